@@ -1,0 +1,56 @@
+# Everything a contributor types. `make setup` is run by the others and does nothing when current.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help setup run test check bench soak lock docs clean
+
+help: ## show this
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+
+setup: $(VENV)/.dev ## make .venv with everything, hash-checked
+
+$(VENV)/.dev: requirements/dev.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "oncekey needs Python 3.11 or newer; try: make PYTHON=python3.12"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
+	  { echo "Python's venv module is missing (on Debian: the package python3-venv)"; exit 1; }
+	@echo "installing the development set into $(VENV) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(VENV)/.bench: requirements/bench.txt $(VENV)/.dev
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/bench.txt
+	@touch $@
+
+run: setup ## play the demo on an embedded SQLite file
+	@$(BIN)/oncekey demo
+
+test: setup ## run every test
+	@$(BIN)/python -m pytest
+
+check: setup ## lint, types, layers
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+bench: $(VENV)/.bench ## measure against peers and the raw limit, in one run
+	@$(BIN)/python -m bench
+
+soak: setup ## the long hammer (minutes)
+	@$(BIN)/python -m pytest tests/hammer -m soak
+
+docs: setup ## draw what is generated in docs/
+	@$(BIN)/python docs/draw_machine.py
+
+lock: setup ## pin requirements/*.in again, with hashes
+	@$(BIN)/python -m pip install --quiet uv
+	@for set in dev bench; do \
+	  $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+	    --no-emit-index-url --no-header --output-file requirements/$$set.txt requirements/$$set.in; done
+
+clean: ## remove what make made
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist src/*.egg-info

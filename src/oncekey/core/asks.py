@@ -1,0 +1,161 @@
+"""What the flow asks for, what it is answered, and what it comes to: frozen data.
+
+A driver (blocking, asyncio, or the explorer) meets an ask, does it, and sends the answer back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from oncekey.core.commands import Command, Reply
+from oncekey.core.errors import StoreUnavailable
+from oncekey.core.events import Fact
+from oncekey.core.policy import Terms
+from oncekey.core.record import Record, State, Step
+
+# --- asks and their answers ----------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Send one command to the store; answered by `Answer`."""
+
+    command: Command
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The reply or the failure, and when the command was sent and the answer came."""
+
+    reply: Reply | StoreUnavailable
+    sent_at: int
+    at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """The right to run: until `deadline` on the owner's own clock nobody else can hold the key."""
+
+    id: bytes
+    owner: bytes
+    fence: int
+    attempt: int
+    lease: int
+    deadline: int
+    steps: tuple[Step, ...]
+    taken_over: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RunBody:
+    """Run the user's function under this grant; answered by `Returned`, `Raised` or `Overtaken`."""
+
+    grant: Grant
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """The body's packed result; `raw` is what the caller gets where the result was not kept."""
+
+    body: bytes
+    deadline: int
+    raw: object = None
+    kept: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    error: BaseException
+    deadline: int
+
+
+@dataclass(frozen=True, slots=True)
+class Overtaken:
+    """The heartbeat found the claim lost while the body ran."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sleep:
+    """Let time pass (drivers add jitter); `watch` wakes early if that key ends in this process.
+
+    Answered by the clock reading at waking.
+    """
+
+    us: int
+    watch: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Recover:
+    """Ask the user's `recover` about an unknown record; answered by `Recovered` or None."""
+
+    record: Record
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """What recovery found: SUCCEEDED or FAILED with a packed body, or ABSENT to free the key."""
+
+    state: State
+    body: bytes
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunStep:
+    """Run one step's function; answered by `Returned` or `Raised`."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Extended:
+    """The heartbeat held: the owner's new deadline. Answered by nothing."""
+
+    deadline: int
+
+
+Ask = Call | RunBody | Sleep | Recover | RunStep | Extended
+
+# --- what an attempt comes to --------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How one attempt ended for its caller. `error` is the body's own, to be raised again."""
+
+    fact: Fact
+    body: bytes = b""
+    state: State = State.ABSENT
+    attempt: int = 0
+    fence: int = 0
+    expires_in: int = 0
+    retry_after: int = 0
+    raw: object = None
+    kept: bool = True
+    error: BaseException | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What to attempt: the identity's id, a fresh random owner, what was asked, on which terms."""
+
+    id: bytes
+    owner: bytes
+    fingerprint: bytes
+    terms: Terms
+    recoverable: bool = False
+    scope: str = ""
+    operation: str = ""
+    key: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StepVerdict:
+    """A step's packed result; or the error to raise in the body."""
+
+    body: bytes = b""
+    raw: object = None
+    kept: bool = True
+    error: BaseException | None = None
+    lost: bool = False

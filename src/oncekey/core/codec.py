@@ -1,0 +1,249 @@
+"""Outcomes as bytes: a versioned envelope around what a codec wrote.
+
+    byte 0      envelope version
+    byte 1      kind: value, error or tombstone
+    byte 2      length n of the codec's name
+    n bytes     the codec's name
+    the rest    the codec's bytes; for errors and tombstones JSON of ours
+
+A codec turns one value into bytes and back: `name`, `dump(value) -> bytes`, `load(bytes) -> value`.
+An unknown version, kind or codec is refused (NotReplayable), never guessed and never run again.
+Owns the envelope and the built-in codecs. Knows no store and no HTTP.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+import types
+import typing
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from oncekey.core.errors import ConfigurationError
+
+ENVELOPE_VERSION = 1
+ERROR_MESSAGE_MAX_CHARS = 4_000
+_PLAIN_NAME = b"json"
+
+
+class Codec(Protocol):
+    """Turns results into bytes and back."""
+
+    @property
+    def name(self) -> str: ...
+    def dump(self, value: Any, /) -> bytes: ...
+    def load(self, data: bytes, /) -> Any: ...
+
+
+class Kind(enum.IntEnum):
+    VALUE = 1
+    ERROR = 2
+    TOMBSTONE = 3
+
+
+@dataclass(frozen=True, slots=True)
+class StoredValue:
+    codec: str
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class StoredError:
+    type: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tombstone:
+    """It ran; what it answered was not kept, being too large or of a kind no codec took."""
+
+    reason: str
+    too_large: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """Bytes this version does not understand."""
+
+    reason: str
+
+
+Stored = StoredValue | StoredError | Tombstone | Unreadable
+
+
+class JSONCodec:
+    """Plain JSON values. Tuples come back as lists; anything else that would change is refused."""
+
+    name = "json"
+
+    def __init__(self) -> None:
+        self._encode = json.JSONEncoder(
+            ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_refuse
+        ).encode
+        self._decode = json.JSONDecoder().decode
+
+    def dump(self, value: Any, /) -> bytes:
+        text = self._encode(value)
+        if type(value) is dict or type(value) is list or type(value) is tuple:
+            _refuse_other_keys(value)
+        return text.encode("utf-8")
+
+    def load(self, data: bytes, /) -> Any:
+        return self._decode(data.decode("utf-8"))
+
+
+class DataclassCodec:
+    """A dataclass as JSON of its fields; nested dataclasses are rebuilt from their annotations."""
+
+    name = "dataclass"
+
+    def __init__(self, cls: type[Any]) -> None:
+        if not dataclasses.is_dataclass(cls):
+            raise ConfigurationError(f"{cls!r} is not a dataclass")
+        self._cls = cls
+        self._json = JSONCodec()
+
+    def dump(self, value: Any, /) -> bytes:
+        if type(value) is not self._cls:
+            raise TypeError(f"expected a {self._cls.__name__}, got a {type(value).__name__}")
+        return self._json.dump(dataclasses.asdict(value))
+
+    def load(self, data: bytes, /) -> Any:
+        return _build(self._cls, self._json.load(data))
+
+
+class ModelCodec:
+    """A pydantic model class, or a pydantic TypeAdapter, by its own JSON methods."""
+
+    name = "pydantic"
+
+    def __init__(self, model: Any) -> None:
+        if hasattr(model, "model_validate_json"):
+            self._dump = lambda value: value.model_dump_json().encode()
+            self._load = model.model_validate_json
+        elif hasattr(model, "validate_json") and hasattr(model, "dump_json"):
+            self._dump, self._load = model.dump_json, model.validate_json
+        else:
+            raise ConfigurationError(f"{model!r} is no pydantic model and no TypeAdapter")
+
+    def dump(self, value: Any, /) -> bytes:
+        data: bytes = self._dump(value)
+        return data
+
+    def load(self, data: bytes, /) -> Any:
+        return self._load(data)
+
+
+def codec_for(choice: Any) -> Codec:
+    """The codec meant by an option: a codec, a dataclass, a pydantic model or TypeAdapter."""
+    if choice is None:
+        return JSON
+    if isinstance(choice, type) and dataclasses.is_dataclass(choice):
+        return DataclassCodec(choice)
+    if not isinstance(choice, type) and all(hasattr(choice, a) for a in ("name", "dump", "load")):
+        codec: Codec = choice
+        return codec
+    return ModelCodec(choice)
+
+
+def pack_value(codec: Codec, value: Any) -> bytes:
+    """A value in its envelope. Raises what the codec raises (TypeError, ValueError)."""
+    if codec.name == "json":
+        return _PLAIN_HEAD + codec.dump(value)
+    return _head(Kind.VALUE, codec.name.encode()) + codec.dump(value)
+
+
+def pack_error(error: BaseException) -> bytes:
+    """An error's type and message; never its traceback or attributes."""
+    info = {"type": type(error).__name__, "message": str(error)[:ERROR_MESSAGE_MAX_CHARS]}
+    return _head(Kind.ERROR, _PLAIN_NAME) + json.dumps(info).encode()
+
+
+def pack_tombstone(reason: str, *, too_large: bool) -> bytes:
+    info = {"reason": reason, "too_large": too_large}
+    return _head(Kind.TOMBSTONE, _PLAIN_NAME) + json.dumps(info).encode()
+
+
+def unpack(body: bytes) -> Stored:
+    """What an envelope holds. Never raises: what cannot be read is said as a value."""
+    if len(body) < 3:
+        return Unreadable("the stored outcome is empty or cut short")
+    if body[0] != ENVELOPE_VERSION:
+        return Unreadable(
+            f"the stored outcome has format {body[0]}, this version reads {ENVELOPE_VERSION}; "
+            "it was written by another release of oncekey"
+        )
+    end = 3 + body[2]
+    data = body[end:]
+    try:
+        name = body[3:end].decode("ascii")
+        if body[1] == Kind.VALUE:
+            return StoredValue(name, data)
+        info = json.loads(data)
+        if body[1] == Kind.ERROR:
+            return StoredError(str(info["type"]), str(info["message"]))
+        if body[1] == Kind.TOMBSTONE:
+            return Tombstone(str(info["reason"]), bool(info["too_large"]))
+    except (ValueError, KeyError, TypeError):
+        return Unreadable("the stored outcome is damaged")
+    return Unreadable(f"the stored outcome is of unknown kind {body[1]}")
+
+
+def _head(kind: Kind, name: bytes) -> bytes:
+    return bytes([ENVELOPE_VERSION, kind, len(name)]) + name
+
+
+_PLAIN_HEAD = _head(Kind.VALUE, _PLAIN_NAME)
+
+
+def _refuse(value: Any) -> Any:
+    raise TypeError(
+        f"a {type(value).__name__} is no plain JSON value; return text, numbers, lists and dicts, "
+        "or give codec= a dataclass, a pydantic model or a codec of your own"
+    )
+
+
+def _refuse_other_keys(value: Any) -> None:
+    """json would turn the key 1 into "1": the first caller and a retry would differ."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise TypeError(f"dict key {key!r} is not text and would change in JSON")
+            if type(item) is dict or type(item) is list or type(item) is tuple:
+                _refuse_other_keys(item)
+    else:
+        for item in value:
+            if type(item) is dict or type(item) is list or type(item) is tuple:
+                _refuse_other_keys(item)
+
+
+def _build(hint: Any, data: Any) -> Any:
+    """Data as the annotation says, for dataclasses inside dataclasses, lists, dicts, unions."""
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        hints = typing.get_type_hints(hint)
+        made = {
+            f.name: _build(hints[f.name], data[f.name])
+            for f in dataclasses.fields(hint)
+            if f.init and f.name in data
+        }
+        return hint(**made)
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is list and args:
+        return [_build(args[0], item) for item in data]
+    if origin is tuple and len(args) == 2 and args[1] is ...:
+        return tuple(_build(args[0], item) for item in data)
+    if origin is tuple and args:
+        return tuple(_build(part, item) for part, item in zip(args, data, strict=True))
+    if origin is dict and len(args) == 2:
+        return {key: _build(args[1], item) for key, item in data.items()}
+    if origin in (typing.Union, types.UnionType):
+        if data is None:
+            return None
+        rest = [part for part in args if part is not type(None)]
+        return _build(rest[0], data) if len(rest) == 1 else data
+    return data
+
+
+JSON = JSONCodec()

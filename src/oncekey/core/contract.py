@@ -1,0 +1,80 @@
+"""What a store is. Adapters and engines rely on this and on nothing else of it.
+
+S1  `apply` takes effect for each command exactly as `machine.decide` says, atomically per command.
+S2  Commands of one batch are independent: order within a batch is kept per id only.
+S3  One decision reads the store's clock once; no host clock of a caller is ever used.
+S4  When `apply` returns, what it changed is as durable as `guarantee` says.
+S5  When `apply` raises StoreUnavailable, each command took effect wholly or not at all;
+    `ambiguous=False` promises that none did.
+S6  Replays and rejections write nothing.
+S7  `sweep` removes only what `machine.is_garbage` allows, at most `limit` records a call.
+S8  `bind` remembers the first check value and refuses another one with ConfigurationError.
+S9  `apply`, `sweep` and `bind` may be called from many threads (blocking) or tasks (async).
+
+Knows no engine and no driver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from oncekey.core.commands import Command, Reply
+from oncekey.core.levels import Guarantee
+
+SWEEP_LIMIT_DEFAULT = 1_000
+
+
+class Store(Protocol):
+    """A blocking store."""
+
+    @property
+    def guarantee(self) -> Guarantee: ...
+
+    @property
+    def immediate(self) -> bool:
+        """True where `apply` never waits (memory): batching would only cost."""
+
+    def apply(self, commands: Sequence[Command], /) -> list[Reply]: ...
+    def bind(self, check: bytes, /) -> None: ...
+    def sweep(self, limit: int = SWEEP_LIMIT_DEFAULT, /) -> int: ...
+    def enlist(self, connection: Any, /) -> Enlisted:
+        """This store's records inside the caller's own open transaction."""
+
+    def close(self) -> None: ...
+
+
+class Enlisted(Protocol):
+    """A store's records on the caller's connection: nothing here begins, commits or rolls back
+    the caller's transaction; `undo` goes back to `mark` and no further."""
+
+    def apply(self, commands: Sequence[Command], /) -> list[Reply]: ...
+    def mark(self) -> None: ...
+    def undo(self) -> None: ...
+    def settle(self) -> None:
+        """The body is through: forget the mark."""
+
+
+class AsyncStore(Protocol):
+    """The same store for asyncio."""
+
+    @property
+    def guarantee(self) -> Guarantee: ...
+
+    @property
+    def immediate(self) -> bool: ...
+
+    async def apply(self, commands: Sequence[Command], /) -> list[Reply]: ...
+    async def bind(self, check: bytes, /) -> None: ...
+    async def sweep(self, limit: int = SWEEP_LIMIT_DEFAULT, /) -> int: ...
+    def enlist(self, connection: Any, /) -> AsyncEnlisted: ...
+    async def close(self) -> None: ...
+
+
+class AsyncEnlisted(Protocol):
+    """The same for asyncio."""
+
+    async def apply(self, commands: Sequence[Command], /) -> list[Reply]: ...
+    async def mark(self) -> None: ...
+    async def undo(self) -> None: ...
+    async def settle(self) -> None: ...

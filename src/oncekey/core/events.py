@@ -1,0 +1,40 @@
+"""Facts about what oncekey decided, one value each, for metrics and logs.
+
+Owns the vocabulary. Subscribers get `Fact` values; without subscribers none is made.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+class Fact(enum.StrEnum):
+    """What was decided for one caller."""
+
+    CLAIMED = "claimed"
+    TAKEOVER = "takeover"
+    FINISHED = "finished"
+    RELEASED = "released"
+    REPLAYED = "replayed"
+    MISMATCH = "mismatch"
+    IN_FLIGHT = "in_flight"
+    WAIT_TIMEOUT = "wait_timeout"
+    UNKNOWN = "unknown"
+    RECOVERED = "recovered"
+    LOST = "lost"
+    UNAVAILABLE = "unavailable"
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """One decision: which operation and key (by tag), how it went, how long it took."""
+
+    fact: Fact
+    operation: str
+    scope: str
+    tag: str
+    fence: int = 0
+    attempt: int = 0
+    elapsed_us: int = 0
+    from_cache: bool = False

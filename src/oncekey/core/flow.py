@@ -1,0 +1,315 @@
+"""The life of one attempt, as generators that ask for what they want.
+
+`attempt()` claims a key, has the body run, and closes the key; `heartbeat()` keeps a claim alive
+beside a running body; `step()` runs one step of a body behind a write-ahead intent. They yield
+asks (see asks.py) and are sent answers. Results and failures alike come back as values: nothing
+is thrown into a generator, so an abandoned one is exactly a crash, and the lease recovers it.
+
+Between two yields nothing waits, so no cancellation can tear a decision. Never calls user code.
+Pure: the clock readings it needs arrive in the answers, in microseconds of the caller's own
+monotonic clock. Must not know threads, asyncio or any store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Final
+
+from oncekey.core.asks import (
+    Answer,
+    Ask,
+    Call,
+    Extended,
+    Grant,
+    Overtaken,
+    Raised,
+    Recover,
+    Recovered,
+    Returned,
+    RunBody,
+    RunStep,
+    Sleep,
+    StepVerdict,
+    Task,
+    Verdict,
+)
+from oncekey.core.codec import pack_error
+from oncekey.core.commands import (
+    Busy,
+    Claim,
+    Claimed,
+    Different,
+    Done,
+    Finish,
+    Look,
+    Lost,
+    Release,
+    Renew,
+    Replay,
+    Resolve,
+    SaveStep,
+    Seen,
+    Unsure,
+)
+from oncekey.core.errors import NotStarted, StoreUnavailable, Terminal
+from oncekey.core.events import Fact
+from oncekey.core.record import Record, State, Step
+
+CLAIM_TRIES: Final = 3
+RETRY_FIRST_US: Final = 20_000
+RETRY_MAX_US: Final = 1_000_000
+POLL_FIRST_US: Final = 25_000
+POLL_GROWTH_PERCENT: Final = 160
+POLL_MAX_US: Final = 250_000
+RENEWALS_PER_LEASE: Final = 3
+
+Flow = Generator[Ask, object, Verdict]
+
+
+def attempt(task: Task) -> Flow:
+    """One caller's attempt, from claim to verdict."""
+    first_sent = None
+    pause = POLL_FIRST_US
+    may_recover = task.recoverable
+    while True:
+        answer = yield from _claim(task)
+        if first_sent is None:
+            first_sent = answer.sent_at
+        reply = answer.reply
+        if isinstance(reply, Claimed):
+            return (yield from _run(task, reply, answer.sent_at))
+        if isinstance(reply, Replay):
+            return _replayed(reply)
+        if isinstance(reply, Busy):
+            left = first_sent + task.terms.wait - answer.at
+            if left <= 0:
+                waited = task.terms.wait > 0
+                fact = Fact.WAIT_TIMEOUT if waited else Fact.IN_FLIGHT
+                return Verdict(fact, retry_after=reply.remaining)
+            yield Sleep(min(pause, left), watch=task.id)
+            pause = min(pause * POLL_GROWTH_PERCENT // 100, POLL_MAX_US)
+        elif isinstance(reply, Different):
+            return Verdict(Fact.MISMATCH, fence=reply.version)
+        elif isinstance(reply, Unsure):
+            decided = may_recover and (yield from _recover(reply.record))
+            may_recover = False
+            if not decided:
+                return Verdict(Fact.UNKNOWN, fence=reply.record.fence)
+        elif isinstance(reply, StoreUnavailable):
+            return Verdict(Fact.UNAVAILABLE, error=reply)
+        else:
+            return Verdict(Fact.LOST)
+
+
+def _claim(task: Task) -> Generator[Ask, object, Answer]:
+    """Claim, and claim again with the same owner where the reply may have been lost (I9)."""
+    claim = Claim(
+        task.id,
+        task.owner,
+        task.fingerprint,
+        task.terms.lease,
+        task.terms.keep,
+        task.terms.audit,
+        task.terms.retry_safe,
+        task.scope,
+        task.operation,
+        task.key,
+    )
+    pause = RETRY_FIRST_US
+    for _ in range(CLAIM_TRIES - 1):
+        answer = yield Call(claim)
+        assert isinstance(answer, Answer)
+        if not isinstance(answer.reply, StoreUnavailable) or not answer.reply.ambiguous:
+            return answer
+        yield Sleep(pause)
+        pause = min(pause * 2, RETRY_MAX_US)
+    answer = yield Call(claim)
+    assert isinstance(answer, Answer)
+    if isinstance(answer.reply, StoreUnavailable) and answer.reply.ambiguous:
+        # Perhaps the claim is there and only its reply is not. The body will not run, so take
+        # the claim back: else the key would be held, then unknown, though nothing happened.
+        yield Call(Release(task.id, task.owner, None))
+    return answer
+
+
+def _run(task: Task, claimed: Claimed, sent_at: int) -> Flow:
+    """Run the body under the grant and close the key by what came of it."""
+    # The store's lease began after the claim was sent, so counting from the sending makes the
+    # owner stop first (I5).
+    grant = Grant(
+        task.id,
+        task.owner,
+        claimed.fence,
+        claimed.attempt,
+        task.terms.lease,
+        sent_at + task.terms.lease,
+        claimed.steps,
+        claimed.taken_over,
+    )
+    result = yield RunBody(grant)
+    if isinstance(result, Returned):
+        done = Verdict(
+            Fact.FINISHED,
+            result.body,
+            State.SUCCEEDED,
+            grant.attempt,
+            grant.fence,
+            task.terms.keep,
+            raw=result.raw,
+            kept=result.kept,
+        )
+        finish = Finish(task.id, task.owner, grant.fence, State.SUCCEEDED, result.body)
+        return (yield from _close(task, finish, result.deadline, done))
+    if isinstance(result, Raised):
+        closing = closing_command(task, grant, result.error)
+        fact = Fact.RELEASED if isinstance(closing, Release) else Fact.FINISHED
+        failed = Verdict(
+            fact,
+            state=State.FAILED,
+            attempt=grant.attempt,
+            fence=grant.fence,
+            error=result.error,
+        )
+        return (yield from _close(task, closing, result.deadline, failed))
+    assert isinstance(result, Overtaken)
+    return (yield from _lost(task))
+
+
+def closing_command(task: Task, grant: Grant, error: BaseException) -> Finish | Release:
+    """What a raising body leaves behind: `retry_safe`, NotStarted and Terminal decide."""
+    if isinstance(error, Terminal):
+        state = State.FAILED
+    elif isinstance(error, NotStarted) or task.terms.retry_safe:
+        return Release(task.id, task.owner, grant.fence)
+    elif isinstance(error, Exception):
+        state = State.FAILED
+    else:
+        # Cancelled or interrupted from outside: the body decided nothing, nobody can tell.
+        state = State.UNKNOWN
+    return Finish(task.id, task.owner, grant.fence, state, pack_error(error))
+
+
+def _close(task: Task, command: Finish | Release, deadline: int, verdict: Verdict) -> Flow:
+    """Make the outcome durable before the caller sees it (I13); repeat until the lease is over."""
+    pause = RETRY_FIRST_US
+    while True:
+        answer = yield Call(command)
+        assert isinstance(answer, Answer)
+        if isinstance(answer.reply, Done):
+            return verdict
+        if isinstance(answer.reply, Lost):
+            return (yield from _lost(task))
+        assert isinstance(answer.reply, StoreUnavailable)
+        if answer.at >= deadline:
+            # The body's own error says more than ours; its answer goes along, unrecorded.
+            error = verdict.error or answer.reply
+            return Verdict(Fact.UNAVAILABLE, verdict.body, raw=verdict.raw, error=error)
+        yield Sleep(min(pause, deadline - answer.at))
+        pause = min(pause * 2, RETRY_MAX_US)
+
+
+def _lost(task: Task) -> Flow:
+    """Overtaken: our outcome was refused, so give the caller the winner's, if there is one."""
+    answer = yield Call(Look(task.id))
+    assert isinstance(answer, Answer)
+    seen = answer.reply
+    if isinstance(seen, Seen) and seen.record is not None:
+        record = seen.record
+        same = record.fingerprint == task.fingerprint and seen.now < record.expires_at
+        if same and record.state in (State.SUCCEEDED, State.FAILED):
+            left = record.expires_at - seen.now
+            return _replayed(
+                Replay(record.state, record.body, record.attempt, record.fence, left)
+            )
+        if same and record.state == State.UNKNOWN:
+            return Verdict(Fact.UNKNOWN, fence=record.fence)
+    return Verdict(Fact.LOST)
+
+
+def _replayed(reply: Replay) -> Verdict:
+    return Verdict(
+        Fact.REPLAYED, reply.body, reply.state, reply.attempt, reply.fence, reply.expires_in
+    )
+
+
+def _recover(record: Record) -> Generator[Ask, object, bool]:
+    """Whether the unknown key was decided (by us or meanwhile), so that claiming again helps."""
+    found = yield Recover(record)
+    if found is None:
+        return False
+    assert isinstance(found, Recovered)
+    command = Resolve(record.id, record.fence, found.state, found.body, found.note)
+    for _ in range(CLAIM_TRIES):
+        answer = yield Call(command)
+        assert isinstance(answer, Answer)
+        if not isinstance(answer.reply, StoreUnavailable):
+            return True
+        yield Sleep(RETRY_FIRST_US)
+    return False
+
+
+# --- beside the body -----------------------------------------------------------------------
+
+
+def heartbeat(grant: Grant) -> Generator[Ask, object, None]:
+    """Renew at a third of the lease until lost; returning means the claim is gone.
+
+    A renewal that fails is repeated; when the deadline passes without one, the claim counts as
+    lost although nobody has said so.
+    """
+    renew = Renew(grant.id, grant.owner, grant.fence, grant.lease)
+    deadline = grant.deadline
+    beat = grant.lease // RENEWALS_PER_LEASE
+    pause = beat
+    while True:
+        yield Sleep(pause)
+        answer = yield Call(renew)
+        assert isinstance(answer, Answer)
+        if isinstance(answer.reply, Done):
+            deadline = answer.sent_at + grant.lease
+            yield Extended(deadline)
+            pause = beat
+        elif isinstance(answer.reply, StoreUnavailable) and answer.at < deadline:
+            pause = max(1, min(beat // 4, deadline - answer.at))
+        else:
+            return
+
+
+def step(
+    grant: Grant, name: str, saved: Step | None, intent: bytes
+) -> Generator[Ask, object, StepVerdict]:
+    """One step: skip what is done, else write the intent, run, write the result."""
+    if saved is not None and saved.done:
+        return StepVerdict(saved.body)
+    if saved is None:
+        refused = yield from _save(grant, name, done=False, body=intent)
+        if refused is not None:
+            return refused
+    result = yield RunStep(name)
+    if isinstance(result, Raised):
+        return StepVerdict(error=result.error)
+    assert isinstance(result, Returned)
+    refused = yield from _save(grant, name, done=True, body=result.body)
+    if refused is not None:
+        return refused
+    return StepVerdict(result.body, result.raw, result.kept)
+
+
+def _save(
+    grant: Grant, name: str, *, done: bool, body: bytes
+) -> Generator[Ask, object, StepVerdict | None]:
+    """None once the step is saved; what to tell the body where it could not be."""
+    command = SaveStep(grant.id, grant.owner, grant.fence, name, done, body)
+    pause = RETRY_FIRST_US
+    while True:
+        answer = yield Call(command)
+        assert isinstance(answer, Answer)
+        if isinstance(answer.reply, Done):
+            return None
+        if isinstance(answer.reply, Lost):
+            return StepVerdict(lost=True)
+        assert isinstance(answer.reply, StoreUnavailable)
+        if answer.at >= grant.deadline:
+            return StepVerdict(error=answer.reply)
+        yield Sleep(min(pause, grant.deadline - answer.at))
+        pause = min(pause * 2, RETRY_MAX_US)

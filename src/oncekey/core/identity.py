@@ -1,0 +1,137 @@
+"""Identities and the ids and child keys made from them.
+
+An identity is (scope, operation, key): who asks, for what, under which name. Its id is a
+BLAKE2b-128 digest over length-prefixed parts, so no choice of delimiters can make two identities
+meet, keyed where a secret is configured, so a leaked table cannot be probed for guessable keys.
+The personalisation string carries the format's version.
+
+Owns the limits on the three parts. Knows no store.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any
+from uuid import UUID
+
+from oncekey.core.errors import ConfigurationError, InvalidKey
+from oncekey.core.fingerprint import fingerprint
+
+KEY_MAX_CHARS = 255
+SCOPE_MAX_CHARS = 255
+OPERATION_MAX_CHARS = 100
+STEP_NAME_MAX_CHARS = 100
+SECRET_MIN_BYTES = 16
+SECRET_MAX_BYTES = 64
+
+_ID_PERSON = b"oncekey-id-v1"
+_CHILD_PERSON = b"oncekey-child-v1"
+_CHECK_PERSON = b"oncekey-check-v1"
+_CHILD_PREFIX = "ok1-"
+
+KeyLike = str | int | UUID
+
+
+def frame(*parts: bytes) -> bytes:
+    """Parts joined so that only the same parts give the same bytes (I8)."""
+    return b"".join([len(part).to_bytes(4, "big") + part for part in parts])
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """One intent of one caller, with its id."""
+
+    scope: str
+    operation: str
+    key: str
+    id: bytes
+
+    @property
+    def tag(self) -> str:
+        """A short name for messages and logs; the raw key never goes there."""
+        return self.id.hex()[:12]
+
+
+class Identities:
+    """Makes identities and child keys under one secret (or none)."""
+
+    def __init__(self, secret: bytes | str | None = None) -> None:
+        self._secret = _secret_bytes(secret)
+
+    def fingerprint(self, request: Any) -> bytes:
+        """What is asked, under the same secret."""
+        return fingerprint(request, self._secret)
+
+    def identify(self, scope: str, operation: str, key: KeyLike) -> Identity:
+        text = _key_text(key)
+        _check_text("scope", scope, 0, SCOPE_MAX_CHARS)
+        _check_text("operation", operation, 1, OPERATION_MAX_CHARS)
+        data = frame(scope.encode(), operation.encode(), text.encode())
+        digest = blake2b(data, digest_size=16, key=self._secret, person=_ID_PERSON).digest()
+        return Identity(scope, operation, text, digest)
+
+    def child_key(self, parent: Identity, name: str) -> str:
+        """The key a step sends downstream: the same on every retry, different per tenant."""
+        _check_text("step name", name, 1, STEP_NAME_MAX_CHARS)
+        data = frame(
+            parent.scope.encode(), parent.operation.encode(), parent.key.encode(), name.encode()
+        )
+        digest = blake2b(data, digest_size=20, key=self._secret, person=_CHILD_PERSON).hexdigest()
+        return _CHILD_PREFIX + digest
+
+    def check_value(self) -> bytes:
+        """What a store remembers of the secret, to refuse another one later."""
+        return blake2b(b"check", digest_size=16, key=self._secret, person=_CHECK_PERSON).digest()
+
+
+def child_key(
+    parent: KeyLike,
+    name: str,
+    *,
+    scope: str = "",
+    operation: str = "",
+    secret: bytes | str | None = None,
+) -> str:
+    """A downstream key derived from a parent key and a step name.
+
+    Inside a body prefer `attempt.child_key(name)`, which fills in scope, operation and secret.
+    """
+    identity = Identity(scope, operation, _key_text(parent), b"")
+    return Identities(secret).child_key(identity, name)
+
+
+def _key_text(key: KeyLike) -> str:
+    if type(key) is str:
+        text = key
+    elif isinstance(key, (str, int, UUID)) and not isinstance(key, bool):
+        text = str(key)
+    else:
+        raise InvalidKey(
+            f"a key must be text, an int or a UUID, not {type(key).__name__}; "
+            "build the text yourself so that it stays the same across retries"
+        )
+    _check_text("key", text, 1, KEY_MAX_CHARS)
+    return text
+
+
+def _check_text(name: str, text: str, low: int, high: int) -> None:
+    if not isinstance(text, str):
+        raise InvalidKey(f"the {name} must be text, not {type(text).__name__}")
+    if not low <= len(text) <= high:
+        raise InvalidKey(f"the {name} has {len(text)} characters; allowed are {low} to {high}")
+    # isprintable refuses control characters and lone surrogates, which are never meant
+    # and which some drivers, logs and headers cut or rewrite.
+    if not text.isprintable():
+        raise InvalidKey(f"the {name} contains characters that cannot be printed")
+
+
+def _secret_bytes(secret: bytes | str | None) -> bytes:
+    if secret is None:
+        return b""
+    raw = secret.encode() if isinstance(secret, str) else secret
+    if not isinstance(raw, bytes) or not SECRET_MIN_BYTES <= len(raw) <= SECRET_MAX_BYTES:
+        raise ConfigurationError(
+            f"the secret must have {SECRET_MIN_BYTES} to {SECRET_MAX_BYTES} bytes"
+        )
+    return raw

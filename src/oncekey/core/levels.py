@@ -1,0 +1,61 @@
+"""The four levels of guarantee, and what a store can promise.
+
+Owns the order of the levels and the rule that an operation never runs below the level it asked
+for. Knows no particular store.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from oncekey.core.errors import ConfigurationError
+
+
+class Level(enum.IntEnum):
+    """What a crash or a pause can leave behind; a higher level promises more."""
+
+    BEST_EFFORT = 0
+    AT_MOST_ONCE = 1
+    FENCED = 2
+    TRANSACTIONAL = 3
+
+    @property
+    def label(self) -> str:
+        return self.name.lower().replace("_", " ")
+
+
+@dataclass(frozen=True, slots=True)
+class Guarantee:
+    """The highest level a store supports, and why it is not higher (or what it rests on)."""
+
+    level: Level
+    reason: str
+
+    def effective(self, *, retry_safe: bool, transactional: bool = False) -> Level:
+        """The level one operation really gets on this store."""
+        if self.level is Level.BEST_EFFORT:
+            return Level.BEST_EFFORT
+        if transactional:
+            return Level.TRANSACTIONAL
+        return Level.FENCED if retry_safe else Level.AT_MOST_ONCE
+
+
+def parse_level(value: Level | str) -> Level:
+    """A level by name, as it is written in options: "at_most_once", "fenced"."""
+    if isinstance(value, Level):
+        return value
+    try:
+        return Level[value.strip().upper().replace(" ", "_")]
+    except (KeyError, AttributeError):
+        names = ", ".join(level.name.lower() for level in Level)
+        raise ConfigurationError(f"require={value!r} is not a level; choose {names}") from None
+
+
+def check_level(required: Level, effective: Level, guarantee: Guarantee, operation: str) -> None:
+    """Refuse an operation that would run below the level it requires."""
+    if effective < required:
+        raise ConfigurationError(
+            f"operation {operation!r} requires {required.label} but would run at "
+            f"{effective.label}: {guarantee.reason}"
+        )

@@ -1,0 +1,377 @@
+"""The state machine: the only place where a key changes state.
+
+Rules, in words:
+
+1.  A record past its expiry counts as absent, whatever it says. Expiry is judged here, by the
+    claim; the sweeper only collects garbage.
+2.  A claim takes the first rule of CLAIM_RULES that holds: expired or never seen, a straggler
+    of an attempt that already gave the key back, freed, mine already (the reply was lost),
+    another request, finished, unknown, held, taken over, or given up as unknown.
+    A different request is told so before anything else, also while the key is held.
+3.  Rejections and replays change nothing.
+4.  Finish, renew, release and save-step are compare-and-set on (owner, fence, pending). Sent
+    twice they say Done twice. Anyone else is told Lost.
+5.  A fence is above every fence this key ever had, also after its record was deleted:
+    max(previous + 1, the store's clock).
+6.  A dead owner's key is taken over only if both the dead and the new owner are retry-safe.
+7.  Unknown is left only by Resolve.
+    Freed is free for any request, unless steps were saved: those belong to the request they
+    were made for, so such a key stays bound to it and the next run skips what is done.
+8.  One decision sees one reading of the clock: `now`, given by the store.
+
+TRANSITIONS is the whole machine; the diagram in docs/ is drawn from it. Pure: no clock, no
+randomness, no I/O. Must not know stores, sync or async.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+from oncekey.core.commands import (
+    Busy,
+    Claim,
+    Claimed,
+    Command,
+    Different,
+    Done,
+    Finish,
+    Look,
+    Lost,
+    Release,
+    Renew,
+    Replay,
+    Reply,
+    Resolve,
+    SaveStep,
+    Seen,
+    Unsure,
+)
+from oncekey.core.fingerprint import version_of
+from oncekey.core.record import Record, State, Step
+
+ABSENT, PENDING = State.ABSENT, State.PENDING
+SUCCEEDED, FAILED, UNKNOWN = State.SUCCEEDED, State.FAILED, State.UNKNOWN
+
+
+class Event(enum.StrEnum):
+    """What can happen to a key."""
+
+    CLAIM = "claim"
+    CLAIM_AGAIN = "claim again (lost reply)"
+    TAKE_OVER = "take over (lease over, retry-safe)"
+    GIVE_UP = "give up (lease over, not retry-safe)"
+    RENEW = "renew"
+    SAVE_STEP = "save step"
+    SUCCEED = "finish: succeeded"
+    FAIL = "finish: failed"
+    INTERRUPT = "finish: interrupted"
+    RELEASE = "release"
+    RESOLVE_SUCCEEDED = "resolve: succeeded"
+    RESOLVE_FAILED = "resolve: failed"
+    RESOLVE_FREE = "resolve: free"
+    EXPIRE = "expire"
+
+
+TRANSITIONS: Final = MappingProxyType(
+    {
+        (ABSENT, Event.CLAIM): PENDING,
+        (PENDING, Event.CLAIM_AGAIN): PENDING,
+        (PENDING, Event.TAKE_OVER): PENDING,
+        (PENDING, Event.GIVE_UP): UNKNOWN,
+        (PENDING, Event.RENEW): PENDING,
+        (PENDING, Event.SAVE_STEP): PENDING,
+        (PENDING, Event.SUCCEED): SUCCEEDED,
+        (PENDING, Event.FAIL): FAILED,
+        (PENDING, Event.INTERRUPT): UNKNOWN,
+        (PENDING, Event.RELEASE): ABSENT,
+        (UNKNOWN, Event.RESOLVE_SUCCEEDED): SUCCEEDED,
+        (UNKNOWN, Event.RESOLVE_FAILED): FAILED,
+        (UNKNOWN, Event.RESOLVE_FREE): ABSENT,
+        (PENDING, Event.EXPIRE): ABSENT,
+        (SUCCEEDED, Event.EXPIRE): ABSENT,
+        (FAILED, Event.EXPIRE): ABSENT,
+        (UNKNOWN, Event.EXPIRE): ABSENT,
+    }
+)
+
+FINISH_EVENTS: Final = {
+    SUCCEEDED: Event.SUCCEED,
+    FAILED: Event.FAIL,
+    UNKNOWN: Event.INTERRUPT,
+}
+RESOLVE_EVENTS: Final = {
+    SUCCEEDED: Event.RESOLVE_SUCCEEDED,
+    FAILED: Event.RESOLVE_FAILED,
+    ABSENT: Event.RESOLVE_FREE,
+}
+
+
+class Decision(NamedTuple):
+    """The reply; the record to write, if anything changes; a past generation to archive."""
+
+    reply: Reply
+    write: Record | None = None
+    archive: Record | None = None
+
+
+_DONE: Final = Decision(Done())
+_LOST: Final = Decision(Lost())
+
+
+def decide(record: Record | None, command: Command, now: int) -> Decision:
+    """What `command` does to `record` at the store's time `now`."""
+    if isinstance(command, Claim):
+        for holds, decision in CLAIM_RULES:
+            if holds(record, command, now):
+                return decision(record, command, now)
+        raise AssertionError("the claim rules cover every case")
+    if isinstance(command, Finish):
+        return _finish(record, command, now)
+    if isinstance(command, Look):
+        return Decision(Seen(record, now))
+    if isinstance(command, Renew):
+        return _renew(record, command, now)
+    if isinstance(command, Release):
+        return _release(record, command, now)
+    if isinstance(command, SaveStep):
+        return _save_step(record, command, now)
+    return _resolve(record, command, now)
+
+
+def is_expired(record: Record, now: int) -> bool:
+    """Past its expiry a key is fresh again."""
+    return now >= record.expires_at
+
+
+def is_garbage(record: Record, now: int) -> bool:
+    """Whether the sweeper may remove it: not live, not replayable, not in its audit window."""
+    return now >= record.audit_until
+
+
+def state_now(record: Record | None, now: int) -> State:
+    """The state a claim would meet, e.g. UNKNOWN for a dead owner that nobody has met yet."""
+    if record is None or is_expired(record, now):
+        return ABSENT
+    if record.state == PENDING and now >= record.lease_until and not record.retry_safe:
+        return UNKNOWN
+    return record.state
+
+
+def _next(state: State, event: Event) -> State:
+    return TRANSITIONS[state, event]  # an unknown pair is a bug here: KeyError, nothing written
+
+
+# --- claim: predicates and decisions, paired in CLAIM_RULES -----------------------------------
+
+
+def _expired(record: Record | None, claim: Claim, now: int) -> bool:
+    return record is None or is_expired(record, now)
+
+
+def _freed(record: Record, claim: Claim, now: int) -> bool:
+    # A freed key whose steps reached the outside world stays bound to its request.
+    return record.state == ABSENT and (not record.steps or not _differs(record, claim, now))
+
+
+def _start(record: Record | None, claim: Claim, now: int) -> Decision:
+    freed = record if record is not None and not is_expired(record, now) else None
+    attempt = freed.attempt + 1 if freed else 1
+    steps = freed.steps if freed else ()
+    fence = next_fence(record, now)
+    write = Record(
+        id=claim.id,
+        state=_next(ABSENT, Event.CLAIM),
+        fingerprint=claim.fingerprint,
+        owner=claim.owner,
+        fence=fence,
+        attempt=attempt,
+        retry_safe=claim.retry_safe,
+        created_at=freed.created_at if freed else now,
+        lease_until=now + claim.lease,
+        finished_at=0,
+        keep=claim.keep,
+        audit=claim.audit,
+        scope=claim.scope,
+        operation=claim.operation,
+        key=claim.key,
+        steps=steps,
+        body=b"",
+        note="",
+    )
+    worth_keeping = record is not None and record.state != ABSENT and not is_garbage(record, now)
+    return Decision(Claimed(fence, attempt, steps), write, record if worth_keeping else None)
+
+
+def _spent(record: Record, claim: Claim, now: int) -> bool:
+    return record.state == ABSENT and record.owner == claim.owner
+
+
+def _too_late(record: Record, claim: Claim, now: int) -> Decision:
+    return _LOST
+
+
+def _mine(record: Record, claim: Claim, now: int) -> bool:
+    return record.state == PENDING and record.owner == claim.owner
+
+
+def _again(record: Record, claim: Claim, now: int) -> Decision:
+    write = record._replace(
+        state=_next(record.state, Event.CLAIM_AGAIN), lease_until=now + claim.lease
+    )
+    return Decision(Claimed(record.fence, record.attempt, record.steps), write)
+
+
+def _differs(record: Record, claim: Claim, now: int) -> bool:
+    return record.fingerprint != claim.fingerprint
+
+
+def _different(record: Record, claim: Claim, now: int) -> Decision:
+    return Decision(Different(version_of(record.fingerprint)))
+
+
+def _finished(record: Record, claim: Claim, now: int) -> bool:
+    return record.state == SUCCEEDED or record.state == FAILED
+
+
+def _replay(record: Record, claim: Claim, now: int) -> Decision:
+    left = record.expires_at - now
+    return Decision(Replay(record.state, record.body, record.attempt, record.fence, left))
+
+
+def _unknown(record: Record, claim: Claim, now: int) -> bool:
+    return record.state == UNKNOWN
+
+
+def _unsure(record: Record, claim: Claim, now: int) -> Decision:
+    return Decision(Unsure(record))
+
+
+def _held(record: Record, claim: Claim, now: int) -> bool:
+    return now < record.lease_until
+
+
+def _busy(record: Record, claim: Claim, now: int) -> Decision:
+    return Decision(Busy(record.lease_until - now))
+
+
+def _both_safe(record: Record, claim: Claim, now: int) -> bool:
+    return record.retry_safe and claim.retry_safe
+
+
+def _take_over(record: Record, claim: Claim, now: int) -> Decision:
+    fence = next_fence(record, now)
+    write = record._replace(
+        state=_next(record.state, Event.TAKE_OVER),
+        owner=claim.owner,
+        fence=fence,
+        attempt=record.attempt + 1,
+        lease_until=now + claim.lease,
+        keep=claim.keep,
+        audit=claim.audit,
+    )
+    return Decision(Claimed(fence, write.attempt, record.steps, taken_over=True), write)
+
+
+def _dead(record: Record, claim: Claim, now: int) -> bool:
+    return True
+
+
+def _give_up(record: Record, claim: Claim, now: int) -> Decision:
+    write = record._replace(state=_next(record.state, Event.GIVE_UP), finished_at=now)
+    return Decision(Unsure(write), write)
+
+
+CLAIM_RULES: Final[tuple[tuple[Callable[..., bool], Callable[..., Decision]], ...]] = (
+    (_expired, _start),
+    (_spent, _too_late),
+    (_freed, _start),
+    (_mine, _again),
+    (_differs, _different),
+    (_finished, _replay),
+    (_unknown, _unsure),
+    (_held, _busy),
+    (_both_safe, _take_over),
+    (_dead, _give_up),
+)
+
+
+def next_fence(record: Record | None, now: int) -> int:
+    """Above every fence this key ever had, also across deletion (I6)."""
+    return max(record.fence + 1, now) if record is not None else now
+
+
+# --- the owner's verbs: compare-and-set on (owner, fence, pending) ----------------------------
+
+
+def _owns(record: Record | None, owner: bytes, fence: int | None) -> bool:
+    return record is not None and record.owner == owner and fence in (None, record.fence)
+
+
+def _finish(record: Record | None, command: Finish, now: int) -> Decision:
+    if record is None or not _owns(record, command.owner, command.fence):
+        return _LOST
+    if record.state != PENDING:
+        # The same owner again: its first Finish was applied and the reply was lost (I9).
+        return _DONE if record.state == command.state else _LOST
+    write = record._replace(
+        state=_next(record.state, FINISH_EVENTS[command.state]),
+        finished_at=now,
+        body=command.body,
+    )
+    return Decision(Done(), write)
+
+
+def _renew(record: Record | None, command: Renew, now: int) -> Decision:
+    if record is None or not _owns(record, command.owner, command.fence):
+        return _LOST
+    if record.state != PENDING:
+        return _LOST
+    write = record._replace(
+        state=_next(record.state, Event.RENEW), lease_until=now + command.lease
+    )
+    return Decision(Done(), write)
+
+
+def _release(record: Record | None, command: Release, now: int) -> Decision:
+    if record is None or not _owns(record, command.owner, command.fence):
+        return _LOST
+    if record.state != PENDING:
+        return _DONE if record.state == ABSENT else _LOST
+    # The freed record stays as a stone with its fence until it is swept: the next fence must be
+    # higher even if the clock steps back, and a repeated release must be known for what it is.
+    write = record._replace(state=_next(record.state, Event.RELEASE), lease_until=now)
+    return Decision(Done(), write)
+
+
+def _save_step(record: Record | None, command: SaveStep, now: int) -> Decision:
+    if record is None or not _owns(record, command.owner, command.fence):
+        return _LOST
+    if record.state != PENDING:
+        return _LOST
+    if any(step.name == command.name and step.done for step in record.steps):
+        return _DONE  # a finished step never changes; this is a repeat
+    step = Step(command.name, command.done, command.body, now)
+    others = tuple(old for old in record.steps if old.name != command.name)
+    write = record._replace(
+        state=_next(record.state, Event.SAVE_STEP), steps=(*others, step)
+    )
+    return Decision(Done(), write)
+
+
+def _resolve(record: Record | None, command: Resolve, now: int) -> Decision:
+    if record is None or record.fence != command.fence:
+        return _LOST
+    if state_now(record, now) != UNKNOWN:
+        repeated = record.state == command.state and record.note == command.note
+        return _DONE if repeated else _LOST
+    write = record._replace(
+        state=_next(UNKNOWN, RESOLVE_EVENTS[command.state]),
+        finished_at=0 if command.state == ABSENT else now,
+        lease_until=now,
+        body=command.body,
+        note=command.note,
+    )
+    return Decision(Done(), write)

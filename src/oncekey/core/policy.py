@@ -1,0 +1,99 @@
+"""Policy: how one operation is kept safe. Values only, validated when they are made.
+
+Owns the options' names, defaults and limits. A Policy is immutable; `with_options` gives a
+changed copy, which is how `run` and `guard` take per-operation options.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from oncekey.core.duration import Duration, human, microseconds
+from oncekey.core.errors import ConfigurationError
+from oncekey.core.levels import Level, parse_level
+
+LEASE_MIN_US = 10_000
+LEASE_MAX_US = 24 * 3_600_000_000
+KEEP_MIN_US = 1_000
+KEEP_MAX_US = 10 * 366 * 86_400_000_000
+WAIT_MAX_US = 3_600_000_000
+MAX_BYTES_DEFAULT = 1024 * 1024
+MAX_BYTES_CAP = 256 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """The durations of a policy in microseconds: what the flow and the stores read."""
+
+    lease: int
+    keep: int
+    audit: int
+    wait: int
+    retry_safe: bool
+
+
+@dataclass(frozen=True)
+class Policy:
+    """How an operation is kept safe.
+
+    lease       how long an owner may stay silent before others act (heartbeats renew it)
+    keep        how long a finished key deduplicates, counted from its end
+    audit       how long the record stays readable after `keep`
+    wait        how long a duplicate waits for the running attempt; 0 raises InFlight at once
+    retry_safe  True only if running the body again is harmless (child keys, fence, upserts)
+    recover     asks the outside world what became of an unknown key
+    require     refuse to run below this level: "at_most_once", "fenced", "transactional"
+    max_bytes   a larger result is not stored; a tombstone says that it ran
+    """
+
+    lease: Duration = "30s"
+    keep: Duration = "24h"
+    audit: Duration = "7d"
+    wait: Duration = "0s"
+    retry_safe: bool = False
+    recover: Callable[..., Any] | None = None
+    require: Level | str = Level.BEST_EFFORT
+    max_bytes: int = MAX_BYTES_DEFAULT
+    terms: Terms = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.retry_safe, bool):
+            raise ConfigurationError(f"retry_safe={self.retry_safe!r} must be True or False")
+        if self.recover is not None and not callable(self.recover):
+            raise ConfigurationError("recover must be a function")
+        if not isinstance(self.max_bytes, int) or not 0 < self.max_bytes <= MAX_BYTES_CAP:
+            raise ConfigurationError(f"max_bytes={self.max_bytes!r} must be 1 to {MAX_BYTES_CAP}")
+        terms = Terms(
+            lease=_within("lease", self.lease, LEASE_MIN_US, LEASE_MAX_US),
+            keep=_within("keep", self.keep, KEEP_MIN_US, KEEP_MAX_US),
+            audit=_within("audit", self.audit, 0, KEEP_MAX_US),
+            wait=_within("wait", self.wait, 0, WAIT_MAX_US),
+            retry_safe=self.retry_safe,
+        )
+        object.__setattr__(self, "require", parse_level(self.require))
+        object.__setattr__(self, "terms", terms)
+
+    @property
+    def required_level(self) -> Level:
+        return parse_level(self.require)
+
+    def with_options(self, **options: Any) -> Policy:
+        """This policy with some fields replaced; an unknown name is refused with the known ones."""
+        unknown = options.keys() - OPTION_NAMES
+        if unknown:
+            raise ConfigurationError(
+                f"unknown option {', '.join(sorted(unknown))}; known: {', '.join(OPTION_NAMES)}"
+            )
+        return replace(self, **options)
+
+
+OPTION_NAMES = tuple(item.name for item in fields(Policy) if item.init)
+
+
+def _within(name: str, value: Duration, low: int, high: int) -> int:
+    us = microseconds(value, name=name)
+    if not low <= us <= high:
+        raise ConfigurationError(f"{name}={value!r} must be {human(low)} to {human(high)}")
+    return us

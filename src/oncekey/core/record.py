@@ -1,0 +1,62 @@
+"""The record of one key: what a store keeps, as immutable values.
+
+Times are whole microseconds of the store's clock. Owns the meaning of the fields and when a
+record ends; knows nothing of how stores write it down.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import NamedTuple
+
+
+class State(enum.IntEnum):
+    """Where a key stands. ABSENT is also the state of a freed key whose fence is remembered."""
+
+    ABSENT = 0
+    PENDING = 1
+    SUCCEEDED = 2
+    FAILED = 3
+    UNKNOWN = 4
+
+
+class Step(NamedTuple):
+    """One step of an operation: the intent is written before the call, the result after it."""
+
+    name: str
+    done: bool
+    body: bytes
+    at: int
+
+
+class Record(NamedTuple):
+    """Everything known about one key in its present generation."""
+
+    id: bytes
+    state: State
+    fingerprint: bytes
+    owner: bytes
+    fence: int
+    attempt: int
+    retry_safe: bool
+    created_at: int
+    lease_until: int
+    finished_at: int
+    keep: int
+    audit: int
+    scope: str
+    operation: str
+    key: str
+    steps: tuple[Step, ...]
+    body: bytes
+    note: str
+
+    @property
+    def expires_at(self) -> int:
+        """From here on the key is fresh again. A pending record outlives its lease by `keep`."""
+        return (self.finished_at or self.lease_until) + self.keep
+
+    @property
+    def audit_until(self) -> int:
+        """From here on nothing needs the record any more."""
+        return self.expires_at + self.audit

@@ -1,0 +1,1 @@
+"""The asyncio engine: `AsyncOnce` and the tasks behind it."""

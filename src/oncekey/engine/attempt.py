@@ -1,0 +1,126 @@
+"""The attempt a body is given: what both colours share of it.
+
+Owns the running attempt's deadline, whether it was lost, and its known steps. The colours add
+`step` and `renew`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from oncekey.core.asks import Grant, StepVerdict
+from oncekey.core.codec import Codec, Tombstone, Unreadable, unpack
+from oncekey.core.errors import InvalidKey, LeaseLost, NotReplayable, StoreUnavailable
+from oncekey.core.identity import Identities, Identity
+from oncekey.core.record import Step
+from oncekey.engine.kernel import value_of
+
+STEPS_MAX = 100
+
+
+class AttemptBase:
+    """One run of a body: its identity, its fence, and its hold on the key."""
+
+    def __init__(self, identities: Identities, identity: Identity, grant: Grant) -> None:
+        self._identities = identities
+        self._identity = identity
+        self._grant = grant
+        self._deadline = grant.deadline
+        self._lost = False
+        self._closed = False
+        self._steps = {step.name: step for step in grant.steps}
+        self._on_lost: Callable[[], None] | None = None
+
+    @property
+    def scope(self) -> str:
+        return self._identity.scope
+
+    @property
+    def operation(self) -> str:
+        return self._identity.operation
+
+    @property
+    def key(self) -> str:
+        return self._identity.key
+
+    @property
+    def number(self) -> int:
+        """1 for the first attempt on this key, 2 after a takeover, ..."""
+        return self._grant.attempt
+
+    @property
+    def fence(self) -> int:
+        """Higher than every earlier attempt's. Let what you write to refuse a lower one."""
+        return self._grant.fence
+
+    @property
+    def lost(self) -> bool:
+        """True once this attempt may have been overtaken: stop, nothing of it will be stored."""
+        return self._lost
+
+    def check(self) -> None:
+        """Raise LeaseLost if this attempt was overtaken. Call it before an irreversible act."""
+        if self._lost:
+            raise LeaseLost(
+                "this attempt fell silent longer than its lease and may have been overtaken; "
+                "its outcome will not be stored. Retry with the same key",
+                operation=self.operation,
+                tag=self._identity.tag,
+            )
+
+    def child_key(self, name: str) -> str:
+        """The key to send downstream for `name`: the same on every retry of this operation."""
+        return self._identities.child_key(self._identity, name)
+
+    # --- for the engine ---------------------------------------------------------------------
+
+    def _extend(self, deadline: int) -> None:
+        self._deadline = max(self._deadline, deadline)
+
+    def _mark_lost(self) -> None:
+        if self._closed or self._lost:
+            return
+        self._lost = True
+        if self._on_lost is not None:
+            self._on_lost()
+
+    def _close(self) -> None:
+        """The body is through; from here on losing the lease is the store's business."""
+        self._closed = True
+
+    def _begin_step(self, name: str) -> Step | None:
+        self.check()
+        saved = self._steps.get(name)
+        if saved is None and len(self._steps) >= STEPS_MAX:
+            raise InvalidKey(
+                f"step {name!r} would be number {STEPS_MAX + 1}; an operation has at most "
+                f"{STEPS_MAX} steps",
+                operation=self.operation,
+                tag=self._identity.tag,
+            )
+        return saved
+
+    def _end_step(self, name: str, verdict: StepVerdict, codec: Codec) -> object:
+        """The step's value for the body, or the error to raise there."""
+        if verdict.lost:
+            self._lost = True
+            self.check()
+        if isinstance(verdict.error, StoreUnavailable):
+            raise StoreUnavailable(
+                f"step {name!r} could not be recorded ({verdict.error}); retry with the same key",
+                operation=self.operation,
+                tag=self._identity.tag,
+            ) from verdict.error
+        if verdict.error is not None:
+            raise verdict.error
+        self._steps[name] = Step(name, True, verdict.body, 0)
+        if not verdict.kept:
+            return verdict.raw
+        stored = unpack(verdict.body)
+        if isinstance(stored, (Tombstone, Unreadable)):
+            raise NotReplayable(
+                f"step {name!r} ran before but its result was not kept ({stored.reason})",
+                operation=self.operation,
+                tag=self._identity.tag,
+            )
+        return value_of(stored, codec)

@@ -1,0 +1,1 @@
+"""The blocking engine: `Once` and the threads behind it."""

@@ -1,0 +1,107 @@
+"""Batches for threads, formed without timers.
+
+The first thread to come while no batch is in flight leads: it takes all that is queued, calls the
+store once, and hands out the replies. Who comes meanwhile queues up and is the next batch, led by
+its first member. A lone command leaves at once; sixty-four share one commit.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from oncekey.core.commands import Command, Reply
+from oncekey.engine.batch import BATCH_MAX, Outcome, check_replies, shared_by_all
+
+Apply = Callable[[Sequence[Command]], list[Reply]]
+
+
+class _Ticket:
+    """One queued command; `turn` is held until there is an outcome or the lead."""
+
+    __slots__ = ("command", "leads", "outcome", "turn")
+
+    def __init__(self, command: Command) -> None:
+        self.command = command
+        self.outcome: Outcome | None = None
+        self.leads = False
+        self.turn: threading.Lock | None = None
+
+
+class Coalescer:
+    def __init__(self, apply: Apply, most: int = BATCH_MAX) -> None:
+        self._apply = apply
+        self._most = most
+        self._lock = threading.Lock()
+        self._queue: deque[_Ticket] = deque()
+        self._busy = False
+
+    def call(self, command: Command) -> Reply:
+        """The store's reply; raises what the store raised for this command."""
+        ticket = _Ticket(command)
+        with self._lock:
+            self._queue.append(ticket)
+            leads = not self._busy
+            if leads:
+                self._busy = True
+            else:
+                ticket.turn = threading.Lock()
+                ticket.turn.acquire()
+        if not leads:
+            assert ticket.turn is not None
+            ticket.turn.acquire()  # released by whoever brings the outcome or the lead
+        if leads or ticket.leads:
+            self._lead()
+        assert ticket.outcome is not None
+        if isinstance(ticket.outcome, Exception):
+            raise ticket.outcome
+        return ticket.outcome
+
+    def call_many(self, commands: Sequence[Command]) -> list[Outcome]:
+        """Outcomes of several commands of one caller, failures as values."""
+        if not commands:
+            return []
+        outcomes: list[Outcome] = []
+        for start in range(0, len(commands), self._most):
+            outcomes += self._settle(commands[start : start + self._most])
+        return outcomes
+
+    def _lead(self) -> None:
+        """Send one batch, give everyone in it their outcome, pass the lead on."""
+        with self._lock:
+            size = min(len(self._queue), self._most)
+            batch = [self._queue.popleft() for _ in range(size)]
+        outcomes: list[Outcome] = []
+        try:
+            outcomes = self._settle([ticket.command for ticket in batch])
+        finally:
+            # Also when this thread is interrupted: nobody may be left waiting for ever.
+            if not outcomes:
+                lost = RuntimeError("the thread that led this batch was interrupted")
+                outcomes = [lost] * len(batch)
+            for ticket, outcome in zip(batch, outcomes, strict=True):
+                ticket.outcome = outcome
+                if ticket.turn is not None and not ticket.leads:
+                    ticket.turn.release()
+            self._pass_on()
+
+    def _pass_on(self) -> None:
+        with self._lock:
+            if not self._queue:
+                self._busy = False
+                return
+            heir = self._queue[0]
+            heir.leads = True
+        assert heir.turn is not None
+        heir.turn.release()
+
+    def _settle(self, commands: Sequence[Command]) -> list[Outcome]:
+        try:
+            replies = self._apply(commands)
+            check_replies(commands, replies)
+        except Exception as error:
+            if len(commands) == 1 or shared_by_all(error):
+                return [error] * len(commands)
+            return [self._settle([command])[0] for command in commands]
+        return list(replies)

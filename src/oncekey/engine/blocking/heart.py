@@ -1,0 +1,116 @@
+"""One thread that keeps all running attempts of a process alive.
+
+Attempts that end before a third of their lease never cost more than an entry in a dict. Those
+that last are renewed together, in one batch. Owns the thread; the rules are `flow.heartbeat`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator, Sequence
+
+from oncekey.core.asks import Answer, Ask, Call, Extended, Sleep
+from oncekey.core.commands import Command
+from oncekey.core.flow import RENEWALS_PER_LEASE, heartbeat
+from oncekey.engine.attempt import AttemptBase
+from oncekey.engine.clock import Clock
+
+AnswerMany = Callable[[Sequence[Command]], list[Answer]]
+
+_FOREVER_US = 3_600_000_000
+
+
+class _Beat:
+    """The heartbeat of one attempt: its generator, once it is needed, and when it is due."""
+
+    __slots__ = ("attempt", "due", "flow")
+
+    def __init__(self, attempt: AttemptBase, due: int) -> None:
+        self.attempt = attempt
+        self.due = due
+        self.flow: Generator[Ask, object, None] | None = None
+
+    def renewal(self, now: int) -> Command:
+        """The command to send now; the generator stands at a Sleep and goes on to a Call."""
+        if self.flow is None:
+            self.flow = heartbeat(self.attempt._grant)
+            next(self.flow)
+        ask = self.flow.send(now)
+        assert isinstance(ask, Call)
+        return ask.command
+
+    def take(self, answer: Answer) -> bool:
+        """Whether the attempt still lives after this answer."""
+        assert self.flow is not None
+        try:
+            ask = self.flow.send(answer)
+            while isinstance(ask, Extended):
+                self.attempt._extend(ask.deadline)
+                ask = self.flow.send(None)
+        except StopIteration:
+            self.attempt._mark_lost()
+            return False
+        assert isinstance(ask, Sleep)
+        self.due = answer.at + ask.us
+        return True
+
+
+class Heart:
+    def __init__(self, answer_many: AnswerMany, clock: Clock) -> None:
+        self._answer_many = answer_many
+        self._clock = clock
+        self._beats: dict[int, _Beat] = {}
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._planned = 0
+        self._thread: threading.Thread | None = None
+        self._stopped = False
+
+    def watch(self, attempt: AttemptBase) -> None:
+        """Keep this attempt alive until `forget`."""
+        grant = attempt._grant
+        beat = _Beat(attempt, grant.deadline - grant.lease + grant.lease // RENEWALS_PER_LEASE)
+        self._beats[id(attempt)] = beat
+        if self._thread is None:
+            self._start()
+        if beat.due < self._planned:
+            self._wake.set()
+
+    def forget(self, attempt: AttemptBase) -> None:
+        self._beats.pop(id(attempt), None)
+
+    def stop(self) -> None:
+        self._stopped = True
+        self._wake.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout=5)
+
+    def _start(self) -> None:
+        with self._lock:
+            if self._thread is None and not self._stopped:
+                self._planned = 0
+                self._thread = threading.Thread(
+                    target=self._run, name="oncekey-heartbeat", daemon=True
+                )
+                self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stopped:
+            now = self._clock.now()
+            due = [beat for beat in list(self._beats.values()) if beat.due <= now]
+            if due:
+                self._renew(due, now)
+                continue
+            self._wake.clear()
+            # While the plan is being made it counts as "never", so an attempt that comes in now
+            # either is in the list below or sets the event.
+            self._planned = never = now + _FOREVER_US
+            self._planned = min((beat.due for beat in list(self._beats.values())), default=never)
+            if self._planned > now and not self._stopped:
+                self._clock.wait(self._wake, self._planned - now)
+
+    def _renew(self, due: Sequence[_Beat], now: int) -> None:
+        commands = [beat.renewal(now) for beat in due]
+        for beat, answer in zip(due, self._answer_many(commands), strict=True):
+            if not beat.take(answer):
+                self.forget(beat.attempt)

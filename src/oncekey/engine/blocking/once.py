@@ -1,0 +1,192 @@
+"""`Once`: the public face of the blocking engine.
+
+Owns the store's and the threads' life time, also across fork. All rules are below it.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import weakref
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from oncekey.core.contract import SWEEP_LIMIT_DEFAULT, Store
+from oncekey.core.identity import KeyLike
+from oncekey.core.levels import Guarantee
+from oncekey.core.policy import Policy
+from oncekey.engine.blocking.runner import Attempt, Body, Runner
+from oncekey.engine.clock import Clock
+from oncekey.engine.guarding import Picker, guarded
+from oncekey.engine.kernel import Kernel, Result, Subscriber
+from oncekey.engine.setup import make_kernel
+from oncekey.engine.status import KeyStatus, status_of
+from oncekey.engine.urls import blocking_store
+
+T = TypeVar("T")
+
+
+class Transaction:
+    """Runs operations; bound to a caller's transaction, or (as Once) to the store itself."""
+
+    def __init__(self, kernel: Kernel, runner: Runner) -> None:
+        self._kernel = kernel
+        self._runner = runner
+
+    def run(
+        self,
+        operation: str,
+        key: KeyLike,
+        body: Body[T],
+        *,
+        scope: str = "",
+        request: Any = None,
+        codec: Any = None,
+        **options: Any,
+    ) -> Result[T]:
+        """Run `body(attempt)` at most once for this key, or replay what it answered.
+
+        `request` is what was asked: another request under the same key raises Mismatch.
+        `options` are fields of Policy for this call. Raises the errors of `oncekey.errors`.
+        """
+        job = self._kernel.job(operation, key, scope, request, codec, options)
+        return self._runner.run(job, body)
+
+    def guard(
+        self,
+        operation: str,
+        *,
+        key: Picker,
+        scope: str | Picker = "",
+        request: Picker | None = None,
+        codec: Any = None,
+        **options: Any,
+    ) -> Callable[[Callable[..., T]], Callable[..., T]]:
+        """Decorate a function to run at most once per key; later calls get the stored value.
+
+        `key`, `scope` and `request` are functions of the call's arguments. A function with a
+        parameter named `attempt` is given its attempt.
+        """
+        if options:
+            self._kernel.policy_with(options, operation)
+
+        def decorate(fn: Callable[..., T]) -> Callable[..., T]:
+            how = guarded(fn, operation, key=key, scope=scope, request=request, is_async=False)
+
+            @functools.wraps(fn)
+            def once_only(*args: Any, **kwargs: Any) -> T:
+                key_, scope_, request_ = how.pick(args, kwargs)
+
+                def body(attempt: Attempt) -> T:
+                    if how.wants_attempt:
+                        return fn(*args, **kwargs, attempt=attempt)
+                    return fn(*args, **kwargs)
+
+                job = self._kernel.job(operation, key_, scope_, request_, codec, options)
+                return self._runner.run(job, body).value
+
+            return once_only
+
+        return decorate
+
+    def get(
+        self, operation: str, key: KeyLike, *, scope: str = "", codec: Any = None
+    ) -> KeyStatus | None:
+        """Where a key stands, without running or changing anything."""
+        job = self._kernel.job(operation, key, scope, None, codec, {})
+        return status_of(self._runner.look(job.task.id), job.codec)
+
+
+class Once(Transaction):
+    """Makes operations with side effects safe to retry, from threads.
+
+        once = Once("sqlite:///payments.db", policy=Policy(lease="30s", keep="24h"))
+        result = once.run("charge", key, lambda attempt: gateway.charge(order), request=payload)
+
+    store      a URL (memory://, sqlite:///file) or a Store object
+    policy     defaults for every operation
+    secret     keys the digests in the store; must stay the same for the store's life
+    codec      how results become bytes; JSON unless said otherwise
+    cache      how many finished outcomes to keep in this process; 0 for none
+    raw_keys   also store the callers' keys as given, for operators to read
+    """
+
+    def __init__(
+        self,
+        store: Store | str,
+        *,
+        policy: Policy | None = None,
+        secret: bytes | str | None = None,
+        codec: Any = None,
+        cache: int | None = None,
+        raw_keys: bool = False,
+        clock: Clock | None = None,
+    ) -> None:
+        self._store = blocking_store(store)
+        kernel = make_kernel(
+            self._store.guarantee,
+            policy=policy,
+            secret=secret,
+            codec=codec,
+            cache=cache,
+            raw_keys=raw_keys,
+            clock=clock,
+        )
+        self._store.bind(kernel.identities.check_value())
+        runner = Runner(kernel, self._store.apply, coalesce=not self._store.immediate)
+        super().__init__(kernel, runner)
+        _alive.add(self)
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """What the store can promise; an operation's `require=` is held against it."""
+        return self._store.guarantee
+
+    def in_transaction(self, connection: Any) -> Transaction:
+        """The same operations inside your own transaction on the same database.
+
+        Claim, your rows and the outcome commit together, or none of them does.
+        """
+        kernel = self._kernel.for_transaction()
+        enlisted = self._store.enlist(connection)
+        return Transaction(
+            kernel, Runner(kernel, enlisted.apply, coalesce=False, enlisted=enlisted)
+        )
+
+    def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
+        """Give every decision to `subscriber` as a Notice; the returned function ends that."""
+        return self._kernel.subscribe(subscriber)
+
+    def sweep(self, limit: int = SWEEP_LIMIT_DEFAULT) -> int:
+        """Remove at most `limit` records nothing needs any more; how many were removed."""
+        return self._store.sweep(limit)
+
+    def close(self) -> None:
+        """Stop the heartbeats and close the store. Finish your own work first."""
+        self._runner.stop()
+        self._store.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+_alive: weakref.WeakSet[Once] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    """A child has none of its parent's threads, and locks some of them may have held."""
+    for once in list(_alive):
+        once._runner.reset()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

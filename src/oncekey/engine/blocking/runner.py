@@ -1,0 +1,259 @@
+"""Drives the flow in the caller's thread.
+
+Owns the blocking answers to each ask: calling the store, running the body, sleeping, recovering.
+The rules are in core/flow.py; this file only does what it is asked.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, TypeVar
+
+from oncekey.core.asks import (
+    Answer,
+    Ask,
+    Call,
+    Grant,
+    Overtaken,
+    Raised,
+    Recover,
+    Recovered,
+    Returned,
+    RunBody,
+    RunStep,
+    Sleep,
+    StepVerdict,
+    Verdict,
+)
+from oncekey.core.codec import Codec, codec_for
+from oncekey.core.commands import Command, Look, Lost, Renew, Reply, Seen
+from oncekey.core.contract import Enlisted
+from oncekey.core.errors import StoreUnavailable
+from oncekey.core.flow import attempt as attempt_flow
+from oncekey.core.flow import step as step_flow
+from oncekey.engine.attempt import AttemptBase
+from oncekey.engine.blocking.coalescer import Coalescer
+from oncekey.engine.blocking.heart import Heart
+from oncekey.engine.kernel import Job, Kernel, Result
+
+T = TypeVar("T")
+V = TypeVar("V")
+Body = Callable[["Attempt"], T]
+
+
+class Attempt(AttemptBase):
+    """The running attempt, as a body sees it."""
+
+    def __init__(self, runner: Runner, job: Job, grant: Grant) -> None:
+        super().__init__(runner.kernel.identities, job.identity, grant)
+        self._runner = runner
+        self._job = job
+
+    def step(self, name: str, fn: Callable[[str], V], *, codec: Any = None) -> V:
+        """Run `fn(child_key)` once: a step that finished in an earlier attempt is not repeated."""
+        return self._runner.step(self, self._job, name, fn, codec)  # type: ignore[no-any-return]
+
+    def renew(self) -> None:
+        """Renew the lease now, e.g. before a long call that blocks heartbeats (a held GIL)."""
+        self._runner.renew(self)
+
+
+class Runner:
+    """Runs jobs on a store, through a coalescer or, in a transaction, directly."""
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        apply: Callable[[Sequence[Command]], list[Reply]],
+        *,
+        coalesce: bool = True,
+        enlisted: Enlisted | None = None,
+    ) -> None:
+        self.kernel = kernel
+        self._apply = apply
+        self._coalesce = coalesce
+        self._enlisted = enlisted
+        self._clock = kernel.clock
+        self.reset()
+
+    def reset(self) -> None:
+        """Fresh locks and threads: at the start, and in a forked child."""
+        self._coalescer = Coalescer(self._apply)
+        self._heart = Heart(self._answer_many, self._clock)
+        self.kernel.waiters.reset()
+        self.kernel.cache.clear()
+
+    def run(self, job: Job, body: Body[T]) -> Result[T]:
+        hit = self.kernel.cached(job)
+        if hit is not None:
+            return hit
+        try:
+            verdict = self._drive(job, body)
+        finally:
+            self.kernel.waiters.ended(job.task.id)
+        return self.kernel.conclude(job, verdict)
+
+    def look(self, id: bytes) -> Seen:
+        reply = self._send(Look(id))
+        assert isinstance(reply, Seen)
+        return reply
+
+    def renew(self, attempt: Attempt) -> None:
+        attempt.check()
+        grant = attempt._grant
+        answer = self._answer(Renew(grant.id, grant.owner, grant.fence, grant.lease))
+        if isinstance(answer.reply, StoreUnavailable):
+            raise answer.reply
+        if isinstance(answer.reply, Lost):
+            attempt._mark_lost()
+            attempt.check()
+        attempt._extend(answer.sent_at + grant.lease)
+
+    def stop(self) -> None:
+        self._heart.stop()
+
+    # --- answers ------------------------------------------------------------------------------
+
+    def _drive(self, job: Job, body: Body[Any]) -> Verdict:
+        flow = attempt_flow(job.task)
+        answer: object = None
+        while True:
+            try:
+                ask = flow.send(answer)
+            except StopIteration as stop:
+                verdict: Verdict = stop.value
+                return verdict
+            answer = self._do(ask, job, body)
+
+    def _do(self, ask: Ask, job: Job, body: Body[Any]) -> object:
+        if type(ask) is Call:
+            return self._answer(ask.command)
+        if type(ask) is RunBody:
+            return self._run_body(ask.grant, job, body)
+        if type(ask) is Sleep:
+            return self._sleep(ask)
+        assert type(ask) is Recover
+        return self._recover(ask, job)
+
+    def _send(self, command: Command) -> Reply:
+        if self._coalesce:
+            return self._coalescer.call(command)
+        return self._apply((command,))[0]
+
+    def _answer(self, command: Command) -> Answer:
+        sent_at = self._clock.now()
+        try:
+            reply: Reply | StoreUnavailable = self._send(command)
+        except StoreUnavailable as error:
+            reply = error
+        return Answer(reply, sent_at, self._clock.now())
+
+    def _answer_many(self, commands: Sequence[Command]) -> list[Answer]:
+        sent_at = self._clock.now()
+        outcomes = self._coalescer.call_many(commands)
+        at = self._clock.now()
+        return [Answer(_reply(outcome), sent_at, at) for outcome in outcomes]
+
+    def _run_body(
+        self, grant: Grant, job: Job, body: Body[Any]
+    ) -> Returned | Raised | Overtaken:
+        attempt = Attempt(self, job, grant)
+        self.kernel.tell_claimed(job, grant)
+        if self._enlisted is not None:
+            return self._run_enlisted(self._enlisted, attempt, job, body)
+        self._heart.watch(attempt)
+        result: Returned | Raised
+        try:
+            value = body(attempt)
+        except BaseException as error:
+            result = Raised(error, attempt._deadline)
+        else:
+            result = self.kernel.pack(job.codec, job.policy, value, attempt._deadline)
+        finally:
+            self._heart.forget(attempt)
+            attempt._close()
+        return Overtaken() if attempt.lost else result
+
+    def _run_enlisted(
+        self, enlisted: Enlisted, attempt: Attempt, job: Job, body: Body[Any]
+    ) -> Returned | Raised:
+        """In the caller's transaction: no lease to keep, and a raising body's rows are undone."""
+        enlisted.mark()
+        try:
+            value = body(attempt)
+        except BaseException as error:
+            enlisted.undo()
+            return Raised(error, attempt._deadline)
+        enlisted.settle()
+        return self.kernel.pack(job.codec, job.policy, value, attempt._deadline)
+
+    def _sleep(self, ask: Sleep) -> int:
+        event = threading.Event()
+        if ask.watch is None:
+            self._clock.wait(event, self._clock.jitter(ask.us))
+            return self._clock.now()
+        self.kernel.waiters.add(ask.watch, event.set)
+        try:
+            self._clock.wait(event, self._clock.jitter(ask.us))
+        finally:
+            self.kernel.waiters.remove(ask.watch, event.set)
+        return self._clock.now()
+
+    def _recover(self, ask: Recover, job: Job) -> Recovered | None:
+        assert job.policy.recover is not None
+        answer = job.policy.recover(self.kernel.unknown_key(job, ask.record))
+        return self.kernel.recovered(job, answer)
+
+    # --- steps --------------------------------------------------------------------------------
+
+    def step(
+        self, attempt: Attempt, job: Job, name: str, fn: Callable[[str], Any], codec: Any
+    ) -> Any:
+        chosen = job.codec if codec is None else codec_for(codec)
+        child = attempt.child_key(name)
+        saved = attempt._begin_step(name)
+        flow = step_flow(attempt._grant, name, saved, child.encode())
+        verdict = self._drive_step(flow, attempt, job, fn, child, chosen)
+        return attempt._end_step(name, verdict, chosen)
+
+    def _drive_step(
+        self,
+        flow: Generator[Ask, object, StepVerdict],
+        attempt: Attempt,
+        job: Job,
+        fn: Callable[[str], Any],
+        child: str,
+        codec: Codec,
+    ) -> StepVerdict:
+        answer: object = None
+        while True:
+            try:
+                ask = flow.send(answer)
+            except StopIteration as stop:
+                verdict: StepVerdict = stop.value
+                return verdict
+            if type(ask) is RunStep:
+                answer = self._run_step(attempt, job, fn, child, codec)
+            elif type(ask) is Sleep:
+                answer = self._sleep(ask)
+            else:
+                assert type(ask) is Call
+                answer = self._answer(ask.command)
+
+    def _run_step(
+        self, attempt: Attempt, job: Job, fn: Callable[[str], Any], child: str, codec: Codec
+    ) -> Returned | Raised:
+        try:
+            value = fn(child)
+        except BaseException as error:
+            return Raised(error, attempt._deadline)
+        return self.kernel.pack(codec, job.policy, value, attempt._deadline)
+
+
+def _reply(outcome: Reply | Exception) -> Reply | StoreUnavailable:
+    if isinstance(outcome, StoreUnavailable):
+        return outcome
+    if isinstance(outcome, Exception):
+        return StoreUnavailable(f"{type(outcome).__name__}: {outcome}")
+    return outcome

@@ -1,0 +1,52 @@
+"""The engine's own clock and randomness, in one replaceable object.
+
+The flow only ever sees the readings. `FakeClock` in oncekey.testing stands in for this in tests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+
+class Timer(Protocol):
+    def cancel(self) -> None: ...
+
+
+class Clock(Protocol):
+    """Monotonic microseconds, and waiting on them from threads and from event loops."""
+
+    def now(self) -> int: ...
+
+    def wait(self, event: threading.Event, us: int) -> bool:
+        """Block until the event is set (True) or `us` have passed (False)."""
+
+    def later(self, us: int, call: Callable[[], None]) -> Timer:
+        """Call back on the running event loop after `us`."""
+
+    def jitter(self, us: int) -> int:
+        """A delay near `us`, so that waiters do not march in step."""
+
+
+class SystemClock:
+    def now(self) -> int:
+        return time.monotonic_ns() // 1_000
+
+    def wait(self, event: threading.Event, us: int) -> bool:
+        return event.wait(us / 1_000_000)
+
+    def later(self, us: int, call: Callable[[], None]) -> Timer:
+        return asyncio.get_running_loop().call_later(us / 1_000_000, call)
+
+    def jitter(self, us: int) -> int:
+        return int(us * random.uniform(0.5, 1.0))
+
+
+def new_owner() -> bytes:
+    """A token no other attempt has."""
+    return os.urandom(16)

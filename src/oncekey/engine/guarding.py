@@ -1,0 +1,58 @@
+"""What the guard decorator needs to know of a function, worked out once at decoration."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from oncekey.core.errors import ConfigurationError
+from oncekey.core.identity import KeyLike
+
+Picker = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Guarded:
+    """How to get key, scope and request from a call, and whether it wants its attempt."""
+
+    operation: str
+    key: Picker
+    scope: str | Picker
+    request: Picker | None
+    wants_attempt: bool
+
+    def pick(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[KeyLike, str, Any]:
+        key: KeyLike = self.key(*args, **kwargs)
+        scope = self.scope if isinstance(self.scope, str) else self.scope(*args, **kwargs)
+        request = self.request(*args, **kwargs) if self.request is not None else None
+        return key, scope, request
+
+
+def guarded(
+    fn: Callable[..., Any],
+    operation: str,
+    *,
+    key: Picker,
+    scope: str | Picker,
+    request: Picker | None,
+    is_async: bool,
+) -> Guarded:
+    """Check a function and its options; mistakes show at import time, not on the first call."""
+    if not callable(key):
+        raise ConfigurationError(f"guard({operation!r}): key must be a function of the arguments")
+    if not isinstance(scope, str) and not callable(scope):
+        raise ConfigurationError(f"guard({operation!r}): scope must be text or a function")
+    if request is not None and not callable(request):
+        raise ConfigurationError(f"guard({operation!r}): request must be a function")
+    if inspect.iscoroutinefunction(fn) is not is_async:
+        right, kind = ("Once", "plain") if is_async else ("AsyncOnce", "async")
+        raise ConfigurationError(
+            f"guard({operation!r}): {fn.__name__} is {kind}; guard it with {right}"
+        )
+    parameter = inspect.signature(fn).parameters.get("attempt")
+    wants = parameter is not None and parameter.kind is not parameter.POSITIONAL_ONLY
+    return Guarded(operation, key, scope, request, wants)

@@ -1,0 +1,48 @@
+"""Stores by URL. The engine knows no store: a scheme names the module that does.
+
+Other packages add schemes with an entry point in the group "oncekey.stores": scheme = module.
+A store module has `open_blocking(url)` and `open_async(url)`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from importlib.metadata import entry_points
+from typing import Any
+
+from oncekey.core.contract import AsyncStore, Store
+from oncekey.core.errors import ConfigurationError
+
+BUILT_IN = {
+    "memory": "oncekey.stores.memory",
+    "sqlite": "oncekey.stores.sqlite",
+}
+GROUP = "oncekey.stores"
+
+
+def blocking_store(store: Store | str) -> Store:
+    if not isinstance(store, str):
+        return store
+    opened: Store = _module(store).open_blocking(store)
+    return opened
+
+
+def async_store(store: AsyncStore | str) -> AsyncStore:
+    if not isinstance(store, str):
+        return store
+    opened: AsyncStore = _module(store).open_async(store)
+    return opened
+
+
+def _module(url: str) -> Any:
+    scheme, separator, _ = url.partition("://")
+    if not separator:
+        raise ConfigurationError(f"{url!r} is not a store URL; try sqlite:///payments.db")
+    name = BUILT_IN.get(scheme)
+    if name is None:
+        added = {point.name: point.value for point in entry_points(group=GROUP)}
+        if scheme not in added:
+            known = ", ".join(sorted({*BUILT_IN, *added}))
+            raise ConfigurationError(f"no store for {scheme}://; known are {known}")
+        name = added[scheme]
+    return importlib.import_module(name)

@@ -1,0 +1,1 @@
+"""Stores: one program per engine and the executors that run it. Import core only."""

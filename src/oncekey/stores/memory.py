@@ -1,0 +1,137 @@
+"""`memory://`: the reference store, a dict under a lock.
+
+It is `machine.decide` and nothing else, which makes it the yardstick of the contract suite. Its
+records live as long as the process: a crash forgets them, so its guarantee is best effort.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from oncekey.core.commands import Command, Reply
+from oncekey.core.contract import SWEEP_LIMIT_DEFAULT, AsyncEnlisted, Enlisted
+from oncekey.core.errors import ConfigurationError
+from oncekey.core.levels import Guarantee, Level
+from oncekey.core.machine import decide, is_garbage
+from oncekey.core.record import Record
+
+_GUARANTEE = Guarantee(
+    Level.BEST_EFFORT, "memory:// forgets every claim when the process ends; use sqlite:///file"
+)
+
+
+def wall_clock() -> int:
+    """The host's clock in microseconds: the store's clock where the store lives in this host."""
+    return time.time_ns() // 1_000
+
+
+class MemoryStore:
+    """Records in a dict; for tests, demos and caches that may be lost."""
+
+    guarantee = _GUARANTEE
+    immediate = True
+
+    def __init__(self, *, clock: Callable[[], int] = wall_clock) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._records: dict[bytes, Record] = {}
+        self._history: dict[tuple[bytes, int], Record] = {}
+        self._check: bytes | None = None
+
+    def apply(self, commands: Sequence[Command], /) -> list[Reply]:
+        records = self._records
+        replies: list[Reply] = []
+        with self._lock:
+            for command in commands:
+                decision = decide(records.get(command.id), command, self._clock())
+                if decision.write is not None:
+                    records[command.id] = decision.write
+                if decision.archive is not None:
+                    old = decision.archive
+                    self._history[old.id, old.fence] = old
+                replies.append(decision.reply)
+        return replies
+
+    def bind(self, check: bytes, /) -> None:
+        with self._lock:
+            if self._check is None:
+                self._check = check
+            elif self._check != check:
+                raise ConfigurationError(
+                    "this store was first opened with another secret; with two secrets no key "
+                    "would meet its earlier record. Use the first secret, or an empty store"
+                )
+
+    def sweep(self, limit: int = SWEEP_LIMIT_DEFAULT, /) -> int:
+        with self._lock:
+            now = self._clock()
+            ended = [key for key, old in self._history.items() if is_garbage(old, now)][:limit]
+            for key in ended:
+                del self._history[key]
+            room = limit - len(ended)
+            garbage = [id for id, old in self._records.items() if is_garbage(old, now)][:room]
+            for id in garbage:
+                del self._records[id]
+        return len(ended) + len(garbage)
+
+    def history(self, id: bytes, /) -> list[Record]:
+        """Past generations of a key that are still in their audit window, oldest first."""
+        with self._lock:
+            return sorted(
+                (old for key, old in self._history.items() if key[0] == id),
+                key=lambda old: old.fence,
+            )
+
+    def enlist(self, connection: Any, /) -> Enlisted:
+        raise ConfigurationError("memory:// has no transactions to take part in")
+
+    def close(self) -> None:
+        """Nothing to close; the records stay until the object goes."""
+
+
+class AsyncMemoryStore:
+    """The same dict for asyncio: it never waits, so it never blocks the loop."""
+
+    guarantee = _GUARANTEE
+    immediate = True
+
+    def __init__(
+        self, memory: MemoryStore | None = None, *, clock: Callable[[], int] = wall_clock
+    ) -> None:
+        self.memory = memory if memory is not None else MemoryStore(clock=clock)
+
+    async def apply(self, commands: Sequence[Command], /) -> list[Reply]:
+        return self.memory.apply(commands)
+
+    async def bind(self, check: bytes, /) -> None:
+        self.memory.bind(check)
+
+    async def sweep(self, limit: int = SWEEP_LIMIT_DEFAULT, /) -> int:
+        return self.memory.sweep(limit)
+
+    async def history(self, id: bytes, /) -> list[Record]:
+        return self.memory.history(id)
+
+    def enlist(self, connection: Any, /) -> AsyncEnlisted:
+        raise ConfigurationError("memory:// has no transactions to take part in")
+
+    async def close(self) -> None:
+        self.memory.close()
+
+
+def open_blocking(url: str) -> MemoryStore:
+    _check_url(url)
+    return MemoryStore()
+
+
+def open_async(url: str) -> AsyncMemoryStore:
+    _check_url(url)
+    return AsyncMemoryStore()
+
+
+def _check_url(url: str) -> None:
+    if url != "memory://":
+        raise ConfigurationError(f"{url!r}: a memory store has no name; write memory://")
