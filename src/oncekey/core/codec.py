@@ -18,6 +18,7 @@ import enum
 import json
 import types
 import typing
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -120,6 +121,8 @@ class ModelCodec:
     name = "pydantic"
 
     def __init__(self, model: Any) -> None:
+        self._dump: Callable[[Any], bytes]
+        self._load: Callable[[bytes], Any]
         if hasattr(model, "model_validate_json"):
             self._dump = lambda value: value.model_dump_json().encode()
             self._load = model.model_validate_json
@@ -129,8 +132,7 @@ class ModelCodec:
             raise ConfigurationError(f"{model!r} is no pydantic model and no TypeAdapter")
 
     def dump(self, value: Any, /) -> bytes:
-        data: bytes = self._dump(value)
-        return data
+        return self._dump(value)
 
     def load(self, data: bytes, /) -> Any:
         return self._load(data)

@@ -149,9 +149,9 @@ class ConfigurationError(OncekeyError):
     """The set-up cannot work. Raised at construction, never while serving a request."""
 
 
-class Terminal(Exception):  # noqa: N818 - a word the body says, not a failure of ours
+class Terminal(Exception):
     """Raise in a body: this failure is final. It is stored and every retry gets it."""
 
 
-class NotStarted(Exception):  # noqa: N818
+class NotStarted(Exception):
     """Raise in a body: nothing has happened yet. The key is freed, a retry may run."""

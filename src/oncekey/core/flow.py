@@ -218,9 +218,7 @@ def _lost(task: Task) -> Flow:
         same = record.fingerprint == task.fingerprint and seen.now < record.expires_at
         if same and record.state in (State.SUCCEEDED, State.FAILED):
             left = record.expires_at - seen.now
-            return _replayed(
-                Replay(record.state, record.body, record.attempt, record.fence, left)
-            )
+            return _replayed(Replay(record.state, record.body, record.attempt, record.fence, left))
         if same and record.state == State.UNKNOWN:
             return Verdict(Fact.UNKNOWN, fence=record.fence)
     return Verdict(Fact.LOST)

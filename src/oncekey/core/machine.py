@@ -329,9 +329,7 @@ def _renew(record: Record | None, command: Renew, now: int) -> Decision:
         return _LOST
     if record.state != PENDING:
         return _LOST
-    write = record._replace(
-        state=_next(record.state, Event.RENEW), lease_until=now + command.lease
-    )
+    write = record._replace(state=_next(record.state, Event.RENEW), lease_until=now + command.lease)
     return Decision(Done(), write)
 
 
@@ -355,9 +353,7 @@ def _save_step(record: Record | None, command: SaveStep, now: int) -> Decision:
         return _DONE  # a finished step never changes; this is a repeat
     step = Step(command.name, command.done, command.body, now)
     others = tuple(old for old in record.steps if old.name != command.name)
-    write = record._replace(
-        state=_next(record.state, Event.SAVE_STEP), steps=(*others, step)
-    )
+    write = record._replace(state=_next(record.state, Event.SAVE_STEP), steps=(*others, step))
     return Decision(Done(), write)
 
 

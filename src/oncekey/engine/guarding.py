@@ -23,9 +23,7 @@ class Guarded:
     request: Picker | None
     wants_attempt: bool
 
-    def pick(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[KeyLike, str, Any]:
+    def pick(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[KeyLike, str, Any]:
         key: KeyLike = self.key(*args, **kwargs)
         scope = self.scope if isinstance(self.scope, str) else self.scope(*args, **kwargs)
         request = self.request(*args, **kwargs) if self.request is not None else None

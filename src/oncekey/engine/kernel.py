@@ -254,7 +254,7 @@ class Kernel:
         self, job: Job, stored: Stored, replayed: bool, attempt: int, fence: int
     ) -> Result[Any]:
         where = {"operation": job.identity.operation, "tag": job.identity.tag}
-        if type(stored) is StoredValue:
+        if isinstance(stored, StoredValue):
             try:
                 return Result(value_of(stored, job.codec), replayed, attempt, fence)
             except OncekeyError as error:
@@ -303,7 +303,8 @@ class Kernel:
             )
         if fact is Fact.IN_FLIGHT:
             return InFlight(
-                "another attempt holds this key; retry with the same key", retry_after=seconds,
+                "another attempt holds this key; retry with the same key",
+                retry_after=seconds,
                 **where,
             )
         if fact is Fact.WAIT_TIMEOUT:

@@ -155,9 +155,7 @@ class Runner:
         at = self._clock.now()
         return [Answer(_reply(outcome), sent_at, at) for outcome in outcomes]
 
-    def _run_body(
-        self, grant: Grant, job: Job, body: Body[Any]
-    ) -> Returned | Raised | Overtaken:
+    def _run_body(self, grant: Grant, job: Job, body: Body[Any]) -> Returned | Raised | Overtaken:
         attempt = Attempt(self, job, grant)
         self.kernel.tell_claimed(job, grant)
         if self._enlisted is not None:

@@ -1,0 +1,1 @@
+"""Tools for testing with and against oncekey: contract suite, fake clock, faults, explorer."""
