@@ -1,4 +1,9 @@
-"""oncekey: operations with side effects, safe to retry."""
+"""oncekey: operations with side effects, safe to retry.
+
+    from oncekey import Once, AsyncOnce, Policy
+
+Everything public is here, by name. See `Once` for a start.
+"""
 
 from oncekey.core.codec import Codec
 from oncekey.core.errors import (
@@ -22,8 +27,43 @@ from oncekey.core.identity import child_key
 from oncekey.core.levels import Guarantee, Level
 from oncekey.core.policy import Policy
 from oncekey.core.recovery import Recovery, UnknownKey
+from oncekey.engine.aio.once import AsyncOnce
+from oncekey.engine.aio.runner import AsyncAttempt
 from oncekey.engine.blocking.once import Once
 from oncekey.engine.blocking.runner import Attempt
 from oncekey.engine.kernel import Result
+from oncekey.engine.status import KeyStatus
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "AsyncAttempt",
+    "AsyncOnce",
+    "Attempt",
+    "Codec",
+    "ConfigurationError",
+    "Fact",
+    "Guarantee",
+    "InFlight",
+    "InvalidKey",
+    "KeyStatus",
+    "LeaseLost",
+    "Level",
+    "Mismatch",
+    "MissingKey",
+    "NotReplayable",
+    "NotStarted",
+    "Notice",
+    "Once",
+    "OncekeyError",
+    "OperationFailed",
+    "OutcomeUnknown",
+    "Policy",
+    "Recovery",
+    "Result",
+    "StoreUnavailable",
+    "Terminal",
+    "UnknownKey",
+    "WaitTimeout",
+    "child_key",
+]

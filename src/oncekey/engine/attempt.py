@@ -29,7 +29,7 @@ class AttemptBase:
         self._lost = False
         self._closed = False
         self._steps = {step.name: step for step in grant.steps}
-        self._on_lost: Callable[[], None] | None = None
+        self._on_lost: Callable[[], object] | None = None
 
     @property
     def scope(self) -> str:

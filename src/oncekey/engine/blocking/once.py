@@ -27,8 +27,8 @@ from oncekey.engine.urls import blocking_store
 T = TypeVar("T")
 
 
-class Transaction:
-    """Runs operations; bound to a caller's transaction, or (as Once) to the store itself."""
+class Operations:
+    """What can be done with keys, on the store itself or inside a caller's transaction."""
 
     def __init__(self, kernel: Kernel, runner: Runner) -> None:
         self._kernel = kernel
@@ -98,7 +98,7 @@ class Transaction:
         return status_of(self._runner.look(job.task.id), job.codec)
 
 
-class Once(Transaction):
+class Once(Operations):
     """Makes operations with side effects safe to retry, from threads.
 
         once = Once("sqlite:///payments.db", policy=Policy(lease="30s", keep="24h"))
@@ -143,16 +143,14 @@ class Once(Transaction):
         """What the store can promise; an operation's `require=` is held against it."""
         return self._store.guarantee
 
-    def in_transaction(self, connection: Any) -> Transaction:
+    def in_transaction(self, connection: Any) -> Operations:
         """The same operations inside your own transaction on the same database.
 
         Claim, your rows and the outcome commit together, or none of them does.
         """
         kernel = self._kernel.for_transaction()
         enlisted = self._store.enlist(connection)
-        return Transaction(
-            kernel, Runner(kernel, enlisted.apply, coalesce=False, enlisted=enlisted)
-        )
+        return Operations(kernel, Runner(kernel, enlisted.apply, coalesce=False, enlisted=enlisted))
 
     def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
         """Give every decision to `subscriber` as a Notice; the returned function ends that."""

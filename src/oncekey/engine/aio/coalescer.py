@@ -1,0 +1,90 @@
+"""Batches for tasks, formed without timers.
+
+While a batch is in flight, who comes queues up and is the next batch. One pump task per event
+loop sends them and ends when nothing is queued; a lone command leaves in the same turn of the
+loop. A caller that is cancelled while its command is on the way stays until the reply is there:
+otherwise nobody would know what the store did.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+
+from oncekey.core.commands import Command, Reply
+from oncekey.engine.batch import BATCH_MAX, Outcome, check_replies, shared_by_all
+
+Apply = Callable[[Sequence[Command]], Awaitable[list[Reply]]]
+
+
+class _Ticket:
+    __slots__ = ("command", "outcome", "waiter")
+
+    def __init__(self, command: Command) -> None:
+        self.command = command
+        self.outcome: Outcome | None = None
+        self.waiter: asyncio.Future[None] | None = None
+
+    def settle(self, outcome: Outcome) -> None:
+        self.outcome = outcome
+        if self.waiter is not None and not self.waiter.done():
+            self.waiter.set_result(None)
+
+
+class AsyncCoalescer:
+    """One per event loop: all its calls must come from that loop."""
+
+    def __init__(self, apply: Apply, most: int = BATCH_MAX) -> None:
+        self._apply = apply
+        self._most = most
+        self._queue: deque[_Ticket] = deque()
+        self._pump: asyncio.Task[None] | None = None
+
+    async def call(self, command: Command, interrupted: Callable[[], None]) -> Reply:
+        """The store's reply; raises what the store raised. A cancellation meanwhile does not
+        end the wait; it is told to `interrupted`."""
+        ticket = _Ticket(command)
+        self._queue.append(ticket)
+        loop = asyncio.get_running_loop()
+        if self._pump is None:
+            self._pump = loop.create_task(self._send_all())
+        while ticket.outcome is None:
+            ticket.waiter = loop.create_future()
+            try:
+                await ticket.waiter
+            except asyncio.CancelledError:
+                interrupted()
+        if isinstance(ticket.outcome, Exception):
+            raise ticket.outcome
+        return ticket.outcome
+
+    async def _send_all(self) -> None:
+        batch: list[_Ticket] = []
+        try:
+            while self._queue:
+                size = min(len(self._queue), self._most)
+                batch = [self._queue.popleft() for _ in range(size)]
+                outcomes = await self._settle([ticket.command for ticket in batch])
+                for ticket, outcome in zip(batch, outcomes, strict=True):
+                    ticket.settle(outcome)
+        except asyncio.CancelledError:
+            # Only the end of the loop cancels the pump. Nobody may be left waiting for ever.
+            lost = RuntimeError("the event loop ended while the store was being called")
+            for ticket in [*batch, *self._queue]:
+                if ticket.outcome is None:
+                    ticket.settle(lost)
+            self._queue.clear()
+            raise
+        finally:
+            self._pump = None
+
+    async def _settle(self, commands: Sequence[Command]) -> list[Outcome]:
+        try:
+            replies = await self._apply(commands)
+            check_replies(commands, replies)
+        except Exception as error:
+            if len(commands) == 1 or shared_by_all(error):
+                return [error] * len(commands)
+            return [(await self._settle([command]))[0] for command in commands]
+        return list(replies)

@@ -1,0 +1,353 @@
+"""Drives the flow on an event loop.
+
+Each attempt is a task of its own: a caller that is cancelled leaves at once, the attempt goes on
+to its end and its outcome is stored (I14). Cancelled before the body began, it gives the key back.
+
+Owns the asyncio answers to each ask. The rules are in core/flow.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+import weakref
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from typing import Any, TypeVar
+
+from oncekey.core.asks import (
+    Answer,
+    Ask,
+    Call,
+    Grant,
+    Overtaken,
+    Raised,
+    Recover,
+    Recovered,
+    Returned,
+    RunBody,
+    RunStep,
+    Sleep,
+    StepVerdict,
+    Verdict,
+)
+from oncekey.core.codec import Codec, codec_for
+from oncekey.core.commands import Command, Look, Lost, Renew, Reply, Seen
+from oncekey.core.contract import AsyncEnlisted
+from oncekey.core.errors import NotStarted, StoreUnavailable
+from oncekey.core.flow import attempt as attempt_flow
+from oncekey.core.flow import step as step_flow
+from oncekey.engine.aio.coalescer import AsyncCoalescer
+from oncekey.engine.aio.heart import AsyncHeart, sleep
+from oncekey.engine.attempt import AttemptBase
+from oncekey.engine.kernel import Job, Kernel, Result
+
+T = TypeVar("T")
+V = TypeVar("V")
+AsyncBody = Callable[["AsyncAttempt"], Awaitable[T]]
+
+
+class AsyncAttempt(AttemptBase):
+    """The running attempt, as an async body sees it."""
+
+    def __init__(self, runner: AsyncRunner, job: Job, grant: Grant) -> None:
+        super().__init__(runner.kernel.identities, job.identity, grant)
+        self._runner = runner
+        self._job = job
+
+    async def step(
+        self, name: str, fn: Callable[[str], Awaitable[V] | V], *, codec: Any = None
+    ) -> V:
+        """Run `fn(child_key)` once: a step that finished in an earlier attempt is not repeated."""
+        return await self._runner.step(self, self._job, name, fn, codec)  # type: ignore[no-any-return]
+
+    async def renew(self) -> None:
+        """Renew the lease now, e.g. before a call that blocks the event loop."""
+        await self._runner.renew(self)
+
+
+class _Control:
+    """What the caller of one attempt and its task tell each other."""
+
+    __slots__ = ("abandoned", "started")
+
+    def __init__(self) -> None:
+        self.abandoned = False
+        self.started = False
+
+    def abandon(self) -> None:
+        self.abandoned = True
+
+
+class Home:
+    """What belongs to one event loop: its coalescer and the attempts running on it."""
+
+    def __init__(self, apply: Callable[[Sequence[Command]], Awaitable[list[Reply]]]) -> None:
+        self.coalescer = AsyncCoalescer(apply)
+        self.tasks: set[asyncio.Task[Verdict | None]] = set()
+
+
+class AsyncRunner:
+    """Runs jobs on a store, through each loop's coalescer or, in a transaction, directly."""
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        apply: Callable[[Sequence[Command]], Awaitable[list[Reply]]],
+        *,
+        coalesce: bool = True,
+        enlisted: AsyncEnlisted | None = None,
+    ) -> None:
+        self.kernel = kernel
+        self._apply = apply
+        self._coalesce = coalesce
+        self._enlisted = enlisted
+        self._clock = kernel.clock
+        self.reset()
+
+    def reset(self) -> None:
+        """No loops, no tasks: at the start, and in a forked child."""
+        self._lock = threading.Lock()
+        self._homes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Home]
+        self._homes = weakref.WeakKeyDictionary()
+        self.kernel.waiters.reset()
+        self.kernel.cache.clear()
+
+    def home(self) -> Home:
+        loop = asyncio.get_running_loop()
+        home = self._homes.get(loop)
+        if home is None:
+            with self._lock:
+                home = self._homes.setdefault(loop, Home(self._apply))
+        return home
+
+    async def run(self, job: Job, body: AsyncBody[T]) -> Result[T]:
+        hit = self.kernel.cached(job)
+        if hit is not None:
+            return hit
+        control = _Control()
+        if self._enlisted is not None:
+            # The caller's connection belongs to the caller's task; so does the attempt.
+            verdict = await self._drive(job, body, control)
+        else:
+            tasks = self.home().tasks
+            task = asyncio.get_running_loop().create_task(self._drive(job, body, control))
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+            try:
+                verdict = await asyncio.shield(task)
+            except asyncio.CancelledError:
+                control.abandon()
+                raise
+        assert verdict is not None
+        return self.kernel.conclude(job, verdict)
+
+    async def look(self, id: bytes) -> Seen:
+        reply = await self._send(Look(id), _nothing)
+        assert isinstance(reply, Seen)
+        return reply
+
+    async def renew(self, attempt: AsyncAttempt) -> None:
+        attempt.check()
+        grant = attempt._grant
+        command = Renew(grant.id, grant.owner, grant.fence, grant.lease)
+        answer = await self._answer(command, _nothing)
+        if isinstance(answer.reply, StoreUnavailable):
+            raise answer.reply
+        if isinstance(answer.reply, Lost):
+            attempt._on_lost = None  # told by the error, no need to cancel as well
+            attempt._mark_lost()
+            attempt.check()
+        attempt._extend(answer.sent_at + grant.lease)
+
+    async def drain(self, seconds: float) -> None:
+        """Let the running attempts end; after `seconds` cancel what is left and let it close."""
+        tasks = set(self.home().tasks)
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=seconds)
+            for task in late:
+                task.cancel()
+            if late:
+                await asyncio.wait(late)
+
+    # --- answers ------------------------------------------------------------------------------
+
+    async def _drive(self, job: Job, body: AsyncBody[Any], control: _Control) -> Verdict | None:
+        """The verdict; None where the caller left before anything was claimed."""
+        flow = attempt_flow(job.task)
+        answer: object = None
+        try:
+            while True:
+                try:
+                    ask = flow.send(answer)
+                except StopIteration as stop:
+                    verdict: Verdict = stop.value
+                    return verdict
+                if type(ask) is Call:
+                    answer = await self._answer(ask.command, control.abandon)
+                elif type(ask) is RunBody:
+                    answer = await self._run_body(ask.grant, job, body, control)
+                elif type(ask) is Sleep:
+                    answer = await self._sleep(ask, control)
+                    if control.abandoned and not control.started:
+                        return None
+                else:
+                    assert type(ask) is Recover
+                    answer = await self._recover(ask, job)
+        finally:
+            self.kernel.waiters.ended(job.task.id)
+
+    async def _send(self, command: Command, interrupted: Callable[[], None]) -> Reply:
+        if self._coalesce:
+            return await self.home().coalescer.call(command, interrupted)
+        return (await self._apply((command,)))[0]
+
+    async def _answer(self, command: Command, interrupted: Callable[[], None]) -> Answer:
+        sent_at = self._clock.now()
+        try:
+            reply: Reply | StoreUnavailable = await self._send(command, interrupted)
+        except StoreUnavailable as error:
+            reply = error
+        return Answer(reply, sent_at, self._clock.now())
+
+    async def _run_body(
+        self, grant: Grant, job: Job, body: AsyncBody[Any], control: _Control
+    ) -> Returned | Raised | Overtaken:
+        if control.abandoned:
+            error = NotStarted("the caller was cancelled before the operation began")
+            return Raised(error, grant.deadline)
+        control.started = True
+        attempt = AsyncAttempt(self, job, grant)
+        self.kernel.tell_claimed(job, grant)
+        if self._enlisted is not None:
+            return await self._run_enlisted(self._enlisted, attempt, job, body)
+        task = asyncio.current_task()
+        assert task is not None
+        attempt._on_lost = task.cancel
+        heart = AsyncHeart(attempt, self._clock, lambda c: self._answer(c, _nothing))
+        result: Returned | Raised
+        try:
+            value = body(attempt)
+            if inspect.isawaitable(value):
+                value = await value
+        except BaseException as error:
+            result = Raised(error, attempt._deadline)
+        else:
+            result = self.kernel.pack(job.codec, job.policy, value, attempt._deadline)
+        finally:
+            heart.stop()
+            attempt._close()
+        while task.cancelling():
+            task.uncancel()  # it was the body's business; the outcome must still be stored
+        return Overtaken() if attempt.lost else result
+
+    async def _run_enlisted(
+        self, enlisted: AsyncEnlisted, attempt: AsyncAttempt, job: Job, body: AsyncBody[Any]
+    ) -> Returned | Raised:
+        """In the caller's transaction: no lease to keep, and a raising body's rows are undone."""
+        await enlisted.mark()
+        try:
+            value = body(attempt)
+            if inspect.isawaitable(value):
+                value = await value
+        except BaseException as error:
+            await enlisted.undo()
+            return Raised(error, attempt._deadline)
+        await enlisted.settle()
+        return self.kernel.pack(job.codec, job.policy, value, attempt._deadline)
+
+    async def _sleep(self, ask: Sleep, control: _Control) -> int:
+        loop = asyncio.get_running_loop()
+        future = loop.create_future()
+
+        def wake() -> None:
+            if not future.done():
+                future.set_result(None)
+
+        def wake_from_anywhere() -> None:
+            loop.call_soon_threadsafe(wake)
+
+        timer = self._clock.later(self._clock.jitter(ask.us), wake)
+        if ask.watch is not None:
+            self.kernel.waiters.add(ask.watch, wake_from_anywhere)
+        try:
+            await future
+        except asyncio.CancelledError:
+            control.abandon()
+        finally:
+            timer.cancel()
+            if ask.watch is not None:
+                self.kernel.waiters.remove(ask.watch, wake_from_anywhere)
+        return self._clock.now()
+
+    async def _recover(self, ask: Recover, job: Job) -> Recovered | None:
+        assert job.policy.recover is not None
+        answer = job.policy.recover(self.kernel.unknown_key(job, ask.record))
+        if inspect.isawaitable(answer):
+            answer = await answer
+        return self.kernel.recovered(job, answer)
+
+    # --- steps --------------------------------------------------------------------------------
+
+    async def step(
+        self, attempt: AsyncAttempt, job: Job, name: str, fn: Callable[[str], Any], codec: Any
+    ) -> Any:
+        chosen = job.codec if codec is None else codec_for(codec)
+        child = attempt.child_key(name)
+        saved = attempt._begin_step(name)
+        flow = step_flow(attempt._grant, name, saved, child.encode())
+        control = _Control()
+        verdict = await self._drive_step(flow, attempt, job, fn, child, chosen, control)
+        value = attempt._end_step(name, verdict, chosen)
+        if control.abandoned:
+            raise asyncio.CancelledError  # it came while the step was being recorded
+        return value
+
+    async def _drive_step(
+        self,
+        flow: Generator[Ask, object, StepVerdict],
+        attempt: AsyncAttempt,
+        job: Job,
+        fn: Callable[[str], Any],
+        child: str,
+        codec: Codec,
+        control: _Control,
+    ) -> StepVerdict:
+        answer: object = None
+        while True:
+            try:
+                ask = flow.send(answer)
+            except StopIteration as stop:
+                verdict: StepVerdict = stop.value
+                return verdict
+            if type(ask) is RunStep:
+                answer = await self._run_step(attempt, job, fn, child, codec, control)
+            elif type(ask) is Sleep:
+                await sleep(self._clock, self._clock.jitter(ask.us))
+                answer = self._clock.now()
+            else:
+                assert type(ask) is Call
+                answer = await self._answer(ask.command, control.abandon)
+
+    async def _run_step(
+        self,
+        attempt: AsyncAttempt,
+        job: Job,
+        fn: Callable[[str], Any],
+        child: str,
+        codec: Codec,
+        control: _Control,
+    ) -> Returned | Raised:
+        if control.abandoned:
+            return Raised(asyncio.CancelledError(), attempt._deadline)
+        try:
+            value = fn(child)
+            if inspect.isawaitable(value):
+                value = await value
+        except BaseException as error:
+            return Raised(error, attempt._deadline)
+        return self.kernel.pack(codec, job.policy, value, attempt._deadline)
+
+
+def _nothing() -> None:
+    """A cancellation that is nobody's business here: the store's reply is on its way."""

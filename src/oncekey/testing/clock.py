@@ -1,0 +1,91 @@
+"""A clock that stands still until a test moves it.
+
+`FakeClock` serves as the engine's clock (`Once(..., clock=fake)`) and, through `wall`, as a
+store's (`MemoryStore(clock=fake.wall)`), for threads and for event loops alike.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+
+_STORE_EPOCH_US = 1_700_000_000_000_000
+_GLANCE_SECONDS = 0.001
+
+
+class _FakeTimer:
+    def __init__(self, due: int, call: Callable[[], None]) -> None:
+        self.due = due
+        self.call = call
+        self.loop = asyncio.get_running_loop()
+        self.cancelled = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+    def fire(self) -> None:
+        if not self.cancelled:
+            self.call()
+
+
+class FakeClock:
+    def __init__(self) -> None:
+        self._now = 1_000_000
+        self._changed = threading.Condition()
+        self._timers: list[_FakeTimer] = []
+        self._waiting = 0
+
+    # --- what the engine calls ----------------------------------------------------------------
+
+    def now(self) -> int:
+        return self._now
+
+    def wall(self) -> int:
+        """The same time as a store's clock: microseconds since an epoch."""
+        return _STORE_EPOCH_US + self._now
+
+    def wait(self, event: threading.Event, us: int) -> bool:
+        due = self._now + us
+        with self._changed:
+            self._waiting += 1
+            self._changed.notify_all()
+        try:
+            # The event may be set from outside without our knowing, hence the glances.
+            while self._now < due:
+                if event.wait(_GLANCE_SECONDS):
+                    return True
+            return event.is_set()
+        finally:
+            with self._changed:
+                self._waiting -= 1
+                self._changed.notify_all()
+
+    def later(self, us: int, call: Callable[[], None]) -> _FakeTimer:
+        timer = _FakeTimer(self._now + us, call)
+        with self._changed:
+            self._timers.append(timer)
+            self._changed.notify_all()
+        return timer
+
+    def jitter(self, us: int) -> int:
+        return us
+
+    # --- what the test calls ------------------------------------------------------------------
+
+    def advance(self, us: int) -> None:
+        """Let time pass at once: wakes sleeping threads, fires timers on their loops."""
+        with self._changed:
+            self._now += us
+            due = sorted(
+                (t for t in self._timers if t.due <= self._now), key=lambda timer: timer.due
+            )
+            self._timers = [t for t in self._timers if t.due > self._now and not t.cancelled]
+        for timer in due:
+            timer.loop.call_soon_threadsafe(timer.fire)
+
+    def wait_until_waiting(self, count: int = 1, timeout: float = 10.0) -> None:
+        """Block until `count` threads are waiting on this clock."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._waiting >= count, timeout):
+                raise AssertionError(f"{self._waiting} threads wait on the clock, not {count}")
