@@ -83,7 +83,7 @@ class JSONCodec:
         self._encode = json.JSONEncoder(
             ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_refuse
         ).encode
-        self._decode = json.JSONDecoder().decode
+        self._decode = json.JSONDecoder().raw_decode
 
     def dump(self, value: Any, /) -> bytes:
         text = self._encode(value)
@@ -92,7 +92,11 @@ class JSONCodec:
         return text.encode("utf-8")
 
     def load(self, data: bytes, /) -> Any:
-        return self._decode(data.decode("utf-8"))
+        text = data.decode("utf-8")
+        value, end = self._decode(text)
+        if end != len(text):
+            raise ValueError("something follows the stored value")
+        return value
 
 
 class DataclassCodec:

@@ -10,9 +10,9 @@ Owns the limits on the three parts. Knows no store.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any
+from struct import Struct
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from oncekey.core.errors import ConfigurationError, InvalidKey
@@ -33,13 +33,11 @@ _CHILD_PREFIX = "ok1-"
 KeyLike = str | int | UUID
 
 
-def frame(*parts: bytes) -> bytes:
-    """Parts joined so that only the same parts give the same bytes (I8)."""
-    return b"".join([len(part).to_bytes(4, "big") + part for part in parts])
+_three_lengths = Struct(">3I").pack
+_four_lengths = Struct(">4I").pack
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
+class Identity(NamedTuple):
     """One intent of one caller, with its id."""
 
     scope: str
@@ -67,16 +65,18 @@ class Identities:
         text = _key_text(key)
         _check_text("scope", scope, 0, SCOPE_MAX_CHARS)
         _check_text("operation", operation, 1, OPERATION_MAX_CHARS)
-        data = frame(scope.encode(), operation.encode(), text.encode())
+        who, what, name = scope.encode(), operation.encode(), text.encode()
+        # All lengths first, then the parts: only the same three parts give the same bytes (I8).
+        data = _three_lengths(len(who), len(what), len(name)) + who + what + name
         digest = blake2b(data, digest_size=16, key=self._secret, person=_ID_PERSON).digest()
         return Identity(scope, operation, text, digest)
 
     def child_key(self, parent: Identity, name: str) -> str:
         """The key a step sends downstream: the same on every retry, different per tenant."""
         _check_text("step name", name, 1, STEP_NAME_MAX_CHARS)
-        data = frame(
-            parent.scope.encode(), parent.operation.encode(), parent.key.encode(), name.encode()
-        )
+        parts = [parent.scope, parent.operation, parent.key, name]
+        raw = [part.encode() for part in parts]
+        data = _four_lengths(*map(len, raw)) + b"".join(raw)
         digest = blake2b(data, digest_size=20, key=self._secret, person=_CHILD_PERSON).hexdigest()
         return _CHILD_PREFIX + digest
 
@@ -116,12 +116,14 @@ def _key_text(key: KeyLike) -> str:
 
 
 def _check_text(name: str, text: str, low: int, high: int) -> None:
+    # isprintable refuses control characters and lone surrogates, which are never meant
+    # and which some drivers, logs and headers cut or rewrite.
+    if type(text) is str and low <= len(text) <= high and text.isprintable():
+        return
     if not isinstance(text, str):
         raise InvalidKey(f"the {name} must be text, not {type(text).__name__}")
     if not low <= len(text) <= high:
         raise InvalidKey(f"the {name} has {len(text)} characters; allowed are {low} to {high}")
-    # isprintable refuses control characters and lone surrogates, which are never meant
-    # and which some drivers, logs and headers cut or rewrite.
     if not text.isprintable():
         raise InvalidKey(f"the {name} contains characters that cannot be printed")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from oncekey.core import codec as codecs
 from oncekey.core.asks import Grant, Recovered, Returned, Task, Verdict
@@ -54,15 +54,18 @@ class Result(Generic[T]):
     fence: int
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
+class Job(NamedTuple):
     """One call of `run`, worked out: whose, what, how, and since when."""
 
     identity: Identity
-    task: Task
+    fingerprint: bytes
     policy: Policy
     codec: Codec
     started_at: int
+
+    @property
+    def id(self) -> bytes:
+        return self.identity.id
 
 
 class Kernel:
@@ -123,18 +126,23 @@ class Kernel:
         """Validate and work out one call."""
         policy = self.policy_with(options, operation) if options else self.policy
         identity = self.identities.identify(scope, operation, key)
-        task = Task(
+        fingerprint = self.identities.fingerprint(request)
+        chosen = self.codec if codec is None else codecs.codec_for(codec)
+        return Job(identity, fingerprint, policy, chosen, self.clock.now())
+
+    def task(self, job: Job) -> Task:
+        """The flow's view of a job, with a fresh owner."""
+        identity = job.identity
+        return Task(
             identity.id,
             new_owner(),
-            self.identities.fingerprint(request),
-            policy.terms,
-            policy.recover is not None,
-            scope,
-            operation,
+            job.fingerprint,
+            job.policy.terms,
+            job.policy.recover is not None,
+            identity.scope,
+            identity.operation,
             identity.key if self.raw_keys else "",
         )
-        chosen = self.codec if codec is None else codecs.codec_for(codec)
-        return Job(identity, task, policy, chosen, self.clock.now())
 
     def policy_with(self, options: dict[str, Any], operation: str) -> Policy:
         """The policy with per-operation options, checked against the store's guarantee."""
@@ -161,7 +169,7 @@ class Kernel:
 
     def cached(self, job: Job) -> Result[Any] | None:
         """The answer without a round trip, if it is known here."""
-        entry = self.cache.get(job.task.id, job.task.fingerprint, job.started_at)
+        entry = self.cache.get(job.identity.id, job.fingerprint, job.started_at)
         if entry is None:
             return None
         if self._subscribers:
@@ -240,8 +248,8 @@ class Kernel:
     def _remember(self, job: Job, verdict: Verdict, stored: Stored) -> None:
         age = min(verdict.expires_in, CACHE_AGE_MAX_US)
         self.cache.put(
-            job.task.id,
-            job.task.fingerprint,
+            job.identity.id,
+            job.fingerprint,
             stored,
             attempt=verdict.attempt,
             fence=verdict.fence,
@@ -253,12 +261,14 @@ class Kernel:
     def _result(
         self, job: Job, stored: Stored, replayed: bool, attempt: int, fence: int
     ) -> Result[Any]:
-        where = {"operation": job.identity.operation, "tag": job.identity.tag}
         if isinstance(stored, StoredValue):
             try:
                 return Result(value_of(stored, job.codec), replayed, attempt, fence)
             except OncekeyError as error:
-                raise NotReplayable(str(error), **where) from error
+                raise NotReplayable(
+                    str(error), operation=job.identity.operation, tag=job.identity.tag
+                ) from error
+        where = {"operation": job.identity.operation, "tag": job.identity.tag}
         if isinstance(stored, StoredError):
             raise OperationFailed(
                 f"the first run failed with {stored.type}: {stored.message}. It is not run "

@@ -101,7 +101,7 @@ class AsyncOperations:
         """Where a key stands, without running or changing anything."""
         job = self._kernel.job(operation, key, scope, None, codec, {})
         await self._ready()
-        return status_of(await self._runner.look(job.task.id), job.codec)
+        return status_of(await self._runner.look(job.id), job.codec)
 
 
 class AsyncOnce(AsyncOperations):

@@ -84,7 +84,7 @@ class Home:
 
     def __init__(self, apply: Callable[[Sequence[Command]], Awaitable[list[Reply]]]) -> None:
         self.coalescer = AsyncCoalescer(apply)
-        self.tasks: set[asyncio.Task[Verdict | None]] = set()
+        self.tasks: set[asyncio.Task[None]] = set()
 
 
 class AsyncRunner:
@@ -130,17 +130,37 @@ class AsyncRunner:
             # The caller's connection belongs to the caller's task; so does the attempt.
             verdict = await self._drive(job, body, control)
         else:
-            tasks = self.home().tasks
-            task = asyncio.get_running_loop().create_task(self._drive(job, body, control))
-            tasks.add(task)
-            task.add_done_callback(tasks.discard)
-            try:
-                verdict = await asyncio.shield(task)
-            except asyncio.CancelledError:
-                control.abandon()
-                raise
+            verdict = await self._detached(job, body, control)
         assert verdict is not None
         return self.kernel.conclude(job, verdict)
+
+    async def _detached(self, job: Job, body: AsyncBody[Any], control: _Control) -> Verdict | None:
+        """The attempt as a task of its own, which outlives a cancelled caller."""
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[Verdict | None] = loop.create_future()
+        tasks = self.home().tasks
+
+        async def live() -> None:
+            try:
+                verdict = await self._drive(job, body, control)
+            except BaseException as error:
+                if done.done():
+                    raise  # the caller has left: the loop's exception handler is told
+                done.set_exception(error)
+            else:
+                if not done.done():
+                    done.set_result(verdict)
+            finally:
+                tasks.discard(task)
+
+        task = loop.create_task(live())
+        tasks.add(task)
+        try:
+            # Only this future is cancelled with the caller, never the task.
+            return await done
+        except asyncio.CancelledError:
+            control.abandon()
+            raise
 
     async def look(self, id: bytes) -> Seen:
         reply = await self._send(Look(id), _nothing)
@@ -174,7 +194,7 @@ class AsyncRunner:
 
     async def _drive(self, job: Job, body: AsyncBody[Any], control: _Control) -> Verdict | None:
         """The verdict; None where the caller left before anything was claimed."""
-        flow = attempt_flow(job.task)
+        flow = attempt_flow(self.kernel.task(job))
         answer: object = None
         try:
             while True:
@@ -195,7 +215,7 @@ class AsyncRunner:
                     assert type(ask) is Recover
                     answer = await self._recover(ask, job)
         finally:
-            self.kernel.waiters.ended(job.task.id)
+            self.kernel.waiters.ended(job.id)
 
     async def _send(self, command: Command, interrupted: Callable[[], None]) -> Reply:
         if self._coalesce:

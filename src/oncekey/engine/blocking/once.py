@@ -95,7 +95,7 @@ class Operations:
     ) -> KeyStatus | None:
         """Where a key stands, without running or changing anything."""
         job = self._kernel.job(operation, key, scope, None, codec, {})
-        return status_of(self._runner.look(job.task.id), job.codec)
+        return status_of(self._runner.look(job.id), job.codec)
 
 
 class Once(Operations):

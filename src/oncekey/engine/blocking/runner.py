@@ -91,7 +91,7 @@ class Runner:
         try:
             verdict = self._drive(job, body)
         finally:
-            self.kernel.waiters.ended(job.task.id)
+            self.kernel.waiters.ended(job.id)
         return self.kernel.conclude(job, verdict)
 
     def look(self, id: bytes) -> Seen:
@@ -116,7 +116,7 @@ class Runner:
     # --- answers ------------------------------------------------------------------------------
 
     def _drive(self, job: Job, body: Body[Any]) -> Verdict:
-        flow = attempt_flow(job.task)
+        flow = attempt_flow(self.kernel.task(job))
         answer: object = None
         while True:
             try:
