@@ -6,6 +6,7 @@ A driver (blocking, asyncio, or the explorer) meets an ask, does it, and sends t
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from oncekey.core.commands import Command, Reply
 from oncekey.core.errors import StoreUnavailable
@@ -16,15 +17,13 @@ from oncekey.core.record import Record, State, Step
 # --- asks and their answers ----------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(NamedTuple):
     """Send one command to the store; answered by `Answer`."""
 
     command: Command
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """The reply or the failure, and when the command was sent and the answer came."""
 
     reply: Reply | StoreUnavailable
@@ -32,8 +31,7 @@ class Answer:
     at: int
 
 
-@dataclass(frozen=True, slots=True)
-class Grant:
+class Grant(NamedTuple):
     """The right to run: until `deadline` on the owner's own clock nobody else can hold the key."""
 
     id: bytes
@@ -46,15 +44,13 @@ class Grant:
     taken_over: bool
 
 
-@dataclass(frozen=True, slots=True)
-class RunBody:
+class RunBody(NamedTuple):
     """Run the user's function under this grant; answered by `Returned`, `Raised` or `Overtaken`."""
 
     grant: Grant
 
 
-@dataclass(frozen=True, slots=True)
-class Returned:
+class Returned(NamedTuple):
     """The body's packed result; `raw` is what the caller gets where the result was not kept."""
 
     body: bytes
@@ -63,8 +59,7 @@ class Returned:
     kept: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Raised:
+class Raised(NamedTuple):
     error: BaseException
     deadline: int
 
@@ -74,8 +69,7 @@ class Overtaken:
     """The heartbeat found the claim lost while the body ran."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sleep:
+class Sleep(NamedTuple):
     """Let time pass (drivers add jitter); `watch` wakes early if that key ends in this process.
 
     Answered by the clock reading at waking.
@@ -85,15 +79,13 @@ class Sleep:
     watch: bytes | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Recover:
+class Recover(NamedTuple):
     """Ask the user's `recover` about an unknown record; answered by `Recovered` or None."""
 
     record: Record
 
 
-@dataclass(frozen=True, slots=True)
-class Recovered:
+class Recovered(NamedTuple):
     """What recovery found: SUCCEEDED or FAILED with a packed body, or ABSENT to free the key."""
 
     state: State
@@ -101,15 +93,13 @@ class Recovered:
     note: str
 
 
-@dataclass(frozen=True, slots=True)
-class RunStep:
+class RunStep(NamedTuple):
     """Run one step's function; answered by `Returned` or `Raised`."""
 
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class Extended:
+class Extended(NamedTuple):
     """The heartbeat held: the owner's new deadline. Answered by nothing."""
 
     deadline: int
@@ -120,8 +110,7 @@ Ask = Call | RunBody | Sleep | Recover | RunStep | Extended
 # --- what an attempt comes to --------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(NamedTuple):
     """How one attempt ended for its caller. `error` is the body's own, to be raised again."""
 
     fact: Fact
@@ -136,8 +125,7 @@ class Verdict:
     error: BaseException | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
+class Task(NamedTuple):
     """What to attempt: the identity's id, a fresh random owner, what was asked, on which terms."""
 
     id: bytes
@@ -150,8 +138,7 @@ class Task:
     key: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class StepVerdict:
+class StepVerdict(NamedTuple):
     """A step's packed result; or the error to raise in the body."""
 
     body: bytes = b""

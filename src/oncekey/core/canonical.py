@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import json
 from collections.abc import Mapping, Set
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
@@ -18,6 +17,7 @@ from typing import Any
 from uuid import UUID
 
 from oncekey.core.errors import InvalidKey
+from oncekey.core.jsontext import make_encode
 
 
 def canonical(value: Any) -> bytes:
@@ -55,6 +55,4 @@ def _other(value: Any) -> Any:
     raise TypeError(f"a {type(value).__name__} has no canonical form")
 
 
-_encode = json.JSONEncoder(
-    sort_keys=True, separators=(",", ":"), allow_nan=False, default=_other
-).encode
+_encode = make_encode(sort_keys=True, ensure_ascii=True, default=_other)

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from oncekey.core.errors import ConfigurationError
+from oncekey.core.jsontext import make_encode
 
 ENVELOPE_VERSION = 1
 ERROR_MESSAGE_MAX_CHARS = 4_000
@@ -80,9 +81,7 @@ class JSONCodec:
     name = "json"
 
     def __init__(self) -> None:
-        self._encode = json.JSONEncoder(
-            ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_refuse
-        ).encode
+        self._encode = make_encode(sort_keys=False, ensure_ascii=False, default=_refuse)
         self._decode = json.JSONDecoder().raw_decode
 
     def dump(self, value: Any, /) -> bytes:

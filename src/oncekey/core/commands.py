@@ -2,19 +2,22 @@
 
 A store's one verb is `apply(commands) -> replies`, reply i answering command i. Commands carry
 all a decision needs except the record and the clock, which belong to the store.
+
+Named tuples, because several are made for every operation; the empty replies are classes of their
+own, for two empty tuples would be equal.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from oncekey.core.record import Record, State, Step
 
 # --- commands ------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(NamedTuple):
     """I want to run this. `owner` is random per attempt, so a repeat is known for what it is."""
 
     id: bytes
@@ -29,8 +32,7 @@ class Claim:
     key: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Finish:
+class Finish(NamedTuple):
     """It ended: `state` is SUCCEEDED, FAILED, or UNKNOWN (interrupted, nobody can tell)."""
 
     id: bytes
@@ -40,8 +42,7 @@ class Finish:
     body: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Renew:
+class Renew(NamedTuple):
     """I am alive: `lease` more microseconds from now."""
 
     id: bytes
@@ -50,8 +51,7 @@ class Renew:
     lease: int
 
 
-@dataclass(frozen=True, slots=True)
-class Release:
+class Release(NamedTuple):
     """Nothing happened, free the key. `fence` is None where the claim's reply never came."""
 
     id: bytes
@@ -59,8 +59,7 @@ class Release:
     fence: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class SaveStep:
+class SaveStep(NamedTuple):
     """Remember this step: first the intent (`done=False`), then its result."""
 
     id: bytes
@@ -71,15 +70,13 @@ class SaveStep:
     body: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Look:
+class Look(NamedTuple):
     """Read the record; changes nothing."""
 
     id: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Resolve:
+class Resolve(NamedTuple):
     """Recovery or an operator decides an unknown key; `note` says who and why."""
 
     id: bytes
@@ -94,8 +91,7 @@ Command = Claim | Finish | Renew | Release | SaveStep | Look | Resolve
 # --- replies -------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Claimed:
+class Claimed(NamedTuple):
     """The key is yours. `taken_over` tells that an earlier owner fell silent."""
 
     fence: int
@@ -104,8 +100,7 @@ class Claimed:
     taken_over: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Replay:
+class Replay(NamedTuple):
     """Finished before: its outcome, and how much longer it holds."""
 
     state: State
@@ -115,22 +110,19 @@ class Replay:
     expires_in: int
 
 
-@dataclass(frozen=True, slots=True)
-class Different:
+class Different(NamedTuple):
     """The key belongs to another request; `version` is its fingerprint's."""
 
     version: int
 
 
-@dataclass(frozen=True, slots=True)
-class Busy:
+class Busy(NamedTuple):
     """Someone holds the key for `remaining` more microseconds, unless renewed."""
 
     remaining: int
 
 
-@dataclass(frozen=True, slots=True)
-class Unsure:
+class Unsure(NamedTuple):
     """The owner died; the record as it stands, for `recover`."""
 
     record: Record
@@ -146,8 +138,7 @@ class Lost:
     """You do not hold this key (any more); nothing was changed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
+class Seen(NamedTuple):
     """The record as it stands, and the store's clock."""
 
     record: Record | None

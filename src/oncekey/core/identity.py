@@ -56,10 +56,11 @@ class Identities:
 
     def __init__(self, secret: bytes | str | None = None) -> None:
         self._secret = _secret_bytes(secret)
+        self._nothing = fingerprint(None, self._secret)
 
     def fingerprint(self, request: Any) -> bytes:
         """What is asked, under the same secret."""
-        return fingerprint(request, self._secret)
+        return self._nothing if request is None else fingerprint(request, self._secret)
 
     def identify(self, scope: str, operation: str, key: KeyLike) -> Identity:
         text = _key_text(key)

@@ -181,25 +181,26 @@ def _start(record: Record | None, claim: Claim, now: int) -> Decision:
     attempt = freed.attempt + 1 if freed else 1
     steps = freed.steps if freed else ()
     fence = next_fence(record, now)
+    # In the order of Record's fields: by position, because this is made for every first run.
     write = Record(
-        id=claim.id,
-        state=_next(ABSENT, Event.CLAIM),
-        fingerprint=claim.fingerprint,
-        owner=claim.owner,
-        fence=fence,
-        attempt=attempt,
-        retry_safe=claim.retry_safe,
-        created_at=freed.created_at if freed else now,
-        lease_until=now + claim.lease,
-        finished_at=0,
-        keep=claim.keep,
-        audit=claim.audit,
-        scope=claim.scope,
-        operation=claim.operation,
-        key=claim.key,
-        steps=steps,
-        body=b"",
-        note="",
+        claim.id,
+        _next(ABSENT, Event.CLAIM),
+        claim.fingerprint,
+        claim.owner,
+        fence,
+        attempt,
+        claim.retry_safe,
+        freed.created_at if freed else now,  # created_at
+        now + claim.lease,  # lease_until
+        0,  # finished_at
+        claim.keep,
+        claim.audit,
+        claim.scope,
+        claim.operation,
+        claim.key,
+        steps,
+        b"",  # body
+        "",  # note
     )
     worth_keeping = record is not None and record.state != ABSENT and not is_garbage(record, now)
     return Decision(Claimed(fence, attempt, steps), write, record if worth_keeping else None)

@@ -34,7 +34,7 @@ from oncekey.core.policy import Policy
 from oncekey.core.record import Record, State
 from oncekey.core.recovery import Recovery, UnknownKey
 from oncekey.engine.clock import Clock, new_owner
-from oncekey.engine.replay_cache import CACHE_AGE_MAX_US, ReplayCache
+from oncekey.engine.replay_cache import CACHE_AGE_MAX_US, ENTRY_OVERHEAD, Entry, ReplayCache
 from oncekey.engine.waiters import Waiters
 
 T = TypeVar("T")
@@ -167,11 +167,18 @@ class Kernel:
         )
         check_level(policy.required_level, effective, self.guarantee, operation)
 
-    def cached(self, job: Job) -> Result[Any] | None:
+    def replay(
+        self, operation: str, key: KeyLike, scope: str, request: Any, codec: Any
+    ) -> Result[Any] | None:
         """The answer without a round trip, if it is known here."""
-        entry = self.cache.get(job.identity.id, job.fingerprint, job.started_at)
-        if entry is None:
+        if type(key) is not str or type(scope) is not str or type(operation) is not str:
             return None
+        now = self.clock.now()
+        entry = self.cache.get((scope, operation, key), now)
+        if entry is None or entry.fingerprint != self.identities.fingerprint(request):
+            return None  # of another request the store decides what that means
+        chosen = self.codec if codec is None else codecs.codec_for(codec)
+        job = Job(entry.identity, entry.fingerprint, self.policy, chosen, now)
         if self._subscribers:
             self._tell(job, Fact.REPLAYED, entry.fence, entry.attempt, from_cache=True)
         return self._result(job, entry.stored, True, entry.attempt, entry.fence)
@@ -246,16 +253,19 @@ class Kernel:
         raise self._error(job, verdict)
 
     def _remember(self, job: Job, verdict: Verdict, stored: Stored) -> None:
-        age = min(verdict.expires_in, CACHE_AGE_MAX_US)
+        # Counted from before the run: an entry never outlives its record.
+        until = job.started_at + min(verdict.expires_in, CACHE_AGE_MAX_US)
+        size = len(verdict.body) + ENTRY_OVERHEAD
         self.cache.put(
-            job.identity.id,
-            job.fingerprint,
-            stored,
-            attempt=verdict.attempt,
-            fence=verdict.fence,
-            # Counted from before the run: an entry never outlives its record.
-            until=job.started_at + age,
-            size=len(verdict.body),
+            Entry(
+                job.identity,
+                job.fingerprint,
+                stored,
+                verdict.attempt,
+                verdict.fence,
+                until,
+                size,
+            )
         )
 
     def _result(

@@ -12,14 +12,19 @@ from collections import OrderedDict
 from typing import NamedTuple
 
 from oncekey.core.codec import Stored
+from oncekey.core.identity import Identity
 
 CACHE_ENTRIES_DEFAULT = 10_000
 CACHE_BYTES_DEFAULT = 32 * 1024 * 1024
 CACHE_AGE_MAX_US = 60_000_000
-_ENTRY_OVERHEAD = 400
+ENTRY_OVERHEAD = 400
+
+
+Name = tuple[str, str, str]
 
 
 class Entry(NamedTuple):
+    identity: Identity
     fingerprint: bytes
     stored: Stored
     attempt: int
@@ -29,7 +34,7 @@ class Entry(NamedTuple):
 
 
 class ReplayCache:
-    """An LRU of outcomes by id; safe from any thread."""
+    """An LRU of outcomes by (scope, operation, key); safe from any thread."""
 
     def __init__(
         self, entries: int = CACHE_ENTRIES_DEFAULT, size: int = CACHE_BYTES_DEFAULT
@@ -38,46 +43,34 @@ class ReplayCache:
         self._most_bytes = size
         self._bytes = 0
         self._lock = threading.Lock()
-        self._entries: OrderedDict[bytes, Entry] = OrderedDict()
+        self._entries: OrderedDict[Name, Entry] = OrderedDict()
 
-    def get(self, id: bytes, fingerprint: bytes, now: int) -> Entry | None:
-        """The outcome, if it is here, still holds and answers this very request."""
+    def get(self, name: Name, now: int) -> Entry | None:
+        """The outcome, if it is here and still holds. The caller compares the fingerprint."""
+        if name not in self._entries:
+            return None
         with self._lock:
-            entry = self._entries.get(id)
+            entry = self._entries.get(name)
             if entry is None:
                 return None
             if now >= entry.until:
-                self._drop(id)
+                self._drop(name)
                 return None
-            if entry.fingerprint != fingerprint:
-                return None  # the store decides what that means
-            self._entries.move_to_end(id)
+            self._entries.move_to_end(name)
             return entry
 
-    def put(
-        self,
-        id: bytes,
-        fingerprint: bytes,
-        stored: Stored,
-        *,
-        attempt: int,
-        fence: int,
-        until: int,
-        size: int,
-    ) -> None:
-        cost = size + _ENTRY_OVERHEAD
-        if self._most_entries == 0 or cost > self._most_bytes:
+    def put(self, entry: Entry) -> None:
+        if self._most_entries == 0 or entry.size > self._most_bytes:
             return
+        identity = entry.identity
+        name = (identity.scope, identity.operation, identity.key)
         with self._lock:
-            self._drop(id)
-            self._entries[id] = Entry(fingerprint, stored, attempt, fence, until, cost)
-            self._bytes += cost
+            if name in self._entries:
+                self._drop(name)
+            self._entries[name] = entry
+            self._bytes += entry.size
             while len(self._entries) > self._most_entries or self._bytes > self._most_bytes:
                 self._drop(next(iter(self._entries)))
-
-    def forget(self, id: bytes) -> None:
-        with self._lock:
-            self._drop(id)
 
     def clear(self) -> None:
         """Also after a fork, when the lock may have been held by a thread that is gone."""
@@ -88,7 +81,7 @@ class ReplayCache:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def _drop(self, id: bytes) -> None:
-        entry = self._entries.pop(id, None)
+    def _drop(self, name: Name) -> None:
+        entry = self._entries.pop(name, None)
         if entry is not None:
             self._bytes -= entry.size

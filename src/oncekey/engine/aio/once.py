@@ -57,6 +57,9 @@ class AsyncOperations:
         Cancelling the caller does not cancel a body that has begun: it goes on, and its outcome
         is stored for the next retry.
         """
+        known = self._kernel.replay(operation, key, scope, request, codec)
+        if known is not None:
+            return known
         job = self._kernel.job(operation, key, scope, request, codec, options)
         await self._ready()
         return await self._runner.run(job, body)
@@ -87,9 +90,16 @@ class AsyncOperations:
                         return fn(*args, **kwargs, attempt=attempt)
                     return fn(*args, **kwargs)
 
-                job = self._kernel.job(operation, key_, scope_, request_, codec, options)
-                await self._ready()
-                return (await self._runner.run(job, body)).value
+                result = await self.run(
+                    operation,
+                    key_,
+                    body,
+                    scope=scope_,
+                    request=request_,
+                    codec=codec,
+                    **options,
+                )
+                return result.value
 
             return once_only
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import sys
 import threading
 import weakref
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from typing import Any, TypeVar
 
 from oncekey.core.asks import (
@@ -122,9 +123,6 @@ class AsyncRunner:
         return home
 
     async def run(self, job: Job, body: AsyncBody[T]) -> Result[T]:
-        hit = self.kernel.cached(job)
-        if hit is not None:
-            return hit
         control = _Control()
         if self._enlisted is not None:
             # The caller's connection belongs to the caller's task; so does the attempt.
@@ -141,6 +139,8 @@ class AsyncRunner:
         tasks = self.home().tasks
 
         async def live() -> None:
+            task = asyncio.current_task()
+            assert task is not None
             try:
                 verdict = await self._drive(job, body, control)
             except BaseException as error:
@@ -153,8 +153,9 @@ class AsyncRunner:
             finally:
                 tasks.discard(task)
 
-        task = loop.create_task(live())
-        tasks.add(task)
+        task = _start(loop, live())
+        if not task.done():
+            tasks.add(task)
         try:
             # Only this future is cancelled with the caller, never the task.
             return await done
@@ -367,6 +368,13 @@ class AsyncRunner:
         except BaseException as error:
             return Raised(error, attempt._deadline)
         return self.kernel.pack(codec, job.policy, value, attempt._deadline)
+
+
+def _start(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    """A task; where Python can, it runs at once up to its first real wait."""
+    if sys.version_info >= (3, 12):
+        return asyncio.Task(work, loop=loop, eager_start=True)
+    return loop.create_task(work)
 
 
 def _nothing() -> None:

@@ -63,14 +63,20 @@ class Heart:
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._planned = 0
+        self._watched = 0
+        self._third = _FOREVER_US
         self._thread: threading.Thread | None = None
         self._stopped = False
 
     def watch(self, attempt: AttemptBase) -> None:
         """Keep this attempt alive until `forget`."""
         grant = attempt._grant
-        beat = _Beat(attempt, grant.deadline - grant.lease + grant.lease // RENEWALS_PER_LEASE)
+        third = grant.lease // RENEWALS_PER_LEASE
+        if third < self._third:
+            self._third = third
+        beat = _Beat(attempt, grant.deadline - grant.lease + third)
         self._beats[id(attempt)] = beat
+        self._watched += 1
         if self._thread is None:
             self._start()
         if beat.due < self._planned:
@@ -95,6 +101,7 @@ class Heart:
                 self._thread.start()
 
     def _run(self) -> None:
+        seen = -1
         while not self._stopped:
             now = self._clock.now()
             due = [beat for beat in list(self._beats.values()) if beat.due <= now]
@@ -105,7 +112,12 @@ class Heart:
             # While the plan is being made it counts as "never", so an attempt that comes in now
             # either is in the list below or sets the event.
             self._planned = never = now + _FOREVER_US
-            self._planned = min((beat.due for beat in list(self._beats.values())), default=never)
+            # While attempts come and go, looking in at the shortest third is enough for any of
+            # them, and none of them has to wake this thread.
+            idle = self._watched == seen
+            seen = self._watched
+            latest = never if idle else now + self._third
+            self._planned = min([latest, *(beat.due for beat in list(self._beats.values()))])
             if self._planned > now and not self._stopped:
                 self._clock.wait(self._wake, self._planned - now)
 

@@ -50,6 +50,9 @@ class Operations:
         `request` is what was asked: another request under the same key raises Mismatch.
         `options` are fields of Policy for this call. Raises the errors of `oncekey.errors`.
         """
+        known = self._kernel.replay(operation, key, scope, request, codec)
+        if known is not None:
+            return known
         job = self._kernel.job(operation, key, scope, request, codec, options)
         return self._runner.run(job, body)
 
@@ -83,8 +86,15 @@ class Operations:
                         return fn(*args, **kwargs, attempt=attempt)
                     return fn(*args, **kwargs)
 
-                job = self._kernel.job(operation, key_, scope_, request_, codec, options)
-                return self._runner.run(job, body).value
+                return self.run(
+                    operation,
+                    key_,
+                    body,
+                    scope=scope_,
+                    request=request_,
+                    codec=codec,
+                    **options,
+                ).value
 
             return once_only
 

@@ -85,9 +85,6 @@ class Runner:
         self.kernel.cache.clear()
 
     def run(self, job: Job, body: Body[T]) -> Result[T]:
-        hit = self.kernel.cached(job)
-        if hit is not None:
-            return hit
         try:
             verdict = self._drive(job, body)
         finally:

@@ -1,0 +1,42 @@
+"""JSON encoding with the encoder made once.
+
+`json.JSONEncoder.encode` builds its C encoder anew on every call, which costs more than encoding
+a small value. Where the C encoder cannot be had (other Pythons), the plain one serves.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from json import encoder as _json
+from typing import Any
+
+Encode = Callable[[Any], str]
+
+
+def make_encode(*, sort_keys: bool, ensure_ascii: bool, default: Callable[[Any], Any]) -> Encode:
+    """A compact encoder that refuses NaN and infinities."""
+    plain = json.JSONEncoder(
+        sort_keys=sort_keys,
+        ensure_ascii=ensure_ascii,
+        default=default,
+        separators=(",", ":"),
+        allow_nan=False,
+    ).encode
+    text = _json.encode_basestring_ascii if ensure_ascii else _json.encode_basestring
+    try:
+        # No table of visited containers: a cycle ends in RecursionError, and one encoder may
+        # then serve many threads.
+        make: Any = vars(_json)["c_make_encoder"]
+        chunks = make(None, default, text, None, ":", ",", sort_keys, False, False)
+        works = "".join(chunks({"b": [1, "ä"], "a": None}, 0))
+    except (KeyError, TypeError):
+        return plain
+    if works != plain({"b": [1, "ä"], "a": None}):
+        return plain
+    join = "".join
+
+    def encode(value: Any) -> str:
+        return join(chunks(value, 0))
+
+    return encode
