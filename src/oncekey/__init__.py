@@ -27,11 +27,11 @@ from oncekey.core.identity import child_key
 from oncekey.core.levels import Guarantee, Level
 from oncekey.core.policy import Policy
 from oncekey.core.recovery import Recovery, UnknownKey
+from oncekey.engine.aio.attempt import AsyncAttempt
 from oncekey.engine.aio.once import AsyncOnce
-from oncekey.engine.aio.runner import AsyncAttempt
+from oncekey.engine.blocking.attempt import Attempt
 from oncekey.engine.blocking.once import Once
-from oncekey.engine.blocking.runner import Attempt
-from oncekey.engine.kernel import Result
+from oncekey.engine.results import Result
 from oncekey.engine.status import KeyStatus
 
 __version__ = "0.1.0"

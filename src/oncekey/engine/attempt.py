@@ -7,13 +7,14 @@ Owns the running attempt's deadline, whether it was lost, and its known steps. T
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from oncekey.core.asks import Grant, StepVerdict
-from oncekey.core.codec import Codec, Tombstone, Unreadable, unpack
+from oncekey.core.codec import Codec, StoredError, StoredValue, unpack
 from oncekey.core.errors import InvalidKey, LeaseLost, NotReplayable, StoreUnavailable
 from oncekey.core.identity import Identities, Identity
 from oncekey.core.record import Step
-from oncekey.engine.kernel import value_of
+from oncekey.engine.results import value_of
 
 STEPS_MAX = 100
 
@@ -100,7 +101,7 @@ class AttemptBase:
             )
         return saved
 
-    def _end_step(self, name: str, verdict: StepVerdict, codec: Codec) -> object:
+    def _end_step(self, name: str, verdict: StepVerdict, codec: Codec) -> Any:
         """The step's value for the body, or the error to raise there."""
         if verdict.lost:
             self._lost = True
@@ -117,10 +118,11 @@ class AttemptBase:
         if not verdict.kept:
             return verdict.raw
         stored = unpack(verdict.body)
-        if isinstance(stored, (Tombstone, Unreadable)):
-            raise NotReplayable(
-                f"step {name!r} ran before but its result was not kept ({stored.reason})",
-                operation=self.operation,
-                tag=self._identity.tag,
-            )
-        return value_of(stored, codec)
+        if isinstance(stored, StoredValue):
+            return value_of(stored, codec)
+        reason = "an error" if isinstance(stored, StoredError) else stored.reason
+        raise NotReplayable(
+            f"step {name!r} ran before but its result was not kept ({reason})",
+            operation=self.operation,
+            tag=self._identity.tag,
+        )

@@ -8,26 +8,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, Generic, NamedTuple, TypeVar
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from oncekey.core import codec as codecs
 from oncekey.core.asks import Grant, Recovered, Returned, Task, Verdict
-from oncekey.core.codec import Codec, Stored, StoredError, StoredValue, Tombstone
-from oncekey.core.errors import (
-    ConfigurationError,
-    InFlight,
-    LeaseLost,
-    Mismatch,
-    NotReplayable,
-    OncekeyError,
-    OperationFailed,
-    OutcomeUnknown,
-    StoreUnavailable,
-    WaitTimeout,
-)
+from oncekey.core.codec import Codec, Stored
+from oncekey.core.errors import ConfigurationError
 from oncekey.core.events import Fact, Notice
-from oncekey.core.fingerprint import VERSION
 from oncekey.core.identity import Identities, Identity, KeyLike
 from oncekey.core.levels import Guarantee, check_level
 from oncekey.core.policy import Policy
@@ -35,23 +23,13 @@ from oncekey.core.record import Record, State
 from oncekey.core.recovery import Recovery, UnknownKey
 from oncekey.engine.clock import Clock, new_owner
 from oncekey.engine.replay_cache import CACHE_AGE_MAX_US, ENTRY_OVERHEAD, Entry, ReplayCache
+from oncekey.engine.results import Result, error_of, not_kept, result_of
 from oncekey.engine.waiters import Waiters
 
-T = TypeVar("T")
 Subscriber = Callable[[Notice], None]
 
 _POLICIES_MAX = 256
 _log = logging.getLogger("oncekey")
-
-
-@dataclass(frozen=True, slots=True)
-class Result(Generic[T]):
-    """What a run gave: `value`, whether it was `replayed`, and by which attempt and fence."""
-
-    value: T
-    replayed: bool
-    attempt: int
-    fence: int
 
 
 class Job(NamedTuple):
@@ -181,7 +159,7 @@ class Kernel:
         job = Job(entry.identity, entry.fingerprint, self.policy, chosen, now)
         if self._subscribers:
             self._tell(job, Fact.REPLAYED, entry.fence, entry.attempt, from_cache=True)
-        return self._result(job, entry.stored, True, entry.attempt, entry.fence)
+        return result_of(entry.identity, chosen, entry.stored, True, entry.attempt, entry.fence)
 
     # --- the body's result --------------------------------------------------------------------
 
@@ -247,10 +225,12 @@ class Kernel:
             stored = codecs.unpack(verdict.body)
             self._remember(job, verdict, stored)
             if not verdict.kept:
-                return self._not_kept(job, verdict, stored)
+                return not_kept(job.identity, verdict, stored)
             replayed = verdict.fact is Fact.REPLAYED
-            return self._result(job, stored, replayed, verdict.attempt, verdict.fence)
-        raise self._error(job, verdict)
+            return result_of(
+                job.identity, job.codec, stored, replayed, verdict.attempt, verdict.fence
+            )
+        raise error_of(job.identity, verdict)
 
     def _remember(self, job: Job, verdict: Verdict, stored: Stored) -> None:
         # Counted from before the run: an entry never outlives its record.
@@ -267,98 +247,6 @@ class Kernel:
                 size,
             )
         )
-
-    def _result(
-        self, job: Job, stored: Stored, replayed: bool, attempt: int, fence: int
-    ) -> Result[Any]:
-        if isinstance(stored, StoredValue):
-            try:
-                return Result(value_of(stored, job.codec), replayed, attempt, fence)
-            except OncekeyError as error:
-                raise NotReplayable(
-                    str(error), operation=job.identity.operation, tag=job.identity.tag
-                ) from error
-        where = {"operation": job.identity.operation, "tag": job.identity.tag}
-        if isinstance(stored, StoredError):
-            raise OperationFailed(
-                f"the first run failed with {stored.type}: {stored.message}. It is not run "
-                "again under this key",
-                error_type=stored.type,
-                error_message=stored.message,
-                **where,
-            )
-        raise NotReplayable(
-            f"the operation ran, but its answer cannot be given again: {stored.reason}", **where
-        )
-
-    def _not_kept(self, job: Job, verdict: Verdict, stored: Stored) -> Result[Any]:
-        """This call ran it: a large answer is the caller's; an unencodable one is a mistake to
-        be found on the first run, not on the first retry."""
-        if isinstance(stored, Tombstone) and stored.too_large:
-            return Result(verdict.raw, False, verdict.attempt, verdict.fence)
-        reason = stored.reason if isinstance(stored, Tombstone) else "unreadable"
-        raise NotReplayable(
-            f"the operation ran, but its result cannot be stored ({reason}); retries will get "
-            "this error too. The result is in this error's .value",
-            value=verdict.raw,
-            operation=job.identity.operation,
-            tag=job.identity.tag,
-        )
-
-    def _error(self, job: Job, verdict: Verdict) -> BaseException:
-        where = {"operation": job.identity.operation, "tag": job.identity.tag}
-        fact = verdict.fact
-        seconds = verdict.retry_after / 1_000_000
-        if fact is Fact.MISMATCH and verdict.fence != VERSION:
-            return NotReplayable(
-                f"this key's fingerprint has format {verdict.fence}, this version reads "
-                f"{VERSION}; it was written by another release of oncekey",
-                **where,
-            )
-        if fact is Fact.MISMATCH:
-            return Mismatch(
-                "this key was used for a request with other content; use a new key for a new "
-                "request",
-                **where,
-            )
-        if fact is Fact.IN_FLIGHT:
-            return InFlight(
-                "another attempt holds this key; retry with the same key",
-                retry_after=seconds,
-                **where,
-            )
-        if fact is Fact.WAIT_TIMEOUT:
-            return WaitTimeout(
-                "another attempt still holds this key after the whole wait; retry with the same "
-                "key",
-                retry_after=seconds,
-                **where,
-            )
-        if fact is Fact.UNKNOWN:
-            return OutcomeUnknown(
-                "the attempt on this key ended without telling what it did; it is not run again. "
-                "Give the operation recover=, or resolve the key by hand; do not use a new key "
-                "before you know",
-                **where,
-            )
-        if fact is Fact.LOST:
-            return LeaseLost(
-                "this attempt was overtaken and its outcome refused; retry with the same key",
-                **where,
-            )
-        error = verdict.error
-        assert error is not None
-        if isinstance(error, StoreUnavailable):
-            ran = " The operation ran, its outcome is not recorded." if verdict.body else ""
-            made = StoreUnavailable(
-                f"{error}{ran} Retry with the same key",
-                ambiguous=error.ambiguous,
-                value=verdict.raw,
-                **where,
-            )
-            made.__cause__ = error
-            return made
-        return error
 
     # --- subscribers --------------------------------------------------------------------------
 
@@ -394,18 +282,3 @@ class Kernel:
                 subscriber(notice)
             except Exception:  # a broken metric must not break a payment
                 _log.exception("a subscriber failed on %s", fact)
-
-
-def value_of(stored: Stored, codec: Codec) -> Any:
-    """A stored value decoded; NotReplayable where it cannot be."""
-    assert isinstance(stored, StoredValue)
-    if stored.codec != codec.name:
-        raise NotReplayable(
-            f"the answer was stored by codec {stored.codec!r}, this operation uses {codec.name!r}"
-        )
-    try:
-        return codec.load(stored.data)
-    except Exception as error:  # the codec may be the user's
-        raise NotReplayable(
-            f"the stored answer cannot be decoded: {type(error).__name__}: {error}"
-        ) from error

@@ -11,7 +11,7 @@ from oncekey.core.commands import Seen
 from oncekey.core.errors import OncekeyError
 from oncekey.core.machine import is_expired, state_now
 from oncekey.core.record import Record, State
-from oncekey.engine.kernel import value_of
+from oncekey.engine.results import value_of
 
 
 @dataclass(frozen=True, slots=True)

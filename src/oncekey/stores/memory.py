@@ -6,8 +6,9 @@ records live as long as the process: a crash forgets them, so its guarantee is b
 
 from __future__ import annotations
 
+import os
 import threading
-import time
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,15 +18,11 @@ from oncekey.core.errors import ConfigurationError
 from oncekey.core.levels import Guarantee, Level
 from oncekey.core.machine import decide, is_garbage
 from oncekey.core.record import Record
+from oncekey.stores.clock import wall_clock
 
 _GUARANTEE = Guarantee(
     Level.BEST_EFFORT, "memory:// forgets every claim when the process ends; use sqlite:///file"
 )
-
-
-def wall_clock() -> int:
-    """The host's clock in microseconds: the store's clock where the store lives in this host."""
-    return time.time_ns() // 1_000
 
 
 class MemoryStore:
@@ -40,6 +37,7 @@ class MemoryStore:
         self._records: dict[bytes, Record] = {}
         self._history: dict[tuple[bytes, int], Record] = {}
         self._check: bytes | None = None
+        _alive.add(self)
 
     def apply(self, commands: Sequence[Command], /) -> list[Reply]:
         records = self._records
@@ -135,3 +133,16 @@ def open_async(url: str) -> AsyncMemoryStore:
 def _check_url(url: str) -> None:
     if url != "memory://":
         raise ConfigurationError(f"{url!r}: a memory store has no name; write memory://")
+
+
+_alive: weakref.WeakSet[MemoryStore] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    """A lock held by a thread of the parent would stay locked for ever in the child."""
+    for store in list(_alive):
+        store._lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

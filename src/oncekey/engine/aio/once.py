@@ -18,10 +18,12 @@ from oncekey.core.duration import Duration, microseconds
 from oncekey.core.identity import KeyLike
 from oncekey.core.levels import Guarantee
 from oncekey.core.policy import Policy
-from oncekey.engine.aio.runner import AsyncAttempt, AsyncBody, AsyncRunner
+from oncekey.engine.aio.attempt import AsyncAttempt
+from oncekey.engine.aio.runner import AsyncBody, AsyncRunner
 from oncekey.engine.clock import Clock
 from oncekey.engine.guarding import Picker, guarded
-from oncekey.engine.kernel import Kernel, Result, Subscriber
+from oncekey.engine.kernel import Kernel, Subscriber
+from oncekey.engine.results import Result
 from oncekey.engine.setup import make_kernel
 from oncekey.engine.status import KeyStatus, status_of
 from oncekey.engine.urls import async_store

@@ -13,12 +13,11 @@ import inspect
 import sys
 import threading
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from oncekey.core.asks import (
     Answer,
-    Ask,
     Call,
     Grant,
     Overtaken,
@@ -27,44 +26,21 @@ from oncekey.core.asks import (
     Recovered,
     Returned,
     RunBody,
-    RunStep,
     Sleep,
-    StepVerdict,
     Verdict,
 )
-from oncekey.core.codec import Codec, codec_for
-from oncekey.core.commands import Command, Look, Lost, Renew, Reply, Seen
+from oncekey.core.commands import Command, Look, Reply, Seen
 from oncekey.core.contract import AsyncEnlisted
 from oncekey.core.errors import NotStarted, StoreUnavailable
 from oncekey.core.flow import attempt as attempt_flow
-from oncekey.core.flow import step as step_flow
+from oncekey.engine.aio.attempt import AsyncAttempt, leave
 from oncekey.engine.aio.coalescer import AsyncCoalescer
-from oncekey.engine.aio.heart import AsyncHeart, sleep
-from oncekey.engine.attempt import AttemptBase
-from oncekey.engine.kernel import Job, Kernel, Result
+from oncekey.engine.aio.heart import AsyncHeart
+from oncekey.engine.kernel import Job, Kernel
+from oncekey.engine.results import Result
 
 T = TypeVar("T")
-V = TypeVar("V")
-AsyncBody = Callable[["AsyncAttempt"], Awaitable[T]]
-
-
-class AsyncAttempt(AttemptBase):
-    """The running attempt, as an async body sees it."""
-
-    def __init__(self, runner: AsyncRunner, job: Job, grant: Grant) -> None:
-        super().__init__(runner.kernel.identities, job.identity, grant)
-        self._runner = runner
-        self._job = job
-
-    async def step(
-        self, name: str, fn: Callable[[str], Awaitable[V] | V], *, codec: Any = None
-    ) -> V:
-        """Run `fn(child_key)` once: a step that finished in an earlier attempt is not repeated."""
-        return await self._runner.step(self, self._job, name, fn, codec)  # type: ignore[no-any-return]
-
-    async def renew(self) -> None:
-        """Renew the lease now, e.g. before a call that blocks the event loop."""
-        await self._runner.renew(self)
+AsyncBody = Callable[[AsyncAttempt], Awaitable[T]]
 
 
 class _Control:
@@ -164,22 +140,9 @@ class AsyncRunner:
             raise
 
     async def look(self, id: bytes) -> Seen:
-        reply = await self._send(Look(id), _nothing)
+        reply = await self._send(Look(id), leave)
         assert isinstance(reply, Seen)
         return reply
-
-    async def renew(self, attempt: AsyncAttempt) -> None:
-        attempt.check()
-        grant = attempt._grant
-        command = Renew(grant.id, grant.owner, grant.fence, grant.lease)
-        answer = await self._answer(command, _nothing)
-        if isinstance(answer.reply, StoreUnavailable):
-            raise answer.reply
-        if isinstance(answer.reply, Lost):
-            attempt._on_lost = None  # told by the error, no need to cancel as well
-            attempt._mark_lost()
-            attempt.check()
-        attempt._extend(answer.sent_at + grant.lease)
 
     async def drain(self, seconds: float) -> None:
         """Let the running attempts end; after `seconds` cancel what is left and let it close."""
@@ -205,7 +168,7 @@ class AsyncRunner:
                     verdict: Verdict = stop.value
                     return verdict
                 if type(ask) is Call:
-                    answer = await self._answer(ask.command, control.abandon)
+                    answer = await self.answer(ask.command, control.abandon)
                 elif type(ask) is RunBody:
                     answer = await self._run_body(ask.grant, job, body, control)
                 elif type(ask) is Sleep:
@@ -223,7 +186,7 @@ class AsyncRunner:
             return await self.home().coalescer.call(command, interrupted)
         return (await self._apply((command,)))[0]
 
-    async def _answer(self, command: Command, interrupted: Callable[[], None]) -> Answer:
+    async def answer(self, command: Command, interrupted: Callable[[], None]) -> Answer:
         sent_at = self._clock.now()
         try:
             reply: Reply | StoreUnavailable = await self._send(command, interrupted)
@@ -245,7 +208,7 @@ class AsyncRunner:
         task = asyncio.current_task()
         assert task is not None
         attempt._on_lost = task.cancel
-        heart = AsyncHeart(attempt, self._clock, lambda c: self._answer(c, _nothing))
+        heart = AsyncHeart(attempt, self._clock, lambda c: self.answer(c, leave))
         result: Returned | Raised
         try:
             value = body(attempt)
@@ -308,74 +271,9 @@ class AsyncRunner:
             answer = await answer
         return self.kernel.recovered(job, answer)
 
-    # --- steps --------------------------------------------------------------------------------
-
-    async def step(
-        self, attempt: AsyncAttempt, job: Job, name: str, fn: Callable[[str], Any], codec: Any
-    ) -> Any:
-        chosen = job.codec if codec is None else codec_for(codec)
-        child = attempt.child_key(name)
-        saved = attempt._begin_step(name)
-        flow = step_flow(attempt._grant, name, saved, child.encode())
-        control = _Control()
-        verdict = await self._drive_step(flow, attempt, job, fn, child, chosen, control)
-        value = attempt._end_step(name, verdict, chosen)
-        if control.abandoned:
-            raise asyncio.CancelledError  # it came while the step was being recorded
-        return value
-
-    async def _drive_step(
-        self,
-        flow: Generator[Ask, object, StepVerdict],
-        attempt: AsyncAttempt,
-        job: Job,
-        fn: Callable[[str], Any],
-        child: str,
-        codec: Codec,
-        control: _Control,
-    ) -> StepVerdict:
-        answer: object = None
-        while True:
-            try:
-                ask = flow.send(answer)
-            except StopIteration as stop:
-                verdict: StepVerdict = stop.value
-                return verdict
-            if type(ask) is RunStep:
-                answer = await self._run_step(attempt, job, fn, child, codec, control)
-            elif type(ask) is Sleep:
-                await sleep(self._clock, self._clock.jitter(ask.us))
-                answer = self._clock.now()
-            else:
-                assert type(ask) is Call
-                answer = await self._answer(ask.command, control.abandon)
-
-    async def _run_step(
-        self,
-        attempt: AsyncAttempt,
-        job: Job,
-        fn: Callable[[str], Any],
-        child: str,
-        codec: Codec,
-        control: _Control,
-    ) -> Returned | Raised:
-        if control.abandoned:
-            return Raised(asyncio.CancelledError(), attempt._deadline)
-        try:
-            value = fn(child)
-            if inspect.isawaitable(value):
-                value = await value
-        except BaseException as error:
-            return Raised(error, attempt._deadline)
-        return self.kernel.pack(codec, job.policy, value, attempt._deadline)
-
 
 def _start(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
     """A task; where Python can, it runs at once up to its first real wait."""
     if sys.version_info >= (3, 12):
         return asyncio.Task(work, loop=loop, eager_start=True)
     return loop.create_task(work)
-
-
-def _nothing() -> None:
-    """A cancellation that is nobody's business here: the store's reply is on its way."""

@@ -16,10 +16,12 @@ from oncekey.core.contract import SWEEP_LIMIT_DEFAULT, Store
 from oncekey.core.identity import KeyLike
 from oncekey.core.levels import Guarantee
 from oncekey.core.policy import Policy
-from oncekey.engine.blocking.runner import Attempt, Body, Runner
+from oncekey.engine.blocking.attempt import Attempt
+from oncekey.engine.blocking.runner import Body, Runner
 from oncekey.engine.clock import Clock
 from oncekey.engine.guarding import Picker, guarded
-from oncekey.engine.kernel import Kernel, Result, Subscriber
+from oncekey.engine.kernel import Kernel, Subscriber
+from oncekey.engine.results import Result
 from oncekey.engine.setup import make_kernel
 from oncekey.engine.status import KeyStatus, status_of
 from oncekey.engine.urls import blocking_store

@@ -7,7 +7,7 @@ The rules are in core/flow.py; this file only does what it is asked.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from oncekey.core.asks import (
@@ -21,42 +21,21 @@ from oncekey.core.asks import (
     Recovered,
     Returned,
     RunBody,
-    RunStep,
     Sleep,
-    StepVerdict,
     Verdict,
 )
-from oncekey.core.codec import Codec, codec_for
-from oncekey.core.commands import Command, Look, Lost, Renew, Reply, Seen
+from oncekey.core.commands import Command, Look, Reply, Seen
 from oncekey.core.contract import Enlisted
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.flow import attempt as attempt_flow
-from oncekey.core.flow import step as step_flow
-from oncekey.engine.attempt import AttemptBase
+from oncekey.engine.blocking.attempt import Attempt
 from oncekey.engine.blocking.coalescer import Coalescer
 from oncekey.engine.blocking.heart import Heart
-from oncekey.engine.kernel import Job, Kernel, Result
+from oncekey.engine.kernel import Job, Kernel
+from oncekey.engine.results import Result
 
 T = TypeVar("T")
-V = TypeVar("V")
-Body = Callable[["Attempt"], T]
-
-
-class Attempt(AttemptBase):
-    """The running attempt, as a body sees it."""
-
-    def __init__(self, runner: Runner, job: Job, grant: Grant) -> None:
-        super().__init__(runner.kernel.identities, job.identity, grant)
-        self._runner = runner
-        self._job = job
-
-    def step(self, name: str, fn: Callable[[str], V], *, codec: Any = None) -> V:
-        """Run `fn(child_key)` once: a step that finished in an earlier attempt is not repeated."""
-        return self._runner.step(self, self._job, name, fn, codec)  # type: ignore[no-any-return]
-
-    def renew(self) -> None:
-        """Renew the lease now, e.g. before a long call that blocks heartbeats (a held GIL)."""
-        self._runner.renew(self)
+Body = Callable[[Attempt], T]
 
 
 class Runner:
@@ -96,17 +75,6 @@ class Runner:
         assert isinstance(reply, Seen)
         return reply
 
-    def renew(self, attempt: Attempt) -> None:
-        attempt.check()
-        grant = attempt._grant
-        answer = self._answer(Renew(grant.id, grant.owner, grant.fence, grant.lease))
-        if isinstance(answer.reply, StoreUnavailable):
-            raise answer.reply
-        if isinstance(answer.reply, Lost):
-            attempt._mark_lost()
-            attempt.check()
-        attempt._extend(answer.sent_at + grant.lease)
-
     def stop(self) -> None:
         self._heart.stop()
 
@@ -125,11 +93,11 @@ class Runner:
 
     def _do(self, ask: Ask, job: Job, body: Body[Any]) -> object:
         if type(ask) is Call:
-            return self._answer(ask.command)
+            return self.answer(ask.command)
         if type(ask) is RunBody:
             return self._run_body(ask.grant, job, body)
         if type(ask) is Sleep:
-            return self._sleep(ask)
+            return self.sleep(ask)
         assert type(ask) is Recover
         return self._recover(ask, job)
 
@@ -138,7 +106,7 @@ class Runner:
             return self._coalescer.call(command)
         return self._apply((command,))[0]
 
-    def _answer(self, command: Command) -> Answer:
+    def answer(self, command: Command) -> Answer:
         sent_at = self._clock.now()
         try:
             reply: Reply | StoreUnavailable = self._send(command)
@@ -183,7 +151,7 @@ class Runner:
         enlisted.settle()
         return self.kernel.pack(job.codec, job.policy, value, attempt._deadline)
 
-    def _sleep(self, ask: Sleep) -> int:
+    def sleep(self, ask: Sleep) -> int:
         event = threading.Event()
         if ask.watch is None:
             self._clock.wait(event, self._clock.jitter(ask.us))
@@ -199,51 +167,6 @@ class Runner:
         assert job.policy.recover is not None
         answer = job.policy.recover(self.kernel.unknown_key(job, ask.record))
         return self.kernel.recovered(job, answer)
-
-    # --- steps --------------------------------------------------------------------------------
-
-    def step(
-        self, attempt: Attempt, job: Job, name: str, fn: Callable[[str], Any], codec: Any
-    ) -> Any:
-        chosen = job.codec if codec is None else codec_for(codec)
-        child = attempt.child_key(name)
-        saved = attempt._begin_step(name)
-        flow = step_flow(attempt._grant, name, saved, child.encode())
-        verdict = self._drive_step(flow, attempt, job, fn, child, chosen)
-        return attempt._end_step(name, verdict, chosen)
-
-    def _drive_step(
-        self,
-        flow: Generator[Ask, object, StepVerdict],
-        attempt: Attempt,
-        job: Job,
-        fn: Callable[[str], Any],
-        child: str,
-        codec: Codec,
-    ) -> StepVerdict:
-        answer: object = None
-        while True:
-            try:
-                ask = flow.send(answer)
-            except StopIteration as stop:
-                verdict: StepVerdict = stop.value
-                return verdict
-            if type(ask) is RunStep:
-                answer = self._run_step(attempt, job, fn, child, codec)
-            elif type(ask) is Sleep:
-                answer = self._sleep(ask)
-            else:
-                assert type(ask) is Call
-                answer = self._answer(ask.command)
-
-    def _run_step(
-        self, attempt: Attempt, job: Job, fn: Callable[[str], Any], child: str, codec: Codec
-    ) -> Returned | Raised:
-        try:
-            value = fn(child)
-        except BaseException as error:
-            return Raised(error, attempt._deadline)
-        return self.kernel.pack(codec, job.policy, value, attempt._deadline)
 
 
 def _reply(outcome: Reply | Exception) -> Reply | StoreUnavailable:

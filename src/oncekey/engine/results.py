@@ -1,0 +1,153 @@
+"""Verdicts in the caller's words: a Result, or the error to raise.
+
+Owns the texts of the errors a caller meets. Knows no store, thread or loop.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from oncekey.core.asks import Verdict
+from oncekey.core.codec import Codec, Stored, StoredError, StoredValue, Tombstone
+from oncekey.core.errors import (
+    InFlight,
+    LeaseLost,
+    Mismatch,
+    NotReplayable,
+    OperationFailed,
+    OutcomeUnknown,
+    StoreUnavailable,
+    WaitTimeout,
+)
+from oncekey.core.events import Fact
+from oncekey.core.fingerprint import VERSION
+from oncekey.core.identity import Identity
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Result(Generic[T]):
+    """What a run gave: `value`, whether it was `replayed`, and by which attempt and fence."""
+
+    value: T
+    replayed: bool
+    attempt: int
+    fence: int
+
+
+def value_of(stored: StoredValue, codec: Codec) -> Any:
+    """A stored value decoded; NotReplayable where it cannot be."""
+    if stored.codec != codec.name:
+        raise NotReplayable(
+            f"the answer was stored by codec {stored.codec!r}, this operation uses {codec.name!r}"
+        )
+    try:
+        return codec.load(stored.data)
+    except Exception as error:  # the codec may be the user's
+        raise NotReplayable(
+            f"the stored answer cannot be decoded: {type(error).__name__}: {error}"
+        ) from error
+
+
+def result_of(
+    identity: Identity, codec: Codec, stored: Stored, replayed: bool, attempt: int, fence: int
+) -> Result[Any]:
+    """A stored outcome given to a caller; a stored failure is raised."""
+    if isinstance(stored, StoredValue):
+        try:
+            return Result(value_of(stored, codec), replayed, attempt, fence)
+        except NotReplayable as error:
+            raise NotReplayable(str(error), **_where(identity)) from error
+    if isinstance(stored, StoredError):
+        raise OperationFailed(
+            f"the first run failed with {stored.type}: {stored.message}. It is not run again "
+            "under this key",
+            error_type=stored.type,
+            error_message=stored.message,
+            **_where(identity),
+        )
+    raise NotReplayable(
+        f"the operation ran, but its answer cannot be given again: {stored.reason}",
+        **_where(identity),
+    )
+
+
+def not_kept(identity: Identity, verdict: Verdict, stored: Stored) -> Result[Any]:
+    """This very call ran it. A large answer is the caller's; one no codec took is a mistake to
+    be found on the first run, not on the first retry."""
+    if isinstance(stored, Tombstone) and stored.too_large:
+        return Result(verdict.raw, False, verdict.attempt, verdict.fence)
+    reason = stored.reason if isinstance(stored, Tombstone) else "unreadable"
+    raise NotReplayable(
+        f"the operation ran, but its result cannot be stored ({reason}); retries will get this "
+        "error too. The result is in this error's .value",
+        value=verdict.raw,
+        **_where(identity),
+    )
+
+
+def error_of(identity: Identity, verdict: Verdict) -> BaseException:
+    """The error of a verdict that gave no outcome."""
+    where = _where(identity)
+    fact = verdict.fact
+    seconds = verdict.retry_after / 1_000_000
+    if fact is Fact.MISMATCH:
+        return _mismatch(verdict.fence, where)
+    if fact is Fact.IN_FLIGHT:
+        return InFlight(
+            "another attempt holds this key; retry with the same key",
+            retry_after=seconds,
+            **where,
+        )
+    if fact is Fact.WAIT_TIMEOUT:
+        return WaitTimeout(
+            "another attempt still holds this key after the whole wait; retry with the same key",
+            retry_after=seconds,
+            **where,
+        )
+    if fact is Fact.UNKNOWN:
+        return OutcomeUnknown(
+            "the attempt on this key ended without telling what it did; it is not run again. "
+            "Give the operation recover=, or resolve the key by hand; do not use a new key "
+            "before you know",
+            **where,
+        )
+    if fact is Fact.LOST:
+        return LeaseLost(
+            "this attempt was overtaken and its outcome refused; retry with the same key", **where
+        )
+    assert verdict.error is not None
+    if isinstance(verdict.error, StoreUnavailable):
+        return _unavailable(verdict, verdict.error, where)
+    return verdict.error
+
+
+def _mismatch(version: int, where: dict[str, str]) -> BaseException:
+    if version != VERSION:
+        return NotReplayable(
+            f"this key's fingerprint has format {version}, this version reads {VERSION}; it was "
+            "written by another release of oncekey",
+            **where,
+        )
+    return Mismatch(
+        "this key was used for a request with other content; use a new key for a new request",
+        **where,
+    )
+
+
+def _unavailable(verdict: Verdict, error: StoreUnavailable, where: dict[str, str]) -> Exception:
+    ran = " The operation ran, its outcome is not recorded." if verdict.body else ""
+    made = StoreUnavailable(
+        f"{error}.{ran} Retry with the same key",
+        ambiguous=error.ambiguous,
+        value=verdict.raw,
+        **where,
+    )
+    made.__cause__ = error
+    return made
+
+
+def _where(identity: Identity) -> dict[str, str]:
+    return {"operation": identity.operation, "tag": identity.tag}
