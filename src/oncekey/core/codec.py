@@ -19,8 +19,7 @@ import json
 import types
 import typing
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.jsontext import make_encode
@@ -45,28 +44,24 @@ class Kind(enum.IntEnum):
     TOMBSTONE = 3
 
 
-@dataclass(frozen=True, slots=True)
-class StoredValue:
+class StoredValue(NamedTuple):
     codec: str
     data: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class StoredError:
+class StoredError(NamedTuple):
     type: str
     message: str
 
 
-@dataclass(frozen=True, slots=True)
-class Tombstone:
+class Tombstone(NamedTuple):
     """It ran; what it answered was not kept, being too large or of a kind no codec took."""
 
     reason: str
     too_large: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Unreadable:
+class Unreadable(NamedTuple):
     """Bytes this version does not understand."""
 
     reason: str

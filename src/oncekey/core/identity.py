@@ -29,6 +29,7 @@ _ID_PERSON = b"oncekey-id-v1"
 _CHILD_PERSON = b"oncekey-child-v1"
 _CHECK_PERSON = b"oncekey-check-v1"
 _CHILD_PREFIX = "ok1-"
+_OPERATIONS_REMEMBERED = 1_000
 
 KeyLike = str | int | UUID
 
@@ -57,6 +58,7 @@ class Identities:
     def __init__(self, secret: bytes | str | None = None) -> None:
         self._secret = _secret_bytes(secret)
         self._nothing = fingerprint(None, self._secret)
+        self._operations: set[str] = set()
 
     def fingerprint(self, request: Any) -> bytes:
         """What is asked, under the same secret."""
@@ -64,13 +66,22 @@ class Identities:
 
     def identify(self, scope: str, operation: str, key: KeyLike) -> Identity:
         text = _key_text(key)
-        _check_text("scope", scope, 0, SCOPE_MAX_CHARS)
-        _check_text("operation", operation, 1, OPERATION_MAX_CHARS)
+        if operation not in self._operations:
+            self._add_operation(operation)
+        if scope:
+            _check_text("scope", scope, 0, SCOPE_MAX_CHARS)
         who, what, name = scope.encode(), operation.encode(), text.encode()
         # All lengths first, then the parts: only the same three parts give the same bytes (I8).
         data = _three_lengths(len(who), len(what), len(name)) + who + what + name
         digest = blake2b(data, digest_size=16, key=self._secret, person=_ID_PERSON).digest()
         return Identity(scope, operation, text, digest)
+
+    def _add_operation(self, operation: str) -> None:
+        """Operation names are few and come again: each is checked once."""
+        _check_text("operation", operation, 1, OPERATION_MAX_CHARS)
+        if len(self._operations) >= _OPERATIONS_REMEMBERED:
+            self._operations.clear()
+        self._operations.add(operation)
 
     def child_key(self, parent: Identity, name: str) -> str:
         """The key a step sends downstream: the same on every retry, different per tenant."""

@@ -22,6 +22,17 @@ STEPS_MAX = 100
 class AttemptBase:
     """One run of a body: its identity, its fence, and its hold on the key."""
 
+    __slots__ = (
+        "_closed",
+        "_deadline",
+        "_grant",
+        "_identities",
+        "_identity",
+        "_lost",
+        "_on_lost",
+        "_steps",
+    )
+
     def __init__(self, identities: Identities, identity: Identity, grant: Grant) -> None:
         self._identities = identities
         self._identity = identity

@@ -236,17 +236,8 @@ class Kernel:
         # Counted from before the run: an entry never outlives its record.
         until = job.started_at + min(verdict.expires_in, CACHE_AGE_MAX_US)
         size = len(verdict.body) + ENTRY_OVERHEAD
-        self.cache.put(
-            Entry(
-                job.identity,
-                job.fingerprint,
-                stored,
-                verdict.attempt,
-                verdict.fence,
-                until,
-                size,
-            )
-        )
+        attempt, fence = verdict.attempt, verdict.fence
+        self.cache.put(Entry(job.identity, job.fingerprint, stored, attempt, fence, until, size))
 
     # --- subscribers --------------------------------------------------------------------------
 

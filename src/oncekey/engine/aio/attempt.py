@@ -33,6 +33,8 @@ class AsyncHands(Protocol):
 class AsyncAttempt(AttemptBase):
     """One run of a body, in its task."""
 
+    __slots__ = ("_hands", "_job")
+
     def __init__(self, hands: AsyncHands, job: Job, grant: Grant) -> None:
         super().__init__(hands.kernel.identities, job.identity, grant)
         self._hands = hands

@@ -31,6 +31,8 @@ class Hands(Protocol):
 class Attempt(AttemptBase):
     """One run of a body, in its thread."""
 
+    __slots__ = ("_hands", "_job")
+
     def __init__(self, hands: Hands, job: Job, grant: Grant) -> None:
         super().__init__(hands.kernel.identities, job.identity, grant)
         self._hands = hands

@@ -7,9 +7,9 @@ that last are renewed together, in one batch. Owns the thread; the rules are `fl
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 
-from oncekey.core.asks import Answer, Ask, Call, Extended, Sleep
+from oncekey.core.asks import Answer, Call, Extended, Sleep
 from oncekey.core.commands import Command
 from oncekey.core.flow import RENEWALS_PER_LEASE, heartbeat
 from oncekey.engine.attempt import AttemptBase
@@ -21,27 +21,24 @@ _FOREVER_US = 3_600_000_000
 
 
 class _Beat:
-    """The heartbeat of one attempt: its generator, once it is needed, and when it is due."""
+    """The heartbeat of one attempt that lasts: its generator, and when it is due next."""
 
     __slots__ = ("attempt", "due", "flow")
 
     def __init__(self, attempt: AttemptBase, due: int) -> None:
         self.attempt = attempt
         self.due = due
-        self.flow: Generator[Ask, object, None] | None = None
+        self.flow = heartbeat(attempt._grant)
+        next(self.flow)  # it stands at its first Sleep
 
     def renewal(self, now: int) -> Command:
         """The command to send now; the generator stands at a Sleep and goes on to a Call."""
-        if self.flow is None:
-            self.flow = heartbeat(self.attempt._grant)
-            next(self.flow)
         ask = self.flow.send(now)
         assert isinstance(ask, Call)
         return ask.command
 
     def take(self, answer: Answer) -> bool:
         """Whether the attempt still lives after this answer."""
-        assert self.flow is not None
         try:
             ask = self.flow.send(answer)
             while isinstance(ask, Extended):
@@ -59,31 +56,30 @@ class Heart:
     def __init__(self, answer_many: AnswerMany, clock: Clock) -> None:
         self._answer_many = answer_many
         self._clock = clock
+        self._attempts: dict[int, AttemptBase] = {}
         self._beats: dict[int, _Beat] = {}
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._planned = 0
         self._watched = 0
-        self._third = _FOREVER_US
+        self._shortest = _FOREVER_US
         self._thread: threading.Thread | None = None
         self._stopped = False
 
     def watch(self, attempt: AttemptBase) -> None:
         """Keep this attempt alive until `forget`."""
+        self._attempts[id(attempt)] = attempt
         grant = attempt._grant
-        third = grant.lease // RENEWALS_PER_LEASE
-        if third < self._third:
-            self._third = third
-        beat = _Beat(attempt, grant.deadline - grant.lease + third)
-        self._beats[id(attempt)] = beat
+        if grant.lease < self._shortest:
+            self._shortest = grant.lease
         self._watched += 1
         if self._thread is None:
             self._start()
-        if beat.due < self._planned:
+        if _first_due(attempt) < self._planned:
             self._wake.set()
 
     def forget(self, attempt: AttemptBase) -> None:
-        self._beats.pop(id(attempt), None)
+        self._attempts.pop(id(attempt), None)
 
     def stop(self) -> None:
         self._stopped = True
@@ -104,25 +100,42 @@ class Heart:
         seen = -1
         while not self._stopped:
             now = self._clock.now()
-            due = [beat for beat in list(self._beats.values()) if beat.due <= now]
+            self._keep_up()
+            due = [beat for beat in self._beats.values() if beat.due <= now]
             if due:
                 self._renew(due, now)
                 continue
             self._wake.clear()
             # While the plan is being made it counts as "never", so an attempt that comes in now
-            # either is in the list below or sets the event.
+            # either is seen below or sets the event.
             self._planned = never = now + _FOREVER_US
+            self._keep_up()
             # While attempts come and go, looking in at the shortest third is enough for any of
             # them, and none of them has to wake this thread.
             idle = self._watched == seen
             seen = self._watched
-            latest = never if idle else now + self._third
-            self._planned = min([latest, *(beat.due for beat in list(self._beats.values()))])
+            latest = never if idle else now + self._shortest // RENEWALS_PER_LEASE
+            self._planned = min([latest, *(beat.due for beat in self._beats.values())])
             if self._planned > now and not self._stopped:
                 self._clock.wait(self._wake, self._planned - now)
+
+    def _keep_up(self) -> None:
+        """Begin a beat for each attempt that has none, drop those of attempts that ended."""
+        attempts = dict(self._attempts)
+        for key in self._beats.keys() - attempts.keys():
+            del self._beats[key]
+        for key, attempt in attempts.items():
+            beat = self._beats.get(key)
+            if beat is None or beat.attempt is not attempt:  # an id may be used again
+                self._beats[key] = _Beat(attempt, _first_due(attempt))
 
     def _renew(self, due: Sequence[_Beat], now: int) -> None:
         commands = [beat.renewal(now) for beat in due]
         for beat, answer in zip(due, self._answer_many(commands), strict=True):
             if not beat.take(answer):
                 self.forget(beat.attempt)
+
+
+def _first_due(attempt: AttemptBase) -> int:
+    grant = attempt._grant
+    return grant.deadline - grant.lease + grant.lease // RENEWALS_PER_LEASE

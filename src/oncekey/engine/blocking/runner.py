@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 
 from oncekey.core.asks import (
     Answer,
-    Ask,
     Call,
     Grant,
     Overtaken,
@@ -67,7 +66,7 @@ class Runner:
         try:
             verdict = self._drive(job, body)
         finally:
-            self.kernel.waiters.ended(job.id)
+            self.kernel.waiters.ended(job.identity.id)
         return self.kernel.conclude(job, verdict)
 
     def look(self, id: bytes) -> Seen:
@@ -89,17 +88,15 @@ class Runner:
             except StopIteration as stop:
                 verdict: Verdict = stop.value
                 return verdict
-            answer = self._do(ask, job, body)
-
-    def _do(self, ask: Ask, job: Job, body: Body[Any]) -> object:
-        if type(ask) is Call:
-            return self.answer(ask.command)
-        if type(ask) is RunBody:
-            return self._run_body(ask.grant, job, body)
-        if type(ask) is Sleep:
-            return self.sleep(ask)
-        assert type(ask) is Recover
-        return self._recover(ask, job)
+            if type(ask) is Call:
+                answer = self.answer(ask.command)
+            elif type(ask) is RunBody:
+                answer = self._run_body(ask.grant, job, body)
+            elif type(ask) is Sleep:
+                answer = self.sleep(ask)
+            else:
+                assert type(ask) is Recover
+                answer = self._recover(ask, job)
 
     def _send(self, command: Command) -> Reply:
         if self._coalesce:
