@@ -50,7 +50,8 @@ class Operations:
         """Run `body(attempt)` at most once for this key, or replay what it answered.
 
         `request` is what was asked: another request under the same key raises Mismatch.
-        `options` are fields of Policy for this call. Raises the errors of `oncekey.errors`.
+        `options` are fields of Policy for this call. Raises what the body raised, or one of the
+        errors of docs/reference/errors.md.
         """
         known = self._kernel.replay(operation, key, scope, request, codec)
         if known is not None:
@@ -136,16 +137,21 @@ class Once(Operations):
         clock: Clock | None = None,
     ) -> None:
         self._store = blocking_store(store)
-        kernel = make_kernel(
-            self._store.guarantee,
-            policy=policy,
-            secret=secret,
-            codec=codec,
-            cache=cache,
-            raw_keys=raw_keys,
-            clock=clock,
-        )
-        self._store.bind(kernel.identities.check_value())
+        try:
+            kernel = make_kernel(
+                self._store.guarantee,
+                policy=policy,
+                secret=secret,
+                codec=codec,
+                cache=cache,
+                raw_keys=raw_keys,
+                clock=clock,
+            )
+            self._store.bind(kernel.identities.check_value())
+        except BaseException:
+            if isinstance(store, str):
+                self._store.close()  # it was opened here, nobody else can close it
+            raise
         runner = Runner(kernel, self._store.apply, coalesce=not self._store.immediate)
         super().__init__(kernel, runner)
         _alive.add(self)

@@ -1,0 +1,74 @@
+"""The `oncekey` command group, and the one place where errors become lines and exit codes."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+
+import click
+
+from oncekey import ConfigurationError, InvalidKey, OncekeyError, __version__
+from oncekey.cli.commands.demo import demo
+from oncekey.cli.commands.migrate import migrate
+from oncekey.cli.commands.show import show
+from oncekey.cli.commands.sweep import sweep
+from oncekey.cli.commands.version import version
+from oncekey.cli.demo.stage import StageError
+from oncekey.cli.exits import Exit
+from oncekey.cli.opening import UsageProblem
+from oncekey.cli.output import error_line, survive_any_encoding
+
+_NAME = "oncekey"
+TRACEBACK_ENV = "ONCEKEY_TRACEBACK"
+
+
+@click.group(
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="Exit codes: 0 done, 1 it did not work, 2 wrong usage, 3 no such key, 130 interrupted.",
+)
+@click.version_option(__version__, prog_name=_NAME)
+@click.pass_context
+def cli(context: click.Context) -> None:
+    """Operations with side effects, safe to retry.
+
+    \b
+    URL names a store:  sqlite:///relative.db   sqlite:////absolute/path.db
+    Every command has --help with an example, and --json for scripts.
+    Start with:  oncekey demo
+    """
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
+
+
+for command in (demo, show, sweep, migrate, version):
+    cli.add_command(command)
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run one command; its exit code."""
+    # What a library logs is for applications; a command says what matters in its own words.
+    logging.getLogger("oncekey").addHandler(logging.NullHandler())
+    survive_any_encoding()
+    try:
+        code = cli.main(list(argv), prog_name=_NAME, standalone_mode=False)
+    except click.exceptions.Abort:
+        error_line("interrupted")
+        return Exit.INTERRUPTED
+    except click.UsageError as error:
+        path = error.ctx.command_path if error.ctx else _NAME
+        error_line(f"{error.format_message()} (see {path} --help)")
+        return Exit.USAGE
+    except (UsageProblem, InvalidKey, ConfigurationError) as error:
+        error_line(str(error))
+        return Exit.USAGE
+    except (OncekeyError, StageError, OSError) as error:
+        error_line(str(error))
+        return Exit.FAILED
+    except Exception as error:
+        if os.environ.get(TRACEBACK_ENV):
+            raise
+        error_line(f"a bug: {type(error).__name__}: {error} ({TRACEBACK_ENV}=1 tells where)")
+        return Exit.FAILED
+    return code if isinstance(code, int) else Exit.OK

@@ -1,0 +1,1 @@
+"""One module per command: its help, its options, what it prints."""

@@ -1,0 +1,1 @@
+"""`oncekey demo`: six scenarios played for real, and checked against what was really done."""

@@ -1,0 +1,22 @@
+"""What the command's exit codes mean. Scripts rely on the numbers: add, never change.
+
+Owns the codes, nothing else.
+"""
+
+from __future__ import annotations
+
+import enum
+
+
+class Exit(enum.IntEnum):
+    """The exit code of one `oncekey` command."""
+
+    OK = 0
+    #: It was tried and did not work: the store did not answer, the demo found a broken promise.
+    FAILED = 1
+    #: The command could not be tried as it was written: an option, a URL, a missing file.
+    USAGE = 2
+    #: `show`: the store has no such key.
+    NOT_FOUND = 3
+    #: Ctrl-C, as shells spell it (128 + SIGINT).
+    INTERRUPTED = 130

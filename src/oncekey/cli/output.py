@@ -1,0 +1,105 @@
+"""What a command writes, and where: its result to stdout, everything else to stderr.
+
+With --json stdout carries one JSON document and nothing else. Progress is shown on a terminal
+only. Owns escaping: what comes out of a store or off a command line is data, never markup or
+control characters, and a URL's password is not shown.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+# Without a terminal there is no width to ask for.
+_PIPE_WIDTH = 120
+# Up to the last @ of the word: a password may hold anything. Hiding too much does no harm.
+_USER_PASSWORD = re.compile(r"(:/+[^\s:@/]*:)\S*@")
+_QUERY_PASSWORD = re.compile(r"([?&]\w*(?:password|passwd|pwd|secret|token)\w*=)[^&\s]*", re.I)
+
+
+class Output:
+    """The two channels of one command."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self.as_json = as_json
+        self.console = _console(stderr=False)
+        self._aside = _console(stderr=True)
+
+    def data(self, value: Any) -> None:
+        """The result as one JSON document."""
+        sys.stdout.write(json.dumps(value, default=_plain, indent=2) + "\n")
+        sys.stdout.flush()
+
+    def line(self, text: str) -> None:
+        """One line of the result for people, never wrapped."""
+        self.console.print(Text(printable(text)), soft_wrap=True)
+
+    def facts(self, rows: dict[str, str]) -> None:
+        """Names and values, one per line; a long value is wrapped on a terminal only."""
+        if not self.console.is_terminal:
+            width = max(map(len, rows))
+            for name, value in rows.items():
+                self.line(f"{name:<{width}}  {value}")
+            return
+        grid = Table.grid(padding=(0, 2, 0, 0))
+        grid.add_column(style="dim", no_wrap=True)
+        grid.add_column(overflow="fold")
+        for name, value in rows.items():
+            grid.add_row(Text(printable(name)), Text(printable(value)))
+        self.console.print(grid)
+
+    @contextmanager
+    def progress(self, text: str) -> Iterator[Callable[[str], None]]:
+        """A line that says what is being done; gives the function that changes it."""
+        if not self._aside.is_terminal:
+            yield lambda text: None
+            return
+        with self._aside.status(Text(text)) as status:
+            yield lambda text: status.update(Text(printable(text)))
+
+
+def survive_any_encoding() -> None:
+    """Spell out what a terminal's encoding cannot say instead of failing on it."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def error_line(text: str) -> None:
+    """One line on stderr, whatever is in it."""
+    one_line = " ".join(text.split())
+    print(f"oncekey: {redacted(printable(one_line))}", file=sys.stderr)
+
+
+def redacted(text: str) -> str:
+    """Text in which no URL shows a password."""
+    return _QUERY_PASSWORD.sub(r"\1***", _USER_PASSWORD.sub(r"\1***@", text))
+
+
+def printable(text: str) -> str:
+    """Text without control characters: those are spelt out, so no terminal obeys them."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def _console(*, stderr: bool) -> Console:
+    console = Console(stderr=stderr, highlight=False, emoji=False, markup=False)
+    if not console.is_terminal:
+        console.width = _PIPE_WIDTH
+    return console
+
+
+def _plain(value: Any) -> Any:
+    """What JSON has no word for."""
+    return value.isoformat() if isinstance(value, datetime) else repr(value)

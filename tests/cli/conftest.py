@@ -1,0 +1,94 @@
+"""Runs the real `oncekey` command, as a user would."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oncekey import Once, Policy, Terminal
+from oncekey.stores.sqlite import SQLiteStore
+
+DAY_US = 86_400_000_000
+TIMEOUT_SECONDS = 120
+
+
+@dataclass(frozen=True)
+class Ran:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def data(self) -> Any:
+        """Stdout as JSON: fails if anything else is in it."""
+        return json.loads(self.out)
+
+
+Command = Callable[..., Ran]
+
+
+@pytest.fixture(scope="session")
+def executable() -> str:
+    return str(Path(sys.executable).with_name("oncekey"))
+
+
+@pytest.fixture(scope="session")
+def oncekey(executable: str) -> Command:
+    def run(*arguments: str, **environment: str) -> Ran:
+        done = subprocess.run(
+            [executable, *arguments],
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_SECONDS,
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, **environment},
+        )
+        return Ran(done.returncode, done.stdout, done.stderr)
+
+    return run
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path / 'keys.db'}"
+
+
+@pytest.fixture
+def charged(url: str) -> str:
+    """The URL of a store with three keys: one that succeeded, one that failed, one of acct_1."""
+    with Once(url) as once:
+        once.run("charge", "order-1", lambda attempt: {"id": "ch_1"})
+        once.run("charge", "order-1", lambda attempt: {"id": "ch_2"}, scope="acct_1")
+        with pytest.raises(Terminal):
+            once.run("charge", "order-2", _decline)
+    return url
+
+
+@pytest.fixture
+def ended(url: str, tmp_path: Path) -> str:
+    """The URL of a store with five records that ended yesterday, and one that lives."""
+
+    def yesterday() -> int:
+        return time.time_ns() // 1_000 - DAY_US
+
+    store = SQLiteStore(tmp_path / "keys.db", clock=yesterday)
+    with Once(store, policy=Policy(keep="1h", audit="1h")) as once:
+        for number in range(5):
+            once.run("charge", f"old-{number}", lambda attempt: None)
+    with Once(url) as once:
+        once.run("charge", "new", lambda attempt: None)
+    return url
+
+
+def _decline(attempt: object) -> None:
+    # An escape sequence, as a provider's message might carry one: no terminal may obey it.
+    raise Terminal("card declined \x1b[2J")

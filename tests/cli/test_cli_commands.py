@@ -1,0 +1,251 @@
+"""The commands on a store: what they say, to which channel, and with which exit code."""
+
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from oncekey import ConfigurationError, Once, __version__
+from oncekey.cli.exits import Exit
+
+if TYPE_CHECKING:
+    from tests.cli.conftest import Command, Ran
+
+SECRET = "correct horse battery"
+OTHER_SECRET = "wrong donkey capacitor"
+
+
+def assert_refused(ran: Ran, code: Exit, *words: str) -> None:
+    """One line on stderr that says why, nothing on stdout, no traceback."""
+    assert ran.code == code
+    assert ran.out == ""
+    assert ran.err.count("\n") == 1
+    assert ran.err.startswith("oncekey: ")
+    for word in words:
+        assert word in ran.err
+
+
+# --- the command itself ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["demo", "show", "sweep", "migrate", "version"])
+def test_every_command_explains_itself(oncekey: Command, name: str) -> None:
+    ran = oncekey(name, "--help")
+    assert ran.code == Exit.OK
+    assert "Example" in ran.out
+    assert f"oncekey {name}" in ran.out
+    assert "--json" in ran.out
+
+
+def test_without_arguments_it_lists_the_commands(oncekey: Command) -> None:
+    ran = oncekey()
+    assert ran.code == Exit.OK
+    assert "sweep" in ran.out
+    assert "Exit codes" in ran.out
+
+
+def test_a_mistyped_command_is_named_with_a_guess(oncekey: Command) -> None:
+    assert_refused(oncekey("swep"), Exit.USAGE, "swep", "sweep", "--help")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("sweep",), ("sweep", "sqlite:///a.db", "--limit", "0"), ("show", "sqlite:///a.db", "x")],
+)
+def test_wrong_usage_is_one_line(oncekey: Command, arguments: tuple[str, ...]) -> None:
+    assert_refused(oncekey(*arguments), Exit.USAGE, f"oncekey {arguments[0]} --help")
+
+
+def test_version(oncekey: Command) -> None:
+    assert oncekey("version", "--json").data["oncekey"] == __version__
+    assert __version__ in oncekey("version").out
+    assert __version__ in oncekey("--version").out
+
+
+@pytest.mark.parametrize("missing", ["click", "rich"])
+def test_without_the_extra_it_says_how_to_get_it(missing: str) -> None:
+    program = (
+        f"import sys; sys.modules[{missing!r}] = None\n"
+        "from oncekey.cli.main import main; sys.exit(main(['version']))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == Exit.USAGE
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    assert 'pip install "oncekey[cli]"' in done.stderr
+
+
+# --- URLs --------------------------------------------------------------------------------------
+
+ON_A_STORE = [("sweep",), ("migrate",), ("show", "charge", "k")]
+
+
+@pytest.mark.parametrize("command", ON_A_STORE)
+@pytest.mark.parametrize(
+    ("bad", "word"),
+    [
+        ("payments.db", "not a store URL"),
+        ("carrier-pigeon://roof", "no store for carrier-pigeon"),
+        ("sqlite:///", "names no file"),
+        ("memory://", "one process"),
+    ],
+)
+def test_a_bad_url_is_refused(
+    oncekey: Command, command: tuple[str, ...], bad: str, word: str
+) -> None:
+    name, *rest = command
+    assert_refused(oncekey(name, bad, *rest), Exit.USAGE, word)
+
+
+def test_a_password_in_a_url_is_not_repeated(oncekey: Command) -> None:
+    for url in (
+        "db://bob:hunt#er2@host/x",
+        "db:/bob:hunt#er2@host",
+        "sqlite:///x?password=hunt#er2",
+    ):
+        ran = oncekey("migrate", url, "extra")
+        assert ran.code == Exit.USAGE
+        assert "hunt" not in ran.err + oncekey("sweep", url).err + oncekey("migrate", url).err
+
+
+@pytest.mark.parametrize("command", [("sweep",), ("show", "charge", "k")])
+class TestLooksBeforeItOpens:
+    def test_a_missing_file_is_not_made(
+        self, oncekey: Command, command: tuple[str, ...], url: str, tmp_path: Path
+    ) -> None:
+        name, *rest = command
+        assert_refused(oncekey(name, url, *rest), Exit.USAGE, "no such file", "keys.db")
+        assert list(tmp_path.iterdir()) == []
+
+    def test_another_applications_file_is_left_alone(
+        self, oncekey: Command, command: tuple[str, ...], url: str, tmp_path: Path
+    ) -> None:
+        with closing(sqlite3.connect(tmp_path / "keys.db")) as theirs:
+            theirs.execute("CREATE TABLE orders (id)")
+        before = (tmp_path / "keys.db").read_bytes()
+        name, *rest = command
+        assert_refused(oncekey(name, url, *rest), Exit.USAGE, "not an oncekey store")
+        assert (tmp_path / "keys.db").read_bytes() == before
+
+    def test_a_file_that_is_no_database(
+        self, oncekey: Command, command: tuple[str, ...], url: str, tmp_path: Path
+    ) -> None:
+        (tmp_path / "keys.db").write_text("Dear diary,\n" * 100)
+        name, *rest = command
+        assert_refused(oncekey(name, url, *rest), Exit.USAGE, "not an SQLite database")
+
+    def test_a_folder(self, oncekey: Command, command: tuple[str, ...], tmp_path: Path) -> None:
+        name, *rest = command
+        assert_refused(oncekey(name, f"sqlite:///{tmp_path}", *rest), Exit.USAGE, "folder")
+
+
+# --- show --------------------------------------------------------------------------------------
+
+
+def test_show_a_key_that_succeeded(oncekey: Command, charged: str) -> None:
+    ran = oncekey("show", charged, "charge", "order-1", "--json")
+    assert ran.code == Exit.OK
+    assert ran.err == ""
+    assert ran.data["found"] is True
+    assert ran.data["state"] == "succeeded"
+    assert ran.data["value"] == {"id": "ch_1"}
+    assert '{"id": "ch_1"}' in oncekey("show", charged, "charge", "order-1").out
+
+
+def test_show_keeps_scopes_apart(oncekey: Command, charged: str) -> None:
+    ran = oncekey("show", charged, "charge", "order-1", "--scope", "acct_1", "--json")
+    assert ran.data["value"] == {"id": "ch_2"}
+
+
+def test_show_spells_control_characters_out(oncekey: Command, charged: str) -> None:
+    ran = oncekey("show", charged, "charge", "order-2")
+    assert "failed" in ran.out
+    assert "card declined \\x1b[2J" in ran.out
+    assert "\x1b" not in ran.out
+
+
+def test_show_of_an_absent_key_has_its_own_exit_code(oncekey: Command, charged: str) -> None:
+    assert oncekey("show", charged, "charge", "order-9").code == Exit.NOT_FOUND
+    ran = oncekey("show", charged, "charge", "order-9", "--json")
+    assert ran.code == Exit.NOT_FOUND
+    assert ran.data["found"] is False
+
+
+def test_show_refuses_an_impossible_key(oncekey: Command, charged: str) -> None:
+    assert_refused(oncekey("show", charged, "charge", ""), Exit.USAGE, "0 characters")
+
+
+def test_show_takes_the_secret_from_the_environment(oncekey: Command, url: str) -> None:
+    with Once(url, secret=SECRET) as once:
+        once.run("charge", "order-1", lambda attempt: "paid")
+    look = ("show", url, "charge", "order-1")
+    right = oncekey(*look, "--secret-env", "ONCE_SECRET", "--json", ONCE_SECRET=SECRET)
+    assert right.data["value"] == "paid"
+    wrong = oncekey(*look, "--secret-env", "ONCE_SECRET", ONCE_SECRET=OTHER_SECRET)
+    assert_refused(wrong, Exit.USAGE, "another secret", "--secret-env")
+    assert_refused(oncekey(*look), Exit.USAGE, "another secret", "--secret-env")
+    assert_refused(oncekey(*look, "--secret-env", "NOT_SET"), Exit.USAGE, "NOT_SET", "not set")
+    short = oncekey(*look, "--secret-env", "ONCE_SECRET", ONCE_SECRET="hunter2")
+    assert_refused(short, Exit.USAGE, "16 to 64 bytes")
+    for ran in (right, wrong, short):
+        for secret in (SECRET, OTHER_SECRET, "hunter2"):
+            assert secret not in ran.out + ran.err
+
+
+# --- sweep -------------------------------------------------------------------------------------
+
+
+def test_sweep_goes_on_until_nothing_is_left(oncekey: Command, ended: str) -> None:
+    ran = oncekey("sweep", ended, "--limit", "2", "--json")
+    assert ran.code == Exit.OK
+    assert (ran.data["removed"], ran.data["batches"]) == (5, 3)
+    assert oncekey("sweep", ended, "--json").data["removed"] == 0
+    assert oncekey("show", ended, "charge", "new").code == Exit.OK
+    assert oncekey("show", ended, "charge", "old-1").code == Exit.NOT_FOUND
+
+
+def test_sweep_once_is_one_batch(oncekey: Command, ended: str) -> None:
+    assert oncekey("sweep", ended, "--limit", "2", "--once", "--json").data["removed"] == 2
+    assert "3 records removed" in oncekey("sweep", ended).out
+
+
+def test_sweep_needs_no_secret(oncekey: Command, url: str) -> None:
+    with Once(url, secret=SECRET) as once:
+        once.run("charge", "order-1", lambda attempt: "paid")
+    assert oncekey("sweep", url, "--json").data["removed"] == 0
+
+
+# --- migrate -----------------------------------------------------------------------------------
+
+
+def test_migrate_makes_a_store_and_then_changes_nothing(oncekey: Command, url: str) -> None:
+    first = oncekey("migrate", url, "--json")
+    assert first.code == Exit.OK
+    assert first.err == ""
+    assert first.data["version"] == len(first.data["applied"]) > 0
+    assert first.data["guarantee"] == "transactional"
+    again = oncekey("migrate", url, "--json").data
+    assert again["applied"] == []
+    assert again["version"] == first.data["version"]
+    assert "up to date" in oncekey("migrate", url).out
+
+
+def test_a_look_at_a_new_store_leaves_its_secret_open(oncekey: Command, url: str) -> None:
+    """Whoever binds a store first decides its secret: that must be the application."""
+    oncekey("migrate", url)
+    assert oncekey("show", url, "charge", "order-1").code == Exit.NOT_FOUND
+    assert oncekey("sweep", url).code == Exit.OK
+    Once(url, secret=SECRET).close()
+    with pytest.raises(ConfigurationError, match="another secret"):
+        Once(url)
+
+
+def test_migrate_says_why_it_cannot(oncekey: Command, tmp_path: Path) -> None:
+    ran = oncekey("migrate", f"sqlite:///{tmp_path}/no/such/folder/keys.db")
+    assert_refused(ran, Exit.USAGE, "directory exists")
