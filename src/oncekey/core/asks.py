@@ -5,7 +5,6 @@ A driver (blocking, asyncio, or the explorer) meets an ask, does it, and sends t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from oncekey.core.commands import Command, Reply
@@ -64,9 +63,11 @@ class Raised(NamedTuple):
     deadline: int
 
 
-@dataclass(frozen=True, slots=True)
-class Overtaken:
-    """The heartbeat found the claim lost while the body ran."""
+class Overtaken(NamedTuple):
+    """The heartbeat found the claim lost while the body ran; `error` is an interruption that
+    must reach the caller all the same."""
+
+    error: BaseException | None = None
 
 
 class Sleep(NamedTuple):

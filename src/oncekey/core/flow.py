@@ -116,16 +116,20 @@ def _claim(task: Task) -> Generator[Ask, object, Answer]:
         task.key,
     )
     pause = RETRY_FIRST_US
-    for _ in range(CLAIM_TRIES - 1):
+    perhaps_held = False
+    tries = CLAIM_TRIES
+    while True:
         answer = yield Call(claim)
         assert isinstance(answer, Answer)
-        if not isinstance(answer.reply, StoreUnavailable) or not answer.reply.ambiguous:
+        if not isinstance(answer.reply, StoreUnavailable):
             return answer
+        perhaps_held = perhaps_held or answer.reply.ambiguous
+        tries -= 1
+        if tries == 0 or not answer.reply.ambiguous:
+            break
         yield Sleep(pause)
         pause = min(pause * 2, RETRY_MAX_US)
-    answer = yield Call(claim)
-    assert isinstance(answer, Answer)
-    if isinstance(answer.reply, StoreUnavailable) and answer.reply.ambiguous:
+    if perhaps_held:
         # Perhaps the claim is there and only its reply is not. The body will not run, so take
         # the claim back: else the key would be held, then unknown, though nothing happened.
         yield Call(Release(task.id, task.owner, None))
@@ -172,7 +176,7 @@ def _run(task: Task, claimed: Claimed, sent_at: int) -> Flow:
         )
         return (yield from _close(task, closing, result.deadline, failed))
     assert isinstance(result, Overtaken)
-    return (yield from _lost(task))
+    return (yield from _lost(task, result.error))
 
 
 def closing_command(task: Task, grant: Grant, error: BaseException) -> Finish | Release:
@@ -198,7 +202,7 @@ def _close(task: Task, command: Finish | Release, deadline: int, verdict: Verdic
         if isinstance(answer.reply, Done):
             return verdict
         if isinstance(answer.reply, Lost):
-            return (yield from _lost(task))
+            return (yield from _lost(task, verdict.error))
         assert isinstance(answer.reply, StoreUnavailable)
         if answer.at >= deadline:
             # The body's own error says more than ours; its answer goes along, unrecorded.
@@ -208,8 +212,13 @@ def _close(task: Task, command: Finish | Release, deadline: int, verdict: Verdic
         pause = min(pause * 2, RETRY_MAX_US)
 
 
-def _lost(task: Task) -> Flow:
-    """Overtaken: our outcome was refused, so give the caller the winner's, if there is one."""
+def _lost(task: Task, error: BaseException | None) -> Flow:
+    """Overtaken: our outcome was refused, so give the caller the winner's, if there is one.
+
+    An interruption (Ctrl-C, a cancellation) goes to the caller whoever won.
+    """
+    if error is not None and not isinstance(error, Exception):
+        return Verdict(Fact.LOST, error=error)
     answer = yield Call(Look(task.id))
     assert isinstance(answer, Answer)
     seen = answer.reply
@@ -274,30 +283,32 @@ def heartbeat(grant: Grant) -> Generator[Ask, object, None]:
 
 
 def step(
-    grant: Grant, name: str, saved: Step | None, intent: bytes
+    grant: Grant, deadline: int, name: str, saved: Step | None, intent: bytes
 ) -> Generator[Ask, object, StepVerdict]:
-    """One step: skip what is done, else write the intent, run, write the result."""
+    """One step: skip what is done, else write the intent, run, write the result.
+
+    `deadline` is the owner's at this moment; heartbeats have moved it since the grant.
+    """
     if saved is not None and saved.done:
         return StepVerdict(saved.body)
     if saved is None:
-        refused = yield from _save(grant, name, done=False, body=intent)
+        intended = SaveStep(grant.id, grant.owner, grant.fence, name, False, intent)
+        refused = yield from _save(intended, deadline)
         if refused is not None:
             return refused
     result = yield RunStep(name)
     if isinstance(result, Raised):
         return StepVerdict(error=result.error)
     assert isinstance(result, Returned)
-    refused = yield from _save(grant, name, done=True, body=result.body)
+    done = SaveStep(grant.id, grant.owner, grant.fence, name, True, result.body)
+    refused = yield from _save(done, result.deadline)
     if refused is not None:
         return refused
     return StepVerdict(result.body, result.raw, result.kept)
 
 
-def _save(
-    grant: Grant, name: str, *, done: bool, body: bytes
-) -> Generator[Ask, object, StepVerdict | None]:
+def _save(command: SaveStep, deadline: int) -> Generator[Ask, object, StepVerdict | None]:
     """None once the step is saved; what to tell the body where it could not be."""
-    command = SaveStep(grant.id, grant.owner, grant.fence, name, done, body)
     pause = RETRY_FIRST_US
     while True:
         answer = yield Call(command)
@@ -307,7 +318,7 @@ def _save(
         if isinstance(answer.reply, Lost):
             return StepVerdict(lost=True)
         assert isinstance(answer.reply, StoreUnavailable)
-        if answer.at >= grant.deadline:
+        if answer.at >= deadline:
             return StepVerdict(error=answer.reply)
-        yield Sleep(min(pause, grant.deadline - answer.at))
+        yield Sleep(min(pause, deadline - answer.at))
         pause = min(pause * 2, RETRY_MAX_US)

@@ -315,8 +315,10 @@ def _finish(record: Record | None, command: Finish, now: int) -> Decision:
     if record is None or not _owns(record, command.owner, command.fence):
         return _LOST
     if record.state != PENDING:
-        # The same owner again: its first Finish was applied and the reply was lost (I9).
-        return _DONE if record.state == command.state else _LOST
+        # The same owner again: its first Finish was applied and the reply was lost (I9). But if
+        # others decided meanwhile (given up as unknown, then resolved), their outcome stands.
+        same = record.body == command.body or command.state == UNKNOWN
+        return _DONE if record.state == command.state and same else _LOST
     write = record._replace(
         state=_next(record.state, FINISH_EVENTS[command.state]),
         finished_at=now,

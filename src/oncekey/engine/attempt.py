@@ -14,15 +14,18 @@ from oncekey.core.codec import Codec, StoredError, StoredValue, unpack
 from oncekey.core.errors import InvalidKey, LeaseLost, NotReplayable, StoreUnavailable
 from oncekey.core.identity import Identities, Identity
 from oncekey.core.record import Step
+from oncekey.engine.clock import Clock
 from oncekey.engine.results import value_of
 
 STEPS_MAX = 100
+_NEVER = 2**62
 
 
 class AttemptBase:
     """One run of a body: its identity, its fence, and its hold on the key."""
 
     __slots__ = (
+        "_clock",
         "_closed",
         "_deadline",
         "_grant",
@@ -33,7 +36,10 @@ class AttemptBase:
         "_steps",
     )
 
-    def __init__(self, identities: Identities, identity: Identity, grant: Grant) -> None:
+    def __init__(
+        self, identities: Identities, identity: Identity, grant: Grant, clock: Clock
+    ) -> None:
+        self._clock = clock
         self._identities = identities
         self._identity = identity
         self._grant = grant
@@ -67,12 +73,15 @@ class AttemptBase:
 
     @property
     def lost(self) -> bool:
-        """True once this attempt may have been overtaken: stop, nothing of it will be stored."""
-        return self._lost
+        """True once this attempt may have been overtaken: stop, nothing of it will be stored.
+
+        Asks the clock too: after a pause of the whole process no heartbeat has told yet.
+        """
+        return self._lost or self._clock.now() >= self._deadline
 
     def check(self) -> None:
         """Raise LeaseLost if this attempt was overtaken. Call it before an irreversible act."""
-        if self._lost:
+        if self.lost:
             raise LeaseLost(
                 "this attempt fell silent longer than its lease and may have been overtaken; "
                 "its outcome will not be stored. Retry with the same key",
@@ -85,6 +94,10 @@ class AttemptBase:
         return self._identities.child_key(self._identity, name)
 
     # --- for the engine ---------------------------------------------------------------------
+
+    def _hold_for_ever(self) -> None:
+        """In the caller's transaction there is no lease that could end."""
+        self._deadline = _NEVER
 
     def _extend(self, deadline: int) -> None:
         self._deadline = max(self._deadline, deadline)

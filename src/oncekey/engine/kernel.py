@@ -215,22 +215,24 @@ class Kernel:
 
     # --- after the run ------------------------------------------------------------------------
 
-    def conclude(self, job: Job, verdict: Verdict) -> Result[Any]:
-        """The caller's result, or the error to raise."""
+    def settle(self, job: Job, verdict: Verdict) -> Stored | None:
+        """Tell the subscribers and remember the outcome, whether or not a caller still waits."""
         if self._subscribers:
             self._tell(job, verdict.fact, verdict.fence, verdict.attempt)
-        if verdict.fact is Fact.REPLAYED or verdict.fact is Fact.FINISHED:
-            if verdict.error is not None:
-                raise verdict.error
-            stored = codecs.unpack(verdict.body)
-            self._remember(job, verdict, stored)
-            if not verdict.kept:
-                return not_kept(job.identity, verdict, stored)
-            replayed = verdict.fact is Fact.REPLAYED
-            return result_of(
-                job.identity, job.codec, stored, replayed, verdict.attempt, verdict.fence
-            )
-        raise error_of(job.identity, verdict)
+        if not verdict.body or verdict.fact not in (Fact.REPLAYED, Fact.FINISHED):
+            return None
+        stored = codecs.unpack(verdict.body)
+        self._remember(job, verdict, stored)
+        return stored
+
+    def conclude(self, job: Job, verdict: Verdict, stored: Stored | None) -> Result[Any]:
+        """The caller's result, or the error to raise."""
+        if stored is None or verdict.error is not None:
+            raise error_of(job.identity, job.codec, verdict)
+        if not verdict.kept:
+            return not_kept(job.identity, verdict, stored)
+        replayed = verdict.fact is Fact.REPLAYED
+        return result_of(job.identity, job.codec, stored, replayed, verdict.attempt, verdict.fence)
 
     def _remember(self, job: Job, verdict: Verdict, stored: Stored) -> None:
         # Counted from before the run: an entry never outlives its record.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from oncekey.core.asks import Verdict
-from oncekey.core.codec import Codec, Stored, StoredError, StoredValue, Tombstone
+from oncekey.core.codec import Codec, Stored, StoredError, StoredValue, Tombstone, unpack
 from oncekey.core.errors import (
     InFlight,
     LeaseLost,
@@ -88,10 +88,14 @@ def not_kept(identity: Identity, verdict: Verdict, stored: Stored) -> Result[Any
     )
 
 
-def error_of(identity: Identity, verdict: Verdict) -> BaseException:
-    """The error of a verdict that gave no outcome."""
+def error_of(identity: Identity, codec: Codec, verdict: Verdict) -> BaseException:
+    """The error of a verdict that gave no outcome: the body's own, or one of ours."""
     where = _where(identity)
     fact = verdict.fact
+    if isinstance(verdict.error, StoreUnavailable) and fact is Fact.UNAVAILABLE:
+        return _unavailable(codec, verdict, verdict.error, where)
+    if verdict.error is not None:
+        return verdict.error
     seconds = verdict.retry_after / 1_000_000
     if fact is Fact.MISMATCH:
         return _mismatch(verdict.fence, where)
@@ -114,14 +118,10 @@ def error_of(identity: Identity, verdict: Verdict) -> BaseException:
             "before you know",
             **where,
         )
-    if fact is Fact.LOST:
-        return LeaseLost(
-            "this attempt was overtaken and its outcome refused; retry with the same key", **where
-        )
-    assert verdict.error is not None
-    if isinstance(verdict.error, StoreUnavailable):
-        return _unavailable(verdict, verdict.error, where)
-    return verdict.error
+    assert fact is Fact.LOST, fact
+    return LeaseLost(
+        "this attempt was overtaken and its outcome refused; retry with the same key", **where
+    )
 
 
 def _mismatch(version: int, where: dict[str, str]) -> BaseException:
@@ -137,16 +137,24 @@ def _mismatch(version: int, where: dict[str, str]) -> BaseException:
     )
 
 
-def _unavailable(verdict: Verdict, error: StoreUnavailable, where: dict[str, str]) -> Exception:
+def _unavailable(
+    codec: Codec, verdict: Verdict, error: StoreUnavailable, where: dict[str, str]
+) -> Exception:
     ran = " The operation ran, its outcome is not recorded." if verdict.body else ""
     made = StoreUnavailable(
         f"{error}.{ran} Retry with the same key",
         ambiguous=error.ambiguous,
-        value=verdict.raw,
+        value=_unrecorded(codec, verdict),
         **where,
     )
     made.__cause__ = error
     return made
+
+
+def _unrecorded(codec: Codec, verdict: Verdict) -> object:
+    """What the body answered, as a retry would have got it, where it could not be recorded."""
+    stored = unpack(verdict.body) if verdict.body else None
+    return value_of(stored, codec) if isinstance(stored, StoredValue) else verdict.raw
 
 
 def _where(identity: Identity) -> dict[str, str]:

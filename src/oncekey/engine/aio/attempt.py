@@ -36,7 +36,7 @@ class AsyncAttempt(AttemptBase):
     __slots__ = ("_hands", "_job")
 
     def __init__(self, hands: AsyncHands, job: Job, grant: Grant) -> None:
-        super().__init__(hands.kernel.identities, job.identity, grant)
+        super().__init__(hands.kernel.identities, job.identity, grant, hands.kernel.clock)
         self._hands = hands
         self._job = job
 
@@ -80,7 +80,7 @@ class AsyncAttempt(AttemptBase):
         interrupts: _Interrupts,
     ) -> StepVerdict:
         child = self.child_key(name)
-        flow = step_flow(self._grant, name, saved, child.encode())
+        flow = step_flow(self._grant, self._deadline, name, saved, child.encode())
         clock = self._hands.kernel.clock
         answer: object = None
         while True:

@@ -29,6 +29,7 @@ from oncekey.core.asks import (
     Sleep,
     Verdict,
 )
+from oncekey.core.codec import Stored
 from oncekey.core.commands import Command, Look, Reply, Seen
 from oncekey.core.contract import AsyncEnlisted
 from oncekey.core.errors import NotStarted, StoreUnavailable
@@ -41,6 +42,7 @@ from oncekey.engine.results import Result
 
 T = TypeVar("T")
 AsyncBody = Callable[[AsyncAttempt], Awaitable[T]]
+Ending = tuple[Verdict, Stored | None]
 
 
 class _Control:
@@ -102,30 +104,32 @@ class AsyncRunner:
         control = _Control()
         if self._enlisted is not None:
             # The caller's connection belongs to the caller's task; so does the attempt.
-            verdict = await self._drive(job, body, control)
+            ending = self._settled(job, await self._drive(job, body, control))
         else:
-            verdict = await self._detached(job, body, control)
-        assert verdict is not None
-        return self.kernel.conclude(job, verdict)
+            ending = await self._detached(job, body, control)
+        if ending is None:
+            raise asyncio.CancelledError  # it was waiting for its turn when all was shut down
+        verdict, stored = ending
+        return self.kernel.conclude(job, verdict, stored)
 
-    async def _detached(self, job: Job, body: AsyncBody[Any], control: _Control) -> Verdict | None:
+    async def _detached(self, job: Job, body: AsyncBody[Any], control: _Control) -> Ending | None:
         """The attempt as a task of its own, which outlives a cancelled caller."""
         loop = asyncio.get_running_loop()
-        done: asyncio.Future[Verdict | None] = loop.create_future()
+        done: asyncio.Future[Ending | None] = loop.create_future()
         tasks = self.home().tasks
 
         async def live() -> None:
             task = asyncio.current_task()
             assert task is not None
             try:
-                verdict = await self._drive(job, body, control)
+                ending = self._settled(job, await self._drive(job, body, control))
             except BaseException as error:
                 if done.done():
                     raise  # the caller has left: the loop's exception handler is told
                 done.set_exception(error)
             else:
                 if not done.done():
-                    done.set_result(verdict)
+                    done.set_result(ending)
             finally:
                 tasks.discard(task)
 
@@ -138,6 +142,10 @@ class AsyncRunner:
         except asyncio.CancelledError:
             control.abandon()
             raise
+
+    def _settled(self, job: Job, verdict: Verdict | None) -> Ending | None:
+        """Tell and remember how it ended, also when nobody waits for it any more."""
+        return None if verdict is None else (verdict, self.kernel.settle(job, verdict))
 
     async def look(self, id: bytes) -> Seen:
         reply = await self._send(Look(id), leave)
@@ -223,12 +231,18 @@ class AsyncRunner:
             attempt._close()
         while task.cancelling():
             task.uncancel()  # it was the body's business; the outcome must still be stored
-        return Overtaken() if attempt.lost else result
+        if not attempt._lost:
+            return result
+        # The cancellation was ours; any other interruption is the caller's to see.
+        if isinstance(result, Returned) or isinstance(result.error, asyncio.CancelledError):
+            return Overtaken()
+        return Overtaken(result.error)
 
     async def _run_enlisted(
         self, enlisted: AsyncEnlisted, attempt: AsyncAttempt, job: Job, body: AsyncBody[Any]
     ) -> Returned | Raised:
         """In the caller's transaction: no lease to keep, and a raising body's rows are undone."""
+        attempt._hold_for_ever()
         await enlisted.mark()
         try:
             value = body(attempt)

@@ -34,7 +34,7 @@ class Attempt(AttemptBase):
     __slots__ = ("_hands", "_job")
 
     def __init__(self, hands: Hands, job: Job, grant: Grant) -> None:
-        super().__init__(hands.kernel.identities, job.identity, grant)
+        super().__init__(hands.kernel.identities, job.identity, grant, hands.kernel.clock)
         self._hands = hands
         self._job = job
 
@@ -66,7 +66,7 @@ class Attempt(AttemptBase):
         self, name: str, fn: Callable[[str], Any], codec: Codec, saved: Any
     ) -> StepVerdict:
         child = self.child_key(name)
-        flow = step_flow(self._grant, name, saved, child.encode())
+        flow = step_flow(self._grant, self._deadline, name, saved, child.encode())
         answer: object = None
         while True:
             try:

@@ -67,7 +67,8 @@ class Runner:
             verdict = self._drive(job, body)
         finally:
             self.kernel.waiters.ended(job.identity.id)
-        return self.kernel.conclude(job, verdict)
+        stored = self.kernel.settle(job, verdict)
+        return self.kernel.conclude(job, verdict, stored)
 
     def look(self, id: bytes) -> Seen:
         reply = self._send(Look(id))
@@ -133,12 +134,15 @@ class Runner:
         finally:
             self._heart.forget(attempt)
             attempt._close()
-        return Overtaken() if attempt.lost else result
+        if not attempt._lost:
+            return result
+        return Overtaken(result.error if isinstance(result, Raised) else None)
 
     def _run_enlisted(
         self, enlisted: Enlisted, attempt: Attempt, job: Job, body: Body[Any]
     ) -> Returned | Raised:
         """In the caller's transaction: no lease to keep, and a raising body's rows are undone."""
+        attempt._hold_for_ever()
         enlisted.mark()
         try:
             value = body(attempt)

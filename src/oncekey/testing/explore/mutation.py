@@ -1,0 +1,36 @@
+"""Changed copies of real modules, made from their source text.
+
+An edit names text that must occur exactly once, so that a mutant can never go stale unnoticed.
+The copy is a module of its own: the real one stays as it is.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from types import ModuleType
+
+
+@dataclass(frozen=True)
+class Edit:
+    """Replace `old`, which occurs exactly once, by `new`."""
+
+    old: str
+    new: str
+
+
+def mutated(module: ModuleType, *edits: Edit) -> ModuleType:
+    """A copy of `module` with the edits made."""
+    source = inspect.getsource(module)
+    for edit in edits:
+        if source.count(edit.old) != 1:
+            raise ValueError(
+                f"{module.__name__}: {edit.old!r} occurs {source.count(edit.old)} times; a mutant "
+                "needs text that occurs once"
+            )
+        source = source.replace(edit.old, edit.new)
+    copy = ModuleType(module.__name__)
+    copy.__file__ = module.__file__
+    copy.__package__ = module.__package__
+    exec(compile(source, f"<mutant of {module.__name__}>", "exec"), copy.__dict__)
+    return copy

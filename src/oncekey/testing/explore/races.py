@@ -1,0 +1,170 @@
+"""What two or three programs of a SQLite file may race for, and what must hold of every ending.
+
+The judge knows the machine but no SQL: whatever the statements did, the replies and the record
+left behind must be explained by the commands having been decided one after the other, each at one
+reading of the clock that its own program made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import permutations, product
+from typing import Final
+
+from oncekey.core.commands import (
+    Busy,
+    Claim,
+    Claimed,
+    Command,
+    Different,
+    Done,
+    Finish,
+    Lost,
+    Release,
+    Renew,
+    Replay,
+    Reply,
+)
+from oncekey.core.machine import decide, is_garbage
+from oncekey.core.record import Record, State
+from oncekey.testing.explore.scenario import KEY, OTHER, SAME
+from oncekey.testing.explore.words import owner_name, record_words
+
+EARLY: Final = 1_000
+LATE: Final = 2_000
+_LEASE: Final = 5_000
+_FIRST: Final = b"A" * 16
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The sweeper's program, beside the commands."""
+
+
+@dataclass(frozen=True)
+class Race:
+    """A record, and what is done to it at once. The clock says EARLY, then LATE for ever."""
+
+    name: str
+    before: Record | None
+    racers: tuple[Command | Sweep, ...]
+
+
+@dataclass(frozen=True)
+class Ending:
+    """What one schedule came to: replies (a count for a sweep), clock readings, the record."""
+
+    replies: tuple[Reply | int, ...]
+    readings: tuple[tuple[int, ...], ...]
+    after: Record | None
+
+
+def claim(owner: str, *, retry_safe: bool = True, fingerprint: bytes = SAME) -> Claim:
+    return Claim(KEY, owner.encode() * 16, fingerprint, _LEASE, _LEASE, _LEASE, retry_safe)
+
+
+def held(**changes: object) -> Record:
+    """A's claim, its lease over between EARLY and LATE."""
+    claimed = decide(None, claim("A"), EARLY - 500).write
+    assert claimed is not None
+    return claimed._replace(lease_until=EARLY + 500)._replace(**changes)  # type: ignore[arg-type]
+
+
+_FENCE: Final = EARLY - 500
+_FINISH: Final = Finish(KEY, _FIRST, _FENCE, State.SUCCEEDED, b"A's")
+_ENDED: Final = held(state=State.SUCCEEDED, finished_at=_FENCE, body=b"first", keep=1_000, audit=0)
+
+RACES: Final = (
+    Race("a new key", None, (claim("B"), claim("C"))),
+    Race("a new key, three", None, (claim("B"), claim("C"), claim("D", fingerprint=OTHER))),
+    Race("a dead owner's key", held(), (claim("B"), claim("C"))),
+    Race("a dead owner's key, not safe", held(retry_safe=False), (claim("B"), claim("C"))),
+    Race("takeover and the zombie's finish", held(), (claim("B"), _FINISH)),
+    Race("takeover and renewal", held(), (claim("B"), Renew(KEY, _FIRST, _FENCE, _LEASE))),
+    Race("takeover and release", held(), (claim("B"), Release(KEY, _FIRST, _FENCE))),
+    Race("two takeovers and the finish", held(), (claim("B"), claim("C"), _FINISH)),
+    Race("another request", held(), (claim("B", fingerprint=OTHER), _FINISH)),
+    Race("an expiring outcome", _ENDED, (claim("B"), claim("C", fingerprint=OTHER))),
+    Race("an expiring outcome and the sweeper", _ENDED, (claim("B"), Sweep())),
+    Race("finish and the sweeper", held(keep=1, audit=0), (_FINISH, Sweep())),
+)
+
+
+def judge(race: Race, ending: Ending) -> tuple[str, str] | None:
+    """The broken invariant and what is wrong, or None."""
+    told = list(zip(race.racers, ending.replies, strict=True))
+    owners = [c.owner for c, r in told if isinstance(c, Claim) and isinstance(r, Claimed)]
+    freed = any(isinstance(racer, Release) for racer in race.racers)
+    if len(owners) > 1 and not freed:
+        names = " and ".join(owner_name(owner) for owner in owners)
+        return "I5", f"{names} were both told that they hold the key"
+    for command, reply in told:
+        what = _refused_yet_written(command, reply, race.before, ending.after)
+        if what is not None:
+            return "I7", what
+        if isinstance(command, Finish) and isinstance(reply, Done) and not owners:
+            after = ending.after
+            if not _swept(race) and (after is None or after.body != command.body):
+                return "I4", f"told done, but the store has {record_words(after)}"
+    what = _told_another_fence(told, ending.after)
+    if what is not None:
+        return "S3", what
+    if not _serial(race, ending):
+        return "order", f"no order of the commands explains {ending}"
+    return None
+
+
+def _refused_yet_written(
+    command: Command | Sweep, reply: Reply | int, before: Record | None, after: Record | None
+) -> str | None:
+    """A rejection changes nothing: the refused owner has left no trace."""
+    if not isinstance(command, Claim) or not isinstance(reply, (Busy, Different, Replay, Lost)):
+        return None
+    mine = after is not None and after.owner == command.owner
+    if not mine or (before is not None and before.owner == command.owner):
+        return None
+    return f"{owner_name(command.owner)} was told {reply}, but the store has {record_words(after)}"
+
+
+def _told_another_fence(
+    told: Sequence[tuple[Command | Sweep, Reply | int]], after: Record | None
+) -> str | None:
+    """One decision is one reading of the clock: what was told is what was written."""
+    for command, reply in told:
+        if not isinstance(command, Claim) or not isinstance(reply, Claimed) or after is None:
+            continue
+        if after.owner == command.owner and after.fence != reply.fence:
+            return f"told fence {reply.fence}, but the store has {record_words(after)}"
+    return None
+
+
+def _swept(race: Race) -> bool:
+    return any(isinstance(racer, Sweep) for racer in race.racers)
+
+
+def _serial(race: Race, ending: Ending) -> bool:
+    """Whether some order, and a clock reading of each racer's own, gives just this ending."""
+    readings = [tuple(dict.fromkeys(own)) for own in ending.readings]
+    return any(
+        _gives(race, order, times, ending)
+        for order in permutations(range(len(race.racers)))
+        for times in product(*readings)
+    )
+
+
+def _gives(race: Race, order: Sequence[int], times: Sequence[int], ending: Ending) -> bool:
+    record = race.before
+    for i in order:
+        racer, now = race.racers[i], times[i]
+        if isinstance(racer, Sweep):
+            removed = int(record is not None and is_garbage(record, now))
+            record = None if removed else record
+            if ending.replies[i] != removed:
+                return False
+            continue
+        decision = decide(record, racer, now)
+        record = record if decision.write is None else decision.write
+        if decision.reply != ending.replies[i]:
+            return False
+    return record == ending.after

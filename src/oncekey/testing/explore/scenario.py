@@ -1,0 +1,76 @@
+"""What is explored: who tries the key on which terms, and how much may go wrong.
+
+One tick is ten units of time, so that fences (one unit each) never outrun the clock; in real
+time a unit is a microsecond. The bounds keep a scenario finite, the sum of them is the proof.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from oncekey.core.asks import Task
+from oncekey.core.policy import Terms
+
+TICK = 10
+START = 100
+KEY = b"k" * 16
+SAME, OTHER = b"\x01same", b"\x01other"
+
+
+class Ending(enum.StrEnum):
+    """How a body can end. All but NOT_STARTED also after its effect, RETURNED only then."""
+
+    RETURNED = "returns"
+    RAISED = "raises"
+    NOT_STARTED = "raises NotStarted"
+    TERMINAL = "raises Terminal"
+    INTERRUPTED = "is interrupted"
+
+
+@dataclass(frozen=True)
+class Actor:
+    """One attempt. Durations are in ticks; `beats` bounds its renewals.
+
+    The calls of a `quick` one are sent, applied and answered in one move: with some quick ones a
+    scenario can have more attempts, or go on for longer.
+    """
+
+    name: str
+    retry_safe: bool = False
+    lease: int = 2
+    keep: int = 2
+    audit: int = 1
+    wait: int = 0
+    beats: int = 0
+    recoverable: bool = False
+    quick: bool = False
+    fingerprint: bytes = SAME
+    endings: tuple[Ending, ...] = (Ending.RETURNED,)
+
+    @property
+    def task(self) -> Task:
+        terms = Terms(
+            self.lease * TICK,
+            self.keep * TICK,
+            self.audit * TICK,
+            self.wait * TICK,
+            self.retry_safe,
+        )
+        owner = self.name.encode() * 16
+        return Task(KEY, owner, self.fingerprint, terms, recoverable=self.recoverable)
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """Some attempts on one key. `losses` counts lost replies and late commands together."""
+
+    name: str
+    actors: tuple[Actor, ...]
+    ticks: int
+    losses: int = 0
+    crashes: int = 0
+    until: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "until", START + self.ticks * TICK)

@@ -1,0 +1,18 @@
+"""Every order of the statements of two and three SQLite programs, on a real file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from oncekey.testing.explore.interleave import interleave
+from oncekey.testing.explore.races import RACES, Race
+
+
+@pytest.mark.parametrize("race", RACES, ids=lambda race: race.name)
+def test_every_order_can_be_explained(race: Race, tmp_path: Path, told: list[str]) -> None:
+    report = interleave(race, tmp_path / "race.db")
+    told.append(str(report))
+    assert not report.invariant, f"\n{report}"
+    assert report.runs > 10
