@@ -31,17 +31,18 @@ run: setup ## play the demo on an embedded SQLite file
 test: setup ## run every test
 	@$(BIN)/python -m pytest
 
-check: setup ## lint, types, layers
+check: setup ## lint, types, layers, tidiness
 	@$(BIN)/ruff check .
-	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+	@$(BIN)/python -m pytest -q tests/test_tidy.py
 
 bench: $(VENV)/.bench ## measure against peers and the raw limit, in one run
 	@$(BIN)/python -m bench
 
 soak: setup ## the long hammer (minutes)
-	@$(BIN)/python -m pytest tests/hammer -m soak
+	@ONCEKEY_SOAK=1 $(BIN)/python -m pytest tests/hammer tests/model -s
 
 docs: setup ## draw what is generated in docs/
 	@$(BIN)/python docs/draw_machine.py

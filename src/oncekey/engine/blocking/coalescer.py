@@ -48,15 +48,26 @@ class Coalescer:
             else:
                 ticket.turn = threading.Lock()
                 ticket.turn.acquire()
-        if not leads:
-            assert ticket.turn is not None
-            ticket.turn.acquire()  # released by whoever brings the outcome or the lead
-        if leads or ticket.leads:
+        if leads:
             self._lead()
+        else:
+            try:
+                self._wait(ticket)
+            except BaseException:
+                # Interrupted (Ctrl-C): the lead may yet fall to this ticket, so it is not left.
+                threading.Thread(target=self._wait, args=(ticket,), daemon=True).start()
+                raise
         assert ticket.outcome is not None
         if isinstance(ticket.outcome, Exception):
             raise ticket.outcome
         return ticket.outcome
+
+    def _wait(self, ticket: _Ticket) -> None:
+        """Until there is an outcome; where the lead is handed over, by leading."""
+        assert ticket.turn is not None
+        ticket.turn.acquire()  # released by whoever brings the outcome or the lead
+        if ticket.leads:
+            self._lead()
 
     def call_many(self, commands: Sequence[Command]) -> list[Outcome]:
         """Outcomes of several commands of one caller, failures as values."""

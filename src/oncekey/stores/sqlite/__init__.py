@@ -1,0 +1,53 @@
+"""`sqlite:///file`: the embedded default, a file shared by threads and processes of one host.
+
+    sqlite:///relative.db    sqlite:////absolute/path.db    ...?busy_timeout=5s&synchronous=full
+
+Write-ahead logging, BEGIN IMMEDIATE, and a commit that is on disk before it is acknowledged. The
+file may be your own database: our tables are named oncekey_*, and `in_transaction` then commits
+your rows and ours together. It becomes a WAL file, and must be on a local disk: over a network
+file system SQLite's locks do not hold, and nothing tells.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import parse_qsl, unquote
+
+from oncekey.core.errors import ConfigurationError
+from oncekey.stores.sqlite.store import AsyncSQLiteStore, SQLiteStore
+
+__all__ = ["AsyncSQLiteStore", "SQLiteStore", "open_async", "open_blocking"]
+
+_PREFIX = "sqlite:///"
+_OPTIONS = ("busy_timeout", "synchronous")
+
+
+def open_blocking(url: str) -> SQLiteStore:
+    path, options = _parse(url)
+    return SQLiteStore(path, **options)
+
+
+def open_async(url: str) -> AsyncSQLiteStore:
+    path, options = _parse(url)
+    return AsyncSQLiteStore(path, **options)
+
+
+def _parse(url: str) -> tuple[str, dict[str, Any]]:
+    address, _, query = url.partition("?")
+    path = unquote(address.removeprefix(_PREFIX))
+    if not address.startswith(_PREFIX) or not path:
+        raise ConfigurationError(
+            f"{url!r} names no file; write sqlite:///relative.db or sqlite:////absolute/path.db"
+        )
+    options: dict[str, Any] = {}
+    try:
+        pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
+    except ValueError as error:
+        raise ConfigurationError(f"{url!r}: {error}") from None
+    for name, value in pairs:
+        if name not in _OPTIONS:
+            raise ConfigurationError(f"{url!r}: no option {name!r}; known: {', '.join(_OPTIONS)}")
+        if name in options:
+            raise ConfigurationError(f"{url!r}: the option {name!r} is given twice")
+        options[name] = value
+    return path, options

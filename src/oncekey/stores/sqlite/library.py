@@ -1,0 +1,64 @@
+"""What the SQLite library and its settings can promise.
+
+Owns the guarantee's words and the one warning per process about libraries that can damage a file.
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from typing import Final
+
+from oncekey.core.levels import Guarantee, Level
+
+SYNCHRONOUS: Final = ("full", "extra", "normal", "off")
+
+_log = logging.getLogger("oncekey.sqlite")
+_warned = False
+
+# https://sqlite.org/wal.html#walresetbug
+_FIXED: Final = (3, 51, 3)
+_FIXED_IN_BRANCH: Final = {(3, 50): 7, (3, 44): 6}
+
+_BUG = (
+    "SQLite {version} has the WAL-reset bug: in rare cases two processes that write and checkpoint "
+    "at once damage the file. Use 3.51.3 or newer (3.50.7 and 3.44.6 are mended too), or keep to "
+    "one process"
+)
+
+
+def has_wal_reset_bug(version: tuple[int, ...] = sqlite3.sqlite_version_info) -> bool:
+    """Whether this library may damage a file that several connections write (3.7.0 to 3.51.2)."""
+    mended = _FIXED_IN_BRANCH.get((version[0], version[1]))
+    if mended is not None:
+        return version[2] < mended
+    return version < _FIXED
+
+
+def guarantee(
+    synchronous: str, version: tuple[int, ...] = sqlite3.sqlite_version_info
+) -> Guarantee:
+    if synchronous in ("full", "extra"):
+        level = Level.TRANSACTIONAL
+        reason = f"every commit is on disk before it is acknowledged (synchronous={synchronous})"
+    else:
+        level = Level.BEST_EFFORT
+        reason = (
+            f"with synchronous={synchronous} a power loss can take acknowledged claims back; "
+            "use synchronous=full"
+        )
+    if has_wal_reset_bug(version):
+        reason = f"{reason}. {_bug(version)}"
+    return Guarantee(level, reason)
+
+
+def warn_once() -> None:
+    """Log what is wrong with the library, once per process."""
+    global _warned
+    if not _warned and has_wal_reset_bug():
+        _warned = True
+        _log.warning(_bug(sqlite3.sqlite_version_info) + " (a patched build cannot be told apart)")
+
+
+def _bug(version: tuple[int, ...]) -> str:
+    return _BUG.format(version=".".join(map(str, version)))

@@ -1,0 +1,225 @@
+"""What the SQLite store does, as generators: they yield statements and are sent rows.
+
+`apply` is the store's verb. Claims and looks are first tried on a plain read, which sees a
+snapshot and takes no lock; what writes nothing (a replay, a rejection) is answered from it. The
+rest is decided again under BEGIN IMMEDIATE, from rows and a clock read while the lock is held.
+
+Every decision is `machine.decide`'s. Keeps no state between two runs and does no I/O itself, so a
+test may drive two of these by hand, statement by statement. Must not know connections, threads
+or asyncio.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Final, TypeVar
+
+from oncekey.core.commands import Claim, Command, Look, Reply
+from oncekey.core.errors import ConfigurationError
+from oncekey.core.machine import decide, is_garbage
+from oncekey.core.record import Record
+from oncekey.stores.clock import StoreClock
+from oncekey.stores.sql import load_queries
+from oncekey.stores.sqlite.rows import Row, claimed_row, held_row, record_of, whole_row
+
+SELECT_IDS_MAX: Final = 512  # SQLite before 3.32 takes 999 parameters
+SWEEP_ROUNDS_MAX: Final = 4
+_CHECK: Final = "secret-check"
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """One statement; with `many`, once per row of `params`."""
+
+    sql: str
+    params: Sequence[Any] = ()
+    many: bool = False
+    locks: bool = False  # takes the write lock, so it may wait for another process
+
+
+Steps = Generator[Statement, Sequence[Row], T]
+
+QUERIES: Final = load_queries("oncekey.stores.sqlite", "sql/queries.sql")
+BEGIN: Final = Statement("BEGIN IMMEDIATE", locks=True)
+COMMIT: Final = Statement("COMMIT")
+ROLLBACK: Final = Statement("ROLLBACK")
+LOCK: Final = Statement(QUERIES["lock"], locks=True)
+
+
+class Program:
+    """The store's verbs. `clock` is read once per decision (S3)."""
+
+    def __init__(self, clock: StoreClock) -> None:
+        self._clock = clock
+
+    def apply(self, commands: Sequence[Command]) -> Steps[list[Reply]]:
+        """The whole verb, with its own transaction where one is needed."""
+        answers: dict[int, Reply] = {}
+        left = commands
+        if all(type(command) is Claim or type(command) is Look for command in commands):
+            answers = yield from self._answer_from_snapshot(commands)
+            if len(answers) == len(commands):
+                return [answers[i] for i in range(len(commands))]
+            left = [command for i, command in enumerate(commands) if i not in answers]
+        yield BEGIN
+        replies, writes = yield from self._decide(left)
+        for write in writes:  # noqa: UP028 (a list cannot be sent rows)
+            yield write
+        yield COMMIT if writes else ROLLBACK
+        if not answers:
+            return replies
+        decided = iter(replies)
+        return [answers[i] if i in answers else next(decided) for i in range(len(commands))]
+
+    def apply_locked(self, commands: Sequence[Command]) -> Steps[list[Reply]]:
+        """The same inside a transaction that is open already; it is neither begun nor ended."""
+        if any(type(command) is not Look for command in commands):
+            yield LOCK
+        replies, writes = yield from self._decide(commands)
+        for write in writes:  # noqa: UP028
+            yield write
+        return replies
+
+    def bind(self, check: bytes) -> Steps[None]:
+        """Remember the secret's check value, or refuse another one (S8)."""
+        known = Statement(QUERIES["select_meta"], (_CHECK,))
+        rows = yield known
+        if not rows:
+            yield BEGIN
+            rows = yield known
+            if not rows:
+                yield Statement(QUERIES["insert_meta"], (_CHECK, check))
+                yield COMMIT
+                return
+            yield ROLLBACK
+        if rows[0][0] != check:
+            raise ConfigurationError(
+                "this store was first opened with another secret; with two secrets no key "
+                "would meet its earlier record. Use the first secret, or an empty store"
+            )
+
+    def sweep(self, limit: int) -> Steps[int]:
+        """Remove at most `limit` records that are garbage (S7); how many were removed."""
+        now = self._clock()
+        rows = yield Statement(QUERIES["any_due"], (now, now))
+        if limit <= 0 or not rows[0][0]:
+            return 0
+        yield BEGIN
+        now = self._clock()
+        ended = yield Statement(QUERIES["select_ended"], (now, limit))
+        if ended:
+            yield Statement(QUERIES["delete_history"], ended, many=True)
+        removed = len(ended)
+        # What is due but not garbage (its lease was renewed) is put off, and must not hide the
+        # garbage behind it: look again, a few times.
+        for _ in range(SWEEP_ROUNDS_MAX):
+            room = limit - removed
+            due = yield Statement(QUERIES["select_due"], (now, room))
+            records = [record_of(row) for row in due]
+            garbage = [(record.id,) for record in records if is_garbage(record, now)]
+            living = [(r.audit_until, r.id) for r in records if not is_garbage(r, now)]
+            if garbage:
+                yield Statement(QUERIES["delete_record"], garbage, many=True)
+            if living:
+                yield Statement(QUERIES["postpone"], living, many=True)
+            removed += len(garbage)
+            if len(due) < room or not living:
+                break
+        yield COMMIT
+        return removed
+
+    def history(self, id: bytes) -> Steps[list[Record]]:
+        """Past generations of a key that were not yet swept, oldest first."""
+        rows = yield Statement(QUERIES["select_history"], (id,))
+        return [record_of(row) for row in rows]
+
+    # --- parts --------------------------------------------------------------------------------
+
+    def _answer_from_snapshot(self, commands: Sequence[Command]) -> Steps[dict[int, Reply]]:
+        """Answers, by position, that need no write (S6). Whatever comes after a write of the
+        same id must see it, so it is left as well."""
+        stored = yield from _load(commands)
+        now = self._clock()
+        answers: dict[int, Reply] = {}
+        writing: set[bytes] = set()
+        for i, command in enumerate(commands):
+            record = stored.get(command.id)
+            if record is None and type(command) is Claim:
+                writing.add(command.id)  # what was never seen is sure to be written
+            if command.id in writing:
+                continue
+            decision = decide(record, command, now)
+            if decision.write is None:
+                answers[i] = decision.reply
+            else:
+                writing.add(command.id)
+        return answers
+
+    def _decide(self, commands: Sequence[Command]) -> Steps[tuple[list[Reply], list[Statement]]]:
+        """Replies and writes, from rows and a clock read under the lock."""
+        stored = yield from _load(commands)
+        now = self._clock()
+        records = dict(stored)
+        changed: dict[bytes, bool] = {}  # id: whether a claim was among what changed it
+        archived: list[Row] = []
+        replies: list[Reply] = []
+        for command in commands:
+            id = command.id
+            reply, write, archive = decide(records.get(id), command, now)
+            if write is not None:
+                records[id] = write
+                changed[id] = type(command) is Claim or changed.get(id, False)
+            if archive is not None:
+                archived.append(whole_row(archive))
+            replies.append(reply)
+        return replies, _writes(records, stored, changed, archived)
+
+
+def _writes(
+    records: dict[bytes, Record],
+    stored: dict[bytes, Record],
+    changed: dict[bytes, bool],
+    archived: list[Row],
+) -> list[Statement]:
+    new: list[Row] = []
+    claimed: list[Row] = []
+    held: list[Row] = []
+    for id, by_claim in changed.items():
+        if id not in stored:
+            new.append(whole_row(records[id]))
+        elif by_claim:
+            claimed.append(claimed_row(records[id]))
+        else:
+            held.append(held_row(records[id]))
+    work = (
+        ("insert_history", archived),
+        ("insert_record", new),
+        ("update_claimed", claimed),
+        ("update_held", held),
+    )
+    return [Statement(QUERIES[name], rows, many=True) for name, rows in work if rows]
+
+
+def _load(commands: Sequence[Command]) -> Steps[dict[bytes, Record]]:
+    """The records of the commands' ids that there are."""
+    ids = list({command.id: None for command in commands})
+    found: dict[bytes, Record] = {}
+    for start in range(0, len(ids), SELECT_IDS_MAX):
+        some = ids[start : start + SELECT_IDS_MAX]
+        # As many placeholders as the next power of two, the last id repeated: so there are few
+        # distinct texts, and each is prepared once.
+        size = 1 << (len(some) - 1).bit_length()
+        some += some[-1:] * (size - len(some))
+        rows = yield Statement(_select_records(size), some)
+        for row in rows:
+            found[row[0]] = record_of(row)
+    return found
+
+
+@cache
+def _select_records(size: int) -> str:
+    return QUERIES["select_records"].replace("/*ids*/", ",".join("?" * size))

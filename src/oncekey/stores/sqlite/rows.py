@@ -1,0 +1,86 @@
+"""Records as rows and back.
+
+Owns the order of the columns in sql/queries.sql: that of Record, then the time to look again.
+Knows no connection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from oncekey.core.record import Record, State
+from oncekey.stores.steps import pack_steps, unpack_steps
+
+Row = Sequence[Any]
+
+_STATES: Final = tuple(State)
+
+
+def record_of(row: Row) -> Record:
+    """A record from a row of any of the select queries."""
+    steps = row[15]
+    return Record(
+        row[0],
+        _STATES[row[1]],
+        row[2],
+        row[3],
+        row[4],
+        row[5],
+        row[6] != 0,
+        row[7],
+        row[8],
+        row[9],
+        row[10],
+        row[11],
+        row[12].decode(),
+        row[13].decode(),
+        row[14].decode(),
+        unpack_steps(steps) if steps else (),
+        row[16],
+        row[17].decode(),
+    )
+
+
+def whole_row(record: Record) -> Row:
+    """All of a record, for insert_record and insert_history."""
+    return (
+        record.id,
+        record.state.value,  # a plain int: sqlite3 looks for adapters of anything else
+        record.fingerprint,
+        record.owner,
+        record.fence,
+        record.attempt,
+        1 if record.retry_safe else 0,
+        record.created_at,
+        record.lease_until,
+        record.finished_at,
+        record.keep,
+        record.audit,
+        record.scope,
+        record.operation,
+        record.key,
+        pack_steps(record.steps),
+        record.body,
+        record.note,
+        record.audit_until,
+    )
+
+
+def claimed_row(record: Record) -> Row:
+    """All of a record, for update_claimed, which has the id last."""
+    id, *rest = whole_row(record)
+    return (*rest, id)
+
+
+def held_row(record: Record) -> Row:
+    """What a command other than a claim may have changed, for update_held."""
+    return (
+        record.state.value,
+        record.lease_until,
+        record.finished_at,
+        pack_steps(record.steps),
+        record.body,
+        record.note,
+        record.id,
+    )

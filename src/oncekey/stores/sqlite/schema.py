@@ -1,0 +1,99 @@
+"""The schema: brought up to date at start-up, and checked.
+
+`prepare` is a program like the others. It reads first and locks only where there is something to
+do; what to do is planned again under the lock, so two processes may start at once. The version is
+kept in a table of ours, not in PRAGMA user_version: the file may be the user's own.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from typing import Final
+
+from oncekey.core.errors import ConfigurationError
+from oncekey.core.record import Record
+from oncekey.stores.clock import StoreClock
+from oncekey.stores.migrations import plan
+from oncekey.stores.sql import Migration, load_migrations
+from oncekey.stores.sqlite.program import BEGIN, COMMIT, QUERIES, Statement, Steps
+
+MIGRATIONS: Final = load_migrations("oncekey.stores.sqlite", "sql/migrations")
+
+_JOURNAL: Final = "oncekey_migrations"
+_RECORD: Final = frozenset(Record._fields)
+COLUMNS: Final = {
+    _JOURNAL: frozenset(("version", "name", "applied_at")),
+    "oncekey_records": _RECORD | {"sweep_at"},
+    "oncekey_history": _RECORD | {"audit_until"},
+    "oncekey_meta": frozenset(("name", "value")),
+}
+
+
+def prepare(clock: StoreClock, known: Sequence[Migration] = MIGRATIONS) -> Steps[None]:
+    """Bring the schema up to `known`; ConfigurationError where the tables are not ours."""
+    rows = yield Statement(QUERIES["encoding"])
+    if rows[0][0] != "UTF-8":
+        # Text is read as bytes, which have the database's encoding.
+        raise ConfigurationError(
+            f"the database is encoded in {rows[0][0]}, oncekey needs UTF-8; give oncekey "
+            "a file of its own"
+        )
+    if plan((yield from _applied()), known):
+        yield BEGIN
+        missing = plan((yield from _applied()), known)
+        yield Statement(QUERIES["create_migrations"])
+        for migration in missing:
+            for sql in statements(migration.sql):
+                yield Statement(sql)
+            done = (migration.version, migration.name, clock())
+            yield Statement(QUERIES["insert_migration"], done)
+        yield COMMIT
+    _check((yield from _tables()), COLUMNS)
+
+
+def statements(script: str) -> list[str]:
+    """A script as single statements: sqlite3's executescript would commit our transaction."""
+    found: list[str] = []
+    pending = ""
+    for line in script.splitlines(keepends=True):
+        pending += line
+        if sqlite3.complete_statement(pending):
+            found.append(pending.strip())
+            pending = ""
+    if any(line.strip() and not line.startswith("--") for line in pending.splitlines()):
+        raise ValueError(f"the script ends inside a statement: {pending!r}")
+    return found
+
+
+def _applied() -> Steps[list[int]]:
+    tables = yield from _tables()
+    if _JOURNAL not in tables:
+        if tables:
+            raise ConfigurationError(
+                f"the database has tables named {', '.join(sorted(tables))} that oncekey did not "
+                "make; rename them, or give oncekey a file of its own"
+            )
+        return []
+    _check(tables, {_JOURNAL: COLUMNS[_JOURNAL]})
+    rows = yield Statement(QUERIES["select_migrations"])
+    return [row[0] for row in rows]
+
+
+def _tables() -> Steps[dict[str, set[str]]]:
+    """Our tables, or what bears their names, with their columns."""
+    tables: dict[str, set[str]] = {}
+    rows = yield Statement(QUERIES["columns"])
+    for table, column in rows:
+        tables.setdefault(table.decode(), set()).add(column.decode())
+    return tables
+
+
+def _check(tables: dict[str, set[str]], expected: dict[str, frozenset[str]]) -> None:
+    for table, columns in expected.items():
+        missing = columns - tables.get(table, set())
+        if missing:
+            raise ConfigurationError(
+                f"the table {table} lacks {', '.join(sorted(missing))}: oncekey did not make it, "
+                "or it was changed. Restore it from a backup, or give oncekey a file of its own"
+            )

@@ -1,0 +1,106 @@
+-- Every query of the SQLite store.
+--
+-- Results are expressions, never bare columns: `+x` has no declared type, so the converters of a
+-- caller's connection (detect_types) leave it alone, and text comes as bytes, so its text_factory
+-- does too. /*ids*/ stands for a list of placeholders. Placeholders have no numbers: Python 3.12
+-- warns of those.
+
+-- name: select_records
+SELECT +id, +state, +fingerprint, +owner, +fence, +attempt, +retry_safe, +created_at,
+       +lease_until, +finished_at, +keep, +audit, CAST(scope AS BLOB), CAST(operation AS BLOB),
+       CAST("key" AS BLOB), +steps, +body, CAST(note AS BLOB)
+FROM oncekey_records
+WHERE id IN (/*ids*/);
+
+-- name: select_history
+SELECT +id, +state, +fingerprint, +owner, +fence, +attempt, +retry_safe, +created_at,
+       +lease_until, +finished_at, +keep, +audit, CAST(scope AS BLOB), CAST(operation AS BLOB),
+       CAST("key" AS BLOB), +steps, +body, CAST(note AS BLOB)
+FROM oncekey_history
+WHERE id = ?
+ORDER BY fence;
+
+-- The same shape without what the sweeper does not weigh.
+-- name: select_due
+SELECT +id, +state, +fingerprint, +owner, +fence, +attempt, +retry_safe, +created_at,
+       +lease_until, +finished_at, +keep, +audit, x'', x'', x'', x'', x'', x''
+FROM oncekey_records
+WHERE sweep_at <= ?
+ORDER BY sweep_at
+LIMIT ?;
+
+-- name: any_due
+SELECT EXISTS (SELECT 1 FROM oncekey_records WHERE sweep_at <= ?)
+    OR EXISTS (SELECT 1 FROM oncekey_history WHERE audit_until <= ?);
+
+-- name: select_ended
+SELECT +id, +fence FROM oncekey_history WHERE audit_until <= ? ORDER BY audit_until LIMIT ?;
+
+-- name: insert_record
+INSERT INTO oncekey_records (
+    id, state, fingerprint, owner, fence, attempt, retry_safe, created_at, lease_until,
+    finished_at, keep, audit, scope, operation, "key", steps, body, note, sweep_at
+) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+
+-- name: update_claimed
+UPDATE oncekey_records SET
+    state = ?, fingerprint = ?, owner = ?, fence = ?, attempt = ?, retry_safe = ?,
+    created_at = ?, lease_until = ?, finished_at = ?, keep = ?, audit = ?, scope = ?,
+    operation = ?, "key" = ?, steps = ?, body = ?, note = ?, sweep_at = ?
+WHERE id = ?;
+
+-- All that a command other than a claim can change; no indexed column is among it.
+-- name: update_held
+UPDATE oncekey_records SET
+    state = ?, lease_until = ?, finished_at = ?, steps = ?, body = ?, note = ?
+WHERE id = ?;
+
+-- name: insert_history
+INSERT OR REPLACE INTO oncekey_history (
+    id, state, fingerprint, owner, fence, attempt, retry_safe, created_at, lease_until,
+    finished_at, keep, audit, scope, operation, "key", steps, body, note, audit_until
+) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+
+-- name: delete_record
+DELETE FROM oncekey_records WHERE id = ?;
+
+-- name: delete_history
+DELETE FROM oncekey_history WHERE id = ? AND fence = ?;
+
+-- name: postpone
+UPDATE oncekey_records SET sweep_at = ? WHERE id = ?;
+
+-- name: select_meta
+SELECT +value FROM oncekey_meta WHERE name = ?;
+
+-- name: insert_meta
+INSERT INTO oncekey_meta (name, value) VALUES (?, ?);
+
+-- Writes nothing, and is a write all the same: it takes the write lock before anything is read,
+-- so a transaction that began deferred waits its turn here instead of failing later.
+-- name: lock
+DELETE FROM oncekey_meta WHERE 0;
+
+-- name: location
+SELECT CAST(file AS BLOB) FROM pragma_database_list WHERE name = 'main';
+
+-- name: encoding
+SELECT encoding FROM pragma_encoding;
+
+-- name: columns
+SELECT CAST(m.name AS BLOB), CAST(p.name AS BLOB)
+FROM sqlite_master AS m, pragma_table_info(m.name) AS p
+WHERE m.type IN ('table', 'view') AND m.name LIKE 'oncekey!_%' ESCAPE '!';
+
+-- name: create_migrations
+CREATE TABLE IF NOT EXISTS oncekey_migrations (
+    version INTEGER PRIMARY KEY,
+    name TEXT NOT NULL,
+    applied_at INTEGER NOT NULL
+);
+
+-- name: select_migrations
+SELECT +version FROM oncekey_migrations ORDER BY version;
+
+-- name: insert_migration
+INSERT INTO oncekey_migrations (version, name, applied_at) VALUES (?, ?, ?);

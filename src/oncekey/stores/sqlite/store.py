@@ -1,0 +1,196 @@
+"""`SQLiteStore` and `AsyncSQLiteStore`: one file, shared by threads, tasks and processes.
+
+Both run the same program on the same kind of connection; the async one does so on a thread of its
+own. Own the options and that thread. The file must be on a local disk: network file systems break
+SQLite's locks, and that cannot be detected from here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from oncekey.core.commands import Command, Reply
+from oncekey.core.contract import SWEEP_LIMIT_DEFAULT, AsyncEnlisted, Enlisted
+from oncekey.core.duration import Duration, microseconds
+from oncekey.core.errors import ConfigurationError, StoreUnavailable
+from oncekey.core.record import Record
+from oncekey.stores.clock import StoreClock, wall_clock
+from oncekey.stores.sqlite import library
+from oncekey.stores.sqlite.connection import Database
+from oncekey.stores.sqlite.enlisting import (
+    Participant,
+    is_aiosqlite,
+    is_sqlite3,
+    may_begin,
+    refuse,
+)
+from oncekey.stores.sqlite.executors import EnlistedAio, EnlistedOnLoop, EnlistedSQLite
+from oncekey.stores.sqlite.program import Program, Steps
+
+T = TypeVar("T")
+
+BUSY_TIMEOUT_DEFAULT = "5s"
+SYNCHRONOUS_DEFAULT = "full"
+_BUSY_TIMEOUT_MAX_US = 2**31 * 1_000 - 1  # SQLite counts milliseconds in 32 bits
+
+
+class _Base:
+    """What both colours set up; opens nothing."""
+
+    immediate = False
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        busy_timeout: Duration = BUSY_TIMEOUT_DEFAULT,
+        synchronous: str = SYNCHRONOUS_DEFAULT,
+        clock: StoreClock = wall_clock,
+    ) -> None:
+        timeout = microseconds(busy_timeout, name="busy_timeout")
+        if timeout > _BUSY_TIMEOUT_MAX_US:
+            raise ConfigurationError(f"busy_timeout={busy_timeout!r} is too long; 24 days at most")
+        mode = synchronous.lower() if isinstance(synchronous, str) else ""
+        if mode not in library.SYNCHRONOUS:
+            known = ", ".join(library.SYNCHRONOUS)
+            raise ConfigurationError(f"synchronous={synchronous!r} is not known; choose {known}")
+        self.guarantee = library.guarantee(mode)
+        self._program = Program(clock)
+        self._database = Database(
+            _path(path),
+            busy_timeout_seconds=timeout / 1_000_000,
+            synchronous=mode,
+            clock=clock,
+        )
+        library.warn_once()
+
+    @property
+    def path(self) -> str:
+        """The file, as an absolute path."""
+        return self._database.path
+
+    def _participant(self, connection: Any) -> Participant:
+        return Participant(self._program, self.path, may_begin=may_begin(connection))
+
+
+class SQLiteStore(_Base):
+    """A store in one SQLite file, opened at once.
+
+    busy_timeout   how long to wait for another process's lock, as a duration
+    synchronous    full (each commit is on disk when it returns), extra, normal or off
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        busy_timeout: Duration = BUSY_TIMEOUT_DEFAULT,
+        synchronous: str = SYNCHRONOUS_DEFAULT,
+        clock: StoreClock = wall_clock,
+    ) -> None:
+        super().__init__(path, busy_timeout=busy_timeout, synchronous=synchronous, clock=clock)
+        self._database.open()
+
+    def apply(self, commands: Sequence[Command], /) -> list[Reply]:
+        return self._database.run(self._program.apply(commands))
+
+    def bind(self, check: bytes, /) -> None:
+        self._database.run(self._program.bind(check))
+
+    def sweep(self, limit: int = SWEEP_LIMIT_DEFAULT, /) -> int:
+        return self._database.run(self._program.sweep(limit))
+
+    def history(self, id: bytes, /) -> list[Record]:
+        """Past generations of a key that are still in their audit window, oldest first."""
+        return self._database.run(self._program.history(id))
+
+    def enlist(self, connection: Any, /) -> Enlisted:
+        """The same records on your sqlite3 connection, inside its transaction.
+
+        If it is in none, one is begun (BEGIN IMMEDIATE); `with connection:` or commit() ends it.
+        """
+        if not is_sqlite3(connection):
+            raise refuse(connection, "a sqlite3")
+        return EnlistedSQLite(connection, self._participant(connection))
+
+    def close(self) -> None:
+        self._database.close()
+
+
+class AsyncSQLiteStore(_Base):
+    """The same for asyncio, on one thread of its own; several event loops may share it.
+
+    The file is opened by the first call, since opening may wait.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        busy_timeout: Duration = BUSY_TIMEOUT_DEFAULT,
+        synchronous: str = SYNCHRONOUS_DEFAULT,
+        clock: StoreClock = wall_clock,
+    ) -> None:
+        super().__init__(path, busy_timeout=busy_timeout, synchronous=synchronous, clock=clock)
+        # By number of forks, since a child has none of its parent's threads. Setting a default in
+        # a dict is atomic: two loops that come first at once get the same one.
+        self._workers: dict[int, ThreadPoolExecutor] = {}
+        self._closed = False
+
+    async def apply(self, commands: Sequence[Command], /) -> list[Reply]:
+        return await self._run(self._program.apply(commands))
+
+    async def bind(self, check: bytes, /) -> None:
+        await self._run(self._program.bind(check))
+
+    async def sweep(self, limit: int = SWEEP_LIMIT_DEFAULT, /) -> int:
+        return await self._run(self._program.sweep(limit))
+
+    async def history(self, id: bytes, /) -> list[Record]:
+        """Past generations of a key that are still in their audit window, oldest first."""
+        return await self._run(self._program.history(id))
+
+    def enlist(self, connection: Any, /) -> AsyncEnlisted:
+        """The same records on your aiosqlite or sqlite3 connection, inside its transaction."""
+        if is_aiosqlite(connection):
+            return EnlistedAio(connection, self._participant(connection))
+        if is_sqlite3(connection):
+            return EnlistedOnLoop(connection, self._participant(connection))
+        raise refuse(connection, "an aiosqlite or sqlite3")
+
+    async def close(self) -> None:
+        self._closed = True
+        worker = self._workers.pop(self._database.forks, None)
+        if worker is not None:
+            await asyncio.get_running_loop().run_in_executor(worker, self._database.close)
+            worker.shutdown(wait=False)
+        else:
+            self._database.close()
+
+    async def _run(self, steps: Steps[T]) -> T:
+        if self._closed:
+            raise StoreUnavailable("the store was closed", ambiguous=False)
+        forks = self._database.forks
+        worker = self._workers.get(forks)
+        if worker is None:
+            made = ThreadPoolExecutor(1, thread_name_prefix="oncekey-sqlite")
+            worker = self._workers.setdefault(forks, made)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(worker, self._database.run, steps)
+
+
+def _path(path: str | os.PathLike[str]) -> str:
+    text = os.fspath(path)
+    if not isinstance(text, str) or not text:
+        raise ConfigurationError(f"{path!r} is not the path of a file")
+    if text == ":memory:" or text.startswith("file:"):
+        raise ConfigurationError(
+            f"{text!r}: SQLite in memory belongs to one connection and is not shared with others, "
+            "and file: addresses are not taken; give a path, or use memory://"
+        )
+    # Absolute from the start: a daemon that changes its directory must not open another file.
+    return os.path.abspath(text)

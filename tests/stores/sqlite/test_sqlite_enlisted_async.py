@@ -1,0 +1,189 @@
+"""The same on the event loop: the caller's sqlite3 or aiosqlite connection."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import aiosqlite
+import pytest
+
+from oncekey.core.commands import Busy, Claim, Claimed, Done, Finish, Look, Replay, Seen
+from oncekey.core.contract import AsyncEnlisted
+from oncekey.core.errors import ConfigurationError, StoreUnavailable
+from oncekey.core.record import State
+from oncekey.stores.sqlite import AsyncSQLiteStore, SQLiteStore
+
+CLAIM = Claim(b"i" * 16, b"o", b"\x01f", 30_000_000, 60_000_000, 0, True, "Łódź", "op", "k")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "app.db"
+    SQLiteStore(path).close()
+    connection = sqlite3.connect(path)
+    connection.execute("CREATE TABLE orders (item TEXT)")
+    connection.close()
+    return path
+
+
+def orders(path: Path) -> list[str]:
+    connection = sqlite3.connect(path)
+    rows = connection.execute("SELECT item FROM orders").fetchall()
+    connection.close()
+    return [item for (item,) in rows]
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(work)
+
+
+async def claimed(enlisted: AsyncEnlisted, command: Claim = CLAIM) -> Finish:
+    reply = (await enlisted.apply([command]))[0]
+    assert isinstance(reply, Claimed)
+    return Finish(command.id, command.owner, reply.fence, State.SUCCEEDED, b"x")
+
+
+async def state(store: AsyncSQLiteStore) -> State | None:
+    seen = (await store.apply([Look(CLAIM.id)]))[0]
+    assert isinstance(seen, Seen)
+    return seen.record.state if seen.record else None
+
+
+@pytest.mark.parametrize("kind", ["sqlite3", "aiosqlite"])
+def test_commit_rollback_and_savepoint(path: Path, kind: str) -> None:
+    async def work() -> None:
+        store = AsyncSQLiteStore(path)
+        connection: Any
+        if kind == "sqlite3":
+            connection = sqlite3.connect(path)
+        else:
+            connection = await aiosqlite.connect(path)
+        connection.row_factory = sqlite3.Row
+        connection.text_factory = bytes
+
+        async def do(thing: Any) -> None:
+            if kind == "aiosqlite":
+                await thing
+
+        enlisted = store.enlist(connection)
+        finish = await claimed(enlisted)
+        await enlisted.mark()
+        await do(connection.execute("INSERT INTO orders VALUES ('undone')"))
+        await enlisted.undo()
+        await do(connection.rollback())
+        assert await state(store) is None
+
+        finish = await claimed(enlisted)
+        await enlisted.mark()
+        await do(connection.execute("INSERT INTO orders VALUES ('tea')"))
+        await enlisted.settle()
+        assert await enlisted.apply([finish]) == [Done()]
+        assert await state(store) is None  # not before the commit
+        await do(connection.commit())
+        assert await state(store) is State.SUCCEEDED
+        replay = (await enlisted.apply([CLAIM._replace(owner=b"x")]))[0]
+        assert isinstance(replay, Replay)
+        await do(connection.rollback())
+        await do(connection.close())
+        await store.close()
+
+    run(work())
+    assert orders(path) == ["tea"]
+
+
+@pytest.mark.parametrize("kind", ["sqlite3", "aiosqlite"])
+@pytest.mark.parametrize("begun", [False, True])
+def test_waiting_for_the_lock_does_not_stop_the_loop(path: Path, kind: str, begun: bool) -> None:
+    async def work() -> None:
+        store = AsyncSQLiteStore(path)
+        other = sqlite3.connect(path, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        mine: Any
+        if kind == "sqlite3":
+            mine = sqlite3.connect(path, timeout=60)
+            if begun:
+                mine.execute("BEGIN")
+        else:
+            mine = await aiosqlite.connect(path, timeout=60)
+            if begun:
+                await mine.execute("BEGIN")
+        waiting = asyncio.create_task(claimed(store.enlist(mine)))
+        for _ in range(20):  # the very loop that will let the lock go must turn
+            await asyncio.sleep(0.001)
+        assert not waiting.done()
+        other.execute("ROLLBACK")
+        await waiting
+        if kind == "sqlite3":
+            assert mine.execute("PRAGMA busy_timeout").fetchone() == (60_000,)
+            mine.close()
+        else:
+            await mine.close()
+        other.close()
+        await store.close()
+
+    run(work())
+
+
+def test_the_wait_ends_with_the_connections_own_timeout(path: Path) -> None:
+    async def work() -> None:
+        store = AsyncSQLiteStore(path)
+        other = sqlite3.connect(path, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        mine = sqlite3.connect(path, timeout=0.01)
+        with pytest.raises(StoreUnavailable, match="busy_timeout") as told:
+            await claimed(store.enlist(mine))
+        assert not told.value.ambiguous
+        assert mine.execute("PRAGMA busy_timeout").fetchone() == (10,)
+        other.close()
+        mine.close()
+        await store.close()
+
+    run(work())
+
+
+def test_a_stale_snapshot_does_not_wait(path: Path) -> None:
+    async def work() -> None:
+        store = AsyncSQLiteStore(path)
+        mine = sqlite3.connect(path, timeout=60)
+        mine.execute("BEGIN")
+        mine.execute("SELECT * FROM orders").fetchall()
+        assert isinstance((await store.apply([CLAIM]))[0], Claimed)
+        with pytest.raises(StoreUnavailable, match="BEGIN IMMEDIATE"):
+            await claimed(store.enlist(mine), CLAIM._replace(id=b"j" * 16))
+        mine.rollback()
+        busy = (await store.enlist(mine).apply([CLAIM._replace(owner=b"x")]))[0]
+        assert isinstance(busy, Busy)
+        mine.rollback()
+        mine.close()
+        await store.close()
+
+    run(work())
+
+
+def test_other_connections_are_refused(path: Path) -> None:
+    store = AsyncSQLiteStore(path)
+    with pytest.raises(ConfigurationError, match="aiosqlite or sqlite3"):
+        store.enlist(object())
+
+    async def blocking() -> None:
+        one = SQLiteStore(path)
+        async with aiosqlite.connect(path) as connection:
+            with pytest.raises(ConfigurationError, match="needs a sqlite3 connection"):
+                one.enlist(connection)
+        one.close()
+
+    run(blocking())
+
+
+def test_another_file_is_refused(path: Path, tmp_path: Path) -> None:
+    async def work() -> None:
+        store = AsyncSQLiteStore(path)
+        async with aiosqlite.connect(tmp_path / "other.db") as connection:
+            with pytest.raises(ConfigurationError, match="same file"):
+                await store.enlist(connection).apply([CLAIM])
+
+    run(work())
