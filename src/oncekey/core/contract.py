@@ -7,7 +7,8 @@ S4  When `apply` returns, what it changed is as durable as `guarantee` says.
 S5  When `apply` raises StoreUnavailable, each command took effect wholly or not at all;
     `ambiguous=False` promises that none did.
 S6  Replays and rejections write nothing.
-S7  `sweep` removes only what `machine.is_garbage` allows, at most `limit` records a call.
+S7  `sweep` removes only what `machine.is_garbage` allows, at most `limit` records a call; 0 means
+    that there was nothing to remove.
 S8  `bind` remembers the first check value and refuses another one with ConfigurationError.
 S9  `apply`, `sweep` and `bind` may be called from many threads (blocking) or tasks (async).
 

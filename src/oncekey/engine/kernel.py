@@ -219,7 +219,7 @@ class Kernel:
         """Tell the subscribers and remember the outcome, whether or not a caller still waits."""
         if self._subscribers:
             self._tell(job, verdict.fact, verdict.fence, verdict.attempt)
-        if not verdict.body or verdict.fact not in (Fact.REPLAYED, Fact.FINISHED):
+        if verdict.error is not None or verdict.fact not in (Fact.REPLAYED, Fact.FINISHED):
             return None
         stored = codecs.unpack(verdict.body)
         self._remember(job, verdict, stored)
@@ -227,7 +227,7 @@ class Kernel:
 
     def conclude(self, job: Job, verdict: Verdict, stored: Stored | None) -> Result[Any]:
         """The caller's result, or the error to raise."""
-        if stored is None or verdict.error is not None:
+        if stored is None:
             raise error_of(job.identity, job.codec, verdict)
         if not verdict.kept:
             return not_kept(job.identity, verdict, stored)

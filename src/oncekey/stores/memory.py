@@ -19,6 +19,7 @@ from oncekey.core.levels import Guarantee, Level
 from oncekey.core.machine import decide, is_garbage
 from oncekey.core.record import Record
 from oncekey.stores.clock import wall_clock
+from oncekey.stores.secrets import refuse_another_secret
 
 _GUARANTEE = Guarantee(
     Level.BEST_EFFORT, "memory:// forgets every claim when the process ends; use sqlite:///file"
@@ -57,11 +58,7 @@ class MemoryStore:
         with self._lock:
             if self._check is None:
                 self._check = check
-            elif self._check != check:
-                raise ConfigurationError(
-                    "this store was first opened with another secret; with two secrets no key "
-                    "would meet its earlier record. Use the first secret, or an empty store"
-                )
+            refuse_another_secret(self._check, check)
 
     def sweep(self, limit: int = SWEEP_LIMIT_DEFAULT, /) -> int:
         with self._lock:

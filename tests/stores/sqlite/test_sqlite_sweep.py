@@ -144,3 +144,16 @@ def test_finishing_touches_no_index(store: SQLiteStore) -> None:
     before = connection.execute("SELECT sweep_at FROM oncekey_records").fetchall()
     store.apply([Finish(claim(0).id, b"o", held[0], State.SUCCEEDED, b"x")])
     assert connection.execute("SELECT sweep_at FROM oncekey_records").fetchall() == before
+
+
+def test_zero_means_that_nothing_is_left(store: SQLiteStore, clock: Clock) -> None:
+    """S7: many renewed records in front must not make a sweeper that stops at 0 stop early."""
+    renewed = fences(store, range(50))
+    clock.now += SECOND
+    (fence,) = fences(store, range(50, 51)).values()
+    store.apply([Finish(claim(50).id, b"o", fence, State.SUCCEEDED, b"x")])
+    long = 10 * (LEASE + KEEP + AUDIT)
+    store.apply([Renew(claim(n).id, b"o", fence, long) for n, fence in renewed.items()])
+    clock.now += LEASE + KEEP + AUDIT
+    assert [store.sweep(1), store.sweep(1)] == [1, 0]
+    assert present(store, range(51)) == list(range(50))

@@ -82,6 +82,9 @@ class Database:
     def _open(self) -> sqlite3.Connection:
         if self._refusal:
             raise StoreUnavailable(self._refusal, ambiguous=False)
+        if os.path.isdir(self.path):
+            error = ConfigurationError(f"{self.path}: that is a folder; name a file in it")
+            raise self._unusable(error)
         try:
             self._connection = connect(self.path, self._busy_timeout, self._synchronous)
             run(self._connection, schema.prepare(self._clock))

@@ -17,15 +17,14 @@ from functools import cache
 from typing import Any, Final, TypeVar
 
 from oncekey.core.commands import Claim, Command, Look, Reply
-from oncekey.core.errors import ConfigurationError
 from oncekey.core.machine import decide, is_garbage
 from oncekey.core.record import Record
 from oncekey.stores.clock import StoreClock
+from oncekey.stores.secrets import refuse_another_secret
 from oncekey.stores.sql import load_queries
 from oncekey.stores.sqlite.rows import Row, claimed_row, held_row, record_of, whole_row
 
 SELECT_IDS_MAX: Final = 512  # SQLite before 3.32 takes 999 parameters
-SWEEP_ROUNDS_MAX: Final = 4
 _CHECK: Final = "secret-check"
 
 T = TypeVar("T")
@@ -96,41 +95,37 @@ class Program:
                 yield COMMIT
                 return
             yield ROLLBACK
-        if rows[0][0] != check:
-            raise ConfigurationError(
-                "this store was first opened with another secret; with two secrets no key "
-                "would meet its earlier record. Use the first secret, or an empty store"
-            )
+        refuse_another_secret(rows[0][0], check)
 
     def sweep(self, limit: int) -> Steps[int]:
-        """Remove at most `limit` records that are garbage (S7); how many were removed."""
-        now = self._clock()
-        rows = yield Statement(QUERIES["any_due"], (now, now))
-        if limit <= 0 or not rows[0][0]:
-            return 0
-        yield BEGIN
+        """Remove at most `limit` records that are garbage (S7); 0 means that there is no more."""
+        removed = 0
+        while removed == 0 and limit > 0:
+            now = self._clock()
+            rows = yield Statement(QUERIES["any_due"], (now, now))
+            if not rows[0][0]:
+                return 0
+            yield BEGIN
+            removed = yield from self._sweep_some(limit)
+            yield COMMIT
+        return removed
+
+    def _sweep_some(self, limit: int) -> Steps[int]:
+        """One short transaction's worth: garbage goes, and what is due but not garbage (its
+        lease was renewed) is put off, so that it does not hide what comes after it."""
         now = self._clock()
         ended = yield Statement(QUERIES["select_ended"], (now, limit))
         if ended:
             yield Statement(QUERIES["delete_history"], ended, many=True)
-        removed = len(ended)
-        # What is due but not garbage (its lease was renewed) is put off, and must not hide the
-        # garbage behind it: look again, a few times.
-        for _ in range(SWEEP_ROUNDS_MAX):
-            room = limit - removed
-            due = yield Statement(QUERIES["select_due"], (now, room))
-            records = [record_of(row) for row in due]
-            garbage = [(record.id,) for record in records if is_garbage(record, now)]
-            living = [(r.audit_until, r.id) for r in records if not is_garbage(r, now)]
-            if garbage:
-                yield Statement(QUERIES["delete_record"], garbage, many=True)
-            if living:
-                yield Statement(QUERIES["postpone"], living, many=True)
-            removed += len(garbage)
-            if len(due) < room or not living:
-                break
-        yield COMMIT
-        return removed
+        due = yield Statement(QUERIES["select_due"], (now, limit - len(ended)))
+        records = [record_of(row) for row in due]
+        garbage = [(record.id,) for record in records if is_garbage(record, now)]
+        living = [(r.audit_until, r.id) for r in records if not is_garbage(r, now)]
+        if garbage:
+            yield Statement(QUERIES["delete_record"], garbage, many=True)
+        if living:
+            yield Statement(QUERIES["postpone"], living, many=True)
+        return len(ended) + len(garbage)
 
     def history(self, id: bytes) -> Steps[list[Record]]:
         """Past generations of a key that were not yet swept, oldest first."""
