@@ -1,8 +1,9 @@
 """Python values as canonical bytes, for fingerprints.
 
 Two requests that mean the same give the same bytes: members in any order, tuples as lists,
-dataclasses and pydantic models by their fields. Values JSON has no word for (dates, decimals,
-bytes, ...) are spelt as a tagged list, so that none of them can be mistaken for plain text.
+dataclasses and pydantic models by their fields. Two that differ never do: what JSON has no word
+for (dates, decimals, bytes, ...) is spelt in a form no JSON text has, `!Decimal"1.10"`, and a
+dict's keys must be text, for JSON would write the keys 1 and "1" alike.
 """
 
 from __future__ import annotations
@@ -17,13 +18,22 @@ from typing import Any
 from uuid import UUID
 
 from oncekey.core.errors import InvalidKey
-from oncekey.core.jsontext import make_encode
+from oncekey.core.jsontext import make_encode, refuse_other_keys
+
+
+class _NotPlainError(Exception):
+    """There is something in it that JSON cannot say."""
 
 
 def canonical(value: Any) -> bytes:
     """Bytes that are equal exactly when the requests are."""
     try:
-        return _encode(value).encode("ascii")
+        try:
+            text = _encode(value)
+            refuse_other_keys(value)
+        except _NotPlainError:
+            text = _spell(value)
+        return text.encode("ascii")
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidKey(
             f"this request cannot be fingerprinted ({error}); give request= plain values "
@@ -31,28 +41,47 @@ def canonical(value: Any) -> bytes:
         ) from error
 
 
-def _other(value: Any) -> Any:
-    """What JSON cannot say, as a tagged list."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        # Shallow: nested dataclasses come through here one by one.
-        return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
-    if callable(dump := getattr(value, "model_dump", None)):
-        return dump(mode="json")
+def _spell(value: Any) -> str:
+    """JSON as `_encode` writes it, with the other values spelt out in place."""
+    if isinstance(value, enum.Enum) and not isinstance(value, (str, int, float)):
+        return "!enum" + _encode(value.name)
+    if value is None or isinstance(value, (str, int, float)):
+        return _encode(value)
+    if isinstance(value, (list, tuple)):
+        return "[" + ",".join(map(_spell, value)) + "]"
     if isinstance(value, Mapping):
-        return dict(value)
+        refuse_other_keys(dict.fromkeys(value))
+        members = [f"{_encode(key)}:{_spell(value[key])}" for key in sorted(value)]
+        return "{" + ",".join(members) + "}"
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return _spell({f.name: getattr(value, f.name) for f in dataclasses.fields(value)})
+    if callable(dump := getattr(value, "model_dump", None)):
+        return _spell(dump(mode="json"))
+    tag, content = _tagged(value)
+    return f"!{tag}{_spell(content)}"
+
+
+def _tagged(value: Any) -> tuple[str, Any]:
+    kind = type(value).__name__
     if isinstance(value, Set):
-        return ["set", sorted(_encode(item) for item in value)]
+        return "set", sorted(map(_spell, value))
     if isinstance(value, (bytes, bytearray, memoryview)):
-        return ["bytes", bytes(value).hex()]
-    if isinstance(value, (datetime, date, time)):
-        return [type(value).__name__, value.isoformat()]
+        return "bytes", bytes(value).hex()
+    if isinstance(value, datetime):
+        return "datetime", value.isoformat()
+    if isinstance(value, (date, time)):
+        return kind, value.isoformat()
     if isinstance(value, timedelta):
-        return ["timedelta", value.days, value.seconds, value.microseconds]
-    if isinstance(value, (Decimal, UUID, PurePath)):
-        return [type(value).__name__, str(value)]
-    if isinstance(value, enum.Enum):
-        return ["enum", value.name]
-    raise TypeError(f"a {type(value).__name__} has no canonical form")
+        return "timedelta", [value.days, value.seconds, value.microseconds]
+    if isinstance(value, (Decimal, UUID)):
+        return kind, str(value)
+    if isinstance(value, PurePath):
+        return "path", str(value)
+    raise TypeError(f"a {kind} has no canonical form")
 
 
-_encode = make_encode(sort_keys=True, ensure_ascii=True, default=_other)
+def _not_plain(value: Any) -> Any:
+    raise _NotPlainError
+
+
+_encode = make_encode(sort_keys=True, ensure_ascii=True, default=_not_plain)

@@ -22,10 +22,11 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 from oncekey.core.errors import ConfigurationError
-from oncekey.core.jsontext import make_encode
+from oncekey.core.jsontext import make_encode, refuse_other_keys
 
 ENVELOPE_VERSION = 1
 ERROR_MESSAGE_MAX_CHARS = 4_000
+NAME_MAX_CHARS = 100
 _PLAIN_NAME = b"json"
 
 
@@ -81,8 +82,7 @@ class JSONCodec:
 
     def dump(self, value: Any, /) -> bytes:
         text = self._encode(value)
-        if type(value) is dict or type(value) is list or type(value) is tuple:
-            _refuse_other_keys(value)
+        refuse_other_keys(value)
         return text.encode("utf-8")
 
     def load(self, data: bytes, /) -> Any:
@@ -144,6 +144,11 @@ def codec_for(choice: Any) -> Codec:
         return DataclassCodec(choice)
     if not isinstance(choice, type) and all(hasattr(choice, a) for a in ("name", "dump", "load")):
         codec: Codec = choice
+        name = codec.name
+        if not isinstance(name, str) or not name.isascii() or not 0 < len(name) <= NAME_MAX_CHARS:
+            raise ConfigurationError(
+                f"a codec's name must be 1 to {NAME_MAX_CHARS} ASCII characters, not {name!r}"
+            )
         return codec
     return ModelCodec(choice)
 
@@ -157,7 +162,11 @@ def pack_value(codec: Codec, value: Any) -> bytes:
 
 def pack_error(error: BaseException) -> bytes:
     """An error's type and message; never its traceback or attributes."""
-    info = {"type": type(error).__name__, "message": str(error)[:ERROR_MESSAGE_MAX_CHARS]}
+    try:
+        message = str(error)
+    except Exception:  # the error is the user's class; what it says of itself may fail
+        message = "(this error has no readable message)"
+    info = {"type": type(error).__name__, "message": message[:ERROR_MESSAGE_MAX_CHARS]}
     return _head(Kind.ERROR, _PLAIN_NAME) + json.dumps(info).encode()
 
 
@@ -186,7 +195,7 @@ def unpack(body: bytes) -> Stored:
             return StoredError(str(info["type"]), str(info["message"]))
         if body[1] == Kind.TOMBSTONE:
             return Tombstone(str(info["reason"]), bool(info["too_large"]))
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return Unreadable("the stored outcome is damaged")
     return Unreadable(f"the stored outcome is of unknown kind {body[1]}")
 
@@ -203,20 +212,6 @@ def _refuse(value: Any) -> Any:
         f"a {type(value).__name__} is no plain JSON value; return text, numbers, lists and dicts, "
         "or give codec= a dataclass, a pydantic model or a codec of your own"
     )
-
-
-def _refuse_other_keys(value: Any) -> None:
-    """json would turn the key 1 into "1": the first caller and a retry would differ."""
-    if isinstance(value, dict):
-        for key, item in value.items():
-            if not isinstance(key, str):
-                raise TypeError(f"dict key {key!r} is not text and would change in JSON")
-            if type(item) is dict or type(item) is list or type(item) is tuple:
-                _refuse_other_keys(item)
-    else:
-        for item in value:
-            if type(item) is dict or type(item) is list or type(item) is tuple:
-                _refuse_other_keys(item)
 
 
 def _build(hint: Any, data: Any) -> Any:

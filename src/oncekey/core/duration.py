@@ -22,7 +22,7 @@ _UNITS = {
     "h": 3_600_000_000,
     "d": 86_400_000_000,
 }
-_PART = re.compile(r"(\d+)(us|ms|s|m|h|d)")
+_PART = re.compile(r"(\d{1,18})(us|ms|s|m|h|d)")
 
 
 def microseconds(value: Duration, *, name: str) -> int:

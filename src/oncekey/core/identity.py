@@ -66,9 +66,9 @@ class Identities:
 
     def identify(self, scope: str, operation: str, key: KeyLike) -> Identity:
         text = _key_text(key)
-        if operation not in self._operations:
+        if type(operation) is not str or operation not in self._operations:
             self._add_operation(operation)
-        if scope:
+        if scope or type(scope) is not str:
             _check_text("scope", scope, 0, SCOPE_MAX_CHARS)
         who, what, name = scope.encode(), operation.encode(), text.encode()
         # All lengths first, then the parts: only the same three parts give the same bytes (I8).
@@ -109,6 +109,8 @@ def child_key(
 
     Inside a body prefer `attempt.child_key(name)`, which fills in scope, operation and secret.
     """
+    _check_text("scope", scope, 0, SCOPE_MAX_CHARS)
+    _check_text("operation", operation, 0, OPERATION_MAX_CHARS)
     identity = Identity(scope, operation, _key_text(parent), b"")
     return Identities(secret).child_key(identity, name)
 
@@ -116,8 +118,13 @@ def child_key(
 def _key_text(key: KeyLike) -> str:
     if type(key) is str:
         text = key
-    elif isinstance(key, (str, int, UUID)) and not isinstance(key, bool):
-        text = str(key)
+    elif isinstance(key, str):
+        text = str.__str__(key)  # of an enum of texts the text, not the enum's name
+    elif isinstance(key, (int, UUID)) and not isinstance(key, bool):
+        try:
+            text = str(key)
+        except ValueError as error:  # Python spells no number of thousands of digits
+            raise InvalidKey(f"this number is too large for a key: {error}") from error
     else:
         raise InvalidKey(
             f"a key must be text, an int or a UUID, not {type(key).__name__}; "

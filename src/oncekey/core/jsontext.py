@@ -1,4 +1,4 @@
-"""JSON encoding with the encoder made once.
+"""JSON encoding with the encoder made once, and without JSON's silent change of keys.
 
 `json.JSONEncoder.encode` builds its C encoder anew on every call, which costs more than encoding
 a small value. Where the C encoder cannot be had (other Pythons), the plain one serves.
@@ -40,3 +40,17 @@ def make_encode(*, sort_keys: bool, ensure_ascii: bool, default: Callable[[Any],
         return join(chunks(value, 0))
 
     return encode
+
+
+def refuse_other_keys(value: Any) -> None:
+    """Raise TypeError for a dict key that is not text: JSON would turn the key 1 into "1"."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise TypeError(f"dict key {key!r} is not text and would change in JSON")
+            if isinstance(item, (dict, list, tuple)):
+                refuse_other_keys(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            if isinstance(item, (dict, list, tuple)):
+                refuse_other_keys(item)

@@ -48,9 +48,8 @@ def guarded(
         raise ConfigurationError(f"guard({operation!r}): request must be a function")
     if inspect.iscoroutinefunction(fn) is not is_async:
         right, kind = ("Once", "plain") if is_async else ("AsyncOnce", "async")
-        raise ConfigurationError(
-            f"guard({operation!r}): {fn.__name__} is {kind}; guard it with {right}"
-        )
+        name = getattr(fn, "__name__", repr(fn))  # a partial has no name
+        raise ConfigurationError(f"guard({operation!r}): {name} is {kind}; guard it with {right}")
     parameter = inspect.signature(fn).parameters.get("attempt")
     wants = parameter is not None and parameter.kind is not parameter.POSITIONAL_ONLY
     return Guarded(operation, key, scope, request, wants)

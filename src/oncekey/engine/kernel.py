@@ -139,6 +139,13 @@ class Kernel:
             self._policies[memo] = known
         return known
 
+    def check_guard(self, operation: str, codec: Any, options: dict[str, Any]) -> None:
+        """Find a guard's mistakes when it is written, not on its first call."""
+        self.identities.identify("", operation, "check")
+        codecs.codec_for(codec)
+        if options:
+            self.policy_with(options, operation)
+
     def _check_level(self, policy: Policy, operation: str) -> None:
         effective = self.guarantee.effective(
             retry_safe=policy.retry_safe, transactional=self.transactional

@@ -72,8 +72,8 @@ class ReplayCache:
             while len(self._entries) > self._most_entries or self._bytes > self._most_bytes:
                 self._drop(next(iter(self._entries)))
 
-    def clear(self) -> None:
-        """Also after a fork, when the lock may have been held by a thread that is gone."""
+    def reset(self) -> None:
+        """In a forked child, where a thread that is gone may have held the lock."""
         self._lock = threading.Lock()
         self._entries = OrderedDict()
         self._bytes = 0

@@ -154,7 +154,12 @@ def _unavailable(
 def _unrecorded(codec: Codec, verdict: Verdict) -> object:
     """What the body answered, as a retry would have got it, where it could not be recorded."""
     stored = unpack(verdict.body) if verdict.body else None
-    return value_of(stored, codec) if isinstance(stored, StoredValue) else verdict.raw
+    if not isinstance(stored, StoredValue):
+        return verdict.raw
+    try:
+        return value_of(stored, codec)
+    except NotReplayable:
+        return verdict.raw
 
 
 def _where(identity: Identity) -> dict[str, str]:

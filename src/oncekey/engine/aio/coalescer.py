@@ -39,6 +39,7 @@ class AsyncCoalescer:
         self._apply = apply
         self._most = most
         self._queue: deque[_Ticket] = deque()
+        self._batch: list[_Ticket] = []
         self._pump: asyncio.Task[None] | None = None
 
     async def call(self, command: Command, interrupted: Callable[[], None]) -> Reply:
@@ -49,6 +50,7 @@ class AsyncCoalescer:
         loop = asyncio.get_running_loop()
         if self._pump is None:
             self._pump = loop.create_task(self._send_all())
+            self._pump.add_done_callback(self._ended)
         while ticket.outcome is None:
             ticket.waiter = loop.create_future()
             try:
@@ -60,24 +62,24 @@ class AsyncCoalescer:
         return ticket.outcome
 
     async def _send_all(self) -> None:
-        batch: list[_Ticket] = []
-        try:
-            while self._queue:
-                size = min(len(self._queue), self._most)
-                batch = [self._queue.popleft() for _ in range(size)]
-                outcomes = await self._settle([ticket.command for ticket in batch])
-                for ticket, outcome in zip(batch, outcomes, strict=True):
-                    ticket.settle(outcome)
-        except asyncio.CancelledError:
-            # Only the end of the loop cancels the pump. Nobody may be left waiting for ever.
-            lost = RuntimeError("the event loop ended while the store was being called")
-            for ticket in [*batch, *self._queue]:
-                if ticket.outcome is None:
-                    ticket.settle(lost)
-            self._queue.clear()
-            raise
-        finally:
-            self._pump = None
+        while self._queue:
+            size = min(len(self._queue), self._most)
+            self._batch = [self._queue.popleft() for _ in range(size)]
+            outcomes = await self._settle([ticket.command for ticket in self._batch])
+            for ticket, outcome in zip(self._batch, outcomes, strict=True):
+                ticket.settle(outcome)
+        self._pump = None
+
+    def _ended(self, pump: asyncio.Task[None]) -> None:
+        """However the pump ended (the loop's end cancels it): nobody may wait for ever."""
+        if not pump.cancelled() and pump.exception() is None:
+            return
+        self._pump = None
+        lost = RuntimeError("the event loop ended while the store was being called")
+        for ticket in [*self._batch, *self._queue]:
+            if ticket.outcome is None:
+                ticket.settle(lost)
+        self._queue.clear()
 
     async def _settle(self, commands: Sequence[Command]) -> list[Outcome]:
         try:

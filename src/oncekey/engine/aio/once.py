@@ -77,8 +77,7 @@ class AsyncOperations:
         **options: Any,
     ) -> Callable[[Callable[..., Awaitable[T]]], Callable[..., Awaitable[T]]]:
         """Decorate an async function to run at most once per key; see `Once.guard`."""
-        if options:
-            self._kernel.policy_with(options, operation)
+        self._kernel.check_guard(operation, codec, options)
 
         def decorate(fn: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
             how = guarded(fn, operation, key=key, scope=scope, request=request, is_async=True)

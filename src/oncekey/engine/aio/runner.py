@@ -90,7 +90,7 @@ class AsyncRunner:
         self._homes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Home]
         self._homes = weakref.WeakKeyDictionary()
         self.kernel.waiters.reset()
-        self.kernel.cache.clear()
+        self.kernel.cache.reset()
 
     def home(self) -> Home:
         loop = asyncio.get_running_loop()

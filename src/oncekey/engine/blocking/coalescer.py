@@ -55,7 +55,8 @@ class Coalescer:
                 self._wait(ticket)
             except BaseException:
                 # Interrupted (Ctrl-C): the lead may yet fall to this ticket, so it is not left.
-                threading.Thread(target=self._wait, args=(ticket,), daemon=True).start()
+                if ticket.outcome is None:
+                    threading.Thread(target=self._wait, args=(ticket,), daemon=True).start()
                 raise
         assert ticket.outcome is not None
         if isinstance(ticket.outcome, Exception):

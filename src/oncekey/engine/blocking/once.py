@@ -74,8 +74,7 @@ class Operations:
         `key`, `scope` and `request` are functions of the call's arguments. A function with a
         parameter named `attempt` is given its attempt.
         """
-        if options:
-            self._kernel.policy_with(options, operation)
+        self._kernel.check_guard(operation, codec, options)
 
         def decorate(fn: Callable[..., T]) -> Callable[..., T]:
             how = guarded(fn, operation, key=key, scope=scope, request=request, is_async=False)

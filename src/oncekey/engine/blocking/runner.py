@@ -60,7 +60,7 @@ class Runner:
         self._coalescer = Coalescer(self._apply)
         self._heart = Heart(self._answer_many, self._clock)
         self.kernel.waiters.reset()
-        self.kernel.cache.clear()
+        self.kernel.cache.reset()
 
     def run(self, job: Job, body: Body[T]) -> Result[T]:
         try:

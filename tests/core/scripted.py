@@ -1,0 +1,80 @@
+"""Drives a flow by hand: a test reads each ask and says the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any, TypeVar
+
+from tests.core.making import ASKED, FENCE, ID, ME
+
+from oncekey.core.asks import Answer, Ask, Call, Grant, RunBody, Sleep, Task, Verdict
+from oncekey.core.commands import Reply
+from oncekey.core.errors import StoreUnavailable
+from oncekey.core.policy import Terms
+
+C = TypeVar("C")
+
+SECOND = 1_000_000
+LEASE = 30 * SECOND
+KEEP = 3_600 * SECOND
+MAYBE = StoreUnavailable("no answer", ambiguous=True)
+REFUSED = StoreUnavailable("no connection", ambiguous=False)
+
+
+def task(*, wait: int = 0, retry_safe: bool = False, recoverable: bool = False) -> Task:
+    terms = Terms(LEASE, KEEP, 0, wait, retry_safe)
+    return Task(ID, ME, ASKED, terms, recoverable, "acct", "charge", "")
+
+
+def grant(**changes: Any) -> Grant:
+    """ME's grant, sent at 0."""
+    return Grant(ID, ME, FENCE, 1, LEASE, LEASE, (), False)._replace(**changes)
+
+
+class Script:
+    """A flow, the ask it stands at, and the caller's clock."""
+
+    def __init__(self, flow: Generator[Ask, object, Any]) -> None:
+        self._flow = flow
+        self.now = 0
+        self.ended = False
+        self.result: Any = None
+        self.ask: Ask | None = None
+        self.send(None)
+
+    def send(self, answer: object) -> None:
+        assert not self.ended
+        try:
+            self.ask = self._flow.send(answer)
+        except StopIteration as stop:
+            self.ask, self.ended, self.result = None, True, stop.value
+
+    def expect(self, kind: type[C]) -> C:
+        assert isinstance(self.ask, kind), f"asks {self.ask}"
+        return self.ask
+
+    def command(self, kind: type[C]) -> C:
+        """The command it wants to send."""
+        command = self.expect(Call).command
+        assert isinstance(command, kind), f"sends {command}"
+        return command
+
+    def reply(self, reply: Reply | StoreUnavailable, *, took: int = 0) -> None:
+        self.expect(Call)
+        sent_at, self.now = self.now, self.now + took
+        self.send(Answer(reply, sent_at, self.now))
+
+    def sleep(self) -> Sleep:
+        """Let the time pass that it asks for."""
+        ask = self.expect(Sleep)
+        self.now += ask.us
+        self.send(self.now)
+        return ask
+
+    def grant(self) -> Grant:
+        return self.expect(RunBody).grant
+
+    def verdict(self) -> Verdict:
+        assert self.ended, f"still asks {self.ask}"
+        assert isinstance(self.result, Verdict)
+        return self.result

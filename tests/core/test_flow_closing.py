@@ -1,0 +1,388 @@
+"""The flow from the body on: closing the key, being overtaken; and what happens beside the body."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from tests.core.making import ELSE, FENCE, ID, ME, NOW, record
+from tests.core.scripted import KEEP, LEASE, MAYBE, REFUSED, SECOND, Script, grant, task
+
+from oncekey.core.asks import (
+    Call,
+    Extended,
+    Overtaken,
+    Raised,
+    Returned,
+    RunStep,
+    Sleep,
+    StepVerdict,
+    Verdict,
+)
+from oncekey.core.codec import StoredError, unpack
+from oncekey.core.commands import (
+    Claimed,
+    Done,
+    Finish,
+    Look,
+    Lost,
+    Release,
+    Renew,
+    Reply,
+    SaveStep,
+    Seen,
+)
+from oncekey.core.errors import NotStarted, StoreUnavailable, Terminal
+from oncekey.core.events import Fact
+from oncekey.core.flow import (
+    RENEWALS_PER_LEASE,
+    RETRY_FIRST_US,
+    RETRY_MAX_US,
+    attempt,
+    closing_command,
+    heartbeat,
+    step,
+)
+from oncekey.core.record import State, Step
+
+SUCCEEDED, FAILED, UNKNOWN = State.SUCCEEDED, State.FAILED, State.UNKNOWN
+
+
+def running(**terms: bool) -> Script:
+    """An attempt whose body is about to run."""
+    script = Script(attempt(task(**terms)))
+    script.reply(Claimed(FENCE, 2, ()))
+    assert script.grant().fence == FENCE
+    return script
+
+
+# --- returning ----------------------------------------------------------------------------------
+
+
+def test_i13_the_outcome_is_stored_before_there_is_a_verdict() -> None:
+    script = running()
+    script.send(Returned(b"answer", LEASE))
+    assert script.command(Finish) == Finish(ID, ME, FENCE, SUCCEEDED, b"answer")
+    assert not script.ended
+    script.reply(Done())
+    assert script.verdict() == Verdict(Fact.FINISHED, b"answer", SUCCEEDED, 2, FENCE, KEEP)
+
+
+def test_what_was_not_kept_goes_along_raw() -> None:
+    script = running()
+    raw = object()
+    script.send(Returned(b"stone", LEASE, raw, kept=False))
+    script.reply(Done())
+    verdict = script.verdict()
+    assert verdict.raw is raw
+    assert not verdict.kept
+
+
+@pytest.mark.parametrize("failure", [MAYBE, REFUSED], ids=str)
+def test_i4_finish_is_repeated_until_the_deadline(failure: StoreUnavailable) -> None:
+    script = running()
+    raw = object()
+    script.send(Returned(b"answer", 5 * SECOND, raw))
+    first = script.command(Finish)
+    pauses = []
+    while not script.ended:
+        assert script.command(Finish) == first
+        script.reply(failure)
+        if not script.ended:
+            pauses.append(script.sleep().us)
+    assert script.now == 5 * SECOND, "the last try is at the deadline"
+    assert pauses[:3] == [RETRY_FIRST_US, 2 * RETRY_FIRST_US, 4 * RETRY_FIRST_US]
+    assert max(pauses) <= RETRY_MAX_US
+    assert script.verdict() == Verdict(Fact.UNAVAILABLE, b"answer", raw=raw, error=failure)
+
+
+def test_i9_a_finish_whose_reply_was_lost_is_done_when_repeated() -> None:
+    script = running()
+    script.send(Returned(b"answer", LEASE))
+    script.reply(MAYBE)
+    script.sleep()
+    script.reply(Done())
+    assert script.verdict().fact is Fact.FINISHED
+
+
+# --- raising ------------------------------------------------------------------------------------
+
+PLAIN, STOP = ValueError("no"), KeyboardInterrupt("stop")
+GONE, FINAL, EARLY = asyncio.CancelledError(), Terminal("declined"), NotStarted("no funds asked")
+
+
+@pytest.mark.parametrize(
+    ("error", "retry_safe", "state"),
+    [
+        (PLAIN, False, FAILED),
+        (PLAIN, True, None),
+        (FINAL, False, FAILED),
+        (FINAL, True, FAILED),
+        (EARLY, False, None),
+        (EARLY, True, None),
+        (STOP, False, UNKNOWN),
+        (STOP, True, None),
+        (GONE, False, UNKNOWN),
+        (GONE, True, None),
+        (SystemExit(1), False, UNKNOWN),
+    ],
+    ids=repr,
+)
+def test_what_a_raising_body_leaves_behind(
+    error: BaseException, retry_safe: bool, state: State | None
+) -> None:
+    """None: the key is freed. Otherwise the failure is stored in this state."""
+    closing = closing_command(task(retry_safe=retry_safe), grant(), error)
+    if state is None:
+        assert closing == Release(ID, ME, FENCE)
+        return
+    assert isinstance(closing, Finish)
+    assert closing[:4] == (ID, ME, FENCE, state)
+    assert unpack(closing.body) == StoredError(type(error).__name__, str(error))
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "fact"),
+    [
+        (PLAIN, Finish, Fact.FINISHED),
+        (STOP, Finish, Fact.FINISHED),
+        (EARLY, Release, Fact.RELEASED),
+    ],
+    ids=repr,
+)
+def test_the_bodys_own_error_is_raised_again(
+    error: BaseException, kind: type[Any], fact: Fact
+) -> None:
+    script = running()
+    script.send(Raised(error, LEASE))
+    script.command(kind)
+    script.reply(Done())
+    assert script.verdict() == Verdict(fact, b"", FAILED, 2, FENCE, error=error)
+
+
+def test_the_bodys_own_error_says_more_than_the_stores() -> None:
+    script = running()
+    script.send(Raised(PLAIN, deadline=0))
+    script.reply(MAYBE)
+    verdict = script.verdict()
+    assert (verdict.fact, verdict.error) == (Fact.UNAVAILABLE, PLAIN)
+
+
+# --- overtaken ----------------------------------------------------------------------------------
+
+WON = record(SUCCEEDED, owner=b"winner", fence=FENCE + 1, attempt=3)
+
+
+@pytest.mark.parametrize(
+    ("seen", "verdict"),
+    [
+        (Seen(WON, NOW), Verdict(Fact.REPLAYED, b"stored", SUCCEEDED, 3, FENCE + 1, 990)),
+        (
+            Seen(WON._replace(state=FAILED), NOW),
+            Verdict(Fact.REPLAYED, b"stored", FAILED, 3, FENCE + 1, 990),
+        ),
+        (Seen(WON._replace(state=UNKNOWN), NOW), Verdict(Fact.UNKNOWN, fence=FENCE + 1)),
+        (Seen(record(), NOW), Verdict(Fact.LOST)),
+        (Seen(record(State.ABSENT), NOW), Verdict(Fact.LOST)),
+        (Seen(WON._replace(fingerprint=ELSE), NOW), Verdict(Fact.LOST)),
+        (Seen(WON, WON.expires_at), Verdict(Fact.LOST)),
+        (Seen(None, NOW), Verdict(Fact.LOST)),
+        (MAYBE, Verdict(Fact.LOST)),
+    ],
+    ids=[
+        "winner succeeded",
+        "winner failed",
+        "unknown",
+        "still held",
+        "freed",
+        "another request",
+        "expired",
+        "swept",
+        "store down",
+    ],
+)
+@pytest.mark.parametrize("how", ["finish", "release", "heartbeat"])
+def test_i2_who_lost_gets_the_winners_outcome_if_there_is_one(
+    how: str, seen: Reply | StoreUnavailable, verdict: Verdict
+) -> None:
+    script = running()
+    if how == "heartbeat":
+        script.send(Overtaken())
+    else:
+        script.send(Returned(b"mine", LEASE) if how == "finish" else Raised(EARLY, LEASE))
+        script.reply(Lost())
+    assert script.command(Look) == Look(ID)
+    script.reply(seen)
+    assert script.verdict() == verdict
+
+
+@pytest.mark.parametrize("how", ["finish", "heartbeat"])
+def test_an_interruption_reaches_the_caller_whoever_won(how: str) -> None:
+    script = running()
+    if how == "heartbeat":
+        script.send(Overtaken(STOP))
+    else:
+        script.send(Raised(STOP, LEASE))
+        script.reply(Lost())
+    assert script.verdict() == Verdict(Fact.LOST, error=STOP)
+
+
+def test_an_error_of_an_overtaken_body_gives_way_to_the_winners_outcome() -> None:
+    script = running()
+    script.send(Overtaken(PLAIN))
+    script.reply(Seen(WON, NOW))
+    assert script.verdict().fact is Fact.REPLAYED
+
+
+def test_i7_the_winners_outcome_is_given_up_to_its_last_microsecond() -> None:
+    script = running()
+    script.send(Overtaken())
+    script.reply(Seen(WON, WON.expires_at - 1))
+    assert script.verdict().expires_in == 1
+
+
+# --- heartbeat ----------------------------------------------------------------------------------
+
+BEAT = LEASE // RENEWALS_PER_LEASE
+
+
+def test_a_heartbeat_renews_at_a_third_of_the_lease() -> None:
+    script = Script(heartbeat(grant()))
+    for number in (1, 2, 3):
+        assert script.sleep().us == BEAT
+        assert script.command(Renew) == Renew(ID, ME, FENCE, LEASE)
+        sent_at = script.now
+        script.reply(Done(), took=number)
+        assert script.expect(Extended).deadline == sent_at + LEASE, "from the sending (I5)"
+        script.send(None)
+    assert not script.ended
+
+
+def test_a_lost_claim_ends_the_heartbeat() -> None:
+    script = Script(heartbeat(grant()))
+    script.sleep()
+    script.reply(Lost())
+    assert script.ended
+
+
+def test_a_failing_renewal_is_repeated_sooner_until_the_deadline() -> None:
+    script = Script(heartbeat(grant()))
+    script.sleep()
+    pauses = []
+    while True:
+        script.reply(MAYBE)
+        if script.ended:
+            break
+        pauses.append(script.sleep().us)
+    assert script.now == LEASE
+    assert set(pauses) == {BEAT // 4}
+
+
+def test_after_a_failure_and_a_success_the_beat_is_regular_again() -> None:
+    script = Script(heartbeat(grant()))
+    script.sleep()
+    script.reply(MAYBE)
+    script.sleep()
+    script.reply(Done())
+    assert script.expect(Extended).deadline == BEAT + BEAT // 4 + LEASE
+    script.send(None)
+    assert script.sleep().us == BEAT
+
+
+def test_the_last_pause_ends_at_the_deadline_and_is_never_nothing() -> None:
+    script = Script(heartbeat(grant()))
+    script.sleep()
+    script.reply(MAYBE, took=LEASE - BEAT - 3)
+    assert script.expect(Sleep).us == 3
+    tiny = Script(heartbeat(grant(lease=3, deadline=3)))
+    tiny.sleep()
+    tiny.reply(MAYBE)
+    assert tiny.expect(Sleep).us == 1
+
+
+# --- steps --------------------------------------------------------------------------------------
+
+
+def test_a_finished_step_is_not_run_again() -> None:
+    script = Script(step(grant(), LEASE, "pay", Step("pay", True, b"paid", 1), b"child"))
+    assert script.result == StepVerdict(b"paid")
+
+
+def test_a_step_is_intent_then_run_then_result() -> None:
+    script = Script(step(grant(), LEASE, "pay", None, b"child"))
+    assert script.command(SaveStep) == SaveStep(ID, ME, FENCE, "pay", False, b"child")
+    script.reply(Done())
+    assert script.expect(RunStep) == RunStep("pay")
+    script.send(Returned(b"paid", LEASE, raw="r", kept=False))
+    assert script.command(SaveStep) == SaveStep(ID, ME, FENCE, "pay", True, b"paid")
+    script.reply(Done())
+    assert script.result == StepVerdict(b"paid", "r", False)
+
+
+def test_a_step_with_an_intent_on_record_runs_at_once() -> None:
+    script = Script(step(grant(), LEASE, "pay", Step("pay", False, b"child", 1), b"child"))
+    script.expect(RunStep)
+
+
+def test_a_raising_step_records_nothing() -> None:
+    script = Script(step(grant(), LEASE, "pay", Step("pay", False, b"child", 1), b"child"))
+    script.send(Raised(PLAIN, LEASE))
+    assert script.result == StepVerdict(error=PLAIN)
+
+
+@pytest.mark.parametrize("saved", [None, Step("pay", False, b"child", 1)], ids=["intent", "result"])
+def test_a_step_of_an_overtaken_attempt_is_told_so(saved: Step | None) -> None:
+    script = Script(step(grant(), LEASE, "pay", saved, b"child"))
+    if saved is not None:
+        script.send(Returned(b"paid", LEASE))
+    script.reply(Lost())
+    assert script.result == StepVerdict(lost=True)
+
+
+def test_saving_a_step_is_repeated_until_the_deadline() -> None:
+    script = Script(step(grant(deadline=1), SECOND, "pay", None, b"child"))
+    sent = script.command(SaveStep)
+    pauses = []
+    while not script.ended:
+        assert script.command(SaveStep) == sent
+        script.reply(MAYBE)
+        if not script.ended:
+            pauses.append(script.sleep().us)
+    assert script.now == SECOND
+    assert pauses[:2] == [RETRY_FIRST_US, 2 * RETRY_FIRST_US]
+    assert script.result == StepVerdict(error=MAYBE)
+
+
+def test_the_result_of_a_step_is_saved_until_the_deadline_of_that_moment() -> None:
+    """Heartbeats have moved it while the step ran."""
+    script = Script(step(grant(deadline=1), 1, "pay", Step("pay", False, b"child", 1), b"child"))
+    script.send(Returned(b"paid", SECOND))
+    while not script.ended:
+        script.reply(MAYBE)
+        if not script.ended:
+            script.sleep()
+    assert script.now == SECOND
+
+
+def test_the_body_of_a_step_never_runs_before_its_intent_is_on_record() -> None:
+    script = Script(step(grant(), LEASE, "pay", None, b"child"))
+    for _ in range(5):
+        assert isinstance(script.ask, (Call, Sleep))
+        if isinstance(script.ask, Call):
+            script.reply(MAYBE)
+        else:
+            script.sleep()
+    script.expect(Sleep)
+    script.sleep()
+    script.reply(Done())
+    script.expect(RunStep)
+
+
+def test_an_abandoned_flow_asks_for_nothing_more() -> None:
+    """A crash is a generator nobody sends to: closing it sends no command."""
+    flow = attempt(task())
+    flow.send(None)
+    flow.close()
+    with pytest.raises(StopIteration):
+        flow.send(None)

@@ -1,0 +1,270 @@
+"""The state machine as a table, and what holds for every record and every command."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from tests.core.making import (
+    ELSE,
+    ENDED,
+    ME,
+    NOW,
+    claim,
+    claims,
+    commands,
+    finish,
+    record,
+    records,
+    release,
+    renew,
+    resolve,
+    save_step,
+    times,
+)
+
+from oncekey.core.commands import (
+    Busy,
+    Claim,
+    Claimed,
+    Command,
+    Different,
+    Finish,
+    Look,
+    Lost,
+    Release,
+    Renew,
+    Replay,
+    Resolve,
+    SaveStep,
+    Seen,
+)
+from oncekey.core.machine import (
+    FINISH_EVENTS,
+    RESOLVE_EVENTS,
+    TRANSITIONS,
+    Event,
+    _next,
+    decide,
+    is_expired,
+    state_now,
+)
+from oncekey.core.record import Record, State
+
+ABSENT, PENDING = State.ABSENT, State.PENDING
+SUCCEEDED, FAILED, UNKNOWN = State.SUCCEEDED, State.FAILED, State.UNKNOWN
+
+# The whole machine, written down a second time: a change of the table must be meant.
+EXPECTED = {
+    ABSENT: {Event.CLAIM: PENDING},
+    PENDING: {
+        Event.CLAIM_AGAIN: PENDING,
+        Event.TAKE_OVER: PENDING,
+        Event.GIVE_UP: UNKNOWN,
+        Event.RENEW: PENDING,
+        Event.SAVE_STEP: PENDING,
+        Event.SUCCEED: SUCCEEDED,
+        Event.FAIL: FAILED,
+        Event.INTERRUPT: UNKNOWN,
+        Event.RELEASE: ABSENT,
+        Event.EXPIRE: ABSENT,
+    },
+    SUCCEEDED: {Event.EXPIRE: ABSENT},
+    FAILED: {Event.EXPIRE: ABSENT},
+    UNKNOWN: {
+        Event.RESOLVE_SUCCEEDED: SUCCEEDED,
+        Event.RESOLVE_FAILED: FAILED,
+        Event.RESOLVE_FREE: ABSENT,
+        Event.EXPIRE: ABSENT,
+    },
+}
+
+# Which events a command may be. Expiring is nobody's command: time does it.
+EVENTS_OF: dict[type[object], set[Event]] = {
+    Claim: {Event.CLAIM, Event.CLAIM_AGAIN, Event.TAKE_OVER, Event.GIVE_UP},
+    Finish: set(FINISH_EVENTS.values()),
+    Renew: {Event.RENEW},
+    Release: {Event.RELEASE},
+    SaveStep: {Event.SAVE_STEP},
+    Resolve: set(RESOLVE_EVENTS.values()),
+    Look: set(),
+}
+
+LAPSED: dict[str, Any] = {"lease_until": NOW}
+CASES: list[tuple[Event, Record | None, Command]] = [
+    (Event.CLAIM, None, claim()),
+    (Event.CLAIM, record(ABSENT), claim()),
+    (Event.CLAIM_AGAIN, record(owner=ME), claim()),
+    (Event.TAKE_OVER, record(retry_safe=True, **LAPSED), claim(retry_safe=True)),
+    (Event.GIVE_UP, record(**LAPSED), claim()),
+    (Event.RENEW, record(), renew()),
+    (Event.SAVE_STEP, record(), save_step()),
+    (Event.SUCCEED, record(), finish(state=SUCCEEDED)),
+    (Event.FAIL, record(), finish(state=FAILED)),
+    (Event.INTERRUPT, record(), finish(state=UNKNOWN)),
+    (Event.RELEASE, record(), release()),
+    (Event.RESOLVE_SUCCEEDED, record(UNKNOWN), resolve(state=SUCCEEDED)),
+    (Event.RESOLVE_FAILED, record(UNKNOWN), resolve(state=FAILED)),
+    (Event.RESOLVE_FREE, record(UNKNOWN), resolve(state=ABSENT)),
+]
+
+
+@pytest.mark.parametrize(("state", "event"), list(itertools.product(State, Event)))
+def test_every_pair_of_state_and_event_is_as_written_down(state: State, event: Event) -> None:
+    expected = EXPECTED[state].get(event)
+    if expected is not None:
+        assert TRANSITIONS[state, event] is expected
+        assert _next(state, event) is expected
+    else:
+        with pytest.raises(KeyError):
+            _next(state, event)
+
+
+def test_the_table_cannot_be_changed_at_run_time() -> None:
+    with pytest.raises(TypeError):
+        TRANSITIONS[SUCCEEDED, Event.RENEW] = PENDING  # type: ignore[index]
+
+
+@pytest.mark.parametrize(("event", "before", "command"), CASES)
+def test_each_event_leads_where_the_table_says(
+    event: Event, before: Record | None, command: Command
+) -> None:
+    write = decide(before, command, NOW).write
+    assert write is not None
+    assert write.state is TRANSITIONS[before.state if before else ABSENT, event]
+
+
+def test_each_event_of_the_table_has_a_case_above() -> None:
+    assert {event for event, _, _ in CASES} == set(Event) - {Event.EXPIRE}
+
+
+@pytest.mark.parametrize("state", [PENDING, SUCCEEDED, FAILED, UNKNOWN])
+def test_expiry_makes_any_state_absent(state: State) -> None:
+    old = record(state)
+    assert state_now(old, old.expires_at - 1) is not ABSENT
+    assert state_now(old, old.expires_at) is ABSENT
+    write = decide(old, claim(fingerprint=ELSE), old.expires_at).write
+    assert write is not None
+    assert (write.state, write.attempt, write.owner) == (PENDING, 1, ME)
+
+
+# --- for every record and every command -------------------------------------------------------
+
+
+def _state_met(before: Record | None, command: Command, now: int) -> State:
+    """The state a command's transition starts from: a claim sees expiry, a resolve sees death."""
+    if before is None:
+        return ABSENT
+    if isinstance(command, Claim):
+        return ABSENT if is_expired(before, now) else before.state
+    return state_now(before, now) if isinstance(command, Resolve) else before.state
+
+
+@settings(max_examples=200)
+@given(before=records(), command=commands, now=times)
+def test_only_transitions_of_the_table_are_written(
+    before: Record, command: Command, now: int
+) -> None:
+    write = decide(before, command, now).write
+    if write is not None:
+        met = _state_met(before, command, now)
+        moves = {
+            (old, new)
+            for (old, event), new in TRANSITIONS.items()
+            if event in EVENTS_OF[type(command)]
+        }
+        assert (met, write.state) in moves
+
+
+@settings(max_examples=200)
+@given(before=records(), command=commands, now=times)
+def test_i7_rejections_and_replays_write_nothing(
+    before: Record, command: Command, now: int
+) -> None:
+    decision = decide(before, command, now)
+    if isinstance(decision.reply, (Replay, Different, Busy, Lost, Seen)):
+        assert decision.write is None
+        assert decision.archive is None
+
+
+@settings(max_examples=200)
+@given(before=records(), command=commands, now=times)
+def test_i2_a_finished_record_never_changes_until_it_expires(
+    before: Record, command: Command, now: int
+) -> None:
+    if before.state in (SUCCEEDED, FAILED) and not is_expired(before, now):
+        assert decide(before, command, now).write is None
+
+
+@settings(max_examples=200)
+@given(before=records(), command=commands, now=times)
+def test_i6_the_fence_never_falls_and_rises_with_every_new_owner(
+    before: Record, command: Command, now: int
+) -> None:
+    write = decide(before, command, now).write
+    if write is not None:
+        assert write.fence >= before.fence
+        if write.owner != before.owner or write.attempt != before.attempt:
+            assert write.fence > before.fence
+    if write is not None and isinstance(command, Claim) and is_expired(before, now):
+        assert write.fence > before.fence, "a new generation has a new fence, also for an old owner"
+
+
+@settings(max_examples=200)
+@given(before=records(), asked=claims, now=times)
+def test_i7_mismatch_exactly_when_a_bound_key_is_asked_for_something_else(
+    before: Record, asked: Claim, now: int
+) -> None:
+    reply = decide(before, asked, now).reply
+    mine = before.owner == asked.owner and before.state in (PENDING, ABSENT)
+    bound = not is_expired(before, now) and (before.state is not ABSENT or bool(before.steps))
+    expected = bound and not mine and before.fingerprint != asked.fingerprint
+    assert isinstance(reply, Different) is expected
+
+
+@settings(max_examples=200)
+@given(before=records(), command=commands, now=times)
+def test_i9_a_repeated_command_gets_the_same_reply_and_changes_nothing_more(
+    before: Record, command: Command, now: int
+) -> None:
+    first = decide(before, command, now)
+    after = first.write if first.write is not None else before
+    again = decide(after, command, now)
+    assert again.write in (None, after)
+    assert again.archive is None
+    if isinstance(command, Look):
+        assert again.reply == Seen(before, now)
+    elif isinstance(first.reply, Claimed):
+        assert again.reply == first.reply._replace(taken_over=False)
+    else:
+        assert again.reply == first.reply
+
+
+@settings(max_examples=200)
+@given(before=records(), asked=claims, now=times)
+def test_a_claim_archives_only_what_is_past_and_in_its_audit_window(
+    before: Record, asked: Claim, now: int
+) -> None:
+    archive = decide(before, asked, now).archive
+    past = is_expired(before, now) and now < before.audit_until and before.state is not ABSENT
+    assert archive == (before if past else None)
+
+
+@settings(max_examples=200)
+@given(before=records(), command=commands, now=times)
+def test_a_write_keeps_the_identity_and_the_times_make_sense(
+    before: Record, command: Command, now: int
+) -> None:
+    write = decide(before, command, now).write
+    if write is not None:
+        assert write.id == before.id
+        assert bool(write.finished_at) is (write.state in ENDED)
+        assert write.state is not PENDING or write.lease_until >= min(before.lease_until, now)
+
+
+def test_decisions_are_pure() -> None:
+    before = record()
+    assert decide(before, finish(), NOW) == decide(before, finish(), NOW)
+    assert before == record()

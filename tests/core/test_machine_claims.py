@@ -1,0 +1,276 @@
+"""Claims: the rules, one by one and in their order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.core.making import (
+    ASKED,
+    AUDIT,
+    ELSE,
+    FENCE,
+    KEEP,
+    LEASE,
+    ME,
+    NOW,
+    OTHER,
+    claim,
+    record,
+)
+
+from oncekey.core.commands import Busy, Claimed, Different, Lost, Replay, Unsure
+from oncekey.core.fingerprint import VERSION, fingerprint
+from oncekey.core.machine import CLAIM_RULES, decide, is_expired, is_garbage, next_fence, state_now
+from oncekey.core.record import Record, State, Step
+
+ABSENT, PENDING = State.ABSENT, State.PENDING
+SUCCEEDED, FAILED, UNKNOWN = State.SUCCEEDED, State.FAILED, State.UNKNOWN
+DONE_STEP = Step("pay", True, b"paid", NOW - 20)
+
+
+def written(before: Record | None, **asked: Any) -> Record:
+    write = decide(before, claim(**asked), NOW).write
+    assert write is not None
+    return write
+
+
+# --- the order -------------------------------------------------------------------------------
+
+
+def test_the_rules_stand_in_the_order_of_the_design() -> None:
+    names = [holds.__name__ for holds, _ in CLAIM_RULES]
+    assert names == [
+        "_expired",
+        "_spent",
+        "_freed",
+        "_mine",
+        "_differs",
+        "_finished",
+        "_unknown",
+        "_held",
+        "_both_safe",
+        "_dead",
+    ]
+
+
+@pytest.mark.parametrize("state", list(State))
+@pytest.mark.parametrize("owner", [ME, OTHER])
+@pytest.mark.parametrize("asked", [ASKED, ELSE])
+def test_expired_beats_everything(state: State, owner: bytes, asked: bytes) -> None:
+    old = record(state, owner=owner, steps=(DONE_STEP,))
+    reply = decide(old, claim(fingerprint=asked), old.expires_at).reply
+    assert isinstance(reply, Claimed)
+    assert (reply.attempt, reply.steps, reply.taken_over) == (1, (), False)
+
+
+@pytest.mark.parametrize("asked", [ASKED, ELSE])
+def test_a_straggler_of_a_released_owner_is_lost_although_the_key_is_free(asked: bytes) -> None:
+    assert decide(record(ABSENT, owner=ME), claim(fingerprint=asked), NOW).reply == Lost()
+
+
+def test_my_own_claim_comes_before_mismatch() -> None:
+    before = record(owner=ME, fingerprint=ELSE)
+    assert isinstance(decide(before, claim(), NOW).reply, Claimed)
+
+
+@pytest.mark.parametrize("state", [PENDING, SUCCEEDED, FAILED, UNKNOWN])
+def test_i7_mismatch_comes_before_finished_unknown_and_held(state: State) -> None:
+    decision = decide(record(state), claim(fingerprint=ELSE), NOW)
+    assert decision == (Different(1), None, None)
+
+
+@pytest.mark.parametrize("safe", [True, False])
+def test_i7_mismatch_comes_before_takeover_and_giving_up(safe: bool) -> None:
+    before = record(lease_until=NOW - 1, retry_safe=safe)
+    decision = decide(before, claim(fingerprint=ELSE, retry_safe=safe), NOW)
+    assert decision == (Different(1), None, None)
+
+
+def test_mismatch_tells_the_version_of_the_stored_fingerprint() -> None:
+    stored = fingerprint({"cents": 1})
+    assert decide(record(fingerprint=stored), claim(), NOW).reply == Different(VERSION)
+    assert decide(record(fingerprint=b"\x07later"), claim(), NOW).reply == Different(7)
+
+
+# --- what each rule gives ---------------------------------------------------------------------
+
+
+def test_a_first_claim_writes_the_whole_record() -> None:
+    made = decide(None, claim(retry_safe=True, key="raw"), NOW)
+    assert made.reply == Claimed(NOW, 1, (), taken_over=False)
+    assert made.archive is None
+    assert made.write == Record(
+        id=claim().id,
+        state=PENDING,
+        fingerprint=ASKED,
+        owner=ME,
+        fence=NOW,
+        attempt=1,
+        retry_safe=True,
+        created_at=NOW,
+        lease_until=NOW + LEASE,
+        finished_at=0,
+        keep=KEEP,
+        audit=AUDIT,
+        scope="acct",
+        operation="charge",
+        key="raw",
+        steps=(),
+        body=b"",
+        note="",
+    )
+
+
+def test_a_claim_again_renews_the_lease_and_nothing_else() -> None:
+    before = record(owner=ME, attempt=3, steps=(DONE_STEP,), lease_until=NOW + 1)
+    decision = decide(before, claim(keep=KEEP + 7), NOW)
+    assert decision.reply == Claimed(FENCE, 3, (DONE_STEP,), taken_over=False)
+    assert decision.write == before._replace(lease_until=NOW + LEASE)
+
+
+def test_a_claim_again_holds_also_after_the_lease() -> None:
+    """Nobody has taken over: the record still names me."""
+    assert written(record(owner=ME, lease_until=NOW - 1)).lease_until == NOW + LEASE
+
+
+@pytest.mark.parametrize("state", [SUCCEEDED, FAILED])
+def test_a_finished_key_is_replayed_with_the_time_it_still_holds(state: State) -> None:
+    before = record(state, attempt=2)
+    left = before.finished_at + KEEP - NOW
+    assert decide(before, claim(), NOW).reply == Replay(state, b"stored", 2, FENCE, left)
+
+
+def test_my_own_finished_key_is_replayed_too() -> None:
+    assert isinstance(decide(record(SUCCEEDED, owner=ME), claim(), NOW).reply, Replay)
+
+
+def test_an_unknown_key_is_told_so_and_nothing_is_written() -> None:
+    before = record(UNKNOWN)
+    assert decide(before, claim(retry_safe=True), NOW) == (Unsure(before), None, None)
+
+
+def test_i5_a_live_lease_is_in_flight_up_to_its_last_microsecond() -> None:
+    before = record(retry_safe=True)
+    at = before.lease_until
+    assert decide(before, claim(retry_safe=True), at - 1).reply == Busy(1)
+    assert isinstance(decide(before, claim(retry_safe=True), at).reply, Claimed)
+
+
+@pytest.mark.parametrize(("dead", "new"), [(True, False), (False, True), (False, False)])
+def test_takeover_needs_both_to_be_retry_safe(dead: bool, new: bool) -> None:
+    before = record(retry_safe=dead, lease_until=NOW, steps=(DONE_STEP,))
+    decision = decide(before, claim(retry_safe=new), NOW)
+    given_up = before._replace(state=UNKNOWN, finished_at=NOW)
+    assert decision == (Unsure(given_up), given_up, None)
+
+
+def test_a_takeover_keeps_steps_and_birth_and_takes_the_new_terms() -> None:
+    before = record(retry_safe=True, lease_until=NOW, steps=(DONE_STEP,), attempt=4)
+    asked = claim(retry_safe=True, keep=7, audit=8)
+    decision = decide(before, asked, NOW)
+    assert decision.reply == Claimed(NOW, 5, (DONE_STEP,), taken_over=True)
+    assert decision.write == before._replace(
+        owner=ME, fence=NOW, attempt=5, lease_until=NOW + LEASE, keep=7, audit=8
+    )
+    assert decision.archive is None, "it is the same generation"
+
+
+# --- freed keys -------------------------------------------------------------------------------
+
+
+def test_a_freed_key_is_free_for_any_request() -> None:
+    write = written(record(ABSENT, attempt=2), fingerprint=ELSE)
+    assert (write.fingerprint, write.attempt, write.created_at) == (ELSE, 3, NOW - 50)
+
+
+def test_a_freed_key_with_steps_stays_bound_to_its_request() -> None:
+    before = record(ABSENT, steps=(DONE_STEP,))
+    assert decide(before, claim(fingerprint=ELSE), NOW).reply == Different(1)
+    assert written(before).steps == (DONE_STEP,)
+
+
+def test_a_freed_key_with_steps_is_fresh_again_once_expired() -> None:
+    before = record(ABSENT, steps=(DONE_STEP,), lease_until=NOW - KEEP)
+    write = written(before, fingerprint=ELSE)
+    assert (write.steps, write.attempt, write.created_at) == ((), 1, NOW)
+
+
+def test_a_freed_key_forgets_who_resolved_it() -> None:
+    assert written(record(ABSENT, note="by hand", body=b"x"))[-2:] == (b"", "")
+
+
+# --- fences (I6) ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fence", "now", "expected"),
+    [(5, 100, 100), (99, 100, 100), (100, 100, 101), (5_000, 100, 5_001)],
+)
+def test_i6_the_next_fence_is_above_the_last_and_not_below_the_clock(
+    fence: int, now: int, expected: int
+) -> None:
+    assert next_fence(record(fence=fence), now) == expected
+
+
+def test_i6_without_a_record_the_clock_is_the_fence() -> None:
+    assert next_fence(None, NOW) == NOW
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        record(ABSENT, fence=NOW + 500),
+        record(SUCCEEDED, fence=NOW + 500, finished_at=1, keep=1),
+        record(fence=NOW + 500, retry_safe=True, lease_until=NOW),
+    ],
+    ids=["freed", "expired", "taken over"],
+)
+def test_i6_the_fence_rises_also_when_the_clock_steps_back(before: Record) -> None:
+    assert written(before, retry_safe=True).fence == NOW + 501
+
+
+# --- expiry and garbage, to the microsecond ----------------------------------------------------
+
+
+def test_expiry_counts_from_the_end_or_else_from_the_lease() -> None:
+    assert record().expires_at == NOW + 50 + KEEP
+    assert record(SUCCEEDED).expires_at == NOW - 10 + KEEP
+    assert record(SUCCEEDED).audit_until == NOW - 10 + KEEP + AUDIT
+
+
+@pytest.mark.parametrize("state", list(State))
+def test_i12_expired_and_garbage_at_the_exact_boundary(state: State) -> None:
+    old = record(state)
+    assert not is_expired(old, old.expires_at - 1)
+    assert is_expired(old, old.expires_at)
+    assert not is_garbage(old, old.audit_until - 1)
+    assert is_garbage(old, old.audit_until)
+
+
+def test_without_an_audit_window_what_expires_is_garbage_at_once() -> None:
+    old = record(SUCCEEDED, audit=0)
+    assert is_garbage(old, old.expires_at)
+    assert decide(old, claim(), old.expires_at).archive is None
+
+
+@pytest.mark.parametrize("state", [PENDING, SUCCEEDED, FAILED, UNKNOWN])
+def test_an_expired_generation_is_archived_until_its_audit_ends(state: State) -> None:
+    old = record(state)
+    assert decide(old, claim(), old.expires_at).archive == old
+    assert decide(old, claim(), old.audit_until - 1).archive == old
+    assert decide(old, claim(), old.audit_until).archive is None
+
+
+def test_a_freed_record_is_never_worth_archiving() -> None:
+    old = record(ABSENT)
+    assert decide(old, claim(), NOW).archive is None
+    assert decide(old, claim(), old.expires_at).archive is None
+
+
+def test_state_now_knows_the_dead_before_anyone_has_met_them() -> None:
+    assert state_now(None, NOW) is ABSENT
+    assert state_now(record(lease_until=NOW + 1), NOW) is PENDING
+    assert state_now(record(lease_until=NOW), NOW) is UNKNOWN
+    assert state_now(record(lease_until=NOW, retry_safe=True), NOW) is PENDING
+    assert state_now(record(SUCCEEDED), NOW) is SUCCEEDED

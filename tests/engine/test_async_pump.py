@@ -1,0 +1,46 @@
+"""However the pump of an AsyncCoalescer ends, nobody waits for ever (I11)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from oncekey.core.commands import Command, Look, Reply, Seen
+from oncekey.engine.aio.coalescer import AsyncCoalescer
+
+
+def _stay() -> None:
+    """The caller is cancelled and waits on, as for a finish."""
+
+
+async def _good(commands: Sequence[Command]) -> list[Reply]:
+    return [Seen(None, 1) for _ in commands]
+
+
+def test_a_pump_cancelled_before_its_first_step_leaves_nobody_behind() -> None:
+    async def main() -> None:
+        coalescer = AsyncCoalescer(_good)
+        caller = asyncio.create_task(coalescer.call(Look(b"a"), _stay))
+        await asyncio.sleep(0)
+        assert coalescer._pump is not None
+        coalescer._pump.cancel()
+        with pytest.raises(RuntimeError, match="event loop ended"):
+            await caller
+        assert await coalescer.call(Look(b"b"), _stay) == Seen(None, 1)
+
+    asyncio.run(main())
+
+
+def test_a_store_that_exits_takes_the_loop_but_no_caller_hangs() -> None:
+    async def exits(commands: Sequence[Command]) -> list[Reply]:
+        await asyncio.sleep(0)
+        raise SystemExit(3)
+
+    async def main() -> None:
+        coalescer = AsyncCoalescer(exits)
+        await asyncio.gather(*(coalescer.call(Look(bytes([n])), _stay) for n in range(3)))
+
+    with pytest.raises(SystemExit):
+        asyncio.run(main())

@@ -1,0 +1,283 @@
+"""Batches for threads: formed from what queued up, never by a timer; nobody is left waiting."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+
+from oncekey.core.commands import Command, Look, Reply, Seen
+from oncekey.core.errors import StoreUnavailable
+from oncekey.engine.batch import BATCH_MAX
+from oncekey.engine.blocking.coalescer import Coalescer
+
+PATIENCE = 20.0
+
+
+def look(number: int) -> Look:
+    return Look(number.to_bytes(16, "big"))
+
+
+def number_of(command: Command) -> int:
+    return int.from_bytes(command.id, "big")
+
+
+def replies_to(commands: Sequence[Command]) -> list[Reply]:
+    return [Seen(None, number_of(command)) for command in commands]
+
+
+class Store:
+    """Notes its batches; the first one waits at the gate, as a slow commit would."""
+
+    def __init__(self, answer: Callable[[Sequence[Command]], list[Reply]] = replies_to) -> None:
+        self.batches: list[list[int]] = []
+        self.answer = answer
+        self.entered = threading.Event()
+        self.gate = threading.Event()
+
+    def apply(self, commands: Sequence[Command]) -> list[Reply]:
+        self.batches.append([number_of(command) for command in commands])
+        if not self.entered.is_set():
+            self.entered.set()
+            assert self.gate.wait(PATIENCE)
+        return self.answer(commands)
+
+
+class Crowd:
+    """One leader at the store, then others queueing up one after the other."""
+
+    def __init__(self, store: Store, count: int, **options: int) -> None:
+        self.coalescer = Coalescer(store.apply, **options)
+        self.futures: list[Future[Reply]] = []
+        self.threads: list[threading.Thread] = []
+        self._start(0)
+        assert store.entered.wait(PATIENCE)
+        for number in range(1, count):
+            self._start(number)
+            self._until_queued(number)
+        store.gate.set()
+        for thread in self.threads:
+            thread.join(PATIENCE)
+            assert not thread.is_alive(), "left waiting"
+
+    def _start(self, number: int) -> None:
+        future: Future[Reply] = Future()
+        self.futures.append(future)
+
+        def call() -> None:
+            try:
+                future.set_result(self.coalescer.call(look(number)))
+            except BaseException as error:
+                future.set_exception(error)
+
+        thread = threading.Thread(target=call, daemon=True)
+        self.threads.append(thread)
+        thread.start()
+
+    def _until_queued(self, count: int) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while len(self.coalescer._queue) < count:
+            assert time.monotonic() < deadline, f"never {count} in the queue"
+            time.sleep(0.0002)
+
+    def outcomes(self) -> list[Any]:
+        """Each caller's number as the store told it, or its error."""
+        return [_outcome(future) for future in self.futures]
+
+
+def _outcome(future: Future[Reply]) -> Any:
+    error = future.exception(0)
+    reply = future.result(0) if error is None else None
+    return reply.now if isinstance(reply, Seen) else error
+
+
+# --- forming batches ----------------------------------------------------------------------------
+
+
+def test_a_lone_command_leaves_at_once_and_alone() -> None:
+    store = Store()
+    store.entered.set()
+    coalescer = Coalescer(store.apply)
+    assert [coalescer.call(look(number)) for number in range(3)] == replies_to(
+        [look(0), look(1), look(2)]
+    )
+    assert store.batches == [[0], [1], [2]]
+
+
+def test_who_came_while_a_batch_was_on_its_way_is_the_next_batch() -> None:
+    store = Store()
+    crowd = Crowd(store, 64)
+    assert store.batches == [[0], list(range(1, 64))], "in the order they came"
+    assert crowd.outcomes() == list(range(64)), "each has its own reply"
+
+
+def test_a_batch_has_a_largest_size() -> None:
+    store = Store()
+    crowd = Crowd(store, 8, most=3)
+    assert store.batches == [[0], [1, 2, 3], [4, 5, 6], [7]]
+    assert crowd.outcomes() == list(range(8))
+
+
+def test_after_the_crowd_a_lone_command_leaves_at_once_again() -> None:
+    store = Store()
+    crowd = Crowd(store, 5)
+    assert crowd.coalescer.call(look(9)) == Seen(None, 9)
+    assert store.batches[-1] == [9]
+
+
+# --- failures -----------------------------------------------------------------------------------
+
+
+def refusing(*poisoned: int) -> Callable[[Sequence[Command]], list[Reply]]:
+    def answer(commands: Sequence[Command]) -> list[Reply]:
+        for command in commands:
+            if number_of(command) in poisoned:
+                raise ValueError(f"cannot store {number_of(command)}")
+        return replies_to(commands)
+
+    return answer
+
+
+def test_a_poisoned_command_fails_alone() -> None:
+    store = Store(refusing(2, 4))
+    outcomes = Crowd(store, 6).outcomes()
+    assert [type(outcome) for outcome in outcomes] == [int, int, ValueError, int, ValueError, int]
+    assert [str(outcomes[2]), str(outcomes[4])] == ["cannot store 2", "cannot store 4"]
+    assert store.batches == [[0], [1, 2, 3, 4, 5], [1], [2], [3], [4], [5]]
+
+
+def test_an_unavailable_store_is_the_fate_of_all_and_is_not_asked_again() -> None:
+    def down(commands: Sequence[Command]) -> list[Reply]:
+        raise StoreUnavailable("gone")
+
+    store = Store(down)
+    outcomes = Crowd(store, 5).outcomes()
+    assert [type(outcome) for outcome in outcomes] == [StoreUnavailable] * 5
+    assert len(store.batches) == 2
+
+
+@pytest.mark.parametrize("extra", [-1, 1])
+def test_i8_too_few_or_too_many_replies_reach_nobody(extra: int) -> None:
+    def miscounting(commands: Sequence[Command]) -> list[Reply]:
+        return (replies_to(commands) * 2)[: max(0, len(commands) + extra)]
+
+    outcomes = Crowd(Store(miscounting), 4).outcomes()
+    assert [type(outcome) for outcome in outcomes] == [AssertionError] * 4
+    assert "replies to 1 commands" in str(outcomes[0])
+
+
+def test_a_store_that_miscounts_batches_only_is_asked_one_by_one() -> None:
+    def miscounting(commands: Sequence[Command]) -> list[Reply]:
+        return replies_to(commands)[:1]
+
+    assert Crowd(Store(miscounting), 4).outcomes() == list(range(4))
+
+
+class Stop(BaseException):
+    """What a signal handler may raise in the thread that leads."""
+
+
+def test_an_interrupted_leader_leaves_nobody_waiting() -> None:
+    def interrupted(commands: Sequence[Command]) -> list[Reply]:
+        if len(commands) > 1:
+            raise Stop
+        return replies_to(commands)
+
+    crowd = Crowd(Store(interrupted), 5)
+    kinds = [type(outcome) for outcome in crowd.outcomes()]
+    assert kinds == [int, Stop, RuntimeError, RuntimeError, RuntimeError]
+    assert crowd.coalescer.call(look(7)) == Seen(None, 7), "and goes on working"
+
+
+def test_a_leader_interrupted_alone_passes_the_lead_on() -> None:
+    def interrupted(commands: Sequence[Command]) -> list[Reply]:
+        if number_of(commands[0]) == 0:
+            raise Stop
+        return replies_to(commands)
+
+    outcomes = Crowd(Store(interrupted), 4).outcomes()
+    assert type(outcomes[0]) is Stop
+    assert outcomes[1:] == [1, 2, 3]
+
+
+def test_an_interrupted_follower_does_not_strand_those_behind_it() -> None:
+    """Ctrl-C in the main thread while it queues: the lead falls to it although it has left."""
+    store = Store()
+    coalescer = Coalescer(store.apply)
+    leader = threading.Thread(target=coalescer.call, args=(look(0),), daemon=True)
+    leader.start()
+    assert store.entered.wait(PATIENCE)
+    main = threading.main_thread().ident
+    assert main is not None
+
+    def interrupt() -> None:
+        deadline = time.monotonic() + PATIENCE
+        while sys._current_frames()[main].f_code is not Coalescer._wait.__code__:
+            assert time.monotonic() < deadline, "the main thread never queued up"
+            time.sleep(0.0002)
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    def stop(*_: object) -> None:
+        raise Stop
+
+    before = signal.signal(signal.SIGUSR1, stop)
+    helper = threading.Thread(target=interrupt, daemon=True)
+    try:
+        helper.start()
+        with pytest.raises(Stop):
+            coalescer.call(look(1))
+    finally:
+        helper.join(PATIENCE)
+        signal.signal(signal.SIGUSR1, before)
+        store.gate.set()
+    leader.join(PATIENCE)
+    behind = threading.Thread(target=coalescer.call, args=(look(2),), daemon=True)
+    behind.start()
+    behind.join(PATIENCE)
+    assert not behind.is_alive(), "left waiting"
+    assert sorted(number for batch in store.batches for number in batch) == [0, 1, 2]
+
+
+# --- several commands of one caller ---------------------------------------------------------------
+
+
+def test_many_commands_of_one_caller_have_their_outcomes_in_order() -> None:
+    store = Store(refusing(3))
+    store.entered.set()
+    outcomes = Coalescer(store.apply).call_many([look(number) for number in range(5)])
+    assert [type(outcome) for outcome in outcomes] == [Seen, Seen, Seen, ValueError, Seen]
+    assert Coalescer(store.apply).call_many([]) == []
+
+
+def test_many_commands_are_cut_into_batches() -> None:
+    store = Store()
+    store.entered.set()
+    count = BATCH_MAX + 5
+    outcomes = Coalescer(store.apply).call_many([look(number) for number in range(count)])
+    assert outcomes == replies_to([look(number) for number in range(count)])
+    assert [len(batch) for batch in store.batches] == [BATCH_MAX, 5]
+
+
+def test_many_threads_each_get_their_own_reply() -> None:
+    coalescer = Coalescer(replies_to)
+    wrong: list[object] = []
+
+    def work(first: int) -> None:
+        for number in range(first, first + 300):
+            if coalescer.call(look(number)) != Seen(None, number):
+                wrong.append(number)
+
+    threads = [threading.Thread(target=work, args=(n * 1_000,), daemon=True) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert not any(thread.is_alive() for thread in threads)
+    assert wrong == []

@@ -1,0 +1,119 @@
+"""The guard decorator: mistakes show where they are made, at decoration."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from oncekey.core.errors import ConfigurationError
+from oncekey.engine.aio.once import AsyncOnce
+from oncekey.engine.blocking.once import Once
+from oncekey.engine.guarding import Guarded, guarded
+
+
+def plain(order: str, cents: int = 5) -> str:
+    return f"{order}:{cents}"
+
+
+async def later(order: str, cents: int = 5) -> str:
+    return f"{order}:{cents}"
+
+
+def key_of(order: str, cents: int = 5) -> str:
+    return order
+
+
+def look(fn: Any, *, is_async: bool = False, **changes: Any) -> Guarded:
+    options = {"key": key_of, "scope": "", "request": None, **changes}
+    return guarded(fn, "charge", is_async=is_async, **options)
+
+
+@pytest.mark.parametrize(
+    ("fn", "options", "message"),
+    [
+        (plain, {"key": "order"}, r"guard\('charge'\): key must be a function"),
+        (plain, {"key": None}, "key must be a function"),
+        (plain, {"scope": None}, "scope must be text or a function"),
+        (plain, {"scope": 5}, "scope must be text or a function"),
+        (plain, {"request": {"cents": 5}}, "request must be a function"),
+        (later, {}, "later is async; guard it with AsyncOnce"),
+        (plain, {"is_async": True}, "plain is plain; guard it with Once"),
+    ],
+)
+def test_mistakes_show_at_decoration(fn: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        look(fn, **options)
+
+
+def test_key_scope_and_request_are_picked_from_the_call() -> None:
+    how = look(
+        plain,
+        scope=lambda order, cents=5: f"scope of {order}",
+        request=lambda order, cents=5: {"cents": cents},
+    )
+    assert how.pick(("o1",), {"cents": 7}) == ("o1", "scope of o1", {"cents": 7})
+    assert how.pick(("o1",), {}) == ("o1", "scope of o1", {"cents": 5})
+
+
+def test_a_scope_may_be_text_and_a_request_may_be_missing() -> None:
+    assert look(plain, scope="acct").pick(("o1",), {}) == ("o1", "acct", None)
+
+
+def _keyword(order: str, *, attempt: Any) -> None: ...
+def _optional(order: str, attempt: Any = None) -> None: ...
+def _positional(attempt: Any, /) -> None: ...
+def _others(order: str, **rest: Any) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("fn", "wants"),
+    [(_keyword, True), (_optional, True), (_positional, False), (_others, False), (plain, False)],
+)
+def test_a_parameter_named_attempt_is_given_the_attempt(fn: Any, wants: bool) -> None:
+    assert look(fn).wants_attempt is wants
+
+
+# --- on the engines -----------------------------------------------------------------------------
+
+
+def test_a_wrong_option_of_guard_shows_before_any_function_is_decorated() -> None:
+    with Once("memory://") as once:
+        with pytest.raises(ConfigurationError, match="unknown option ttl"):
+            once.guard("charge", key=key_of, ttl="5s")
+        with pytest.raises(ConfigurationError, match="requires at most once but would run at best"):
+            once.guard("charge", key=key_of, require="at_most_once")
+
+
+def test_an_async_function_is_refused_by_once_and_a_plain_one_by_async_once() -> None:
+    with Once("memory://") as once, pytest.raises(ConfigurationError, match="AsyncOnce"):
+        once.guard("charge", key=key_of)(later)
+    wrong: Any = plain
+    with pytest.raises(ConfigurationError, match="guard it with Once"):
+        AsyncOnce("memory://").guard("charge", key=key_of)(wrong)
+
+
+def test_a_guarded_function_keeps_its_name_and_runs_once() -> None:
+    calls: list[tuple[str, int]] = []
+    with Once("memory://") as once:
+
+        @once.guard("charge", key=key_of, request=lambda order, cents=5: cents)
+        def charge(order: str, cents: int = 5) -> list[object]:
+            """Charge an order."""
+            calls.append((order, cents))
+            return [order, cents]
+
+        assert charge("o1") == charge("o1") == ["o1", 5]
+        assert charge("o2", cents=6) == ["o2", 6]
+    assert calls == [("o1", 5), ("o2", 6)]
+    assert (charge.__name__, charge.__doc__) == ("charge", "Charge an order.")
+
+
+def test_a_guarded_function_that_wants_it_gets_its_attempt() -> None:
+    with Once("memory://") as once:
+
+        @once.guard("charge", key=key_of)
+        def charge(order: str, *, attempt: Any = None) -> list[object]:
+            return [attempt.key, attempt.number, attempt.child_key("pay")]
+
+        assert charge("o1")[:2] == ["o1", 1]

@@ -1,0 +1,142 @@
+"""The replay cache: bounded in entries, bytes and age; it never answers for another key (I8)."""
+
+from __future__ import annotations
+
+import random
+import threading
+
+import pytest
+
+from oncekey.core.codec import StoredValue
+from oncekey.core.identity import Identity
+from oncekey.engine.replay_cache import Entry, ReplayCache
+
+FOREVER = 10**15
+
+
+def name(key: object, scope: str = "s") -> tuple[str, str, str]:
+    return scope, "op", str(key)
+
+
+def entry(key: object, *, scope: str = "s", size: int = 1, until: int = FOREVER) -> Entry:
+    identity = Identity(scope, "op", str(key), b"i" * 16)
+    stored = StoredValue("json", f"{scope}/{key}".encode())
+    return Entry(identity, b"\x01f", stored, 1, 7, until, size)
+
+
+def held(cache: ReplayCache, *keys: object) -> list[bool]:
+    return [cache.get(name(key), 0) is not None for key in keys]
+
+
+def test_what_is_put_is_got() -> None:
+    cache = ReplayCache()
+    made = entry("k")
+    cache.put(made)
+    assert cache.get(name("k"), 0) is made
+    assert len(cache) == 1
+
+
+def test_i8_scopes_operations_and_keys_do_not_meet() -> None:
+    cache = ReplayCache()
+    cache.put(entry("k"))
+    for other in [("t", "op", "k"), ("s", "op2", "k"), ("s", "op", "k2"), ("", "sop", "k")]:
+        assert cache.get(other, 0) is None
+
+
+def test_the_least_recently_used_goes_first() -> None:
+    cache = ReplayCache(entries=2)
+    cache.put(entry("a"))
+    cache.put(entry("b"))
+    cache.get(name("a"), 0)
+    cache.put(entry("c"))
+    assert held(cache, "a", "b", "c") == [True, False, True]
+
+
+def test_putting_again_counts_as_use_and_replaces() -> None:
+    cache = ReplayCache(entries=2)
+    cache.put(entry("a", until=5))
+    cache.put(entry("b"))
+    cache.put(entry("a"))
+    cache.put(entry("c"))
+    assert held(cache, "a", "b", "c") == [True, False, True]
+    got = cache.get(name("a"), 5)
+    assert got is not None
+    assert got.until == FOREVER
+
+
+def test_bytes_are_bounded_exactly() -> None:
+    cache = ReplayCache(size=10)
+    cache.put(entry("a", size=4))
+    cache.put(entry("b", size=6))
+    assert held(cache, "a", "b") == [True, True]
+    cache.put(entry("c", size=1))
+    assert held(cache, "a", "b", "c") == [False, True, True]
+
+
+def test_bytes_of_what_left_are_free_again() -> None:
+    cache = ReplayCache(size=10)
+    for number in range(100):
+        cache.put(entry("same", size=10))
+        cache.put(entry(number, size=10))
+        assert len(cache) == 1
+    cache.put(entry("old", size=10, until=3))
+    assert cache.get(name("old"), 3) is None
+    cache.put(entry("new", size=10))
+    assert held(cache, "new") == [True]
+
+
+def test_what_is_larger_than_the_cache_never_gets_in_and_drives_nobody_out() -> None:
+    cache = ReplayCache(size=10)
+    cache.put(entry("a", size=10))
+    cache.put(entry("big", size=11))
+    assert held(cache, "a", "big") == [True, False]
+
+
+def test_an_entry_holds_up_to_its_last_microsecond() -> None:
+    cache = ReplayCache()
+    cache.put(entry("k", until=100))
+    assert cache.get(name("k"), 99) is not None
+    assert cache.get(name("k"), 100) is None
+    assert len(cache) == 0, "and is dropped when found expired"
+
+
+def test_no_entries_means_no_cache() -> None:
+    cache = ReplayCache(entries=0)
+    cache.put(entry("k"))
+    assert (len(cache), cache.get(name("k"), 0)) == (0, None)
+
+
+def test_clear_forgets_everything_and_the_bytes_too() -> None:
+    cache = ReplayCache(size=10)
+    cache.put(entry("a", size=10))
+    cache.reset()
+    assert held(cache, "a") == [False]
+    cache.put(entry("b", size=10))
+    assert held(cache, "b") == [True]
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_many_threads_keep_the_bounds_and_never_get_another_ones_outcome(seed: int) -> None:
+    cache = ReplayCache(entries=20, size=100)
+    wrong: list[object] = []
+    start = threading.Barrier(8)
+
+    def work(number: int) -> None:
+        dice = random.Random(seed * 100 + number)
+        start.wait()
+        for turn in range(1_500):
+            key = dice.randrange(40)
+            if dice.random() < 0.4:
+                cache.put(entry(key, size=dice.randint(1, 12), until=dice.randint(1, 2_000)))
+            else:
+                got = cache.get(name(key), turn)
+                if got is not None and (got.identity.key != str(key) or got.until <= turn):
+                    wrong.append(got)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    assert len(cache) <= 20

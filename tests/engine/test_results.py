@@ -1,0 +1,153 @@
+"""Verdicts in the caller's words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from oncekey.core.asks import Verdict
+from oncekey.core.codec import (
+    JSON,
+    StoredError,
+    StoredValue,
+    Tombstone,
+    Unreadable,
+    pack_tombstone,
+    pack_value,
+)
+from oncekey.core.errors import (
+    InFlight,
+    LeaseLost,
+    Mismatch,
+    NotReplayable,
+    OncekeyError,
+    OperationFailed,
+    OutcomeUnknown,
+    StoreUnavailable,
+    WaitTimeout,
+)
+from oncekey.core.events import Fact
+from oncekey.core.fingerprint import VERSION
+from oncekey.core.identity import Identities
+from oncekey.engine.results import Result, error_of, not_kept, result_of
+
+WHO = Identities().identify("acct", "charge", "very-secret-key")
+
+
+@pytest.mark.parametrize(
+    ("verdict", "kind", "words"),
+    [
+        (Verdict(Fact.MISMATCH, fence=VERSION), Mismatch, "use a new key for a new request"),
+        (Verdict(Fact.MISMATCH, fence=VERSION + 1), NotReplayable, "another release of oncekey"),
+        (Verdict(Fact.MISMATCH, fence=0), NotReplayable, "has format 0"),
+        (Verdict(Fact.IN_FLIGHT, retry_after=1), InFlight, "retry with the same key"),
+        (Verdict(Fact.WAIT_TIMEOUT), WaitTimeout, "after the whole wait"),
+        (Verdict(Fact.UNKNOWN), OutcomeUnknown, "do not use a new key"),
+        (Verdict(Fact.LOST), LeaseLost, "overtaken"),
+        (
+            Verdict(Fact.UNAVAILABLE, error=StoreUnavailable("disk full", ambiguous=False)),
+            StoreUnavailable,
+            "disk full. Retry with the same key",
+        ),
+    ],
+)
+def test_each_verdict_has_its_error(verdict: Verdict, kind: type[OncekeyError], words: str) -> None:
+    error = error_of(WHO, JSON, verdict)
+    assert type(error) is kind
+    assert isinstance(error, OncekeyError)
+    assert str(error).startswith(f"charge [{WHO.tag}]: ")
+    assert words in str(error)
+    assert "very-secret-key" not in str(error)
+
+
+def test_retry_after_is_in_seconds() -> None:
+    error = error_of(WHO, JSON, Verdict(Fact.IN_FLIGHT, retry_after=2_500_000))
+    assert isinstance(error, InFlight)
+    assert error.retry_after == 2.5
+
+
+@pytest.mark.parametrize("ambiguous", [True, False])
+def test_an_unrecorded_answer_goes_along_with_the_error(ambiguous: bool) -> None:
+    cause = StoreUnavailable("gone", ambiguous=ambiguous)
+    body = pack_value(JSON, ("answer",))
+    error = error_of(WHO, JSON, Verdict(Fact.UNAVAILABLE, body, error=cause))
+    assert isinstance(error, StoreUnavailable)
+    assert (error.value, error.ambiguous, error.__cause__) == (["answer"], ambiguous, cause)
+    assert "The operation ran, its outcome is not recorded" in str(error)
+
+
+def test_an_unrecorded_answer_no_codec_took_goes_along_raw() -> None:
+    raw, cause = object(), StoreUnavailable("gone")
+    body = pack_tombstone("no codec", too_large=False)
+    error = error_of(WHO, JSON, Verdict(Fact.UNAVAILABLE, body, raw=raw, error=cause))
+    assert isinstance(error, StoreUnavailable)
+    assert error.value is raw
+
+
+def test_a_claim_that_failed_carries_no_answer() -> None:
+    error = error_of(WHO, JSON, Verdict(Fact.UNAVAILABLE, error=StoreUnavailable("gone")))
+    assert isinstance(error, StoreUnavailable)
+    assert error.value is None
+    assert "ran" not in str(error)
+
+
+def test_the_bodys_own_error_is_raised_as_it_is() -> None:
+    own = ValueError("no")
+    assert error_of(WHO, JSON, Verdict(Fact.LOST, error=own)) is own
+    assert error_of(WHO, JSON, Verdict(Fact.RELEASED, error=own)) is own
+    assert error_of(WHO, JSON, Verdict(Fact.UNAVAILABLE, error=own)) is own
+
+
+def test_a_stored_value_is_decoded() -> None:
+    assert result_of(WHO, JSON, StoredValue("json", b"[1]"), True, 2, 7) == Result([1], True, 2, 7)
+
+
+def test_a_stored_failure_is_raised_with_the_first_errors_words() -> None:
+    with pytest.raises(OperationFailed, match="failed with CardDeclined: no funds") as caught:
+        result_of(WHO, JSON, StoredError("CardDeclined", "no funds"), True, 1, 7)
+    assert (caught.value.error_type, caught.value.error_message) == ("CardDeclined", "no funds")
+    assert caught.value.tag == WHO.tag
+
+
+@pytest.mark.parametrize(
+    ("stored", "words"),
+    [
+        (Tombstone("it was too big", True), "cannot be given again: it was too big"),
+        (Unreadable("damaged"), "cannot be given again: damaged"),
+        (StoredValue("json", b"{"), "cannot be decoded: JSONDecodeError"),
+        (StoredValue("pickle", b""), "stored by codec 'pickle', this operation uses 'json'"),
+    ],
+)
+def test_what_cannot_be_replayed_is_never_guessed(stored: Any, words: str) -> None:
+    with pytest.raises(NotReplayable, match=words) as caught:
+        result_of(WHO, JSON, stored, True, 1, 7)
+    assert caught.value.operation == "charge"
+    assert str(caught.value).count(WHO.tag) == 1
+
+
+def test_an_error_of_a_users_codec_is_told_as_ours() -> None:
+    class Broken:
+        name = "json"
+
+        def dump(self, value: Any, /) -> bytes:
+            return b""
+
+        def load(self, data: bytes, /) -> Any:
+            raise LookupError("lost the schema")
+
+    with pytest.raises(NotReplayable, match="LookupError: lost the schema"):
+        result_of(WHO, Broken(), StoredValue("json", b""), True, 1, 7)
+
+
+def test_a_large_answer_is_given_to_who_ran_it() -> None:
+    verdict = Verdict(Fact.FINISHED, raw="large", attempt=1, fence=7, kept=False)
+    assert not_kept(WHO, verdict, Tombstone("big", True)) == Result("large", False, 1, 7)
+
+
+@pytest.mark.parametrize("stored", [Tombstone("TypeError: no", False), Unreadable("x")])
+def test_an_answer_no_codec_took_is_an_error_that_carries_it(stored: Any) -> None:
+    raw = object()
+    with pytest.raises(NotReplayable, match="cannot be stored") as caught:
+        not_kept(WHO, Verdict(Fact.FINISHED, raw=raw, kept=False), stored)
+    assert caught.value.value is raw

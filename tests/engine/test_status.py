@@ -1,0 +1,101 @@
+"""What `get` shows of a key, for each state it can be in."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from tests.core.making import KEEP, record
+
+from oncekey.core.codec import JSON, pack_error, pack_tombstone, pack_value
+from oncekey.core.commands import Seen
+from oncekey.core.record import State, Step
+from oncekey.engine.status import KeyStatus, StepStatus, status_of
+
+NOW = 1_700_000_000_123_456
+THEN = datetime(2023, 11, 14, 22, 13, 20, 123_456, tzinfo=UTC)
+US = timedelta(microseconds=1)
+
+
+def status(state: State = State.PENDING, *, now: int = NOW, **changes: Any) -> KeyStatus:
+    ended = state in (State.SUCCEEDED, State.FAILED, State.UNKNOWN)
+    times = {"created_at": NOW, "lease_until": NOW + 50, "finished_at": NOW if ended else 0}
+    made = status_of(Seen(record(state, **{**times, "body": b"", **changes}), now), JSON)
+    assert made is not None
+    return made
+
+
+def test_a_key_never_seen_or_freed_has_no_status() -> None:
+    assert status_of(Seen(None, NOW), JSON) is None
+    assert status_of(Seen(record(State.ABSENT), NOW), JSON) is None
+
+
+def test_a_running_key() -> None:
+    shown = status(note="n")
+    assert shown == KeyStatus(
+        state="pending",
+        operation="charge",
+        scope="acct",
+        tag="69" * 6,
+        attempt=1,
+        fence=record().fence,
+        created_at=THEN,
+        lease_until=THEN + 50 * US,
+        finished_at=None,
+        expires_at=THEN + (50 + KEEP) * US,
+        expired=False,
+        value=None,
+        error=None,
+        note="n",
+        steps=(),
+    )
+
+
+def test_a_succeeded_key_shows_its_value() -> None:
+    shown = status(State.SUCCEEDED, body=pack_value(JSON, {"id": 1}))
+    assert (shown.state, shown.value, shown.error) == ("succeeded", {"id": 1}, None)
+    assert shown.finished_at == THEN
+
+
+def test_a_failed_key_shows_its_error() -> None:
+    shown = status(State.FAILED, body=pack_error(ValueError("declined")))
+    assert (shown.state, shown.value, shown.error) == ("failed", None, "ValueError: declined")
+
+
+def test_an_unknown_key() -> None:
+    assert status(State.UNKNOWN).state == "unknown"
+
+
+def test_a_dead_owners_key_shows_as_unknown_before_anyone_has_met_it() -> None:
+    assert status(lease_until=NOW).state == "unknown"
+    assert status(lease_until=NOW, retry_safe=True).state == "pending"
+
+
+@pytest.mark.parametrize("state", [State.PENDING, State.SUCCEEDED, State.UNKNOWN])
+def test_an_expired_key_shows_what_it_was(state: State) -> None:
+    ends = record(state, lease_until=NOW + 50, finished_at=0 if state == 1 else NOW).expires_at
+    assert not status(state, now=ends - 1).expired
+    shown = status(state, now=ends)
+    assert (shown.expired, shown.state) == (True, state.name.lower())
+
+
+@pytest.mark.parametrize(
+    ("body", "error"),
+    [
+        (pack_tombstone("too big", too_large=True), "too big"),
+        (b"\x01\x01\x05otherdata", "was stored by codec 'other', this operation uses 'json'"),
+        (b"\x01\x01\x04json{", "cannot be decoded: JSONDecodeError"),
+        (b"\x07", "empty or cut short"),
+    ],
+)
+def test_a_value_that_cannot_be_shown_is_replaced_by_the_reason(body: bytes, error: str) -> None:
+    shown = status(State.SUCCEEDED, body=body)
+    assert shown.value is None
+    assert shown.error is not None
+    assert error in shown.error
+
+
+def test_steps_are_shown_without_their_results() -> None:
+    shown = status(steps=(Step("a", True, b"secret", NOW), Step("b", False, b"", NOW + 1)))
+    assert shown.steps == (StepStatus("a", True, THEN), StepStatus("b", False, THEN + US))

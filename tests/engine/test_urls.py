@@ -1,0 +1,89 @@
+"""Stores by URL: built in, added by entry points, or refused with what is known."""
+
+from __future__ import annotations
+
+import sys
+import types
+from importlib.metadata import EntryPoint, EntryPoints
+from typing import Any
+
+import pytest
+
+from oncekey.core.errors import ConfigurationError
+from oncekey.engine import urls
+from oncekey.engine.urls import BUILT_IN, GROUP, async_store, blocking_store
+from oncekey.stores.memory import AsyncMemoryStore, MemoryStore
+
+
+def test_memory_by_url() -> None:
+    assert type(blocking_store("memory://")) is MemoryStore
+    assert type(async_store("memory://")) is AsyncMemoryStore
+
+
+def test_a_store_object_is_taken_as_it_is() -> None:
+    store, later = MemoryStore(), AsyncMemoryStore()
+    assert blocking_store(store) is store
+    assert async_store(later) is later
+
+
+@pytest.mark.parametrize("opener", [blocking_store, async_store])
+@pytest.mark.parametrize("url", ["", "payments.db", "memory:", "memory:/", "sqlite"])
+def test_what_is_no_url_is_refused_with_an_example(opener: Any, url: str) -> None:
+    with pytest.raises(ConfigurationError, match="is not a store URL; try sqlite:///payments"):
+        opener(url)
+
+
+@pytest.mark.parametrize("opener", [blocking_store, async_store])
+@pytest.mark.parametrize("scheme", ["mongodb", "Memory", "", "oncekey.stores"])
+def test_an_unknown_scheme_is_refused_with_the_known_ones(opener: Any, scheme: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"no store for {scheme}://; known are memory, sq"):
+        opener(f"{scheme}://host")
+
+
+def test_a_memory_store_has_no_name() -> None:
+    with pytest.raises(ConfigurationError, match="write memory://"):
+        blocking_store("memory://name")
+
+
+@pytest.mark.parametrize("scheme", BUILT_IN)
+def test_every_built_in_scheme_has_a_module_with_both_openers(scheme: str) -> None:
+    module = urls._module(f"{scheme}://")
+    assert callable(module.open_blocking)
+    assert callable(module.open_async)
+
+
+@pytest.fixture
+def added(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A package that adds the scheme "papyrus"; gives the URLs it was asked to open."""
+    opened: list[str] = []
+    module = types.ModuleType("papyrus_store")
+
+    def open_blocking(url: str) -> MemoryStore:
+        opened.append(url)
+        return MemoryStore()
+
+    def open_async(url: str) -> AsyncMemoryStore:
+        opened.append(url)
+        return AsyncMemoryStore()
+
+    vars(module).update(open_blocking=open_blocking, open_async=open_async)
+    monkeypatch.setitem(sys.modules, "papyrus_store", module)
+
+    def entry_points(*, group: str) -> EntryPoints:
+        assert group == GROUP
+        return EntryPoints([EntryPoint("papyrus", "papyrus_store", group)])
+
+    monkeypatch.setattr(urls, "entry_points", entry_points)
+    return opened
+
+
+def test_another_package_may_add_a_scheme(added: list[str]) -> None:
+    assert type(blocking_store("papyrus://scroll/1")) is MemoryStore
+    assert type(async_store("papyrus://scroll/2")) is AsyncMemoryStore
+    assert added == ["papyrus://scroll/1", "papyrus://scroll/2"]
+
+
+def test_an_added_scheme_is_named_among_the_known(added: list[str]) -> None:
+    with pytest.raises(ConfigurationError, match="known are memory, papyrus, sqlite"):
+        blocking_store("clay://tablet")
+    assert added == []

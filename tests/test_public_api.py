@@ -1,0 +1,126 @@
+"""The public names: what is promised is there, and nothing else is."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from importlib.resources import files
+from types import ModuleType
+
+import pytest
+
+import oncekey
+from oncekey.core import errors
+
+# The names DESIGN.md promises. A change here is a change of the contract with users.
+PROMISED = {
+    "AsyncOnce",
+    "ConfigurationError",
+    "InFlight",
+    "InvalidKey",
+    "LeaseLost",
+    "Mismatch",
+    "MissingKey",
+    "NotReplayable",
+    "NotStarted",
+    "Once",
+    "OncekeyError",
+    "OperationFailed",
+    "OutcomeUnknown",
+    "Policy",
+    "StoreUnavailable",
+    "Terminal",
+    "WaitTimeout",
+    "child_key",
+}
+
+
+def test_all_is_sorted_and_names_nothing_twice() -> None:
+    assert oncekey.__all__ == sorted(set(oncekey.__all__))
+
+
+def test_all_is_complete() -> None:
+    public = {
+        name
+        for name, value in vars(oncekey).items()
+        if not name.startswith("_") and not isinstance(value, ModuleType)
+    }
+    assert public == set(oncekey.__all__)
+
+
+def test_what_the_design_promises_is_there() -> None:
+    assert set(oncekey.__all__) >= PROMISED
+
+
+def test_every_error_can_be_imported_by_name() -> None:
+    raised = {
+        name
+        for name, value in vars(errors).items()
+        if inspect.isclass(value) and issubclass(value, Exception)
+    }
+    assert raised <= set(oncekey.__all__)
+
+
+def test_star_import_gives_exactly_the_public_names() -> None:
+    given: dict[str, object] = {}
+    exec("from oncekey import *", given)
+    assert given.keys() - {"__builtins__"} == set(oncekey.__all__)
+
+
+@pytest.mark.parametrize("name", oncekey.__all__)
+def test_every_public_name_is_documented_and_ours(name: str) -> None:
+    value = getattr(oncekey, name)
+    doc = inspect.getdoc(value) or ""
+    assert value.__module__.startswith("oncekey.")
+    assert len(doc) > 20
+    assert not doc.startswith(f"{name}("), "a dataclass's signature is no documentation"
+
+
+@pytest.mark.parametrize("name", ["AsyncAttempt", "AsyncOnce", "Attempt", "Once"])
+def test_every_public_method_is_documented(name: str) -> None:
+    methods = inspect.getmembers(getattr(oncekey, name), inspect.isfunction)
+    bare = [method for method, fn in methods if method[0] != "_" and not inspect.getdoc(fn)]
+    assert bare == []
+
+
+@pytest.mark.parametrize(
+    ("blocking", "later"), [("Once", "AsyncOnce"), ("Attempt", "AsyncAttempt")]
+)
+def test_both_colours_have_the_same_names_and_options(blocking: str, later: str) -> None:
+    def surface(name: str) -> dict[str, list[str]]:
+        members = inspect.getmembers(getattr(oncekey, name))
+        return {
+            member: list(inspect.signature(value).parameters) if callable(value) else []
+            for member, value in members
+            if not member.startswith("_")
+        }
+
+    one, other = surface(blocking), surface(later)
+    other["close"] = [p for p in other.get("close", []) if p != "drain"]  # only tasks are drained
+    one.setdefault("close", [])
+    assert one == other
+
+
+def test_importing_oncekey_imports_no_driver_and_no_command_line() -> None:
+    """A web worker that uses another store must not pay for these."""
+    script = (
+        "import sys, oncekey\n"
+        "heavy = {'sqlite3', '_sqlite3', 'click', 'rich', 'pydantic', 'pytest', 'hypothesis'}\n"
+        "ours = {'oncekey.stores', 'oncekey.cli', 'oncekey.testing'}\n"
+        "print(*sorted((heavy | ours) & sys.modules.keys()), end='')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", script], capture_output=True, text=True, timeout=60
+    )
+    assert (done.stdout, done.stderr, done.returncode) == ("", "", 0)
+
+
+def test_types_are_shipped() -> None:
+    assert files("oncekey").joinpath("py.typed").is_file()
+
+
+def test_the_version_is_a_version() -> None:
+    numbers = oncekey.__version__.split(".")
+    assert len(numbers) == 3
+    assert all(number.isdigit() for number in numbers)

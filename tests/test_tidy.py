@@ -1,0 +1,178 @@
+"""The house rules that no linter knows: sizes, docstrings, and what must not be in a file."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from collections import Counter
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+MODULE_MAX_LINES = 400
+FUNCTION_MAX_LINES = 60
+FILE_MAX_BYTES = 500_000
+
+# Path -> why it may be longer. Try to need none.
+LONGER_MODULES: dict[str, str] = {}
+
+MODULES = sorted(
+    path.relative_to(ROOT).as_posix()
+    for folder in ("src", "tests", "bench")
+    for path in (ROOT / folder).rglob("*.py")
+)
+SOURCES = [name for name in MODULES if name.startswith("src/")]
+
+# Pieces are put together here so that this file does not match itself.
+UNFINISHED = re.compile(r"\b(" + "|".join(["TO" + "DO", "FIX" + "ME", "XX" + "X"]) + r")\b")
+BARE_IGNORE = re.compile(r"#\s*type:\s*ignore(?!\[)")
+SOMEBODYS_FOLDER = re.compile(r"(?<![\w.:/-])/(?:" + "home|root|Users|work" + r")/[\w.]")
+REGISTRY = re.compile(
+    r"https?://[^\s/\"']*(?:" + "pypi|pythonhosted|npmjs|crates[.]io|anaconda|devpi" + r")"
+)
+
+
+@cache
+def text_of(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+@cache
+def tree_of(name: str) -> ast.Module:
+    return ast.parse(text_of(name))
+
+
+@cache
+def tracked() -> tuple[str, ...]:
+    """Every file git knows that still exists."""
+    try:
+        done = subprocess.run(
+            ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True, text=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("not a git checkout")
+    names = [name for name in done.stdout.split("\0") if name]
+    return tuple(name for name in names if (ROOT / name).is_file())
+
+
+@cache
+def tracked_texts() -> tuple[tuple[str, str], ...]:
+    texts = []
+    for name in tracked():
+        try:
+            texts.append((name, text_of(name)))
+        except UnicodeDecodeError:
+            continue  # not text
+    return tuple(texts)
+
+
+def matches(pattern: re.Pattern[str], names_and_texts: list[tuple[str, str]]) -> list[str]:
+    """Where the pattern occurs, as `file:line: text`."""
+    return [
+        f"{name}:{number}: {line.strip()[:80]}"
+        for name, text in names_and_texts
+        for number, line in enumerate(text.splitlines(), 1)
+        if pattern.search(line)
+    ]
+
+
+def of_modules() -> list[tuple[str, str]]:
+    return [(name, text_of(name)) for name in MODULES]
+
+
+# --- sizes --------------------------------------------------------------------------------------
+
+
+def test_there_is_something_to_check() -> None:
+    assert len(SOURCES) > 20
+    assert {"src/oncekey/core/machine.py", "tests/test_tidy.py"} <= set(MODULES)
+
+
+def test_modules_are_short() -> None:
+    lengths = {name: len(text_of(name).splitlines()) for name in MODULES}
+    long = {name for name, length in lengths.items() if length > MODULE_MAX_LINES}
+    assert long - LONGER_MODULES.keys() == set()
+    assert LONGER_MODULES.keys() - long == set(), "no longer an exception: take it off the list"
+
+
+def test_functions_are_short() -> None:
+    long = [
+        f"{name}:{node.lineno} {node.name}"
+        for name in MODULES
+        for node in ast.walk(tree_of(name))
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        and (node.end_lineno or 0) - node.lineno + 1 > FUNCTION_MAX_LINES
+    ]
+    assert long == []
+
+
+def test_no_file_is_large() -> None:
+    sizes = {name: (ROOT / name).stat().st_size for name in tracked()}
+    assert {name: size for name, size in sizes.items() if size > FILE_MAX_BYTES} == {}
+
+
+# --- words --------------------------------------------------------------------------------------
+
+
+def test_every_module_says_what_it_owns_in_words_of_its_own() -> None:
+    docs = {name: ast.get_docstring(tree_of(name)) or "" for name in SOURCES}
+    assert [name for name, doc in docs.items() if len(doc) < 10] == []
+    copies = [doc for doc, count in Counter(docs.values()).items() if count > 1]
+    assert copies == []
+
+
+def test_nothing_is_left_unfinished() -> None:
+    assert matches(UNFINISHED, of_modules()) == []
+
+
+def test_every_ignored_type_error_says_which() -> None:
+    assert matches(BARE_IGNORE, of_modules()) == []
+
+
+def _may_print(name: str) -> bool:
+    """The command line, and modules of the testing tools that are run with `python -m`."""
+    in_cli = name.startswith("src/oncekey/cli/")
+    return in_cli or (name.startswith("src/oncekey/testing/") and name.endswith("__main__.py"))
+
+
+def test_only_the_command_line_prints() -> None:
+    printing = [
+        f"{name}:{node.lineno}"
+        for name in SOURCES
+        if not _may_print(name)
+        for node in ast.walk(tree_of(name))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id == "print"
+    ]
+    assert printing == []
+
+
+# --- what must not be in a repository -------------------------------------------------------------
+
+
+def test_no_file_names_somebodys_folder() -> None:
+    assert matches(SOMEBODYS_FOLDER, list(tracked_texts())) == []
+
+
+def test_no_file_names_a_package_registry() -> None:
+    assert matches(REGISTRY, list(tracked_texts())) == []
+
+
+@pytest.mark.parametrize(
+    ("pattern", "bad", "good"),
+    [
+        (UNFINISHED, "# TO" + "DO: later", "a method"),
+        (BARE_IGNORE, "x = 1  # type: " + "ignore", "x = 1  # type: " + "ignore[misc]"),
+        (SOMEBODYS_FOLDER, 'open("/ho' + 'me/jo/x")', "the tests/home/page"),
+        (SOMEBODYS_FOLDER, "at /wo" + "rk/main", "https://example.org/work/main"),
+        (REGISTRY, "https://py" + "pi.org/simple", "https://example.org/pypi"),
+        (REGISTRY, "see https://files.python" + "hosted.org/x", "pip install oncekey"),
+    ],
+)
+def test_the_patterns_find_what_they_are_for(pattern: re.Pattern[str], bad: str, good: str) -> None:
+    assert pattern.search(bad)
+    assert not pattern.search(good)
