@@ -105,7 +105,7 @@ def test_a_missing_directory(tmp_path: Path) -> None:
 
 
 def test_a_directory_for_a_file(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="SQLITE_CANTOPEN"):
+    with pytest.raises(ConfigurationError, match="that is a folder"):
         SQLiteStore(tmp_path)
 
 

@@ -18,14 +18,20 @@ Apply = Callable[[Sequence[Command]], list[Reply]]
 
 
 class _Ticket:
-    """One queued command; `turn` is held until there is an outcome or the lead."""
+    """One queued command; `turn` is held until there is an outcome or the lead.
 
-    __slots__ = ("command", "leads", "outcome", "turn")
+    `next` is the neighbour in the batch to wake: one wakes the other, so that they come to the
+    interpreter one after the other instead of all at once.
+    """
+
+    __slots__ = ("awake", "command", "leads", "next", "outcome", "turn")
 
     def __init__(self, command: Command) -> None:
         self.command = command
         self.outcome: Outcome | None = None
         self.leads = False
+        self.awake = False
+        self.next: _Ticket | None = None
         self.turn: threading.Lock | None = None
 
 
@@ -54,8 +60,8 @@ class Coalescer:
             try:
                 self._wait(ticket)
             except BaseException:
-                # Interrupted (Ctrl-C): the lead may yet fall to this ticket, so it is not left.
-                if ticket.outcome is None:
+                # Interrupted (Ctrl-C): others count on this ticket's turn, so it is not left.
+                if not ticket.awake:
                     threading.Thread(target=self._wait, args=(ticket,), daemon=True).start()
                 raise
         assert ticket.outcome is not None
@@ -67,8 +73,11 @@ class Coalescer:
         """Until there is an outcome; where the lead is handed over, by leading."""
         assert ticket.turn is not None
         ticket.turn.acquire()  # released by whoever brings the outcome or the lead
+        ticket.awake = True
         if ticket.leads:
             self._lead()
+        else:
+            self._wake(ticket.next)
 
     def call_many(self, commands: Sequence[Command]) -> list[Outcome]:
         """Outcomes of several commands of one caller, failures as values."""
@@ -92,11 +101,23 @@ class Coalescer:
             if not outcomes:
                 lost = RuntimeError("the thread that led this batch was interrupted")
                 outcomes = [lost] * len(batch)
-            for ticket, outcome in zip(batch, outcomes, strict=True):
+            follower: _Ticket | None = None
+            for ticket, outcome in zip(reversed(batch), reversed(outcomes), strict=True):
                 ticket.outcome = outcome
                 if ticket.turn is not None and not ticket.leads:
-                    ticket.turn.release()
+                    ticket.next, follower = follower, ticket
+            self._wake(follower)
+
+    def _wake(self, follower: _Ticket | None) -> None:
+        """Wake the next of this batch; after the last one, whoever leads the next batch.
+
+        Until then most of the batch have queued up again, which makes for full batches.
+        """
+        if follower is None:
             self._pass_on()
+        else:
+            assert follower.turn is not None
+            follower.turn.release()
 
     def _pass_on(self) -> None:
         with self._lock:

@@ -12,9 +12,8 @@ or asyncio.
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
 from functools import cache
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from oncekey.core.commands import Claim, Command, Look, Reply
 from oncekey.core.machine import decide, is_garbage
@@ -30,8 +29,7 @@ _CHECK: Final = "secret-check"
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Statement:
+class Statement(NamedTuple):
     """One statement; with `many`, once per row of `params`."""
 
     sql: str
