@@ -206,4 +206,4 @@ def test_a_cancelled_pump_leaves_nobody_waiting() -> None:
         assert await coalescer.call(look(3), store.ignore) == Seen(None, 3), "and goes on working"
         return [type(outcome) for outcome in outcomes]
 
-    assert asyncio.run(main()) == [RuntimeError] * 3
+    assert asyncio.run(main()) == [StoreUnavailable] * 3

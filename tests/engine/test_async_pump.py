@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from oncekey.core.commands import Command, Look, Reply, Seen
+from oncekey.core.errors import StoreUnavailable
 from oncekey.engine.aio.coalescer import AsyncCoalescer
 
 
@@ -26,7 +27,7 @@ def test_a_pump_cancelled_before_its_first_step_leaves_nobody_behind() -> None:
         await asyncio.sleep(0)
         assert coalescer._pump is not None
         coalescer._pump.cancel()
-        with pytest.raises(RuntimeError, match="event loop ended"):
+        with pytest.raises(StoreUnavailable, match="event loop ended"):
             await caller
         assert await coalescer.call(Look(b"b"), _stay) == Seen(None, 1)
 

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 
 from oncekey.core.commands import Command, Reply
+from oncekey.core.errors import StoreUnavailable
 from oncekey.engine.batch import BATCH_MAX, Outcome, check_replies, shared_by_all
 
 Apply = Callable[[Sequence[Command]], Awaitable[list[Reply]]]
@@ -71,11 +72,14 @@ class AsyncCoalescer:
         self._pump = None
 
     def _ended(self, pump: asyncio.Task[None]) -> None:
-        """However the pump ended (the loop's end cancels it): nobody may wait for ever."""
+        """However the pump ended (the loop's end cancels it): nobody may wait for ever.
+
+        What the store did is not known, so callers may repeat their commands.
+        """
         if not pump.cancelled() and pump.exception() is None:
             return
         self._pump = None
-        lost = RuntimeError("the event loop ended while the store was being called")
+        lost = StoreUnavailable("the event loop ended while the store was being called")
         for ticket in [*self._batch, *self._queue]:
             if ticket.outcome is None:
                 ticket.settle(lost)

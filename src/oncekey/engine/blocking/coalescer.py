@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from oncekey.core.commands import Command, Reply
+from oncekey.core.errors import StoreUnavailable
 from oncekey.engine.batch import BATCH_MAX, Outcome, check_replies, shared_by_all
 
 Apply = Callable[[Sequence[Command]], list[Reply]]
@@ -99,7 +100,7 @@ class Coalescer:
         finally:
             # Also when this thread is interrupted: nobody may be left waiting for ever.
             if not outcomes:
-                lost = RuntimeError("the thread that led this batch was interrupted")
+                lost = StoreUnavailable("the thread that led this batch was interrupted")
                 outcomes = [lost] * len(batch)
             follower: _Ticket | None = None
             for ticket, outcome in zip(reversed(batch), reversed(outcomes), strict=True):
