@@ -34,7 +34,7 @@ class FakeClock:
         self._now = 1_000_000
         self._changed = threading.Condition()
         self._timers: list[_FakeTimer] = []
-        self._waiting = 0
+        self._waits: list[int] = []
 
     # --- what the engine calls ----------------------------------------------------------------
 
@@ -46,9 +46,9 @@ class FakeClock:
         return _STORE_EPOCH_US + self._now
 
     def wait(self, event: threading.Event, us: int) -> bool:
-        due = self._now + us
         with self._changed:
-            self._waiting += 1
+            due = self._now + us
+            self._waits.append(due)
             self._changed.notify_all()
         try:
             # The event may be set from outside without our knowing, hence the glances.
@@ -58,12 +58,12 @@ class FakeClock:
             return event.is_set()
         finally:
             with self._changed:
-                self._waiting -= 1
+                self._waits.remove(due)
                 self._changed.notify_all()
 
     def later(self, us: int, call: Callable[[], None]) -> _FakeTimer:
-        timer = _FakeTimer(self._now + us, call)
         with self._changed:
+            timer = _FakeTimer(self._now + us, call)
             self._timers.append(timer)
             self._changed.notify_all()
         return timer
@@ -87,5 +87,17 @@ class FakeClock:
     def wait_until_waiting(self, count: int = 1, timeout: float = 10.0) -> None:
         """Block until `count` threads are waiting on this clock."""
         with self._changed:
-            if not self._changed.wait_for(lambda: self._waiting >= count, timeout):
-                raise AssertionError(f"{self._waiting} threads wait on the clock, not {count}")
+            if not self._changed.wait_for(lambda: len(self._waits) >= count, timeout):
+                raise AssertionError(f"{len(self._waits)} threads wait on the clock, not {count}")
+
+    def wait_until_due(self, within: int, count: int = 1, timeout: float = 10.0) -> None:
+        """Block until `count` threads or timers are waiting that `advance(within)` would wake."""
+
+        def enough() -> bool:
+            limit = self._now + within
+            dues = [*self._waits, *(t.due for t in self._timers if not t.cancelled)]
+            return sum(self._now < due <= limit for due in dues) >= count
+
+        with self._changed:
+            if not self._changed.wait_for(enough, timeout):
+                raise AssertionError(f"fewer than {count} are due within {within} us")

@@ -1,0 +1,186 @@
+"""One test text for both colours: async stores and engines behind a blocking face.
+
+A test is written once, blocking. For asyncio its store and its engine live on an event loop in a
+thread of its own; each call becomes a coroutine there, and a plain body runs in a worker thread,
+where it may wait for barriers without stopping the loop. Knows no test and no store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import threading
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from oncekey.core.commands import Command, Reply
+from oncekey.core.contract import SWEEP_LIMIT_DEFAULT, AsyncStore, Enlisted, Store
+from oncekey.core.errors import ConfigurationError
+from oncekey.core.levels import Guarantee
+from oncekey.core.record import Record
+from oncekey.engine.aio.attempt import AsyncAttempt
+from oncekey.engine.aio.once import AsyncOnce
+from oncekey.engine.kernel import Subscriber
+from oncekey.engine.results import Result
+from oncekey.engine.status import KeyStatus
+
+T = TypeVar("T")
+
+BODY_THREADS = 128  # more than any test has bodies waiting at once
+ANSWER_SECONDS = 120.0
+TURNS_MAX = 1_000_000
+
+
+async def turn_until(condition: Callable[[], bool]) -> None:
+    """Let the running loop turn until the condition holds; another task makes it so."""
+    for _ in range(TURNS_MAX):
+        if condition():
+            return
+        await asyncio.sleep(0)
+    raise AssertionError("the condition never held")
+
+
+class LoopThread:
+    """An event loop on a thread of its own."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.loop.set_default_executor(ThreadPoolExecutor(BODY_THREADS))
+        self._thread = threading.Thread(target=self._main, name="test-loop", daemon=True)
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the loop and wait for it."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(ANSWER_SECONDS)
+
+    def close(self) -> None:
+        """Stop the loop; what still runs on it is cancelled, as asyncio.run does."""
+        self.run(self._cancel_all())
+        self.run(self.loop.shutdown_default_executor())
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+        self.loop.close()
+
+    def _main(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.run_forever()
+
+    async def _cancel_all(self) -> None:
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+
+
+class StoreFace:
+    """An async store, blocking."""
+
+    def __init__(self, store: AsyncStore, loop: LoopThread) -> None:
+        self.inner = store
+        self._loop = loop
+
+    @property
+    def guarantee(self) -> Guarantee:
+        return self.inner.guarantee
+
+    @property
+    def immediate(self) -> bool:
+        return self.inner.immediate
+
+    def apply(self, commands: Sequence[Command], /) -> list[Reply]:
+        return self._loop.run(self.inner.apply(commands))
+
+    def bind(self, check: bytes, /) -> None:
+        self._loop.run(self.inner.bind(check))
+
+    def sweep(self, limit: int = SWEEP_LIMIT_DEFAULT, /) -> int:
+        return self._loop.run(self.inner.sweep(limit))
+
+    def history(self, id: bytes, /) -> list[Record]:
+        past: list[Record] = self._loop.run(self.inner.history(id))  # type: ignore[attr-defined]
+        return past
+
+    def enlist(self, connection: Any, /) -> Enlisted:
+        raise ConfigurationError("a blocking face takes part in no transaction")
+
+    def close(self) -> None:
+        self._loop.run(self.inner.close())
+
+
+class AttemptFace:
+    """An async attempt as a plain body, running in a worker thread, sees it."""
+
+    def __init__(self, attempt: AsyncAttempt, loop: LoopThread) -> None:
+        self._attempt = attempt
+        self._loop = loop
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._attempt, name)
+
+    def step(self, name: str, fn: Callable[[str], T], *, codec: Any = None) -> T:
+        def in_thread(key: str) -> Any:
+            return asyncio.to_thread(fn, key)
+
+        value: T = self._loop.run(self._attempt.step(name, in_thread, codec=codec))
+        return value
+
+    def renew(self) -> None:
+        self._loop.run(self._attempt.renew())
+
+
+class OnceFace:
+    """AsyncOnce with the methods of Once: plain bodies in, values out."""
+
+    def __init__(self, once: AsyncOnce, loop: LoopThread) -> None:
+        self.inner = once
+        self._loop = loop
+
+    @property
+    def guarantee(self) -> Guarantee:
+        return self.inner.guarantee
+
+    def run(
+        self, operation: str, key: Any, body: Callable[[Any], Any], **options: Any
+    ) -> Result[Any]:
+        def in_thread(attempt: AsyncAttempt) -> Coroutine[Any, Any, Any]:
+            return asyncio.to_thread(body, AttemptFace(attempt, self._loop))
+
+        return self._loop.run(self.inner.run(operation, key, in_thread, **options))
+
+    def guard(self, operation: str, **options: Any) -> Callable[[Callable[..., Any]], Any]:
+        guard: Any = self.inner.guard(operation, **options)
+
+        def decorate(fn: Callable[..., Any]) -> Any:
+            @functools.wraps(fn)
+            async def in_thread(*args: Any, **kwargs: Any) -> Any:
+                if "attempt" in kwargs:
+                    kwargs["attempt"] = AttemptFace(kwargs["attempt"], self._loop)
+                return await asyncio.to_thread(fn, *args, **kwargs)
+
+            guarded = guard(in_thread)
+
+            @functools.wraps(fn)
+            def blocking(*args: Any, **kwargs: Any) -> Any:
+                return self._loop.run(guarded(*args, **kwargs))
+
+            return blocking
+
+        return decorate
+
+    def get(self, operation: str, key: Any, **options: Any) -> KeyStatus | None:
+        return self._loop.run(self.inner.get(operation, key, **options))
+
+    def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
+        return self.inner.subscribe(subscriber)
+
+    def sweep(self, limit: int = SWEEP_LIMIT_DEFAULT) -> int:
+        return self._loop.run(self.inner.sweep(limit))
+
+    def close(self) -> None:
+        self._loop.run(self.inner.close())
+
+
+def is_async(store: Store | AsyncStore) -> bool:
+    return inspect.iscoroutinefunction(store.apply)

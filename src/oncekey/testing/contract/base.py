@@ -1,0 +1,245 @@
+"""What both contract suites stand on: a store under a fake clock, with a blocking face.
+
+Owns opening and closing, the command builders, and `dump`, everything a test can see of a store.
+Override `open_store`; where the store's clock cannot be faked, `pass_time` as well.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import pytest
+
+from oncekey.core.commands import (
+    Claim,
+    Claimed,
+    Command,
+    Done,
+    Finish,
+    Look,
+    Release,
+    Renew,
+    Reply,
+    Resolve,
+    SaveStep,
+    Seen,
+    Unsure,
+)
+from oncekey.core.contract import AsyncStore, Store
+from oncekey.core.record import Record, State
+from oncekey.testing.clock import FakeClock
+from oncekey.testing.colours import LoopThread, StoreFace, is_async
+
+SECOND = 1_000_000
+LEASE = 30 * SECOND
+KEEP = 3_600 * SECOND
+AUDIT = 7_200 * SECOND
+FINGERPRINT = b"\x01" + b"asked" * 6
+OTHER_FINGERPRINT = b"\x01" + b"other" * 6
+ABSENT, PENDING = State.ABSENT, State.PENDING
+SUCCEEDED, FAILED, UNKNOWN = State.SUCCEEDED, State.FAILED, State.UNKNOWN
+
+R = TypeVar("R")
+
+_numbers = itertools.count(1)
+
+
+def token(prefix: str = "") -> bytes:
+    """16 bytes no other call gave: an id or an owner."""
+    return (prefix.encode() + next(_numbers).to_bytes(16, "big"))[-16:]
+
+
+def claim(id: bytes, owner: bytes, **changes: Any) -> Claim:
+    values: dict[str, Any] = {
+        "fingerprint": FINGERPRINT,
+        "lease": LEASE,
+        "keep": KEEP,
+        "audit": AUDIT,
+        "retry_safe": False,
+    }
+    return Claim(id, owner, **{**values, **changes})
+
+
+class Replies(list[Reply]):
+    """Replies are tuples, and Busy(1) == Different(1) as tuples; here the kinds count too."""
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, list)
+            and list.__eq__(self, other)
+            and [type(reply) for reply in self] == [type(reply) for reply in other]
+        )
+
+    __hash__ = None
+
+
+class Case:
+    """One store under test, and short words for what tests do with it."""
+
+    def __init__(
+        self, store: Store, clock: FakeClock, pass_time: Callable[[FakeClock, int], None]
+    ) -> None:
+        self.store = store
+        self.clock = clock
+        self._pass_time = pass_time
+
+    def now(self) -> int:
+        """The store's time."""
+        return self.seen(token()).now
+
+    def wait(self, us: int) -> None:
+        """Let `us` pass for the store."""
+        self._pass_time(self.clock, us)
+
+    def send(self, command: Command) -> Reply:
+        """One command, one reply."""
+        (reply,) = self.store.apply([command])
+        return reply
+
+    def expect(self, kind: type[R], command: Command) -> R:
+        """The reply, which must be of this kind."""
+        reply = self.send(command)
+        assert isinstance(reply, kind), f"{command} was answered {reply}"
+        return reply
+
+    def seen(self, id: bytes) -> Seen:
+        return self.expect(Seen, Look(id))
+
+    def record(self, id: bytes) -> Record:
+        record = self.seen(id).record
+        assert record is not None
+        return record
+
+    def history(self, id: bytes) -> list[Record]:
+        """Past generations; skips where the store shows none."""
+        history = getattr(self.store, "history", None)
+        if history is None:
+            pytest.skip("this store shows no history")
+        past: list[Record] = history(id)
+        return past
+
+    def dump(self, ids: Sequence[bytes]) -> list[object]:
+        """Everything a test can see of these ids."""
+        has_history = hasattr(self.store, "history")
+        return [(self.seen(id).record, self.history(id) if has_history else None) for id in ids]
+
+    def send_all(self, *commands: Command) -> Replies:
+        return Replies(self.store.apply(commands))
+
+    def unchanged_by(self, *commands: Command) -> Replies:
+        """Send commands that must write nothing (S6), all at one time."""
+        ids = [command.id for command in commands]
+        before = self.dump(ids)
+        replies = self.send_all(*commands)
+        assert self.dump(ids) == before
+        return replies
+
+    # --- keys in a given state ----------------------------------------------------------------
+
+    def claimed(self, **changes: Any) -> Held:
+        """A fresh key, held."""
+        id, owner = token("id"), token("own")
+        reply = self.expect(Claimed, claim(id, owner, **changes))
+        return Held(self, id, owner, reply.fence)
+
+    def key_in(self, state: State, *, body: bytes = b"body", **changes: Any) -> Held:
+        """A fresh key brought into `state`; UNKNOWN by an owner that died."""
+        held = self.claimed(**changes)
+        if state in (SUCCEEDED, FAILED):
+            self.expect(Done, held.finish(state, body))
+        elif state is ABSENT:
+            self.expect(Done, held.release())
+        elif state is UNKNOWN:
+            self.wait(changes.get("lease", LEASE))
+            self.expect(Unsure, held.rival(**changes))
+        return held
+
+
+class Held:
+    """A claim someone holds (or held): its commands."""
+
+    def __init__(self, case: Case, id: bytes, owner: bytes, fence: int) -> None:
+        self.case = case
+        self.id = id
+        self.owner = owner
+        self.fence = fence
+
+    def again(self, **changes: Any) -> Claim:
+        return claim(self.id, self.owner, **changes)
+
+    def rival(self, **changes: Any) -> Claim:
+        """Someone else's claim on the same key."""
+        return claim(self.id, token("riv"), **changes)
+
+    def finish(self, state: State = SUCCEEDED, body: bytes = b"body") -> Finish:
+        return Finish(self.id, self.owner, self.fence, state, body)
+
+    def renew(self, lease: int = LEASE) -> Renew:
+        return Renew(self.id, self.owner, self.fence, lease)
+
+    def release(self) -> Release:
+        return Release(self.id, self.owner, self.fence)
+
+    def release_blind(self) -> Release:
+        return Release(self.id, self.owner, None)
+
+    def step(self, name: str = "pay", *, done: bool = False, body: bytes = b"intent") -> SaveStep:
+        return SaveStep(self.id, self.owner, self.fence, name, done, body)
+
+    def resolve(
+        self, state: State = SUCCEEDED, body: bytes = b"resolved", note: str = "by hand"
+    ) -> Resolve:
+        return Resolve(self.id, self.fence, state, body, note)
+
+    def verbs(self) -> tuple[Command, ...]:
+        """Every verb only the owner may use."""
+        return (self.finish(), self.renew(), self.release(), self.step(), self.release_blind())
+
+
+class ContractBase:
+    """Fixtures: `clock`, `loop` (async stores only), `case`."""
+
+    def open_store(self, clock: Callable[[], int]) -> Store | AsyncStore:
+        """A new, empty store that reads its time from `clock` (microseconds)."""
+        raise NotImplementedError("override open_store")
+
+    def pass_time(self, clock: FakeClock, us: int) -> None:
+        clock.advance(us)
+
+    @pytest.fixture
+    def clock(self) -> FakeClock:
+        return FakeClock()
+
+    @pytest.fixture
+    def loop(self) -> Iterator[LoopThread]:
+        loop = LoopThread()
+        yield loop
+        loop.close()
+
+    @pytest.fixture
+    def raw_store(self, clock: FakeClock) -> Store | AsyncStore:
+        def wall() -> int:
+            return clock.wall()  # looked up at every reading: a test may replace it
+
+        return self.open_store(wall)
+
+    @pytest.fixture
+    def face(
+        self, raw_store: Store | AsyncStore, request: pytest.FixtureRequest
+    ) -> Iterator[Store]:
+        face = face_of(raw_store, lambda: request.getfixturevalue("loop"))
+        yield face
+        face.close()
+
+    @pytest.fixture
+    def case(self, face: Store, clock: FakeClock) -> Case:
+        return Case(face, clock, self.pass_time)
+
+
+def face_of(store: Store | AsyncStore, loop: Callable[[], LoopThread]) -> Store:
+    """The store itself, or a blocking face of an async one."""
+    if is_async(store):
+        return StoreFace(store, loop())  # type: ignore[arg-type]
+    return store  # type: ignore[return-value]

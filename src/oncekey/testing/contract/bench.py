@@ -1,0 +1,196 @@
+"""What the engine contract stands on: engines of either colour on one store under one clock."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any
+
+import pytest
+
+from oncekey.core.codec import JSON, pack_value
+from oncekey.core.commands import Claimed, Done, SaveStep
+from oncekey.core.contract import AsyncStore, Store
+from oncekey.core.events import Fact, Notice
+from oncekey.core.identity import Identities, Identity
+from oncekey.core.policy import Policy
+from oncekey.core.record import Record
+from oncekey.engine.aio.once import AsyncOnce
+from oncekey.engine.blocking.once import Once
+from oncekey.testing.clock import FakeClock
+from oncekey.testing.colours import LoopThread, OnceFace, is_async
+from oncekey.testing.contract.base import LEASE, Case, ContractBase, Held, claim, token
+from oncekey.testing.faults import AsyncFaultyStore, FaultyStore, Script
+
+PATIENCE = 30.0
+POLICY = Policy(lease="30s", keep="1h", audit="2h")
+CALLERS = 80
+
+Engine = Once | OnceFace
+Faulty = FaultyStore | AsyncFaultyStore
+
+
+class Body:
+    """A body that counts its runs and returns a value or raises an error."""
+
+    def __init__(self, value: Any = None, *, error: BaseException | None = None) -> None:
+        self.value = value
+        self.error = error
+        self.runs = 0
+        self.numbers: list[int] = []
+        self.fences: list[int] = []
+
+    def __call__(self, attempt: Any) -> Any:
+        self.runs += 1
+        self.numbers.append(attempt.number)
+        self.fences.append(attempt.fence)
+        if self.error is not None:
+            raise self.error
+        return self.value
+
+
+class HeldBody(Body):
+    """A body that waits inside until it is let go."""
+
+    def __init__(self, value: Any = None, *, error: BaseException | None = None) -> None:
+        super().__init__(value, error=error)
+        self.inside = threading.Event()
+        self.go = threading.Event()
+        self.attempt: Any = None
+
+    def __call__(self, attempt: Any) -> Any:
+        self.attempt = attempt
+        self.inside.set()
+        assert self.go.wait(PATIENCE), "the body was never let go"
+        return super().__call__(attempt)
+
+    def wait_inside(self) -> None:
+        assert self.inside.wait(PATIENCE), "the body was never entered"
+
+
+class Interrupted(BaseException):
+    """Stands for KeyboardInterrupt and its like, which would end the test run itself."""
+
+
+class Bench(Case):
+    """Engines, bodies in threads, and dead owners."""
+
+    def __init__(
+        self,
+        face: Store,
+        raw: Store | AsyncStore,
+        clock: FakeClock,
+        pass_time: Callable[[FakeClock, int], None],
+        loop: Callable[[], LoopThread],
+    ) -> None:
+        super().__init__(face, clock, pass_time)
+        self.raw = raw
+        self.asyncio = is_async(raw)
+        self._loop = loop
+        self._pool = ThreadPoolExecutor(CALLERS)
+        self._engines: list[Engine] = []
+        self._started: list[Future[Any]] = []
+
+    def once(self, store: Faulty | None = None, **options: Any) -> Engine:
+        """A new engine on the store (or on a faulty one around it)."""
+        chosen: Any = self.raw if store is None else store
+        options = {"clock": self.clock, "policy": POLICY, **options}
+        engine: Engine
+        if self.asyncio:
+            engine = OnceFace(AsyncOnce(chosen, **options), self._loop())
+        else:
+            engine = Once(chosen, **options)
+        self._engines.append(engine)
+        return engine
+
+    def faulty(self, script: Script | None = None) -> Faulty:
+        """The store behind a script of faults, of the right colour."""
+        raw: Any = self.raw
+        return AsyncFaultyStore(raw, script) if self.asyncio else FaultyStore(raw, script)
+
+    def start(self, fn: Callable[..., Any], *args: Any, **options: Any) -> Future[Any]:
+        """Call it in a thread of its own."""
+        future = self._pool.submit(fn, *args, **options)
+        self._started.append(future)
+        return future
+
+    def close(self) -> None:
+        # After a failed test some may still sleep on the clock: time goes on until none does.
+        for _ in range(1_000):
+            if all(future.done() for future in self._started):
+                break
+            self.clock.advance(LEASE)
+            wait(self._started, timeout=0.01)
+        self._pool.shutdown()
+        for engine in self._engines:
+            engine.close()
+
+    # --- keys ---------------------------------------------------------------------------------
+
+    def identity(self, key: str, *, operation: str = "op", scope: str = "") -> Identity:
+        return Identities().identify(scope, operation, key)
+
+    def record_of(self, key: str, **names: str) -> Record:
+        return self.record(self.identity(key, **names).id)
+
+    def hold(self, key: str, *, request: Any = None, **changes: Any) -> Held:
+        """Another owner claims the key, straight on the store, and says no more."""
+        id, owner = self.identity(key).id, token("own")
+        fingerprint = Identities().fingerprint(request)
+        reply = self.expect(Claimed, claim(id, owner, fingerprint=fingerprint, **changes))
+        return Held(self, id, owner, reply.fence)
+
+    def dead_owner(self, key: str, *, steps: dict[str, Any] | None = None, **changes: Any) -> Held:
+        """... and its lease is over; `steps` it had finished."""
+        held = self.hold(key, **changes)
+        for name, value in (steps or {}).items():
+            body = pack_value(JSON, value)
+            self.expect(Done, SaveStep(held.id, held.owner, held.fence, name, True, body))
+        self.wait(LEASE)
+        return held
+
+    # --- time ---------------------------------------------------------------------------------
+
+    def next_beat(self) -> None:
+        """Let a third of the lease pass, once the heartbeat waits for it."""
+        self.clock.wait_until_due(LEASE // 3)
+        self.clock.advance(LEASE // 3)
+
+    def facts(self, engine: Engine) -> list[Fact]:
+        """A list that fills with what the engine tells its subscribers."""
+        heard: list[Fact] = []
+
+        def hear(notice: Notice) -> None:
+            heard.append(notice.fact)
+
+        engine.subscribe(hear)
+        return heard
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Glance at a condition until it holds; another thread makes it so."""
+    pause = threading.Event()
+    for _ in range(int(PATIENCE * 1_000)):
+        if condition():
+            return
+        pause.wait(0.001)
+    raise AssertionError("the condition never held")
+
+
+class BenchBase(ContractBase):
+    """Adds the `bench` fixture."""
+
+    @pytest.fixture
+    def bench(
+        self,
+        face: Store,
+        raw_store: Store | AsyncStore,
+        clock: FakeClock,
+        request: pytest.FixtureRequest,
+    ) -> Iterator[Bench]:
+        bench = Bench(
+            face, raw_store, clock, self.pass_time, lambda: request.getfixturevalue("loop")
+        )
+        yield bench
+        bench.close()

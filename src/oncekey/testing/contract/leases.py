@@ -1,0 +1,237 @@
+"""Heartbeats, lost leases, waiting for a running attempt (I5, I14), on a fake clock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from oncekey.core.codec import JSON, pack_error, pack_value
+from oncekey.core.commands import Claimed, Command, Done, Renew
+from oncekey.core.errors import InFlight, LeaseLost, OperationFailed, OutcomeUnknown, WaitTimeout
+from oncekey.core.events import Fact
+from oncekey.testing.contract.base import (
+    FAILED,
+    LEASE,
+    PENDING,
+    SECOND,
+    SUCCEEDED,
+    Held,
+    claim,
+    token,
+)
+from oncekey.testing.contract.bench import Bench, Body, Faulty, HeldBody, until
+from oncekey.testing.faults import Fault
+
+POLL_MAX = 250_000
+
+
+def hold_renewals(number: int, commands: Sequence[Command]) -> Fault | None:
+    return Fault.HOLD_BEFORE if any(isinstance(c, Renew) for c in commands) else None
+
+
+class Heartbeats:
+    def test_i5_a_long_body_is_kept_alive(self, bench: Bench) -> None:
+        once, body = bench.once(), HeldBody("slow")
+        running = bench.start(once.run, "op", "k", body)
+        body.wait_inside()
+        for _ in range(10):
+            bench.next_beat()
+            with pytest.raises(InFlight):
+                bench.once().run("op", "k", Body())
+        bench.clock.wait_until_due(LEASE // 3)  # the tenth renewal is in
+        assert bench.record_of("k").lease_until == bench.now() + LEASE
+        body.go.set()
+        assert running.result().value == "slow"
+        assert bench.once().run("op", "k", Body()).value == "slow"
+
+    def test_i5_a_failing_renewal_is_repeated_within_the_lease(self, bench: Bench) -> None:
+        faulty = bench.faulty({2: Fault.REFUSE, 3: Fault.VANISH, 4: Fault.LOSE_REPLY})
+        once, body = bench.once(faulty), HeldBody("slow")
+        running = bench.start(once.run, "op", "k", body)
+        body.wait_inside()
+        bench.next_beat()
+        for calls in (3, 4, 5):
+            bench.clock.wait_until_due(LEASE // 12)
+            bench.clock.advance(LEASE // 12)
+            faulty.wait_calls(calls)
+        bench.clock.wait_until_due(LEASE // 3)
+        assert faulty.kinds() == ["Claim", "Renew", "Renew", "Renew", "Renew"]
+        assert not body.attempt.lost
+        body.go.set()
+        assert running.result().value == "slow"
+
+    def test_renew_by_hand(self, bench: Bench) -> None:
+        once, body = bench.once(), HeldBody()
+        running = bench.start(once.run, "op", "k", body)
+        body.wait_inside()
+        bench.clock.advance(SECOND)
+        body.attempt.renew()
+        assert bench.record_of("k").lease_until == bench.now() + LEASE
+        body.go.set()
+        running.result()
+
+    def test_many_running_bodies_are_all_kept_alive(self, bench: Bench) -> None:
+        once = bench.once()
+        bodies = [HeldBody(n) for n in range(5)]
+        running = [bench.start(once.run, "op", f"k{n}", body) for n, body in enumerate(bodies)]
+        for body in bodies:
+            body.wait_inside()
+        for _ in range(4):
+            bench.next_beat()
+        until(lambda: all(bench.record_of(f"k{n}").lease_until > bench.now() + LEASE // 2
+                          for n in range(5)))  # fmt: skip
+        for body in bodies:
+            body.go.set()
+        assert [future.result().value for future in running] == list(range(5))
+
+
+class LostLeases:
+    def overtake(self, bench: Bench, faulty: Faulty, body: HeldBody) -> Held:
+        """The owner's renewal hangs, its lease ends, another one takes the key over."""
+        body.wait_inside()
+        bench.next_beat()
+        faulty.wait_held()
+        bench.clock.advance(LEASE)
+        held = body.attempt
+        winner = claim(bench.identity("k").id, token("win"), retry_safe=True)
+        record = bench.record(winner.id)
+        assert record.fence == held.fence
+        reply = bench.expect(
+            Claimed, claim(record.id, winner.owner, fingerprint=record.fingerprint, retry_safe=True)
+        )
+        assert reply.taken_over
+        return Held(bench, record.id, winner.owner, reply.fence)
+
+    def lose(self, bench: Bench, before_release: Any) -> tuple[object, HeldBody, list[Fact]]:
+        faulty = bench.faulty(hold_renewals)
+        once, body = bench.once(faulty), HeldBody("loser")
+        facts = bench.facts(once)
+        running = bench.start(once.run, "op", "k", body, retry_safe=True)
+        winner = self.overtake(bench, faulty, body)
+        before_release(winner)
+        faulty.release()
+        until(lambda: body.attempt.lost)
+        with pytest.raises(LeaseLost):
+            body.attempt.check()
+        body.go.set()
+        try:
+            outcome: object = running.result().value
+        except Exception as error:
+            outcome = error
+        return outcome, body, facts
+
+    def test_i2_the_loser_is_flagged_and_its_outcome_never_stored(self, bench: Bench) -> None:
+        outcome, _, facts = self.lose(bench, lambda winner: None)
+        assert isinstance(outcome, LeaseLost)
+        assert bench.record_of("k").state is PENDING
+        assert facts == [Fact.CLAIMED, Fact.LOST]
+
+    def test_the_loser_gets_the_winners_answer(self, bench: Bench) -> None:
+        def win(winner: Held) -> None:
+            bench.expect(Done, winner.finish(SUCCEEDED, pack_value(JSON, "winner")))
+
+        outcome, _, facts = self.lose(bench, win)
+        assert outcome == "winner"
+        assert facts == [Fact.CLAIMED, Fact.REPLAYED]
+        assert bench.once().run("op", "k", Body()).value == "winner"
+
+    def test_the_loser_gets_the_winners_failure(self, bench: Bench) -> None:
+        def fail(winner: Held) -> None:
+            bench.expect(Done, winner.finish(FAILED, pack_error(KeyError("x"))))
+
+        outcome, _, _ = self.lose(bench, fail)
+        assert isinstance(outcome, OperationFailed)
+        assert outcome.error_type == "KeyError"
+
+    def test_a_paused_owner_that_is_not_retry_safe_learns_that_it_is_unknown(
+        self, bench: Bench
+    ) -> None:
+        faulty = bench.faulty(hold_renewals)
+        once, body = bench.once(faulty), HeldBody("late")
+        running = bench.start(once.run, "op", "k", body)
+        body.wait_inside()
+        bench.next_beat()
+        faulty.wait_held()
+        bench.clock.advance(LEASE)
+        with pytest.raises(OutcomeUnknown):
+            bench.once().run("op", "k", Body())
+        faulty.release()
+        until(lambda: body.attempt.lost)
+        body.go.set()
+        with pytest.raises(OutcomeUnknown):
+            running.result()
+        assert bench.record_of("k").body == b""
+
+    def test_renew_by_hand_of_a_lost_attempt_raises(self, bench: Bench) -> None:
+        faulty = bench.faulty(hold_renewals)
+        once, body = bench.once(faulty), HeldBody("loser")
+        running = bench.start(once.run, "op", "k", body, retry_safe=True)
+        self.overtake(bench, faulty, body)
+        faulty.release()
+        until(lambda: body.attempt.lost)
+        with pytest.raises(LeaseLost):
+            body.attempt.renew()
+        body.go.set()
+        with pytest.raises(LeaseLost):
+            running.result()
+
+
+class Waiting:
+    def test_a_duplicate_is_woken_when_the_running_attempt_ends(self, bench: Bench) -> None:
+        once, body = bench.once(), HeldBody("answer")
+        running = bench.start(once.run, "op", "k", body)
+        body.wait_inside()
+        waiting = bench.start(once.run, "op", "k", Body("never"), wait="20s")
+        bench.clock.wait_until_due(POLL_MAX)
+        before = bench.clock.now()
+        body.go.set()
+        assert (waiting.result().value, waiting.result().replayed) == ("answer", True)
+        assert running.result().replayed is False
+        assert bench.clock.now() == before  # woken, not timed out
+
+    def test_a_duplicate_in_another_process_polls(self, bench: Bench) -> None:
+        held = bench.hold("k")
+        waiting = bench.start(bench.once().run, "op", "k", Body("never"), wait="20s")
+        for _ in range(8):
+            bench.clock.wait_until_due(POLL_MAX)
+            bench.clock.advance(POLL_MAX)
+        bench.clock.wait_until_due(POLL_MAX)
+        bench.expect(Done, held.finish(SUCCEEDED, pack_value(JSON, "theirs")))
+        bench.clock.advance(POLL_MAX)
+        assert waiting.result().value == "theirs"
+
+    def test_a_waiter_runs_it_where_the_first_attempt_gave_the_key_back(self, bench: Bench) -> None:
+        once, body = bench.once(), HeldBody(error=ValueError("flaky"))
+        running = bench.start(once.run, "op", "k", body, retry_safe=True)
+        body.wait_inside()
+        second = Body("second")
+        waiting = bench.start(once.run, "op", "k", second, wait="20s", retry_safe=True)
+        bench.clock.wait_until_due(POLL_MAX)
+        body.go.set()
+        with pytest.raises(ValueError, match="flaky"):
+            running.result()
+        assert (waiting.result().value, second.runs) == ("second", 1)
+
+    def test_wait_ends_in_wait_timeout(self, bench: Bench) -> None:
+        once, body = bench.once(), HeldBody("answer")
+        running = bench.start(once.run, "op", "k", body)
+        body.wait_inside()
+        waiting = bench.start(once.run, "op", "k", Body(), wait="5s")
+        bench.clock.wait_until_due(POLL_MAX)
+        bench.clock.advance(5 * SECOND)
+        with pytest.raises(WaitTimeout) as caught:
+            waiting.result()
+        assert caught.value.retry_after == LEASE / SECOND - 5
+        body.go.set()
+        assert running.result().value == "answer"
+
+    def test_a_waiter_takes_over_when_the_lease_ends(self, bench: Bench) -> None:
+        bench.hold("k", retry_safe=True)
+        body = Body("mine")
+        once = bench.once()
+        waiting = bench.start(once.run, "op", "k", body, wait="60s", retry_safe=True)
+        bench.clock.wait_until_due(POLL_MAX)
+        bench.clock.advance(LEASE)
+        assert (waiting.result().value, body.numbers) == ("mine", [2])

@@ -1,0 +1,204 @@
+"""Subscribers, the replay cache, and crowds of callers."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from oncekey.core.errors import InFlight, Mismatch, NotStarted, OutcomeUnknown, WaitTimeout
+from oncekey.core.events import Fact, Notice
+from oncekey.testing.contract.base import KEEP, LEASE, SECOND
+from oncekey.testing.contract.bench import Bench, Body, HeldBody
+
+CROWD = 64
+POLL_MAX = 250_000
+
+
+class Subscribers:
+    def test_each_decision_is_told_once(self, bench: Bench) -> None:
+        once = bench.once(cache=0)
+        facts = bench.facts(once)
+        once.run("op", "k", Body(1), request="a")
+        assert facts == [Fact.CLAIMED, Fact.FINISHED]
+        facts.clear()
+        once.run("op", "k", Body(1), request="a")
+        with pytest.raises(Mismatch):
+            once.run("op", "k", Body(1), request="b")
+        assert facts == [Fact.REPLAYED, Fact.MISMATCH]
+        facts.clear()
+        with pytest.raises(NotStarted):
+            once.run("op", "k2", Body(error=NotStarted()))
+        assert facts == [Fact.CLAIMED, Fact.RELEASED]
+        facts.clear()
+        bench.hold("k3")
+        with pytest.raises(InFlight):
+            once.run("op", "k3", Body())
+        waiting = bench.start(once.run, "op", "k3", Body(), wait="1s")
+        bench.clock.wait_until_due(POLL_MAX)
+        bench.clock.advance(SECOND)
+        with pytest.raises(WaitTimeout):
+            waiting.result()
+        assert facts == [Fact.IN_FLIGHT, Fact.WAIT_TIMEOUT]
+        facts.clear()
+        bench.wait(LEASE)
+        with pytest.raises(OutcomeUnknown):
+            once.run("op", "k3", Body())
+        assert facts == [Fact.UNKNOWN]
+
+    def test_a_stored_failure_is_told_as_finished_then_replayed(self, bench: Bench) -> None:
+        once = bench.once()
+        facts = bench.facts(once)
+        for _ in range(2):
+            with pytest.raises(Exception, match="no"):
+                once.run("op", "k", Body(error=ValueError("no")))
+        assert facts == [Fact.CLAIMED, Fact.FINISHED, Fact.REPLAYED]
+
+    def test_a_notice_names_the_operation_and_never_the_key(self, bench: Bench) -> None:
+        once, heard = bench.once(), list[Notice]()
+        once.subscribe(heard.append)
+        result = once.run("op", "secret-key", Body(1), scope="t")
+        once.run("op", "secret-key", Body(1), scope="t")
+        assert [(n.operation, n.scope, n.fence) for n in heard] == [("op", "t", result.fence)] * 3
+        assert [n.from_cache for n in heard] == [False, False, True]
+        assert "secret-key" not in repr(heard)
+
+    def test_a_subscriber_that_raises_breaks_nothing(
+        self, bench: Bench, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        once, heard = bench.once(), list[Notice]()
+
+        def broken(notice: Notice) -> None:
+            raise ZeroDivisionError
+
+        once.subscribe(broken)
+        once.subscribe(heard.append)
+        assert once.run("op", "k", Body(1)).value == 1
+        assert once.run("op", "k", Body(2)).value == 1
+        assert [n.fact for n in heard] == [Fact.CLAIMED, Fact.FINISHED, Fact.REPLAYED]
+        assert "a subscriber failed" in caplog.text
+
+    def test_unsubscribing_ends_it(self, bench: Bench) -> None:
+        once, heard = bench.once(), list[Notice]()
+        stop = once.subscribe(heard.append)
+        stop()
+        once.run("op", "k", Body(1))
+        assert heard == []
+
+
+class Caching:
+    def test_a_replay_costs_no_round_trip(self, bench: Bench) -> None:
+        faulty = bench.faulty()
+        once, body = bench.once(faulty), Body({"list": [1]})
+        first = once.run("op", "k", body).value
+        assert faulty.kinds() == ["Claim", "Finish"]
+        first["list"].append("changed by the caller")
+        assert once.run("op", "k", body).value == {"list": [1]}
+        assert faulty.kinds() == ["Claim", "Finish"]
+
+    def test_no_cache(self, bench: Bench) -> None:
+        faulty = bench.faulty()
+        once = bench.once(faulty, cache=0)
+        assert [once.run("op", "k", Body(n)).value for n in range(3)] == [0, 0, 0]
+        assert faulty.kinds() == ["Claim", "Finish", "Claim", "Claim"]
+
+    def test_i2_an_entry_never_outlives_its_record(self, bench: Bench) -> None:
+        once = bench.once()
+        body = Body("first")
+        once.run("op", "k", body, keep="10s")
+        bench.clock.advance(10 * SECOND - 1)
+        assert once.run("op", "k", Body("second"), keep="10s").value == "first"
+        bench.clock.advance(1)
+        assert once.run("op", "k", Body("second"), keep="10s").value == "second"
+
+    def test_an_entry_read_late_in_its_life_expires_with_the_record(self, bench: Bench) -> None:
+        bench.once().run("op", "k", Body("first"), keep="10s")
+        bench.clock.advance(9 * SECOND)
+        other = bench.once()
+        assert other.run("op", "k", Body("never"), keep="10s").value == "first"
+        bench.clock.advance(SECOND)
+        assert other.run("op", "k", Body("second"), keep="10s").value == "second"
+
+    def test_an_entry_holds_a_minute_at_most(self, bench: Bench) -> None:
+        faulty = bench.faulty()
+        once = bench.once(faulty)
+        once.run("op", "k", Body("first"))
+        bench.clock.advance(60 * SECOND)
+        assert once.run("op", "k", Body()).value == "first"
+        assert faulty.kinds() == ["Claim", "Finish", "Claim"]
+
+    def test_i11_the_cache_is_bounded(self, bench: Bench) -> None:
+        faulty = bench.faulty()
+        once = bench.once(faulty, cache=2)
+        for key in ("a", "b", "c"):
+            once.run("op", key, Body(key))
+        faulty.calls.clear()
+        assert [once.run("op", key, Body()).value for key in ("c", "b")] == ["c", "b"]
+        assert faulty.calls == []
+        assert once.run("op", "a", Body()).value == "a"
+        assert faulty.kinds() == ["Claim"]
+
+    def test_what_is_not_finished_is_never_cached(self, bench: Bench) -> None:
+        faulty = bench.faulty()
+        once = bench.once(faulty)
+        bench.hold("k")
+        for _ in range(3):
+            with pytest.raises(InFlight):
+                once.run("op", "k", Body())
+        bench.wait(LEASE)
+        for _ in range(3):
+            with pytest.raises(OutcomeUnknown):
+                once.run("op", "k", Body())
+        assert faulty.kinds() == ["Claim"] * 6
+        bench.wait(KEEP)
+        assert once.run("op", "k", Body("fresh")).value == "fresh"
+
+    def test_i7_another_request_is_never_answered_from_the_cache(self, bench: Bench) -> None:
+        once = bench.once()
+        once.run("op", "k", Body(1), request="a")
+        with pytest.raises(Mismatch):
+            once.run("op", "k", Body(1), request="b")
+        assert once.run("op", "k", Body(2), request="a").value == 1
+
+
+class Crowding:
+    def test_i1_sixty_four_callers_of_one_key_run_it_once(self, bench: Bench) -> None:
+        once, barrier = bench.once(cache=0), threading.Barrier(CROWD)
+        body = Body("once")
+
+        def waiting_body(attempt: Any) -> Any:
+            # Everyone else sleeps on the clock by now, to be woken by the end of this.
+            bench.clock.wait_until_due(POLL_MAX, CROWD - 1, timeout=60)
+            return body(attempt)
+
+        def caller() -> Any:
+            barrier.wait(30)
+            return once.run("op", "k", waiting_body, wait="20s")
+
+        results = [f.result() for f in [bench.start(caller) for _ in range(CROWD)]]
+        assert [r.value for r in results] == ["once"] * CROWD
+        assert sorted(r.replayed for r in results) == [False] + [True] * (CROWD - 1)
+        assert body.runs == 1
+
+    def test_i1_sixty_four_callers_of_their_own_keys_all_run(self, bench: Bench) -> None:
+        once, barrier = bench.once(), threading.Barrier(CROWD)
+
+        def caller(number: int) -> Any:
+            barrier.wait(30)
+            return once.run("op", f"k{number}", Body(number)).value
+
+        futures = [bench.start(caller, number) for number in range(CROWD)]
+        assert [future.result() for future in futures] == list(range(CROWD))
+
+    def test_i1_several_engines_share_the_store(self, bench: Bench) -> None:
+        body = HeldBody("one")
+        first, second = bench.once(), bench.once()
+        running = bench.start(first.run, "op", "k", body)
+        body.wait_inside()
+        with pytest.raises(InFlight):
+            second.run("op", "k", body)
+        body.go.set()
+        running.result()
+        assert second.run("op", "k", body).replayed
+        assert body.runs == 1

@@ -1,0 +1,136 @@
+"""Keep, audit, history and the sweeper at store level (S7, I11, I12)."""
+
+from __future__ import annotations
+
+import pytest
+
+from oncekey.core.commands import Claimed, Done, Lost
+from oncekey.core.record import State
+from oncekey.testing.contract.base import (
+    ABSENT,
+    AUDIT,
+    FAILED,
+    KEEP,
+    LEASE,
+    PENDING,
+    SUCCEEDED,
+    UNKNOWN,
+    Case,
+)
+
+EVERY_STATE = [ABSENT, PENDING, SUCCEEDED, FAILED, UNKNOWN]
+
+
+class Retention:
+    @pytest.mark.parametrize("state", EVERY_STATE)
+    def test_i12_the_sweeper_takes_a_record_after_its_audit_and_never_before(
+        self, case: Case, state: State
+    ) -> None:
+        """A store may note at the claim when to look: then it comes up to one lease late."""
+        held = case.key_in(state)
+        record = case.record(held.id)
+        while (left := record.audit_until - case.now()) > 1:
+            assert case.store.sweep() == 0
+            assert case.record(held.id) == record
+            case.wait(max(1, left // 3))
+        assert case.store.sweep() == 0
+        case.wait(1 + LEASE)
+        assert case.store.sweep() == 1
+        assert case.seen(held.id).record is None
+
+    def test_i12_a_renewed_claim_is_never_swept(self, case: Case) -> None:
+        held = case.claimed(lease=LEASE, keep=1, audit=0)
+        for _ in range(4):
+            case.wait(LEASE - 1)
+            assert case.store.sweep() == 0
+            case.expect(Done, held.renew())
+        case.expect(Done, held.finish())
+
+    def test_i12_a_swept_owner_is_lost(self, case: Case) -> None:
+        held = case.claimed(keep=1, audit=0)
+        case.wait(LEASE + 1)
+        assert case.store.sweep() == 1
+        assert case.unchanged_by(*held.verbs()) == [Lost()] * 5
+
+    def test_s7_a_sweep_removes_at_most_its_limit(self, case: Case) -> None:
+        for _ in range(10):
+            case.key_in(SUCCEEDED, keep=1, audit=0)
+        live = case.key_in(SUCCEEDED)
+        case.wait(LEASE + 1)
+        assert [case.store.sweep(4) for _ in range(4)] == [4, 4, 2, 0]
+        assert case.record(live.id).state is SUCCEEDED
+
+    def test_s7_the_limit_counts_history_and_records_together(self, case: Case) -> None:
+        for _ in range(3):
+            held = case.key_in(SUCCEEDED, keep=1, audit=10)
+            case.wait(1)
+            second = case.expect(Claimed, held.rival(keep=1, audit=10))
+            assert second.attempt == 1
+        case.wait(LEASE * 2)
+        removed = [case.store.sweep(2) for _ in range(4)]
+        # A store without a history has only its three records to give.
+        expected = [2, 2, 2, 0] if hasattr(case.store, "history") else [2, 1, 0, 0]
+        assert removed == expected
+
+    def test_an_expired_record_stays_readable_through_its_audit(self, case: Case) -> None:
+        held = case.key_in(SUCCEEDED, body=b"answer")
+        case.wait(KEEP + AUDIT - 1)
+        assert case.record(held.id).body == b"answer"
+
+    def test_i11_a_key_used_for_ever_leaves_a_bounded_trail(self, case: Case) -> None:
+        held = case.claimed(keep=1, audit=0)
+        for _ in range(20):
+            case.wait(LEASE + 1)
+            case.expect(Claimed, held.rival(keep=1, audit=0))
+        case.wait(LEASE + 1)
+        assert case.store.sweep(100) == 1
+        assert case.store.sweep(100) == 0
+
+
+class History:
+    @pytest.mark.parametrize("state", [PENDING, SUCCEEDED, FAILED, UNKNOWN])
+    def test_a_new_generation_archives_the_old_one(self, case: Case, state: State) -> None:
+        held = case.key_in(state, body=b"old answer")
+        old = case.record(held.id)
+        case.wait(old.expires_at - case.now())
+        assert case.history(held.id) == []
+        case.expect(Claimed, held.rival())
+        assert case.history(held.id) == [old]
+
+    def test_generations_are_archived_oldest_first(self, case: Case) -> None:
+        held = case.claimed()
+        records = []
+        for number in range(3):
+            record = case.record(held.id)
+            records.append(record)
+            case.wait(record.expires_at - case.now())
+            assert case.expect(Claimed, held.rival()).attempt == 1, number
+        past = case.history(held.id)
+        assert past == records
+        assert [old.fence for old in past] == sorted(old.fence for old in past)
+
+    def test_a_freed_stone_and_an_audited_record_are_not_archived(self, case: Case) -> None:
+        freed, old = case.key_in(ABSENT), case.key_in(SUCCEEDED)
+        case.wait(KEEP)
+        case.expect(Claimed, freed.rival())
+        case.wait(AUDIT)
+        case.expect(Claimed, old.rival())
+        assert case.history(freed.id) == case.history(old.id) == []
+
+    def test_a_takeover_is_the_same_generation(self, case: Case) -> None:
+        held = case.claimed(retry_safe=True)
+        case.wait(LEASE)
+        case.expect(Claimed, held.rival(retry_safe=True))
+        assert case.history(held.id) == []
+
+    def test_s7_the_archive_is_swept_at_the_end_of_its_audit(self, case: Case) -> None:
+        held = case.key_in(SUCCEEDED)
+        old = case.record(held.id)
+        case.wait(KEEP)
+        case.expect(Claimed, held.rival())
+        case.wait(old.audit_until - case.now() - 1)
+        assert case.store.sweep() == 0
+        assert case.history(held.id) == [old]
+        case.wait(1)
+        case.store.sweep()
+        assert case.history(held.id) == []

@@ -1,0 +1,190 @@
+"""Steps and child keys: finished ones are skipped, intents come before calls (I1, I8)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from oncekey.core.errors import InvalidKey, Mismatch, NotReplayable, OperationFailed
+from oncekey.core.identity import child_key
+from oncekey.core.record import Step
+from oncekey.testing.contract.base import ABSENT, LEASE, Case
+from oncekey.testing.contract.bench import Bench, Body, Engine
+
+
+class Checkout:
+    """A body of two steps; `fail_after` raises once that step is saved."""
+
+    def __init__(self, *, fail_after: str = "") -> None:
+        self.fail_after = fail_after
+        self.sent: list[tuple[str, str]] = []
+        self.fences: list[int] = []
+
+    def call(self, name: str, key: str) -> str:
+        self.sent.append((name, key))
+        return f"{name} ok"
+
+    def __call__(self, attempt: Any) -> list[str]:
+        self.fences.append(attempt.fence)
+        done = []
+        for name in ("reserve", "pay"):
+            done.append(attempt.step(name, lambda key, name=name: self.call(name, key)))
+            if self.fail_after == name:
+                raise ConnectionError(f"lost after {name}")
+        return done
+
+
+class EngineSteps:
+    def fail_then_succeed(self, bench: Bench, once: Engine, fail_after: str) -> Checkout:
+        checkout = Checkout(fail_after=fail_after)
+        with pytest.raises(ConnectionError):
+            once.run("op", "k", checkout, retry_safe=True, request="cart")
+        checkout.fail_after = ""
+        result = once.run("op", "k", checkout, retry_safe=True, request="cart")
+        assert (result.value, result.attempt) == (["reserve ok", "pay ok"], 2)
+        assert checkout.fences == sorted(set(checkout.fences))
+        return checkout
+
+    @pytest.mark.parametrize("fail_after", ["reserve", "pay"])
+    def test_i1_finished_steps_are_skipped_after_a_retry_safe_error(
+        self, bench: Bench, fail_after: str
+    ) -> None:
+        checkout = self.fail_then_succeed(bench, bench.once(), fail_after)
+        assert [name for name, _ in checkout.sent] == ["reserve", "pay"]
+
+    def test_i1_finished_steps_are_skipped_after_a_takeover(self, bench: Bench) -> None:
+        bench.dead_owner("k", retry_safe=True, steps={"reserve": "reserved by the dead"})
+        checkout = Checkout()
+        result = bench.once().run("op", "k", checkout, retry_safe=True)
+        assert result.value == ["reserved by the dead", "pay ok"]
+        assert [name for name, _ in checkout.sent] == ["pay"]
+
+    def test_an_unfinished_step_is_sent_again_with_the_same_child_key(self, bench: Bench) -> None:
+        keys: list[str] = []
+
+        def body(attempt: Any) -> Any:
+            def pay(key: str) -> str:
+                keys.append(key)
+                if len(keys) == 1:
+                    raise TimeoutError("perhaps it arrived")
+                return "paid"
+
+            return attempt.step("pay", pay)
+
+        once = bench.once()
+        with pytest.raises(TimeoutError):
+            once.run("op", "k", body, retry_safe=True, scope="t")
+        assert once.run("op", "k", body, retry_safe=True, scope="t").value == "paid"
+        assert keys == [child_key("k", "pay", scope="t", operation="op")] * 2
+
+    def test_the_intent_is_in_the_store_before_the_call(self, bench: Bench) -> None:
+        during: list[tuple[Step, ...]] = []
+
+        def body(attempt: Any) -> Any:
+            def pay(key: str) -> str:
+                case: Case = bench
+                during.append(case.record(bench.identity("k").id).steps)
+                return key
+
+            return attempt.step("pay", pay)
+
+        key = bench.once().run("op", "k", body).value
+        ((intent,),) = during
+        assert (intent.name, intent.done, intent.body) == ("pay", False, key.encode())
+        (saved,) = bench.record_of("k").steps
+        assert (saved.name, saved.done) == ("pay", True)
+
+    def test_a_freed_key_with_steps_stays_bound_to_its_request(self, bench: Bench) -> None:
+        once = bench.once()
+        with pytest.raises(ConnectionError):
+            once.run("op", "k", Checkout(fail_after="reserve"), retry_safe=True, request="cart")
+        assert bench.record_of("k").state is ABSENT
+        with pytest.raises(Mismatch):
+            once.run("op", "k", Checkout(), retry_safe=True, request="another cart")
+        assert once.run("op", "k", Checkout(), retry_safe=True, request="cart").attempt == 2
+
+    def test_i8_child_keys_differ_per_tenant_operation_key_and_step(self, bench: Bench) -> None:
+        once, keys = bench.once(), []
+
+        def body(attempt: Any) -> None:
+            for name in ("a", "b"):
+                keys.append(attempt.child_key(name))
+
+        for scope, operation, key in [
+            ("t1", "op", "k"), ("t2", "op", "k"), ("t1", "op2", "k"), ("t1", "op", "k2")
+        ]:  # fmt: skip
+            once.run(operation, key, body, scope=scope)
+        assert len(set(keys)) == 8
+
+    def test_i3_a_step_gives_the_first_run_what_a_re_run_gets(self, bench: Bench) -> None:
+        seen: list[Any] = []
+
+        def body(attempt: Any) -> None:
+            seen.append(attempt.step("pair", lambda key: {"pair": (1, 2)}))
+            if len(seen) == 1:
+                raise ConnectionError
+
+        once = bench.once()
+        with pytest.raises(ConnectionError):
+            once.run("op", "k", body, retry_safe=True)
+        once.run("op", "k", body, retry_safe=True)
+        assert seen == [{"pair": [1, 2]}] * 2
+
+    def test_a_step_asked_for_twice_in_one_run_runs_once(self, bench: Bench) -> None:
+        pay = Body("paid")
+
+        def body(attempt: Any) -> list[str]:
+            return [attempt.step("pay", lambda key: pay(attempt)) for _ in range(2)]
+
+        assert bench.once().run("op", "k", body).value == ["paid", "paid"]
+        assert pay.runs == 1
+
+    def test_a_step_too_large_to_keep_is_never_repeated(self, bench: Bench) -> None:
+        large = Body("x" * 1_000)
+
+        def body(attempt: Any) -> str:
+            value: str = attempt.step("large", lambda key: large(attempt))
+            assert len(value) == 1_000
+            raise ConnectionError
+
+        once = bench.once()
+        with pytest.raises(ConnectionError):
+            once.run("op", "k", body, retry_safe=True, max_bytes=100)
+        with pytest.raises(NotReplayable, match="large"):
+            once.run("op", "k", body, retry_safe=True, max_bytes=100)
+        assert large.runs == 1
+
+    def test_i11_an_operation_has_at_most_a_hundred_steps(self, bench: Bench) -> None:
+        def body(attempt: Any) -> None:
+            for number in range(101):
+                attempt.step(f"s{number}", lambda key: None)
+
+        with pytest.raises(InvalidKey, match="at most 100"):
+            bench.once().run("op", "k", body)
+
+    def test_a_failing_step_fails_a_body_that_is_not_retry_safe_for_good(
+        self, bench: Bench
+    ) -> None:
+        def body(attempt: Any) -> None:
+            def refuse(key: str) -> None:
+                raise ValueError("declined")
+
+            attempt.step("pay", refuse)
+
+        once = bench.once()
+        with pytest.raises(ValueError, match="declined"):
+            once.run("op", "k", body)
+        with pytest.raises(OperationFailed, match="declined"):
+            once.run("op", "k", body)
+
+    def test_steps_of_a_long_body_are_saved_after_its_first_lease(self, bench: Bench) -> None:
+        checkout = Checkout()
+
+        def body(attempt: Any) -> Any:
+            for _ in range(5):
+                bench.next_beat()
+            bench.clock.wait_until_due(LEASE // 3)
+            return checkout(attempt)
+
+        assert bench.once().run("op", "k", body).value == ["reserve ok", "pay ok"]

@@ -1,0 +1,228 @@
+"""Stores that fail on purpose, by a script: which call, and how.
+
+    store = FaultyStore(MemoryStore(), {2: Fault.LOSE_REPLY})     # the second call of `apply`
+    store = FaultyStore(inner, lambda number, commands: ...)      # or a function
+
+A script gives a Fault, an exception to raise before anything is applied, or None. Owns the script
+and the gates; the store inside stays as it is. `FaultyStore` blocks, `AsyncFaultyStore` awaits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from oncekey.core.commands import Command, Reply
+from oncekey.core.contract import (
+    SWEEP_LIMIT_DEFAULT,
+    AsyncEnlisted,
+    AsyncStore,
+    Enlisted,
+    Store,
+)
+from oncekey.core.errors import StoreUnavailable
+from oncekey.core.levels import Guarantee
+
+ARRIVE_SECONDS = 30.0
+
+
+class Fault(enum.Enum):
+    """How one call of `apply` fails."""
+
+    LOSE_REPLY = "applied, and nobody is told"
+    REFUSE = "not applied, and told so"
+    VANISH = "not applied, and nobody can tell"
+    APPLY_LATE = "not applied now, but when `deliver` is called"
+    HOLD_BEFORE = "waits for `release`, then goes on"
+    HOLD_AFTER = "applied, then waits for `release` before it answers"
+
+
+Script = (
+    Mapping[int, Fault | Exception] | Callable[[int, Sequence[Command]], Fault | Exception | None]
+)
+
+
+class _Scripted:
+    """What both colours share: counting, choosing, and waiting for calls to arrive."""
+
+    def __init__(self, script: Script | None, *, immediate: bool) -> None:
+        self.script: Script = {} if script is None else script
+        self.immediate = immediate
+        self.calls: list[tuple[Command, ...]] = []
+        self.down = False
+        self._changed = threading.Condition()
+        self._held = 0
+        self._late: list[tuple[Command, ...]] = []
+
+    def _next(self, commands: Sequence[Command]) -> Fault | Exception | None:
+        with self._changed:
+            self.calls.append(tuple(commands))
+            number = len(self.calls)
+            self._changed.notify_all()
+        if self.down:
+            return Fault.REFUSE
+        if isinstance(self.script, Mapping):
+            return self.script.get(number)
+        return self.script(number, commands)
+
+    def _refused(self, fault: Fault, commands: Sequence[Command]) -> StoreUnavailable:
+        if fault is Fault.APPLY_LATE:
+            self._late.append(tuple(commands))
+        return StoreUnavailable(f"injected: {fault.value}", ambiguous=fault is not Fault.REFUSE)
+
+    def _count_held(self, change: int) -> None:
+        with self._changed:
+            self._held += change
+            self._changed.notify_all()
+
+    def wait_held(self, count: int = 1) -> None:
+        """Block until `count` calls stand at a gate."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._held >= count, ARRIVE_SECONDS):
+                raise AssertionError(f"{self._held} calls are held, not {count}")
+
+    def wait_calls(self, count: int) -> None:
+        """Block until `apply` was called `count` times."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: len(self.calls) >= count, ARRIVE_SECONDS):
+                raise AssertionError(f"{len(self.calls)} calls came, not {count}")
+
+    def kinds(self) -> list[str]:
+        """The names of the commands of all calls, in order."""
+        return [type(command).__name__ for call in self.calls for command in call]
+
+
+class FaultyStore(_Scripted):
+    """A blocking store that fails by script."""
+
+    def __init__(
+        self, inner: Store, script: Script | None = None, *, immediate: bool = False
+    ) -> None:
+        super().__init__(script, immediate=immediate)
+        self.inner = inner
+        self._gate = threading.Event()
+
+    @property
+    def guarantee(self) -> Guarantee:
+        return self.inner.guarantee
+
+    def apply(self, commands: Sequence[Command], /) -> list[Reply]:
+        fault = self._next(commands)
+        if isinstance(fault, Exception):
+            raise fault
+        if fault in (Fault.REFUSE, Fault.VANISH, Fault.APPLY_LATE):
+            raise self._refused(fault, commands)
+        if fault is Fault.HOLD_BEFORE:
+            self._hold()
+        replies = self.inner.apply(commands)
+        if fault is Fault.HOLD_AFTER:
+            self._hold()
+        if fault is Fault.LOSE_REPLY:
+            raise self._refused(fault, commands)
+        return replies
+
+    def _hold(self) -> None:
+        gate = self._gate
+        self._count_held(1)
+        try:
+            if not gate.wait(ARRIVE_SECONDS):
+                raise AssertionError("a held call was never released")
+        finally:
+            self._count_held(-1)
+
+    def release(self) -> None:
+        """Let every call that is held now go on."""
+        gate, self._gate = self._gate, threading.Event()
+        gate.set()
+
+    def deliver(self) -> list[Reply]:
+        """Apply what was kept back."""
+        late, self._late = self._late, []
+        return [reply for call in late for reply in self.inner.apply(call)]
+
+    def bind(self, check: bytes, /) -> None:
+        if self.down:
+            raise self._refused(Fault.REFUSE, ())
+        self.inner.bind(check)
+
+    def sweep(self, limit: int = SWEEP_LIMIT_DEFAULT, /) -> int:
+        return self.inner.sweep(limit)
+
+    def enlist(self, connection: Any, /) -> Enlisted:
+        return self.inner.enlist(connection)
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+class AsyncFaultyStore(_Scripted):
+    """An async store that fails by script."""
+
+    def __init__(
+        self, inner: AsyncStore, script: Script | None = None, *, immediate: bool = False
+    ) -> None:
+        super().__init__(script, immediate=immediate)
+        self.inner = inner
+        self._gates: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
+
+    @property
+    def guarantee(self) -> Guarantee:
+        return self.inner.guarantee
+
+    async def apply(self, commands: Sequence[Command], /) -> list[Reply]:
+        fault = self._next(commands)
+        if isinstance(fault, Exception):
+            raise fault
+        if fault in (Fault.REFUSE, Fault.VANISH, Fault.APPLY_LATE):
+            raise self._refused(fault, commands)
+        if fault is Fault.HOLD_BEFORE:
+            await self._hold()
+        replies = await self.inner.apply(commands)
+        if fault is Fault.HOLD_AFTER:
+            await self._hold()
+        if fault is Fault.LOSE_REPLY:
+            raise self._refused(fault, commands)
+        return replies
+
+    async def _hold(self) -> None:
+        loop = asyncio.get_running_loop()
+        gate: asyncio.Future[None] = loop.create_future()
+        self._gates.append((loop, gate))
+        self._count_held(1)
+        try:
+            await gate
+        finally:
+            self._count_held(-1)
+
+    def release(self) -> None:
+        """Let every call that is held now go on; from any thread."""
+        gates, self._gates = self._gates, []
+        for loop, gate in gates:
+            loop.call_soon_threadsafe(_open, gate)
+
+    async def deliver(self) -> list[Reply]:
+        """Apply what was kept back."""
+        late, self._late = self._late, []
+        return [reply for call in late for reply in await self.inner.apply(call)]
+
+    async def bind(self, check: bytes, /) -> None:
+        if self.down:
+            raise self._refused(Fault.REFUSE, ())
+        await self.inner.bind(check)
+
+    async def sweep(self, limit: int = SWEEP_LIMIT_DEFAULT, /) -> int:
+        return await self.inner.sweep(limit)
+
+    def enlist(self, connection: Any, /) -> AsyncEnlisted:
+        return self.inner.enlist(connection)
+
+    async def close(self) -> None:
+        await self.inner.close()
+
+
+def _open(gate: asyncio.Future[None]) -> None:
+    if not gate.done():
+        gate.set_result(None)

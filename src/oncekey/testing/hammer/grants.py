@@ -1,0 +1,153 @@
+"""One key's history, put in order: who held it when, how each hold ended, in which generation.
+
+A generation is the life of a record from a fresh claim to its expiry; the first grant of one has
+attempt number 1. Owns the reading of the log; the rules are in checker.py.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from oncekey.core.record import State
+from oncekey.testing.hammer.history import Entry
+
+FINAL = (State.SUCCEEDED, State.FAILED)
+
+
+@dataclass
+class Grant:
+    """One owner's hold on the key under one fence."""
+
+    owner: str
+    fence: int
+    attempt: int
+    fingerprint: str
+    retry_safe: bool
+    sent: int
+    came: int
+    until: int
+    taken_over: bool = False
+    generation: int = 0
+    closing_sent: int | None = None  # when its owner first tried to end it
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """A final outcome that someone was told is stored."""
+
+    fence: int
+    state: int
+    body: str
+    by: str
+    sent: int
+    came: int
+
+
+@dataclass
+class KeyHistory:
+    key: str
+    entries: list[Entry]
+    grants: list[Grant] = field(default_factory=list)  # by fence
+    settlements: dict[int, list[Settlement]] = field(default_factory=dict)  # by fence
+    freed: dict[int, int] = field(default_factory=dict)  # fence: first sent
+    unknown: dict[int, int] = field(default_factory=dict)  # fence: first sent
+    certain: bool = True  # False where the store itself failed: some grants may be missing
+
+    def grant(self, fence: int) -> Grant | None:
+        return next((grant for grant in self.grants if grant.fence == fence), None)
+
+    def holders(self, sent: int, came: int) -> list[Grant]:
+        """Every grant that may have been the last one at some moment from `sent` to `came`."""
+        found, superseded = [], None
+        for grant in reversed(self.grants):
+            if grant.sent <= came and (superseded is None or superseded >= sent):
+                found.append(grant)
+            superseded = grant.came if superseded is None else min(superseded, grant.came)
+        return found
+
+
+def histories(entries: Iterable[Entry]) -> list[KeyHistory]:
+    """The log by key, each put in order."""
+    by_key: dict[str, list[Entry]] = defaultdict(list)
+    for entry in entries:
+        by_key[entry.key].append(entry)
+    made = []
+    for key, some in by_key.items():
+        history = KeyHistory(key, sorted(some, key=lambda entry: entry.came))
+        _find_grants(history)
+        _find_endings(history)
+        _number_generations(history)
+        made.append(history)
+    return made
+
+
+def _find_grants(history: KeyHistory) -> None:
+    grants: dict[tuple[str, int], Grant] = {}
+    for entry in history.entries:
+        if entry.reply == "error":
+            history.certain = False
+        if entry.verb == "Claim" and entry.reply == "Claimed":
+            grant = grants.get((entry.owner, entry.given_fence))
+            if grant is None:
+                grant = grants[entry.owner, entry.given_fence] = Grant(
+                    entry.owner,
+                    entry.given_fence,
+                    entry.given_attempt,
+                    entry.fingerprint,
+                    entry.retry_safe,
+                    entry.sent,
+                    entry.came,
+                    entry.sent + entry.lease,
+                )
+            grant.sent = min(grant.sent, entry.sent)
+            grant.until = max(grant.until, entry.sent + entry.lease)
+            grant.taken_over = grant.taken_over or entry.taken_over
+    for entry in history.entries:
+        if entry.verb == "Renew" and entry.reply == "Done":
+            held = grants.get((entry.owner, entry.fence))
+            if held is not None:
+                held.until = max(held.until, entry.sent + entry.lease)
+        if entry.verb in ("Finish", "Release"):
+            for held in grants.values():
+                if held.owner == entry.owner and entry.fence in (0, held.fence):
+                    earlier = held.closing_sent
+                    held.closing_sent = entry.sent if earlier is None else min(earlier, entry.sent)
+    history.grants = sorted(grants.values(), key=lambda grant: grant.fence)
+
+
+def _find_endings(history: KeyHistory) -> None:
+    owners: dict[str, list[int]] = defaultdict(list)
+    for grant in history.grants:
+        owners[grant.owner].append(grant.fence)
+    for entry in history.entries:
+        if entry.verb == "Claim" and entry.reply == "Unsure":
+            _first(history.unknown, entry.given_fence, entry.sent)
+        if entry.reply != "Done":
+            continue
+        if entry.verb in ("Finish", "Resolve") and entry.state in FINAL:
+            by = entry.owner or entry.note
+            some = history.settlements.setdefault(entry.fence, [])
+            if not any(old.by == by and old.body == entry.body for old in some):
+                some.append(
+                    Settlement(entry.fence, entry.state, entry.body, by, entry.sent, entry.came)
+                )
+        elif entry.verb == "Finish":
+            _first(history.unknown, entry.fence, entry.sent)
+        elif entry.verb == "Resolve":
+            _first(history.freed, entry.fence, entry.sent)
+        elif entry.verb == "Release":
+            for fence in [entry.fence] if entry.fence else owners[entry.owner]:
+                _first(history.freed, fence, entry.sent)
+
+
+def _first(times: dict[int, int], fence: int, sent: int) -> None:
+    times[fence] = min(times.get(fence, sent), sent)
+
+
+def _number_generations(history: KeyHistory) -> None:
+    generation = 0
+    for grant in history.grants:
+        generation += grant.attempt == 1
+        grant.generation = generation

@@ -1,0 +1,247 @@
+"""What only the asyncio engine has: cancelled bodies, heartbeat tasks, several loops."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oncekey.core.commands import Claim, Claimed, Command, Renew
+from oncekey.core.errors import ConfigurationError, LeaseLost
+from oncekey.core.events import Fact, Notice
+from oncekey.core.policy import Policy
+from oncekey.core.recovery import Recovery, UnknownKey
+from oncekey.engine.aio.once import AsyncOnce
+from oncekey.engine.blocking.once import Once
+from oncekey.engine.waiters import Waiters
+from oncekey.stores.memory import AsyncMemoryStore, MemoryStore
+from oncekey.stores.sqlite import AsyncSQLiteStore
+from oncekey.testing.clock import FakeClock
+from oncekey.testing.colours import turn_until
+from oncekey.testing.contract.base import LEASE, claim, token
+from oncekey.testing.faults import AsyncFaultyStore, Fault
+
+POLICY = Policy(lease="30s", keep="1h", audit="1h")
+LOOPS = 4
+
+
+def hold_renewals(number: int, commands: Sequence[Command]) -> Fault | None:
+    return Fault.HOLD_BEFORE if isinstance(commands[0], Renew) else None
+
+
+def slow_engine(script: Any) -> tuple[AsyncOnce, AsyncFaultyStore, FakeClock]:
+    clock = FakeClock()
+    store = AsyncFaultyStore(AsyncMemoryStore(clock=clock.wall), script)
+    return AsyncOnce(store, clock=clock, policy=POLICY), store, clock
+
+
+def test_a_heartbeat_on_its_way_when_the_body_ends_ends_too() -> None:
+    async def main() -> None:
+        once, store, clock = slow_engine(hold_renewals)
+        go = asyncio.Event()
+
+        async def body(attempt: Any) -> str:
+            await go.wait()
+            return "done"
+
+        running = asyncio.create_task(once.run("op", "k", body))
+        await turn_until(lambda: len(store.calls) == 1)
+        await turn_until(lambda: bool(clock._timers))
+        clock.advance(LEASE // 3)
+        await turn_until(lambda: store._held == 1)
+        go.set()
+        await turn_until(lambda: len(once._runner.home().coalescer._queue) == 1)  # the Finish
+        store.release()
+        assert (await running).value == "done"
+        await once.close()
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(main())
+
+
+def test_i5_a_lost_lease_cancels_the_body() -> None:
+    async def main() -> None:
+        once, store, clock = slow_engine(hold_renewals)
+        seen: list[object] = []
+
+        async def body(attempt: Any) -> str:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                seen.append(attempt.lost)
+                return "swallowed the cancellation"
+            return "never"
+
+        running = asyncio.create_task(once.run("op", "k", body, retry_safe=True))
+        await turn_until(lambda: len(store.calls) == 1 and bool(clock._timers))
+        clock.advance(LEASE // 3)
+        await turn_until(lambda: store._held == 1)
+        clock.advance(LEASE)
+        (first,) = store.calls[0]
+        assert isinstance(first, Claim)
+        rival = claim(first.id, token(), fingerprint=first.fingerprint, retry_safe=True)
+        (reply,) = await store.inner.apply([rival])
+        assert isinstance(reply, Claimed)
+        store.release()
+        with pytest.raises(LeaseLost):
+            await running
+        assert seen == [True]
+        assert store.kinds() == ["Claim", "Renew", "Look"]
+
+    asyncio.run(main())
+
+
+def test_recover_may_be_async() -> None:
+    async def main() -> None:
+        once, store, clock = slow_engine(None)
+        identity = once._kernel.identities.identify("", "op", "k")
+        fingerprint = once._kernel.identities.fingerprint(None)
+        await store.inner.apply([claim(identity.id, token(), fingerprint=fingerprint)])
+        clock.advance(LEASE)
+
+        async def recover(unknown: UnknownKey) -> Recovery:
+            await asyncio.sleep(0)
+            return Recovery.succeeded(unknown.child_key("pay"))
+
+        async def body(attempt: Any) -> None:
+            raise AssertionError("must not run")
+
+        result = await once.run("op", "k", body, recover=recover)
+        assert result.value == once._kernel.identities.child_key(identity, "pay")
+
+    asyncio.run(main())
+
+
+def test_i1_several_event_loops_share_one_engine(tmp_path: Path) -> None:
+    once = AsyncOnce(AsyncSQLiteStore(tmp_path / "keys.db"), policy=POLICY)
+    barrier, runs, results = threading.Barrier(LOOPS), list[int](), list[Any]()
+
+    async def body(attempt: Any) -> str:
+        runs.append(attempt.fence)
+        return "once"
+
+    async def one_loop() -> None:
+        barrier.wait(30)
+        results.extend(
+            await asyncio.gather(*(once.run("op", "k", body, wait="20s") for _ in range(8)))
+        )
+
+    threads = [threading.Thread(target=lambda: asyncio.run(one_loop())) for _ in range(LOOPS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    asyncio.run(once.close())
+    assert len(runs) == 1
+    assert [r.value for r in results] == ["once"] * (8 * LOOPS)
+    assert sum(not r.replayed for r in results) == 1
+
+
+def test_a_waiter_on_another_loop_is_woken_there() -> None:
+    clock = FakeClock()
+    once = AsyncOnce(AsyncMemoryStore(clock=clock.wall), clock=clock, policy=POLICY)
+    inside, go = threading.Event(), threading.Event()
+    results: list[Any] = []
+
+    async def body(attempt: Any) -> str:
+        inside.set()
+        await asyncio.to_thread(go.wait, 30)
+        return "once"
+
+    async def waiter() -> None:
+        results.append(await once.run("op", "k", body, wait="20s"))
+
+    first = threading.Thread(target=lambda: asyncio.run(waiter()))
+    second = threading.Thread(target=lambda: asyncio.run(waiter()))
+    first.start()
+    assert inside.wait(30)
+    second.start()
+    clock.wait_until_due(250_000)
+    go.set()
+    first.join(30)
+    second.join(30)
+    assert sorted(r.replayed for r in results) == [False, True]
+
+
+def test_the_wrong_colour_is_refused_at_decoration() -> None:
+    async def work(key: str) -> None:
+        """Async."""
+
+    def plain(key: str) -> None:
+        """Plain."""
+
+    with pytest.raises(ConfigurationError, match="AsyncOnce"):
+        Once(MemoryStore()).guard("op", key=lambda key: key)(work)
+    with pytest.raises(ConfigurationError, match="guard it with Once"):
+        AsyncOnce(AsyncMemoryStore()).guard("op", key=lambda key: key)(plain)  # type: ignore[arg-type]
+
+
+def test_a_waiting_caller_is_cancelled_by_close_not_crashed() -> None:
+    async def main() -> None:
+        once, store, _ = slow_engine(None)
+        go = asyncio.Event()
+
+        async def body(attempt: Any) -> str:
+            await go.wait()
+            return "done"
+
+        running = asyncio.create_task(once.run("op", "k", body))
+        await turn_until(lambda: len(store.calls) == 1)
+        waiting = asyncio.create_task(once.run("op", "k", body, wait="20s"))
+        await turn_until(lambda: len(store.calls) == 2)
+        await turn_until(lambda: bool(once._kernel.waiters._wakes))
+        await once.close(drain="0s")
+        outcomes = await asyncio.gather(running, waiting, return_exceptions=True)
+        assert isinstance(outcomes[1], asyncio.CancelledError)
+
+    asyncio.run(main())
+
+
+def test_the_end_is_told_though_the_caller_left() -> None:
+    async def main() -> None:
+        once, store, _ = slow_engine(None)
+        heard: list[Fact] = []
+
+        def hear(notice: Notice) -> None:
+            heard.append(notice.fact)
+
+        once.subscribe(hear)
+        go = asyncio.Event()
+
+        async def body(attempt: Any) -> str:
+            await go.wait()
+            return "done"
+
+        caller = asyncio.create_task(once.run("op", "k", body))
+        await turn_until(lambda: heard == [Fact.CLAIMED])
+        caller.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await caller
+        go.set()
+        await once.close()
+        assert store.kinds() == ["Claim", "Finish"]
+        assert heard == [Fact.CLAIMED, Fact.FINISHED]
+
+    asyncio.run(main())
+
+
+@pytest.mark.xfail(strict=True, reason="reported: a waiter on a closed loop breaks who ends")
+def test_i14_a_waiter_that_cannot_be_woken_breaks_nobody() -> None:
+    """Its loop was closed under it. The attempt that ends has paid; its caller must be told."""
+    waiters, woken = Waiters(), threading.Event()
+    closed = asyncio.new_event_loop()
+    closed.close()
+
+    def nothing() -> None:
+        """Never called."""
+
+    waiters.add(b"id", lambda: closed.call_soon_threadsafe(nothing))
+    waiters.add(b"id", woken.set)
+    waiters.ended(b"id")
+    assert woken.is_set()

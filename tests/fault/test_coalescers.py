@@ -1,0 +1,219 @@
+"""The coalescers under fault: neighbours, interruptions, whole-batch failures (S5, I11)."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from oncekey.core.commands import Command, Done, Look, Reply, Seen
+from oncekey.core.errors import StoreUnavailable
+from oncekey.engine.aio.coalescer import AsyncCoalescer
+from oncekey.engine.blocking.coalescer import Coalescer
+from oncekey.stores.memory import AsyncMemoryStore, MemoryStore
+from oncekey.testing.colours import turn_until
+from oncekey.testing.contract.bench import PATIENCE, Interrupted, until
+from oncekey.testing.faults import AsyncFaultyStore, Fault, FaultyStore
+
+BAD = b"bad".ljust(16)
+IDS = [b"%d".ljust(16) % n for n in range(20)]
+
+
+def poisoned(number: int, commands: Sequence[Command]) -> Fault | Exception | None:
+    """The first call is held, so that all others meet in one batch; BAD breaks any batch."""
+    if number == 1:
+        return Fault.HOLD_BEFORE
+    return ValueError("poison") if any(command.id == BAD for command in commands) else None
+
+
+def test_a_poisoned_command_fails_alone_among_threads() -> None:
+    store = FaultyStore(MemoryStore(), poisoned)
+    coalescer = Coalescer(store.apply)
+    with ThreadPoolExecutor(40) as pool:
+        first = pool.submit(coalescer.call, Look(b"first".ljust(16)))
+        store.wait_held()
+        good = [pool.submit(coalescer.call, Look(id)) for id in IDS]
+        bad = pool.submit(coalescer.call, Look(BAD))
+        until(lambda: len(coalescer._queue) == len(IDS) + 1)
+        store.release()
+        assert isinstance(first.result(), Seen)
+        assert all(isinstance(future.result(), Seen) for future in good)
+        with pytest.raises(ValueError, match="poison"):
+            bad.result()
+    assert [len(call) for call in store.calls] == [1, len(IDS) + 1] + [1] * (len(IDS) + 1)
+
+
+def test_a_poisoned_command_fails_alone_among_tasks() -> None:
+    async def main() -> None:
+        store = AsyncFaultyStore(AsyncMemoryStore(), poisoned)
+        coalescer = AsyncCoalescer(store.apply)
+
+        def ask(id: bytes) -> asyncio.Task[Reply]:
+            return asyncio.create_task(coalescer.call(Look(id), lambda: None))
+
+        first = ask(b"first".ljust(16))
+        await turn_until(lambda: store._held == 1)
+        good, bad = [ask(id) for id in IDS], ask(BAD)
+        await turn_until(lambda: len(coalescer._queue) == len(IDS) + 1)
+        store.release()
+        assert isinstance(await first, Seen)
+        assert all(isinstance(reply, Seen) for reply in await asyncio.gather(*good))
+        with pytest.raises(ValueError, match="poison"):
+            await bad
+        assert [len(call) for call in store.calls] == [1, len(IDS) + 1] + [1] * (len(IDS) + 1)
+
+    asyncio.run(main())
+
+
+def test_an_unavailable_store_is_the_whole_batchs_fate() -> None:
+    store = FaultyStore(MemoryStore(), {1: Fault.HOLD_BEFORE, 2: Fault.REFUSE})
+    coalescer = Coalescer(store.apply)
+    with ThreadPoolExecutor(40) as pool:
+        first = pool.submit(coalescer.call, Look(b"first".ljust(16)))
+        store.wait_held()
+        rest = [pool.submit(coalescer.call, Look(id)) for id in IDS]
+        until(lambda: len(coalescer._queue) == len(IDS))
+        store.release()
+        first.result()
+        for future in rest:
+            with pytest.raises(StoreUnavailable):
+                future.result()
+    assert len(store.calls) == 2
+
+
+def test_a_store_that_answers_too_few_hands_nobody_anothers_reply() -> None:
+    def short(commands: Sequence[Command]) -> list[Reply]:
+        return [Done()] * (len(commands) - 1)
+
+    with pytest.raises(AssertionError, match="0 replies to 1"):
+        Coalescer(short).call(Look(BAD))
+
+
+@pytest.fixture
+def interrupt_main() -> Iterator[Callable[[], None]]:
+    """Raises Interrupted in the main thread, as Ctrl-C or a task's time limit does."""
+    raised = threading.Event()
+    main = threading.main_thread().ident
+    assert main is not None
+
+    def raise_once(number: int, frame: Any) -> None:
+        if not raised.is_set():
+            raised.set()
+            raise Interrupted
+
+    def interrupt() -> None:
+        # Again and again: a signal that comes just before the thread begins to wait is not seen.
+        while not raised.wait(0.005):
+            signal.pthread_kill(main, signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, raise_once)
+    yield interrupt
+    signal.signal(signal.SIGUSR1, before)
+
+
+def call_in_thread(coalescer: Coalescer, command: Command) -> object:
+    """The outcome, or None where nobody answers."""
+    outcome: list[object] = []
+
+    def call() -> None:
+        try:
+            outcome.append(coalescer.call(command))
+        except Exception as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join(2.0)
+    return outcome[0] if outcome else None
+
+
+def test_i11_a_follower_interrupted_while_it_waits_does_not_wedge_the_others(
+    interrupt_main: Callable[[], None],
+) -> None:
+    store = FaultyStore(MemoryStore(), {1: Fault.HOLD_BEFORE})
+    coalescer = Coalescer(store.apply)
+    with ThreadPoolExecutor(2) as pool:
+        leader = pool.submit(coalescer.call, Look(IDS[0]))
+        store.wait_held()
+
+        def interrupt() -> None:
+            until(lambda: len(coalescer._queue) == 1)
+            interrupt_main()
+
+        pool.submit(interrupt)
+        with pytest.raises(Interrupted):
+            coalescer.call(Look(IDS[1]))
+        store.release()
+        assert isinstance(leader.result(PATIENCE), Seen)
+    assert isinstance(call_in_thread(coalescer, Look(IDS[2])), Seen)
+
+
+class InterruptedLeader:
+    """The main thread is interrupted while it leads a batch that another thread is in."""
+
+    def __init__(self, interrupt_main: Callable[[], None]) -> None:
+        self.interrupt_main = interrupt_main
+        self.coalescer = Coalescer(self.apply)
+        self.inner = MemoryStore()
+        self.entered = threading.Event()
+        self.calls: list[int] = []
+
+    def apply(self, commands: Sequence[Command]) -> list[Reply]:
+        self.calls.append(len(commands))
+        if len(self.calls) == 1:
+            until(lambda: len(self.coalescer._queue) == 2)
+        if len(self.calls) == 2:
+            self.entered.set()
+            until(lambda: False)  # the signal ends it
+        return self.inner.apply(commands)
+
+    def follow(self) -> Reply:
+        until(lambda: len(self.coalescer._queue) == 1)
+        return self.coalescer.call(Look(IDS[2]))
+
+    def interrupt(self) -> None:
+        self.entered.wait(PATIENCE)
+        self.interrupt_main()
+
+    def play(self) -> Future[Reply]:
+        """What the follower got."""
+        with ThreadPoolExecutor(3) as pool:
+            pool.submit(self.coalescer.call, Look(IDS[0]))
+            until(lambda: len(self.calls) == 1)
+            follower = pool.submit(self.follow)
+            pool.submit(self.interrupt)
+            with pytest.raises(Interrupted):
+                self.coalescer.call(Look(IDS[1]))  # first in the queue: it leads the second batch
+            return follower
+
+
+def test_i9_followers_of_an_interrupted_leader_may_repeat_their_commands(
+    interrupt_main: Callable[[], None],
+) -> None:
+    """They cannot know what the store did, which is what StoreUnavailable(ambiguous) says."""
+    follower = InterruptedLeader(interrupt_main).play()
+    with pytest.raises(StoreUnavailable) as caught:
+        follower.result(PATIENCE)
+    assert caught.value.ambiguous
+
+
+def test_i11_an_interrupted_leader_passes_the_lead_on(interrupt_main: Callable[[], None]) -> None:
+    scene = InterruptedLeader(interrupt_main)
+    scene.play()
+    assert isinstance(call_in_thread(scene.coalescer, Look(IDS[3])), Seen)
+
+
+def test_i11_an_interrupted_leader_leaves_no_thread_behind(
+    interrupt_main: Callable[[], None],
+) -> None:
+    before = set(threading.enumerate())
+    InterruptedLeader(interrupt_main).play()
+    left = [thread for thread in threading.enumerate() if thread not in before]
+    for thread in left:
+        thread.join(1.0)
+    assert not [thread for thread in left if thread.is_alive()]

@@ -1,0 +1,211 @@
+"""kill -9 at every store call of an attempt; SIGSTOP past the lease; processes that race.
+
+The victims are real processes on a real SQLite file. Nobody sleeps until a lease is over: the
+store is opened again with a clock that is ahead of the host's (I1, I2, I10).
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oncekey.core.errors import InFlight, OperationFailed, OutcomeUnknown
+from oncekey.core.policy import Policy
+from oncekey.engine.blocking.once import Once
+from oncekey.stores.clock import wall_clock
+from oncekey.stores.sqlite import SQLiteStore
+
+VICTIM = Path(__file__).with_name("victim.py")
+LEASE_US = 3_600_000_000
+MARGIN_US = 1_000_000
+EARLY_US = 60_000_000
+
+FLAGS = ("retry_safe", "steps", "raises")
+SCENARIOS = [dict(zip(FLAGS, values, strict=True)) for values in
+             itertools.product([False, True], repeat=3)]  # fmt: skip
+STEPS = ["SaveStep", "SaveStep", "Renew", "SaveStep", "SaveStep"]
+
+
+def expected_calls(scenario: dict[str, bool]) -> list[str]:
+    ending = "Release" if scenario["raises"] and scenario["retry_safe"] else "Finish"
+    return ["bind", "Claim", *(STEPS if scenario["steps"] else []), ending]
+
+
+@contextmanager
+def engine(path: Path, ahead_us: int = 0) -> Iterator[Once]:
+    """An engine on the file, its store's clock `ahead_us` of the host's."""
+    store = SQLiteStore(path, clock=lambda: wall_clock() + ahead_us)
+    with closing(Once(store, policy=Policy(lease="1h"), cache=0)) as once:
+        yield once
+
+
+class Point:
+    """What a kill left behind, and a retry of the same operation."""
+
+    def __init__(self, directory: Path, scenario: dict[str, bool], name: str) -> None:
+        self.path = directory / f"{name}.db"
+        self.effects = directory / f"{name}.effects"
+        self.scenario = scenario
+
+    def retry(self, ahead_us: int = 0) -> object:
+        """What the retry gives: a value or an error. This time nothing raises or dies."""
+
+        def body(attempt: Any) -> str:
+            if self.scenario["steps"]:
+                attempt.step("reserve", lambda key: self.effect(f"reserve {key}"))
+                attempt.step("pay", lambda key: self.effect(f"pay {key}"))
+            else:
+                self.effect(f"pay {attempt.child_key('pay')}")
+            return "paid"
+
+        with engine(self.path, ahead_us) as once:
+            try:
+                return once.run("op", "k", body, retry_safe=self.scenario["retry_safe"]).value
+            except Exception as error:
+                return error
+
+    def effect(self, line: str) -> str:
+        with self.effects.open("a") as file:
+            file.write(line + "\n")
+        return line
+
+    def lines(self) -> list[str]:
+        return self.effects.read_text().splitlines() if self.effects.exists() else []
+
+    def check(self, applied: list[str]) -> None:
+        """`applied` are the calls that took effect before the kill."""
+        safe = self.scenario["retry_safe"]
+        if "Claim" not in applied or "Release" in applied:
+            assert self.retry() == "paid"  # I10: free at once
+        elif "Finish" in applied:
+            outcome = self.retry()
+            if self.scenario["raises"]:
+                assert isinstance(outcome, OperationFailed)
+            else:
+                assert outcome == "paid"
+        else:
+            assert isinstance(self.retry(), InFlight)  # I5: never before the lease is over
+            assert isinstance(self.retry(LEASE_US - EARLY_US), InFlight)
+            outcome = self.retry(LEASE_US + MARGIN_US)  # I10: and right after it
+            assert outcome == "paid" if safe else isinstance(outcome, OutcomeUnknown)
+        lines = self.lines()
+        if safe:
+            # A downstream that dedups on child keys has done each thing once.
+            assert len(set(lines)) == (2 if self.scenario["steps"] else 1)
+        else:
+            assert len(lines) == len(set(lines))
+            assert len({line.split()[0] for line in lines}) == len(lines)
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda s: "-".join(n for n in s if s[n]) or "-")
+def test_i1_kill_nine_at_every_store_call(tmp_path: Path, scenario: dict[str, bool]) -> None:
+    done = subprocess.run(
+        [sys.executable, VICTIM, "kill", tmp_path, json.dumps(scenario)],
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    calls = found["calls"]
+    assert calls == expected_calls(scenario)
+    assert len(found["points"]) == 2 * len(calls)  # every call, before and after
+    for number, side in found["points"]:
+        applied = calls[: number if side == "after" else number - 1]
+        Point(tmp_path, scenario, f"{number}-{side}").check(applied)
+
+
+class Victim:
+    """A child process that speaks JSON lines."""
+
+    def __init__(self, *arguments: object) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, VICTIM, *map(str, arguments)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def hear(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        heard: dict[str, Any] = json.loads(self.process.stdout.readline())
+        return heard
+
+    def go_on(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write("go\n")
+        self.process.stdin.flush()
+
+    def pause(self) -> None:
+        """SIGSTOP, and wait until the process really stands."""
+        self.process.send_signal(signal.SIGSTOP)
+        _, status = os.waitpid(self.process.pid, os.WUNTRACED)
+        assert os.WIFSTOPPED(status)
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGCONT)
+            self.process.kill()
+        self.process.communicate(timeout=60)
+
+
+@pytest.fixture
+def victim() -> Iterator[Callable[..., Victim]]:
+    victims: list[Victim] = []
+
+    def start(*arguments: object) -> Victim:
+        victims.append(Victim(*arguments))
+        return victims[-1]
+
+    yield start
+    for one in victims:
+        one.end()
+
+
+@pytest.mark.parametrize("retry_safe", [True, False])
+def test_i2_a_process_stopped_past_its_lease_finds_its_outcome_refused(
+    tmp_path: Path, victim: Callable[..., Victim], retry_safe: bool
+) -> None:
+    zombie = victim("stop", tmp_path, json.dumps(retry_safe))
+    fence = zombie.hear()["inside"]
+    zombie.pause()
+    with engine(tmp_path / "keys.db", LEASE_US + MARGIN_US) as once:
+        if retry_safe:
+            result = once.run("op", "k", lambda attempt: "winner", retry_safe=True)
+            assert (result.value, result.replayed, result.fence > fence) == ("winner", False, True)
+        else:
+            with pytest.raises(OutcomeUnknown):
+                once.run("op", "k", lambda attempt: "winner")
+        before = once.get("op", "k")
+        zombie.process.send_signal(signal.SIGCONT)
+        zombie.go_on()
+        told = zombie.hear()
+        if retry_safe:
+            assert told == {"value": "winner", "replayed": True}
+        else:
+            assert told == {"error": "OutcomeUnknown"}
+        assert once.get("op", "k") == before
+
+
+def test_i1_two_processes_of_eight_threads_run_it_once(
+    tmp_path: Path, victim: Callable[..., Victim]
+) -> None:
+    pair = [victim("crowd", tmp_path) for _ in range(2)]
+    for one in pair:
+        assert one.hear() == {"ready": True}
+    for one in pair:
+        one.go_on()
+    values = [value for one in pair for value in one.hear()["values"]]
+    effects = (tmp_path / "effects").read_text().split()
+    assert len(effects) == 1
+    assert values == effects * 16

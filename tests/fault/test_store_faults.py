@@ -1,0 +1,257 @@
+"""A store that loses replies, refuses, or answers late, at every call of an attempt (I1, I9, I10).
+
+Each test runs on every store and in both colours, on a clock that stands still.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from oncekey.core.commands import Claim, Command, Finish, Release, Renew, SaveStep
+from oncekey.core.contract import AsyncStore, Store
+from oncekey.core.errors import (
+    InFlight,
+    LeaseLost,
+    NotStarted,
+    OutcomeUnknown,
+    StoreUnavailable,
+)
+from oncekey.core.events import Fact
+from oncekey.core.flow import CLAIM_TRIES, RETRY_FIRST_US, RETRY_MAX_US
+from oncekey.core.record import State
+from oncekey.testing.contract.base import LEASE
+from oncekey.testing.contract.bench import Bench, BenchBase, Body, until
+from oncekey.testing.contract.steps import Checkout
+from oncekey.testing.faults import Fault
+
+Opener = Callable[[Callable[[], int]], Store | AsyncStore]
+
+# What an attempt of two steps sends; `test_the_points` holds it against a real run.
+POINTS = ["Claim", "SaveStep", "SaveStep", "SaveStep", "SaveStep", "Finish"]
+
+
+def only(kind: type[Command], fault: Fault) -> Callable[[int, Sequence[Command]], Fault | None]:
+    """The fault at every call with such a command."""
+    return lambda number, commands: fault if isinstance(commands[0], kind) else None
+
+
+def pass_retries(bench: Bench, us: int, times: int = 1) -> None:
+    """Let the clock go on each time the engine sleeps before it tries again."""
+    for _ in range(times):
+        bench.clock.wait_until_due(us)
+        bench.clock.advance(us)
+
+
+class TestStoreFaults(BenchBase):
+    opener: Opener
+
+    @pytest.fixture(autouse=True)
+    def _of_this_kind(self, opener: Opener) -> None:
+        self.opener = opener
+
+    def open_store(self, clock: Callable[[], int]) -> Store | AsyncStore:
+        return self.opener(clock)
+
+    def test_the_points(self, bench: Bench) -> None:
+        faulty = bench.faulty()
+        bench.once(faulty).run("op", "k", Checkout())
+        assert faulty.kinds() == POINTS
+
+    @pytest.mark.parametrize("fault", [Fault.LOSE_REPLY, Fault.VANISH])
+    @pytest.mark.parametrize("point", range(1, len(POINTS) + 1))
+    def test_i9_any_reply_may_be_lost(self, bench: Bench, point: int, fault: Fault) -> None:
+        faulty = bench.faulty({point: fault})
+        once, checkout = bench.once(faulty), Checkout()
+        facts = bench.facts(once)
+        running = bench.start(once.run, "op", "k", checkout)
+        pass_retries(bench, RETRY_FIRST_US)
+        result = running.result()
+        assert (result.value, result.replayed) == (["reserve ok", "pay ok"], False)
+        assert [name for name, _ in checkout.sent] == ["reserve", "pay"]
+        repeated = POINTS[:point] + POINTS[point - 1 :]
+        assert faulty.kinds() == repeated
+        assert bench.once().run("op", "k", checkout).value == result.value
+        assert facts == [Fact.CLAIMED, Fact.FINISHED]
+
+    @pytest.mark.parametrize("point", range(2, len(POINTS) + 1))
+    def test_a_refused_call_is_repeated_while_the_lease_holds(
+        self, bench: Bench, point: int
+    ) -> None:
+        faulty = bench.faulty({point: Fault.REFUSE, point + 1: Fault.REFUSE})
+        once, checkout = bench.once(faulty), Checkout()
+        running = bench.start(once.run, "op", "k", checkout)
+        pass_retries(bench, RETRY_FIRST_US * 2, times=2)
+        assert running.result().value == ["reserve ok", "pay ok"]
+        assert [name for name, _ in checkout.sent] == ["reserve", "pay"]
+
+    def test_a_store_that_is_down_runs_nothing(self, bench: Bench) -> None:
+        faulty, body = bench.faulty(), Body("ran")
+        once = bench.once(faulty)
+        faulty.down = True
+        with pytest.raises(StoreUnavailable) as caught:
+            once.run("op", "k", body)
+        assert (caught.value.ambiguous, caught.value.status) == (False, 503)
+        assert body.runs == 0
+        faulty.down = False
+        assert once.run("op", "k", body).value == "ran"
+
+    def test_i9_a_claim_nobody_answers_is_given_back(self, bench: Bench) -> None:
+        """All claims are applied, no reply comes: the body must not run, the key must be free."""
+        faulty, body = bench.faulty(only(Claim, Fault.LOSE_REPLY)), Body()
+        once = bench.once(faulty)
+        facts = bench.facts(once)
+        running = bench.start(once.run, "op", "k", body)
+        for tries in range(1, CLAIM_TRIES):
+            pass_retries(bench, RETRY_FIRST_US * tries)
+        with pytest.raises(StoreUnavailable):
+            running.result()
+        assert faulty.kinds() == ["Claim"] * CLAIM_TRIES + ["Release"]
+        assert (body.runs, bench.record_of("k").state) == (0, State.ABSENT)
+        assert facts == [Fact.UNAVAILABLE]
+        assert bench.once().run("op", "k", body).attempt == 2
+
+    @pytest.mark.parametrize("lost", [False, True])
+    @pytest.mark.parametrize("retry_safe", [False, True])
+    def test_i1_a_result_that_cannot_be_stored_is_told_and_never_lost_silently(
+        self, bench: Bench, retry_safe: bool, lost: bool
+    ) -> None:
+        fault = Fault.LOSE_REPLY if lost else Fault.REFUSE
+        faulty, body = bench.faulty(only(Finish, fault)), Body({"paid": (1, 2)})
+        once = bench.once(faulty)
+        running = bench.start(once.run, "op", "k", body, retry_safe=retry_safe)
+        pass_retries(bench, RETRY_FIRST_US)
+        bench.clock.wait_until_due(RETRY_MAX_US)
+        bench.clock.advance(LEASE)
+        with pytest.raises(StoreUnavailable, match="operation ran"):
+            running.result()
+        if lost:
+            assert bench.once().run("op", "k", body).replayed
+        elif retry_safe:
+            assert bench.once().run("op", "k", body, retry_safe=True).attempt == 2
+        else:
+            with pytest.raises(OutcomeUnknown):
+                bench.once().run("op", "k", body)
+        assert body.runs == 1 + (retry_safe and not lost)
+
+    def test_a_bodys_own_error_says_more_than_ours(self, bench: Bench) -> None:
+        faulty = bench.faulty(only(Finish, Fault.REFUSE))
+        once = bench.once(faulty)
+        running = bench.start(once.run, "op", "k", Body(error=ValueError("declined")))
+        bench.clock.wait_until_due(RETRY_FIRST_US)
+        bench.clock.advance(LEASE)
+        with pytest.raises(ValueError, match="declined"):
+            running.result()
+
+    def test_i5_no_renewal_until_the_deadline_means_lost(self, bench: Bench) -> None:
+        faulty = bench.faulty(only(Renew, Fault.REFUSE))
+        once = bench.once(faulty)
+        facts = bench.facts(once)
+
+        def body(attempt: Any) -> str:
+            bench.next_beat()
+            faulty.wait_calls(2)
+            bench.clock.wait_until_due(LEASE // 12)
+            bench.clock.advance(LEASE)
+            until(lambda: attempt._lost)  # its heartbeat has given up
+            return "too late"
+
+        with pytest.raises(LeaseLost):
+            once.run("op", "k", body)
+        assert facts == [Fact.CLAIMED, Fact.LOST]
+        assert bench.record_of("k").body == b""
+
+    def test_i9_a_claim_that_arrives_after_the_end_changes_nothing(self, bench: Bench) -> None:
+        faulty, body = bench.faulty({1: Fault.APPLY_LATE}), Body("ran")
+        once = bench.once(faulty)
+        running = bench.start(once.run, "op", "k", body)
+        pass_retries(bench, RETRY_FIRST_US)
+        assert running.result().value == "ran"
+        before = bench.record_of("k")
+        self.deliver(bench, faulty)
+        assert bench.record_of("k") == before
+
+    def test_i9_a_claim_that_arrives_after_its_release_changes_nothing(self, bench: Bench) -> None:
+        faulty = bench.faulty({1: Fault.APPLY_LATE})
+        once = bench.once(faulty)
+        running = bench.start(once.run, "op", "k", Body(error=NotStarted()))
+        pass_retries(bench, RETRY_FIRST_US)
+        with pytest.raises(NotStarted):
+            running.result()
+        self.deliver(bench, faulty)
+        assert bench.record_of("k").state is State.ABSENT
+        assert bench.once().run("op", "k", Body("ran")).value == "ran"
+
+    def test_i9_a_release_that_arrives_late_frees_nobody_elses_key(self, bench: Bench) -> None:
+        faulty = bench.faulty({2: Fault.APPLY_LATE})
+        once = bench.once(faulty)
+        running = bench.start(once.run, "op", "k", Body(error=NotStarted()))
+        pass_retries(bench, RETRY_FIRST_US)
+        with pytest.raises(NotStarted):
+            running.result()
+        assert isinstance(faulty.calls[1][0], Release)
+        bench.hold("k")
+        self.deliver(bench, faulty)
+        with pytest.raises(InFlight):
+            once.run("op", "k", Body())
+
+    def deliver(self, bench: Bench, faulty: Any) -> None:
+        delivered = faulty.deliver()
+        if bench.asyncio:
+            bench._loop().run(delivered)
+
+    def test_i1_a_claim_that_arrives_after_everyone_left_never_runs_twice(
+        self, bench: Bench
+    ) -> None:
+        """The worst of the network: the key is blocked for a lease, then unknown, never run."""
+        script = {1: Fault.APPLY_LATE, 2: Fault.VANISH, 3: Fault.VANISH}
+        faulty, body = bench.faulty(script), Body()
+        once = bench.once(faulty)
+        running = bench.start(once.run, "op", "k", body)
+        pass_retries(bench, RETRY_FIRST_US)
+        pass_retries(bench, RETRY_FIRST_US * 2)
+        with pytest.raises(StoreUnavailable):
+            running.result()
+        self.deliver(bench, faulty)
+        with pytest.raises(InFlight):
+            once.run("op", "k", body)
+        bench.wait(LEASE)
+        with pytest.raises(OutcomeUnknown):
+            once.run("op", "k", body)
+        assert body.runs == 0
+
+    def test_a_result_that_cannot_be_stored_is_in_the_errors_value(self, bench: Bench) -> None:
+        once = bench.once(bench.faulty(only(Finish, Fault.REFUSE)))
+        running = bench.start(once.run, "op", "k", Body({"paid": (1, 2)}))
+        bench.clock.wait_until_due(RETRY_FIRST_US)
+        bench.clock.advance(LEASE)
+        with pytest.raises(StoreUnavailable) as caught:
+            running.result()
+        assert caught.value.value == {"paid": [1, 2]}
+
+    def test_a_step_after_the_first_lease_is_saved_again_like_any_other(self, bench: Bench) -> None:
+        """The heartbeat has extended the lease; one lost SaveStep must not fail the body."""
+        failed: list[int] = []
+
+        def lose_one(number: int, commands: Sequence[Command]) -> Fault | None:
+            if isinstance(commands[0], SaveStep) and commands[0].done and not failed:
+                failed.append(number)
+                return Fault.VANISH
+            return None
+
+        once = bench.once(bench.faulty(lose_one))
+
+        def body(attempt: Any) -> Any:
+            for _ in range(4):
+                bench.next_beat()
+            bench.clock.wait_until_due(LEASE // 3)
+            return attempt.step("pay", lambda key: "paid")
+
+        running = bench.start(once.run, "op", "k", body)
+        with pytest.raises(TimeoutError):
+            running.result(0.5)  # it sleeps before it tries again
+        bench.clock.wait_until_due(RETRY_FIRST_US)
+        bench.clock.advance(RETRY_FIRST_US)
+        assert running.result().value == "paid"

@@ -1,0 +1,155 @@
+"""A process to be killed, stopped or raced; run by test_kills.py, speaks JSON lines.
+
+python victim.py kill <directory> <scenario>     kills a child of itself at every store call
+python victim.py stop <directory> <retry_safe>   stands in its body until it is told to go on
+python victim.py crowd <directory>               eight threads on one key
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from oncekey import Once, OncekeyError, Policy
+from oncekey.core.commands import Command, Reply
+from oncekey.stores.sqlite import SQLiteStore
+
+LEASE = "1h"
+THREADS = 8
+
+
+class DeadlyStore(SQLiteStore):
+    """Kills its own process, with no chance to clean up, before or after one of its calls."""
+
+    def __init__(self, path: Path, kill_at: int, side: str) -> None:
+        super().__init__(path)
+        self.kill_at = kill_at
+        self.side = side
+        self.calls: list[str] = []
+
+    def _around(self, name: str, call: Callable[[], Any]) -> Any:
+        self.calls.append(name)
+        here = len(self.calls) == self.kill_at
+        if here and self.side == "before":
+            os.kill(os.getpid(), signal.SIGKILL)
+        result = call()
+        if here:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+
+    def apply(self, commands: Sequence[Command], /) -> list[Reply]:
+        name = "+".join(type(command).__name__ for command in commands)
+        replies: list[Reply] = self._around(name, lambda: super(DeadlyStore, self).apply(commands))
+        return replies
+
+    def bind(self, check: bytes, /) -> None:
+        self._around("bind", lambda: super(DeadlyStore, self).bind(check))
+
+
+def effect(path: Path, key: str) -> str:
+    """Something done to the outside world: a line that is on disk when this returns."""
+    with path.open("a") as file:
+        file.write(key + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    return key
+
+
+def body_of(scenario: dict[str, bool], effects: Path) -> Callable[[Any], Any]:
+    """The operation; also used by the test to retry it."""
+
+    def body(attempt: Any) -> str:
+        if scenario["steps"]:
+            attempt.step("reserve", lambda key: effect(effects, f"reserve {key}"))
+            attempt.renew()
+            attempt.step("pay", lambda key: effect(effects, f"pay {key}"))
+        else:
+            effect(effects, f"pay {attempt.child_key('pay')}")
+        if scenario["raises"]:
+            raise ValueError("after the effect")
+        return "paid"
+
+    return body
+
+
+def attempt(directory: Path, scenario: dict[str, bool], kill_at: int, side: str) -> list[str]:
+    name = f"{kill_at}-{side}"
+    store = DeadlyStore(directory / f"{name}.db", kill_at, side)
+    once = Once(store, policy=Policy(lease=LEASE, retry_safe=scenario["retry_safe"]))
+    try:
+        once.run("op", "k", body_of(scenario, directory / f"{name}.effects"))
+    except ValueError:
+        pass
+    return store.calls
+
+
+def kill(directory: Path, scenario: dict[str, bool]) -> None:
+    calls = attempt(directory, scenario, 0, "dry")
+    points = [(n, side) for n in range(1, len(calls) + 1) for side in ("before", "after")]
+    for number, side in points:
+        pid = os.fork()
+        if pid == 0:
+            attempt(directory, scenario, number, side)
+            os._exit(1)  # it should not have lived
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        assert code == -signal.SIGKILL, f"point {number} {side}: {code}"
+    say({"calls": calls, "points": points})
+
+
+def stop(directory: Path, retry_safe: bool) -> None:
+    once = Once(SQLiteStore(directory / "keys.db"), policy=Policy(lease=LEASE))
+
+    def body(attempt: Any) -> str:
+        say({"inside": attempt.fence})
+        sys.stdin.readline()
+        return "zombie"
+
+    try:
+        result = once.run("op", "k", body, retry_safe=retry_safe)
+        say({"value": result.value, "replayed": result.replayed})
+    except OncekeyError as error:
+        say({"error": type(error).__name__})
+
+
+def crowd(directory: Path) -> None:
+    once = Once(SQLiteStore(directory / "keys.db"), policy=Policy(lease=LEASE))
+    barrier = threading.Barrier(THREADS + 1)
+    values: list[str] = []
+
+    def one() -> None:
+        barrier.wait()
+        result = once.run(
+            "op", "k", lambda attempt: effect(directory / "effects", f"{attempt.fence}"), wait="60s"
+        )
+        values.append(result.value)
+
+    threads = [threading.Thread(target=one) for _ in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    say({"ready": True})
+    sys.stdin.readline()
+    barrier.wait()
+    for thread in threads:
+        thread.join()
+    say({"values": values})
+
+
+def say(what: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(what) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    mode, where = sys.argv[1], Path(sys.argv[2])
+    if mode == "kill":
+        kill(where, json.loads(sys.argv[3]))
+    elif mode == "stop":
+        stop(where, json.loads(sys.argv[3]))
+    else:
+        crowd(where)

@@ -1,0 +1,133 @@
+"""The checker itself: each rule fires on the history it is there for, and on no clean one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from oncekey.core.record import State
+from oncekey.testing.hammer.checker import RULES, check
+from oncekey.testing.hammer.history import Entry
+
+KEEP = 1_000_000
+LEASE = 100_000
+S, F, U, FREE = State.SUCCEEDED, State.FAILED, State.UNKNOWN, State.ABSENT
+
+
+def claim(at: int, owner: str, reply: str, fence: int = 0, **more: Any) -> Entry:
+    values = {"fingerprint": "usual", "lease": LEASE, "given_fence": fence, **more}
+    return Entry("key", "Claim", at, at + 10, reply, owner=owner, **values)
+
+
+def granted(at: int, owner: str, fence: int, attempt: int = 1, **more: Any) -> Entry:
+    return claim(at, owner, "Claimed", fence, given_attempt=attempt, **more)
+
+
+def replayed(at: int, fence: int, body: str = "out", **more: Any) -> Entry:
+    return claim(at, "reader", "Replay", fence, given_state=S, given_body=body, **more)
+
+
+def told(at: int, verb: str, owner: str, fence: int, reply: str = "Done", **more: Any) -> Entry:
+    return Entry("key", verb, at, at + 10, reply, owner=owner, fence=fence, **more)
+
+
+def finished(at: int, owner: str, fence: int, reply: str = "Done", **more: Any) -> Entry:
+    values = {"state": S, "body": "out", **more}
+    return told(at, "Finish", owner, fence, reply, **values)
+
+
+SAFE = {"retry_safe": True}
+CLEAN = [
+    granted(0, "a", 1),
+    claim(50, "b", "Busy"),
+    claim(60, "b", "Different", fingerprint="other"),
+    granted(70, "a", 1),
+    told(80, "Renew", "a", 1, lease=LEASE),
+    finished(100, "a", 1),
+    finished(200, "a", 1),
+    replayed(300, 1),
+    granted(100 + KEEP, "c", 2, **SAFE),
+    granted(200 + KEEP + LEASE, "d", 3, 2, taken_over=True, **SAFE),
+    finished(300 + KEEP + LEASE, "c", 2, "Lost"),
+    told(400 + KEEP + LEASE, "Release", "d", 3),
+    granted(500 + KEEP + LEASE, "e", 4, 3),
+    claim(600 + KEEP + LEASE * 2, "f", "Unsure", 4, given_fingerprint="usual"),
+]
+
+BROKEN = {
+    "i6_fences_are_unique_and_grow": [granted(0, "a", 1), granted(50, "b", 1)],
+    "i6_fences_are_unique_and_grow (order)": [granted(0, "a", 5), granted(KEEP * 2, "b", 4)],
+    "i2_one_settlement_per_generation": [
+        granted(0, "a", 1), finished(20, "a", 1), finished(40, "b", 1, body="other")
+    ],
+    "i2_one_settlement_per_generation (not the last)": [
+        granted(0, "a", 1, **SAFE), granted(LEASE, "b", 2, 2, taken_over=True, **SAFE),
+        finished(LEASE + 5, "a", 1),
+    ],
+    "i2_the_overtaken_are_refused": [
+        granted(0, "a", 1, **SAFE), granted(LEASE, "b", 2, 2, taken_over=True, **SAFE),
+        told(LEASE + 50, "Renew", "a", 1, lease=LEASE),
+    ],
+    "i5_leases_never_overlap": [
+        granted(0, "a", 1, **SAFE), granted(LEASE // 2, "b", 2, 2, taken_over=True, **SAFE)
+    ],
+    "i5_leases_never_overlap (renewed)": [
+        granted(0, "a", 1, **SAFE), told(LEASE // 2, "Renew", "a", 1, lease=LEASE),
+        granted(LEASE, "b", 2, 2, taken_over=True, **SAFE),
+    ],
+    "i1_every_run_has_its_reason": [
+        granted(0, "a", 1), granted(LEASE, "b", 2, 2, taken_over=True, **SAFE)
+    ],
+    "i1_every_run_has_its_reason (nobody freed it)": [
+        granted(0, "a", 1), granted(LEASE, "b", 2, 2)
+    ],
+    "i12_a_fresh_start_only_after_expiry": [granted(0, "a", 1), granted(LEASE * 2, "b", 2)],
+    "i12_a_fresh_start_only_after_expiry (freed)": [
+        granted(0, "a", 1), told(50, "Release", "a", 1), granted(LEASE * 2, "b", 2)
+    ],
+    "i3_replays_are_what_was_stored": [
+        granted(0, "a", 1), finished(20, "a", 1), replayed(40, 1, "other")
+    ],
+    "i3_replays_are_what_was_stored (to another request)": [
+        granted(0, "a", 1), finished(20, "a", 1), replayed(40, 1, fingerprint="other")
+    ],
+    "i4_what_was_stored_stays": [
+        granted(0, "a", 1), finished(20, "a", 1), claim(40, "b", "Busy")
+    ],
+    "i7_mismatch_exactly_when_it_differs": [granted(0, "a", 1), claim(40, "b", "Different")],
+    "i7_mismatch_exactly_when_it_differs (busy)": [
+        granted(0, "a", 1), claim(40, "b", "Busy", fingerprint="other")
+    ],
+    "i7_mismatch_exactly_when_it_differs (unknown)": [
+        granted(0, "a", 1),
+        claim(LEASE, "b", "Unsure", 1, fingerprint="other", given_fingerprint="usual"),
+    ],
+    "i9_repeats_are_known": [granted(0, "a", 1), claim(40, "a", "Busy")],
+    "i9_repeats_are_known (finish)": [
+        granted(0, "a", 1), finished(20, "a", 1), finished(40, "a", 1, "Lost")
+    ],
+}  # fmt: skip
+
+
+def rules_fired(entries: list[Entry]) -> set[str]:
+    return {words.split()[0] for words in check(entries, {}, KEEP).violations}
+
+
+def test_a_clean_history_has_no_violations() -> None:
+    assert check(CLEAN, {}, KEEP).violations == []
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_each_rule_fires(name: str) -> None:
+    assert name.split()[0] in rules_fired(BROKEN[name])
+
+
+def test_no_rule_is_untested() -> None:
+    assert {rule.__name__ for rule in RULES} == {name.split()[0] for name in BROKEN}
+
+
+def test_a_store_that_failed_leaves_only_the_rules_that_need_no_whole_log() -> None:
+    gap = Entry("key", "Claim", 5, 15, "error", owner="x")
+    assert rules_fired([granted(0, "a", 1), granted(LEASE * 2, "b", 2), gap]) == set()
+    assert "i5_leases_never_overlap" in rules_fired([*BROKEN["i5_leases_never_overlap"], gap])

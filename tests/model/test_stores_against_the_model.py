@@ -1,0 +1,237 @@
+"""Every store against `machine.decide` on a plain dict, under random commands (S1-S3, S6, S7).
+
+Stale owners and fences, repeats, batches, sweeps, and a clock that also steps back. With
+ONCEKEY_SOAK=1: 2000 examples of 50 steps for each store.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from oncekey.core.commands import (
+    Claim,
+    Command,
+    Finish,
+    Look,
+    Release,
+    Renew,
+    Reply,
+    Resolve,
+    SaveStep,
+)
+from oncekey.core.contract import AsyncStore, Store
+from oncekey.core.machine import decide, is_garbage
+from oncekey.core.record import Record, State
+from oncekey.stores.memory import AsyncMemoryStore, MemoryStore
+from oncekey.stores.sqlite import AsyncSQLiteStore, SQLiteStore
+from oncekey.testing.clock import FakeClock
+from oncekey.testing.colours import LoopThread
+from oncekey.testing.contract.base import face_of
+
+SOAK = os.environ.get("ONCEKEY_SOAK") == "1"
+LEASE, KEEP, AUDIT = 1_000, 5_000, 3_000
+IDS = [b"%d" % n * 16 for n in range(3)]
+OWNERS = [b"%d" % n * 16 for n in range(5, 9)]
+FINGERPRINTS = [b"\x01usual", b"\x01other", b"\x02later"]
+VERBS = [
+    "claim",
+    "claim",
+    "claim",
+    "finish",
+    "finish",
+    "renew",
+    "release",
+    "step",
+    "resolve",
+    "look",
+]
+FINALS = [State.SUCCEEDED, State.FAILED, State.UNKNOWN]
+DECISIONS = [State.SUCCEEDED, State.FAILED, State.ABSENT]
+STEPS_OF_TIME = [
+    0,
+    1,
+    LEASE // 2,
+    LEASE - 1,
+    LEASE,
+    LEASE + 1,
+    KEEP - LEASE,
+    KEEP,
+    KEEP + AUDIT,
+    -700,
+]
+
+# name: (open, examples in a normal run)
+STORES: dict[str, tuple[Callable[[Path, Callable[[], int]], Any], int]] = {
+    "memory-blocking": (lambda path, clock: MemoryStore(clock=clock), 200),
+    "memory-asyncio": (lambda path, clock: AsyncMemoryStore(clock=clock), 50),
+    "sqlite-blocking": (
+        lambda path, clock: SQLiteStore(path / "keys.db", clock=clock, synchronous="off"), 100,
+    ),
+    "sqlite-asyncio": (
+        lambda path, clock: AsyncSQLiteStore(path / "keys.db", clock=clock, synchronous="off"), 50,
+    ),
+}  # fmt: skip
+
+
+class Spec(NamedTuple):
+    """A command before it is known whose fence is current."""
+
+    verb: str
+    id: bytes
+    owner: bytes
+    mine: bool
+    fence_off: int
+    fingerprint: bytes
+    retry_safe: bool
+    choice: int
+    body: bytes
+
+
+specs = st.builds(
+    Spec,
+    st.sampled_from(VERBS),
+    st.sampled_from(IDS),
+    st.sampled_from(OWNERS),
+    st.sampled_from([True, True, True, False]),
+    st.sampled_from([0, 0, 0, 0, -1, 1]),
+    st.sampled_from([FINGERPRINTS[0], *FINGERPRINTS]),
+    st.booleans(),
+    st.integers(0, 2),
+    st.sampled_from([b"", b"one", b"two\x00\xff"]),
+)
+
+
+def command_of(spec: Spec, record: Record | None) -> Command:
+    """The command, aimed at the record as it stands or deliberately beside it."""
+    owner = record.owner if record is not None and spec.mine else spec.owner
+    fence = (record.fence if record is not None else 1) + spec.fence_off
+    if spec.verb == "claim":
+        terms = (LEASE, KEEP * (1 + spec.choice % 2), AUDIT)
+        claimer = owner if spec.choice == 0 else spec.owner
+        label = spec.body.hex()
+        return Claim(
+            spec.id, claimer, spec.fingerprint, *terms, spec.retry_safe, label, label, label
+        )
+    if spec.verb == "finish":
+        return Finish(spec.id, owner, fence, FINALS[spec.choice], spec.body)
+    if spec.verb == "renew":
+        return Renew(spec.id, owner, fence, LEASE * (1 + spec.choice))
+    if spec.verb == "release":
+        return Release(spec.id, owner, None if spec.choice == 0 else fence)
+    if spec.verb == "step":
+        return SaveStep(spec.id, owner, fence, f"s{spec.choice}", spec.retry_safe, spec.body)
+    if spec.verb == "resolve":
+        return Resolve(spec.id, fence, DECISIONS[spec.choice], spec.body, f"n{spec.choice}")
+    return Look(spec.id)
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """A store beside the model; both see the same commands at the same time."""
+
+    open_store: ClassVar[Callable[[Path, Callable[[], int]], Store | AsyncStore]]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = FakeClock()
+        self.directory = Path(tempfile.mkdtemp(prefix="oncekey-model-"))
+        self.loop: LoopThread | None = None
+        raw = type(self).open_store(self.directory, self.clock.wall)
+        self.store = face_of(raw, self._loop)
+        self.records: dict[bytes, Record] = {}
+        self.past: dict[tuple[bytes, int], Record] = {}
+        self.last: list[Command] = []
+
+    def _loop(self) -> LoopThread:
+        self.loop = LoopThread()
+        return self.loop
+
+    def teardown(self) -> None:
+        self.store.close()
+        if self.loop is not None:
+            self.loop.close()
+        shutil.rmtree(self.directory)
+
+    def model(self, command: Command) -> Reply:
+        decision = decide(self.records.get(command.id), command, self.clock.wall())
+        if decision.write is not None:
+            self.records[command.id] = decision.write
+        if decision.archive is not None:
+            self.past[decision.archive.id, decision.archive.fence] = decision.archive
+        return decision.reply
+
+    def compare(self, commands: list[Command], expected: list[Reply]) -> None:
+        replies = self.store.apply(commands)
+        assert replies == expected
+        assert [type(reply) for reply in replies] == [type(reply) for reply in expected]
+
+    @rule(batch=st.lists(specs, min_size=1, max_size=6))
+    def send(self, batch: list[Spec]) -> None:
+        commands, expected = [], []
+        for spec in batch:
+            command = command_of(spec, self.records.get(spec.id))
+            commands.append(command)
+            expected.append(self.model(command))
+        self.last = commands
+        self.compare(commands, expected)
+
+    @rule()
+    def repeat(self) -> None:
+        self.compare(self.last, [self.model(command) for command in self.last])
+
+    @rule(us=st.sampled_from(STEPS_OF_TIME))
+    def pass_time(self, us: int) -> None:
+        self.clock.advance(us)
+
+    @rule(limit=st.sampled_from([0, 1, 2, 100]))
+    def sweep(self, limit: int) -> None:
+        """A store may sweep late, and in any order, but only garbage, and it must say how much."""
+        removed, now = self.store.sweep(limit), self.clock.wall()
+        gone = [id for id in self.records if self.look(id) is None]
+        ended = [key for key in self.past if self.past[key] not in self.store_history(key[0])]
+        assert removed == len(gone) + len(ended) <= limit
+        for id in gone:
+            assert is_garbage(self.records.pop(id), now)
+        for key in ended:
+            assert is_garbage(self.past.pop(key), now)
+
+    @invariant()
+    def same_records(self) -> None:
+        for id in IDS:
+            assert self.look(id) == self.records.get(id)
+            past = [self.past[key] for key in sorted(self.past) if key[0] == id]
+            assert self.store_history(id) == past
+
+    def look(self, id: bytes) -> Record | None:
+        (seen,) = self.store.apply([Look(id)])
+        record: Record | None = getattr(seen, "record")  # noqa: B009
+        return record
+
+    def store_history(self, id: bytes) -> list[Record]:
+        past: list[Record] = self.store.history(id)  # type: ignore[attr-defined]
+        return past
+
+
+@pytest.mark.parametrize("name", STORES)
+def test_s1_a_store_does_what_the_machine_decides(name: str) -> None:
+    opener, examples = STORES[name]
+    machine = type("Machine", (StoreMachine,), {"open_store": staticmethod(opener)})
+    test = machine.TestCase  # type: ignore[attr-defined]
+    test.settings = settings(
+        max_examples=2_000 if SOAK else examples,
+        stateful_step_count=50 if SOAK else 40,
+        deadline=None,
+        database=None,
+        print_blob=True,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    )
+    test().runTest()
