@@ -36,7 +36,10 @@ class Waiters:
         with self._lock:
             wakes = self._wakes.pop(id, [])
         for wake in wakes:
-            wake()
+            try:
+                wake()
+            except RuntimeError:
+                pass  # its event loop is closed: nobody waits there any more
 
     def reset(self) -> None:
         """After a fork nobody waits, and the lock may have been held."""
