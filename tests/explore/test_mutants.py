@@ -45,7 +45,6 @@ def _mutant(
 
 _OWNS = "not _owns(record, command.owner, command.fence)"
 _AGAIN = "    if record.state != PENDING:\n        # The same owner again"
-_DECIDED = "            reply, write, archive = decide(records.get(id), command, now)\n"
 
 MUTANTS = (
     _mutant(
@@ -77,8 +76,8 @@ MUTANTS = (
     ),
     _mutant(
         "m5", "clock read twice in one decision", program,
-        _DECIDED,
-        _DECIDED + "            write = decide(records.get(id), command, self._clock()).write\n",
+        "whole_row(decision.write) for decision in decisions if decision.write is not None",
+        "whole_row(decide(None, claim, self._clock()).write) for claim in claims",
         "a new key", "S3",
     ),
     _mutant(

@@ -76,7 +76,7 @@ while statement is not COMMIT:
     cursor = connection.cursor()
     if statement.many:
         cursor.executemany(statement.sql, statement.params)
-        rows = ()
+        rows = [(cursor.rowcount,)]
     else:
         rows = cursor.execute(statement.sql, statement.params).fetchall()
     statement = steps.send(rows)

@@ -51,7 +51,7 @@ def run(connection: sqlite3.Connection, steps: Steps[T]) -> T:
 def _execute(cursor: sqlite3.Cursor, statement: Statement) -> Sequence[Row]:
     if statement.many:
         cursor.executemany(statement.sql, statement.params)
-        return ()
+        return ((cursor.rowcount,),)
     return cursor.execute(statement.sql, statement.params).fetchall()
 
 
@@ -190,9 +190,10 @@ class EnlistedAio:
         try:
             statement = next(steps)
             while True:
-                rows: Sequence[Row] = ()
+                rows: Sequence[Row]
                 if statement.many:
                     await cursor.executemany(statement.sql, statement.params)
+                    rows = ((cursor.rowcount,),)
                 else:
                     await cursor.execute(statement.sql, statement.params)
                     rows = await cursor.fetchall()

@@ -15,7 +15,7 @@ from collections.abc import Generator, Sequence
 from functools import cache
 from typing import Any, Final, NamedTuple, TypeVar
 
-from oncekey.core.commands import Claim, Command, Look, Reply
+from oncekey.core.commands import Claim, Command, Done, Finish, Look, Reply
 from oncekey.core.machine import decide, is_garbage
 from oncekey.core.record import Record
 from oncekey.stores.clock import StoreClock
@@ -30,7 +30,8 @@ T = TypeVar("T")
 
 
 class Statement(NamedTuple):
-    """One statement; with `many`, once per row of `params`."""
+    """One statement; with `many`, once per row of `params`, answered by the number of rows
+    changed."""
 
     sql: str
     params: Sequence[Any] = ()
@@ -44,6 +45,7 @@ QUERIES: Final = load_queries("oncekey.stores.sqlite", "sql/queries.sql")
 BEGIN: Final = Statement("BEGIN IMMEDIATE", locks=True)
 COMMIT: Final = Statement("COMMIT")
 ROLLBACK: Final = Statement("ROLLBACK")
+_DONE: Final = Done()
 LOCK: Final = Statement(QUERIES["lock"], locks=True)
 
 
@@ -55,22 +57,67 @@ class Program:
 
     def apply(self, commands: Sequence[Command]) -> Steps[list[Reply]]:
         """The whole verb, with its own transaction where one is needed."""
-        answers: dict[int, Reply] = {}
-        left = commands
-        if all(type(command) is Claim or type(command) is Look for command in commands):
-            answers = yield from self._answer_from_snapshot(commands)
-            if len(answers) == len(commands):
-                return [answers[i] for i in range(len(commands))]
-            left = [command for i, command in enumerate(commands) if i not in answers]
+        kinds = set(map(type, commands))
+        if kinds == {Finish} and _distinct(commands):
+            if (yield from self._finish_at_once(commands)):
+                return [_DONE] * len(commands)
+        elif kinds <= {Claim, Look}:
+            return (yield from self._apply_claims(commands))
+        return (yield from self._apply_under_lock(commands))
+
+    def _apply_claims(self, commands: Sequence[Command]) -> Steps[list[Reply]]:
+        """From a snapshot what writes nothing; what was never seen by a bare insert; else the
+        whole way."""
+        answers, unseen = yield from self._answer_from_snapshot(commands)
+        if len(answers) == len(commands):
+            return [answers[i] for i in range(len(commands))]
+        left = [command for i, command in enumerate(commands) if i not in answers]
+        replies: list[Reply] | None = None
+        if unseen and _distinct(left):
+            replies = yield from self._insert_at_once(left)
+        if replies is None:
+            replies = yield from self._apply_under_lock(left)
+        if not answers:
+            return replies
+        decided = iter(replies)
+        return [answers[i] if i in answers else next(decided) for i in range(len(commands))]
+
+    def _apply_under_lock(self, left: Sequence[Command]) -> Steps[list[Reply]]:
         yield BEGIN
         replies, writes = yield from self._decide(left)
         for write in writes:  # noqa: UP028 (a list cannot be sent rows)
             yield write
         yield COMMIT if writes else ROLLBACK
-        if not answers:
-            return replies
-        decided = iter(replies)
-        return [answers[i] if i in answers else next(decided) for i in range(len(commands))]
+        return replies
+
+    def _insert_at_once(self, claims: Sequence[Command]) -> Steps[list[Reply] | None]:
+        """First claims without reading again; None, and nothing written, if one was too late."""
+        yield BEGIN
+        now = self._clock()
+        decisions = [decide(None, claim, now) for claim in claims]
+        rows = [whole_row(decision.write) for decision in decisions if decision.write is not None]
+        inserted = yield Statement(QUERIES["insert_new"], rows, many=True)
+        if inserted[0][0] != len(claims):
+            yield ROLLBACK
+            return None
+        yield COMMIT
+        return [decision.reply for decision in decisions]
+
+    def _finish_at_once(self, commands: Sequence[Command]) -> Steps[bool]:
+        """The usual end of attempts, without reading: rule 4 of the machine as compare-and-set.
+        False, and nothing written, if one of them no longer holds its key; then `decide` says
+        what that means."""
+        yield BEGIN
+        now = self._clock()
+        rows = [
+            (c.state.value, now, c.body, c.id, c.owner, c.fence)
+            for c in commands
+            if isinstance(c, Finish)
+        ]
+        finished = yield Statement(QUERIES["finish_held"], rows, many=True)
+        done: bool = finished[0][0] == len(commands)
+        yield COMMIT if done else ROLLBACK
+        return done
 
     def apply_locked(self, commands: Sequence[Command]) -> Steps[list[Reply]]:
         """The same inside a transaction that is open already; it is neither begun nor ended."""
@@ -132,13 +179,17 @@ class Program:
 
     # --- parts --------------------------------------------------------------------------------
 
-    def _answer_from_snapshot(self, commands: Sequence[Command]) -> Steps[dict[int, Reply]]:
-        """Answers, by position, that need no write (S6). Whatever comes after a write of the
-        same id must see it, so it is left as well."""
+    def _answer_from_snapshot(
+        self, commands: Sequence[Command]
+    ) -> Steps[tuple[dict[int, Reply], bool]]:
+        """Answers, by position, that need no write (S6), and whether all others are claims of
+        ids that were never seen. Whatever comes after a write of the same id must see it, so it
+        is left as well."""
         stored = yield from _load(commands)
         now = self._clock()
         answers: dict[int, Reply] = {}
         writing: set[bytes] = set()
+        unseen = True
         for i, command in enumerate(commands):
             record = stored.get(command.id)
             if record is None and type(command) is Claim:
@@ -150,7 +201,8 @@ class Program:
                 answers[i] = decision.reply
             else:
                 writing.add(command.id)
-        return answers
+                unseen = False
+        return answers, unseen
 
     def _decide(self, commands: Sequence[Command]) -> Steps[tuple[list[Reply], list[Statement]]]:
         """Replies and writes, from rows and a clock read under the lock."""
@@ -195,6 +247,10 @@ def _writes(
         ("update_held", held),
     )
     return [Statement(QUERIES[name], rows, many=True) for name, rows in work if rows]
+
+
+def _distinct(commands: Sequence[Command]) -> bool:
+    return len({command.id for command in commands}) == len(commands)
 
 
 def _load(commands: Sequence[Command]) -> Steps[dict[bytes, Record]]:

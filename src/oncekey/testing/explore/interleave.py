@@ -82,8 +82,8 @@ class _Racer:
     def step(self) -> None:
         statement = self.next
         if statement.many:
-            self._connection.executemany(statement.sql, statement.params)
-            rows: Sequence[Any] = ()
+            many = self._connection.executemany(statement.sql, statement.params)
+            rows: Sequence[Any] = [(many.rowcount,)]
         else:
             rows = self._connection.execute(statement.sql, statement.params).fetchall()
         try:

@@ -42,6 +42,19 @@ INSERT INTO oncekey_records (
     finished_at, keep, audit, scope, operation, "key", steps, body, note, sweep_at
 ) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
+-- A first claim, unless somebody was faster.
+-- name: insert_new
+INSERT INTO oncekey_records (
+    id, state, fingerprint, owner, fence, attempt, retry_safe, created_at, lease_until,
+    finished_at, keep, audit, scope, operation, "key", steps, body, note, sweep_at
+) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (id) DO NOTHING;
+
+-- A finish as compare-and-set: no row changes unless this owner still holds the key (state 1).
+-- name: finish_held
+UPDATE oncekey_records SET state = ?, finished_at = ?, body = ?
+WHERE id = ? AND owner = ? AND fence = ? AND state = 1;
+
 -- name: update_claimed
 UPDATE oncekey_records SET
     state = ?, fingerprint = ?, owner = ?, fence = ?, attempt = ?, retry_safe = ?,
