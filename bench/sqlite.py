@@ -1,8 +1,12 @@
 """SQLite, durable (synchronous=FULL), beside one commit per call and beside exactly-once.
 
-"One commit per call" is the same inserts and updates on the same kind of file, through one shared
-connection under a lock: the best that can be done without batching. exactly-once is set to FULL
-too. The lone caller is held against the statements of its own lifecycle, issued directly.
+"One commit per call" comes in three forms: oncekey itself with its batching off; the bare inserts
+and updates, nothing else around them, with a connection per thread, as programs usually do it; and
+the same through one shared connection under a lock, the best that can be done without batching.
+exactly-once is set to FULL too.
+
+The lone caller is held against itself without the coalescer, which is what a batching delay would
+show against, and against the bare statements of its lifecycle.
 """
 
 from __future__ import annotations
@@ -50,12 +54,12 @@ def _threads(call: Callable[[str], object]) -> float:
 
 
 class _Raw:
-    """A claim and a finish as plain statements, one commit each."""
+    """A claim and a finish as plain statements, one commit each, on one connection."""
 
     def __init__(self, path: Path) -> None:
         # The schema is oncekey's own, so that both write the same rows and indexes.
         Once(f"sqlite:///{path}").close()
-        self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=60)
         self._db.execute("PRAGMA journal_mode=WAL")
         self._db.execute("PRAGMA synchronous=FULL")
         self._lock = threading.Lock()
@@ -83,18 +87,16 @@ class _Raw:
             self._db.execute("COMMIT")
 
     def lone_lifecycle(self) -> None:
-        """Exactly what oncekey sends for a lone first run, reads included."""
+        """Exactly what oncekey sends for a lone first run, its read included."""
         id = os.urandom(16)
         row = tuple({**self._values, "id": id}.values())
         body = b'\x01\x01\x04json{"id":"ch_1"}'
         db = self._db
         db.execute(self._select, (id,)).fetchall()
         db.execute("BEGIN IMMEDIATE")
-        db.execute(self._select, (id,)).fetchall()
         db.execute(self._insert, row)
         db.execute("COMMIT")
         db.execute("BEGIN IMMEDIATE")
-        db.execute(self._select, (id,)).fetchall()
         db.execute(self._update, (time.time_ns() // 1000, body, id))
         db.execute("COMMIT")
 
@@ -133,65 +135,81 @@ def run() -> list[Report]:
         return [_many(Path(folder)), _lone(Path(folder))]
 
 
+def _unbatched(path: Path) -> Once:
+    """oncekey with the coalescer taken out: every command is its own commit."""
+    once = Once(f"sqlite:///{path}")
+    once._runner._coalesce = False
+    return once
+
+
 def _many(folder: Path) -> Report:
     once = Once(f"sqlite:///{folder / 'oncekey.db'}")
-    raw = _Raw(folder / "raw.db")
+    unbatched = _unbatched(folder / "unbatched.db")
+    shared = _Raw(folder / "shared.db")
+    mine = threading.local()
     peer = _peer(folder / "peer.db")
 
-    def ours(order: str) -> object:
-        return once.run("charge", order, lambda attempt: {"id": "ch_1"})
+    def run(once: Once) -> Callable[[str], object]:
+        return lambda order: once.run("charge", order, lambda attempt: {"id": "ch_1"})
+
+    def each_its_own(_: str) -> None:
+        if not hasattr(mine, "raw"):
+            mine.raw = _Raw(folder / "each.db")
+        mine.raw.lifecycle()
 
     timings = in_turns(
         {
-            "oncekey": lambda _: _threads(ours),
-            "one commit per call": lambda _: _threads(lambda _: raw.lifecycle()),
+            "oncekey": lambda _: _threads(run(once)),
+            "oncekey, batching off": lambda _: _threads(run(unbatched)),
+            "bare, connection per thread": lambda _: _threads(each_its_own),
+            "bare, one shared connection": lambda _: _threads(lambda _: shared.lifecycle()),
             "exactly-once (FULL)": lambda _: _threads(peer),
         },
         ROUNDS,
     )
-    once.close()
-    raw.close()
+    for opened in (once, unbatched, shared):
+        opened.close()
     best = timings["oncekey"].us
-    return Report(
-        f"SQLite FULL, {THREADS} threads: claim and finish",
-        list(timings.values()),
-        [
-            Ratio(
-                "oncekey against one commit per call",
-                timings["one commit per call"].us / best,
-                ONE_COMMIT_WANTED,
-            ),
-            Ratio(
-                "oncekey against exactly-once",
-                timings["exactly-once (FULL)"].us / best,
-                PEER_WANTED,
-            ),
-        ],
+    against = [
+        Ratio(f"oncekey against {name}", timing.us / best, ONE_COMMIT_WANTED)
+        for name, timing in timings.items()
+        if name not in ("oncekey", "exactly-once (FULL)")
+    ]
+    peers = Ratio(
+        "oncekey against exactly-once", timings["exactly-once (FULL)"].us / best, PEER_WANTED
     )
+    title = f"SQLite FULL, {THREADS} threads: claim and finish"
+    return Report(title, list(timings.values()), [*against, peers])
 
 
 def _lone(folder: Path) -> Report:
     """Alternating, one by one: the disk's mood changes within milliseconds."""
     once = Once(f"sqlite:///{folder / 'lone.db'}")
+    unbatched = _unbatched(folder / "lone-unbatched.db")
     raw = _Raw(folder / "lone-raw.db")
-    ours: list[float] = []
-    direct: list[float] = []
+    calls: dict[str, Callable[[str], object]] = {
+        "oncekey, lone caller": lambda key: once.run("charge", key, lambda a: {"id": "ch_1"}),
+        "oncekey, no coalescer": lambda key: unbatched.run("charge", key, lambda a: {"id": "ch_1"}),
+        "bare statements": lambda key: raw.lone_lifecycle(),
+    }
+    seen: dict[str, list[float]] = {name: [] for name in calls}
     for number in range(LONE_OPERATIONS):
-        start = time.perf_counter()
-        once.run("charge", f"lone-{number}", lambda attempt: {"id": "ch_1"})
-        middle = time.perf_counter()
-        raw.lone_lifecycle()
-        ours.append((middle - start) * 1_000_000)
-        direct.append((time.perf_counter() - middle) * 1_000_000)
-    once.close()
-    raw.close()
-    timings = [
-        Timing(name, statistics.median(values), min(values), max(values))
-        for name, values in (("oncekey, lone caller", ours), ("its statements, direct", direct))
-    ]
-    ratio = timings[0].us / timings[1].us
+        for name, call in calls.items():
+            start = time.perf_counter()
+            call(f"lone-{number}")
+            seen[name].append((time.perf_counter() - start) * 1_000_000)
+    for opened in (once, unbatched, raw):
+        opened.close()
+    timings = {
+        name: Timing(name, statistics.median(values), min(values), max(values))
+        for name, values in seen.items()
+    }
+    lone = timings["oncekey, lone caller"].us
     return Report(
         "SQLite FULL, one caller: p50 of a first run",
-        timings,
-        [Ratio("oncekey p50 over direct p50", ratio, LONE_WANTED, at_most=True)],
+        list(timings.values()),
+        [
+            Ratio(f"oncekey p50 over {name} p50", lone / timings[name].us, LONE_WANTED, True)
+            for name in ("oncekey, no coalescer", "bare statements")
+        ],
     )

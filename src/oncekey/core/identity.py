@@ -65,7 +65,8 @@ class Identities:
         return self._nothing if request is None else fingerprint(request, self._secret)
 
     def identify(self, scope: str, operation: str, key: KeyLike) -> Identity:
-        text = _key_text(key)
+        plain = type(key) is str and 0 < len(key) <= KEY_MAX_CHARS and key.isprintable()
+        text = str(key) if plain else _key_text(key)
         if type(operation) is not str or operation not in self._operations:
             self._add_operation(operation)
         if scope or type(scope) is not str:

@@ -71,7 +71,9 @@ class Runner:
         return self.kernel.conclude(job, verdict, stored)
 
     def look(self, id: bytes) -> Seen:
-        reply = self._send(Look(id))
+        reply = self.answer(Look(id)).reply
+        if isinstance(reply, StoreUnavailable):
+            raise reply
         assert isinstance(reply, Seen)
         return reply
 
@@ -99,18 +101,18 @@ class Runner:
                 assert type(ask) is Recover
                 answer = self._recover(ask, job)
 
-    def _send(self, command: Command) -> Reply:
-        if self._coalesce:
-            return self._coalescer.call(command)
-        return self._apply((command,))[0]
-
     def answer(self, command: Command) -> Answer:
-        sent_at = self._clock.now()
+        now = self._clock.now
+        sent_at = now()
+        reply: Reply | StoreUnavailable
         try:
-            reply: Reply | StoreUnavailable = self._send(command)
+            if self._coalesce:
+                reply = self._coalescer.call(command)
+            else:
+                (reply,) = self._apply((command,))
         except StoreUnavailable as error:
             reply = error
-        return Answer(reply, sent_at, self._clock.now())
+        return Answer(reply, sent_at, now())
 
     def _answer_many(self, commands: Sequence[Command]) -> list[Answer]:
         sent_at = self._clock.now()
