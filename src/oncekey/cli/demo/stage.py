@@ -7,11 +7,12 @@ when the stage is left. The scenarios only use what is here.
 from __future__ import annotations
 
 import secrets
+import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -67,8 +68,9 @@ class Stage:
 
     def victim(self, role: str, order: str, *options: str) -> Victim:
         """A process of its own that does its work and then stands still, to be killed."""
-        victim = Victim(self.folder, role, order, *options)
-        self._open.callback(victim.kill)
+        with _uninterrupted():  # from its birth on somebody must know whom to kill
+            victim = Victim(self.folder, role, order, *options)
+            self._open.callback(victim.kill)
         return victim
 
     def __enter__(self) -> Self:
@@ -120,6 +122,16 @@ class Victim:
         if self._process.poll() is None:
             self._process.kill()
         self._process.communicate()
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Hold Ctrl-C back for a moment; it is delivered at the end."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def open_once(folder: Path) -> Once:
