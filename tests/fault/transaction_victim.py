@@ -1,0 +1,165 @@
+"""A shop on three kinds of connections, and a process that dies in its transactions.
+
+python transaction_victim.py <directory> <kind> <order>
+
+runs an order once to count its statements, then forks a child per statement that is killed right
+before it, and one that is killed after the last. Run by test_transactions.py, answers in JSON.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sqlite3
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import aiosqlite
+
+from oncekey import AsyncOnce, Once, Terminal
+from oncekey.engine.results import Result
+
+BLOCKING, ON_LOOP, AIO = KINDS = ("blocking", "on_loop", "aiosqlite")
+TABLE = "CREATE TABLE IF NOT EXISTS orders (item TEXT)"
+INSERT = "INSERT INTO orders VALUES ('tea')"
+
+
+class Order(NamedTuple):
+    """What a body does: its statements, then an answer or an error."""
+
+    statements: tuple[str, ...] = (INSERT,)
+    error: BaseException | None = None
+    value: Any = "done"
+
+
+TEA = Order()
+LEASED = Order((), value="leased")
+ORDERS = {"returns": TEA, "refuses": Order(error=Terminal("out of tea"))}
+
+
+class Shop:
+    """One engine and one connection of the caller's, the same for every kind."""
+
+    def __init__(self, kind: str, path: Path, busy_ms: int = 0) -> None:
+        self.kind = kind
+        self.path = path
+        self.busy_ms = busy_ms
+        self.ran = 0
+        self.db: Any = None
+        self.once: Any = None
+
+    async def __aenter__(self) -> Self:
+        address = f"sqlite:///{self.path}?busy_timeout={self.busy_ms}ms"
+        timeout = self.busy_ms / 1_000
+        self.once = Once(address) if self.kind == BLOCKING else AsyncOnce(address)
+        await self.done(self.once.get("order", "-"))  # the tables are there
+        if self.kind == AIO:
+            self.db = await aiosqlite.connect(self.path, timeout=timeout)
+        else:
+            self.db = sqlite3.connect(self.path, timeout=timeout)
+        await self.execute(TABLE)
+        await self.commit()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.done(self.db.close())
+        await self.done(self.once.close())
+
+    async def execute(self, sql: str) -> None:
+        await self.done(self.db.execute(sql))
+
+    async def commit(self) -> None:
+        await self.done(self.db.commit())
+
+    async def rollback(self) -> None:
+        await self.done(self.db.rollback())
+
+    async def trace(self, callback: Callable[[str], None]) -> None:
+        await self.done(self.db.set_trace_callback(callback))
+
+    async def inside(self, key: str, order: Order = TEA) -> Result[Any]:
+        """The operation in the caller's transaction, which stays open."""
+        tx = self.once.in_transaction(self.db)
+        result: Result[Any] = await self.done(tx.run("order", key, self._body(order)))
+        return result
+
+    async def outside(self, key: str, order: Order = LEASED) -> Result[Any]:
+        """The same operation under a lease."""
+        result: Result[Any] = await self.done(self.once.run("order", key, self._body(order)))
+        return result
+
+    async def state(self, key: str) -> str | None:
+        status = await self.done(self.once.get("order", key))
+        return None if status is None else str(status.state)
+
+    def _body(self, order: Order) -> Callable[[Any], Any]:
+        def blocking(attempt: Any) -> Any:
+            self.ran += 1
+            for sql in order.statements:
+                self.db.execute(sql)
+            if order.error is not None:
+                raise order.error
+            return order.value
+
+        async def awaited(attempt: Any) -> Any:
+            self.ran += 1
+            for sql in order.statements:
+                await self.execute(sql)
+            if order.error is not None:
+                raise order.error
+            return order.value
+
+        return blocking if self.kind == BLOCKING else awaited
+
+    async def done(self, made: Any) -> Any:
+        """What a call gave, whether or not it has to be awaited."""
+        return await made if hasattr(made, "__await__") else made
+
+
+def rows(path: Path) -> list[str]:
+    """What others see."""
+    connection = sqlite3.connect(path)
+    found = connection.execute("SELECT item FROM orders").fetchall()
+    connection.close()
+    return [item for (item,) in found]
+
+
+async def place(path: Path, kind: str, order: Order, kill_at: int) -> list[str]:
+    """One order with its commit, killed before statement number `kill_at`."""
+    statements: list[str] = []
+
+    def before(sql: str) -> None:
+        if len(statements) == kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        statements.append(sql)
+
+    async with Shop(kind, path) as shop:
+        await shop.trace(before)
+        try:
+            await shop.inside("k", order)
+        except Terminal:
+            pass
+        await shop.commit()
+        if kill_at == len(statements):
+            os.kill(os.getpid(), signal.SIGKILL)
+    return statements
+
+
+def main(directory: Path, kind: str, order: Order) -> None:
+    statements = asyncio.run(place(directory / "dry.db", kind, order, -1))
+    for number in range(len(statements) + 1):
+        pid = os.fork()
+        if pid == 0:
+            asyncio.run(place(directory / f"{number}.db", kind, order, number))
+            os._exit(1)  # it should not have lived
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        assert code == -signal.SIGKILL, f"statement {number}: {code}"
+    sys.stdout.write(json.dumps(statements) + "\n")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], ORDERS[sys.argv[3]])
