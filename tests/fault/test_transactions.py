@@ -258,7 +258,7 @@ def test_a_duplicate_waits_for_the_lock_and_never_runs_twice(
         async with Shop(BLOCKING, path) as shop:
             await shop.inside("k")
             holds.set()
-            asks.wait()
+            assert asks.wait(60)
             await (shop.commit() if ending == "commit" else shop.rollback())
 
     first = threading.Thread(target=lambda: asyncio.run(hold()))
@@ -266,8 +266,8 @@ def test_a_duplicate_waits_for_the_lock_and_never_runs_twice(
     async def wait_for_it() -> None:
         async with Shop(kind, path, busy_ms=20_000) as shop:
             first.start()
-            holds.wait()
-            await shop.trace(lambda sql: asks.set() if sql == "BEGIN IMMEDIATE" else None)
+            assert holds.wait(60)
+            await shop.trace(lambda sql: asks.set() if sql.startswith("BEGIN") else None)
             result = await shop.inside("k")
             await shop.commit()
             assert result.replayed is (ending == "commit")

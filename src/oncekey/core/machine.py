@@ -319,7 +319,7 @@ def _finish(record: Record | None, command: Finish, now: int) -> Decision:
         # others decided meanwhile (given up as unknown, then resolved), their outcome stands.
         same = record.body == command.body or command.state == UNKNOWN
         return _DONE if record.state == command.state and same else _LOST
-    write = record._replace(
+    write = record.ended(
         state=_next(record.state, FINISH_EVENTS[command.state]),
         finished_at=now,
         body=command.body,
