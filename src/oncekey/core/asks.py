@@ -137,6 +137,7 @@ class Task(NamedTuple):
     scope: str = ""
     operation: str = ""
     key: str = ""
+    in_transaction: bool = False
 
 
 class StepVerdict(NamedTuple):

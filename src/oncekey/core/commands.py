@@ -18,7 +18,11 @@ from oncekey.core.record import Record, State, Step
 
 
 class Claim(NamedTuple):
-    """I want to run this. `owner` is random per attempt, so a repeat is known for what it is."""
+    """I want to run this. `owner` is random per attempt, so a repeat is known for what it is.
+
+    `in_transaction`: the claim belongs to a caller's transaction, so others see it only if
+    somebody committed halfway; then nobody may run it again.
+    """
 
     id: bytes
     owner: bytes
@@ -30,6 +34,7 @@ class Claim(NamedTuple):
     scope: str = ""
     operation: str = ""
     key: str = ""
+    in_transaction: bool = False
 
 
 class Finish(NamedTuple):

@@ -126,6 +126,7 @@ class StoreUnavailable(OncekeyError):
     """The store did not answer as it should. oncekey fails closed: retry with the same key.
 
     `ambiguous` is True where the command may have been applied although no answer came.
+    `final` is True where trying again cannot help, the store being closed.
     `value` holds the operation's own answer where it ran but could not be recorded.
     """
 
@@ -136,12 +137,14 @@ class StoreUnavailable(OncekeyError):
         message: str = "",
         *,
         ambiguous: bool = True,
+        final: bool = False,
         value: object = None,
         operation: str = "",
         tag: str = "",
     ) -> None:
         super().__init__(message, operation=operation, tag=tag)
         self.ambiguous = ambiguous
+        self.final = final
         self.value = value
 
 

@@ -114,6 +114,7 @@ def _claim(task: Task) -> Generator[Ask, object, Answer]:
         task.scope,
         task.operation,
         task.key,
+        task.in_transaction,
     )
     pause = RETRY_FIRST_US
     perhaps_held = False
@@ -204,7 +205,7 @@ def _close(task: Task, command: Finish | Release, deadline: int, verdict: Verdic
         if isinstance(answer.reply, Lost):
             return (yield from _lost(task, verdict.error))
         assert isinstance(answer.reply, StoreUnavailable)
-        if answer.at >= deadline:
+        if answer.at >= deadline or answer.reply.final:
             # The body's own error says more than ours; its answer goes along, unrecorded.
             error = verdict.error or answer.reply
             return Verdict(Fact.UNAVAILABLE, verdict.body, raw=verdict.raw, error=error)
@@ -318,7 +319,7 @@ def _save(command: SaveStep, deadline: int) -> Generator[Ask, object, StepVerdic
         if isinstance(answer.reply, Lost):
             return StepVerdict(lost=True)
         assert isinstance(answer.reply, StoreUnavailable)
-        if answer.at >= deadline:
+        if answer.at >= deadline or answer.reply.final:
             return StepVerdict(error=answer.reply)
         yield Sleep(min(pause, deadline - answer.at))
         pause = min(pause * 2, RETRY_MAX_US)

@@ -189,7 +189,7 @@ def _start(record: Record | None, claim: Claim, now: int) -> Decision:
         claim.owner,
         fence,
         attempt,
-        claim.retry_safe,
+        claim.retry_safe and not claim.in_transaction,
         freed.created_at if freed else now,  # created_at
         now + claim.lease,  # lease_until
         0,  # finished_at
@@ -269,6 +269,7 @@ def _take_over(record: Record, claim: Claim, now: int) -> Decision:
         owner=claim.owner,
         fence=fence,
         attempt=record.attempt + 1,
+        retry_safe=not claim.in_transaction,
         lease_until=now + claim.lease,
         keep=claim.keep,
         audit=claim.audit,

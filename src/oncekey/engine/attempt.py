@@ -96,8 +96,14 @@ class AttemptBase:
     # --- for the engine ---------------------------------------------------------------------
 
     def _hold_for_ever(self) -> None:
-        """In the caller's transaction there is no lease that could end."""
+        """In the caller's transaction there is no lease that could end, and no time to try
+        again: the transaction holds what others wait for."""
         self._deadline = _NEVER
+
+    @property
+    def _repeat_until(self) -> int:
+        """Until when a store call that failed is worth repeating."""
+        return self._deadline if self._deadline != _NEVER else 0
 
     def _extend(self, deadline: int) -> None:
         self._deadline = max(self._deadline, deadline)

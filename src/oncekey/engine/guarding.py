@@ -7,10 +7,25 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from oncekey.core.errors import ConfigurationError
+from oncekey.core.errors import ConfigurationError, NotStarted
 from oncekey.core.identity import KeyLike
 
 Picker = Callable[..., Any]
+
+
+class NeverCalled(NotStarted, TypeError):
+    """The arguments do not fit the function: it was not entered, so its key stays free."""
+
+
+def call(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a guarded function; a call that never reached it must not be stored as its failure."""
+    try:
+        return fn(*args, **kwargs)
+    except TypeError as error:
+        here = error.__traceback__
+        if here is not None and here.tb_next is None and inspect.isroutine(fn):
+            raise NeverCalled(str(error)) from error
+        raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +61,19 @@ def guarded(
         raise ConfigurationError(f"guard({operation!r}): scope must be text or a function")
     if request is not None and not callable(request):
         raise ConfigurationError(f"guard({operation!r}): request must be a function")
-    if inspect.iscoroutinefunction(fn) is not is_async:
+    if inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
+        raise ConfigurationError(
+            f"guard({operation!r}): a generator has no one answer to store; guard a function"
+        )
+    if _is_async(fn) is not is_async:
         right, kind = ("Once", "plain") if is_async else ("AsyncOnce", "async")
         name = getattr(fn, "__name__", repr(fn))  # a partial has no name
         raise ConfigurationError(f"guard({operation!r}): {name} is {kind}; guard it with {right}")
     parameter = inspect.signature(fn).parameters.get("attempt")
     wants = parameter is not None and parameter.kind is not parameter.POSITIONAL_ONLY
     return Guarded(operation, key, scope, request, wants)
+
+
+def _is_async(fn: Callable[..., Any]) -> bool:
+    """Also of an object that is called like a function."""
+    return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(type(fn).__call__)

@@ -9,12 +9,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from types import CoroutineType, GeneratorType
 from typing import Any, NamedTuple
 
 from oncekey.core import codec as codecs
 from oncekey.core.asks import Grant, Recovered, Returned, Task, Verdict
 from oncekey.core.codec import Codec, Stored
-from oncekey.core.errors import ConfigurationError
+from oncekey.core.errors import ConfigurationError, NotStarted
 from oncekey.core.events import Fact, Notice
 from oncekey.core.identity import Identities, Identity, KeyLike
 from oncekey.core.levels import Guarantee, check_level
@@ -44,6 +45,10 @@ class Job(NamedTuple):
     @property
     def id(self) -> bytes:
         return self.identity.id
+
+
+class BodyNotRun(NotStarted, ConfigurationError):
+    """The body was of the wrong colour: nothing has happened, the key stays free."""
 
 
 class Kernel:
@@ -111,15 +116,20 @@ class Kernel:
     def task(self, job: Job) -> Task:
         """The flow's view of a job, with a fresh owner."""
         identity = job.identity
+        terms = job.policy.terms
+        if self.transactional:
+            # The one waited for could never finish: the caller's transaction holds the lock.
+            terms = replace(terms, wait=0)
         return Task(
             identity.id,
             new_owner(),
             job.fingerprint,
-            job.policy.terms,
+            terms,
             job.policy.recover is not None,
             identity.scope,
             identity.operation,
             identity.key if self.raw_keys else "",
+            self.transactional,
         )
 
     def policy_with(self, options: dict[str, Any], operation: str) -> Policy:
@@ -183,6 +193,15 @@ class Kernel:
             body = codecs.pack_tombstone(reason, too_large=True)
             return Returned(body, deadline, value, kept=False)
         return Returned(body, deadline)
+
+    def refuse_unstarted(self, job: Job, value: object) -> None:
+        """A coroutine or generator from a blocking body has not run a single line."""
+        if isinstance(value, (CoroutineType, GeneratorType)):
+            value.close()
+            raise BodyNotRun(
+                f"the body of {job.identity.operation!r} gave a {type(value).__name__}, which has "
+                "not run; use AsyncOnce for async functions, and return plain values"
+            )
 
     def unknown_key(self, job: Job, record: Record) -> UnknownKey:
         """What `recover` is told."""

@@ -144,6 +144,7 @@ def _unavailable(
     made = StoreUnavailable(
         f"{error}.{ran} Retry with the same key",
         ambiguous=error.ambiguous,
+        final=error.final,
         value=_unrecorded(codec, verdict),
         **where,
     )

@@ -80,7 +80,7 @@ class AsyncAttempt(AttemptBase):
         interrupts: _Interrupts,
     ) -> StepVerdict:
         child = self.child_key(name)
-        flow = step_flow(self._grant, self._deadline, name, saved, child.encode())
+        flow = step_flow(self._grant, self._repeat_until, name, saved, child.encode())
         clock = self._hands.kernel.clock
         answer: object = None
         while True:
@@ -102,14 +102,14 @@ class AsyncAttempt(AttemptBase):
         self, fn: Callable[[str], Any], child: str, codec: Codec, interrupts: _Interrupts
     ) -> Returned | Raised:
         if interrupts.came:
-            return Raised(asyncio.CancelledError(), self._deadline)
+            return Raised(asyncio.CancelledError(), self._repeat_until)
         try:
             value = fn(child)
             if inspect.isawaitable(value):
                 value = await value
         except BaseException as error:
-            return Raised(error, self._deadline)
-        return self._hands.kernel.pack(codec, self._job.policy, value, self._deadline)
+            return Raised(error, self._repeat_until)
+        return self._hands.kernel.pack(codec, self._job.policy, value, self._repeat_until)
 
 
 class _Interrupts:

@@ -21,7 +21,7 @@ from oncekey.core.policy import Policy
 from oncekey.engine.aio.attempt import AsyncAttempt
 from oncekey.engine.aio.runner import AsyncBody, AsyncRunner
 from oncekey.engine.clock import Clock
-from oncekey.engine.guarding import Picker, guarded
+from oncekey.engine.guarding import Picker, call, guarded
 from oncekey.engine.kernel import Kernel, Subscriber
 from oncekey.engine.results import Result
 from oncekey.engine.setup import make_kernel
@@ -87,9 +87,9 @@ class AsyncOperations:
                 key_, scope_, request_ = how.pick(args, kwargs)
 
                 def body(attempt: AsyncAttempt) -> Awaitable[T]:
-                    if how.wants_attempt:
-                        return fn(*args, **kwargs, attempt=attempt)
-                    return fn(*args, **kwargs)
+                    given = {**kwargs, "attempt": attempt} if how.wants_attempt else kwargs
+                    work: Awaitable[T] = call(fn, args, given)
+                    return work
 
                 result = await self.run(
                     operation,
@@ -164,9 +164,10 @@ class AsyncOnce(AsyncOperations):
         """
         kernel = self._kernel.for_transaction()
         enlisted = self._store.enlist(connection)
-        return AsyncOperations(
-            kernel, AsyncRunner(kernel, enlisted.apply, coalesce=False, enlisted=enlisted)
+        runner = AsyncRunner(
+            kernel, enlisted.apply, coalesce=False, enlisted=enlisted, connection=connection
         )
+        return AsyncOperations(kernel, runner)
 
     def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
         """Give every decision to `subscriber` as a Notice; the returned function ends that."""

@@ -39,6 +39,7 @@ from oncekey.engine.aio.coalescer import AsyncCoalescer
 from oncekey.engine.aio.heart import AsyncHeart
 from oncekey.engine.kernel import Job, Kernel
 from oncekey.engine.results import Result
+from oncekey.engine.turns import turn
 
 T = TypeVar("T")
 AsyncBody = Callable[[AsyncAttempt], Awaitable[T]]
@@ -76,11 +77,13 @@ class AsyncRunner:
         *,
         coalesce: bool = True,
         enlisted: AsyncEnlisted | None = None,
+        connection: Any = None,
     ) -> None:
         self.kernel = kernel
         self._apply = apply
         self._coalesce = coalesce
         self._enlisted = enlisted
+        self._connection = connection
         self._clock = kernel.clock
         self.reset()
 
@@ -104,7 +107,8 @@ class AsyncRunner:
         control = _Control()
         if self._enlisted is not None:
             # The caller's connection belongs to the caller's task; so does the attempt.
-            ending = self._settled(job, await self._drive(job, body, control))
+            with turn(self._connection, asyncio.current_task()):
+                ending = self._settled(job, await self._drive(job, body, control))
         else:
             ending = await self._detached(job, body, control)
         if ending is None:
@@ -250,9 +254,9 @@ class AsyncRunner:
                 value = await value
         except BaseException as error:
             await enlisted.undo()
-            return Raised(error, attempt._deadline)
+            return Raised(error, attempt._repeat_until)
         await enlisted.settle()
-        return self.kernel.pack(job.codec, job.policy, value, attempt._deadline)
+        return self.kernel.pack(job.codec, job.policy, value, attempt._repeat_until)
 
     async def _sleep(self, ask: Sleep, control: _Control) -> int:
         loop = asyncio.get_running_loop()

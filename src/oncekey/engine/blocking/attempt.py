@@ -66,7 +66,7 @@ class Attempt(AttemptBase):
         self, name: str, fn: Callable[[str], Any], codec: Codec, saved: Any
     ) -> StepVerdict:
         child = self.child_key(name)
-        flow = step_flow(self._grant, self._deadline, name, saved, child.encode())
+        flow = step_flow(self._grant, self._repeat_until, name, saved, child.encode())
         answer: object = None
         while True:
             try:
@@ -86,5 +86,5 @@ class Attempt(AttemptBase):
         try:
             value = fn(child)
         except BaseException as error:
-            return Raised(error, self._deadline)
-        return self._hands.kernel.pack(codec, self._job.policy, value, self._deadline)
+            return Raised(error, self._repeat_until)
+        return self._hands.kernel.pack(codec, self._job.policy, value, self._repeat_until)

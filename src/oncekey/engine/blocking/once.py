@@ -19,7 +19,7 @@ from oncekey.core.policy import Policy
 from oncekey.engine.blocking.attempt import Attempt
 from oncekey.engine.blocking.runner import Body, Runner
 from oncekey.engine.clock import Clock
-from oncekey.engine.guarding import Picker, guarded
+from oncekey.engine.guarding import Picker, call, guarded
 from oncekey.engine.kernel import Kernel, Subscriber
 from oncekey.engine.results import Result
 from oncekey.engine.setup import make_kernel
@@ -84,9 +84,9 @@ class Operations:
                 key_, scope_, request_ = how.pick(args, kwargs)
 
                 def body(attempt: Attempt) -> T:
-                    if how.wants_attempt:
-                        return fn(*args, **kwargs, attempt=attempt)
-                    return fn(*args, **kwargs)
+                    given = {**kwargs, "attempt": attempt} if how.wants_attempt else kwargs
+                    value: T = call(fn, args, given)
+                    return value
 
                 return self.run(
                     operation,

@@ -32,6 +32,7 @@ from oncekey.engine.blocking.coalescer import Coalescer
 from oncekey.engine.blocking.heart import Heart
 from oncekey.engine.kernel import Job, Kernel
 from oncekey.engine.results import Result
+from oncekey.engine.turns import turn
 
 T = TypeVar("T")
 Body = Callable[[Attempt], T]
@@ -47,11 +48,13 @@ class Runner:
         *,
         coalesce: bool = True,
         enlisted: Enlisted | None = None,
+        connection: Any = None,
     ) -> None:
         self.kernel = kernel
         self._apply = apply
         self._coalesce = coalesce
         self._enlisted = enlisted
+        self._connection = connection
         self._clock = kernel.clock
         self.reset()
 
@@ -63,10 +66,14 @@ class Runner:
         self.kernel.cache.reset()
 
     def run(self, job: Job, body: Body[T]) -> Result[T]:
-        try:
-            verdict = self._drive(job, body)
-        finally:
-            self.kernel.waiters.ended(job.identity.id)
+        if self._enlisted is not None:
+            with turn(self._connection, threading.get_ident()):
+                verdict = self._drive(job, body)
+        else:
+            try:
+                verdict = self._drive(job, body)
+            finally:
+                self.kernel.waiters.ended(job.identity.id)
         stored = self.kernel.settle(job, verdict)
         return self.kernel.conclude(job, verdict, stored)
 
@@ -129,6 +136,7 @@ class Runner:
         result: Returned | Raised
         try:
             value = body(attempt)
+            self.kernel.refuse_unstarted(job, value)
         except BaseException as error:
             result = Raised(error, attempt._deadline)
         else:
@@ -148,11 +156,12 @@ class Runner:
         enlisted.mark()
         try:
             value = body(attempt)
+            self.kernel.refuse_unstarted(job, value)
         except BaseException as error:
             enlisted.undo()
-            return Raised(error, attempt._deadline)
+            return Raised(error, attempt._repeat_until)
         enlisted.settle()
-        return self.kernel.pack(job.codec, job.policy, value, attempt._deadline)
+        return self.kernel.pack(job.codec, job.policy, value, attempt._repeat_until)
 
     def sleep(self, ask: Sleep) -> int:
         event = threading.Event()

@@ -48,6 +48,7 @@ class Database:
         self._connection: sqlite3.Connection | None = None
         self._was_open = False
         self._refusal = ""
+        self._file: tuple[int, int] | None = None
         self._paused = False
         with _registry_lock:
             _registry.add(self)
@@ -57,6 +58,12 @@ class Database:
             connection = self._connection
             if connection is None:
                 connection = self._open()
+            if _identity(self.path) != self._file:
+                raise StoreUnavailable(
+                    f"{self.path} was deleted or replaced while it was open; nothing is claimed in "
+                    "a file nobody else can see. Put it back, or restart on the new one",
+                    ambiguous=False,
+                )
             try:
                 return run(connection, steps)
             except Exception as error:
@@ -81,7 +88,7 @@ class Database:
 
     def _open(self) -> sqlite3.Connection:
         if self._refusal:
-            raise StoreUnavailable(self._refusal, ambiguous=False)
+            raise StoreUnavailable(self._refusal, ambiguous=False, final=True)
         if os.path.isdir(self.path):
             error = ConfigurationError(f"{self.path}: that is a folder; name a file in it")
             raise self._unusable(error)
@@ -97,6 +104,7 @@ class Database:
                 raise self._unusable(ConfigurationError(f"{self.path}: {error}")) from None
             raise
         self._was_open = True
+        self._file = _identity(self.path)
         return self._connection
 
     def _unusable(self, error: OncekeyError) -> OncekeyError:
@@ -219,3 +227,12 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(
         before=_before_fork, after_in_parent=_after_in_parent, after_in_child=_after_in_child
     )
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    """Which file that is, not only what it is called; None if there is none."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino

@@ -1,0 +1,40 @@
+"""One operation at a time on a caller's connection.
+
+A connection has one transaction and one stack of savepoints: were two operations to overlap on it,
+undoing one would undo the other. An operation inside another's body is fine, it ends first.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from oncekey.core.errors import ConfigurationError
+
+_lock = threading.Lock()
+# By id, together with the connection itself: while it is held, no other object gets that id.
+_held: dict[int, tuple[Any, object, int]] = {}
+
+
+@contextmanager
+def turn(connection: Any, holder: object) -> Iterator[None]:
+    """Hold the connection for this thread or task; refuse if another one does."""
+    key = id(connection)
+    with _lock:
+        _, other, depth = _held.get(key, (None, holder, 0))
+        if other != holder:
+            raise ConfigurationError(
+                "another operation is under way on this connection; one transaction cannot hold "
+                "two at once. Run them one after the other, or give each a connection of its own"
+            )
+        _held[key] = (connection, holder, depth + 1)
+    try:
+        yield
+    finally:
+        with _lock:
+            if depth:
+                _held[key] = (connection, holder, depth)
+            else:
+                del _held[key]
