@@ -76,8 +76,8 @@ MUTANTS = (
     ),
     _mutant(
         "m5", "clock read twice in one decision", program,
-        "whole_row(decision.write) for decision in decisions if decision.write is not None",
-        "whole_row(decide(None, claim, self._clock()).write) for claim in claims",
+        "claimed.append(whole_row(decision.write))",
+        "claimed.append(whole_row(decide(None, command, self._clock()).write))",
         "a new key", "S3",
     ),
     _mutant(

@@ -21,7 +21,7 @@ from oncekey.core.record import Record
 from oncekey.stores.clock import StoreClock
 from oncekey.stores.secrets import refuse_another_secret
 from oncekey.stores.sql import load_queries
-from oncekey.stores.sqlite.rows import Row, claimed_row, held_row, record_of, whole_row
+from oncekey.stores.sqlite.rows import Row, claimed_row, finish_row, held_row, record_of, whole_row
 
 SELECT_IDS_MAX: Final = 512  # SQLite before 3.32 takes 999 parameters
 _CHECK: Final = "secret-check"
@@ -56,25 +56,22 @@ class Program:
         self._clock = clock
 
     def apply(self, commands: Sequence[Command]) -> Steps[list[Reply]]:
-        """The whole verb, with its own transaction where one is needed."""
-        kinds = set(map(type, commands))
-        if kinds == {Finish} and _distinct(commands):
-            if (yield from self._finish_at_once(commands)):
-                return [_DONE] * len(commands)
-        elif kinds <= {Claim, Look}:
-            return (yield from self._apply_claims(commands))
-        return (yield from self._apply_under_lock(commands))
-
-    def _apply_claims(self, commands: Sequence[Command]) -> Steps[list[Reply]]:
-        """From a snapshot what writes nothing; what was never seen by a bare insert; else the
-        whole way."""
-        answers, unseen = yield from self._answer_from_snapshot(commands)
-        if len(answers) == len(commands):
-            return [answers[i] for i in range(len(commands))]
-        left = [command for i, command in enumerate(commands) if i not in answers]
+        """The whole verb, with its own transaction where one is needed: from a snapshot what
+        writes nothing, without reading again what usually comes, else the whole way."""
+        if not commands:
+            return []
+        answers: dict[int, Reply] = {}
+        unseen = True
+        if any(type(command) is Claim or type(command) is Look for command in commands):
+            answers, unseen = yield from self._answer_from_snapshot(commands)
+            if len(answers) == len(commands):
+                return [answers[i] for i in range(len(commands))]
+        left = commands
+        if answers:
+            left = [command for i, command in enumerate(commands) if i not in answers]
         replies: list[Reply] | None = None
-        if unseen and _distinct(left):
-            replies = yield from self._insert_at_once(left)
+        if unseen and _usual(left):
+            replies = yield from self._write_at_once(left)
         if replies is None:
             replies = yield from self._apply_under_lock(left)
         if not answers:
@@ -90,34 +87,32 @@ class Program:
         yield COMMIT if writes else ROLLBACK
         return replies
 
-    def _insert_at_once(self, claims: Sequence[Command]) -> Steps[list[Reply] | None]:
-        """First claims without reading again; None, and nothing written, if one was too late."""
+    def _write_at_once(self, commands: Sequence[Command]) -> Steps[list[Reply] | None]:
+        """First claims by a bare insert, finishes as compare-and-set (rule 4 of the machine),
+        without reading. None, and nothing written, if one of them came too late: then `decide`
+        says what that means."""
         yield BEGIN
         now = self._clock()
-        decisions = [decide(None, claim, now) for claim in claims]
-        rows = [whole_row(decision.write) for decision in decisions if decision.write is not None]
-        inserted = yield Statement(QUERIES["insert_new"], rows, many=True)
-        if inserted[0][0] != len(claims):
-            yield ROLLBACK
-            return None
+        replies: list[Reply] = []
+        claimed: list[Row] = []
+        finished: list[Row] = []
+        for command in commands:
+            if isinstance(command, Finish):
+                finished.append(finish_row(command, now))
+                replies.append(_DONE)
+            else:
+                decision = decide(None, command, now)
+                assert decision.write is not None
+                claimed.append(whole_row(decision.write))
+                replies.append(decision.reply)
+        for query, rows in (("insert_new", claimed), ("finish_held", finished)):
+            if rows:
+                changed = yield Statement(QUERIES[query], rows, many=True)
+                if changed[0][0] != len(rows):
+                    yield ROLLBACK
+                    return None
         yield COMMIT
-        return [decision.reply for decision in decisions]
-
-    def _finish_at_once(self, commands: Sequence[Command]) -> Steps[bool]:
-        """The usual end of attempts, without reading: rule 4 of the machine as compare-and-set.
-        False, and nothing written, if one of them no longer holds its key; then `decide` says
-        what that means."""
-        yield BEGIN
-        now = self._clock()
-        rows = [
-            (c.state.value, now, c.body, c.id, c.owner, c.fence)
-            for c in commands
-            if isinstance(c, Finish)
-        ]
-        finished = yield Statement(QUERIES["finish_held"], rows, many=True)
-        done: bool = finished[0][0] == len(commands)
-        yield COMMIT if done else ROLLBACK
-        return done
+        return replies
 
     def apply_locked(self, commands: Sequence[Command]) -> Steps[list[Reply]]:
         """The same inside a transaction that is open already; it is neither begun nor ended."""
@@ -182,18 +177,18 @@ class Program:
     def _answer_from_snapshot(
         self, commands: Sequence[Command]
     ) -> Steps[tuple[dict[int, Reply], bool]]:
-        """Answers, by position, that need no write (S6), and whether all others are claims of
-        ids that were never seen. Whatever comes after a write of the same id must see it, so it
-        is left as well."""
-        stored = yield from _load(commands)
+        """Answers, by position, that need no write (S6), and whether all claims among the others
+        are of ids never seen. Whatever comes after a write of the same id must see it, so it is
+        left as well."""
+        stored = yield from _load([c for c in commands if type(c) is Claim or type(c) is Look])
         now = self._clock()
         answers: dict[int, Reply] = {}
         writing: set[bytes] = set()
         unseen = True
         for i, command in enumerate(commands):
             record = stored.get(command.id)
-            if record is None and type(command) is Claim:
-                writing.add(command.id)  # what was never seen is sure to be written
+            if type(command) is not Look and (record is None or type(command) is not Claim):
+                writing.add(command.id)  # also a claim of what was never seen is sure to write
             if command.id in writing:
                 continue
             decision = decide(record, command, now)
@@ -249,7 +244,10 @@ def _writes(
     return [Statement(QUERIES[name], rows, many=True) for name, rows in work if rows]
 
 
-def _distinct(commands: Sequence[Command]) -> bool:
+def _usual(commands: Sequence[Command]) -> bool:
+    """Claims and finishes only, of different keys: how most attempts begin and end."""
+    if any(type(command) is not Claim and type(command) is not Finish for command in commands):
+        return False
     return len({command.id for command in commands}) == len(commands)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
+from oncekey.core.commands import Finish
 from oncekey.core.record import Record, State
 from oncekey.stores.steps import pack_steps, unpack_steps
 
@@ -84,3 +85,8 @@ def held_row(record: Record) -> Row:
         record.note,
         record.id,
     )
+
+
+def finish_row(command: Finish, now: int) -> Row:
+    """What a finish writes and what it must find, for finish_held."""
+    return (command.state.value, now, command.body, command.id, command.owner, command.fence)
