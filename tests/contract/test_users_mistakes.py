@@ -18,8 +18,10 @@ from oncekey import (
     NotStarted,
     Once,
     OutcomeUnknown,
+    Policy,
     StoreUnavailable,
 )
+from oncekey.core.commands import Claim
 
 
 @pytest.fixture
@@ -213,3 +215,36 @@ def test_closing_under_a_running_body_is_told_at_once(path: Path) -> None:
     with pytest.raises(StoreUnavailable, match="closed") as caught:
         once.run("op", "k", body, lease="1h")
     assert caught.value.value == "ran"
+
+
+def test_i14_ctrl_c_between_the_claim_and_the_body_gives_the_key_back(
+    once: Once, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    apply = once._runner._apply
+
+    def interrupted(commands: Any) -> Any:
+        replies = apply(commands)
+        if isinstance(commands[0], Claim):
+            raise KeyboardInterrupt
+        return replies
+
+    monkeypatch.setattr(once._runner._coalescer, "_apply", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        once.run("op", "k", lambda attempt: 1)
+    monkeypatch.undo()
+    assert once.run("op", "k", lambda attempt: 2).value == 2
+
+
+def test_only_inside_transactions_may_be_the_default(path: Path) -> None:
+    with Once(f"sqlite:///{path}", policy=Policy(require="transactional")) as once:
+        with pytest.raises(ConfigurationError, match="requires transactional"):
+            once.run("op", "k", lambda attempt: 1)
+        db = sqlite3.connect(path)
+        with db:
+            assert once.in_transaction(db).run("op", "k", lambda attempt: 2).value == 2
+        db.close()
+        status = once.get("op", "k")  # looking needs no transaction
+        assert status is not None
+        assert status.value == 2
+    with pytest.raises(ConfigurationError, match="requires transactional"):
+        Once("memory://", policy=Policy(require="transactional"))

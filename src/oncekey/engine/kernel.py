@@ -18,7 +18,7 @@ from oncekey.core.codec import Codec, Stored
 from oncekey.core.errors import ConfigurationError, NotStarted
 from oncekey.core.events import Fact, Notice
 from oncekey.core.identity import Identities, Identity, KeyLike
-from oncekey.core.levels import Guarantee, check_level
+from oncekey.core.levels import Guarantee, Level, check_level
 from oncekey.core.policy import Policy
 from oncekey.core.record import Record, State
 from oncekey.core.recovery import Recovery, UnknownKey
@@ -77,7 +77,15 @@ class Kernel:
         self.transactional = transactional
         self._policies: dict[tuple[tuple[str, Any], ...], Policy] = {}
         self._subscribers: tuple[Subscriber, ...] = ()
-        self._check_level(policy, "(every operation)")
+        # "Only inside transactions" is a fine default on a store that has them: then it is held
+        # against each operation that comes without one, not against the store.
+        self._only_transactions = (
+            policy.required_level is Level.TRANSACTIONAL
+            and guarantee.level is Level.TRANSACTIONAL
+            and not transactional
+        )
+        if not self._only_transactions:
+            self._check_level(policy, "(every operation)")
 
     def for_transaction(self) -> Kernel:
         """The same set-up for use inside the caller's transaction, which may yet roll back:
@@ -107,11 +115,19 @@ class Kernel:
         options: dict[str, Any],
     ) -> Job:
         """Validate and work out one call."""
-        policy = self.policy_with(options, operation) if options else self.policy
+        if options or self._only_transactions:
+            policy = self.policy_with(options, operation)
+        else:
+            policy = self.policy
         identity = self.identities.identify(scope, operation, key)
         fingerprint = self.identities.fingerprint(request)
         chosen = self.codec if codec is None else codecs.codec_for(codec)
         return Job(identity, fingerprint, policy, chosen, self.clock.now())
+
+    def locate(self, operation: str, key: KeyLike, scope: str, codec: Any) -> tuple[bytes, Codec]:
+        """Where a key's record is and how its answer is read, for looking only."""
+        identity = self.identities.identify(scope, operation, key)
+        return identity.id, self.codec if codec is None else codecs.codec_for(codec)
 
     def task(self, job: Job) -> Task:
         """The flow's view of a job, with a fresh owner."""

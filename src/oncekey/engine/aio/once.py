@@ -110,9 +110,9 @@ class AsyncOperations:
         self, operation: str, key: KeyLike, *, scope: str = "", codec: Any = None
     ) -> KeyStatus | None:
         """Where a key stands, without running or changing anything."""
-        job = self._kernel.job(operation, key, scope, None, codec, {})
+        id, reader = self._kernel.locate(operation, key, scope, codec)
         await self._ready()
-        return status_of(await self._runner.look(job.id), job.codec)
+        return status_of(await self._runner.look(id), reader)
 
 
 class AsyncOnce(AsyncOperations):

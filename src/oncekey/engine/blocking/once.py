@@ -106,8 +106,8 @@ class Operations:
         self, operation: str, key: KeyLike, *, scope: str = "", codec: Any = None
     ) -> KeyStatus | None:
         """Where a key stands, without running or changing anything."""
-        job = self._kernel.job(operation, key, scope, None, codec, {})
-        return status_of(self._runner.look(job.id), job.codec)
+        id, reader = self._kernel.locate(operation, key, scope, codec)
+        return status_of(self._runner.look(id), reader)
 
 
 class Once(Operations):

@@ -23,7 +23,7 @@ from oncekey.core.asks import (
     Sleep,
     Verdict,
 )
-from oncekey.core.commands import Command, Look, Reply, Seen
+from oncekey.core.commands import Command, Look, Release, Reply, Seen
 from oncekey.core.contract import Enlisted
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.flow import attempt as attempt_flow
@@ -90,23 +90,33 @@ class Runner:
     # --- answers ------------------------------------------------------------------------------
 
     def _drive(self, job: Job, body: Body[Any]) -> Verdict:
-        flow = attempt_flow(self.kernel.task(job))
+        task = self.kernel.task(job)
+        flow = attempt_flow(task)
         answer: object = None
-        while True:
-            try:
-                ask = flow.send(answer)
-            except StopIteration as stop:
-                verdict: Verdict = stop.value
-                return verdict
-            if type(ask) is Call:
-                answer = self.answer(ask.command)
-            elif type(ask) is RunBody:
-                answer = self._run_body(ask.grant, job, body)
-            elif type(ask) is Sleep:
-                answer = self.sleep(ask)
-            else:
-                assert type(ask) is Recover
-                answer = self._recover(ask, job)
+        begun = False
+        try:
+            while True:
+                try:
+                    ask = flow.send(answer)
+                except StopIteration as stop:
+                    verdict: Verdict = stop.value
+                    return verdict
+                if type(ask) is Call:
+                    answer = self.answer(ask.command)
+                elif type(ask) is RunBody:
+                    begun = True
+                    answer = self._run_body(ask.grant, job, body)
+                elif type(ask) is Sleep:
+                    answer = self.sleep(ask)
+                else:
+                    assert type(ask) is Recover
+                    answer = self._recover(ask, job)
+        except BaseException:
+            # Interrupted (Ctrl-C), or the user's recover raised. Before the body began nothing
+            # has happened, so a claim that may have been taken is given back.
+            if not begun and self._enlisted is None:
+                self.answer(Release(task.id, task.owner, None))
+            raise
 
     def answer(self, command: Command) -> Answer:
         now = self._clock.now
