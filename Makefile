@@ -42,7 +42,7 @@ bench: $(VENV)/.bench ## measure against peers and the raw limit, in one run
 	@$(BIN)/python -m bench
 
 soak: setup ## the long hammer (minutes)
-	@ONCEKEY_SOAK=1 $(BIN)/python -m pytest tests/hammer tests/model -s
+	@ONCEKEY_SOAK=1 $(BIN)/python -m pytest tests/hammer tests/model -s --timeout 1800
 
 docs: setup ## draw what is generated in docs/
 	@$(BIN)/python docs/draw_machine.py

@@ -59,8 +59,8 @@ def test_i5_the_deadline_counts_from_the_sending_of_the_claim() -> None:
     ("reply", "verdict"),
     [
         (REPLAY, Verdict(Fact.REPLAYED, b"stored", State.SUCCEEDED, 2, FENCE, 77)),
-        (Different(1), Verdict(Fact.MISMATCH, fence=1)),
-        (Different(9), Verdict(Fact.MISMATCH, fence=9)),
+        (Different(1), Verdict(Fact.MISMATCH, version=1)),
+        (Different(9), Verdict(Fact.MISMATCH, version=9)),
         (Unsure(record(State.UNKNOWN)), Verdict(Fact.UNKNOWN, fence=FENCE)),
         (Busy(4_000), Verdict(Fact.IN_FLIGHT, retry_after=4_000)),
         (Lost(), Verdict(Fact.LOST)),

@@ -38,9 +38,9 @@ WHO = Identities().identify("acct", "charge", "very-secret-key")
 @pytest.mark.parametrize(
     ("verdict", "kind", "words"),
     [
-        (Verdict(Fact.MISMATCH, fence=VERSION), Mismatch, "use a new key for a new request"),
-        (Verdict(Fact.MISMATCH, fence=VERSION + 1), NotReplayable, "another release of oncekey"),
-        (Verdict(Fact.MISMATCH, fence=0), NotReplayable, "has format 0"),
+        (Verdict(Fact.MISMATCH, version=VERSION), Mismatch, "use a new key for a new request"),
+        (Verdict(Fact.MISMATCH, version=VERSION + 1), NotReplayable, "another release of oncekey"),
+        (Verdict(Fact.MISMATCH, version=0), NotReplayable, "has format 0"),
         (Verdict(Fact.IN_FLIGHT, retry_after=1), InFlight, "retry with the same key"),
         (Verdict(Fact.WAIT_TIMEOUT), WaitTimeout, "after the whole wait"),
         (Verdict(Fact.UNKNOWN), OutcomeUnknown, "do not use a new key"),

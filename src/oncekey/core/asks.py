@@ -112,7 +112,8 @@ Ask = Call | RunBody | Sleep | Recover | RunStep | Extended
 
 
 class Verdict(NamedTuple):
-    """How one attempt ended for its caller. `error` is the body's own, to be raised again."""
+    """How one attempt ended for its caller. `error` is the body's own, to be raised again;
+    `version` is the fingerprint's of a key that belongs to another request."""
 
     fact: Fact
     body: bytes = b""
@@ -124,6 +125,7 @@ class Verdict(NamedTuple):
     raw: object = None
     kept: bool = True
     error: BaseException | None = None
+    version: int = 0
 
 
 class Task(NamedTuple):

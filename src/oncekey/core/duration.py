@@ -10,7 +10,7 @@ from datetime import timedelta
 
 from oncekey.core.errors import ConfigurationError
 
-type_hint = "a timedelta or text such as '250ms', '30s', '5m', '24h', '7d'"
+_ACCEPTED = "a timedelta or text such as '250ms', '30s', '5m', '24h', '7d'"
 
 Duration = timedelta | str
 
@@ -33,11 +33,11 @@ def microseconds(value: Duration, *, name: str) -> int:
         text = value.strip()
         parts = _PART.findall(text)
         if not parts or "".join(number + unit for number, unit in parts) != text:
-            raise ConfigurationError(f"{name}={value!r} is not a duration; give {type_hint}")
+            raise ConfigurationError(f"{name}={value!r} is not a duration; give {_ACCEPTED}")
         total = sum(int(number) * _UNITS[unit] for number, unit in parts)
     else:
         raise ConfigurationError(
-            f"{name} is a {type(value).__name__}, which leaves the unit open; give {type_hint}"
+            f"{name} is a {type(value).__name__}, which leaves the unit open; give {_ACCEPTED}"
         )
     if total < 0:
         raise ConfigurationError(f"{name}={value!r} is negative")

@@ -89,7 +89,7 @@ def attempt(task: Task) -> Flow:
             yield Sleep(min(pause, left), watch=task.id)
             pause = min(pause * POLL_GROWTH_PERCENT // 100, POLL_MAX_US)
         elif isinstance(reply, Different):
-            return Verdict(Fact.MISMATCH, fence=reply.version)
+            return Verdict(Fact.MISMATCH, version=reply.version)
         elif isinstance(reply, Unsure):
             decided = may_recover and (yield from _recover(reply.record))
             may_recover = False

@@ -42,10 +42,6 @@ class Job(NamedTuple):
     codec: Codec
     started_at: int
 
-    @property
-    def id(self) -> bytes:
-        return self.identity.id
-
 
 class BodyNotRun(NotStarted, ConfigurationError):
     """The body was of the wrong colour: nothing has happened, the key stays free."""

@@ -98,7 +98,7 @@ def error_of(identity: Identity, codec: Codec, verdict: Verdict) -> BaseExceptio
         return verdict.error
     seconds = verdict.retry_after / 1_000_000
     if fact is Fact.MISMATCH:
-        return _mismatch(verdict.fence, where)
+        return _mismatch(verdict.version, where)
     if fact is Fact.IN_FLIGHT:
         return InFlight(
             "another attempt holds this key; retry with the same key",

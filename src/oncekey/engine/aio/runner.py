@@ -191,7 +191,7 @@ class AsyncRunner:
                     assert type(ask) is Recover
                     answer = await self._recover(ask, job)
         finally:
-            self.kernel.waiters.ended(job.id)
+            self.kernel.waiters.ended(job.identity.id)
 
     async def _send(self, command: Command, interrupted: Callable[[], None]) -> Reply:
         if self._coalesce:

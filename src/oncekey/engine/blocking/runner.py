@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from oncekey.core.asks import (
@@ -115,7 +116,8 @@ class Runner:
             # Interrupted (Ctrl-C), or the user's recover raised. Before the body began nothing
             # has happened, so a claim that may have been taken is given back.
             if not begun and self._enlisted is None:
-                self.answer(Release(task.id, task.owner, None))
+                with suppress(Exception):  # what interrupted us is what the caller has to see
+                    self.answer(Release(task.id, task.owner, None))
             raise
 
     def answer(self, command: Command) -> Answer:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, NoReturn, TypeVar
 
@@ -105,10 +106,10 @@ class EnlistedSQLite:
             cursor.close()
 
 
-class EnlistedOnLoop:
-    """The same on the event loop's thread: short statements run there, waiting does not."""
+class _AsyncEnlisted(ABC):
+    """The same verbs, awaited; how a program is run is up to the kind of connection."""
 
-    def __init__(self, connection: sqlite3.Connection, participant: Participant) -> None:
+    def __init__(self, connection: Any, participant: Participant) -> None:
         self._connection = connection
         self._participant = participant
 
@@ -123,6 +124,13 @@ class EnlistedOnLoop:
 
     async def settle(self) -> None:
         await self._run(self._participant.settle(self._connection.in_transaction))
+
+    @abstractmethod
+    async def _run(self, steps: Steps[T]) -> T: ...
+
+
+class EnlistedOnLoop(_AsyncEnlisted):
+    """On the event loop's thread: short statements run there, waiting does not."""
 
     async def _run(self, steps: Steps[T]) -> T:
         cursor = sqlite3.Cursor(self._connection)
@@ -165,24 +173,8 @@ class EnlistedOnLoop:
             pause = min(pause * 2, _PAUSE_MAX_SECONDS)
 
 
-class EnlistedAio:
-    """The same on an aiosqlite connection, whose own thread does the waiting."""
-
-    def __init__(self, connection: Any, participant: Participant) -> None:
-        self._connection = connection
-        self._participant = participant
-
-    async def apply(self, commands: Sequence[Command], /) -> list[Reply]:
-        return await self._run(self._participant.apply(commands, self._connection.in_transaction))
-
-    async def mark(self) -> None:
-        await self._run(self._participant.mark())
-
-    async def undo(self) -> None:
-        await self._run(self._participant.undo(self._connection.in_transaction))
-
-    async def settle(self) -> None:
-        await self._run(self._participant.settle(self._connection.in_transaction))
+class EnlistedAio(_AsyncEnlisted):
+    """On an aiosqlite connection, whose own thread does the waiting."""
 
     async def _run(self, steps: Steps[T]) -> T:
         cursor = await self._connection.cursor()

@@ -173,7 +173,7 @@ class AsyncSQLiteStore(_Base):
 
     async def _run(self, steps: Steps[T]) -> T:
         if self._closed:
-            raise StoreUnavailable("the store was closed", ambiguous=False)
+            raise StoreUnavailable("the store was closed", ambiguous=False, final=True)
         forks = self._database.forks
         worker = self._workers.get(forks)
         if worker is None:
