@@ -13,6 +13,7 @@ pytest.register_assert_rewrite("oncekey.testing.contract")
 from oncekey.core.contract import AsyncStore, Store  # noqa: E402
 from oncekey.stores.memory import AsyncMemoryStore, MemoryStore  # noqa: E402
 from oncekey.stores.sqlite import AsyncSQLiteStore, SQLiteStore  # noqa: E402
+from postgres_stores import RING, open_async, open_blocking  # noqa: E402
 
 WallClock = Callable[[], int]
 Opener = Callable[[WallClock], Store | AsyncStore]
@@ -23,6 +24,10 @@ STORES: dict[str, Callable[[Path, WallClock], Any]] = {
     "memory-asyncio": lambda path, clock: AsyncMemoryStore(clock=clock),
     "sqlite-blocking": lambda path, clock: SQLiteStore(path / "keys.db", clock=clock),
     "sqlite-asyncio": lambda path, clock: AsyncSQLiteStore(path / "keys.db", clock=clock),
+    "postgres-psycopg": lambda path, clock: open_blocking(clock=clock),
+    "postgres-asyncpg": lambda path, clock: open_async(clock=clock),
+    "postgres-psycopg-ring": lambda path, clock: open_blocking(clock=clock, **RING),
+    "postgres-asyncpg-ring": lambda path, clock: open_async(clock=clock, **RING),
 }
 
 

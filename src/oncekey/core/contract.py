@@ -9,7 +9,8 @@ S5  When `apply` raises StoreUnavailable, each command took effect wholly or not
 S6  Replays and rejections write nothing.
 S7  `sweep` removes only what `machine.is_garbage` allows, at most `limit` records a call; 0 means
     that there was nothing to remove.
-S8  `bind` remembers the first check value and refuses another one with ConfigurationError.
+S8  `bind` remembers the first check value and refuses another one with ConfigurationError. A
+    `lazy` store learns its `guarantee` there at the latest.
 S9  `apply`, `sweep` and `bind` may be called from many threads (blocking) or tasks (async).
 
 Knows no engine and no driver.
@@ -30,11 +31,22 @@ class Store(Protocol):
     """A blocking store."""
 
     @property
-    def guarantee(self) -> Guarantee: ...
+    def guarantee(self) -> Guarantee:
+        """What it can promise; before `bind`, a `lazy` store says the most it may turn out to."""
+
+    @property
+    def lazy(self) -> bool:
+        """True where nothing is reached before the first use: engines then call `bind` not when
+        they are made but before they first use the store, and look at `guarantee` again."""
 
     @property
     def immediate(self) -> bool:
         """True where `apply` never waits (memory): batching would only cost."""
+
+    @property
+    def lanes(self) -> int:
+        """How many batches of one engine (of one of its event loops) are worth having in flight
+        at once, 1 or more. Heartbeats, sweeps and elections go beside them."""
 
     def apply(self, commands: Sequence[Command], /) -> list[Reply]: ...
     def bind(self, check: bytes, /) -> None: ...
@@ -63,7 +75,13 @@ class AsyncStore(Protocol):
     def guarantee(self) -> Guarantee: ...
 
     @property
+    def lazy(self) -> bool: ...
+
+    @property
     def immediate(self) -> bool: ...
+
+    @property
+    def lanes(self) -> int: ...
 
     async def apply(self, commands: Sequence[Command], /) -> list[Reply]: ...
     async def bind(self, check: bytes, /) -> None: ...

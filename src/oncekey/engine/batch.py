@@ -1,4 +1,7 @@
-"""How many commands go in one batch, and how a poisoned one is told from its neighbours."""
+"""How many commands go in one batch, and how a poisoned one is told from its neighbours.
+
+What both coalescers share. Knows no thread, loop or store.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,19 @@ from oncekey.core.commands import Command, Reply
 from oncekey.core.errors import StoreUnavailable
 
 BATCH_MAX = 256
+SHARE_MIN = 16  # a smaller batch costs a store nearly as much as one of this size
 
 Outcome = Reply | Exception
+
+
+def batch_size(queued: int, in_flight: int, lanes: int, most: int) -> int:
+    """How many of the queued commands go now: one lane's share of all that is under way.
+
+    Were a free lane to take all, a crowd would move as one: the other lanes would stay empty, and
+    Python and the store would work in turns instead of side by side. A few are not split.
+    """
+    share = -(-(queued + in_flight) // lanes)
+    return min(queued, max(share, SHARE_MIN), most)
 
 
 def check_replies(commands: Sequence[Command], replies: Sequence[Reply]) -> None:

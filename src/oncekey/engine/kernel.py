@@ -64,24 +64,31 @@ class Kernel:
     ) -> None:
         self.policy = policy
         self.identities = identities
-        self.guarantee = guarantee
         self.clock = clock
         self.cache = cache
         self.waiters = Waiters()
         self.codec = codecs.codec_for(codec)
         self.raw_keys = raw_keys
         self.transactional = transactional
-        self._policies: dict[tuple[tuple[str, Any], ...], Policy] = {}
         self._subscribers: tuple[Subscriber, ...] = ()
+        self.adopt(guarantee)
+
+    def adopt(self, guarantee: Guarantee) -> None:
+        """Hold every `require` against this guarantee: of the default policy now, of each
+        operation before it runs next. A lazy store tells its own only once it was reached."""
+        self.guarantee = guarantee
+        # Policies that were checked. Made anew, and after the guarantee is known: whoever checks
+        # against the old one meanwhile remembers that in the old dict.
+        self._policies: dict[tuple[tuple[str, Any], ...], Policy] = {}
         # "Only inside transactions" is a fine default on a store that has them: then it is held
         # against each operation that comes without one, not against the store.
         self._only_transactions = (
-            policy.required_level is Level.TRANSACTIONAL
+            self.policy.required_level is Level.TRANSACTIONAL
             and guarantee.level is Level.TRANSACTIONAL
-            and not transactional
+            and not self.transactional
         )
         if not self._only_transactions:
-            self._check_level(policy, "(every operation)")
+            self._check_level(self.policy, "(every operation)")
 
     def for_transaction(self) -> Kernel:
         """The same set-up for use inside the caller's transaction, which may yet roll back:
@@ -148,17 +155,18 @@ class Kernel:
         """The policy with per-operation options, checked against the store's guarantee."""
         if self.transactional:
             options = {**options, "retry_safe": True}
+        policies = self._policies
         try:
             memo = tuple(sorted(options.items()))
-            known = self._policies.get(memo)
+            known = policies.get(memo)
         except TypeError as error:
             raise ConfigurationError(f"an option has an unusable value: {error}") from error
         if known is None:
             known = self.policy.with_options(**options)
             self._check_level(known, operation)
-            if len(self._policies) >= _POLICIES_MAX:
-                self._policies.clear()
-            self._policies[memo] = known
+            if len(policies) >= _POLICIES_MAX:
+                policies.clear()
+            policies[memo] = known
         return known
 
     def check_guard(self, operation: str, codec: Any, options: dict[str, Any]) -> None:

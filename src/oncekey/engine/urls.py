@@ -16,6 +16,8 @@ from oncekey.core.errors import ConfigurationError
 BUILT_IN = {
     "memory": "oncekey.stores.memory",
     "sqlite": "oncekey.stores.sqlite",
+    "postgresql": "oncekey.stores.postgres",
+    "postgres": "oncekey.stores.postgres",
 }
 GROUP = "oncekey.stores"
 

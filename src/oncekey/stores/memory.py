@@ -30,7 +30,9 @@ class MemoryStore:
     """Records in a dict; for tests, demos and caches that may be lost."""
 
     guarantee = _GUARANTEE
+    lazy = False
     immediate = True
+    lanes = 1
 
     def __init__(self, *, clock: Callable[[], int] = wall_clock) -> None:
         self._clock = clock
@@ -91,7 +93,9 @@ class AsyncMemoryStore:
     """The same dict for asyncio: it never waits, so it never blocks the loop."""
 
     guarantee = _GUARANTEE
+    lazy = False
     immediate = True
+    lanes = 1
 
     def __init__(
         self, memory: MemoryStore | None = None, *, clock: Callable[[], int] = wall_clock

@@ -80,14 +80,25 @@ class StoreFace:
     def __init__(self, store: AsyncStore, loop: LoopThread) -> None:
         self.inner = store
         self._loop = loop
+        for name in ("sweep_lag", "terms_max"):
+            if hasattr(store, name):
+                setattr(self, name, getattr(store, name))
 
     @property
     def guarantee(self) -> Guarantee:
         return self.inner.guarantee
 
     @property
+    def lazy(self) -> bool:
+        return self.inner.lazy
+
+    @property
     def immediate(self) -> bool:
         return self.inner.immediate
+
+    @property
+    def lanes(self) -> int:
+        return self.inner.lanes
 
     def apply(self, commands: Sequence[Command], /) -> list[Reply]:
         return self._loop.run(self.inner.apply(commands))

@@ -109,6 +109,14 @@ class FaultyStore(_Scripted):
     def guarantee(self) -> Guarantee:
         return self.inner.guarantee
 
+    @property
+    def lazy(self) -> bool:
+        return self.inner.lazy
+
+    @property
+    def lanes(self) -> int:
+        return self.inner.lanes
+
     def apply(self, commands: Sequence[Command], /) -> list[Reply]:
         fault = self._next(commands)
         if isinstance(fault, Exception):
@@ -171,6 +179,14 @@ class AsyncFaultyStore(_Scripted):
     @property
     def guarantee(self) -> Guarantee:
         return self.inner.guarantee
+
+    @property
+    def lazy(self) -> bool:
+        return self.inner.lazy
+
+    @property
+    def lanes(self) -> int:
+        return self.inner.lanes
 
     async def apply(self, commands: Sequence[Command], /) -> list[Reply]:
         fault = self._next(commands)

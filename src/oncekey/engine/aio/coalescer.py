@@ -1,9 +1,9 @@
 """Batches for tasks, formed without timers.
 
-While a batch is in flight, who comes queues up and is the next batch. One pump task per event
-loop sends them and ends when nothing is queued; a lone command leaves in the same turn of the
-loop. A caller that is cancelled while its command is on the way stays until the reply is there:
-otherwise nobody would know what the store did.
+As many batches as the store has lanes may be in flight; while all are, who comes queues up and is
+the next batch. Each lane is a pump task that ends when nothing is queued; a lone command leaves in
+the same turn of the loop. A caller that is cancelled while its command is on the way stays until
+the reply is there: otherwise nobody would know what the store did.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from oncekey.core.commands import Command, Reply
 from oncekey.core.errors import StoreUnavailable
-from oncekey.engine.batch import BATCH_MAX, Outcome, check_replies, shared_by_all
+from oncekey.engine.batch import BATCH_MAX, Outcome, batch_size, check_replies, shared_by_all
 
 Apply = Callable[[Sequence[Command]], Awaitable[list[Reply]]]
 
@@ -36,12 +36,14 @@ class _Ticket:
 class AsyncCoalescer:
     """One per event loop: all its calls must come from that loop."""
 
-    def __init__(self, apply: Apply, most: int = BATCH_MAX) -> None:
+    def __init__(self, apply: Apply, *, most: int = BATCH_MAX, lanes: int = 1) -> None:
         self._apply = apply
         self._most = most
+        self._lanes = lanes
         self._queue: deque[_Ticket] = deque()
-        self._batch: list[_Ticket] = []
-        self._pump: asyncio.Task[None] | None = None
+        # Each with its batch in flight; with none, it is about to look at the queue.
+        self._pumps: dict[asyncio.Task[None], list[_Ticket]] = {}
+        self._in_flight = 0
 
     async def call(self, command: Command, interrupted: Callable[[], None]) -> Reply:
         """The store's reply; raises what the store raised. A cancellation meanwhile does not
@@ -49,9 +51,7 @@ class AsyncCoalescer:
         ticket = _Ticket(command)
         self._queue.append(ticket)
         loop = asyncio.get_running_loop()
-        if self._pump is None:
-            self._pump = loop.create_task(self._send_all())
-            self._pump.add_done_callback(self._ended)
+        self._use_lanes(loop)
         while ticket.outcome is None:
             ticket.waiter = loop.create_future()
             try:
@@ -62,28 +62,48 @@ class AsyncCoalescer:
             raise ticket.outcome
         return ticket.outcome
 
+    def _use_lanes(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Start one more pump if a lane is free and no pump is about to look anyway."""
+        if len(self._pumps) < self._lanes and all(self._pumps.values()):
+            pump = loop.create_task(self._send_all())
+            self._pumps[pump] = []
+            pump.add_done_callback(self._ended)
+
     async def _send_all(self) -> None:
+        pump = asyncio.current_task()
+        assert pump is not None
         while self._queue:
-            size = min(len(self._queue), self._most)
-            self._batch = [self._queue.popleft() for _ in range(size)]
-            outcomes = await self._settle([ticket.command for ticket in self._batch])
-            for ticket, outcome in zip(self._batch, outcomes, strict=True):
+            size = batch_size(len(self._queue), self._in_flight, self._lanes, self._most)
+            batch = self._pumps[pump] = [self._queue.popleft() for _ in range(size)]
+            self._in_flight += size
+            if self._queue:
+                self._use_lanes(pump.get_loop())
+            try:
+                outcomes = await self._settle([ticket.command for ticket in batch])
+            finally:
+                self._in_flight -= size
+            for ticket, outcome in zip(batch, outcomes, strict=True):
                 ticket.settle(outcome)
-        self._pump = None
+            self._pumps[pump] = []
+            # One turn of the loop: most of the batch queue up again, which makes for full batches.
+            await asyncio.sleep(0)
+        del self._pumps[pump]
 
     def _ended(self, pump: asyncio.Task[None]) -> None:
-        """However the pump ended (the loop's end cancels it): nobody may wait for ever.
+        """However a pump ended (the loop's end cancels it): nobody may wait for ever.
 
         What the store did is not known, so callers may repeat their commands.
         """
         if not pump.cancelled() and pump.exception() is None:
             return
-        self._pump = None
+        tickets = self._pumps.pop(pump)
+        if not self._pumps:
+            tickets += self._queue  # there is no other lane to serve them
+            self._queue.clear()
         lost = StoreUnavailable("the event loop ended while the store was being called")
-        for ticket in [*self._batch, *self._queue]:
+        for ticket in tickets:
             if ticket.outcome is None:
                 ticket.settle(lost)
-        self._queue.clear()
 
     async def _settle(self, commands: Sequence[Command]) -> list[Outcome]:
         try:

@@ -39,9 +39,11 @@ class AsyncOperations:
     def __init__(self, kernel: Kernel, runner: AsyncRunner) -> None:
         self._kernel = kernel
         self._runner = runner
+        self._is_ready = True
 
-    async def _ready(self) -> None:
-        """Whatever must happen once before the first call."""
+    async def _get_ready(self) -> None:
+        """What must have happened before the first use. Where it fails, the next use tries
+        again; tasks that come first at once may all do it."""
 
     async def run(
         self,
@@ -62,8 +64,9 @@ class AsyncOperations:
         known = self._kernel.replay(operation, key, scope, request, codec)
         if known is not None:
             return known
+        if not self._is_ready:
+            await self._get_ready()
         job = self._kernel.job(operation, key, scope, request, codec, options)
-        await self._ready()
         return await self._runner.run(job, body)
 
     def guard(
@@ -110,8 +113,9 @@ class AsyncOperations:
         self, operation: str, key: KeyLike, *, scope: str = "", codec: Any = None
     ) -> KeyStatus | None:
         """Where a key stands, without running or changing anything."""
+        if not self._is_ready:
+            await self._get_ready()
         id, reader = self._kernel.locate(operation, key, scope, codec)
-        await self._ready()
         return status_of(await self._runner.look(id), reader)
 
 
@@ -142,15 +146,20 @@ class AsyncOnce(AsyncOperations):
             raw_keys=raw_keys,
             clock=clock,
         )
-        runner = AsyncRunner(kernel, self._store.apply, coalesce=not self._store.immediate)
+        runner = AsyncRunner(
+            kernel,
+            self._store.apply,
+            coalesce=not self._store.immediate,
+            lanes=self._store.lanes,
+        )
         super().__init__(kernel, runner)
-        self._bound = False
+        self._is_ready = False
         _alive.add(self)
 
-    async def _ready(self) -> None:
-        if not self._bound:
-            await self._store.bind(self._kernel.identities.check_value())
-            self._bound = True
+    async def _get_ready(self) -> None:
+        await self._store.bind(self._kernel.identities.check_value())
+        self._kernel.adopt(self._store.guarantee)
+        self._is_ready = True
 
     @property
     def guarantee(self) -> Guarantee:
@@ -167,7 +176,7 @@ class AsyncOnce(AsyncOperations):
         runner = AsyncRunner(
             kernel, enlisted.apply, coalesce=False, enlisted=enlisted, connection=connection
         )
-        return AsyncOperations(kernel, runner)
+        return _InTransaction(kernel, runner, self)
 
     def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
         """Give every decision to `subscriber` as a Notice; the returned function ends that."""
@@ -175,7 +184,8 @@ class AsyncOnce(AsyncOperations):
 
     async def sweep(self, limit: int = SWEEP_LIMIT_DEFAULT) -> int:
         """Remove at most `limit` records nothing needs any more; how many were removed."""
-        await self._ready()
+        if not self._is_ready:
+            await self._get_ready()
         return await self._store.sweep(limit)
 
     async def close(self, *, drain: Duration = DRAIN_DEFAULT) -> None:
@@ -190,7 +200,8 @@ class AsyncOnce(AsyncOperations):
         await self._store.close()
 
     async def __aenter__(self) -> Self:
-        await self._ready()
+        if not self._is_ready:
+            await self._get_ready()
         return self
 
     async def __aexit__(
@@ -200,6 +211,24 @@ class AsyncOnce(AsyncOperations):
         trace: TracebackType | None,
     ) -> None:
         await self.close()
+
+
+class _InTransaction(AsyncOperations):
+    """A lazy store must have been reached before anything is claimed in its name.
+
+    Others are left alone: what `bind` writes may wait for the caller's own transaction.
+    """
+
+    def __init__(self, kernel: Kernel, runner: AsyncRunner, once: AsyncOnce) -> None:
+        super().__init__(kernel, runner)
+        self._once = once
+        self._is_ready = once._is_ready or not once._store.lazy
+
+    async def _get_ready(self) -> None:
+        if not self._once._is_ready:
+            await self._once._get_ready()
+        self._kernel.adopt(self._once.guarantee)
+        self._is_ready = True
 
 
 _alive: weakref.WeakSet[AsyncOnce] = weakref.WeakSet()

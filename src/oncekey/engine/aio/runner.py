@@ -62,8 +62,10 @@ class _Control:
 class Home:
     """What belongs to one event loop: its coalescer and the attempts running on it."""
 
-    def __init__(self, apply: Callable[[Sequence[Command]], Awaitable[list[Reply]]]) -> None:
-        self.coalescer = AsyncCoalescer(apply)
+    def __init__(
+        self, apply: Callable[[Sequence[Command]], Awaitable[list[Reply]]], lanes: int
+    ) -> None:
+        self.coalescer = AsyncCoalescer(apply, lanes=lanes)
         self.tasks: set[asyncio.Task[None]] = set()
 
 
@@ -76,12 +78,14 @@ class AsyncRunner:
         apply: Callable[[Sequence[Command]], Awaitable[list[Reply]]],
         *,
         coalesce: bool = True,
+        lanes: int = 1,
         enlisted: AsyncEnlisted | None = None,
         connection: Any = None,
     ) -> None:
         self.kernel = kernel
         self._apply = apply
         self._coalesce = coalesce
+        self._lanes = lanes
         self._enlisted = enlisted
         self._connection = connection
         self._clock = kernel.clock
@@ -100,7 +104,7 @@ class AsyncRunner:
         home = self._homes.get(loop)
         if home is None:
             with self._lock:
-                home = self._homes.setdefault(loop, Home(self._apply))
+                home = self._homes.setdefault(loop, Home(self._apply, self._lanes))
         return home
 
     async def run(self, job: Job, body: AsyncBody[T]) -> Result[T]:

@@ -1,8 +1,8 @@
 """Batches for threads, formed without timers.
 
-The first thread to come while no batch is in flight leads: it takes all that is queued, calls the
-store once, and hands out the replies. Who comes meanwhile queues up and is the next batch, led by
-its first member. A lone command leaves at once; sixty-four share one commit.
+Who comes while a lane of the store is free leads: it calls the store and hands out the replies. Who
+comes while all lanes are taken queues up and is the next batch, led by its first member. A lone
+command leaves at once; sixty-four share one commit.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from oncekey.core.commands import Command, Reply
 from oncekey.core.errors import StoreUnavailable
-from oncekey.engine.batch import BATCH_MAX, Outcome, check_replies, shared_by_all
+from oncekey.engine.batch import BATCH_MAX, Outcome, batch_size, check_replies, shared_by_all
 
 Apply = Callable[[Sequence[Command]], list[Reply]]
 
@@ -37,26 +37,34 @@ class _Ticket:
 
 
 class Coalescer:
-    def __init__(self, apply: Apply, most: int = BATCH_MAX) -> None:
+    """A lane is taken from the start of a batch until its lead has been passed on or given up.
+
+    While anyone is queued all lanes are taken: only then is queued, and a lane is given up only
+    where nobody is. So no command waits beside a free lane.
+    """
+
+    def __init__(self, apply: Apply, *, most: int = BATCH_MAX, lanes: int = 1) -> None:
         self._apply = apply
         self._most = most
+        self._lanes = lanes
         self._lock = threading.Lock()
         self._queue: deque[_Ticket] = deque()
-        self._busy = False
+        self._taken = 0
+        self._in_flight = 0
 
     def call(self, command: Command) -> Reply:
         """The store's reply; raises what the store raised for this command."""
         ticket = _Ticket(command)
         with self._lock:
-            self._queue.append(ticket)
-            leads = not self._busy
-            if leads:
-                self._busy = True
+            if self._taken < self._lanes:
+                self._taken += 1
+                ticket.leads = True
             else:
                 ticket.turn = threading.Lock()
                 ticket.turn.acquire()
-        if leads:
-            self._lead()
+                self._queue.append(ticket)
+        if ticket.leads:
+            self._lead(ticket)
         else:
             try:
                 self._wait(ticket)
@@ -76,7 +84,7 @@ class Coalescer:
         ticket.turn.acquire()  # released by whoever brings the outcome or the lead
         ticket.awake = True
         if ticket.leads:
-            self._lead()
+            self._lead(ticket)
         else:
             self._wake(ticket.next)
 
@@ -89,24 +97,29 @@ class Coalescer:
             outcomes += self._settle(commands[start : start + self._most])
         return outcomes
 
-    def _lead(self) -> None:
+    def _lead(self, leader: _Ticket) -> None:
         """Send one batch, give everyone in it their outcome, pass the lead on."""
         with self._lock:
-            size = min(len(self._queue), self._most)
-            batch = [self._queue.popleft() for _ in range(size)]
+            waiting = 1 + len(self._queue)
+            size = batch_size(waiting, self._in_flight, self._lanes, self._most)
+            followers = [self._queue.popleft() for _ in range(size - 1)]
+            self._in_flight += size
         outcomes: list[Outcome] = []
         try:
-            outcomes = self._settle([ticket.command for ticket in batch])
+            commands = [leader.command, *(ticket.command for ticket in followers)]
+            outcomes = self._settle(commands)
         finally:
             # Also when this thread is interrupted: nobody may be left waiting for ever.
             if not outcomes:
                 lost = StoreUnavailable("the thread that led this batch was interrupted")
-                outcomes = [lost] * len(batch)
+                outcomes = [lost] * size
+            leader.outcome = outcomes[0]
             follower: _Ticket | None = None
-            for ticket, outcome in zip(reversed(batch), reversed(outcomes), strict=True):
+            for ticket, outcome in zip(reversed(followers), reversed(outcomes[1:]), strict=True):
                 ticket.outcome = outcome
-                if ticket.turn is not None and not ticket.leads:
-                    ticket.next, follower = follower, ticket
+                ticket.next, follower = follower, ticket
+            with self._lock:
+                self._in_flight -= size
             self._wake(follower)
 
     def _wake(self, follower: _Ticket | None) -> None:
@@ -123,9 +136,9 @@ class Coalescer:
     def _pass_on(self) -> None:
         with self._lock:
             if not self._queue:
-                self._busy = False
+                self._taken -= 1
                 return
-            heir = self._queue[0]
+            heir = self._queue.popleft()
             heir.leads = True
         assert heir.turn is not None
         heir.turn.release()

@@ -35,6 +35,11 @@ class Operations:
     def __init__(self, kernel: Kernel, runner: Runner) -> None:
         self._kernel = kernel
         self._runner = runner
+        self._is_ready = True
+
+    def _get_ready(self) -> None:
+        """What must have happened before the first use. Where it fails, the next use tries
+        again; threads that come first at once may all do it."""
 
     def run(
         self,
@@ -56,6 +61,8 @@ class Operations:
         known = self._kernel.replay(operation, key, scope, request, codec)
         if known is not None:
             return known
+        if not self._is_ready:
+            self._get_ready()
         job = self._kernel.job(operation, key, scope, request, codec, options)
         return self._runner.run(job, body)
 
@@ -106,6 +113,8 @@ class Operations:
         self, operation: str, key: KeyLike, *, scope: str = "", codec: Any = None
     ) -> KeyStatus | None:
         """Where a key stands, without running or changing anything."""
+        if not self._is_ready:
+            self._get_ready()
         id, reader = self._kernel.locate(operation, key, scope, codec)
         return status_of(self._runner.look(id), reader)
 
@@ -146,14 +155,26 @@ class Once(Operations):
                 raw_keys=raw_keys,
                 clock=clock,
             )
-            self._store.bind(kernel.identities.check_value())
+            if not self._store.lazy:
+                self._store.bind(kernel.identities.check_value())
         except BaseException:
             if isinstance(store, str):
                 self._store.close()  # it was opened here, nobody else can close it
             raise
-        runner = Runner(kernel, self._store.apply, coalesce=not self._store.immediate)
+        runner = Runner(
+            kernel,
+            self._store.apply,
+            coalesce=not self._store.immediate,
+            lanes=self._store.lanes,
+        )
         super().__init__(kernel, runner)
+        self._is_ready = not self._store.lazy
         _alive.add(self)
+
+    def _get_ready(self) -> None:
+        self._store.bind(self._kernel.identities.check_value())
+        self._kernel.adopt(self._store.guarantee)
+        self._is_ready = True
 
     @property
     def guarantee(self) -> Guarantee:
@@ -167,7 +188,10 @@ class Once(Operations):
         """
         kernel = self._kernel.for_transaction()
         enlisted = self._store.enlist(connection)
-        return Operations(kernel, Runner(kernel, enlisted.apply, coalesce=False, enlisted=enlisted))
+        runner = Runner(
+            kernel, enlisted.apply, coalesce=False, enlisted=enlisted, connection=connection
+        )
+        return _InTransaction(kernel, runner, self)
 
     def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
         """Give every decision to `subscriber` as a Notice; the returned function ends that."""
@@ -175,6 +199,8 @@ class Once(Operations):
 
     def sweep(self, limit: int = SWEEP_LIMIT_DEFAULT) -> int:
         """Remove at most `limit` records nothing needs any more; how many were removed."""
+        if not self._is_ready:
+            self._get_ready()
         return self._store.sweep(limit)
 
     def close(self) -> None:
@@ -183,6 +209,8 @@ class Once(Operations):
         self._store.close()
 
     def __enter__(self) -> Self:
+        if not self._is_ready:
+            self._get_ready()
         return self
 
     def __exit__(
@@ -192,6 +220,21 @@ class Once(Operations):
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+class _InTransaction(Operations):
+    """A lazy store must have been reached before anything is claimed in its name."""
+
+    def __init__(self, kernel: Kernel, runner: Runner, once: Once) -> None:
+        super().__init__(kernel, runner)
+        self._once = once
+        self._is_ready = once._is_ready
+
+    def _get_ready(self) -> None:
+        if not self._once._is_ready:
+            self._once._get_ready()
+        self._kernel.adopt(self._once.guarantee)
+        self._is_ready = True
 
 
 _alive: weakref.WeakSet[Once] = weakref.WeakSet()

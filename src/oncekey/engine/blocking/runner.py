@@ -48,12 +48,14 @@ class Runner:
         apply: Callable[[Sequence[Command]], list[Reply]],
         *,
         coalesce: bool = True,
+        lanes: int = 1,
         enlisted: Enlisted | None = None,
         connection: Any = None,
     ) -> None:
         self.kernel = kernel
         self._apply = apply
         self._coalesce = coalesce
+        self._lanes = lanes
         self._enlisted = enlisted
         self._connection = connection
         self._clock = kernel.clock
@@ -61,7 +63,7 @@ class Runner:
 
     def reset(self) -> None:
         """Fresh locks and threads: at the start, and in a forked child."""
-        self._coalescer = Coalescer(self._apply)
+        self._coalescer = Coalescer(self._apply, lanes=self._lanes)
         self._heart = Heart(self._answer_many, self._clock)
         self.kernel.waiters.reset()
         self.kernel.cache.reset()

@@ -41,7 +41,9 @@ _BUSY_TIMEOUT_MAX_US = 2**31 * 1_000 - 1  # SQLite counts milliseconds in 32 bit
 class _Base:
     """What both colours set up; opens nothing."""
 
+    lazy = False
     immediate = False
+    lanes = 1  # a file has one writer at a time
 
     def __init__(
         self,

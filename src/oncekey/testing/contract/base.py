@@ -93,6 +93,10 @@ class Case:
         """Let `us` pass for the store."""
         self._pass_time(self.clock, us)
 
+    def wait_for_sweeper(self) -> None:
+        """A store may remove garbage late, and then in heaps: it says how late (`sweep_lag`)."""
+        self.wait(getattr(self.store, "sweep_lag", 0))
+
     def send(self, command: Command) -> Reply:
         """One command, one reply."""
         (reply,) = self.store.apply([command])

@@ -184,6 +184,10 @@ class Matter:
 
     def test_the_longest_durations_fit(self, case: Case) -> None:
         ten_years, day = 10 * 366 * 86_400_000_000, 86_400_000_000
+        if hasattr(case.store, "terms_max"):
+            with pytest.raises(ConfigurationError, match="shorten"):
+                case.claimed(lease=day, keep=ten_years, audit=ten_years)
+            return
         held = case.claimed(lease=day, keep=ten_years, audit=ten_years)
         record = case.record(held.id)
         assert record.audit_until == case.now() + day + ten_years * 2
@@ -193,6 +197,7 @@ class Matter:
     def test_the_shortest_durations_end(self, case: Case) -> None:
         held = case.claimed(lease=1, keep=1, audit=0)
         case.wait(2)
+        case.wait_for_sweeper()
         assert case.store.sweep() == 1
         assert case.seen(held.id).record is None
 
@@ -215,7 +220,8 @@ class Crowds:
 
         with ThreadPoolExecutor(CROWD) as pool:
             replies = list(pool.map(one, range(CROWD)))
-        assert replies.count(Busy(LEASE)) == CROWD - 1
+        # A store that locks keys may know only that somebody is about to claim this one.
+        assert sum(isinstance(reply, Busy) for reply in replies) == CROWD - 1
         assert sum(isinstance(reply, Claimed) for reply in replies) == 1
 
     def test_s9_many_threads_batch_sweep_and_bind_at_once(self, case: Case) -> None:

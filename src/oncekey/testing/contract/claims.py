@@ -116,6 +116,7 @@ class FreshClaims:
     def test_i6_the_fence_grows_over_expiry_and_deletion(self, case: Case) -> None:
         held = case.key_in(SUCCEEDED)
         case.wait(KEEP + AUDIT + LEASE)
+        case.wait_for_sweeper()
         assert case.store.sweep() == 1
         assert case.expect(Claimed, held.rival()).fence > held.fence
 

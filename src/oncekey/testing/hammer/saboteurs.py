@@ -17,10 +17,12 @@ class Saboteur:
     """A store that changes each command before it is applied."""
 
     immediate = True
+    lanes = 1
 
     def __init__(self, inner: Store) -> None:
         self.inner = inner
         self.guarantee = inner.guarantee
+        self.lazy = inner.lazy
 
     def twist(self, command: Command) -> Command:
         raise NotImplementedError

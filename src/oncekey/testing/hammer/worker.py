@@ -58,10 +58,12 @@ class Recorder:
     """A store that logs what goes through it and sometimes loses the reply or the process."""
 
     immediate = True  # no batching here: every command has its own line and its own times
+    lanes = 1
 
     def __init__(self, inner: Store, log: Log, dice: random.Random, *, crashes: bool) -> None:
         self.inner = inner
         self.guarantee = inner.guarantee
+        self.lazy = inner.lazy
         self._log = log
         self._dice = dice
         self._crashes = crashes

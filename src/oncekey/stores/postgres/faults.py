@@ -1,0 +1,110 @@
+"""What a PostgreSQL error means, by its SQLSTATE.
+
+Owns the words and whether a failed call may have taken effect. Knows drivers only by the shape of
+their errors: an attribute `sqlstate`, on the error or on what it wraps.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from oncekey.core.errors import ConfigurationError, OncekeyError, StoreUnavailable
+
+SERIALIZATION: Final = frozenset(("40001", "40P01"))
+RING_ISOLATION: Final = "OK001"
+
+# What happened and what to do, by SQLSTATE or its class.
+_MEANING: Final = {
+    "25006": "the server is read-only (a standby, or default_transaction_read_only); connect to "
+    "the primary",
+    "25P02": "the transaction had already failed; roll it back",
+    "28": "the server refused the login; check user, password and pg_hba.conf",
+    "3D000": "there is no such database; create it, or check the URL",
+    "3F000": "the schema is not there; run `oncekey migrate`",
+    "42P01": "oncekey's tables are not there; run `oncekey migrate`",
+    "42883": "oncekey's functions are not there or of another release; run `oncekey migrate`",
+    "42703": "oncekey's tables are of another release; run `oncekey migrate`",
+    "42501": "the role lacks rights; grant it USAGE on the schema, EXECUTE on its functions and "
+    "SELECT, INSERT, UPDATE, DELETE on its tables",
+    "40P01": "two batches waited for each other",
+    "40001": "the keys changed too fast",
+    "53100": "the server's disk is full; make room",
+    "53200": "the server is out of memory, or of locks: raise max_locks_per_transaction",
+    "53300": "the server has no connection left; raise max_connections or use a pooler",
+    "55P03": "a lock was held longer than lock_timeout",
+    "57014": "the statement took longer than statement_timeout",
+    "57P01": "the server is shutting down",
+    "57P02": "the server crashed",
+    "57P03": "the server is starting up or shutting down",
+    "08": "the connection failed",
+    "58": "the server's disk or system failed; check its log",
+}
+# Errors of ours to mend, not to wait out.
+_SET_UP: Final = frozenset(("28", "3D", "3F", "42"))
+# The connection ended: whether the commit was done before that, nobody can tell.
+_BROKEN: Final = frozenset(("57P01", "57P02", "57P05"))
+# The store's trouble. Anything else is one command's fault, so its neighbours are spared.
+_STORES: Final = frozenset(("08", "25", "28", "3D", "3F", "40", "42", "53", "55", "57", "58", "XX"))
+
+
+def state_of(error: BaseException | None) -> str:
+    """The SQLSTATE of an error or of what it wraps (SQLAlchemy, Django); "" if it has none."""
+    seen = 0
+    while error is not None and seen < 8:
+        for candidate in (error, getattr(error, "orig", None)):
+            for name in ("sqlstate", "pgcode"):
+                state = getattr(candidate, name, None)
+                if isinstance(state, str):
+                    return state
+        error = error.__cause__
+        seen += 1
+    return ""
+
+
+def serving(error: BaseException, *, broken: bool) -> Exception | None:
+    """The error to raise for a statement of our own; None where it is to be raised as it is.
+
+    `broken`: the driver's connection ended with it.
+    """
+    state = state_of(error)
+    if not state:
+        if not broken:
+            return None
+        return StoreUnavailable(f"the connection to PostgreSQL broke: {_first_line(error)}")
+    if state[:2] not in _STORES:
+        return None
+    ambiguous = state in _BROKEN or state[:2] == "08"
+    return StoreUnavailable(text(error), ambiguous=ambiguous)
+
+
+def opening(error: BaseException) -> OncekeyError:
+    """The error to raise where no connection could be had, or the schema not be prepared."""
+    return StoreUnavailable(text(error), ambiguous=False)
+
+
+def enlisted(error: BaseException) -> Exception | None:
+    """The error to raise for a statement in the caller's transaction; None: as it is."""
+    state = state_of(error)
+    if state == RING_ISOLATION:
+        return ConfigurationError(
+            "with retention='ring' a transaction must be READ COMMITTED: at other levels it looks "
+            "at the past and may miss a key. Use that level, or a store with plain retention"
+        )
+    if state in SERIALIZATION:
+        return None  # whoever retries the transaction needs the driver's own error
+    if state[:2] in _SET_UP:
+        return ConfigurationError(text(error))
+    if state[:2] in _STORES:
+        return StoreUnavailable(text(error), ambiguous=False)
+    return None
+
+
+def text(error: BaseException) -> str:
+    state = state_of(error)
+    meaning = _MEANING.get(state) or _MEANING.get(state[:2])
+    said = f"PostgreSQL {state}: {_first_line(error)}" if state else _first_line(error)
+    return f"{meaning} ({said})" if meaning else f"PostgreSQL cannot be used: {said}"
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().split("\n", 1)[0] or type(error).__name__

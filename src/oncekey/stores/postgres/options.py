@@ -1,0 +1,158 @@
+"""The options of a PostgreSQL store, checked, and what follows from them.
+
+Owns every limit's name and default, and the split of a URL into ours and the driver's part. Opens
+nothing and knows no driver.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, Final
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+
+from oncekey.core.duration import Duration, microseconds
+from oncekey.core.errors import ConfigurationError
+from oncekey.stores.postgres.durability import FAILOVER, SYNCHRONOUS_COMMIT
+from oncekey.stores.postgres.program import Program, TestClock
+from oncekey.stores.postgres.queries import Layout
+
+CLAIMS: Final = ("insert", "row_lock", "advisory_lock", "portable")
+RETENTIONS: Final = ("plain", "ring")
+SCHEMA_MAX_BYTES: Final = 63
+RING_SLOTS_MIN: Final = 4
+RING_SLOTS_MAX: Final = 64
+POOL_SIZE_MAX: Final = 64
+
+_TRUE: Final = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How a store works; every value has a default.
+
+    schema              where its tables live
+    claim               how a key is claimed: insert, row_lock, advisory_lock or portable
+    retention           plain: one table, swept; ring: partitions, emptied by turns
+    ring_slots          how many partitions the ring has
+    ring_period         how long each of them is filled
+    transactional       whether in_transaction is used on this schema; False saves a lock per key
+    migrate             whether to bring the tables up to date at first use
+    pooler              whether a pooler in transaction mode (PgBouncer) stands between
+    statement_timeout   how long any of our statements may take
+    lock_timeout        how long it may wait for a lock
+    pool_size           how many connections a store of this process opens at most
+    pool_timeout        how long to wait for one of them
+    synchronous_commit  what our commits wait for
+    failover            never: no asynchronous standby is ever promoted
+    """
+
+    schema: str = "oncekey"
+    claim: str = "insert"
+    retention: str = "plain"
+    ring_slots: int = 12
+    ring_period: Duration = "1d"
+    transactional: bool = True
+    migrate: bool = True
+    pooler: bool = False
+    statement_timeout: Duration = "5s"
+    lock_timeout: Duration = "2s"
+    pool_size: int = 4
+    pool_timeout: Duration = "5s"
+    synchronous_commit: str = "on"
+    failover: str = "auto"
+    clock: TestClock | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("schema", "claim", "retention", "synchronous_commit", "failover"):
+            if not isinstance(getattr(self, name), str):
+                raise ConfigurationError(f"{name}={getattr(self, name)!r} must be text")
+        if not 0 < len(self.schema.encode()) <= SCHEMA_MAX_BYTES or "\0" in self.schema:
+            raise ConfigurationError(
+                f"schema={self.schema!r} must have 1 to {SCHEMA_MAX_BYTES} bytes"
+            )
+        for name, known in (
+            ("claim", CLAIMS),
+            ("retention", RETENTIONS),
+            ("synchronous_commit", SYNCHRONOUS_COMMIT),
+            ("failover", FAILOVER),
+        ):
+            if getattr(self, name) not in known:
+                raise ConfigurationError(
+                    f"{name}={getattr(self, name)!r} is not known; choose {', '.join(known)}"
+                )
+        self._whole("ring_slots", RING_SLOTS_MIN, RING_SLOTS_MAX)
+        self._whole("pool_size", 1, POOL_SIZE_MAX)
+        if self.retention == "ring" and self.claim == "portable":
+            raise ConfigurationError(
+                "retention='ring' needs advisory locks, which claim='portable' does without; "
+                "choose another claim, or plain retention"
+            )
+        for name in ("statement_timeout", "lock_timeout", "pool_timeout", "ring_period"):
+            if self.us(name) < 1_000:
+                raise ConfigurationError(f"{name}={getattr(self, name)!r} must be 1ms or longer")
+
+    def _whole(self, name: str, least: int, most: int) -> None:
+        value = getattr(self, name)
+        if not isinstance(value, int) or not least <= value <= most:
+            raise ConfigurationError(f"{name}={value!r} must be a number from {least} to {most}")
+
+    def us(self, name: str) -> int:
+        """One of the durations in microseconds."""
+        return microseconds(getattr(self, name), name=name)
+
+    @property
+    def layout(self) -> Layout:
+        if self.retention == "plain":
+            return Layout(self.schema)
+        return Layout(self.schema, self.ring_slots, self.us("ring_period"))
+
+    @property
+    def takes_part(self) -> bool:
+        """Whether callers' transactions may hold keys."""
+        return self.transactional and self.claim != "portable"
+
+    def program(self) -> Program:
+        return Program(self.layout, claim=self.claim, guard=self.takes_part, clock=self.clock)
+
+    @property
+    def session(self) -> dict[str, str]:
+        """Settings of every transaction of ours."""
+        return {
+            "statement_timeout": f"{self.us('statement_timeout') // 1_000}",
+            "lock_timeout": f"{self.us('lock_timeout') // 1_000}",
+            "synchronous_commit": self.synchronous_commit,
+        }
+
+    @property
+    def local_settings(self) -> list[str]:
+        """The same as statements, for connections whose session is not ours to set."""
+        isolation = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED READ WRITE"
+        return [isolation, *(f"SET LOCAL {name} = '{v}'" for name, v in self.session.items())]
+
+
+def split_url(url: str) -> tuple[str, Options]:
+    """The driver's address and our options. Whatever is not ours in the query is the driver's."""
+    parts = urlsplit(url)
+    known = {field.name: field for field in fields(Options) if field.name != "clock"}
+    ours: dict[str, Any] = {}
+    theirs: list[tuple[str, str]] = []
+    for name, value in parse_qsl(parts.query, keep_blank_values=True):
+        if name not in known:
+            theirs.append((name, value))
+            continue
+        if name in ours:
+            raise ConfigurationError(f"the option {name!r} is given twice in the store's URL")
+        ours[name] = _typed(name, value, known[name].default)
+    return urlunsplit(parts._replace(query=urlencode(theirs))), Options(**ours)
+
+
+def _typed(name: str, value: str, default: object) -> Any:
+    if isinstance(default, bool):
+        if value.lower() not in _TRUE:
+            raise ConfigurationError(f"{name}={value!r} must be true or false")
+        return _TRUE[value.lower()]
+    if isinstance(default, int):
+        if not value.isdecimal():
+            raise ConfigurationError(f"{name}={value!r} must be a number")
+        return int(value)
+    return value

@@ -1,0 +1,106 @@
+"""Records as rows and back.
+
+Owns the order of columns in sql/queries.sql: clock, number and `wrote`, then those of Record, then
+the revision. Knows no connection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+from oncekey.core.commands import Claim, Finish
+from oncekey.core.record import Record, State
+from oncekey.stores.steps import pack_steps, unpack_steps
+
+Row = Sequence[Any]
+Columns = list[list[Any]]
+
+_STATES: Final = tuple(State)
+_CLAIM_COLUMNS: Final = 10
+_FINISH_COLUMNS: Final = 5
+_RECORD_COLUMNS: Final = 19
+_REPLACE_COLUMNS: Final = 22
+
+
+class Met(NamedTuple):
+    """A record as it was met, and the version of its row."""
+
+    record: Record
+    revision: int
+
+
+def met_of(row: Row) -> Met | None:
+    """The record of a row, None where the row says that there is none."""
+    if row[3] is None:
+        return None
+    steps = row[18]
+    record = Record(
+        row[3],
+        _STATES[row[4]],
+        row[5],
+        row[6],
+        row[7],
+        row[8],
+        row[9],
+        row[10],
+        row[11],
+        row[12],
+        row[13],
+        row[14],
+        row[15],
+        row[16],
+        row[17],
+        unpack_steps(steps) if steps else (),
+        row[19],
+        row[20],
+    )
+    return Met(record, row[21])
+
+
+def claim_columns(claims: Sequence[Claim]) -> Columns:
+    """Claims as parallel arrays."""
+    if not claims:
+        return [[] for _ in range(_CLAIM_COLUMNS)]
+    # By position: a claim's fields are in this order, and this is done for every operation.
+    ids, owners, fingerprints, leases, keeps, audits, safe, scopes, operations, keys, _ = zip(
+        *claims, strict=True
+    )
+    parts = (ids, owners, fingerprints, leases, keeps, audits, safe, scopes, operations, keys)
+    return [list(part) for part in parts]
+
+
+def finish_columns(finishes: Sequence[Finish]) -> Columns:
+    """Finishes as parallel arrays."""
+    if not finishes:
+        return [[] for _ in range(_FINISH_COLUMNS)]
+    ids, owners, fences, states, bodies = zip(*finishes, strict=True)
+    return [list(ids), list(owners), list(fences), [state.value for state in states], list(bodies)]
+
+
+def record_columns(records: Sequence[Record]) -> Columns:
+    """Whole records as parallel arrays, and when to sweep them."""
+    columns: Columns = [[] for _ in range(_RECORD_COLUMNS)]
+    for record in records:
+        values = (
+            record.id,
+            record.state.value,
+            *record[2:15],
+            pack_steps(record.steps),
+            record.body,
+            record.note,
+            record.audit_until,
+        )
+        for column, value in zip(columns, values, strict=True):
+            column.append(value)
+    return columns
+
+
+def replace_columns(changes: Sequence[tuple[Record, Met, bool]]) -> Columns:
+    """New records, with the version each replaces and whether that one is archived."""
+    columns = record_columns([record for record, _, _ in changes])
+    columns.append([old.record.fence for _, old, _ in changes])
+    columns.append([old.revision for _, old, _ in changes])
+    columns.append([archive for _, _, archive in changes])
+    assert len(columns) == _REPLACE_COLUMNS
+    return columns

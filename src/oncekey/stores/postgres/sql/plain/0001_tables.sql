@@ -1,0 +1,51 @@
+-- The tables, one row per key. Times are whole microseconds of the server's clock.
+--
+-- Wide columns first, so that nothing is lost to padding. Room on every page (fillfactor) and no
+-- index on anything a finish changes: so a finish is a heap-only update and touches no index.
+-- sweep_at is when the sweeper may look: never before the record's audit has ended.
+-- revision counts the writes of one fence: (fence, revision) names one version of one row.
+CREATE TABLE {schema}.records (
+    id          uuid     NOT NULL,
+    owner       uuid     NOT NULL,
+    fence       bigint   NOT NULL,
+    created_at  bigint   NOT NULL,
+    lease_until bigint   NOT NULL,
+    finished_at bigint   NOT NULL,
+    keep        bigint   NOT NULL,
+    audit       bigint   NOT NULL,
+    sweep_at    bigint   NOT NULL,
+    attempt     integer  NOT NULL,
+    revision    integer  NOT NULL,
+    state       smallint NOT NULL CHECK (state BETWEEN 0 AND 4),
+    slot        smallint NOT NULL,
+    retry_safe  boolean  NOT NULL,
+    fingerprint bytea    NOT NULL,
+    scope       text     NOT NULL,
+    operation   text     NOT NULL,
+    key         text     NOT NULL,
+    steps       bytea    NOT NULL,
+    body        bytea    NOT NULL,
+    note        text     NOT NULL,
+    PRIMARY KEY (id)
+) WITH (
+    fillfactor = 70,
+    autovacuum_vacuum_scale_factor = 0.02,
+    autovacuum_vacuum_insert_scale_factor = 0.1,
+    autovacuum_analyze_scale_factor = 0.02,
+    autovacuum_vacuum_cost_delay = 1
+);
+CREATE INDEX records_sweep ON {schema}.records (sweep_at);
+
+-- Past generations, while their audit lasts. Written once, never updated.
+CREATE TABLE {schema}.history (
+    LIKE {schema}.records,
+    PRIMARY KEY (id, fence)
+) WITH (autovacuum_vacuum_scale_factor = 0.02);
+CREATE INDEX history_sweep ON {schema}.history (sweep_at);
+
+CREATE TABLE {schema}.meta (
+    name  text   PRIMARY KEY,
+    value bytea  NOT NULL,
+    until bigint NOT NULL DEFAULT 0
+);
+INSERT INTO {schema}.meta (name, value) VALUES ('retention', 'plain');

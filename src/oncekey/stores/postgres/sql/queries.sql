@@ -1,0 +1,190 @@
+-- What the program sends, by name. Every parameter is cast where it stands: executors read from
+-- the cast how a driver wants the value.
+
+-- name: clock
+SELECT coalesce($1::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint);
+
+-- name: apply
+SELECT f.at, f.ord, f.wrote,
+    uuid_send((f.rec).id), (f.rec).state, (f.rec).fingerprint, uuid_send((f.rec).owner),
+    (f.rec).fence, (f.rec).attempt, (f.rec).retry_safe, (f.rec).created_at, (f.rec).lease_until,
+    (f.rec).finished_at, (f.rec).keep, (f.rec).audit, (f.rec).scope, (f.rec).operation,
+    (f.rec).key, (f.rec).steps, (f.rec).body, (f.rec).note, (f.rec).revision
+FROM (
+    SELECT * FROM {schema}.claim_1(
+        $1::bigint, $2::integer, $3::boolean, $4::integer, $5::bigint,
+        $6::uuid[], $7::uuid[], $8::bytea[], $9::bigint[], $10::bigint[], $11::bigint[],
+        $12::boolean[], $13::text[], $14::text[], $15::text[])
+    UNION ALL
+    SELECT * FROM {schema}.finish_1(
+        $1::bigint, $3::boolean, $16::uuid[], $17::uuid[], $18::bigint[], $19::smallint[],
+        $20::bytea[])
+) f;
+
+-- name: insert_fresh
+INSERT INTO {schema}.records AS t (
+    id, owner, fence, created_at, lease_until, finished_at, keep, audit, sweep_at,
+    attempt, revision, state, slot, retry_safe, fingerprint,
+    scope, operation, key, steps, body, note)
+SELECT u.id, u.owner, c.n, c.n, c.n + u.lease, 0, u.keep, u.audit,
+    c.n + u.lease + u.keep + u.audit, 1, 0, 1, 0, u.retry_safe, u.fingerprint,
+    u.scope, u.operation, u.key, '', '', ''
+FROM (
+    SELECT coalesce($1::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS n
+) c, unnest($2::uuid[], $3::uuid[], $4::bytea[], $5::bigint[], $6::bigint[], $7::bigint[],
+        $8::boolean[], $9::text[], $10::text[], $11::text[])
+    AS u(id, owner, fingerprint, lease, keep, audit, retry_safe, scope, operation, key)
+ON CONFLICT DO NOTHING
+RETURNING uuid_send(t.id), t.fence;
+
+-- name: finish_held
+UPDATE {schema}.records AS t SET
+    state = u.state, finished_at = c.n, body = u.body, revision = t.revision + 1,
+    sweep_at = greatest(t.sweep_at, c.n + t.keep + t.audit)
+FROM (
+    SELECT coalesce($1::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS n
+) c, unnest($2::uuid[], $3::uuid[], $4::bigint[], $5::smallint[], $6::bytea[])
+    AS u(id, owner, fence, state, body)
+WHERE t.id = u.id AND t.owner = u.owner AND t.fence = u.fence AND t.state = 1
+RETURNING uuid_send(t.id);
+
+-- name: look
+SELECT coalesce($1::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint), 0, false,
+    uuid_send(t.id), t.state, t.fingerprint, uuid_send(t.owner), t.fence, t.attempt, t.retry_safe,
+    t.created_at, t.lease_until, t.finished_at, t.keep, t.audit, t.scope, t.operation, t.key,
+    t.steps, t.body, t.note, t.revision
+FROM (SELECT 1) one LEFT JOIN {schema}.records t ON t.id = ANY ($2::uuid[]);
+
+-- name: history
+SELECT 0, 0, false,
+    uuid_send(t.id), t.state, t.fingerprint, uuid_send(t.owner), t.fence, t.attempt, t.retry_safe,
+    t.created_at, t.lease_until, t.finished_at, t.keep, t.audit, t.scope, t.operation, t.key,
+    t.steps, t.body, t.note, t.revision
+FROM {schema}.history t WHERE t.id = ANY ($1::uuid[]) ORDER BY t.fence;
+
+-- name: enlist
+SELECT f.at, f.ord, f.wrote,
+    uuid_send((f.rec).id), (f.rec).state, (f.rec).fingerprint, uuid_send((f.rec).owner),
+    (f.rec).fence, (f.rec).attempt, (f.rec).retry_safe, (f.rec).created_at, (f.rec).lease_until,
+    (f.rec).finished_at, (f.rec).keep, (f.rec).audit, (f.rec).scope, (f.rec).operation,
+    (f.rec).key, (f.rec).steps, (f.rec).body, (f.rec).note, (f.rec).revision
+FROM {schema}.enlist_1($1::bigint, $2::boolean, $3::uuid, $4::uuid, $5::bytea) f;
+
+-- Whole records, where there was none before; those that were too late are not returned. A record
+-- whose finished_at is -1 ends as it is written.
+-- name: insert_whole
+INSERT INTO {schema}.records AS t (
+    id, state, fingerprint, owner, fence, attempt, retry_safe, created_at, lease_until,
+    finished_at, keep, audit, scope, operation, key, steps, body, note, sweep_at, revision, slot)
+SELECT u.id, u.state, u.fingerprint, u.owner, u.fence, u.attempt, u.retry_safe, u.created_at,
+    u.lease_until, CASE u.finished_at WHEN -1 THEN c.n ELSE u.finished_at END, u.keep, u.audit,
+    u.scope, u.operation, u.key, u.steps, u.body, u.note,
+    CASE u.finished_at WHEN -1 THEN c.n + u.keep + u.audit ELSE u.sweep_at END, 0, $21::smallint
+FROM (
+    SELECT coalesce($1::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS n
+) c, unnest(
+    $2::uuid[], $3::smallint[], $4::bytea[], $5::uuid[], $6::bigint[], $7::integer[],
+    $8::boolean[], $9::bigint[], $10::bigint[], $11::bigint[], $12::bigint[], $13::bigint[],
+    $14::text[], $15::text[], $16::text[], $17::bytea[], $18::bytea[], $19::text[], $20::bigint[]
+) AS u(id, state, fingerprint, owner, fence, attempt, retry_safe, created_at, lease_until,
+    finished_at, keep, audit, scope, operation, key, steps, body, note, sweep_at)
+ON CONFLICT DO NOTHING
+RETURNING uuid_send(t.id);
+
+-- Compare-and-set on (fence, revision). A row that somebody is writing at this moment is passed
+-- over: the caller looks again. What the new record replaces goes to the history where asked.
+-- name: replace
+WITH u AS (
+    SELECT r.*, c.n FROM (
+        SELECT coalesce($1::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint)
+            AS n
+    ) c, unnest(
+        $2::uuid[], $3::smallint[], $4::bytea[], $5::uuid[], $6::bigint[], $7::integer[],
+        $8::boolean[], $9::bigint[], $10::bigint[], $11::bigint[], $12::bigint[], $13::bigint[],
+        $14::text[], $15::text[], $16::text[], $17::bytea[], $18::bytea[], $19::text[],
+        $20::bigint[], $21::bigint[], $22::integer[], $23::boolean[]
+    ) AS r(id, state, fingerprint, owner, fence, attempt, retry_safe, created_at, lease_until,
+        finished_at, keep, audit, scope, operation, key, steps, body, note, sweep_at,
+        old_fence, old_revision, archive)
+), free AS (
+    SELECT t.id FROM {schema}.records t WHERE t.id = ANY ($2::uuid[]) FOR UPDATE SKIP LOCKED
+), done AS (
+    UPDATE {schema}.records AS t SET
+        state = u.state, fingerprint = u.fingerprint, owner = u.owner, fence = u.fence,
+        attempt = u.attempt, retry_safe = u.retry_safe, created_at = u.created_at,
+        lease_until = u.lease_until, keep = u.keep, audit = u.audit,
+        finished_at = CASE u.finished_at WHEN -1 THEN u.n ELSE u.finished_at END,
+        scope = u.scope, operation = u.operation, key = u.key, steps = u.steps, body = u.body,
+        note = u.note, revision = t.revision + 1,
+        sweep_at = CASE u.finished_at WHEN -1 THEN u.n + u.keep + u.audit ELSE u.sweep_at END
+    FROM u, free
+    WHERE t.id = u.id AND free.id = u.id
+        AND t.fence = u.old_fence AND t.revision = u.old_revision
+    RETURNING t.id
+), old AS (
+    INSERT INTO {schema}.history (
+        id, owner, fence, created_at, lease_until, finished_at, keep, audit, sweep_at, attempt,
+        revision, state, slot, retry_safe, fingerprint, scope, operation, key, steps, body, note)
+    SELECT t.id, t.owner, t.fence, t.created_at, t.lease_until, t.finished_at, t.keep, t.audit,
+        t.keep + t.audit + CASE WHEN t.finished_at <> 0 THEN t.finished_at ELSE t.lease_until END,
+        t.attempt, t.revision, t.state, t.slot, t.retry_safe, t.fingerprint, t.scope, t.operation,
+        t.key, t.steps, t.body, t.note
+    FROM {schema}.records t JOIN done ON done.id = t.id JOIN u ON u.id = t.id
+    WHERE u.archive
+    ON CONFLICT DO NOTHING
+)
+SELECT uuid_send(done.id) FROM done;
+
+-- name: select_meta
+SELECT value FROM {schema}.meta WHERE name = $1::text;
+
+-- name: insert_meta
+INSERT INTO {schema}.meta (name, value) VALUES ($1::text, $2::bytea) ON CONFLICT DO NOTHING;
+
+-- name: elect
+INSERT INTO {schema}.meta AS m (name, value, until)
+SELECT $2::text, $3::bytea, c.n + $4::bigint
+FROM (
+    SELECT coalesce($1::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS n
+) c
+ON CONFLICT (name) DO UPDATE SET value = excluded.value, until = excluded.until
+    WHERE m.until <= excluded.until - $4::bigint OR m.value = excluded.value
+RETURNING 1;
+
+-- name: sweep_records
+WITH gone AS (
+    DELETE FROM {schema}.records WHERE ctid = ANY (ARRAY(
+        SELECT t.ctid FROM {schema}.records t
+        WHERE t.sweep_at <= coalesce($1::bigint,
+            (extract(epoch FROM statement_timestamp()) * 1000000)::bigint)
+        ORDER BY t.sweep_at LIMIT $2::bigint FOR UPDATE SKIP LOCKED))
+    RETURNING 1
+)
+SELECT count(*) FROM gone;
+
+-- name: sweep_history
+WITH gone AS (
+    DELETE FROM {schema}.history WHERE ctid = ANY (ARRAY(
+        SELECT t.ctid FROM {schema}.history t
+        WHERE t.sweep_at <= coalesce($1::bigint,
+            (extract(epoch FROM statement_timestamp()) * 1000000)::bigint)
+        ORDER BY t.sweep_at LIMIT $2::bigint FOR UPDATE SKIP LOCKED))
+    RETURNING 1
+)
+SELECT count(*) FROM gone;
+
+-- name: rotate
+SELECT {schema}.rotate_1($1::bigint, $2::integer, $3::bigint, $4::bigint);
+
+-- name: server
+SELECT current_setting('server_version_num')::integer,
+    current_setting('fsync'), current_setting('full_page_writes'),
+    current_setting('synchronous_commit'), current_setting('synchronous_standby_names'),
+    pg_is_in_recovery(), (SELECT count(*) FROM pg_stat_replication),
+    (SELECT count(*) FROM pg_replication_slots WHERE slot_type = 'logical' AND active);
+
+-- name: migrations
+SELECT version, name, compatible FROM {schema}.migrations ORDER BY version;
+
+-- name: has_migrations
+SELECT to_regclass($1::text) IS NOT NULL, to_regnamespace($2::text) IS NOT NULL;

@@ -1,0 +1,323 @@
+-- Claims and finishes as functions: a batch of them is one round trip and one commit.
+--
+-- They do what core/machine.py decides, for records as they find them, and hand back the records
+-- they met, so that the machine words the reply. A test drives both with the same random commands.
+-- A later release adds claim_2 beside claim_1 and drops claim_1 one release after that.
+--
+-- Advisory locks, all of them for the length of the transaction and tried, never waited for:
+--   exclusive   a caller's transaction that runs an operation; a claim where the index does not
+--               make keys unique (the ring), or that was told to lock
+--   shared      everybody else, to find out whether such a transaction is under way
+
+-- Which rule of the machine a claim that writes falls under; 0 if it writes nothing.
+CREATE FUNCTION {schema}.claim_rule_1(
+    t {schema}.records, p_owner uuid, p_fingerprint bytea, p_retry_safe boolean, n bigint
+) RETURNS integer LANGUAGE sql IMMUTABLE AS $rule$
+    SELECT CASE
+        WHEN n >= t.keep + CASE WHEN t.finished_at <> 0 THEN t.finished_at ELSE t.lease_until END
+            THEN 1  -- expired: a new generation
+        WHEN t.state = 0 AND t.owner = p_owner THEN 0  -- a straggler
+        WHEN t.state = 0 AND (t.steps = '' OR t.fingerprint = p_fingerprint) THEN 2  -- freed
+        WHEN t.state = 1 AND t.owner = p_owner THEN 3  -- mine: its reply was lost
+        WHEN t.fingerprint <> p_fingerprint OR t.state <> 1 OR n < t.lease_until THEN 0
+        WHEN t.retry_safe AND p_retry_safe THEN 4  -- take over
+        ELSE 5  -- give up: unknown
+    END
+$rule$;
+
+-- Rewrite one record as its rule says, unless it has changed since it was read.
+CREATE FUNCTION {schema}.rewrite_1(
+    t {schema}.records, p_rule integer, n bigint,
+    p_owner uuid, p_fingerprint bytea, p_lease bigint, p_keep bigint, p_audit bigint,
+    p_retry_safe boolean, p_scope text, p_operation text, p_key text
+) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $rewrite$
+DECLARE
+    v_expiry CONSTANT bigint :=
+        t.keep + CASE WHEN t.finished_at <> 0 THEN t.finished_at ELSE t.lease_until END;
+    r {schema}.records := t;
+BEGIN
+    r.revision := t.revision + 1;
+    IF p_rule = 5 THEN
+        r.state := 4;
+        r.finished_at := n;
+        r.sweep_at := n + t.keep + t.audit;
+    ELSE
+        r.state := 1;
+        r.finished_at := 0;
+        r.owner := p_owner;
+        r.lease_until := n + p_lease;
+        IF p_rule <> 3 THEN
+            r.fence := greatest(t.fence + 1, n);
+            r.attempt := CASE p_rule WHEN 1 THEN 1 ELSE t.attempt + 1 END;
+            r.retry_safe := p_retry_safe;
+            r.keep := p_keep;
+            r.audit := p_audit;
+        END IF;
+        r.sweep_at := r.lease_until + r.keep + r.audit;
+        IF p_rule <= 2 THEN
+            r.fingerprint := p_fingerprint;
+            r.scope := p_scope;
+            r.operation := p_operation;
+            r.key := p_key;
+            r.body := '';
+            r.note := '';
+        END IF;
+        IF p_rule = 1 THEN
+            r.created_at := n;
+            r.steps := '';
+        END IF;
+    END IF;
+    UPDATE {schema}.records AS o SET
+        owner = r.owner, fence = r.fence, created_at = r.created_at, lease_until = r.lease_until,
+        finished_at = r.finished_at, keep = r.keep, audit = r.audit, sweep_at = r.sweep_at,
+        attempt = r.attempt, revision = r.revision, state = r.state, retry_safe = r.retry_safe,
+        fingerprint = r.fingerprint, scope = r.scope, operation = r.operation, key = r.key,
+        steps = r.steps, body = r.body, note = r.note
+    WHERE o.id = t.id AND o.fence = t.fence AND o.revision = t.revision;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    IF p_rule = 1 AND t.state <> 0 AND n < v_expiry + t.audit THEN
+        t.sweep_at := v_expiry + t.audit;
+        INSERT INTO {schema}.history SELECT t.* ON CONFLICT DO NOTHING;
+    END IF;
+    RETURN true;
+END
+$rewrite$;
+
+-- A batch of claims, of distinct ids in order. The first row is the clock reading of them all.
+-- A claim that is not mentioned after it has inserted a fresh record. Any other is answered by
+-- the record it met and `wrote`: true, it has rewritten that record; false, it wrote nothing; null,
+-- an open transaction holds the key.
+--
+-- p_how    0 insert first, then compare-and-set
+--          1 look first, and lock the row to be rewritten
+--          2 look first, take the key's advisory lock, look again
+-- p_guard  whether to heed callers' transactions
+-- p_slots  more than 1: the ring, where only the lock makes a key unique
+CREATE FUNCTION {schema}.claim_1(
+    p_now bigint, p_how integer, p_guard boolean, p_slots integer, p_period bigint,
+    p_id uuid[], p_owner uuid[], p_fingerprint bytea[], p_lease bigint[], p_keep bigint[],
+    p_audit bigint[], p_retry_safe boolean[], p_scope text[], p_operation text[], p_key text[]
+) RETURNS TABLE (at bigint, ord integer, wrote boolean, rec {schema}.records)
+LANGUAGE plpgsql VOLATILE AS $claim$
+DECLARE
+    n CONSTANT bigint := coalesce(p_now, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint);
+    v_slot CONSTANT smallint := CASE WHEN p_slots > 1 THEN (n / p_period) % p_slots ELSE 0 END;
+    v_todo integer[];  -- claims without an answer; null: all
+    v_may integer[];   -- claims that may write; null: all
+    v_seen integer[];  -- claims whose record the last look found
+    v_left integer := cardinality(p_id);
+    v_fresh uuid[];
+    v_answered integer[];
+    v_rule integer;
+    r record;
+BEGIN
+    at := n;
+    ord := 0;
+    RETURN NEXT;
+
+    IF p_how = 2 OR p_slots > 1 THEN
+        -- Replays and rejections need no lock.
+        v_answered := '{}';
+        FOR r IN
+            SELECT u.ord::integer AS ord, t AS rec
+            FROM unnest(p_id, p_owner, p_fingerprint, p_retry_safe) WITH ORDINALITY
+                AS u(id, owner, fingerprint, retry_safe, ord)
+            JOIN {schema}.records t ON t.id = u.id
+            WHERE {schema}.claim_rule_1(t, u.owner, u.fingerprint, u.retry_safe, n) = 0
+        LOOP
+            ord := r.ord;
+            wrote := false;
+            rec := r.rec;
+            RETURN NEXT;
+            v_answered := v_answered || ord;
+            v_left := v_left - 1;
+        END LOOP;
+        IF v_left = 0 THEN
+            RETURN;
+        END IF;
+        SELECT array_agg(i) INTO v_todo FROM generate_subscripts(p_id, 1) i
+        WHERE i <> ALL (v_answered);
+        -- The lock in a statement of its own: the look that follows must be younger than it.
+        SELECT coalesce(array_agg(i), '{}') INTO v_may FROM unnest(v_todo) i
+        WHERE pg_try_advisory_xact_lock(uuid_hash_extended(p_id[i], {seed}));
+    ELSIF p_guard THEN
+        SELECT array_agg(u.ord) INTO v_may FROM unnest(p_id) WITH ORDINALITY AS u(id, ord)
+        WHERE NOT pg_try_advisory_xact_lock_shared(uuid_hash_extended(u.id, {seed}));
+        IF v_may IS NOT NULL THEN  -- some are held: keep the others
+            SELECT coalesce(array_agg(i), '{}') INTO v_may FROM generate_subscripts(p_id, 1) i
+            WHERE i <> ALL (v_may);
+        END IF;
+    END IF;
+
+    FOR turn IN 1 .. 20 LOOP
+        IF turn > 1 OR (p_how = 0 AND p_slots = 1) THEN
+            WITH fresh AS (
+                INSERT INTO {schema}.records AS t (
+                    id, owner, fence, created_at, lease_until, finished_at, keep, audit, sweep_at,
+                    attempt, revision, state, slot, retry_safe, fingerprint,
+                    scope, operation, key, steps, body, note)
+                SELECT u.id, u.owner, n, n, n + u.lease, 0, u.keep, u.audit,
+                    n + u.lease + u.keep + u.audit, 1, 0, 1, v_slot, u.retry_safe, u.fingerprint,
+                    u.scope, u.operation, u.key, '', '', ''
+                FROM unnest(p_id, p_owner, p_fingerprint, p_lease, p_keep, p_audit, p_retry_safe,
+                    p_scope, p_operation, p_key) WITH ORDINALITY
+                    AS u(id, owner, fingerprint, lease, keep, audit, retry_safe,
+                        scope, operation, key, ord)
+                WHERE (v_todo IS NULL OR u.ord = ANY (v_todo))
+                    AND (v_may IS NULL OR u.ord = ANY (v_may))
+                    AND (v_seen IS NULL OR u.ord <> ALL (v_seen))
+                ON CONFLICT DO NOTHING
+                RETURNING t.id
+            )
+            SELECT array_agg(fresh.id), v_left - count(*) INTO v_fresh, v_left FROM fresh;
+            EXIT WHEN v_left = 0;
+            IF v_fresh IS NOT NULL THEN
+                SELECT array_agg(i) INTO v_todo FROM generate_subscripts(p_id, 1) i
+                WHERE (v_todo IS NULL OR i = ANY (v_todo)) AND p_id[i] <> ALL (v_fresh);
+            END IF;
+        END IF;
+
+        v_seen := '{}';
+        v_answered := '{}';
+        FOR r IN
+            SELECT u.ord::integer AS ord, t AS rec,
+                {schema}.claim_rule_1(t, u.owner, u.fingerprint, u.retry_safe, n) AS rule
+            FROM unnest(p_id, p_owner, p_fingerprint, p_retry_safe) WITH ORDINALITY
+                AS u(id, owner, fingerprint, retry_safe, ord)
+            JOIN {schema}.records t ON t.id = u.id
+            WHERE v_todo IS NULL OR u.ord = ANY (v_todo)
+        LOOP
+            ord := r.ord;
+            rec := r.rec;
+            v_rule := r.rule;
+            v_seen := v_seen || ord;
+            IF v_rule = 0 THEN
+                wrote := false;
+            ELSIF ord <> ALL (v_may) THEN
+                wrote := NULL;
+            ELSE
+                IF p_how = 1 THEN
+                    SELECT t.* INTO rec FROM {schema}.records t WHERE t.id = p_id[ord] FOR UPDATE;
+                    CONTINUE WHEN NOT FOUND;
+                    v_rule := {schema}.claim_rule_1(
+                        rec, p_owner[ord], p_fingerprint[ord], p_retry_safe[ord], n);
+                END IF;
+                wrote := v_rule > 0;
+                CONTINUE WHEN wrote AND NOT {schema}.rewrite_1(  -- it changed: look again
+                    rec, v_rule, n, p_owner[ord], p_fingerprint[ord], p_lease[ord], p_keep[ord],
+                    p_audit[ord], p_retry_safe[ord], p_scope[ord], p_operation[ord], p_key[ord]);
+            END IF;
+            RETURN NEXT;
+            v_answered := v_answered || ord;
+            v_left := v_left - 1;
+        END LOOP;
+        EXIT WHEN v_left = 0;
+
+        rec := NULL;
+        wrote := NULL;
+        FOR ord IN
+            SELECT i FROM generate_subscripts(p_id, 1) i
+            WHERE (v_todo IS NULL OR i = ANY (v_todo)) AND i <> ALL (v_seen) AND i <> ALL (v_may)
+        LOOP
+            RETURN NEXT;  -- perhaps that transaction has inserted it
+            v_answered := v_answered || ord;
+            v_left := v_left - 1;
+        END LOOP;
+        EXIT WHEN v_left = 0;
+        SELECT array_agg(i) INTO v_todo FROM generate_subscripts(p_id, 1) i
+        WHERE (v_todo IS NULL OR i = ANY (v_todo)) AND i <> ALL (v_answered);
+    END LOOP;
+    IF v_left > 0 THEN
+        RAISE EXCEPTION 'oncekey: keys changed under every look' USING ERRCODE = '40001';
+    END IF;
+END
+$claim$;
+
+-- A batch of finishes, as compare-and-set. One that is not mentioned has ended its record; any
+-- other is answered by the record there is, under its negated number.
+CREATE FUNCTION {schema}.finish_1(
+    p_now bigint, p_guard boolean,
+    p_id uuid[], p_owner uuid[], p_fence bigint[], p_state smallint[], p_body bytea[]
+) RETURNS TABLE (at bigint, ord integer, wrote boolean, rec {schema}.records)
+LANGUAGE plpgsql VOLATILE AS $finish$
+DECLARE
+    n CONSTANT bigint := coalesce(p_now, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint);
+    v_barred integer[];
+    v_free integer[];
+    v_done uuid[];
+BEGIN
+    IF cardinality(p_id) = 0 THEN
+        RETURN;
+    END IF;
+    IF p_guard THEN
+        SELECT array_agg(u.ord) INTO v_barred FROM unnest(p_id) WITH ORDINALITY AS u(id, ord)
+        WHERE NOT pg_try_advisory_xact_lock_shared(uuid_hash_extended(u.id, {seed}));
+        IF v_barred IS NOT NULL THEN
+            -- A transaction runs this key. It has written the record only if the lease was over.
+            SELECT array_agg(s.i) INTO v_free FROM (
+                SELECT u.i FROM unnest(v_barred) u(i) JOIN {schema}.records t ON t.id = p_id[u.i]
+                FOR UPDATE OF t SKIP LOCKED
+            ) s;
+            SELECT array_agg(i) INTO v_barred FROM unnest(v_barred) i
+            WHERE v_free IS NULL OR i <> ALL (v_free);
+        END IF;
+    END IF;
+    WITH done AS (
+        UPDATE {schema}.records AS t SET
+            state = u.state, finished_at = n, body = u.body, revision = t.revision + 1,
+            sweep_at = greatest(t.sweep_at, n + t.keep + t.audit)
+        FROM unnest(p_id, p_owner, p_fence, p_state, p_body) WITH ORDINALITY
+            AS u(id, owner, fence, state, body, ord)
+        WHERE t.id = u.id AND t.owner = u.owner AND t.fence = u.fence AND t.state = 1
+            AND (v_barred IS NULL OR u.ord <> ALL (v_barred))
+        RETURNING t.id
+    )
+    SELECT array_agg(done.id) INTO v_done FROM done;
+    IF cardinality(v_done) = cardinality(p_id) THEN
+        RETURN;
+    END IF;
+    RETURN QUERY
+    SELECT n, -u.ord::integer,
+        CASE WHEN v_barred IS NULL OR u.ord <> ALL (v_barred) THEN false END, t
+    FROM unnest(p_id) WITH ORDINALITY AS u(id, ord) LEFT JOIN {schema}.records t ON t.id = u.id
+    WHERE v_done IS NULL OR u.id <> ALL (v_done);
+END
+$finish$;
+
+-- What a caller's transaction meets: the record, and whether the transaction may run the
+-- operation. Replays and rejections take no lock.
+CREATE FUNCTION {schema}.enlist_1(
+    p_now bigint, p_ring boolean, p_id uuid, p_owner uuid, p_fingerprint bytea
+) RETURNS TABLE (at bigint, ord integer, wrote boolean, rec {schema}.records)
+LANGUAGE plpgsql VOLATILE AS $enlist$
+DECLARE
+    n CONSTANT bigint := coalesce(p_now, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint);
+    v_holding CONSTANT text := coalesce(current_setting('oncekey.holding', true), '');
+BEGIN
+    IF p_ring AND current_setting('transaction_isolation') <> 'read committed' THEN
+        RAISE EXCEPTION 'oncekey: the ring needs transactions at READ COMMITTED'
+            USING ERRCODE = 'OK001';
+    END IF;
+    at := n;
+    ord := 1;
+    SELECT t.* INTO rec FROM {schema}.records t WHERE t.id = p_id;
+    IF rec.id IS NULL OR {schema}.claim_rule_1(rec, p_owner, p_fingerprint, true, n) > 0 THEN
+        IF position(p_id::text IN v_holding) > 0
+            OR NOT pg_try_advisory_xact_lock(uuid_hash_extended(p_id, {seed}))
+        THEN
+            RETURN NEXT;  -- wrote is null: held
+            RETURN;
+        END IF;
+        -- The look in a statement of its own: it must be younger than the lock.
+        SELECT t.* INTO rec FROM {schema}.records t WHERE t.id = p_id;
+        IF current_setting('synchronous_commit') IN ('off', 'local') THEN
+            PERFORM set_config('synchronous_commit', 'on', true);
+        END IF;
+        PERFORM set_config('oncekey.holding', v_holding || ' ' || p_id, true);
+    END IF;
+    wrote := false;
+    RETURN NEXT;
+END
+$enlist$;

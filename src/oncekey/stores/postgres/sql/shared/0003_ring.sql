@@ -1,0 +1,56 @@
+-- Emptying the ring's slots. On a plain table there is nothing to rotate and this is not called.
+--
+-- A slot is emptied when nothing in it is needed any more. The one whose turn comes next is also
+-- emptied if a few records in it are (they were renewed, or claimed anew in place): those move to
+-- the present slot, each under its key's lock, so that nobody looks for one while it is on its way.
+--
+-- The look before the lock is long and harms nobody; what happens under the lock is short. The
+-- lock is waited for only briefly, since claims queue behind a waiter. Gives the number of records
+-- removed; 0 where nothing was due or a lock could not be had, to be tried again later.
+CREATE FUNCTION {schema}.rotate_1(p_now bigint, p_slots integer, p_period bigint, p_moves bigint)
+RETURNS bigint LANGUAGE plpgsql VOLATILE AS $rotate$
+DECLARE
+    n CONSTANT bigint := coalesce(p_now, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint);
+    v_turn CONSTANT bigint := n / p_period;
+    v_slot integer;
+    v_table text;
+    v_rows bigint;
+    v_live bigint;
+    v_moved bigint := 0;
+BEGIN
+    FOR back IN REVERSE p_slots - 1 .. 2 LOOP
+        v_slot := (v_turn - back + p_slots) % p_slots;
+        v_table := format('{schema}.records_%s', v_slot);
+        EXECUTE format('SELECT count(*) FROM (SELECT 1 FROM %s WHERE sweep_at > $1 LIMIT $2) live',
+            v_table) INTO v_live USING n, p_moves + 1;
+        CONTINUE WHEN v_live > CASE WHEN back = p_slots - 1 THEN p_moves ELSE 0 END;
+        EXECUTE format('SELECT count(*) FROM %s', v_table) INTO v_rows;
+        CONTINUE WHEN v_rows = v_live;  -- nothing to remove
+        PERFORM set_config('lock_timeout', '50ms', true);
+        BEGIN
+            EXECUTE format('LOCK TABLE %s IN ACCESS EXCLUSIVE MODE', v_table);
+            EXECUTE format(
+                'SELECT count(*) FILTER (WHERE NOT pg_try_advisory_xact_lock('
+                'uuid_hash_extended(id, {seed}))) FROM %s WHERE sweep_at > $1', v_table)
+                INTO v_live USING n;
+            IF v_live > 0 THEN
+                RAISE EXCEPTION USING ERRCODE = 'lock_not_available';
+            END IF;
+            EXECUTE format(
+                'INSERT INTO {schema}.records (id, owner, fence, created_at, lease_until, '
+                'finished_at, keep, audit, sweep_at, attempt, revision, state, slot, retry_safe, '
+                'fingerprint, scope, operation, key, steps, body, note) '
+                'SELECT id, owner, fence, created_at, lease_until, finished_at, keep, audit, '
+                'sweep_at, attempt, revision, state, $2, retry_safe, fingerprint, scope, '
+                'operation, key, steps, body, note FROM %s WHERE sweep_at > $1', v_table)
+                USING n, (v_turn % p_slots)::smallint;
+            GET DIAGNOSTICS v_moved = ROW_COUNT;
+            EXECUTE format('TRUNCATE %s', v_table);
+        EXCEPTION WHEN lock_not_available THEN
+            RETURN 0;  -- also when the claim that holds a key is still under way
+        END;
+        RETURN v_rows - v_moved;
+    END LOOP;
+    RETURN 0;
+END
+$rotate$;

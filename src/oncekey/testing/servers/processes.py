@@ -1,0 +1,309 @@
+"""How a server process is started, watched and ended, whoever runs the tests.
+
+Owns the user a server runs as (database servers refuse root), free ports, the scratch folder of
+this run, and the rule that nothing outlives the run. It must not know any particular server.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import random
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+_NOBODY = 65534
+# Below the range from which the kernel takes the ports of outgoing connections, so that a server
+# that is down for a moment finds its port free again.
+_PORTS = range(20_000, 32_000)
+_PAUSE_SECONDS = 0.005
+
+
+class ServerMissing(Exception):
+    """A server is not installed here and cannot be fetched."""
+
+    def __init__(self, name: str, how_to_get: str) -> None:
+        super().__init__(f"{name} is not here: {how_to_get}")
+        self.name = name
+        self.how_to_get = how_to_get
+
+
+class ServerFailed(Exception):
+    """A server is installed but did not do what it was told; the message ends with its log."""
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """The user a server runs as: what goes before its command, and who owns its files."""
+
+    wrapper: tuple[str, ...] = ()
+    owner: int | None = None
+
+    def options(self) -> dict[str, Any]:
+        if self.owner is None:
+            return {}
+        return {"user": self.owner, "group": self.owner, "extra_groups": []}
+
+    def make_directory(self, path: Path) -> Path:
+        path.mkdir(parents=True)
+        path.chmod(0o755)
+        if self.owner is not None:
+            os.chown(path, self.owner, self.owner)
+        return path
+
+    def run(
+        self,
+        command: Sequence[str | Path],
+        directory: Path,
+        env: Mapping[str, str] | None = None,
+        seconds: float = 120,
+    ) -> str:
+        """Run to the end and give back what it printed."""
+        done = subprocess.run(
+            [*self.wrapper, *map(str, command)],
+            cwd=directory,
+            env=clean_environment(env),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+            timeout=seconds,
+            **self.options(),
+        )
+        said = str(done.stdout)
+        if done.returncode:
+            raise ServerFailed(f"{Path(command[0]).name} ended with {done.returncode}\n{said}")
+        return said
+
+
+def clean_environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment without what would turn a server or its tools elsewhere."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
+    return {**kept, "LC_ALL": "C", "TZ": "UTC", **(more or {})}
+
+
+@cache
+def server_user(program: Path, directory: Path) -> User:
+    """Who can run `program` in `directory` and is not root."""
+    if os.getuid() != 0:
+        return User()
+    namespace = ("unshare", "--user", "--map-user=1000", "--map-group=1000", "--")
+    for user in (User(owner=_NOBODY), User(wrapper=namespace)):
+        try:
+            user.run(["/bin/sh", "-c", 'test -x . && exec "$0" --version', program], directory)
+        except (OSError, subprocess.SubprocessError, ServerFailed):
+            continue  # not allowed to become this user, or it cannot read one of the two
+        return user
+    raise ServerMissing(
+        program.name, "it refuses to run as root, and here root cannot become another user"
+    )
+
+
+@cache
+def scratch() -> Path:
+    """The folder for the data of this run, which every user may pass through; removed at exit."""
+    path = Path(tempfile.mkdtemp(prefix="oncekey-servers-"))
+    path.chmod(0o755)
+    at_exit(lambda: shutil.rmtree(path, ignore_errors=True))
+    return path
+
+
+def fresh_name(prefix: str) -> str:
+    """For a folder beside those of other servers, of this process and of others."""
+    return f"{prefix}-{secrets.token_hex(4)}"
+
+
+def at_exit(call: Callable[[], object]) -> Callable[[], object]:
+    """Have `call` done when this process ends, but not when a fork of it does. Gives the hook."""
+    here = os.getpid()
+
+    def hook() -> None:
+        if os.getpid() == here:
+            call()
+
+    atexit.register(hook)
+    return hook
+
+
+def forget(hook: Callable[[], object]) -> None:
+    """Take back what `at_exit` gave."""
+    atexit.unregister(hook)
+
+
+_handed_out: set[int] = set()
+
+
+def free_port() -> int:
+    """A port on the loopback that nobody listens on and that this run was not given before."""
+    for port in random.sample(_PORTS, 200):
+        if port in _handed_out:
+            continue
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        _handed_out.add(port)
+        return port
+    raise ServerFailed("no free port on the loopback")
+
+
+def wait_until(true: Callable[[], bool], what: str, seconds: float = 30) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        if time.monotonic() > end:
+            raise ServerFailed(f"waited {seconds:g} s in vain until {what}")
+        time.sleep(_PAUSE_SECONDS)
+
+
+# --- processes ------------------------------------------------------------------------------------
+
+
+def _stat(pid: int) -> list[str]:
+    """What the kernel says of a process: state, parent, ...; empty when it is gone."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return []
+    return text.rpartition(")")[2].split()
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process runs. One that is dead but not yet reaped by its parent does not."""
+    if Path("/proc/self/stat").exists():
+        return _stat(pid)[:1] not in ([], ["Z"], ["X"])
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def children_of(pid: int) -> list[int]:
+    pids = [int(entry.name) for entry in Path("/proc").glob("[0-9]*")]
+    return [child for child in pids if _stat(child)[1:2] == [str(pid)]]
+
+
+Ending = Literal["SIGQUIT", "SIGKILL"]
+
+
+@dataclass(slots=True)
+class Process:
+    """One running server. `kill` ends it and its children as a power cut would."""
+
+    name: str
+    log: Path
+    popen: subprocess.Popen[bytes]
+
+    @property
+    def pid(self) -> int:
+        return self.popen.pid
+
+    def is_running(self) -> bool:
+        return self.popen.poll() is None
+
+    def pids(self) -> list[int]:
+        return [self.pid, *children_of(self.pid)] if self.is_running() else []
+
+    def send(self, number: signal.Signals) -> None:
+        self.popen.send_signal(number)
+
+    def end(self, number: signal.Signals, seconds: float = 30) -> None:
+        """Ask it to end, and kill it when it does not."""
+        children = children_of(self.pid)
+        self.popen.send_signal(number)
+        try:
+            self.popen.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.kill()
+        else:
+            self._gone(children)
+
+    def kill(self) -> None:
+        if self.is_running():
+            self.popen.send_signal(signal.SIGSTOP)  # it starts no more children now
+            children = children_of(self.pid)
+            for pid in children:
+                _kill(pid)
+            self.popen.kill()
+            self.popen.wait()
+            self._gone(children)
+
+    def _gone(self, pids: list[int]) -> None:
+        wait_until(lambda: not any(map(is_running, pids)), f"the children of {self.name} are gone")
+
+    def failure(self, what: str) -> ServerFailed:
+        return ServerFailed(f"{self.name} {what}\n{tail(self.log)}")
+
+    def wait_ready(self, ready: Callable[[], bool], seconds: float = 60) -> None:
+        """Wait until it serves; raise with its log when it ends or takes too long."""
+        end = time.monotonic() + seconds
+        while not ready():
+            if not self.is_running():
+                raise self.failure(f"ended with {self.popen.returncode} instead of starting")
+            if time.monotonic() > end:
+                self.kill()
+                raise self.failure(f"was not ready after {seconds:g} s")
+            time.sleep(_PAUSE_SECONDS)
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass  # it was faster
+
+
+def launch(
+    name: str,
+    command: Sequence[str | Path],
+    user: User,
+    directory: Path,
+    *,
+    dying: Ending,
+    env: Mapping[str, str] | None = None,
+) -> Process:
+    """Start a server; its output goes to `log` in its folder. `dying` reaches it if we are killed.
+
+    It gets a session of its own, so that an interrupt from the keyboard is ours to handle.
+    """
+    log = directory / "log"
+    with log.open("ab") as output:
+        popen = subprocess.Popen(
+            [*user.wrapper, *_tied_to_us(dying), *map(str, command)],
+            cwd=directory,
+            env=clean_environment(env),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            **user.options(),
+        )
+    return Process(name, log, popen)
+
+
+def _tied_to_us(dying: Ending) -> Iterator[str]:
+    """What makes the kernel signal the server when we are gone, where the machine has it."""
+    # The kernel means the thread that started it, so this is only right on the main thread.
+    on_main = threading.current_thread() is threading.main_thread()
+    if on_main and shutil.which("setpriv"):
+        yield from ("setpriv", "--pdeathsig", dying.removeprefix("SIG"), "--")
+
+
+def tail(log: Path, lines: int = 30) -> str:
+    if not log.exists():
+        return ""
+    return "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])

@@ -1,0 +1,356 @@
+"""Several batches in flight: as many as the store has lanes and never more, in even shares."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+
+from oncekey.core.commands import Command, Look, Reply, Seen
+from oncekey.core.errors import StoreUnavailable
+from oncekey.engine.aio.coalescer import AsyncCoalescer
+from oncekey.engine.aio.once import AsyncOnce
+from oncekey.engine.batch import SHARE_MIN, batch_size
+from oncekey.engine.blocking.coalescer import Coalescer
+from oncekey.engine.blocking.once import Once
+from oncekey.stores.memory import AsyncMemoryStore, MemoryStore
+from oncekey.testing.colours import turn_until
+from oncekey.testing.contract.bench import until
+
+PATIENCE = 20.0
+
+
+def look(number: int) -> Look:
+    return Look(number.to_bytes(16, "big"))
+
+
+def number_of(command: Command) -> int:
+    return int.from_bytes(command.id, "big")
+
+
+def replies_to(commands: Sequence[Command]) -> list[Reply]:
+    return [Seen(None, number_of(command)) for command in commands]
+
+
+Answer = Callable[[Sequence[Command]], list[Reply]]
+
+
+class Gates:
+    """A store each of whose calls waits until the test lets it through."""
+
+    def __init__(self, answer: Answer = replies_to) -> None:
+        self.batches: list[list[int]] = []
+        self.gates: list[threading.Event] = []
+        self.answer = answer
+
+    def apply(self, commands: Sequence[Command]) -> list[Reply]:
+        gate = threading.Event()
+        self.batches.append([number_of(command) for command in commands])
+        self.gates.append(gate)
+        assert gate.wait(PATIENCE)
+        return self.answer(commands)
+
+    async def apply_async(self, commands: Sequence[Command]) -> list[Reply]:
+        gate = threading.Event()
+        self.batches.append([number_of(command) for command in commands])
+        self.gates.append(gate)
+        await turn_until(gate.is_set)
+        return self.answer(commands)
+
+
+# --- how many go ----------------------------------------------------------------------------------
+
+
+def test_a_batch_is_one_lanes_share_of_all_that_is_under_way() -> None:
+    assert batch_size(64, 0, 1, 256) == 64
+    assert batch_size(64, 0, 2, 256) == 32
+    assert batch_size(62, 2, 2, 256) == 32
+    assert batch_size(30, 34, 2, 256) == 30
+    assert batch_size(65, 0, 2, 256) == 33
+    assert batch_size(900, 0, 2, 256) == 256
+
+
+def test_a_few_are_not_split() -> None:
+    assert batch_size(1, 0, 3, 256) == 1
+    assert batch_size(SHARE_MIN, 0, 2, 256) == SHARE_MIN
+    assert batch_size(SHARE_MIN, 0, 2, 4) == 4
+
+
+# --- threads --------------------------------------------------------------------------------------
+
+
+class Threads:
+    """Callers in threads, on a coalescer with lanes."""
+
+    def __init__(self, store: Gates, pool: ThreadPoolExecutor, lanes: int) -> None:
+        self.store = store
+        self.pool = pool
+        self.coalescer = Coalescer(store.apply, lanes=lanes)
+
+    def start(self, *numbers: int) -> list[Future[Reply]]:
+        return [self.pool.submit(self.coalescer.call, look(number)) for number in numbers]
+
+    def start_in_lane(self, number: int) -> Future[Reply]:
+        count = len(self.store.batches)
+        (future,) = self.start(number)
+        until(lambda: len(self.store.gates) == count + 1)
+        return future
+
+    def queue(self, *numbers: int) -> list[Future[Reply]]:
+        before = len(self.coalescer._queue)
+        futures = self.start(*numbers)
+        until(lambda: len(self.coalescer._queue) == before + len(numbers))
+        return futures
+
+
+def test_threads_use_each_free_lane_at_once_and_no_more_than_there_are() -> None:
+    store = Gates()
+    with ThreadPoolExecutor(80) as pool:
+        threads = Threads(store, pool, lanes=2)
+        futures = [threads.start_in_lane(0), threads.start_in_lane(1)]
+        futures += threads.queue(*range(2, 64))
+        assert store.batches == [[0], [1]], "both lanes are taken, the others queue up"
+        store.gates[0].set()
+        until(lambda: len(store.gates) == 3)
+        assert len(store.batches[2]) == 32, "half of those under way, not all that wait"
+        store.gates[1].set()
+        until(lambda: len(store.gates) == 4)
+        for gate in store.gates:
+            gate.set()
+        assert [future.result(PATIENCE) for future in futures] == replies_to(
+            [look(number) for number in range(64)]
+        )
+    assert threads.coalescer._taken == 0
+    assert threads.coalescer._in_flight == 0
+
+
+def test_after_the_crowd_every_lane_is_free_again() -> None:
+    store = Gates()
+    with ThreadPoolExecutor(8) as pool:
+        threads = Threads(store, pool, lanes=3)
+        for _ in range(2):
+            futures = [threads.start_in_lane(number) for number in range(3)]
+            for gate in store.gates:
+                gate.set()
+            for future in futures:
+                future.result(PATIENCE)
+
+
+def failing(*poisoned: int) -> Answer:
+    def answer(commands: Sequence[Command]) -> list[Reply]:
+        if any(number_of(command) in poisoned for command in commands):
+            raise StoreUnavailable("gone")
+        return replies_to(commands)
+
+    return answer
+
+
+def test_a_lane_that_fails_leaves_the_others_alone() -> None:
+    store = Gates(failing(0))
+    with ThreadPoolExecutor(8) as pool:
+        threads = Threads(store, pool, lanes=2)
+        bad, good = threads.start_in_lane(0), threads.start_in_lane(1)
+        queued = threads.queue(2, 3)
+        store.gates[0].set()
+        with pytest.raises(StoreUnavailable):
+            bad.result(PATIENCE)
+        until(lambda: len(store.gates) == 3)
+        assert sorted(store.batches[2]) == [2, 3], "its lane serves those who wait"
+        for gate in store.gates:
+            gate.set()
+        assert good.result(PATIENCE) == Seen(None, 1)
+        assert [future.result(PATIENCE) for future in queued] == replies_to([look(2), look(3)])
+
+
+class Stop(BaseException):
+    """What a signal handler may raise in the thread that leads."""
+
+
+def test_an_interrupted_leader_gives_its_lane_back() -> None:
+    def interrupted(commands: Sequence[Command]) -> list[Reply]:
+        if number_of(commands[0]) == 0:
+            raise Stop
+        return replies_to(commands)
+
+    coalescer = Coalescer(interrupted, lanes=2)
+    with pytest.raises(Stop):
+        coalescer.call(look(0))
+    assert coalescer._taken == coalescer._in_flight == 0
+
+
+def test_no_more_batches_than_lanes_whatever_many_threads_do() -> None:
+    lock = threading.Lock()
+    inside = most = 0
+
+    def apply(commands: Sequence[Command]) -> list[Reply]:
+        nonlocal inside, most
+        with lock:
+            inside += 1
+            most = max(most, inside)
+        time.sleep(0.0005)  # long enough to meet in
+        with lock:
+            inside -= 1
+        return replies_to(commands)
+
+    coalescer = Coalescer(apply, lanes=3)
+
+    def work(first: int) -> list[int]:
+        numbers = range(first, first + 40)
+        return [n for n in numbers if coalescer.call(look(n)) != Seen(None, n)]
+
+    with ThreadPoolExecutor(24) as pool:
+        wrong = [n for some in pool.map(work, range(0, 24_000, 1_000)) for n in some]
+    assert wrong == []
+    assert most == 3
+    assert coalescer._taken == coalescer._in_flight == 0
+
+
+# --- tasks ----------------------------------------------------------------------------------------
+
+
+def _stay() -> None:
+    """The caller is cancelled and waits on, as for a finish."""
+
+
+class Tasks:
+    """Callers in tasks, on a coalescer with lanes."""
+
+    def __init__(self, store: Gates, lanes: int) -> None:
+        self.coalescer = AsyncCoalescer(store.apply_async, lanes=lanes)
+
+    def start(self, *numbers: int) -> list[asyncio.Task[Reply]]:
+        return [asyncio.create_task(self.coalescer.call(look(number), _stay)) for number in numbers]
+
+
+def test_tasks_use_each_free_lane_at_once_and_no_more_than_there_are() -> None:
+    async def main() -> None:
+        store = Gates()
+        tasks = Tasks(store, lanes=2)
+        started = tasks.start(0)
+        await turn_until(lambda: len(store.gates) == 1)
+        started += tasks.start(1)
+        await turn_until(lambda: len(store.gates) == 2)
+        started += tasks.start(*range(2, 64))
+        await turn_until(lambda: len(tasks.coalescer._queue) == 62)
+        assert store.batches == [[0], [1]]
+        store.gates[0].set()
+        await turn_until(lambda: len(store.gates) == 3)
+        assert store.batches[2] == list(range(2, 34)), "half of those under way"
+        store.gates[1].set()
+        await turn_until(lambda: len(store.gates) == 4)
+        assert store.batches[3] == list(range(34, 64))
+        for gate in store.gates:
+            gate.set()
+        assert await asyncio.gather(*started) == replies_to([look(n) for n in range(64)])
+        await turn_until(lambda: not tasks.coalescer._pumps)
+        assert tasks.coalescer._in_flight == 0
+
+    asyncio.run(main())
+
+
+def test_tasks_that_come_together_leave_in_even_shares() -> None:
+    async def main() -> None:
+        store = Gates()
+        tasks = Tasks(store, lanes=2)
+        started = tasks.start(*range(64))
+        await turn_until(lambda: len(store.gates) == 2)
+        assert store.batches == [list(range(32)), list(range(32, 64))]
+        for gate in store.gates:
+            gate.set()
+        await asyncio.gather(*started)
+
+    asyncio.run(main())
+
+
+def test_a_cancelled_pump_is_the_end_of_its_own_batch_only() -> None:
+    async def main() -> None:
+        store = Gates()
+        tasks = Tasks(store, lanes=2)
+        (bad,) = tasks.start(0)
+        await turn_until(lambda: len(store.gates) == 1)
+        (good,) = tasks.start(1)
+        await turn_until(lambda: len(store.gates) == 2)
+        queued = tasks.start(2, 3)
+        await turn_until(lambda: len(tasks.coalescer._queue) == 2)
+        next(iter(tasks.coalescer._pumps)).cancel()
+        with pytest.raises(StoreUnavailable):
+            await bad
+        store.gates[1].set()
+        assert await good == Seen(None, 1)
+        await turn_until(lambda: len(store.gates) == 3)
+        store.gates[2].set()
+        assert await asyncio.gather(*queued) == replies_to([look(2), look(3)])
+
+    asyncio.run(main())
+
+
+def test_a_lane_that_fails_leaves_the_other_tasks_alone() -> None:
+    async def main() -> None:
+        store = Gates(failing(0))
+        tasks = Tasks(store, lanes=2)
+        (bad,) = tasks.start(0)
+        await turn_until(lambda: len(store.gates) == 1)
+        (good,) = tasks.start(1)
+        await turn_until(lambda: len(store.gates) == 2)
+        store.gates[0].set()
+        with pytest.raises(StoreUnavailable):
+            await bad
+        store.gates[1].set()
+        assert await good == Seen(None, 1)
+
+    asyncio.run(main())
+
+
+def test_no_more_batches_than_lanes_whatever_many_tasks_do() -> None:
+    inside = most = 0
+
+    async def apply(commands: Sequence[Command]) -> list[Reply]:
+        nonlocal inside, most
+        inside += 1
+        most = max(most, inside)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        inside -= 1
+        return replies_to(commands)
+
+    async def main() -> None:
+        coalescer = AsyncCoalescer(apply, lanes=3)
+
+        async def work(first: int) -> None:
+            for number in range(first, first + 40):
+                assert await coalescer.call(look(number), _stay) == Seen(None, number)
+                for _ in range(number % 3):
+                    await asyncio.sleep(0)
+
+        await asyncio.gather(*(work(first) for first in range(0, 100_000, 1_000)))
+        assert coalescer._in_flight == 0
+
+    asyncio.run(main())
+    assert most == 3
+
+
+# --- the engines ----------------------------------------------------------------------------------
+
+
+class TwoLanes(MemoryStore):
+    immediate = False
+    lanes = 2
+
+
+class AsyncTwoLanes(AsyncMemoryStore):
+    immediate = False
+    lanes = 2
+
+
+def test_the_engines_ask_the_store_how_many_lanes_it_has() -> None:
+    assert Once(TwoLanes())._runner._coalescer._lanes == 2
+
+    async def main() -> int:
+        return AsyncOnce(AsyncTwoLanes())._runner.home().coalescer._lanes
+
+    assert asyncio.run(main()) == 2
+    assert MemoryStore.lanes == 1

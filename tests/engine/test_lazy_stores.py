@@ -1,0 +1,370 @@
+"""A lazy store is reached on first use, and what it promises is held against `require` then."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from oncekey.core.commands import Reply
+from oncekey.core.contract import AsyncEnlisted, Enlisted
+from oncekey.core.errors import ConfigurationError, StoreUnavailable
+from oncekey.core.levels import Guarantee, Level
+from oncekey.core.policy import Policy
+from oncekey.engine.aio.once import AsyncOnce
+from oncekey.engine.blocking.once import Once
+from oncekey.stores.memory import AsyncMemoryStore, MemoryStore
+from oncekey.testing.colours import LoopThread, OnceFace
+
+HOPED = Guarantee(Level.TRANSACTIONAL, "a server, by its address")
+POOR = Guarantee(Level.BEST_EFFORT, "the server does not wait for its disk")
+
+
+class _Lazy:
+    """Reached by `bind`, which counts, may fail, and tells the guarantee."""
+
+    lazy = True
+    immediate = False
+    lanes = 1
+
+    def __init__(self, learned: Guarantee = HOPED) -> None:
+        self.guarantee = HOPED
+        self.learned = learned
+        self.memory = MemoryStore()
+        self.binds = 0
+        self.used: list[str] = []
+        self.failures: list[Exception] = []
+        self.closed = False
+
+    def reach(self, check: bytes) -> None:
+        self.binds += 1
+        if self.failures:
+            raise self.failures.pop(0)
+        self.memory.bind(check)
+        self.guarantee = self.learned
+
+    def apply_now(self, commands: Any) -> list[Reply]:
+        assert self.guarantee is self.learned, "used before it was reached"
+        self.used += [type(command).__name__ for command in commands]
+        return self.memory.apply(commands)
+
+
+class LazyStore(_Lazy):
+    def bind(self, check: bytes, /) -> None:
+        self.reach(check)
+
+    def apply(self, commands: Any, /) -> list[Reply]:
+        return self.apply_now(commands)
+
+    def sweep(self, limit: int = 1, /) -> int:
+        self.used.append("sweep")
+        return self.memory.sweep(limit)
+
+    def elect(self, token: bytes, lease: int, /) -> bool:
+        return self.memory.elect(token, lease)
+
+    def enlist(self, connection: Any, /) -> Enlisted:
+        return _EnlistedLazy(self)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class _EnlistedLazy:
+    def __init__(self, store: LazyStore) -> None:
+        self.apply = store.apply
+
+    def mark(self) -> None: ...
+    def undo(self) -> None: ...
+    def settle(self) -> None: ...
+
+
+class AsyncLazyStore(_Lazy):
+    async def bind(self, check: bytes, /) -> None:
+        await asyncio.sleep(0)
+        self.reach(check)
+
+    async def apply(self, commands: Any, /) -> list[Reply]:
+        return self.apply_now(commands)
+
+    async def sweep(self, limit: int = 1, /) -> int:
+        self.used.append("sweep")
+        return self.memory.sweep(limit)
+
+    async def elect(self, token: bytes, lease: int, /) -> bool:
+        return self.memory.elect(token, lease)
+
+    def enlist(self, connection: Any, /) -> AsyncEnlisted:
+        return _AsyncEnlistedLazy(self)
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+class _AsyncEnlistedLazy:
+    def __init__(self, store: AsyncLazyStore) -> None:
+        self._store = store
+
+    async def apply(self, commands: Any, /) -> list[Reply]:
+        return await self._store.apply(commands)
+
+    async def mark(self) -> None: ...
+    async def undo(self) -> None: ...
+    async def settle(self) -> None: ...
+
+
+class Colour:
+    """A lazy store and engines on it, of one colour, blocking for the test."""
+
+    def __init__(self, loop: LoopThread | None) -> None:
+        self.loop = loop
+        self.runs = 0
+
+    def store(self, learned: Guarantee = HOPED) -> Any:
+        return LazyStore(learned) if self.loop is None else AsyncLazyStore(learned)
+
+    def once(self, store: Any, **options: Any) -> Any:
+        if self.loop is None:
+            return Once(store, **options)
+        return OnceFace(AsyncOnce(store, **options), self.loop)
+
+    def body(self, attempt: Any) -> int:
+        self.runs += 1
+        return self.runs
+
+    def in_transaction(self, once: Any) -> Callable[..., Any]:
+        """`run` of the engine's operations on a caller's connection."""
+        if self.loop is None:
+            run: Callable[..., Any] = once.in_transaction(object()).run
+            return run
+        inside = once.inner.in_transaction(object())
+        loop = self.loop
+
+        async def body(attempt: Any) -> int:
+            return self.body(attempt)
+
+        def run_inside(operation: str, key: str, _: Any, **options: Any) -> Any:
+            return loop.run(inside.run(operation, key, body, **options))
+
+        return run_inside
+
+
+@pytest.fixture(params=["blocking", "asyncio"])
+def colour(request: pytest.FixtureRequest) -> Any:
+    if request.param == "blocking":
+        yield Colour(None)
+        return
+    loop = LoopThread()
+    yield Colour(loop)
+    loop.close()
+
+
+# --- when it is reached ---------------------------------------------------------------------------
+
+
+def test_making_and_guarding_reach_nothing(colour: Colour) -> None:
+    store = colour.store()
+    store.failures = [StoreUnavailable("no server")]
+    once = colour.once(store, policy=Policy(require="at_most_once"))
+    once.guard("charge", key=lambda order: order, require="fenced", retry_safe=True)
+    assert store.binds == 0
+    assert once.guarantee is HOPED
+
+
+def test_the_first_run_reaches_it_once(colour: Colour) -> None:
+    store = colour.store(Guarantee(Level.FENCED, "learned"))
+    once = colour.once(store)
+    assert once.run("op", "k1", colour.body).value == 1
+    assert once.run("op", "k2", colour.body).value == 2
+    assert once.guarantee is store.learned
+    assert store.binds == 1
+
+
+def test_looking_and_sweeping_and_entering_reach_it_too(colour: Colour) -> None:
+    stores = [colour.store() for _ in range(3)]
+    assert colour.once(stores[0]).get("op", "k") is None
+    assert colour.once(stores[1]).sweep() == 0
+    if colour.loop is None:
+        with colour.once(stores[2]):
+            pass
+    else:
+        colour.loop.run(colour.once(stores[2]).inner.__aenter__())
+    assert [store.binds for store in stores] == [1, 1, 1]
+    assert [store.used for store in stores] == [["Look"], ["sweep"], []]
+
+
+def test_a_store_that_cannot_be_reached_is_tried_again_by_the_next(colour: Colour) -> None:
+    store = colour.store()
+    store.failures = [StoreUnavailable("no server yet"), StoreUnavailable("nor now")]
+    once = colour.once(store)
+    for text in ("no server yet", "nor now"):
+        with pytest.raises(StoreUnavailable, match=text):
+            once.run("op", "k", colour.body)
+    assert colour.runs == 0
+    assert once.run("op", "k", colour.body).value == 1
+    assert store.binds == 3
+
+
+def test_another_secret_is_refused_on_first_use(colour: Colour) -> None:
+    store = colour.store()
+    colour.once(store, secret="one" * 10).run("op", "k", colour.body)
+    other = colour.once(store, secret="two" * 10)
+    with pytest.raises(ConfigurationError):
+        other.run("op", "k2", colour.body)
+    assert colour.runs == 1
+
+
+def test_threads_that_come_first_at_once_all_get_through() -> None:
+    store = LazyStore()
+    once = Once(store)
+    together = threading.Barrier(8)
+    values: list[object] = []
+
+    def call(number: int) -> None:
+        together.wait(20)
+        values.append(once.run("op", f"k{number}", lambda attempt: number).value)
+
+    threads = [threading.Thread(target=call, args=(n,), daemon=True) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert sorted(values, key=str) == list(range(8))
+    assert once.guarantee is store.learned
+
+
+def test_tasks_that_come_first_at_once_all_get_through() -> None:
+    async def main() -> None:
+        once = AsyncOnce(AsyncLazyStore())
+
+        async def body(attempt: Any) -> str:
+            return str(attempt.key)
+
+        runs = [once.run("op", f"k{number}", body) for number in range(8)]
+        assert [result.value for result in await asyncio.gather(*runs)] == [
+            f"k{number}" for number in range(8)
+        ]
+
+    asyncio.run(main())
+
+
+# --- what it promises -----------------------------------------------------------------------------
+
+
+def test_a_default_the_server_cannot_keep_is_refused_before_any_body(colour: Colour) -> None:
+    store = colour.store(POOR)
+    once = colour.once(store, policy=Policy(require="at_most_once"))
+    for _ in range(2):
+        with pytest.raises(ConfigurationError, match="does not wait for its disk"):
+            once.run("op", "k", colour.body)
+    assert colour.runs == 0
+    assert store.used == []
+    assert once.guarantee is POOR
+
+
+def test_an_operation_that_requires_more_is_refused_alone(colour: Colour) -> None:
+    store = colour.store(POOR)
+    once = colour.once(store)
+    calls: list[str] = []
+
+    def charge(order: str) -> str:
+        calls.append(order)
+        return order
+
+    guard = once.guard("charge", key=lambda order: order, require="fenced", retry_safe=True)
+    charged = guard(charge)
+    for _ in range(2):
+        with pytest.raises(ConfigurationError, match="requires fenced"):
+            charged("o1")
+        with pytest.raises(ConfigurationError, match="requires at most once"):
+            once.run("op", "k", colour.body, require="at_most_once")
+    assert calls == []
+    assert once.run("op", "k", colour.body).value == 1, "what requires nothing runs"
+
+
+def test_what_it_can_never_promise_is_refused_at_once(colour: Colour) -> None:
+    store = colour.store()
+    store.guarantee = POOR
+    with pytest.raises(ConfigurationError):
+        colour.once(store, policy=Policy(require="at_most_once"))
+
+
+def test_only_transactions_by_default_means_the_learned_level_too(colour: Colour) -> None:
+    store = colour.store(POOR)
+    once = colour.once(store, policy=Policy(require="transactional"))
+    with pytest.raises(ConfigurationError, match="requires transactional"):
+        colour.in_transaction(once)("op", "k", colour.body)
+    assert colour.runs == 0
+
+
+# --- in a transaction -----------------------------------------------------------------------------
+
+
+def test_a_transaction_reaches_it_before_it_claims(colour: Colour) -> None:
+    store = colour.store()
+    store.failures = [StoreUnavailable("no server yet")]
+    run = colour.in_transaction(colour.once(store))
+    assert store.binds == 0
+    with pytest.raises(StoreUnavailable, match="no server yet"):
+        run("op", "k", colour.body)
+    assert run("op", "k", colour.body).value == 1
+    assert store.binds == 2
+
+
+def test_a_transaction_is_held_to_what_was_learned(colour: Colour) -> None:
+    store = colour.store(POOR)
+    once = colour.once(store)
+    run = colour.in_transaction(once)
+    for _ in range(2):
+        with pytest.raises(ConfigurationError, match="requires transactional"):
+            run("op", "k", colour.body, require="transactional")
+    assert colour.runs == 0
+    late = colour.in_transaction(once)
+    with pytest.raises(ConfigurationError, match="requires transactional"):
+        late("op", "k", colour.body, require="transactional")
+
+
+# --- the others are as they were ------------------------------------------------------------------
+
+
+class Counting(MemoryStore):
+    binds = 0
+
+    def bind(self, check: bytes, /) -> None:
+        self.binds += 1
+        super().bind(check)
+
+
+class AsyncCounting(AsyncMemoryStore):
+    binds = 0
+
+    async def bind(self, check: bytes, /) -> None:
+        self.binds += 1
+        await super().bind(check)
+
+
+def test_a_store_that_is_not_lazy_is_bound_when_the_engine_is_made() -> None:
+    store = Counting()
+    once = Once(store)
+    assert store.binds == 1
+    once.run("op", "k", lambda attempt: 1)
+    assert store.binds == 1
+
+
+def test_an_async_engine_binds_on_first_use_whatever_the_store() -> None:
+    store = AsyncCounting()
+    once = AsyncOnce(store)
+    assert store.binds == 0
+
+    async def main() -> None:
+        async def body(attempt: Any) -> int:
+            return 1
+
+        await once.run("op", "k", body)
+        await once.run("op", "k2", body)
+
+    asyncio.run(main())
+    assert store.binds == 1

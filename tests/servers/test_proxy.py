@@ -1,0 +1,134 @@
+"""The proxy breaks connections in the ways it says, seen from a real client and server."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+
+from oncekey.testing.servers import Postgres, Proxy, ServerFailed, require
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Postgres]:
+    with require(lambda: Postgres(fast=True)) as running:
+        running.execute("CREATE TABLE notes (note text PRIMARY KEY)")
+        yield running
+
+
+@pytest.fixture
+def proxy(server: Postgres) -> Iterator[Proxy]:
+    server.execute("TRUNCATE notes")
+    with Proxy(server.port) as running:
+        yield running
+
+
+@pytest.fixture
+def client(server: Postgres, proxy: Proxy) -> Iterator[psycopg.Connection]:
+    with psycopg.connect(server.url(port=proxy.port), autocommit=True) as connection:
+        yield connection
+
+
+def note(client: psycopg.Connection, text: str) -> None:
+    client.execute("INSERT INTO notes VALUES (%s)", (text,))
+
+
+def all_notes(server: Postgres) -> list[str]:
+    return sorted(text for (text,) in server.execute("SELECT note FROM notes"))
+
+
+def test_it_passes_everything_on(server: Postgres, client: psycopg.Connection) -> None:
+    large = "x" * 3_000_000
+    assert client.execute("SELECT %s::text", (large,)).fetchone() == (large,)
+    note(client, "one")
+    assert all_notes(server) == ["one"]
+
+
+def test_a_cut_resets_the_client_and_lets_it_come_back(
+    server: Postgres, proxy: Proxy, client: psycopg.Connection
+) -> None:
+    assert proxy.connections == 1
+    proxy.cut()
+    assert proxy.connections == 0
+    with pytest.raises(psycopg.OperationalError):
+        note(client, "lost")
+    with psycopg.connect(server.url(port=proxy.port), autocommit=True) as again:
+        note(again, "back")
+    assert all_notes(server) == ["back"]
+
+
+def test_a_lost_acknowledgement_is_work_done_and_an_error_for_the_client(
+    server: Postgres, proxy: Proxy, client: psycopg.Connection
+) -> None:
+    proxy.drop_replies()
+    with pytest.raises(psycopg.OperationalError):
+        note(client, "done")
+    proxy.wait_until_dropped()
+    assert all_notes(server) == ["done"]
+
+
+def test_only_the_acknowledgement_of_the_commit_is_lost(
+    server: Postgres, proxy: Proxy, client: psycopg.Connection
+) -> None:
+    proxy.drop_replies(after=b"COMMIT")
+    client.execute("BEGIN")
+    note(client, "one")
+    note(client, "two")
+    assert client.execute("SELECT count(*) FROM notes").fetchone() == (2,)
+    with pytest.raises(psycopg.OperationalError):
+        client.execute("COMMIT")
+    assert all_notes(server) == ["one", "two"]
+    with psycopg.connect(server.url(port=proxy.port)) as again:
+        again.execute("SELECT 1")
+        again.commit()  # only one was to be lost
+
+
+def test_held_requests_reach_the_server_when_resumed(
+    server: Postgres, proxy: Proxy, client: psycopg.Connection
+) -> None:
+    proxy.hold("requests")
+    sender = threading.Thread(target=note, args=(client, "late"))
+    sender.start()
+    proxy.wait_until_held("requests")
+    assert all_notes(server) == []
+    proxy.resume()
+    sender.join()
+    assert all_notes(server) == ["late"]
+
+
+def test_held_replies_leave_the_client_in_the_dark(
+    server: Postgres, proxy: Proxy, client: psycopg.Connection
+) -> None:
+    proxy.hold("replies")
+    sender = threading.Thread(target=note, args=(client, "done"))
+    sender.start()
+    proxy.wait_until_held("replies")
+    assert all_notes(server) == ["done"]
+    assert sender.is_alive()
+    proxy.heal()
+    sender.join()
+
+
+def test_refused_connections_are_welcome_again(
+    server: Postgres, proxy: Proxy, client: psycopg.Connection
+) -> None:
+    proxy.refuse()
+    with pytest.raises(psycopg.OperationalError, match="refused"):
+        psycopg.connect(server.url(port=proxy.port))
+    note(client, "was open")
+    proxy.accept()
+    psycopg.connect(server.url(port=proxy.port)).close()
+
+
+def test_a_server_that_is_down_resets_the_client(proxy: Proxy) -> None:
+    with Proxy(1) as nowhere, pytest.raises(psycopg.OperationalError):
+        psycopg.connect(f"postgresql://postgres@127.0.0.1:{nowhere.port}/postgres")
+
+
+def test_waiting_for_what_does_not_happen_fails(proxy: Proxy) -> None:
+    with pytest.raises(ServerFailed, match="no reply was lost"):
+        proxy.wait_until_dropped(seconds=0.01)
+    with pytest.raises(ServerFailed, match="requests are held"):
+        proxy.wait_until_held(seconds=0.01)

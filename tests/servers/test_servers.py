@@ -1,0 +1,226 @@
+"""The servers of the tests do what the tests rely on, and are gone afterwards."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg import errors
+
+from oncekey.testing.servers import (
+    Installation,
+    PgBouncer,
+    Postgres,
+    ServerFailed,
+    ServerMissing,
+    find_postgres,
+    pick_postgres,
+    processes,
+    require,
+)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Postgres]:
+    with require(lambda: Postgres(fast=True)) as running:
+        running.execute("CREATE TABLE notes (note text PRIMARY KEY)")
+        yield running
+
+
+@pytest.fixture
+def notes(server: Postgres) -> Postgres:
+    server.execute("TRUNCATE notes")
+    return server
+
+
+def all_notes(server: Postgres) -> list[str]:
+    return sorted(note for (note,) in server.execute("SELECT note FROM notes"))
+
+
+def gone(pids: list[int]) -> bool:
+    return bool(pids) and not any(map(processes.is_running, pids))
+
+
+# --- PostgreSQL -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("installation", find_postgres(), ids=lambda found: found.version)
+def test_it_starts_stops_and_leaves_nothing(installation: Installation) -> None:
+    with Postgres(installation=installation, settings={"max_connections": 17}) as server:
+        assert server.execute("SHOW max_connections") == [("17",)]
+        assert server.execute("SHOW fsync") == [("on",)]
+        version = server.execute("SHOW server_version")[0][0]
+        assert str(version).startswith(installation.version)
+        pids, folder = server.pids(), server.directory
+        assert processes.is_running(pids[0])
+        assert not list(Path("/tmp").glob(f".s.PGSQL.{server.port}*"))
+    assert gone(pids)
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("mode", ["fast", "immediate"])
+def test_what_was_committed_is_there_after_a_stop(notes: Postgres, mode: str) -> None:
+    notes.execute("INSERT INTO notes VALUES ('kept')")
+    port, pids = notes.port, notes.pids()
+    notes.stop("immediate" if mode == "immediate" else "fast")
+    assert gone(pids)
+    assert not notes.is_running
+    with pytest.raises(psycopg.OperationalError):
+        notes.execute("SELECT 1")
+    notes.start()
+    assert notes.port == port
+    assert all_notes(notes) == ["kept"]
+    assert ("was interrupted" in notes.log) == (mode == "immediate")
+
+
+def test_a_kill_takes_the_busy_sessions_with_it(notes: Postgres) -> None:
+    with psycopg.connect(notes.url()) as busy:
+        busy.execute("INSERT INTO notes VALUES ('not committed')")
+        notes.execute("INSERT INTO notes VALUES ('committed')")
+        pids = notes.pids()
+        assert busy.info.backend_pid in pids
+        notes.kill()
+        assert gone(pids)
+        with pytest.raises(psycopg.OperationalError):
+            busy.execute("SELECT 1")
+    notes.start()
+    assert all_notes(notes) == ["committed"]
+
+
+def test_settings_change_while_it_runs(server: Postgres) -> None:
+    server.configure({"synchronous_commit": False})
+    assert server.execute("SHOW synchronous_commit") == [("off",)]
+    server.configure({"synchronous_commit": True})
+    assert server.execute("SHOW synchronous_commit") == [("on",)]
+
+
+def test_databases_come_and_go(server: Postgres) -> None:
+    url = server.create_database('odd "name"')
+    with psycopg.connect(url) as connection:
+        assert connection.info.dbname == 'odd "name"'
+        server.drop_database('odd "name"')
+        with pytest.raises(errors.AdminShutdown):
+            connection.execute("SELECT 1")
+
+
+def test_a_standby_has_what_was_acknowledged_and_can_take_over() -> None:
+    with require(lambda: Postgres(fast=True)) as primary, primary.basebackup() as standby:
+        primary.configure({"synchronous_standby_names": "standby"})
+        primary.wait_for_standby(sync=True)
+        primary.execute("CREATE TABLE notes (note text); INSERT INTO notes VALUES ('one')")
+        with pytest.raises(errors.ReadOnlySqlTransaction):
+            standby.execute("INSERT INTO notes VALUES ('no')")
+        primary.kill()
+        standby.promote()
+        standby.execute("INSERT INTO notes VALUES ('two')")
+        assert all_notes(standby) == ["one", "two"]
+
+
+def test_without_its_standby_a_commit_is_not_acknowledged() -> None:
+    with require(lambda: Postgres(fast=True)) as primary:
+        primary.configure({"synchronous_standby_names": "nobody"})
+        with psycopg.connect(primary.url(), autocommit=True) as writer:
+            waiting = threading.Thread(target=writer.execute, args=("CREATE TABLE notes ()",))
+            waiting.start()
+            query = "SELECT 1 FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+            processes.wait_until(lambda: bool(primary.execute(query)), "the commit waits")
+            primary.configure({"synchronous_standby_names": ""})
+            waiting.join()
+
+
+def test_a_bad_setting_is_reported_with_the_log() -> None:
+    server = require(lambda: Postgres(fast=True, settings={"no_such_setting": 1}))
+    with pytest.raises(ServerFailed, match="no_such_setting"):
+        server.start()
+    server.close()
+    assert not server.directory.exists()
+
+
+# --- nothing outlives the run ---------------------------------------------------------------------
+
+_RUN = """
+import pathlib, sys
+from oncekey.testing.servers import Postgres
+server = Postgres(pathlib.Path(sys.argv[1]), fast=True)
+server.start()
+print(server.name, *server.pids(), flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.mark.parametrize("ending", ["exit", "SIGINT", "SIGKILL"])
+def test_a_server_ends_with_the_process_that_started_it(server: Postgres, ending: str) -> None:
+    if ending == "SIGKILL" and not shutil.which("setpriv"):
+        pytest.skip("SETPRIV IS MISSING: it is in Debian's package util-linux")
+    run = subprocess.Popen(
+        [sys.executable, "-c", _RUN, server.base],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    with run:
+        assert run.stdout is not None
+        name, *words = run.stdout.readline().split()
+        pids = [int(word) for word in words]
+        assert processes.is_running(pids[0])
+        if ending != "exit":
+            run.send_signal(signal.Signals[ending])
+    processes.wait_until(lambda: gone(pids), "the server is gone", seconds=10)
+    if ending != "SIGKILL":
+        assert not (server.base / name).exists()
+
+
+# --- missing servers ------------------------------------------------------------------------------
+
+
+def test_a_missing_server_skips_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CI", raising=False)
+    with pytest.raises(pytest.skip.Exception, match="POSTGRESQL 3 IS MISSING"):
+        require(lambda: pick_postgres(3))
+    monkeypatch.setenv("CI", "true")
+    with pytest.raises(pytest.fail.Exception, match="POSTGRESQL 3 IS MISSING"):
+        require(lambda: pick_postgres(3))
+
+
+def test_a_missing_server_says_how_to_get_it() -> None:
+    with pytest.raises(ServerMissing, match="postgresql-3") as caught:
+        pick_postgres(3)
+    assert caught.value.name == "PostgreSQL 3"
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root has to become somebody else")
+def test_root_runs_it_from_a_folder_that_is_closed_to_others(
+    tmp_path: Path, server: Postgres
+) -> None:
+    tmp_path.chmod(0o700)
+    with Postgres(tmp_path, fast=True) as closed:
+        assert closed.execute("SELECT 1") == [(1,)]
+        assert closed.user != server.user
+
+
+# --- PgBouncer ------------------------------------------------------------------------------------
+
+
+def test_pgbouncer_shares_few_connections_among_many_clients(notes: Postgres) -> None:
+    pooler = require(lambda: PgBouncer(notes, settings={"default_pool_size": 1}))
+    with pooler:
+        pid = pooler.pid
+        backends = set()
+        for _ in range(3):
+            with psycopg.connect(pooler.url(), prepare_threshold=None) as connection:
+                backends |= set(connection.execute("SELECT pg_backend_pid()").fetchall())
+                other = psycopg.connect(pooler.url(), prepare_threshold=None, autocommit=True)
+                connection.commit()
+                backends |= set(other.execute("SELECT pg_backend_pid()").fetchall())
+                other.close()
+        assert len(backends) == 1
+    assert gone([pid])
