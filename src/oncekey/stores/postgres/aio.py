@@ -15,7 +15,6 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 import asyncpg
-from asyncpg.pgproto.pgproto import UUID
 
 from oncekey.core.commands import Command, Reply
 from oncekey.core.contract import SWEEP_LIMIT_DEFAULT, AsyncEnlisted
@@ -31,7 +30,7 @@ from oncekey.stores.postgres.base import (
 )
 from oncekey.stores.postgres.options import Options
 from oncekey.stores.postgres.program import Statement, Steps
-from oncekey.stores.postgres.queries import make_queries
+from oncekey.stores.postgres.queries import literal, make_queries
 from oncekey.stores.postgres.rows import Row
 from oncekey.stores.postgres.schema import Preparation, Script
 
@@ -110,7 +109,7 @@ class AsyncDatabase:
                 raise
             return ()
         query = self._queries[statement.name]
-        params = [adapted(k, v) for k, v in zip(query.kinds, statement.params, strict=True)]
+        params = [literal(k, v) for k, v in zip(query.kinds, statement.params, strict=True)]
         if self._wrap:
             rows = await self._in_transaction(connection, query.sql, params)
         else:
@@ -210,15 +209,6 @@ class AsyncDatabase:
                     await connection.close()
                 elif not loop.is_closed():
                     loop.call_soon_threadsafe(connection.terminate)
-
-
-def adapted(kind: str, value: Any) -> Any:
-    """A value as asyncpg takes it."""
-    if kind == "uuid[]":
-        return [UUID(item) for item in value]
-    if kind == "uuid":
-        return UUID(value)
-    return value
 
 
 class AsyncPostgresStore(PostgresBase):

@@ -258,10 +258,8 @@ class Asyncpg(_Async):
         if isinstance(statement, Plain):
             await self._connection.execute(statement.sql)
             return ()
-        from oncekey.stores.postgres.aio import adapted
-
         query = self._queries[statement.name]
-        params = [adapted(k, v) for k, v in zip(query.kinds, statement.params, strict=True)]
+        params = [literal(k, v) for k, v in zip(query.kinds, statement.params, strict=True)]
         rows: Sequence[Row] = await self._connection.fetch(query.sql, *params)
         return rows
 
@@ -324,11 +322,9 @@ def _for_alchemy(
     if isinstance(statement, Plain):
         return statement.sql, ()
     if dialect.driver == "asyncpg":
-        from oncekey.stores.postgres.aio import adapted
-
         query = queries[statement.name]
         pairs = zip(query.kinds, statement.params, strict=True)
-        return query.sql, tuple(adapted(kind, value) for kind, value in pairs)
+        return query.sql, tuple(literal(kind, value) for kind, value in pairs)
     if dialect.driver not in ("psycopg", "psycopg_async", "psycopg2"):
         raise ConfigurationError(
             f"in_transaction does not know SQLAlchemy's driver {dialect.driver!r}; use psycopg, "

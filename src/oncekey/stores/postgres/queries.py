@@ -74,6 +74,8 @@ def make_query(sql: str) -> Query:
     used = {int(number) for number in _PLACEHOLDER.findall(sql)}
     if used != set(range(1, len(found) + 1)):
         raise ValueError(f"parameters {used} of {sql!r} are not 1 to n, each with a cast")
+    # Arrays travel as PostgreSQL writes them: for either driver that is quicker than a list.
+    sql = _PARAMETER.sub(lambda m: f"${m[1]}::text::{m[2]}" if m[2].endswith("]") else m[0], sql)
     return Query(sql, tuple(found[i + 1] for i in range(len(found))))
 
 
@@ -91,7 +93,7 @@ def positional(query: Query) -> tuple[str, tuple[int, ...]]:
 
 
 def literal(kind: str, value: Any) -> Any:
-    """A value as psycopg and other text drivers take it: arrays as PostgreSQL writes them."""
+    """A value as every driver takes it: arrays and UUIDs as PostgreSQL writes them."""
     if value is None or not kind.endswith("[]"):
         return value.hex() if kind == "uuid" else value
     return "{" + ",".join(map(_ELEMENTS[kind], value)) + "}"

@@ -14,7 +14,7 @@ from oncekey.core.record import Record, State
 from oncekey.stores.steps import pack_steps, unpack_steps
 
 Row = Sequence[Any]
-Columns = list[list[Any]]
+Columns = list[Sequence[Any]]
 
 _STATES: Final = tuple(State)
 _CLAIM_COLUMNS: Final = 10
@@ -59,15 +59,16 @@ def met_of(row: Row) -> Met | None:
 
 
 def claim_columns(claims: Sequence[Claim]) -> Columns:
-    """Claims as parallel arrays."""
+    """Claims as parallel arrays. A value that all of them share stands there once: most claims of
+    a batch differ in little but their ids."""
     if not claims:
         return [[] for _ in range(_CLAIM_COLUMNS)]
     # By position: a claim's fields are in this order, and this is done for every operation.
-    ids, owners, fingerprints, leases, keeps, audits, safe, scopes, operations, keys, _ = zip(
-        *claims, strict=True
-    )
-    parts = (ids, owners, fingerprints, leases, keeps, audits, safe, scopes, operations, keys)
-    return [list(part) for part in parts]
+    columns = list(zip(*claims, strict=True))[:_CLAIM_COLUMNS]
+    return [
+        column[:1] if number > 2 and column.count(column[0]) == len(column) else column
+        for number, column in enumerate(columns)
+    ]
 
 
 def finish_columns(finishes: Sequence[Finish]) -> Columns:
@@ -80,7 +81,7 @@ def finish_columns(finishes: Sequence[Finish]) -> Columns:
 
 def record_columns(records: Sequence[Record]) -> Columns:
     """Whole records as parallel arrays, and when to sweep them."""
-    columns: Columns = [[] for _ in range(_RECORD_COLUMNS)]
+    columns: list[list[Any]] = [[] for _ in range(_RECORD_COLUMNS)]
     for record in records:
         values = (
             record.id,
@@ -93,7 +94,7 @@ def record_columns(records: Sequence[Record]) -> Columns:
         )
         for column, value in zip(columns, values, strict=True):
             column.append(value)
-    return columns
+    return list(columns)
 
 
 def replace_columns(changes: Sequence[tuple[Record, Met, bool]]) -> Columns:

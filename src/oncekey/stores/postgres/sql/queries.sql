@@ -31,9 +31,23 @@ SELECT u.id, u.owner, c.n, c.n, c.n + u.lease, 0, u.keep, u.audit,
     u.scope, u.operation, u.key, '', '', ''
 FROM (
     SELECT coalesce($1::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS n
-) c, unnest($2::uuid[], $3::uuid[], $4::bytea[], $5::bigint[], $6::bigint[], $7::bigint[],
-        $8::boolean[], $9::text[], $10::text[], $11::text[])
-    AS u(id, owner, fingerprint, lease, keep, audit, retry_safe, scope, operation, key)
+) c, (
+    -- What all claims share was sent once: unnest gives it to the first and null to the others.
+    SELECT u.id, u.owner, u.fingerprint,
+        coalesce(u.lease, (x.lease)[1]) AS lease, coalesce(u.keep, (x.keep)[1]) AS keep,
+        coalesce(u.audit, (x.audit)[1]) AS audit,
+        coalesce(u.retry_safe, (x.retry_safe)[1]) AS retry_safe,
+        coalesce(u.scope, (x.scope)[1]) AS scope,
+        coalesce(u.operation, (x.operation)[1]) AS operation, coalesce(u.key, (x.key)[1]) AS key
+    FROM (
+        SELECT $2::uuid[] AS id, $3::uuid[] AS owner, $4::bytea[] AS fingerprint,
+            $5::bigint[] AS lease, $6::bigint[] AS keep, $7::bigint[] AS audit,
+            $8::boolean[] AS retry_safe, $9::text[] AS scope, $10::text[] AS operation,
+            $11::text[] AS key
+    ) x, unnest(x.id, x.owner, x.fingerprint, x.lease, x.keep, x.audit, x.retry_safe, x.scope,
+        x.operation, x.key)
+        AS u(id, owner, fingerprint, lease, keep, audit, retry_safe, scope, operation, key)
+) u
 ON CONFLICT DO NOTHING
 RETURNING uuid_send(t.id), t.fence;
 

@@ -117,6 +117,33 @@ BEGIN
     ord := 0;
     RETURN NEXT;
 
+    IF v_left > 1 THEN
+        -- What all claims share was sent once.
+        IF cardinality(p_lease) = 1 THEN
+            p_lease := array_fill(p_lease[1], ARRAY[v_left]);
+        END IF;
+        IF cardinality(p_keep) = 1 THEN
+            p_keep := array_fill(p_keep[1], ARRAY[v_left]);
+        END IF;
+        IF cardinality(p_audit) = 1 THEN
+            p_audit := array_fill(p_audit[1], ARRAY[v_left]);
+        END IF;
+        IF cardinality(p_retry_safe) = 1 THEN
+            p_retry_safe := array_fill(p_retry_safe[1], ARRAY[v_left]);
+        END IF;
+        IF cardinality(p_scope) = 1 THEN
+            p_scope := array_fill(p_scope[1], ARRAY[v_left]);
+        END IF;
+        IF cardinality(p_operation) = 1 THEN
+            p_operation := array_fill(p_operation[1], ARRAY[v_left]);
+        END IF;
+        IF cardinality(p_key) = 1 THEN
+            p_key := array_fill(p_key[1], ARRAY[v_left]);
+        END IF;
+    ELSIF v_left = 0 THEN
+        RETURN;
+    END IF;
+
     IF p_how = 2 OR p_slots > 1 THEN
         -- Replays and rejections need no lock.
         v_answered := '{}';
