@@ -166,15 +166,12 @@ class AsyncDatabase:
                 given.add_log_listener(self._listen)
                 return given
             cache = {"statement_cache_size": 0} if options.pooler else {}
-            session = {} if options.pooler else options.session
-            isolation = (
-                {} if options.pooler else {"default_transaction_isolation": "read committed"}
-            )
+            session = {} if options.pooler else {**options.session, **options.planning}
             opened: asyncpg.Connection[Any] = await asyncpg.connect(
                 self._address,
                 timeout=CONNECT_SECONDS,
                 command_timeout=options.us("statement_timeout") / 1e6 + GRACE_SECONDS,
-                server_settings={"application_name": "oncekey", **session, **isolation},
+                server_settings={"application_name": "oncekey", **session},
                 **cache,
             )
         except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:

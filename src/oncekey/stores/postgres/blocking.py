@@ -131,9 +131,9 @@ class Database:
             kwargs["prepare_threshold"] = None
         else:
             given = psycopg.conninfo.conninfo_to_dict(self._address).get("options")
-            ours = " ".join(f"-c {name}={value}" for name, value in options.session.items())
-            isolation = "-c default_transaction_isolation=read\\ committed"
-            kwargs["options"] = " ".join(str(part) for part in (given, ours, isolation) if part)
+            settings = {**options.session, **options.planning}.items()
+            ours = ["-c " + f"{name}={value}".replace(" ", "\\ ") for name, value in settings]
+            kwargs["options"] = " ".join([str(given), *ours] if given else ours)
         kwargs.setdefault("application_name", "oncekey")
         return ConnectionPool(
             self._address,

@@ -124,6 +124,13 @@ class Options:
         }
 
     @property
+    def planning(self) -> dict[str, str]:
+        """Settings of sessions that are all ours: a plan that was made while the table was small
+        is kept, and must not be one that reads the whole of it."""
+        off = ("enable_seqscan", "enable_hashjoin", "enable_mergejoin")
+        return {"default_transaction_isolation": "read committed", **dict.fromkeys(off, "off")}
+
+    @property
     def local_settings(self) -> list[str]:
         """The same as statements, for connections whose session is not ours to set."""
         isolation = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED READ WRITE"

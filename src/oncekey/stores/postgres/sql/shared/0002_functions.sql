@@ -4,6 +4,9 @@
 -- they met, so that the machine words the reply. A test drives both with the same random commands.
 -- A later release adds claim_2 beside claim_1 and drops claim_1 one release after that.
 --
+-- A session plans each statement once and keeps the plan. One that began while the table was small
+-- would go on reading all of it, so whatever is not a look-up by index is switched off.
+--
 -- Advisory locks, all of them for the length of the transaction and tried, never waited for:
 --   exclusive   a caller's transaction that runs an operation; a claim where the index does not
 --               make keys unique (the ring), or that was told to lock
@@ -100,7 +103,9 @@ CREATE FUNCTION {schema}.claim_1(
     p_id uuid[], p_owner uuid[], p_fingerprint bytea[], p_lease bigint[], p_keep bigint[],
     p_audit bigint[], p_retry_safe boolean[], p_scope text[], p_operation text[], p_key text[]
 ) RETURNS TABLE (at bigint, ord integer, wrote boolean, rec {schema}.records)
-LANGUAGE plpgsql VOLATILE AS $claim$
+LANGUAGE plpgsql VOLATILE
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $claim$
 DECLARE
     n CONSTANT bigint := coalesce(p_now, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint);
     v_slot CONSTANT smallint := CASE WHEN p_slots > 1 THEN (n / p_period) % p_slots ELSE 0 END;
@@ -268,7 +273,9 @@ CREATE FUNCTION {schema}.finish_1(
     p_now bigint, p_guard boolean,
     p_id uuid[], p_owner uuid[], p_fence bigint[], p_state smallint[], p_body bytea[]
 ) RETURNS TABLE (at bigint, ord integer, wrote boolean, rec {schema}.records)
-LANGUAGE plpgsql VOLATILE AS $finish$
+LANGUAGE plpgsql VOLATILE
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $finish$
 DECLARE
     n CONSTANT bigint := coalesce(p_now, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint);
     v_barred integer[];
@@ -318,7 +325,9 @@ $finish$;
 CREATE FUNCTION {schema}.enlist_1(
     p_now bigint, p_ring boolean, p_id uuid, p_owner uuid, p_fingerprint bytea
 ) RETURNS TABLE (at bigint, ord integer, wrote boolean, rec {schema}.records)
-LANGUAGE plpgsql VOLATILE AS $enlist$
+LANGUAGE plpgsql VOLATILE
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $enlist$
 DECLARE
     n CONSTANT bigint := coalesce(p_now, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint);
     v_holding CONSTANT text := coalesce(current_setting('oncekey.holding', true), '');
