@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from postgres_stores import server
+
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(
     path for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")] if path.name != "CHANGELOG.md"
@@ -33,11 +35,15 @@ def test_there_is_code_to_run() -> None:
 def test_the_code_of_a_page_runs(page: Path, tmp_path: Path) -> None:
     """Top to bottom in one process, in an empty folder, warnings being errors."""
     script = tmp_path / "page.py"
-    script.write_text("\n".join(BLOCK.findall(page.read_text())))
+    code = "\n".join(BLOCK.findall(page.read_text()))
+    script.write_text(code)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    if "DATABASE_URL" in code:
+        environment["DATABASE_URL"] = server().create_database(f"docs-{page.stem}")
     done = subprocess.run(
         [sys.executable, "-W", "error", script.name],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        env=environment,
         capture_output=True,
         text=True,
         timeout=60,
