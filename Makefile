@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check bench soak lock docs clean
+.PHONY: help setup run test check bench bench-postgres soak lock docs clean
 
 help: ## show this
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -40,6 +40,9 @@ check: setup ## lint, types, layers, tidiness
 
 bench: $(VENV)/.bench ## measure against peers and the raw limit, in one run
 	@$(BIN)/python -m bench
+
+bench-postgres: $(VENV)/.bench ## the same on a PostgreSQL server of its own (minutes)
+	@$(BIN)/python -m bench postgres
 
 soak: setup ## the long hammer (minutes)
 	@ONCEKEY_SOAK=1 $(BIN)/python -m pytest tests/hammer tests/model -s --timeout 1800

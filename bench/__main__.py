@@ -1,29 +1,50 @@
-"""`python -m bench [memory] [sqlite]`: run, print the ratios, write bench/results/bench.json."""
+"""`python -m bench [suite ...]`: run, print the ratios, write them to bench/results/.
+
+Without a name, the suites that need no server run. `postgres` starts its own and takes about five
+minutes, `postgres-growth` fills a table with ten million rows first; both draw a plot as well.
+"""
 
 from __future__ import annotations
 
+import importlib
 import sys
 from pathlib import Path
 
-from bench import memory, sqlite
-from bench.figures import save, show
+from bench.figures import Report, save, show
 
-SUITES = {"memory": memory.run, "sqlite": sqlite.run}
+RESULTS = Path(__file__).parent / "results"
+EMBEDDED = {"memory": "bench.memory", "sqlite": "bench.sqlite"}
+SERVERS = {"postgres": "bench.postgres.suite", "postgres-growth": "bench.postgres.growth"}
 
 
 def main() -> int:
-    chosen = sys.argv[1:] or list(SUITES)
-    unknown = [name for name in chosen if name not in SUITES]
+    chosen = sys.argv[1:] or list(EMBEDDED)
+    known = {**EMBEDDED, **SERVERS}
+    unknown = [name for name in chosen if name not in known]
     if unknown:
-        print(f"unknown: {', '.join(unknown)}; choose from {', '.join(SUITES)}", file=sys.stderr)
+        print(f"unknown: {', '.join(unknown)}; choose from {', '.join(known)}", file=sys.stderr)
         return 2
-    reports = []
+    embedded: list[Report] = []
     for name in chosen:
-        print(f"{name} ", end="", file=sys.stderr)
-        reports += SUITES[name]()
-    show(reports)
-    print(f"written to {save(reports, Path(__file__).parent / 'results')}")
+        print(f"{name} ", end="" if name in EMBEDDED else "\n", file=sys.stderr, flush=True)
+        # Imported only now: a suite's peers start threads of their own.
+        reports: list[Report] = importlib.import_module(known[name]).run()
+        if name in EMBEDDED:
+            embedded += reports
+        else:
+            _server_results(name, reports)
+    if embedded:
+        show(embedded)
+        print(f"written to {save(embedded, RESULTS)}")
     return 0
+
+
+def _server_results(name: str, reports: list[Report]) -> None:
+    from bench.plot import draw
+
+    show(reports)
+    written = save(reports, RESULTS, name)
+    print(f"written to {written} and {draw(reports, written.with_suffix('.png'))}")
 
 
 if __name__ == "__main__":

@@ -30,12 +30,16 @@ class Timing:
 
 @dataclass(frozen=True)
 class Ratio:
-    """How a contestant compares; `wanted` is the figure to reach, None where it is for context."""
+    """How a contestant compares; `wanted` is the figure to reach, None where it is for context.
+
+    A few figures stand for themselves, such as bytes written; they say so in `unit`.
+    """
 
     what: str
     value: float
     wanted: float | None = None
     at_most: bool = False
+    unit: str = "×"
 
     @property
     def reached(self) -> bool:
@@ -51,18 +55,33 @@ class Report:
     ratios: Sequence[Ratio]
 
 
-def in_turns(contestants: dict[str, Callable[[int], float]], rounds: int) -> dict[str, Timing]:
-    """Run each contestant once per round, in turns; each returns its microseconds per operation."""
+def in_turns(
+    contestants: dict[str, Callable[[int], float]], rounds: int, *, lines: bool = False
+) -> dict[str, Timing]:
+    """Run each contestant once per round, in turns; each returns its microseconds per operation.
+
+    Shows a dot as each slice ends, or a line with its figure.
+    """
     seen: dict[str, list[float]] = {name: [] for name in contestants}
     for turn in range(rounds):
         for name, run in contestants.items():
-            seen[name].append(run(turn))
-            print(".", end="", file=sys.stderr, flush=True)
-    print(file=sys.stderr)
-    return {
-        name: Timing(name, statistics.median(values), min(values), max(values))
-        for name, values in seen.items()
-    }
+            us = run(turn)
+            seen[name].append(us)
+            if lines:
+                progress(f"round {turn + 1}/{rounds}  {name}: {1_000_000 / us:,.0f} per second")
+            else:
+                print(".", end="", file=sys.stderr, flush=True)
+    if not lines:
+        print(file=sys.stderr)
+    return {name: median(name, values) for name, values in seen.items()}
+
+
+def median(name: str, values: Sequence[float]) -> Timing:
+    return Timing(name, statistics.median(values), min(values), max(values))
+
+
+def progress(line: str) -> None:
+    print(f"  {line}", file=sys.stderr, flush=True)
 
 
 def per_operation(operations: int, work: Callable[[], object]) -> float:
@@ -72,31 +91,39 @@ def per_operation(operations: int, work: Callable[[], object]) -> float:
     return (time.perf_counter() - start) / operations * 1_000_000
 
 
+def _table(report: Report) -> Table:
+    table = Table(title=report.title, title_justify="left")
+    for column in ("contestant", "per second", "median µs", "lowest µs", "highest µs"):
+        table.add_column(column, justify="left" if column == "contestant" else "right")
+    for timing in report.timings:
+        table.add_row(
+            timing.name,
+            f"{timing.per_second:,.0f}",
+            f"{timing.us:,.1f}",
+            f"{timing.low:,.1f}",
+            f"{timing.high:,.1f}",
+        )
+    return table
+
+
 def show(reports: Sequence[Report]) -> None:
     console = Console()
     for report in reports:
-        table = Table(title=report.title, title_justify="left")
-        for column in ("contestant", "per second", "median µs", "lowest µs", "highest µs"):
-            table.add_column(column, justify="left" if column == "contestant" else "right")
-        for timing in report.timings:
-            table.add_row(
-                timing.name,
-                f"{timing.per_second:,.0f}",
-                f"{timing.us:,.1f}",
-                f"{timing.low:,.1f}",
-                f"{timing.high:,.1f}",
-            )
-        console.print(table)
+        console.print(_table(report) if report.timings else f"[italic]{report.title}[/italic]")
         for ratio in report.ratios:
             sign = "≤" if ratio.at_most else "≥"
-            goal = "for context" if ratio.wanted is None else f"wanted {sign} {ratio.wanted:g}×"
+            wanted = (
+                f"wanted {sign} {ratio.wanted:g}{ratio.unit}" if ratio.wanted is not None else ""
+            )
             mark = "" if ratio.wanted is None else (" ✔" if ratio.reached else " ✘")
-            console.print(f"  {ratio.what}: {ratio.value:.2f}×  ({goal}){mark}", highlight=False)
+            value = f"{ratio.value:,.2f}{ratio.unit}"
+            line = f"  {ratio.what}: {value}  ({wanted or 'for context'}){mark}"
+            console.print(line, highlight=False, soft_wrap=True)
         console.print()
 
 
-def save(reports: Sequence[Report], folder: Path) -> Path:
+def save(reports: Sequence[Report], folder: Path, name: str = "bench") -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "bench.json"
+    path = folder / f"{name}.json"
     path.write_text(json.dumps([asdict(report) for report in reports], indent=2) + "\n")
     return path

@@ -2,19 +2,24 @@
 
 A schema is made once per set of options and emptied before each test: making one anew takes longer
 than most tests. The server's files are in memory where the system has a place for that, so that
-fsync can stay on, as it must for the guarantee.
+fsync can stay on, as it must for the guarantee. Stores that outlive a test are in kept_stores.py.
 """
 
 from __future__ import annotations
 
 import functools
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
+import psycopg
+
 from oncekey.stores.postgres import AsyncPostgresStore, PostgresStore
 from oncekey.stores.postgres.queries import Layout
+from oncekey.testing.servers import processes
 from oncekey.testing.servers.fixtures import require
+from oncekey.testing.servers.installations import pick_postgres
 from oncekey.testing.servers.pgbouncer import PgBouncer
 from oncekey.testing.servers.postgres import Postgres
 
@@ -24,20 +29,31 @@ PLAIN: dict[str, Any] = {}
 # It holds the longest keep and audit of the contract's tests, which turn the clock by hours.
 RING: dict[str, Any] = {"retention": "ring", "ring_slots": 8, "ring_period": "3h"}
 
+_SHAPE = ("retention", "ring_slots", "ring_period")
+
+
+def server(major: int | None = None) -> Postgres:
+    """The one server of this test run, or the one of this major version; it ends with the run."""
+    return require(lambda: _started(major))
+
 
 @functools.cache
-def server() -> Postgres:
-    """The one server of this test run; it ends with it."""
-    return require(_start)
-
-
-def _start() -> Postgres:
-    base = MEMORY / f"oncekey-tests-{os.getpid()}" if os.access(MEMORY, os.W_OK) else None
-    if base is not None:
-        base.mkdir(mode=0o755)
-    postgres = Postgres(base, settings={"max_connections": 300})
+def _started(major: int | None) -> Postgres:
+    installation = pick_postgres(major)
+    postgres = Postgres(_folder(), installation=installation, settings={"max_connections": 300})
     postgres.start()
     return postgres
+
+
+@functools.cache
+def _folder() -> Path | None:
+    """In memory, and gone with the run."""
+    if not os.access(MEMORY, os.W_OK):
+        return None
+    base = MEMORY / f"oncekey-tests-{os.getpid()}"
+    base.mkdir(mode=0o755)
+    processes.at_exit(lambda: shutil.rmtree(base, ignore_errors=True))
+    return base
 
 
 @functools.cache
@@ -52,34 +68,43 @@ def _start_pooler() -> PgBouncer:
     return bouncer
 
 
-_made: set[str] = set()
-
-
 def open_blocking(**options: Any) -> PostgresStore:
     """An empty store of these options."""
-    return PostgresStore(_address(options), **_emptied(options))
+    return PostgresStore(address(options), **emptied(options))
 
 
 def open_async(**options: Any) -> AsyncPostgresStore:
-    return AsyncPostgresStore(_address(options), **_emptied(options))
+    return AsyncPostgresStore(address(options), **emptied(options))
 
 
-def _address(options: dict[str, Any]) -> str:
-    return pooler().url(DATABASE) if options.get("pooler") else server().url(DATABASE)
+def address(options: dict[str, Any], major: int | None = None) -> str:
+    return pooler().url(DATABASE) if options.get("pooler") else server(major).url(DATABASE)
 
 
-def _emptied(options: dict[str, Any]) -> dict[str, Any]:
-    parts = ("retention", "ring_slots", "ring_period")
-    schema = "-".join(["t", *(str(options[part]) for part in parts if part in options)])
+_made: set[tuple[int | None, str]] = set()
+
+
+def emptied(options: dict[str, Any], major: int | None = None) -> dict[str, Any]:
+    """The options with a schema that is there and empty."""
+    schema = "-".join(["t", *(str(options[part]) for part in _SHAPE if part in options)])
     full = {"schema": schema, **options}
     name = Layout(full["schema"]).quoted
-    if full["schema"] not in _made:
-        server().execute(f"DROP SCHEMA IF EXISTS {name} CASCADE")
-        shape = {part: full[part] for part in (*parts, "schema") if part in full}
-        made = PostgresStore(server().url(DATABASE), **shape)
+    connection = _broom(major, os.getpid())
+    if (major, full["schema"]) not in _made:
+        connection.execute(f"DROP SCHEMA IF EXISTS {name} CASCADE".encode())
+        shape = {part: full[part] for part in (*_SHAPE, "schema") if part in full}
+        made = PostgresStore(server(major).url(DATABASE), **shape)
         made.prepare()
         made.close()
-        _made.add(full["schema"])
-    for table in ("records", "history", "meta WHERE name <> 'retention'"):
-        server().execute(f"DELETE FROM {name}.{table}")  # noqa: S608 (names of ours)
+        _made.add((major, full["schema"]))
+    tables = ("records", "history", "meta WHERE name <> 'retention'")
+    connection.execute("; ".join(f"DELETE FROM {name}.{table}" for table in tables).encode())
     return full
+
+
+@functools.cache
+def _broom(major: int | None, process: int) -> psycopg.Connection[Any]:
+    """A connection to empty schemas with; another one in a fork."""
+    connection = psycopg.connect(server(major).url(DATABASE), autocommit=True)
+    processes.at_exit(connection.close)
+    return connection

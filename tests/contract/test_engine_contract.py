@@ -2,22 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
+from conftest import STORES, Opener, Row
+from kept_stores import kept_async, kept_blocking, loop_for
 from oncekey.core.contract import AsyncStore, Store
+from oncekey.testing.colours import LoopThread
 from oncekey.testing.contract import EngineContract
 
-Opener = Callable[[Callable[[], int]], Store | AsyncStore]
+ROWS: dict[str, Row] = {
+    **STORES,
+    "postgres-psycopg-pooler": lambda path, clock: kept_blocking(clock, pooler=True),
+    "postgres-asyncpg-pooler": lambda path, clock: kept_async(clock, pooler=True),
+}
+
+
+@pytest.fixture(params=ROWS)
+def kind(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
 
 
 class TestEngineContract(EngineContract):
     opener: Opener
 
     @pytest.fixture(autouse=True)
-    def _of_this_kind(self, opener: Opener) -> None:
-        self.opener = opener
+    def _of_this_kind(self, kind: str, tmp_path: Path) -> None:
+        self.opener = lambda clock: ROWS[kind](tmp_path, clock)
+
+    @pytest.fixture
+    def loop(self, kind: str) -> Iterator[LoopThread]:
+        yield from loop_for(kind)
 
     def open_store(self, clock: Callable[[], int]) -> Store | AsyncStore:
         return self.opener(clock)

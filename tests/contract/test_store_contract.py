@@ -1,23 +1,77 @@
-"""The store contract, for every store of the table in conftest.py and for both colours."""
+"""The store contract, for every store of the table in conftest.py and every way PostgreSQL's can
+be set up: each claim, each retention, each driver, behind a pooler, on a caller's pool."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from conftest import STORES, Opener, Row
+from kept_stores import kept_async, kept_blocking, loop_for
 from oncekey.core.contract import AsyncStore, Store
+from oncekey.core.errors import ConfigurationError
+from oncekey.stores.postgres import AsyncPostgresStore, PostgresStore
+from oncekey.testing.colours import LoopThread
 from oncekey.testing.contract import StoreContract
+from postgres_stores import RING
 
-Opener = Callable[[Callable[[], int]], Store | AsyncStore]
+# name of the row -> the store's options
+OPTIONS: dict[str, dict[str, Any]] = {
+    "row-lock": {"claim": "row_lock"},
+    "row-lock-ring": {"claim": "row_lock", **RING},
+    "advisory-lock": {"claim": "advisory_lock"},
+    "advisory-lock-ring": {"claim": "advisory_lock", **RING},
+    "portable": {"claim": "portable"},
+    "pooler": {"pooler": True},
+    "given-pool": {"given": True},
+    "server-15": {"major": 15},
+}
+# These do not depend on the driver.
+ONCE: dict[str, dict[str, Any]] = {
+    "pooler-ring": {"pooler": True, **RING},
+    "not-transactional": {"transactional": False},
+}
+
+
+def _row(open_it: Callable[..., Any], options: dict[str, Any]) -> Row:
+    return lambda path, clock: open_it(clock, **options)
+
+
+ROWS: dict[str, Row] = {
+    **STORES,
+    **{
+        f"postgres-psycopg-{name}": _row(kept_blocking, options)
+        for name, options in {**OPTIONS, **ONCE}.items()
+    },
+    **{f"postgres-asyncpg-{name}": _row(kept_async, o) for name, o in OPTIONS.items()},
+}
+
+
+@pytest.fixture(params=ROWS)
+def kind(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
 
 
 class TestStoreContract(StoreContract):
     opener: Opener
 
     @pytest.fixture(autouse=True)
-    def _of_this_kind(self, opener: Opener) -> None:
-        self.opener = opener
+    def _of_this_kind(self, kind: str, tmp_path: Path) -> None:
+        self.opener = lambda clock: ROWS[kind](tmp_path, clock)
+
+    @pytest.fixture
+    def loop(self, kind: str) -> Iterator[LoopThread]:
+        yield from loop_for(kind)
 
     def open_store(self, clock: Callable[[], int]) -> Store | AsyncStore:
         return self.opener(clock)
+
+
+@pytest.mark.parametrize("colour", [PostgresStore, AsyncPostgresStore])
+def test_i1_the_ring_is_refused_where_nothing_would_make_its_keys_unique(colour: Any) -> None:
+    with pytest.raises(ConfigurationError, match="'portable' does without"):
+        colour("postgresql://nowhere", claim="portable", **RING)

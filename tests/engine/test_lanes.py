@@ -266,6 +266,30 @@ def test_tasks_that_come_together_leave_in_even_shares() -> None:
     asyncio.run(main())
 
 
+def test_tasks_that_come_again_together_leave_together() -> None:
+    batches: list[int] = []
+    pumps: list[int] = []
+
+    async def main() -> None:
+        async def apply(commands: Sequence[Command]) -> list[Reply]:
+            await asyncio.sleep(0)
+            batches.append(len(commands))
+            pumps.append(len(coalescer._pumps))
+            return replies_to(commands)
+
+        coalescer = AsyncCoalescer(apply, lanes=2)
+
+        async def work(number: int) -> None:
+            for _ in range(3):
+                await coalescer.call(look(number), _stay)
+
+        await asyncio.gather(*(work(number) for number in range(8)))
+
+    asyncio.run(main())
+    assert batches == [8, 8, 8], "the next batch waits for those of the last one, for a turn"
+    assert pumps == [1, 1, 1], "and one task does it all"
+
+
 def test_a_cancelled_pump_is_the_end_of_its_own_batch_only() -> None:
     async def main() -> None:
         store = Gates()

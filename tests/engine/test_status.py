@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from tests.core.making import KEEP, record
 
-from oncekey.core.codec import JSON, pack_error, pack_tombstone, pack_value
+from oncekey.core.codec import (
+    JSON,
+    Codec,
+    DataclassCodec,
+    pack_error,
+    pack_tombstone,
+    pack_value,
+)
 from oncekey.core.commands import Seen
 from oncekey.core.record import State, Step
 from oncekey.engine.status import KeyStatus, StepStatus, status_of
@@ -96,6 +104,50 @@ def test_a_value_that_cannot_be_shown_is_replaced_by_the_reason(body: bytes, err
     assert error in shown.error
 
 
-def test_steps_are_shown_without_their_results() -> None:
-    shown = status(steps=(Step("a", True, b"secret", NOW), Step("b", False, b"", NOW + 1)))
-    assert shown.steps == (StepStatus("a", True, THEN), StepStatus("b", False, THEN + US))
+@dataclass
+class Charge:
+    id: str
+    cents: int
+
+
+@pytest.mark.parametrize("codec", [JSON, DataclassCodec(Charge)])
+def test_a_value_of_another_built_in_codec_shows_as_plain_json(codec: Codec) -> None:
+    body = pack_value(DataclassCodec(Charge), Charge("ch_1", 500))
+    charge = {"id": "ch_1", "cents": 500}
+    stored = record(State.SUCCEEDED, body=body, steps=(Step("pay", True, body, NOW),))
+    shown = status_of(Seen(stored, NOW), codec)
+    assert shown is not None
+    # Of a step nobody can tell here which class it was written for.
+    assert shown.steps == (StepStatus("pay", True, datetime.fromtimestamp(NOW / 1e6, UTC), charge),)
+    assert shown.value == (charge if codec is JSON else Charge("ch_1", 500))
+
+
+def test_steps_are_shown_with_their_results() -> None:
+    done = Step("a", True, pack_value(JSON, {"id": "ch_1"}), NOW)
+    begun = Step("b", False, b"ok1-abc", NOW + 1)
+    assert status(steps=(done, begun)).steps == (
+        StepStatus("a", True, THEN, value={"id": "ch_1"}),
+        StepStatus("b", False, THEN + US, intent="ok1-abc"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("body", "error"),
+    [
+        (b"", "empty or cut short"),
+        (b"\xff\xfe\x00", "format 255"),
+        (b"\x01\x01\x04json\xff\xfe", "cannot be decoded"),
+        (b"\x01\x01\x05other\x00\x01", "codec 'other'"),
+        (pack_tombstone("larger than 10 bytes", too_large=True), "larger than 10 bytes"),
+    ],
+)
+def test_a_step_whose_bytes_cannot_be_read_says_why(body: bytes, error: str) -> None:
+    (step,) = status(steps=(Step("a", True, body, NOW),)).steps
+    assert (step.done, step.value) == (True, None)
+    assert step.error is not None
+    assert error in step.error
+
+
+def test_an_intent_of_any_bytes_can_be_shown() -> None:
+    (step,) = status(steps=(Step("a", False, b"k\xff", NOW),)).steps
+    assert step.intent == "k\\xff"

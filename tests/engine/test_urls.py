@@ -47,7 +47,7 @@ def test_a_memory_store_has_no_name() -> None:
 
 @pytest.mark.parametrize("scheme", BUILT_IN)
 def test_every_built_in_scheme_has_a_module_with_both_openers(scheme: str) -> None:
-    module = urls._module(f"{scheme}://")
+    module = urls.store_module(f"{scheme}://")
     assert callable(module.open_blocking)
     assert callable(module.open_async)
 

@@ -16,6 +16,7 @@ from oncekey.cli.commands.sweep import sweep
 from oncekey.cli.commands.version import version
 from oncekey.cli.demo.stage import StageError
 from oncekey.cli.exits import Exit
+from oncekey.cli.hiding import remember
 from oncekey.cli.opening import UsageProblem
 from oncekey.cli.output import error_line, survive_any_encoding
 
@@ -35,6 +36,7 @@ def cli(context: click.Context) -> None:
 
     \b
     URL names a store:  sqlite:///relative.db   sqlite:////absolute/path.db
+                        postgresql://user@host/database?schema=oncekey
     Every command has --help with an example, and --json for scripts.
     Start with:  oncekey demo
     """
@@ -49,7 +51,8 @@ for command in (demo, show, sweep, migrate, version):
 def run(argv: Sequence[str]) -> int:
     """Run one command; its exit code."""
     # What a library logs is for applications; a command says what matters in its own words.
-    logging.getLogger("oncekey").addHandler(logging.NullHandler())
+    logging.getLogger().addHandler(logging.NullHandler())
+    remember(argv)
     survive_any_encoding()
     try:
         code = cli.main(list(argv), prog_name=_NAME, standalone_mode=False)

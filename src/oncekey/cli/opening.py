@@ -1,23 +1,20 @@
 """Opening stores for commands, without surprises.
 
-`show` and `sweep` must not create a file, nor put tables into one that is not oncekey's: they
-look first, read-only. Owns that look, and how secrets are read: from the environment, so that
-none stands on a command line.
+`show` and `sweep` must not create a store, nor put tables into a database that is not oncekey's,
+nor upgrade one: they look first, read-only. What there is to see only the store's own package
+knows (oncekey.stores.inspection). Owns what follows from that look, and how secrets are read: from
+the environment, so that none stands on a command line.
 """
 
 from __future__ import annotations
 
 import os
-import sqlite3
-from contextlib import closing
-from pathlib import Path
-from urllib.parse import quote, unquote
+from collections.abc import Callable
+from typing import Any
 
 from oncekey.core.contract import Store
-from oncekey.engine.urls import blocking_store
-from oncekey.stores.sqlite import faults
-
-_SQLITE = "sqlite:///"
+from oncekey.engine.urls import blocking_store, store_module
+from oncekey.stores.inspection import Inspection
 
 
 class UsageProblem(Exception):
@@ -26,47 +23,42 @@ class UsageProblem(Exception):
 
 def open_store(url: str) -> Store:
     """The store behind a URL, and nothing more: `Once` would bind a new one to its secret."""
-    if url.startswith("memory:"):
-        raise UsageProblem("memory:// lives and ends within one process; no command can see it")
+    _refuse_memory(url)
     return blocking_store(url)
 
 
+def offered(url: str, name: str) -> Callable[[str], Any]:
+    """One of the functions a store's package offers to commands; UsageProblem if it does not."""
+    _refuse_memory(url)
+    function: Callable[[str], Any] | None = getattr(store_module(url), name, None)
+    if function is None:
+        scheme = url.partition("://")[0]
+        raise UsageProblem(f"the store of {scheme}:// does not offer this ({name})")
+    return function
+
+
+def inspect(url: str) -> Inspection:
+    """What is behind a URL, read-only."""
+    found: Inspection = offered(url, "inspect")(url)
+    return found
+
+
 def has_records(url: str) -> bool:
-    """Whether anything is stored there. UsageProblem where there is no oncekey store at all;
-    True for stores that only an open connection can tell about."""
-    path = file_of(url)
-    if path is None:
+    """Whether anything is stored there. UsageProblem where there is no oncekey store at all, or
+    opening it would change its tables; True for stores that only an open connection can tell
+    about."""
+    _refuse_memory(url)
+    if not hasattr(store_module(url), "inspect"):
         return True
-    if path.is_dir():
-        raise UsageProblem(f"{path}: a folder; the URL must name the file in it")
-    if not path.exists():
-        raise UsageProblem(f"{path}: no such file; `oncekey migrate` makes a new store")
-    try:
-        with closing(peek(path)) as file:
-            tables = file.execute("SELECT 1 FROM sqlite_master WHERE name = 'oncekey_records'")
-            if tables.fetchone() is None:
-                raise UsageProblem(f"{path}: not an oncekey store; is it the right file?")
-            rows = file.execute(
-                "SELECT EXISTS (SELECT 1 FROM oncekey_records) "
-                "OR EXISTS (SELECT 1 FROM oncekey_history)"
-            )
-            return bool(rows.fetchone()[0])
-    except sqlite3.Error as error:
-        raise faults.opening(error, str(path)) from error
-
-
-def peek(path: Path) -> sqlite3.Connection:
-    """The file, read-only. Raises sqlite3.Error."""
-    return sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)
-
-
-def file_of(url: str) -> Path | None:
-    """The file of an SQLite URL; None for other stores."""
-    address, _, _ = url.partition("?")
-    path = unquote(address.removeprefix(_SQLITE))
-    if not address.startswith(_SQLITE) or not path:
-        return None
-    return Path(path).absolute()
+    found = inspect(url)
+    if not found.exists:
+        raise UsageProblem(f"{found.name}: {found.absence}")
+    if found.missing:
+        raise UsageProblem(
+            f"{found.name}: its tables are of an older release and lack "
+            f"{', '.join(found.missing)}; bring them up to date first: oncekey migrate"
+        )
+    return found.has_records
 
 
 def secret_from(name: str | None) -> str | None:
@@ -77,3 +69,8 @@ def secret_from(name: str | None) -> str | None:
     if not secret:
         raise UsageProblem(f"--secret-env: the environment variable {name} is not set")
     return secret
+
+
+def _refuse_memory(url: str) -> None:
+    if url.startswith("memory:"):
+        raise UsageProblem("memory:// lives and ends within one process; no command can see it")

@@ -2,16 +2,15 @@
 
 With --json stdout carries one JSON document and nothing else. Progress is shown on a terminal
 only. Owns escaping: what comes out of a store or off a command line is data, never markup or
-control characters, and a URL's password is not shown.
+control characters. What must not be shown at all is hiding.py's.
 """
 
 from __future__ import annotations
 
 import io
 import json
-import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
@@ -20,11 +19,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from oncekey.cli.hiding import hidden
+
 # Without a terminal there is no width to ask for.
 _PIPE_WIDTH = 120
-# Up to the last @ of the word: a password may hold anything. Hiding too much does no harm.
-_USER_PASSWORD = re.compile(r"(:/+[^\s:@/]*:)\S*@")
-_QUERY_PASSWORD = re.compile(r"([?&]\w*(?:password|passwd|pwd|secret|token)\w*=)[^&\s]*", re.I)
 
 
 class Output:
@@ -40,11 +38,21 @@ class Output:
         sys.stdout.write(json.dumps(value, default=_plain, indent=2) + "\n")
         sys.stdout.flush()
 
+    def event(self, value: Any) -> None:
+        """One of several results, as a JSON document on a line of its own."""
+        sys.stdout.write(json.dumps(value, default=_plain) + "\n")
+        sys.stdout.flush()
+
     def line(self, text: str) -> None:
         """One line of the result for people, never wrapped."""
         self.console.print(Text(printable(text)), soft_wrap=True)
 
-    def facts(self, rows: dict[str, str]) -> None:
+    def text(self, text: str) -> None:
+        """A result that is a file of its own, exactly as it is."""
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+    def facts(self, rows: Mapping[str, str]) -> None:
         """Names and values, one per line; a long value is wrapped on a terminal only."""
         if not self.console.is_terminal:
             width = max(map(len, rows))
@@ -77,13 +85,8 @@ def survive_any_encoding() -> None:
 
 def error_line(text: str) -> None:
     """One line on stderr, whatever is in it."""
-    one_line = " ".join(text.split())
-    print(f"oncekey: {redacted(printable(one_line))}", file=sys.stderr)
-
-
-def redacted(text: str) -> str:
-    """Text in which no URL shows a password."""
-    return _QUERY_PASSWORD.sub(r"\1***", _USER_PASSWORD.sub(r"\1***@", text))
+    one_line = " ".join(hidden(text).split())
+    print(f"oncekey: {printable(one_line)}", file=sys.stderr)
 
 
 def printable(text: str) -> str:

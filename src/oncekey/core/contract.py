@@ -11,7 +11,7 @@ S7  `sweep` removes only what `machine.is_garbage` allows, at most `limit` recor
     that there was nothing to remove.
 S8  `bind` remembers the first check value and refuses another one with ConfigurationError. A
     `lazy` store learns its `guarantee` there at the latest.
-S9  `apply`, `sweep` and `bind` may be called from many threads (blocking) or tasks (async).
+S9  All but `enlist` and `close` may be called from many threads (blocking) or tasks (async).
 
 Knows no engine and no driver.
 """
@@ -51,6 +51,10 @@ class Store(Protocol):
     def apply(self, commands: Sequence[Command], /) -> list[Reply]: ...
     def bind(self, check: bytes, /) -> None: ...
     def sweep(self, limit: int = SWEEP_LIMIT_DEFAULT, /) -> int: ...
+    def elect(self, token: bytes, lease: int, /) -> bool:
+        """True where this token may do the background work of this store for `lease` more
+        microseconds of the store's clock; one token at a time; the same one may ask again."""
+
     def enlist(self, connection: Any, /) -> Enlisted:
         """This store's records inside the caller's own open transaction."""
 
@@ -59,13 +63,28 @@ class Store(Protocol):
 
 class Enlisted(Protocol):
     """A store's records on the caller's connection: nothing here begins, commits or rolls back
-    the caller's transaction; `undo` goes back to `mark` and no further."""
+    the caller's transaction; `undo` goes back to `mark` and no further.
 
-    def apply(self, commands: Sequence[Command], /) -> list[Reply]: ...
-    def mark(self) -> None: ...
-    def undo(self) -> None: ...
+    One run: `apply(Claim)`, `mark`, the body, then either `settle` and `apply(Finish)`, or `undo`
+    and `apply` of what a raising body leaves. A body may also ask for `undo` and `mark` halfway, as
+    often as it likes. Runs within runs do all this while the outer one is marked; `undo` means the
+    innermost.
+    """
+
+    def apply(self, commands: Sequence[Command], /) -> list[Reply]:
+        """As a store's. Where Finish is answered Lost, another owner has decided the key: the
+        store must itself have undone all that was done since `mark`, for the caller is given that
+        owner's answer and goes on to commit."""
+
+    def mark(self) -> None:
+        """From here on can be undone: at the body's start, and again after an `undo` halfway."""
+
+    def undo(self) -> None:
+        """Take back all that was done since `mark`, and the mark. The claim stays."""
+
     def settle(self) -> None:
-        """The body is through: forget the mark."""
+        """The body is through and raised nothing: refuse if its transaction is over. The mark may
+        go now or, where Finish can still be Lost, with Finish."""
 
 
 class AsyncStore(Protocol):
@@ -86,6 +105,7 @@ class AsyncStore(Protocol):
     async def apply(self, commands: Sequence[Command], /) -> list[Reply]: ...
     async def bind(self, check: bytes, /) -> None: ...
     async def sweep(self, limit: int = SWEEP_LIMIT_DEFAULT, /) -> int: ...
+    async def elect(self, token: bytes, lease: int, /) -> bool: ...
     def enlist(self, connection: Any, /) -> AsyncEnlisted: ...
     async def close(self) -> None: ...
 

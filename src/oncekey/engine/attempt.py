@@ -11,7 +11,13 @@ from typing import Any
 
 from oncekey.core.asks import Grant, StepVerdict
 from oncekey.core.codec import Codec, StoredError, StoredValue, unpack
-from oncekey.core.errors import InvalidKey, LeaseLost, NotReplayable, StoreUnavailable
+from oncekey.core.errors import (
+    ConfigurationError,
+    InvalidKey,
+    LeaseLost,
+    NotReplayable,
+    StoreUnavailable,
+)
 from oncekey.core.identity import Identities, Identity
 from oncekey.core.record import Step
 from oncekey.engine.clock import Clock
@@ -28,6 +34,7 @@ class AttemptBase:
         "_clock",
         "_closed",
         "_deadline",
+        "_depth",
         "_grant",
         "_identities",
         "_identity",
@@ -44,6 +51,7 @@ class AttemptBase:
         self._identity = identity
         self._grant = grant
         self._deadline = grant.deadline
+        self._depth = 0
         self._lost = False
         self._closed = False
         self._steps = {step.name: step for step in grant.steps}
@@ -95,10 +103,25 @@ class AttemptBase:
 
     # --- for the engine ---------------------------------------------------------------------
 
-    def _hold_for_ever(self) -> None:
+    def _enter_transaction(self, depth: int) -> None:
         """In the caller's transaction there is no lease that could end, and no time to try
-        again: the transaction holds what others wait for."""
+        again: the transaction holds what others wait for. `depth` of operations in bodies of
+        operations: only the innermost can be undone."""
         self._deadline = _NEVER
+        self._depth = depth
+
+    def _check_undo(self, depth: int) -> None:
+        """Whether this attempt's own rows are those that would be undone now."""
+        if not self._depth:
+            raise ConfigurationError(
+                f"undo() of {self.operation!r}: there is no transaction whose rows could be taken "
+                "back; run it with once.in_transaction(connection), or undo your work yourself"
+            )
+        if self._closed or self._depth != depth:
+            raise ConfigurationError(
+                f"undo() of {self.operation!r}: call it in its own body, while that runs and "
+                "outside of operations within it"
+            )
 
     @property
     def _repeat_until(self) -> int:

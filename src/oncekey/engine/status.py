@@ -1,4 +1,8 @@
-"""What `get` shows of a key: its record in words people read."""
+"""What `get` shows of a key: its record in words people read.
+
+Owns how much is read into stored bytes for showing them: a value by the operation's codec, one of
+another built-in codec as the plain JSON it is. What cannot be read is said, never raised.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +10,31 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from oncekey.core.codec import Codec, StoredError, StoredValue, unpack
+from oncekey.core.codec import JSON, Codec, StoredError, StoredValue, unpack
 from oncekey.core.commands import Seen
 from oncekey.core.errors import OncekeyError
 from oncekey.core.machine import is_expired, state_now
-from oncekey.core.record import Record, State
+from oncekey.core.record import State, Step
 from oncekey.engine.results import value_of
+
+# Their bytes are JSON, whatever class they were written for. Each step may have a codec of its own.
+_JSON_CODECS = frozenset(("json", "dataclass", "pydantic"))
 
 
 @dataclass(frozen=True, slots=True)
 class StepStatus:
+    """One step: what it answered once it is done, what was sent until then.
+
+    `intent` is the child key of a step that began and did not finish: ask the other side what
+    became of it.
+    """
+
     name: str
     done: bool
     at: datetime
+    value: Any = None
+    error: str | None = None
+    intent: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +60,13 @@ class KeyStatus:
 
 def status_of(seen: Seen, codec: Codec) -> KeyStatus | None:
     """None for a key never seen, freed or swept. A value that cannot be decoded shows as None
-    with the reason in `error`."""
+    with the reason in `error`; so do steps' values."""
     record = seen.record
     if record is None or record.state is State.ABSENT:
         return None
     expired = is_expired(record, seen.now)
     state = record.state if expired else state_now(record, seen.now)
-    value, error = _answer(record, codec)
+    value, error = _read(record.body, codec) if record.body else (None, None)
     return KeyStatus(
         state=State(state).name.lower(),
         operation=record.operation,
@@ -66,15 +82,26 @@ def status_of(seen: Seen, codec: Codec) -> KeyStatus | None:
         value=value,
         error=error,
         note=record.note,
-        steps=tuple(StepStatus(s.name, s.done, _time(s.at)) for s in record.steps),
+        steps=tuple(_step(step, codec) for step in record.steps),
     )
 
 
-def _answer(record: Record, codec: Codec) -> tuple[Any, str | None]:
-    if not record.body:
-        return None, None
-    stored = unpack(record.body)
+def _step(step: Step, codec: Codec) -> StepStatus:
+    at = _time(step.at)
+    if not step.done:
+        intent = step.body.decode("ascii", "backslashreplace")
+        return StepStatus(step.name, False, at, intent=intent)
+    value, error = _read(step.body, codec, plain=True)
+    return StepStatus(step.name, True, at, value, error)
+
+
+def _read(body: bytes, codec: Codec, *, plain: bool = False) -> tuple[Any, str | None]:
+    """A stored outcome: its value, or what to say instead. `plain`: JSON as it is, since the
+    class it was written for is not known."""
+    stored = unpack(body)
     if isinstance(stored, StoredValue):
+        if stored.codec in _JSON_CODECS and (plain or stored.codec != codec.name):
+            stored, codec = stored._replace(codec=JSON.name), JSON
         try:
             return value_of(stored, codec), None
         except OncekeyError as error:

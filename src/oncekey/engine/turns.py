@@ -18,6 +18,11 @@ _lock = threading.Lock()
 _held: dict[int, tuple[Any, object, int]] = {}
 
 
+def depth(connection: Any) -> int:
+    """How many operations, each in the body of the one before, are under way on it."""
+    return _held.get(id(connection), (None, None, 0))[2]
+
+
 @contextmanager
 def turn(connection: Any, holder: object) -> Iterator[None]:
     """Hold the connection for this thread or task; refuse if another one does."""

@@ -1,7 +1,8 @@
 """Stores by URL. The engine knows no store: a scheme names the module that does.
 
 Other packages add schemes with an entry point in the group "oncekey.stores": scheme = module.
-A store module has `open_blocking(url)` and `open_async(url)`.
+A store module has `open_blocking(url)` and `open_async(url)`, and for the command line
+`inspect(url)`, `migrate(url)` and `migration_script(url)` (see oncekey.stores.inspection).
 """
 
 from __future__ import annotations
@@ -25,18 +26,19 @@ GROUP = "oncekey.stores"
 def blocking_store(store: Store | str) -> Store:
     if not isinstance(store, str):
         return store
-    opened: Store = _module(store).open_blocking(store)
+    opened: Store = store_module(store).open_blocking(store)
     return opened
 
 
 def async_store(store: AsyncStore | str) -> AsyncStore:
     if not isinstance(store, str):
         return store
-    opened: AsyncStore = _module(store).open_async(store)
+    opened: AsyncStore = store_module(store).open_async(store)
     return opened
 
 
-def _module(url: str) -> Any:
+def store_module(url: str) -> Any:
+    """The module that knows stores of this URL's scheme; ConfigurationError if there is none."""
     scheme, separator, _ = url.partition("://")
     if not separator:
         raise ConfigurationError(f"{url!r} is not a store URL; try sqlite:///payments.db")

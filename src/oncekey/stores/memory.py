@@ -40,6 +40,7 @@ class MemoryStore:
         self._records: dict[bytes, Record] = {}
         self._history: dict[tuple[bytes, int], Record] = {}
         self._check: bytes | None = None
+        self._elected = (b"", 0)  # who, and until when
         _alive.add(self)
 
     def apply(self, commands: Sequence[Command], /) -> list[Reply]:
@@ -73,6 +74,15 @@ class MemoryStore:
             for id in garbage:
                 del self._records[id]
         return len(ended) + len(garbage)
+
+    def elect(self, token: bytes, lease: int, /) -> bool:
+        with self._lock:
+            now = self._clock()
+            holder, until = self._elected
+            if holder != token and now < until:
+                return False
+            self._elected = (token, now + lease)
+            return True
 
     def history(self, id: bytes, /) -> list[Record]:
         """Past generations of a key that are still in their audit window, oldest first."""
@@ -110,6 +120,9 @@ class AsyncMemoryStore:
 
     async def sweep(self, limit: int = SWEEP_LIMIT_DEFAULT, /) -> int:
         return self.memory.sweep(limit)
+
+    async def elect(self, token: bytes, lease: int, /) -> bool:
+        return self.memory.elect(token, lease)
 
     async def history(self, id: bytes, /) -> list[Record]:
         return self.memory.history(id)

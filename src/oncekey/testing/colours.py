@@ -109,6 +109,9 @@ class StoreFace:
     def sweep(self, limit: int = SWEEP_LIMIT_DEFAULT, /) -> int:
         return self._loop.run(self.inner.sweep(limit))
 
+    def elect(self, token: bytes, lease: int, /) -> bool:
+        return self._loop.run(self.inner.elect(token, lease))
+
     def history(self, id: bytes, /) -> list[Record]:
         past: list[Record] = self._loop.run(self.inner.history(id))  # type: ignore[attr-defined]
         return past

@@ -159,6 +159,11 @@ class FaultyStore(_Scripted):
     def sweep(self, limit: int = SWEEP_LIMIT_DEFAULT, /) -> int:
         return self.inner.sweep(limit)
 
+    def elect(self, token: bytes, lease: int, /) -> bool:
+        if self.down:
+            raise self._refused(Fault.REFUSE, ())
+        return self.inner.elect(token, lease)
+
     def enlist(self, connection: Any, /) -> Enlisted:
         return self.inner.enlist(connection)
 
@@ -231,6 +236,11 @@ class AsyncFaultyStore(_Scripted):
 
     async def sweep(self, limit: int = SWEEP_LIMIT_DEFAULT, /) -> int:
         return await self.inner.sweep(limit)
+
+    async def elect(self, token: bytes, lease: int, /) -> bool:
+        if self.down:
+            raise self._refused(Fault.REFUSE, ())
+        return await self.inner.elect(token, lease)
 
     def enlist(self, connection: Any, /) -> AsyncEnlisted:
         return self.inner.enlist(connection)

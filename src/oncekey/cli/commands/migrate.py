@@ -2,65 +2,84 @@
 
 from __future__ import annotations
 
-import sqlite3
-from contextlib import closing
 from typing import Any
 
 import click
 
 from oncekey.cli.commands.options import json_option, url_argument
-from oncekey.cli.opening import file_of, open_store, peek
-from oncekey.cli.output import Output, redacted
+from oncekey.cli.hiding import redacted
+from oncekey.cli.opening import inspect, offered
+from oncekey.cli.output import Output
+from oncekey.stores.inspection import Inspection
 
 
 @click.command()
 @url_argument
+@click.option(
+    "--sql",
+    "as_sql",
+    is_flag=True,
+    help="Print the SQL of every step instead of running it. PostgreSQL only; needs no server.",
+)
 @json_option
-def migrate(url: str, as_json: bool) -> None:
+def migrate(url: str, as_sql: bool, as_json: bool) -> None:
     """Bring a store's tables up to date, or make a new store.
 
     Applies the migrations this release knows and the store lacks, in one transaction, and says
-    what version it is at. The application does the same when it opens the store; run this first
-    where deploying and migrating are separate steps, or to see what a store can promise.
-    A second run changes nothing.
+    what version it was and is at, and what the store can promise. The application does the same
+    when it opens the store; run this first where deploying and migrating are separate steps, or
+    the application's role may not create tables (then give its URL migrate=false). A second run
+    changes nothing, and several hosts may run it at once.
+
+    With --sql the script goes to stdout, for a DBA to read and run: the URL's schema and
+    retention decide what is in it. It skips the steps that were done before, so it too may be run
+    twice, on a database of any age.
 
     \b
-    Example:
+    Examples:
       oncekey migrate sqlite:///payments.db
+      oncekey migrate "postgresql://owner@db/shop?schema=oncekey"
+      oncekey migrate "postgresql://?schema=oncekey" --sql | psql -v ON_ERROR_STOP=1 shop
     """
     out = Output(as_json=as_json)
-    before = _applied(url)
-    # The store itself, not Once: a new store must be bound to its secret by the application.
-    with closing(open_store(url)) as store:
-        guarantee = store.guarantee
-    after = _applied(url)
-    done: dict[str, Any] = {
-        "store": redacted(url),
-        "version": max(after, default=None),
-        "applied": [after[version] for version in sorted(after.keys() - before.keys())],
-        "guarantee": guarantee.level.label,
-        "reason": guarantee.reason,
-    }
-    if as_json:
-        out.data(done)
+    if as_sql:
+        script: str = offered(url, "migration_script")(url)
+        if as_json:
+            out.data({"store": redacted(url), "sql": script})
+        else:
+            out.text(script)
         return
-    out.facts(
-        {
-            "store": done["store"],
-            "version": str(done["version"] or "not told by this store"),
-            "applied": ", ".join(done["applied"]) or "nothing, it was up to date",
-            "guarantee": f"{guarantee.level.label}: {guarantee.reason}",
-        }
-    )
+    run = offered(url, "migrate")
+    before = inspect(url)
+    with out.progress("migrating"):
+        run(url)
+    after = inspect(url)
+    if as_json:
+        out.data(_as_data(url, before, after))
+    else:
+        out.facts(_facts(url, before, after))
 
 
-def _applied(url: str) -> dict[int, str]:
-    """The migrations an SQLite file lists, by version; none for other stores or no file yet."""
-    path = file_of(url)
-    if path is None or not path.exists():
-        return {}
-    try:
-        with closing(peek(path)) as file:
-            return dict(file.execute("SELECT version, name FROM oncekey_migrations"))
-    except sqlite3.Error:
-        return {}  # not ours yet, or not a database: opening the store says it better
+def _applied(before: Inspection, after: Inspection) -> list[str]:
+    return [after.applied[number] for number in sorted(after.applied.keys() - before.applied)]
+
+
+def _as_data(url: str, before: Inspection, after: Inspection) -> dict[str, Any]:
+    return {
+        "store": redacted(url),
+        "before": before.version,
+        "version": after.version,
+        "applied": _applied(before, after),
+        "guarantee": after.guarantee.level.label,
+        "reason": after.guarantee.reason,
+    }
+
+
+def _facts(url: str, before: Inspection, after: Inspection) -> dict[str, str]:
+    return {
+        "store": redacted(url),
+        "before": str(before.version) if before.exists else "there was no store",
+        "version": str(after.version),
+        "applied": ", ".join(_applied(before, after)) or "nothing, it was up to date",
+        "guarantee": f"{after.guarantee.level.label}: {after.guarantee.reason}",
+    }

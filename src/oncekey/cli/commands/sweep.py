@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
 
 import click
 
-from oncekey.cli.commands.options import json_option, url_argument
+from oncekey.cli.commands.options import duration, json_option, url_argument
+from oncekey.cli.hiding import redacted
 from oncekey.cli.opening import has_records, open_store
-from oncekey.cli.output import Output, redacted
+from oncekey.cli.output import Output, error_line
+from oncekey.cli.sweeping import TIERS, Round, Tell, batch_of, sweep_for_ever, sweep_round
 from oncekey.core.contract import SWEEP_LIMIT_DEFAULT
+from oncekey.core.duration import human
 
 LIMIT_MAX = 100_000
+EVERY_MIN_US = 1_000_000
+EVERY_MAX_US = 24 * 3_600_000_000
 
 
 @click.command()
@@ -24,32 +33,101 @@ LIMIT_MAX = 100_000
     help="Records to remove per batch: one batch is one short transaction.",
 )
 @click.option("--once", is_flag=True, help="Remove one batch and stop.")
+@click.option(
+    "--tier",
+    type=click.Choice(TIERS),
+    default=TIERS[0],
+    show_default=True,
+    help="keys: records whose keep and audit time are over; audit: past generations kept for the "
+    "audit trail. PostgreSQL only; other stores sweep both together.",
+)
+@click.option(
+    "--every",
+    callback=duration(EVERY_MIN_US, EVERY_MAX_US),
+    metavar="DURATION",
+    help="Sweep again after this time (10m, 1h) until interrupted.",
+)
 @json_option
-def sweep(url: str, limit: int, once: bool, as_json: bool) -> None:
+def sweep(url: str, limit: int, once: bool, tier: str, every: int | None, as_json: bool) -> None:
     """Remove records nothing needs any more.
 
     A record is removed when its keep time and its audit time are over; never while it is in
-    flight or still answers retries. Run it every ten minutes or so, from cron or a timer; it may
-    run beside the application. It stops when nothing is left.
+    flight or still answers retries. It may run beside the application, and stops when nothing is
+    left. With retention=ring in the URL a batch is a whole slot, emptied at once.
+
+    For cron use the plain form, every ten minutes or so. With --every it stays and sweeps again
+    and again: of all processes that do so on one store, the application's own included, one is
+    elected to, and another takes its place when it ends. Ctrl-C and SIGTERM end it after the
+    batch under way, with exit code 0; --json then prints one document per round, a line each. A
+    round that fails because the store is down is reported on stderr and tried again.
 
     \b
     Examples:
       oncekey sweep sqlite:///payments.db
-      oncekey sweep sqlite:////var/lib/shop/payments.db --limit 500 --json
+      oncekey sweep postgresql://sweeper@db/shop --every 10m
+      oncekey sweep postgresql://sweeper@db/shop --tier audit --limit 500 --json
     """
+    if once and every is not None:
+        raise click.UsageError("--once ends after one batch, --every never does; choose one")
     out = Output(as_json=as_json)
-    removed = batches = 0
+    found = has_records(url)
+    if not found and every is None and tier == TIERS[0]:
+        _report(out, url, Round())
+        return
     # The store itself, not Once: sweeping needs no secret, and must not bind one.
-    if has_records(url):
-        with closing(open_store(url)) as store, out.progress("sweeping") as tell:
-            while count := store.sweep(limit):
-                removed += count
-                batches += 1
-                tell(f"sweeping: {removed:,} removed")
-                if once:
-                    break
-    if as_json:
-        out.data({"store": redacted(url), "removed": removed, "batches": batches})
+    with closing(open_store(url)) as store:
+        batch = batch_of(store, limit, tier)
+        watch = partial(_watch, out)
+        if every is not None:
+            report = _reporter(out, url, tier, every)
+            shares = tier != TIERS[0]
+            sweep_for_ever(store, batch, every, shares=shares, watch=watch, report=report)
+            return
+        with watch() as tell:
+            done = sweep_round(batch, tell, one_batch=once)
+    _report(out, url, done)
+
+
+@contextmanager
+def _watch(out: Output) -> Iterator[Tell]:
+    with out.progress("sweeping") as say:
+        yield lambda removed: say(f"sweeping: {removed:,} removed")
+
+
+def _report(out: Output, url: str, done: Round) -> None:
+    if out.as_json:
+        out.data({"store": redacted(url), "removed": done.removed, "batches": done.batches})
     else:
-        word = "record" if removed == 1 else "records"
-        out.line(f"{removed:,} {word} removed from {redacted(url)}")
+        out.line(f"{_records(done.removed)} removed from {redacted(url)}")
+
+
+def _reporter(out: Output, url: str, tier: str, every: int) -> Callable[[Round], None]:
+    """Says what each round came to; of rounds in which another one sweeps, only the first."""
+    was_elected = True
+
+    def report(done: Round) -> None:
+        nonlocal was_elected
+        if done.error is not None:
+            error_line(f"{done.error}; it is tried again in {human(every)}")
+            return
+        if done.elected or was_elected:
+            _tell_round(out, url, tier, done)
+        was_elected = done.elected
+
+    return report
+
+
+def _tell_round(out: Output, url: str, tier: str, done: Round) -> None:
+    at = datetime.now(UTC)
+    if out.as_json:
+        event: dict[str, Any] = {"at": at, "store": redacted(url), "tier": tier}
+        counts = {"elected": done.elected, "removed": done.removed, "batches": done.batches}
+        out.event({**event, **counts})
+    elif done.elected:
+        out.line(f"{at:%Y-%m-%d %H:%M:%S} UTC  {_records(done.removed)} removed")
+    else:
+        out.line(f"{at:%Y-%m-%d %H:%M:%S} UTC  another process sweeps this store; standing by")
+
+
+def _records(count: int) -> str:
+    return f"{count:,} {'record' if count == 1 else 'records'}"

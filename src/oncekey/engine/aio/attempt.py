@@ -28,6 +28,7 @@ class AsyncHands(Protocol):
     kernel: Kernel
 
     async def answer(self, command: Command, interrupted: Callable[[], None]) -> Answer: ...
+    async def undo(self, attempt: AttemptBase) -> None: ...
 
 
 class AsyncAttempt(AttemptBase):
@@ -70,6 +71,14 @@ class AsyncAttempt(AttemptBase):
             self._mark_lost()
             self.check()
         self._extend(answer.sent_at + grant.lease)
+
+    async def undo(self) -> None:
+        """Take back the rows this body has written in the caller's transaction so far, and go on:
+        what it returns is stored as usual. For an answer that is to be kept though nothing was
+        done, such as a refusal. Raising Terminal undoes the rows as well, and stores the failure.
+        Steps recorded since the start are forgotten with the rows.
+        """
+        await self._hands.undo(self)
 
     async def _drive_step(
         self,

@@ -20,12 +20,14 @@ from oncekey.core.levels import Guarantee
 from oncekey.core.policy import Policy
 from oncekey.engine.aio.attempt import AsyncAttempt
 from oncekey.engine.aio.runner import AsyncBody, AsyncRunner
+from oncekey.engine.aio.sweeper import AsyncSweeper
 from oncekey.engine.clock import Clock
 from oncekey.engine.guarding import Picker, call, guarded
 from oncekey.engine.kernel import Kernel, Subscriber
 from oncekey.engine.results import Result
 from oncekey.engine.setup import make_kernel
 from oncekey.engine.status import KeyStatus, status_of
+from oncekey.engine.sweeping import sweep_plan
 from oncekey.engine.urls import async_store
 
 T = TypeVar("T")
@@ -44,6 +46,10 @@ class AsyncOperations:
     async def _get_ready(self) -> None:
         """What must have happened before the first use. Where it fails, the next use tries
         again; tasks that come first at once may all do it."""
+
+    async def _ready(self) -> None:
+        if not self._is_ready:
+            await self._get_ready()
 
     async def run(
         self,
@@ -113,8 +119,7 @@ class AsyncOperations:
         self, operation: str, key: KeyLike, *, scope: str = "", codec: Any = None
     ) -> KeyStatus | None:
         """Where a key stands, without running or changing anything."""
-        if not self._is_ready:
-            await self._get_ready()
+        await self._ready()
         id, reader = self._kernel.locate(operation, key, scope, codec)
         return status_of(await self._runner.look(id), reader)
 
@@ -122,7 +127,8 @@ class AsyncOperations:
 class AsyncOnce(AsyncOperations):
     """Makes operations with side effects safe to retry, from asyncio. Options as for `Once`.
 
-    The store is opened on first use, or by `async with`. Several event loops may share one.
+    The store is opened, and its sweeper started, on first use or by `async with`. Several event
+    loops may share one.
     """
 
     def __init__(
@@ -134,8 +140,11 @@ class AsyncOnce(AsyncOperations):
         codec: Any = None,
         cache: int | None = None,
         raw_keys: bool = False,
+        sweep_every: Duration | None = None,
+        sweep_limit: int = SWEEP_LIMIT_DEFAULT,
         clock: Clock | None = None,
     ) -> None:
+        plan = sweep_plan(sweep_every, sweep_limit)
         self._store = async_store(store)
         kernel = make_kernel(
             self._store.guarantee,
@@ -154,12 +163,21 @@ class AsyncOnce(AsyncOperations):
         )
         super().__init__(kernel, runner)
         self._is_ready = False
+        self._sweeper: AsyncSweeper | None = None
+        if plan is not None:
+            self._sweeper = AsyncSweeper(self._store, plan, kernel.clock, self._not_ready)
         _alive.add(self)
 
     async def _get_ready(self) -> None:
         await self._store.bind(self._kernel.identities.check_value())
         self._kernel.adopt(self._store.guarantee)
+        if self._sweeper is not None:
+            self._sweeper.start()
         self._is_ready = True
+
+    def _not_ready(self) -> None:
+        """The sweeper ended with its loop: the next use starts it again."""
+        self._is_ready = False
 
     @property
     def guarantee(self) -> Guarantee:
@@ -184,8 +202,7 @@ class AsyncOnce(AsyncOperations):
 
     async def sweep(self, limit: int = SWEEP_LIMIT_DEFAULT) -> int:
         """Remove at most `limit` records nothing needs any more; how many were removed."""
-        if not self._is_ready:
-            await self._get_ready()
+        await self._ready()
         return await self._store.sweep(limit)
 
     async def close(self, *, drain: Duration = DRAIN_DEFAULT) -> None:
@@ -196,12 +213,13 @@ class AsyncOnce(AsyncOperations):
         await asyncio.shield(closing)
 
     async def _close(self, seconds: float) -> None:
+        if self._sweeper is not None:
+            await self._sweeper.stop()
         await self._runner.drain(seconds)
         await self._store.close()
 
     async def __aenter__(self) -> Self:
-        if not self._is_ready:
-            await self._get_ready()
+        await self._ready()
         return self
 
     async def __aexit__(
@@ -225,8 +243,7 @@ class _InTransaction(AsyncOperations):
         self._is_ready = once._is_ready or not once._store.lazy
 
     async def _get_ready(self) -> None:
-        if not self._once._is_ready:
-            await self._once._get_ready()
+        await self._once._ready()
         self._kernel.adopt(self._once.guarantee)
         self._is_ready = True
 
@@ -237,6 +254,9 @@ _alive: weakref.WeakSet[AsyncOnce] = weakref.WeakSet()
 def _after_fork() -> None:
     for once in list(_alive):
         once._runner.reset()
+        if once._sweeper is not None:
+            once._sweeper.reset()
+            once._is_ready = False  # the first use starts it here
 
 
 if hasattr(os, "register_at_fork"):

@@ -37,9 +37,10 @@ from oncekey.core.flow import attempt as attempt_flow
 from oncekey.engine.aio.attempt import AsyncAttempt, leave
 from oncekey.engine.aio.coalescer import AsyncCoalescer
 from oncekey.engine.aio.heart import AsyncHeart
+from oncekey.engine.attempt import AttemptBase
 from oncekey.engine.kernel import Job, Kernel
 from oncekey.engine.results import Result
-from oncekey.engine.turns import turn
+from oncekey.engine.turns import depth, turn
 
 T = TypeVar("T")
 AsyncBody = Callable[[AsyncAttempt], Awaitable[T]]
@@ -250,7 +251,7 @@ class AsyncRunner:
         self, enlisted: AsyncEnlisted, attempt: AsyncAttempt, job: Job, body: AsyncBody[Any]
     ) -> Returned | Raised:
         """In the caller's transaction: no lease to keep, and a raising body's rows are undone."""
-        attempt._hold_for_ever()
+        attempt._enter_transaction(depth(self._connection))
         await enlisted.mark()
         try:
             value = body(attempt)
@@ -259,8 +260,16 @@ class AsyncRunner:
         except BaseException as error:
             await enlisted.undo()
             return Raised(error, attempt._repeat_until)
+        finally:
+            attempt._close()
         await enlisted.settle()
         return self.kernel.pack(job.codec, job.policy, value, attempt._repeat_until)
+
+    async def undo(self, attempt: AttemptBase) -> None:
+        attempt._check_undo(depth(self._connection))
+        assert self._enlisted is not None
+        await self._enlisted.undo()
+        await self._enlisted.mark()
 
     async def _sleep(self, ask: Sleep, control: _Control) -> int:
         loop = asyncio.get_running_loop()

@@ -26,6 +26,7 @@ class Hands(Protocol):
 
     def answer(self, command: Command) -> Answer: ...
     def sleep(self, ask: Sleep) -> int: ...
+    def undo(self, attempt: AttemptBase) -> None: ...
 
 
 class Attempt(AttemptBase):
@@ -61,6 +62,14 @@ class Attempt(AttemptBase):
             self._mark_lost()
             self.check()
         self._extend(answer.sent_at + grant.lease)
+
+    def undo(self) -> None:
+        """Take back the rows this body has written in the caller's transaction so far, and go on:
+        what it returns is stored as usual. For an answer that is to be kept though nothing was
+        done, such as a refusal. Raising Terminal undoes the rows as well, and stores the failure.
+        Steps recorded since the start are forgotten with the rows.
+        """
+        self._hands.undo(self)
 
     def _drive_step(
         self, name: str, fn: Callable[[str], Any], codec: Codec, saved: Any

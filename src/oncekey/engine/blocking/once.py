@@ -13,17 +13,20 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from oncekey.core.contract import SWEEP_LIMIT_DEFAULT, Store
+from oncekey.core.duration import Duration
 from oncekey.core.identity import KeyLike
 from oncekey.core.levels import Guarantee
 from oncekey.core.policy import Policy
 from oncekey.engine.blocking.attempt import Attempt
 from oncekey.engine.blocking.runner import Body, Runner
+from oncekey.engine.blocking.sweeper import Sweeper
 from oncekey.engine.clock import Clock
 from oncekey.engine.guarding import Picker, call, guarded
 from oncekey.engine.kernel import Kernel, Subscriber
 from oncekey.engine.results import Result
 from oncekey.engine.setup import make_kernel
 from oncekey.engine.status import KeyStatus, status_of
+from oncekey.engine.sweeping import sweep_plan
 from oncekey.engine.urls import blocking_store
 
 T = TypeVar("T")
@@ -40,6 +43,10 @@ class Operations:
     def _get_ready(self) -> None:
         """What must have happened before the first use. Where it fails, the next use tries
         again; threads that come first at once may all do it."""
+
+    def _ready(self) -> None:
+        if not self._is_ready:
+            self._get_ready()
 
     def run(
         self,
@@ -113,8 +120,7 @@ class Operations:
         self, operation: str, key: KeyLike, *, scope: str = "", codec: Any = None
     ) -> KeyStatus | None:
         """Where a key stands, without running or changing anything."""
-        if not self._is_ready:
-            self._get_ready()
+        self._ready()
         id, reader = self._kernel.locate(operation, key, scope, codec)
         return status_of(self._runner.look(id), reader)
 
@@ -125,12 +131,15 @@ class Once(Operations):
         once = Once("sqlite:///payments.db", policy=Policy(lease="30s", keep="24h"))
         result = once.run("charge", key, lambda attempt: gateway.charge(order), request=payload)
 
-    store      a URL (memory://, sqlite:///file) or a Store object
-    policy     defaults for every operation
-    secret     keys the digests in the store; must stay the same for the store's life
-    codec      how results become bytes; JSON unless said otherwise
-    cache      how many finished outcomes to keep in this process; 0 for none
-    raw_keys   also store the callers' keys as given, for operators to read
+    store         a URL (memory://, sqlite:///file, postgresql://...) or a Store object
+    policy        defaults for every operation
+    secret        keys the digests in the store; must stay the same for the store's life
+    codec         how results become bytes; JSON unless said otherwise
+    cache         how many finished outcomes to keep in this process; 0 for none
+    raw_keys      also store the callers' keys as given, for operators to read
+    sweep_every   remove garbage in the background, this often; of all engines on a store that
+                  are told to, one at a time does it
+    sweep_limit   how many records it removes at a time
     """
 
     def __init__(
@@ -142,8 +151,11 @@ class Once(Operations):
         codec: Any = None,
         cache: int | None = None,
         raw_keys: bool = False,
+        sweep_every: Duration | None = None,
+        sweep_limit: int = SWEEP_LIMIT_DEFAULT,
         clock: Clock | None = None,
     ) -> None:
+        plan = sweep_plan(sweep_every, sweep_limit)
         self._store = blocking_store(store)
         try:
             kernel = make_kernel(
@@ -169,11 +181,17 @@ class Once(Operations):
         )
         super().__init__(kernel, runner)
         self._is_ready = not self._store.lazy
+        self._sweeper: Sweeper | None = None
+        if plan is not None:
+            self._sweeper = Sweeper(self._store, plan, kernel.clock, self._ready)
+            self._sweeper.start()
         _alive.add(self)
 
     def _get_ready(self) -> None:
         self._store.bind(self._kernel.identities.check_value())
         self._kernel.adopt(self._store.guarantee)
+        if self._sweeper is not None:
+            self._sweeper.start()  # again, in a forked child
         self._is_ready = True
 
     @property
@@ -199,18 +217,18 @@ class Once(Operations):
 
     def sweep(self, limit: int = SWEEP_LIMIT_DEFAULT) -> int:
         """Remove at most `limit` records nothing needs any more; how many were removed."""
-        if not self._is_ready:
-            self._get_ready()
+        self._ready()
         return self._store.sweep(limit)
 
     def close(self) -> None:
-        """Stop the heartbeats and close the store. Finish your own work first."""
+        """Stop the heartbeats and the sweeper, close the store. Finish your own work first."""
+        if self._sweeper is not None:
+            self._sweeper.stop()
         self._runner.stop()
         self._store.close()
 
     def __enter__(self) -> Self:
-        if not self._is_ready:
-            self._get_ready()
+        self._ready()
         return self
 
     def __exit__(
@@ -231,8 +249,7 @@ class _InTransaction(Operations):
         self._is_ready = once._is_ready
 
     def _get_ready(self) -> None:
-        if not self._once._is_ready:
-            self._once._get_ready()
+        self._once._ready()
         self._kernel.adopt(self._once.guarantee)
         self._is_ready = True
 
@@ -244,6 +261,9 @@ def _after_fork() -> None:
     """A child has none of its parent's threads, and locks some of them may have held."""
     for once in list(_alive):
         once._runner.reset()
+        if once._sweeper is not None:
+            once._sweeper.reset()
+            once._is_ready = False  # the first use starts it here
 
 
 if hasattr(os, "register_at_fork"):

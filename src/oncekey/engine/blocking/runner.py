@@ -28,12 +28,13 @@ from oncekey.core.commands import Command, Look, Release, Reply, Seen
 from oncekey.core.contract import Enlisted
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.flow import attempt as attempt_flow
+from oncekey.engine.attempt import AttemptBase
 from oncekey.engine.blocking.attempt import Attempt
 from oncekey.engine.blocking.coalescer import Coalescer
 from oncekey.engine.blocking.heart import Heart
 from oncekey.engine.kernel import Job, Kernel
 from oncekey.engine.results import Result
-from oncekey.engine.turns import turn
+from oncekey.engine.turns import depth, turn
 
 T = TypeVar("T")
 Body = Callable[[Attempt], T]
@@ -166,7 +167,7 @@ class Runner:
         self, enlisted: Enlisted, attempt: Attempt, job: Job, body: Body[Any]
     ) -> Returned | Raised:
         """In the caller's transaction: no lease to keep, and a raising body's rows are undone."""
-        attempt._hold_for_ever()
+        attempt._enter_transaction(depth(self._connection))
         enlisted.mark()
         try:
             value = body(attempt)
@@ -174,8 +175,16 @@ class Runner:
         except BaseException as error:
             enlisted.undo()
             return Raised(error, attempt._repeat_until)
+        finally:
+            attempt._close()
         enlisted.settle()
         return self.kernel.pack(job.codec, job.policy, value, attempt._repeat_until)
+
+    def undo(self, attempt: AttemptBase) -> None:
+        attempt._check_undo(depth(self._connection))
+        assert self._enlisted is not None
+        self._enlisted.undo()
+        self._enlisted.mark()
 
     def sleep(self, ask: Sleep) -> int:
         event = threading.Event()

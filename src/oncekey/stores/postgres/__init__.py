@@ -12,6 +12,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from oncekey.core.errors import ConfigurationError
+from oncekey.stores.inspection import Inspection
+from oncekey.stores.postgres import inspecting
 from oncekey.stores.postgres.options import Options, split_url
 from oncekey.stores.postgres.transactions import run_transaction, run_transaction_async
 
@@ -23,6 +25,9 @@ __all__ = [
     "AsyncPostgresStore",
     "Options",
     "PostgresStore",
+    "inspect",
+    "migrate",
+    "migration_script",
     "open_async",
     "open_blocking",
     "run_transaction",
@@ -40,6 +45,26 @@ def open_blocking(url: str) -> PostgresStore:
 def open_async(url: str) -> AsyncPostgresStore:
     address, options = split_url(url)
     return _async()(address, **_given(options))
+
+
+def inspect(url: str) -> Inspection:
+    """What is there, in a read-only transaction."""
+    return inspecting.inspect(url)
+
+
+def migrate(url: str) -> None:
+    """Make the tables or bring them up to date, also where the URL says migrate=false."""
+    address, options = inspecting.read_url(url)
+    store = _blocking()(address, **{**_given(options), "migrate": True})
+    try:
+        store.prepare()
+    finally:
+        store.close()
+
+
+def migration_script(url: str) -> str:
+    """The SQL of every step of this release, for this URL's schema and retention."""
+    return inspecting.migration_script(url)
 
 
 def __getattr__(name: str) -> Any:

@@ -1,32 +1,32 @@
 """`AsyncPostgresStore`: the asyncio store, on asyncpg.
 
-Owns its connections: a few per event loop, opened when needed and kept. A pool of the caller's
-may be given instead; then each statement runs in a transaction of its own with our settings. Every
-decision is in program.py.
+Owns running programs on its connections (see asyncpg_lines.py). A pool of the caller's may be
+given instead of an address; then each statement runs in a transaction of its own with our
+settings. Every decision is in program.py.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
+import time
 import weakref
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import asyncpg
 
 from oncekey.core.commands import Command, Reply
 from oncekey.core.contract import SWEEP_LIMIT_DEFAULT, AsyncEnlisted
-from oncekey.core.errors import StoreUnavailable
+from oncekey.core.errors import ConfigurationError, OncekeyError, StoreUnavailable
 from oncekey.core.record import Record
 from oncekey.stores.postgres import faults
+from oncekey.stores.postgres.asyncpg_lines import ERRORS, GivenLines, Line, OwnLines
 from oncekey.stores.postgres.base import (
     DEADLOCK_TRIES,
-    UNREPLICATED,
+    GRACE_SECONDS,
+    SCRIPT_SECONDS,
     PostgresBase,
     must_be_repeated,
-    not_replicated,
 )
 from oncekey.stores.postgres.options import Options
 from oncekey.stores.postgres.program import Statement, Steps
@@ -36,176 +36,91 @@ from oncekey.stores.postgres.schema import Preparation, Script
 
 T = TypeVar("T")
 
-CONNECT_SECONDS = 5.0
-# The client's own timeout, should the server's statement_timeout not be heard of.
-GRACE_SECONDS = 2.0
-
-
-class Home:
-    """The connections of one event loop."""
-
-    def __init__(self, size: int) -> None:
-        self.free: list[asyncpg.Connection[Any]] = []
-        self.slots = asyncio.Semaphore(size)
-        self.preparing = asyncio.Lock()
-
 
 class AsyncDatabase:
-    """Connections to one database, and programs run on them."""
+    """Programs run on the connections to one database."""
 
     def __init__(self, address: str | asyncpg.Pool[Any], options: Options) -> None:
-        self._given = None if isinstance(address, str) else address
-        self._address = address
-        self._options = options
-        self._queries = make_queries(options.layout)
+        self.lines: OwnLines | GivenLines
+        if isinstance(address, str):
+            self.lines = OwnLines(address, options)
+        elif hasattr(address, "acquire") and hasattr(address, "release"):
+            self.lines = GivenLines(address, options)
+        else:
+            raise ConfigurationError(
+                f"a {type(address).__name__} is neither an address nor an asyncpg.Pool"
+            )
+        self._wrap = options.pooler or not isinstance(address, str)
         self._begin = "; ".join(("BEGIN", *options.local_settings))
-        self._wrap = self._given is not None or options.pooler
-        self._homes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Home]
-        self._homes = weakref.WeakKeyDictionary()
-        self._process = os.getpid()
-        self._inherited: list[Any] = []
-        self._closed = False
-        self._unreplicated: weakref.WeakSet[Any] = weakref.WeakSet()
-
-    def home(self) -> Home:
-        if self._process != os.getpid():
-            # The parent's sockets: never closed from here, that would end its sessions.
-            self._inherited.append(self._homes)
-            self._homes = weakref.WeakKeyDictionary()
-            self._process = os.getpid()
-        loop = asyncio.get_running_loop()
-        home = self._homes.get(loop)
-        if home is None:
-            home = self._homes.setdefault(loop, Home(self._options.pool_size))
-        return home
+        self._queries = make_queries(options.layout)
+        self._seconds = options.us("statement_timeout") / 1_000_000 + GRACE_SECONDS
 
     async def run(self, steps: Steps[T] | Preparation[T]) -> T:
         """Run a program; each of its statements is a transaction."""
-        async with self._connection() as connection:
+        statement: Statement | Script | None = None
+        async with self.lines.lend() as line:
             try:
                 statement = next(steps)
                 while True:
-                    statement = steps.send(await self._execute(connection, statement))
+                    line.is_idle = False
+                    rows = await self._execute(line, statement)
+                    line.is_idle = True
+                    statement = steps.send(rows)
             except StopIteration as stop:
                 result: T = stop.value
                 return result
-            except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
-                meaning = faults.serving(error, broken=connection.is_closed())
+            except TimeoutError as error:
+                line.end()
+                raise StoreUnavailable("the server did not answer in time") from error
+            except ERRORS as error:
+                # A server's error is the regular end of a statement, unless it is the last word.
+                line.is_idle = isinstance(error, asyncpg.PostgresError)
+                told = faults.making if isinstance(statement, Script) else faults.serving
+                meaning = told(error, broken=line.is_closed)
                 if meaning is None:
                     raise
+                if faults.is_over(error):
+                    line.end()
                 raise meaning from error
-            except TimeoutError as error:
-                connection.terminate()
-                raise StoreUnavailable("the server did not answer in time") from error
 
-    async def _execute(
-        self, connection: asyncpg.Connection[Any], statement: Statement | Script
-    ) -> Sequence[Row]:
+    async def _execute(self, line: Line, statement: Statement | Script) -> Sequence[Row]:
         if isinstance(statement, Script):
-            try:
-                await connection.execute(statement.sql, timeout=None)
-            except asyncpg.PostgresError:
-                await connection.execute("ROLLBACK")  # the script's own BEGIN is still open
-                raise
+            await self._script(line, statement.sql)
             return ()
         query = self._queries[statement.name]
         params = [literal(k, v) for k, v in zip(query.kinds, statement.params, strict=True)]
         if self._wrap:
-            rows = await self._in_transaction(connection, query.sql, params)
+            rows = await self._in_transaction(line, query.sql, params)
         else:
-            rows = await connection.fetch(query.sql, *params)
-        if connection in self._unreplicated:
-            self._unreplicated.discard(connection)
-            raise not_replicated()
+            rows = await line.connection.fetch(query.sql, *params, timeout=self._seconds)
+        if line.unreplicated:
+            line.unreplicated = False
+            line.is_idle = True
+            raise faults.not_replicated()
         return rows
 
-    async def _in_transaction(
-        self, connection: asyncpg.Connection[Any], sql: str, params: Sequence[Any]
-    ) -> Sequence[Row]:
-        """With our settings, on a connection whose session is not ours to set."""
-        await connection.execute(self._begin)
+    async def _script(self, line: Line, sql: str) -> None:
         try:
-            rows: Sequence[Row] = await connection.fetch(sql, *params)
+            await line.connection.execute(sql, timeout=SCRIPT_SECONDS)
         except asyncpg.PostgresError:
-            await connection.execute("ROLLBACK")
+            await self._roll_back(line)  # the script's own BEGIN is still open
             raise
-        await connection.execute("COMMIT")
+
+    async def _in_transaction(self, line: Line, sql: str, params: Sequence[Any]) -> Sequence[Row]:
+        """With our settings, on a connection whose session is not ours to set."""
+        connection = line.connection
+        try:
+            await connection.execute(self._begin, timeout=self._seconds)
+            rows: Sequence[Row] = await connection.fetch(sql, *params, timeout=self._seconds)
+        except asyncpg.PostgresError:
+            await self._roll_back(line)
+            raise
+        await connection.execute("COMMIT", timeout=self._seconds)
         return rows
 
-    @asynccontextmanager
-    async def _connection(self) -> AsyncIterator[asyncpg.Connection[Any]]:
-        if self._closed:
-            raise StoreUnavailable("the store was closed", ambiguous=False, final=True)
-        home = self.home()
-        seconds = self._options.us("pool_timeout") / 1_000_000
-        try:
-            await asyncio.wait_for(home.slots.acquire(), seconds)
-        except TimeoutError:
-            raise StoreUnavailable(
-                f"none of {self._options.pool_size} connections became free within pool_timeout",
-                ambiguous=False,
-            ) from None
-        try:
-            connection = await self._take(home)
-            try:
-                yield connection
-            finally:
-                await self._give_back(home, connection)
-        finally:
-            home.slots.release()
-
-    async def _take(self, home: Home) -> asyncpg.Connection[Any]:
-        while home.free:
-            connection = home.free.pop()
-            if not connection.is_closed():
-                return connection
-        options = self._options
-        try:
-            if self._given is not None:
-                given: Any = await self._given.acquire(timeout=options.us("pool_timeout") / 1e6)
-                given.add_log_listener(self._listen)
-                return given
-            cache = {"statement_cache_size": 0} if options.pooler else {}
-            session = {} if options.pooler else {**options.session, **options.planning}
-            opened: asyncpg.Connection[Any] = await asyncpg.connect(
-                self._address,
-                timeout=CONNECT_SECONDS,
-                command_timeout=options.us("statement_timeout") / 1e6 + GRACE_SECONDS,
-                server_settings={"application_name": "oncekey", **session},
-                **cache,
-            )
-        except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
-            raise StoreUnavailable(faults.text(error), ambiguous=False) from error
-        opened.add_log_listener(self._listen)
-        return opened
-
-    async def _give_back(self, home: Home, connection: asyncpg.Connection[Any]) -> None:
-        if self._given is not None:
-            if not connection.is_closed():
-                connection.remove_log_listener(self._listen)
-            await self._given.release(connection)
-        elif connection.is_closed():
-            pass
-        elif self._closed or connection.is_in_transaction():
-            connection.terminate()
-        else:
-            home.free.append(connection)
-
-    def _listen(self, connection: Any, message: Any) -> None:
-        """Notice commits that were not replicated: the server only warns."""
-        if message.server_source_function == UNREPLICATED:
-            self._unreplicated.add(connection)
-
-    async def close(self) -> None:
-        self._closed = True
-        here = asyncio.get_running_loop()
-        for loop, home in list(self._homes.items()):
-            while home.free:
-                connection = home.free.pop()
-                if loop is here:
-                    await connection.close()
-                elif not loop.is_closed():
-                    loop.call_soon_threadsafe(connection.terminate)
+    async def _roll_back(self, line: Line) -> None:
+        if not line.is_closed:
+            await line.connection.execute("ROLLBACK", timeout=self._seconds)
 
 
 class AsyncPostgresStore(PostgresBase):
@@ -218,6 +133,8 @@ class AsyncPostgresStore(PostgresBase):
     def __init__(self, address: str | asyncpg.Pool[Any], **options: Any) -> None:
         super().__init__(options)
         self._database = AsyncDatabase(address, self._options)
+        self._preparing: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock]
+        self._preparing = weakref.WeakKeyDictionary()
 
     async def apply(self, commands: Sequence[Command], /) -> list[Reply]:
         return await self._run(lambda: self._program.apply(commands))
@@ -242,21 +159,42 @@ class AsyncPostgresStore(PostgresBase):
         return enlist_async(connection, self._options, self._program)
 
     async def close(self) -> None:
-        await self._database.close()
+        await self._database.lines.close()
 
     async def prepare(self) -> None:
         """Bring the tables up to date and learn what the server promises; once."""
-        async with self._database.home().preparing:
-            if not self._ready:
+        arrived = time.monotonic()
+        loop = asyncio.get_running_loop()
+        async with self._preparing.setdefault(loop, asyncio.Lock()):
+            if self._is_prepared(arrived):
+                return
+            try:
                 self._learn(await self._database.run(self._preparation()))
+            except OncekeyError as error:
+                raise self._failed(error) from error.__cause__
 
     async def _run(self, program: Callable[[], Steps[T]]) -> T:
         if not self._ready:
             await self.prepare()
+        result = await self._repeated(program)
+        if self._doubts:
+            await self._confirm()
+        return result
+
+    async def _repeated(self, program: Callable[[], Steps[T]]) -> T:
         for turn in range(DEADLOCK_TRIES):
             try:
                 return await self._database.run(program())
             except StoreUnavailable as error:
                 if not must_be_repeated(error, turn):
+                    self._note(error)
                     raise
         raise AssertionError("the last turn returns or raises")
+
+    async def _confirm(self) -> None:
+        doubts = self._doubts.copy()
+        try:
+            server = await self._database.run(self._confirmation())
+        except StoreUnavailable as error:
+            raise faults.not_replicated() from error
+        self._confirmed(doubts, server)

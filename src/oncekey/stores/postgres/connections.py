@@ -1,59 +1,80 @@
-"""Callers' connections of every kind, and programs run on them.
+"""Callers' connections, by kind.
 
-    a psycopg or psycopg2 connection, Django's `connection`     Dbapi
-    an SQLAlchemy Session or Connection                         Alchemy
-    a psycopg AsyncConnection                                   AsyncPsycopg
-    an asyncpg connection                                       Asyncpg
-    an SQLAlchemy AsyncSession or AsyncConnection               AsyncAlchemy
+    a psycopg Connection or AsyncConnection                          here
+    an asyncpg connection, also one that a pool has lent             here
+    an SQLAlchemy Session or Connection, blocking or not             frameworks.py
+    Django's `connection` or `connections[alias]`                    frameworks.py
 
-Known by their modules, so that none is imported that the caller does not use. Nothing here begins,
-commits or rolls back but to our own savepoint. Owns driving generators; every decision is in
-enlisting.py.
+Known by their modules, so that nothing is imported that the caller does not use. Nothing here
+begins, commits or rolls back but to our own savepoint. Every decision is in enlisting.py.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from typing import Any, Final, NamedTuple
 
-from oncekey.core.commands import Command, Reply
 from oncekey.core.contract import AsyncEnlisted, Enlisted
 from oncekey.core.errors import ConfigurationError
-from oncekey.stores.postgres import faults
-from oncekey.stores.postgres.enlisting import Part, Participant, Plain, refuse
+from oncekey.stores.postgres.enlisting import Action, Save, Standing
+from oncekey.stores.postgres.executing import Async, Blocking, Text, give_name, take_name
 from oncekey.stores.postgres.options import Options
 from oncekey.stores.postgres.program import Program, Statement
-from oncekey.stores.postgres.queries import Query, literal, make_queries, positional
 from oncekey.stores.postgres.rows import Row
 
-T = TypeVar("T")
+_BLOCKING: Final = (
+    "a psycopg Connection, an SQLAlchemy Session or Connection, or Django's connection; with "
+    "AsyncOnce also those of asyncio"
+)
+_ASYNC: Final = (
+    "an asyncpg connection, a psycopg AsyncConnection, or an SQLAlchemy AsyncSession or "
+    "AsyncConnection; with Once also blocking ones"
+)
+# libpq's PGTransactionStatusType.
+_IDLE: Final = 0
+_UNKNOWN: Final = 4  # the connection is broken
 
-_BLOCKING = "a psycopg connection, an SQLAlchemy Session or Connection, or Django's connection"
-_ASYNC = "an asyncpg or psycopg AsyncConnection, or an SQLAlchemy AsyncSession or AsyncConnection"
-_IDLE = 0  # libpq's PQTRANS_IDLE, as psycopg and psycopg2 tell it
+# Queries that hold nothing a caller chose and whose rows fit any protocol.
+_SENT_AS_TEXT: Final = frozenset(("enlist", "let_go"))
 
 
 def enlist_blocking(connection: Any, options: Options, program: Program) -> Enlisted:
     """The kind of `connection`, made to take part."""
     _check_allowed(options)
-    participant = Participant(program)
-    queries = make_queries(options.layout)
-    for kind in (Django, Alchemy, Dbapi):
-        if kind.takes(connection):
-            return kind(connection, participant, queries)
-    raise refuse(connection, _BLOCKING)
+    if is_a(connection, "psycopg", "Connection"):
+        return Psycopg(connection, program)
+    if is_a(connection, "sqlalchemy", "Session", "scoped_session", "Connection"):
+        from oncekey.stores.postgres.frameworks import Alchemy
+
+        return Alchemy(connection, program)
+    if is_a(connection, "django", "BaseDatabaseWrapper", "ConnectionProxy"):
+        from oncekey.stores.postgres.frameworks import Django
+
+        return Django(connection, program)
+    raise _refusal(connection, _BLOCKING)
 
 
 def enlist_async(connection: Any, options: Options, program: Program) -> AsyncEnlisted:
     """The kind of `connection`, made to take part."""
     _check_allowed(options)
-    participant = Participant(program)
-    queries = make_queries(options.layout)
-    for kind in (AsyncAlchemy, AsyncPsycopg, Asyncpg):
-        if kind.takes(connection):
-            return kind(connection, participant, queries)
-    raise refuse(connection, _ASYNC)
+    if is_a(connection, "asyncpg", "Connection", "PoolConnectionProxy"):
+        return Asyncpg(connection, program)
+    if is_a(connection, "psycopg", "AsyncConnection"):
+        return AsyncPsycopg(connection, program)
+    if is_a(connection, "sqlalchemy", "AsyncSession", "async_scoped_session", "AsyncConnection"):
+        from oncekey.stores.postgres.frameworks import AsyncAlchemy
+
+        return AsyncAlchemy(connection, program)
+    raise _refusal(connection, _ASYNC)
+
+
+def is_a(connection: Any, module: str, *names: str) -> bool:
+    """Whether one of the object's classes is of this module and has one of these names."""
+    return any(
+        kind.__module__.partition(".")[0] == module and kind.__name__ in names
+        for kind in type(connection).__mro__
+    )
 
 
 def _check_allowed(options: Options) -> None:
@@ -64,280 +85,217 @@ def _check_allowed(options: Options) -> None:
         )
 
 
-def _is(connection: Any, module: str, *names: str) -> bool:
-    """Whether one of the object's classes is of this module and has one of these names."""
-    return any(
-        kind.__module__.partition(".")[0] == module and kind.__name__ in names
-        for kind in type(connection).__mro__
+def _refusal(connection: Any, wanted: str) -> ConfigurationError:
+    kind = type(connection)
+    return ConfigurationError(
+        f"in_transaction cannot use a {kind.__module__}.{kind.__qualname__}; it takes {wanted}"
     )
 
 
-# --- blocking -------------------------------------------------------------------------------
+# --- savepoints by name -----------------------------------------------------------------------
 
 
-class _Blocking(ABC):
-    """The verbs; how a statement is run is up to the kind of connection."""
+class _Names:
+    """The savepoints of one connection, the latest last."""
 
-    def __init__(
-        self, connection: Any, participant: Participant, queries: dict[str, Query]
-    ) -> None:
+    def __init__(self) -> None:
+        self._names: list[str] = []
+
+    def text(self, save: Save, *, is_over: bool) -> str | None:
+        """What to send, if anything."""
+        if save is Save.SET:
+            self._names.append(take_name())
+            return f"SAVEPOINT {self._names[-1]}"
+        name = self._names.pop()
+        give_name(name)
+        if save is Save.LEAVE or is_over:
+            return None
+        if save is Save.DROP:
+            return f"RELEASE SAVEPOINT {name}"
+        return f"ROLLBACK TO SAVEPOINT {name}; RELEASE SAVEPOINT {name}"
+
+
+# --- psycopg ----------------------------------------------------------------------------------
+
+
+class _Query(NamedTuple):
+    """A query to be sent with its parameters apart."""
+
+    sql: bytes
+    params: list[Any]
+
+
+class _Enter(NamedTuple):
+    """A `connection.transaction()` of psycopg's to be entered."""
+
+    block: Any
+
+
+class _Leave(NamedTuple):
+    """... and to be left, by an error where what it did is to be undone."""
+
+    block: Any
+    error: Exception | None
+
+
+class _Undone(Exception):
+    """Makes psycopg go back to a savepoint."""
+
+
+class _Wire:
+    """What to do on a psycopg connection, of either colour, for some actions.
+
+    Everything that can be goes out as one text. A connection in a transaction that it began by
+    itself would obey a `commit()` in the body; under a `transaction()` of its own it refuses.
+    """
+
+    def __init__(self, connection: Any, texts: dict[str, Text]) -> None:
         self._connection = connection
-        self._participant = participant
-        self._queries = queries
+        self._texts = texts
+        self._names = _Names()
+        self._blocks: list[Any] = []  # for each savepoint, psycopg's block or None
 
-    def apply(self, commands: Sequence[Command], /) -> list[Reply]:
-        return self._run(self._participant.apply(commands, self._in_transaction()))
+    def standing(self) -> Standing:
+        if self._connection.info.transaction_status != _IDLE:
+            return Standing.OPEN
+        return Standing.BARE if self._connection.autocommit else Standing.READY
 
-    def mark(self) -> None:
-        self._run(self._participant.mark())
+    def steps(self, actions: Sequence[Action]) -> Iterator[bytes | _Query | _Enter | _Leave]:
+        texts: list[str] = []
+        for action in actions:
+            if isinstance(action, Statement) and action.name in _SENT_AS_TEXT:
+                texts.append(self._texts[action.name].inline(action.params))
+            elif isinstance(action, Statement):
+                yield from _joined(texts)
+                text = self._texts[action.name]
+                yield _Query(text.dollars.encode(), text.written(action.params))
+            elif action is Save.SET and not self._is_in_block():
+                yield from _joined(texts)
+                self._blocks.append(self._connection.transaction(savepoint_name=take_name()))
+                yield _Enter(self._blocks[-1])
+            else:
+                yield from self._saving(action, texts)
+        yield from _joined(texts)
 
-    def undo(self) -> None:
-        self._run(self._participant.undo(self._in_transaction()))
+    def _saving(self, save: Save, texts: list[str]) -> Iterator[bytes | _Leave]:
+        if save is Save.SET:
+            self._blocks.append(None)
+        block = self._blocks[-1] if save is Save.SET else self._blocks.pop()
+        if block is not None:
+            yield from _joined(texts)
+            give_name(block.savepoint_name)
+            yield _Leave(block, _Undone() if save is Save.BACK else None)
+            return
+        status = self._connection.info.transaction_status
+        text = self._names.text(save, is_over=status in (_IDLE, _UNKNOWN))
+        if text is not None:
+            texts.append(text)
 
-    def settle(self) -> None:
-        self._participant.settle(self._in_transaction())
-
-    def _run(self, steps: Part[T]) -> T:
-        try:
-            statement = next(steps)
-            while True:
-                statement = steps.send(self._execute(statement))
-        except StopIteration as stop:
-            result: T = stop.value
-            return result
-        except Exception as error:
-            meaning = faults.enlisted(error)
-            if meaning is None:
-                raise
-            raise meaning from error
-
-    @abstractmethod
-    def _in_transaction(self) -> bool: ...
-
-    @abstractmethod
-    def _execute(self, statement: Statement | Plain) -> Sequence[Row]: ...
-
-
-class Dbapi(_Blocking):
-    """A psycopg or psycopg2 connection."""
-
-    @staticmethod
-    def takes(connection: Any) -> bool:
-        return _is(connection, "psycopg", "Connection") or _is(connection, "psycopg2", "connection")
-
-    def _driver(self) -> Any:
-        return self._connection
-
-    def _in_transaction(self) -> bool:
-        """Also before the first statement: a connection without autocommit then begins one."""
-        driver = self._driver()
-        if not driver.autocommit:
-            return True
-        info = driver.info
-        status = info.transaction_status
-        return bool(status != _IDLE)
-
-    def _execute(self, statement: Statement | Plain) -> Sequence[Row]:
-        with self._driver().cursor() as cursor:
-            return _execute_positional(cursor, self._queries, statement)
+    def _is_in_block(self) -> bool:
+        """Whether the caller's `with connection.transaction():` is around us. If psycopg stops
+        telling, a block of our own is always right, and only slower."""
+        return bool(getattr(self._connection, "_num_transactions", 0))
 
 
-class Django(Dbapi):
-    """Django's `connection` (or `connections[alias]`), inside `transaction.atomic()`."""
-
-    @staticmethod
-    def takes(connection: Any) -> bool:
-        return _is(connection, "django", "BaseDatabaseWrapper", "ConnectionProxy")
-
-    def _driver(self) -> Any:
-        self._connection.ensure_connection()
-        return self._connection.connection
-
-    def _in_transaction(self) -> bool:
-        return bool(self._connection.in_atomic_block) or not self._connection.get_autocommit()
+def _joined(texts: list[str]) -> Iterator[bytes]:
+    if texts:
+        yield "; ".join(texts).encode()
+        texts.clear()
 
 
-class Alchemy(_Blocking):
-    """An SQLAlchemy Session, scoped_session or Connection, on psycopg or psycopg2."""
+class Psycopg(Blocking):
+    """A psycopg Connection."""
 
-    @staticmethod
-    def takes(connection: Any) -> bool:
-        return _is(connection, "sqlalchemy", "Session", "scoped_session", "Connection")
+    leaves_savepoints = True
 
-    def _in_transaction(self) -> bool:
-        """A session begins by itself; a connection in AUTOCOMMIT never does."""
-        return _alchemy_isolation(self._bound()) != "AUTOCOMMIT"
+    def __init__(self, connection: Any, program: Program) -> None:
+        super().__init__(connection, program)
+        self._wire = _Wire(connection, self._texts)
 
-    def _bound(self) -> Any:
-        is_connection = _is(self._connection, "sqlalchemy", "Connection")
-        return self._connection if is_connection else self._connection.connection()
+    def _standing(self) -> Standing:
+        return self._wire.standing()
 
-    def _execute(self, statement: Statement | Plain) -> Sequence[Row]:
-        sql, params = _for_alchemy(self._bound().dialect, self._queries, statement)
-        result = self._bound().exec_driver_sql(sql, params)
-        return result.fetchall() if result.returns_rows else ()
+    def _perform(self, actions: Sequence[Action]) -> Sequence[Row]:
+        import psycopg
+        from psycopg.rows import tuple_row
 
-
-# --- asyncio --------------------------------------------------------------------------------
-
-
-class _Async(ABC):
-    """The same verbs, awaited."""
-
-    def __init__(
-        self, connection: Any, participant: Participant, queries: dict[str, Query]
-    ) -> None:
-        self._connection = connection
-        self._participant = participant
-        self._queries = queries
-
-    async def apply(self, commands: Sequence[Command], /) -> list[Reply]:
-        return await self._run(self._participant.apply(commands, await self._in_transaction()))
-
-    async def mark(self) -> None:
-        await self._run(self._participant.mark())
-
-    async def undo(self) -> None:
-        await self._run(self._participant.undo(await self._in_transaction()))
-
-    async def settle(self) -> None:
-        self._participant.settle(await self._in_transaction())
-
-    async def _run(self, steps: Part[T]) -> T:
-        try:
-            statement = next(steps)
-            while True:
-                statement = steps.send(await self._execute(statement))
-        except StopIteration as stop:
-            result: T = stop.value
-            return result
-        except Exception as error:
-            meaning = faults.enlisted(error)
-            if meaning is None:
-                raise
-            raise meaning from error
-
-    @abstractmethod
-    async def _in_transaction(self) -> bool: ...
-
-    @abstractmethod
-    async def _execute(self, statement: Statement | Plain) -> Sequence[Row]: ...
-
-
-class AsyncPsycopg(_Async):
-    """A psycopg AsyncConnection."""
-
-    @staticmethod
-    def takes(connection: Any) -> bool:
-        return _is(connection, "psycopg", "AsyncConnection")
-
-    async def _in_transaction(self) -> bool:
-        driver = self._connection
-        return not driver.autocommit or bool(driver.info.transaction_status != _IDLE)
-
-    async def _execute(self, statement: Statement | Plain) -> Sequence[Row]:
-        sql, params = _positional(self._queries, statement)
-        async with self._connection.cursor() as cursor:
-            cursor.row_factory = _psycopg_rows()
-            await cursor.execute(sql, params)
-            rows: Sequence[Row] = await cursor.fetchall() if cursor.description else ()
-            return rows
-
-
-class Asyncpg(_Async):
-    """An asyncpg connection, also one that a pool has lent."""
-
-    @staticmethod
-    def takes(connection: Any) -> bool:
-        return _is(connection, "asyncpg", "Connection", "PoolConnectionProxy")
-
-    async def _in_transaction(self) -> bool:
-        return bool(self._connection.is_in_transaction())
-
-    async def _execute(self, statement: Statement | Plain) -> Sequence[Row]:
-        if isinstance(statement, Plain):
-            await self._connection.execute(statement.sql)
-            return ()
-        query = self._queries[statement.name]
-        params = [literal(k, v) for k, v in zip(query.kinds, statement.params, strict=True)]
-        rows: Sequence[Row] = await self._connection.fetch(query.sql, *params)
+        rows: Sequence[Row] = ()
+        for step in self._wire.steps(actions):
+            if isinstance(step, _Enter):
+                step.block.__enter__()
+            elif isinstance(step, _Leave):
+                error = step.error
+                step.block.__exit__(type(error) if error else None, error, None)
+            else:
+                # Not connection.cursor(): the caller's factories have no part in it.
+                cursor = psycopg.RawCursor(self._connection, row_factory=tuple_row)
+                if isinstance(step, bytes):
+                    cursor.execute(step, prepare=False)
+                else:
+                    cursor.execute(step.sql, step.params)
+                rows = cursor.fetchall() if cursor.description else rows
         return rows
 
 
-class AsyncAlchemy(_Async):
-    """An SQLAlchemy AsyncSession or AsyncConnection, on asyncpg or psycopg."""
+class AsyncPsycopg(Async):
+    """A psycopg AsyncConnection."""
 
-    @staticmethod
-    def takes(connection: Any) -> bool:
-        names = ("AsyncSession", "async_scoped_session", "AsyncConnection")
-        return _is(connection, "sqlalchemy", *names)
+    leaves_savepoints = True
 
-    async def _bound(self) -> Any:
-        is_connection = _is(self._connection, "sqlalchemy", "AsyncConnection")
-        return self._connection if is_connection else await self._connection.connection()
+    def __init__(self, connection: Any, program: Program) -> None:
+        super().__init__(connection, program)
+        self._wire = _Wire(connection, self._texts)
 
-    async def _in_transaction(self) -> bool:
-        return _alchemy_isolation((await self._bound()).sync_connection) != "AUTOCOMMIT"
+    async def _standing(self) -> Standing:
+        return self._wire.standing()
 
-    async def _execute(self, statement: Statement | Plain) -> Sequence[Row]:
-        bound = await self._bound()
-        sql, params = _for_alchemy(bound.dialect, self._queries, statement)
-        result = await bound.exec_driver_sql(sql, params)
-        return result.fetchall() if result.returns_rows else ()
+    async def _perform(self, actions: Sequence[Action]) -> Sequence[Row]:
+        import psycopg
+        from psycopg.rows import tuple_row
 
-
-# --- statements for drivers that take %s ------------------------------------------------------
-
-
-def _positional(
-    queries: dict[str, Query], statement: Statement | Plain
-) -> tuple[str, tuple[Any, ...] | None]:
-    if isinstance(statement, Plain):
-        return statement.sql, None
-    query = queries[statement.name]
-    sql, order = positional(query)
-    params = [literal(k, v) for k, v in zip(query.kinds, statement.params, strict=True)]
-    return sql, tuple(params[i] for i in order)
+        rows: Sequence[Row] = ()
+        for step in self._wire.steps(actions):
+            if isinstance(step, _Enter):
+                await step.block.__aenter__()
+            elif isinstance(step, _Leave):
+                error = step.error
+                await step.block.__aexit__(type(error) if error else None, error, None)
+            else:
+                cursor = psycopg.AsyncRawCursor(self._connection, row_factory=tuple_row)
+                if isinstance(step, bytes):
+                    await cursor.execute(step, prepare=False)
+                else:
+                    await cursor.execute(step.sql, step.params)
+                rows = await cursor.fetchall() if cursor.description else rows
+        return rows
 
 
-def _execute_positional(
-    cursor: Any, queries: dict[str, Query], statement: Statement | Plain
-) -> Sequence[Row]:
-    sql, params = _positional(queries, statement)
-    if hasattr(cursor, "row_factory"):  # psycopg 3: the caller's own factory has no part in it
-        cursor.row_factory = _psycopg_rows()
-    cursor.execute(sql, params)
-    return cursor.fetchall() if cursor.description else ()
+# --- asyncpg ----------------------------------------------------------------------------------
 
 
-def _psycopg_rows() -> Any:
-    from psycopg.rows import tuple_row
+class Asyncpg(Async):
+    """An asyncpg connection, also one that a pool has lent."""
 
-    return tuple_row
+    leaves_savepoints = True
 
+    def __init__(self, connection: Any, program: Program) -> None:
+        super().__init__(connection, program)
+        self._names = _Names()
 
-def _for_alchemy(
-    dialect: Any, queries: dict[str, Query], statement: Statement | Plain
-) -> tuple[str, tuple[Any, ...]]:
-    if isinstance(statement, Plain):
-        return statement.sql, ()
-    if dialect.driver == "asyncpg":
-        query = queries[statement.name]
-        pairs = zip(query.kinds, statement.params, strict=True)
-        return query.sql, tuple(literal(kind, value) for kind, value in pairs)
-    if dialect.driver not in ("psycopg", "psycopg_async", "psycopg2"):
-        raise ConfigurationError(
-            f"in_transaction does not know SQLAlchemy's driver {dialect.driver!r}; use psycopg, "
-            "psycopg2 or asyncpg"
-        )
-    sql, params = _positional(queries, statement)
-    assert params is not None
-    return sql, params
+    async def _standing(self) -> Standing:
+        connection = self._connection
+        is_open = connection.is_closed() or connection.is_in_transaction()
+        return Standing.OPEN if is_open else Standing.BARE
 
-
-def _alchemy_isolation(connection: Any) -> str:
-    level: str = (
-        connection.get_isolation_level() if hasattr(connection, "get_isolation_level") else ""
-    )
-    options = connection.get_execution_options()
-    return str(options.get("isolation_level", level)).upper()
+    async def _perform(self, actions: Sequence[Action]) -> Sequence[Row]:
+        rows: Sequence[Row] = ()
+        for action in actions:
+            if isinstance(action, Statement):
+                text = self._texts[action.name]
+                rows = await self._connection.fetch(text.dollars, *text.typed(action.params))
+                continue
+            is_over = self._connection.is_closed() or not self._connection.is_in_transaction()
+            sql = self._names.text(action, is_over=is_over)
+            if sql is not None:
+                await self._connection.execute(sql)
+        return rows

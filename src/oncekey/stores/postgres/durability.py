@@ -14,6 +14,8 @@ from oncekey.core.levels import Guarantee, Level
 # What we ask of every commit of ours. remote_apply promises no more than on, only later.
 SYNCHRONOUS_COMMIT: Final = ("on", "remote_apply", "local", "off")
 FAILOVER: Final = ("auto", "never")
+# The function of the server that warns of a commit no standby has confirmed; never translated.
+UNREPLICATED: Final = "SyncRepWaitForLSN"
 
 UNSEEN: Final = Guarantee(
     Level.TRANSACTIONAL,

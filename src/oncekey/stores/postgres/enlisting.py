@@ -4,184 +4,266 @@ The claim locks the key (an advisory lock, tried and never waited for) and write
 and the like are kept here; the finish writes the whole record, in one statement. So a concurrent
 duplicate is told at once that the operation is in flight, and a crash leaves nothing.
 
-    mark      a savepoint before the body
-    undo      back to it
-    settle    nothing: the savepoint stays until the record is written, for if that comes too late
-              (another owner has ended the key meanwhile), the body's rows must go
+Every run has a savepoint, set together with the claim, after the lock: a body that raises is undone
+to there, and so are its rows if the record comes too late, another owner having ended the key. The
+lock outlives that, so a failure can be kept although its rows are not.
 
-Owns the order of these statements. Must not know how they are executed.
+Owns the order of these actions. Must not know how they are carried out: whatever fails is thrown
+into the generators here.
 """
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Generator, Sequence
-from typing import Any, Final, NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import Final, TypeVar
 
-from oncekey.core.commands import Busy, Claim, Command, Done, Finish, Look, Lost, Release, Reply
+from oncekey.core.commands import (
+    Busy,
+    Claim,
+    Claimed,
+    Command,
+    Done,
+    Finish,
+    Look,
+    Lost,
+    Release,
+    Reply,
+    Resolve,
+)
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.machine import decide
-from oncekey.core.record import Record, State
+from oncekey.core.record import Record
+from oncekey.stores.postgres import faults
 from oncekey.stores.postgres.program import TRANSACTION_HINT_US, Program, Statement
 from oncekey.stores.postgres.rows import Met, Row, met_of
+from oncekey.stores.steps import pack_steps
 
 T = TypeVar("T")
 
+# A finished run may leave its savepoint open, which saves a round trip and harms nobody, unless
+# there are many: then every row that is looked at costs more.
+LEFT_OPEN_MAX: Final = 8
 
-class Plain(NamedTuple):
-    """A statement without parameters or rows."""
+TOO_LATE: Final = "OK002"
+CLAIM_GONE: Final = "OK003"
+NO_SAVEPOINT: Final = "3B001"
 
-    sql: str
-
-
-Part = Generator[Statement | Plain, Sequence[Row], T]
-
-_SAVEPOINT: Final = Plain("SAVEPOINT oncekey_body")
-_ROLLBACK_TO: Final = Plain("ROLLBACK TO SAVEPOINT oncekey_body")
-_RELEASE: Final = Plain("RELEASE SAVEPOINT oncekey_body")
 _AS_IT_IS_WRITTEN: Final = -1  # the clock is read by the statement that writes the record
 
 
-class _Held(NamedTuple):
-    """A key this transaction runs: its record as it will be, and what is in the table."""
+class Save(enum.Enum):
+    """What is done with a savepoint. Runs within runs have one each; it is the latest that is
+    meant. Where the transaction is over there is nothing to be done but to forget it."""
+
+    SET = "set"
+    BACK = "go back to it and drop it"
+    DROP = "drop it, keeping what was done since"
+    LEAVE = "forget it: drop it or leave it to the end of the transaction"
+
+
+class Standing(enum.Enum):
+    """How a connection stands."""
+
+    OPEN = "in a transaction"
+    READY = "in none, but the next statement begins one"
+    BARE = "in none, and each statement would commit by itself"
+
+
+Action = Statement | Save
+# Actions are carried out in order, in one round trip where that can be, up to the first that
+# fails; the rows of the last statement among them are sent back.
+Part = Generator[tuple[Action, ...], Sequence[Row], T]
+
+
+@dataclass(slots=True, eq=False)
+class _Run:
+    """An operation this transaction runs: its record as it will be, and what is in the table."""
 
     record: Record
     met: Met | None
-    archive: Record | None
+    archive: bool
+    claimed_at: int
+    left_open: int
+    is_saved: bool = True
 
 
 class Participant:
-    """One caller's connection, as programs."""
+    """One caller's connection, as programs. `leaves`: savepoints may be left open on it."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, *, leaves: bool) -> None:
         self._program = program
-        self._held: dict[bytes, _Held] = {}
-        self._marks = 0
+        self._leaves = leaves
+        self._runs: list[_Run] = []  # the innermost last
 
-    def apply(self, commands: Sequence[Command], in_transaction: bool) -> Part[list[Reply]]:
+    def apply(self, commands: Sequence[Command], standing: Standing) -> Part[list[Reply]]:
         replies = []
         for command in commands:
-            replies.append((yield from self._one(command, in_transaction)))
+            replies.append((yield from self._one(command, standing)))
         return replies
 
-    def _one(self, command: Command, in_transaction: bool) -> Part[Reply]:
+    def _one(self, command: Command, standing: Standing) -> Part[Reply]:
         if isinstance(command, Claim):
-            if not in_transaction:
+            if standing is Standing.BARE:
                 raise _no_transaction()
             return (yield from self._claim(command))
-        held = self._held.get(command.id)
-        if held is None:
-            if isinstance(command, Release):
-                return Done()  # its transaction was rolled back under the body: the key is free
+        run = next((run for run in reversed(self._runs) if run.record.id == command.id), None)
+        if run is None:
             return (yield from self._elsewhere(command))
-        if not in_transaction:
-            del self._held[command.id]
-            if isinstance(command, Release):
-                return Done()
-            raise _transaction_over()
         if isinstance(command, Release):
-            del self._held[command.id]
+            yield from self._give_up(run)
             return Done()
         if isinstance(command, Finish):
-            return (yield from self._finish(held, command))
-        now = yield from self._now()
-        reply, write, _ = decide(held.record, command, now)
+            return (yield from self._finish(run, command, standing))
+        # What happens in a transaction happens, for all others, at one moment.
+        reply, write, _ = decide(run.record, command, run.claimed_at)
         if write is not None:
-            self._held[command.id] = held._replace(record=write)
+            run.record = write
         return reply
+
+    # --- claim and finish -----------------------------------------------------------------------
 
     def _claim(self, claim: Claim) -> Part[Reply]:
-        is_ring = self._program.layout.is_ring
-        params = (self._program.now(), is_ring, claim.id, claim.owner, claim.fingerprint)
-        row = (yield Statement("enlist", params))[0]
-        if row[2] is None:
+        layout = self._program.layout
+        asked = (self._program.now(), layout.is_ring, claim.id, claim.owner, claim.fingerprint)
+        ((now, left_open, locked, *_),) = rows = yield (Statement("enlist", asked), Save.SET)
+        if locked is None:
+            yield (Save.DROP,)
             return Busy(TRANSACTION_HINT_US)
-        met = met_of(row)
-        reply, write, archive = decide(met.record if met else None, claim, row[0])
-        if write is not None and write.state is State.PENDING:
-            self._held[claim.id] = _Held(write, met, archive)
-        elif write is not None:
+        met = met_of(rows[0])
+        reply, write, archive = decide(met.record if met else None, claim, now)
+        if isinstance(reply, Claimed):
+            assert write is not None
+            self._runs.append(_Run(write, met, archive is not None, now, left_open))
+            return reply
+        actions: list[Action] = [Save.DROP]
+        if write is not None and met is not None:
             # A dead owner's key is given up: true whatever becomes of this transaction.
-            yield from self._write(_Held(write, met, archive), row[0])
+            actions.insert(0, self._program.replacement([(write, met, archive is not None)]))
+        if locked:
+            actions.append(_let_go(claim.id))
+        yield tuple(actions)
         return reply
 
-    def _finish(self, held: _Held, finish: Finish) -> Part[Reply]:
-        reply, write, _ = decide(held.record, finish, _AS_IT_IS_WRITTEN)
-        del self._held[finish.id]
+    def _finish(self, run: _Run, finish: Finish, standing: Standing) -> Part[Reply]:
+        reply, write, _ = decide(run.record, finish, _AS_IT_IS_WRITTEN)
         if write is None:
             return reply
-        written = yield from self._write(held._replace(record=write), held.record.created_at)
-        if not written:
-            if self._marks:
-                yield _ROLLBACK_TO
-            yield from self._forget()
-            return Lost()
-        yield from self._forget()
+        if standing is not Standing.OPEN:
+            self._runs.remove(run)
+            raise transaction_over()
+        leave = self._leaves and run.is_saved and run.left_open < LEFT_OPEN_MAX
+        record = self._recording(run, write, leave)
+        try:
+            if run.is_saved:
+                yield (record, Save.LEAVE if leave else Save.DROP)
+            else:
+                run.is_saved = True
+                yield (Save.SET, record, Save.DROP)
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            # Rows without their record must not be committed, whoever catches this.
+            yield from self._give_up(run)
+            if faults.state_of(error) == TOO_LATE:
+                return Lost()
+            raise
+        self._runs.remove(run)
         return reply
 
-    def _write(self, held: _Held, now: int) -> Part[bool]:
-        if held.met is None:
-            rows = yield self._program.insertion([held.record], now)
-        else:
-            change = (held.record, held.met, held.archive is not None)
-            rows = yield self._program.replacement([change])
-        return bool(rows)
+    def _recording(self, run: _Run, record: Record, leave: bool) -> Statement:
+        layout = self._program.layout
+        slot = run.claimed_at // layout.period % layout.slots if layout.is_ring else 0
+        old = (run.met.record.fence, run.met.revision) if run.met else (None, None)
+        return Statement(
+            "record",
+            (
+                self._program.now(),
+                record.id,
+                *old,
+                run.archive,
+                leave,
+                slot,
+                record.state.value,
+                record.fingerprint,
+                record.owner,
+                record.fence,
+                record.attempt,
+                record.retry_safe,
+                record.created_at,
+                record.lease_until,
+                record.keep,
+                record.audit,
+                record.scope,
+                record.operation,
+                record.key,
+                pack_steps(record.steps),
+                record.body,
+                record.note,
+            ),
+        )
+
+    def _give_up(self, run: _Run) -> Part[None]:
+        """Undo what the run has done, and free its key for this transaction; others have to wait
+        for its end. Why that had to be is what the caller must see: no error of ours."""
+        self._runs.remove(run)
+        saved = (Save.BACK,) if run.is_saved else ()
+        try:
+            yield (*saved, _let_go(run.record.id))
+        except Exception:
+            return  # the transaction has failed or is over, so nothing of the run is left
 
     def _elsewhere(self, command: Command) -> Part[Reply]:
-        """A key that this transaction does not run: only to be looked at."""
-        if not isinstance(command, Look):
+        """A key that this transaction does not run: to be looked at, or resolved."""
+        if isinstance(command, Release):
+            return Done()  # its transaction was rolled back under the body: the key is free
+        if not isinstance(command, (Look, Resolve)):
             return Lost()
-        found, now = yield from self._program.look([command.id])
-        met = found.get(command.id)
-        return decide(met.record if met else None, command, now).reply
+        now = self._program.now()
+        rows = yield (Statement("look", (now, [command.id])),)
+        met = met_of(rows[0])
+        reply, write, _ = decide(met.record if met else None, command, rows[0][0])
+        if write is None or met is None:
+            return reply
+        changed = yield (self._program.replacement([(write, met, False)]),)
+        return reply if changed else Lost()
 
-    def _now(self) -> Part[int]:
-        given = self._program.now()
-        if given is not None:
-            return given
-        rows = yield Statement("clock", (None,))
-        now: int = rows[0][0]
-        return now
+    # --- the body's savepoint -------------------------------------------------------------------
 
-    # --- the body's savepoint -----------------------------------------------------------------
+    def undo(self) -> Part[None]:
+        """Back to the savepoint of the innermost run."""
+        if self._runs and self._runs[-1].is_saved:
+            self._runs[-1].is_saved = False
+            yield (Save.BACK,)
 
-    def mark(self) -> Part[None]:
-        yield _SAVEPOINT
-        self._marks += 1
+    def settle(self, standing: Standing) -> Part[None]:
+        """The body is through. Its savepoint stays until the record is written."""
+        if standing is not Standing.OPEN:
+            yield from self.give_up()
+            raise transaction_over()
 
-    def undo(self, in_transaction: bool) -> Part[None]:
-        if in_transaction and self._marks:  # else it is undone already
-            yield _ROLLBACK_TO
-            yield _RELEASE
-        self._marks = max(0, self._marks - 1)
+    def give_up(self) -> Part[None]:
+        """Nothing becomes of the innermost run."""
+        if self._runs:
+            yield from self._give_up(self._runs[-1])
 
-    def settle(self, in_transaction: bool) -> None:
-        if not in_transaction:
-            self._marks = 0
-            raise _transaction_over()
 
-    def _forget(self) -> Part[None]:
-        if self._marks:
-            self._marks -= 1
-            yield _RELEASE
+def _let_go(id: bytes) -> Statement:
+    return Statement("let_go", (id,))
 
 
 def _no_transaction() -> ConfigurationError:
     return ConfigurationError(
         "the connection is in no transaction, so nothing would commit together; begin one first "
         "(psycopg and asyncpg: `with connection.transaction():`, SQLAlchemy: `with "
-        "session.begin():`, Django: `with transaction.atomic():`)"
+        "session.begin():` and not AUTOCOMMIT, Django: `with transaction.atomic():`)"
     )
 
 
-def _transaction_over() -> ConfigurationError:
+def transaction_over() -> ConfigurationError:
     return ConfigurationError(
-        "the transaction this operation began in is over: the body committed it or rolled it "
-        "back. Leave that to whoever began the transaction, after the run"
-    )
-
-
-def refuse(connection: Any, wanted: str) -> ConfigurationError:
-    kind = type(connection)
-    return ConfigurationError(
-        f"in_transaction cannot use a {kind.__module__}.{kind.__qualname__}; it takes {wanted}"
+        "the transaction this operation began in is over, or was rolled back to before it: the "
+        "body committed it or rolled it back. Leave that to whoever began the transaction, after "
+        "the run"
     )

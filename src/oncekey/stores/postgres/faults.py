@@ -1,17 +1,20 @@
 """What a PostgreSQL error means, by its SQLSTATE.
 
 Owns the words and whether a failed call may have taken effect. Knows drivers only by the shape of
-their errors: an attribute `sqlstate`, on the error or on what it wraps.
+their errors: an attribute `sqlstate`, on the error or on what it wraps. libpq tells none for a
+connection that the server refused; then its words are gone by.
 """
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from oncekey.core.errors import ConfigurationError, OncekeyError, StoreUnavailable
 
 SERIALIZATION: Final = frozenset(("40001", "40P01"))
 RING_ISOLATION: Final = "OK001"
+READ_ONLY: Final = "25006"
 
 # What happened and what to do, by SQLSTATE or its class.
 _MEANING: Final = {
@@ -24,21 +27,40 @@ _MEANING: Final = {
     "42P01": "oncekey's tables are not there; run `oncekey migrate`",
     "42883": "oncekey's functions are not there or of another release; run `oncekey migrate`",
     "42703": "oncekey's tables are of another release; run `oncekey migrate`",
-    "42501": "the role lacks rights; grant it USAGE on the schema, EXECUTE on its functions and "
-    "SELECT, INSERT, UPDATE, DELETE on its tables",
+    "42501": "the role lacks rights; grant it USAGE on the schema, and SELECT, INSERT, UPDATE, "
+    "DELETE and TRUNCATE on all tables in it",
     "40P01": "two batches waited for each other",
     "40001": "the keys changed too fast",
     "53100": "the server's disk is full; make room",
     "53200": "the server is out of memory, or of locks: raise max_locks_per_transaction",
     "53300": "the server has no connection left; raise max_connections or use a pooler",
     "55P03": "a lock was held longer than lock_timeout",
-    "57014": "the statement took longer than statement_timeout",
-    "57P01": "the server is shutting down",
+    "57014": "the statement took longer than statement_timeout, or was cancelled",
+    "57P01": "the server is shutting down, or ended our session",
     "57P02": "the server crashed",
     "57P03": "the server is starting up or shutting down",
+    "57P05": "the server ended our idle session",
     "08": "the connection failed",
     "58": "the server's disk or system failed; check its log",
 }
+# What making the tables may meet besides.
+_MAKING: Final = {
+    "42501": "the role may not make oncekey's tables; run `oncekey migrate` with a role that may "
+    "(CREATE on the database, or on the schema if that is there), or grant it that",
+    "42P07": "the schema holds a table of another program under the name of one of oncekey's; "
+    "choose another schema",
+    "42723": "the schema holds a function of another program under the name of one of oncekey's; "
+    "choose another schema",
+}
+_UNREACHABLE: Final = "the server cannot be reached; is it running, and is the address right?"
+# A refused connection in libpq's words, where the server speaks English.
+_REFUSALS: Final = (
+    (re.compile(r"FATAL: +database .* does not exist"), "3D000"),
+    (re.compile(r"FATAL: +(password|.* authentication failed|no pg_hba|role )"), "28000"),
+    (re.compile(r"no password supplied|password authentication failed"), "28000"),
+    (re.compile(r"FATAL: +(sorry, too many clients|too many conn|remaining conn)"), "53300"),
+    (re.compile(r"FATAL: +the database system is (starting|shutting|in rec|not yet)"), "57P03"),
+)
 # Errors of ours to mend, not to wait out.
 _SET_UP: Final = frozenset(("28", "3D", "3F", "42"))
 # The connection ended: whether the commit was done before that, nobody can tell.
@@ -61,7 +83,7 @@ def state_of(error: BaseException | None) -> str:
     return ""
 
 
-def serving(error: BaseException, *, broken: bool) -> Exception | None:
+def serving(error: BaseException, *, broken: bool) -> StoreUnavailable | None:
     """The error to raise for a statement of our own; None where it is to be raised as it is.
 
     `broken`: the driver's connection ended with it.
@@ -70,16 +92,56 @@ def serving(error: BaseException, *, broken: bool) -> Exception | None:
     if not state:
         if not broken:
             return None
-        return StoreUnavailable(f"the connection to PostgreSQL broke: {_first_line(error)}")
+        return StoreUnavailable(f"the connection to PostgreSQL broke: {_said(error)}")
     if state[:2] not in _STORES:
         return None
-    ambiguous = state in _BROKEN or state[:2] == "08"
+    ambiguous = broken or state in _BROKEN or state[:2] == "08"
     return StoreUnavailable(text(error), ambiguous=ambiguous)
 
 
-def opening(error: BaseException) -> OncekeyError:
-    """The error to raise where no connection could be had, or the schema not be prepared."""
-    return StoreUnavailable(text(error), ambiguous=False)
+def opening(error: BaseException) -> StoreUnavailable:
+    """The error to raise where no connection could be had: nothing was sent."""
+    if _reason_of(error):
+        return StoreUnavailable(text(error), ambiguous=False)
+    return StoreUnavailable(f"{_UNREACHABLE} ({_said(error)})", ambiguous=False)
+
+
+def none_free(size: int) -> StoreUnavailable:
+    return StoreUnavailable(
+        f"no connection became free within pool_timeout: all {size} of pool_size are in use",
+        ambiguous=False,
+    )
+
+
+def was_closed() -> StoreUnavailable:
+    return StoreUnavailable("the store was closed", ambiguous=False, final=True)
+
+
+def not_replicated() -> StoreUnavailable:
+    return StoreUnavailable("committed here, but no synchronous standby has confirmed it in time")
+
+
+def making(error: BaseException, *, broken: bool) -> OncekeyError | None:
+    """The same for the script that makes the tables."""
+    state = state_of(error)
+    if state in _MAKING:
+        return ConfigurationError(f"{_MAKING[state]} (PostgreSQL {state}: {_said(error)})")
+    return serving(error, broken=broken)
+
+
+def preparing(error: OncekeyError) -> OncekeyError:
+    """What `error` is while nothing has been served yet: to be mended, or to be waited out."""
+    cause = error.__cause__
+    if isinstance(error, StoreUnavailable) and cause and _reason_of(cause)[:2] in _SET_UP:
+        return ConfigurationError(str(error))
+    return error
+
+
+def is_over(error: BaseException) -> bool:
+    """Whether to use no connection of this session's kind again: the server ends it, or is not
+    the one to be connected to (any more)."""
+    state = state_of(error)
+    return state in _BROKEN or state[:2] == "08" or state == READ_ONLY
 
 
 def enlisted(error: BaseException) -> Exception | None:
@@ -100,11 +162,23 @@ def enlisted(error: BaseException) -> Exception | None:
 
 
 def text(error: BaseException) -> str:
-    state = state_of(error)
+    state = _reason_of(error)
     meaning = _MEANING.get(state) or _MEANING.get(state[:2])
-    said = f"PostgreSQL {state}: {_first_line(error)}" if state else _first_line(error)
+    said = f"PostgreSQL {state}: {_said(error)}" if state else _said(error)
     return f"{meaning} ({said})" if meaning else f"PostgreSQL cannot be used: {said}"
 
 
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().split("\n", 1)[0] or type(error).__name__
+def _reason_of(error: BaseException) -> str:
+    state = state_of(error)
+    if state:
+        return state
+    words = str(error)
+    return next((known for pattern, known in _REFUSALS if pattern.search(words)), "")
+
+
+def _said(error: BaseException) -> str:
+    """The first line, which tells it; with several hosts that is only a headline."""
+    first, _, rest = str(error).strip().partition("\n")
+    if first.endswith(":"):
+        first += " " + " ".join(rest.split())
+    return first or type(error).__name__

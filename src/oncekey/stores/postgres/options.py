@@ -22,6 +22,7 @@ SCHEMA_MAX_BYTES: Final = 63
 RING_SLOTS_MIN: Final = 4
 RING_SLOTS_MAX: Final = 64
 POOL_SIZE_MAX: Final = 64
+TIMEOUT_MAX_MS: Final = 2**31 - 1  # the server's own limit
 
 _TRUE: Final = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
@@ -90,6 +91,8 @@ class Options:
         for name in ("statement_timeout", "lock_timeout", "pool_timeout", "ring_period"):
             if self.us(name) < 1_000:
                 raise ConfigurationError(f"{name}={getattr(self, name)!r} must be 1ms or longer")
+            if name.endswith("_timeout") and self.us(name) // 1_000 > TIMEOUT_MAX_MS:
+                raise ConfigurationError(f"{name}={getattr(self, name)!r} must be under 24 days")
 
     def _whole(self, name: str, least: int, most: int) -> None:
         value = getattr(self, name)
@@ -111,6 +114,11 @@ class Options:
         """Whether callers' transactions may hold keys."""
         return self.transactional and self.claim != "portable"
 
+    @property
+    def waits_for_standbys(self) -> bool:
+        """Whether a commit of ours waits for synchronous standbys, where there are any."""
+        return self.synchronous_commit in ("on", "remote_apply")
+
     def program(self) -> Program:
         return Program(self.layout, claim=self.claim, guard=self.takes_part, clock=self.clock)
 
@@ -121,6 +129,8 @@ class Options:
             "statement_timeout": f"{self.us('statement_timeout') // 1_000}",
             "lock_timeout": f"{self.us('lock_timeout') // 1_000}",
             "synchronous_commit": self.synchronous_commit,
+            # A commit that no standby has confirmed is told by a warning alone.
+            "client_min_messages": "warning",
         }
 
     @property
@@ -132,9 +142,10 @@ class Options:
 
     @property
     def local_settings(self) -> list[str]:
-        """The same as statements, for connections whose session is not ours to set."""
-        isolation = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED READ WRITE"
-        return [isolation, *(f"SET LOCAL {name} = '{v}'" for name, v in self.session.items())]
+        """The same as statements, for connections whose session is not ours to set. Whether the
+        database takes writes at all is left to whoever runs it."""
+        each = ", ".join(f"set_config('{name}', '{v}', true)" for name, v in self.session.items())
+        return ["SET TRANSACTION ISOLATION LEVEL READ COMMITTED", f"SELECT {each}"]
 
 
 def split_url(url: str) -> tuple[str, Options]:

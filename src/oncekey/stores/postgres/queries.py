@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import cache
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple
 
@@ -63,8 +64,9 @@ class Layout(NamedTuple):
         return int.from_bytes(digest, "big")
 
 
+@cache
 def make_queries(layout: Layout) -> dict[str, Query]:
-    """Every query by name."""
+    """Every query by name. Read once: every `in_transaction` asks for them."""
     texts = load_queries(_PACKAGE, "sql/queries.sql")
     return {name: make_query(fill(sql, layout)) for name, sql in texts.items()}
 
@@ -86,6 +88,7 @@ def make_migrations(layout: Layout) -> tuple[Migration, ...]:
     return tuple(step._replace(sql=fill(step.sql, layout)) for step in steps)
 
 
+@cache
 def positional(query: Query) -> tuple[str, tuple[int, ...]]:
     """The query with %s for its parameters, and which parameter each of them is."""
     order = tuple(int(number) - 1 for number in _PLACEHOLDER.findall(query.sql))

@@ -14,9 +14,19 @@ from typing import Any
 from urllib.parse import parse_qsl, unquote
 
 from oncekey.core.errors import ConfigurationError
+from oncekey.stores.inspection import Inspection
+from oncekey.stores.sqlite import inspecting
 from oncekey.stores.sqlite.store import AsyncSQLiteStore, SQLiteStore
 
-__all__ = ["AsyncSQLiteStore", "SQLiteStore", "open_async", "open_blocking"]
+__all__ = [
+    "AsyncSQLiteStore",
+    "SQLiteStore",
+    "inspect",
+    "migrate",
+    "migration_script",
+    "open_async",
+    "open_blocking",
+]
 
 _PREFIX = "sqlite:///"
 _OPTIONS = ("busy_timeout", "synchronous")
@@ -30,6 +40,22 @@ def open_blocking(url: str) -> SQLiteStore:
 def open_async(url: str) -> AsyncSQLiteStore:
     path, options = _parse(url)
     return AsyncSQLiteStore(path, **options)
+
+
+def inspect(url: str) -> Inspection:
+    """What is there, read-only; a file that is missing is not made."""
+    return inspecting.inspect(*_parse(url))
+
+
+def migrate(url: str) -> None:
+    """Make the file, or bring its tables up to date: opening it does both."""
+    open_blocking(url).close()
+
+
+def migration_script(url: str) -> str:
+    """Not offered: ConfigurationError says why."""
+    _parse(url)
+    raise inspecting.no_script()
 
 
 def _parse(url: str) -> tuple[str, dict[str, Any]]:

@@ -62,6 +62,9 @@ class Participant:
             yield _RELEASE
 
     def settle(self, in_transaction: bool) -> Steps[None]:
+        # The mark may go before Finish: that cannot be Lost here. The transaction has held the
+        # write lock since the claim, so nobody else has decided the key; and if it was ended or
+        # rolled back to before the claim, the savepoint went with it and this fails.
         if not in_transaction:
             raise faults.transaction_over()
         yield _RELEASE

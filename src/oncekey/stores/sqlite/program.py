@@ -11,6 +11,7 @@ or asyncio.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Generator, Sequence
 from functools import cache
 from typing import Any, Final, NamedTuple, TypeVar
@@ -25,6 +26,8 @@ from oncekey.stores.sqlite.rows import Row, claimed_row, finish_row, held_row, r
 
 SELECT_IDS_MAX: Final = 512  # SQLite before 3.32 takes 999 parameters
 _CHECK: Final = "secret-check"
+_ELECTED: Final = "elected"
+_UNTIL: Final = struct.Struct(">q")  # before the token: until when it is elected
 
 T = TypeVar("T")
 
@@ -167,6 +170,23 @@ class Program:
             yield Statement(QUERIES["postpone"], living, many=True)
         return len(ended) + len(garbage)
 
+    def elect(self, token: bytes, lease: int) -> Steps[bool]:
+        """Make this token the elected one, unless another is for some time yet. Who asks in vain
+        takes no lock."""
+        held = Statement(QUERIES["select_meta"], (_ELECTED,))
+        if _elected_other((yield held), token, self._clock()):
+            return False
+        yield BEGIN
+        rows = yield held
+        now = self._clock()
+        if _elected_other(rows, token, now):
+            yield ROLLBACK
+            return False
+        value = _UNTIL.pack(now + lease) + token
+        yield Statement(QUERIES["upsert_meta"], (_ELECTED, value))
+        yield COMMIT
+        return True
+
     def history(self, id: bytes) -> Steps[list[Record]]:
         """Past generations of a key that were not yet swept, oldest first."""
         rows = yield Statement(QUERIES["select_history"], (id,))
@@ -242,6 +262,15 @@ def _writes(
         ("update_held", held),
     )
     return [Statement(QUERIES[name], rows, many=True) for name, rows in work if rows]
+
+
+def _elected_other(rows: Sequence[Row], token: bytes, now: int) -> bool:
+    """Whether somebody else is elected at this time."""
+    if not rows:
+        return False
+    value: bytes = rows[0][0]
+    (until,) = _UNTIL.unpack_from(value)
+    return now < until and value[_UNTIL.size :] != token
 
 
 def _usual(commands: Sequence[Command]) -> bool:

@@ -106,6 +106,9 @@ class SQLiteStore(_Base):
     def sweep(self, limit: int = SWEEP_LIMIT_DEFAULT, /) -> int:
         return self._database.run(self._program.sweep(limit))
 
+    def elect(self, token: bytes, lease: int, /) -> bool:
+        return self._database.run(self._program.elect(token, lease))
+
     def history(self, id: bytes, /) -> list[Record]:
         """Past generations of a key that are still in their audit window, oldest first."""
         return self._database.run(self._program.history(id))
@@ -151,6 +154,9 @@ class AsyncSQLiteStore(_Base):
 
     async def sweep(self, limit: int = SWEEP_LIMIT_DEFAULT, /) -> int:
         return await self._run(self._program.sweep(limit))
+
+    async def elect(self, token: bytes, lease: int, /) -> bool:
+        return await self._run(self._program.elect(token, lease))
 
     async def history(self, id: bytes, /) -> list[Record]:
         """Past generations of a key that are still in their audit window, oldest first."""

@@ -41,6 +41,9 @@ class Saboteur:
     def sweep(self, limit: int = SWEEP_LIMIT_DEFAULT, /) -> int:
         return self.inner.sweep(limit)
 
+    def elect(self, token: bytes, lease: int, /) -> bool:
+        return self.inner.elect(token, lease)
+
     def enlist(self, connection: Any, /) -> Enlisted:
         return self.inner.enlist(connection)
 

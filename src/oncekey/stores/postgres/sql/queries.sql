@@ -77,12 +77,17 @@ SELECT 0, 0, false,
 FROM {schema}.history t WHERE t.id = ANY ($1::uuid[]) ORDER BY t.fence;
 
 -- name: enlist
-SELECT f.at, f.ord, f.wrote,
-    uuid_send((f.rec).id), (f.rec).state, (f.rec).fingerprint, uuid_send((f.rec).owner),
-    (f.rec).fence, (f.rec).attempt, (f.rec).retry_safe, (f.rec).created_at, (f.rec).lease_until,
-    (f.rec).finished_at, (f.rec).keep, (f.rec).audit, (f.rec).scope, (f.rec).operation,
-    (f.rec).key, (f.rec).steps, (f.rec).body, (f.rec).note, (f.rec).revision
-FROM {schema}.enlist_1($1::bigint, $2::boolean, $3::uuid, $4::uuid, $5::bytea) f;
+SELECT * FROM {schema}.enlist_1($1::bigint, $2::boolean, $3::uuid, $4::uuid, $5::bytea);
+
+-- name: record
+SELECT {schema}.record_1($1::bigint, $2::uuid, $3::bigint, $4::integer, $5::boolean, $6::boolean,
+    $7::smallint, $8::smallint, $9::bytea, $10::uuid, $11::bigint, $12::integer, $13::boolean,
+    $14::bigint, $15::bigint, $16::bigint, $17::bigint, $18::text, $19::text, $20::text,
+    $21::bytea, $22::bytea, $23::text);
+
+-- name: let_go
+SELECT set_config('oncekey.running',
+    replace(current_setting('oncekey.running', true), $1::uuid::text || '/{seed} ', ''), true);
 
 -- Whole records, where there was none before; those that were too late are not returned. A record
 -- whose finished_at is -1 ends as it is written.

@@ -89,6 +89,10 @@ SELECT +value FROM oncekey_meta WHERE name = ?;
 -- name: insert_meta
 INSERT INTO oncekey_meta (name, value) VALUES (?, ?);
 
+-- name: upsert_meta
+INSERT INTO oncekey_meta (name, value) VALUES (?, ?)
+ON CONFLICT (name) DO UPDATE SET value = excluded.value;
+
 -- Writes nothing, and is a write all the same: it takes the write lock before anything is read,
 -- so a transaction that began deferred waits its turn here instead of failing later.
 -- name: lock

@@ -320,40 +320,143 @@ BEGIN
 END
 $finish$;
 
--- What a caller's transaction meets: the record, and whether the transaction may run the
--- operation. Replays and rejections take no lock.
+-- What a caller's transaction meets: the record, and whether the transaction may run the operation:
+-- `locked` is null, another one holds the key; true, this one now does; false, the record answers
+-- by itself, and replays and rejections take no lock.
+--
+-- A lock is no obstacle to who has it already, so the keys this transaction is running are named in
+-- a setting of its own, which ends with it and is undone with its savepoints, as the lock is.
+-- `left_open` counts the savepoints that finished runs have left in this transaction.
 CREATE FUNCTION {schema}.enlist_1(
     p_now bigint, p_ring boolean, p_id uuid, p_owner uuid, p_fingerprint bytea
-) RETURNS TABLE (at bigint, ord integer, wrote boolean, rec {schema}.records)
-LANGUAGE plpgsql VOLATILE
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off
-AS $enlist$
+) RETURNS TABLE (
+    at bigint, left_open integer, locked boolean, r_id bytea, r_state smallint,
+    r_fingerprint bytea, r_owner bytea, r_fence bigint, r_attempt integer, r_retry_safe boolean,
+    r_created_at bigint, r_lease_until bigint, r_finished_at bigint, r_keep bigint, r_audit bigint,
+    r_scope text, r_operation text, r_key text, r_steps bytea, r_body bytea, r_note text,
+    r_revision integer)
+LANGUAGE plpgsql VOLATILE AS $enlist$
 DECLARE
     n CONSTANT bigint := coalesce(p_now, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint);
-    v_holding CONSTANT text := coalesce(current_setting('oncekey.holding', true), '');
+    v_name CONSTANT text := p_id::text || '/{seed} ';
+    v_running CONSTANT text := coalesce(current_setting('oncekey.running', true), '');
+    t {schema}.records;
 BEGIN
     IF p_ring AND current_setting('transaction_isolation') <> 'read committed' THEN
         RAISE EXCEPTION 'oncekey: the ring needs transactions at READ COMMITTED'
             USING ERRCODE = 'OK001';
     END IF;
     at := n;
-    ord := 1;
-    SELECT t.* INTO rec FROM {schema}.records t WHERE t.id = p_id;
-    IF rec.id IS NULL OR {schema}.claim_rule_1(rec, p_owner, p_fingerprint, true, n) > 0 THEN
-        IF position(p_id::text IN v_holding) > 0
+    left_open := coalesce(nullif(current_setting('oncekey.left_open', true), ''), '0');
+    locked := false;
+    SELECT o.* INTO t FROM {schema}.records o WHERE o.id = p_id;
+    IF NOT FOUND OR {schema}.claim_rule_1(t, p_owner, p_fingerprint, true, n) > 0 THEN
+        IF position(v_name IN v_running) > 0
             OR NOT pg_try_advisory_xact_lock(uuid_hash_extended(p_id, {seed}))
         THEN
-            RETURN NEXT;  -- wrote is null: held
+            locked := NULL;
+            RETURN NEXT;
             RETURN;
         END IF;
-        -- The look in a statement of its own: it must be younger than the lock.
-        SELECT t.* INTO rec FROM {schema}.records t WHERE t.id = p_id;
+        locked := true;
+        PERFORM set_config('oncekey.running', v_running || v_name, true);
         IF current_setting('synchronous_commit') IN ('off', 'local') THEN
             PERFORM set_config('synchronous_commit', 'on', true);
         END IF;
-        PERFORM set_config('oncekey.holding', v_holding || ' ' || p_id, true);
+        -- The look in a statement of its own: it must be younger than the lock.
+        SELECT o.* INTO t FROM {schema}.records o WHERE o.id = p_id;
     END IF;
-    wrote := false;
+    IF FOUND THEN
+        r_id := uuid_send(t.id);
+        r_state := t.state;
+        r_fingerprint := t.fingerprint;
+        r_owner := uuid_send(t.owner);
+        r_fence := t.fence;
+        r_attempt := t.attempt;
+        r_retry_safe := t.retry_safe;
+        r_created_at := t.created_at;
+        r_lease_until := t.lease_until;
+        r_finished_at := t.finished_at;
+        r_keep := t.keep;
+        r_audit := t.audit;
+        r_scope := t.scope;
+        r_operation := t.operation;
+        r_key := t.key;
+        r_steps := t.steps;
+        r_body := t.body;
+        r_note := t.note;
+        r_revision := t.revision;
+    END IF;
     RETURN NEXT;
 END
 $enlist$;
+
+-- The outcome of an operation that this transaction runs, as a whole record: in place of the
+-- version it met (p_old_fence, p_old_revision), or new where it met none. Raises
+--   OK002   somebody else has ended the key meanwhile
+--   OK003   the claim is gone: this is another transaction, or was rolled back to before the claim
+CREATE FUNCTION {schema}.record_1(
+    p_now bigint, p_id uuid, p_old_fence bigint, p_old_revision integer, p_archive boolean,
+    p_leave boolean, p_slot smallint,
+    p_state smallint, p_fingerprint bytea, p_owner uuid, p_fence bigint, p_attempt integer,
+    p_retry_safe boolean, p_created_at bigint, p_lease_until bigint, p_keep bigint, p_audit bigint,
+    p_scope text, p_operation text, p_key text, p_steps bytea, p_body bytea, p_note text
+) RETURNS void LANGUAGE plpgsql VOLATILE AS $record$
+DECLARE
+    n CONSTANT bigint := coalesce(p_now, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint);
+    v_name CONSTANT text := p_id::text || '/{seed} ';
+    v_running CONSTANT text := coalesce(current_setting('oncekey.running', true), '');
+BEGIN
+    IF position(v_name IN v_running) = 0 THEN
+        RAISE EXCEPTION 'oncekey: the transaction that claimed the key is over'
+            USING ERRCODE = 'OK003';
+    END IF;
+    IF p_old_fence IS NULL THEN
+        INSERT INTO {schema}.records (
+            id, owner, fence, created_at, lease_until, finished_at, keep, audit, sweep_at,
+            attempt, revision, state, slot, retry_safe, fingerprint,
+            scope, operation, key, steps, body, note)
+        VALUES (
+            p_id, p_owner, p_fence, p_created_at, p_lease_until, n, p_keep, p_audit,
+            n + p_keep + p_audit, p_attempt, 0, p_state, p_slot, p_retry_safe, p_fingerprint,
+            p_scope, p_operation, p_key, p_steps, p_body, p_note)
+        ON CONFLICT DO NOTHING;
+    ELSE
+        -- Whoever is writing this row at this moment is first: never wait for them.
+        PERFORM 1 FROM {schema}.records t
+        WHERE t.id = p_id AND t.fence = p_old_fence AND t.revision = p_old_revision
+        FOR UPDATE SKIP LOCKED;
+        IF FOUND THEN
+            IF p_archive THEN
+                INSERT INTO {schema}.history (
+                    id, owner, fence, created_at, lease_until, finished_at, keep, audit, sweep_at,
+                    attempt, revision, state, slot, retry_safe, fingerprint,
+                    scope, operation, key, steps, body, note)
+                SELECT t.id, t.owner, t.fence, t.created_at, t.lease_until, t.finished_at, t.keep,
+                    t.audit, t.keep + t.audit
+                        + CASE WHEN t.finished_at <> 0 THEN t.finished_at ELSE t.lease_until END,
+                    t.attempt, t.revision, t.state, t.slot, t.retry_safe, t.fingerprint,
+                    t.scope, t.operation, t.key, t.steps, t.body, t.note
+                FROM {schema}.records t WHERE t.id = p_id
+                ON CONFLICT DO NOTHING;
+            END IF;
+            UPDATE {schema}.records AS t SET
+                owner = p_owner, fence = p_fence, created_at = p_created_at,
+                lease_until = p_lease_until, finished_at = n, keep = p_keep, audit = p_audit,
+                sweep_at = n + p_keep + p_audit, attempt = p_attempt, revision = t.revision + 1,
+                state = p_state, retry_safe = p_retry_safe, fingerprint = p_fingerprint,
+                scope = p_scope, operation = p_operation, key = p_key, steps = p_steps,
+                body = p_body, note = p_note
+            WHERE t.id = p_id;
+        END IF;
+    END IF;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'oncekey: another owner has ended the key' USING ERRCODE = 'OK002';
+    END IF;
+    PERFORM set_config('oncekey.running', replace(v_running, v_name, ''), true);
+    IF p_leave THEN
+        PERFORM set_config('oncekey.left_open', (1 + coalesce(
+            nullif(current_setting('oncekey.left_open', true), ''), '0')::integer)::text, true);
+    END IF;
+END
+$record$;

@@ -1,0 +1,1 @@
+"""PostgreSQL: oncekey, its peers and pgbench against one server with full durability."""
