@@ -1,37 +1,22 @@
-"""The table of stores: a new store joins every suite by one row."""
+"""What every suite needs: stores of each kind in turn, and that nothing outlives the run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+ROOT = Path(__file__).parents[1]
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))  # plain `pytest` finds `tests.tables` as `python -m pytest` does
+
 pytest.register_assert_rewrite("oncekey.testing.contract")
 
-import kept_stores  # noqa: E402
-from kept_stores import kept_async, kept_blocking  # noqa: E402
-from oncekey.core.contract import AsyncStore, Store  # noqa: E402
-from oncekey.stores.memory import AsyncMemoryStore, MemoryStore  # noqa: E402
-from oncekey.stores.sqlite import AsyncSQLiteStore, SQLiteStore  # noqa: E402
-from postgres_stores import RING  # noqa: E402
+from tests import kept_stores, postgres_stores  # noqa: E402
+from tests.tables import STORES, Opener  # noqa: E402
 
-WallClock = Callable[[], int]
-Opener = Callable[[WallClock], Store | AsyncStore]
-Row = Callable[[Path, WallClock], Any]
-
-# name -> open(directory, clock)
-STORES: dict[str, Row] = {
-    "memory-blocking": lambda path, clock: MemoryStore(clock=clock),
-    "memory-asyncio": lambda path, clock: AsyncMemoryStore(clock=clock),
-    "sqlite-blocking": lambda path, clock: SQLiteStore(path / "keys.db", clock=clock),
-    "sqlite-asyncio": lambda path, clock: AsyncSQLiteStore(path / "keys.db", clock=clock),
-    "postgres-psycopg": lambda path, clock: kept_blocking(clock),
-    "postgres-asyncpg": lambda path, clock: kept_async(clock),
-    "postgres-psycopg-ring": lambda path, clock: kept_blocking(clock, **RING),
-    "postgres-asyncpg-ring": lambda path, clock: kept_async(clock, **RING),
-}
+sys.modules.setdefault("postgres_stores", postgres_stores)  # one server under either name
 
 
 @pytest.fixture(params=STORES)

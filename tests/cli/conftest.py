@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from oncekey import Once, Policy, Terminal
+from oncekey.cli.main import main
 from oncekey.stores.sqlite import SQLiteStore
 
 DAY_US = 86_400_000_000
@@ -53,6 +54,19 @@ def oncekey(executable: str) -> Command:
             env={**os.environ, **environment},
         )
         return Ran(done.returncode, done.stdout, done.stderr)
+
+    return run
+
+
+@pytest.fixture
+def here(capfd: pytest.CaptureFixture[str]) -> Command:
+    """The same command within this process: for many runs of which only the words matter."""
+
+    def run(*arguments: str) -> Ran:
+        capfd.readouterr()
+        code = main(arguments)
+        said = capfd.readouterr()
+        return Ran(code, said.out, said.err)
 
     return run
 

@@ -5,18 +5,24 @@ from __future__ import annotations
 import sqlite3
 import subprocess
 import sys
+import time
 from contextlib import closing
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 import pytest
 
-from oncekey import ConfigurationError, Once, __version__
+from oncekey import Attempt, ConfigurationError, Once, Policy, __version__
 from oncekey.cli.exits import Exit
+from oncekey.engine import urls
+from oncekey.stores.memory import MemoryStore
+from oncekey.stores.sqlite import SQLiteStore
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Command, Ran
 
+DAY_US = 86_400_000_000
 SECRET = "correct horse battery"
 OTHER_SECRET = "wrong donkey capacitor"
 
@@ -145,6 +151,36 @@ class TestLooksBeforeItOpens:
         assert_refused(oncekey(name, f"sqlite:///{tmp_path}", *rest), Exit.USAGE, "folder")
 
 
+@pytest.mark.parametrize("command", [("sweep",), ("show", "charge", "k")])
+def test_an_older_schema_is_not_brought_up_to_date_by_a_look(
+    here: Command, command: tuple[str, ...], charged: str, tmp_path: Path
+) -> None:
+    with closing(sqlite3.connect(tmp_path / "keys.db")) as file, file:
+        file.execute("DELETE FROM oncekey_migrations")
+    name, *rest = command
+    assert_refused(here(name, charged, *rest), Exit.USAGE, "older release", "oncekey migrate")
+
+
+def test_a_newer_schema_is_left_to_its_release(here: Command, charged: str, tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "keys.db")) as file, file:
+        file.execute("INSERT INTO oncekey_migrations VALUES (99, 'later', 0)")
+    for name, *rest in ON_A_STORE:
+        assert_refused(here(name, charged, *rest), Exit.USAGE, "keys.db", "schema 99")
+
+
+def test_a_store_of_another_package_needs_not_offer_everything(
+    here: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = ModuleType("other_store")
+    vars(module)["open_blocking"] = lambda url: MemoryStore()
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setitem(urls.BUILT_IN, "other", module.__name__)
+    assert here("sweep", "other://x", "--json").data["removed"] == 0
+    assert here("show", "other://x", "charge", "k").code == Exit.NOT_FOUND
+    assert_refused(here("migrate", "other://x"), Exit.USAGE, "other://", "migrate")
+    assert_refused(here("migrate", "other://x", "--sql"), Exit.USAGE, "migration_script")
+
+
 # --- show --------------------------------------------------------------------------------------
 
 
@@ -175,6 +211,34 @@ def test_show_of_an_absent_key_has_its_own_exit_code(oncekey: Command, charged: 
     ran = oncekey("show", charged, "charge", "order-9", "--json")
     assert ran.code == Exit.NOT_FOUND
     assert ran.data["found"] is False
+
+
+def test_show_tells_steps_and_past_generations(here: Command, url: str, tmp_path: Path) -> None:
+    def checkout(attempt: Attempt) -> str:
+        attempt.step("pay", lambda key: {"id": "ch_1", "status": "paid"})
+        attempt.step("mail", lambda key: "x" * 1_000)
+        with pytest.raises(ZeroDivisionError):
+            attempt.step("ship", lambda key: 1 // 0)
+        return "ä"
+
+    yesterday = time.time_ns() // 1_000 - DAY_US
+    store = SQLiteStore(tmp_path / "keys.db", clock=lambda: yesterday)
+    with Once(store, policy=Policy(keep="1h")) as once:
+        once.run("checkout", "cart", checkout)
+    with Once(url) as once:
+        once.run("checkout", "cart", lambda attempt: "again")
+    look = ("show", url, "checkout", "cart", "--history")
+    then = here(*look, "--json").data["history"][0]
+    pay, mail, ship = then["steps"]
+    assert (pay["done"], pay["value"]) == (True, {"id": "ch_1", "status": "paid"})
+    assert mail["value"] == "x" * 1_000
+    assert (ship["done"], ship["value"], ship["intent"][:4]) == (False, None, "ok1-")
+    text = here(*look).out
+    assert text.index('"again"') < text.index("past generation")
+    assert '"ä"' in text
+    assert '{"id": "ch_1", "status": "paid"}' in text
+    assert "x" * 301 not in text
+    assert f"sent with the key {ship['intent']}" in text
 
 
 def test_show_refuses_an_impossible_key(oncekey: Command, charged: str) -> None:
@@ -244,6 +308,11 @@ def test_a_look_at_a_new_store_leaves_its_secret_open(oncekey: Command, url: str
     Once(url, secret=SECRET).close()
     with pytest.raises(ConfigurationError, match="another secret"):
         Once(url)
+
+
+def test_there_is_no_script_for_sqlite(here: Command, url: str, tmp_path: Path) -> None:
+    assert_refused(here("migrate", url, "--sql"), Exit.USAGE, "twice", "oncekey migrate")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_migrate_says_why_it_cannot(oncekey: Command, tmp_path: Path) -> None:

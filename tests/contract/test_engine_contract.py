@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.kept_stores import kept_async, kept_blocking, loop_for
+from tests.tables import STORES, Opener, Row
 
-from conftest import STORES, Opener, Row
-from kept_stores import kept_async, kept_blocking, loop_for
 from oncekey.core.contract import AsyncStore, Store
 from oncekey.testing.colours import LoopThread
 from oncekey.testing.contract import EngineContract

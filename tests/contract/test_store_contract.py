@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.kept_stores import kept_async, kept_blocking, loop_for
+from tests.postgres_stores import RING
+from tests.tables import STORES, Opener, Row
 
-from conftest import STORES, Opener, Row
-from kept_stores import kept_async, kept_blocking, loop_for
 from oncekey.core.contract import AsyncStore, Store
 from oncekey.core.errors import ConfigurationError
 from oncekey.stores.postgres import AsyncPostgresStore, PostgresStore
 from oncekey.testing.colours import LoopThread
 from oncekey.testing.contract import StoreContract
-from postgres_stores import RING
 
 # name of the row -> the store's options
 OPTIONS: dict[str, dict[str, Any]] = {

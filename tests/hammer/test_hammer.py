@@ -5,17 +5,14 @@ It prints what it did, and fails if that was too little to mean anything.
 
 from __future__ import annotations
 
-import os
-from collections import Counter
 from pathlib import Path
 
 import pytest
+from tests.hammer.strikes import SOAK, caught_at, strike
 
-from oncekey.testing.hammer import Hammer, hammer
+from oncekey.testing.hammer import Hammer
 
-SOAK = os.environ.get("ONCEKEY_SOAK") == "1"
 SECONDS = 60.0 if SOAK else 8.0
-RUNS_MAX = 5  # a busy machine gets more time, not less to do
 
 # At least so much must have happened; a long run must do in proportion.
 LEAST = {
@@ -46,43 +43,19 @@ CAUGHT_AT = {
 }
 
 
-def show(counts: Counter[str], violations: int, capsys: pytest.CaptureFixture[str]) -> None:
-    with capsys.disabled():
-        words = ", ".join(f"{number} {name}" for name, number in counts.items())
-        os.write(1, f"\n  hammer: {words}; {violations} violations\n".encode())
-
-
 def test_the_hammer_finds_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    counts: Counter[str] = Counter()
-    missing: set[str] = set()
-    for run in range(RUNS_MAX):
-        plan = Hammer(f"sqlite:///{tmp_path}/{run}.db", seconds=SECONDS, seed=run)
-        verdict = hammer(plan)
-        counts.update(verdict.counts)
-        show(counts, len(verdict.violations), capsys)
-        assert verdict.violations == []
-        assert verdict.counts["store errors"] == 0
-        missing = {name for name, least in LEAST.items() if counts[name] < least * SECONDS / 8}
-        if not missing:
-            break
-    assert not missing, f"too little happened: {missing}"
+    def plan(run: int) -> Hammer:
+        return Hammer(f"sqlite:///{tmp_path}/{run}.db", seconds=SECONDS, seed=run)
+
+    least = {what: number * SECONDS / 8 for what, number in LEAST.items()}
+    counts = strike("SQLite", plan, least, capsys)
+    assert counts["store errors"] == 0
 
 
 @pytest.mark.parametrize("sabotage", CAUGHT_AT)
 def test_the_hammer_finds_a_broken_store(tmp_path: Path, sabotage: str) -> None:
-    caught: list[str] = []
-    for run in range(RUNS_MAX):
-        plan = Hammer(
-            f"sqlite:///{tmp_path}/{run}.db",
-            seconds=1.5,
-            processes=8,
-            keys=12,
-            sabotage=sabotage,
-            seed=run,
-        )
-        verdict = hammer(plan)
-        assert not [words for words in verdict.violations if "ended with" in words]
-        caught = [w for w in verdict.violations if w.startswith(CAUGHT_AT[sabotage])]
-        if caught:
-            break
-    assert caught
+    def plan(run: int) -> Hammer:
+        url = f"sqlite:///{tmp_path}/{run}.db"
+        return Hammer(url, seconds=1.5, processes=8, keys=12, sabotage=sabotage, seed=run)
+
+    assert caught_at(CAUGHT_AT[sabotage], plan)

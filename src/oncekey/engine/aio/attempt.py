@@ -76,7 +76,6 @@ class AsyncAttempt(AttemptBase):
         """Take back the rows this body has written in the caller's transaction so far, and go on:
         what it returns is stored as usual. For an answer that is to be kept though nothing was
         done, such as a refusal. Raising Terminal undoes the rows as well, and stores the failure.
-        Steps recorded since the start are forgotten with the rows.
         """
         await self._hands.undo(self)
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from oncekey.core.commands import (
     Busy,
@@ -54,13 +54,29 @@ _AS_IT_IS_WRITTEN: Final = -1  # the clock is read by the statement that writes 
 
 
 class Save(enum.Enum):
-    """What is done with a savepoint. Runs within runs have one each; it is the latest that is
-    meant. Where the transaction is over there is nothing to be done but to forget it."""
+    """What is done with a savepoint. Where the transaction is over, or the savepoint was never
+    set, there is nothing to go back to."""
 
-    SET = "set"
+    SET = "set it"
     BACK = "go back to it and drop it"
     DROP = "drop it, keeping what was done since"
-    LEAVE = "forget it: drop it or leave it to the end of the transaction"
+    LEAVE = "forget it: drop it, or leave it to the end of the transaction"
+
+
+class Mark:
+    """One savepoint, once it is set; `made` is what the driver knows it by."""
+
+    __slots__ = ("made",)
+
+    def __init__(self) -> None:
+        self.made: Any = None
+
+
+class Saving(NamedTuple):
+    """Something to be done with a savepoint."""
+
+    how: Save
+    mark: Mark
 
 
 class Standing(enum.Enum):
@@ -71,7 +87,7 @@ class Standing(enum.Enum):
     BARE = "in none, and each statement would commit by itself"
 
 
-Action = Statement | Save
+Action = Statement | Saving
 # Actions are carried out in order, in one round trip where that can be, up to the first that
 # fails; the rows of the last statement among them are sent back.
 Part = Generator[tuple[Action, ...], Sequence[Row], T]
@@ -86,7 +102,7 @@ class _Run:
     archive: bool
     claimed_at: int
     left_open: int
-    is_saved: bool = True
+    mark: Mark | None  # None: undone
 
 
 class Participant:
@@ -106,7 +122,7 @@ class Participant:
     def _one(self, command: Command, standing: Standing) -> Part[Reply]:
         if isinstance(command, Claim):
             if standing is Standing.BARE:
-                raise _no_transaction()
+                raise no_transaction()
             return (yield from self._claim(command))
         run = next((run for run in reversed(self._runs) if run.record.id == command.id), None)
         if run is None:
@@ -127,17 +143,19 @@ class Participant:
     def _claim(self, claim: Claim) -> Part[Reply]:
         layout = self._program.layout
         asked = (self._program.now(), layout.is_ring, claim.id, claim.owner, claim.fingerprint)
-        ((now, left_open, locked, *_),) = rows = yield (Statement("enlist", asked), Save.SET)
+        mark = Mark()
+        rows = yield (Statement("enlist", asked), Saving(Save.SET, mark))
+        now, left_open, locked = rows[0][:3]
         if locked is None:
-            yield (Save.DROP,)
+            yield (Saving(Save.DROP, mark),)
             return Busy(TRANSACTION_HINT_US)
         met = met_of(rows[0])
         reply, write, archive = decide(met.record if met else None, claim, now)
         if isinstance(reply, Claimed):
             assert write is not None
-            self._runs.append(_Run(write, met, archive is not None, now, left_open))
+            self._runs.append(_Run(write, met, archive is not None, now, left_open, mark))
             return reply
-        actions: list[Action] = [Save.DROP]
+        actions: list[Action] = [Saving(Save.DROP, mark)]
         if write is not None and met is not None:
             # A dead owner's key is given up: true whatever becomes of this transaction.
             actions.insert(0, self._program.replacement([(write, met, archive is not None)]))
@@ -153,14 +171,14 @@ class Participant:
         if standing is not Standing.OPEN:
             self._runs.remove(run)
             raise transaction_over()
-        leave = self._leaves and run.is_saved and run.left_open < LEFT_OPEN_MAX
+        leave = self._leaves and run.left_open < LEFT_OPEN_MAX
         record = self._recording(run, write, leave)
+        before: tuple[Action, ...] = ()
+        if run.mark is None:
+            run.mark = Mark()
+            before = (Saving(Save.SET, run.mark),)
         try:
-            if run.is_saved:
-                yield (record, Save.LEAVE if leave else Save.DROP)
-            else:
-                run.is_saved = True
-                yield (Save.SET, record, Save.DROP)
+            yield (*before, record, Saving(Save.LEAVE if leave else Save.DROP, run.mark))
         except GeneratorExit:
             raise
         except BaseException as error:
@@ -208,9 +226,9 @@ class Participant:
         """Undo what the run has done, and free its key for this transaction; others have to wait
         for its end. Why that had to be is what the caller must see: no error of ours."""
         self._runs.remove(run)
-        saved = (Save.BACK,) if run.is_saved else ()
+        back = (Saving(Save.BACK, run.mark),) if run.mark else ()
         try:
-            yield (*saved, _let_go(run.record.id))
+            yield (*back, _let_go(run.record.id))
         except Exception:
             return  # the transaction has failed or is over, so nothing of the run is left
 
@@ -231,11 +249,17 @@ class Participant:
 
     # --- the body's savepoint -------------------------------------------------------------------
 
+    def mark(self) -> Part[None]:
+        """Nothing to do at a body's start: its savepoint was set with the claim."""
+        if self._runs and self._runs[-1].mark is None:
+            self._runs[-1].mark = Mark()
+            yield (Saving(Save.SET, self._runs[-1].mark),)
+
     def undo(self) -> Part[None]:
         """Back to the savepoint of the innermost run."""
-        if self._runs and self._runs[-1].is_saved:
-            self._runs[-1].is_saved = False
-            yield (Save.BACK,)
+        if self._runs and (mark := self._runs[-1].mark):
+            self._runs[-1].mark = None
+            yield (Saving(Save.BACK, mark),)
 
     def settle(self, standing: Standing) -> Part[None]:
         """The body is through. Its savepoint stays until the record is written."""
@@ -253,7 +277,7 @@ def _let_go(id: bytes) -> Statement:
     return Statement("let_go", (id,))
 
 
-def _no_transaction() -> ConfigurationError:
+def no_transaction() -> ConfigurationError:
     return ConfigurationError(
         "the connection is in no transaction, so nothing would commit together; begin one first "
         "(psycopg and asyncpg: `with connection.transaction():`, SQLAlchemy: `with "

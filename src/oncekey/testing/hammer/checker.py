@@ -6,6 +6,7 @@ store: an overlap is an overlap of what two owners could rightly believe.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -33,7 +34,7 @@ Rule = Callable[[KeyHistory, int], Iterator[str]]
 def check(entries: Iterable[Entry], counts: dict[str, int], keep: int) -> Verdict:
     """Hold every rule against every key."""
     everything = list(entries)
-    keys = histories(everything)
+    keys = histories(everything, keep)
     violations = [
         f"{rule.__name__} {history.key[:8]}: {words}"
         for history in keys
@@ -138,16 +139,15 @@ def i3_replays_are_what_was_stored(history: KeyHistory, keep: int) -> Iterator[s
 
 
 def i4_what_was_stored_stays(history: KeyHistory, keep: int) -> Iterator[str]:
-    claims = [entry for entry in history.entries if entry.verb == "Claim"]
+    claims = sorted((e for e in history.entries if e.verb == "Claim"), key=lambda e: e.sent)
+    times = [entry.sent for entry in claims]
     for fence, some in history.settlements.items():
         settlement = some[0]
-        for entry in claims:
-            if entry.sent <= settlement.came:
-                continue
-            if entry.came >= settlement.sent + keep - TOLERANCE_US:
-                continue
+        expiry = settlement.sent + keep - TOLERANCE_US
+        after = bisect_right(times, settlement.came)
+        for entry in claims[after : bisect_left(times, expiry)]:
             right = entry.reply == "Replay" and entry.given_fence == fence
-            if not right and entry.reply not in ("Different", "error"):
+            if not right and entry.reply != "Different" and entry.came < expiry:
                 yield f"after fence {fence} was stored a claim was answered {entry.reply}"
 
 
@@ -175,7 +175,7 @@ def i9_repeats_are_known(history: KeyHistory, keep: int) -> Iterator[str]:
     for entry in history.entries:
         if entry.verb == "Claim":
             first = claimed.get(entry.owner)
-            if first is not None and entry.reply != "error":
+            if first is not None:
                 in_time = entry.came < first.sent + first.lease - TOLERANCE_US
                 still = closing.get(entry.owner, entry.came + 1) > entry.came
                 same = entry.given_fence == first.given_fence and entry.reply == "Claimed"
@@ -189,7 +189,7 @@ def i9_repeats_are_known(history: KeyHistory, keep: int) -> Iterator[str]:
             if done is None:
                 if entry.reply == "Done":
                     finished[what] = entry
-            elif entry.reply not in ("Done", "error"):
+            elif entry.reply != "Done":
                 in_time = entry.came < done.sent + keep - TOLERANCE_US
                 if entry.sent > done.came and in_time:
                     yield f"a repeated finish of fence {entry.fence} was {entry.reply}"
@@ -203,7 +203,7 @@ def _with_next_came(grants: Sequence[Grant]) -> Iterator[tuple[Grant, int | None
         came = grant.came if came is None else min(came, grant.came)
 
 
-# Rules that hold even where the store failed and the log has gaps.
+# Rules that hold even where the store failed and nobody knows what came of it.
 CERTAIN_RULES: tuple[Rule, ...] = (
     i6_fences_are_unique_and_grow,
     i2_the_overtaken_are_refused,

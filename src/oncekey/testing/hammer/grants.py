@@ -6,12 +6,15 @@ attempt number 1. Owns the reading of the log; the rules are in checker.py.
 
 from __future__ import annotations
 
+import sys
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from oncekey.core.record import State
 from oncekey.testing.hammer.history import Entry
+from oncekey.testing.hammer.lost import settle
 
 FINAL = (State.SUCCEEDED, State.FAILED)
 
@@ -54,28 +57,41 @@ class KeyHistory:
     freed: dict[int, int] = field(default_factory=dict)  # fence: first sent
     unknown: dict[int, int] = field(default_factory=dict)  # fence: first sent
     certain: bool = True  # False where the store itself failed: some grants may be missing
+    _by_fence: dict[int, Grant] = field(default_factory=dict)
+    _sent_from: list[int] = field(default_factory=list)  # the earliest sent from here on
+    _superseded: list[int] = field(default_factory=list)  # when a later grant was first known
 
     def grant(self, fence: int) -> Grant | None:
-        return next((grant for grant in self.grants if grant.fence == fence), None)
+        return self._by_fence.get(fence)
 
     def holders(self, sent: int, came: int) -> list[Grant]:
         """Every grant that may have been the last one at some moment from `sent` to `came`."""
-        found, superseded = [], None
+        first = bisect_left(self._superseded, sent)
+        last = bisect_right(self._sent_from, came)
+        return [grant for grant in self.grants[first:last] if grant.sent <= came]
+
+    def index(self) -> None:
+        """All grants are there: make them easy to find."""
+        sent = superseded = sys.maxsize
         for grant in reversed(self.grants):
-            if grant.sent <= came and (superseded is None or superseded >= sent):
-                found.append(grant)
-            superseded = grant.came if superseded is None else min(superseded, grant.came)
-        return found
+            self._by_fence[grant.fence] = grant
+            self._superseded.append(superseded)
+            superseded = min(superseded, grant.came)
+            sent = min(sent, grant.sent)
+            self._sent_from.append(sent)
+        self._superseded.reverse()
+        self._sent_from.reverse()
 
 
-def histories(entries: Iterable[Entry]) -> list[KeyHistory]:
+def histories(entries: Iterable[Entry], keep: int) -> list[KeyHistory]:
     """The log by key, each put in order."""
     by_key: dict[str, list[Entry]] = defaultdict(list)
     for entry in entries:
         by_key[entry.key].append(entry)
     made = []
     for key, some in by_key.items():
-        history = KeyHistory(key, sorted(some, key=lambda entry: entry.came))
+        known, certain = settle(some, keep)
+        history = KeyHistory(key, sorted(known, key=lambda entry: entry.came), certain=certain)
         _find_grants(history)
         _find_endings(history)
         _number_generations(history)
@@ -86,8 +102,6 @@ def histories(entries: Iterable[Entry]) -> list[KeyHistory]:
 def _find_grants(history: KeyHistory) -> None:
     grants: dict[tuple[str, int], Grant] = {}
     for entry in history.entries:
-        if entry.reply == "error":
-            history.certain = False
         if entry.verb == "Claim" and entry.reply == "Claimed":
             grant = grants.get((entry.owner, entry.given_fence))
             if grant is None:
@@ -115,6 +129,7 @@ def _find_grants(history: KeyHistory) -> None:
                     earlier = held.closing_sent
                     held.closing_sent = entry.sent if earlier is None else min(earlier, entry.sent)
     history.grants = sorted(grants.values(), key=lambda grant: grant.fence)
+    history.index()
 
 
 def _find_endings(history: KeyHistory) -> None:

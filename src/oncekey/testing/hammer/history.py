@@ -11,7 +11,7 @@ import json
 import os
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -103,19 +103,24 @@ def entry(command: Command, reply: Reply | None, sent: int, came: int, *, seen: 
 
 
 class Log:
-    """Appends lines with one write each: what was written survives the death of the process."""
+    """Appends lines in one go: what was written survives the death of the process."""
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
-    def write(self, what: Entry) -> None:
-        default = _DEFAULTS
-        line = {k: v for k, v in asdict(what).items() if default.get(k, _NONE) != v}
-        os.write(self._file, json.dumps(line).encode() + b"\n")
+    def write(self, *entries: Entry) -> None:
+        lines = [json.dumps(_told(entry)).encode() + b"\n" for entry in entries]
+        os.write(self._file, b"".join(lines))
 
     def count(self, what: str, number: int = 1) -> None:
         """Something worth a count that is no command: a crash, a sweep."""
         os.write(self._file, json.dumps({"count": what, "number": number}).encode() + b"\n")
+
+
+def _told(entry: Entry) -> dict[str, Any]:
+    """What is not as usual."""
+    names = Entry.__slots__
+    return {n: value for n in names if (value := getattr(entry, n)) != _DEFAULTS.get(n, _NONE)}
 
 
 _NONE = object()

@@ -68,7 +68,7 @@ def strike(plan: Hammer) -> Verdict:
     """The parent: only in a process without other threads."""
     with tempfile.TemporaryDirectory(prefix="oncekey-hammer-") as name:
         logs = Path(name)
-        _open(plan).close()  # tables are made before the crowd comes
+        _make_tables(plan)
         end = time.monotonic() + plan.seconds
         living: dict[int, int] = {}
         started = 0
@@ -101,6 +101,13 @@ def strike(plan: Hammer) -> Verdict:
 def _open(plan: Hammer) -> Store:
     store = blocking_store(plan.store)
     return SABOTEURS[plan.sabotage](store) if plan.sabotage else store
+
+
+def _make_tables(plan: Hammer) -> None:
+    """Before the crowd comes."""
+    store = _open(plan)
+    store.sweep(0)  # a lazy store makes them when it is first used
+    store.close()
 
 
 def _fork(plan: Hammer, logs: Path, number: int, end: float) -> int:

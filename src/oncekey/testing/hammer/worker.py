@@ -39,6 +39,8 @@ CRASHED = 7  # the exit code of a worker that ended on purpose
 LOSE_REPLY = 0.05
 CRASH = 0.003
 THROUGH_ONCE = 0.15
+IN_BATCHES = 0.15
+BATCH_MAX = 10
 OTHER_REQUEST = 0.08
 UNSAFE = 0.4
 
@@ -57,7 +59,7 @@ class Load:
 class Recorder:
     """A store that logs what goes through it and sometimes loses the reply or the process."""
 
-    immediate = True  # no batching here: every command has its own line and its own times
+    immediate = True  # the engine's commands go one by one: the worker makes batches itself
     lanes = 1
 
     def __init__(self, inner: Store, log: Log, dice: random.Random, *, crashes: bool) -> None:
@@ -69,28 +71,25 @@ class Recorder:
         self._crashes = crashes
 
     def apply(self, commands: Sequence[Command], /) -> list[Reply]:
-        replies: list[Reply] = []
-        for command in commands:
-            replies.append(self._apply_one(command))
-        return replies
-
-    def _apply_one(self, command: Command) -> Reply:
         fate = self._dice.random()
         seen = fate > LOSE_REPLY
         sent = monotonic_us()
         try:
-            (reply,) = self.inner.apply([command])
+            replies = self.inner.apply(commands)
         except StoreUnavailable:
-            self._log.write(entry(command, None, sent, monotonic_us(), seen=False))
+            came = monotonic_us()
+            self._log.write(*(entry(one, None, sent, came, seen=False) for one in commands))
             raise
-        self._log.write(entry(command, reply, sent, monotonic_us(), seen=seen))
+        came = monotonic_us()
+        pairs = zip(commands, replies, strict=True)
+        self._log.write(*(entry(one, reply, sent, came, seen=seen) for one, reply in pairs))
         if self._crashes and fate > 1 - CRASH:
             self._log.count("crashes")
             os._exit(CRASHED)
         if not seen:
-            self._log.count("lost replies")
+            self._log.count("lost replies", len(commands))
             raise StoreUnavailable("the hammer lost this reply", ambiguous=True)
-        return reply
+        return replies
 
     def bind(self, check: bytes, /) -> None:
         self.inner.bind(check)
@@ -126,8 +125,11 @@ class Worker:
     def run_until(self, end: float) -> None:
         while time.monotonic() < end:
             key = f"key {self.dice.randrange(self.load.keys)}"
-            if self.dice.random() < THROUGH_ONCE:
+            chance = self.dice.random()
+            if chance < THROUGH_ONCE:
                 self.through_once(key)
+            elif chance < THROUGH_ONCE + IN_BATCHES:
+                self.in_batches()
             else:
                 self.by_hand(key)
 
@@ -161,9 +163,18 @@ class Worker:
     # --- by hand ------------------------------------------------------------------------------
 
     def by_hand(self, key: str) -> None:
-        id = self.identities.identify("", "hammer", key).id
-        claim = Claim(
-            id,
+        claim = self.claim(key)
+        reply = self.send(claim)
+        if isinstance(reply, Claimed):
+            self.hold(claim, reply.fence)
+        elif isinstance(reply, Unsure) and self.dice.random() < 0.3:
+            self.send(self.resolution(claim.id, reply.record.fence))
+        else:
+            self.pause(0.02)
+
+    def claim(self, key: str) -> Claim:
+        return Claim(
+            self.identities.identify("", "hammer", key).id,
             self.dice.randbytes(16),
             self.identities.fingerprint(self.request()),
             self.load.lease,
@@ -171,13 +182,6 @@ class Worker:
             self.load.audit,
             self.dice.random() > UNSAFE,
         )
-        reply = self.send(claim)
-        if isinstance(reply, Claimed):
-            self.hold(claim, reply.fence)
-        elif isinstance(reply, Unsure) and self.dice.random() < 0.3:
-            self.resolve(id, reply.record.fence)
-        else:
-            self.pause(0.02)
 
     def hold(self, claim: Claim, fence: int) -> None:
         """The life of a claim: most finish, some pause too long and try all the same."""
@@ -210,22 +214,57 @@ class Worker:
         state = State.FAILED if chance < 0.95 else State.UNKNOWN
         return Finish(id, owner, fence, state, pack_error(ValueError(f"{fence}")))
 
-    def resolve(self, id: bytes, fence: int) -> None:
+    def resolution(self, id: bytes, fence: int) -> Resolve:
         state = self.dice.choice([State.SUCCEEDED, State.FAILED, State.ABSENT])
         note = f"hammer {self.dice.getrandbits(32)}"
         body = b"" if state is State.ABSENT else pack_value(JSON, note)
-        self.send(Resolve(id, fence, state, body, note))
+        return Resolve(id, fence, state, body, note)
+
+    # --- many at once -------------------------------------------------------------------------
+
+    def in_batches(self) -> None:
+        """Claims of many keys in one batch; then their endings, and more claims between them."""
+        claims = self.claims()
+        endings: list[Command] = []
+        for claim, reply in zip(claims, self.send_all(claims), strict=True):
+            if isinstance(reply, Claimed):
+                endings.append(self.what_follows(claim, reply.fence))
+            elif isinstance(reply, Unsure) and self.dice.random() < 0.3:
+                endings.append(self.resolution(claim.id, reply.record.fence))
+        if self.dice.random() < 0.3:
+            self.pause(1.5)
+        mixed = [*endings, *self.claims()[: BATCH_MAX // 2]]
+        self.dice.shuffle(mixed)
+        self.send_all(mixed)  # who is granted a key here abandons it
+
+    def claims(self) -> list[Claim]:
+        """Some, now and then two of one key."""
+        numbers = range(self.dice.randint(2, BATCH_MAX))
+        return [self.claim(f"key {self.dice.randrange(self.load.keys)}") for _ in numbers]
+
+    def what_follows(self, claim: Claim, fence: int) -> Command:
+        chance = self.dice.random()
+        if chance < 0.1:
+            return Renew(claim.id, claim.owner, fence, self.load.lease)
+        if chance < 0.2:
+            return Release(claim.id, claim.owner, fence)
+        return self.ending(claim.id, claim.owner, fence)
+
+    # --- and repeats --------------------------------------------------------------------------
 
     def send(self, command: Command) -> Reply | None:
-        """The reply; a lost one is asked for again, with the very same command."""
+        return self.send_all([command])[0]
+
+    def send_all(self, commands: Sequence[Command]) -> Sequence[Reply | None]:
+        """The replies; lost ones are asked for again, with the very same commands."""
         for _ in range(5):
             try:
-                return self.store.apply([command])[0]
+                return self.store.apply(commands)
             except StoreUnavailable:
                 self.log.count("repeats")
                 if self.dice.random() < 0.3:
                     self.pause(1.0)
-        return None
+        return [None] * len(commands)
 
     def request(self) -> str:
         return "other" if self.dice.random() < OTHER_REQUEST else "usual"

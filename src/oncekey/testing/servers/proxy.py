@@ -97,6 +97,9 @@ class _Link:
         except OSError:
             self.cut()
             return
+        if self not in self.proxy.links:
+            self.cut()  # again: it was cut on the way
+            return
         self.requests.other, self.replies.other = self.replies, self.requests
         self.flush()
 

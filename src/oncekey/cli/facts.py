@@ -1,0 +1,88 @@
+"""A key's status in words for people: names and values, short and complete.
+
+Owns the words. Whoever needs every byte asks for JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+from oncekey.engine.status import KeyStatus, StepStatus
+
+VALUE_MAX_CHARS = 2_000
+STEP_MAX_CHARS = 300
+
+_MEANING = {
+    "pending": "in flight: an attempt holds the key",
+    "succeeded": "it ran; retries get the stored answer",
+    "failed": "it failed for good; retries get the stored error",
+    "unknown": "its owner died; it is not run again until somebody decides",
+}
+_UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
+_EXPIRED = "expired: the next call runs again"
+
+
+def key_facts(status: KeyStatus) -> dict[str, str]:
+    """Where a key stands."""
+    meaning = _EXPIRED if status.expired else _MEANING.get(status.state, "")
+    return {
+        "state": f"{status.state} ({meaning})",
+        "operation": status.operation,
+        "scope": status.scope or "(none)",
+        "tag": f"{status.tag} (its name in logs)",
+        **_course(status),
+    }
+
+
+def past_facts(status: KeyStatus) -> dict[str, str]:
+    """A past generation of the same key: what was different then."""
+    return {"state": f"{status.state} (a past generation)", **_course(status)}
+
+
+def _course(status: KeyStatus) -> dict[str, str]:
+    facts = {
+        "attempt": f"{status.attempt}, fence {status.fence}",
+        "began": when(status.created_at),
+    }
+    if status.finished_at is None:
+        facts["lease until"] = when(status.lease_until)
+    else:
+        facts["finished"] = when(status.finished_at)
+    facts["kept until"] = when(status.expires_at)
+    if status.error is not None:
+        facts["error"] = _short(status.error, VALUE_MAX_CHARS)
+    elif status.finished_at is not None:
+        facts["answer"] = _json(status.value, VALUE_MAX_CHARS)
+    if status.note:
+        facts["note"] = status.note
+    facts.update((f"step {step.name}", _step(step)) for step in status.steps)
+    return facts
+
+
+def _step(step: StepStatus) -> str:
+    if not step.done:
+        return f"begun {when(step.at)}, not known to have ended; sent with the key {step.intent}"
+    said = step.error if step.error is not None else _json(step.value, STEP_MAX_CHARS)
+    return f"done {when(step.at)}: {_short(said, STEP_MAX_CHARS)}"
+
+
+def when(at: datetime) -> str:
+    """A time, and how far away it is: nobody subtracts time stamps well at night."""
+    seconds = (at - datetime.now(UTC)).total_seconds()
+    away = abs(seconds)
+    size, unit = next((unit for unit in _UNITS if away >= unit[0]), _UNITS[-1])
+    count = f"{away / size:.0f} {unit}"
+    words = f"in {count}" if seconds > 0 else f"{count} ago"
+    return f"{at:%Y-%m-%d %H:%M:%S} UTC ({words})"
+
+
+def _json(value: Any, most: int) -> str:
+    return _short(json.dumps(value, default=repr, ensure_ascii=False), most)
+
+
+def _short(text: str, most: int) -> str:
+    if len(text) <= most:
+        return text
+    return f"{text[:most]}... ({len(text):,} characters; --json has all)"

@@ -1,0 +1,186 @@
+"""Sweeping a store from the command line: once until nothing is left, or again and again.
+
+Again and again, one sweeper per store is elected, so that several hosts may run the same command;
+when it ends it resigns, and the next one goes on at once. Owns the rounds, the election and how
+a signal ends them between two batches. Prints nothing.
+"""
+
+from __future__ import annotations
+
+import inspect
+import secrets
+import select
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from types import FrameType
+from typing import Any, NamedTuple
+
+from oncekey.cli.opening import UsageProblem
+from oncekey.core.contract import Store
+from oncekey.core.errors import StoreUnavailable
+
+TIERS = ("all", "keys", "audit")
+# Who was not elected asks again after this time, or after the period if that is shorter.
+CANDIDATE_SECONDS = 30.0
+_PERIODS_ELECTED = 2
+
+Batch = Callable[[], int]
+Tell = Callable[[int], None]
+Elect = Callable[[bytes, int], bool]
+# Shows that a round is under way, and gives what is told how many records it has removed.
+Watch = Callable[[], AbstractContextManager[Tell]]
+
+
+class Round(NamedTuple):
+    """What one pass over the store came to. Not elected: another process sweeps it."""
+
+    removed: int = 0
+    batches: int = 0
+    elected: bool = True
+    error: StoreUnavailable | None = None
+
+
+def batch_of(store: Store, limit: int, tier: str) -> Batch:
+    """Removes at most one batch; UsageProblem where the store cannot sweep this tier alone."""
+    if tier == "all":
+        return lambda: store.sweep(limit)
+    sweep: Any = store.sweep
+    if "tier" not in inspect.signature(sweep).parameters:
+        raise UsageProblem(f"--tier {tier}: this store sweeps its tiers together; leave it out")
+    return lambda: int(sweep(limit, tier=tier))
+
+
+def sweep_round(
+    batch: Batch,
+    tell: Tell,
+    *,
+    one_batch: bool = False,
+    may_go_on: Callable[[], bool] = lambda: True,
+) -> Round:
+    """Batch after batch until nothing is left; `may_go_on` is asked before each of them."""
+    removed = batches = 0
+    while may_go_on():
+        count = batch()
+        if not count:
+            break
+        removed += count
+        batches += 1
+        tell(removed)
+        if one_batch:
+            break
+    return Round(removed, batches)
+
+
+class Candidate:
+    """One process that would sweep a store, elected or not."""
+
+    def __init__(self, store: Store, every: int, *, shares: bool) -> None:
+        """`every` in microseconds. `shares`: it stands down after each round, since those that
+        sweep another tier are elected to the same office."""
+        self._elect: Elect = getattr(store, "elect", lambda token, lease: True)
+        self._token = secrets.token_bytes(16)
+        self._lease = every * _PERIODS_ELECTED
+        self._shares = shares
+        self._is_elected = False
+
+    def ask(self) -> bool:
+        """Whether this one may sweep now; it is elected for the next two periods then."""
+        self._is_elected = self._elect(self._token, self._lease)
+        return self._is_elected
+
+    def round_over(self) -> None:
+        if self._shares:
+            self.resign()
+
+    def resign(self) -> None:
+        """Let another one go on at once. Where the store is down, the lease does it later."""
+        if self._is_elected:
+            self._is_elected = False
+            try:
+                self._elect(self._token, 0)
+            except StoreUnavailable:
+                pass
+
+
+def sweep_for_ever(
+    store: Store,
+    batch: Batch,
+    every: int,
+    *,
+    shares: bool,
+    watch: Watch,
+    report: Callable[[Round], None],
+) -> None:
+    """A round every `every` microseconds until SIGINT or SIGTERM. A round that fails because the
+    store is down is reported, and the next one is another try."""
+    candidate = Candidate(store, every, shares=shares)
+    seconds = every / 1_000_000
+    with _until_told() as stop:
+        try:
+            while not stop.told:
+                done = _round(candidate, batch, watch, stop)
+                report(done)
+                stop.wait(seconds if done.elected else min(seconds, CANDIDATE_SECONDS))
+        finally:
+            candidate.resign()
+
+
+def _round(candidate: Candidate, batch: Batch, watch: Watch, stop: _Stop) -> Round:
+    try:
+        if not candidate.ask():
+            return Round(elected=False)
+        with watch() as tell:
+            # Asking again before every batch renews the lease, however long the round is.
+            done = sweep_round(batch, tell, may_go_on=lambda: not stop.told and candidate.ask())
+        candidate.round_over()
+        return done
+    except StoreUnavailable as error:
+        return Round(error=error)
+
+
+class _Stop:
+    """Whether we were told to end, and a sleep that ends then.
+
+    A socket, not an Event: its lock might be held by the very code that the signal interrupts.
+    """
+
+    def __init__(self) -> None:
+        self.told = False
+        self._waiting, self._waking = socket.socketpair()
+        self._waking.setblocking(False)
+
+    def tell(self) -> None:
+        self.told = True
+        self._waking.send(b"!")
+
+    def wait(self, seconds: float) -> None:
+        select.select([self._waiting], [], [], seconds)
+
+    def close(self) -> None:
+        self._waiting.close()
+        self._waking.close()
+
+
+@contextmanager
+def _until_told() -> Iterator[_Stop]:
+    """SIGINT and SIGTERM end the loop after the batch under way; a second one ends it at once."""
+    stop = _Stop()
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    def end(number: int, frame: FrameType | None) -> None:
+        stop.tell()
+        restore()
+
+    for number in before:
+        signal.signal(number, end)
+    try:
+        yield stop
+    finally:
+        restore()
+        stop.close()

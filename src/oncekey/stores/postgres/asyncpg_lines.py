@@ -1,0 +1,258 @@
+"""The asyncio store's connections: a few of its own per event loop, or those of a caller's pool.
+
+Owns how one is had, what is said when there is none, and that one which broke or was left in the
+middle of something is not used again. Nothing is dialled in the background: a call learns at once
+that the server is down, and the first call after it is back finds it. Knows no statement of ours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+import weakref
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, Final
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+
+import asyncpg
+
+from oncekey.core.errors import ConfigurationError, StoreUnavailable
+from oncekey.stores.postgres import faults
+from oncekey.stores.postgres.durability import UNREPLICATED
+from oncekey.stores.postgres.faults import none_free, was_closed
+from oncekey.stores.postgres.options import Options
+
+CONNECT_SECONDS: Final = 5.0
+# A session keeps plans and caches for ever, and an address may come to mean another host.
+LIFETIME_SECONDS: Final = 3_600.0
+
+ERRORS: Final = (
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
+    OSError,
+)
+
+
+class Line:
+    """One connection while we have it, and what was heard on it."""
+
+    def __init__(self, connection: asyncpg.Connection[Any]) -> None:
+        self.connection = connection
+        self.unreplicated = False  # a commit of ours that no standby has confirmed
+        self.is_idle = True
+        self._expires = time.monotonic() + LIFETIME_SECONDS
+        connection.add_log_listener(self._hear)
+
+    def _hear(self, connection: Any, message: Any) -> None:
+        """Notice commits that were not replicated: the server only warns."""
+        if message.server_source_function == UNREPLICATED:
+            self.unreplicated = True
+
+    @property
+    def is_closed(self) -> bool:
+        return bool(self.connection.is_closed())
+
+    def is_fresh(self) -> bool:
+        return not self.is_closed and time.monotonic() < self._expires
+
+    def end(self) -> None:
+        """At once and without a word: it may be anywhere in the middle of something."""
+        if not self.connection.is_closed():
+            self.connection.terminate()
+
+    def leave(self) -> None:
+        if not self.connection.is_closed():
+            self.connection.remove_log_listener(self._hear)
+
+
+# --- our own --------------------------------------------------------------------------------
+
+
+class Home:
+    """The connections of one event loop."""
+
+    def __init__(self, size: int) -> None:
+        self.free: list[Line] = []  # the one used last is used next
+        self.slots = asyncio.Semaphore(size)
+        self._ending = self._until_the_loop_ends()
+
+    def end_all(self) -> None:
+        while self.free:
+            self.free.pop().end()
+
+    async def close_all(self) -> None:
+        while self.free:
+            line = self.free.pop()
+            try:
+                await line.connection.close(timeout=CONNECT_SECONDS)
+            except (*ERRORS, TimeoutError):
+                line.end()
+
+    async def begin(self) -> None:
+        """Before the first use: `asyncio.run` and its like end the generators of their loop, this
+        one among them, so no connection outlives a loop that nobody closed the store on."""
+        await anext(self._ending)
+
+    async def _until_the_loop_ends(self) -> AsyncGenerator[None]:
+        try:
+            yield
+        finally:
+            await self.close_all()
+
+
+class OwnLines:
+    """Connections dialled when they are needed, and kept while their loop runs."""
+
+    def __init__(self, address: str, options: Options) -> None:
+        self._size = options.pool_size
+        self._seconds = options.us("pool_timeout") / 1_000_000
+        self._address, self._kwargs = _settings(address, options)
+        self._closed = False
+        self._inherited: list[Any] = []
+        self._begin()
+
+    def _begin(self) -> None:
+        self._process = os.getpid()
+        self._lock = threading.Lock()
+        self._homes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Home]
+        self._homes = weakref.WeakKeyDictionary()
+
+    def _home(self) -> Home | None:
+        if self._process != os.getpid():
+            # The parent's sockets: never closed from here, that would end its sessions.
+            self._inherited.append(self._homes)
+            self._begin()
+        return self._homes.get(asyncio.get_running_loop())
+
+    async def _make_home(self) -> Home:
+        home = Home(self._size)
+        with self._lock:
+            # A loop that ended without a word; its connections end with their last reference.
+            for loop in [loop for loop in self._homes if loop.is_closed()]:
+                del self._homes[loop]
+            home = self._homes.setdefault(asyncio.get_running_loop(), home)
+        await home.begin()
+        return home
+
+    @asynccontextmanager
+    async def lend(self) -> AsyncIterator[Line]:
+        home = self._home() or await self._make_home()
+        if home.slots.locked():
+            try:
+                async with asyncio.timeout(self._seconds):
+                    await home.slots.acquire()
+            except TimeoutError:
+                raise none_free(self._size) from None
+        else:
+            await home.slots.acquire()  # at once: a timer would cost more than the waiting
+        try:
+            line = await self._take(home)
+            try:
+                yield line
+            finally:
+                self._put_back(home, line)
+        finally:
+            home.slots.release()
+
+    async def _take(self, home: Home) -> Line:
+        if self._closed:
+            raise was_closed()
+        while home.free:
+            line = home.free.pop()
+            if line.is_fresh():
+                return line
+            line.end()
+        try:
+            return Line(await asyncpg.connect(self._address, **self._kwargs))
+        except TimeoutError as error:
+            raise faults.opening(TimeoutError("no answer in time")) from error
+        except (*ERRORS, ValueError) as error:
+            raise faults.opening(error) from error
+
+    def _put_back(self, home: Home, line: Line) -> None:
+        if line.is_closed:
+            home.end_all()  # whatever broke this one broke the idle ones too
+        elif self._closed or not line.is_idle or line.connection.is_in_transaction():
+            line.end()
+        else:
+            home.free.append(line)
+
+    async def close(self) -> None:
+        self._closed = True
+        if self._process != os.getpid():
+            return
+        here = asyncio.get_running_loop()
+        with self._lock:
+            homes = list(self._homes.items())
+        for loop, home in homes:
+            if loop is here:
+                await home.close_all()
+            elif not loop.is_closed():
+                loop.call_soon_threadsafe(home.end_all)
+
+
+def _settings(address: str, options: Options) -> tuple[str, dict[str, Any]]:
+    """What asyncpg takes, for what libpq would take."""
+    settings = {"application_name": "oncekey"}
+    seconds = CONNECT_SECONDS
+    try:
+        parts = urlsplit(address)
+        query = parse_qsl(parts.query, keep_blank_values=True)
+        seconds = float(dict(query).get("connect_timeout") or CONNECT_SECONDS)
+    except ValueError:
+        raise ConfigurationError(
+            "the store's address is not one PostgreSQL understands; write "
+            "postgresql://user:password@host:port/database, with special characters as %xx"
+        ) from None  # the message would show the password
+    if any(name == "application_name" for name, _ in query):
+        settings = {}
+    if not options.pooler:
+        settings |= {**options.session, **options.planning}
+    kept = [(name, value) for name, value in query if name != "connect_timeout"]
+    return urlunsplit(parts._replace(query=urlencode(kept))), {
+        "timeout": seconds,
+        "command_timeout": options.us("statement_timeout") / 1_000_000,
+        "server_settings": settings,
+        **({"statement_cache_size": 0} if options.pooler else {}),
+    }
+
+
+# --- a caller's pool ------------------------------------------------------------------------
+
+
+class GivenLines:
+    """Connections of an asyncpg.Pool, lent for one call."""
+
+    def __init__(self, pool: asyncpg.Pool[Any], options: Options) -> None:
+        self._pool = pool
+        self._seconds = options.us("pool_timeout") / 1_000_000
+        self._closed = False
+
+    @asynccontextmanager
+    async def lend(self) -> AsyncIterator[Line]:
+        if self._closed:
+            raise was_closed()
+        try:
+            connection: Any = await self._pool.acquire(timeout=self._seconds)
+        except TimeoutError as error:
+            raise StoreUnavailable(
+                "the pool that was given had no connection within pool_timeout", ambiguous=False
+            ) from error
+        except (*ERRORS, ValueError) as error:
+            raise faults.opening(error) from error
+        line = Line(connection)
+        try:
+            yield line
+        finally:
+            line.leave()
+            if not line.is_idle:
+                line.end()
+            await self._pool.release(connection)
+
+    async def close(self) -> None:
+        """The pool stays open: it is the caller's."""
+        self._closed = True

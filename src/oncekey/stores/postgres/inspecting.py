@@ -1,0 +1,168 @@
+"""A PostgreSQL store looked at from outside: in one read-only transaction, on one connection.
+
+Owns what commands may ask of a database before it is opened as a store (see
+oncekey.stores.inspection), and that no message of the driver about a URL it cannot read gets out:
+it would quote the password.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+from oncekey.core.errors import ConfigurationError
+from oncekey.stores.inspection import Inspection
+from oncekey.stores.migrations import plan
+from oncekey.stores.postgres import durability, faults
+from oncekey.stores.postgres.options import Options, split_url
+from oncekey.stores.postgres.program import Statement
+from oncekey.stores.postgres.queries import (
+    Layout,
+    Query,
+    fill,
+    literal,
+    make_migrations,
+    make_queries,
+    make_query,
+)
+from oncekey.stores.postgres.rows import Row
+from oncekey.stores.postgres.schema import upgrade
+
+if TYPE_CHECKING:
+    import psycopg
+
+NEEDS: Final = "the command line needs psycopg: pip install 'oncekey[postgres]'"
+
+_ANY: Final = (
+    "SELECT EXISTS (SELECT FROM {schema}.records) OR EXISTS (SELECT FROM {schema}.history)"
+)
+_ABSENCE: Final = "no tables of oncekey there; `oncekey migrate` makes them"
+_NOT_AN_OPTION: Final = re.compile(r'invalid URI query parameter: ("\w+")')
+
+Looking = Generator[Statement, Sequence[Row], Inspection]
+
+
+def inspect(url: str) -> Inspection:
+    """What is in the database. StoreUnavailable where it cannot be asked, ConfigurationError
+    where the tables are of a newer release, or the URL cannot be read."""
+    address, options = read_url(url)
+    with _connected(address, options) as connection:
+        info = connection.info
+        name = f"{info.dbname} at {info.host}:{info.port}, schema {options.schema}"
+        steps = _look(name, options)
+        queries = make_queries(options.layout)
+        queries["any"] = make_query(fill(_ANY, options.layout))
+        try:
+            statement = next(steps)
+            while True:
+                statement = steps.send(_rows(connection, queries, statement))
+        except StopIteration as stop:
+            found: Inspection = stop.value
+            return found
+
+
+def migration_script(url: str) -> str:
+    """Every step of this release, each skipped where it was done before. Needs no connection."""
+    address, options = read_url(url)
+    _driver(address)
+    return upgrade(options.layout, make_migrations(options.layout))
+
+
+def read_url(url: str) -> tuple[str, Options]:
+    """The driver's address and our options."""
+    try:
+        return split_url(url)
+    except ValueError:  # its text quotes the URL
+        raise _unreadable() from None
+
+
+def _look(name: str, options: Options) -> Looking:
+    server = durability.server_of((yield Statement("server"))[0])
+    applied, compatible = yield from _applied(options.layout)
+    try:
+        missing = plan(list(applied), make_migrations(options.layout), compatible)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{name}: {error}") from None
+    has_records = False
+    if applied:
+        has_records = (yield Statement("any"))[0][0]
+    return Inspection(
+        name=name,
+        exists=bool(applied),
+        absence="" if applied else _ABSENCE,
+        has_records=has_records,
+        applied=applied,
+        missing=[step.name for step in missing],
+        guarantee=durability.guarantee(server, options.synchronous_commit, options.failover),
+    )
+
+
+def _applied(
+    layout: Layout,
+) -> Generator[Statement, Sequence[Row], tuple[dict[int, str], int]]:
+    """The steps that were done, and what the last of them says of older releases."""
+    names = (f"{layout.quoted}.migrations", layout.quoted)
+    has_table = (yield Statement("has_migrations", names))[0][0]
+    if not has_table:
+        return {}, 0
+    rows = yield Statement("migrations")
+    return {row[0]: row[1] for row in rows}, rows[-1][2] if rows else 0
+
+
+@contextmanager
+def _connected(address: str, options: Options) -> Iterator[psycopg.Connection[Any]]:
+    """A connection in a read-only transaction; errors of the driver in our words."""
+    given = _driver(address)
+    import psycopg
+
+    seconds = -(-options.us("pool_timeout") // 1_000_000)
+    patience = given.get("connect_timeout", max(2, seconds))
+    try:
+        with psycopg.connect(
+            address, prepare_threshold=None, connect_timeout=patience
+        ) as connection:
+            connection.read_only = True
+            for name in ("statement_timeout", "lock_timeout"):
+                connection.execute(f"SET LOCAL {name} = '{options.session[name]}'".encode())
+            yield connection
+    except psycopg.Error as error:
+        raise faults.opening(error) from error
+
+
+def _driver(address: str) -> dict[str, Any]:
+    """What the driver makes of an address, so that a misspelt option of ours is found here."""
+    try:
+        from psycopg import ProgrammingError
+        from psycopg.conninfo import conninfo_to_dict
+    except ImportError as error:
+        raise ConfigurationError(NEEDS) from error
+    try:
+        return conninfo_to_dict(address)
+    except ProgrammingError as error:
+        raise _unreadable(str(error)) from None
+
+
+def _rows(
+    connection: psycopg.Connection[Any], queries: dict[str, Query], statement: Statement
+) -> Sequence[Row]:
+    import psycopg
+    from psycopg.rows import tuple_row
+
+    query = queries[statement.name]
+    params = [literal(k, v) for k, v in zip(query.kinds, statement.params, strict=True)]
+    cursor: psycopg.RawCursor[Any] = psycopg.RawCursor(connection, row_factory=tuple_row)
+    return cursor.execute(query.sql.encode(), params, binary=True).fetchall()
+
+
+def _unreadable(said: str = "") -> ConfigurationError:
+    unknown = _NOT_AN_OPTION.search(said)
+    if unknown is not None:
+        return ConfigurationError(
+            f"neither oncekey nor the driver has the option {unknown[1]} that the URL gives"
+        )
+    return ConfigurationError(
+        "the driver cannot read this URL; percent-encode every special character in its user, "
+        "password, host and options"
+    )

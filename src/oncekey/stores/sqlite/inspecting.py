@@ -1,0 +1,78 @@
+"""An SQLite store looked at from outside: read-only, and without making the file.
+
+Owns what commands may ask of a file before it is opened as a store (see oncekey.stores.inspection).
+Opening one is store.py's.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from contextlib import closing
+from typing import Any
+from urllib.parse import quote
+
+from oncekey.core.errors import ConfigurationError
+from oncekey.stores.inspection import Inspection
+from oncekey.stores.migrations import plan
+from oncekey.stores.sqlite import faults
+from oncekey.stores.sqlite.schema import MIGRATIONS
+from oncekey.stores.sqlite.store import AsyncSQLiteStore
+
+_TABLES = "SELECT name FROM sqlite_master WHERE name IN ('oncekey_records', 'oncekey_migrations')"
+_APPLIED = "SELECT version, name FROM oncekey_migrations ORDER BY version"
+_ANY = "SELECT EXISTS (SELECT 1 FROM oncekey_records) OR EXISTS (SELECT 1 FROM oncekey_history)"
+_NO_FILE = "no such file; `oncekey migrate` makes a new store"
+_NOT_OURS = "not an oncekey store; is it the right file?"
+_NO_SCRIPT = (
+    "SQLite has no conditional statements, so no script for it could be run twice safely, or on a "
+    "file of any age; run `oncekey migrate` itself on the host that has the file"
+)
+
+
+def inspect(path: str, options: dict[str, Any]) -> Inspection:
+    """What is in the file. ConfigurationError where it is no database, or of a newer release."""
+    unopened = AsyncSQLiteStore(path, **options)  # it checks the options, and opens at first use
+    path = unopened.path
+    if os.path.isdir(path):
+        raise ConfigurationError(f"{path}: a folder; the URL must name the file in it")
+    tables: set[str] = set()
+    applied: dict[int, str] = {}
+    has_records = False
+    is_there = os.path.exists(path)
+    if is_there:
+        try:
+            with closing(_peek(path)) as file:
+                tables.update(name for (name,) in file.execute(_TABLES))
+                if "oncekey_migrations" in tables:
+                    applied = dict(file.execute(_APPLIED))
+                if "oncekey_records" in tables:
+                    has_records = bool(file.execute(_ANY).fetchone()[0])
+        except sqlite3.Error as error:
+            raise faults.opening(error, path) from error
+    exists = "oncekey_records" in tables
+    return Inspection(
+        name=path,
+        exists=exists,
+        absence="" if exists else _NOT_OURS if is_there else _NO_FILE,
+        has_records=has_records,
+        applied=applied,
+        missing=_missing(path, applied),
+        guarantee=unopened.guarantee,
+    )
+
+
+def no_script() -> ConfigurationError:
+    """Why there is none."""
+    return ConfigurationError(_NO_SCRIPT)
+
+
+def _missing(path: str, applied: dict[int, str]) -> list[str]:
+    try:
+        return [step.name for step in plan(list(applied), MIGRATIONS)]
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{path}: {error}") from None
+
+
+def _peek(path: str) -> sqlite3.Connection:
+    return sqlite3.connect(f"file:{quote(path)}?mode=ro", uri=True)

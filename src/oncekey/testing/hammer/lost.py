@@ -1,0 +1,59 @@
+"""Commands whose reply never came: what the sender's repeats tell about them.
+
+A connection that breaks leaves a command that took effect or did not. Its sender repeats it, word
+for word, and the answer to that often settles the matter: then the two become one command that was
+sent when the first was and answered when the last was. Owns that reasoning and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from oncekey.core.record import State
+from oncekey.testing.hammer.history import Entry
+
+ERROR = "error"
+# Whether these took effect matters to no rule: a lease that lasts longer than believed harms none.
+HARMLESS = ("Renew", "SaveStep", "Look")
+
+
+def settle(entries: Sequence[Entry], keep: int) -> tuple[list[Entry], bool]:
+    """One key's log without the commands that failed, and whether the truth about all is known."""
+    repeats: dict[tuple[object, ...], list[Entry]] = {}
+    for entry in entries:
+        if entry.reply != ERROR:
+            repeats.setdefault(_words(entry), []).append(entry)
+    settled = {id(entry): entry for entry in entries if entry.reply != ERROR}
+    certain = True
+    for failed in entries:
+        if failed.reply != ERROR or failed.verb in HARMLESS:
+            continue
+        later = [one for one in repeats.get(_words(failed), ()) if one.sent >= failed.came]
+        answer = min(later, key=lambda entry: entry.sent, default=None)
+        if answer is not None and _took_effect(failed, answer):
+            known = settled[id(answer)]
+            settled[id(answer)] = replace(known, sent=min(known.sent, failed.sent))
+        elif answer is None or not _had_no_effect(failed, answer, keep):
+            certain = False
+    return list(settled.values()), certain
+
+
+def _words(entry: Entry) -> tuple[object, ...]:
+    return (entry.verb, entry.owner, entry.fence, entry.state, entry.body, entry.note)
+
+
+def _took_effect(failed: Entry, answer: Entry) -> bool:
+    """Then or now: nobody else can have come between."""
+    if failed.verb == "Claim":
+        return answer.reply == "Claimed" and answer.came < failed.sent + failed.lease
+    return answer.reply == "Done"
+
+
+def _had_no_effect(failed: Entry, answer: Entry, keep: int) -> bool:
+    """If it had, the repeat would have been answered otherwise."""
+    if failed.verb == "Claim":
+        refused = answer.reply in ("Busy", "Different", "Replay", "Unsure")
+        return refused and answer.came < failed.sent + failed.lease
+    final = failed.state in (State.SUCCEEDED, State.FAILED)
+    return failed.verb == "Finish" and final and answer.came < failed.sent + keep

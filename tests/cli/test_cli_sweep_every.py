@@ -1,0 +1,166 @@
+"""`sweep --every`: one sweeper per store, until a signal; a store that is down is waited out."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from queue import Queue
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import pytest
+
+from oncekey.cli.exits import Exit
+from oncekey.stores.postgres import migrate
+from oncekey.testing.servers import Postgres, require
+
+if TYPE_CHECKING:
+    from tests.cli.conftest import Command
+    from tests.postgres_stores import server
+else:
+    from postgres_stores import server
+
+PATIENCE_SECONDS = 60
+
+
+class Running:
+    """A command that goes on; its lines come as it prints them."""
+
+    def __init__(self, *command: str) -> None:
+        self._process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        assert self._process.stdout is not None
+        assert self._process.stderr is not None
+        self.out = self._read(self._process.stdout)
+        self.err = self._read(self._process.stderr)
+
+    def _read(self, stream: Any) -> Queue[str]:
+        lines: Queue[str] = Queue()
+
+        def read() -> None:
+            for line in stream:
+                lines.put(line)
+
+        threading.Thread(target=read, daemon=True).start()
+        return lines
+
+    def line(self) -> str:
+        return self.out.get(timeout=PATIENCE_SECONDS)
+
+    def round(self) -> Any:
+        return json.loads(self.line())
+
+    def end(self, how: signal.Signals) -> int:
+        self._process.send_signal(how)
+        return self._process.wait(PATIENCE_SECONDS)
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        for stream in (self._process.stdout, self._process.stderr):
+            assert stream is not None
+            stream.close()
+
+
+Start = Callable[..., Running]
+
+
+@pytest.fixture
+def start(executable: str) -> Iterator[Start]:
+    begun: list[Running] = []
+
+    def run(*arguments: str) -> Running:
+        begun.append(Running(executable, *arguments))
+        return begun[-1]
+
+    yield run
+    for running in begun:
+        running.close()
+
+
+@pytest.fixture
+def schema() -> Iterator[str]:
+    name = f"every_{uuid4().hex[:12]}"
+    migrate(f"{server().url()}?schema={name}")
+    yield name
+    server().execute(f"DROP SCHEMA {name} CASCADE")
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_cleanly(start: Start, ended: str, how: signal.Signals) -> None:
+    running = start("sweep", ended, "--every", "1h")
+    assert "5 records removed" in running.line()
+    assert running.end(how) == Exit.OK
+    assert running.out.empty()
+    assert running.err.empty()
+
+
+def test_each_round_is_a_json_document(start: Start, ended: str) -> None:
+    running = start("sweep", ended, "--every", "1s", "--limit", "2", "--json")
+    first = running.round()
+    assert (first["removed"], first["batches"]) == (5, 3)
+    assert (first["tier"], first["elected"]) == ("all", True)
+    assert running.round()["removed"] == 0
+    assert running.end(signal.SIGINT) == Exit.OK
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+def test_one_of_several_is_elected_and_the_next_follows(
+    start: Start, kind: str, ended: str, schema: str
+) -> None:
+    url = ended if kind == "sqlite" else f"{server().url()}?schema={schema}"
+    first = start("sweep", url, "--every", "1h", "--json")
+    assert first.round()["elected"] is True
+    second = start("sweep", url, "--every", "1s", "--json")
+    waiting = second.round()
+    assert (waiting["elected"], waiting["removed"]) == (False, 0)
+    assert first.end(signal.SIGTERM) == Exit.OK
+    assert second.round()["elected"] is True
+
+
+def test_tiers_have_sweepers_of_their_own(start: Start, schema: str) -> None:
+    """They are elected to one office, so each holds it no longer than its round."""
+    url = f"{server().url()}?schema={schema}"
+    for tier in ("keys", "audit"):
+        done = start("sweep", url, "--every", "1h", "--tier", tier, "--json").round()
+        assert (done["tier"], done["elected"]) == (tier, True)
+
+
+def test_a_store_that_is_down_is_tried_again(start: Start, tmp_path: Path) -> None:
+    with require(lambda: Postgres(fast=True)) as postgres:
+        migrate(postgres.url())
+        running = start("sweep", postgres.url(), "--every", "1s")
+        assert "0 records" in running.line()
+        postgres.stop("immediate")
+        said = running.err.get(timeout=PATIENCE_SECONDS)
+        assert said.startswith("oncekey: ")
+        assert "tried again in 1s" in said
+        postgres.start()
+        while not running.out.empty():
+            running.line()
+        assert "0 records" in running.line()
+        assert running.end(signal.SIGINT) == Exit.OK
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--every", "0s"), "1s to 1d"),
+        (("--every", "soon"), "not a duration"),
+        (("--every", "10m", "--once"), "--once"),
+        (("--tier", "keys"), "sweeps its tiers together"),
+        (("--tier", "both"), "'both'"),
+    ],
+)
+def test_what_cannot_be_asked_for(
+    here: Command, ended: str, options: tuple[str, ...], words: str
+) -> None:
+    ran = here("sweep", ended, *options)
+    assert (ran.code, ran.out) == (Exit.USAGE, "")
+    assert ran.err.count("\n") == 1
+    assert words in ran.err

@@ -1,0 +1,407 @@
+"""The background sweeper: one of many engines sweeps, errors are survived, closing ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oncekey.core.contract import SWEEP_LIMIT_DEFAULT
+from oncekey.core.errors import ConfigurationError, StoreUnavailable
+from oncekey.core.policy import Policy
+from oncekey.engine.aio.once import AsyncOnce
+from oncekey.engine.blocking.once import Once
+from oncekey.stores.memory import AsyncMemoryStore, MemoryStore
+from oncekey.testing.clock import FakeClock
+from oncekey.testing.colours import LoopThread, OnceFace
+from oncekey.testing.contract.bench import until
+
+MINUTE = 60_000_000
+KEY = "the-callers-own-key"
+
+
+class _Watched:
+    """Counts what the sweeper does to a store, and fails on purpose."""
+
+    lazy = False
+    bites: list[int]
+
+    def __init__(self, memory: MemoryStore) -> None:
+        self.memory = memory
+        self.asked = 0
+        self.bites = []
+        self.failures: list[Exception] = []
+        self.on_sweep: Callable[[], int] | None = None
+
+    def _elect(self, token: bytes, lease: int) -> bool:
+        self.asked += 1
+        if self.failures:
+            raise self.failures.pop(0)
+        return self.memory.elect(token, lease)
+
+    def _sweep(self, limit: int) -> int:
+        removed = self.memory.sweep(limit) if self.on_sweep is None else self.on_sweep()
+        self.bites.append(removed)
+        return removed
+
+
+class Watched(_Watched, MemoryStore):
+    def __init__(self, memory: MemoryStore) -> None:
+        MemoryStore.__init__(self)
+        _Watched.__init__(self, memory)
+
+    def apply(self, commands: Any, /) -> Any:
+        return self.memory.apply(commands)
+
+    def elect(self, token: bytes, lease: int, /) -> bool:
+        return self._elect(token, lease)
+
+    def sweep(self, limit: int = SWEEP_LIMIT_DEFAULT, /) -> int:
+        return self._sweep(limit)
+
+
+class AsyncWatched(_Watched, AsyncMemoryStore):
+    def __init__(self, memory: MemoryStore) -> None:
+        AsyncMemoryStore.__init__(self, memory)
+        _Watched.__init__(self, memory)
+
+    async def elect(self, token: bytes, lease: int, /) -> bool:
+        return self._elect(token, lease)
+
+    async def sweep(self, limit: int = SWEEP_LIMIT_DEFAULT, /) -> int:
+        return self._sweep(limit)
+
+
+class Scene:
+    """Engines that sweep every minute on one store, of one colour, on a clock that stands."""
+
+    def __init__(self, loop: LoopThread | None) -> None:
+        self.loop = loop
+        self.clock = FakeClock()
+        self.memory = MemoryStore(clock=self.clock.wall)
+        self.engines: list[Any] = []
+        self.alive = 0
+
+    def store(self) -> Any:
+        return Watched(self.memory) if self.loop is None else AsyncWatched(self.memory)
+
+    def once(self, store: Any, **options: Any) -> Any:
+        options = {"sweep_every": "1m", "clock": self.clock, **options}
+        if self.loop is None:
+            once: Any = Once(store, **options)
+        else:
+            once = OnceFace(AsyncOnce(store, **options), self.loop)
+            self.loop.run(once.inner._ready())  # an event loop is needed to start on
+        self.engines.append(once)
+        self.alive += 1
+        return once
+
+    def close(self, once: Any) -> None:
+        self.engines.remove(once)
+        self.alive -= 1
+        once.close()
+
+    def next_period(self) -> None:
+        """Let a minute pass, once all sweepers wait for it, and let them do their work."""
+        self.clock.wait_until_due(MINUTE, self.alive)
+        self.clock.advance(MINUTE)
+        self.clock.wait_until_due(MINUTE, self.alive)
+
+    def finished_keys(self, count: int) -> None:
+        """Keys that are garbage from now on."""
+        once = Once(self.memory, policy=Policy(keep="1ms", audit="0s"))
+        for number in range(count):
+            once.run("op", f"{KEY}-{number}", lambda attempt: None)
+        self.clock.advance(1_000)
+
+
+@pytest.fixture(params=["blocking", "asyncio"])
+def scene(request: pytest.FixtureRequest) -> Iterator[Scene]:
+    loop = None if request.param == "blocking" else LoopThread()
+    scene = Scene(loop)
+    yield scene
+    for engine in scene.engines:
+        engine.close()
+    if loop is not None:
+        loop.close()
+
+
+# --- who sweeps -----------------------------------------------------------------------------------
+
+
+def test_of_two_engines_on_a_store_one_sweeps(scene: Scene) -> None:
+    stores = [scene.store(), scene.store()]
+    for store in stores:
+        scene.once(store)
+    for period in (1, 2, 3):
+        scene.next_period()
+        assert [store.asked for store in stores] == [period, period]
+        assert sorted(len(store.bites) for store in stores) == [0, period], "always the same one"
+
+
+def test_the_other_takes_over_when_the_elected_one_closes(scene: Scene) -> None:
+    stores = [scene.store(), scene.store()]
+    first = scene.once(stores[0])
+    scene.next_period()
+    scene.once(stores[1])
+    scene.close(first)
+    scene.next_period()
+    assert stores[1].bites == [], "elected for two periods, which are not over"
+    scene.next_period()
+    assert stores[1].bites == [0]
+    assert len(stores[0].bites) == 1
+
+
+def test_the_other_takes_over_when_the_elected_one_dies(scene: Scene) -> None:
+    assert scene.memory.elect(b"dead".ljust(16), 2 * MINUTE)
+    store = scene.store()
+    scene.once(store)
+    scene.next_period()
+    assert store.bites == []
+    scene.next_period()
+    assert store.bites == [0]
+
+
+# --- how much -------------------------------------------------------------------------------------
+
+
+def test_it_sweeps_in_bites_until_nothing_is_left(scene: Scene) -> None:
+    store = scene.store()
+    scene.finished_keys(25)
+    scene.once(store, sweep_limit=10)
+    scene.next_period()
+    assert store.bites == [10, 10, 5, 0]
+    assert scene.memory._records == {}
+
+
+def test_it_ends_a_sweep_when_the_next_period_is_due(scene: Scene) -> None:
+    store = scene.store()
+
+    def slowly() -> int:
+        scene.clock.advance(MINUTE // 3)
+        return 1
+
+    store.on_sweep = slowly
+    scene.once(store)
+    scene.clock.wait_until_due(MINUTE)
+    scene.clock.advance(MINUTE)
+    until(lambda: len(store.bites) == 3)
+    scene.clock.wait_until_due(MINUTE)
+    assert store.bites == [1, 1, 1]
+
+
+# --- failures -------------------------------------------------------------------------------------
+
+
+def test_a_store_that_fails_is_asked_again_next_time(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = scene.store()
+    store.failures = [StoreUnavailable("no server"), ValueError(f"about {KEY}")]
+    scene.once(store)
+    with caplog.at_level(logging.WARNING, logger="oncekey"):
+        for _ in range(3):
+            scene.next_period()
+    assert store.bites == [0]
+    told = [(record.name, record.levelno, record.getMessage()) for record in caplog.records]
+    assert [name for name, _, _ in told] == ["oncekey", "oncekey"]
+    assert {level for _, level, _ in told} == {logging.WARNING}
+    assert "StoreUnavailable: no server" in told[0][2]
+    assert "ValueError" in told[1][2]
+    assert KEY not in caplog.text
+
+
+# --- the end --------------------------------------------------------------------------------------
+
+
+def test_closing_ends_it_at_once(scene: Scene) -> None:
+    store = scene.store()
+    once = scene.once(store)
+    scene.clock.wait_until_due(MINUTE)
+    scene.close(once)
+    scene.clock.advance(10 * MINUTE)
+    assert store.asked == 0
+    assert "oncekey-sweeper" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_nobody_sweeps_who_was_not_told_to(scene: Scene) -> None:
+    store = scene.store()
+    once = scene.once(store, sweep_every=None)
+    once.run("op", "k", lambda attempt: 1)
+    assert "oncekey-sweeper" not in [thread.name for thread in threading.enumerate()]
+    scene.clock.advance(100 * MINUTE)
+    assert store.asked == 0
+
+
+def test_closing_while_it_sweeps_ends_it_and_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    clock = FakeClock()
+    store = Watched(MemoryStore(clock=clock.wall))
+    inside, go = threading.Event(), threading.Event()
+
+    def held() -> int:
+        inside.set()
+        assert go.wait(20)
+        raise StoreUnavailable("it is being closed")
+
+    store.on_sweep = held
+    once = Once(store, sweep_every="1m", clock=clock)
+    clock.wait_until_due(MINUTE)
+    clock.advance(MINUTE)
+    assert inside.wait(20)
+    closing = threading.Thread(target=once.close)
+    closing.start()
+    until(lambda: once._sweeper is not None and once._sweeper._stop.is_set())
+    go.set()
+    closing.join(20)
+    assert not closing.is_alive()
+    assert caplog.text == ""
+
+
+# --- stores that are not there yet ----------------------------------------------------------------
+
+
+class Unreached(Watched):
+    """A lazy store whose server comes up later."""
+
+    lazy = True
+    up = False
+
+    def bind(self, check: bytes, /) -> None:
+        if not self.up:
+            raise StoreUnavailable("no server yet")
+
+
+def test_it_waits_for_a_lazy_store_to_come_up(caplog: pytest.LogCaptureFixture) -> None:
+    scene = Scene(None)
+    store = Unreached(scene.memory)
+    once = scene.once(store)
+    scene.next_period()
+    assert store.asked == 0
+    assert "no server yet" in caplog.text
+    store.up = True
+    scene.next_period()
+    assert store.bites == [0]
+    once.close()
+
+
+# --- event loops ----------------------------------------------------------------------------------
+
+
+def test_when_its_event_loop_ends_the_next_use_starts_it_again() -> None:
+    clock = FakeClock()
+    once = AsyncOnce(AsyncMemoryStore(), sweep_every="1m", clock=clock)
+
+    async def use() -> bool:
+        assert await once.get("op", "k") is None
+        assert once._sweeper is not None
+        task = once._sweeper._task
+        return task is not None and task.get_loop() is asyncio.get_running_loop()
+
+    for _ in range(2):
+        assert asyncio.run(use())  # its end cancels every task
+    asyncio.run(once.close())
+
+
+def test_it_may_be_closed_from_another_event_loop() -> None:
+    clock = FakeClock()
+    store = AsyncWatched(MemoryStore(clock=clock.wall))
+    once = AsyncOnce(store, sweep_every="1m", clock=clock)
+    loop = LoopThread()
+    loop.run(once._ready())
+    asyncio.run(once.close())
+    until(lambda: once._sweeper is not None and once._sweeper._task is None)
+    loop.close()
+    asyncio.run(once.close())
+
+
+# --- forks ----------------------------------------------------------------------------------------
+
+FORK = """
+import asyncio, os, sys, threading
+from oncekey import AsyncOnce, Once
+
+colour, path = sys.argv[1:]
+
+def sweepers():
+    return [thread for thread in threading.enumerate() if thread.name == "oncekey-sweeper"]
+
+def child(check):
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            check()
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+if colour == "blocking":
+    once = Once("sqlite:///" + path, sweep_every="1h")
+    token = once._sweeper._token
+    assert len(sweepers()) == 1
+    def check():
+        assert sweepers() == []               # none is inherited
+        once.run("op", "k", lambda attempt: 1)
+        assert len(sweepers()) == 1           # the first use starts one, of its own
+        assert once._sweeper._token != token
+        once.close()
+        assert sweepers() == []
+    child(check)
+    assert len(sweepers()) == 1
+    once.close()
+else:
+    once = AsyncOnce("sqlite:///" + path, sweep_every="1h")
+    async def use():
+        await once.get("op", "k")
+        task = once._sweeper._task
+        assert task is not None and task.get_loop() is asyncio.get_running_loop()
+        return once._sweeper._token
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, daemon=True).start()
+    token = asyncio.run_coroutine_threadsafe(use(), loop).result()
+    def check():
+        assert asyncio.run(use()) != token
+    child(check)
+    asyncio.run_coroutine_threadsafe(once.close(), loop).result()
+"""
+
+
+@pytest.mark.parametrize("colour", ["blocking", "asyncio"])
+def test_a_forked_child_has_none_until_it_uses_the_engine(tmp_path: Path, colour: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FORK, colour, str(tmp_path / "keys.db")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+# --- options --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [Once, AsyncOnce])
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"sweep_every": "soon"}, "sweep_every='soon' is not a duration"),
+        ({"sweep_every": 60}, "sweep_every is a int"),
+        ({"sweep_every": "1ms"}, "must be 100ms to 1d"),
+        ({"sweep_every": timedelta(days=2)}, "must be 100ms to 1d"),
+        ({"sweep_every": "1m", "sweep_limit": 0}, "sweep_limit=0 must be a number of records"),
+        ({"sweep_limit": "10"}, "sweep_limit='10'"),
+        ({"sweep_limit": True}, "sweep_limit=True"),
+    ],
+)
+def test_options_are_checked(make: Any, options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigurationError, match=text):
+        make("memory://", **options)

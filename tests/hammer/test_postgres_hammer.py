@@ -1,0 +1,181 @@
+"""The multi-process hammer on PostgreSQL: each way to claim, a pooler, the ring, lost replies
+(I1-I7, I9, I12).
+
+Seconds here; with ONCEKEY_SOAK=1 (`make hammer-postgres`) 32 processes for a minute, on a server
+whose files are on the disk. It fails if too little happened to mean anything.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+from tests.hammer.strikes import SOAK, caught_at, strike
+from tests.hammer.test_hammer import CAUGHT_AT
+from tests.postgres_stores import DATABASE, pooler, server
+
+from oncekey.testing.hammer import Hammer
+from oncekey.testing.servers import Postgres, Proxy, ServerFailed, require
+
+# What must have happened in the main run.
+LEAST = {
+    "claims": 1_500,
+    "grants": 250,
+    "takeovers": 25,
+    "give-ups": 30,
+    "fenced zombies": 50,
+    "lost replies": 100,
+    "replays": 200,
+    "mismatches": 70,
+    "in flight": 70,
+    "renewals": 25,
+    "releases": 15,
+    "resolved": 15,
+    "generations": 150,
+    "crashes": 3,
+    "swept": 100,
+}
+LEAST_LONG = {
+    "claims": 100_000,
+    "takeovers": 1_000,
+    "fenced zombies": 500,
+    "lost replies": 100,
+    "generations": 5_000,
+}
+# ... and in each of the others.
+SOME = {"claims": 300, "takeovers": 8, "fenced zombies": 10, "generations": 30, "replays": 30}
+
+# Boundaries every 50 ms; lease, keep and audit are 280 ms together.
+RING: dict[str, Any] = {"retention": "ring", "ring_slots": 8, "ring_period": "50ms"}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "row_lock": {"claim": "row_lock"},
+    "advisory_lock": {"claim": "advisory_lock"},
+    "portable": {"claim": "portable"},
+    "pooler": {"pooler": "true"},
+    "not transactional": {"transactional": "false"},
+    "ring, row_lock": {"claim": "row_lock", **RING},
+    "ring, not transactional": {"transactional": "false", **RING},
+}
+
+
+@pytest.fixture(scope="module")
+def hammered() -> Iterator[Postgres]:
+    """The server to strike: in a long run one of its own, on the disk."""
+    if SOAK:
+        with require(lambda: Postgres(settings={"max_connections": 300})) as running:
+            yield running
+    else:
+        yield server()
+
+
+def url_of(address: str, schema: str, **options: Any) -> str:
+    values = {"schema": schema, "pool_size": 2, **options}
+    return f"{address}?{urlencode(values)}"
+
+
+def fresh(postgres: Postgres, schema: str) -> str:
+    """A schema that is not there yet."""
+    postgres.execute(f'DROP SCHEMA IF EXISTS "{schema}" CASCADE')
+    return schema
+
+
+def test_the_hammer_finds_nothing(hammered: Postgres, capsys: pytest.CaptureFixture[str]) -> None:
+    assert hammered.execute("SHOW fsync") == [("on",)]
+
+    def plan(run: int) -> Hammer:
+        url = url_of(hammered.url(DATABASE), fresh(hammered, f"hammer {run}"))
+        if SOAK:
+            return Hammer(url, seconds=60, processes=32, seed=run)
+        return Hammer(url, seconds=6, processes=12, seed=run)
+
+    counts = strike("PostgreSQL", plan, LEAST_LONG if SOAK else LEAST, capsys)
+    assert counts["store errors"] == 0
+
+
+def test_the_hammer_finds_nothing_on_the_ring(
+    hammered: Postgres, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A boundary every 50 ms, and slots emptied as they pass."""
+
+    def plan(run: int) -> Hammer:
+        url = url_of(hammered.url(DATABASE), fresh(hammered, f"ring {run}"), **RING)
+        if SOAK:
+            return Hammer(url, seconds=60, processes=32, keys=60, seed=run)
+        return Hammer(url, seconds=4, processes=8, seed=run)
+
+    least = {**SOME, "generations": 100, "swept": 60}
+    if SOAK:
+        least = {"claims": 50_000, "takeovers": 500, "generations": 10_000, "swept": 5_000}
+    counts = strike("the ring", plan, least, capsys)
+    assert counts["store errors"] == 0
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_the_hammer_finds_nothing_whatever_is_set(
+    hammered: Postgres, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = VARIANTS[name]
+    behind = server() if "pooler" in options else hammered
+
+    def plan(run: int) -> Hammer:
+        address = pooler().url(DATABASE) if "pooler" in options else behind.url(DATABASE)
+        url = url_of(address, fresh(behind, f"{name} {run}"), **options)
+        if SOAK:
+            return Hammer(url, seconds=20, processes=16, seed=run)
+        return Hammer(url, seconds=2, processes=8, keys=20, seed=run)
+
+    least = {what: number * 10 for what, number in SOME.items()} if SOAK else SOME
+    counts = strike(name, plan, least, capsys)
+    assert counts["store errors"] == 0
+
+
+def test_i9_replies_lost_on_the_way_are_no_loss(
+    hammered: Postgres, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The server did it, and the connection broke before it could say so."""
+    with require(lambda: Proxy(hammered.port)) as proxy, losing_replies(proxy):
+        address = hammered.url(DATABASE, port=proxy.port)
+
+        def plan(run: int) -> Hammer:
+            url = url_of(address, fresh(hammered, f"lossy {run}"))
+            return Hammer(url, seconds=30 if SOAK else 3, processes=8, keys=60, seed=run)
+
+        strike("a bad line", plan, {**SOME, "store errors": 300 if SOAK else 30}, capsys)
+
+
+@contextmanager
+def losing_replies(proxy: Proxy) -> Iterator[None]:
+    """Lose one reply after the other for as long as this lasts."""
+    over = threading.Event()
+
+    def lose() -> None:
+        while not over.wait(0.02):
+            proxy.drop_replies(after=b"_pg3_", times=1)  # a prepared statement of psycopg's
+            try:
+                proxy.wait_until_dropped(seconds=0.2)
+            except ServerFailed:
+                continue  # nobody sent anything
+
+    thread = threading.Thread(target=lose)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("retention", ["plain", "ring"])
+@pytest.mark.parametrize("sabotage", ["FinishWithoutOwner", "StealsLeases"])
+def test_the_hammer_finds_a_broken_store(hammered: Postgres, sabotage: str, retention: str) -> None:
+    options = RING if retention == "ring" else {}
+
+    def plan(run: int) -> Hammer:
+        url = url_of(hammered.url(DATABASE), fresh(hammered, f"broken {retention}"), **options)
+        return Hammer(url, seconds=1.5, processes=8, keys=12, sabotage=sabotage, seed=run)
+
+    assert caught_at(CAUGHT_AT[sabotage], plan)

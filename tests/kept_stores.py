@@ -1,0 +1,149 @@
+"""PostgreSQL stores that outlive a test, for suites of many short tests.
+
+A new connection costs more than most tests: the server forks, then compiles and plans every
+function anew. So a store stays open from test to test, with its schema emptied and its clock
+replaced each time. The async ones stay open on one event loop that the tests share; a test with a
+loop of its own really closes its store at the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import asyncpg
+from psycopg_pool import ConnectionPool
+from tests.postgres_stores import DATABASE, address, emptied, server
+
+from oncekey.stores.postgres import AsyncPostgresStore, PostgresStore
+from oncekey.testing.colours import LoopThread
+
+WallClock = Callable[[], int]
+
+POOL_SIZE = 4
+
+
+class _Turned:
+    """A clock that is another one in each test."""
+
+    clock: WallClock
+
+    def __call__(self) -> int:
+        return self.clock()
+
+
+class SharedLoop(LoopThread):
+    """An event loop for many tests."""
+
+    def settle(self) -> None:
+        """A test is over: cancel what it left running."""
+        self.run(self._cancel_all())
+
+
+@functools.cache
+def shared_loop() -> SharedLoop:
+    return SharedLoop()
+
+
+def loop_for(kind: str) -> Iterator[LoopThread]:
+    """A contract's `loop` fixture for a row of this name."""
+    if kind.startswith("postgres"):
+        yield shared_loop()
+        shared_loop().settle()
+    else:
+        loop = LoopThread()
+        yield loop
+        loop.close()
+
+
+class KeptStore(PostgresStore):
+    def close(self) -> None:
+        """Its test is over, but not its connections."""
+
+    def end(self) -> None:
+        super().close()
+
+
+class KeptAsyncStore(AsyncPostgresStore):
+    async def close(self) -> None:
+        """Its test is over; its connections only where they were on a loop that ends as well."""
+        if asyncio.get_running_loop() is not shared_loop().loop:
+            _kept.pop(next(key for key, (store, _) in _kept.items() if store is self))
+            await super().close()
+
+    def end(self) -> None:
+        shared_loop().run(super().close())
+
+
+_kept: dict[str, tuple[Any, _Turned]] = {}
+
+
+def kept_blocking(
+    clock: WallClock, *, major: int | None = None, given: bool = False, **options: Any
+) -> KeptStore:
+    """An empty store. `given`: it is given a pool of the caller's."""
+
+    def make(full: dict[str, Any]) -> KeptStore:
+        where: Any = _given_pool() if given else address(options, major)
+        return KeptStore(where, **full)
+
+    store: KeptStore = _keep(f"blocking {given}", make, clock, major, options)
+    return store
+
+
+def kept_async(
+    clock: WallClock, *, major: int | None = None, given: bool = False, **options: Any
+) -> KeptAsyncStore:
+    """The same for asyncio."""
+
+    def make(full: dict[str, Any]) -> KeptAsyncStore:
+        where = _given_async_pool() if given else address(options, major)
+        return KeptAsyncStore(where, **full)
+
+    store: KeptAsyncStore = _keep(f"async {given}", make, clock, major, options)
+    return store
+
+
+def _keep(
+    colour: str,
+    make: Callable[[dict[str, Any]], Any],
+    clock: WallClock,
+    major: int | None,
+    options: dict[str, Any],
+) -> Any:
+    full = emptied(options, major)
+    key = f"{colour} {major} {sorted(options.items())}"
+    if key not in _kept:
+        turned = _Turned()
+        _kept[key] = make({**full, "clock": turned}), turned
+    store, turned = _kept[key]
+    turned.clock = clock
+    return store
+
+
+@functools.cache
+def _given_pool() -> ConnectionPool[Any]:
+    return ConnectionPool(server().url(DATABASE), min_size=1, max_size=POOL_SIZE, open=True)
+
+
+@functools.cache
+def _given_async_pool() -> Any:
+    async def make() -> Any:
+        return await asyncpg.create_pool(server().url(DATABASE), min_size=1, max_size=POOL_SIZE)
+
+    return shared_loop().run(make())
+
+
+def end_all() -> None:
+    """The run is over."""
+    for store, _ in _kept.values():
+        store.end()
+    _kept.clear()
+    if _given_pool.cache_info().currsize:
+        _given_pool().close()
+    if _given_async_pool.cache_info().currsize:
+        shared_loop().run(_given_async_pool().close())
+    if shared_loop.cache_info().currsize:
+        shared_loop().close()

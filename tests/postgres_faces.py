@@ -1,0 +1,126 @@
+"""PostgreSQL stores of both colours, called without await, on servers that tests may break."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from typing import Any
+
+import psycopg
+
+from oncekey.core.commands import Claim, Claimed, Finish, Look, Seen
+from oncekey.core.record import Record, State
+from oncekey.engine.aio.once import AsyncOnce
+from oncekey.engine.blocking.once import Once
+from oncekey.stores.postgres import AsyncPostgresStore, PostgresStore
+from oncekey.testing.colours import LoopThread, OnceFace
+from oncekey.testing.servers import require
+from oncekey.testing.servers.postgres import Postgres, Settings
+from postgres_stores import server
+
+COLOURS = ["psycopg", "asyncpg"]
+LEASE = 30_000_000
+KEEP = 3_600_000_000
+
+
+class Face:
+    """A store of either colour: whatever is awaited there is waited for here."""
+
+    def __init__(self, store: Any, loop: LoopThread | None) -> None:
+        self.store = store
+        self.loop = loop
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self.store, name)
+        if self.loop is None or not inspect.iscoroutinefunction(found):
+            return found
+        loop = self.loop
+        return lambda *args, **options: loop.run(found(*args, **options))
+
+    def claim(self, claim: Claim) -> Claimed:
+        (reply,) = self.apply([claim])
+        assert isinstance(reply, Claimed), reply
+        return reply
+
+    def record(self, id: bytes) -> Record | None:
+        (reply,) = self.apply([Look(id)])
+        assert isinstance(reply, Seen)
+        return reply.record
+
+
+class Faces:
+    """Opens stores and engines of one colour, and closes them all."""
+
+    def __init__(self, colour: str) -> None:
+        self.colour = colour
+        self.is_async = colour == "asyncpg"
+        self._loop: LoopThread | None = None
+        self._open: list[Any] = []
+        self._threads = ThreadPoolExecutor(16)
+
+    @property
+    def loop(self) -> LoopThread | None:
+        if self.is_async and self._loop is None:
+            self._loop = LoopThread()
+        return self._loop
+
+    def store(self, address: Any, **options: Any) -> Face:
+        kind = AsyncPostgresStore if self.is_async else PostgresStore
+        face = Face(kind(address, **options), self.loop)
+        self._open.append(face)
+        return face
+
+    def once(self, face: Face, **options: Any) -> Any:
+        """An engine on the store."""
+        if self.loop is None:
+            return Once(face.store, **options)
+        return OnceFace(AsyncOnce(face.store, **options), self.loop)
+
+    def start(self, call: Callable[..., Any], *args: Any, **options: Any) -> Future[Any]:
+        """In a thread of its own."""
+        return self._threads.submit(call, *args, **options)
+
+    def close(self) -> None:
+        self._threads.shutdown()
+        for face in self._open:
+            face.close()
+        if self._loop is not None:
+            self._loop.close()
+
+
+def fresh_server(settings: Settings | None = None, **options: Any) -> Postgres:
+    """A running server that the test may stop, kill and fill. Its data lie beside the others'."""
+    postgres = require(lambda: Postgres(server().base, settings=settings, **options))
+    postgres.start()
+    return postgres
+
+
+def make_claim(name: str, owner: str = "owner", **changes: Any) -> Claim:
+    terms: dict[str, Any] = {"lease": LEASE, "keep": KEEP, "audit": 0, "retry_safe": False}
+    return Claim(token(name), token(owner), b"\x01f", **{**terms, **changes})
+
+
+def make_finish(claim: Claim, fence: int, body: bytes = b"done") -> Finish:
+    return Finish(claim.id, claim.owner, fence, State.SUCCEEDED, body)
+
+
+def token(name: str) -> bytes:
+    return name.encode().ljust(16, b".")[:16]
+
+
+@contextmanager
+def locked(postgres: Postgres, table: str) -> Iterator[psycopg.Connection[Any]]:
+    """Somebody else holds the whole table."""
+    with closing(psycopg.connect(postgres.url())) as other:
+        other.execute(f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE".encode())
+        yield other
+
+
+def waiting(postgres: Postgres, schema: str) -> int:
+    """How many sessions wait for a lock in a statement about this schema."""
+    query = """SELECT count(*) FROM pg_stat_activity
+               WHERE wait_event_type = 'Lock' AND position(%s IN query) > 0"""
+    rows = postgres.execute(query, (schema,))
+    return int(rows[0][0])

@@ -1,0 +1,185 @@
+"""Shops whose connection is a framework's: SQLAlchemy's or Django's."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, ClassVar
+
+import django
+import psycopg
+from sqlalchemy import create_engine, text
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
+from tests.shops.base import RolledBack, Shop
+from tests.shops.watching import database
+
+
+class SessionShop(Shop):
+    is_async = False
+    engine: Any = None
+
+    def make_engine(self, **options: Any) -> Any:
+        url = self.url.replace("postgresql", "postgresql+psycopg")
+        return create_engine(url, pool_size=1, max_overflow=0, **options)
+
+    async def open(self) -> None:
+        self.engine = self.make_engine()
+        self.db = Session(self.engine)
+
+    async def close(self) -> None:
+        self.db.close()
+        self.engine.dispose()
+
+    async def begin(self) -> None:
+        self.db.begin()
+
+    async def commit(self) -> None:
+        self.db.commit()
+
+    async def rollback(self) -> None:
+        self.db.rollback()
+
+    def send(self, sql: str) -> Any:
+        return self.db.execute(text(sql))
+
+    def nested(self) -> Any:
+        return self.db.begin_nested()
+
+
+class ScopedShop(SessionShop):
+    async def open(self) -> None:
+        self.engine = self.make_engine()
+        self.db = scoped_session(sessionmaker(self.engine))
+
+    async def close(self) -> None:
+        self.db.remove()
+        self.engine.dispose()
+
+
+class CoreShop(SessionShop):
+    """An SQLAlchemy Connection."""
+
+    async def open(self) -> None:
+        self.engine = self.make_engine()
+        self.db = self.engine.connect()
+
+
+class AsyncSessionShop(Shop):
+    is_async = True
+    driver: ClassVar[str] = "asyncpg"
+    engine: Any = None
+
+    def make_engine(self, **options: Any) -> Any:
+        url = self.url.replace("postgresql", f"postgresql+{self.driver}")
+        return create_async_engine(url, pool_size=1, max_overflow=0, **options)
+
+    async def open(self) -> None:
+        self.engine = self.make_engine()
+        self.db = AsyncSession(self.engine)
+
+    async def close(self) -> None:
+        await self.db.close()
+        await self.engine.dispose()
+
+    async def begin(self) -> None:
+        await self.db.begin()
+
+    async def commit(self) -> None:
+        await self.db.commit()
+
+    async def rollback(self) -> None:
+        await self.db.rollback()
+
+    def send(self, sql: str) -> Any:
+        return self.db.execute(text(sql))
+
+    def nested(self) -> Any:
+        return self.db.begin_nested()
+
+
+class AsyncSessionPsycopgShop(AsyncSessionShop):
+    driver = "psycopg"
+
+
+class AsyncCoreShop(AsyncSessionShop):
+    """An SQLAlchemy AsyncConnection."""
+
+    async def open(self) -> None:
+        self.engine = self.make_engine()
+        self.db = await self.engine.connect()
+
+
+class AsyncCorePsycopgShop(AsyncCoreShop):
+    driver = "psycopg"
+
+
+# --- Django -----------------------------------------------------------------------------------
+
+
+@functools.cache
+def django_databases() -> None:
+    """Django, set up with the shops' database under two names."""
+    from django.conf import settings
+    from django.db import connections
+
+    parts = psycopg.conninfo.conninfo_to_dict(database())
+    one = {
+        "ENGINE": "django.db.backends.postgresql",
+        **{name.upper(): parts[name] for name in ("user", "host", "port")},
+        "NAME": parts["dbname"],
+    }
+    if not settings.configured:
+        settings.configure(DATABASES={"default": {}})
+        django.setup()
+    for alias in ("default", "other"):
+        connections.settings[alias] = connections.configure_settings({"default": dict(one)})[
+            "default"
+        ]
+
+
+class DjangoShop(Shop):
+    is_async = False
+    alias: ClassVar[str] = "default"
+    block: Any = None
+
+    async def open(self) -> None:
+        django_databases()
+        from django.db import connection
+
+        self.db = connection
+
+    async def close(self) -> None:
+        if self.block is not None:
+            await self.rollback()
+        self.db.close()
+
+    async def begin(self) -> None:
+        self.block = self.nested()
+        self.block.__enter__()
+
+    async def commit(self) -> None:
+        block, self.block = self.block, None
+        block.__exit__(None, None, None)
+
+    async def rollback(self) -> None:
+        block, self.block = self.block, None
+        block.__exit__(RolledBack, RolledBack(), None)
+
+    def send(self, sql: str) -> Any:
+        with self.db.cursor() as cursor:
+            cursor.execute(sql)
+
+    def nested(self) -> Any:
+        from django.db import transaction
+
+        return transaction.atomic(using=self.alias)
+
+
+class OtherDjangoShop(DjangoShop):
+    alias = "other"
+
+    async def open(self) -> None:
+        django_databases()
+        from django.db import connections
+
+        self.db = connections["other"]

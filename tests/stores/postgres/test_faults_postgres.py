@@ -1,0 +1,484 @@
+"""What a caller is told when the server, its limits or its rights stand in the way."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import psycopg
+import pytest
+from psycopg_pool import ConnectionPool
+
+from oncekey.core.commands import Claimed, Done, Look
+from oncekey.core.errors import ConfigurationError, StoreUnavailable
+from oncekey.testing.contract.bench import until
+from oncekey.testing.servers import PgBouncer, Postgres, require
+from oncekey.testing.servers.processes import User
+from postgres_faces import (
+    COLOURS,
+    Face,
+    Faces,
+    fresh_server,
+    locked,
+    make_claim,
+    make_finish,
+    waiting,
+)
+from postgres_stores import server as shared_server
+
+SCHEMA = "oncekey"
+HBA = "host all secretive 127.0.0.1/32 scram-sha-256\n"
+
+
+@pytest.fixture(params=COLOURS)
+def faces(request: pytest.FixtureRequest) -> Iterator[Faces]:
+    faces = Faces(request.param)
+    yield faces
+    faces.close()
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[Postgres]:
+    server = fresh_server()
+    yield server
+    server.close()
+
+
+@pytest.fixture(autouse=True)
+def _empty(postgres: Postgres) -> None:
+    postgres.execute(f"DROP SCHEMA IF EXISTS {SCHEMA} CASCADE")
+
+
+def unavailable(face: Face, match: str) -> StoreUnavailable:
+    with pytest.raises(StoreUnavailable, match=match) as told:
+        face.apply([make_claim("k")])
+    assert not told.value.final
+    return told.value
+
+
+# --- who may log in, and to what ----------------------------------------------------------------
+
+
+def test_a_missing_database(faces: Faces, postgres: Postgres) -> None:
+    store = faces.store(postgres.url("nowhere"))
+    with pytest.raises(ConfigurationError, match="no such database; create it"):
+        store.apply([make_claim("k")])
+
+
+def test_an_unknown_role(faces: Faces, postgres: Postgres) -> None:
+    store = faces.store(postgres.url(user="nobody"))
+    with pytest.raises(ConfigurationError, match="refused the login; check user, password"):
+        store.apply([make_claim("k")])
+
+
+def test_a_wrong_password_and_then_the_right_one(faces: Faces, postgres: Postgres) -> None:
+    hba = postgres.data / "pg_hba.conf"
+    if HBA not in hba.read_text():
+        hba.write_text(HBA + hba.read_text())
+        postgres.execute("CREATE ROLE secretive LOGIN SUPERUSER PASSWORD 'right'")
+        postgres.configure({})
+    where = postgres.url(user="secretive")
+    for password in (":wrong", ""):
+        store = faces.store(where.replace("@", f"{password}@"))
+        with pytest.raises(ConfigurationError, match="refused the login") as told:
+            store.apply([make_claim("k")])
+        assert "wrong@" not in str(told.value)
+    store = faces.store(where.replace("@", ":right@"))
+    assert store.claim(make_claim("k")).attempt == 1
+
+
+def test_a_password_that_changed_while_serving_is_a_matter_of_serving(
+    faces: Faces, postgres: Postgres
+) -> None:
+    postgres.execute("DROP ROLE IF EXISTS leaving; CREATE ROLE leaving LOGIN SUPERUSER")
+    store = faces.store(postgres.url(user="leaving"))
+    store.claim(make_claim("k"))
+    postgres.execute("ALTER ROLE leaving NOLOGIN")
+    postgres.execute("SELECT pg_terminate_backend(pid, 9000) FROM pg_stat_activity "
+                     "WHERE usename = 'leaving'")  # fmt: skip
+    for _ in range(2):
+        with pytest.raises(StoreUnavailable) as told:
+            store.apply([make_claim("k")])
+    assert "refused the login" in str(told.value)
+    assert not told.value.ambiguous
+
+
+def test_an_address_that_is_none(faces: Faces) -> None:
+    with pytest.raises(ConfigurationError) as told:
+        faces.store("postgresql://postgres:hidden@[::/x").apply([make_claim("k")])
+    assert "hidden" not in str(told.value)
+    with pytest.raises(ConfigurationError, match="neither an address nor"):
+        faces.store(object())
+
+
+def test_no_connection_left_on_the_server(faces: Faces, postgres: Postgres) -> None:
+    postgres.execute("DROP ROLE IF EXISTS few; CREATE ROLE few LOGIN SUPERUSER")
+    store = faces.store(postgres.url(user="few"))
+    store.prepare()
+    store.close()
+    postgres.execute("ALTER ROLE few NOSUPERUSER CONNECTION LIMIT 1")
+    with psycopg.connect(postgres.url(user="few")):
+        store = faces.store(postgres.url(user="few"))
+        assert not unavailable(store, "no connection left; raise max_connections").ambiguous
+
+
+# --- rights -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def poor(postgres: Postgres) -> str:
+    """The URL of a role that may do nothing yet."""
+    postgres.execute("DROP OWNED BY poor; DROP ROLE poor") if postgres.execute(
+        "SELECT 1 FROM pg_roles WHERE rolname = 'poor'"
+    ) else None
+    postgres.execute("CREATE ROLE poor LOGIN")
+    return postgres.url(user="poor")
+
+
+def test_a_role_that_may_not_make_the_tables(faces: Faces, poor: str) -> None:
+    with pytest.raises(ConfigurationError, match="may not make oncekey's tables; run `oncekey mig"):
+        faces.store(poor).apply([make_claim("k")])
+    with pytest.raises(ConfigurationError, match=r"lacks tables.*`oncekey migrate`"):
+        faces.store(poor, migrate=False).apply([make_claim("k")])
+
+
+def test_a_role_that_lacks_rights_is_told_which(
+    faces: Faces, postgres: Postgres, poor: str
+) -> None:
+    faces.store(postgres.url()).prepare()
+    with pytest.raises(ConfigurationError, match="grant it USAGE on the schema"):
+        faces.store(poor).apply([make_claim("k")])
+    postgres.execute(f"GRANT USAGE ON SCHEMA {SCHEMA} TO poor")
+    with pytest.raises(ConfigurationError, match="SELECT, INSERT, UPDATE, DELETE"):
+        faces.store(poor).apply([make_claim("k")])
+    postgres.execute(f"GRANT SELECT ON ALL TABLES IN SCHEMA {SCHEMA} TO poor")
+    store = faces.store(poor)
+    assert not unavailable(store, "permission denied for table records").ambiguous
+    postgres.execute(
+        f"GRANT INSERT, UPDATE, DELETE, TRUNCATE ON ALL TABLES IN SCHEMA {SCHEMA} TO poor"
+    )
+    assert store.claim(make_claim("k")).attempt == 1  # the message was right: no more is needed
+    store.bind(b"check")
+    assert store.sweep(10) == 0
+    assert store.elect(b"me", 1_000_000)
+
+
+def test_a_ring_is_swept_with_the_rights_the_message_names(
+    faces: Faces, postgres: Postgres, poor: str
+) -> None:
+    ring = {"retention": "ring", "ring_slots": 4, "ring_period": "1h"}
+    faces.store(postgres.url(), **ring).prepare()
+    postgres.execute(
+        f"GRANT USAGE ON SCHEMA {SCHEMA} TO poor; GRANT SELECT, INSERT, UPDATE, DELETE, TRUNCATE "
+        f"ON ALL TABLES IN SCHEMA {SCHEMA} TO poor"
+    )
+    now = [3_600_000_000]
+    store = faces.store(poor, **ring, clock=lambda: now[0])
+    store.claim(make_claim("k", keep=1))
+    now[0] += 3 * 3_600_000_000
+    assert store.sweep(10) == 1
+
+
+# --- a server that takes no writes --------------------------------------------------------------
+
+
+def test_a_database_set_read_only(faces: Faces, postgres: Postgres) -> None:
+    """Whoever did that had a reason (a switch to another server, say): it is heeded."""
+    name = f"closed_{faces.colour}"
+    url = postgres.create_database(name)
+    postgres.execute(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
+    assert not unavailable(faces.store(url), "read-only.*connect to the primary").ambiguous
+    postgres.execute(f"ALTER DATABASE {name} SET default_transaction_read_only = off")
+    store = faces.store(url)
+    fence = store.claim(make_claim("k")).fence
+    postgres.execute(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
+    reopened = faces.store(url)
+    finish = make_finish(make_claim("k"), fence)
+    with pytest.raises(StoreUnavailable, match="read-only") as told:
+        reopened.apply([finish])
+    assert not told.value.ambiguous
+    postgres.execute(f"ALTER DATABASE {name} SET default_transaction_read_only = off")
+    assert reopened.apply([finish]) == [Done()]  # on a new session: the old one was given up
+
+
+# --- limits -------------------------------------------------------------------------------------
+
+
+def test_no_connection_becomes_free(faces: Faces, postgres: Postgres) -> None:
+    store = faces.store(
+        postgres.url(), pool_size=1, pool_timeout="200ms", lock_timeout="60s",
+        statement_timeout="60s",
+    )  # fmt: skip
+    store.prepare()
+    with locked(postgres, f"{SCHEMA}.records"):
+        blocked = faces.start(store.apply, [make_claim("first")])
+        until(lambda: waiting(postgres, SCHEMA) == 1)
+        assert not unavailable(store, "no connection became free within pool_timeout").ambiguous
+    assert isinstance(blocked.result(60)[0], Claimed)
+    assert store.claim(make_claim("k")).attempt == 1
+
+
+Reach = Callable[[Faces, Postgres, ExitStack], tuple[Any, dict[str, Any]]]
+
+
+def direct(faces: Faces, postgres: Postgres, stack: ExitStack) -> tuple[Any, dict[str, Any]]:
+    return postgres.url(), {}
+
+
+def given(faces: Faces, postgres: Postgres, stack: ExitStack) -> tuple[Any, dict[str, Any]]:
+    """A pool of the caller's, with sessions that would wait for ever."""
+    options = "-c statement_timeout=0 -c lock_timeout=0"
+    if faces.loop is None:
+        pool = ConnectionPool(
+            postgres.url(), kwargs={"options": options}, min_size=1, max_size=2, open=True
+        )
+        stack.callback(pool.close)
+        return pool, {}
+    loop = faces.loop
+
+    async def make() -> Any:
+        settings = {"statement_timeout": "0", "lock_timeout": "0"}
+        return await asyncpg.create_pool(
+            postgres.url(), min_size=1, max_size=2, server_settings=settings
+        )
+
+    made = loop.run(make())
+    stack.callback(lambda: loop.run(made.close()))
+    return made, {}
+
+
+def pooled(faces: Faces, postgres: Postgres, stack: ExitStack) -> tuple[Any, dict[str, Any]]:
+    bouncer = stack.enter_context(require(lambda: PgBouncer(postgres)))
+    return bouncer.url(), {"pooler": True}
+
+
+@pytest.mark.parametrize("reach", [direct, given, pooled])
+def test_both_timeouts_are_in_force_on_every_call(
+    faces: Faces, postgres: Postgres, reach: Reach
+) -> None:
+    faces.store(postgres.url()).prepare()
+    calls: list[Callable[[Face], Any]] = [
+        lambda store: store.apply([make_claim("k")]),
+        lambda store: store.apply([Look(make_claim("k").id)]),
+        lambda store: store.apply([make_finish(make_claim("k"), 1)]),
+        lambda store: store.sweep(10),
+        lambda store: store.history(make_claim("k").id),
+        lambda store: store.bind(b"check"),
+        lambda store: store.elect(b"me", 1),
+    ]
+    with ExitStack() as stack:
+        address, options = reach(faces, postgres, stack)
+        impatient = {"statement_timeout": "60s", "lock_timeout": "30ms", **options}
+        hurried = {"statement_timeout": "30ms", "lock_timeout": "60s", **options}
+        for limits, said in ((impatient, "than lock_timeout"), (hurried, "than statement_timeout")):
+            store = faces.store(address, **limits)
+            store.prepare()
+            with locked(
+                postgres, ", ".join(f"{SCHEMA}.{t}" for t in ("records", "history", "meta"))
+            ):
+                for call in calls:
+                    with pytest.raises(StoreUnavailable, match=said) as told:
+                        call(store)
+                    assert not told.value.ambiguous
+            assert isinstance(store.apply([make_claim("k")])[0], Claimed)  # nothing is left behind
+        if reach is given:
+            assert shown(faces, address) == "0"  # the caller's sessions are as they were
+        store.close()
+
+
+def shown(faces: Faces, pool: Any) -> str:
+    if faces.loop is None:
+        with pool.connection() as connection:
+            return str(connection.execute("SHOW statement_timeout").fetchone()[0])
+    return str(faces.loop.run(pool.fetchval("SHOW statement_timeout")))
+
+
+def test_a_pool_of_the_callers_that_is_empty(faces: Faces, postgres: Postgres) -> None:
+    with ExitStack() as stack:
+        pool, _ = given(faces, postgres, stack)
+        store = faces.store(pool, pool_timeout="200ms")
+        store.prepare()
+        if faces.loop is None:
+            with pool.connection(), pool.connection():
+                error = unavailable(store, "the pool that was given has no connection")
+        else:
+            held = [faces.loop.run(take(pool)) for _ in range(2)]
+            error = unavailable(store, "the pool that was given had no connection within pool_tim")
+            for connection in held:
+                faces.loop.run(pool.release(connection))
+        assert not error.ambiguous
+        assert store.claim(make_claim("k")).attempt == 1
+        store.close()
+        assert shown(faces, pool) == "0"  # it stays open
+
+
+async def take(pool: Any) -> Any:
+    return await pool.acquire()
+
+
+# --- the disk -----------------------------------------------------------------------------------
+
+
+def test_a_full_disk(faces: Faces, tmp_path: Path) -> None:
+    """A database on a file system of 24 MB; the server's log is elsewhere, else it would stop."""
+    base = shared_server().base
+    server = Postgres(base)
+    small = server.directory / "small"
+    mount = f'mount -t tmpfs -o size=24m,mode=0777 tmpfs "{small}" && exec unshare '
+    mount += '--user --map-user=1000 --map-group=1000 -- "$@"'
+    outer = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount, "sh")
+    server._copy_template()
+    server.user.make_directory(small)
+    tried = User((*server.user.wrapper, *outer), server.user.owner)
+    try:
+        tried.run(["true"], server.directory)
+    except Exception:
+        shutil.rmtree(server.directory)
+        pytest.skip("no private mounts here")
+    server.user = tried
+    with server:
+        server.execute(f"CREATE TABLESPACE small LOCATION '{small}'")
+        server.execute("CREATE DATABASE small TABLESPACE small")
+        store = faces.store(server.url("small"))
+        kept = make_claim("kept")
+        fence = store.claim(kept).fence
+        full, error = fill(store)
+        assert "disk is full; make room" in str(error)
+        assert not error.ambiguous
+        assert store.record(make_claim(f"{full} 0").id) is None  # of that batch, nothing
+        assert store.record(make_claim(f"{full - 1} 199").id) is not None
+        assert store.apply([make_finish(kept, fence)]) == [Done()]  # there is room on its page
+        store.close()
+
+
+def fill(store: Face) -> tuple[int, StoreUnavailable]:
+    """Claim until there is no room: the number of the batch that failed, and how."""
+    for n in range(200):
+        try:
+            store.apply([make_claim(f"{n} {i}", scope="s" * 900) for i in range(200)])
+        except StoreUnavailable as error:
+            return n, error
+    raise AssertionError("the disk was never full")
+
+
+# --- one command's fault --------------------------------------------------------------------------
+
+
+def test_a_command_at_fault_is_not_the_stores(faces: Faces, postgres: Postgres) -> None:
+    store = faces.store(postgres.url())
+    with pytest.raises(Exception, match=r"0x00|NUL|invalid byte") as told:
+        store.apply([make_claim("good"), make_claim("bad", scope="a\0b")])
+    assert not isinstance(told.value, StoreUnavailable)
+    assert store.record(make_claim("good").id) is None
+    assert store.claim(make_claim("good")).attempt == 1
+
+
+# --- closing --------------------------------------------------------------------------------------
+
+
+def test_a_closed_store_says_so(faces: Faces, postgres: Postgres) -> None:
+    store = faces.store(postgres.url())
+    store.claim(make_claim("k"))
+    store.close()
+    store.close()
+    with pytest.raises(StoreUnavailable, match="closed") as told:
+        store.apply([make_claim("k")])
+    assert not told.value.ambiguous
+    assert told.value.final
+    until(lambda: sessions(postgres) == 0)
+
+
+def sessions(postgres: Postgres, name: str = "oncekey") -> int:
+    query = "SELECT count(*) FROM pg_stat_activity WHERE application_name = %s"
+    return int(postgres.execute(query, (name,))[0][0])
+
+
+def test_closing_under_a_call_lets_it_end(faces: Faces, postgres: Postgres) -> None:
+    store = faces.store(
+        postgres.url(), pool_size=1, lock_timeout="60s", statement_timeout="60s", pool_timeout="60s"
+    )
+    store.prepare()
+    with locked(postgres, f"{SCHEMA}.records"):
+        running = faces.start(store.apply, [make_claim("k")])
+        until(lambda: waiting(postgres, SCHEMA) == 1)
+        queued = faces.start(store.apply, [make_claim("other")])
+        store.close()
+    assert isinstance(running.result(60)[0], Claimed)
+    error = queued.exception(60)
+    assert isinstance(error, StoreUnavailable)
+    assert error.final
+    until(lambda: sessions(postgres) == 0)
+
+
+# --- asyncio's own --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reach", [direct, given])
+def test_a_cancelled_call_spoils_no_connection(postgres: Postgres, reach: Reach) -> None:
+    faces = Faces("asyncpg")
+    assert faces.loop is not None
+    with ExitStack() as stack:
+        stack.callback(faces.close)
+        address, _ = reach(faces, postgres, stack)
+        store = faces.store(address, pool_size=1, lock_timeout="60s", statement_timeout="60s")
+        store.prepare()
+
+        async def cancelled() -> None:
+            call = asyncio.ensure_future(store.store.apply([make_claim("k")]))
+            while await asyncio.to_thread(waiting, postgres, SCHEMA) == 0:
+                pass
+            call.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await call
+
+        with locked(postgres, f"{SCHEMA}.records"):
+            faces.loop.run(cancelled())
+        for n in range(3):
+            assert store.claim(make_claim(f"after {n}")).attempt == 1
+        store.close()
+
+
+def test_event_loops_share_a_store_but_no_connection(postgres: Postgres) -> None:
+    one, other = Faces("asyncpg"), Faces("asyncpg")
+    store = one.store(postgres.url())
+    twin = Face(store.store, other.loop)
+    store.claim(make_claim("k"))
+    with pytest.raises(AssertionError, match="Busy"):
+        twin.claim(make_claim("k", "another"))
+    homes = store.store._database.lines._homes
+    assert sorted(len(home.free) for home in homes.values()) == [1, 1]
+    assert sessions(postgres) == 2
+    one.close()
+    other.close()
+    until(lambda: sessions(postgres) == 0)
+
+
+SCRIPT = """
+import asyncio, sys, warnings
+from oncekey import AsyncOnce
+once = AsyncOnce(sys.argv[1], cache=0)
+async def body(attempt):
+    return attempt.number
+for n in range(5):
+    assert asyncio.run(once.run("op", f"k{n}", body)).value == 1
+assert asyncio.run(once.run("op", "k0", body)).replayed
+asyncio.run(once.close())
+print("fine")
+"""
+
+
+def test_a_loop_for_every_call(postgres: Postgres) -> None:
+    """As scripts do: each `asyncio.run` ends its loop without a word to the store."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", SCRIPT, postgres.url()],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert (done.stdout, done.stderr) == ("fine\n", "")
+    until(lambda: sessions(postgres) == 0)

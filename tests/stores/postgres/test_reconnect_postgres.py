@@ -1,0 +1,305 @@
+"""A server that is down, comes back, or goes in the middle: nothing is lost, nothing done twice.
+
+The store dials anew by itself; what a lost reply leaves open is repeated with the same owner and
+fence (I1, I4, I9).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from oncekey.core.commands import Claimed, Done, Replay
+from oncekey.core.errors import StoreUnavailable
+from oncekey.core.policy import Policy
+from oncekey.core.record import State
+from oncekey.testing.contract.bench import until
+from oncekey.testing.servers import Postgres, Proxy
+from oncekey.testing.servers.processes import free_port
+from postgres_faces import COLOURS, Face, Faces, fresh_server, locked, make_claim, make_finish
+
+ROWS = "SELECT count(*), max(attempt) FROM oncekey.records"
+PROMPT_SECONDS = 4.0  # far below pool_timeout, with room for a busy machine
+
+
+@pytest.fixture(params=COLOURS)
+def faces(request: pytest.FixtureRequest) -> Iterator[Faces]:
+    faces = Faces(request.param)
+    yield faces
+    faces.close()
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[Postgres]:
+    server = fresh_server()
+    yield server
+    server.close()
+
+
+@pytest.fixture(autouse=True)
+def _it_runs_and_is_empty(postgres: Postgres) -> None:
+    if not postgres.is_running:
+        postgres.start()
+    postgres.execute("DROP SCHEMA IF EXISTS oncekey CASCADE")
+
+
+@pytest.fixture
+def proxy(postgres: Postgres) -> Iterator[Proxy]:
+    with Proxy(postgres.port) as proxy:
+        yield proxy
+
+
+def refused(face: Face, *commands: Any, match: str | None = None) -> StoreUnavailable:
+    with pytest.raises(StoreUnavailable, match=match) as told:
+        face.apply(commands)
+    return told.value
+
+
+# --- down -----------------------------------------------------------------------------------
+
+
+def test_a_server_that_was_never_there_is_told_at_once_and_every_time(faces: Faces) -> None:
+    store = faces.store(
+        f"postgresql://postgres@127.0.0.1:{free_port()}/postgres", pool_timeout="60s"
+    )
+    for _ in range(3):
+        begun = time.monotonic()
+        error = refused(store, make_claim("k"), match=r"cannot be reached.*(refused|Connect call)")
+        assert not error.ambiguous
+        assert not error.final
+        assert time.monotonic() - begun < PROMPT_SECONDS
+
+
+def test_a_store_finds_its_server_as_soon_as_it_is_there(faces: Faces, postgres: Postgres) -> None:
+    store = faces.store(postgres.url(), pool_timeout="60s")
+    postgres.stop()
+    assert not refused(store, make_claim("k")).ambiguous
+    postgres.start()
+    assert store.claim(make_claim("k")).attempt == 1
+    postgres.stop("immediate")
+    for _ in range(3):
+        begun = time.monotonic()
+        error = refused(store, make_claim("other"))
+        assert time.monotonic() - begun < PROMPT_SECONDS
+    assert not error.ambiguous  # at the latest by now it knows that nobody listens
+    postgres.start()
+    assert isinstance(store.apply([make_claim("k")])[0], Claimed)
+
+
+def test_an_unknown_host(faces: Faces) -> None:
+    store = faces.store("postgresql://postgres@no-such-host.invalid/postgres")
+    error = refused(store, make_claim("k"), match=r"cannot be reached.*(resolve|not known)")
+    assert not error.ambiguous
+
+
+def test_many_callers_of_a_dead_network_wait_once_not_in_turn(
+    faces: Faces, postgres: Postgres, proxy: Proxy
+) -> None:
+    """Eight at once, two seconds each: one after the other would take sixteen."""
+    proxy.hold()
+    store = faces.store(postgres.url(port=proxy.port) + "?connect_timeout=2")
+    begun = time.monotonic()
+    calls = [faces.start(store.apply, [make_claim(f"k{n}")]) for n in range(8)]
+    errors = [call.exception() for call in calls]
+    assert time.monotonic() - begun < 2 + PROMPT_SECONDS
+    assert {type(error) for error in errors} == {StoreUnavailable}
+    assert not any(error.ambiguous for error in errors)  # type: ignore[union-attr]
+    assert "cannot be reached" in str(errors[0])
+
+
+# --- restarted between two calls --------------------------------------------------------------
+
+
+def use_all_connections(face: Face) -> int:
+    """Have as many connections as the store keeps, all idle."""
+    lines = face.store._database.lines
+    if face.loop is None:
+        borrowed = [lines.lend() for _ in range(4)]
+        for one in borrowed:
+            one.__enter__()
+        for one in borrowed:
+            one.__exit__(None, None, None)
+        return sum(len(place.free) for place in lines._places.values())
+
+    async def all_at_once() -> int:
+        borrowed = [lines.lend() for _ in range(4)]
+        for one in borrowed:
+            await one.__aenter__()
+        for one in borrowed:
+            await one.__aexit__(None, None, None)
+        return sum(len(home.free) for home in lines._homes.values())
+
+    return face.loop.run(all_at_once())
+
+
+def wait_until_noticed(face: Face) -> None:
+    """Until the event loop has heard that the connections have ended."""
+    if face.loop is not None:
+        homes = face.store._database.lines._homes
+
+        def ended() -> bool:
+            return all(line.is_closed for home in homes.values() for line in home.free)
+
+        until(ended)
+
+
+@pytest.mark.parametrize("mode", ["fast", "immediate"])
+def test_a_restart_while_idle_is_not_even_noticed(
+    faces: Faces, postgres: Postgres, mode: Any
+) -> None:
+    store = faces.store(postgres.url())
+    claim = make_claim("k")
+    fence = store.claim(claim).fence
+    assert use_all_connections(store) == 4
+    postgres.restart(mode)
+    wait_until_noticed(store)
+    assert store.apply([make_finish(claim, fence, b"answer")]) == [Done()]
+    (replay,) = store.apply([make_claim("k", "another")])
+    assert isinstance(replay, Replay)
+    assert replay.body == b"answer"
+
+
+def test_a_session_the_server_ended_is_replaced(faces: Faces, postgres: Postgres) -> None:
+    store = faces.store(postgres.url())
+    fence = store.claim(make_claim("k")).fence
+    postgres.execute(
+        "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity "
+        "WHERE application_name = 'oncekey'"
+    )
+    wait_until_noticed(store)
+    assert store.apply([make_finish(make_claim("k"), fence)]) == [Done()]
+
+
+# --- gone in the middle -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["fast", "immediate", "kill"])
+def test_a_server_that_ends_under_a_call_leaves_it_open(
+    faces: Faces, postgres: Postgres, mode: Any
+) -> None:
+    store = faces.store(postgres.url(), lock_timeout="60s", statement_timeout="60s")
+    store.prepare()
+    with locked(postgres, "oncekey.records"):
+        call = faces.start(store.apply, [make_claim("k")])
+        until(lambda: waits(postgres) == 1)
+        postgres.kill() if mode == "kill" else postgres.stop(mode)
+        error = call.exception(60)
+    assert isinstance(error, StoreUnavailable)
+    assert error.ambiguous
+    postgres.start()
+    assert postgres.execute(ROWS) == [(0, None)]
+    assert store.claim(make_claim("k")).attempt == 1
+
+
+def waits(postgres: Postgres) -> int:
+    rows = postgres.execute("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'")
+    return int(rows[0][0])
+
+
+def warm_up(store: Face) -> None:
+    """Have the statement prepared, so that the next request is its execution alone."""
+    store.apply([make_finish(make_claim("nobody's"), 1)])
+
+
+@pytest.mark.parametrize("pooler", [False, True], ids=["direct", "wrapped"])
+def test_i9_a_claim_and_a_finish_whose_replies_are_lost(
+    faces: Faces, postgres: Postgres, proxy: Proxy, pooler: bool
+) -> None:
+    """`wrapped`: as behind a pooler, where each statement stands between BEGIN and COMMIT."""
+    commit = b"COMMIT\0" if pooler else b""
+    store = faces.store(postgres.url(port=proxy.port), pooler=pooler)
+    warm_up(store)
+    claim = make_claim("k")
+    proxy.drop_replies(after=commit)
+    assert refused(store, claim, match="connection").ambiguous
+    proxy.wait_until_dropped()
+    assert postgres.execute(ROWS) == [(1, 1)]  # it was done all the same
+    fence = store.claim(claim).fence
+    assert postgres.execute("SELECT attempt, fence FROM oncekey.records") == [(1, fence)]
+    warm_up(store)
+    finish = make_finish(claim, fence, b"answer")
+    proxy.drop_replies(after=commit)
+    assert refused(store, finish, match="connection").ambiguous
+    proxy.wait_until_dropped()
+    before = store.record(claim.id)
+    assert before is not None
+    assert (before.state, before.body) == (State.SUCCEEDED, b"answer")
+    assert store.apply([finish]) == [Done()]
+    assert store.record(claim.id) == before  # I2
+
+
+def test_i1_the_engine_repeats_what_was_lost_and_runs_the_body_once(
+    faces: Faces, postgres: Postgres, proxy: Proxy
+) -> None:
+    once = faces.once(faces.store(postgres.url(port=proxy.port)), cache=0)
+    once.run("op", "first", lambda attempt: None)
+    ran: list[int] = []
+
+    def body(attempt: Any) -> str:
+        ran.append(attempt.number)
+        proxy.drop_replies()  # of the finish
+        return "answer"
+
+    proxy.drop_replies()  # of the claim
+    result = once.run("op", "k", body)
+    assert (result.value, result.replayed, result.attempt) == ("answer", False, 1)
+    for _ in range(2):
+        proxy.wait_until_dropped()
+    again = once.run("op", "k", body)
+    assert (again.value, again.replayed, again.fence) == ("answer", True, result.fence)
+    assert ran == [1]
+
+
+def test_i4_a_finish_waits_out_a_restart(faces: Faces, postgres: Postgres) -> None:
+    """The body has run and the server is down: the outcome is stored as soon as it is back."""
+    once = faces.once(faces.store(postgres.url()), cache=0, policy=Policy(lease="1h"))
+    ran: list[str] = []
+
+    def body(attempt: Any) -> str:
+        ran.append("body")
+        postgres.stop("immediate")
+        return "answer"
+
+    running = faces.start(once.run, "op", "k", body)
+    until(lambda: bool(ran) and not postgres.is_running)
+    postgres.start()
+    assert running.result(60).value == "answer"
+    assert once.run("op", "k", body).replayed
+    assert ran == ["body"]
+
+
+def test_a_cut_in_the_middle_is_open_and_repeated(
+    faces: Faces, postgres: Postgres, proxy: Proxy
+) -> None:
+    store = faces.store(postgres.url(port=proxy.port))
+    store.prepare()
+    proxy.hold("replies")
+    call = faces.start(store.apply, [make_claim("k")])
+    proxy.wait_until_held("replies")
+    proxy.cut()
+    error = call.exception(60)
+    assert isinstance(error, StoreUnavailable)
+    assert error.ambiguous
+    proxy.resume()
+    assert store.claim(make_claim("k")).attempt == 1
+
+
+@pytest.mark.parametrize("pooler", [False, True], ids=["direct", "wrapped"])
+def test_a_silent_network_is_not_waited_for_without_end(
+    faces: Faces, postgres: Postgres, proxy: Proxy, pooler: bool
+) -> None:
+    store = faces.store(postgres.url(port=proxy.port), pooler=pooler)
+    store.prepare()
+    store._database._seconds = 0.3
+    proxy.hold()
+    begun = time.monotonic()
+    error = refused(store, make_claim("k"), match=r"answer")
+    assert error.ambiguous
+    assert time.monotonic() - begun < PROMPT_SECONDS
+    proxy.cut()
+    proxy.resume()
+    store._database._seconds = 30
+    assert store.claim(make_claim("k")).attempt == 1

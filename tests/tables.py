@@ -1,0 +1,29 @@
+"""The table of stores: a new store joins every suite by one row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.kept_stores import kept_async, kept_blocking
+from tests.postgres_stores import RING
+
+from oncekey.core.contract import AsyncStore, Store
+from oncekey.stores.memory import AsyncMemoryStore, MemoryStore
+from oncekey.stores.sqlite import AsyncSQLiteStore, SQLiteStore
+
+WallClock = Callable[[], int]
+Opener = Callable[[WallClock], Store | AsyncStore]
+Row = Callable[[Path, WallClock], Store | AsyncStore]
+
+# name -> open(directory, clock)
+STORES: dict[str, Row] = {
+    "memory-blocking": lambda path, clock: MemoryStore(clock=clock),
+    "memory-asyncio": lambda path, clock: AsyncMemoryStore(clock=clock),
+    "sqlite-blocking": lambda path, clock: SQLiteStore(path / "keys.db", clock=clock),
+    "sqlite-asyncio": lambda path, clock: AsyncSQLiteStore(path / "keys.db", clock=clock),
+    "postgres-psycopg": lambda path, clock: kept_blocking(clock),
+    "postgres-asyncpg": lambda path, clock: kept_async(clock),
+    "postgres-psycopg-ring": lambda path, clock: kept_blocking(clock, **RING),
+    "postgres-asyncpg-ring": lambda path, clock: kept_async(clock, **RING),
+}
