@@ -5,10 +5,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
+import asyncpg
 import psycopg
+from psycopg_pool import ConnectionPool
+from tests.postgres_stores import server
 
 from oncekey.core.commands import Claim, Claimed, Finish, Look, Seen
 from oncekey.core.record import Record, State
@@ -16,9 +19,8 @@ from oncekey.engine.aio.once import AsyncOnce
 from oncekey.engine.blocking.once import Once
 from oncekey.stores.postgres import AsyncPostgresStore, PostgresStore
 from oncekey.testing.colours import LoopThread, OnceFace
-from oncekey.testing.servers import require
+from oncekey.testing.servers import PgBouncer, require
 from oncekey.testing.servers.postgres import Postgres, Settings
-from postgres_stores import server
 
 COLOURS = ["psycopg", "asyncpg"]
 LEASE = 30_000_000
@@ -124,3 +126,39 @@ def waiting(postgres: Postgres, schema: str) -> int:
                WHERE wait_event_type = 'Lock' AND position(%s IN query) > 0"""
     rows = postgres.execute(query, (schema,))
     return int(rows[0][0])
+
+
+# --- ways to a server -----------------------------------------------------------------------------
+
+Reach = Callable[[Faces, Postgres, ExitStack], tuple[Any, dict[str, Any]]]
+
+
+def direct(faces: Faces, postgres: Postgres, stack: ExitStack) -> tuple[Any, dict[str, Any]]:
+    return postgres.url(), {}
+
+
+def given(faces: Faces, postgres: Postgres, stack: ExitStack) -> tuple[Any, dict[str, Any]]:
+    """A pool of the caller's, with sessions that would wait for ever."""
+    options = "-c statement_timeout=0 -c lock_timeout=0"
+    if faces.loop is None:
+        pool = ConnectionPool(
+            postgres.url(), kwargs={"options": options}, min_size=1, max_size=2, open=True
+        )
+        stack.callback(pool.close)
+        return pool, {}
+    loop = faces.loop
+
+    async def make() -> Any:
+        settings = {"statement_timeout": "0", "lock_timeout": "0"}
+        return await asyncpg.create_pool(
+            postgres.url(), min_size=1, max_size=2, server_settings=settings
+        )
+
+    made = loop.run(make())
+    stack.callback(lambda: loop.run(made.close()))
+    return made, {}
+
+
+def pooled(faces: Faces, postgres: Postgres, stack: ExitStack) -> tuple[Any, dict[str, Any]]:
+    bouncer = stack.enter_context(require(lambda: PgBouncer(postgres)))
+    return bouncer.url(), {"pooler": True}

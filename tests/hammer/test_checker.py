@@ -107,6 +107,11 @@ BROKEN = {
     "i9_repeats_are_known (finish)": [
         granted(0, "a", 1), finished(20, "a", 1), finished(40, "a", 1, "Lost")
     ],
+    "i14_a_living_owner_is_heard": [granted(0, "a", 1), finished(50, "a", 1, "Lost")],
+    "i14_a_living_owner_is_heard (renewed)": [
+        granted(0, "a", 1), told(LEASE // 2, "Renew", "a", 1, lease=LEASE),
+        told(LEASE + 50, "Release", "a", 1, "Lost"),
+    ],
 }  # fmt: skip
 
 

@@ -20,7 +20,7 @@ class SessionShop(Shop):
 
     def make_engine(self, **options: Any) -> Any:
         url = self.url.replace("postgresql", "postgresql+psycopg")
-        return create_engine(url, pool_size=1, max_overflow=0, **options)
+        return create_engine(url, pool_size=1, **options)
 
     async def open(self) -> None:
         self.engine = self.make_engine()
@@ -71,7 +71,7 @@ class AsyncSessionShop(Shop):
 
     def make_engine(self, **options: Any) -> Any:
         url = self.url.replace("postgresql", f"postgresql+{self.driver}")
-        return create_async_engine(url, pool_size=1, max_overflow=0, **options)
+        return create_async_engine(url, pool_size=1, **options)
 
     async def open(self) -> None:
         self.engine = self.make_engine()

@@ -7,15 +7,15 @@ has failed in it. Blocking shops are played without an event loop, as Django ins
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
 import pytest
-
 from tests.shops import SHOPS, Shop, empty
 
 T = TypeVar("T")
-Scene = Callable[[Shop], Coroutine[Any, Any, None]]
+Scene = Callable[..., Coroutine[Any, Any, None]]
 Play = Callable[..., None]
 
 DRIVERS = ("psycopg", "psycopg-async", "asyncpg")
@@ -26,7 +26,7 @@ class Stage:
 
     def __init__(self) -> None:
         self._runner = asyncio.Runner()
-        self._open: dict[tuple[str, str], Shop] = {}
+        self._open: dict[tuple[str, str], list[Shop]] = {}
 
     def run(self, kind: str, work: Coroutine[Any, Any, T]) -> T:
         if SHOPS[kind].is_async:
@@ -39,24 +39,40 @@ class Stage:
         raise AssertionError("a blocking shop has nothing to wait for")
 
     def play(self, kind: str, scene: Scene, options: dict[str, Any]) -> None:
+        """A scene in one shop, or in two if it wants two, the other one on a driver's own
+        connection (Django has one connection for each of its databases)."""
         empty(options.get("major"))
-        name = (kind, repr(sorted(options.items())))
-        shop = self._open.pop(name, None)
-        if shop is None:
-            shop = SHOPS[kind](**options)
-            self.run(kind, shop.__aenter__())
+        driver = "asyncpg" if SHOPS[kind].is_async else "psycopg"
+        count = len(inspect.signature(scene).parameters)
+        kinds = (kind, kind if kind in DRIVERS else driver)[:count]
+        shops = [self._shop(each, options) for each in kinds]
         try:
-            self.run(kind, scene(shop))
+            self.run(kind, scene(*shops))
         except BaseException:
-            self.run(kind, shop.__aexit__())
+            for shop in shops:
+                self.run(kind, shop.__aexit__())
             raise
-        shop.ran = 0
-        self._open[name] = shop
+        for each, shop in zip(kinds, shops, strict=True):
+            shop.ran = 0
+            self._open.setdefault(_name(each, options), []).append(shop)
+
+    def _shop(self, kind: str, options: dict[str, Any]) -> Shop:
+        kept = self._open.get(_name(kind, options))
+        if kept:
+            return kept.pop()
+        shop = SHOPS[kind](**options)
+        self.run(kind, shop.__aenter__())
+        return shop
 
     def close(self) -> None:
-        for (kind, _), shop in self._open.items():
-            self.run(kind, shop.__aexit__())
+        for (kind, _), shops in self._open.items():
+            for shop in shops:
+                self.run(kind, shop.__aexit__())
         self._runner.close()
+
+
+def _name(kind: str, options: dict[str, Any]) -> tuple[str, str]:
+    return kind, repr(sorted(options.items()))
 
 
 @pytest.fixture(scope="session")

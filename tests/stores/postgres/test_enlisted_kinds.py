@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.shops import INSERT, NEVER, Order, Shop, done, locks, rows
+from tests.stores.postgres.conftest import Play
 
 from oncekey import InFlight, Mismatch, OperationFailed, Terminal
 from oncekey.core.errors import ConfigurationError
-from tests.shops import INSERT, NEVER, Order, Shop, done, locks, rows
-from tests.stores.postgres.conftest import Play
 
 MILK = "INSERT INTO orders VALUES ('milk')"
 BROKEN = "INSERT INTO nowhere VALUES ('x')"
@@ -131,12 +131,13 @@ def test_undo_keeps_the_answer_without_the_rows(play: Play) -> None:
 def test_what_a_body_writes_after_undo_is_kept_or_undone_with_the_rest(play: Play) -> None:
     async def scene(shop: Shop) -> None:
         tx = shop.once.in_transaction(shop.subject)
+        three = (INSERT, "INSERT INTO orders VALUES ('coffee')", MILK)
 
         def blocking(fails: bool) -> Any:
             def body(attempt: Any) -> None:
-                for item in ("first", "second", "third"):
+                for sql in three:
                     attempt.undo()
-                    shop.send(f"INSERT INTO orders VALUES ('{item}')")
+                    shop.send(sql)
                 if fails:
                     raise ValueError("late")
 
@@ -144,9 +145,9 @@ def test_what_a_body_writes_after_undo_is_kept_or_undone_with_the_rest(play: Pla
 
         def awaited(fails: bool) -> Any:
             async def body(attempt: Any) -> None:
-                for item in ("first", "second", "third"):
+                for sql in three:
                     await attempt.undo()
-                    await shop.send(f"INSERT INTO orders VALUES ('{item}')")
+                    await shop.send(sql)
                 if fails:
                     raise ValueError("late")
 
@@ -157,7 +158,7 @@ def test_what_a_body_writes_after_undo_is_kept_or_undone_with_the_rest(play: Pla
             with pytest.raises(ValueError, match="late"):
                 await done(tx.run("order", "k", body(True)))
             await done(tx.run("order", "k", body(False)))
-        assert (rows(), await shop.state("k")) == (["third"], "succeeded")
+        assert (rows(), await shop.state("k")) == (["milk"], "succeeded")
 
     play(scene)
 
@@ -300,22 +301,24 @@ def test_steps_commit_with_the_record(play: Play) -> None:
     async def scene(shop: Shop) -> None:
         called: list[str] = []
 
+        def call(key: str) -> int:
+            called.append(key)
+            return len(called)
+
         def blocking(attempt: Any) -> Any:
             attempt.renew()
             shop.send(INSERT)
-            return [attempt.step(name, lambda key: called.append(key) or name) for name in "ab"]
+            return [attempt.step(name, call) for name in "aba"]
 
         async def awaited(attempt: Any) -> Any:
             await attempt.renew()
             await shop.send(INSERT)
-            return [
-                await attempt.step(name, lambda key: called.append(key) or name) for name in "ab"
-            ]
+            return [await attempt.step(name, call) for name in "aba"]
 
         tx = shop.once.in_transaction(shop.subject)
         async with shop.transaction():
             told = await done(tx.run("order", "k", awaited if shop.is_async else blocking))
-            assert told.value == ["a", "b"]
+            assert told.value == [1, 2, 1]
         status = await done(shop.once.get("order", "k"))
         assert [(step.name, step.done) for step in status.steps] == [("a", True), ("b", True)]
         assert (len(set(called)), rows()) == (2, ["tea"])

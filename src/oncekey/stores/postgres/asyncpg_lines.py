@@ -114,19 +114,21 @@ class OwnLines:
         self._closed = False
         self._inherited: list[Any] = []
         self._begin()
+        _alive.add(self)
 
     def _begin(self) -> None:
-        self._process = os.getpid()
         self._lock = threading.Lock()
         self._homes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Home]
         self._homes = weakref.WeakKeyDictionary()
+        self._lines: weakref.WeakSet[Line] = weakref.WeakSet()
 
-    def _home(self) -> Home | None:
-        if self._process != os.getpid():
-            # The parent's sockets: never closed from here, that would end its sessions.
-            self._inherited.append(self._homes)
-            self._begin()
-        return self._homes.get(asyncio.get_running_loop())
+    def disown(self) -> None:
+        """In a forked child: the connections are the parent's. Were they ended here, the loop's
+        selector, which both share, would no longer tell the parent what they say."""
+        for line in self._lines:
+            line.connection._aborted = True  # so the driver takes it for ended and leaves it alone
+        self._inherited.append(self._homes)
+        self._begin()
 
     async def _make_home(self) -> Home:
         home = Home(self._size)
@@ -140,7 +142,7 @@ class OwnLines:
 
     @asynccontextmanager
     async def lend(self) -> AsyncIterator[Line]:
-        home = self._home() or await self._make_home()
+        home = self._homes.get(asyncio.get_running_loop()) or await self._make_home()
         if home.slots.locked():
             try:
                 async with asyncio.timeout(self._seconds):
@@ -167,11 +169,13 @@ class OwnLines:
                 return line
             line.end()
         try:
-            return Line(await asyncpg.connect(self._address, **self._kwargs))
+            line = Line(await asyncpg.connect(self._address, **self._kwargs))
         except TimeoutError as error:
             raise faults.opening(TimeoutError("no answer in time")) from error
         except (*ERRORS, ValueError) as error:
             raise faults.opening(error) from error
+        self._lines.add(line)
+        return line
 
     def _put_back(self, home: Home, line: Line) -> None:
         if line.is_closed:
@@ -183,8 +187,6 @@ class OwnLines:
 
     async def close(self) -> None:
         self._closed = True
-        if self._process != os.getpid():
-            return
         here = asyncio.get_running_loop()
         with self._lock:
             homes = list(self._homes.items())
@@ -193,6 +195,18 @@ class OwnLines:
                 await home.close_all()
             elif not loop.is_closed():
                 loop.call_soon_threadsafe(home.end_all)
+
+
+_alive: weakref.WeakSet[OwnLines] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for lines in list(_alive):
+        lines.disown()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def _settings(address: str, options: Options) -> tuple[str, dict[str, Any]]:

@@ -19,7 +19,6 @@ from oncekey.stores.postgres.program import Program, Statement
 from oncekey.stores.postgres.rows import Row
 
 _DRIVERS: Final = ("psycopg", "psycopg_async", "asyncpg")
-_OPTIONS: Final = {"stream_results": False}  # else a SELECT of ours would wait for its first fetch
 
 
 # --- SQLAlchemy -------------------------------------------------------------------------------
@@ -72,7 +71,7 @@ class _Books:
         sql, params = text.percents, text.positional(statement.params)
         if bound.dialect.driver == "asyncpg":
             sql, params = text.dollars, tuple(text.written(statement.params))
-        result = bound.exec_driver_sql(sql, params, execution_options=_OPTIONS)
+        result = bound.exec_driver_sql(sql, params)
         return result.fetchall() if result.returns_rows else ()
 
     def _set(self) -> _Savepoint:
@@ -100,23 +99,18 @@ class _Books:
         from sqlalchemy import event, exc
 
         event.remove(savepoint.target, savepoint.event, savepoint.refusal)
-        if not self._is_session:
-            self._end_inner(savepoint.nested, keep=keep)
+        nested = savepoint.nested
+        if not self._is_session and nested.is_active:
+            # Those the body has left open; a session sees to that by itself.
+            while (inner := self._subject.get_nested_transaction()) is not nested:
+                inner.commit() if keep else inner.rollback()
         if keep:
-            savepoint.nested.commit()
-            return
-        try:
-            savepoint.nested.rollback()
-        except exc.ResourceClosedError:
-            pass  # it ended with its transaction
-
-    def _end_inner(self, nested: Any, *, keep: bool) -> None:
-        """Those the body has left open; a session does this by itself."""
-        while nested.is_active:
-            inner = self._subject.get_nested_transaction()
-            if inner is nested or inner is None:
-                return
-            inner.commit() if keep else inner.rollback()
+            nested.commit()
+        elif self._is_session or nested.is_active:
+            try:
+                nested.rollback()
+            except exc.ResourceClosedError:
+                pass  # it ended with its transaction
 
 
 def _check(bound: Any) -> None:

@@ -97,13 +97,15 @@ class Program:
             left = yield from first(todo, [i for _, i in claims], [i for _, i in finishes], replies)
         else:
             left = todo
-        for _ in range(TURNS_MAX):
+        for turn in range(TURNS_MAX):
             if not left:
                 return
+            if turn:  # rows were passed over: perhaps they are just being committed
+                yield Statement("wait_for_writers", (_ids(left), self._guard))
             left = yield from self._turn(left, replies)
         for i, command in left.items():
-            # Somebody writes this row and does not commit: a caller's transaction, and those
-            # write only what is free or whose lease is over.
+            # Somebody writes this row and holds the key: a caller's transaction, and those write
+            # only what is free or whose lease is over.
             held = isinstance(command, Claim)
             replies[i] = Busy(TRANSACTION_HINT_US) if held else _LOST
 
@@ -186,7 +188,7 @@ class Program:
 
     def _turn(self, left: Todo, replies: list[Reply | None]) -> Steps[Todo]:
         """What is still to be decided after one more turn."""
-        found, now = yield from self.look([command.id for command in left.values()])
+        found, now = yield from self.look(_ids(left))
         new: dict[bytes, tuple[int, Record]] = {}
         changed: dict[bytes, tuple[int, Record, Met, bool]] = {}
         told: dict[int, Reply] = {}
@@ -262,6 +264,10 @@ class Program:
                 rows = yield Statement("sweep_records", (self.now(), limit - removed))
             removed += rows[0][0]
         return removed
+
+
+def _ids(todo: Todo) -> list[bytes]:
+    return [command.id for command in todo.values()]
 
 
 def _rounds(commands: Sequence[Command]) -> list[Todo]:

@@ -13,12 +13,14 @@ import psycopg
 from psycopg.adapt import AdaptersMap
 from psycopg.rows import tuple_row
 
+from oncekey.core.errors import ConfigurationError
 from oncekey.stores.postgres.enlisting import Action, Save, Saving, Standing
 from oncekey.stores.postgres.executing import Async, Blocking, Text, savepoint_text
 from oncekey.stores.postgres.program import Program
 from oncekey.stores.postgres.rows import Row
 
 _IDLE: Final = psycopg.pq.TransactionStatus.IDLE
+_NO_PIPELINE: Final = psycopg.pq.PipelineStatus.OFF
 _UNKNOWN: Final = psycopg.pq.TransactionStatus.UNKNOWN  # the connection is broken
 
 # Queries that hold nothing a caller chose: all of a text may end up in a server's log.
@@ -86,6 +88,11 @@ class _Wire:
         self._texts = texts
 
     def standing(self) -> Standing:
+        if self._connection.info.pipeline_status != _NO_PIPELINE:
+            raise ConfigurationError(
+                "the connection is in pipeline mode, where nobody knows what was done already; run "
+                "the operation outside of it. Its body may have a pipeline of its own"
+            )
         if self._connection.info.transaction_status != _IDLE:
             return Standing.OPEN
         return Standing.BARE if self._connection.autocommit else Standing.READY

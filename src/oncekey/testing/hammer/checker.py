@@ -189,10 +189,28 @@ def i9_repeats_are_known(history: KeyHistory, keep: int) -> Iterator[str]:
             if done is None:
                 if entry.reply == "Done":
                     finished[what] = entry
-            elif entry.reply != "Done":
+            elif entry.reply not in ("Done", "error"):
                 in_time = entry.came < done.sent + keep - TOLERANCE_US
                 if entry.sent > done.came and in_time:
                     yield f"a repeated finish of fence {entry.fence} was {entry.reply}"
+
+
+def i14_a_living_owner_is_heard(history: KeyHistory, keep: int) -> Iterator[str]:
+    """Whoever's lease is not over and who has not ended it holds the key: it cannot be lost."""
+    closing = {(grant.owner, grant.fence): grant.closing_sent for grant in history.grants}
+    alive: dict[tuple[str, int], tuple[int, int]] = {}  # known since, at least until
+    for entry in history.entries:
+        if entry.verb == "Claim" and entry.reply == "Claimed":
+            alive[entry.owner, entry.given_fence] = entry.came, entry.sent + entry.lease
+        elif entry.verb == "Renew" and entry.reply == "Done":
+            alive[entry.owner, entry.fence] = entry.came, entry.sent + entry.lease
+        elif entry.verb in OWNER_VERBS and entry.reply == "Lost":
+            since, until = alive.get((entry.owner, entry.fence), (entry.sent, entry.sent))
+            ended = closing.get((entry.owner, entry.fence))
+            in_time = since <= entry.sent and entry.came < until - TOLERANCE_US
+            if in_time and (ended is None or ended > entry.came):
+                left = until - entry.came
+                yield f"{entry.verb} of fence {entry.fence} was lost {left} us before its lease ended"
 
 
 def _with_next_came(grants: Sequence[Grant]) -> Iterator[tuple[Grant, int | None]]:
@@ -218,6 +236,7 @@ RULES: tuple[Rule, ...] = (
     i4_what_was_stored_stays,
     i7_mismatch_exactly_when_it_differs,
     i9_repeats_are_known,
+    i14_a_living_owner_is_heard,
 )
 
 

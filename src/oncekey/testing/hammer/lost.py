@@ -16,15 +16,21 @@ from oncekey.testing.hammer.history import Entry
 ERROR = "error"
 # Whether these took effect matters to no rule: a lease that lasts longer than believed harms none.
 HARMLESS = ("Renew", "SaveStep", "Look")
+ENDINGS = ("Finish", "Release")
 
 
 def settle(entries: Sequence[Entry], keep: int) -> tuple[list[Entry], bool]:
-    """One key's log without the commands that failed, and whether the truth about all is known."""
+    """One key's log without the claims that failed, and whether the truth about all is known.
+
+    What would have ended a hold stays in it: it may have.
+    """
     repeats: dict[tuple[object, ...], list[Entry]] = {}
     for entry in entries:
         if entry.reply != ERROR:
             repeats.setdefault(_words(entry), []).append(entry)
-    settled = {id(entry): entry for entry in entries if entry.reply != ERROR}
+    settled = {
+        id(entry): entry for entry in entries if entry.reply != ERROR or entry.verb in ENDINGS
+    }
     certain = True
     for failed in entries:
         if failed.reply != ERROR or failed.verb in HARMLESS:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from oncekey.core.contract import Store
+from oncekey.core.errors import StoreUnavailable
 from oncekey.engine.urls import blocking_store
 from oncekey.testing.hammer.checker import Verdict, check
 from oncekey.testing.hammer.history import Log, read_logs
@@ -27,6 +28,7 @@ from oncekey.testing.hammer.worker import CRASHED, Load, Worker
 
 SWEEP_PAUSE_SECONDS = 0.02
 SWEEP_LIMIT = 50
+STORE_TRIES = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +106,15 @@ def _open(plan: Hammer) -> Store:
 
 
 def _make_tables(plan: Hammer) -> None:
-    """Before the crowd comes."""
+    """Before the crowd comes; the line to the store may be bad."""
     store = _open(plan)
-    store.sweep(0)  # a lazy store makes them when it is first used
+    for left in reversed(range(STORE_TRIES)):
+        try:
+            store.sweep(0)  # a lazy store makes them when it is first used
+            break
+        except StoreUnavailable:
+            if not left:
+                raise
     store.close()
 
 
@@ -132,7 +140,9 @@ def _fork(plan: Hammer, logs: Path, number: int, end: float) -> int:
 def _sweep(plan: Hammer, log: Log, end: float) -> None:
     store = _open(plan)
     while time.monotonic() < end:
-        removed = store.sweep(SWEEP_LIMIT)
-        log.count("sweeps")
-        log.count("swept", removed)
+        try:
+            log.count("swept", store.sweep(SWEEP_LIMIT))
+            log.count("sweeps")
+        except StoreUnavailable:
+            log.count("sweeps that failed")
         time.sleep(SWEEP_PAUSE_SECONDS)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import random
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -69,27 +70,46 @@ class Recorder:
         self._log = log
         self._dice = dice
         self._crashes = crashes
+        self._under_way = 0
+        self._turn = threading.Lock()
 
     def apply(self, commands: Sequence[Command], /) -> list[Reply]:
         fate = self._dice.random()
         seen = fate > LOSE_REPLY
-        sent = monotonic_us()
-        try:
-            replies = self.inner.apply(commands)
-        except StoreUnavailable:
-            came = monotonic_us()
-            self._log.write(*(entry(one, None, sent, came, seen=False) for one in commands))
-            raise
-        came = monotonic_us()
-        pairs = zip(commands, replies, strict=True)
-        self._log.write(*(entry(one, reply, sent, came, seen=seen) for one, reply in pairs))
+        replies = self._applied(commands, seen=seen)
         if self._crashes and fate > 1 - CRASH:
-            self._log.count("crashes")
-            os._exit(CRASHED)
+            self._crash()
         if not seen:
             self._log.count("lost replies", len(commands))
             raise StoreUnavailable("the hammer lost this reply", ambiguous=True)
         return replies
+
+    def _applied(self, commands: Sequence[Command], *, seen: bool) -> list[Reply]:
+        with self._turn:
+            self._under_way += 1
+        try:
+            sent = monotonic_us()
+            try:
+                replies = self.inner.apply(commands)
+            except StoreUnavailable:
+                came = monotonic_us()
+                self._log.write(*(entry(one, None, sent, came, seen=False) for one in commands))
+                raise
+            came = monotonic_us()
+            pairs = zip(commands, replies, strict=True)
+            self._log.write(*(entry(one, reply, sent, came, seen=seen) for one, reply in pairs))
+            return replies
+        finally:
+            with self._turn:
+                self._under_way -= 1
+
+    def _crash(self) -> None:
+        """End the process, unless another thread's call is under way: its reply would not be
+        logged."""
+        with self._turn:
+            if not self._under_way:
+                self._log.count("crashes")
+                os._exit(CRASHED)
 
     def bind(self, check: bytes, /) -> None:
         self.inner.bind(check)

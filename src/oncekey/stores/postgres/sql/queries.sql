@@ -154,6 +154,18 @@ WITH u AS (
 )
 SELECT uuid_send(done.id) FROM done;
 
+-- Wait until nobody is writing these rows any more. Not where a caller's transaction holds the key
+-- and $2 says that there are such: nobody can tell how long that takes.
+-- name: wait_for_writers
+WITH free AS MATERIALIZED (
+    SELECT u.id FROM unnest($1::uuid[]) u(id)
+    WHERE NOT $2::boolean OR pg_try_advisory_xact_lock_shared(uuid_hash_extended(u.id, {seed}))
+), waited AS (
+    SELECT t.id FROM {schema}.records t WHERE t.id IN (SELECT free.id FROM free)
+    ORDER BY t.id FOR SHARE OF t
+)
+SELECT count(*) FROM waited;
+
 -- name: select_meta
 SELECT value FROM {schema}.meta WHERE name = $1::text;
 

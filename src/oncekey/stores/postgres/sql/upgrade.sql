@@ -4,6 +4,9 @@
 BEGIN;
 SET LOCAL lock_timeout = '60s';
 SET LOCAL statement_timeout = 0;
+-- On this server's disk whatever the session says. Standbys are not waited for: a claim they have
+-- confirmed comes later in the log than the tables.
+SET LOCAL synchronous_commit = 'local';
 SELECT pg_advisory_xact_lock({seed});
 DO $do$
 BEGIN

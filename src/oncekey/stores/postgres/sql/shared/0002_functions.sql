@@ -7,10 +7,11 @@
 -- A session plans each statement once and keeps the plan. One that began while the table was small
 -- would go on reading all of it, so whatever is not a look-up by index is switched off.
 --
--- Advisory locks, all of them for the length of the transaction and tried, never waited for:
---   exclusive   a caller's transaction that runs an operation; a claim where the index does not
---               make keys unique (the ring), or that was told to lock
+-- Advisory locks, all of them for the length of the transaction. One is tried, never waited for:
+--   exclusive   a caller's transaction that runs an operation
 --   shared      everybody else, to find out whether such a transaction is under way
+-- The other ({seed} + 1) is for claims only, where the index does not make keys unique (the ring)
+-- or that were told to lock. It is waited for: who has it is another claim, and soon done.
 
 -- Which rule of the machine a claim that writes falls under; 0 if it writes nothing.
 CREATE FUNCTION {schema}.claim_rule_1(
@@ -95,7 +96,7 @@ $rewrite$;
 --
 -- p_how    0 insert first, then compare-and-set
 --          1 look first, and lock the row to be rewritten
---          2 look first, take the key's advisory lock, look again
+--          2 look first, take the key's lock for claims, look again
 -- p_guard  whether to heed callers' transactions
 -- p_slots  more than 1: the ring, where only the lock makes a key unique
 CREATE FUNCTION {schema}.claim_1(
@@ -171,9 +172,10 @@ BEGIN
         END IF;
         SELECT array_agg(i) INTO v_todo FROM generate_subscripts(p_id, 1) i
         WHERE i <> ALL (v_answered);
-        -- The lock in a statement of its own: the look that follows must be younger than it.
         SELECT coalesce(array_agg(i), '{}') INTO v_may FROM unnest(v_todo) i
-        WHERE pg_try_advisory_xact_lock(uuid_hash_extended(p_id[i], {seed}));
+        WHERE NOT p_guard OR pg_try_advisory_xact_lock_shared(uuid_hash_extended(p_id[i], {seed}));
+        -- The lock in a statement of its own: the look that follows must be younger than it.
+        PERFORM pg_advisory_xact_lock(uuid_hash_extended(p_id[i], {seed} + 1)) FROM unnest(v_may) i;
     ELSIF p_guard THEN
         SELECT array_agg(u.ord) INTO v_may FROM unnest(p_id) WITH ORDINALITY AS u(id, ord)
         WHERE NOT pg_try_advisory_xact_lock_shared(uuid_hash_extended(u.id, {seed}));

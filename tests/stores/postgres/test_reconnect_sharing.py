@@ -1,0 +1,222 @@
+"""A store's connections are its own: closed with it, with their event loop, and not by a fork."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+from tests.postgres_faces import (
+    COLOURS,
+    Face,
+    Faces,
+    Reach,
+    direct,
+    fresh_server,
+    given,
+    locked,
+    make_claim,
+    waiting,
+)
+
+from oncekey.core.commands import Claimed
+from oncekey.core.errors import StoreUnavailable
+from oncekey.stores.postgres import PostgresStore
+from oncekey.testing.contract.bench import until
+from oncekey.testing.servers import Postgres
+
+SCHEMA = "oncekey"
+
+
+@pytest.fixture(params=COLOURS)
+def faces(request: pytest.FixtureRequest) -> Iterator[Faces]:
+    faces = Faces(request.param)
+    yield faces
+    faces.close()
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[Postgres]:
+    server = fresh_server()
+    yield server
+    server.close()
+
+
+@pytest.fixture(autouse=True)
+def _empty(postgres: Postgres) -> None:
+    postgres.execute(f"DROP SCHEMA IF EXISTS {SCHEMA} CASCADE")
+
+
+def test_a_closed_store_says_so(faces: Faces, postgres: Postgres) -> None:
+    store = faces.store(postgres.url())
+    store.claim(make_claim("k"))
+    store.close()
+    store.close()
+    with pytest.raises(StoreUnavailable, match="closed") as told:
+        store.apply([make_claim("k")])
+    assert not told.value.ambiguous
+    assert told.value.final
+    until(lambda: sessions(postgres) == 0)
+
+
+def sessions(postgres: Postgres, name: str = "oncekey") -> int:
+    query = "SELECT count(*) FROM pg_stat_activity WHERE application_name = %s"
+    return int(postgres.execute(query, (name,))[0][0])
+
+
+def test_closing_under_a_call_lets_it_end(faces: Faces, postgres: Postgres) -> None:
+    store = faces.store(
+        postgres.url(), pool_size=1, lock_timeout="60s", statement_timeout="60s", pool_timeout="60s"
+    )
+    store.prepare()
+    with locked(postgres, f"{SCHEMA}.records"):
+        running = faces.start(store.apply, [make_claim("k")])
+        until(lambda: waiting(postgres, SCHEMA) == 1)
+        queued = faces.start(store.apply, [make_claim("other")])
+        store.close()
+    assert isinstance(running.result(60)[0], Claimed)
+    error = queued.exception(60)
+    assert isinstance(error, StoreUnavailable)
+    assert error.final
+    until(lambda: sessions(postgres) == 0)
+
+
+# --- asyncio's own --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reach", [direct, given])
+def test_a_cancelled_call_spoils_no_connection(postgres: Postgres, reach: Reach) -> None:
+    faces = Faces("asyncpg")
+    assert faces.loop is not None
+    with ExitStack() as stack:
+        stack.callback(faces.close)
+        address, _ = reach(faces, postgres, stack)
+        store = faces.store(address, pool_size=1, lock_timeout="60s", statement_timeout="60s")
+        store.prepare()
+
+        async def cancelled() -> None:
+            call = asyncio.ensure_future(store.store.apply([make_claim("k")]))
+            while await asyncio.to_thread(waiting, postgres, SCHEMA) == 0:
+                pass
+            call.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await call
+
+        with locked(postgres, f"{SCHEMA}.records"):
+            faces.loop.run(cancelled())
+        for n in range(3):
+            assert store.claim(make_claim(f"after {n}")).attempt == 1
+        store.close()
+
+
+def test_event_loops_share_a_store_but_no_connection(postgres: Postgres) -> None:
+    one, other = Faces("asyncpg"), Faces("asyncpg")
+    store = one.store(postgres.url())
+    twin = Face(store.store, other.loop)
+    store.claim(make_claim("k"))
+    with pytest.raises(AssertionError, match="Busy"):
+        twin.claim(make_claim("k", "another"))
+    homes = store.store._database.lines._homes
+    assert sorted(len(home.free) for home in homes.values()) == [1, 1]
+    assert sessions(postgres) == 2
+    one.close()
+    other.close()
+    until(lambda: sessions(postgres) == 0)
+
+
+SCRIPT = """
+import asyncio, sys, warnings
+from oncekey import AsyncOnce
+once = AsyncOnce(sys.argv[1], cache=0)
+async def body(attempt):
+    return attempt.number
+for n in range(5):
+    assert asyncio.run(once.run("op", f"k{n}", body)).value == 1
+assert asyncio.run(once.run("op", "k0", body)).replayed
+asyncio.run(once.close())
+print("fine")
+"""
+
+
+def test_a_loop_for_every_call(postgres: Postgres) -> None:
+    """As scripts do: each `asyncio.run` ends its loop without a word to the store."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", SCRIPT, postgres.url()],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert (done.stdout, done.stderr) == ("fine\n", "")
+    until(lambda: sessions(postgres) == 0)
+
+
+FORKS = """
+import asyncio, os, signal, sys, threading
+from oncekey import AsyncOnce, InFlight, Once
+url, colour = sys.argv[1:]
+once = (Once if colour == "psycopg" else AsyncOnce)(url, cache=0)
+loop = asyncio.new_event_loop()
+
+def run(key, here=None):
+    if colour == "psycopg":
+        return once.run("op", key, lambda attempt: os.getpid())
+    async def body(attempt):
+        return os.getpid()
+    return (here or loop).run_until_complete(once.run("op", key, body))
+
+def sessions():
+    lines = once._store._database.lines
+    if colour == "psycopg":
+        return sorted(line.connection.info.backend_pid for line in lines._places[os.getpid()].free)
+    return sorted(line.connection.get_server_pid() for line in lines._homes[loop].free)
+
+me = os.getpid()
+assert run("before").value == me
+mine = sessions()
+for number in range(3):
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        signal.alarm(40)
+        try:
+            here = asyncio.new_event_loop()
+            assert run("before", here).value == me
+            assert run(f"child {number}", here).value == os.getpid()
+            del once._store._database.lines   # whatever that closes, the parent must not notice
+            code = 0
+        finally:
+            sys.stdout.flush()
+            os._exit(code) if number == 0 or code else sys.exit()
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert run(f"parent {number}").value == me
+assert sessions() == mine
+if colour == "psycopg":
+    once.close()
+else:
+    loop.run_until_complete(once.close())
+    loop.close()
+print("fine")
+"""
+
+
+@pytest.mark.parametrize("colour", COLOURS)
+def test_a_forked_child_dials_for_itself(postgres: Postgres, colour: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FORKS, postgres.url(), colour],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.stdout == "fine\n", done.stderr
+    until(lambda: sessions(postgres) == 0)
+
+
+def test_a_store_that_is_forgotten_says_goodbye(postgres: Postgres) -> None:
+    store = PostgresStore(postgres.url())
+    store.apply([make_claim("k")])
+    assert sessions(postgres) == 1
+    del store
+    gc.collect()
+    until(lambda: sessions(postgres) == 0)
