@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check bench bench-postgres soak lock docs clean
+.PHONY: help setup run test check bench bench-postgres soak hammer-postgres lock docs clean
 
 help: ## show this
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -46,6 +46,9 @@ bench-postgres: $(VENV)/.bench ## the same on a PostgreSQL server of its own (mi
 
 soak: setup ## the long hammer (minutes)
 	@ONCEKEY_SOAK=1 $(BIN)/python -m pytest tests/hammer tests/model -s --timeout 1800
+
+hammer-postgres: setup ## the long hammer on PostgreSQL alone (minutes)
+	@ONCEKEY_SOAK=1 $(BIN)/python -m pytest tests/hammer/test_postgres_hammer.py -s --timeout 1800
 
 docs: setup ## draw what is generated in docs/
 	@$(BIN)/python docs/draw_machine.py

@@ -162,3 +162,21 @@ def given(faces: Faces, postgres: Postgres, stack: ExitStack) -> tuple[Any, dict
 def pooled(faces: Faces, postgres: Postgres, stack: ExitStack) -> tuple[Any, dict[str, Any]]:
     bouncer = stack.enter_context(require(lambda: PgBouncer(postgres)))
     return bouncer.url(), {"pooler": True}
+
+
+# --- standbys -------------------------------------------------------------------------------------
+
+
+def with_standby(
+    primary: Postgres, *, synchronous: bool = False, through: int | None = None
+) -> Postgres:
+    """A standby that streams from the primary, or from the port `through` which leads there."""
+    standby = primary.basebackup()
+    if through is not None:
+        path = standby.data / "postgresql.auto.conf"
+        path.write_text(path.read_text().replace(f"port={primary.port}", f"port={through}"))
+    standby.start()
+    if synchronous:
+        primary.configure({"synchronous_standby_names": "standby"})
+    primary.wait_for_standby(sync=synchronous)
+    return standby

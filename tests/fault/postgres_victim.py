@@ -175,6 +175,6 @@ def kill(url: str, colour: str, directory: Path, scenario: dict[str, bool]) -> d
 
 
 if __name__ == "__main__":
-    where, scenarios = Path(sys.argv[3]), json.loads(sys.argv[4])
-    told = [kill(*sys.argv[1:3], where / str(n), scenario) for n, scenario in enumerate(scenarios)]
+    url, colour, where = sys.argv[1], sys.argv[2], Path(sys.argv[3])
+    told = [kill(url, colour, where / str(n), one) for n, one in enumerate(json.loads(sys.argv[4]))]
     sys.stdout.write(json.dumps(told))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from oncekey.core.record import State
 from oncekey.testing.hammer.checker import RULES, check
 from oncekey.testing.hammer.history import Entry
+from oncekey.testing.hammer.lost import settle
 
 KEEP = 1_000_000
 LEASE = 100_000
@@ -136,3 +138,44 @@ def test_a_store_that_failed_leaves_only_the_rules_that_need_no_whole_log() -> N
     gap = Entry("key", "Claim", 5, 15, "error", owner="x")
     assert rules_fired([granted(0, "a", 1), granted(LEASE * 2, "b", 2), gap]) == set()
     assert "i5_leases_never_overlap" in rules_fired([*BROKEN["i5_leases_never_overlap"], gap])
+
+
+# --- replies that never came --------------------------------------------------------------------
+
+
+def failed(what: Entry) -> Entry:
+    return replace(what, reply="error", seen=False, given_fence=0, given_attempt=0)
+
+
+def test_a_repeat_in_time_tells_what_became_of_the_first() -> None:
+    first, second = failed(granted(0, "a", 1)), granted(50, "a", 1)
+    assert settle([first, second], KEEP) == ([replace(second, sent=0)], True)
+    ended, again = failed(finished(100, "a", 1)), finished(200, "a", 1)
+    assert settle([ended, again], KEEP) == ([ended, replace(again, sent=100)], True)
+
+
+def test_a_refused_repeat_in_time_tells_that_the_first_had_no_effect() -> None:
+    first, second = failed(claim(0, "a", "?")), claim(50, "a", "Busy")
+    assert settle([first, second], KEEP) == ([second], True)
+    ended, again = failed(finished(100, "a", 1)), finished(200, "a", 1, "Lost")
+    assert settle([ended, again], KEEP) == ([ended, again], True)
+
+
+@pytest.mark.parametrize(
+    ("first", "answers"),
+    [
+        (claim(0, "a", "?"), []),  # nobody asked again
+        (claim(0, "a", "?"), [granted(LEASE, "a", 2)]),  # somebody may have come between
+        (claim(0, "a", "?"), [claim(LEASE, "a", "Busy")]),
+        (claim(0, "a", "?"), [granted(50, "a", 2, 2)]),  # taken over, or freed before?
+        (told(0, "Release", "a", 1), [told(50, "Release", "a", 1, "Lost")]),
+        (finished(0, "a", 1), [finished(KEEP, "a", 1, "Lost")]),
+        (finished(0, "a", 1), [finished(50, "a", 2)]),  # of another fence
+    ],
+)
+def test_otherwise_nobody_knows(first: Entry, answers: list[Entry]) -> None:
+    assert settle([failed(first), *answers], KEEP)[1] is False
+
+
+def test_a_lost_renewal_matters_to_no_rule() -> None:
+    assert settle([failed(told(0, "Renew", "a", 1, lease=LEASE))], KEEP) == ([], True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 from urllib.parse import urlencode
 
@@ -142,17 +143,15 @@ def test_i9_replies_lost_on_the_way_are_no_loss(
 
         def plan(run: int) -> Hammer:
             url = url_of(address, fresh(hammered, f"lossy {run}"))
-            seconds = 30 if SOAK else 4
+            long = Hammer(url, seconds=30, processes=16, keys=400, seed=run)
+            plan = long if SOAK else Hammer(url, seconds=4, processes=8, seed=run)
             # It takes a while to connect again, and the lease should not be over by then.
-            return Hammer(
-                url, seconds=seconds, processes=8, lease=200_000, keep=400_000, seed=run
-            )
+            return replace(plan, lease=200_000, keep=400_000)
 
         least = {"claims": 300, "takeovers": 3, "replays": 100, "store errors": 20}
         if SOAK:
             least = {what: number * 8 for what, number in least.items()}
-        counts = strike("a bad line", plan, least, capsys)
-        assert counts["uncertain keys"] < 20 * (counts["store errors"] / least["store errors"])
+        strike("a bad line", plan, least, capsys)
 
 
 @contextmanager
@@ -184,6 +183,7 @@ def test_the_hammer_finds_a_broken_store(hammered: Postgres, sabotage: str, rete
 
     def plan(run: int) -> Hammer:
         url = url_of(hammered.url(DATABASE), fresh(hammered, f"broken {retention}"), **options)
-        return Hammer(url, seconds=1.5, processes=8, keys=12, sabotage=sabotage, seed=run)
+        broken = Hammer(url, seconds=1.5, processes=8, keys=12, sabotage=sabotage, seed=run)
+        return replace(broken, lease=100_000, audit=30_000)
 
     assert caught_at(CAUGHT_AT[sabotage], plan)

@@ -17,22 +17,20 @@ def plan(
 ) -> list[Migration]:
     """The migrations to run, in order. ConfigurationError where the two do not fit together.
 
-    `compatible` is what the newest applied one says of older releases: those that know the schema
-    up to there keep working, so that hosts can be upgraded one after the other.
+    `compatible` is what the applied ones that `known` lacks say of older releases: those that know
+    the schema up to there keep working, so that hosts can be upgraded one after the other.
     """
     versions = [migration.version for migration in known]
-    newest = max(applied, default=0)
-    if versions and newest > versions[-1]:
-        if 0 < compatible <= versions[-1]:
-            return []
+    done = sorted(applied)
+    if versions and done and done[-1] > versions[-1] and not 0 < compatible <= versions[-1]:
         raise ConfigurationError(
-            f"the database has oncekey's schema {newest}, this release knows up to "
+            f"the database has oncekey's schema {done[-1]}, this release knows up to "
             f"{versions[-1]}; install the release that wrote it, or a newer one"
         )
-    if sorted(applied) != versions[: len(applied)]:
+    if done[: len(versions)] != versions[: len(done)]:
         raise ConfigurationError(
-            f"the database lists the schema steps {sorted(applied)}, this release expects "
-            f"{versions[: len(applied)]}; the table oncekey_migrations was changed by hand, "
-            "restore it from a backup"
+            f"the database lists the schema steps {done}, this release expects "
+            f"{versions[: len(done)]}; its table of migrations was changed by hand, restore it "
+            "from a backup"
         )
-    return list(known[len(applied) :])
+    return list(known[len(done) :])

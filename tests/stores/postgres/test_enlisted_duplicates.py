@@ -1,4 +1,4 @@
-"""Duplicates of an operation that a transaction runs: told at once, in either mode, never run twice.
+"""Duplicates of what a transaction runs: told at once, in either mode, and never run twice (I1).
 
 Nobody here may wait for a lock (see tests/shops), so a call that had to would fail instead of being
 told that the key is in flight.

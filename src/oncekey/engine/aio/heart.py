@@ -1,7 +1,8 @@
-"""Keeps one running attempt alive on its event loop.
+"""Keeps the running attempts of one event loop alive.
 
-Until a third of the lease has passed this is a single timer; only then a task drives
-`flow.heartbeat`. Renewals of many attempts meet in the coalescer and share their round trips.
+An attempt that ends before a third of its lease never costs more than an entry in a dict; one timer
+serves them all. For each that lasts a task drives `flow.heartbeat`. Renewals of many attempts meet
+in the coalescer and share their round trips.
 """
 
 from __future__ import annotations
@@ -15,44 +16,76 @@ from oncekey.core.flow import RENEWALS_PER_LEASE, heartbeat
 from oncekey.engine.attempt import AttemptBase
 from oncekey.engine.clock import Clock, Timer
 
+# What is due this part of its lease later is renewed along: so the attempts are looked through
+# a few times per lease, however many there are.
+_ALONG = 4 * RENEWALS_PER_LEASE
+
 
 class AsyncHeart:
-    def __init__(
-        self,
-        attempt: AttemptBase,
-        clock: Clock,
-        answer: Callable[[Command], Awaitable[Answer]],
-    ) -> None:
-        self._attempt = attempt
+    """One per event loop: all its calls must come from that loop."""
+
+    def __init__(self, clock: Clock, answer: Callable[[Command], Awaitable[Answer]]) -> None:
         self._clock = clock
         self._answer = answer
-        self._task: asyncio.Task[None] | None = None
-        first = attempt._grant.lease // RENEWALS_PER_LEASE
-        self._timer: Timer = clock.later(first, self._start)
+        self._waiting: dict[AttemptBase, int] = {}  # when each is due first
+        self._beats: dict[AttemptBase, asyncio.Task[None]] = {}
+        self._timer: Timer | None = None
+        self._planned = 0
+
+    def watch(self, attempt: AttemptBase) -> None:
+        """Keep this attempt alive until `forget`."""
+        grant = attempt._grant
+        due = grant.deadline - grant.lease + grant.lease // RENEWALS_PER_LEASE
+        self._waiting[attempt] = due
+        if self._timer is None or due < self._planned:
+            self._plan(due)
+
+    def forget(self, attempt: AttemptBase) -> None:
+        # The timer stays: the next attempt most likely needs it, and making one costs.
+        if self._waiting.pop(attempt, None) is None:
+            beat = self._beats.pop(attempt, None)
+            if beat is not None:
+                beat.cancel()
 
     def stop(self) -> None:
-        self._timer.cancel()
-        if self._task is not None:
-            self._task.cancel()
+        """The engine is being closed: no attempt is left to keep alive."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
-    def _start(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._beat())
+    def _plan(self, due: int) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._planned = due
+        self._timer = self._clock.later(max(0, due - self._clock.now()), self._look)
 
-    async def _beat(self) -> None:
-        flow = heartbeat(self._attempt._grant)
+    def _look(self) -> None:
+        """Begin to beat for all that are due, or nearly."""
+        self._timer = None
+        now = self._clock.now()
+        for attempt, due in list(self._waiting.items()):
+            if due <= now + attempt._grant.lease // _ALONG:
+                del self._waiting[attempt]
+                beat = asyncio.get_running_loop().create_task(self._beat(attempt))
+                self._beats[attempt] = beat
+        if self._waiting:
+            self._plan(min(self._waiting.values()))
+
+    async def _beat(self, attempt: AttemptBase) -> None:
+        flow = heartbeat(attempt._grant)
         next(flow)  # the first sleep is over: the timer was it
         answer: object = self._clock.now()
         while True:
             try:
                 ask = flow.send(answer)
             except StopIteration:
-                self._attempt._mark_lost()
+                attempt._mark_lost()
                 return
             answer = None
             if type(ask) is Call:
                 answer = await self._answer(ask.command)
             elif type(ask) is Extended:
-                self._attempt._extend(ask.deadline)
+                attempt._extend(ask.deadline)
             else:
                 assert type(ask) is Sleep
                 await sleep(self._clock, ask.us)

@@ -12,9 +12,8 @@ import asyncio
 import inspect
 import sys
 import threading
-import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from oncekey.core.asks import (
     Answer,
@@ -60,14 +59,12 @@ class _Control:
         self.abandoned = True
 
 
-class Home:
-    """What belongs to one event loop: its coalescer and the attempts running on it."""
+class Home(NamedTuple):
+    """What belongs to one event loop: its coalescer, its heart, the attempts running on it."""
 
-    def __init__(
-        self, apply: Callable[[Sequence[Command]], Awaitable[list[Reply]]], lanes: int
-    ) -> None:
-        self.coalescer = AsyncCoalescer(apply, lanes=lanes)
-        self.tasks: set[asyncio.Task[None]] = set()
+    coalescer: AsyncCoalescer
+    heart: AsyncHeart
+    tasks: set[asyncio.Task[None]]
 
 
 class AsyncRunner:
@@ -95,18 +92,25 @@ class AsyncRunner:
     def reset(self) -> None:
         """No loops, no tasks: at the start, and in a forked child."""
         self._lock = threading.Lock()
-        self._homes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Home]
-        self._homes = weakref.WeakKeyDictionary()
+        self._homes: dict[asyncio.AbstractEventLoop, Home] = {}
         self.kernel.waiters.reset()
         self.kernel.cache.reset()
 
     def home(self) -> Home:
         loop = asyncio.get_running_loop()
         home = self._homes.get(loop)
-        if home is None:
-            with self._lock:
-                home = self._homes.setdefault(loop, Home(self._apply, self._lanes))
-        return home
+        return self._make_home(loop) if home is None else home
+
+    def _make_home(self, loop: asyncio.AbstractEventLoop) -> Home:
+        made = Home(
+            AsyncCoalescer(self._apply, lanes=self._lanes),
+            AsyncHeart(self._clock, self._renew),
+            set(),
+        )
+        with self._lock:
+            # Loops come and go, one after the other, where every task has an asyncio.run.
+            self._homes = {old: home for old, home in self._homes.items() if not old.is_closed()}
+            return self._homes.setdefault(loop, made)
 
     async def run(self, job: Job, body: AsyncBody[T]) -> Result[T]:
         control = _Control()
@@ -163,13 +167,15 @@ class AsyncRunner:
 
     async def drain(self, seconds: float) -> None:
         """Let the running attempts end; after `seconds` cancel what is left and let it close."""
-        tasks = set(self.home().tasks)
+        home = self.home()
+        tasks = set(home.tasks)
         if tasks:
             _, late = await asyncio.wait(tasks, timeout=seconds)
             for task in late:
                 task.cancel()
             if late:
                 await asyncio.wait(late)
+        home.heart.stop()
 
     # --- answers ------------------------------------------------------------------------------
 
@@ -211,6 +217,9 @@ class AsyncRunner:
             reply = error
         return Answer(reply, sent_at, self._clock.now())
 
+    async def _renew(self, command: Command) -> Answer:
+        return await self.answer(command, leave)
+
     async def _run_body(
         self, grant: Grant, job: Job, body: AsyncBody[Any], control: _Control
     ) -> Returned | Raised | Overtaken:
@@ -225,7 +234,8 @@ class AsyncRunner:
         task = asyncio.current_task()
         assert task is not None
         attempt._on_lost = task.cancel
-        heart = AsyncHeart(attempt, self._clock, lambda c: self.answer(c, leave))
+        heart = self.home().heart
+        heart.watch(attempt)
         result: Returned | Raised
         try:
             value = body(attempt)
@@ -236,7 +246,7 @@ class AsyncRunner:
         else:
             result = self.kernel.pack(job.codec, job.policy, value, attempt._deadline)
         finally:
-            heart.stop()
+            heart.forget(attempt)
             attempt._close()
         while task.cancelling():
             task.uncancel()  # it was the body's business; the outcome must still be stored

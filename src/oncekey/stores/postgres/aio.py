@@ -70,8 +70,11 @@ class AsyncDatabase:
                 result: T = stop.value
                 return result
             except TimeoutError as error:
-                line.end()
-                raise StoreUnavailable("the server did not answer in time") from error
+                await line.recover()
+                if line.unreplicated:
+                    line.unreplicated = False
+                    raise faults.not_replicated() from error
+                raise StoreUnavailable("no answer from the server in time") from error
             except ERRORS as error:
                 # A server's error is the regular end of a statement, unless it is the last word.
                 line.is_idle = isinstance(error, asyncpg.PostgresError)

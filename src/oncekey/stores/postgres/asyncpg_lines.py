@@ -15,17 +15,19 @@ import weakref
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Final
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
 import asyncpg
 
-from oncekey.core.errors import ConfigurationError, StoreUnavailable
+from oncekey.core.errors import StoreUnavailable
 from oncekey.stores.postgres import faults
 from oncekey.stores.postgres.durability import UNREPLICATED
 from oncekey.stores.postgres.faults import none_free, was_closed
 from oncekey.stores.postgres.options import Options
 
 CONNECT_SECONDS: Final = 5.0
+# How long to wait for what the server says to being asked to stop.
+CANCEL_SECONDS: Final = 2.0
 # A session keeps plans and caches for ever, and an address may come to mean another host.
 LIFETIME_SECONDS: Final = 3_600.0
 
@@ -58,6 +60,15 @@ class Line:
 
     def is_fresh(self) -> bool:
         return not self.is_closed and time.monotonic() < self._expires
+
+    async def recover(self) -> None:
+        """After a timeout: asyncpg has asked the server to stop, else that might go on for as long
+        as a standby is away, with the keys locked and a session taken. Hear what it says."""
+        try:
+            await self.connection.execute("SELECT 1", timeout=CANCEL_SECONDS)
+            self.is_idle = True
+        except (*ERRORS, TimeoutError):
+            self.end()
 
     def end(self) -> None:
         """At once and without a word: it may be anywhere in the middle of something."""
@@ -218,18 +229,15 @@ def _settings(address: str, options: Options) -> tuple[str, dict[str, Any]]:
         query = parse_qsl(parts.query, keep_blank_values=True)
         seconds = float(dict(query).get("connect_timeout") or CONNECT_SECONDS)
     except ValueError:
-        raise ConfigurationError(
-            "the store's address is not one PostgreSQL understands; write "
-            "postgresql://user:password@host:port/database, with special characters as %xx"
-        ) from None  # the message would show the password
+        raise faults.unreadable() from None
     if any(name == "application_name" for name, _ in query):
         settings = {}
     if not options.pooler:
         settings |= {**options.session, **options.planning}
     kept = [(name, value) for name, value in query if name != "connect_timeout"]
-    return urlunsplit(parts._replace(query=urlencode(kept))), {
+    return urlunsplit(parts._replace(query=urlencode(kept, quote_via=quote))), {
         "timeout": seconds,
-        "command_timeout": options.us("statement_timeout") / 1_000_000,
+        "command_timeout": CANCEL_SECONDS,  # for what asyncpg does by itself; ours have their own
         "server_settings": settings,
         **({"statement_cache_size": 0} if options.pooler else {}),
     }

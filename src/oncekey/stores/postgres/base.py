@@ -18,8 +18,9 @@ from oncekey.stores.postgres.schema import Preparation, prepare
 
 LANES: Final = 2  # while the server works on one batch, we make the next
 DEADLOCK_TRIES: Final = 5
-# The client's own patience, should the server's statement_timeout not be heard of.
-GRACE_SECONDS: Final = 2.0
+# The client's own patience. The server's statement_timeout ends most things sooner, but not a
+# commit that waits for a standby, and it cannot be heard of when the network is silent.
+GRACE_SECONDS: Final = 1.0
 # Migrations take as long as they take; the script itself bounds its wait for its turn.
 SCRIPT_SECONDS: Final = 86_400.0
 

@@ -50,7 +50,7 @@ def guarantee(server: Server, synchronous_commit: str, failover: str) -> Guarant
     weak = _weakness(server, synchronous_commit, failover)
     if weak:
         return Guarantee(Level.BEST_EFFORT, weak)
-    if server.synchronous_standbys:
+    if server.synchronous_standbys and synchronous_commit != "local":
         reason = "every commit is on disk here and on a synchronous standby before it returns"
     else:
         reason = "every commit is on disk before it returns"

@@ -142,6 +142,8 @@ class Participant:
 
     def _claim(self, claim: Claim) -> Part[Reply]:
         layout = self._program.layout
+        if layout.is_ring:
+            self._program.check_terms([claim])
         asked = (self._program.now(), layout.is_ring, claim.id, claim.owner, claim.fingerprint)
         mark = Mark()
         rows = yield (Statement("enlist", asked), Saving(Save.SET, mark))

@@ -26,7 +26,8 @@ _MEANING: Final = {
     "3F000": "the schema is not there; run `oncekey migrate`",
     "42P01": "oncekey's tables are not there; run `oncekey migrate`",
     "42883": "oncekey's functions are not there or of another release; run `oncekey migrate`",
-    "42703": "oncekey's tables are of another release; run `oncekey migrate`",
+    "42703": "a table lacks a column: it is of another release (run `oncekey migrate`), or of "
+    "another program (choose another schema)",
     "42501": "the role lacks rights; grant it USAGE on the schema, and SELECT, INSERT, UPDATE, "
     "DELETE and TRUNCATE on all tables in it",
     "40P01": "two batches waited for each other",
@@ -61,6 +62,7 @@ _REFUSALS: Final = (
     (re.compile(r"FATAL: +(sorry, too many clients|too many conn|remaining conn)"), "53300"),
     (re.compile(r"FATAL: +the database system is (starting|shutting|in rec|not yet)"), "57P03"),
 )
+_NOT_AN_OPTION: Final = re.compile(r'invalid URI query parameter: ("\w+")')
 # Errors of ours to mend, not to wait out.
 _SET_UP: Final = frozenset(("28", "3D", "3F", "42"))
 # The connection ended: whether the commit was done before that, nobody can tell.
@@ -104,6 +106,19 @@ def opening(error: BaseException) -> StoreUnavailable:
     if _reason_of(error):
         return StoreUnavailable(text(error), ambiguous=False)
     return StoreUnavailable(f"{_UNREACHABLE} ({_said(error)})", ambiguous=False)
+
+
+def unreadable(said: str = "") -> ConfigurationError:
+    """For an address the driver cannot read. What it `said` quotes the password."""
+    unknown = _NOT_AN_OPTION.search(said)
+    if unknown is not None:
+        return ConfigurationError(
+            f"neither oncekey nor the driver has the option {unknown[1]} that the URL gives"
+        )
+    return ConfigurationError(
+        "the store's address is not one PostgreSQL understands; write "
+        "postgresql://user:password@host:port/database, with special characters as %xx"
+    )
 
 
 def none_free(size: int) -> StoreUnavailable:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from typing import Any, Final
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
 from oncekey.core.duration import Duration, microseconds
 from oncekey.core.errors import ConfigurationError
@@ -19,6 +19,7 @@ from oncekey.stores.postgres.queries import Layout
 CLAIMS: Final = ("insert", "row_lock", "advisory_lock", "portable")
 RETENTIONS: Final = ("plain", "ring")
 SCHEMA_MAX_BYTES: Final = 63
+SCHEMA_WITHOUT: Final = "'$%{}\\"
 RING_SLOTS_MIN: Final = 4
 RING_SLOTS_MAX: Final = 64
 POOL_SIZE_MAX: Final = 64
@@ -67,10 +68,10 @@ class Options:
         for name in ("schema", "claim", "retention", "synchronous_commit", "failover"):
             if not isinstance(getattr(self, name), str):
                 raise ConfigurationError(f"{name}={getattr(self, name)!r} must be text")
-        if not 0 < len(self.schema.encode()) <= SCHEMA_MAX_BYTES or "\0" in self.schema:
-            raise ConfigurationError(
-                f"schema={self.schema!r} must have 1 to {SCHEMA_MAX_BYTES} bytes"
-            )
+        for name in ("transactional", "migrate", "pooler"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigurationError(f"{name}={getattr(self, name)!r} must be True or False")
+        self._check_schema()
         for name, known in (
             ("claim", CLAIMS),
             ("retention", RETENTIONS),
@@ -94,9 +95,23 @@ class Options:
             if name.endswith("_timeout") and self.us(name) // 1_000 > TIMEOUT_MAX_MS:
                 raise ConfigurationError(f"{name}={getattr(self, name)!r} must be under 24 days")
 
+    def _check_schema(self) -> None:
+        """Its name is written into SQL, also between quotes and as a pattern of format()."""
+        if not 0 < len(self.schema.encode()) <= SCHEMA_MAX_BYTES:
+            raise ConfigurationError(
+                f"schema={self.schema!r} must have 1 to {SCHEMA_MAX_BYTES} bytes"
+            )
+        if not self.schema.isprintable() or any(c in self.schema for c in SCHEMA_WITHOUT):
+            raise ConfigurationError(
+                f"schema={self.schema!r} must do without {' '.join(SCHEMA_WITHOUT)} and control "
+                "characters"
+            )
+        if self.schema.startswith("pg_") or self.schema == "information_schema":
+            raise ConfigurationError(f"schema={self.schema!r} is PostgreSQL's own")
+
     def _whole(self, name: str, least: int, most: int) -> None:
         value = getattr(self, name)
-        if not isinstance(value, int) or not least <= value <= most:
+        if type(value) is not int or not least <= value <= most:
             raise ConfigurationError(f"{name}={value!r} must be a number from {least} to {most}")
 
     def us(self, name: str) -> int:
@@ -161,7 +176,9 @@ def split_url(url: str) -> tuple[str, Options]:
         if name in ours:
             raise ConfigurationError(f"the option {name!r} is given twice in the store's URL")
         ours[name] = _typed(name, value, known[name].default)
-    return urlunsplit(parts._replace(query=urlencode(theirs))), Options(**ours)
+    # libpq takes a plus sign for what it is, so a space must not become one.
+    rest = urlencode(theirs, quote_via=quote)
+    return urlunsplit(parts._replace(query=rest)), Options(**ours)
 
 
 def _typed(name: str, value: str, default: object) -> Any:

@@ -118,7 +118,7 @@ class Program:
         layout = self._layout
         asked: list[Any] = [todo[i] for i in claims]
         if layout.is_ring:
-            self._check_terms(asked)
+            self.check_terms(asked)
         rows = yield Statement(
             "apply",
             (
@@ -174,7 +174,8 @@ class Program:
                 replies[by_id[row[0]]] = _DONE
         return {i: command for i, command in todo.items() if replies[i] is None}
 
-    def _check_terms(self, claims: Sequence[Claim]) -> None:
+    def check_terms(self, claims: Sequence[Claim]) -> None:
+        """Refuse what the ring would not hold to its end."""
         longest = self._layout.terms_max
         for claim in claims:
             if claim.lease + claim.keep + claim.audit > longest:

@@ -88,12 +88,12 @@ class _Wire:
         self._texts = texts
 
     def standing(self) -> Standing:
-        if self._connection.info.pipeline_status != _NO_PIPELINE:
+        if self._connection.pgconn.pipeline_status != _NO_PIPELINE:
             raise ConfigurationError(
                 "the connection is in pipeline mode, where nobody knows what was done already; run "
                 "the operation outside of it. Its body may have a pipeline of its own"
             )
-        if self._connection.info.transaction_status != _IDLE:
+        if self._connection.pgconn.transaction_status != _IDLE:
             return Standing.OPEN
         return Standing.BARE if self._connection.autocommit else Standing.READY
 
@@ -121,7 +121,7 @@ class _Wire:
             block, mark.made = mark.made, None
             yield _Leave(block, _Undone() if how is Save.BACK else None)
         else:
-            status = self._connection.info.transaction_status
+            status = self._connection.pgconn.transaction_status
             text = savepoint_text(saving, is_over=status in (_IDLE, _UNKNOWN))
             if text is not None:
                 texts.append(text)

@@ -13,15 +13,16 @@ import threading
 import time
 import weakref
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
+from psycopg import capabilities
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
-from oncekey.core.errors import ConfigurationError, StoreUnavailable
+from oncekey.core.errors import StoreUnavailable
 from oncekey.stores.postgres import faults
 from oncekey.stores.postgres.durability import UNREPLICATED
 from oncekey.stores.postgres.faults import none_free, was_closed
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 CONNECT_SECONDS: Final = 5
 # A session keeps plans and caches for ever, and an address may come to mean another host.
 LIFETIME_SECONDS: Final = 3_600.0
+# How long to wait for what the server says to being asked to stop.
+CANCEL_SECONDS: Final = 2.0
 _PROBE_SECONDS: Final = 2
 
 
@@ -48,6 +51,7 @@ class Line:
         self.cursor: psycopg.RawCursor[Any] = psycopg.RawCursor(connection, row_factory=tuple_row)
         self.unreplicated = False  # a commit of ours that no standby has confirmed
         self._end = 0.0
+        self._asked_to_stop = False
         self._expires = time.monotonic() + LIFETIME_SECONDS
         self._patient = connection.wait
         connection.wait = self._wait  # type: ignore[method-assign,assignment]
@@ -56,6 +60,7 @@ class Line:
     def allow(self, seconds: float) -> None:
         """How long whatever is waited for from now on may take."""
         self._end = time.monotonic() + seconds
+        self._asked_to_stop = False
 
     def _wait(self, steps: Generator[Any, Any, Any], *args: Any, **options: Any) -> Any:
         return self._patient(self._until_end(steps), *args, **options)
@@ -70,8 +75,18 @@ class Line:
                 return stop.value
             ready = yield wanted
             if not ready and time.monotonic() > self._end:
-                self.connection.close()
-                raise Silence("no answer from the server")
+                self._stop()
+
+    def _stop(self) -> None:
+        """Have the server cancel what it does, else it might go on for as long as a standby is
+        away, with the keys locked and a session taken; give up if it does not even say that."""
+        if not self._asked_to_stop and capabilities.has_cancel_safe():
+            self._asked_to_stop = True
+            self._end = time.monotonic() + CANCEL_SECONDS
+            with suppress(psycopg.Error):
+                return self.connection.cancel_safe(timeout=CANCEL_SECONDS)
+        self.connection.close()
+        raise Silence("no answer from the server")
 
     def _hear(self, notice: psycopg.errors.Diagnostic) -> None:
         """Notice commits that were not replicated: the server only warns."""
@@ -204,11 +219,8 @@ class OwnLines:
 def _settings(address: str, options: Options) -> dict[str, Any]:
     try:
         given = conninfo_to_dict(address)
-    except psycopg.ProgrammingError:
-        raise ConfigurationError(
-            "the store's address is not one PostgreSQL understands; write "
-            "postgresql://user:password@host:port/database, with special characters as %xx"
-        ) from None  # the driver's message would show the password
+    except psycopg.ProgrammingError as error:
+        raise faults.unreadable(str(error)) from None
     settings: dict[str, Any] = {
         "autocommit": True,
         "prepare_threshold": None if options.pooler else 0,

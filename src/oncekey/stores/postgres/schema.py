@@ -43,19 +43,21 @@ def prepare(
             f"PostgreSQL {server.version // 10_000} is too old; oncekey needs 13 or newer"
         )
     missing = yield from missing_steps(layout, known)
-    if missing and not migrate:
+    if len(missing) < len(known):
+        yield from _check_layout(layout)  # before anything is added to tables of another kind
+    if not missing:
+        return server
+    lacks = f"schema {layout.schema!r} lacks {', '.join(step.name for step in missing)}"
+    if not migrate:
         raise ConfigurationError(
-            f"schema {layout.schema!r} lacks {', '.join(step.name for step in missing)}; run "
-            "`oncekey migrate` with a role that may create tables"
+            f"{lacks}; run `oncekey migrate` with a role that may create tables"
         )
-    if missing:
-        if server.standby:
-            raise ConfigurationError(
-                f"schema {layout.schema!r} has no oncekey tables, and this server is a read-only "
-                "standby; connect to the primary"
-            )
-        yield Script(upgrade(layout, missing))
-    yield from _check_layout(layout)
+    if server.standby:
+        raise ConfigurationError(
+            f"{lacks}, and this server is a read-only standby; connect to the primary"
+        )
+    yield Script(upgrade(layout, missing))
+    yield from _check_layout(layout)  # another host may have been first, with other settings
     return server
 
 
@@ -67,7 +69,8 @@ def missing_steps(layout: Layout, known: Sequence[Migration]) -> Preparation[lis
     if not has_table:
         return list(known)
     rows = yield Statement("migrations")
-    return plan([row[0] for row in rows], known, rows[-1][2] if rows else 0)
+    newer = [compatible for version, _, compatible in rows if version > known[-1].version]
+    return plan([row[0] for row in rows], known, max(newer, default=0))
 
 
 def upgrade(layout: Layout, missing: Sequence[Migration]) -> str:

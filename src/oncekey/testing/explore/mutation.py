@@ -1,4 +1,4 @@
-"""Changed copies of real modules, made from their source text.
+"""Changed copies of real modules and other texts, made from their source.
 
 An edit names text that must occur exactly once, so that a mutant can never go stale unnoticed.
 The copy is a module of its own: the real one stays as it is.
@@ -19,16 +19,21 @@ class Edit:
     new: str
 
 
+def edited(text: str, name: str, *edits: Edit) -> str:
+    """The text with the edits made; `name` says whose text it is."""
+    for edit in edits:
+        if text.count(edit.old) != 1:
+            raise ValueError(
+                f"{name}: {edit.old!r} occurs {text.count(edit.old)} times; a mutant needs text "
+                "that occurs once"
+            )
+        text = text.replace(edit.old, edit.new)
+    return text
+
+
 def mutated(module: ModuleType, *edits: Edit) -> ModuleType:
     """A copy of `module` with the edits made."""
-    source = inspect.getsource(module)
-    for edit in edits:
-        if source.count(edit.old) != 1:
-            raise ValueError(
-                f"{module.__name__}: {edit.old!r} occurs {source.count(edit.old)} times; a mutant "
-                "needs text that occurs once"
-            )
-        source = source.replace(edit.old, edit.new)
+    source = edited(inspect.getsource(module), module.__name__, *edits)
     copy = ModuleType(module.__name__)
     copy.__file__ = module.__file__
     copy.__package__ = module.__package__

@@ -208,9 +208,10 @@ def i14_a_living_owner_is_heard(history: KeyHistory, keep: int) -> Iterator[str]
             since, until = alive.get((entry.owner, entry.fence), (entry.sent, entry.sent))
             ended = closing.get((entry.owner, entry.fence))
             in_time = since <= entry.sent and entry.came < until - TOLERANCE_US
-            if in_time and (ended is None or ended > entry.came):
-                left = until - entry.came
-                yield f"{entry.verb} of fence {entry.fence} was lost {left} us before its lease ended"
+            is_first = ended is None or ended == entry.sent or ended > entry.came
+            if in_time and is_first:
+                early = until - entry.came
+                yield f"{entry.verb} of fence {entry.fence} was lost {early} us too early"
 
 
 def _with_next_came(grants: Sequence[Grant]) -> Iterator[tuple[Grant, int | None]]:

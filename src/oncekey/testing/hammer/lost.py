@@ -51,9 +51,11 @@ def _words(entry: Entry) -> tuple[object, ...]:
 
 def _took_effect(failed: Entry, answer: Entry) -> bool:
     """Then or now: nobody else can have come between."""
-    if failed.verb == "Claim":
-        return answer.reply == "Claimed" and answer.came < failed.sent + failed.lease
-    return answer.reply == "Done"
+    if failed.verb != "Claim":
+        return answer.reply == "Done"
+    # A repeat does not tell whether the first took over from a dead owner.
+    how = answer.taken_over or answer.given_attempt == 1
+    return answer.reply == "Claimed" and how and answer.came < failed.sent + failed.lease
 
 
 def _had_no_effect(failed: Entry, answer: Entry, keep: int) -> bool:

@@ -330,14 +330,14 @@ $finish$;
 -- a setting of its own, which ends with it and is undone with its savepoints, as the lock is.
 -- `left_open` counts the savepoints that finished runs have left in this transaction.
 CREATE FUNCTION {schema}.enlist_1(
-    p_now bigint, p_ring boolean, p_id uuid, p_owner uuid, p_fingerprint bytea
-) RETURNS TABLE (
-    at bigint, left_open integer, locked boolean, r_id bytea, r_state smallint,
-    r_fingerprint bytea, r_owner bytea, r_fence bigint, r_attempt integer, r_retry_safe boolean,
-    r_created_at bigint, r_lease_until bigint, r_finished_at bigint, r_keep bigint, r_audit bigint,
-    r_scope text, r_operation text, r_key text, r_steps bytea, r_body bytea, r_note text,
-    r_revision integer)
-LANGUAGE plpgsql VOLATILE AS $enlist$
+    p_now bigint, p_ring boolean, p_id uuid, p_owner uuid, p_fingerprint bytea,
+    OUT at bigint, OUT left_open integer, OUT locked boolean,
+    OUT r_id bytea, OUT r_state smallint, OUT r_fingerprint bytea, OUT r_owner bytea,
+    OUT r_fence bigint, OUT r_attempt integer, OUT r_retry_safe boolean, OUT r_created_at bigint,
+    OUT r_lease_until bigint, OUT r_finished_at bigint, OUT r_keep bigint, OUT r_audit bigint,
+    OUT r_scope text, OUT r_operation text, OUT r_key text, OUT r_steps bytea, OUT r_body bytea,
+    OUT r_note text, OUT r_revision integer
+) LANGUAGE plpgsql VOLATILE AS $enlist$
 DECLARE
     n CONSTANT bigint := coalesce(p_now, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint);
     v_name CONSTANT text := p_id::text || '/{seed} ';
@@ -357,7 +357,6 @@ BEGIN
             OR NOT pg_try_advisory_xact_lock(uuid_hash_extended(p_id, {seed}))
         THEN
             locked := NULL;
-            RETURN NEXT;
             RETURN;
         END IF;
         locked := true;
@@ -389,7 +388,6 @@ BEGIN
         r_note := t.note;
         r_revision := t.revision;
     END IF;
-    RETURN NEXT;
 END
 $enlist$;
 

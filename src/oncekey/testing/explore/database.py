@@ -1,0 +1,137 @@
+"""A schema in a PostgreSQL database for races: made from the real SQL, or from an edited copy.
+
+Owns the editing of migrations and queries and how one statement is run in a transaction that stays
+open. Which statements run when is in overlap.py. Needs psycopg and a server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import psycopg
+from psycopg.rows import tuple_row
+
+from oncekey.core.record import Record
+from oncekey.stores.postgres.program import Program, Statement
+from oncekey.stores.postgres.queries import Layout, Query, fill, literal, make_query
+from oncekey.stores.postgres.rows import Met, Row, met_of
+from oncekey.stores.postgres.schema import upgrade
+from oncekey.stores.sql import load_migrations, load_queries
+from oncekey.testing.explore.mutation import Edit, edited
+
+_PACKAGE: Final = "oncekey.stores.postgres"
+_BETWEEN: Final = "\n--8<--\n"
+_SESSION: Final = "-c lock_timeout=0 -c statement_timeout=20s"
+READ_ONLY: Final = b"SELECT pg_current_xact_id_if_assigned() IS NULL"
+
+
+@dataclass(frozen=True)
+class Setup:
+    """How the store is set up; what is edited in its SQL, if anything."""
+
+    layout: Layout
+    claim: str = "insert"
+    guard: bool = True
+    edits: tuple[Edit, ...] = ()
+
+    def program(self, clock: Any = None) -> Program:
+        return Program(self.layout, claim=self.claim, guard=self.guard, clock=clock)
+
+
+class Database:
+    """The schema, made anew, and connections to it."""
+
+    def __init__(self, url: str, setup: Setup) -> None:
+        self.setup = setup
+        self._url = url
+        script, self.queries = _texts(setup)
+        self.judge = self.connect()
+        self.judge.connection.execute(f"DROP SCHEMA IF EXISTS {setup.layout.quoted} CASCADE".encode())
+        self.judge.connection.execute(script.encode(), prepare=False)
+
+    def connect(self) -> Session:
+        connection = psycopg.connect(self._url, autocommit=True, options=_SESSION)
+        return Session(connection, self.queries)
+
+    def close(self) -> None:
+        self.judge.connection.execute(
+            f"DROP SCHEMA IF EXISTS {self.setup.layout.quoted} CASCADE".encode()
+        )
+        self.judge.close()
+
+    def reset(self, before: Record | None, slot: int = 0) -> None:
+        """The one record, or none."""
+        name = self.setup.layout.quoted
+        self.judge.connection.execute(
+            f"DELETE FROM {name}.records; DELETE FROM {name}.history".encode()
+        )
+        if before is not None:
+            statement = self.setup.program().insertion([before], 0)
+            self.judge.run(Statement(statement.name, (*statement.params[:-1], slot)))
+
+    def record(self, id: bytes) -> Record | None:
+        found = self.records(id)
+        assert len(found) < 2, f"{len(found)} records of one key"
+        return found[0].record if found else None
+
+    def records(self, id: bytes) -> list[Met]:
+        """More than one would be a key that is not unique."""
+        rows = self.judge.run(Statement("look", (0, [id])))
+        return [met for row in rows if (met := met_of(row)) is not None]
+
+    def blocks(self, session: Session) -> bool:
+        """Whether a statement of this session waits for another one's lock."""
+        rows = self.judge.connection.execute(
+            "SELECT cardinality(pg_blocking_pids(%s)) > 0", (session.pid,)
+        )
+        row = rows.fetchone()
+        return bool(row and row[0])
+
+
+class Session:
+    """One connection, and statements of a program on it."""
+
+    def __init__(self, connection: psycopg.Connection[Any], queries: dict[str, Query]) -> None:
+        self.connection = connection
+        self.pid = connection.info.backend_pid
+        self._queries = queries
+        self._cursor: psycopg.RawCursor[Any] = psycopg.RawCursor(connection, row_factory=tuple_row)
+
+    def run(self, statement: Statement) -> Sequence[Row]:
+        """In a transaction of its own, or in the one that is open."""
+        query = self._queries[statement.name]
+        params = [literal(k, v) for k, v in zip(query.kinds, statement.params, strict=True)]
+        self._cursor.execute(query.sql.encode(), params, binary=True)
+        return self._cursor.fetchall() if self._cursor.description else ()
+
+    def begin(self, statement: Statement) -> tuple[Sequence[Row], bool]:
+        """Its rows, and whether it wrote: then its transaction is still open."""
+        self.connection.execute(b"BEGIN")
+        rows = self.run(statement)
+        row = self.connection.execute(READ_ONLY).fetchone()
+        assert row is not None
+        if row[0]:
+            self.commit()
+        return rows, not row[0]
+
+    def commit(self) -> None:
+        self.connection.execute(b"COMMIT")
+
+    def close(self) -> None:
+        self.connection.close()
+
+
+def _texts(setup: Setup) -> tuple[str, dict[str, Query]]:
+    """The script that makes the schema, and the queries, with the edits made."""
+    layout = setup.layout
+    shape = "ring" if layout.is_ring else "plain"
+    steps = load_migrations(_PACKAGE, f"sql/{shape}", "sql/shared")
+    queries = load_queries(_PACKAGE, "sql/queries.sql")
+    parts = [*(step.sql for step in steps), *queries.values()]
+    parts = edited(_BETWEEN.join(parts), "the SQL", *setup.edits).split(_BETWEEN)
+    parts = [fill(part, layout) for part in parts]
+    made = [step._replace(sql=sql) for step, sql in zip(steps, parts, strict=False)]
+    told = zip(queries, parts[len(steps) :], strict=True)
+    return upgrade(layout, made), {name: make_query(sql) for name, sql in told}

@@ -1,0 +1,216 @@
+"""What a server can promise is read from it, told, and held to (I4)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+from tests.postgres_faces import (
+    COLOURS,
+    Face,
+    Faces,
+    Reach,
+    direct,
+    fresh_server,
+    given,
+    make_claim,
+    make_finish,
+    pooled,
+    with_standby,
+)
+
+from oncekey.core.commands import Claimed, Done, Look
+from oncekey.core.errors import ConfigurationError, StoreUnavailable
+from oncekey.core.levels import Level
+from oncekey.core.policy import Policy
+from oncekey.stores.postgres.durability import Server, guarantee
+from oncekey.testing.servers import Postgres
+
+ALONE = Server(
+    version=180_000,
+    fsync=True,
+    full_page_writes=True,
+    synchronous_standbys=False,
+    standby=False,
+    replicas=0,
+)
+SYNCHRONOUS = ALONE._replace(synchronous_standbys=True, replicas=1)
+
+
+@pytest.mark.parametrize(
+    ("server", "commit", "failover", "level", "said"),
+    [
+        (ALONE, "on", "auto", Level.TRANSACTIONAL, "on disk before it returns"),
+        (ALONE, "local", "auto", Level.TRANSACTIONAL, "on disk before it returns"),
+        (ALONE, "off", "auto", Level.BEST_EFFORT, "synchronous_commit is off"),
+        (ALONE, "off", "never", Level.BEST_EFFORT, "synchronous_commit is off"),
+        (ALONE._replace(fsync=False), "on", "auto", Level.BEST_EFFORT, "fsync is off"),
+        (ALONE._replace(full_page_writes=False), "on", "auto", Level.BEST_EFFORT, "full_page"),
+        (ALONE._replace(replicas=1), "on", "auto", Level.BEST_EFFORT, "asynchronous standby"),
+        (ALONE._replace(replicas=1), "on", "never", Level.TRANSACTIONAL, "on disk before"),
+        (SYNCHRONOUS, "on", "auto", Level.TRANSACTIONAL, "and on a synchronous standby"),
+        (SYNCHRONOUS, "remote_apply", "auto", Level.TRANSACTIONAL, "synchronous standby"),
+        (SYNCHRONOUS, "local", "auto", Level.BEST_EFFORT, "asynchronous standby"),
+        (SYNCHRONOUS, "local", "never", Level.TRANSACTIONAL, "every commit is on disk before"),
+    ],
+)
+def test_the_rules(server: Server, commit: str, failover: str, level: Level, said: str) -> None:
+    told = guarantee(server, commit, failover)
+    assert told.level is level
+    assert said in told.reason
+
+
+WAITING = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+
+
+@pytest.fixture(params=COLOURS)
+def faces(request: pytest.FixtureRequest) -> Iterator[Faces]:
+    faces = Faces(request.param)
+    yield faces
+    faces.close()
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[tuple[Postgres, Postgres]]:
+    with ExitStack() as stack:
+        primary = fresh_server()
+        stack.callback(primary.close)
+        standby = with_standby(primary)
+        stack.callback(standby.close)
+        yield primary, standby
+
+
+@pytest.fixture
+def primary(pair: tuple[Postgres, Postgres]) -> Postgres:
+    primary, standby = pair
+    if not standby.is_running:
+        standby.start()
+    primary.configure({"synchronous_standby_names": ""})
+    primary.execute("DROP SCHEMA IF EXISTS oncekey CASCADE")
+    primary.wait_for_standby()
+    return primary
+
+
+@pytest.fixture
+def standby(pair: tuple[Postgres, Postgres], primary: Postgres) -> Postgres:
+    return pair[1]
+
+
+def require_synchronous(primary: Postgres) -> None:
+    primary.configure({"synchronous_standby_names": "standby"})
+    primary.wait_for_standby(sync=True)
+
+
+# --- an asynchronous standby ----------------------------------------------------------------------
+
+
+def test_an_asynchronous_standby_is_told_and_refused_where_more_is_required(
+    faces: Faces, primary: Postgres
+) -> None:
+    store = faces.store(primary.url())
+    once = faces.once(store, policy=Policy(require="at_most_once"))
+    ran: list[str] = []
+    for _ in range(2):  # also when it is tried again
+        with pytest.raises(ConfigurationError, match="requires at most once but would run at best"):
+            once.run("op", "k", lambda attempt: ran.append("ran"))
+    assert ran == []
+    assert store.guarantee.level is Level.BEST_EFFORT
+    assert "asynchronous standby is attached" in store.guarantee.reason
+    assert "failover='never'" in store.guarantee.reason
+    content = faces.once(store)
+    assert content.run("op", "k", lambda attempt: "ran").value == "ran"
+    with pytest.raises(ConfigurationError, match="asynchronous standby"):
+        content.run("op", "k2", lambda attempt: None, require="at_most_once")
+
+
+def test_who_never_fails_over_has_the_full_guarantee(faces: Faces, primary: Postgres) -> None:
+    store = faces.store(primary.url(), failover="never")
+    once = faces.once(store, policy=Policy(require="at_most_once"))
+    assert once.run("op", "k", lambda attempt: "ran").value == "ran"
+    assert store.guarantee.level is Level.TRANSACTIONAL
+
+
+def test_a_role_without_insight_is_told_of_the_standby_too(faces: Faces, primary: Postgres) -> None:
+    faces.store(primary.url()).prepare()
+    primary.execute("DROP ROLE IF EXISTS plain; CREATE ROLE plain LOGIN")
+    primary.execute("GRANT USAGE ON SCHEMA oncekey TO plain")
+    primary.execute("GRANT SELECT ON ALL TABLES IN SCHEMA oncekey TO plain")
+    store = faces.store(primary.url(user="plain"))
+    store.prepare()
+    assert store.guarantee.level is Level.BEST_EFFORT
+    primary.execute("DROP OWNED BY plain")
+
+
+# --- the standby itself ---------------------------------------------------------------------------
+
+
+def test_a_read_only_standby_serves_nothing(
+    faces: Faces, primary: Postgres, standby: Postgres
+) -> None:
+    """Not even replays: it may lag behind, and a claim must see the latest."""
+    with pytest.raises(ConfigurationError, match=r"lacks tables.*read-only standby"):
+        faces.store(standby.url()).prepare()
+    require_synchronous(primary)
+    store = faces.store(primary.url(), synchronous_commit="remote_apply")
+    claim = make_claim("k")
+    store.apply([make_finish(claim, store.claim(claim).fence)])
+    wrong = faces.store(standby.url())
+    for command in (make_claim("new"), make_claim("k", "another")):
+        with pytest.raises(StoreUnavailable, match=r"read-only.*connect to the primary") as told:
+            wrong.apply([command])
+        assert not told.value.ambiguous
+
+
+# --- a wait for the standby that was cut short ----------------------------------------------------
+
+
+@pytest.mark.parametrize("reach", [direct, given, pooled])
+def test_i4_a_commit_no_standby_has_confirmed_is_not_acknowledged(
+    faces: Faces, primary: Postgres, standby: Postgres, reach: Reach
+) -> None:
+    """The server commits here and only warns. Repeating the finish finds it done, and must not
+    take that for an answer either, until the standby has it."""
+    require_synchronous(primary)
+    with ExitStack() as stack:
+        address, options = reach(faces, primary, stack)
+        store = faces.store(address, **options)
+        claim = make_claim("k")
+        fence = store.claim(claim).fence
+        store._database._seconds = 0.1
+        assert "synchronous standby" in store.guarantee.reason
+        standby.stop("immediate")
+        finish = make_finish(claim, fence)
+        unconfirmed(store, make_claim("other"))
+        for _ in range(2):
+            unconfirmed(store, finish)
+        unconfirmed(store, make_claim("k", "another"))  # a replay of what may yet be lost
+        unconfirmed(store, Look(claim.id))
+        assert primary.execute("SELECT count(*) FROM oncekey.records WHERE state = 2") == [(1,)]
+        assert primary.execute(WAITING) == [(0,)]  # no session is left behind
+        standby.start()
+        primary.wait_for_standby(sync=True)
+        assert store.apply([finish]) == [Done()]
+        assert isinstance(store.apply([make_claim("other")])[0], Claimed)
+        assert store.store._doubts == set()
+        store.close()
+
+
+def unconfirmed(store: Face, command: object) -> None:
+    with pytest.raises(StoreUnavailable, match="no synchronous standby has confirmed") as told:
+        store.apply([command])
+    assert told.value.ambiguous
+
+
+def test_the_guarantee_is_read_again_after_trouble(
+    faces: Faces, primary: Postgres, standby: Postgres
+) -> None:
+    require_synchronous(primary)
+    store = faces.store(primary.url())
+    store.prepare()
+    store._database._seconds = 0.1
+    standby.stop()
+    unconfirmed(store, make_claim("k"))
+    primary.configure({"synchronous_standby_names": ""})
+    store.claim(make_claim("k"))
+    assert store.guarantee.reason == "PostgreSQL: every commit is on disk before it returns"

@@ -1,0 +1,325 @@
+"""Migrations on PostgreSQL: run twice, run at once, refused, and met by older releases."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import psycopg
+import pytest
+from tests.postgres_faces import COLOURS, KEEP, LEASE, Face, Faces, fresh_server, make_claim
+from tests.postgres_faces import make_finish as finish_of
+
+from oncekey.core.commands import Claimed, Done, Renew, Replay, SaveStep
+from oncekey.core.errors import ConfigurationError
+from oncekey.stores.migrations import plan
+from oncekey.stores.postgres import base
+from oncekey.stores.postgres.queries import Layout, make_migrations
+from oncekey.stores.postgres.schema import upgrade
+from oncekey.stores.sql import Migration, make_migration
+from oncekey.testing.servers import Postgres
+
+PLAIN = Layout("oncekey")
+RING = {"retention": "ring", "ring_slots": 5, "ring_period": "1h"}
+KNOWN = make_migrations(PLAIN)
+LAST = KNOWN[-1].version
+AT_ONCE = 6
+
+
+@pytest.fixture(params=COLOURS)
+def faces(request: pytest.FixtureRequest) -> Iterator[Faces]:
+    faces = Faces(request.param)
+    yield faces
+    faces.close()
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[Postgres]:
+    server = fresh_server()
+    yield server
+    server.close()
+
+
+@pytest.fixture(autouse=True)
+def _empty(postgres: Postgres) -> None:
+    postgres.execute("DROP SCHEMA IF EXISTS oncekey CASCADE")
+
+
+def applied(postgres: Postgres, schema: str = "oncekey") -> list[tuple[Any, ...]]:
+    return postgres.execute(
+        f"SELECT version, name, compatible FROM {schema}.migrations ORDER BY version"  # noqa: S608
+    )
+
+
+def catalogue(postgres: Postgres) -> list[tuple[Any, ...]]:
+    """Everything in the schema that a migration can make, and its settings."""
+    return postgres.execute("""
+        SELECT c.relkind::text, c.relname, c.reloptions::text, string_agg(
+            a.attname || ' ' || format_type(a.atttypid, a.atttypmod) || ' ' || a.attnotnull, ', '
+            ORDER BY a.attnum)
+        FROM pg_class c LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0
+        WHERE c.relnamespace = 'oncekey'::regnamespace GROUP BY 1, 2, 3
+        UNION ALL
+        SELECT 'function', p.proname, p.prosrc, pg_get_function_arguments(p.oid)
+        FROM pg_proc p WHERE p.pronamespace = 'oncekey'::regnamespace
+        ORDER BY 1, 2, 4""")
+
+
+# --- the plan -----------------------------------------------------------------------------------
+
+ONE, TWO, THREE = (Migration(n, f"m{n}", "") for n in (1, 2, 3))
+
+
+@pytest.mark.parametrize(
+    ("applied", "compatible", "missing"),
+    [
+        ([], 0, [ONE, TWO, THREE]),
+        ([1], 0, [TWO, THREE]),
+        ([2, 1], 0, [THREE]),
+        ([1, 2, 3], 0, []),
+        ([1, 2, 3, 4], 3, []),
+        ([1, 2, 3, 4, 5], 1, []),
+    ],
+)
+def test_the_plan(applied: list[int], compatible: int, missing: Sequence[Migration]) -> None:
+    assert plan(applied, [ONE, TWO, THREE], compatible) == missing
+
+
+@pytest.mark.parametrize(
+    ("applied", "compatible", "said"),
+    [
+        ([1, 2, 3, 4], 0, "has oncekey's schema 4, this release knows up to 3"),
+        ([1, 2, 3, 4], 4, "has oncekey's schema 4, this release knows up to 3"),
+        ([1, 3], 0, "changed by hand"),
+        ([2, 3], 0, "changed by hand"),
+        ([1, 2, 4], 2, "changed by hand"),
+    ],
+)
+def test_what_does_not_fit_is_refused(applied: list[int], compatible: int, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        plan(applied, [ONE, TWO, THREE], compatible)
+
+
+# --- the script ---------------------------------------------------------------------------------
+
+
+def test_the_script_runs_twice_by_hand_and_makes_what_the_store_makes(postgres: Postgres) -> None:
+    faces = Faces("psycopg")
+    faces.store(postgres.url()).prepare()
+    made, steps = catalogue(postgres), applied(postgres)
+    assert steps == [(m.version, m.name, m.compatible or m.version) for m in KNOWN]
+    postgres.execute("DROP SCHEMA oncekey CASCADE")
+    script = postgres.directory / "upgrade.sql"
+    script.write_text(upgrade(PLAIN, KNOWN), encoding="utf-8")
+    script.chmod(0o644)
+    psql = [postgres.bin / "psql", "-X", "-q", "-v", "ON_ERROR_STOP=1", "-f", script]
+    for _ in range(2):
+        postgres.user.run([*psql, postgres.url()], postgres.directory)
+        assert (catalogue(postgres), applied(postgres)) == (made, steps)
+    store = faces.store(postgres.url(), migrate=False)
+    assert store.claim(make_claim("k")).attempt == 1
+    faces.close()
+
+
+@pytest.mark.parametrize("shape", [{}, RING], ids=["plain", "ring"])
+def test_hosts_that_start_at_once_make_it_once(
+    faces: Faces, postgres: Postgres, shape: dict[str, Any]
+) -> None:
+    barrier = threading.Barrier(AT_ONCE)
+    stores = [faces.store(postgres.url(), **shape) for _ in range(AT_ONCE)]
+
+    def start(store: Face) -> None:
+        barrier.wait()
+        store.claim(make_claim(f"k{id(store)}"))
+
+    with ThreadPoolExecutor(AT_ONCE) as threads:
+        list(threads.map(start, stores))
+    assert [row[0] for row in applied(postgres)] == list(range(1, LAST + 1))
+    assert postgres.execute("SELECT count(*) FROM oncekey.records") == [(AT_ONCE,)]
+
+
+def test_a_script_waits_for_another_ones_turn(postgres: Postgres) -> None:
+    """Also when it takes longer than any statement of ours may."""
+    faces = Faces("asyncpg")
+    store = faces.store(postgres.url(), statement_timeout="50ms", lock_timeout="50ms")
+    store._database._seconds = 0.05
+    with psycopg.connect(postgres.url()) as other:
+        other.execute("SELECT pg_advisory_xact_lock(%s)", (PLAIN.seed,))
+        waiting = faces.start(store.prepare)
+        query = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'advisory'"
+        while postgres.execute(query) == [(0,)]:
+            assert not waiting.done()
+        other.execute("SELECT pg_sleep(0.3)")  # longer than both: the wait is the point
+        assert not waiting.done()
+    waiting.result(60)
+    assert len(applied(postgres)) == LAST
+    faces.close()
+
+
+def test_a_failing_step_leaves_nothing(
+    faces: Faces, postgres: Postgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad = Migration(LAST + 1, "bad", "CREATE TABLE oncekey.more (); SELECT no_such_function()")
+    monkeypatch.setattr(base, "make_migrations", lambda layout: (*KNOWN, bad))
+    store = faces.store(postgres.url())
+    with pytest.raises(ConfigurationError, match="no_such_function"):
+        store.apply([make_claim("k")])
+    assert postgres.execute("SELECT to_regnamespace('oncekey')") == [(None,)]
+    monkeypatch.undo()
+    assert store.claim(make_claim("k")).attempt == 1  # the connection is as good as before
+
+
+# --- names --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "schema", ["Upper Case", 'with "quotes"', "größe-键", "a;b--c", "public", "x" * 63]
+)
+@pytest.mark.parametrize("shape", [{}, RING], ids=["plain", "ring"])
+def test_a_schema_may_have_any_name(postgres: Postgres, schema: str, shape: dict[str, Any]) -> None:
+    for colour in COLOURS:
+        faces = Faces(colour)
+        now = [3_600_000_000]
+        store = faces.store(postgres.url(), schema=schema, clock=lambda: now[0], **shape)  # noqa: B023
+        store.claim(make_claim("k", keep=1))
+        now[0] += 4 * 3_600_000_000
+        assert store.sweep(10) == 1
+        faces.close()
+    postgres.execute(f"DROP SCHEMA {Layout(schema).quoted} CASCADE")
+    if schema == "public":
+        postgres.execute("CREATE SCHEMA public")
+
+
+def test_schemas_do_not_know_each_other(faces: Faces, postgres: Postgres) -> None:
+    one, other = (faces.store(postgres.url(), schema=name) for name in ("oncekey", "Oncekey"))
+    one.claim(make_claim("k"))
+    assert other.claim(make_claim("k", "another")).attempt == 1
+    postgres.execute('DROP SCHEMA "Oncekey" CASCADE')
+
+
+# --- what is refused ----------------------------------------------------------------------------
+
+
+def test_another_retention_is_refused_before_anything_is_changed(
+    faces: Faces, postgres: Postgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faces.store(postgres.url()).prepare()
+    before = catalogue(postgres)
+    more = Migration(LAST + 1, "more", "CREATE TABLE oncekey.more ()")
+    monkeypatch.setattr(base, "make_migrations", lambda layout: (*make_migrations(layout), more))
+    with pytest.raises(ConfigurationError, match="made for retention 'plain', this store is set"):
+        faces.store(postgres.url(), **RING).prepare()
+    assert catalogue(postgres) == before
+    monkeypatch.undo()
+    postgres.execute("DROP SCHEMA oncekey CASCADE")
+    faces.store(postgres.url(), **RING).prepare()
+    with pytest.raises(ConfigurationError, match="made for retention 'ring 5 3600000000'"):
+        faces.store(postgres.url(), **{**RING, "ring_slots": 6}).prepare()
+    faces.store(postgres.url(), **RING).prepare()
+
+
+def test_tables_of_others_under_our_names_are_refused(faces: Faces, postgres: Postgres) -> None:
+    postgres.execute("CREATE SCHEMA oncekey; CREATE TABLE oncekey.records (colour text)")
+    with pytest.raises(ConfigurationError, match="a table of another program"):
+        faces.store(postgres.url()).prepare()
+    assert postgres.execute("SELECT to_regclass('oncekey.migrations')") == [(None,)]
+    postgres.execute("CREATE TABLE oncekey.migrations (id int, migration text)")
+    with pytest.raises(ConfigurationError, match="or of another program"):
+        faces.store(postgres.url()).prepare()
+
+
+def test_a_list_changed_by_hand_is_refused(faces: Faces, postgres: Postgres) -> None:
+    faces.store(postgres.url()).prepare()
+    postgres.execute("DELETE FROM oncekey.migrations WHERE version = 2")
+    with pytest.raises(ConfigurationError, match="changed by hand"):
+        faces.store(postgres.url()).prepare()
+
+
+def test_without_migrate_nothing_is_made(faces: Faces, postgres: Postgres) -> None:
+    store = faces.store(postgres.url(), migrate=False)
+    with pytest.raises(ConfigurationError, match=r"lacks tables, functions.*run `oncekey migrate`"):
+        store.apply([make_claim("k")])
+    assert postgres.execute("SELECT to_regnamespace('oncekey')") == [(None,)]
+    faces.store(postgres.url()).prepare()
+    assert store.claim(make_claim("k")).attempt == 1  # and it looks again
+
+
+# --- the next release ---------------------------------------------------------------------------
+
+NEXT = """
+-- compatible: %d
+ALTER TABLE {schema}.records ADD COLUMN colour text NOT NULL DEFAULT 'red';
+ALTER TABLE {schema}.history ADD COLUMN colour text NOT NULL DEFAULT 'red';
+CREATE FUNCTION {schema}.claim_2(p_id uuid) RETURNS text LANGUAGE sql AS $$
+    SELECT colour FROM {schema}.records WHERE id = p_id
+$$;
+"""
+
+
+def migrate_to_next(postgres: Postgres, sql: str, *, versions: int = 1) -> None:
+    """As a host with the next release does, while those of this one go on."""
+    sql = sql.replace("{schema}", PLAIN.quoted)
+    steps = [make_migration(LAST + 1, "colour", sql)]
+    steps += [Migration(LAST + n, f"more{n}", "SELECT 1", LAST + 1) for n in range(2, versions + 1)]
+    postgres.execute(upgrade(PLAIN, steps))
+
+
+def live(store: Face, name: str) -> None:
+    """Every verb, with a takeover, an expiry into the history, and a replay."""
+    one = make_claim(name, retry_safe=True, audit=KEEP)
+    fence = store.claim(one).fence
+    assert store.apply([Renew(one.id, one.owner, fence, LEASE)]) == [Done()]
+    assert store.apply([SaveStep(one.id, one.owner, fence, "s", True, b"b")]) == [Done()]
+    assert store.apply([finish_of(one, fence)]) == [Done()]
+    (replay,) = store.apply([make_claim(name, "another")])
+    assert isinstance(replay, Replay)
+    store._options.clock.ahead += KEEP + LEASE  # it has expired
+    (again,) = store.apply([make_claim(name, "third", retry_safe=True)])
+    assert isinstance(again, Claimed)
+    assert [record.fence for record in store.history(one.id)] == [fence]
+    store._options.clock.ahead += LEASE  # the third has died
+    (taken,) = store.apply([make_claim(name, "fourth", retry_safe=True)])
+    assert isinstance(taken, Claimed)
+    assert taken.taken_over
+
+
+class Clock:
+    ahead = 1_000_000_000_000_000
+
+    def __call__(self) -> int:
+        return self.ahead
+
+
+@pytest.mark.parametrize("shape", [{}, RING], ids=["plain", "ring"])
+def test_this_release_works_on_the_next_ones_schema(
+    faces: Faces, postgres: Postgres, shape: dict[str, Any]
+) -> None:
+    store = faces.store(postgres.url(), clock=Clock(), **shape)
+    live(store, "before")
+    fence = store.claim(make_claim("over")).fence
+    migrate_to_next(postgres, NEXT % LAST)
+    live(store, "after")  # on sessions that have planned everything before
+    assert store.apply([finish_of(make_claim("over"), fence)]) == [Done()]
+    late = faces.store(postgres.url(), clock=Clock(), migrate=False, **shape)
+    live(late, "new host")
+    assert postgres.execute("SELECT DISTINCT colour FROM oncekey.records") == [("red",)]
+    assert applied(postgres)[-1] == (LAST + 1, "colour", LAST)
+
+
+def test_a_schema_that_does_not_say_so_is_refused(faces: Faces, postgres: Postgres) -> None:
+    faces.store(postgres.url()).prepare()
+    migrate_to_next(postgres, "CREATE TABLE {schema}.more ()")
+    said = f"has oncekey's schema {LAST + 1}, this release knows up to {LAST}; install the release"
+    for migrate in (True, False):
+        with pytest.raises(ConfigurationError, match=said):
+            faces.store(postgres.url(), migrate=migrate).prepare()
+
+
+def test_two_releases_ahead_is_too_far_unless_both_say_so(faces: Faces, postgres: Postgres) -> None:
+    """The second step vouches for the release before it, not for ours."""
+    faces.store(postgres.url()).prepare()
+    migrate_to_next(postgres, f"-- compatible: {LAST}\nSELECT 1", versions=2)
+    with pytest.raises(ConfigurationError, match="install the release"):
+        faces.store(postgres.url()).prepare()
