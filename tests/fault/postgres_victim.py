@@ -1,180 +1,174 @@
-"""A process to be killed on a PostgreSQL store; run by test_postgres_kills.py.
+"""Processes that die in their own transactions on PostgreSQL.
 
-python postgres_victim.py <url> <colour> <directory> <scenarios>
+python -m tests.fault.postgres_victim <url> <kind> <seed> <random kills>
 
-Kills a child of itself before and after every store call of one attempt, for each scenario in
-turn, which has a folder of its own by number. Each child has a key of its own, named like its
-point; what it does to the world is in a file of that name.
+First forks a child for every message that an order sends to the server, killed right before it is
+sent, and another one killed right after; then children that take one order after the other and are
+killed at some moment. Answers in JSON. Run by test_postgres_transactions.py.
 """
 
 from __future__ import annotations
 
 import asyncio
-import functools
 import json
 import os
+import random
 import signal
 import sys
-from collections.abc import Callable, Sequence
-from pathlib import Path
+import time
+from collections.abc import Callable, Coroutine
 from typing import Any
 
-from oncekey import AsyncOnce, Once, Policy
-from oncekey.core.commands import Command, Reply
-from oncekey.stores.postgres import AsyncPostgresStore, PostgresStore
-from oncekey.stores.postgres.options import split_url
+import psycopg
+from tests.shops import SHOPS, Order, Shop
 
-LEASE = "1h"
+from oncekey import InFlight, Terminal
+
+KINDS = ("psycopg", "psycopg-async", "asyncpg")
+SIDES = ("before", "after")
+ENDINGS = ("returns", "refuses")
+KEYS = 20  # that the children of the second part take turns at
+LONGEST_SECONDS = 0.03
+
+# Called with a function that does the sending.
+Sending = Callable[[Callable[[], Any]], Any]
 
 
-class Trap:
-    """Kills this process, with no chance to clean up, before or after one of its calls."""
+def order(key: str, ending: str = "returns") -> Order:
+    """One row that tells whose it is."""
+    error = Terminal("out of tea") if ending == "refuses" else None
+    return Order((f"INSERT INTO orders VALUES ('{key}')",), error=error)  # noqa: S608
 
-    def __init__(self, at: int, side: str) -> None:
-        self.at = at
-        self.side = side
-        self.calls: list[str] = []
 
-    def before(self, name: str) -> None:
-        self.calls.append(name)
-        self._spring("before")
+async def place(shop: Shop, key: str, ending: str = "returns") -> None:
+    """One order with its commit."""
+    async with shop.transaction():
+        try:
+            await shop.inside(key, order(key, ending))
+        except Terminal:
+            pass
 
-    def after(self) -> None:
-        self._spring("after")
 
-    def _spring(self, side: str) -> None:
-        if len(self.calls) == self.at and self.side == side:
+# --- killed at a message --------------------------------------------------------------------------
+
+
+def watch_messages(kind: str, sending: Sending) -> None:
+    """Have every message to the server sent by `sending`."""
+    if kind == "asyncpg":
+        transports: Any = asyncio.selector_events._SelectorSocketTransport  # type: ignore[attr-defined]
+        write = transports.write
+        transports.write = lambda self, data: sending(lambda: write(self, data))
+        return
+
+    def watched(self: Any, steps: Any, *rest: Any, **options: Any) -> Any:
+        # A generator of psycopg's sends before it first asks to wait for something.
+        first = sending(lambda: next(steps, None))
+
+        def resumed() -> Any:
+            ready = yield first
+            try:
+                while True:
+                    ready = yield steps.send(ready)
+            except StopIteration as stop:
+                return stop.value
+
+        return wait(self, resumed(), *rest, **options)
+
+    connection: Any = psycopg.AsyncConnection if kind == "psycopg-async" else psycopg.Connection
+    wait = connection.wait
+    connection.wait = watched
+
+
+async def die_at(url: str, kind: str, key: str, ending: str, number: int, side: str) -> None:
+    count = 0
+    armed = False
+
+    def sending(send: Callable[[], Any]) -> Any:
+        nonlocal count
+        if not armed:
+            return send()
+        if count == number and side == "before":
             os.kill(os.getpid(), signal.SIGKILL)
+        sent = send()
+        if count == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+        count += 1
+        return sent
+
+    async with SHOPS[kind](url=url) as shop:
+        await place(shop, f"warm {key}")  # what a driver asks once is not asked again
+        watch_messages(kind, sending)
+        armed = True
+        await place(shop, key, ending)
+        armed = False
 
 
-def named(commands: Sequence[Command]) -> str:
-    return "+".join(type(command).__name__ for command in commands)
+# --- killed at some moment ----------------------------------------------------------------------
 
 
-class DeadlyStore(PostgresStore):
-    trap: Trap
-
-    def apply(self, commands: Sequence[Command], /) -> list[Reply]:
-        self.trap.before(named(commands))
-        replies = super().apply(commands)
-        self.trap.after()
-        return replies
-
-    def bind(self, check: bytes, /) -> None:
-        self.trap.before("bind")
-        super().bind(check)
-        self.trap.after()
+async def work_until_killed(url: str, kind: str, ready: int, turn: int) -> None:
+    async with SHOPS[kind](url=url) as shop:
+        os.write(ready, b"!")
+        while True:
+            for number in range(KEYS):
+                # One key after the other is new, so that there is always something to do.
+                try:
+                    await place(shop, f"{kind} {turn + number}")
+                except InFlight:
+                    continue  # a victim's, whose end the server has not noticed yet
+            turn += 1
 
 
-class AsyncDeadlyStore(AsyncPostgresStore):
-    trap: Trap
-
-    async def apply(self, commands: Sequence[Command], /) -> list[Reply]:
-        self.trap.before(named(commands))
-        replies = await super().apply(commands)
-        self.trap.after()
-        return replies
-
-    async def bind(self, check: bytes, /) -> None:
-        self.trap.before("bind")
-        await super().bind(check)
-        self.trap.after()
+# --- the parent -----------------------------------------------------------------------------------
 
 
-def effect(path: Path, line: str) -> str:
-    """Something done to the outside world: a line that is on disk when this returns."""
-    with path.open("a") as file:
-        file.write(line + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    return line
-
-
-def body_of(scenario: dict[str, bool], effects: Path) -> Callable[[Any], Any]:
-    def body(attempt: Any) -> str:
-        if scenario["steps"]:
-            attempt.step("reserve", lambda key: effect(effects, f"reserve {key}"))
-            attempt.renew()
-            attempt.step("pay", lambda key: effect(effects, f"pay {key}"))
-        else:
-            effect(effects, f"pay {attempt.child_key('pay')}")
-        if scenario["raises"]:
-            raise ValueError("after the effect")
-        return "paid"
-
-    return body
-
-
-def async_body_of(scenario: dict[str, bool], effects: Path) -> Callable[[Any], Any]:
-    async def done(line: str) -> str:
-        return effect(effects, line)
-
-    async def body(attempt: Any) -> str:
-        if scenario["steps"]:
-            await attempt.step("reserve", lambda key: done(f"reserve {key}"))
-            await attempt.renew()
-            await attempt.step("pay", lambda key: done(f"pay {key}"))
-        else:
-            await done(f"pay {attempt.child_key('pay')}")
-        if scenario["raises"]:
-            raise ValueError("after the effect")
-        return "paid"
-
-    return body
-
-
-def attempt(
-    url: str, colour: str, scenario: dict[str, bool], trap: Trap, key: str, effects: Path
-) -> None:
-    policy = Policy(lease=LEASE, retry_safe=scenario["retry_safe"])
-    address, given = split_url(url)
-    options = {"schema": given.schema}
-    try:
-        if colour == "psycopg":
-            store = DeadlyStore(address, **options)
-            store.trap = trap
-            Once(store, policy=policy).run("op", key, body_of(scenario, effects))
-            return
-        async_store = AsyncDeadlyStore(address, **options)
-        async_store.trap = trap
-        once = AsyncOnce(async_store, policy=policy)
-        asyncio.run(once.run("op", key, async_body_of(scenario, effects)))  # type: ignore[arg-type]
-    except ValueError:
-        pass
-
-
-def in_child(run: Callable[[], None]) -> int:
+def child(work: Callable[[], Coroutine[Any, Any, None]]) -> int:
     pid = os.fork()
     if pid == 0:
         try:
-            run()
+            asyncio.run(work())
         finally:
-            os._exit(1)  # it should not have lived
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            os._exit(0)
+    return pid
 
 
-def kill(url: str, colour: str, directory: Path, scenario: dict[str, bool]) -> dict[str, Any]:
-    def run(trap: Trap, name: str) -> None:
-        key = f"{colour} {directory.name} {name}"
-        attempt(url, colour, scenario, trap, key, directory / f"{name}.effects")
+def ended(pid: int) -> bool:
+    """Whether it was killed; it may also have come to its end."""
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    assert code in (0, -signal.SIGKILL), code
+    return code != 0
 
-    def dry() -> None:
-        trap = Trap(0, "never")
-        run(trap, "dry")
-        (directory / "calls").write_text(json.dumps(trap.calls))
 
-    directory.mkdir()
-    in_child(dry)
-    calls = json.loads((directory / "calls").read_text())
-    points = [(n, side) for n in range(1, len(calls) + 1) for side in ("before", "after")]
-    for number, side in points:
-        trap, name = Trap(number, side), f"{number}-{side}"
-        code = in_child(functools.partial(run, trap, name))
-        assert code == -signal.SIGKILL, f"point {name}: {code}"
-    return {"calls": calls, "points": points}
+def at_messages(url: str, kind: str) -> list[list[Any]]:
+    killed = []
+    for ending in ENDINGS:
+        for side in SIDES:
+            for number in range(100):
+                key = f"{kind} {ending} {side} {number}"
+                if not ended(child(lambda: die_at(url, kind, key, ending, number, side))):  # noqa: B023
+                    break
+                killed.append([key, ending, side, number])
+    return killed
+
+
+def at_moments(url: str, kind: str, seed: int, kills: int) -> int:
+    chance = random.Random(seed)
+    for turn in range(kills):
+        ready, told = os.pipe()
+        pid = child(lambda: work_until_killed(url, kind, told, turn))  # noqa: B023
+        os.close(told)
+        os.read(ready, 1)
+        os.close(ready)
+        time.sleep(chance.uniform(0, LONGEST_SECONDS))  # whenever it is, it must be right
+        os.kill(pid, signal.SIGKILL)
+        assert ended(pid), "it should not have come to its end"
+    return kills
+
+
+def main(url: str, kind: str, seed: int, kills: int) -> None:
+    told = {"at messages": at_messages(url, kind), "at moments": at_moments(url, kind, seed, kills)}
+    sys.stdout.write(json.dumps(told) + "\n")
 
 
 if __name__ == "__main__":
-    url, colour, where = sys.argv[1], sys.argv[2], Path(sys.argv[3])
-    told = [kill(url, colour, where / str(n), one) for n, one in enumerate(json.loads(sys.argv[4]))]
-    sys.stdout.write(json.dumps(told))
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))

@@ -40,9 +40,11 @@ class Shop(ABC):
 
     is_async: ClassVar[bool]
 
-    def __init__(self, *, major: int | None = None, bouncer: bool = False, **options: Any) -> None:
+    def __init__(
+        self, *, url: str = "", major: int | None = None, bouncer: bool = False, **options: Any
+    ) -> None:
         self.major = major
-        self.url = pooler().url(DATABASE) if bouncer else database(major)
+        self.url = url or (pooler().url(DATABASE) if bouncer else database(major))
         self.bouncer = bouncer
         self.options = {"lock_timeout": LOCK_TIMEOUT, "pooler": bouncer, **options}
         self.ran = 0

@@ -17,6 +17,7 @@ from oncekey.core.commands import Claimed, Done, Replay
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.policy import Policy
 from oncekey.core.record import State
+from oncekey.stores.postgres import asyncpg_lines, psycopg_lines
 from oncekey.testing.contract.bench import until
 from oncekey.testing.servers import Postgres, Proxy
 from oncekey.testing.servers.processes import free_port
@@ -289,8 +290,14 @@ def test_a_cut_in_the_middle_is_open_and_repeated(
 
 @pytest.mark.parametrize("pooler", [False, True], ids=["direct", "wrapped"])
 def test_a_silent_network_is_not_waited_for_without_end(
-    faces: Faces, postgres: Postgres, proxy: Proxy, pooler: bool
+    faces: Faces,
+    postgres: Postgres,
+    proxy: Proxy,
+    pooler: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    for lines in (psycopg_lines, asyncpg_lines):
+        monkeypatch.setattr(lines, "CANCEL_SECONDS", 0.2)
     store = faces.store(postgres.url(port=proxy.port), pooler=pooler)
     store.prepare()
     store._database._seconds = 0.3

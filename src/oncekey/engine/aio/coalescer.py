@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from contextvars import Context
 
 from oncekey.core.commands import Command, Reply
 from oncekey.core.errors import StoreUnavailable
@@ -65,7 +66,8 @@ class AsyncCoalescer:
     def _use_lanes(self, loop: asyncio.AbstractEventLoop) -> None:
         """Start one more pump if a lane is free and no pump is about to look anyway."""
         if len(self._pumps) < self._lanes and all(self._pumps.values()):
-            pump = loop.create_task(self._send_all())
+            # In no context: it serves everyone, not only who happened to start it.
+            pump = Context().run(loop.create_task, self._send_all())
             self._pumps[pump] = []
             pump.add_done_callback(self._ended)
 

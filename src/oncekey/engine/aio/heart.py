@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextvars import Context
 
 from oncekey.core.asks import Answer, Call, Extended, Sleep
 from oncekey.core.commands import Command
@@ -57,7 +58,9 @@ class AsyncHeart:
         if self._timer is not None:
             self._timer.cancel()
         self._planned = due
-        self._timer = self._clock.later(max(0, due - self._clock.now()), self._look)
+        left = max(0, due - self._clock.now())
+        # In no context: it serves everyone's attempts, not only those of who planned it.
+        self._timer = Context().run(self._clock.later, left, self._look)
 
     def _look(self) -> None:
         """Begin to beat for all that are due, or nearly."""

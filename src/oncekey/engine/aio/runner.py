@@ -161,7 +161,9 @@ class AsyncRunner:
         return None if verdict is None else (verdict, self.kernel.settle(job, verdict))
 
     async def look(self, id: bytes) -> Seen:
-        reply = await self._send(Look(id), leave)
+        reply = (await self.answer(Look(id), leave)).reply
+        if isinstance(reply, StoreUnavailable):
+            raise reply
         assert isinstance(reply, Seen)
         return reply
 
@@ -204,18 +206,18 @@ class AsyncRunner:
         finally:
             self.kernel.waiters.ended(job.identity.id)
 
-    async def _send(self, command: Command, interrupted: Callable[[], None]) -> Reply:
-        if self._coalesce:
-            return await self.home().coalescer.call(command, interrupted)
-        return (await self._apply((command,)))[0]
-
     async def answer(self, command: Command, interrupted: Callable[[], None]) -> Answer:
-        sent_at = self._clock.now()
+        now = self._clock.now
+        sent_at = now()
+        reply: Reply | StoreUnavailable
         try:
-            reply: Reply | StoreUnavailable = await self._send(command, interrupted)
+            if self._coalesce:
+                reply = await self.home().coalescer.call(command, interrupted)
+            else:
+                (reply,) = await self._apply((command,))
         except StoreUnavailable as error:
             reply = error
-        return Answer(reply, sent_at, self._clock.now())
+        return Answer(reply, sent_at, now())
 
     async def _renew(self, command: Command) -> Answer:
         return await self.answer(command, leave)

@@ -43,9 +43,9 @@ class AsyncSweeper:
         """On the running loop, unless it runs already."""
         with self._lock:
             if self._task is None and not self._stopped:
-                loop = asyncio.get_running_loop()
-                # A context of its own: it must not keep alive what the first caller's holds.
-                self._task = loop.create_task(self._run(), context=Context())
+                # In no context: it must not keep alive what the first caller's holds.
+                create_task = asyncio.get_running_loop().create_task
+                self._task = Context().run(create_task, self._run())
                 self._task.add_done_callback(self._ended)
 
     async def stop(self) -> None:

@@ -23,6 +23,8 @@ SCHEMA_WITHOUT: Final = "'$%{}\\"
 RING_SLOTS_MIN: Final = 4
 RING_SLOTS_MAX: Final = 64
 POOL_SIZE_MAX: Final = 64
+# The planner's ways of reading a whole table; see sql/shared/0002_functions.sql.
+NO_SCANS: Final = ("enable_seqscan", "enable_hashjoin", "enable_mergejoin")
 TIMEOUT_MAX_MS: Final = 2**31 - 1  # the server's own limit
 
 _TRUE: Final = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
@@ -152,14 +154,15 @@ class Options:
     def planning(self) -> dict[str, str]:
         """Settings of sessions that are all ours: a plan that was made while the table was small
         is kept, and must not be one that reads the whole of it."""
-        off = ("enable_seqscan", "enable_hashjoin", "enable_mergejoin")
-        return {"default_transaction_isolation": "read committed", **dict.fromkeys(off, "off")}
+        off = dict.fromkeys(NO_SCANS, "off")
+        return {"default_transaction_isolation": "read committed", **off}
 
     @property
     def local_settings(self) -> list[str]:
         """The same as statements, for connections whose session is not ours to set. Whether the
         database takes writes at all is left to whoever runs it."""
-        each = ", ".join(f"set_config('{name}', '{v}', true)" for name, v in self.session.items())
+        settings = {**self.session, **dict.fromkeys(NO_SCANS, "off")}.items()
+        each = ", ".join(f"set_config('{name}', '{value}', true)" for name, value in settings)
         return ["SET TRANSACTION ISOLATION LEVEL READ COMMITTED", f"SELECT {each}"]
 
 

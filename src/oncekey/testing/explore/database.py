@@ -20,11 +20,18 @@ from oncekey.stores.postgres.rows import Met, Row, met_of
 from oncekey.stores.postgres.schema import upgrade
 from oncekey.stores.sql import load_migrations, load_queries
 from oncekey.testing.explore.mutation import Edit, edited
+from oncekey.testing.explore.races import LATE
 
 _PACKAGE: Final = "oncekey.stores.postgres"
 _BETWEEN: Final = "\n--8<--\n"
 _SESSION: Final = "-c lock_timeout=0 -c statement_timeout=20s"
-READ_ONLY: Final = b"SELECT pg_current_xact_id_if_assigned() IS NULL"
+# For the races: a ring that holds their terms, with a boundary between EARLY and LATE.
+PLAIN: Final = Layout("races")
+RING: Final = Layout("races on a ring", 12, 1_500)
+# Its slot whose turn comes next at LATE: emptied, with live records moved.
+NEXT_SLOT: Final = (LATE // RING.period + 1) % RING.slots
+
+_READ_ONLY: Final = b"SELECT pg_current_xact_id_if_assigned() IS NULL"
 
 
 @dataclass(frozen=True)
@@ -48,7 +55,9 @@ class Database:
         self._url = url
         script, self.queries = _texts(setup)
         self.judge = self.connect()
-        self.judge.connection.execute(f"DROP SCHEMA IF EXISTS {setup.layout.quoted} CASCADE".encode())
+        self.judge.connection.execute(
+            f"DROP SCHEMA IF EXISTS {setup.layout.quoted} CASCADE".encode()
+        )
         self.judge.connection.execute(script.encode(), prepare=False)
 
     def connect(self) -> Session:
@@ -61,20 +70,15 @@ class Database:
         )
         self.judge.close()
 
-    def reset(self, before: Record | None, slot: int = 0) -> None:
+    def reset(self, before: Record | None) -> None:
         """The one record, or none."""
         name = self.setup.layout.quoted
-        self.judge.connection.execute(
-            f"DELETE FROM {name}.records; DELETE FROM {name}.history".encode()
-        )
+        for table in ("records", "history"):
+            self.judge.connection.execute(f"DELETE FROM {name}.{table}".encode())  # noqa: S608
         if before is not None:
+            slot = NEXT_SLOT if self.setup.layout.is_ring else 0
             statement = self.setup.program().insertion([before], 0)
             self.judge.run(Statement(statement.name, (*statement.params[:-1], slot)))
-
-    def record(self, id: bytes) -> Record | None:
-        found = self.records(id)
-        assert len(found) < 2, f"{len(found)} records of one key"
-        return found[0].record if found else None
 
     def records(self, id: bytes) -> list[Met]:
         """More than one would be a key that is not unique."""
@@ -110,7 +114,7 @@ class Session:
         """Its rows, and whether it wrote: then its transaction is still open."""
         self.connection.execute(b"BEGIN")
         rows = self.run(statement)
-        row = self.connection.execute(READ_ONLY).fetchone()
+        row = self.connection.execute(_READ_ONLY).fetchone()
         assert row is not None
         if row[0]:
             self.commit()

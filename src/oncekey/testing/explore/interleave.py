@@ -11,7 +11,7 @@ Owns the schedules. What may race and what must hold is in races.py.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,9 +24,16 @@ from oncekey.stores.sqlite import schema
 from oncekey.stores.sqlite.connection import connect
 from oncekey.stores.sqlite.executors import run
 from oncekey.stores.sqlite.rows import record_of, whole_row
-from oncekey.testing.explore.races import EARLY, LATE, Ending, Race, Sweep, judge
+from oncekey.testing.explore.races import (
+    EARLY,
+    Ending,
+    Race,
+    Sweep,
+    TurningClock,
+    judge,
+    racer_words,
+)
 from oncekey.testing.explore.scenario import KEY
-from oncekey.testing.explore.words import command_words, owner_name
 
 RUNS_MAX = 200_000
 _ENDS = ("COMMIT", "ROLLBACK")
@@ -49,25 +56,6 @@ class RaceReport:
             return f"{self.race:<38} {self.runs:>7,} schedules {self.statements:>9,} statements"
         steps = "\n".join(f"{n:3}. {words}" for n, words in enumerate(self.trace, 1))
         return f"{self.race}: {self.invariant} is broken: {self.what}\n{steps}"
-
-
-class _Clock:
-    """Says EARLY for the first `early` readings of anyone, then LATE; notes who read what."""
-
-    def __init__(self, early: int) -> None:
-        self._early = early
-        self.read: list[tuple[int, int]] = []
-
-    def of(self, racer: int) -> Callable[[], int]:
-        def reading() -> int:
-            now = EARLY if len(self.read) < self._early else LATE
-            self.read.append((racer, now))
-            return now
-
-        return reading
-
-    def readings(self, racer: int) -> tuple[int, ...]:
-        return tuple(now for who, now in self.read if who == racer)
 
 
 class _Racer:
@@ -120,7 +108,7 @@ class Course:
     def play(self, prefix: Sequence[int], early: int) -> _Game:
         """One schedule: the given choices, then always the first racer that can go on."""
         self._reset()
-        game = _Game(_Clock(early))
+        game = _Game(TurningClock(early))
         for i, (racer, connection) in enumerate(
             zip(self._race.racers, self._connections, strict=True)
         ):
@@ -180,7 +168,7 @@ class Course:
 class _Game:
     """One schedule as it was played."""
 
-    def __init__(self, clock: _Clock) -> None:
+    def __init__(self, clock: TurningClock) -> None:
         self.clock = clock
         self.racers: list[_Racer] = []
         self.choices: list[tuple[int, tuple[int, ...]]] = []
@@ -188,12 +176,9 @@ class _Game:
         self.error: tuple[str, str] | None = None
 
     def note(self, race: Race, chosen: int, statement: Any) -> None:
-        racer = race.racers[chosen]
-        name = "sweeper" if isinstance(racer, Sweep) else command_words(racer)
-        owner = getattr(racer, "owner", b"")
-        who = f"{owner_name(owner)}'s {name}" if owner else name
+        who = racer_words(race.racers[chosen])
         verb = " ".join(statement.sql.split()[:3])
-        now = self.clock.read[-1][1] if self.clock.read else EARLY
+        now = self.clock.last
         reply = self.racers[chosen].reply
         told = f" -> {reply}" if self.racers[chosen].next is None else ""
         self.words.append(f"[clock {now}] {who}: {verb}{told}")
@@ -215,12 +200,12 @@ def interleave(race: Race, path: Path, module: ModuleType = real_program) -> Rac
                 if wrong is not None:
                     counts = (race.name, runs, course.statements, course.refusals)
                     return RaceReport(*counts, *wrong, tuple(game.words))
-                prefix = _next_prefix(game.choices)
+                prefix = next_prefix(game.choices)
             early += 1
         return RaceReport(race.name, runs, course.statements, course.refusals)
 
 
-def _next_prefix(choices: list[tuple[int, tuple[int, ...]]]) -> list[int] | None:
+def next_prefix(choices: list[tuple[int, tuple[int, ...]]]) -> list[int] | None:
     """The next schedule in order: the last choice that can be raised is raised."""
     for depth in range(len(choices) - 1, -1, -1):
         chosen, enabled = choices[depth]

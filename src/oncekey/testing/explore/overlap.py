@@ -27,6 +27,10 @@ _GLANCE_SECONDS = 0.001
 _PATIENCE_SECONDS = 20.0
 
 
+class Disagreement(Exception):
+    """The program found that the database had done what the machine would not have decided."""
+
+
 class _Racer:
     """One program on one connection: before a statement, before its commit, or waiting."""
 
@@ -58,10 +62,10 @@ class _Racer:
             self._go_on()
         else:
             self._running = self._thread.submit(self._session.begin, self.next)
-            self.glance(database)
+            self.goes_on(database)
 
-    def glance(self, database: Database) -> None:
-        """Wait until the statement is done, or waits for somebody else's lock."""
+    def goes_on(self, database: Database) -> bool:
+        """Wait until the statement is done: True; or waits for somebody else's lock: False."""
         assert self._running is not None
         assert self.next is not None
         while True:
@@ -70,16 +74,18 @@ class _Racer:
             except NotYet:
                 # A rotation waits only briefly and then leaves it: see that through.
                 if self.next.name != "rotate" and database.blocks(self._session):
-                    return
+                    return False
                 continue
             self._running = None
             if not self.is_open:
                 self._go_on()
-            return
+            return True
 
     def _go_on(self) -> None:
         try:
             self.next = self._steps.send(self._rows)
+        except AssertionError as error:
+            raise Disagreement(error) from error
         except StopIteration as stop:
             self.next = None
             self.reply = stop.value if isinstance(stop.value, int) else stop.value[0]
@@ -100,6 +106,7 @@ class _Game:
         self.racers: list[_Racer] = []
         self.choices: list[tuple[int, tuple[int, ...]]] = []
         self.words: list[str] = []
+        self.error: tuple[str, str] | None = None
 
     def enabled(self) -> tuple[int, ...]:
         racers = enumerate(self.racers)
@@ -116,10 +123,9 @@ class _Game:
 class Track:
     """A schema, and a connection for each racer."""
 
-    def __init__(self, database: Database, race: Race, slot: int) -> None:
+    def __init__(self, database: Database, race: Race) -> None:
         self.database = database
         self._race = race
-        self._slot = slot
         self._sessions = [database.connect() for _ in race.racers]
         self._threads = [ThreadPoolExecutor(1) for _ in race.racers]
         self.steps = 0
@@ -132,7 +138,7 @@ class Track:
 
     def play(self, prefix: Sequence[int], early: int) -> _Game:
         """One schedule: the given choices, then always the first racer that can go on."""
-        self.database.reset(self._race.before, self._slot)
+        self.database.reset(self._race.before)
         game = _Game(early)
         for i, racer in enumerate(self._race.racers):
             program = self.database.setup.program(game.clock.of(i))
@@ -141,6 +147,8 @@ class Track:
         try:
             while any(racer.next is not None for racer in game.racers):
                 self._one_step(game, prefix)
+        except Disagreement as error:
+            game.error = ("S1", str(error))
         finally:
             for one in game.racers:
                 one.settle()
@@ -158,10 +166,8 @@ class Track:
         self.steps += 1
         game.note(self._race, chosen, what)
         for i, other in enumerate(game.racers):
-            if other.is_waiting and i != chosen:
-                other.glance(self.database)
-                if not other.is_waiting:
-                    game.note(self._race, i, "goes on")
+            if i != chosen and other.is_waiting and other.goes_on(self.database):
+                game.note(self._race, i, "goes on")
 
     def verdict(self, game: _Game) -> tuple[str, str] | None:
         found = self.database.records(KEY)
@@ -175,14 +181,11 @@ class Track:
         return judge(self._race, ending)
 
 
-def overlap(race: Race, database: Database, slot: int = 0) -> RaceReport:
-    """Play every schedule with every passing of the clock, or stop at the first that breaks.
-
-    `slot` is where the record stands before the race, if the tables are a ring.
-    """
+def overlap(race: Race, database: Database) -> RaceReport:
+    """Play every schedule with every passing of the clock, or stop at the first that breaks."""
     runs = 0
     early, most = 0, 1
-    with closing(Track(database, race, slot)) as track:
+    with closing(Track(database, race)) as track:
         while early <= most:
             prefix: list[int] | None = []
             while prefix is not None:
@@ -190,7 +193,7 @@ def overlap(race: Race, database: Database, slot: int = 0) -> RaceReport:
                 runs += 1
                 assert runs <= RUNS_MAX, f"{race.name}: too many schedules"
                 most = max(most, len(game.clock.read))
-                wrong = track.verdict(game)
+                wrong = game.error or track.verdict(game)
                 if wrong is not None:
                     return RaceReport(race.name, runs, track.steps, 0, *wrong, tuple(game.words))
                 prefix = next_prefix(game.choices)

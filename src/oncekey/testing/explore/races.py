@@ -1,4 +1,4 @@
-"""What two or three programs of a SQLite file may race for, and what must hold of every ending.
+"""What two or three programs may race for, and what must hold of every ending.
 
 The judge knows the machine but no SQL: whatever the statements did, the replies and the record
 left behind must be explained by the commands having been decided one after the other, each at one
@@ -7,7 +7,7 @@ reading of the clock that its own program made.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import permutations, product
 from typing import Final
@@ -29,7 +29,7 @@ from oncekey.core.commands import (
 from oncekey.core.machine import decide, is_garbage
 from oncekey.core.record import Record, State
 from oncekey.testing.explore.scenario import KEY, OTHER, SAME
-from oncekey.testing.explore.words import owner_name, record_words
+from oncekey.testing.explore.words import command_words, owner_name, record_words
 
 EARLY: Final = 1_000
 LATE: Final = 2_000
@@ -44,11 +44,15 @@ class Sweep:
 
 @dataclass(frozen=True)
 class Race:
-    """A record, and what is done to it at once. The clock says EARLY, then LATE for ever."""
+    """A record, and what is done to it at once. The clock says EARLY, then LATE for ever.
+
+    `lazy`: the sweeper may leave garbage for later.
+    """
 
     name: str
     before: Record | None
     racers: tuple[Command | Sweep, ...]
+    lazy: bool = False
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,36 @@ class Ending:
     replies: tuple[Reply | int, ...]
     readings: tuple[tuple[int, ...], ...]
     after: Record | None
+
+
+class TurningClock:
+    """Says EARLY for the first `early` readings of anyone, then LATE; notes who read what."""
+
+    def __init__(self, early: int) -> None:
+        self._early = early
+        self.read: list[tuple[int, int]] = []
+
+    def of(self, racer: int) -> Callable[[], int]:
+        def reading() -> int:
+            now = EARLY if len(self.read) < self._early else LATE
+            self.read.append((racer, now))
+            return now
+
+        return reading
+
+    def readings(self, racer: int) -> tuple[int, ...]:
+        return tuple(now for who, now in self.read if who == racer)
+
+    @property
+    def last(self) -> int:
+        return self.read[-1][1] if self.read else EARLY
+
+
+def racer_words(racer: Command | Sweep) -> str:
+    """Who does what."""
+    name = "sweeper" if isinstance(racer, Sweep) else command_words(racer)
+    owner = getattr(racer, "owner", b"")
+    return f"{owner_name(owner)}'s {name}" if owner else name
 
 
 def claim(owner: str, *, retry_safe: bool = True, fingerprint: bytes = SAME) -> Claim:
@@ -73,6 +107,8 @@ def held(**changes: object) -> Record:
 
 _FENCE: Final = EARLY - 500
 _FINISH: Final = Finish(KEY, _FIRST, _FENCE, State.SUCCEEDED, b"A's")
+_FAILURE: Final = Finish(KEY, _FIRST, _FENCE, State.FAILED, b"A's failure")
+_RENEWAL: Final = Renew(KEY, _FIRST, _FENCE, _LEASE)
 _ENDED: Final = held(state=State.SUCCEEDED, finished_at=_FENCE, body=b"first", keep=1_000, audit=0)
 
 RACES: Final = (
@@ -81,13 +117,17 @@ RACES: Final = (
     Race("a dead owner's key", held(), (claim("B"), claim("C"))),
     Race("a dead owner's key, not safe", held(retry_safe=False), (claim("B"), claim("C"))),
     Race("takeover and the zombie's finish", held(), (claim("B"), _FINISH)),
-    Race("takeover and renewal", held(), (claim("B"), Renew(KEY, _FIRST, _FENCE, _LEASE))),
+    Race("takeover and renewal", held(), (claim("B"), _RENEWAL)),
     Race("takeover and release", held(), (claim("B"), Release(KEY, _FIRST, _FENCE))),
     Race("two takeovers and the finish", held(), (claim("B"), claim("C"), _FINISH)),
     Race("another request", held(), (claim("B", fingerprint=OTHER), _FINISH)),
     Race("an expiring outcome", _ENDED, (claim("B"), claim("C", fingerprint=OTHER))),
     Race("an expiring outcome and the sweeper", _ENDED, (claim("B"), Sweep())),
     Race("finish and the sweeper", held(keep=1, audit=0), (_FINISH, Sweep())),
+    Race("renewal and the sweeper", held(keep=1, audit=0), (_RENEWAL, Sweep())),
+    Race("takeover and the sweeper", held(keep=1, audit=0), (claim("B"), Sweep())),
+    Race("two endings", held(), (_FINISH, _FAILURE)),
+    Race("ending and renewal", held(), (_FINISH, _RENEWAL)),
 )
 
 
@@ -107,9 +147,13 @@ def judge(race: Race, ending: Ending) -> tuple[str, str] | None:
             after = ending.after
             if not _swept(race) and (after is None or after.body != command.body):
                 return "I4", f"told done, but the store has {record_words(after)}"
-    what = _told_another_fence(told, ending.after)
-    if what is not None:
-        return "S3", what
+    for invariant, what in (
+        ("I2", _settled_twice(told, ending.after)),
+        ("S3", _told_another_fence(told, ending.after)),
+        ("I12", _swept_too_early(race, ending)),
+    ):
+        if what is not None:
+            return invariant, what
     if not _serial(race, ending):
         return "order", f"no order of the commands explains {ending}"
     return None
@@ -139,6 +183,29 @@ def _told_another_fence(
     return None
 
 
+def _settled_twice(
+    told: Sequence[tuple[Command | Sweep, Reply | int]], after: Record | None
+) -> str | None:
+    """One outcome, and its owner's."""
+    done = [c for c, reply in told if isinstance(c, Finish) and isinstance(reply, Done)]
+    if len({(finish.state, finish.body) for finish in done}) > 1:
+        return "two different outcomes were both told done"
+    for finish in done:
+        if after is not None and after.owner != finish.owner and after.body == finish.body:
+            return f"{owner_name(finish.owner)}'s outcome is in {record_words(after)}"
+    return None
+
+
+def _swept_too_early(race: Race, ending: Ending) -> str | None:
+    """Whatever the others did, it only made the record last longer."""
+    for racer, reply, times in zip(race.racers, ending.replies, ending.readings, strict=True):
+        if not isinstance(racer, Sweep) or reply == 0:
+            continue
+        if race.before is None or not is_garbage(race.before, max(times)):
+            return f"swept at {max(times)}: {record_words(race.before)}"
+    return None
+
+
 def _swept(race: Race) -> bool:
     return any(isinstance(racer, Sweep) for racer in race.racers)
 
@@ -158,6 +225,8 @@ def _gives(race: Race, order: Sequence[int], times: Sequence[int], ending: Endin
     for i in order:
         racer, now = race.racers[i], times[i]
         if isinstance(racer, Sweep):
+            if race.lazy and ending.replies[i] == 0:
+                continue
             removed = int(record is not None and is_garbage(record, now))
             record = None if removed else record
             if ending.replies[i] != removed:

@@ -21,6 +21,26 @@ FROM (
         $20::bytea[])
 ) f;
 
+-- name: claim
+SELECT f.at, f.ord, f.wrote,
+    uuid_send((f.rec).id), (f.rec).state, (f.rec).fingerprint, uuid_send((f.rec).owner),
+    (f.rec).fence, (f.rec).attempt, (f.rec).retry_safe, (f.rec).created_at, (f.rec).lease_until,
+    (f.rec).finished_at, (f.rec).keep, (f.rec).audit, (f.rec).scope, (f.rec).operation,
+    (f.rec).key, (f.rec).steps, (f.rec).body, (f.rec).note, (f.rec).revision
+FROM {schema}.claim_1(
+    $1::bigint, $2::integer, $3::boolean, $4::integer, $5::bigint,
+    $6::uuid[], $7::uuid[], $8::bytea[], $9::bigint[], $10::bigint[], $11::bigint[],
+    $12::boolean[], $13::text[], $14::text[], $15::text[]) f;
+
+-- name: finish
+SELECT f.at, f.ord, f.wrote,
+    uuid_send((f.rec).id), (f.rec).state, (f.rec).fingerprint, uuid_send((f.rec).owner),
+    (f.rec).fence, (f.rec).attempt, (f.rec).retry_safe, (f.rec).created_at, (f.rec).lease_until,
+    (f.rec).finished_at, (f.rec).keep, (f.rec).audit, (f.rec).scope, (f.rec).operation,
+    (f.rec).key, (f.rec).steps, (f.rec).body, (f.rec).note, (f.rec).revision
+FROM {schema}.finish_1(
+    $1::bigint, $2::boolean, $3::uuid[], $4::uuid[], $5::bigint[], $6::smallint[], $7::bytea[]) f;
+
 -- name: insert_fresh
 INSERT INTO {schema}.records AS t (
     id, owner, fence, created_at, lease_until, finished_at, keep, audit, sweep_at,

@@ -5,7 +5,8 @@
 -- A later release adds claim_2 beside claim_1 and drops claim_1 one release after that.
 --
 -- A session plans each statement once and keeps the plan. One that began while the table was small
--- would go on reading all of it, so whatever is not a look-up by index is switched off.
+-- would go on reading all of it, so whatever is not a look-up by index is switched off: by our own
+-- sessions' settings, and in enlist_1, which runs in callers' sessions, by its own.
 --
 -- Advisory locks, all of them for the length of the transaction. One is tried, never waited for:
 --   exclusive   a caller's transaction that runs an operation
@@ -104,9 +105,7 @@ CREATE FUNCTION {schema}.claim_1(
     p_id uuid[], p_owner uuid[], p_fingerprint bytea[], p_lease bigint[], p_keep bigint[],
     p_audit bigint[], p_retry_safe boolean[], p_scope text[], p_operation text[], p_key text[]
 ) RETURNS TABLE (at bigint, ord integer, wrote boolean, rec {schema}.records)
-LANGUAGE plpgsql VOLATILE
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off
-AS $claim$
+LANGUAGE plpgsql VOLATILE AS $claim$
 DECLARE
     n CONSTANT bigint := coalesce(p_now, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint);
     v_slot CONSTANT smallint := CASE WHEN p_slots > 1 THEN (n / p_period) % p_slots ELSE 0 END;
@@ -148,6 +147,21 @@ BEGIN
         END IF;
     ELSIF v_left = 0 THEN
         RETURN;
+    ELSIF p_how = 0 AND p_slots = 1 AND (NOT p_guard
+        OR pg_try_advisory_xact_lock_shared(uuid_hash_extended(p_id[1], {seed})))
+    THEN
+        -- A lone claim goes without arrays: that saves a third of its time.
+        INSERT INTO {schema}.records (
+            id, owner, fence, created_at, lease_until, finished_at, keep, audit, sweep_at,
+            attempt, revision, state, slot, retry_safe, fingerprint,
+            scope, operation, key, steps, body, note)
+        VALUES (p_id[1], p_owner[1], n, n, n + p_lease[1], 0, p_keep[1], p_audit[1],
+            n + p_lease[1] + p_keep[1] + p_audit[1], 1, 0, 1, 0, p_retry_safe[1],
+            p_fingerprint[1], p_scope[1], p_operation[1], p_key[1], '', '', '')
+        ON CONFLICT DO NOTHING;
+        IF FOUND THEN
+            RETURN;
+        END IF;
     END IF;
 
     IF p_how = 2 OR p_slots > 1 THEN
@@ -275,9 +289,7 @@ CREATE FUNCTION {schema}.finish_1(
     p_now bigint, p_guard boolean,
     p_id uuid[], p_owner uuid[], p_fence bigint[], p_state smallint[], p_body bytea[]
 ) RETURNS TABLE (at bigint, ord integer, wrote boolean, rec {schema}.records)
-LANGUAGE plpgsql VOLATILE
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off
-AS $finish$
+LANGUAGE plpgsql VOLATILE AS $finish$
 DECLARE
     n CONSTANT bigint := coalesce(p_now, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint);
     v_barred integer[];
@@ -286,6 +298,16 @@ DECLARE
 BEGIN
     IF cardinality(p_id) = 0 THEN
         RETURN;
+    ELSIF cardinality(p_id) = 1 AND (NOT p_guard
+        OR pg_try_advisory_xact_lock_shared(uuid_hash_extended(p_id[1], {seed})))
+    THEN
+        UPDATE {schema}.records AS t SET
+            state = p_state[1], finished_at = n, body = p_body[1], revision = t.revision + 1,
+            sweep_at = greatest(t.sweep_at, n + t.keep + t.audit)
+        WHERE t.id = p_id[1] AND t.owner = p_owner[1] AND t.fence = p_fence[1] AND t.state = 1;
+        IF FOUND THEN
+            RETURN;
+        END IF;
     END IF;
     IF p_guard THEN
         SELECT array_agg(u.ord) INTO v_barred FROM unnest(p_id) WITH ORDINALITY AS u(id, ord)
@@ -337,7 +359,7 @@ CREATE FUNCTION {schema}.enlist_1(
     OUT r_lease_until bigint, OUT r_finished_at bigint, OUT r_keep bigint, OUT r_audit bigint,
     OUT r_scope text, OUT r_operation text, OUT r_key text, OUT r_steps bytea, OUT r_body bytea,
     OUT r_note text, OUT r_revision integer
-) LANGUAGE plpgsql VOLATILE AS $enlist$
+) LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $enlist$
 DECLARE
     n CONSTANT bigint := coalesce(p_now, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint);
     v_name CONSTANT text := p_id::text || '/{seed} ';
@@ -401,7 +423,7 @@ CREATE FUNCTION {schema}.record_1(
     p_state smallint, p_fingerprint bytea, p_owner uuid, p_fence bigint, p_attempt integer,
     p_retry_safe boolean, p_created_at bigint, p_lease_until bigint, p_keep bigint, p_audit bigint,
     p_scope text, p_operation text, p_key text, p_steps bytea, p_body bytea, p_note text
-) RETURNS void LANGUAGE plpgsql VOLATILE AS $record$
+) RETURNS void LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $record$
 DECLARE
     n CONSTANT bigint := coalesce(p_now, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint);
     v_name CONSTANT text := p_id::text || '/{seed} ';

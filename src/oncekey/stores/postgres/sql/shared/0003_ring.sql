@@ -25,7 +25,7 @@ BEGIN
             v_table) INTO v_live USING n, p_moves + 1;
         CONTINUE WHEN v_live > CASE WHEN back = p_slots - 1 THEN p_moves ELSE 0 END;
         -- Counted up to a point: beyond it the planner's estimate will do.
-        EXECUTE format('SELECT count(*) FROM (SELECT 1 FROM %s LIMIT 100001) some', v_table)
+        EXECUTE format('SELECT count(*) FROM (SELECT 1 FROM %s LIMIT 100001) counted', v_table)
             INTO v_rows;
         IF v_rows > 100000 THEN
             SELECT greatest(v_rows, c.reltuples::bigint) INTO v_rows

@@ -1,0 +1,127 @@
+"""Seeded bugs in the SQL of the PostgreSQL store: each is the real text with one thing wrong.
+
+Every one of them is looked for among all orders of the statements and commits of one race, on a
+schema of its own (overlap.py). m11 is of the design's list of twelve.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from oncekey.testing.explore.database import PLAIN, RING, Database, Setup
+from oncekey.testing.explore.interleave import RaceReport
+from oncekey.testing.explore.mutation import Edit
+from oncekey.testing.explore.overlap import overlap
+from oncekey.testing.explore.races import RACES
+
+
+@dataclass(frozen=True)
+class SQLMutant:
+    """A seeded bug: in which setup and race it is looked for, and what it breaks."""
+
+    number: str
+    name: str
+    setup: Setup
+    where: str
+    breaks: str
+
+
+def _mutant(
+    number: str, name: str, setup: Setup, where: str, breaks: str, *edits: tuple[str, str]
+) -> SQLMutant:
+    changed = replace(setup, edits=tuple(Edit(old, new) for old, new in edits))
+    return SQLMutant(number, name, changed, where, breaks)
+
+
+_LOCK = (
+    "PERFORM pg_advisory_xact_lock(uuid_hash_extended(p_id[i], {seed} + 1)) FROM unnest(v_may) i;"
+)
+_LOCK_AND_PROBE = """
+        SELECT array_agg(probe.i) INTO v_seen FROM (
+            SELECT i, pg_advisory_xact_lock(uuid_hash_extended(p_id[i], {seed} + 1)) AS locked
+            FROM unnest(v_may) i
+        ) probe
+        WHERE probe.locked::text = ''
+            AND EXISTS (SELECT FROM {schema}.records t WHERE t.id = p_id[probe.i]);
+"""
+_INSERT_IN_ANY_TURN = ("IF turn > 1 OR (p_how = 0 AND p_slots = 1) THEN", "IF true THEN")
+
+M11 = _mutant(
+    "m11", "advisory lock and probe in one statement", Setup(RING), "a new key", "I1",
+    (_LOCK, _LOCK_AND_PROBE), _INSERT_IN_ANY_TURN,
+)  # fmt: skip
+
+SQL_MUTANTS = (
+    _mutant(
+        "q1", "no second look after the lock", Setup(RING), "a new key", "I1",
+        _INSERT_IN_ANY_TURN,
+    ),
+    _mutant(
+        "q2", "no lock at all on the ring", Setup(RING), "a new key", "I1", (_LOCK, ""),
+    ),
+    _mutant(
+        "q3", "rewrite without compare-and-set", Setup(PLAIN), "a dead owner's key", "I5",
+        ("WHERE o.id = t.id AND o.fence = t.fence AND o.revision = t.revision;",
+         "WHERE o.id = t.id;"),
+    ),
+    _mutant(
+        "q4", "row lock without looking again", Setup(PLAIN, "row_lock"), "a dead owner's key", "I5",
+        ("v_rule := {schema}.claim_rule_1(\n"
+         "                        rec, p_owner[ord], p_fingerprint[ord], p_retry_safe[ord], n);",
+         "v_rule := v_rule;"),
+    ),
+    _mutant(
+        "q5", "replace without compare-and-set", Setup(PLAIN, "portable", guard=False),
+        "a dead owner's key", "I5",
+        ("AND t.fence = u.old_fence AND t.revision = u.old_revision", ""),
+    ),
+    _mutant(
+        "q6", "finish without owner check", Setup(PLAIN), "takeover and the zombie's finish", "I2",
+        ("AND t.owner = u.owner AND t.fence = u.fence AND t.state = 1\n"
+         "            AND (v_barred", "AND t.state = 1\n            AND (v_barred"),
+    ),
+    _mutant(
+        "q7", "finish without state check", Setup(PLAIN), "two endings", "I2",
+        ("AND t.fence = u.fence AND t.state = 1\n            AND (v_barred",
+         "AND t.fence = u.fence\n            AND (v_barred"),
+    ),
+    _mutant(
+        "q8", "clock read twice in one decision", Setup(PLAIN), "a new key", "S3",
+        ("SELECT u.id, u.owner, n, n, n + u.lease, 0, u.keep",
+         "SELECT u.id, u.owner, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, n, "
+         "n + u.lease, 0, u.keep"),
+    ),
+    _mutant(
+        "q9", "takeover of another request", Setup(PLAIN), "another request", "S1",
+        ("WHEN t.fingerprint <> p_fingerprint OR t.state <> 1", "WHEN t.state <> 1"),
+    ),
+    _mutant(
+        "q10", "sweeper blind to live leases", Setup(PLAIN), "finish and the sweeper", "I12",
+        ("FROM {schema}.records t\n        WHERE t.sweep_at <= coalesce(",
+         "FROM {schema}.records t\n        WHERE t.created_at <= coalesce("),
+    ),
+    _mutant(
+        "q11", "rotation blind to live records", Setup(RING), "finish and the sweeper", "I12",
+        ("CONTINUE WHEN v_live > CASE WHEN back = p_slots - 1 THEN p_moves ELSE 0 END;", ""),
+        ("CONTINUE WHEN v_rows = v_live;", "CONTINUE WHEN v_rows = 0;"),
+        ("operation, key, steps, body, note FROM %s WHERE sweep_at > $1', v_table)",
+         "operation, key, steps, body, note FROM %s WHERE sweep_at > $1 AND false', v_table)"),
+    ),
+    _mutant(
+        "q12", "a moved record is left behind as well", Setup(RING), "renewal and the sweeper",
+        "I1",
+        ("EXECUTE format('TRUNCATE %s', v_table);",
+         "EXECUTE format('DELETE FROM %s WHERE sweep_at <= $1', v_table) USING n;"),
+        ("CONTINUE WHEN v_rows = v_live;", "CONTINUE WHEN v_rows = 0;"),
+    ),
+)  # fmt: skip
+
+
+def look_for(mutant: SQLMutant, url: str) -> RaceReport:
+    """Play every schedule of its race."""
+    database = Database(url, mutant.setup)
+    try:
+        race = next(race for race in RACES if race.name == mutant.where)
+        return overlap(replace(race, lazy=True), database)
+    finally:
+        database.close()
