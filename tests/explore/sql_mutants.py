@@ -44,6 +44,7 @@ _LOCK_AND_PROBE = """
         WHERE probe.locked::text = ''
             AND EXISTS (SELECT FROM {schema}.records t WHERE t.id = p_id[probe.i]);
 """
+_CLOCK = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
 _INSERT_IN_ANY_TURN = ("IF turn > 1 OR (p_how = 0 AND p_slots = 1) THEN", "IF true THEN")
 
 M11 = _mutant(
@@ -60,12 +61,14 @@ SQL_MUTANTS = (
         "q2", "no lock at all on the ring", Setup(RING), "a new key", "I1", (_LOCK, ""),
     ),
     _mutant(
-        "q3", "rewrite without compare-and-set", Setup(PLAIN), "a dead owner's key", "I5",
+        "q3", "rewrite without compare-and-set", Setup(PLAIN, "advisory_lock"),
+        "takeover and renewal", "I5",
         ("WHERE o.id = t.id AND o.fence = t.fence AND o.revision = t.revision;",
          "WHERE o.id = t.id;"),
     ),
     _mutant(
-        "q4", "row lock without looking again", Setup(PLAIN, "row_lock"), "a dead owner's key", "I5",
+        "q4", "row lock without looking again", Setup(PLAIN, "row_lock"), "a dead owner's key",
+        "S1",
         ("v_rule := {schema}.claim_rule_1(\n"
          "                        rec, p_owner[ord], p_fingerprint[ord], p_retry_safe[ord], n);",
          "v_rule := v_rule;"),
@@ -76,39 +79,54 @@ SQL_MUTANTS = (
         ("AND t.fence = u.old_fence AND t.revision = u.old_revision", ""),
     ),
     _mutant(
-        "q6", "finish without owner check", Setup(PLAIN), "takeover and the zombie's finish", "I2",
+        "q6", "finish without owner check", Setup(PLAIN, in_batches=True),
+        "takeover and the zombie's finish", "I2",
         ("AND t.owner = u.owner AND t.fence = u.fence AND t.state = 1\n"
          "            AND (v_barred", "AND t.state = 1\n            AND (v_barred"),
     ),
     _mutant(
-        "q7", "finish without state check", Setup(PLAIN), "two endings", "I2",
+        "q7", "a lone finish without owner check", Setup(PLAIN),
+        "takeover and the zombie's finish", "I2",
+        ("WHERE t.id = p_id[1] AND t.owner = p_owner[1] AND t.fence = p_fence[1] AND t.state = 1;",
+         "WHERE t.id = p_id[1] AND t.state = 1;"),
+    ),
+    _mutant(
+        "q8", "a lone finish without state check", Setup(PLAIN), "two endings", "I4",
+        ("AND t.fence = p_fence[1] AND t.state = 1;", "AND t.fence = p_fence[1];"),
+    ),
+    _mutant(
+        "q9", "finish without state check", Setup(PLAIN, in_batches=True), "two endings", "I4",
         ("AND t.fence = u.fence AND t.state = 1\n            AND (v_barred",
          "AND t.fence = u.fence\n            AND (v_barred"),
     ),
     _mutant(
-        "q8", "clock read twice in one decision", Setup(PLAIN), "a new key", "S3",
-        ("SELECT u.id, u.owner, n, n, n + u.lease, 0, u.keep",
-         "SELECT u.id, u.owner, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, n, "
-         "n + u.lease, 0, u.keep"),
+        "q10", "clock read twice in one decision", Setup(PLAIN), "a new key", "S3",
+        ("VALUES (p_id[1], p_owner[1], n,", f"VALUES (p_id[1], p_owner[1], {_CLOCK},"),
     ),
     _mutant(
-        "q9", "takeover of another request", Setup(PLAIN), "another request", "S1",
+        "q11", "clock read twice, in batches", Setup(PLAIN, in_batches=True), "a new key", "S3",
+        ("SELECT u.id, u.owner, n, n, n + u.lease",
+         f"SELECT u.id, u.owner, {_CLOCK}, n, n + u.lease"),
+    ),
+    _mutant(
+        "q12", "takeover of another request", Setup(PLAIN), "another request", "S1",
         ("WHEN t.fingerprint <> p_fingerprint OR t.state <> 1", "WHEN t.state <> 1"),
     ),
     _mutant(
-        "q10", "sweeper blind to live leases", Setup(PLAIN), "finish and the sweeper", "I12",
+        "q13", "sweeper blind to live leases", Setup(PLAIN), "a live record and the sweeper", "I12",
         ("FROM {schema}.records t\n        WHERE t.sweep_at <= coalesce(",
          "FROM {schema}.records t\n        WHERE t.created_at <= coalesce("),
     ),
     _mutant(
-        "q11", "rotation blind to live records", Setup(RING), "finish and the sweeper", "I12",
+        "q14", "rotation blind to live records", Setup(RING), "a live record and the sweeper",
+        "I12",
         ("CONTINUE WHEN v_live > CASE WHEN back = p_slots - 1 THEN p_moves ELSE 0 END;", ""),
         ("CONTINUE WHEN v_rows = v_live;", "CONTINUE WHEN v_rows = 0;"),
         ("operation, key, steps, body, note FROM %s WHERE sweep_at > $1', v_table)",
          "operation, key, steps, body, note FROM %s WHERE sweep_at > $1 AND false', v_table)"),
     ),
     _mutant(
-        "q12", "a moved record is left behind as well", Setup(RING), "renewal and the sweeper",
+        "q15", "a moved record is left behind as well", Setup(RING), "renewal and the sweeper",
         "I1",
         ("EXECUTE format('TRUNCATE %s', v_table);",
          "EXECUTE format('DELETE FROM %s WHERE sweep_at <= $1', v_table) USING n;"),

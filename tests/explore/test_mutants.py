@@ -1,7 +1,7 @@
 """The mutant gate: every seeded bug must be caught, and for the promise it breaks (DESIGN 12).
 
 Each mutant is the real source text with one thing wrong. One that survives means that the
-explorer, or the interleaver of SQLite's statements, looks away.
+explorer, or one of the interleavers of SQLite's and PostgreSQL's statements, looks away.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from tests.explore.sql_mutants import M11, SQL_MUTANTS, SQLMutant, look_for
+from tests.postgres_stores import DATABASE, server
 
 from oncekey.core import flow, machine
 from oncekey.stores.sqlite import program
@@ -22,7 +24,7 @@ from oncekey.testing.explore.mutation import Edit, mutated
 from oncekey.testing.explore.races import RACES
 from oncekey.testing.explore.scenarios import SCENARIOS
 
-NOT_YET = {"m11": "advisory lock and probe in one statement: not applicable yet: PostgreSQL"}
+TWELVE = {f"m{number}" for number in range(1, 13)}
 
 
 @dataclass(frozen=True)
@@ -219,32 +221,36 @@ def _in_interleaver(mutant: Mutant, copy: ModuleType, path: Path) -> Caught | No
     return Caught(report.invariant, str(report), f"{report.runs:,} schedules")
 
 
+def _in_database(mutant: SQLMutant) -> Caught | None:
+    report = look_for(mutant, server().url(DATABASE))
+    if not report.invariant:
+        return None
+    return Caught(report.invariant, str(report), f"{report.runs:,} schedules")
+
+
+Add = Callable[[Mutant | SQLMutant, Caught | None], None]
+
+
 @pytest.fixture(scope="module")
-def table(told: list[str]) -> Iterator[Callable[[Mutant, Caught | None], None]]:
+def table(told: list[str]) -> Iterator[Add]:
     """Collects one line per mutant for the terminal's summary."""
     lines: list[str] = []
     caught: dict[str, bool] = {}
 
-    def add(mutant: Mutant, how: Caught | None) -> None:
+    def add(mutant: Mutant | SQLMutant, how: Caught | None) -> None:
         caught[mutant.number] = how is not None and how.invariant == mutant.breaks
         told = f"{how.invariant:<4} {how.effort}" if how else "SURVIVED"
         lines.append(f"{mutant.number:<4} {mutant.name:<44} {told}")
 
     yield add
-    lines.extend(f"{number:<4} {why}" for number, why in NOT_YET.items())
-    seeded = [caught[m.number] for m in MUTANTS if m.number in caught]
-    more = [caught[m.number] for m in MORE if m.number in caught]
-    lines.append(
-        f"caught {sum(seeded)} of {len(seeded)} seeded mutants that apply, "
-        f"{sum(more)} of {len(more)} more"
-    )
+    seeded = sum(caught.get(number, False) for number in TWELVE)
+    more = [right for number, right in caught.items() if number not in TWELVE]
+    lines.append(f"caught {seeded} of 12 seeded mutants, {sum(more)} of {len(more)} more")
     told.extend(["", *lines])
 
 
 @pytest.mark.parametrize("mutant", [*MUTANTS, *MORE], ids=lambda m: f"{m.number} {m.name}")
-def test_a_mutant_is_caught_for_what_it_breaks(
-    mutant: Mutant, tmp_path: Path, table: Callable[[Mutant, Caught | None], None]
-) -> None:
+def test_a_mutant_is_caught_for_what_it_breaks(mutant: Mutant, tmp_path: Path, table: Add) -> None:
     copy = mutated(mutant.module, *mutant.edits)
     if mutant.module is program:
         how = _in_interleaver(mutant, copy, tmp_path / "race.db")
@@ -253,6 +259,18 @@ def test_a_mutant_is_caught_for_what_it_breaks(
     table(mutant, how)
     assert how is not None, "it survived"
     assert how.invariant == mutant.breaks, how.what
+
+
+@pytest.mark.parametrize("mutant", [M11, *SQL_MUTANTS], ids=lambda m: f"{m.number} {m.name}")
+def test_a_mutant_of_the_sql_is_caught_for_what_it_breaks(mutant: SQLMutant, table: Add) -> None:
+    how = _in_database(mutant)
+    table(mutant, how)
+    assert how is not None, "it survived"
+    assert how.invariant == mutant.breaks, how.what
+
+
+def test_none_of_the_twelve_is_missing() -> None:
+    assert {mutant.number for mutant in (*MUTANTS, M11)} == TWELVE
 
 
 def test_a_mutant_cannot_go_stale() -> None:

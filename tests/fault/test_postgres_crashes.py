@@ -22,7 +22,7 @@ SOAK = bool(os.environ.get("ONCEKEY_SOAK"))
 ROUNDS = 100 if SOAK else 10
 KEYS = 300  # acknowledged between two crashes, at least
 # What is committed asynchronously stays in memory until somebody writes the log: nobody does.
-LAZY = {"wal_writer_delay": "10s", "autovacuum": False}
+LAZY: dict[str, str | bool] = {"wal_writer_delay": "10s", "autovacuum": False}
 
 COUNT = "SELECT count(*) FILTER (WHERE state = 2), count(*) FROM oncekey.records"
 

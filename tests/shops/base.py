@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from types import TracebackType
 from typing import Any, ClassVar, NamedTuple, Self
 
 from tests.postgres_stores import pooler
@@ -146,19 +147,31 @@ class Shop(ABC):
             raise
         await self.commit()
 
-    @asynccontextmanager
-    async def savepoint(self) -> AsyncIterator[None]:
-        """The driver's own, of either colour; RolledBack goes back to it."""
-        block = self.nested()
-        try:
-            if hasattr(block, "__aenter__"):
-                async with block:
-                    yield
-            else:
-                with block:
-                    yield
-        except RolledBack:
-            pass
+    def savepoint(self) -> Savepoint:
+        """The driver's own, of either colour; RolledBack goes back to it and no further."""
+        return Savepoint(self.nested())
+
+
+class Savepoint:
+    """A `with` or `async with` block of a driver's as the latter."""
+
+    def __init__(self, block: Any) -> None:
+        self._block = block
+
+    async def __aenter__(self) -> None:
+        is_async = hasattr(self._block, "__aenter__")
+        await done(self._block.__aenter__() if is_async else self._block.__enter__())
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        is_async = hasattr(self._block, "__aexit__")
+        ends = self._block.__aexit__ if is_async else self._block.__exit__
+        await done(ends(kind, error, trace))
+        return kind is RolledBack
 
 
 async def done(made: Any) -> Any:

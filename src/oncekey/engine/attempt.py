@@ -54,7 +54,7 @@ class AttemptBase:
         self._depth = 0
         self._lost = False
         self._closed = False
-        self._steps = {step.name: step for step in grant.steps}
+        self._steps = {step.name: step for step in grant.steps} if grant.steps else {}
         self._on_lost: Callable[[], object] | None = None
 
     @property

@@ -291,6 +291,17 @@ def test_an_expired_key_runs_again_and_its_past_is_kept(
     play_on_driver(scene, clock=CLOCK, **options)
 
 
+def test_a_key_may_expire_and_run_again_within_one_transaction(play_on_driver: Play) -> None:
+    async def scene(shop: Shop) -> None:
+        async with shop.transaction():
+            await shop.inside("k", keep="1h")
+            CLOCK.us += 3_600_000_000
+            assert not (await shop.inside("k", keep="1h")).replayed
+        assert rows() == ["tea", "tea"]
+
+    play_on_driver(scene, clock=CLOCK)
+
+
 def test_an_unknown_key_may_be_recovered_inside(play_on_driver: Play) -> None:
     async def scene(shop: Shop) -> None:
         for key in ("kept", "freed"):

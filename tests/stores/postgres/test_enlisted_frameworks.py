@@ -127,11 +127,35 @@ def test_a_transaction_of_plain_sql(stage: Stage) -> None:
         stage.play(kind, scene, {})
 
 
+def test_what_is_set_for_a_transaction_ends_with_it(stage: Stage) -> None:
+    """A key that runs wants its commit to be durable, whatever the session has chosen."""
+
+    async def scene(shop: Shop) -> None:
+        def settings() -> list[str]:
+            names = ("synchronous_commit", "oncekey.running", "oncekey.left_open")
+            asked = "SELECT current_setting(%s, true)"
+            return [shop.db.execute(asked, (name,)).fetchone()[0] or "" for name in names]
+
+        for mode in ("off", "local"):
+            shop.db.execute(f"SET synchronous_commit = {mode}")
+            with shop.db.transaction():
+                await shop.inside(mode)
+                await shop.inside(f"{mode} again")
+                assert settings() == ["on", "", "2"]
+            assert settings() == [mode, "", ""]
+            with shop.db.transaction():
+                await shop.inside(mode, NEVER)
+                assert settings() == [mode, "", ""]
+        shop.db.execute("RESET synchronous_commit")
+
+    stage.play("psycopg", scene, {})
+
+
 # --- asyncpg ----------------------------------------------------------------------------------
 
 
 def test_codecs_and_records_of_the_callers(stage: Stage) -> None:
-    class Mine(asyncpg.Record):
+    class Mine(asyncpg.Record):  # type: ignore[misc]
         def __getattr__(self, name: str) -> Any:
             return self[name]
 
@@ -178,6 +202,25 @@ def test_i1_what_a_raising_body_has_not_flushed_is_never_written(stage: Stage, k
             assert not (await done(tx.run("order", "k", body_adding(shop, "milk")))).replayed
             shop.db.add(Line(item="after"))
         assert (rows(), await shop.state("k")) == (["after", "before", "milk"], "succeeded")
+
+    stage.play(kind, scene, {})
+
+
+@pytest.mark.parametrize("kind", ["sqlalchemy-session", "sqlalchemy-scoped"])
+def test_i1_a_connection_the_body_had_before_is_undone_as_well(stage: Stage, kind: str) -> None:
+    """A session sets its savepoint late, and never if it is not asked for its connection."""
+
+    async def scene(shop: Shop) -> None:
+        with shop.db.begin():
+            connection = shop.db.connection()
+
+            def body(attempt: Any) -> None:
+                connection.exec_driver_sql(INSERT)
+                raise ValueError("mine")
+
+            with pytest.raises(ValueError, match="mine"):
+                shop.once.in_transaction(shop.db).run("order", "k", body)
+        assert rows() == []
 
     stage.play(kind, scene, {})
 

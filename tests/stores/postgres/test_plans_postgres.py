@@ -30,6 +30,7 @@ from oncekey.core.commands import (
     Unsure,
 )
 from oncekey.core.record import State
+from oncekey.stores.postgres.options import CLAIMS
 from oncekey.testing.servers import Postgres
 
 SOAK = bool(os.environ.get("ONCEKEY_SOAK"))
@@ -53,13 +54,17 @@ SHAPES: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 
-# Keys in order, finished, in every slot, none of them due.
-FILL = """
-    INSERT INTO {schema}.records
-    SELECT lpad(to_hex(n), 32, '0')::uuid, gen_random_uuid(), n, %(now)s, %(now)s, %(now)s,
-        %(keep)s, 0, %(now)s + %(keep)s + n, 1, 1, 2, n %% %(slots)s, false, '\\x0166', 's', 'o', '',
-        '', '\\x0102', ''
-    FROM generate_series(1, %(rows)s) n"""
+KEPT = 24 * HOUR
+
+
+def fill(postgres: Postgres, schema: str, rows: range, slots: int = 1) -> None:
+    """Keys by number, finished, in every slot, none of them due."""
+    postgres.execute(
+        f"""INSERT INTO {schema}.records
+        SELECT lpad(to_hex(n), 32, '0')::uuid, gen_random_uuid(), n, {NOW}, {NOW}, {NOW}, {KEPT},
+            0, {NOW + KEPT} + n, 1, 1, 2, n % {slots}, false, '\\x0166', 's', 'o', '', '', '', ''
+        FROM generate_series({rows[0]}, {rows[-1]}) n"""  # noqa: S608
+    )
 
 
 @pytest.fixture(scope="module")
@@ -85,17 +90,24 @@ class Clock:
         return self.now
 
 
-@pytest.fixture(scope="module", params=SHAPES)
-def filled(request: pytest.FixtureRequest, postgres: Postgres) -> dict[str, Any]:
+@pytest.fixture(scope="module")
+def fillings() -> set[str]:
+    """The shapes whose table was filled."""
+    return set()
+
+
+@pytest.fixture(params=SHAPES)
+def filled(
+    request: pytest.FixtureRequest, postgres: Postgres, faces: Faces, fillings: set[str]
+) -> dict[str, Any]:
     """The options of a store whose table is full."""
     shape = SHAPES[request.param]
-    faces = Faces("psycopg")
-    faces.store(postgres.url(), **shape).prepare()
-    values = {"rows": ROWS, "now": NOW, "keep": 24 * HOUR, "slots": SLOTS if len(shape) > 1 else 1}
-    fill = FILL.replace("{schema}", shape["schema"])
-    postgres.execute(fill, values)  # type: ignore[arg-type]
-    postgres.execute(f"ANALYZE {shape['schema']}.records")
-    faces.close()
+    if request.param not in fillings:
+        faces.store(postgres.url(), **shape).prepare()
+        slots = SLOTS if "retention" in shape else 1
+        fill(postgres, shape["schema"], rows=range(1, ROWS + 1), slots=slots)
+        postgres.execute(f"ANALYZE {shape['schema']}.records")
+        fillings.add(request.param)
     return shape
 
 
@@ -141,7 +153,7 @@ def every_verb(store: Face, name: str, clock: Clock) -> None:
     store.sweep(100)
 
 
-def plans(postgres: Postgres, run: Callable[[], None]) -> str:
+def plans(postgres: Postgres, run: Callable[[], object]) -> str:
     """What the server's log says of the plans of everything that runs meanwhile."""
     postgres.configure({"auto_explain.log_min_duration": 0})
     path = postgres.directory / "log"
@@ -163,13 +175,15 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("filled", "way"),
+    [(shape, way) for shape in SHAPES for way in WAYS if (shape, way) != ("ring", "portable")],
+    indirect=["filled"],
+)
 def test_no_statement_reads_the_whole_table(
     faces: Faces, postgres: Postgres, filled: dict[str, Any], way: str
 ) -> None:
     options = {**filled, **WAYS[way]}
-    if way == "portable" and "retention" in filled:
-        pytest.skip("the ring has no portable form")
     url = postgres.url()
     if "options" in options:
         url += "?options=" + options.pop("options").replace(" ", "%20").replace("=", "%3D")
@@ -177,7 +191,7 @@ def test_no_statement_reads_the_whole_table(
     store = faces.store(url, clock=clock, **options)
     store.prepare()
     said = plans(postgres, lambda: every_verb(store, way, clock))
-    table = re.compile(r"(Seq Scan|Bitmap Heap Scan) on (?:\w+\.)?(records|history)\w*")
+    table = re.compile(r"Seq Scan on (?:\w+\.)?(records|history)\w*")
     allowed = re.compile(r"LIMIT 100001\) counted")  # of one slot, up to a point, when it is due
     scans = Counter(
         found[0] for entry in entries(said) if not allowed.search(entry)
@@ -198,7 +212,7 @@ def entries(log: str) -> list[str]:
 
 def test_the_test_would_see_a_scan(postgres: Postgres, filled: dict[str, Any]) -> None:
     query = f"SELECT count(*) FROM {filled['schema']}.records WHERE body = 'x'"  # noqa: S608
-    said = plans(postgres, lambda: postgres.execute(query) and None)
+    said = plans(postgres, lambda: postgres.execute(query))
     assert re.search(r"Seq Scan on (ring\.)?records", said)
 
 
@@ -207,10 +221,11 @@ def test_a_session_that_began_on_an_empty_table_goes_on_by_index(postgres: Postg
     faces = Faces("psycopg")
     clock = Clock()
     store = faces.store(postgres.url(), schema="growing", clock=clock)
+    store.prepare()
+    fill(postgres, "growing", rows=range(1, 50))
     for n in range(7):  # often enough for plans to be kept
         every_verb(store, f"early {n}", clock)
-    values = {"rows": 20_000, "now": clock.now, "keep": 24 * HOUR, "slots": 1}
-    postgres.execute(FILL.replace("{schema}", "growing"), values)  # type: ignore[arg-type]
+    fill(postgres, "growing", rows=range(50, 20_000))
     said = plans(postgres, lambda: every_verb(store, "late", clock))
     assert not re.search(r"Seq Scan on (growing\.)?(records|history)", said)
     assert "Index Scan using records_pkey on" in said
@@ -223,8 +238,10 @@ def test_a_session_that_began_on_an_empty_table_goes_on_by_index(postgres: Postg
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_finish_touches_no_index(faces: Faces, postgres: Postgres, shape: str) -> None:
-    """Ten thousand lifecycles in mixed batches: the updates are heap-only."""
+    """Ten thousand lifecycles in mixed batches, with answers of 300 bytes: the updates are
+    heap-only. The hardest case is a batch that finishes all that another one claimed."""
     store = faces.store(postgres.url(), **{**SHAPES[shape], "schema": f"hot_{shape}"})
+    usual = make_claim("", scope="acct_12345", operation="charge")
     fresh: list[Claim] = []
     fences: list[int] = []
     for n in range(101):
@@ -232,7 +249,7 @@ def test_a_finish_touches_no_index(faces: Faces, postgres: Postgres, shape: str)
             make_finish(claim, fence, os.urandom(300))
             for claim, fence in zip(fresh, fences, strict=True)
         ]
-        fresh = [make_claim("")._replace(id=os.urandom(16)) for _ in range(100 if n < 100 else 0)]
+        fresh = [usual._replace(id=os.urandom(16)) for _ in range(100 if n < 100 else 0)]
         replies = store.apply([*fresh, *finishes])
         fences = [reply.fence for reply in replies[: len(fresh)]]
         assert replies[len(fresh) :] == [Done()] * len(finishes)
@@ -263,12 +280,14 @@ def wal_bytes(postgres: Postgres, run: Callable[[], None]) -> int:
     return min(least)
 
 
-@pytest.mark.parametrize("claim", ["insert", "row_lock", "advisory_lock", "portable"])
+@pytest.mark.parametrize(
+    ("filled", "claim"),
+    [(shape, how) for shape in SHAPES for how in CLAIMS if (shape, how) != ("ring", "portable")],
+    indirect=["filled"],
+)
 def test_i7_replays_and_rejections_write_nothing(
     faces: Faces, postgres: Postgres, filled: dict[str, Any], claim: str
 ) -> None:
-    if claim == "portable" and "retention" in filled:
-        pytest.skip("the ring has no portable form")
     clock = Clock()
     store = faces.store(postgres.url(), clock=clock, claim=claim, **filled)
     held = make_claim(f"wal {claim}")
@@ -351,7 +370,7 @@ def test_the_tables_have_the_settings_they_need(postgres: Postgres, filled: dict
     }
     names = [f"records_{n}" for n in range(SLOTS)] if "retention" in filled else ["records"]
     for name in names:
-        assert int(found[name]["fillfactor"]) <= 50  # room for a second version of every row
+        assert int(found[name]["fillfactor"]) == 25  # room for a second version of every row
         assert float(found[name]["autovacuum_vacuum_scale_factor"]) <= 0.1
         assert float(found[name]["autovacuum_analyze_scale_factor"]) <= 0.02
         assert int(found[name]["autovacuum_vacuum_cost_delay"]) <= 1

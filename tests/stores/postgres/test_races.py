@@ -5,6 +5,7 @@ Each claim, plain and on the ring: claims, takeovers, endings, renewals, the swe
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -15,14 +16,18 @@ from oncekey.testing.explore.database import PLAIN, RING, Database, Setup
 from oncekey.testing.explore.overlap import overlap
 from oncekey.testing.explore.races import EARLY, LATE, RACES, Race
 
+SOAK = os.environ.get("ONCEKEY_SOAK") == "1"
 SETUPS = {
     "insert": Setup(PLAIN),
+    "insert, in batches": Setup(PLAIN, in_batches=True),
     "row_lock": Setup(PLAIN, "row_lock"),
     "advisory_lock": Setup(PLAIN, "advisory_lock"),
     "portable": Setup(PLAIN, "portable", guard=False),
     "ring": Setup(RING),
-    "ring, not transactional": Setup(RING, guard=False),
 }
+if SOAK:
+    SETUPS["ring, in batches"] = Setup(RING, in_batches=True)
+    SETUPS["ring, not transactional"] = Setup(RING, guard=False)
 PAIRS = [race for race in RACES if len(race.racers) == 2]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -114,7 +115,15 @@ def test_the_script_runs_twice_by_hand_and_makes_what_the_store_makes(postgres: 
     script = postgres.directory / "upgrade.sql"
     script.write_text(upgrade(PLAIN, KNOWN), encoding="utf-8")
     script.chmod(0o644)
-    psql = [postgres.bin / "psql", "-X", "-q", "-v", "ON_ERROR_STOP=1", "-f", script]
+    psql: list[str | Path] = [
+        postgres.bin / "psql",
+        "-X",
+        "-q",
+        "-v",
+        "ON_ERROR_STOP=1",
+        "-f",
+        script,
+    ]
     for _ in range(2):
         postgres.user.run([*psql, postgres.url()], postgres.directory)
         assert (catalogue(postgres), applied(postgres)) == (made, steps)
@@ -258,11 +267,12 @@ $$;
 """
 
 
-def migrate_to_next(postgres: Postgres, sql: str, *, versions: int = 1) -> None:
-    """As a host with the next release does, while those of this one go on."""
-    sql = sql.replace("{schema}", PLAIN.quoted)
-    steps = [make_migration(LAST + 1, "colour", sql)]
-    steps += [Migration(LAST + n, f"more{n}", "SELECT 1", LAST + 1) for n in range(2, versions + 1)]
+def migrate_to_next(postgres: Postgres, *texts: str) -> None:
+    """As a host with the next releases does, while those of this one go on."""
+    steps = [
+        make_migration(LAST + n, f"next{n}", text.replace("{schema}", PLAIN.quoted))
+        for n, text in enumerate(texts, 1)
+    ]
     postgres.execute(upgrade(PLAIN, steps))
 
 
@@ -305,7 +315,7 @@ def test_this_release_works_on_the_next_ones_schema(
     late = faces.store(postgres.url(), clock=Clock(), migrate=False, **shape)
     live(late, "new host")
     assert postgres.execute("SELECT DISTINCT colour FROM oncekey.records") == [("red",)]
-    assert applied(postgres)[-1] == (LAST + 1, "colour", LAST)
+    assert applied(postgres)[-1] == (LAST + 1, "next1", LAST)
 
 
 def test_a_schema_that_does_not_say_so_is_refused(faces: Faces, postgres: Postgres) -> None:
@@ -317,9 +327,19 @@ def test_a_schema_that_does_not_say_so_is_refused(faces: Faces, postgres: Postgr
             faces.store(postgres.url(), migrate=migrate).prepare()
 
 
-def test_two_releases_ahead_is_too_far_unless_both_say_so(faces: Faces, postgres: Postgres) -> None:
-    """The second step vouches for the release before it, not for ours."""
+@pytest.mark.parametrize(
+    ("first", "second", "works"),
+    [(LAST, LAST, True), (LAST, LAST + 1, False), (LAST + 1, LAST, False), (LAST, 0, False)],
+)
+def test_two_releases_ahead_is_too_far_unless_both_say_so(
+    faces: Faces, postgres: Postgres, first: int, second: int, works: bool
+) -> None:
     faces.store(postgres.url()).prepare()
-    migrate_to_next(postgres, f"-- compatible: {LAST}\nSELECT 1", versions=2)
-    with pytest.raises(ConfigurationError, match="install the release"):
-        faces.store(postgres.url()).prepare()
+    texts = [f"-- compatible: {told}\nSELECT 1" if told else "SELECT 1" for told in (first, second)]
+    migrate_to_next(postgres, *texts)
+    store = faces.store(postgres.url())
+    if works:
+        assert store.claim(make_claim("k")).attempt == 1
+    else:
+        with pytest.raises(ConfigurationError, match="install the release"):
+            store.prepare()

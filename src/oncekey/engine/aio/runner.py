@@ -130,23 +130,7 @@ class AsyncRunner:
         loop = asyncio.get_running_loop()
         done: asyncio.Future[Ending | None] = loop.create_future()
         tasks = self.home().tasks
-
-        async def live() -> None:
-            task = asyncio.current_task()
-            assert task is not None
-            try:
-                ending = self._settled(job, await self._drive(job, body, control))
-            except BaseException as error:
-                if done.done():
-                    raise  # the caller has left: the loop's exception handler is told
-                done.set_exception(error)
-            else:
-                if not done.done():
-                    done.set_result(ending)
-            finally:
-                tasks.discard(task)
-
-        task = _start(loop, live())
+        task = _start(loop, self._live(job, body, control, done, tasks))
         if not task.done():
             tasks.add(task)
         try:
@@ -155,6 +139,29 @@ class AsyncRunner:
         except asyncio.CancelledError:
             control.abandon()
             raise
+
+    async def _live(
+        self,
+        job: Job,
+        body: AsyncBody[Any],
+        control: _Control,
+        done: asyncio.Future[Ending | None],
+        tasks: set[asyncio.Task[None]],
+    ) -> None:
+        """The attempt's task, from claim to outcome; tells its caller, if that still waits."""
+        task = asyncio.current_task()
+        assert task is not None
+        try:
+            ending = self._settled(job, await self._drive(job, body, control))
+        except BaseException as error:
+            if done.done():
+                raise  # the caller has left: the loop's exception handler is told
+            done.set_exception(error)
+        else:
+            if not done.done():
+                done.set_result(ending)
+        finally:
+            tasks.discard(task)
 
     def _settled(self, job: Job, verdict: Verdict | None) -> Ending | None:
         """Tell and remember how it ended, also when nobody waits for it any more."""

@@ -13,6 +13,7 @@ from typing import Any, Final
 import psycopg
 from psycopg.rows import tuple_row
 
+from oncekey.core.commands import Claim, Command, Finish
 from oncekey.core.record import Record
 from oncekey.stores.postgres.program import Program, Statement
 from oncekey.stores.postgres.queries import Layout, Query, fill, literal, make_query
@@ -36,15 +37,25 @@ _READ_ONLY: Final = b"SELECT pg_current_xact_id_if_assigned() IS NULL"
 
 @dataclass(frozen=True)
 class Setup:
-    """How the store is set up; what is edited in its SQL, if anything."""
+    """How the store is set up; what is edited in its SQL, if anything.
+
+    `in_batches`: no command comes alone, for some statements have a shorter way for that.
+    """
 
     layout: Layout
     claim: str = "insert"
     guard: bool = True
+    in_batches: bool = False
     edits: tuple[Edit, ...] = ()
 
     def program(self, clock: Any = None) -> Program:
         return Program(self.layout, claim=self.claim, guard=self.guard, clock=clock)
+
+    def batch(self, command: Command, number: int) -> list[Command]:
+        """The command first, with company of the same kind on another key."""
+        if not self.in_batches or not isinstance(command, Claim | Finish):
+            return [command]
+        return [command, command._replace(id=b"companion %06d" % number)]
 
 
 class Database:
@@ -73,8 +84,8 @@ class Database:
     def reset(self, before: Record | None) -> None:
         """The one record, or none."""
         name = self.setup.layout.quoted
-        for table in ("records", "history"):
-            self.judge.connection.execute(f"DELETE FROM {name}.{table}".encode())  # noqa: S608
+        emptied = (f"DELETE FROM {name}.{table}" for table in ("records", "history"))  # noqa: S608
+        self.judge.connection.execute("; ".join(emptied).encode())
         if before is not None:
             slot = NEXT_SLOT if self.setup.layout.is_ring else 0
             statement = self.setup.program().insertion([before], 0)
@@ -105,20 +116,27 @@ class Session:
 
     def run(self, statement: Statement) -> Sequence[Row]:
         """In a transaction of its own, or in the one that is open."""
-        query = self._queries[statement.name]
-        params = [literal(k, v) for k, v in zip(query.kinds, statement.params, strict=True)]
-        self._cursor.execute(query.sql.encode(), params, binary=True)
-        return self._cursor.fetchall() if self._cursor.description else ()
+        self._execute(statement)
+        return self._rows()
 
     def begin(self, statement: Statement) -> tuple[Sequence[Row], bool]:
         """Its rows, and whether it wrote: then its transaction is still open."""
-        self.connection.execute(b"BEGIN")
-        rows = self.run(statement)
-        row = self.connection.execute(_READ_ONLY).fetchone()
-        assert row is not None
-        if row[0]:
+        with self.connection.pipeline():
+            self.connection.execute(b"BEGIN")
+            self._execute(statement)
+            asked = self.connection.execute(_READ_ONLY)
+        row = asked.fetchone()
+        if row == (True,):
             self.commit()
-        return rows, not row[0]
+        return self._rows(), row != (True,)
+
+    def _execute(self, statement: Statement) -> None:
+        query = self._queries[statement.name]
+        params = [literal(k, v) for k, v in zip(query.kinds, statement.params, strict=True)]
+        self._cursor.execute(query.sql.encode(), params, binary=True)
+
+    def _rows(self) -> Sequence[Row]:
+        return self._cursor.fetchall() if self._cursor.description else ()
 
     def commit(self) -> None:
         self.connection.execute(b"COMMIT")

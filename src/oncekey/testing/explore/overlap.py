@@ -141,8 +141,13 @@ class Track:
         self.database.reset(self._race.before)
         game = _Game(early)
         for i, racer in enumerate(self._race.racers):
-            program = self.database.setup.program(game.clock.of(i))
-            steps: Any = program.sweep(10) if isinstance(racer, Sweep) else program.apply([racer])
+            setup = self.database.setup
+            program = setup.program(game.clock.of(i))
+            steps: Any
+            if isinstance(racer, Sweep):
+                steps = program.sweep(10)
+            else:
+                steps = program.apply(setup.batch(racer, i))
             game.racers.append(_Racer(steps, self._sessions[i], self._threads[i]))
         try:
             while any(racer.next is not None for racer in game.racers):

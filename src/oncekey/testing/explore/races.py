@@ -126,6 +126,7 @@ RACES: Final = (
     Race("finish and the sweeper", held(keep=1, audit=0), (_FINISH, Sweep())),
     Race("renewal and the sweeper", held(keep=1, audit=0), (_RENEWAL, Sweep())),
     Race("takeover and the sweeper", held(keep=1, audit=0), (claim("B"), Sweep())),
+    Race("a live record and the sweeper", held(), (claim("B"), Sweep())),
     Race("two endings", held(), (_FINISH, _FAILURE)),
     Race("ending and renewal", held(), (_FINISH, _RENEWAL)),
 )
@@ -139,6 +140,8 @@ def judge(race: Race, ending: Ending) -> tuple[str, str] | None:
     if len(owners) > 1 and not freed:
         names = " and ".join(owner_name(owner) for owner in owners)
         return "I5", f"{names} were both told that they hold the key"
+    if owners and any(isinstance(c, Renew) and isinstance(r, Done) for c, r in told):
+        return "I5", f"{owner_name(owners[0])} was given a key whose lease was renewed"
     for command, reply in told:
         what = _refused_yet_written(command, reply, race.before, ending.after)
         if what is not None:

@@ -1,8 +1,9 @@
 -- The tables, one row per key. Times are whole microseconds of the server's clock.
 --
 -- Wide columns first, so that nothing is lost to padding. Room on every page for a second version of
--- each of its rows (fillfactor: a batch finishes all of them at once) and no index on anything a
--- finish changes: so a finish is a heap-only update and touches no index.
+-- each of its rows, which with an answer of some hundred bytes is three times as large (fillfactor:
+-- a batch finishes all of them at once), and no index on anything a finish changes: so a finish is
+-- a heap-only update and touches no index.
 -- sweep_at is when the sweeper may look: never before the record's audit has ended.
 -- revision counts the writes of one fence: (fence, revision) names one version of one row.
 CREATE TABLE {schema}.records (
@@ -29,7 +30,7 @@ CREATE TABLE {schema}.records (
     note        text     NOT NULL,
     PRIMARY KEY (id)
 ) WITH (
-    fillfactor = 45,
+    fillfactor = 25,
     autovacuum_vacuum_scale_factor = 0.02,
     autovacuum_vacuum_insert_scale_factor = 0.1,
     autovacuum_analyze_scale_factor = 0.02,

@@ -32,7 +32,7 @@ BEGIN
     FOR n IN 0 .. {slots} - 1 LOOP
         EXECUTE format(
             'CREATE TABLE {schema}.records_%s PARTITION OF {schema}.records FOR VALUES IN (%s) '
-            'WITH (fillfactor = 45, autovacuum_vacuum_scale_factor = 0.1, '
+            'WITH (fillfactor = 25, autovacuum_vacuum_scale_factor = 0.1, '
             'autovacuum_analyze_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 1)', n, n);
     END LOOP;
 END
