@@ -1,4 +1,4 @@
-"""m11 once more, where a caller's transaction claims: the look that decides is younger than the lock.
+"""m11 where a caller's transaction claims: the look that decides is younger than the lock (I1).
 
 The claim is held between its first look and its lock (by an edit of the function's text) while
 another process claims the key in the next slot of the ring. Without the second look both would run.
@@ -46,16 +46,22 @@ def replies(*edits: Edit) -> tuple[Reply, Reply]:
     database = Database(url, Setup(RING, edits=(PAUSE, *edits)))
     early = PostgresStore(url, schema=RING.schema, clock=lambda: EARLY, **options)
     late = PostgresStore(url, schema=RING.schema, clock=lambda: LATE, **options)
-    with closing(database), closing(early), closing(late), ThreadPoolExecutor(1) as thread:
-        with psycopg.connect(url) as connection, gate_closed(database) as gate:
-            mine = Session(connection, database.queries)
-            enlisted = late.enlist(connection)
-            running = thread.submit(enlisted.apply, [claim("B")._replace(in_transaction=True)])
-            wait_until(lambda: database.blocks(mine), "the claim is held between look and lock")
-            (other,) = early.apply([claim("C")])
-            gate.connection.execute("SELECT pg_advisory_unlock(%s)", (GATE,))
-            (reply,) = running.result(20)
-            return reply, other
+    with (
+        closing(database),
+        closing(early),
+        closing(late),
+        ThreadPoolExecutor(1) as thread,
+        closing(psycopg.connect(url)) as connection,
+        gate_closed(database) as gate,
+    ):
+        mine = Session(connection, database.queries)
+        enlisted = late.enlist(connection)
+        running = thread.submit(enlisted.apply, [claim("B")._replace(in_transaction=True)])
+        wait_until(lambda: database.blocks(mine), "the claim is held between look and lock")
+        (other,) = early.apply([claim("C")])
+        gate.connection.execute("SELECT pg_advisory_unlock(%s)", (GATE,))
+        (reply,) = running.result(20)
+        return reply, other
 
 
 def test_i1_a_key_claimed_between_look_and_lock_is_seen() -> None:

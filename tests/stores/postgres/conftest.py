@@ -19,6 +19,16 @@ Scene = Callable[..., Coroutine[Any, Any, None]]
 Play = Callable[..., None]
 
 DRIVERS = ("psycopg", "psycopg-async", "asyncpg")
+# The others differ from one of these in how a connection is come by, and in nothing later.
+MAIN = (
+    *DRIVERS,
+    "psycopg-implicit",
+    "sqlalchemy-session",
+    "sqlalchemy-connection",
+    "sqlalchemy-async-session",
+    "sqlalchemy-async-connection",
+    "django",
+)
 
 
 class Stage:
@@ -92,6 +102,12 @@ def _player(stage: Stage, kind: str) -> Play:
 @pytest.fixture(params=SHOPS)
 def play(request: pytest.FixtureRequest, stage: Stage) -> Play:
     """Plays a scene in a shop of each kind."""
+    return _player(stage, request.param)
+
+
+@pytest.fixture(params=MAIN)
+def play_mainly(request: pytest.FixtureRequest, stage: Stage) -> Play:
+    """Plays a scene in a shop of each kind that is a kind of its own."""
     return _player(stage, request.param)
 
 

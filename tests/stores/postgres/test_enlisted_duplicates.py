@@ -10,93 +10,26 @@ import asyncio
 from typing import Any
 
 import pytest
-from tests.shops import INSERT, NEVER, RING, Order, Shop, done, locks, rows
+from tests.shops import NEVER, RING, Order, Shop, done, locks, rows
+from tests.shops.rivals import CLOCK, apply, claim_of, finish_of, meanwhile_in
 from tests.stores.postgres.conftest import Play
 
 from oncekey import InFlight, OperationFailed, OutcomeUnknown, Terminal
-from oncekey.core.codec import JSON, pack_value
-from oncekey.core.commands import Busy, Claim, Claimed, Done, Finish, Replay
+from oncekey.core.commands import Busy, Claimed, Done, Replay
 from oncekey.core.errors import LeaseLost
-from oncekey.core.identity import Identities
 from oncekey.core.record import State
 from oncekey.core.recovery import Recovery
 
 MILK = "INSERT INTO orders VALUES ('milk')"
-IDS = Identities()
 
 plain_or_ring = pytest.mark.parametrize("options", [{}, RING], ids=["plain", "ring"])
 every_claim = pytest.mark.parametrize("claim", ["insert", "row_lock", "advisory_lock"])
 
 
-class Turned:
-    """A server's clock that only the tests turn."""
-
-    us = 0
-
-    def __call__(self) -> int:
-        return self.us
-
-    def __repr__(self) -> str:
-        return "turned"
-
-
-CLOCK = Turned()
-CLOCK.us = 1_800_000_000_000_000
-
-
-def claim_of(key: str, owner: bytes = b"rival".ljust(16), **changes: Any) -> Claim:
-    id = IDS.identify("", "order", key).id
-    claim = Claim(id, owner, IDS.fingerprint(None), 10_000_000, 3_600_000_000, 0, True, "", "order")
-    return claim._replace(**changes)
-
-
-def finish_of(key: str, claimed: Claimed, value: str) -> Finish:
-    claim = claim_of(key)
-    body = pack_value(JSON, value)
-    return Finish(claim.id, claim.owner, claimed.fence, State.SUCCEEDED, body)
-
-
-async def apply(shop: Shop, *commands: Any) -> list[Any]:
-    """Commands to the shop's store, past its engine."""
-    replies: list[Any] = await done(shop.once._store.apply(commands))
-    return replies
-
-
-def body_meanwhile(shop: Shop, meanwhile: Any, error: Exception | None = None) -> Any:
-    """A body that writes tea while somebody else does something."""
-
-    def blocking(attempt: Any) -> str:
-        shop.send(INSERT)
-        run_now(meanwhile())
-        if error is not None:
-            raise error
-        return "mine"
-
-    async def awaited(attempt: Any) -> str:
-        await shop.send(INSERT)
-        await meanwhile()
-        if error is not None:
-            raise error
-        return "mine"
-
-    return awaited if shop.is_async else blocking
-
-
-def run_now(work: Any) -> None:
-    """A coroutine that has nothing to wait for."""
-    with pytest.raises(StopIteration):
-        work.send(None)
-
-
-async def meanwhile_in(shop: Shop, key: str, meanwhile: Any, error: Exception | None = None) -> Any:
-    tx = shop.once.in_transaction(shop.subject)
-    return await done(tx.run("order", key, body_meanwhile(shop, meanwhile, error)))
-
-
 # --- while a transaction runs a key -----------------------------------------------------------
 
 
-def test_i1_a_duplicate_is_told_at_once_and_later_replays(play: Play) -> None:
+def test_i1_a_duplicate_is_told_at_once_and_later_replays(play_mainly: Play) -> None:
     """In the body, after it, and after the commit."""
 
     async def scene(shop: Shop, other: Shop) -> None:
@@ -117,7 +50,7 @@ def test_i1_a_duplicate_is_told_at_once_and_later_replays(play: Play) -> None:
         assert (await other.outside("k", NEVER)).value == "mine"
         assert (other.ran, rows(), locks()) == (0, ["tea"], [])
 
-    play(scene)
+    play_mainly(scene)
 
 
 @plain_or_ring

@@ -213,7 +213,7 @@ def test_going_back_behind_the_claim_is_told(play_on_driver: Play) -> None:
     play_on_driver(scene)
 
 
-def test_i1_a_body_that_swallows_a_failed_statement_is_not_recorded(play: Play) -> None:
+def test_i1_a_body_that_swallows_a_failed_statement_is_not_recorded(play_mainly: Play) -> None:
     """Its rows are lost with the statement, so its answer must be too."""
 
     async def scene(shop: Shop) -> None:
@@ -242,10 +242,10 @@ def test_i1_a_body_that_swallows_a_failed_statement_is_not_recorded(play: Play) 
         async with shop.transaction():
             assert not (await shop.inside("k", Order(()))).replayed
 
-    play(scene)
+    play_mainly(scene)
 
 
-def test_i1_rows_never_stay_where_their_record_cannot_be_written(play: Play) -> None:
+def test_i1_rows_never_stay_where_their_record_cannot_be_written(play_mainly: Play) -> None:
     async def scene(shop: Shop) -> None:
         watch(REFUSAL)
         try:
@@ -260,7 +260,7 @@ def test_i1_rows_never_stay_where_their_record_cannot_be_written(play: Play) -> 
         async with shop.transaction():
             assert not (await done(tx.run("cursed", "k", shop.body(Order())))).replayed
 
-    play(scene)
+    play_mainly(scene)
 
 
 def test_a_lost_connection_is_the_drivers_to_tell(play_on_driver: Play) -> None:

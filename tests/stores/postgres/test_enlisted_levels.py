@@ -76,7 +76,7 @@ async def transacted(begun: Begun, order: Order = TEA, **options: Any) -> Any:
 
 
 @every_level
-def test_i1_a_record_that_the_snapshot_missed(play: Play, level: str) -> None:
+def test_i1_a_record_that_the_snapshot_missed(play_mainly: Play, level: str) -> None:
     """The key's own insert is refused, because another transaction was first; then it replays."""
 
     async def scene(shop: Shop, other: Shop) -> None:
@@ -89,21 +89,23 @@ def test_i1_a_record_that_the_snapshot_missed(play: Play, level: str) -> None:
         assert (told.value, told.replayed, begun.tries) == ("done", True, 2)
         assert (rows(), shop.ran) == (["theirs"], 1)  # what the first try did is gone
 
-    play(scene)
+    play_mainly(scene)
 
 
 @every_level
-def test_i1_a_row_of_the_bodys_that_another_transaction_has_changed(play: Play, level: str) -> None:
+def test_i1_a_row_of_the_bodys_that_another_transaction_has_changed(
+    play_mainly: Play, level: str
+) -> None:
     async def scene(shop: Shop) -> None:
         watch("INSERT INTO orders VALUES ('one')")
         begun = Begun(shop, level, lambda: watch("UPDATE orders SET item = 'two'"))
         told = await transacted(begun, Order(("UPDATE orders SET item = item || '!'",)))
         assert (told.replayed, begun.tries, shop.ran, rows()) == (False, 2, 2, ["two!"])
 
-    play(scene)
+    play_mainly(scene)
 
 
-def test_a_commit_that_is_refused(play: Play) -> None:
+def test_a_commit_that_is_refused(play_mainly: Play) -> None:
     """Two transactions read what the other one writes: one of them cannot be."""
 
     async def scene(shop: Shop, other: Shop) -> None:
@@ -125,7 +127,7 @@ def test_a_commit_that_is_refused(play: Play) -> None:
             told = run_transaction(begun.blocking, work)
         assert (told.replayed, begun.tries, rows()) == (False, 2, ["milk", "tea"])
 
-    play(scene)
+    play_mainly(scene)
 
 
 def test_it_is_tried_three_times_and_then_told(play_on_driver: Play) -> None:
@@ -144,7 +146,7 @@ def test_it_is_tried_three_times_and_then_told(play_on_driver: Play) -> None:
     play_on_driver(scene)
 
 
-def test_other_errors_are_raised_at_once(play: Play) -> None:
+def test_other_errors_are_raised_at_once(play_mainly: Play) -> None:
     async def scene(shop: Shop) -> None:
         for order, error in (
             (Order(error=ValueError("mine")), "mine"),
@@ -155,7 +157,7 @@ def test_other_errors_are_raised_at_once(play: Play) -> None:
                 await transacted(begun, order)
             assert begun.tries == 1
 
-    play(scene)
+    play_mainly(scene)
 
 
 @pytest.mark.parametrize("tries", [0, -1, "3", 1.5])
@@ -186,7 +188,7 @@ def test_i1_a_rush_at_serializable_runs_a_key_once(play_on_driver: Play) -> None
 
 
 @every_level
-def test_the_ring_takes_part_at_read_committed_only(play: Play, level: str) -> None:
+def test_the_ring_takes_part_at_read_committed_only(play_mainly: Play, level: str) -> None:
     async def scene(shop: Shop) -> None:
         with pytest.raises(ConfigurationError, match="must be READ COMMITTED"):
             async with shop.transaction(level):
@@ -195,7 +197,7 @@ def test_the_ring_takes_part_at_read_committed_only(play: Play, level: str) -> N
             await shop.inside("k")
         assert (rows(), shop.ran) == (["tea"], 1)
 
-    play(scene, **RING)
+    play_mainly(scene, **RING)
 
 
 def test_the_ring_refuses_what_it_would_not_hold(play_on_driver: Play) -> None:

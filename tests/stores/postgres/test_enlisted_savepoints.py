@@ -19,7 +19,7 @@ MILK = Order(("INSERT INTO orders VALUES ('milk')",))
 COUNT = 3 * LEFT_OPEN_MAX
 
 
-def test_i1_an_operation_in_a_nested_block_goes_the_way_of_the_block(play: Play) -> None:
+def test_i1_an_operation_in_a_nested_block_goes_the_way_of_the_block(play_mainly: Play) -> None:
     async def scene(shop: Shop, other: Shop) -> None:
         tx = shop.once.in_transaction(shop.subject)
         async with shop.transaction():
@@ -37,12 +37,12 @@ def test_i1_an_operation_in_a_nested_block_goes_the_way_of_the_block(play: Play)
             assert (await shop.run_in(tx, "kept", NEVER)).replayed
         assert (rows(), locks()) == (["milk"], [])
 
-    play(scene)
+    play_mainly(scene)
 
 
 @pytest.mark.parametrize("same", [True, False], ids=["the-same-tx", "another-tx"])
 def test_a_key_that_was_rolled_back_runs_again_in_the_same_transaction(
-    play: Play, same: bool
+    play_mainly: Play, same: bool
 ) -> None:
     async def scene(shop: Shop) -> None:
         tx = shop.once.in_transaction(shop.subject)
@@ -55,10 +55,10 @@ def test_a_key_that_was_rolled_back_runs_again_in_the_same_transaction(
             assert (again.replayed, again.attempt) == (False, 1)
         assert (rows(), await shop.state("k")) == (["milk"], "succeeded")
 
-    play(scene)
+    play_mainly(scene)
 
 
-def test_an_operation_that_fails_in_a_nested_block(play: Play) -> None:
+def test_an_operation_that_fails_in_a_nested_block(play_mainly: Play) -> None:
     async def scene(shop: Shop) -> None:
         async with shop.transaction():
             await shop.execute(MILK.statements[0])
@@ -71,11 +71,11 @@ def test_an_operation_that_fails_in_a_nested_block(play: Play) -> None:
                 await shop.inside("k")
         assert (rows(), await shop.state("k")) == (["milk", "tea"], "succeeded")
 
-    play(scene)
+    play_mainly(scene)
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_nested_blocks_of_the_bodys_own(play: Play, fails: bool) -> None:
+def test_nested_blocks_of_the_bodys_own(play_mainly: Play, fails: bool) -> None:
     async def scene(shop: Shop) -> None:
         def blocking(attempt: Any) -> None:
             with shop.nested():
@@ -110,10 +110,10 @@ def test_nested_blocks_of_the_bodys_own(play: Play, fails: bool) -> None:
         assert rows() == ([] if fails else ["milk", "tea"])
         assert await shop.state("k") == (None if fails else "succeeded")
 
-    play(scene)
+    play_mainly(scene)
 
 
-def test_many_operations_in_one_transaction(play: Play) -> None:
+def test_many_operations_in_one_transaction(play_mainly: Play) -> None:
     """More than may leave their savepoints open; some of them in blocks that are rolled back."""
 
     async def scene(shop: Shop) -> None:
@@ -139,7 +139,7 @@ def test_many_operations_in_one_transaction(play: Play) -> None:
             for number in range(COUNT):
                 assert (await shop.run_in(tx, f"k{number}", Order(()))).replayed is (number % 3 > 0)
 
-    play(scene)
+    play_mainly(scene)
 
 
 def test_savepoints_of_plain_sql(play_on_driver: Play) -> None:

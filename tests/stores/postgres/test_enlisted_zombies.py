@@ -11,19 +11,13 @@ from typing import Any
 
 import pytest
 from tests.shops import RING, Order, Shop, locks, rows
+from tests.shops.rivals import CLOCK, apply, claim_of, finish_of, meanwhile_in
 from tests.stores.postgres.conftest import Play
-from tests.stores.postgres.test_enlisted_duplicates import (
-    CLOCK,
-    MILK,
-    apply,
-    claim_of,
-    finish_of,
-    meanwhile_in,
-)
 
 from oncekey.core.commands import Claimed, Done, Finish, Lost, Release, Renew, SaveStep
 from oncekey.core.errors import LeaseLost
 
+MILK = "INSERT INTO orders VALUES ('milk')"
 Verb = Callable[[Claimed], Any]
 
 

@@ -1,0 +1,244 @@
+"""The heart of an event loop: one timer for all attempts, a task only for those that last."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any
+
+from oncekey.core.asks import Answer, Grant
+from oncekey.core.commands import Command, Done, Renew, Reply
+from oncekey.core.identity import Identities
+from oncekey.engine.aio.heart import AsyncHeart
+from oncekey.engine.aio.once import AsyncOnce
+from oncekey.engine.attempt import AttemptBase
+from oncekey.engine.clock import Clock, SystemClock, Timer
+from oncekey.stores.memory import AsyncMemoryStore
+from oncekey.testing.colours import turn_until
+
+SECOND = 1_000_000
+request: ContextVar[str] = ContextVar("request")
+
+
+class _Timer:
+    def __init__(self, due: int, call: Callable[[], None]) -> None:
+        self.due = due
+        self.call = call
+        self.cancelled = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+class Hand:
+    """A clock whose timers are fired by hand."""
+
+    def __init__(self) -> None:
+        self.time = 0
+        self.timers: list[_Timer] = []
+
+    def now(self) -> int:
+        return self.time
+
+    def later(self, us: int, call: Callable[[], None]) -> Timer:
+        timer = _Timer(self.time + us, call)
+        self.timers.append(timer)
+        return timer
+
+    @property
+    def planned(self) -> list[int]:
+        return [timer.due for timer in self.timers if not timer.cancelled]
+
+    def fire(self) -> None:
+        """The next timer, at its time."""
+        timer = min((t for t in self.timers if not t.cancelled), key=lambda t: t.due)
+        self.timers.remove(timer)
+        self.time = timer.due
+        timer.call()
+
+
+class Scene:
+    def __init__(self) -> None:
+        self.clock = Hand()
+        self.renewed: list[bytes] = []
+        clock: Any = self.clock
+        self.heart = AsyncHeart(clock, self.answer)
+
+    async def answer(self, command: Command) -> Answer:
+        assert isinstance(command, Renew)
+        self.renewed.append(command.id)
+        return Answer(Done(), self.clock.time, self.clock.time)
+
+    def attempt(self, name: bytes, *, lease: int = 30 * SECOND) -> AttemptBase:
+        """An attempt claimed now, which the heart watches."""
+        identities = Identities()
+        clock: Any = self.clock
+        grant = Grant(name, b"o", 1, 1, lease, self.clock.time + lease, (), False)
+        attempt = AttemptBase(identities, identities.identify("", "op", "k"), grant, clock)
+        self.heart.watch(attempt)
+        return attempt
+
+
+def test_attempts_that_end_early_share_one_timer() -> None:
+    async def main() -> None:
+        scene = Scene()
+        for number in range(100):
+            scene.clock.time += 1_000
+            scene.heart.forget(scene.attempt(b"%d" % number))
+        assert len(scene.clock.timers) == 1
+        scene.clock.fire()
+        assert scene.clock.timers == [], "nobody waits, so nothing is planned"
+        assert scene.renewed == []
+
+    asyncio.run(main())
+
+
+def test_one_that_lasts_is_renewed_at_a_third_of_its_lease_and_goes_on() -> None:
+    async def main() -> None:
+        scene = Scene()
+        attempt = scene.attempt(b"a")
+        assert scene.clock.planned == [10 * SECOND]
+        scene.clock.fire()
+        await turn_until(lambda: scene.clock.planned == [20 * SECOND])
+        assert scene.renewed == [b"a"]
+        assert attempt._deadline == 40 * SECOND
+        scene.clock.fire()
+        await turn_until(lambda: scene.renewed == [b"a", b"a"])
+        scene.heart.forget(attempt)
+        await turn_until(lambda: scene.clock.planned == [])
+
+    asyncio.run(main())
+
+
+def test_a_shorter_lease_is_not_forgotten_behind_a_longer_one() -> None:
+    async def main() -> None:
+        scene = Scene()
+        scene.attempt(b"long")
+        scene.attempt(b"short", lease=3 * SECOND)
+        assert scene.clock.planned == [SECOND]
+        scene.clock.fire()
+        assert scene.clock.planned == [10 * SECOND], "and the longer one's is planned again"
+        await turn_until(lambda: scene.renewed == [b"short"])
+        scene.heart.forget(next(iter(scene.heart._beats)))
+        await turn_until(lambda: scene.clock.planned == [10 * SECOND])
+        scene.clock.fire()
+        await turn_until(lambda: scene.renewed == [b"short", b"long"])
+        scene.heart.forget(next(iter(scene.heart._beats)))
+
+    asyncio.run(main())
+
+
+def test_those_due_nearly_together_are_renewed_together() -> None:
+    async def main() -> None:
+        scene = Scene()
+        for number in range(5):
+            scene.clock.time = number * SECOND
+            scene.attempt(b"%d" % number)
+        scene.clock.fire()
+        await turn_until(lambda: len(scene.renewed) == 3)
+        assert sorted(scene.renewed) == [b"0", b"1", b"2"], "within a twelfth of their lease"
+        assert scene.clock.planned.count(13 * SECOND) == 1
+        for attempt in [*scene.heart._beats, *scene.heart._waiting]:
+            scene.heart.forget(attempt)
+
+    asyncio.run(main())
+
+
+def test_stopping_leaves_no_timer_behind() -> None:
+    async def main() -> None:
+        scene = Scene()
+        scene.heart.forget(scene.attempt(b"a"))
+        scene.heart.stop()
+        assert scene.clock.planned == []
+        scene.attempt(b"b")
+        assert scene.clock.planned == [10 * SECOND], "and it may be used again"
+
+    asyncio.run(main())
+
+
+# --- what an engine keeps -------------------------------------------------------------------------
+
+
+async def body(attempt: Any) -> int:
+    return 1
+
+
+def test_loops_that_ended_are_let_go() -> None:
+    once = AsyncOnce("memory://")
+    loops: list[weakref.ref[asyncio.AbstractEventLoop]] = []
+
+    async def use(number: int) -> None:
+        loops.append(weakref.ref(asyncio.get_running_loop()))
+        await once.run("op", f"k{number}", body)
+
+    for number in range(4):
+        asyncio.run(use(number))
+    gc.collect()
+    assert [loop() is not None for loop in loops[:-1]] == [False, False, False]
+    assert len(once._runner._homes) == 1
+
+
+class Curious(AsyncMemoryStore):
+    """Notes in whose name it is called."""
+
+    immediate = False
+    seen: list[str]
+
+    async def apply(self, commands: Any, /) -> list[Reply]:
+        self.seen.append(request.get("nobody's"))
+        return await super().apply(commands)
+
+
+class Impatient(SystemClock):
+    """Its timers fire at once."""
+
+    def later(self, us: int, call: Callable[[], None]) -> Timer:
+        return super().later(0, call)
+
+
+def test_what_serves_everyone_runs_in_nobodys_name() -> None:
+    """What outlives a request must not keep what hangs on it, nor be traced as part of it."""
+    store = Curious()
+    store.seen = []
+    clock: Clock = Impatient()
+    once = AsyncOnce(store, clock=clock)
+
+    async def lasting(attempt: Any) -> int:
+        await turn_until(lambda: len(store.seen) >= 3)  # the claim and two renewals
+        return 1
+
+    async def main() -> None:
+        request.set("alice's")
+        await once.run("op", "k", lasting, lease="1s")
+        await once.close()
+
+    asyncio.run(main())
+    assert set(store.seen) == {"nobody's"}
+
+
+def test_so_does_the_heartbeat() -> None:
+    seen: list[str] = []
+
+    async def main() -> None:
+        clock: Clock = Impatient()
+        ended = asyncio.Event()
+
+        async def answer(command: Command) -> Answer:
+            seen.append(request.get("nobody's"))
+            ended.set()
+            return Answer(Done(), clock.now(), clock.now())
+
+        heart = AsyncHeart(clock, answer)
+        identities = Identities()
+        grant = Grant(b"a", b"o", 1, 1, 10, clock.now() + 10, (), False)
+        attempt = AttemptBase(identities, identities.identify("", "op", "k"), grant, clock)
+        request.set("alice's")
+        heart.watch(attempt)
+        await ended.wait()
+        heart.forget(attempt)
+
+    asyncio.run(main())
+    assert set(seen) == {"nobody's"}
