@@ -9,8 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from postgres_stores import server
+from tests.postgres_stores import server
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(

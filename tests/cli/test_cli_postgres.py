@@ -6,11 +6,13 @@ import json
 import subprocess
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import uuid4
 
 import psycopg
 import pytest
+from tests.cli.conftest import Command, Ran
+from tests.postgres_stores import pooler, server
 
 from oncekey import Once, Policy
 from oncekey.cli.exits import Exit
@@ -18,12 +20,6 @@ from oncekey.stores.postgres import PostgresStore, inspect
 from oncekey.stores.postgres.queries import Layout, make_migrations
 from oncekey.stores.postgres.schema import upgrade
 from oncekey.testing.servers.processes import wait_until
-
-if TYPE_CHECKING:
-    from tests.cli.conftest import Command, Ran
-    from tests.postgres_stores import pooler, server
-else:
-    from postgres_stores import pooler, server
 
 HOUR_US = 3_600_000_000
 ALL_STEPS = [step.name for step in make_migrations(Layout("any"))]

@@ -9,20 +9,16 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from queue import Queue
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import uuid4
 
 import pytest
+from tests.cli.conftest import Command
+from tests.postgres_stores import server
 
 from oncekey.cli.exits import Exit
 from oncekey.stores.postgres import migrate
 from oncekey.testing.servers import Postgres, require
-
-if TYPE_CHECKING:
-    from tests.cli.conftest import Command
-    from tests.postgres_stores import server
-else:
-    from postgres_stores import server
 
 PATIENCE_SECONDS = 60
 

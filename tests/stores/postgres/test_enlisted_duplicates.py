@@ -10,7 +10,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from tests.shops import NEVER, RING, Order, Shop, done, locks, rows
+from tests.shops import NEVER, RING, SHOPS, Order, Shop, done, locks, rows
 from tests.shops.rivals import CLOCK, apply, claim_of, finish_of, meanwhile_in
 from tests.stores.postgres.conftest import Play
 
@@ -276,12 +276,13 @@ def test_the_cache_never_answers_with_what_was_rolled_back(play_on_driver: Play)
 @pytest.mark.parametrize("wins", [True, False], ids=["finished", "still-running"])
 @pytest.mark.parametrize("error", [None, Terminal("mine")], ids=["returns", "refuses"])
 def test_i1_a_transaction_that_comes_too_late_is_undone(
-    play_on_driver: Play, wins: bool, error: Exception | None
+    play_mainly: Play, wins: bool, error: Exception | None
 ) -> None:
     """A peer that heeds no transaction has claimed the key meanwhile."""
 
     async def scene(shop: Shop) -> None:
-        async with type(shop)(transactional=False) as peer:
+        driver = "asyncpg" if shop.is_async else "psycopg"
+        async with SHOPS[driver](transactional=False) as peer:
 
             async def overtake() -> None:
                 (claimed,) = await apply(peer, claim_of("k"))
@@ -300,4 +301,4 @@ def test_i1_a_transaction_that_comes_too_late_is_undone(
         assert rows() == ["milk"]  # the rest of the transaction is as it was
         assert await shop.state("k") == ("succeeded" if wins else "pending")
 
-    play_on_driver(scene)
+    play_mainly(scene)

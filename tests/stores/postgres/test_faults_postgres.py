@@ -126,6 +126,15 @@ def test_no_connection_left_on_the_server(faces: Faces, postgres: Postgres) -> N
         assert not unavailable(store, "no connection left; raise max_connections").ambiguous
 
 
+def test_a_pooler_that_the_store_was_not_told_of(faces: Faces, postgres: Postgres) -> None:
+    with ExitStack() as stack:
+        address, _ = pooled(faces, postgres, stack)
+        with pytest.raises(
+            ConfigurationError, match=r"a pooler .* stands between; set pooler=true"
+        ):
+            faces.store(address).apply([make_claim("k")])
+
+
 # --- rights -------------------------------------------------------------------------------------
 
 

@@ -6,11 +6,12 @@ import random
 import uuid
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
 import pytest
 from tests.core.making import record
+from tests.postgres_stores import server
 
 from oncekey import Once
 from oncekey.core.codec import (
@@ -28,11 +29,6 @@ from oncekey.engine.status import status_of
 from oncekey.stores.postgres import migrate
 from oncekey.stores.steps import pack_steps, unpack_steps
 from oncekey.testing.servers import Postgres, find_postgres
-
-if TYPE_CHECKING:
-    from tests.postgres_stores import server
-else:
-    from postgres_stores import server
 
 HOUR = 3_600_000_000
 SCHEMA = 'views "of" all'

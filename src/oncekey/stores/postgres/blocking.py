@@ -86,20 +86,22 @@ class Database:
             line.connection.execute(statement.sql.encode(), prepare=False)
             return ()
         line.allow(self._seconds)
-        cursor = line.cursor
+        cursor = line.cursor()
         query = self._queries[statement.name]
         params = [literal(k, v) for k, v in zip(query.kinds, statement.params, strict=True)]
         if self._local is None:
             cursor.execute(query.sql.encode(), params, binary=True)
         else:
-            self._execute_in_transaction(line, query.sql.encode(), params)
+            self._execute_in_transaction(line, cursor, query.sql.encode(), params)
         rows: Sequence[Row] = cursor.fetchall() if cursor.description else ()
         if line.unreplicated:
             line.unreplicated = False
             raise faults.not_replicated()
         return rows
 
-    def _execute_in_transaction(self, line: Line, sql: bytes, params: Sequence[Any]) -> None:
+    def _execute_in_transaction(
+        self, line: Line, cursor: psycopg.RawCursor[Any], sql: bytes, params: Sequence[Any]
+    ) -> None:
         """With our settings, on a connection whose session is not ours to set: in one round trip,
         for which `connection.transaction()` would need three."""
         assert self._local is not None
@@ -109,7 +111,7 @@ class Database:
                 connection.execute(b"BEGIN", prepare=False)
             for setting in self._local:
                 connection.execute(setting, prepare=False)
-            line.cursor.execute(sql, params, binary=True, prepare=False)
+            cursor.execute(sql, params, binary=True, prepare=False)
             connection.execute(b"COMMIT", prepare=False)
 
 

@@ -13,14 +13,23 @@ from typing import Final
 from oncekey.core.errors import ConfigurationError, OncekeyError, StoreUnavailable
 
 SERIALIZATION: Final = frozenset(("40001", "40P01"))
-RING_ISOLATION: Final = "OK001"
 READ_ONLY: Final = "25006"
+
+# Codes of ours, for what the server has none for.
+RING_ISOLATION: Final = "OK001"
+POOLED: Final = "OK002"
+
+_POOLER: Final = "a pooler in transaction mode (PgBouncer) stands between; set pooler=true"
 
 # What happened and what to do, by SQLSTATE or its class.
 _MEANING: Final = {
     "25006": "the server is read-only (a standby, or default_transaction_read_only); connect to "
     "the primary",
+    "0A000": "the tables were changed under a session of ours; it is replaced",
     "25P02": "the transaction had already failed; roll it back",
+    "26": _POOLER,
+    "42P05": _POOLER,
+    POOLED: _POOLER,
     "28": "the server refused the login; check user, password and pg_hba.conf",
     "3D000": "there is no such database; create it, or check the URL",
     "3F000": "the schema is not there; run `oncekey migrate`",
@@ -56,6 +65,7 @@ _MAKING: Final = {
 _UNREACHABLE: Final = "the server cannot be reached; is it running, and is the address right?"
 # A refused connection in libpq's words, where the server speaks English.
 _REFUSALS: Final = (
+    (re.compile(r"unsupported startup parameter"), POOLED),
     (re.compile(r"FATAL: +database .* does not exist"), "3D000"),
     (re.compile(r"FATAL: +(password|.* authentication failed|no pg_hba|role )"), "28000"),
     (re.compile(r"no password supplied|password authentication failed"), "28000"),
@@ -69,6 +79,8 @@ _SET_UP: Final = frozenset(("28", "3D", "3F", "42"))
 _BROKEN: Final = frozenset(("57P01", "57P02", "57P05"))
 # The store's trouble. Anything else is one command's fault, so its neighbours are spared.
 _STORES: Final = frozenset(("08", "25", "28", "3D", "3F", "40", "42", "53", "55", "57", "58", "XX"))
+# The same for sessions that are our own: others' may have reasons of their own.
+_SESSIONS: Final = frozenset(("0A", "26"))
 
 
 def state_of(error: BaseException | None) -> str:
@@ -95,7 +107,7 @@ def serving(error: BaseException, *, broken: bool) -> StoreUnavailable | None:
         if not broken:
             return None
         return StoreUnavailable(f"the connection to PostgreSQL broke: {_said(error)}")
-    if state[:2] not in _STORES:
+    if state[:2] not in _STORES | _SESSIONS:
         return None
     ambiguous = broken or state in _BROKEN or state[:2] == "08"
     return StoreUnavailable(text(error), ambiguous=ambiguous)
@@ -147,16 +159,18 @@ def making(error: BaseException, *, broken: bool) -> OncekeyError | None:
 def preparing(error: OncekeyError) -> OncekeyError:
     """What `error` is while nothing has been served yet: to be mended, or to be waited out."""
     cause = error.__cause__
-    if isinstance(error, StoreUnavailable) and cause and _reason_of(cause)[:2] in _SET_UP:
-        return ConfigurationError(str(error))
+    if isinstance(error, StoreUnavailable) and cause is not None:
+        reason = _reason_of(cause)
+        if reason[:2] in _SET_UP or reason in (POOLED, "26000"):
+            return ConfigurationError(str(error))
     return error
 
 
 def is_over(error: BaseException) -> bool:
-    """Whether to use no connection of this session's kind again: the server ends it, or is not
-    the one to be connected to (any more)."""
+    """Whether to use this session no more: the server ends it, or is not the one to be connected
+    to (any more), or what the session remembers of the tables is not so any more."""
     state = state_of(error)
-    return state in _BROKEN or state[:2] == "08" or state == READ_ONLY
+    return state in _BROKEN or state[:2] in ("08", "0A", "XX") or state == READ_ONLY
 
 
 def enlisted(error: BaseException) -> Exception | None:
@@ -177,18 +191,20 @@ def enlisted(error: BaseException) -> Exception | None:
 
 
 def text(error: BaseException) -> str:
-    state = _reason_of(error)
-    meaning = _MEANING.get(state) or _MEANING.get(state[:2])
+    reason = _reason_of(error)
+    meaning = _MEANING.get(reason) or _MEANING.get(reason[:2])
+    state = state_of(error)
     said = f"PostgreSQL {state}: {_said(error)}" if state else _said(error)
     return f"{meaning} ({said})" if meaning else f"PostgreSQL cannot be used: {said}"
 
 
 def _reason_of(error: BaseException) -> str:
+    """The SQLSTATE, or what the words tell: of a refused connection, libpq gives words alone."""
     state = state_of(error)
-    if state:
+    if state and state[:2] != "08":
         return state
     words = str(error)
-    return next((known for pattern, known in _REFUSALS if pattern.search(words)), "")
+    return next((known for pattern, known in _REFUSALS if pattern.search(words)), state)
 
 
 def _said(error: BaseException) -> str:

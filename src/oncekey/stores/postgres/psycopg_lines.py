@@ -48,7 +48,6 @@ class Line:
 
     def __init__(self, connection: psycopg.Connection[Any]) -> None:
         self.connection = connection
-        self.cursor: psycopg.RawCursor[Any] = psycopg.RawCursor(connection, row_factory=tuple_row)
         self.unreplicated = False  # a commit of ours that no standby has confirmed
         self._end = 0.0
         self._asked_to_stop = False
@@ -56,6 +55,10 @@ class Line:
         self._patient = connection.wait
         connection.wait = self._wait  # type: ignore[method-assign,assignment]
         connection.add_notice_handler(self._hear)
+
+    def cursor(self) -> psycopg.RawCursor[Any]:
+        """For one statement: its rows are not kept longer than needed."""
+        return psycopg.RawCursor(self.connection, row_factory=tuple_row)
 
     def allow(self, seconds: float) -> None:
         """How long whatever is waited for from now on may take."""

@@ -25,6 +25,7 @@ from oncekey.core.commands import (
     Renew,
     Replay,
     Reply,
+    SaveStep,
 )
 from oncekey.core.machine import decide, is_garbage
 from oncekey.core.record import Record, State
@@ -108,6 +109,7 @@ def held(**changes: object) -> Record:
 _FENCE: Final = EARLY - 500
 _FINISH: Final = Finish(KEY, _FIRST, _FENCE, State.SUCCEEDED, b"A's")
 _FAILURE: Final = Finish(KEY, _FIRST, _FENCE, State.FAILED, b"A's failure")
+_STEP: Final = SaveStep(KEY, _FIRST, _FENCE, "pay", False, b"intent")
 _RENEWAL: Final = Renew(KEY, _FIRST, _FENCE, _LEASE)
 _ENDED: Final = held(state=State.SUCCEEDED, finished_at=_FENCE, body=b"first", keep=1_000, audit=0)
 
@@ -129,6 +131,7 @@ RACES: Final = (
     Race("a live record and the sweeper", held(), (claim("B"), Sweep())),
     Race("two endings", held(), (_FINISH, _FAILURE)),
     Race("ending and renewal", held(), (_FINISH, _RENEWAL)),
+    Race("renewal and a step", held(), (_RENEWAL, _STEP)),
 )
 
 

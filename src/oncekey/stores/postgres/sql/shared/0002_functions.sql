@@ -364,6 +364,7 @@ DECLARE
     n CONSTANT bigint := coalesce(p_now, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint);
     v_name CONSTANT text := p_id::text || '/{seed} ';
     v_running CONSTANT text := coalesce(current_setting('oncekey.running', true), '');
+    v_writes boolean := true;
     t {schema}.records;
 BEGIN
     IF p_ring AND current_setting('transaction_isolation') <> 'read committed' THEN
@@ -374,7 +375,10 @@ BEGIN
     left_open := coalesce(nullif(current_setting('oncekey.left_open', true), ''), '0');
     locked := false;
     SELECT o.* INTO t FROM {schema}.records o WHERE o.id = p_id;
-    IF NOT FOUND OR {schema}.claim_rule_1(t, p_owner, p_fingerprint, true, n) > 0 THEN
+    IF FOUND THEN
+        v_writes := {schema}.claim_rule_1(t, p_owner, p_fingerprint, true, n) > 0;
+    END IF;
+    IF v_writes THEN
         IF position(v_name IN v_running) > 0
             OR NOT pg_try_advisory_xact_lock(uuid_hash_extended(p_id, {seed}))
         THEN
@@ -389,7 +393,7 @@ BEGIN
         -- The look in a statement of its own: it must be younger than the lock.
         SELECT o.* INTO t FROM {schema}.records o WHERE o.id = p_id;
     END IF;
-    IF FOUND THEN
+    IF t.id IS NOT NULL THEN
         r_id := uuid_send(t.id);
         r_state := t.state;
         r_fingerprint := t.fingerprint;

@@ -5,8 +5,9 @@
 -- the present slot, each under its key's lock, so that nobody looks for one while it is on its way.
 --
 -- The look before the lock is long and harms nobody; what happens under the lock is short. The
--- lock is waited for only briefly, since claims queue behind a waiter. Gives the number of records
--- removed; 0 where nothing was due or a lock could not be had, to be tried again later.
+-- lock is waited for only briefly, since claims queue behind a waiter. One rotates at a time: two
+-- would look and then wait for each other. Gives the number of records removed; 0 where nothing was
+-- due or a lock could not be had, to be tried again later.
 CREATE FUNCTION {schema}.rotate_1(p_now bigint, p_slots integer, p_period bigint, p_moves bigint)
 RETURNS bigint LANGUAGE plpgsql VOLATILE AS $rotate$
 DECLARE
@@ -18,6 +19,10 @@ DECLARE
     v_live bigint;
     v_moved bigint := 0;
 BEGIN
+    IF NOT pg_try_advisory_xact_lock({seed}) THEN
+        RETURN 0;  -- another one is at it, or the tables are being migrated
+    END IF;
+    PERFORM set_config('lock_timeout', '50ms', true);
     FOR back IN REVERSE p_slots - 1 .. 2 LOOP
         v_slot := (v_turn - back + p_slots) % p_slots;
         v_table := format('{schema}.records_%s', v_slot);
@@ -32,31 +37,28 @@ BEGIN
             FROM pg_class c WHERE c.oid = v_table::regclass;
         END IF;
         CONTINUE WHEN v_rows = v_live;  -- nothing to remove
-        PERFORM set_config('lock_timeout', '50ms', true);
-        BEGIN
-            EXECUTE format('LOCK TABLE %s IN ACCESS EXCLUSIVE MODE', v_table);
-            EXECUTE format(
-                'SELECT count(*) FILTER (WHERE NOT pg_try_advisory_xact_lock('
-                'uuid_hash_extended(id, {seed}))) FROM %s WHERE sweep_at > $1', v_table)
-                INTO v_live USING n;
-            IF v_live > 0 THEN
-                RAISE EXCEPTION USING ERRCODE = 'lock_not_available';
-            END IF;
-            EXECUTE format(
-                'INSERT INTO {schema}.records (id, owner, fence, created_at, lease_until, '
-                'finished_at, keep, audit, sweep_at, attempt, revision, state, slot, retry_safe, '
-                'fingerprint, scope, operation, key, steps, body, note) '
-                'SELECT id, owner, fence, created_at, lease_until, finished_at, keep, audit, '
-                'sweep_at, attempt, revision, state, $2, retry_safe, fingerprint, scope, '
-                'operation, key, steps, body, note FROM %s WHERE sweep_at > $1', v_table)
-                USING n, (v_turn % p_slots)::smallint;
-            GET DIAGNOSTICS v_moved = ROW_COUNT;
-            EXECUTE format('TRUNCATE %s', v_table);
-        EXCEPTION WHEN lock_not_available THEN
-            RETURN 0;  -- also when the claim that holds a key is still under way
-        END;
+        EXECUTE format('LOCK TABLE %s IN ACCESS EXCLUSIVE MODE', v_table);
+        EXECUTE format(
+            'SELECT count(*) FILTER (WHERE NOT pg_try_advisory_xact_lock('
+            'uuid_hash_extended(id, {seed}))) FROM %s WHERE sweep_at > $1', v_table)
+            INTO v_live USING n;
+        IF v_live > 0 THEN
+            RAISE EXCEPTION USING ERRCODE = 'lock_not_available';
+        END IF;
+        EXECUTE format(
+            'INSERT INTO {schema}.records (id, owner, fence, created_at, lease_until, '
+            'finished_at, keep, audit, sweep_at, attempt, revision, state, slot, retry_safe, '
+            'fingerprint, scope, operation, key, steps, body, note) '
+            'SELECT id, owner, fence, created_at, lease_until, finished_at, keep, audit, '
+            'sweep_at, attempt, revision, state, $2, retry_safe, fingerprint, scope, '
+            'operation, key, steps, body, note FROM %s WHERE sweep_at > $1', v_table)
+            USING n, (v_turn % p_slots)::smallint;
+        GET DIAGNOSTICS v_moved = ROW_COUNT;
+        EXECUTE format('TRUNCATE %s', v_table);
         RETURN v_rows - v_moved;
     END LOOP;
     RETURN 0;
+EXCEPTION WHEN lock_not_available THEN
+    RETURN 0;  -- also when the claim that holds a key is still under way
 END
 $rotate$;
