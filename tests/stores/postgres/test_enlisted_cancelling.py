@@ -9,12 +9,17 @@ import asyncio
 from typing import Any
 
 import pytest
-from tests.shops import SHOPS, Order, Shop, locks, rows
+from tests.shops import Order, Shop, locks, rows
 from tests.stores.postgres.conftest import Stage
 
-KINDS = [kind for kind, shop in SHOPS.items() if shop.is_async]
+KINDS = [
+    "psycopg-async",
+    "asyncpg",
+    "sqlalchemy-async-session",
+    "sqlalchemy-async-connection-psycopg",
+]
 every_kind = pytest.mark.parametrize("kind", KINDS)
-POINTS = 12
+POINTS = 10
 
 
 @every_kind

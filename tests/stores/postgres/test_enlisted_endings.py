@@ -86,6 +86,29 @@ def test_i1_a_commit_in_the_body_is_refused_and_nothing_is_committed(
     stage.play(kind, scene, {})
 
 
+@pytest.mark.parametrize("kind", [kind for kind in SHOPS if "sqlalchemy" in kind])
+def test_i1_a_commit_under_a_nested_block_is_refused_too(stage: Stage, kind: str) -> None:
+    async def scene(shop: Shop) -> None:
+        def blocking(attempt: Any) -> None:
+            shop.db.begin_nested()
+            shop.send(INSERT)
+            shop.db.commit()
+
+        async def awaited(attempt: Any) -> None:
+            await shop.db.begin_nested()
+            await shop.send(INSERT)
+            await shop.db.commit()
+
+        await shop.begin()
+        tx = shop.once.in_transaction(shop.subject)
+        with pytest.raises(ConfigurationError, match="must not commit"):
+            await done(tx.run("order", "k", awaited if shop.is_async else blocking))
+        await shop.rollback()
+        assert (rows(), await shop.state("k"), locks()) == ([], None, [])
+
+    stage.play(kind, scene, {})
+
+
 @pytest.mark.parametrize("kind", ["sqlalchemy-session", "sqlalchemy-async-session"])
 def test_a_nested_block_of_the_body_may_be_committed(stage: Stage, kind: str) -> None:
     async def scene(shop: Shop) -> None:
@@ -156,6 +179,9 @@ def test_i10_a_rollback_in_the_body_leaves_nothing(
             assert isinstance(refused.value, ConfigurationError)
         else:
             assert isinstance(refused.value, psycopg.ProgrammingError)  # within a block of its own
+        if "sqlalchemy" in kind:
+            subject = shop.db() if kind == "sqlalchemy-scoped" else shop.db
+            assert not subject.in_transaction()  # and no new one was begun
         await shop.rollback()
         assert (rows(), await shop.state("k"), locks()) == ([], None, [])
         async with shop.transaction():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -173,6 +174,15 @@ def test_autocommit_is_refused(stage: Stage, kind: str) -> None:
     stage.play(kind, scene, {})
 
 
+def test_a_connection_that_is_not_open_is_refused(stage: Stage) -> None:
+    async def scene(shop: Shop) -> None:
+        made: Any = shop
+        with pytest.raises(ConfigurationError, match="not open yet"):
+            shop.once.in_transaction(made.engine.connect())
+
+    stage.play("sqlalchemy-async-connection", scene, {})
+
+
 def test_another_database_or_driver_is_refused(stage: Stage) -> None:
     async def scene(shop: Shop) -> None:
         engine = create_engine("sqlite://")
@@ -262,6 +272,42 @@ def test_django_without_autocommit(stage: Stage) -> None:
         transaction.commit()
         transaction.set_autocommit(True)
         assert (rows(), await shop.state("k")) == (["tea"], "succeeded")
+
+    stage.play("django", scene, {})
+
+
+@pytest.mark.xfail(
+    strict=True,
+    reason="engine/turns.py takes Django's one `connection` for one connection; each thread has "
+    "its own behind it",
+)
+def test_threads_share_djangos_connection_by_name_only(stage: Stage) -> None:
+    async def scene(shop: Shop) -> None:
+        from django.db import connection, transaction
+
+        both = threading.Barrier(2, timeout=10)
+        told: list[BaseException | None] = []
+
+        def work(key: str) -> None:
+            def body(attempt: Any) -> None:
+                both.wait()
+                shop.send(INSERT)
+
+            try:
+                with transaction.atomic():
+                    shop.once.in_transaction(connection).run("order", key, body)
+            except Exception as error:
+                both.abort()
+                told.append(error)
+            finally:
+                connection.close()
+
+        threads = [threading.Thread(target=work, args=(key,)) for key in "ab"]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert (told, rows()) == ([], ["tea", "tea"])
 
     stage.play("django", scene, {})
 

@@ -14,7 +14,7 @@ from tests.shops import NEVER, Order, Shop
 from tests.stores.postgres.conftest import Stage
 
 from oncekey import Terminal
-from oncekey.core.commands import Claim, Claimed, Finish, Lost, Release
+from oncekey.core.commands import Claim, Claimed, Done, Finish, Lost, Release
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.record import State
 from oncekey.stores.postgres.enlisting import (
@@ -88,13 +88,22 @@ def test_a_program_that_is_given_up_asks_for_nothing_more() -> None:
 
 
 def test_releasing_never_says_more_than_the_bodys_own_error() -> None:
-    for standing in Standing:
-        mine = participant()
-        list(mine.undo())
-        steps = mine.apply([Release(CLAIM.id, CLAIM.owner, FENCE)], standing)
-        assert names(next(steps)) == ["let_go"]
-        with pytest.raises(StopIteration):
-            steps.throw(Said("25P02"))
+    release = Release(CLAIM.id, CLAIM.owner, FENCE)
+    mine = participant()
+    list(mine.undo())
+    steps = mine.apply([release], Standing.OPEN)
+    assert names(next(steps)) == ["let_go"]
+    with pytest.raises(StopIteration):
+        steps.throw(Said("25P02"))
+
+
+@pytest.mark.parametrize("standing", [Standing.READY, Standing.BARE])
+def test_releasing_begins_no_new_transaction(standing: Standing) -> None:
+    mine = participant()
+    list(mine.undo())
+    with pytest.raises(StopIteration) as stop:
+        next(mine.apply([Release(CLAIM.id, CLAIM.owner, FENCE)], standing))
+    assert stop.value.value == [Done()]
 
 
 def test_finishing_in_no_transaction_is_refused() -> None:

@@ -130,7 +130,7 @@ def test_a_pooler_that_the_store_was_not_told_of(faces: Faces, postgres: Postgre
     with ExitStack() as stack:
         address, _ = pooled(faces, postgres, stack)
         with pytest.raises(
-            ConfigurationError, match=r"a pooler .* stands between; set pooler=true"
+            ConfigurationError, match=r"a pooler .* between; set pooler=true"
         ):
             faces.store(address).apply([make_claim("k")])
 

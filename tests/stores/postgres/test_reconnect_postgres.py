@@ -6,12 +6,23 @@ fence (I1, I4, I9).
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from tests.postgres_faces import COLOURS, Face, Faces, fresh_server, locked, make_claim, make_finish
+from tests.postgres_faces import (
+    COLOURS,
+    Face,
+    Faces,
+    fresh_server,
+    given,
+    locked,
+    make_claim,
+    make_finish,
+)
 
 from oncekey.core.commands import Claimed, Done, Replay
 from oncekey.core.errors import StoreUnavailable
@@ -22,7 +33,7 @@ from oncekey.testing.contract.bench import until
 from oncekey.testing.servers import Postgres, Proxy
 from oncekey.testing.servers.processes import free_port
 
-ROWS = "SELECT count(*), max(attempt) FROM oncekey.records"
+ROWS = "SELECT attempt, fence FROM oncekey.records WHERE uuid_send(id) = %s"
 PROMPT_SECONDS = 4.0  # far below pool_timeout, with room for a busy machine
 
 
@@ -174,6 +185,26 @@ def test_a_session_the_server_ended_is_replaced(faces: Faces, postgres: Postgres
     assert store.apply([make_finish(make_claim("k"), fence)]) == [Done()]
 
 
+@pytest.mark.parametrize("mode", ["fast", "immediate"])
+def test_a_pool_of_the_callers_gets_over_a_restart_too(
+    faces: Faces, postgres: Postgres, mode: Any
+) -> None:
+    with ExitStack() as stack:
+        pool, _ = given(faces, postgres, stack)
+        store = faces.store(pool, pool_timeout="10s")
+        fence = store.claim(make_claim("k")).fence
+        postgres.stop(mode)
+        hurried = faces.store(pool, pool_timeout="300ms")
+        hurried.store._ready = True
+        for _ in range(2):
+            error = refused(hurried, make_claim("other"))
+        assert "cannot be reached" in str(error)
+        assert not error.ambiguous
+        postgres.start()
+        assert store.apply([make_finish(make_claim("k"), fence)]) == [Done()]
+        store.close()
+
+
 # --- gone in the middle -----------------------------------------------------------------------
 
 
@@ -191,7 +222,7 @@ def test_a_server_that_ends_under_a_call_leaves_it_open(
     assert isinstance(error, StoreUnavailable)
     assert error.ambiguous
     postgres.start()
-    assert postgres.execute(ROWS) == [(0, None)]
+    assert postgres.execute(ROWS, (make_claim("k").id,)) == []
     assert store.claim(make_claim("k")).attempt == 1
 
 
@@ -201,7 +232,8 @@ def waits(postgres: Postgres) -> int:
 
 
 def warm_up(store: Face) -> None:
-    """Have the statement prepared, so that the next request is its execution alone."""
+    """Have the statements prepared, so that the next request is the execution of one alone."""
+    store.apply([make_claim("warm")])
     store.apply([make_finish(make_claim("nobody's"), 1)])
 
 
@@ -217,9 +249,9 @@ def test_i9_a_claim_and_a_finish_whose_replies_are_lost(
     proxy.drop_replies(after=commit)
     assert refused(store, claim, match="connection").ambiguous
     proxy.wait_until_dropped()
-    assert postgres.execute(ROWS) == [(1, 1)]  # it was done all the same
-    fence = store.claim(claim).fence
-    assert postgres.execute("SELECT attempt, fence FROM oncekey.records") == [(1, fence)]
+    ((attempt, fence),) = postgres.execute(ROWS, (claim.id,))  # it was done all the same
+    assert store.claim(claim) == Claimed(fence, attempt, ())
+    assert postgres.execute(ROWS, (claim.id,)) == [(1, fence)]
     warm_up(store)
     finish = make_finish(claim, fence, b"answer")
     proxy.drop_replies(after=commit)
@@ -258,14 +290,16 @@ def test_i4_a_finish_waits_out_a_restart(faces: Faces, postgres: Postgres) -> No
     """The body has run and the server is down: the outcome is stored as soon as it is back."""
     once = faces.once(faces.store(postgres.url()), cache=0, policy=Policy(lease="1h"))
     ran: list[str] = []
+    stopped = threading.Event()
 
     def body(attempt: Any) -> str:
         ran.append("body")
         postgres.stop("immediate")
+        stopped.set()
         return "answer"
 
     running = faces.start(once.run, "op", "k", body)
-    until(lambda: bool(ran) and not postgres.is_running)
+    assert stopped.wait(60)
     postgres.start()
     assert running.result(60).value == "answer"
     assert once.run("op", "k", body).replayed

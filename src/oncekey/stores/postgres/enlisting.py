@@ -128,7 +128,7 @@ class Participant:
         if run is None:
             return (yield from self._elsewhere(command))
         if isinstance(command, Release):
-            yield from self._give_up(run)
+            yield from self._give_up(run, standing)
             return Done()
         if isinstance(command, Finish):
             return (yield from self._finish(run, command, standing))
@@ -185,7 +185,7 @@ class Participant:
             raise
         except BaseException as error:
             # Rows without their record must not be committed, whoever catches this.
-            yield from self._give_up(run)
+            yield from self._give_up(run, standing)
             if faults.state_of(error) == TOO_LATE:
                 return Lost()
             raise
@@ -224,13 +224,17 @@ class Participant:
             ),
         )
 
-    def _give_up(self, run: _Run) -> Part[None]:
+    def _give_up(self, run: _Run, standing: Standing) -> Part[None]:
         """Undo what the run has done, and free its key for this transaction; others have to wait
         for its end. Why that had to be is what the caller must see: no error of ours."""
         self._runs.remove(run)
         back = (Saving(Save.BACK, run.mark),) if run.mark else ()
+        # Where the transaction is over the key is free, and no new one must be begun for that.
+        free = (_let_go(run.record.id),) if standing is Standing.OPEN else ()
+        if not back and not free:
+            return
         try:
-            yield (*back, _let_go(run.record.id))
+            yield (*back, *free)
         except Exception:
             return  # the transaction has failed or is over, so nothing of the run is left
 
@@ -266,13 +270,13 @@ class Participant:
     def settle(self, standing: Standing) -> Part[None]:
         """The body is through. Its savepoint stays until the record is written."""
         if standing is not Standing.OPEN:
-            yield from self.give_up()
+            yield from self.give_up(standing)
             raise transaction_over()
 
-    def give_up(self) -> Part[None]:
+    def give_up(self, standing: Standing = Standing.OPEN) -> Part[None]:
         """Nothing becomes of the innermost run."""
         if self._runs:
-            yield from self._give_up(self._runs[-1])
+            yield from self._give_up(self._runs[-1], standing)
 
 
 def _let_go(id: bytes) -> Statement:

@@ -81,11 +81,11 @@ class _Books:
         bound = self._bound()  # a session sends its SAVEPOINT only when this is asked for
 
         def refuse(_: object) -> None:
-            if self._subject.get_nested_transaction() is not nested:
-                return  # a nested one of the body's own
             if not self._is_session:
                 # Whatever is raised now, SQLAlchemy takes the transaction for ended.
                 bound.connection.dbapi_connection.rollback()
+            elif self._subject.get_nested_transaction() is not nested:
+                return  # a session tells of nested commits too: this is one of the body's own
             raise ConfigurationError(
                 "the body of an operation must not commit the transaction it runs in: its record "
                 "would be missing. Leave that to whoever began the transaction, after the run"
@@ -153,6 +153,10 @@ class AsyncAlchemy(Async):
         subject = self._connection
         is_session = hasattr(subject, "sync_session")
         inner = subject.sync_session if is_session else subject.sync_connection
+        if inner is None:
+            raise ConfigurationError(
+                "this AsyncConnection is not open yet: `async with engine.connect() as connection:`"
+            )
         self._books = _Books(inner, self._texts)
 
     async def _standing(self) -> Standing:
