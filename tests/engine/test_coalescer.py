@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -217,15 +215,21 @@ def test_an_interrupted_follower_does_not_strand_those_behind_it() -> None:
     main = threading.main_thread().ident
     assert main is not None
 
+    stopped = threading.Event()
+
     def interrupt() -> None:
         deadline = time.monotonic() + PATIENCE
-        while sys._current_frames()[main].f_code is not Coalescer._wait.__code__:
+        while len(coalescer._queue) < 1:
             assert time.monotonic() < deadline, "the main thread never queued up"
             time.sleep(0.0002)
-        os.kill(os.getpid(), signal.SIGUSR1)
+        # Again and again: a signal that comes just before the thread begins to wait is not seen.
+        while not stopped.wait(0.005):
+            signal.pthread_kill(main, signal.SIGUSR1)
 
     def stop(*_: object) -> None:
-        raise Stop
+        if not stopped.is_set():
+            stopped.set()
+            raise Stop
 
     before = signal.signal(signal.SIGUSR1, stop)
     helper = threading.Thread(target=interrupt, daemon=True)

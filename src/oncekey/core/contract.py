@@ -68,7 +68,8 @@ class Enlisted(Protocol):
     One run: `apply(Claim)`, `mark`, the body, then either `settle` and `apply(Finish)`, or `undo`
     and `apply` of what a raising body leaves. A body may also ask for `undo` and `mark` halfway, as
     often as it likes. Runs within runs do all this while the outer one is marked; `undo` means the
-    innermost.
+    innermost. Where the caller's connection is only a name for one of each thread, an attribute
+    `connection` gives the real one.
     """
 
     def apply(self, commands: Sequence[Command], /) -> list[Reply]:

@@ -80,6 +80,7 @@ class Kernel:
         # Policies that were checked. Made anew, and after the guarantee is known: whoever checks
         # against the old one meanwhile remembers that in the old dict.
         self._policies: dict[tuple[tuple[str, Any], ...], Policy] = {}
+        self._inside: Kernel | None = None
         # "Only inside transactions" is a fine default on a store that has them: then it is held
         # against each operation that comes without one, not against the store.
         self._only_transactions = (
@@ -90,10 +91,23 @@ class Kernel:
         if not self._only_transactions:
             self._check_level(self.policy, "(every operation)")
 
+    def reset(self) -> None:
+        """Fresh locks: at the start, and in a forked child."""
+        self.waiters.reset()
+        self.cache.reset()
+        self._inside = None
+
     def for_transaction(self) -> Kernel:
         """The same set-up for use inside the caller's transaction, which may yet roll back:
         nothing of it is cached, and a body that raises leaves nothing behind."""
-        inside = Kernel(
+        inside = self._inside
+        if inside is None or inside.guarantee is not self.guarantee:
+            inside = self._inside = self._for_transaction()
+        inside._subscribers = self._subscribers
+        return inside
+
+    def _for_transaction(self) -> Kernel:
+        return Kernel(
             policy=replace(self.policy, retry_safe=True),
             identities=self.identities,
             guarantee=self.guarantee,
@@ -103,8 +117,6 @@ class Kernel:
             raw_keys=self.raw_keys,
             transactional=True,
         )
-        inside._subscribers = self._subscribers
-        return inside
 
     # --- before the run ---------------------------------------------------------------------
 

@@ -276,11 +276,6 @@ def test_django_without_autocommit(stage: Stage) -> None:
     stage.play("django", scene, {})
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="engine/turns.py takes Django's one `connection` for one connection; each thread has "
-    "its own behind it",
-)
 def test_threads_share_djangos_connection_by_name_only(stage: Stage) -> None:
     async def scene(shop: Shop) -> None:
         from django.db import connection, transaction

@@ -6,15 +6,22 @@ Each claim, plain and on the ring: claims, takeovers, endings, renewals, the swe
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from tests.postgres_stores import DATABASE, server
 
-from oncekey.testing.explore.database import PLAIN, RING, Database, Setup
+from oncekey.core.commands import Done, Renew, Reply, SaveStep
+from oncekey.stores.postgres.program import Statement
+from oncekey.testing.explore.database import PLAIN, RING, Database, Session, Setup
 from oncekey.testing.explore.overlap import overlap
 from oncekey.testing.explore.races import EARLY, LATE, RACES, Race
+from oncekey.testing.explore.scenario import KEY
+from oncekey.testing.servers.processes import wait_until
 
 SOAK = os.environ.get("ONCEKEY_SOAK") == "1"
 SETUPS = {
@@ -44,6 +51,45 @@ def test_every_order_can_be_explained(race: Race, database: Database) -> None:
     report = overlap(replace(race, lazy=True), database)
     assert not report.invariant, f"\n{report}"
     assert report.runs > 5
+
+
+def test_i14_an_owner_is_heard_while_another_statement_of_its_own_commits(
+    database: Database,
+) -> None:
+    """A step that waits for the disk must not make the heartbeat believe that the key is lost."""
+    race = next(race for race in RACES if race.name == "renewal and a step")
+    renewal, step = race.racers
+    assert isinstance(renewal, Renew)
+    assert isinstance(step, SaveStep)
+    database.reset(race.before)
+    program = database.setup.program(lambda: EARLY)
+    with (
+        closing(database.connect()) as first,
+        closing(database.connect()) as second,
+        ThreadPoolExecutor(1) as thread,
+    ):
+        steps = program.apply([step])
+        rows, _ = first.begin(next(steps))
+        _, is_open = first.begin(steps.send(rows))
+        assert is_open
+        heard = thread.submit(_run, program.apply([renewal]), second)
+        wait_until(lambda: heard.done() or database.blocks(second), "the renewal waits")
+        assert not heard.done(), f"it did not wait: {heard.result()}"
+        first.commit()
+        assert heard.result(20) == [Done()]
+    (met,) = database.records(KEY)
+    assert [done.name for done in met.record.steps] == ["pay"]
+    assert met.record.lease_until == EARLY + renewal.lease
+
+
+def _run(steps: Generator[Statement, Any, list[Reply]], session: Session) -> list[Reply]:
+    statement = next(steps)
+    while True:
+        try:
+            statement = steps.send(session.run(statement))
+        except StopIteration as stop:
+            replies: list[Reply] = stop.value
+            return replies
 
 
 def test_the_clock_crosses_a_boundary_of_the_ring() -> None:

@@ -191,8 +191,9 @@ class AsyncOnce(AsyncOperations):
         """
         kernel = self._kernel.for_transaction()
         enlisted = self._store.enlist(connection)
+        real = getattr(enlisted, "connection", connection)
         runner = AsyncRunner(
-            kernel, enlisted.apply, coalesce=False, enlisted=enlisted, connection=connection
+            kernel, enlisted.apply, coalesce=False, enlisted=enlisted, connection=real
         )
         return _InTransaction(kernel, runner, self)
 

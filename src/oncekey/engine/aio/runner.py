@@ -93,8 +93,8 @@ class AsyncRunner:
         """No loops, no tasks: at the start, and in a forked child."""
         self._lock = threading.Lock()
         self._homes: dict[asyncio.AbstractEventLoop, Home] = {}
-        self.kernel.waiters.reset()
-        self.kernel.cache.reset()
+        if self._enlisted is None:
+            self.kernel.reset()
 
     def home(self) -> Home:
         loop = asyncio.get_running_loop()

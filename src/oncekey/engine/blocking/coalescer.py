@@ -3,13 +3,17 @@
 Who comes while a lane of the store is free leads: it calls the store and hands out the replies. Who
 comes while all lanes are taken queues up and is the next batch, led by its first member. A lone
 command leaves at once; sixty-four share one commit.
+
+A caller may be interrupted anywhere (Ctrl-C, a task's time limit) while others count on it. So what
+changes hands does so in one assignment, which no signal can split, and whatever a ticket still owes
+the others can be read from it and made up for.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from oncekey.core.commands import Command, Reply
 from oncekey.core.errors import StoreUnavailable
@@ -19,21 +23,38 @@ Apply = Callable[[Sequence[Command]], list[Reply]]
 
 
 class _Ticket:
-    """One queued command; `turn` is held until there is an outcome or the lead.
+    """One command, and what its caller owes the others.
 
-    `next` is the neighbour in the batch to wake: one wakes the other, so that they come to the
-    interpreter one after the other instead of all at once.
+    turn       held until the ticket is called: it has its outcome, or `leads`
+    followers  the rest of its batch, once a leader has taken them from the queue
+    settled    a leader has given everyone in its batch their outcome
+    next       whom to call then: one calls the other, so that they come to the interpreter one
+               after the other instead of all at once
+    ended      it owes nothing more
     """
 
-    __slots__ = ("awake", "command", "leads", "next", "outcome", "turn")
+    __slots__ = (
+        "called",
+        "command",
+        "ended",
+        "followers",
+        "leads",
+        "next",
+        "outcome",
+        "settled",
+        "turn",
+    )
 
     def __init__(self, command: Command) -> None:
         self.command = command
         self.outcome: Outcome | None = None
-        self.leads = False
-        self.awake = False
-        self.next: _Ticket | None = None
         self.turn: threading.Lock | None = None
+        self.called = False
+        self.leads = False
+        self.followers: list[_Ticket] | None = None
+        self.settled = False
+        self.next: _Ticket | None = None
+        self.ended = False
 
 
 class Coalescer:
@@ -48,100 +69,120 @@ class Coalescer:
         self._most = most
         self._lanes = lanes
         self._lock = threading.Lock()
-        self._queue: deque[_Ticket] = deque()
+        self._queue: list[_Ticket] = []
         self._taken = 0
         self._in_flight = 0
 
     def call(self, command: Command) -> Reply:
         """The store's reply; raises what the store raised for this command."""
         ticket = _Ticket(command)
-        with self._lock:
-            if self._taken < self._lanes:
-                self._taken += 1
-                ticket.leads = True
-            else:
-                ticket.turn = threading.Lock()
+        try:
+            self._enter(ticket)
+            if ticket.turn is not None:
                 ticket.turn.acquire()
-                self._queue.append(ticket)
-        if ticket.leads:
-            self._lead(ticket)
-        else:
-            try:
-                self._wait(ticket)
-            except BaseException:
-                # Interrupted (Ctrl-C): others count on this ticket's turn, so it is not left.
-                if not ticket.awake:
-                    threading.Thread(target=self._wait, args=(ticket,), daemon=True).start()
-                raise
+            if ticket.leads:
+                self._lead(ticket)
+            self._move_on(ticket)
+        except BaseException:
+            self._leave(ticket)
+            raise
         assert ticket.outcome is not None
         if isinstance(ticket.outcome, Exception):
             raise ticket.outcome
         return ticket.outcome
 
-    def _wait(self, ticket: _Ticket) -> None:
-        """Until there is an outcome; where the lead is handed over, by leading."""
-        assert ticket.turn is not None
-        ticket.turn.acquire()  # released by whoever brings the outcome or the lead
-        ticket.awake = True
-        if ticket.leads:
-            self._lead(ticket)
-        else:
-            self._wake(ticket.next)
-
     def call_many(self, commands: Sequence[Command]) -> list[Outcome]:
         """Outcomes of several commands of one caller, failures as values."""
-        if not commands:
-            return []
         outcomes: list[Outcome] = []
         for start in range(0, len(commands), self._most):
             outcomes += self._settle(commands[start : start + self._most])
         return outcomes
 
-    def _lead(self, leader: _Ticket) -> None:
-        """Send one batch, give everyone in it their outcome, pass the lead on."""
-        with self._lock:
-            waiting = 1 + len(self._queue)
-            size = batch_size(waiting, self._in_flight, self._lanes, self._most)
-            followers = [self._queue.popleft() for _ in range(size - 1)]
-            self._in_flight += size
-        outcomes: list[Outcome] = []
-        try:
-            commands = [leader.command, *(ticket.command for ticket in followers)]
-            outcomes = self._settle(commands)
-        finally:
-            # Also when this thread is interrupted: nobody may be left waiting for ever.
-            if not outcomes:
-                lost = StoreUnavailable("the thread that led this batch was interrupted")
-                outcomes = [lost] * size
-            leader.outcome = outcomes[0]
-            follower: _Ticket | None = None
-            for ticket, outcome in zip(reversed(followers), reversed(outcomes[1:]), strict=True):
-                ticket.outcome = outcome
-                ticket.next, follower = follower, ticket
-            with self._lock:
-                self._in_flight -= size
-            self._wake(follower)
+    # --- one ticket's way ---------------------------------------------------------------------
 
-    def _wake(self, follower: _Ticket | None) -> None:
-        """Wake the next of this batch; after the last one, whoever leads the next batch.
+    def _enter(self, ticket: _Ticket) -> None:
+        """Take a free lane, or queue up."""
+        with self._lock:
+            if self._taken < self._lanes:
+                self._taken, ticket.leads = self._taken + 1, True
+            else:
+                turn = threading.Lock()
+                turn.acquire()
+                ticket.turn = turn
+                self._queue.append(ticket)
+
+    def _lead(self, leader: _Ticket) -> None:
+        """Send one batch and give everyone in it their outcome."""
+        followers = self._take(leader, self._most)
+        commands = [leader.command, *(ticket.command for ticket in followers)]
+        self._give(leader, self._settle(commands))
+
+    def _take(self, leader: _Ticket, most: int) -> list[_Ticket]:
+        with self._lock:
+            if leader.followers is None:
+                queue = self._queue
+                size = batch_size(1 + len(queue), self._in_flight, self._lanes, most)
+                rest, flying = queue[size - 1 :], self._in_flight + size
+                self._queue, self._in_flight, leader.followers = rest, flying, queue[: size - 1]
+            return leader.followers
+
+    def _give(self, leader: _Ticket, outcomes: Sequence[Outcome]) -> None:
+        assert leader.followers is not None
+        last = leader
+        leader.outcome = outcomes[0]
+        for ticket, outcome in zip(leader.followers, outcomes[1:], strict=True):
+            ticket.outcome = outcome
+            last.next = ticket
+            last = ticket
+        with self._lock:
+            self._in_flight, leader.settled = self._in_flight - len(outcomes), True
+
+    def _move_on(self, ticket: _Ticket) -> None:
+        """Call the next of this batch; after the last one, whoever leads the next batch.
 
         Until then most of the batch have queued up again, which makes for full batches.
         """
-        if follower is None:
-            self._pass_on()
-        else:
-            assert follower.turn is not None
-            follower.turn.release()
+        if ticket.next is None:
+            with self._lock:
+                if not self._queue:
+                    self._taken, ticket.ended = self._taken - 1, True
+                    return
+                heir, rest = self._queue[0], self._queue[1:]
+                self._queue, ticket.next, heir.leads = rest, heir, True
+        following = ticket.next
+        assert following.turn is not None
+        following.called = True
+        with suppress(RuntimeError):  # called already, just before an interruption
+            following.turn.release()
+        ticket.ended = True
 
-    def _pass_on(self) -> None:
-        with self._lock:
-            if not self._queue:
-                self._taken -= 1
-                return
-            heir = self._queue.popleft()
-            heir.leads = True
-        assert heir.turn is not None
-        heir.turn.release()
+    # --- interrupted --------------------------------------------------------------------------
+
+    def _leave(self, ticket: _Ticket) -> None:
+        """The caller goes: what it owes is done now, or by a thread if it must be waited for."""
+        if ticket.ended:
+            return
+        if ticket.leads or ticket.called:
+            self._make_up(ticket)
+        elif ticket.turn is not None:
+            threading.Thread(target=self._stand_in, args=(ticket,), daemon=True).start()
+
+    def _make_up(self, ticket: _Ticket) -> None:
+        if ticket.leads and not ticket.settled:
+            followers = self._take(ticket, most=1)
+            lost = StoreUnavailable("the thread that led this batch was interrupted")
+            self._give(ticket, [lost] * (1 + len(followers)))
+        self._move_on(ticket)
+
+    def _stand_in(self, ticket: _Ticket) -> None:
+        """In a thread of its own: wait for the ticket's turn in its caller's place."""
+        assert ticket.turn is not None
+        ticket.turn.acquire()
+        if ticket.leads:
+            self._lead(ticket)
+        self._move_on(ticket)
+
+    # --- the store ----------------------------------------------------------------------------
 
     def _settle(self, commands: Sequence[Command]) -> list[Outcome]:
         try:

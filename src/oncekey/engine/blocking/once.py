@@ -206,9 +206,8 @@ class Once(Operations):
         """
         kernel = self._kernel.for_transaction()
         enlisted = self._store.enlist(connection)
-        runner = Runner(
-            kernel, enlisted.apply, coalesce=False, enlisted=enlisted, connection=connection
-        )
+        real = getattr(enlisted, "connection", connection)
+        runner = Runner(kernel, enlisted.apply, coalesce=False, enlisted=enlisted, connection=real)
         return _InTransaction(kernel, runner, self)
 
     def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:

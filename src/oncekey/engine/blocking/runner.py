@@ -64,10 +64,10 @@ class Runner:
 
     def reset(self) -> None:
         """Fresh locks and threads: at the start, and in a forked child."""
-        self._coalescer = Coalescer(self._apply, lanes=self._lanes)
-        self._heart = Heart(self._answer_many, self._clock)
-        self.kernel.waiters.reset()
-        self.kernel.cache.reset()
+        if self._enlisted is None:  # in a caller's transaction nothing is shared or kept alive
+            self._coalescer = Coalescer(self._apply, lanes=self._lanes)
+            self._heart = Heart(self._answer_many, self._clock)
+            self.kernel.reset()
 
     def run(self, job: Job, body: Body[T]) -> Result[T]:
         if self._enlisted is not None:

@@ -62,7 +62,7 @@ class AsyncDatabase:
             try:
                 statement = next(steps)
                 while True:
-                    line.is_idle = False
+                    line.begin()
                     rows = await self._execute(line, statement)
                     line.is_idle = True
                     statement = steps.send(rows)
@@ -72,7 +72,6 @@ class AsyncDatabase:
             except TimeoutError as error:
                 await line.recover()
                 if line.unreplicated:
-                    line.unreplicated = False
                     raise faults.not_replicated() from error
                 raise StoreUnavailable("no answer from the server in time") from error
             except ERRORS as error:
@@ -97,7 +96,6 @@ class AsyncDatabase:
         else:
             rows = await line.connection.fetch(query.sql, *params, timeout=self._seconds)
         if line.unreplicated:
-            line.unreplicated = False
             line.is_idle = True
             raise faults.not_replicated()
         return rows

@@ -49,6 +49,10 @@ class Line:
         self._expires = time.monotonic() + LIFETIME_SECONDS
         connection.add_log_listener(self._hear)
 
+    def begin(self) -> None:
+        """Something new is sent."""
+        self.is_idle = self.unreplicated = False
+
     def _hear(self, connection: Any, message: Any) -> None:
         """Notice commits that were not replicated: the server only warns."""
         if message.server_source_function == UNREPLICATED:

@@ -95,7 +95,6 @@ class Database:
             self._execute_in_transaction(line, cursor, query.sql.encode(), params)
         rows: Sequence[Row] = cursor.fetchall() if cursor.description else ()
         if line.unreplicated:
-            line.unreplicated = False
             raise faults.not_replicated()
         return rows
 

@@ -40,6 +40,7 @@ class Blocking(ABC):
     leaves_savepoints = False
 
     def __init__(self, connection: Any, program: Program) -> None:
+        self.connection = connection  # the real one, where the caller's is only its name
         self._connection = connection
         self._texts = texts_of(program.layout)
         self._participant = Participant(program, leaves=self.leaves_savepoints)
@@ -98,6 +99,7 @@ class Async(ABC):
     leaves_savepoints = False
 
     def __init__(self, connection: Any, program: Program) -> None:
+        self.connection = connection  # the real one, where the caller's is only its name
         self._connection = connection
         self._texts = texts_of(program.layout)
         self._participant = Participant(program, leaves=self.leaves_savepoints)

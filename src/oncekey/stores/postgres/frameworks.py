@@ -132,8 +132,8 @@ class Alchemy(Blocking):
     """An SQLAlchemy Session, scoped_session or Connection."""
 
     def __init__(self, connection: Any, program: Program) -> None:
-        super().__init__(connection, program)
-        self._books = _Books(_unscoped(connection), self._texts)
+        super().__init__(_unscoped(connection), program)
+        self._books = _Books(self._connection, self._texts)
 
     def _standing(self) -> Standing:
         return self._books.standing()
@@ -183,7 +183,10 @@ class Django(Blocking):
     """Django's `connection` or `connections[alias]`, inside `transaction.atomic()`."""
 
     def __init__(self, connection: Any, program: Program) -> None:
-        super().__init__(connection, program)
+        from django.db import connections
+
+        # `connection` is one name for a connection of each thread.
+        super().__init__(connections[connection.alias], program)
         if connection.vendor != "postgresql":
             raise ConfigurationError(
                 f"in_transaction cannot use Django's connection {connection.alias!r}: it leads to "

@@ -137,7 +137,9 @@ class Options:
         return self.synchronous_commit in ("on", "remote_apply")
 
     def program(self) -> Program:
-        return Program(self.layout, claim=self.claim, guard=self.takes_part, clock=self.clock)
+        layout = self.layout
+        guard = self.takes_part or layout.is_ring  # moving a record takes its key's lock as well
+        return Program(layout, claim=self.claim, guard=guard, clock=self.clock)
 
     @property
     def session(self) -> dict[str, str]:

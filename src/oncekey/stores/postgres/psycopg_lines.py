@@ -61,9 +61,9 @@ class Line:
         return psycopg.RawCursor(self.connection, row_factory=tuple_row)
 
     def allow(self, seconds: float) -> None:
-        """How long whatever is waited for from now on may take."""
+        """Begin something new, and say how long all that is waited for in it may take."""
         self._end = time.monotonic() + seconds
-        self._asked_to_stop = False
+        self._asked_to_stop = self.unreplicated = False
 
     def _wait(self, steps: Generator[Any, Any, Any], *args: Any, **options: Any) -> Any:
         return self._patient(self._until_end(steps), *args, **options)
@@ -143,18 +143,20 @@ class Place:
         self.slots = threading.Semaphore(size)
         weakref.finalize(self, _close_all, self.free, os.getpid())
 
-    def pop(self) -> Line | None:
-        try:
-            return self.free.pop()
-        except IndexError:
-            return None
+
+def _pop(lines: list[Line]) -> Line | None:
+    """Safe against other threads that do the same."""
+    try:
+        return lines.pop()
+    except IndexError:
+        return None
 
 
 def _close_all(lines: list[Line], process: int) -> None:
     """Say goodbye to the server; a fork leaves that to its parent."""
     if os.getpid() == process:
-        while lines:
-            lines.pop().connection.close()
+        while (line := _pop(lines)) is not None:
+            line.connection.close()
 
 
 class OwnLines:
@@ -190,7 +192,7 @@ class OwnLines:
     def _take(self, place: Place) -> Line:
         if self._closed.is_set():
             raise was_closed()
-        while (line := place.pop()) is not None:
+        while (line := _pop(place.free)) is not None:
             if line.is_fresh():
                 return line
             line.connection.close()

@@ -1,0 +1,135 @@
+"""A thread may be interrupted anywhere in the coalescer: nobody else is left waiting (I11).
+
+Python runs signal handlers where a function begins, after a call and where a loop turns. The victim
+of a scene is interrupted at one such place, in every scene at the next one.
+"""
+
+from __future__ import annotations
+
+import dis
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from oncekey.core.commands import Command, Look, Reply, Seen
+from oncekey.core.errors import StoreUnavailable
+from oncekey.engine.blocking import coalescer as module
+from oncekey.engine.blocking.coalescer import Coalescer
+from oncekey.testing.contract.bench import until
+
+PATIENCE = 20.0
+PLACES_MAX = 500
+ROLES = ["leads alone", "leads others", "follows", "follows last"]
+
+
+def look(number: int) -> Look:
+    return Look(number.to_bytes(16, "big"))
+
+
+class Stop(BaseException):
+    """What a signal handler may raise."""
+
+
+class Caller(threading.Thread):
+    """Makes one call; interrupted at a place it comes to in the coalescer, if a number is given."""
+
+    def __init__(self, coalescer: Coalescer, number: int, place: int = 0) -> None:
+        super().__init__(daemon=True)
+        self.coalescer = coalescer
+        self.number = number
+        self.place = place
+        self.places = 0
+        self.after: dict[FrameType, str] = {}
+        self.outcome: Any = None
+
+    def run(self) -> None:
+        if self.place:
+            sys.settrace(self._trace)
+        try:
+            self.outcome = self.coalescer.call(look(self.number))
+        except (Stop, StoreUnavailable) as error:
+            self.outcome = error
+        finally:
+            sys.settrace(None)
+
+    def _trace(self, frame: FrameType, event: str, arg: Any) -> Any:
+        if frame.f_code.co_filename != module.__file__:
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            before = self.after.get(frame, "")
+            self.after[frame] = dis.opname[frame.f_code.co_code[frame.f_lasti]]
+            if before.startswith(("CALL", "RESUME", "JUMP_BACKWARD")):
+                self.places += 1
+                if self.places == self.place:
+                    raise Stop
+        return self._trace
+
+
+class Scene:
+    """One leads a batch at the store, three queue up for the next; one of them is the victim."""
+
+    def __init__(self, role: str, place: int) -> None:
+        self.entered = threading.Event()
+        self.gate = threading.Event()
+        self.coalescer = Coalescer(self.apply)
+        self.victim = ROLES.index(role)
+        self.callers = [
+            Caller(self.coalescer, number, place if number == self.victim else 0)
+            for number in range(4)
+        ]
+
+    def apply(self, commands: Sequence[Command]) -> list[Reply]:
+        if not self.entered.is_set():
+            self.entered.set()
+            assert self.gate.wait(PATIENCE)
+        return [Seen(None, int.from_bytes(command.id, "big")) for command in commands]
+
+    def play(self) -> None:
+        first, *others = self.callers
+        first.start()
+        self._until(self.entered.is_set, first)
+        for caller in others:
+            if self.entered.is_set():
+                self._start_queued(caller, len(self.coalescer._queue) + 1)
+            else:  # the first one is gone, so this one leads
+                caller.start()
+                self._until(self.entered.is_set, caller)
+        self.gate.set()
+        for caller in self.callers:
+            caller.join(PATIENCE)
+            assert not caller.is_alive(), f"{caller.number} is left waiting"
+
+    def _start_queued(self, caller: Caller, count: int) -> None:
+        caller.start()
+        self._until(lambda: len(self.coalescer._queue) == count, caller)
+
+    def _until(self, condition: Callable[[], bool], caller: Caller) -> None:
+        """... or the caller is gone."""
+        until(lambda: condition() or not caller.is_alive())
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_i11_interrupted_anywhere_nobody_is_left_waiting(role: str) -> None:
+    for place in range(1, PLACES_MAX):
+        scene = Scene(role, place)
+        scene.play()
+        told = [caller.outcome for caller in scene.callers]
+        for number, outcome in enumerate(told):
+            if number != scene.victim:
+                own = outcome == Seen(None, number)
+                assert own or isinstance(outcome, StoreUnavailable), f"place {place}: {told}"
+        late = Caller(scene.coalescer, 9)
+        late.start()
+        late.join(PATIENCE)
+        assert late.outcome == Seen(None, 9), f"place {place}: a lane was lost"
+        until(lambda: scene.coalescer._taken == scene.coalescer._in_flight == 0)  # noqa: B023
+        assert scene.coalescer._queue == []
+        if not isinstance(told[scene.victim], Stop):
+            assert place > 5, "it was hardly interrupted at all"
+            return
+    raise AssertionError("there is no end of places")
