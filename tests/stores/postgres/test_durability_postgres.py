@@ -190,6 +190,7 @@ def test_i4_a_commit_no_standby_has_confirmed_is_not_acknowledged(
         assert primary.execute(WAITING) == [(0,)]  # no session is left behind
         standby.start()
         primary.wait_for_standby(sync=True)
+        store._database._seconds = 30
         assert store.apply([finish]) == [Done()]
         assert isinstance(store.apply([make_claim("other")])[0], Claimed)
         assert store.store._doubts == set()
@@ -197,9 +198,16 @@ def test_i4_a_commit_no_standby_has_confirmed_is_not_acknowledged(
 
 
 def unconfirmed(store: Face, command: object) -> None:
-    with pytest.raises(StoreUnavailable, match="no synchronous standby has confirmed") as told:
-        store.apply([command])
-    assert told.value.ambiguous
+    """On a busy machine it may be cancelled before it comes to the commit, and is tried again."""
+    said = ""
+    for _ in range(50):
+        with pytest.raises(StoreUnavailable) as told:
+            store.apply([command])
+        said = str(told.value)
+        if "no synchronous standby has confirmed" in said:
+            assert told.value.ambiguous
+            return
+    raise AssertionError(said)
 
 
 def test_the_guarantee_is_read_again_after_trouble(
@@ -212,5 +220,6 @@ def test_the_guarantee_is_read_again_after_trouble(
     standby.stop()
     unconfirmed(store, make_claim("k"))
     primary.configure({"synchronous_standby_names": ""})
+    store._database._seconds = 30
     store.claim(make_claim("k"))
     assert store.guarantee.reason == "PostgreSQL: every commit is on disk before it returns"

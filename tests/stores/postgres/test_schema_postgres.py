@@ -152,15 +152,15 @@ def test_hosts_that_start_at_once_make_it_once(
 def test_a_script_waits_for_another_ones_turn(postgres: Postgres) -> None:
     """Also when it takes longer than any statement of ours may."""
     faces = Faces("asyncpg")
-    store = faces.store(postgres.url(), statement_timeout="50ms", lock_timeout="50ms")
-    store._database._seconds = 0.05
+    store = faces.store(postgres.url(), statement_timeout="1s", lock_timeout="1s")
+    store._database._seconds = 1.0
     with psycopg.connect(postgres.url()) as other:
         other.execute("SELECT pg_advisory_xact_lock(%s)", (PLAIN.seed,))
         waiting = faces.start(store.prepare)
         query = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'advisory'"
         while postgres.execute(query) == [(0,)]:
             assert not waiting.done()
-        other.execute("SELECT pg_sleep(0.3)")  # longer than both: the wait is the point
+        other.execute("SELECT pg_sleep(1.2)")  # longer than each: the wait is the point
         assert not waiting.done()
     waiting.result(60)
     assert len(applied(postgres)) == LAST
