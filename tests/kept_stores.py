@@ -70,7 +70,8 @@ class KeptAsyncStore(AsyncPostgresStore):
     async def close(self) -> None:
         """Its test is over; its connections only where they were on a loop that ends as well."""
         if asyncio.get_running_loop() is not shared_loop().loop:
-            _kept.pop(next(key for key, (store, _) in _kept.items() if store is self))
+            for key in [key for key, (store, _) in _kept.items() if store is self]:
+                del _kept[key]
             await super().close()
 
     def end(self) -> None:

@@ -134,6 +134,17 @@ def test_no_rule_is_untested() -> None:
     assert {rule.__name__ for rule in RULES} == {name.split()[0] for name in BROKEN}
 
 
+def test_a_release_without_a_fence_frees_the_last_that_was_granted() -> None:
+    """Its owner's first claim was forgotten in the meantime: the repeat began afresh (I12)."""
+    entries = [
+        granted(0, "a", 1),
+        granted(LEASE + KEEP, "a", 2),
+        told(LEASE + KEEP + 50, "Release", "a", 0),
+        granted(LEASE + KEEP + 100, "b", 3, 2),
+    ]
+    assert rules_fired(entries) == set()
+
+
 def test_a_store_that_failed_leaves_only_the_rules_that_need_no_whole_log() -> None:
     gap = Entry("key", "Claim", 5, 15, "error", owner="x")
     assert rules_fired([granted(0, "a", 1), granted(LEASE * 2, "b", 2), gap]) == set()

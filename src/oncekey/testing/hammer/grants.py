@@ -133,9 +133,9 @@ def _find_grants(history: KeyHistory) -> None:
 
 
 def _find_endings(history: KeyHistory) -> None:
-    owners: dict[str, list[int]] = defaultdict(list)
+    owners: dict[str, list[Grant]] = defaultdict(list)
     for grant in history.grants:
-        owners[grant.owner].append(grant.fence)
+        owners[grant.owner].append(grant)
     for entry in history.entries:
         if entry.verb == "Claim" and entry.reply == "Unsure":
             _first(history.unknown, entry.given_fence, entry.sent)
@@ -153,7 +153,9 @@ def _find_endings(history: KeyHistory) -> None:
         elif entry.verb == "Resolve":
             _first(history.freed, entry.fence, entry.sent)
         elif entry.verb == "Release":
-            for fence in [entry.fence] if entry.fence else owners[entry.owner]:
+            # One without a fence frees the last that its owner was granted.
+            granted = [grant.fence for grant in owners[entry.owner] if grant.sent <= entry.came]
+            for fence in [entry.fence] if entry.fence else granted[-1:]:
                 _first(history.freed, fence, entry.sent)
 
 

@@ -2,7 +2,8 @@
 --
 -- A slot is emptied when nothing in it is needed any more. The one whose turn comes next is also
 -- emptied if a few records in it are (they were renewed, or claimed anew in place): those move to
--- the present slot, each under its key's lock, so that nobody looks for one while it is on its way.
+-- the present slot. Nobody misses one on its way: a statement locks all slots before it takes its
+-- snapshot, and whoever has looked keeps its slots locked until the end of its transaction.
 --
 -- The look before the lock is long and harms nobody; what happens under the lock is short. The
 -- lock is waited for only briefly, since claims queue behind a waiter. One rotates at a time: two
@@ -39,13 +40,6 @@ BEGIN
         CONTINUE WHEN v_rows = v_live;  -- nothing to remove
         EXECUTE format('LOCK TABLE %s IN ACCESS EXCLUSIVE MODE', v_table);
         EXECUTE format(
-            'SELECT count(*) FILTER (WHERE NOT pg_try_advisory_xact_lock('
-            'uuid_hash_extended(id, {seed}))) FROM %s WHERE sweep_at > $1', v_table)
-            INTO v_live USING n;
-        IF v_live > 0 THEN
-            RAISE EXCEPTION USING ERRCODE = 'lock_not_available';
-        END IF;
-        EXECUTE format(
             'INSERT INTO {schema}.records (id, owner, fence, created_at, lease_until, '
             'finished_at, keep, audit, sweep_at, attempt, revision, state, slot, retry_safe, '
             'fingerprint, scope, operation, key, steps, body, note) '
@@ -59,6 +53,6 @@ BEGIN
     END LOOP;
     RETURN 0;
 EXCEPTION WHEN lock_not_available THEN
-    RETURN 0;  -- also when the claim that holds a key is still under way
+    RETURN 0;
 END
 $rotate$;
