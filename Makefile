@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 .PHONY: help setup run test check bench bench-postgres soak hammer-postgres lock docs clean
 
 help: ## show this
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
 
 setup: $(VENV)/.dev ## make .venv with everything, hash-checked
 
@@ -44,8 +44,8 @@ bench: $(VENV)/.bench ## measure against peers and the raw limit, in one run
 bench-postgres: $(VENV)/.bench ## the same on a PostgreSQL server of its own (minutes)
 	@$(BIN)/python -m bench postgres
 
-soak: setup ## the long hammer (minutes)
-	@ONCEKEY_SOAK=1 $(BIN)/python -m pytest tests/hammer tests/model -s --timeout 1800
+soak: setup ## the long forms of hammer, model, crashes and kills (minutes)
+	@ONCEKEY_SOAK=1 $(BIN)/python -m pytest tests/hammer tests/model tests/fault tests/stores -s --timeout 1800
 
 hammer-postgres: setup ## the long hammer on PostgreSQL alone (minutes)
 	@ONCEKEY_SOAK=1 $(BIN)/python -m pytest tests/hammer/test_postgres_hammer.py -s --timeout 1800
