@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import threading
+from typing import Any
 
 import pytest
 
-from oncekey.core.codec import StoredValue
-from oncekey.core.identity import Identity
-from oncekey.engine.replay_cache import Entry, ReplayCache
+from oncekey.engine.replay_cache import ENTRY_OVERHEAD, Entry, ReplayCache
 
 FOREVER = 10**15
 
@@ -18,10 +18,17 @@ def name(key: object, scope: str = "s") -> tuple[str, str, str]:
     return scope, "op", str(key)
 
 
-def entry(key: object, *, scope: str = "s", size: int = 1, until: int = FOREVER) -> Entry:
-    identity = Identity(scope, "op", str(key), b"i" * 16)
-    stored = StoredValue("json", f"{scope}/{key}".encode())
-    return Entry(identity, b"\x01f", stored, 1, 7, until, size)
+def entry(*, size: int = 1, until: int = FOREVER, id: bytes = b"i" * 16) -> Entry:
+    return id, b"\x01f", bytes(size), 1, 7, until
+
+
+def put(cache: ReplayCache, key: object, **more: Any) -> None:
+    cache.put(name(key), entry(**more))
+
+
+def room(bytes_of_outcomes: int, entries: int = 1) -> int:
+    """A size in which this many entries with so many bytes in all just fit."""
+    return bytes_of_outcomes + entries * ENTRY_OVERHEAD
 
 
 def held(cache: ReplayCache, *keys: object) -> list[bool]:
@@ -30,71 +37,78 @@ def held(cache: ReplayCache, *keys: object) -> list[bool]:
 
 def test_what_is_put_is_got() -> None:
     cache = ReplayCache()
-    made = entry("k")
-    cache.put(made)
+    made = entry()
+    cache.put(name("k"), made)
     assert cache.get(name("k"), 0) is made
     assert len(cache) == 1
 
 
 def test_i8_scopes_operations_and_keys_do_not_meet() -> None:
     cache = ReplayCache()
-    cache.put(entry("k"))
+    put(cache, "k")
     for other in [("t", "op", "k"), ("s", "op2", "k"), ("s", "op", "k2"), ("", "sop", "k")]:
         assert cache.get(other, 0) is None
 
 
 def test_the_least_recently_used_goes_first() -> None:
     cache = ReplayCache(entries=2)
-    cache.put(entry("a"))
-    cache.put(entry("b"))
+    put(cache, "a")
+    put(cache, "b")
     cache.get(name("a"), 0)
-    cache.put(entry("c"))
+    put(cache, "c")
     assert held(cache, "a", "b", "c") == [True, False, True]
 
 
 def test_putting_again_counts_as_use_and_replaces() -> None:
     cache = ReplayCache(entries=2)
-    cache.put(entry("a", until=5))
-    cache.put(entry("b"))
-    cache.put(entry("a"))
-    cache.put(entry("c"))
+    put(cache, "a", until=5)
+    put(cache, "b")
+    put(cache, "a")
+    put(cache, "c")
     assert held(cache, "a", "b", "c") == [True, False, True]
     got = cache.get(name("a"), 5)
     assert got is not None
-    assert got.until == FOREVER
+    assert got[5] == FOREVER
 
 
 def test_bytes_are_bounded_exactly() -> None:
-    cache = ReplayCache(size=10)
-    cache.put(entry("a", size=4))
-    cache.put(entry("b", size=6))
+    cache = ReplayCache(size=room(10, entries=2))
+    put(cache, "a", size=4)
+    put(cache, "b", size=6)
     assert held(cache, "a", "b") == [True, True]
-    cache.put(entry("c", size=1))
-    assert held(cache, "a", "b", "c") == [False, True, True]
+    put(cache, "b", size=7)
+    assert held(cache, "a", "b") == [False, True]
 
 
 def test_bytes_of_what_left_are_free_again() -> None:
-    cache = ReplayCache(size=10)
+    cache = ReplayCache(size=room(10))
     for number in range(100):
-        cache.put(entry("same", size=10))
-        cache.put(entry(number, size=10))
+        put(cache, "same", size=10)
+        put(cache, number, size=10)
         assert len(cache) == 1
-    cache.put(entry("old", size=10, until=3))
+    put(cache, "old", size=10, until=3)
     assert cache.get(name("old"), 3) is None
-    cache.put(entry("new", size=10))
+    put(cache, "new", size=10)
     assert held(cache, "new") == [True]
 
 
 def test_what_is_larger_than_the_cache_never_gets_in_and_drives_nobody_out() -> None:
-    cache = ReplayCache(size=10)
-    cache.put(entry("a", size=10))
-    cache.put(entry("big", size=11))
+    cache = ReplayCache(size=room(10))
+    put(cache, "a", size=10)
+    put(cache, "big", size=11)
     assert held(cache, "a", "big") == [True, False]
+
+
+def test_the_garbage_collector_leaves_entries_alone() -> None:
+    cache = ReplayCache()
+    put(cache, "k")
+    gc.collect()
+    assert not gc.is_tracked(cache.get(name("k"), 0))
 
 
 def test_an_entry_holds_up_to_its_last_microsecond() -> None:
     cache = ReplayCache()
-    cache.put(entry("k", until=100))
+    put(cache, "k", until=100)
     assert cache.get(name("k"), 99) is not None
     assert cache.get(name("k"), 100) is None
     assert len(cache) == 0, "and is dropped when found expired"
@@ -102,22 +116,22 @@ def test_an_entry_holds_up_to_its_last_microsecond() -> None:
 
 def test_no_entries_means_no_cache() -> None:
     cache = ReplayCache(entries=0)
-    cache.put(entry("k"))
+    put(cache, "k")
     assert (len(cache), cache.get(name("k"), 0)) == (0, None)
 
 
 def test_clear_forgets_everything_and_the_bytes_too() -> None:
-    cache = ReplayCache(size=10)
-    cache.put(entry("a", size=10))
+    cache = ReplayCache(size=room(10))
+    put(cache, "a", size=10)
     cache.reset()
     assert held(cache, "a") == [False]
-    cache.put(entry("b", size=10))
+    put(cache, "b", size=10)
     assert held(cache, "b") == [True]
 
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_many_threads_keep_the_bounds_and_never_get_another_ones_outcome(seed: int) -> None:
-    cache = ReplayCache(entries=20, size=100)
+    cache = ReplayCache(entries=20, size=room(100, entries=15))
     wrong: list[object] = []
     start = threading.Barrier(8)
 
@@ -127,10 +141,11 @@ def test_many_threads_keep_the_bounds_and_never_get_another_ones_outcome(seed: i
         for turn in range(1_500):
             key = dice.randrange(40)
             if dice.random() < 0.4:
-                cache.put(entry(key, size=dice.randint(1, 12), until=dice.randint(1, 2_000)))
+                until, id = dice.randint(1, 2_000), str(key).encode()
+                put(cache, key, size=dice.randint(1, 12), until=until, id=id)
             else:
                 got = cache.get(name(key), turn)
-                if got is not None and (got.identity.key != str(key) or got.until <= turn):
+                if got is not None and (got[0] != str(key).encode() or got[5] <= turn):
                     wrong.append(got)
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]

@@ -172,12 +172,25 @@ def test_a_refused_repeat_in_time_tells_that_the_first_had_no_effect() -> None:
     assert settle([ended, again], KEEP) == ([ended, again], True)
 
 
+def test_a_repeat_that_is_told_unknown_may_have_been_the_one_to_give_up() -> None:
+    """Then the record counts from the first, whose reply never came."""
+    gave_up, later = claim(LEASE, "b", "Unsure", 1, given_fingerprint="usual"), LEASE + 50_000
+    repeat = replace(gave_up, sent=later, came=later + 10)
+    assert settle([failed(gave_up), repeat], KEEP) == ([replace(repeat, sent=LEASE)], True)
+    fresh = granted(LEASE + KEEP, "c", 2)
+    history = [granted(0, "a", 1), failed(gave_up), repeat]
+    assert rules_fired([*history, fresh]) == set()
+    early = replace(fresh, sent=fresh.sent - 2_000, came=fresh.came - 2_000)
+    assert rules_fired([*history, early]) == {"i12_a_fresh_start_only_after_expiry"}
+
+
 @pytest.mark.parametrize(
     ("first", "answers"),
     [
         (claim(0, "a", "?"), []),  # nobody asked again
         (claim(0, "a", "?"), [granted(LEASE, "a", 2)]),  # somebody may have come between
         (claim(0, "a", "?"), [claim(LEASE, "a", "Busy")]),
+        (claim(0, "a", "?"), [claim(LEASE, "a", "Unsure", 1)]),
         (claim(0, "a", "?"), [granted(50, "a", 2, 2)]),  # taken over, or freed before?
         (told(0, "Release", "a", 1), [told(50, "Release", "a", 1, "Lost")]),
         (finished(0, "a", 1), [finished(KEEP, "a", 1, "Lost")]),

@@ -179,6 +179,8 @@ def unpack(body: bytes) -> Stored:
     """What an envelope holds. Never raises: what cannot be read is said as a value."""
     if len(body) < 3:
         return Unreadable("the stored outcome is empty or cut short")
+    if body.startswith(_PLAIN_HEAD):
+        return StoredValue("json", body[len(_PLAIN_HEAD) :])
     if body[0] != ENVELOPE_VERSION:
         return Unreadable(
             f"the stored outcome has format {body[0]}, this version reads {ENVELOPE_VERSION}; "

@@ -23,7 +23,7 @@ from oncekey.core.policy import Policy
 from oncekey.core.record import Record, State
 from oncekey.core.recovery import Recovery, UnknownKey
 from oncekey.engine.clock import Clock, new_owner
-from oncekey.engine.replay_cache import CACHE_AGE_MAX_US, ENTRY_OVERHEAD, Entry, ReplayCache
+from oncekey.engine.replay_cache import CACHE_AGE_MAX_US, ReplayCache
 from oncekey.engine.results import Result, error_of, not_kept, result_of
 from oncekey.engine.waiters import Waiters
 
@@ -202,13 +202,17 @@ class Kernel:
             return None
         now = self.clock.now()
         entry = self.cache.get((scope, operation, key), now)
-        if entry is None or entry.fingerprint != self.identities.fingerprint(request):
+        if entry is None:
+            return None
+        id, fingerprint, body, attempt, fence, _ = entry
+        if fingerprint != self.identities.fingerprint(request):
             return None  # of another request the store decides what that means
         chosen = self.codec if codec is None else codecs.codec_for(codec)
-        job = Job(entry.identity, entry.fingerprint, self.policy, chosen, now)
+        identity = Identity(scope, operation, key, id)
         if self._subscribers:
-            self._tell(job, Fact.REPLAYED, entry.fence, entry.attempt, from_cache=True)
-        return result_of(entry.identity, chosen, entry.stored, True, entry.attempt, entry.fence)
+            job = Job(identity, fingerprint, self.policy, chosen, now)
+            self._tell(job, Fact.REPLAYED, fence, attempt, from_cache=True)
+        return result_of(identity, chosen, codecs.unpack(body), True, attempt, fence)
 
     # --- the body's result --------------------------------------------------------------------
 
@@ -280,7 +284,7 @@ class Kernel:
         if verdict.error is not None or verdict.fact not in (Fact.REPLAYED, Fact.FINISHED):
             return None
         stored = codecs.unpack(verdict.body)
-        self._remember(job, verdict, stored)
+        self._remember(job, verdict)
         return stored
 
     def conclude(self, job: Job, verdict: Verdict, stored: Stored | None) -> Result[Any]:
@@ -292,12 +296,14 @@ class Kernel:
         replayed = verdict.fact is Fact.REPLAYED
         return result_of(job.identity, job.codec, stored, replayed, verdict.attempt, verdict.fence)
 
-    def _remember(self, job: Job, verdict: Verdict, stored: Stored) -> None:
+    def _remember(self, job: Job, verdict: Verdict) -> None:
+        id = job.identity
         # Counted from before the run: an entry never outlives its record.
         until = job.started_at + min(verdict.expires_in, CACHE_AGE_MAX_US)
-        size = len(verdict.body) + ENTRY_OVERHEAD
-        attempt, fence = verdict.attempt, verdict.fence
-        self.cache.put(Entry(job.identity, job.fingerprint, stored, attempt, fence, until, size))
+        self.cache.put(
+            (id.scope, id.operation, id.key),
+            (id.id, job.fingerprint, verdict.body, verdict.attempt, verdict.fence, until),
+        )
 
     # --- subscribers --------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ import inspect
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from types import CoroutineType
 from typing import Any, NamedTuple, TypeVar
 
 from oncekey.core.asks import (
@@ -46,25 +47,27 @@ AsyncBody = Callable[[AsyncAttempt], Awaitable[T]]
 Ending = tuple[Verdict, Stored | None]
 
 
-class _Control:
-    """What the caller of one attempt and its task tell each other."""
-
-    __slots__ = ("abandoned", "started")
-
-    def __init__(self) -> None:
-        self.abandoned = False
-        self.started = False
-
-    def abandon(self) -> None:
-        self.abandoned = True
-
-
 class Home(NamedTuple):
     """What belongs to one event loop: its coalescer, its heart, the attempts running on it."""
 
     coalescer: AsyncCoalescer
     heart: AsyncHeart
     tasks: set[asyncio.Task[None]]
+
+
+class _Control:
+    """What the caller of one attempt and its task tell each other, and where they live."""
+
+    __slots__ = ("abandoned", "home", "started", "task")
+
+    def __init__(self, home: Home) -> None:
+        self.home = home
+        self.task: asyncio.Task[Any] | None = None
+        self.abandoned = False
+        self.started = False
+
+    def abandon(self) -> None:
+        self.abandoned = True
 
 
 class AsyncRunner:
@@ -113,32 +116,28 @@ class AsyncRunner:
             return self._homes.setdefault(loop, made)
 
     async def run(self, job: Job, body: AsyncBody[T]) -> Result[T]:
-        control = _Control()
+        control = _Control(self.home())
         if self._enlisted is not None:
             # The caller's connection belongs to the caller's task; so does the attempt.
             with turn(self._connection, asyncio.current_task()):
                 ending = self._settled(job, await self._drive(job, body, control))
         else:
-            ending = await self._detached(job, body, control)
+            # A task of its own, which outlives a cancelled caller: only this future is cancelled
+            # with the caller, never the task.
+            loop = asyncio.get_running_loop()
+            done: asyncio.Future[Ending | None] = loop.create_future()
+            task = _start(loop, self._live(job, body, control, done))
+            if not task.done():
+                control.home.tasks.add(task)
+            try:
+                ending = await done
+            except asyncio.CancelledError:
+                control.abandoned = True
+                raise
         if ending is None:
             raise asyncio.CancelledError  # it was waiting for its turn when all was shut down
         verdict, stored = ending
         return self.kernel.conclude(job, verdict, stored)
-
-    async def _detached(self, job: Job, body: AsyncBody[Any], control: _Control) -> Ending | None:
-        """The attempt as a task of its own, which outlives a cancelled caller."""
-        loop = asyncio.get_running_loop()
-        done: asyncio.Future[Ending | None] = loop.create_future()
-        tasks = self.home().tasks
-        task = _start(loop, self._live(job, body, control, done, tasks))
-        if not task.done():
-            tasks.add(task)
-        try:
-            # Only this future is cancelled with the caller, never the task.
-            return await done
-        except asyncio.CancelledError:
-            control.abandon()
-            raise
 
     async def _live(
         self,
@@ -146,10 +145,9 @@ class AsyncRunner:
         body: AsyncBody[Any],
         control: _Control,
         done: asyncio.Future[Ending | None],
-        tasks: set[asyncio.Task[None]],
     ) -> None:
         """The attempt's task, from claim to outcome; tells its caller, if that still waits."""
-        task = asyncio.current_task()
+        task = control.task = asyncio.current_task()
         assert task is not None
         try:
             ending = self._settled(job, await self._drive(job, body, control))
@@ -161,7 +159,7 @@ class AsyncRunner:
             if not done.done():
                 done.set_result(ending)
         finally:
-            tasks.discard(task)
+            control.home.tasks.discard(task)
 
     def _settled(self, job: Job, verdict: Verdict | None) -> Ending | None:
         """Tell and remember how it ended, also when nobody waits for it any more."""
@@ -240,15 +238,15 @@ class AsyncRunner:
         self.kernel.tell_claimed(job, grant)
         if self._enlisted is not None:
             return await self._run_enlisted(self._enlisted, attempt, job, body)
-        task = asyncio.current_task()
+        task = control.task
         assert task is not None
         attempt._on_lost = task.cancel
-        heart = self.home().heart
+        heart = control.home.heart
         heart.watch(attempt)
         result: Returned | Raised
         try:
             value = body(attempt)
-            if inspect.isawaitable(value):
+            if type(value) is CoroutineType or inspect.isawaitable(value):
                 value = await value
         except BaseException as error:
             result = Raised(error, attempt._deadline)
