@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from bench.figures import progress
 from oncekey import Once
+from oncekey.engine.sweeping import rest_after
 from oncekey.stores.sql import load_queries
 from oncekey.testing.servers.postgres import Postgres
 
@@ -58,6 +59,7 @@ def make(server: Postgres, database: str, *, live: int, expired: int = 0) -> str
 class Swept:
     removed: int
     seconds: float
+    bites: list[tuple[float, float]]  # begin and end of each that removed something
 
     @property
     def per_second(self) -> float:
@@ -102,17 +104,23 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, required=True)
     given = parser.parse_args()
     removed = 0
+    bites = []
     with Once(given.url) as once:
         start = time.perf_counter()
         ends = start + (given.seconds or SWEEP_SECONDS_MAX)
         while removed < given.most and time.perf_counter() < ends:
+            began = time.perf_counter()
             count = once.sweep()
+            took = time.perf_counter() - began
+            if count:
+                bites.append((began, began + took))
             removed += count
             if not count and not given.pause:
                 break
-            time.sleep(given.pause)
+            # As `oncekey sweep` and the background sweeper do.
+            time.sleep(given.pause or rest_after(int(took * 1_000_000)) / 1_000_000)
         seconds = time.perf_counter() - start
-    print(json.dumps({"removed": removed, "seconds": seconds}))
+    print(json.dumps({"removed": removed, "seconds": seconds, "bites": bites}))
 
 
 if __name__ == "__main__":

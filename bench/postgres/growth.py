@@ -27,14 +27,16 @@ EXPIRED = 1_000_000  # swept twice
 CALLERS = 64
 LARGE_WANTED = 1.3
 SWEEP_WANTED = 2.0
+P99_WANTED = 2.0
 
 TRICKLE_CALLERS = 8
 TRICKLE_PAUSE = 0.02
 TRICKLE_SECONDS = 15.0
 ROTATION_WANTED_MS = 100.0
-RING = "retention=ring&ring_slots=4&ring_period=2s"
-RING_POLICY = Policy(lease="1s", keep="1s", audit="1s")
-RING_SWEEP_PAUSE = 0.1
+RING = "retention=ring&ring_slots=8&ring_period=500ms"
+RING_POLICY = Policy(lease="1s", keep="1s", audit="0s")
+RING_SWEEP_PAUSE = 0.05
+ROTATION_SECONDS = 40.0
 
 
 def run() -> list[Report]:
@@ -70,8 +72,11 @@ def _cost(small: str, large: str) -> Report:
 # --- claims beside a sweep ------------------------------------------------------------------------
 
 
-async def _trickle(once: AsyncOnce, going_on: Callable[[], bool]) -> list[float]:
-    """How long claims took, in milliseconds: from the call to the begin of the body."""
+async def _trickle(
+    once: AsyncOnce, going_on: Callable[[], bool], begins: list[float] | None = None
+) -> list[float]:
+    """How long claims took, in milliseconds: from the call to the begin of the body. Their begins
+    are appended to `begins`."""
     waits: list[float] = []
 
     async def caller() -> None:
@@ -81,6 +86,8 @@ async def _trickle(once: AsyncOnce, going_on: Callable[[], bool]) -> list[float]
 
             async def begun(attempt: Any, start: float = start) -> None:
                 waits.append((time.perf_counter() - start) * 1_000)
+                if begins is not None:
+                    begins.append(start)
 
             await once.run("charge", load.fresh_key(), begun)
 
@@ -120,7 +127,12 @@ async def _waits(url: str) -> Report:
         [
             *_told("quiet", quiet),
             *_told("during the sweep", swept_beside),
-            Ratio("p99 during the sweep over quiet", _p(swept_beside, 99) / _p(quiet, 99)),
+            Ratio(
+                "p99 during the sweep over quiet",
+                _p(swept_beside, 99) / _p(quiet, 99),
+                P99_WANTED,
+                at_most=True,
+            ),
         ],
     )
 
@@ -168,19 +180,26 @@ def _all_swept(swept: filling.Swept) -> None:
 
 async def _ring(server: Postgres) -> Report:
     url = f"{server.create_database('ring')}?{RING}"
+    begins: list[float] = []
     async with AsyncOnce(url, policy=RING_POLICY) as once:
         await _trickle(once, _during(1))
         quiet = await _trickle(once, _during(TRICKLE_SECONDS))
         with filling.sweeping(
-            url, most=10 * LARGE, pause=RING_SWEEP_PAUSE, seconds=TRICKLE_SECONDS
+            url, most=10 * LARGE, pause=RING_SWEEP_PAUSE, seconds=ROTATION_SECONDS
         ) as sweeper:
-            rotated = await _trickle(once, lambda: sweeper.is_running)
+            rotated = await _trickle(once, lambda: sweeper.is_running, begins)
             swept = sweeper.result()
-    if not swept.removed:
-        raise RuntimeError("the ring was not rotated")
+    # A slow disk makes slow claims with or without us: of interest are those a rotation met.
+    met = [
+        wait
+        for begin, wait in zip(begins, rotated, strict=True)
+        if any(begin < end and start < begin + wait / 1_000 for start, end in swept.bites)
+    ]
+    if not met:
+        raise RuntimeError("no claim met a rotation")
     longest = Ratio(
-        "the longest claim while slots are rotated",
-        max(rotated),
+        f"the longest of {len(met)} claims that met one of {len(swept.bites)} rotations",
+        max(met),
         ROTATION_WANTED_MS,
         at_most=True,
         unit=" ms",
@@ -188,5 +207,5 @@ async def _ring(server: Postgres) -> Report:
     return Report(
         f"PostgreSQL, a ring with {swept.removed:,} rows rotated out",
         [],
-        [*_told("ring, quiet", quiet), *_told("ring, rotating", rotated)[:2], longest],
+        [*_told("ring, quiet", quiet), *_told("ring, rotating", rotated), longest],
     )

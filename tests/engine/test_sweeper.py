@@ -178,20 +178,27 @@ def test_it_sweeps_in_bites_until_nothing_is_left(scene: Scene) -> None:
     assert scene.memory._records == {}
 
 
-def test_it_ends_a_sweep_when_the_next_period_is_due(scene: Scene) -> None:
+def test_it_rests_after_each_bite_and_ends_when_the_next_period_is_due(scene: Scene) -> None:
+    """As long as the bite took, so that the store's callers have it to themselves meanwhile."""
     store = scene.store()
+    third = MINUTE // 3
 
     def slowly() -> int:
-        scene.clock.advance(MINUTE // 3)
+        scene.clock.advance(third)
         return 1
 
     store.on_sweep = slowly
     scene.once(store)
     scene.clock.wait_until_due(MINUTE)
     scene.clock.advance(MINUTE)
-    until(lambda: len(store.bites) == 3)
+    scene.clock.wait_until_due(third)
+    assert store.bites == [1]
+    scene.clock.advance(third - 1)
+    assert store.bites == [1]
+    scene.clock.advance(1)
+    until(lambda: len(store.bites) == 2)
     scene.clock.wait_until_due(MINUTE)
-    assert store.bites == [1, 1, 1]
+    assert store.bites == [1, 1]
 
 
 # --- failures -------------------------------------------------------------------------------------

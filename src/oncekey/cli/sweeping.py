@@ -12,6 +12,7 @@ import secrets
 import select
 import signal
 import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
@@ -20,6 +21,7 @@ from typing import Any, NamedTuple
 from oncekey.cli.opening import UsageProblem
 from oncekey.core.contract import Store
 from oncekey.core.errors import StoreUnavailable
+from oncekey.engine.sweeping import rest_after
 
 TIERS = ("all", "keys", "audit")
 # Who was not elected asks again after this time, or after the period if that is shorter.
@@ -58,11 +60,15 @@ def sweep_round(
     *,
     one_batch: bool = False,
     may_go_on: Callable[[], bool] = lambda: True,
+    rest: Callable[[float], None] = time.sleep,
 ) -> Round:
-    """Batch after batch until nothing is left; `may_go_on` is asked before each of them."""
+    """Batch after batch until nothing is left; `may_go_on` is asked before each of them. After
+    each the store is left to its callers for a while, by `rest(seconds)`."""
     removed = batches = 0
     while may_go_on():
+        began = time.monotonic_ns()
         count = batch()
+        took = (time.monotonic_ns() - began) // 1_000
         if not count:
             break
         removed += count
@@ -70,6 +76,7 @@ def sweep_round(
         tell(removed)
         if one_batch:
             break
+        rest(rest_after(took) / 1_000_000)
     return Round(removed, batches)
 
 
@@ -133,7 +140,12 @@ def _round(candidate: Candidate, batch: Batch, watch: Watch, stop: _Stop) -> Rou
             return Round(elected=False)
         with watch() as tell:
             # Asking again before every batch renews the lease, however long the round is.
-            done = sweep_round(batch, tell, may_go_on=lambda: not stop.told and candidate.ask())
+            done = sweep_round(
+                batch,
+                tell,
+                may_go_on=lambda: not stop.told and candidate.ask(),
+                rest=stop.wait,
+            )
         candidate.round_over()
         return done
     except StoreUnavailable as error:

@@ -44,6 +44,12 @@ def sweep_plan(every: Duration | None, limit: Any) -> SweepPlan | None:
     return SweepPlan(us, limit)
 
 
+def rest_after(us: int) -> int:
+    """How long to leave the store to its callers after a bite that took this long: as long again.
+    A sweep of millions then takes half of what one connection can do, whatever the store is."""
+    return us
+
+
 def warn(error: Exception) -> None:
     """Sweeping goes on in the next period. Of a stranger's error only the kind is told: its text
     might hold what it was about."""

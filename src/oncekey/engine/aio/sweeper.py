@@ -15,7 +15,7 @@ from contextvars import Context
 from oncekey.core.contract import AsyncStore
 from oncekey.engine.aio.heart import sleep
 from oncekey.engine.clock import Clock, new_owner
-from oncekey.engine.sweeping import SweepPlan, warn
+from oncekey.engine.sweeping import SweepPlan, rest_after, warn
 
 
 class AsyncSweeper:
@@ -80,6 +80,11 @@ class AsyncSweeper:
         due = self._clock.now() + self._plan.every
         if not await self._store.elect(self._token, self._plan.lease):
             return
+        began = self._clock.now()
         while await self._store.sweep(self._plan.limit):
-            if self._clock.now() >= due:
+            ended = self._clock.now()
+            if ended >= due:
                 return
+            if rest := rest_after(ended - began):
+                await sleep(self._clock, rest)
+            began = self._clock.now()

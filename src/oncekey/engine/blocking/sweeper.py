@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from oncekey.core.contract import Store
 from oncekey.engine.clock import Clock, new_owner
-from oncekey.engine.sweeping import SweepPlan, warn
+from oncekey.engine.sweeping import SweepPlan, rest_after, warn
 
 _JOIN_SECONDS = 5
 
@@ -62,6 +62,11 @@ class Sweeper:
         due = self._clock.now() + self._plan.every
         if not self._store.elect(self._token, self._plan.lease):
             return
+        began = self._clock.now()
         while self._store.sweep(self._plan.limit):
-            if self._stop.is_set() or self._clock.now() >= due:
+            ended = self._clock.now()
+            if self._stop.is_set() or ended >= due:
                 return
+            if self._clock.wait(self._stop, rest_after(ended - began)):
+                return
+            began = self._clock.now()
