@@ -35,6 +35,14 @@ def bare(db: Connection, key: str) -> None:
         db.execute(_INSERT, (key, 500))
 
 
+def with_two_more(db: Connection, key: str) -> None:
+    """What two more round trips cost by themselves: no key can be kept in fewer."""
+    with db.transaction():
+        db.execute("SELECT 1")
+        db.execute(_INSERT, (key, 500))
+        db.execute("SELECT 1")
+
+
 def keyed(once: Once, db: Connection, key: str) -> None:
     def place(attempt: object) -> dict[str, bool]:
         db.execute(_INSERT, (key, 500))
@@ -48,10 +56,13 @@ def report(server: Postgres) -> Report:
     url = server.create_database("shop")
     server.execute(_TABLE, database="shop")
     with Once(url) as once:
-        lone_bare, lone_keyed = _lone(url, once)
+        lone_bare, lone_two, lone_keyed = _lone(url, once)
         many = in_turns(
             {
                 f"bare, {THREADS} threads": lambda _: _threads(url, bare),
+                f"bare and two empty statements, {THREADS} threads": lambda _: _threads(
+                    url, with_two_more
+                ),
                 f"oncekey, {THREADS} threads": lambda _: _threads(
                     url, lambda db, key: keyed(once, db, key)
                 ),
@@ -59,21 +70,24 @@ def report(server: Postgres) -> Report:
             ROUNDS,
             lines=True,
         )
-    many_bare, many_keyed = many.values()
+    many_bare, many_two, many_keyed = many.values()
     return Report(
         "PostgreSQL, a transaction with one business row",
-        [lone_bare, lone_keyed, many_bare, many_keyed],
+        [lone_bare, lone_two, lone_keyed, many_bare, many_two, many_keyed],
         [
+            Ratio("two empty statements, of bare, one caller, p50", lone_bare.us / lone_two.us),
+            Ratio(f"two empty statements, of bare, {THREADS} threads", many_bare.us / many_two.us),
             Ratio("with a key, of bare, one caller, p50", lone_bare.us / lone_keyed.us, WANTED),
             Ratio(f"with a key, of bare, {THREADS} threads", many_bare.us / many_keyed.us, WANTED),
         ],
     )
 
 
-def _lone(url: str, once: Once) -> tuple[Timing, Timing]:
+def _lone(url: str, once: Once) -> list[Timing]:
     with psycopg.connect(url, autocommit=True) as db:
         calls: dict[str, Callable[[str], None]] = {
             "bare, 1 caller": lambda key: bare(db, key),
+            "bare and two empty statements, 1 caller": lambda key: with_two_more(db, key),
             "oncekey, 1 caller": lambda key: keyed(once, db, key),
         }
         seen: dict[str, list[float]] = {name: [] for name in calls}
@@ -83,10 +97,10 @@ def _lone(url: str, once: Once) -> tuple[Timing, Timing]:
                 start = time.perf_counter()
                 call(key)
                 seen[name].append((time.perf_counter() - start) * 1_000_000)
-    first, second = (median(name, values[LONE_WARM_UP:]) for name, values in seen.items())
-    for timing in (first, second):
+    timings = [median(name, values[LONE_WARM_UP:]) for name, values in seen.items()]
+    for timing in timings:
         progress(f"{timing.name}: p50 {timing.us:,.0f} µs")
-    return first, second
+    return timings
 
 
 def _threads(url: str, call: Callable[[Connection, str], None]) -> float:
