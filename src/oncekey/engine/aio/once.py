@@ -43,6 +43,11 @@ class AsyncOperations:
         self._runner = runner
         self._is_ready = True
 
+    @property
+    def policy(self) -> Policy:
+        """What holds for every operation that says nothing else."""
+        return self._kernel.policy
+
     async def _get_ready(self) -> None:
         """What must have happened before the first use. Where it fails, the next use tries
         again; tasks that come first at once may all do it."""
@@ -205,6 +210,11 @@ class AsyncOnce(AsyncOperations):
         """Remove at most `limit` records nothing needs any more; how many were removed."""
         await self._ready()
         return await self._store.sweep(limit)
+
+    async def drain(self, seconds: float) -> None:
+        """Let the attempts running on this loop end, also those whose callers are gone; after
+        `seconds` cancel what is left."""
+        await self._runner.drain(seconds)
 
     async def close(self, *, drain: Duration = DRAIN_DEFAULT) -> None:
         """Let the attempts running on this loop end (for `drain` at most), close the store."""

@@ -40,6 +40,11 @@ class Operations:
         self._runner = runner
         self._is_ready = True
 
+    @property
+    def policy(self) -> Policy:
+        """What holds for every operation that says nothing else."""
+        return self._kernel.policy
+
     def _get_ready(self) -> None:
         """What must have happened before the first use. Where it fails, the next use tries
         again; threads that come first at once may all do it."""

@@ -1,0 +1,1 @@
+"""HTTP over the engine: pure rules first, then one adapter per kind of app."""

@@ -1,0 +1,343 @@
+"""`IdempotencyMiddleware`: any ASGI app, guarded.
+
+    app.add_middleware(IdempotencyMiddleware, once=AsyncOnce(url), caller=verified_account_id)
+
+Requests that no rule guards reach the app untouched, their streams included. A guarded one is read,
+claimed and run in a task of its own with a `receive` and a `send` of our own: a client that goes
+away, or a server that shuts down, takes no result with it (I14). Its response leaves when its
+outcome is durable (I13). Put authentication outside of it or into `caller`, compression and CORS
+outside.
+
+Owns the ASGI side only; the rules of an exchange are in exchange.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import inspect
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Final
+from urllib.parse import quote
+
+from oncekey.core.duration import Duration, microseconds
+from oncekey.core.errors import ConfigurationError, NotStarted, OncekeyError, StoreUnavailable
+from oncekey.engine.aio.attempt import AsyncAttempt
+from oncekey.engine.aio.once import AsyncOnce
+from oncekey.http.exchange import OPERATION_DEFAULT, Asking, Exchange, Keyed, marks
+from oncekey.http.message import Headers, Request, Response
+from oncekey.http.outcomes import is_stored, to_store
+from oncekey.http.recording import Message, Recording, Send
+from oncekey.http.rules import Rule, Rules
+
+Scope = dict[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+App = Callable[[Any, Any, Any], Awaitable[None]]
+Caller = Callable[[Scope], str | Awaitable[str | None] | None]
+
+ATTEMPT: Final = "oncekey.attempt"  # where a handler finds its attempt, in the scope
+DRAIN_DEFAULT: Final = "30s"
+
+_log = logging.getLogger("oncekey")
+
+
+class Unstored(NotStarted):
+    """The app answered with something that ends no key; its response goes out all the same."""
+
+
+class Incomplete(RuntimeError):
+    """The app ended in the middle of its response. Nobody can tell what it did."""
+
+
+def attempt_of(scope: Any) -> AsyncAttempt | None:
+    """The attempt a handler runs in, from its ASGI scope (or an object that has one, such as a
+    Starlette request): for steps, child keys and the fence. None where no key guards it."""
+    found: AsyncAttempt | None = getattr(scope, "scope", scope).get(ATTEMPT)
+    return found
+
+
+class IdempotencyMiddleware:
+    """Guards the requests that `rules` name; by default every POST and PATCH.
+
+    caller      a function of the scope that gives the verified principal, or None to refuse
+    rules       see Rule; the first that fits counts
+    operation   what its keys are for; two apps on one store want two names
+    policy_url  where clients find the published policy
+    drain       how long a shutdown waits for what is running
+    close       whether the engine is closed with the app
+    """
+
+    def __init__(
+        self,
+        app: App,
+        once: AsyncOnce,
+        *,
+        caller: Caller,
+        rules: Iterable[Rule] = (),
+        operation: str = OPERATION_DEFAULT,
+        policy_url: str | None = None,
+        challenge: str = "Bearer",
+        drain: Duration = DRAIN_DEFAULT,
+        close: bool = True,
+    ) -> None:
+        if not isinstance(once, AsyncOnce):
+            raise ConfigurationError(f"once must be an AsyncOnce, not a {type(once).__name__}")
+        if not callable(caller):
+            raise ConfigurationError(
+                "caller= must be a function that gives the verified principal of a request: keys "
+                "belong to callers, and one's answers must never reach another"
+            )
+        self.app = app
+        self.once = once
+        self.caller = caller
+        self.exchange = Exchange(
+            Rules(rules), operation=operation, policy_url=policy_url, challenge=challenge
+        )
+        self.unprotected = 0  # runs without a key's protection because the store was down
+        self._find = self.exchange.rules.find
+        self._drain = microseconds(drain, name="drain") / 1_000_000
+        self._close = close
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            rule = self._find(scope["method"], scope["path"])
+            if rule is not None:
+                await _Responder(self, rule, scope, receive, send).respond()
+                return
+        elif scope["type"] == "lifespan":
+            await self._live(scope, receive, send)
+            return
+        await self.app(scope, receive, send)
+
+    async def _live(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Hold the app's shutdown back until what runs has ended: it closes what that needs."""
+
+        async def watched() -> Message:
+            message = await receive()
+            if message["type"] == "lifespan.shutdown":
+                await self.drain()
+            return message
+
+        try:
+            await self.app(scope, watched, send)
+        finally:
+            if self._close:
+                await self.once.close()
+
+    async def drain(self) -> None:
+        """Wait for the running requests, also for those whose clients are gone."""
+        await self.once.drain(self._drain)
+        if self._tasks:
+            await asyncio.wait(set(self._tasks), timeout=self._drain)
+
+    def start(self, scope: Scope, receive: Receive, send: Send) -> asyncio.Task[None]:
+        async def run() -> None:
+            await self.app(scope, receive, send)
+
+        task = asyncio.create_task(run())
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # told to whoever waits; if nobody does, it is not the loop's business
+
+
+class _Responder:
+    """One guarded request."""
+
+    def __init__(
+        self, owner: IdempotencyMiddleware, rule: Rule, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        self._owner = owner
+        self._exchange = owner.exchange
+        self._rule = rule
+        self._scope = scope
+        self._receive = receive
+        self._send = send
+        self._headers: Headers = tuple((bytes(n).lower(), bytes(v)) for n, v in scope["headers"])
+        self._body = b""
+        self._body_given = False
+        self._recording: Recording | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._app_error: BaseException | None = None
+
+    async def respond(self) -> None:
+        rule, exchange = self._rule, self._exchange
+        if not rule.required and not exchange.has_key(self._headers):
+            await self._owner.app(self._scope, self._receive, self._send)
+            return
+        caller = await self._caller()
+        keyed = exchange.key_of(rule, self._headers) if caller else exchange.nobody()
+        reading = await self._read()
+        if reading is _Reading.GONE:
+            return  # before all of it was here: nothing is claimed
+        if reading is _Reading.TOO_LARGE and not isinstance(keyed, Response):
+            keyed = exchange.too_large(rule)
+        if isinstance(keyed, Response):
+            is_last = reading is _Reading.TOO_LARGE
+            await self._give(keyed, _CLOSE if is_last else ())
+            return
+        assert keyed is not None
+        await self._guarded(keyed, caller)
+
+    async def _caller(self) -> str:
+        caller = self._owner.caller(self._scope)
+        if inspect.isawaitable(caller):
+            caller = await caller
+        if caller is not None and not isinstance(caller, str):
+            raise TypeError(f"caller= must give text or None, not a {type(caller).__name__}")
+        return caller or ""
+
+    async def _read(self) -> _Reading:
+        """Read the whole request: a refused one too, for the connection's next one comes behind
+        it. Nothing is read of what is too large by its own word."""
+        if self._exchange.declared_too_large(self._rule, self._headers):
+            return _Reading.TOO_LARGE
+        chunks: list[bytes] = []
+        size = 0
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                return _Reading.GONE
+            chunk = message.get("body", b"")
+            size += len(chunk)
+            if size > self._rule.max_request:
+                return _Reading.TOO_LARGE
+            chunks.append(chunk)
+            if not message.get("more_body", False):
+                self._body = b"".join(chunks)
+                return _Reading.WHOLE
+
+    async def _guarded(self, keyed: Keyed, caller: str) -> None:
+        asking = self._exchange.asking(keyed, caller, self._request())
+        if isinstance(asking, Response):
+            await self._give(asking)
+            return
+        try:
+            try:
+                await self._run(asking)
+            except OncekeyError as error:
+                if error is self._app_error:
+                    raise  # the handler's own, from an engine of its own
+                await self._failed(error)
+        finally:
+            if self._recording is not None:
+                self._recording.close()
+
+    async def _run(self, asking: Asking) -> None:
+        once = self._owner.once
+        keep = keep_seconds(once, self._rule)
+        try:
+            result = await once.run(asking.operation, asking.key, self._body_of, **asking.options)
+        except Unstored:
+            assert self._recording is not None
+            await self._deliver(self._recording, ())
+            return
+        if result.replayed or self._recording is None:
+            await self._give(self._exchange.replay(result.value, keep))
+        else:
+            await self._deliver(self._recording, marks(keep, replayed=False))
+
+    async def _failed(self, error: OncekeyError) -> None:
+        is_down = isinstance(error, StoreUnavailable) and self._recording is None
+        if is_down and self._rule.store_down == "run":
+            self._owner.unprotected += 1
+            _log.warning("the store is down, a request runs without protection: %s", error)
+            await self._owner.app(self._scope, self._given_body, self._send)
+            return
+        await self._give(self._exchange.refuse(error, self._rule))
+
+    # --- the run ------------------------------------------------------------------------------
+
+    async def _body_of(self, attempt: AsyncAttempt) -> Response:
+        """Run the app until its outcome is known: at the last part of its response, not at its
+        end, for background tasks come in between."""
+        recording = self._recording = Recording()
+        scope = {**self._scope, "extensions": {}, ATTEMPT: attempt}
+        began = time.monotonic()
+        task = self._task = self._owner.start(scope, self._private_receive, recording.send)
+        try:
+            await asyncio.wait({task, recording.settled}, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:  # another attempt has taken over, or all is shut down
+            task.cancel()
+            await asyncio.wait({task})
+            raise
+        if not recording.settled.done():
+            self._app_error = _error_of(task)
+            raise self._app_error
+        self._exchange.durations.saw(self._rule, time.monotonic() - began)
+        response = recording.response(self._rule.max_response)
+        retry_safe = self._owner.once.policy.retry_safe
+        if self._rule.retry_safe is not None:
+            retry_safe = self._rule.retry_safe
+        if not is_stored(response.status, response.headers, retry_safe=retry_safe):
+            raise Unstored
+        return to_store(response, self._rule.kept, self._rule.max_response)
+
+    async def _private_receive(self) -> Message:
+        """The request, and then nothing until the response is over: whether the client is still
+        there is not the handler's concern."""
+        if not self._body_given:
+            return await self._given_body()
+        assert self._recording is not None
+        await asyncio.shield(self._recording.ended)
+        return {"type": "http.disconnect"}
+
+    async def _given_body(self) -> Message:
+        if self._body_given:
+            return await self._receive()
+        self._body_given = True
+        return {"type": "http.request", "body": self._body, "more_body": False}
+
+    # --- responses ----------------------------------------------------------------------------
+
+    async def _deliver(self, recording: Recording, more: Headers) -> None:
+        """The app's own response; then the app's own end, as if we were not there."""
+        assert self._task is not None
+        await recording.deliver(self._send, more)
+        await asyncio.shield(self._task)
+
+    async def _give(self, response: Response, more: Headers = ()) -> None:
+        await self._send(
+            {
+                "type": "http.response.start",
+                "status": response.status,
+                "headers": [*response.headers, *more],
+            }
+        )
+        await self._send({"type": "http.response.body", "body": response.body})
+
+    def _request(self) -> Request:
+        scope = self._scope
+        path: bytes = scope.get("raw_path") or quote(scope["path"]).encode("ascii")
+        query: bytes = scope.get("query_string", b"")
+        return Request(scope["method"], path.partition(b"?")[0], query, self._headers, self._body)
+
+
+class _Reading(enum.Enum):
+    """How the reading of a request ended."""
+
+    WHOLE = "all of it is here"
+    GONE = "the client went away"
+    TOO_LARGE = "it is longer than allowed"
+
+
+_CLOSE: Final[Headers] = ((b"connection", b"close"),)
+
+
+def keep_seconds(once: AsyncOnce, rule: Rule) -> int:
+    keep = once.policy.keep if rule.keep is None else rule.keep
+    return microseconds(keep, name="keep") // 1_000_000
+
+
+def _error_of(task: asyncio.Task[None]) -> BaseException:
+    """Why the app ended without a whole response."""
+    if task.cancelled():
+        return asyncio.CancelledError()
+    return task.exception() or Incomplete("the app ended before its response was complete")

@@ -1,0 +1,190 @@
+"""What a request's body says, whatever way it was written: the part of a fingerprint that needs
+parsing.
+
+JSON with its members in any order, form fields, and the parts of a multipart form (whose boundary
+differs between retries) come out alike. What cannot be parsed strictly is compared byte by byte:
+that may refuse a retry, it never takes two requests for one. Owns the limits on decoding.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import zlib
+from collections.abc import Sequence
+from decimal import Decimal
+from hashlib import blake2b
+from typing import Any, Final
+from urllib.parse import parse_qsl
+
+import multipart
+import rfc8785
+
+# Longer documents are compared byte by byte: putting them in order would stop everybody else.
+CANONICAL_MAX_BYTES: Final = 256 * 1024
+FORM_FIELDS_MAX: Final = 1_000
+PARTS_MAX: Final = 128
+
+Fields = Sequence[str]
+
+
+class UnreadableBody(Exception):
+    """The body is not what its headers say."""
+
+
+class TooLarge(Exception):
+    """Decoded, the body is longer than is allowed."""
+
+
+class _NotStrictError(ValueError):
+    """JSON that two readers may understand differently."""
+
+
+# --- content codings ------------------------------------------------------------------------
+
+
+def decoded(body: bytes, codings: bytes, limit: int) -> tuple[bytes, bytes]:
+    """The body without its gzip and deflate, and the codings that are left on it.
+
+    A compressed body tells when it was compressed, so retries may differ in it.
+    """
+    names = [name.strip().lower() for name in codings.split(b",") if name.strip()]
+    while names and names[-1] in (b"gzip", b"x-gzip", b"deflate", b"identity"):
+        name = names.pop()
+        if name != b"identity":
+            body = _inflated(body, name, limit)
+    return body, b",".join(names)
+
+
+def _inflated(body: bytes, name: bytes, limit: int) -> bytes:
+    bits = zlib.MAX_WBITS if name == b"deflate" else zlib.MAX_WBITS | 16
+    made = bytearray()
+    while body:
+        stream = zlib.decompressobj(bits)
+        try:
+            made += stream.decompress(body, limit + 1 - len(made))
+        except zlib.error as error:
+            raise UnreadableBody(f"its {name.decode()} cannot be decoded: {error}") from None
+        if len(made) > limit:
+            raise TooLarge
+        if not stream.eof:
+            raise UnreadableBody(f"its {name.decode()} is cut short")
+        body = stream.unused_data  # gzip files may be joined
+    return bytes(made)
+
+
+# --- forms of content -----------------------------------------------------------------------
+
+
+def canonical(
+    body: bytes, media: bytes, boundary: str, ignore: Fields, only: Fields | None
+) -> bytes:
+    """Bytes that are the same for the same content; their first one tells the form."""
+    if media == b"application/json" or media.endswith(b"+json"):
+        return _json(body, ignore, only)
+    if media == b"application/x-www-form-urlencoded":
+        return _form(body, ignore, only)
+    if media == b"multipart/form-data" and boundary:
+        return _multipart(body, boundary, ignore, only)
+    return b"r" + body
+
+
+def _json(body: bytes, ignore: Fields, only: Fields | None) -> bytes:
+    if len(body) > CANONICAL_MAX_BYTES and not ignore and only is None:
+        return b"r" + body
+    try:
+        value = json.loads(
+            body.decode("utf-8"),
+            object_pairs_hook=_members,
+            parse_float=_exact,
+            parse_constant=_refuse,
+        )
+        if only is not None:
+            value = _chosen(value, only)
+        for path in ignore:
+            _drop(value, path.split("."))
+        return b"j" + rfc8785.dumps(value)
+    except (ValueError, RecursionError):  # a CanonicalizationError is a ValueError
+        return b"r" + body
+
+
+def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        raise _NotStrictError("a member comes twice")
+    return made
+
+
+def _exact(text: str) -> float:
+    """Only numbers that a float holds as they are written: 0.1, not 0.10000000000000001."""
+    number = float(text)
+    if Decimal(text) != Decimal(repr(number)):
+        raise _NotStrictError(f"{text} is no float")
+    return number
+
+
+def _refuse(text: str) -> Any:
+    raise _NotStrictError(f"{text} is no JSON")
+
+
+def _chosen(value: Any, only: Fields) -> list[Any]:
+    """The chosen members by name; one that is not there is not the same as null."""
+    made = []
+    for path in sorted(set(only)):
+        here = value
+        for name in path.split("."):
+            if not isinstance(here, dict) or name not in here:
+                made.append([path])
+                break
+            here = here[name]
+        else:
+            made.append([path, here])
+    return made
+
+
+def _drop(value: Any, path: list[str]) -> None:
+    for name in path[:-1]:
+        if not isinstance(value, dict) or name not in value:
+            return
+        value = value[name]
+    if isinstance(value, dict):
+        value.pop(path[-1], None)
+
+
+def _wanted(name: str, ignore: Fields, only: Fields | None) -> bool:
+    return name not in ignore if only is None else name in only
+
+
+def _form(body: bytes, ignore: Fields, only: Fields | None) -> bytes:
+    try:
+        pairs = parse_qsl(
+            body.decode("utf-8"),
+            keep_blank_values=True,
+            strict_parsing=bool(body),
+            errors="strict",
+            max_num_fields=FORM_FIELDS_MAX,
+        )
+    except ValueError:
+        return b"r" + body
+    return b"f" + json.dumps([p for p in pairs if _wanted(p[0], ignore, only)]).encode()
+
+
+def _multipart(body: bytes, boundary: str, ignore: Fields, only: Fields | None) -> bytes:
+    try:
+        parser = multipart.MultipartParser(
+            io.BytesIO(body),
+            boundary,
+            content_length=len(body),
+            strict=True,
+            part_limit=PARTS_MAX,
+            spool_limit=len(body) + 1,
+            memory_limit=2 * len(body) + 1,
+        )
+        parts = [
+            [part.name, part.filename, part.content_type, blake2b(part.raw).hexdigest()]
+            for part in parser
+            if _wanted(part.name, ignore, only)
+        ]
+    except (multipart.MultipartError, ValueError, TypeError):
+        return b"r" + body
+    return b"m" + json.dumps(parts).encode()

@@ -1,0 +1,139 @@
+"""One request under a key, step by step: what every adapter does in the same way.
+
+    head   -> passes | refused | has a key      (no body was read yet)
+    body   -> refused | what to ask the engine
+    result -> the response to send
+
+Pure but for the durations it has seen; the adapters read, run and send.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+from oncekey.core.errors import ConfigurationError, InFlight, InvalidKey, OncekeyError
+from oncekey.core.identity import OPERATION_MAX_CHARS
+from oncekey.http import problem as problems
+from oncekey.http.bodies import TooLarge, UnreadableBody
+from oncekey.http.durations import Durations
+from oncekey.http.fingerprint import described
+from oncekey.http.keys import HEADER, read_key
+from oncekey.http.message import Headers, Request, Response, values
+from oncekey.http.problem import Problem, problem_of, refusal
+from oncekey.http.rules import Rule, Rules
+from oncekey.http.stored import CODEC
+
+OPERATION_DEFAULT: Final = "http"
+REPLAYED: Final = b"x-idempotency-replayed"
+RETENTION: Final = b"x-idempotency-retention"
+_BODILESS: Final = frozenset({204, 205, 304})
+
+
+class Keyed(NamedTuple):
+    """A guarded request and its key."""
+
+    rule: Rule
+    key: str
+
+
+class Asking(NamedTuple):
+    """What to give to `run`, beside the body."""
+
+    operation: str
+    key: str
+    options: dict[str, Any]
+
+
+class Exchange:
+    """The rules of one app, ready to be asked."""
+
+    def __init__(
+        self,
+        rules: Rules,
+        *,
+        operation: str = OPERATION_DEFAULT,
+        policy_url: str | None = None,
+        challenge: str = "Bearer",
+    ) -> None:
+        if not 0 < len(operation) <= OPERATION_MAX_CHARS:
+            raise ConfigurationError(f"operation={operation!r} is empty or too long")
+        self.rules = rules
+        self.operation = operation
+        self.durations = Durations()
+        self._policy_url = policy_url
+        self._challenge = challenge.encode("latin-1")
+
+    # --- before the run -----------------------------------------------------------------------
+
+    def key_of(self, rule: Rule, headers: Headers) -> Keyed | Response | None:
+        """The key of a guarded request; or its refusal; None: it has none, and may pass."""
+        try:
+            key = read_key(values(headers, HEADER), strict=rule.strict)
+        except InvalidKey as error:
+            return self.refuse(error)
+        if key is not None:
+            return Keyed(rule, key)
+        return self.refused(problems.MISSING) if rule.required else None
+
+    def has_key(self, headers: Headers) -> bool:
+        return any(name == HEADER for name, _ in headers)
+
+    def declared_too_large(self, rule: Rule, headers: Headers) -> bool:
+        """Whether a body would be too large by its own word."""
+        lines = values(headers, b"content-length")
+        return bool(lines) and lines[0].isdigit() and int(lines[0]) > rule.max_request
+
+    def asking(self, keyed: Keyed, caller: str, request: Request) -> Asking | Response:
+        """What to ask the engine for; or the refusal of a body that cannot be read."""
+        try:
+            asked = described(request, keyed.rule)
+        except TooLarge:
+            return self.too_large(keyed.rule)
+        except UnreadableBody as error:
+            return self.refused(problems.UNREADABLE._replace(detail=str(error)))
+        options = {"scope": caller, "request": asked, "codec": CODEC, **keyed.rule.options}
+        return Asking(self.operation, keyed.key, options)
+
+    # --- refusals -----------------------------------------------------------------------------
+
+    def refused(self, problem: Problem, **more: Any) -> Response:
+        return refusal(problem, policy_url=self._policy_url, **more)
+
+    def too_large(self, rule: Rule) -> Response:
+        detail = f"At most {rule.max_request} bytes are accepted, decompressed too."
+        return self.refused(problems.TOO_LARGE._replace(detail=detail))
+
+    def nobody(self) -> Response:
+        """Who asks is not known, so there is nobody whose keys could be looked at (I15)."""
+        challenge = ((b"www-authenticate", self._challenge),) if self._challenge else ()
+        return self.refused(problems.UNKNOWN_CALLER, headers=challenge)
+
+    def refuse(self, error: OncekeyError, rule: Rule | None = None) -> Response:
+        """The response for what the engine raised; raises it again where that is no client's."""
+        problem = problem_of(error)
+        if problem is None:
+            raise error
+        retry_after: float | None = None
+        if isinstance(error, InFlight):
+            usual = self.durations.usual(rule) if rule is not None else None
+            retry_after = error.retry_after if usual is None else min(usual, error.retry_after)
+        elif problem.retryable:
+            retry_after = problems.RETRY_AFTER_DOWN_SECONDS
+        return self.refused(problem, retry_after=retry_after)
+
+    # --- after it -----------------------------------------------------------------------------
+
+    def replay(self, response: Response, keep_seconds: int) -> Response:
+        """A stored response, given again."""
+        if response.omitted:
+            return self.refused(problems.NOT_REPLAYABLE, original_status=response.status)
+        headers = [*response.headers, *marks(keep_seconds, replayed=True)]
+        if response.status not in _BODILESS:
+            headers.append((b"content-length", b"%d" % len(response.body)))
+        return Response(response.status, tuple(headers), response.body)
+
+
+def marks(keep_seconds: int, *, replayed: bool) -> Headers:
+    """What we add: whether this is a replay, and for how many seconds the key is kept."""
+    kept = (RETENTION, b"%d" % keep_seconds)
+    return ((REPLAYED, b"true"), kept) if replayed else (kept,)

@@ -1,0 +1,40 @@
+"""A request and a response as plain data, which every adapter makes and takes.
+
+Header names are lower-case, in the order they came, duplicates kept. Knows no framework.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+Headers = tuple[tuple[bytes, bytes], ...]
+
+
+class Request(NamedTuple):
+    """What a client asked; `path` and `query` as they were on the line, not decoded."""
+
+    method: str
+    path: bytes
+    query: bytes
+    headers: Headers
+    body: bytes = b""
+
+
+class Response(NamedTuple):
+    """What it is answered. `omitted`: it ran, but its body was too large to be kept."""
+
+    status: int
+    headers: Headers
+    body: bytes = b""
+    omitted: bool = False
+
+
+def values(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> list[bytes]:
+    """Every line of this name."""
+    return [value for given, value in headers if given == name]
+
+
+def first(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> bytes:
+    """The first line of this name, b"" where there is none."""
+    return next((value for given, value in headers if given == name), b"")

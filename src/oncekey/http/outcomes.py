@@ -1,0 +1,88 @@
+"""Which responses are an outcome to be stored, and what of them is given again.
+
+Owns the lists of status codes and headers. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Final
+
+from oncekey.http.message import Headers, Response, first
+
+# Refusals that say nothing about the operation: who asked, how often, on which connection.
+NEVER_STORED: Final = frozenset({401, 403, 407, 408, 421, 425, 429})
+
+KEPT_HEADERS: Final = frozenset(
+    {
+        b"content-type",
+        b"content-language",
+        b"content-encoding",
+        b"content-disposition",
+        b"content-location",
+        b"location",
+        b"etag",
+        b"last-modified",
+        b"link",
+        b"cache-control",
+        b"vary",
+        b"retry-after",
+        b"deprecation",
+        b"sunset",
+    }
+)
+# Never given again, whatever a rule says: of one connection, one client or one moment.
+NEVER_KEPT: Final = frozenset(
+    {
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+        b"content-length",
+        b"date",
+        b"server",
+        b"set-cookie",
+        b"set-cookie2",
+        b"www-authenticate",
+        b"authorization",
+    }
+)
+_NEVER_PREFIXES: Final = (b"access-control-", b"x-ratelimit-", b"ratelimit")
+
+
+def is_stored(status: int, headers: Headers, *, retry_safe: bool) -> bool:
+    """Whether a response ends its key. Where not, the key is free again and a retry runs."""
+    if status in NEVER_STORED:
+        return False
+    if status == 503 and first(headers, b"retry-after"):
+        return False  # the app says itself that it did nothing
+    return status < 500 or not retry_safe
+
+
+def kept_headers(headers: Headers, extra: Collection[bytes] = ()) -> Headers:
+    """The headers that a replay has too."""
+    named = {
+        name.strip().lower()
+        for line in (value for key, value in headers if key == b"connection")
+        for name in line.split(b",")
+    }
+    return tuple(
+        (name, value)
+        for name, value in headers
+        if (name in KEPT_HEADERS or name in extra)
+        and name not in NEVER_KEPT
+        and name not in named
+        and not name.startswith(_NEVER_PREFIXES)
+    )
+
+
+def to_store(response: Response, extra: Collection[bytes], max_response: int) -> Response:
+    """What is kept of a response."""
+    headers = kept_headers(response.headers, extra)
+    if response.omitted or len(response.body) > max_response:
+        return Response(response.status, headers, b"", omitted=True)
+    return Response(response.status, headers, response.body)

@@ -1,0 +1,183 @@
+"""Refusals as RFC 9457 problem details.
+
+Owns the names of the problems and what a client reads: what happened and what to do next. Never
+tells a key, and says the same to everybody about a key of somebody else: nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from math import ceil
+from typing import Any, Final, NamedTuple
+
+from oncekey.core.errors import (
+    InFlight,
+    InvalidKey,
+    LeaseLost,
+    Mismatch,
+    MissingKey,
+    NotReplayable,
+    OncekeyError,
+    OperationFailed,
+    OutcomeUnknown,
+    StoreUnavailable,
+)
+from oncekey.http.message import Response
+
+TYPE_BASE: Final = "urn:oncekey:problem:"  # where no policy is published
+RETRY_AFTER_DOWN_SECONDS: Final = 1
+RETRY_AFTER_MAX_SECONDS: Final = 3_600
+
+
+class Problem(NamedTuple):
+    """One kind of refusal. `safe_new_key`: whether asking again under a new key can do harm."""
+
+    name: str
+    status: int
+    title: str
+    detail: str
+    retryable: bool
+    safe_new_key: bool = True
+
+
+INVALID = Problem("invalid-key", 400, "The idempotency key is malformed", "", False)
+MISSING = Problem(
+    "missing-key",
+    400,
+    "An idempotency key is required",
+    "Send an Idempotency-Key header: a new random key for each new request, the same key again "
+    "for a retry.",
+    False,
+)
+UNREADABLE = Problem("unreadable-body", 400, "The request body cannot be read", "", False)
+UNKNOWN_CALLER = Problem(
+    "unknown-caller",
+    401,
+    "Nobody is authenticated",
+    "Authenticate first; idempotency keys belong to callers.",
+    False,
+)
+TOO_LARGE = Problem("request-too-large", 413, "The request body is too large", "", False)
+MISMATCH = Problem(
+    "key-reused",
+    422,
+    "This key was used for another request",
+    "Use a new key for a new request. To retry, send exactly the same request.",
+    False,
+)
+IN_FLIGHT = Problem(
+    "in-flight",
+    409,
+    "A request with this key is being processed",
+    "Wait and send the same request with the same key again.",
+    True,
+    safe_new_key=False,
+)
+UNKNOWN = Problem(
+    "outcome-unknown",
+    409,
+    "The outcome of the first request is not known",
+    "It may have been carried out. Do not send it again under a new key before you have found out.",
+    False,
+    safe_new_key=False,
+)
+FAILED = Problem(
+    "failed",
+    500,
+    "The first request with this key failed",
+    "It is not carried out again under this key. Whether it had an effect is not known.",
+    False,
+    safe_new_key=False,
+)
+OVERTAKEN = Problem(
+    "overtaken",
+    409,
+    "Another attempt has taken over",
+    "Send the same request with the same key again to get its answer.",
+    True,
+    safe_new_key=False,
+)
+NOT_REPLAYABLE = Problem(
+    "not-replayable",
+    409,
+    "It was carried out, but its answer was not kept",
+    "The request was carried out once; its answer was too large to keep. Do not send it again "
+    "under a new key.",
+    False,
+    safe_new_key=False,
+)
+UNAVAILABLE = Problem(
+    "unavailable",
+    503,
+    "Requests cannot be checked for duplicates at the moment",
+    "Send the same request with the same key again.",
+    True,
+    safe_new_key=False,
+)
+ALL: Final = (
+    INVALID,
+    MISSING,
+    UNREADABLE,
+    UNKNOWN_CALLER,
+    TOO_LARGE,
+    MISMATCH,
+    IN_FLIGHT,
+    UNKNOWN,
+    FAILED,
+    OVERTAKEN,
+    NOT_REPLAYABLE,
+    UNAVAILABLE,
+)
+
+_OF_ERRORS: Final[tuple[tuple[type[OncekeyError], Problem], ...]] = (
+    (InvalidKey, INVALID),
+    (MissingKey, MISSING),
+    (Mismatch, MISMATCH),
+    (InFlight, IN_FLIGHT),
+    (OutcomeUnknown, UNKNOWN),
+    (OperationFailed, FAILED),
+    (LeaseLost, OVERTAKEN),
+    (NotReplayable, NOT_REPLAYABLE),
+    (StoreUnavailable, UNAVAILABLE),
+)
+
+
+def problem_of(error: OncekeyError) -> Problem | None:
+    """The kind of refusal an error is; None for mistakes of the set-up, which are no client's."""
+    found = next((problem for kind, problem in _OF_ERRORS if isinstance(error, kind)), None)
+    if found is INVALID:
+        return INVALID._replace(detail=str(error.args[0]) if error.args else "")
+    return found
+
+
+def refusal(
+    problem: Problem,
+    *,
+    retry_after: float | None = None,
+    policy_url: str | None = None,
+    headers: tuple[tuple[bytes, bytes], ...] = (),
+    **more: Any,
+) -> Response:
+    """The response for a problem."""
+    told: dict[str, Any] = {
+        "type": f"{policy_url}#{problem.name}" if policy_url else TYPE_BASE + problem.name,
+        "title": problem.title,
+        "status": problem.status,
+        "detail": problem.detail,
+        "retryable": problem.retryable,
+        "safe_new_key": problem.safe_new_key,
+        **more,
+    }
+    body = json.dumps({name: value for name, value in told.items() if value != ""}).encode()
+    lines = [
+        (b"content-type", b"application/problem+json"),
+        (b"content-length", b"%d" % len(body)),
+        (b"cache-control", b"no-store"),
+    ]
+    if retry_after is not None:
+        seconds = max(1, min(ceil(retry_after), RETRY_AFTER_MAX_SECONDS))
+        lines.append((b"retry-after", b"%d" % seconds))
+    if policy_url:
+        link = f'<{policy_url}>; rel="describedby"; type="text/html"'
+        lines.append((b"link", link.encode("latin-1")))
+    return Response(problem.status, (*lines, *headers), body)

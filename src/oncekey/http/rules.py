@@ -1,0 +1,133 @@
+"""Which requests are guarded, and how: one rule per kind of route, the first that fits counts.
+
+Owns the options of a route, their defaults and limits. What a response means is in outcomes.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from oncekey.core.duration import Duration
+from oncekey.core.errors import ConfigurationError
+from oncekey.core.policy import MAX_BYTES_CAP, Policy
+
+METHODS_DEFAULT: Final = ("POST", "PATCH")
+METHODS_POSSIBLE: Final = frozenset({"POST", "PATCH", "PUT", "DELETE"})
+MAX_REQUEST_DEFAULT: Final = 1024 * 1024
+MAX_REQUEST_CAP: Final = 1024 * 1024 * 1024
+MAX_RESPONSE_DEFAULT: Final = 1024 * 1024
+# What the status and the headers of a stored response may take beside its body.
+HEAD_MAX_BYTES: Final = 64 * 1024
+STORE_DOWN: Final = ("refuse", "run")
+_POLICY_OPTIONS: Final = ("lease", "keep", "audit", "wait", "retry_safe", "require", "recover")
+_PARAMETER = re.compile(r"\{[^{}/]*\}")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How requests to `path` are guarded.
+
+    path          "/charges/{id}/refunds"; `{...}` is one segment, a "*" at the end is any rest
+    methods       of POST, PATCH, PUT and DELETE; others always pass
+    guarded       False lets all of them pass untouched
+    required      a request without a key is refused; else it passes, unprotected
+    strict        only quoted keys, as the standard has them
+    ignore        JSON members (or form fields) that may differ between retries: "meta.sent_at"
+    only          ... or the only ones that count
+    headers       response headers to keep, beside the usual ones
+    max_request   longer request bodies are refused with 413 before anything is claimed
+    max_response  longer response bodies are given to the first caller only
+    store_down    "refuse" answers 503; "run" goes on without protection, and counts it
+
+    lease, keep, audit, wait, retry_safe, require and recover are those of a Policy; None leaves
+    them as the engine has them.
+    """
+
+    path: str = "*"
+    methods: Sequence[str] = METHODS_DEFAULT
+    guarded: bool = True
+    required: bool = True
+    strict: bool = False
+    ignore: Sequence[str] = ()
+    only: Sequence[str] | None = None
+    headers: Sequence[str] = ()
+    max_request: int = MAX_REQUEST_DEFAULT
+    max_response: int = MAX_RESPONSE_DEFAULT
+    store_down: str = "refuse"
+    lease: Duration | None = None
+    keep: Duration | None = None
+    audit: Duration | None = None
+    wait: Duration | None = None
+    retry_safe: bool | None = None
+    require: str | None = None
+    recover: Callable[..., Any] | None = None
+    kept: frozenset[bytes] = field(init=False, repr=False, compare=False)
+    options: dict[str, Any] = field(init=False, repr=False, compare=False)
+    _pattern: re.Pattern[str] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        self._check()
+        given = {name: getattr(self, name) for name in _POLICY_OPTIONS}
+        options = {name: value for name, value in given.items() if value is not None}
+        Policy().with_options(**options)  # finds mistakes now
+        options["max_bytes"] = min(self.max_response + HEAD_MAX_BYTES, MAX_BYTES_CAP)
+        object.__setattr__(self, "options", options)
+        object.__setattr__(
+            self, "kept", frozenset(n.lower().encode("latin-1") for n in self.headers)
+        )
+        object.__setattr__(self, "_pattern", _compiled(self.path))
+
+    def _check(self) -> None:
+        unknown = {method.upper() for method in self.methods} - METHODS_POSSIBLE
+        if unknown or isinstance(self.methods, str):
+            raise ConfigurationError(
+                f"methods={self.methods!r}: only POST, PATCH, PUT and DELETE can be guarded; "
+                "others are safe or pass through"
+            )
+        if self.only is not None and self.ignore:
+            raise ConfigurationError("give either ignore= or only=, not both")
+        for name in ("ignore", "only", "headers"):
+            if isinstance(getattr(self, name), str):
+                raise ConfigurationError(f"{name} must be a list of names, not one text")
+        for name, cap in (("max_request", MAX_REQUEST_CAP), ("max_response", MAX_BYTES_CAP)):
+            if not 0 < getattr(self, name) <= cap:
+                raise ConfigurationError(f"{name}={getattr(self, name)!r} must be 1 to {cap}")
+        if self.store_down not in STORE_DOWN:
+            raise ConfigurationError(f"store_down={self.store_down!r} must be 'refuse' or 'run'")
+
+    def fits(self, method: str, path: str) -> bool:
+        return method in self.methods and self._pattern.fullmatch(path) is not None
+
+
+class Rules:
+    """All rules of an app. Where none fits, a request passes."""
+
+    def __init__(self, rules: Iterable[Rule] = ()) -> None:
+        self.all = tuple(rules) or (Rule(),)
+        for rule in self.all:
+            if not isinstance(rule, Rule):
+                raise ConfigurationError(f"rules must be Rule objects, not {type(rule).__name__}")
+        self._methods = frozenset(m for rule in self.all if rule.guarded for m in rule.methods)
+
+    def find(self, method: str, path: str) -> Rule | None:
+        """The rule of a guarded request, None for one that passes."""
+        if method not in self._methods:
+            return None
+        for rule in self.all:
+            if rule.fits(method, path):
+                return rule if rule.guarded else None
+        return None
+
+
+def _compiled(path: str) -> re.Pattern[str]:
+    if path == "*":
+        return re.compile(".*", re.DOTALL)
+    if not path.startswith("/") or "*" in path[:-1]:
+        raise ConfigurationError(f"path={path!r} must begin with '/'; a '*' may stand at its end")
+    rest = path.endswith("*")
+    pieces = _PARAMETER.split(path[:-1] if rest else path)
+    pattern = "[^/]+".join(re.escape(piece) for piece in pieces)
+    return re.compile(pattern + (".*" if rest else "/?"), re.DOTALL)
