@@ -18,37 +18,38 @@ import enum
 import inspect
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from typing import Any, Final, Protocol
 from urllib.parse import quote
 
 from oncekey.core.duration import Duration, microseconds
-from oncekey.core.errors import ConfigurationError, NotStarted, OncekeyError, StoreUnavailable
+from oncekey.core.errors import ConfigurationError, OncekeyError, StoreUnavailable
 from oncekey.engine.aio.attempt import AsyncAttempt
 from oncekey.engine.aio.once import AsyncOnce
+from oncekey.engine.results import Result
 from oncekey.http.exchange import OPERATION_DEFAULT, Asking, Exchange, Keyed, marks
 from oncekey.http.message import Headers, Request, Response
-from oncekey.http.outcomes import is_stored, to_store
 from oncekey.http.recording import Message, Recording, Send
 from oncekey.http.rules import Rule, Rules
+from oncekey.http.running import (
+    ATTEMPT,
+    Incomplete,
+    Unstored,
+    check_caller,
+    keep_seconds,
+    outcome,
+    principal,
+)
 
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 App = Callable[[Any, Any, Any], Awaitable[None]]
 Caller = Callable[[Scope], str | Awaitable[str | None] | None]
 
-ATTEMPT: Final = "oncekey.attempt"  # where a handler finds its attempt, in the scope
 DRAIN_DEFAULT: Final = "30s"
+_UNSTORED: Final = "oncekey.unstored"
 
 _log = logging.getLogger("oncekey")
-
-
-class Unstored(NotStarted):
-    """The app answered with something that ends no key; its response goes out all the same."""
-
-
-class Incomplete(RuntimeError):
-    """The app ended in the middle of its response. Nobody can tell what it did."""
 
 
 def attempt_of(scope: Any) -> AsyncAttempt | None:
@@ -56,6 +57,45 @@ def attempt_of(scope: Any) -> AsyncAttempt | None:
     Starlette request): for steps, child keys and the fence. None where no key guards it."""
     found: AsyncAttempt | None = getattr(scope, "scope", scope).get(ATTEMPT)
     return found
+
+
+def leave_unstored(scope: Any) -> None:
+    """Say that the response which follows is no outcome, whatever its status: its key is free
+    again. For refusals that come before a handler ran."""
+    said: list[bool] | None = getattr(scope, "scope", scope).get(_UNSTORED)
+    if said is not None:
+        said.append(True)  # a list, since layers in between may have copied the scope
+
+
+class Tasks:
+    """What runs, whether or not its client is still there."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    async def wait(self, seconds: float) -> None:
+        if self._tasks:
+            await asyncio.wait(set(self._tasks), timeout=seconds)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # told to whoever waits; if nobody does, it is not the loop's business
+
+
+class Owner(Protocol):
+    """What a request's guard needs of whoever set it up."""
+
+    once: AsyncOnce
+    exchange: Exchange
+    tasks: Tasks
+    unprotected: int
 
 
 class IdempotencyMiddleware:
@@ -84,11 +124,7 @@ class IdempotencyMiddleware:
     ) -> None:
         if not isinstance(once, AsyncOnce):
             raise ConfigurationError(f"once must be an AsyncOnce, not a {type(once).__name__}")
-        if not callable(caller):
-            raise ConfigurationError(
-                "caller= must be a function that gives the verified principal of a request: keys "
-                "belong to callers, and one's answers must never reach another"
-            )
+        check_caller(caller)
         self.app = app
         self.once = once
         self.caller = caller
@@ -99,13 +135,13 @@ class IdempotencyMiddleware:
         self._find = self.exchange.rules.find
         self._drain = microseconds(drain, name="drain") / 1_000_000
         self._close = close
-        self._tasks: set[asyncio.Task[None]] = set()
+        self.tasks = Tasks()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             rule = self._find(scope["method"], scope["path"])
             if rule is not None:
-                await _Responder(self, rule, scope, receive, send).respond()
+                await _OfApp(self, rule, scope, receive, send).respond()
                 return
         elif scope["type"] == "lifespan":
             await self._live(scope, receive, send)
@@ -130,29 +166,14 @@ class IdempotencyMiddleware:
     async def drain(self) -> None:
         """Wait for the running requests, also for those whose clients are gone."""
         await self.once.drain(self._drain)
-        if self._tasks:
-            await asyncio.wait(set(self._tasks), timeout=self._drain)
-
-    def start(self, scope: Scope, receive: Receive, send: Send) -> asyncio.Task[None]:
-        async def run() -> None:
-            await self.app(scope, receive, send)
-
-        task = asyncio.create_task(run())
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-        return task
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled():
-            task.exception()  # told to whoever waits; if nobody does, it is not the loop's business
+        await self.tasks.wait(self._drain)
 
 
-class _Responder:
-    """One guarded request."""
+class Responder:
+    """One guarded request. How the app is begun and asked who calls is up to subclasses."""
 
     def __init__(
-        self, owner: IdempotencyMiddleware, rule: Rule, scope: Scope, receive: Receive, send: Send
+        self, owner: Owner, rule: Rule, scope: Scope, receive: Receive, send: Send
     ) -> None:
         self._owner = owner
         self._exchange = owner.exchange
@@ -166,53 +187,28 @@ class _Responder:
         self._recording: Recording | None = None
         self._task: asyncio.Task[None] | None = None
         self._app_error: BaseException | None = None
+        self._began = False
+        self._unstored: list[bool] = []
 
-    async def respond(self) -> None:
-        rule, exchange = self._rule, self._exchange
-        if not rule.required and not exchange.has_key(self._headers):
-            await self._owner.app(self._scope, self._receive, self._send)
-            return
-        caller = await self._caller()
-        keyed = exchange.key_of(rule, self._headers) if caller else exchange.nobody()
-        reading = await self._read()
-        if reading is _Reading.GONE:
-            return  # before all of it was here: nothing is claimed
-        if reading is _Reading.TOO_LARGE and not isinstance(keyed, Response):
-            keyed = exchange.too_large(rule)
-        if isinstance(keyed, Response):
-            is_last = reading is _Reading.TOO_LARGE
-            await self._give(keyed, _CLOSE if is_last else ())
-            return
-        assert keyed is not None
-        await self._guarded(keyed, caller)
-
-    async def _caller(self) -> str:
-        caller = self._owner.caller(self._scope)
-        if inspect.isawaitable(caller):
-            caller = await caller
-        if caller is not None and not isinstance(caller, str):
-            raise TypeError(f"caller= must give text or None, not a {type(caller).__name__}")
-        return caller or ""
-
-    async def _read(self) -> _Reading:
+    async def _read(self) -> Reading:
         """Read the whole request: a refused one too, for the connection's next one comes behind
         it. Nothing is read of what is too large by its own word."""
         if self._exchange.declared_too_large(self._rule, self._headers):
-            return _Reading.TOO_LARGE
+            return Reading.TOO_LARGE
         chunks: list[bytes] = []
         size = 0
         while True:
             message = await self._receive()
             if message["type"] == "http.disconnect":
-                return _Reading.GONE
+                return Reading.GONE
             chunk = message.get("body", b"")
             size += len(chunk)
             if size > self._rule.max_request:
-                return _Reading.TOO_LARGE
+                return Reading.TOO_LARGE
             chunks.append(chunk)
             if not message.get("more_body", False):
                 self._body = b"".join(chunks)
-                return _Reading.WHOLE
+                return Reading.WHOLE
 
     async def _guarded(self, keyed: Keyed, caller: str) -> None:
         asking = self._exchange.asking(keyed, caller, self._request())
@@ -231,25 +227,29 @@ class _Responder:
                 self._recording.close()
 
     async def _run(self, asking: Asking) -> None:
-        once = self._owner.once
-        keep = keep_seconds(once, self._rule)
+        keep = keep_seconds(self._owner.once.policy, self._rule)
         try:
-            result = await once.run(asking.operation, asking.key, self._body_of, **asking.options)
+            result = await self._ask(asking)
         except Unstored:
             assert self._recording is not None
             await self._deliver(self._recording, ())
             return
-        if result.replayed or self._recording is None:
+        if result.replayed or not self._began:
             await self._give(self._exchange.replay(result.value, keep))
         else:
+            assert self._recording is not None
             await self._deliver(self._recording, marks(keep, replayed=False))
 
+    async def _ask(self, asking: Asking) -> Result[Response]:
+        once = self._owner.once
+        return await once.run(asking.operation, asking.key, self._body_of, **asking.options)
+
     async def _failed(self, error: OncekeyError) -> None:
-        is_down = isinstance(error, StoreUnavailable) and self._recording is None
+        is_down = isinstance(error, StoreUnavailable) and not self._began
         if is_down and self._rule.store_down == "run":
             self._owner.unprotected += 1
             _log.warning("the store is down, a request runs without protection: %s", error)
-            await self._owner.app(self._scope, self._given_body, self._send)
+            await self._run_unprotected()
             return
         await self._give(self._exchange.refuse(error, self._rule))
 
@@ -258,10 +258,23 @@ class _Responder:
     async def _body_of(self, attempt: AsyncAttempt) -> Response:
         """Run the app until its outcome is known: at the last part of its response, not at its
         end, for background tasks come in between."""
-        recording = self._recording = Recording()
-        scope = {**self._scope, "extensions": {}, ATTEMPT: attempt}
+        self._began = True
         began = time.monotonic()
-        task = self._task = self._owner.start(scope, self._private_receive, recording.send)
+        task, recording = self._begin(attempt)
+        await self._settle(task, recording)
+        self._exchange.durations.saw(self._rule, time.monotonic() - began)
+        if self._unstored:
+            raise Unstored
+        response = recording.response(self._rule.max_response)
+        return outcome(response, self._rule, self._owner.once.policy)
+
+    def _begin(self, attempt: AsyncAttempt) -> tuple[asyncio.Task[None], Recording]:
+        raise NotImplementedError
+
+    async def _run_unprotected(self) -> None:
+        raise NotImplementedError
+
+    async def _settle(self, task: asyncio.Task[None], recording: Recording) -> None:
         try:
             await asyncio.wait({task, recording.settled}, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:  # another attempt has taken over, or all is shut down
@@ -269,16 +282,12 @@ class _Responder:
             await asyncio.wait({task})
             raise
         if not recording.settled.done():
-            self._app_error = _error_of(task)
+            self._app_error = error_of(task)
             raise self._app_error
-        self._exchange.durations.saw(self._rule, time.monotonic() - began)
-        response = recording.response(self._rule.max_response)
-        retry_safe = self._owner.once.policy.retry_safe
-        if self._rule.retry_safe is not None:
-            retry_safe = self._rule.retry_safe
-        if not is_stored(response.status, response.headers, retry_safe=retry_safe):
-            raise Unstored
-        return to_store(response, self._rule.kept, self._rule.max_response)
+
+    def _private_scope(self) -> Scope:
+        """The scope for an app whose response is held back."""
+        return {**self._scope, "extensions": {}, _UNSTORED: self._unstored}
 
     async def _private_receive(self) -> Message:
         """The request, and then nothing until the response is over: whether the client is still
@@ -320,7 +329,52 @@ class _Responder:
         return Request(scope["method"], path.partition(b"?")[0], query, self._headers, self._body)
 
 
-class _Reading(enum.Enum):
+class _OfApp(Responder):
+    """A request to a whole app, which is begun under the key."""
+
+    _owner: IdempotencyMiddleware
+
+    async def respond(self) -> None:
+        rule, exchange = self._rule, self._exchange
+        if not rule.required and not exchange.has_key(self._headers):
+            await self._owner.app(self._scope, self._receive, self._send)
+            return
+        caller = await self._caller()
+        keyed = exchange.key_of(rule, self._headers) if caller else exchange.nobody()
+        reading = await self._read()
+        if reading is Reading.GONE:
+            return  # before all of it was here: nothing is claimed
+        if reading is Reading.TOO_LARGE and not isinstance(keyed, Response):
+            keyed = exchange.too_large(rule)
+        if isinstance(keyed, Response):
+            is_last = reading is Reading.TOO_LARGE
+            await self._give(keyed, CLOSE if is_last else ())
+            return
+        assert keyed is not None
+        await self._guarded(keyed, caller)
+
+    async def _caller(self) -> str:
+        caller = self._owner.caller(self._scope)
+        if inspect.isawaitable(caller):
+            caller = await caller
+        return principal(caller)
+
+    def _begin(self, attempt: AsyncAttempt) -> tuple[asyncio.Task[None], Recording]:
+        recording = self._recording = Recording()
+        scope = {**self._private_scope(), ATTEMPT: attempt}
+        work = _run(self._owner.app, scope, self._private_receive, recording.send)
+        self._task = self._owner.tasks.start(work)
+        return self._task, recording
+
+    async def _run_unprotected(self) -> None:
+        await self._owner.app(self._scope, self._given_body, self._send)
+
+
+async def _run(app: App, scope: Scope, receive: Receive, send: Send) -> None:
+    await app(scope, receive, send)
+
+
+class Reading(enum.Enum):
     """How the reading of a request ended."""
 
     WHOLE = "all of it is here"
@@ -328,15 +382,10 @@ class _Reading(enum.Enum):
     TOO_LARGE = "it is longer than allowed"
 
 
-_CLOSE: Final[Headers] = ((b"connection", b"close"),)
+CLOSE: Final[Headers] = ((b"connection", b"close"),)
 
 
-def keep_seconds(once: AsyncOnce, rule: Rule) -> int:
-    keep = once.policy.keep if rule.keep is None else rule.keep
-    return microseconds(keep, name="keep") // 1_000_000
-
-
-def _error_of(task: asyncio.Task[None]) -> BaseException:
+def error_of(task: asyncio.Task[None]) -> BaseException:
     """Why the app ended without a whole response."""
     if task.cancelled():
         return asyncio.CancelledError()

@@ -41,7 +41,9 @@ def _query(query: bytes) -> bytes:
     """Parameters by name; several of one name stay in their order."""
     if b"&" not in query:
         return query
-    return b"&".join(sorted(query.split(b"&"), key=_name))
+    parts: list[bytes] = query.split(b"&")
+    ordered = sorted(parts, key=_name)
+    return b"&".join(ordered)
 
 
 def _name(part: bytes) -> bytes:

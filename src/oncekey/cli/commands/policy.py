@@ -1,0 +1,74 @@
+"""`oncekey policy`."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import Any
+
+import click
+
+from oncekey.cli.commands.options import json_option
+from oncekey.cli.opening import UsageProblem
+from oncekey.cli.output import Output
+
+
+@click.command()
+@click.argument("app", metavar="MODULE:APP")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["markdown", "html", "json"]),
+    default="markdown",
+    show_default=True,
+    help="How to write it.",
+)
+@click.option("--title", default="Idempotency policy", show_default=True, help="Its heading.")
+@json_option
+def policy(app: str, form: str, title: str, as_json: bool) -> None:
+    """Write the idempotency policy that an app's clients should read.
+
+    Imports the app (from the current folder too), looks at its middleware and its routes, and
+    writes what holds for each of them: whether a key is required, how it looks, how long it is
+    kept, what is compared, which refusals there are and what to do about them. Publish it and give
+    its address to the middleware as policy_url; refusals then link to it.
+
+    \b
+    Examples:
+      oncekey policy shop.main:app > docs/idempotency.md
+      oncekey policy shop.main:app --format html > static/idempotency.html
+      oncekey policy shop.main:app --json
+    """
+    out = Output(as_json=as_json)
+    published, found = _found(app)
+    entries = published.entries(found.rules, found.policy, found.routes)
+    if as_json or form == "json":
+        out.data(published.as_data(entries))
+    elif form == "html":
+        out.text(published.as_html(entries, title))
+    else:
+        out.text(published.as_markdown(entries, title))
+
+
+def _found(name: str) -> tuple[Any, Any]:
+    try:
+        from oncekey.http import discovery, published
+    except ImportError as error:
+        raise UsageProblem(f"{error}; install oncekey[http]") from error
+    return published, discovery.find(_imported(name))
+
+
+def _imported(name: str) -> Any:
+    module, _, attribute = name.partition(":")
+    if not module or not attribute:
+        raise UsageProblem(f"{name!r} is not MODULE:APP, such as shop.main:app")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        found: Any = importlib.import_module(module)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise UsageProblem(f"{name} cannot be imported: {error}") from error
+    return found

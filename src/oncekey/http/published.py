@@ -1,0 +1,190 @@
+"""The policy a service publishes about its keys: the one thing the standard's draft demands of it.
+
+Made from the rules an app really has, so that it cannot say anything else. As data, Markdown, or a
+page whose anchors are what the `type` of our problems points to. Pure; finding an app's rules is in
+discovery.py.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from oncekey.core.duration import human
+from oncekey.core.identity import KEY_MAX_CHARS
+from oncekey.core.policy import Policy
+from oncekey.http.outcomes import NEVER_STORED
+from oncekey.http.problem import ALL
+from oncekey.http.rules import Rule, Rules
+
+HEADER = "Idempotency-Key"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What a client has to know about one route, or about all that a rule names."""
+
+    methods: list[str]
+    path: str
+    required: bool
+    key_format: str
+    kept_for: str
+    kept_for_seconds: int
+    waits: str
+    request_bytes_max: int
+    stored_bytes_max: int
+    compared: str
+    failures: str
+
+
+def entries(rules: Rules, policy: Policy, routes: Iterable[tuple[str, str]] = ()) -> list[Entry]:
+    """One per guarded route, where the app tells its routes; else one per rule."""
+    found: dict[tuple[str, int], tuple[Rule, list[str]]] = {}
+    known = list(routes)
+    for method, path in known:
+        rule = rules.find(method, path)
+        if rule is not None:
+            found.setdefault((path, id(rule)), (rule, []))[1].append(method)
+    if known:
+        return [_entry(rule, path, ms, policy) for (path, _), (rule, ms) in found.items()]
+    return [
+        _entry(rule, rule.path, list(rule.methods), policy) for rule in rules.all if rule.guarded
+    ]
+
+
+def _entry(rule: Rule, path: str, methods: Sequence[str], engine: Policy) -> Entry:
+    policy = engine.with_options(**{k: v for k, v in rule.options.items() if k != "max_bytes"})
+    terms = policy.terms
+    return Entry(
+        methods=sorted(methods),
+        path=path,
+        required=rule.required,
+        key_format=_key_format(rule),
+        kept_for=human(terms.keep),
+        kept_for_seconds=terms.keep // 1_000_000,
+        waits=human(terms.wait) if terms.wait else "",
+        request_bytes_max=rule.max_request,
+        stored_bytes_max=rule.max_response,
+        compared=_compared(rule),
+        failures=(
+            "are not kept: the same request may be sent again and is carried out again"
+            if policy.retry_safe
+            else "are kept like any other answer"
+        ),
+    )
+
+
+def _key_format(rule: Rule) -> str:
+    quoted = f"a quoted string of 1 to {KEY_MAX_CHARS} visible ASCII characters"
+    return quoted if rule.strict else f"{quoted}, or the same without quotes"
+
+
+def _compared(rule: Rule) -> str:
+    if rule.only is not None:
+        return "method, path, query, and of the body only " + ", ".join(rule.only)
+    rest = " except " + ", ".join(rule.ignore) if rule.ignore else ""
+    return f"method, path, query, content type and body{rest}"
+
+
+# --- forms ----------------------------------------------------------------------------------
+
+
+def as_data(some: Sequence[Entry]) -> dict[str, Any]:
+    return {
+        "header": HEADER,
+        "replay_header": "X-Idempotency-Replayed",
+        "retention_header": "X-Idempotency-Retention",
+        "scope": "keys belong to the authenticated caller",
+        "never_stored": sorted(NEVER_STORED),
+        "routes": [asdict(entry) for entry in some],
+        "problems": [
+            {
+                "name": problem.name,
+                "status": problem.status,
+                "title": problem.title,
+                "retryable": problem.retryable,
+                "safe_new_key": problem.safe_new_key,
+            }
+            for problem in ALL
+        ],
+    }
+
+
+def as_markdown(some: Sequence[Entry], title: str = "Idempotency policy") -> str:
+    lines = [f"# {title}", "", *_wrapped(_GENERAL), "", "## Routes", ""]
+    for entry in some:
+        lines += [f"### {' '.join(entry.methods)} {entry.path}", ""]
+        lines += [f"* {name}: {value}" for name, value in _facts(entry)] + [""]
+    lines += ["## Refusals", "", "| status | name | meaning | retry with the same key |"]
+    lines += ["|---|---|---|---|"]
+    lines += [
+        f"| {p.status} | {p.name} | {p.title} | {'yes' if p.retryable else 'no'} |" for p in ALL
+    ]
+    return "\n".join([*lines, ""])
+
+
+def as_html(some: Sequence[Entry], title: str = "Idempotency policy") -> str:
+    told = html.escape
+    parts = [f"<h1>{told(title)}</h1>", *(f"<p>{told(text)}</p>" for text in _GENERAL)]
+    parts.append("<h2>Routes</h2>")
+    for entry in some:
+        parts.append(f"<h3><code>{told(' '.join(entry.methods))} {told(entry.path)}</code></h3>")
+        facts = "".join(f"<dt>{told(n)}</dt><dd>{told(v)}</dd>" for n, v in _facts(entry))
+        parts.append(f"<dl>{facts}</dl>")
+    parts.append("<h2>Refusals</h2>")
+    for problem in ALL:
+        retry = "Retry with the same key." if problem.retryable else "Do not retry unchanged."
+        parts.append(
+            f'<section id="{told(problem.name)}"><h3>{problem.status} {told(problem.title)}</h3>'
+            f"<p>{told(problem.detail)} {retry}</p></section>"
+        )
+    return _PAGE.format(title=told(title), body="\n".join(parts))
+
+
+def _facts(entry: Entry) -> list[tuple[str, str]]:
+    facts = [
+        ("Key", "required" if entry.required else "optional; without one nothing is protected"),
+        ("Format", entry.key_format),
+        ("Kept for", entry.kept_for + " after the first answer"),
+        ("Compared", entry.compared),
+        ("Failures (5xx)", entry.failures),
+        ("Request body", f"at most {entry.request_bytes_max:,} bytes"),
+        ("Answer", f"given again if it has at most {entry.stored_bytes_max:,} bytes"),
+    ]
+    if entry.waits:
+        facts.append(("A duplicate", f"waits up to {entry.waits} for the first one's answer"))
+    return facts
+
+
+_GENERAL = (
+    f"Send {HEADER} with a new random key for each new request, and the same key again when you "
+    "retry it. A request is carried out once for its key; every retry gets the stored answer, "
+    "marked with X-Idempotency-Replayed: true.",
+    "Keys belong to the authenticated caller; another caller's key is another key. A key that was "
+    "used for one request is refused with 422 for another. While the first request is being "
+    "processed, a retry is answered 409 with Retry-After.",
+    "Answers "
+    + ", ".join(map(str, sorted(NEVER_STORED)))
+    + " are never kept: they are about the caller, not about the operation.",
+)
+
+
+def _wrapped(texts: Iterable[str]) -> list[str]:
+    return [line for text in texts for line in (text, "")][:-1]
+
+
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1"><title>{title}</title>
+<style>
+:root {{ color-scheme: light dark }}
+body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 46rem; margin: 2rem auto;
+  padding: 0 1rem }}
+dt {{ font-weight: 600 }} dd {{ margin: 0 0 .4rem 0 }}
+section:target {{ outline: 2px solid; outline-offset: .5rem }}
+</style></head><body>
+{body}
+</body></html>
+"""

@@ -1,0 +1,16 @@
+"""Apps that do not come up: with SHOP set the import fails, without it the start-up."""
+
+from __future__ import annotations
+
+import os
+
+from tests.http.apps.plain import Message, Receive, Send
+
+if os.environ.get("SHOP"):
+    raise RuntimeError(f"there is no shop called {os.environ['SHOP']}")
+
+
+async def asgi(scope: Message, receive: Receive, send: Send) -> None:
+    assert scope["type"] == "lifespan"
+    await receive()
+    await send({"type": "lifespan.startup.failed", "message": "the till is empty"})

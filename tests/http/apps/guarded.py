@@ -1,0 +1,230 @@
+"""A Starlette app behind the middleware, for tests that talk to it over a socket.
+
+Each effect is a line in a file; a gated handler waits until a test lets it go. Settings come by the
+environment, since a server imports the app.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.background import BackgroundTask
+from starlette.exceptions import HTTPException
+from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from oncekey import AsyncOnce, Policy
+from oncekey.http import recording
+from oncekey.http.asgi import IdempotencyMiddleware, attempt_of
+from oncekey.http.rules import Rule
+
+FOLDER = Path(os.environ["GUARDED_FOLDER"])
+STORE = os.environ.get("GUARDED_STORE") or f"sqlite:///{FOLDER}/keys.db"
+CALLERS = {"Bearer alice": "alice", "Bearer bob": "bob"}
+POLL = 0.002
+recording.HOLD_MAX_BYTES = 4_000_000  # type: ignore[misc]  # so that tests are quick
+
+
+def effect(what: str) -> int:
+    """Do it: one line more in the ledger. How many there are now."""
+    with (FOLDER / "effects").open("a+") as ledger:
+        ledger.write(what + "\n")
+        ledger.flush()
+        ledger.seek(0)
+        return len(ledger.readlines())
+
+
+async def gate(name: str) -> None:
+    """Say that we are here, and wait to be let go."""
+    (FOLDER / f"{name}.here").touch()
+    while not (FOLDER / f"{name}.go").exists():  # noqa: ASYNC110, it is another process
+        await asyncio.sleep(POLL)
+
+
+async def charge(request: Request) -> Response:
+    asked = await request.json()
+    number = effect("charge")
+    headers = {"Location": f"/charges/{number}", "ETag": f'"{number}"', "X-Cost": "3", "X-No": "1"}
+    return JSONResponse({"number": number, "asked": asked}, 201, headers)
+
+
+async def gated(request: Request) -> Response:
+    effect("gated")
+    await gate("gated")
+    return JSONResponse({"done": True}, headers={"Location": "/x"})
+
+
+def blocking(request: Request) -> Response:
+    return JSONResponse({"number": effect("blocking")})
+
+
+async def status(request: Request) -> Response:
+    code = int(request.path_params["code"])
+    effect(f"status {code}")
+    return Response(b"" if code == 204 else b"so be it", code, media_type="text/plain")
+
+
+async def raises(request: Request) -> Response:
+    effect("raises")
+    raise ValueError("s3cret")
+
+
+async def refuses(request: Request) -> Response:
+    effect("refuses")
+    raise HTTPException(409, "out of stock")
+
+
+async def binary(request: Request) -> Response:
+    effect("binary")
+    return Response(bytes(range(256)) * 9, media_type="application/octet-stream")
+
+
+async def large(request: Request) -> Response:
+    effect("large")
+    return Response(b"x" * int(request.path_params["size"]), media_type="text/plain")
+
+
+async def long(request: Request) -> Response:
+    effect("long")
+
+    async def parts() -> AsyncIterator[bytes]:
+        for number in range(100):
+            if number == 67:  # what is held back is full
+                await gate("long")
+            yield b"x" * 60_000
+
+    return StreamingResponse(parts(), media_type="text/plain")
+
+
+async def stream(request: Request) -> Response:
+    effect("stream")
+
+    async def parts() -> AsyncIterator[bytes]:
+        for number in range(50):
+            if number == 25 and "gated" in request.query_params:
+                await gate("stream")
+            yield b"part %d\n" % number
+
+    return StreamingResponse(parts(), media_type="text/plain")
+
+
+async def background(request: Request) -> Response:
+    effect("background")
+    return JSONResponse({"done": True}, background=BackgroundTask(_afterwards))
+
+
+async def _afterwards() -> None:
+    await gate("afterwards")
+    effect("afterwards")
+
+
+async def cookies(request: Request) -> Response:
+    effect("cookies")
+    response = JSONResponse({"done": True})
+    response.set_cookie("a", "1")
+    response.set_cookie("b", "2")
+    return response
+
+
+async def read(request: Request) -> Response:
+    """What must pass untouched: a stream that goes on as long as the client is there."""
+
+    async def parts() -> AsyncIterator[bytes]:
+        for number in range(5):
+            yield b"%d\n" % number
+
+    return StreamingResponse(parts(), media_type="text/plain")
+
+
+async def upload(request: Request) -> Response:
+    effect("upload")
+    body = await request.body()
+    if request.headers.get("content-encoding") == "gzip":
+        body = gzip.decompress(body)
+    return JSONResponse({"bytes": len(body)})
+
+
+async def attempt(request: Request) -> Response:
+    running = attempt_of(request)
+    assert running is not None
+    return JSONResponse({"fence": running.fence, "child": running.child_key("pay")})
+
+
+ROUTES = [
+    Route("/charges", charge, methods=["POST", "PUT"]),
+    Route("/other", charge, methods=["POST"]),
+    Route("/optional", charge, methods=["POST"]),
+    Route("/gated", gated, methods=["POST"]),
+    Route("/brief", gated, methods=["POST"]),
+    Route("/waiting", gated, methods=["POST"]),
+    Route("/short", charge, methods=["POST"]),
+    Route("/blocking", blocking, methods=["POST"]),
+    Route("/status/{code}", status, methods=["POST"]),
+    Route("/safe/{code}", status, methods=["POST"]),
+    Route("/raises", raises, methods=["POST"]),
+    Route("/refuses", refuses, methods=["POST"]),
+    Route("/binary", binary, methods=["POST"]),
+    Route("/large/{size}", large, methods=["POST"]),
+    Route("/long", long, methods=["POST"]),
+    Route("/stream", stream, methods=["POST"]),
+    Route("/background", background, methods=["POST"]),
+    Route("/cookies", cookies, methods=["POST"]),
+    Route("/read", read, methods=["GET"]),
+    Route("/upload", upload, methods=["POST"]),
+    Route("/attempt", attempt, methods=["POST"]),
+]
+RULES = [
+    Rule("/optional", required=False),
+    Rule("/brief", lease="300ms"),
+    Rule("/waiting", wait="20s"),
+    Rule("/short", keep="300ms", audit="0s"),
+    Rule("/safe/{code}", retry_safe=True),
+    Rule("/upload", max_request=10_000),
+    Rule("/large/{size}", max_response=3_000_000),
+    Rule("*", headers=["X-Cost", "Set-Cookie"]),
+]
+
+
+def caller(scope: Any) -> str | None:
+    sent = dict(scope["headers"]).get(b"authorization", b"").decode("latin-1")
+    return CALLERS.get(sent)
+
+
+class _Passing(BaseHTTPMiddleware):
+    async def dispatch(self, request: Request, call_next: RequestResponseEndpoint) -> Response:
+        response = await call_next(request)
+        response.headers["X-Passed"] = "1"
+        return response
+
+
+def make(*, within: bool = False, compressed: bool = False) -> Starlette:
+    """`within`: another middleware of the usual kind between ours and the app, and one outside."""
+    app = Starlette(routes=ROUTES)
+    if within:
+        app.add_middleware(_Passing)
+    app.add_middleware(
+        IdempotencyMiddleware,
+        once=AsyncOnce(STORE, policy=Policy(lease="10s")),
+        caller=caller,
+        rules=RULES,
+        policy_url="/policy",
+    )
+    if within:
+        app.add_middleware(_Passing)
+    if compressed:
+        app.add_middleware(GZipMiddleware, minimum_size=10)
+    return app
+
+
+app = make()
+within = make(within=True) if os.environ.get("GUARDED_KIND") == "within" else app
+compressed = make(compressed=True) if os.environ.get("GUARDED_KIND") == "compressed" else app

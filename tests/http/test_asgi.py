@@ -1,0 +1,356 @@
+"""The ASGI middleware over a real socket: each line of what a payment company would ask."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from tests.http.served import BOB, Served, served
+from tests.http.wire import Response
+
+from oncekey import AsyncOnce, ConfigurationError, Once
+from oncekey.http.asgi import IdempotencyMiddleware
+from oncekey.testing.servers import require
+from oncekey.testing.servers.http import Uvicorn
+from oncekey.testing.servers.processes import wait_until
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Served]:
+    require(lambda: Uvicorn("x:y"))  # skips by name where it is not installed
+    with served(Uvicorn) as made:
+        yield made
+
+
+@pytest.fixture
+def app(running: Served) -> Served:
+    running.forget()
+    return running
+
+
+def replayed(response: Response) -> bool:
+    return response.one("X-Idempotency-Replayed") == "true"
+
+
+def kind_of(response: Response) -> str:
+    assert response.one("Content-Type") == "application/problem+json"
+    told = json.loads(response.body)
+    assert told["status"] == response.status
+    return str(told["type"]).removeprefix("/policy#")
+
+
+# --- replays ------------------------------------------------------------------------------------
+
+
+def test_i3_a_retry_gets_the_same_bytes_and_headers(app: Served) -> None:
+    key = app.fresh_key()
+    first, again = (app.post("/charges", key, {"cents": 5}) for _ in range(2))
+    assert (first.status, again.status) == (201, 201)
+    assert first.body == again.body
+    assert not replayed(first)
+    assert replayed(again)
+    for name in ("Location", "ETag", "X-Cost", "Content-Type", "Content-Length"):
+        assert first.one(name) == again.one(name) is not None
+    assert again.one("X-No") is None, "only what was chosen is kept"
+    assert first.one("X-Idempotency-Retention") == again.one("X-Idempotency-Retention") == "86400"
+    assert app.effects() == 1
+
+
+def test_i7_another_body_is_refused_and_reordered_members_are_no_other_body(app: Served) -> None:
+    key = app.fresh_key()
+    app.post("/charges", key, b'{"a":1,"b":2}')
+    again = app.post("/charges", f'"{key}"', b'{ "b":2, "a":1 }')
+    assert replayed(again)
+    other = app.post("/charges", key, b'{"a":1,"b":3}')
+    assert (other.status, kind_of(other)) == (422, "key-reused")
+    assert app.effects() == 1
+
+
+def test_the_same_key_on_another_path_or_method_is_refused(app: Served) -> None:
+    key = app.fresh_key()
+    app.post("/charges", key, {})
+    assert app.post("/other", key, {}).status == 422
+    assert app.post("/charges?dry=1", key, {}).status == 422
+    assert app.effects() == 1
+
+
+def test_i1_twenty_at_once_run_once(app: Served) -> None:
+    key = app.fresh_key()
+    start = threading.Barrier(20)
+
+    def ask(_: int) -> Response:
+        with app.connect() as wire:
+            start.wait()
+            return app.on(wire, "/waiting", key, {})
+
+    with ThreadPoolExecutor(20) as pool:
+        asked = [pool.submit(ask, number) for number in range(20)]
+        app.wait_here("gated")
+        app.let_go("gated")
+        answers = [one.result() for one in asked]
+    assert {answer.status for answer in answers} == {200}
+    assert len({answer.body for answer in answers}) == 1
+    assert sum(map(replayed, answers)) == 19
+    assert app.effects() == 1
+
+
+def test_while_it_runs_a_retry_is_told_to_come_back_and_another_request_is_refused(
+    app: Served,
+) -> None:
+    key = app.fresh_key()
+    with app.connect() as wire:
+        wire.request("POST", "/gated", app.headers(key), b"{}")
+        app.wait_here("gated")
+        busy = app.post("/gated", key, {})
+        assert (busy.status, kind_of(busy)) == (409, "in-flight")
+        assert int(busy.one("Retry-After") or 0) >= 1
+        other = app.post("/gated", key, {"other": 1})
+        assert (other.status, kind_of(other)) == (422, "key-reused")
+        app.let_go("gated")
+        assert wire.read().status == 200
+    assert replayed(app.post("/gated", key, {}))
+    assert app.effects() == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/status/204", 204),
+        ("/status/400", 400),
+        ("/status/404", 404),
+        ("/status/500", 500),
+        ("/status/302", 302),
+        ("/refuses", 409),
+        ("/binary", 200),
+        ("/blocking", 200),
+        ("/large/2000000", 200),
+        ("/stream", 200),
+    ],
+)
+def test_whatever_was_answered_is_answered_again(app: Served, path: str, status: int) -> None:
+    key = app.fresh_key()
+    first, again = app.post(path, key, {}), app.post(path, key, {})
+    assert (first.status, again.status) == (status, status)
+    assert first.body == again.body
+    assert replayed(again)
+    assert app.effects() == 1
+    assert bool(first.body) is (status != 204)
+
+
+@pytest.mark.parametrize("status", [401, 403, 408, 425, 429])
+def test_refusals_that_are_not_about_the_operation_are_never_stored(
+    app: Served, status: int
+) -> None:
+    key = app.fresh_key()
+    for runs in (1, 2):
+        answer = app.post(f"/status/{status}", key, {})
+        assert (answer.status, replayed(answer)) == (status, False)
+        assert app.effects() == runs
+
+
+def test_failures_follow_retry_safe(app: Served) -> None:
+    key = app.fresh_key()
+    for runs in (1, 2):
+        assert app.post("/safe/500", key, {}).status == 500
+        assert app.effects() == runs
+
+
+def test_a_handler_that_raises_is_not_run_again(app: Served) -> None:
+    key = app.fresh_key()
+    assert app.post("/raises", key, {}).status == 500
+    again = app.post("/raises", key, {})
+    assert (again.status, kind_of(again)) == (500, "failed")
+    assert b"s3cret" not in again.body
+    assert app.effects() == 1
+
+
+def test_cookies_are_set_once_and_never_again_whatever_is_chosen(app: Served) -> None:
+    key = app.fresh_key()
+    assert len(app.post("/cookies", key, {}).all("Set-Cookie")) == 2
+    again = app.post("/cookies", key, {})
+    assert replayed(again)
+    assert again.all("Set-Cookie") == []
+
+
+def test_an_answer_too_large_to_keep_is_given_once(app: Served) -> None:
+    key = app.fresh_key()
+    first = app.post("/large/4000000", key, {})
+    assert len(first.body) == 4_000_000
+    again = app.post("/large/4000000", key, {})
+    assert (again.status, kind_of(again)) == (409, "not-replayable")
+    assert app.effects() == 1
+
+
+def test_what_is_longer_than_anything_we_hold_flows_through(app: Served) -> None:
+    """Its key ends when it is clear that it cannot be kept; the rest leaves as it is made."""
+    key = app.fresh_key()
+    with app.connect() as wire:
+        wire.request("POST", "/long", app.headers(key), b"{}")
+        app.wait_here("long")
+        assert wire.some(), "the first part is on its way, though the handler has not ended"
+        again = app.post("/long", key, {})
+        assert (again.status, kind_of(again)) == (409, "not-replayable")
+        app.let_go("long")
+        assert len(wire.read().body) == 6_000_000
+    assert app.effects() == 1
+
+
+# --- callers ------------------------------------------------------------------------------------
+
+
+def test_i15_without_a_caller_nothing_is_claimed_and_nothing_replayed(app: Served) -> None:
+    key = app.fresh_key()
+    stranger = app.post("/charges", key, {}, who=("Authorization", "Bearer mallory"))
+    assert (stranger.status, kind_of(stranger)) == (401, "unknown-caller")
+    assert stranger.one("WWW-Authenticate") == "Bearer"
+    assert app.effects() == 0
+    assert not replayed(app.post("/charges", key, {})), "the stranger has claimed nothing"
+    again = app.post("/charges", key, {}, who=None)
+    assert again.status == 401
+    assert b"number" not in again.body
+
+
+def test_i8_two_callers_with_one_key_do_not_meet(app: Served) -> None:
+    key = app.fresh_key()
+    mine = app.post("/charges", key, {"cents": 1})
+    theirs = app.post("/charges", key, {"cents": 2}, who=BOB)
+    assert (mine.status, theirs.status) == (201, 201)
+    assert mine.body != theirs.body
+    assert app.effects() == 2
+
+
+async def _app(scope: object, receive: object, send: object) -> None:
+    raise AssertionError
+
+
+def test_without_a_caller_function_it_is_not_even_built() -> None:
+    with pytest.raises(TypeError, match="caller"):
+        IdempotencyMiddleware(_app, AsyncOnce("memory://"))  # type: ignore[call-arg]
+    with pytest.raises(ConfigurationError, match="caller"):
+        IdempotencyMiddleware(_app, AsyncOnce("memory://"), caller=None)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="AsyncOnce"):
+        IdempotencyMiddleware(_app, Once("memory://"), caller=str)  # type: ignore[arg-type]
+
+
+# --- headers and bodies -------------------------------------------------------------------------
+
+
+def test_bad_keys_are_refused_and_the_connection_lives_on(app: Served) -> None:
+    with app.connect() as wire:
+        for key in (None, "", '"', "a b", "a,b", "x" * 256):
+            answer = app.on(wire, "/charges", key, {"cents": 1})
+            assert answer.status == 400, key
+            assert kind_of(answer) == ("missing-key" if key is None else "invalid-key")
+            assert answer.one("Link") == '</policy>; rel="describedby"; type="text/html"'
+        two = [("Idempotency-Key", '"a"'), ("Idempotency-Key", '"a"')]
+        assert app.on(wire, "/charges", None, {}, headers=two).status == 400
+        stranger = app.on(wire, "/charges", "k", {}, who=None)
+        assert stranger.status == 401
+        bad = app.on(wire, "/upload", app.fresh_key(), b"x", headers=[("Content-Encoding", "gzip")])
+        assert (bad.status, kind_of(bad)) == (400, "unreadable-body")
+        assert app.effects() == 0
+        assert app.on(wire, "/charges", app.fresh_key(), {}).status == 201
+
+
+def test_too_large_a_body_is_refused_before_anything_is_claimed(app: Served) -> None:
+    key = app.fresh_key()
+    large = app.post("/upload", key, b"x" * 10_001)
+    assert (large.status, kind_of(large)) == (413, "request-too-large")
+    with app.connect() as wire:
+        head = app.headers(key, more=[("Transfer-Encoding", "chunked")])
+        wire.send(wire.head("POST", "/upload", head), b"2711\r\n", b"x" * 10_001)
+        assert wire.read().status == 413
+    bomb = gzip.compress(bytes(1_000_000))
+    packed = [("Content-Encoding", "gzip")]
+    assert app.post("/upload", key, bomb, headers=packed).status == 413
+    assert app.effects() == 0
+    assert app.post("/upload", key, b"x" * 10_000).status == 200
+
+
+def test_compressed_bodies_are_compared_by_what_they_hold(app: Served) -> None:
+    key = app.fresh_key()
+    packed = [("Content-Encoding", "gzip")]
+    one, other = (gzip.compress(b'{"a":1}', mtime=time) for time in (1, 2))
+    assert app.post("/upload", key, one, headers=packed).status == 200
+    assert replayed(app.post("/upload", key, other, headers=packed))
+    assert app.effects() == 1
+
+
+def test_chunked_and_whole_bodies_are_the_same_request(app: Served) -> None:
+    key = app.fresh_key()
+    app.post("/charges", key, b'{"a":1}')
+    with app.connect() as wire:
+        head = [*app.headers(key), ("Transfer-Encoding", "chunked")]
+        wire.send(wire.head("POST", "/charges", head), b'3\r\n{"a\r\n', b'4\r\n":1}\r\n0\r\n\r\n')
+        assert replayed(wire.read())
+
+
+def test_an_optional_key_protects_only_who_sends_it(app: Served) -> None:
+    for _ in range(2):
+        assert app.post("/optional", None, {}, who=None).status == 201
+    assert app.effects() == 2
+    assert app.post("/optional", '"', {}).status == 400, "a malformed one is never ignored"
+    key = app.fresh_key()
+    assert [replayed(app.post("/optional", key, {})) for _ in range(2)] == [False, True]
+
+
+def test_reads_pass_untouched(app: Served) -> None:
+    with app.connect() as wire:
+        answer = wire.ask("GET", "/read", [("Idempotency-Key", '"')])
+        assert (answer.status, answer.body) == (200, b"0\n1\n2\n3\n4\n")
+        assert answer.one("X-Idempotency-Retention") is None
+        head = wire.ask("HEAD", "/read")
+        assert head.status == 200
+    assert app.post("/charges", None, {}, method="PUT", who=None).status == 201, "not guarded"
+
+
+# --- time ---------------------------------------------------------------------------------------
+
+
+def test_i5_a_handler_longer_than_its_lease_runs_once(app: Served) -> None:
+    key = app.fresh_key()
+    with app.connect() as wire:
+        wire.request("POST", "/brief", app.headers(key), b"{}")
+        app.wait_here("gated")
+        began = time.monotonic()
+
+        def three_leases_later() -> bool:
+            assert kind_of(app.post("/brief", key, {})) == "in-flight"
+            return time.monotonic() > began + 0.9
+
+        wait_until(three_leases_later, "its lease would be over without heartbeats")
+        app.let_go("gated")
+        assert wire.read().status == 200
+    assert app.effects() == 1
+
+
+def test_a_key_is_fresh_again_when_its_keep_is_over(app: Served) -> None:
+    key = app.fresh_key()
+    app.post("/short", key, {})
+    wait_until(lambda: not replayed(app.post("/short", key, {})), "300 ms are over")
+    assert app.effects() == 2
+
+
+def test_background_tasks_come_after_the_outcome(app: Served) -> None:
+    """The answer and its record are there while the task still runs."""
+    key = app.fresh_key()
+    with app.connect() as wire:
+        answer = app.on(wire, "/background", key, {})
+        assert answer.status == 200
+        app.wait_here("afterwards")
+        assert replayed(app.post("/background", key, {}))
+        assert app.effects("afterwards") == 0
+        app.let_go("afterwards")
+        wait_until(lambda: app.effects("afterwards") == 1, "the task has run")
+    assert app.effects("background") == 1
+
+
+def test_the_handler_finds_its_attempt(app: Served) -> None:
+    told = json.loads(app.post("/attempt", app.fresh_key(), {}).body)
+    assert told["fence"] > 0
+    assert told["child"].startswith("ok1-")

@@ -1,0 +1,236 @@
+"""Each HTTP server serves over a real socket, outlives its clients, and ends when it is told to."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.http.wire import Closed, Connection
+
+from oncekey.testing.servers import (
+    Granian,
+    Gunicorn,
+    HttpServer,
+    Hypercorn,
+    ServerFailed,
+    Uvicorn,
+    processes,
+    require,
+)
+
+ROOT = Path(__file__).parents[2]
+APPS = "tests.http.apps"
+
+Make = Callable[[str, dict[str, str]], HttpServer]
+ASGI: dict[str, Make] = {
+    "uvicorn-h11": lambda app, env: Uvicorn(app, http="h11", cwd=ROOT, env=env),
+    "uvicorn-httptools": lambda app, env: Uvicorn(app, http="httptools", cwd=ROOT, env=env),
+    "hypercorn": lambda app, env: Hypercorn(app, cwd=ROOT, env=env),
+    "granian": lambda app, env: Granian(app, cwd=ROOT, env=env),
+}
+WSGI: dict[str, Make] = {"gunicorn": lambda app, env: Gunicorn(app, cwd=ROOT, env=env)}
+ALL = {**ASGI, **WSGI}
+
+
+def make(name: str, module: str = "plain", attribute: str = "", **env: str) -> HttpServer:
+    attribute = attribute or ("asgi" if name in ASGI else "wsgi")
+    return require(lambda: ALL[name](f"{APPS}.{module}:{attribute}", env))
+
+
+@pytest.fixture(scope="module", params=ALL)
+def server(request: pytest.FixtureRequest) -> Iterator[HttpServer]:
+    with make(request.param, GREETING="hello") as running:
+        yield running
+
+
+@pytest.fixture
+def wire(server: HttpServer) -> Iterator[Connection]:
+    with Connection(server.port) as connection:
+        yield connection
+
+
+def refuses(server: HttpServer) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", server.port), timeout=5).close()
+    except ConnectionRefusedError:
+        return True
+    return False
+
+
+def wait_for(server: HttpServer, words: str) -> None:
+    processes.wait_until(lambda: words in server.log, f"{server.name} says {words!r}", 10)
+
+
+# --- serving --------------------------------------------------------------------------------------
+
+
+def test_one_connection_serves_request_after_request(wire: Connection) -> None:
+    first = wire.ask("POST", "/orders", [("Content-Type", "text/plain")], b"book")
+    assert (first.status, first.body) == (200, b"POST /orders book hello")
+    assert wire.ask("GET", "/orders").body == b"GET /orders  hello"
+    head = wire.ask("HEAD", "/orders")
+    assert (head.body, head.one("Content-Length")) == (b"", "19")
+    assert wire.ask("GET", "/last").body == b"GET /last  hello"
+
+
+def test_a_header_that_is_there_twice_stays_so(wire: Connection) -> None:
+    assert wire.ask("GET", "/").all("X-TWICE") == ["1", "2"]
+
+
+def test_a_request_may_come_in_pieces(wire: Connection) -> None:
+    head = wire.head("POST", "/", [("Content-Length", "6")])
+    wire.send(head[:9], head[9:-1], head[-1:], b"in ", b"two")
+    assert wire.read().body == b"POST / in two hello"
+
+
+# Hypercorn looks only when the time of its keep-alive is over.
+@pytest.mark.parametrize("name", sorted(ALL.keys() - {"hypercorn"}))
+def test_a_client_that_says_goodbye_gets_one(name: str) -> None:
+    with make(name) as server, Connection(server.port) as wire:
+        assert wire.ask("GET", "/").status == 200
+        wire.half_close()
+        assert wire.is_closed()
+        with pytest.raises(Closed):
+            wire.read()
+
+
+def test_clients_that_abort_do_no_harm(server: HttpServer) -> None:
+    before = server.pids()
+    for sent in (b"", b"POST / HT", b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nabc"):
+        lost = Connection(server.port)
+        lost.send(sent)
+        lost.abort()
+    unread = Connection(server.port)
+    unread.request("GET", "/unread")
+    unread.abort()
+    with Connection(server.port) as wire:
+        assert wire.ask("GET", "/").status == 200
+    assert server.pids() == before
+
+
+def test_an_abort_is_a_reset_on_the_other_side() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        wire = Connection(listener.getsockname()[1])
+        accepted, _ = listener.accept()
+        with accepted:
+            accepted.settimeout(10)
+            wire.abort()
+            with pytest.raises(ConnectionResetError):
+                accepted.recv(1)
+
+
+@pytest.mark.parametrize("name", ASGI)
+def test_chunks_are_put_together_and_an_app_sees_its_client_go(name: str) -> None:
+    with make(name, attribute="streaming") as server, Connection(server.port) as wire:
+        for _ in range(2):
+            answer = wire.ask("GET", "/")
+            assert answer.one("Transfer-Encoding") == "chunked"
+            assert answer.body == b"one two three"
+    with make(name) as server:
+        lost = Connection(server.port)
+        lost.request("GET", "/held")
+        wait_for(server, "held")
+        lost.abort()
+        wait_for(server, "the client has gone")
+
+
+# --- ending ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_sigterm_ends_it_and_it_starts_again_on_the_same_port(name: str) -> None:
+    with make(name) as server:
+        port, pids = server.port, server.pids()
+        assert server.pid == pids[0]
+        server.signal(signal.SIGTERM)
+        assert server.wait(10) in (0, -signal.SIGTERM)
+        assert not server.is_running
+        assert refuses(server)
+        assert ("shut down" in server.log) == (name in ASGI)
+        server.start()
+        assert server.port == port
+        with Connection(port) as wire:
+            assert wire.ask("GET", "/").status == 200
+        pids += server.pids()
+        folder = server.directory
+    assert not any(map(processes.is_running, pids))
+    assert not folder.exists()
+    assert "Traceback" not in server.log
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_no_worker_outlives_a_main_process_that_was_killed(name: str) -> None:
+    with make(name) as server:
+        pids = server.pids()
+        server.signal(signal.SIGKILL)
+        assert server.wait(10) == -signal.SIGKILL
+    assert not any(map(processes.is_running, pids))
+    with pytest.raises(ServerFailed, match="is not running"):
+        server.signal(signal.SIGTERM)
+
+
+_RUN = """
+import sys
+from oncekey.testing import servers
+server = getattr(servers, sys.argv[1])(sys.argv[2])
+server.start()
+print(*server.pids(), flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.mark.parametrize(("kind", "app"), [("Granian", "asgi"), ("Gunicorn", "wsgi")])
+def test_its_worker_ends_with_the_process_that_started_it(kind: str, app: str) -> None:
+    if not shutil.which("setpriv"):
+        pytest.skip("SETPRIV IS MISSING: it is in Debian's package util-linux")
+    run = subprocess.Popen(
+        [sys.executable, "-c", _RUN, kind, f"{APPS}.plain:{app}"],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with run:
+        assert run.stdout is not None
+        pids = [int(word) for word in run.stdout.readline().split()]
+        assert len(pids) == 2
+        run.kill()
+    processes.wait_until(lambda: not any(map(processes.is_running, pids)), "it is gone", 10)
+
+
+def test_one_that_does_not_end_is_killed_after_its_grace() -> None:
+    with make("uvicorn-h11") as server, Connection(server.port) as wire:
+        wire.request("GET", "/held")
+        wait_for(server, "held")
+        pid = server.pid
+        server.signal(signal.SIGTERM)
+        with pytest.raises(ServerFailed, match="still runs after"):
+            server.wait(0.1)
+        server.stop(grace=0.1)
+        assert not processes.is_running(pid)
+        with pytest.raises(Closed):
+            wire.read()
+
+
+# --- not starting ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_an_app_that_cannot_be_imported_is_reported_with_the_reason(name: str) -> None:
+    server = make(name, "broken", SHOP="nowhere")
+    with pytest.raises(ServerFailed, match="there is no shop called nowhere"):
+        server.start()
+    assert "there is no shop called nowhere" in server.log
+    assert not server.directory.exists()
+
+
+@pytest.mark.parametrize("name", ASGI)
+def test_an_app_whose_start_up_fails_is_reported_with_the_reason(name: str) -> None:
+    with pytest.raises(ServerFailed, match="the till is empty"):
+        make(name, "broken").start()

@@ -1,0 +1,145 @@
+"""The Idempotency-Key header: what is a key, and that nothing else is (I8)."""
+
+from __future__ import annotations
+
+import random
+import string
+
+import pytest
+
+from oncekey.core.errors import InvalidKey
+from oncekey.core.identity import Identities
+from oncekey.http.keys import FIELD_MAX_BYTES, read_key
+
+FUZZED = 100_000
+UUID = "8e03978e-40d5-43dd-bc93-6894a57f9324"
+
+
+@pytest.mark.parametrize(
+    ("line", "key"),
+    [
+        (b'"abc"', "abc"),
+        (b"abc", "abc"),
+        (UUID.encode(), UUID),
+        (f'"{UUID}"'.encode(), UUID),
+        (b'  "abc" \t', "abc"),
+        (b" abc ", "abc"),
+        (b'"abc";version=1', "abc"),
+        (b'"a,b;c"', "a,b;c"),
+        (rb'"say \"x\" \\ y"'.replace(b" ", b"_"), 'say_"x"_\\_y'),
+        (b"order:42/charge", "order:42/charge"),
+        (b"k" * 255, "k" * 255),
+        (b'"' + b"k" * 255 + b'"', "k" * 255),
+        (b"0", "0"),
+        (b"?1", "?1"),
+        (b":YWJj:", ":YWJj:"),
+    ],
+)
+def test_a_quoted_string_and_the_same_key_bare_are_one_key(line: bytes, key: str) -> None:
+    assert read_key([line]) == key
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [b""],
+        [b"   "],
+        [b'""'],
+        [b'"a"', b'"a"'],
+        [b'"a', b'b"'],
+        [b"a", b"b"],
+        [b'"a", "b"'],
+        [b"a,b"],
+        [b"a, b"],
+        [b"a b"],
+        [b'"a b"'],
+        [b"a;b"],
+        [b'a"b'],
+        [b'"'],
+        [b'"abc'],
+        [b'"abc"x'],
+        [rb'"a\x"'],
+        [b'"a\x07"'],
+        [b'"\xc3\xa4"'],
+        ["ä".encode()],
+        [b"a\x00b"],
+        [b"a\r\nb"],
+        [b"k" * 256],
+        [b'"' + b"k" * 256 + b'"'],
+        [b'"a";' + b"p" * FIELD_MAX_BYTES],
+        [b'"a";='],
+    ],
+)
+def test_anything_else_is_refused(lines: list[bytes]) -> None:
+    with pytest.raises(InvalidKey):
+        read_key(lines)
+
+
+def test_no_line_is_no_key() -> None:
+    assert read_key([]) is None
+
+
+def test_strict_takes_what_the_standard_has() -> None:
+    assert read_key([b'"abc";a'], strict=True) == "abc"
+    for line in (b"abc", UUID.encode(), b"42", b"?1"):
+        with pytest.raises(InvalidKey, match="quoted"):
+            read_key([line], strict=True)
+
+
+def test_a_refusal_never_tells_the_key() -> None:
+    for line in (b'"s3cret', b"s3cret key", b'"s3cret key"', b"s3cret" * 60):
+        with pytest.raises(InvalidKey) as raised:
+            read_key([line])
+        assert "s3cret" not in str(raised.value)
+
+
+# --- whatever a stranger sends ------------------------------------------------------------------
+
+_PIECES = [
+    b'"',
+    b"\\",
+    b",",
+    b";",
+    b"=",
+    b" ",
+    b"\t",
+    b"\x00",
+    b"\xff",
+    b"a",
+    b"Z",
+    b"0",
+    b"?",
+    b":",
+]
+
+
+def _field(dice: random.Random) -> bytes:
+    if dice.random() < 0.5:
+        return b"".join(dice.choices(_PIECES, k=dice.randrange(12)))
+    inner = dice.randbytes(dice.randrange(20))
+    return b'"' + inner + b'"' if dice.random() < 0.5 else inner
+
+
+def test_i8_no_field_crashes_and_none_meets_another_callers_key() -> None:
+    """A key or a clean refusal, always; and every (scope, key) has an id of its own."""
+    dice = random.Random(4)
+    identities = Identities()
+    ids: dict[bytes, tuple[str, str]] = {}
+    keys = 0
+    alphabet = string.ascii_letters + string.digits + ':/;,"\\ äß\u2028'.replace("\u2028", "")
+    for _ in range(FUZZED):
+        try:
+            key = read_key([_field(dice)])
+        except InvalidKey:
+            key = None
+        scope = "".join(dice.choices(alphabet, k=dice.randrange(8)))
+        if key is None:
+            continue
+        keys += 1
+        assert 0 < len(key) <= 255
+        assert key.isascii()
+        assert key.isprintable()
+        identity = identities.identify(scope, "http", key)
+        assert ids.setdefault(identity.id, (scope, key)) == (scope, key)
+    assert keys > FUZZED // 20, "too few keys came out of it to mean anything"
+    assert len(ids) > 1_000

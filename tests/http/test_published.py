@@ -1,0 +1,139 @@
+"""The published policy: it says what the app's rules say, in every form."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Mount, Route
+
+from oncekey import AsyncOnce, ConfigurationError, Policy
+from oncekey.cli.app import cli, run
+from oncekey.http.asgi import IdempotencyMiddleware
+from oncekey.http.discovery import find
+from oncekey.http.problem import ALL
+from oncekey.http.published import as_data, as_html, as_markdown, entries
+from oncekey.http.rules import Rule
+
+RULES = [
+    Rule("/hooks/*", guarded=False),
+    Rule("/shop/orders/{id}", methods=["PUT"], required=False, keep="2d", ignore=["sent_at"]),
+    Rule("/shop/*", strict=True, retry_safe=True, wait="2s", max_request=5_000),
+]
+
+
+async def handler(request: Request) -> Response:
+    raise AssertionError
+
+
+def shop() -> Starlette:
+    inner = [
+        Route("/orders", handler, methods=["GET", "POST"]),
+        Route("/orders/{id}", handler, methods=["PUT", "DELETE"]),
+    ]
+    routes = [Mount("/shop", routes=inner), Route("/hooks/x", handler, methods=["POST"])]
+    app = Starlette(routes=routes)
+    once = AsyncOnce("memory://", policy=Policy(keep="24h"))
+    app.add_middleware(IdempotencyMiddleware, once=once, caller=lambda scope: "me", rules=RULES)
+    return app
+
+
+app = shop()
+
+
+def test_each_guarded_route_is_told_and_no_other() -> None:
+    found = find(app)
+    told = entries(found.rules, found.policy, found.routes)
+    assert [(entry.methods, entry.path) for entry in told] == [
+        (["POST"], "/shop/orders"),
+        (["PUT"], "/shop/orders/{id}"),
+    ]
+    orders, order = told
+    assert (orders.required, orders.kept_for_seconds, orders.waits) == (True, 86_400, "2s")
+    assert "or the same without quotes" not in orders.key_format
+    assert "carried out again" in orders.failures
+    assert (order.required, order.kept_for_seconds) == (False, 172_800)
+    assert "except sent_at" in order.compared
+    assert orders.request_bytes_max == 5_000
+
+
+def test_an_app_that_tells_no_routes_is_told_by_its_rules() -> None:
+    async def bare(scope: object, receive: object, send: object) -> None:
+        raise AssertionError
+
+    guarded = IdempotencyMiddleware(
+        bare, AsyncOnce("memory://"), caller=lambda scope: "me", rules=RULES
+    )
+    found = find(guarded)
+    told = entries(found.rules, found.policy, found.routes)
+    assert [entry.path for entry in told] == ["/shop/orders/{id}", "/shop/*"]
+    with pytest.raises(ConfigurationError, match="found no"):
+        find(bare)
+
+
+class _Anchors(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.ids: list[str] = []
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.ids += [value for name, value in attrs if name == "id" and value]
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_every_problem_has_an_anchor_on_the_page() -> None:
+    found = find(app)
+    page = as_html(entries(found.rules, found.policy, found.routes), "A & <b>")
+    parser = _Anchors()
+    parser.feed(page)
+    assert parser.open == []
+    assert parser.ids == [problem.name for problem in ALL]
+    assert "A &amp; &lt;b&gt;" in page
+
+
+def test_all_forms_say_the_same() -> None:
+    found = find(app)
+    told = entries(found.rules, found.policy, found.routes)
+    data = as_data(told)
+    assert json.loads(json.dumps(data)) == data
+    for text in (as_markdown(told), as_html(told)):
+        for word in ("/shop/orders/{id}", "2d", "sent_at", "409", "X-Idempotency-Replayed"):
+            assert word in text
+        assert "/hooks" not in text
+
+
+def test_the_command_writes_it() -> None:
+    name = f"{__name__}:app"
+    runner = CliRunner()
+    plain = runner.invoke(cli, ["policy", name])
+    assert plain.exit_code == 0, plain.output
+    assert re.match(r"# Idempotency policy\n", plain.stdout)
+    as_json = runner.invoke(cli, ["policy", name, "--json"])
+    assert [one["path"] for one in json.loads(as_json.stdout)["routes"]] == [
+        "/shop/orders",
+        "/shop/orders/{id}",
+    ]
+    page = runner.invoke(cli, ["policy", name, "--format", "html", "--title", "Ours"])
+    assert "<title>Ours</title>" in page.stdout
+
+
+@pytest.mark.parametrize("name", ["shop", "no_such_module:app", f"{__name__}:nothing"])
+def test_a_wrong_name_is_told(
+    name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert run(["policy", name]) == 2
+    said = capsys.readouterr().err
+    assert name in said
+    assert said.count("\n") == 1
