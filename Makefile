@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check bench bench-postgres soak hammer-postgres lock docs clean
+.PHONY: help setup run test check bench bench-postgres bench-http soak hammer-postgres lock docs clean
 
 help: ## show this
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -43,6 +43,9 @@ bench: $(VENV)/.bench ## measure against peers and the raw limit, in one run
 
 bench-postgres: $(VENV)/.bench ## the same on a PostgreSQL server of its own (minutes)
 	@$(BIN)/python -m bench postgres
+
+bench-http: $(VENV)/.bench ## an HTTP API bare, guarded by oncekey, and by its peers (minutes)
+	@$(BIN)/python -m bench http
 
 soak: setup ## the long forms of hammer, model, crashes and kills (minutes)
 	@ONCEKEY_SOAK=1 $(BIN)/python -m pytest tests/hammer tests/model tests/fault tests/stores -s --timeout 1800

@@ -14,7 +14,11 @@ from bench.figures import Report, save, show
 
 RESULTS = Path(__file__).parent / "results"
 EMBEDDED = {"memory": "bench.memory", "sqlite": "bench.sqlite"}
-SERVERS = {"postgres": "bench.postgres.suite", "postgres-growth": "bench.postgres.growth"}
+SERVERS = {
+    "postgres": "bench.postgres.suite",
+    "postgres-growth": "bench.postgres.growth",
+    "http": "bench.http.suite",
+}
 
 
 def main() -> int:

@@ -77,6 +77,14 @@ class Served:
     def let_go(self, gate: str) -> None:
         (self.folder / f"{gate}.go").touch()
 
+    def noted(self, what: str, name: str) -> int:
+        """How often the app has written down `name`, in one of its lists."""
+        file = self.folder / what
+        return file.read_text().splitlines().count(name) if file.exists() else 0
+
+    def wait_noted(self, what: str, name: str) -> None:
+        wait_until(lambda: self.noted(what, name) > 0, f"{name} has {what}")
+
     def forget(self) -> None:
         """Between tests: no effects, no open gates."""
         for file in self.folder.iterdir():

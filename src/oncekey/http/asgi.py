@@ -140,7 +140,7 @@ class IdempotencyMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             rule = self._find(scope["method"], scope["path"])
-            if rule is not None:
+            if rule is not None and (rule.required or self.exchange.has_key(scope["headers"])):
                 await _OfApp(self, rule, scope, receive, send).respond()
                 return
         elif scope["type"] == "lifespan":
@@ -151,16 +151,20 @@ class IdempotencyMiddleware:
     async def _live(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Hold the app's shutdown back until what runs has ended: it closes what that needs."""
 
+        is_over = False
+
         async def watched() -> Message:
+            nonlocal is_over
             message = await receive()
             if message["type"] == "lifespan.shutdown":
+                is_over = True
                 await self.drain()
             return message
 
         try:
             await self.app(scope, watched, send)
         finally:
-            if self._close:
+            if self._close and is_over:  # an app that knows no lifespan is here at the start
                 await self.once.close()
 
     async def drain(self) -> None:
@@ -216,12 +220,11 @@ class Responder:
             await self._give(asking)
             return
         try:
-            try:
-                await self._run(asking)
-            except OncekeyError as error:
-                if error is self._app_error:
-                    raise  # the handler's own, from an engine of its own
-                await self._failed(error)
+            await self._run(asking)
+        except OncekeyError as error:
+            if error is self._app_error:
+                raise  # the handler's own, from an engine of its own
+            await self._failed(error)
         finally:
             if self._recording is not None:
                 self._recording.close()
@@ -261,11 +264,12 @@ class Responder:
         self._began = True
         began = time.monotonic()
         task, recording = self._begin(attempt)
-        await self._settle(task, recording)
-        self._exchange.durations.saw(self._rule, time.monotonic() - began)
-        if self._unstored:
-            raise Unstored
-        response = recording.response(self._rule.max_response)
+        with recording:
+            await self._settle(task, recording)
+            self._exchange.durations.saw(self._rule, time.monotonic() - began)
+            if self._unstored:
+                raise Unstored
+            response = recording.response(self._rule.max_response)
         return outcome(response, self._rule, self._owner.once.policy)
 
     def _begin(self, attempt: AsyncAttempt) -> tuple[asyncio.Task[None], Recording]:
@@ -275,8 +279,9 @@ class Responder:
         raise NotImplementedError
 
     async def _settle(self, task: asyncio.Task[None], recording: Recording) -> None:
+        task.add_done_callback(recording.app_ended)
         try:
-            await asyncio.wait({task, recording.settled}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.shield(recording.known)
         except asyncio.CancelledError:  # another attempt has taken over, or all is shut down
             task.cancel()
             await asyncio.wait({task})
@@ -336,9 +341,6 @@ class _OfApp(Responder):
 
     async def respond(self) -> None:
         rule, exchange = self._rule, self._exchange
-        if not rule.required and not exchange.has_key(self._headers):
-            await self._owner.app(self._scope, self._receive, self._send)
-            return
         caller = await self._caller()
         keyed = exchange.key_of(rule, self._headers) if caller else exchange.nobody()
         reading = await self._read()

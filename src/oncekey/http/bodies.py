@@ -93,12 +93,7 @@ def _json(body: bytes, ignore: Fields, only: Fields | None) -> bytes:
     if len(body) > CANONICAL_MAX_BYTES and not ignore and only is None:
         return b"r" + body
     try:
-        value = json.loads(
-            body.decode("utf-8"),
-            object_pairs_hook=_members,
-            parse_float=_exact,
-            parse_constant=_refuse,
-        )
+        value = _strict(body.decode("utf-8"))
         if only is not None:
             value = _chosen(value, only)
         for path in ignore:
@@ -125,6 +120,12 @@ def _exact(text: str) -> float:
 
 def _refuse(text: str) -> Any:
     raise _NotStrictError(f"{text} is no JSON")
+
+
+# Made once: to make it costs more than to use it.
+_strict = json.JSONDecoder(
+    object_pairs_hook=_members, parse_float=_exact, parse_constant=_refuse
+).decode
 
 
 def _chosen(value: Any, only: Fields) -> list[Any]:

@@ -9,6 +9,7 @@ Pure but for the durations it has seen; the adapters read, run and send.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
 from oncekey.core.errors import ConfigurationError, InFlight, InvalidKey, OncekeyError
@@ -75,8 +76,12 @@ class Exchange:
             return Keyed(rule, key)
         return self.refused(problems.MISSING) if rule.required else None
 
-    def has_key(self, headers: Headers) -> bool:
-        return any(name == HEADER for name, _ in headers)
+    def has_key(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
+        """Whether there is a key, well-formed or not."""
+        for name, _ in headers:
+            if name == HEADER:
+                return True
+        return False
 
     def declared_too_large(self, rule: Rule, headers: Headers) -> bool:
         """Whether a body would be too large by its own word."""

@@ -6,6 +6,7 @@ preceded by its length, so no two different requests give the same bytes.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from struct import Struct
 
 import multipart
@@ -50,6 +51,7 @@ def _name(part: bytes) -> bytes:
     return part.partition(b"=")[0]
 
 
+@lru_cache(256)
 def _content_type(line: bytes) -> tuple[bytes, str, bytes]:
     """The media type, the boundary of its parts, and all of it but that boundary, in one form."""
     if not line:

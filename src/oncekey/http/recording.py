@@ -2,15 +2,16 @@
 
 Small ones stay in memory, larger ones go to a temporary file. One that grows past all bounds is
 given up on: its key ends as "ran, cannot be replayed", and from then on it flows through. Owns the
-buffer; when to let go is the middleware's decision.
+buffer; when to let go is the middleware's decision. The run (`with recording`) and who delivers it
+both need it, and either may be the last: a server that cancels a request does not end its run.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, MutableMapping
-from tempfile import SpooledTemporaryFile
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from tempfile import TemporaryFile
+from typing import IO, Any, Final
 
 from oncekey.http.message import Headers, Response
 
@@ -28,11 +29,14 @@ class Recording:
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
         self.settled: asyncio.Future[None] = loop.create_future()  # its outcome can be stored
+        self.known: asyncio.Future[None] = loop.create_future()  # settled, or the app has ended
         self.ended: asyncio.Future[None] = loop.create_future()  # the app has sent all of it
         self.started = False
         self.size = 0
+        self._users = 1
         self._start: Message = {}
-        self._file: SpooledTemporaryFile[bytes] = SpooledTemporaryFile(max_size=SPILL_BYTES)  # noqa: SIM115
+        self._chunks: list[bytes] = []
+        self._file: IO[bytes] | None = None  # instead of them, once they are too many
         self._through: asyncio.Future[Send] = loop.create_future()
 
     async def send(self, message: Message) -> None:
@@ -56,13 +60,31 @@ class Recording:
         if self.settled.done():
             await (await asyncio.shield(self._through))(message)
         else:
-            chunk = message.get("body", b"")
-            self._file.write(chunk)
-            self.size += len(chunk)
+            self._hold(message.get("body", b""))
         if not more:
             self.ended.set_result(None)
         if not self.settled.done() and (not more or self.size > HOLD_MAX_BYTES):
             self.settled.set_result(None)
+            self._know()
+
+    def _hold(self, chunk: bytes) -> None:
+        self.size += len(chunk)
+        if self._file is None and self.size <= SPILL_BYTES:
+            self._chunks.append(chunk)
+            return
+        if self._file is None:
+            self._file = TemporaryFile()  # noqa: SIM115
+            self._file.writelines(self._chunks)
+            self._chunks = []
+        self._file.write(chunk)
+
+    def app_ended(self, task: asyncio.Task[None]) -> None:
+        """The app is through, with or without a whole response."""
+        self._know()
+
+    def _know(self) -> None:
+        if not self.known.done():
+            self.known.set_result(None)
 
     @property
     def status(self) -> int:
@@ -77,29 +99,34 @@ class Recording:
         """The response as data; without its body where that is longer than `most`, or not over."""
         if self.size > most or not self.ended.done():
             return Response(self.status, self.headers, b"", omitted=True)
-        self._file.seek(0)
-        return Response(self.status, self.headers, self._file.read())
+        return Response(self.status, self.headers, b"".join(self._held()))
 
     async def deliver(self, send: Send, more_headers: Headers) -> None:
         """Send what is here; what the app still has to say then goes the same way at once."""
         start = {**self._start, "headers": [*self._start.get("headers", ()), *more_headers]}
         await send(start)
         is_whole = self.ended.done()
-        self._file.seek(0)
         left = self.size
-        while True:
-            chunk = self._file.read(_CHUNK)
+        for chunk in self._held():
             left -= len(chunk)
             more = left > 0 or not is_whole
             await send({"type": "http.response.body", "body": chunk, "more_body": more})
-            if left <= 0:
-                break
         if not is_whole:
             self._through.set_result(send)
 
+    def _held(self) -> Iterator[bytes]:
+        """What is here, in parts; one at least."""
+        if self._file is None:
+            yield b"".join(self._chunks)
+            return
+        self._file.seek(0)
+        while chunk := self._file.read(_CHUNK):
+            yield chunk
+
     def close(self) -> None:
         """Nobody wants the rest: what the app may still send goes nowhere."""
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
         if not self._through.done():
             self._through.set_result(_nowhere)
 

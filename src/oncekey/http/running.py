@@ -35,8 +35,8 @@ def outcome(response: Response, rule: Rule, policy: Policy) -> Response:
 
 
 def keep_seconds(policy: Policy, rule: Rule) -> int:
-    keep = policy.keep if rule.keep is None else rule.keep
-    return microseconds(keep, name="keep") // 1_000_000
+    us = policy.terms.keep if rule.keep is None else microseconds(rule.keep, name="keep")
+    return us // 1_000_000
 
 
 def check_caller(caller: object) -> None:

@@ -29,6 +29,7 @@ from oncekey.http.rules import Rule
 
 FOLDER = Path(os.environ["GUARDED_FOLDER"])
 STORE = os.environ.get("GUARDED_STORE") or f"sqlite:///{FOLDER}/keys.db"
+LEASE = os.environ.get("GUARDED_LEASE", "10s")
 CALLERS = {"Bearer alice": "alice", "Bearer bob": "bob"}
 POLL = 0.002
 recording.HOLD_MAX_BYTES = 4_000_000  # type: ignore[misc]  # so that tests are quick
@@ -206,16 +207,28 @@ class _Passing(BaseHTTPMiddleware):
         return response
 
 
-def make(*, within: bool = False, compressed: bool = False) -> Starlette:
-    """`within`: another middleware of the usual kind between ours and the app, and one outside."""
-    app = Starlette(routes=ROUTES)
+def make(
+    *,
+    within: bool = False,
+    compressed: bool = False,
+    wrapped: Any = None,
+    routes: list[Route] = ROUTES,
+    rules: list[Rule] = RULES,
+) -> Starlette:
+    """`within`: another middleware of the usual kind between ours and the app, and one outside.
+
+    `wrapped` is one more, next to the app.
+    """
+    app = Starlette(routes=routes)
+    if wrapped is not None:
+        app.add_middleware(wrapped)
     if within:
         app.add_middleware(_Passing)
     app.add_middleware(
         IdempotencyMiddleware,
-        once=AsyncOnce(STORE, policy=Policy(lease="10s")),
+        once=AsyncOnce(STORE, policy=Policy(lease=LEASE)),
         caller=caller,
-        rules=RULES,
+        rules=rules,
         policy_url="/policy",
     )
     if within:

@@ -1,0 +1,1 @@
+"""HTTP: the same app bare, behind oncekey and behind its peers, on one server."""

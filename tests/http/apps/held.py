@@ -1,0 +1,153 @@
+"""Handlers of every kind that wait at gates of their own, behind the middleware.
+
+`?name=` names the effects and the gates of one request, so that requests do not meet. Around all
+of it is a note of each call that has begun or ended: only then has a server's word about its client
+come through. HELD_KIND chooses what is around the middleware; BARE is an app that knows no lifespan.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+from starlette.background import BackgroundTask
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+from tests.http.apps.guarded import FOLDER, POLL, effect, gate, make
+
+from oncekey.http.rules import Rule
+
+PARTS = 60
+PART = b"a part of it, and not the last one\n" * 30
+Receive = Callable[[], Awaitable[Any]]
+Send = Callable[[Any], Awaitable[None]]
+
+
+async def begun(request: Request) -> str:
+    """The effect, and the wait for the test. The name of the request."""
+    name = request.query_params["name"]
+    effect(name)
+    await gate(name)
+    return name
+
+
+async def plain(request: Request) -> Response:
+    await begun(request)
+    return JSONResponse({"done": True}, 201, headers={"Location": "/x"})
+
+
+async def large(request: Request) -> Response:
+    await begun(request)
+    return Response(PART * PARTS * 14, media_type="text/plain")
+
+
+def thread(request: Request) -> Response:
+    name = request.query_params["name"]
+    effect(name)
+    (FOLDER / f"{name}.here").touch()
+    while not (FOLDER / f"{name}.go").exists():
+        time.sleep(POLL)
+    return JSONResponse({"done": "in a thread"})
+
+
+async def stream(request: Request) -> Response:
+    """Its gate is in the middle of the response."""
+    name = request.query_params["name"]
+    effect(name)
+
+    async def parts() -> AsyncIterator[bytes]:
+        for number in range(PARTS):
+            if number == PARTS // 2:
+                await gate(name)
+            yield b"%d " % number + PART
+
+    return StreamingResponse(parts(), media_type="text/plain")
+
+
+async def endless(request: Request) -> Response:
+    """Longer than what is held back: the first half flows while the gate is shut."""
+    name = request.query_params["name"]
+    effect(name)
+
+    async def parts() -> AsyncIterator[bytes]:
+        for number in range(100):
+            if number == 67:
+                await gate(name)
+            yield b"x" * 60_000
+        effect(f"{name} sent all")
+
+    return StreamingResponse(parts(), media_type="text/plain")
+
+
+async def background(request: Request) -> Response:
+    name = await begun(request)
+
+    async def afterwards() -> None:
+        await gate(f"{name}-after")
+        effect(f"{name}-after")
+
+    return JSONResponse({"done": "soon"}, 202, background=BackgroundTask(afterwards))
+
+
+async def raises(request: Request) -> Response:
+    await begun(request)
+    raise ValueError("s3cret")
+
+
+async def refuses(request: Request) -> Response:
+    await begun(request)
+    raise HTTPException(402, "no money")
+
+
+HANDLERS = (plain, large, thread, stream, endless, background, raises, refuses)
+ROUTES = [Route(f"/{handler.__name__}", handler, methods=["POST"]) for handler in HANDLERS]
+RULES = [Rule("*", max_response=3_000_000)]
+
+
+class Noting:
+    """Writes down each request that has begun or ended, one way or another, by its key."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
+        note("begun", scope)
+        try:
+            await self.app(scope, receive, send)
+        finally:
+            note("ended", scope)
+
+
+def note(what: str, scope: Any) -> None:
+    for name, value in scope.get("headers", ()):
+        if name.lower() == b"idempotency-key":
+            with (FOLDER / what).open("ab") as notes:
+                notes.write(value + b"\n")
+
+
+class Bare:
+    """An app that raises on what it does not know, as the specification asks of it."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            raise ValueError(f"{scope['type']} is not known here")
+        await self.app(scope, receive, send)
+
+
+kind = os.environ.get("HELD_KIND", "")
+app = Noting(
+    make(
+        within=kind == "within",
+        compressed=kind == "compressed",
+        wrapped=Bare if kind == "bare" else None,
+        routes=ROUTES,
+        rules=RULES,
+    )
+)
