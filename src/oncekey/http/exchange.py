@@ -78,10 +78,7 @@ class Exchange:
 
     def has_key(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
         """Whether there is a key, well-formed or not."""
-        for name, _ in headers:
-            if name == HEADER:
-                return True
-        return False
+        return any(name == HEADER for name, _ in headers)
 
     def declared_too_large(self, rule: Rule, headers: Headers) -> bool:
         """Whether a body would be too large by its own word."""
