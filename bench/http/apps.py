@@ -6,13 +6,16 @@ server imports `app`.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import warnings
+from collections.abc import AsyncIterator
 from typing import Any
 
 from fastapi import FastAPI
 from pydantic import BaseModel
 from starlette.requests import HTTPConnection
+from starlette.responses import StreamingResponse
 from starlette.types import Scope
 
 
@@ -32,7 +35,37 @@ def bare() -> FastAPI:
     async def charges() -> dict[str, Any]:
         return {"charges": []}
 
+    @made.post("/held/{size}")
+    async def held(size: int) -> StreamingResponse:
+        """All of it but its end; that comes when somebody asks for /open."""
+        return StreamingResponse(_held(size), media_type="application/octet-stream")
+
+    @made.get("/waiting")
+    async def waiting() -> int:
+        return _gate.waiting
+
+    @made.get("/open")
+    async def open_gate() -> bool:
+        _gate.opened.set()
+        return True
+
     return made
+
+
+class _Gate:
+    def __init__(self) -> None:
+        self.waiting = 0
+        self.opened = asyncio.Event()
+
+
+_gate = _Gate()
+
+
+async def _held(size: int) -> AsyncIterator[bytes]:
+    for start in range(0, size, 50_000):
+        yield bytes(min(50_000, size - start))
+    _gate.waiting += 1
+    await _gate.opened.wait()
 
 
 def _caller(scope: Scope) -> str | None:

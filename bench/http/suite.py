@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bench.figures import Ratio, Report, Timing, in_turns
+from bench.http import holding
 from bench.postgres import server as servers
 from oncekey.testing.servers.http import Uvicorn
 
@@ -61,6 +62,7 @@ def run() -> list[Report]:
             _passing(bare, [ours[0], ours[2], peers[0]]),
             _first_runs(bare, [*ours, *peers]),
             _replays(bare, [*ours, *peers]),
+            holding.report(),
         ]
 
 
