@@ -1,0 +1,164 @@
+"""One guarded request, run in its own thread: what WSGI, Flask and Django do in the same way.
+
+Owns the order of things: who asks, which key, then the body, then the run. The adapters bring the
+request as data, a function that makes the response, and send what comes back. Knows no framework.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from typing import Generic, Protocol, TypeVar
+
+from oncekey.core.errors import ConfigurationError, OncekeyError, StoreUnavailable
+from oncekey.engine.blocking.attempt import Attempt
+from oncekey.engine.blocking.once import Once, Operations
+from oncekey.http.exchange import OPERATION_DEFAULT, Asking, Exchange, Keyed, marks
+from oncekey.http.message import Headers, Request, Response
+from oncekey.http.rules import Rule, Rules
+from oncekey.http.running import Unstored, keep_seconds, outcome, principal
+
+_log = logging.getLogger("oncekey")
+
+
+class Answer(Protocol):
+    """A response in an adapter's own form."""
+
+    def response(self, most: int, /) -> Response:
+        """As data; without its body where that is longer than `most`."""
+
+    def close(self) -> None:
+        """It will not be sent."""
+
+
+A = TypeVar("A", bound=Answer)
+Make = Callable[[Attempt | None], A]
+
+
+class Made(Generic[A]):
+    """The app's own response, to be sent with `more` headers."""
+
+    def __init__(self, answer: A, more: Headers, *, stored: bool) -> None:
+        self.answer = answer
+        self.more = more
+        self.stored = stored
+
+
+class Guard:
+    """The rules of one app and its engine."""
+
+    def __init__(
+        self,
+        once: Once,
+        *,
+        rules: Iterable[Rule] = (),
+        operation: str = OPERATION_DEFAULT,
+        policy_url: str | None = None,
+        challenge: str = "Bearer",
+    ) -> None:
+        if not isinstance(once, Once):
+            raise ConfigurationError(f"once must be a Once, not a {type(once).__name__}")
+        self.once = once
+        self.exchange = Exchange(
+            Rules(rules), operation=operation, policy_url=policy_url, challenge=challenge
+        )
+        self.unprotected = 0  # runs without a key's protection because the store was down
+
+    def passes(self, rule: Rule, headers: Headers) -> bool:
+        """Whether a request may do without a key, and has none."""
+        return not rule.required and not self.exchange.has_key(headers)
+
+    def admitted(
+        self, rule: Rule, headers: Headers, caller: Callable[[], object]
+    ) -> tuple[Keyed, str] | Response:
+        """The key and whose it is; or the refusal of a request that has none (I15)."""
+        who = principal(caller())
+        if not who:
+            return self.exchange.nobody()
+        keyed = self.exchange.key_of(rule, headers)
+        if isinstance(keyed, Response):
+            return keyed
+        assert keyed is not None  # else it passes
+        return keyed, who
+
+    def run(
+        self,
+        keyed: Keyed,
+        who: str,
+        request: Request,
+        make: Make[A],
+        operations: Operations | None = None,
+    ) -> Made[A] | Response:
+        """Run `make(attempt)` under its key; what to send, now that it may be sent (I13).
+
+        `operations` are those of a transaction where there is one. Raises what `make` raises.
+        """
+        asking = self.exchange.asking(keyed, who, request)
+        if isinstance(asking, Response):
+            return asking
+        run = _Run(self, keyed.rule, make, operations or self.once)
+        try:
+            return run.under(asking)
+        except BaseException:
+            run.drop()
+            raise
+
+
+class _Run(Generic[A]):
+    """One call of the engine."""
+
+    def __init__(self, guard: Guard, rule: Rule, make: Make[A], operations: Operations) -> None:
+        self._guard = guard
+        self._exchange = guard.exchange
+        self._rule = rule
+        self._make = make
+        self._operations = operations
+        self._began = False
+        self._answer: A | None = None
+        self._app_error: BaseException | None = None
+
+    def under(self, asking: Asking) -> Made[A] | Response:
+        keep = keep_seconds(self._operations.policy, self._rule)
+        try:
+            result = self._operations.run(
+                asking.operation, asking.key, self._body, **asking.options
+            )
+        except Unstored:
+            assert self._answer is not None
+            return Made(self._answer, (), stored=False)
+        except OncekeyError as error:
+            if error is self._app_error:
+                raise  # the handler's own, from an engine of its own
+            return self._failed(error)
+        if result.replayed or self._answer is None:
+            self.drop()  # where another attempt has overtaken ours, its answer counts
+            return self._exchange.replay(result.value, keep)
+        return Made(self._answer, marks(keep, replayed=False), stored=True)
+
+    def _body(self, attempt: Attempt) -> Response:
+        self._began = True
+        began = time.monotonic()
+        try:
+            answer = self._answer = self._make(attempt)
+        except BaseException as error:
+            self._app_error = error
+            raise
+        self._exchange.durations.saw(self._rule, time.monotonic() - began)
+        return outcome(
+            answer.response(self._rule.max_response), self._rule, self._operations.policy
+        )
+
+    def _failed(self, error: OncekeyError) -> Made[A] | Response:
+        is_down = isinstance(error, StoreUnavailable) and not self._began
+        if is_down and self._rule.store_down == "run":
+            self._guard.unprotected += 1
+            _log.warning("the store is down, a request runs without protection: %s", error)
+            return Made(self._make(None), (), stored=False)
+        self.drop()
+        return self._exchange.refuse(error, self._rule)
+
+    def drop(self) -> None:
+        answer, self._answer = self._answer, None
+        if answer is not None:
+            answer.close()

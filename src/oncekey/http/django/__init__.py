@@ -1,0 +1,13 @@
+"""Django and Django REST framework: a middleware, a decorator, and the shop's own transaction.
+
+    ONCEKEY = {"once": "sqlite:///keys.db", "caller": "shop.auth.account_of"}
+
+    @idempotent(transaction=True)
+    def charge(request): ...
+
+Imports nothing that needs settings to be there.
+"""
+
+from oncekey.http.django.guarding import IdempotencyMiddleware, attempt_of, idempotent
+
+__all__ = ["IdempotencyMiddleware", "attempt_of", "idempotent"]

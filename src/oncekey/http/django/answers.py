@@ -1,0 +1,114 @@
+"""Requests and responses of Django's as plain data, and back.
+
+Owns what a request's body is, when a response is final (rendered, its stream read), and how one of
+ours is given. Knows Django REST framework by its shape only.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+from urllib.parse import quote
+
+from django.core.exceptions import RequestDataTooBig
+from django.http import HttpResponse
+from django.http.request import RawPostDataException
+
+from oncekey.core.errors import ConfigurationError
+from oncekey.http import wsgi
+from oncekey.http.bodies import UnreadableBody
+from oncekey.http.held import Held
+from oncekey.http.message import Headers, Request, Response, values
+from oncekey.http.rules import Rule
+
+_LENGTH: Final = b"content-length"
+
+
+def plain(request: Any) -> Any:
+    """Django's own request, where the REST framework's was given."""
+    return getattr(request, "_request", request)
+
+
+def headers_of(request: Any) -> Headers:
+    return wsgi.headers_of(plain(request).META)
+
+
+def body_of(request: Any, rule: Rule, headers: Headers) -> bytes | None:
+    """The whole body; None where it is longer than allowed, by the rule or by Django. Raises
+    UnreadableBody."""
+    base = plain(request)
+    lengths = [int(line) for line in values(headers, _LENGTH) if line.isdigit()]
+    if any(length > rule.max_request for length in lengths):
+        return None
+    if not lengths and "wsgi.input" in base.META and values(headers, b"transfer-encoding"):
+        # To every view it would be empty, and so one like the other.
+        raise UnreadableBody("Send a Content-Length: behind WSGI Django reads no chunked bodies.")
+    try:
+        body: bytes = base.body
+    except RequestDataTooBig:
+        return None
+    except RawPostDataException:
+        raise ConfigurationError(
+            "this request's body was parsed before it could be compared: by CsrfViewMiddleware, "
+            "unless the view is exempt, or by a permission that looks at request.data. Read "
+            "request.body in a middleware before that, or use IdempotencyMiddleware"
+        ) from None
+    if wsgi.is_cut_short(base.META, body):
+        raise UnreadableBody("The request ended before all of its body was here.")
+    return body if len(body) <= rule.max_request else None
+
+
+def request_of(request: Any, headers: Headers, body: bytes) -> Request:
+    base = plain(request)
+    path = quote(base.path.encode("utf-8")).encode("ascii")
+    query = base.META.get("QUERY_STRING", "").encode("latin-1", "replace")
+    return Request(base.method, path, query, headers, body)
+
+
+class DjangoAnswer(Held):
+    """A final response; one that streams has been read."""
+
+    def __init__(self, final: Any) -> None:
+        super().__init__()
+        self.final = rendered(final)
+        self.status = final.status_code
+        self.headers = tuple(
+            (name.lower().encode("latin-1"), value.encode("latin-1"))
+            for name, value in self.final.items()
+        )
+        if self.final.streaming:
+            self.fill(_parts(self.final))
+        else:
+            self.add(self.final.content)
+
+    def sent(self, more: Headers) -> Any:
+        if self.final.streaming:
+            self.final.streaming_content = self
+        else:
+            self.close()
+        for name, value in wsgi.text_lines(more):
+            self.final[name] = value
+        return self.final
+
+
+def rendered(response: Any) -> Any:
+    if hasattr(response, "render") and not getattr(response, "is_rendered", True):
+        response = response.render()
+    return response
+
+
+def _parts(response: Any) -> Any:
+    if getattr(response, "is_async", False):
+        raise ConfigurationError(
+            "a guarded view answered with an asynchronous stream; give a plain iterator, or a "
+            "whole response"
+        )
+    return response.streaming_content
+
+
+def given(answer: Response) -> HttpResponse:
+    """Ours: a refusal or a replay."""
+    made = HttpResponse(answer.body, status=answer.status)
+    del made["Content-Type"]  # and nothing by default
+    for name, value in wsgi.text_lines(answer.headers):
+        made[name] = value
+    return made

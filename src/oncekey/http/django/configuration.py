@@ -1,0 +1,115 @@
+"""The setting ONCEKEY, read once and checked as a whole.
+
+    once         an Once, the dotted path of one (or of a function that makes one), or a store's URL
+    caller       a function of the request that gives the verified principal or None, or its path
+    rules        for the middleware: Rule objects, or dicts of their options
+    transaction  for the middleware: True, or the alias of the database the keys are in
+    operation, policy_url, challenge and close: see IdempotencyWSGI
+
+Owns the meaning of these names. Knows no request.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from django.conf import settings
+from django.core.signals import setting_changed
+from django.utils.module_loading import import_string
+
+from oncekey.core.errors import ConfigurationError
+from oncekey.engine.blocking.once import Once
+from oncekey.http.blocking import Guard
+from oncekey.http.rules import Rule
+from oncekey.http.running import check_caller
+from oncekey.http.wsgi import close_at_exit
+
+SETTING: Final = "ONCEKEY"
+_NAMES: Final = frozenset(
+    {"once", "caller", "rules", "transaction", "operation", "policy_url", "challenge", "close"}
+)
+_lock = threading.Lock()
+
+
+class Configured:
+    """The setting, ready to be used."""
+
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        if not isinstance(given, Mapping) or set(given) - _NAMES:
+            raise ConfigurationError(f"{SETTING} must be a dict of {', '.join(sorted(_NAMES))}")
+        if given.get("caller") is None:
+            raise ConfigurationError(
+                f'{SETTING}["caller"] is missing: a function of the request that gives the '
+                "verified principal, such as its user's primary key as text, or None to refuse"
+            )
+        self.caller: Callable[[Any], str | None] = _found(given["caller"])
+        check_caller(self.caller)
+        self.alias = alias_of(given.get("transaction", False))
+        rules = tuple(map(_rule, given.get("rules", ())))
+        for rule in rules:
+            check_transaction(rule, self.alias)
+        if given.get("once") is None:
+            raise ConfigurationError(f'{SETTING}["once"] is missing: an Once, or a store\'s URL')
+        once = _engine(given["once"])
+        more = ("operation", "policy_url", "challenge")
+        self.guard = Guard(once, rules=rules, **{n: given[n] for n in more if n in given})
+        if given.get("close", True):
+            close_at_exit(once)
+
+
+def configured() -> Configured:
+    """What the settings say. One engine per process, whoever asks first."""
+    with _lock:
+        return _configured()
+
+
+@functools.cache
+def _configured() -> Configured:
+    return Configured(getattr(settings, SETTING, {}))
+
+
+def _changed(*, setting: str, **_: Any) -> None:
+    """Tests override settings; each gets what it says."""
+    if setting == SETTING:
+        _configured.cache_clear()
+
+
+setting_changed.connect(_changed)
+
+
+def alias_of(transaction: object) -> str | None:
+    """Of the database whose transaction is used; None for none."""
+    if transaction is True:
+        return "default"
+    if transaction in (False, None):
+        return None
+    if not isinstance(transaction, str):
+        raise ConfigurationError("transaction must be True, False or the alias of a database")
+    return transaction
+
+
+def check_transaction(rule: Rule, alias: str | None) -> None:
+    """A transaction decides for itself what a failure leaves: nothing."""
+    if alias is not None and rule.retry_safe is False:
+        raise ConfigurationError("retry_safe=False makes no sense in a transaction: leave it out")
+
+
+def _engine(given: object) -> Once:
+    if isinstance(given, str):
+        given = Once(given) if "://" in given else _found(given)
+    if callable(given) and not isinstance(given, Once):
+        given = given()
+    if not isinstance(given, Once):
+        raise ConfigurationError(f'{SETTING}["once"] gave a {type(given).__name__}, not an Once')
+    return given
+
+
+def _found(given: Any) -> Any:
+    return import_string(given) if isinstance(given, str) else given
+
+
+def _rule(given: Rule | Mapping[str, Any]) -> Rule:
+    return given if isinstance(given, Rule) else Rule(**given)

@@ -1,0 +1,222 @@
+"""The middleware and the decorator: which requests are guarded, and in whose transaction.
+
+Owns the Django side of a run, the transactional one included; the order of a run is in
+http/blocking.py, the setting in configuration.py.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, Final
+
+from asgiref.sync import iscoroutinefunction
+from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOperation
+from django.core.handlers.exception import response_for_exception
+from django.db import connections, transaction
+from django.http import Http404
+
+from oncekey.core.errors import ConfigurationError
+from oncekey.engine.blocking.attempt import Attempt
+from oncekey.engine.blocking.once import Once, Operations
+from oncekey.http import problem as problems
+from oncekey.http.blocking import Made
+from oncekey.http.bodies import UnreadableBody
+from oncekey.http.django.answers import (
+    DjangoAnswer,
+    body_of,
+    given,
+    headers_of,
+    plain,
+    rendered,
+    request_of,
+)
+from oncekey.http.django.configuration import Configured, alias_of, check_transaction, configured
+from oncekey.http.message import Response
+from oncekey.http.rules import Rule
+
+_ATTEMPT: Final = "oncekey_attempt"
+_FIRST_REFUSAL: Final = 400
+# What Django answers with 400, 403 or 404; all else that a view raises is a failure.
+_ANSWERED: Final = (Http404, PermissionDenied, BadRequest, SuspiciousOperation)
+
+
+def attempt_of(request: Any) -> Attempt | None:
+    """The attempt a request runs in: for steps, child keys, the fence and undo(). None where no
+    key guards it."""
+    found: Attempt | None = getattr(plain(request), _ATTEMPT, None)
+    return found
+
+
+class IdempotencyMiddleware:
+    """Guards the requests that ONCEKEY["rules"] name; by default every POST and PATCH.
+
+    Stands below AuthenticationMiddleware, for its caller. Under ASGI Django runs it in a thread.
+    """
+
+    sync_capable = True
+    async_capable = False
+
+    def __init__(self, get_response: Callable[[Any], Any]) -> None:
+        self.get_response = get_response
+        self._configured = configured()  # what is missing is missed now
+        self._find = self._configured.guard.exchange.rules.find
+
+    @property
+    def unprotected(self) -> int:
+        """Runs without a key's protection because the store was down."""
+        return self._configured.guard.unprotected
+
+    def __call__(self, request: Any) -> Any:
+        rule = self._find(request.method, request.path_info)
+        if rule is None:
+            return self.get_response(request)
+        call = functools.partial(self.get_response, request)
+        return respond(self._configured, rule, self._configured.alias, request, call)
+
+
+def idempotent(*, transaction: bool | str = False, **options: Any) -> Callable[[Any], Any]:
+    """Guard a view, a method of a REST framework view, or by `method_decorator` a class's dispatch.
+
+    transaction   True, or the alias of the database that the keys are in too: the handler's rows,
+                  the key and the answer commit together. A refusal (4xx) is kept while the rows
+                  are rolled back; a failure (5xx or raised) leaves nothing
+    options       those of a Rule, but for its path
+
+    On a method of a REST framework view it comes after authentication, permissions and throttles.
+    """
+    if "path" in options:
+        raise ConfigurationError("a view has its path already; rules are for the middleware")
+    rule = Rule(**options)
+    alias = alias_of(transaction)
+    check_transaction(rule, alias)
+
+    def decorate(view: Callable[..., Any]) -> Callable[..., Any]:
+        if iscoroutinefunction(view):
+            raise ConfigurationError(
+                f"{view.__qualname__} is async: guard it by IdempotencyMiddleware, or decorate a "
+                "plain function"
+            )
+
+        @functools.wraps(view)
+        def guarded(*args: Any, **kwargs: Any) -> Any:
+            # A method of a view has its instance first.
+            request = next(one for one in args if hasattr(one, "META"))
+            call = functools.partial(view, *args, **kwargs)
+            if request.method not in rule.methods or attempt_of(request) is not None:
+                return call()  # nothing to guard, or the middleware does
+            if request is not plain(request):
+                call = functools.partial(_rest_call, request, call)
+            else:
+                call = functools.partial(_view_call, request, call)
+            _check_requests(alias)
+            return respond(configured(), rule, alias, request, call)
+
+        return guarded
+
+    return decorate
+
+
+def respond(
+    setup: Configured, rule: Rule, alias: str | None, request: Any, call: Callable[[], Any]
+) -> Any:
+    """The response to a request that a rule fits."""
+    guard, headers = setup.guard, headers_of(request)
+    if guard.passes(rule, headers):
+        return call()
+    admitted = guard.admitted(rule, headers, lambda: setup.caller(request))
+    if isinstance(admitted, Response):
+        return given(admitted)
+    try:
+        body = body_of(request, rule, headers)
+    except UnreadableBody as error:
+        return given(guard.exchange.refused(problems.UNREADABLE._replace(detail=str(error))))
+    if body is None:
+        return given(guard.exchange.too_large(rule))
+    keyed, who = admitted
+    asked = request_of(request, headers, body)
+
+    def make(attempt: Attempt | None) -> DjangoAnswer:
+        setattr(plain(request), _ATTEMPT, attempt)
+        try:
+            return DjangoAnswer(call())
+        finally:
+            setattr(plain(request), _ATTEMPT, None)
+
+    if alias is None:
+        return _sent(guard.run(keyed, who, asked, make))
+    with transaction.atomic(using=alias):
+        operations = enlisted(guard.once, alias)
+        answer = guard.run(keyed, who, asked, undoing(make, alias), operations)
+        if isinstance(answer, Made) and not answer.stored:
+            transaction.set_rollback(True, using=alias)
+    return _sent(answer)
+
+
+def _sent(answer: Made[DjangoAnswer] | Response) -> Any:
+    return given(answer) if isinstance(answer, Response) else answer.answer.sent(answer.more)
+
+
+# --- transactions -------------------------------------------------------------------------------
+
+
+def enlisted(once: Once, alias: str) -> Operations:
+    """The engine on Django's own connection, whose transaction is open."""
+    connection = connections[alias]
+    is_sqlite = connection.vendor == "sqlite"
+    return once.in_transaction(connection.connection if is_sqlite else connection)
+
+
+def undoing(
+    make: Callable[[Attempt | None], DjangoAnswer], alias: str
+) -> Callable[[Attempt | None], DjangoAnswer]:
+    """The same, with the rows of a refusal rolled back. By a savepoint of Django's own: what it
+    was told to do on commit goes with them, on SQLite too."""
+
+    def made(attempt: Attempt | None) -> DjangoAnswer:
+        with transaction.atomic(using=alias):
+            answer = make(attempt)
+            if answer.status >= _FIRST_REFUSAL:
+                transaction.set_rollback(True, using=alias)
+            return answer
+
+    return made
+
+
+def _check_requests(alias: str | None) -> None:
+    """With ATOMIC_REQUESTS a decorated view's rows are committed after it, and after its outcome:
+    were that to fail, retries would be told of rows that are not there."""
+    for connection in connections.all(initialized_only=True):
+        blocks = getattr(connection, "atomic_blocks", ())
+        if (
+            connection.settings_dict["ATOMIC_REQUESTS"]
+            and connection.alias != alias
+            and not all(getattr(block, "_from_testcase", False) for block in blocks)
+        ):
+            raise ConfigurationError(
+                f"ATOMIC_REQUESTS of {connection.alias!r} commits after the outcome is stored; "
+                "use @idempotent(transaction=True), IdempotencyMiddleware, or non_atomic_requests"
+            )
+
+
+# --- what views give ----------------------------------------------------------------------------
+
+
+def _view_call(request: Any, call: Callable[[], Any]) -> Any:
+    """The final response of a plain view: Django's own answer where it raises one of these."""
+    try:
+        return call()
+    except _ANSWERED as error:
+        return response_for_exception(request, error)
+
+
+def _rest_call(request: Any, call: Callable[[], Any]) -> Any:
+    """The final response of a REST framework view's method: what its view makes of an error, in
+    the form the client wants. The view does the same again with what it is given."""
+    view = request.parser_context["view"]
+    try:
+        response = call()
+    except Exception as error:
+        response = view.handle_exception(error)  # raises it again where it is no API's error
+    response = view.finalize_response(request, response, *view.args, **view.kwargs)
+    return rendered(response)

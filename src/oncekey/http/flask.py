@@ -1,0 +1,248 @@
+"""`Idempotency`: Flask apps, guarded view by view or all of an app.
+
+    Idempotency(app, once=Once(url), caller=lambda: g.account)
+
+    @app.post("/charges")
+    @idempotent(keep="7d")
+    def charge(): ...
+
+A decorated view is reached after the app's own `before_request`, so whoever that turns away meets
+no key. Its answer is what Flask makes of it, error handlers included; `after_request` comes later
+and adds to replays as well. With `rules=` the whole app is wrapped instead, see wsgi.py.
+
+Owns the Flask side only; the order of a run is in blocking.py.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any, Final, ParamSpec
+
+from flask import Flask, Response, current_app, request
+from werkzeug.datastructures import Headers as FlaskHeaders
+
+from oncekey.core.errors import ConfigurationError
+from oncekey.engine.blocking.attempt import Attempt
+from oncekey.engine.blocking.once import Once
+from oncekey.http import message, wsgi
+from oncekey.http import problem as problems
+from oncekey.http.blocking import Guard, Made
+from oncekey.http.exchange import OPERATION_DEFAULT
+from oncekey.http.held import Held
+from oncekey.http.rules import Rule
+from oncekey.http.running import ATTEMPT, check_caller
+
+P = ParamSpec("P")
+View = Callable[..., Any]
+
+EXTENSION: Final = "oncekey"
+_BODY: Final = "oncekey.body"  # in the environ: what was read before anything else could
+_RULE: Final = "__oncekey_rule__"  # on a view: how it is guarded
+
+
+def current_attempt() -> Attempt | None:
+    """The attempt the current request runs in: for steps, child keys and the fence. None where no
+    key guards it."""
+    return wsgi.attempt_of(request.environ)
+
+
+class Idempotency:
+    """The extension; one per app, or one for several by `init_app`.
+
+    once        the engine
+    caller      gives the verified principal, or None to refuse: a function of no arguments that
+                looks at flask.g or flask.request; with `rules` a function of the environ
+    rules       where given, all of the app is guarded by them, outside of Flask; where not, the
+                views that are decorated are
+    operation, policy_url, challenge and close are those of IdempotencyWSGI
+    """
+
+    def __init__(
+        self,
+        app: Flask | None = None,
+        *,
+        once: Once,
+        caller: Callable[..., str | None],
+        rules: Iterable[Rule] | None = None,
+        operation: str = OPERATION_DEFAULT,
+        policy_url: str | None = None,
+        challenge: str = "Bearer",
+        close: bool = True,
+    ) -> None:
+        check_caller(caller)
+        self.caller = caller
+        self._rules = None if rules is None else tuple(rules)
+        self._options: dict[str, Any] = {
+            "operation": operation,
+            "policy_url": policy_url,
+            "challenge": challenge,
+        }
+        self.guard = Guard(once, rules=self._rules or (), **self._options)
+        if close:
+            wsgi.close_at_exit(once)
+        if app is not None:
+            self.init_app(app)
+
+    def init_app(self, app: Flask) -> None:
+        if EXTENSION in app.extensions:
+            raise ConfigurationError(f"the app {app.name!r} has an Idempotency already")
+        app.extensions[EXTENSION] = self
+        if self._rules is None:
+            # First of all: what parses a form leaves no body to compare.
+            app.before_request_funcs.setdefault(None, []).insert(0, _read_first)
+            return
+        whole = wsgi.IdempotencyWSGI(
+            app.wsgi_app,
+            self.guard.once,
+            caller=self.caller,
+            rules=self._rules,
+            close=False,
+            **self._options,
+        )
+        self.guard = whole.guard
+        app.wsgi_app = whole  # type: ignore[method-assign]
+
+    @property
+    def unprotected(self) -> int:
+        """Runs without a key's protection because the store was down."""
+        return self.guard.unprotected
+
+
+def idempotent(**options: Any) -> Callable[[Callable[P, Any]], Callable[P, Any]]:
+    """Guard a view; `options` are those of a Rule, but for its path. Stands below `@app.post`."""
+    if "path" in options:
+        raise ConfigurationError("a view has its path already; give rules= to guard by path")
+    rule = Rule(**options)
+
+    def decorate(view: Callable[P, Any]) -> Callable[P, Any]:
+        @functools.wraps(view)
+        def guarded(*args: P.args, **kwargs: P.kwargs) -> Any:
+            call = functools.partial(current_app.ensure_sync(view), *args, **kwargs)
+            if request.method not in rule.methods or ATTEMPT in request.environ:
+                return call()  # nothing to guard, or the whole app is
+            return _respond(_extension(), rule, call)
+
+        setattr(guarded, _RULE, rule)
+        return guarded
+
+    return decorate
+
+
+def _extension() -> Idempotency:
+    found = current_app.extensions.get(EXTENSION)
+    if not isinstance(found, Idempotency):
+        raise ConfigurationError(
+            f"the app {current_app.name!r} has no Idempotency: a decorated view needs "
+            "Idempotency(app, once=..., caller=...)"
+        )
+    return found
+
+
+def _read_first() -> None:
+    """Read the body of a guarded request before anybody else does, and put it back."""
+    rule = getattr(current_app.view_functions.get(request.endpoint or ""), _RULE, None)
+    if rule is None or request.method not in rule.methods:
+        return
+    environ = request.environ
+    if ATTEMPT in environ or _extension().guard.passes(rule, wsgi.headers_of(environ)):
+        return
+    body = wsgi.read_body(environ, rule.max_request)
+    is_cut_short = body is not None and wsgi.is_cut_short(environ, body)
+    environ[_BODY] = body, is_cut_short
+    if body is not None and not is_cut_short:
+        wsgi.keep_body(environ, body)
+
+
+def _respond(extension: Idempotency, rule: Rule, call: Callable[[], Any]) -> Any:
+    guard, environ = extension.guard, request.environ
+    headers = wsgi.headers_of(environ)
+    if guard.passes(rule, headers):
+        return call()
+    admitted = guard.admitted(rule, headers, extension.caller)
+    if isinstance(admitted, message.Response):
+        return _given(admitted)
+    if _BODY not in environ:
+        raise ConfigurationError(
+            "@idempotent must be on the view that is registered, below @app.post: this request's "
+            "body was not read in time to be compared"
+        )
+    body, is_cut_short = environ[_BODY]
+    if body is None:
+        return _given(guard.exchange.too_large(rule))
+    if is_cut_short:
+        return _given(guard.exchange.refused(problems.UNREADABLE))
+
+    def make(attempt: Attempt | None) -> _Answer:
+        environ[ATTEMPT] = attempt
+        try:
+            return _Answer(_final(call))
+        finally:
+            del environ[ATTEMPT]
+
+    keyed, who = admitted
+    answer = guard.run(keyed, who, wsgi.request_of(environ, headers, body), make)
+    if isinstance(answer, Made):
+        return answer.answer.sent(answer.more)
+    return _given(answer)
+
+
+def _final(call: Callable[[], Any]) -> Response:
+    """What Flask makes of what a view gives or raises."""
+    try:
+        given = call()
+    except Exception as error:
+        given = current_app.handle_user_exception(error)  # raises it again where nobody handles it
+    return current_app.make_response(given)
+
+
+class _Answer(Held):
+    """A view's response; one that streams has been read."""
+
+    def __init__(self, flask_response: Response) -> None:
+        super().__init__()
+        self._response = flask_response
+        self.status = flask_response.status_code
+        lines = flask_response.get_wsgi_headers(request.environ)
+        self.headers = tuple(
+            (name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in lines
+        )
+        self._streams = flask_response.is_streamed or flask_response.direct_passthrough
+        if not self._streams:
+            self.add(flask_response.get_data())
+            return
+        source: Any = flask_response.response
+        parts = source if flask_response.direct_passthrough else flask_response.iter_encoded()
+        self.fill(_Closing(parts, source))
+
+    def sent(self, more: message.Headers) -> Response:
+        if self._streams:
+            self._response.direct_passthrough = False
+            self._response.response = self
+        else:
+            self.close()
+        for name, value in wsgi.text_lines(more):
+            self._response.headers[name] = value
+        return self._response
+
+
+class _Closing:
+    """Parts, and what they come from."""
+
+    def __init__(self, parts: Iterable[bytes], source: Any) -> None:
+        self._parts = parts
+        self._source = source
+
+    def __iter__(self) -> Any:
+        return iter(self._parts)
+
+    def close(self) -> None:
+        if hasattr(self._source, "close"):
+            self._source.close()
+
+
+def _given(answer: message.Response) -> Response:
+    """Ours: a refusal or a replay."""
+    made: Response = current_app.response_class(answer.body, answer.status)
+    made.headers = FlaskHeaders(wsgi.text_lines(answer.headers))  # and nothing by default
+    return made

@@ -1,0 +1,269 @@
+"""`IdempotencyWSGI`: any WSGI app, guarded.
+
+    app = IdempotencyWSGI(app, Once(url), caller=verified_account_id)
+
+Requests that no rule guards reach the app untouched, their streams included. A guarded one is read,
+claimed and run with an environ of its own; all of its response is taken in, and leaves when its
+outcome is durable (I13). Put authentication outside of it or into `caller`, compression and CORS
+outside.
+
+Owns the WSGI side only; the rules of an exchange are in exchange.py, the order of a run in
+blocking.py.
+"""
+
+from __future__ import annotations
+
+import atexit
+import io
+import weakref
+from collections.abc import Callable, Iterable
+from http import HTTPStatus
+from typing import Any, Final
+from urllib.parse import quote
+
+from oncekey.engine.blocking.attempt import Attempt
+from oncekey.engine.blocking.once import Once
+from oncekey.http import problem as problems
+from oncekey.http.blocking import Guard, Made
+from oncekey.http.exchange import OPERATION_DEFAULT, Keyed
+from oncekey.http.held import Held
+from oncekey.http.message import Headers, Request, Response
+from oncekey.http.rules import Rule
+from oncekey.http.running import ATTEMPT, Incomplete, check_caller
+
+Environ = dict[str, Any]
+Lines = list[tuple[str, str]]
+StartResponse = Callable[..., Any]
+App = Callable[[Any, Any], Iterable[bytes]]
+Caller = Callable[[Environ], str | None]
+
+_CHUNK: Final = 64 * 1024
+_BARE: Final = {"CONTENT_TYPE": b"content-type", "CONTENT_LENGTH": b"content-length"}
+
+
+def attempt_of(environ: Environ) -> Attempt | None:
+    """The attempt a handler runs in: for steps, child keys and the fence. None where no key
+    guards it."""
+    found: Attempt | None = environ.get(ATTEMPT)
+    return found
+
+
+class IdempotencyWSGI:
+    """Guards the requests that `rules` name; by default every POST and PATCH.
+
+    caller      a function of the environ that gives the verified principal, or None to refuse
+    rules       see Rule; the first that fits counts. Their paths are those of PATH_INFO
+    operation   what its keys are for; two apps on one store want two names
+    policy_url  where clients find the published policy
+    challenge   the WWW-Authenticate of a refused caller; "" for none
+    close       whether the engine is closed when the process ends
+    """
+
+    def __init__(
+        self,
+        app: App,
+        once: Once,
+        *,
+        caller: Caller,
+        rules: Iterable[Rule] = (),
+        operation: str = OPERATION_DEFAULT,
+        policy_url: str | None = None,
+        challenge: str = "Bearer",
+        close: bool = True,
+    ) -> None:
+        check_caller(caller)
+        self.guard = Guard(
+            once, rules=rules, operation=operation, policy_url=policy_url, challenge=challenge
+        )
+        self.app = app
+        self.once = once
+        self.exchange = self.guard.exchange
+        self.caller = caller
+        self._find = self.exchange.rules.find
+        if close:
+            close_at_exit(once)
+
+    @property
+    def unprotected(self) -> int:
+        """Runs without a key's protection because the store was down."""
+        return self.guard.unprotected
+
+    def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+        rule = self._find(environ["REQUEST_METHOD"], path_of(environ))
+        if rule is None:
+            return self.app(environ, start_response)
+        headers = headers_of(environ)
+        if self.guard.passes(rule, headers):
+            return self.app(environ, start_response)
+        admitted = self.guard.admitted(rule, headers, lambda: self.caller(environ))
+        # A refused one is read too, for the connection's next one comes behind it.
+        body = read_body(environ, rule.max_request)
+        answer: Response | Made[WSGIAnswer]
+        if isinstance(admitted, Response):
+            answer = admitted
+        elif body is None:
+            answer = self.exchange.too_large(rule)
+        else:
+            answer = self._guarded(*admitted, environ, headers, body)
+        if isinstance(answer, Response):
+            start_response(status_line(answer.status), text_lines(answer.headers))
+            return [answer.body]
+        return answer.answer.sent(start_response, answer.more)
+
+    def _guarded(
+        self, keyed: Keyed, who: str, environ: Environ, headers: Headers, body: bytes
+    ) -> Response | Made[WSGIAnswer]:
+        if is_cut_short(environ, body):
+            detail = "The request ended before all of its body was here."
+            return self.exchange.refused(problems.UNREADABLE._replace(detail=detail))
+
+        def make(attempt: Attempt | None) -> WSGIAnswer:
+            return WSGIAnswer(self.app, private(environ, body, attempt))
+
+        return self.guard.run(keyed, who, request_of(environ, headers, body), make)
+
+
+class WSGIAnswer(Held):
+    """What an app answers. It has run to its end once this is made."""
+
+    def __init__(self, app: App, environ: Environ) -> None:
+        super().__init__()
+        self._line = ""
+        self._lines: Lines = []
+        try:
+            self.fill(app(environ, self._start))
+            if not self._line:
+                raise Incomplete("the app ended before its response was complete")
+        except BaseException:
+            self.close()
+            raise
+        self.status = int(self._line[:3])
+        self.headers = tuple(
+            (name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in self._lines
+        )
+
+    def _start(self, line: str, lines: Lines, exc_info: Any = None) -> Callable[[bytes], None]:
+        """The app's `start_response`."""
+        if exc_info is not None:
+            if self.size:
+                # To a server this response would be on its way: half of it, and then an error
+                # page, is nothing to be kept.
+                raise exc_info[1].with_traceback(exc_info[2])
+        elif self._line:
+            raise RuntimeError("the app began its response twice")
+        self._line, self._lines = line, list(lines)
+        return self.add
+
+    def add(self, chunk: bytes) -> None:
+        if not self._line:
+            raise RuntimeError("the app sent a body before it began its response")
+        super().add(chunk)
+
+    def sent(self, start_response: StartResponse, more: Headers) -> Iterable[bytes]:
+        """Begin the response; what to iterate for the rest of it."""
+        start_response(self._line, [*self._lines, *text_lines(more)])
+        return self
+
+
+# --- environs -----------------------------------------------------------------------------------
+
+
+def path_of(environ: Environ) -> str:
+    """The path within the app, as rules have it."""
+    path: str = environ.get("PATH_INFO", "")
+    return path.encode("latin-1").decode("utf-8", "replace") or "/"
+
+
+def headers_of(environ: Environ) -> Headers:
+    """The request's headers. A server has joined the lines of one name with commas, and has taken
+    `Idempotency_Key` for the same name: two keys are one malformed key here."""
+    made = []
+    for name, value in environ.items():
+        if name.startswith("HTTP_"):
+            plain = name[5:].replace("_", "-").lower().encode("latin-1")
+            made.append((plain, value.encode("latin-1")))
+        elif name in _BARE and value:
+            made.append((_BARE[name], value.encode("latin-1")))
+    return tuple(made)
+
+
+def request_of(environ: Environ, headers: Headers, body: bytes) -> Request:
+    # Servers do not agree on where the path is as it came, so it is encoded again: what is the
+    # same to the app is the same here.
+    path = environ.get("SCRIPT_NAME", "") + environ.get("PATH_INFO", "")
+    return Request(
+        environ["REQUEST_METHOD"],
+        quote(path.encode("latin-1")).encode("ascii"),
+        environ.get("QUERY_STRING", "").encode("latin-1"),
+        headers,
+        body,
+    )
+
+
+def _length(environ: Environ) -> int | None:
+    line = environ.get("CONTENT_LENGTH") or ""
+    return int(line) if line.isdigit() else None
+
+
+def read_body(environ: Environ, limit: int) -> bytes | None:
+    """The whole body, None where it is longer than `limit`; nothing is read of what is too long
+    by its own word. Without a length it ends where the server says it does, or is empty."""
+    length = _length(environ)
+    if length is None:
+        length = limit + 1 if environ.get("wsgi.input_terminated") else 0
+    elif length > limit:
+        return None
+    source = environ["wsgi.input"]
+    chunks: list[bytes] = []
+    left = length
+    while left > 0 and (chunk := source.read(min(left, _CHUNK))):
+        chunks.append(chunk)
+        left -= len(chunk)
+    body = b"".join(chunks)
+    return body if len(body) <= limit else None
+
+
+def is_cut_short(environ: Environ, body: bytes) -> bool:
+    """Whether the client went away before all of it was here."""
+    length = _length(environ)
+    return length is not None and len(body) < length
+
+
+def private(environ: Environ, body: bytes, attempt: Attempt | None) -> Environ:
+    """The same request with its body in memory."""
+    made = {**environ, ATTEMPT: attempt}
+    made.pop("HTTP_TRANSFER_ENCODING", None)
+    keep_body(made, body)
+    return made
+
+
+def keep_body(environ: Environ, body: bytes) -> None:
+    """Put a body that was read back, in memory."""
+    environ["wsgi.input"] = io.BytesIO(body)
+    environ["wsgi.input_terminated"] = True
+    environ["CONTENT_LENGTH"] = str(len(body))
+
+
+# --- responses ----------------------------------------------------------------------------------
+
+
+def status_line(status: int) -> str:
+    try:
+        return f"{status} {HTTPStatus(status).phrase}"
+    except ValueError:  # one that has no name
+        return f"{status} Status"
+
+
+def text_lines(headers: Headers) -> Lines:
+    return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers]
+
+
+def close_at_exit(once: Once) -> None:
+    """WSGI has no end that an app is told of but the process's own."""
+    known = weakref.ref(once)
+
+    def close() -> None:
+        if (engine := known()) is not None:
+            engine.close()
+
+    atexit.register(close)

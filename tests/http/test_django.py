@@ -1,0 +1,199 @@
+"""What only Django has: its own answers, templates and classes, and the REST framework's views."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from tests.http.served import BOB, Served, served
+from tests.http.wire import Response
+
+from oncekey import ConfigurationError, Once
+from oncekey.testing.servers import require
+from oncekey.testing.servers.http import Gunicorn, Uvicorn
+
+DJANGO = "tests.http.wsgi_apps.djangos:app"
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Served]:
+    require(lambda: Gunicorn("x:y"))
+    with served(Gunicorn, DJANGO, env={"GUARDED_KIND": "rest"}) as made:
+        yield made
+
+
+@pytest.fixture
+def app(running: Served) -> Served:
+    running.forget()
+    return running
+
+
+def replayed(response: Response) -> bool:
+    return response.one("X-Idempotency-Replayed") == "true"
+
+
+def twice(app: Served, path: str, body: Any = None, **more: Any) -> tuple[Response, Response]:
+    """Two answers to one request; the first one is new."""
+    key = app.fresh_key()
+    first, again = (app.post(path, key, {} if body is None else body, **more) for _ in range(2))
+    assert not replayed(first)
+    assert (first.status, first.body) == (again.status, again.body)
+    return first, again
+
+
+# --- plain views ----------------------------------------------------------------------------------
+
+
+def test_what_django_answers_to_an_error_is_answered_again(app: Served) -> None:
+    first, again = twice(app, "/refuses/missing")
+    assert (first.status, replayed(again), app.effects()) == (404, True, 1)
+
+
+def test_a_denied_permission_ends_no_key(app: Served) -> None:
+    first, again = twice(app, "/refuses/denied")
+    assert (first.status, replayed(again), app.effects()) == (403, False, 2)
+
+
+def test_templates_are_rendered_before_they_are_stored(app: Served) -> None:
+    first, again = twice(app, "/template")
+    assert (first.body, replayed(again), app.effects()) == (b"Hello Ada", True, 1)
+
+
+def test_a_replay_has_no_headers_that_the_answer_had_not(app: Served) -> None:
+    first, again = twice(app, "/untyped")
+    assert replayed(again)
+    assert first.one("Content-Type") is again.one("Content-Type") is None
+
+
+def test_class_views_are_guarded_by_their_dispatch(app: Served) -> None:
+    first, again = twice(app, "/orders")
+    assert (first.status, replayed(again), app.effects()) == (201, True, 1)
+    with app.connect() as wire:
+        assert wire.ask("GET", "/orders").body == b"read"
+
+
+# --- the REST framework ---------------------------------------------------------------------------
+
+
+def test_a_rendered_response_is_stored(app: Served) -> None:
+    first, again = twice(app, "/payments", {"cents": 5})
+    assert (first.status, replayed(again), app.effects()) == (201, True, 1)
+    told = json.loads(first.body)
+    assert told["cents"] == 5
+    assert told["fence"] > 0
+    for name in ("Location", "Content-Type", "Vary", "Allow"):
+        assert first.one(name) == again.one(name) is not None
+    assert again.one("X-Idempotency-Retention") == str(7 * 86400)
+
+
+def test_a_refusal_by_a_serializer_is_stored(app: Served) -> None:
+    first, again = twice(app, "/payments", {"cents": 0})
+    assert (first.status, replayed(again), app.effects()) == (400, True, 1)
+    assert "cents" in json.loads(first.body)
+
+
+def test_i15_authentication_and_throttles_come_first(app: Served) -> None:
+    key = app.fresh_key()
+    app.post("/payments", key, {"cents": 5})
+    mallory = ("Authorization", "Bearer mallory")
+    stranger = app.post("/payments", key, {"cents": 5}, who=mallory)
+    assert (stranger.status, json.loads(stranger.body)) == (401, {"detail": "who are you?"})
+    busy = app.post("/payments", key, {"cents": 5}, headers=[("X-Busy", "1")])
+    assert (busy.status, replayed(busy)) == (429, False)
+    assert app.effects() == 1
+    assert not replayed(app.post("/payments", key, {"cents": 5}, who=BOB))
+
+
+def test_actions_and_functions(app: Served) -> None:
+    assert replayed(twice(app, "/refunds")[1])
+    first, again = twice(app, "/refunds/lost")
+    assert (first.status, replayed(again)) == (404, True)
+    assert json.loads(first.body) == {"detail": "no such refund"}
+    first, again = twice(app, "/function", {"a": 1})
+    assert (json.loads(first.body), replayed(again)) == ({"sent": {"a": 1}}, True)
+    assert (app.effects("refunds"), app.effects("lost"), app.effects("function")) == (1, 1, 1)
+
+
+def test_a_function_that_raises_is_not_run_again(app: Served) -> None:
+    key = app.fresh_key()
+    assert app.post("/function", key, {"fail": 1}).status == 500
+    again = app.post("/function", key, {"fail": 1})
+    assert json.loads(again.body)["type"] == "/policy#failed"
+    assert app.effects("function") == 1
+
+
+# --- ASGI -----------------------------------------------------------------------------------------
+
+
+def test_under_asgi_the_middleware_guards_as_well() -> None:
+    """In a thread; chunked bodies are read there."""
+    require(lambda: Uvicorn("x:y"))
+    env = {"GUARDED_KIND": "middleware"}
+    with served(Uvicorn, "tests.http.wsgi_apps.djangos:asgi", env=env) as app:
+        first, again = twice(app, "/charges", {"a": 1})
+        assert (first.status, replayed(again), app.effects()) == (201, True, 1)
+        with app.connect() as wire:
+            head = [*app.headers("key-1"), ("Transfer-Encoding", "chunked")]
+            wire.send(wire.head("POST", "/charges", head), b'7\r\n{"a":1}\r\n0\r\n\r\n')
+            assert replayed(wire.read())
+        two = [("Idempotency-Key", "a"), ("Idempotency-Key", "b")]
+        assert app.post("/charges", None, {}, headers=two).status == 400
+        assert app.effects() == 1
+
+
+# --- the setting ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({}, "caller"),
+        ({"once": "memory://"}, "caller"),
+        ({"once": "memory://", "caller": "os.path.sep"}, "caller"),
+        ({"caller": str}, "once"),
+        ({"caller": str, "once": lambda: 5}, "not an Once"),
+        ({"caller": str, "once": "memory://", "rule": []}, "must be a dict"),
+        ({"caller": str, "once": "memory://", "transaction": 5}, "alias"),
+        (
+            {
+                "caller": str,
+                "once": "memory://",
+                "transaction": True,
+                "rules": [{"retry_safe": False}],
+            },
+            "retry_safe",
+        ),
+    ],
+)
+def test_i15_a_set_up_without_a_caller_is_refused_at_once(
+    given: dict[str, Any], words: str
+) -> None:
+    from oncekey.http.django.configuration import Configured
+
+    with pytest.raises(ConfigurationError, match=words):
+        Configured({"close": False, **given})
+
+
+def test_the_engine_and_the_caller_may_be_named() -> None:
+    from oncekey.http.django.configuration import Configured
+
+    made = Configured({"once": "memory://", "caller": "builtins.str", "close": False})
+    assert isinstance(made.guard.once, Once)
+    assert made.caller is str
+
+
+def test_a_decorator_checks_its_options_and_its_view() -> None:
+    from oncekey.http.django import idempotent
+
+    with pytest.raises(ConfigurationError, match="path"):
+        idempotent(path="/x")
+    with pytest.raises(ConfigurationError, match="retry_safe"):
+        idempotent(transaction=True, retry_safe=False)
+
+    async def view(request: Any) -> None:
+        return None
+
+    with pytest.raises(ConfigurationError, match="async"):
+        idempotent()(view)

@@ -1,0 +1,130 @@
+"""What only Flask has: its own authentication, error handlers and hooks around a guarded view."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from flask import Flask
+from tests.http.served import Served, served
+from tests.http.wire import Response
+
+from oncekey import ConfigurationError, Once
+from oncekey.http.flask import Idempotency, current_attempt, idempotent
+from oncekey.testing.servers import require
+from oncekey.testing.servers.http import Gunicorn
+
+FORM = "application/x-www-form-urlencoded"
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Served]:
+    require(lambda: Gunicorn("x:y"))
+    with served(Gunicorn, "tests.http.wsgi_apps.flasks:app") as made:
+        yield made
+
+
+@pytest.fixture
+def app(running: Served) -> Served:
+    running.forget()
+    return running
+
+
+def replayed(response: Response) -> bool:
+    return response.one("X-Idempotency-Replayed") == "true"
+
+
+@pytest.mark.parametrize(("how", "status"), [("abort", 404), ("handled", 409)])
+def test_what_error_handlers_answer_is_answered_again(app: Served, how: str, status: int) -> None:
+    key = app.fresh_key()
+    first, again = (app.post(f"/refuses/{how}", key, {}) for _ in range(2))
+    assert (first.status, first.body) == (again.status, again.body)
+    assert (first.status, replayed(again), app.effects()) == (status, True, 1)
+
+
+def test_an_aborted_view_that_ends_no_key_runs_again(app: Served) -> None:
+    key = app.fresh_key()
+    assert [app.post("/refuses/limit", key, {}).status for _ in range(2)] == [429, 429]
+    assert app.effects() == 2
+
+
+def test_what_a_view_returns_becomes_a_response_first(app: Served) -> None:
+    key = app.fresh_key()
+    first, again = app.post("/returns", key, {}), app.post("/returns", key, {})
+    assert (first.status, again.status) == (202, 202)
+    assert first.body == again.body
+    assert first.one("Location") == again.one("Location") == "/r"
+    assert first.one("Content-Type") == again.one("Content-Type") == "application/json"
+    assert app.effects() == 1
+
+
+def test_hooks_run_for_replays_too(app: Served) -> None:
+    key = app.fresh_key()
+    answers = [app.post("/returns", key, {}) for _ in range(2)]
+    assert [answer.one("X-Later") for answer in answers] == ["1", "1"]
+
+
+def test_i15_whom_the_app_turns_away_meets_no_key(app: Served) -> None:
+    key = app.fresh_key()
+    app.post("/returns", key, {})
+    banned = app.post("/returns", key, {}, who=("Authorization", "Bearer banned"))
+    assert (banned.status, replayed(banned)) == (403, False)
+    assert json.loads(banned.body) == {"why": "banned"}
+
+
+def test_a_form_that_was_parsed_before_is_compared_all_the_same(app: Served) -> None:
+    key = app.fresh_key()
+    with app.connect() as wire:
+        head = [*app.headers(key), ("Content-Type", FORM)]
+        head = [pair for pair in head if pair != ("Content-Type", "application/json")]
+        first = wire.ask("POST", "/form", head, b"csrf=1&name=Ada")
+        assert json.loads(first.body)["name"] == "Ada"
+        assert replayed(wire.ask("POST", "/form", head, b"csrf=2&name=Ada"))
+        assert wire.ask("POST", "/form", head, b"csrf=2&name=Bob").status == 422
+    assert app.effects() == 1
+
+
+# --- in this process ------------------------------------------------------------------------------
+
+
+def test_the_set_up_is_checked() -> None:
+    once = Once("memory://")
+    with pytest.raises(TypeError, match="caller"):
+        Idempotency(Flask("x"), once=once)  # type: ignore[call-arg]
+    with pytest.raises(ConfigurationError, match="caller"):
+        Idempotency(Flask("x"), once=once, caller=None, close=False)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="path"):
+        idempotent(path="/x")
+    with pytest.raises(ConfigurationError, match="store_down"):
+        idempotent(store_down="maybe")
+    app = Flask("x")
+    Idempotency(app, once=once, caller=lambda: "me", close=False)
+    with pytest.raises(ConfigurationError, match="already"):
+        Idempotency(app, once=once, caller=lambda: "me", close=False)
+
+
+def test_a_decorated_view_needs_the_extension() -> None:
+    app = Flask("x")
+    app.testing = True
+    app.post("/x")(idempotent()(lambda: "x"))
+    with pytest.raises(ConfigurationError, match="no Idempotency"):
+        app.test_client().post("/x")
+
+
+def test_only_the_methods_of_a_rule_are_guarded() -> None:
+    app = Flask("x")
+    once = Once("memory://")
+    Idempotency(app, once=once, caller=lambda: "me", close=False)
+
+    @app.route("/x", methods=["GET", "POST"])
+    @idempotent()
+    def view() -> str:
+        return "guarded" if current_attempt() else "passed"
+
+    client = app.test_client()
+    assert client.get("/x").text == "passed"
+    answers = [client.post("/x", headers={"Idempotency-Key": "k"}) for _ in range(2)]
+    assert [answer.text for answer in answers] == ["guarded", "guarded"]
+    assert "X-Idempotency-Replayed" in answers[1].headers
+    once.close()

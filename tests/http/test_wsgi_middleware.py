@@ -1,0 +1,182 @@
+"""What only a WSGI app can do, and the set-up of its middleware."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.http.served import Served, served
+
+from oncekey import AsyncOnce, ConfigurationError, Once
+from oncekey.http.discovery import find
+from oncekey.http.rules import Rule
+from oncekey.http.wsgi import IdempotencyWSGI
+from oncekey.testing.servers import require
+from oncekey.testing.servers.http import Gunicorn
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Served]:
+    require(lambda: Gunicorn("x:y"))
+    with served(Gunicorn, "tests.http.wsgi_apps.plain:app") as made:
+        yield made
+
+
+@pytest.fixture
+def app(running: Served) -> Served:
+    running.forget()
+    return running
+
+
+def test_what_is_written_comes_before_what_is_returned(app: Served) -> None:
+    key = app.fresh_key()
+    first, again = app.post("/writes", key, {}), app.post("/writes", key, {})
+    assert first.body == again.body == b"one two three"
+    assert app.effects("writes") == 1
+    assert app.effects("close() was called") == 1
+
+
+def test_a_response_may_be_begun_again_after_an_error(app: Served) -> None:
+    key = app.fresh_key()
+    first, again = app.post("/mends", key, {}), app.post("/mends", key, {})
+    assert (first.status, first.body) == (again.status, again.body) == (409, b"mended")
+    assert app.effects("mends") == 1
+
+
+@pytest.mark.parametrize(("path", "closed"), [("/too-late", 0), ("/breaks", 1), ("/silent", 0)])
+def test_half_a_response_is_a_failure(app: Served, path: str, closed: int) -> None:
+    key = app.fresh_key()
+    assert app.post(path, key, {}).status == 500
+    again = app.post(path, key, {})
+    assert json.loads(again.body)["type"] == "/policy#failed"
+    assert b"s3cret" not in again.body
+    assert app.effects(path[1:]) == 1
+    assert app.effects("close() was called") == closed
+
+
+# --- in this process ------------------------------------------------------------------------------
+
+
+def environ(method: str = "POST", body: bytes = b"{}", **more: Any) -> dict[str, Any]:
+    return {
+        "REQUEST_METHOD": method,
+        "PATH_INFO": "/charges",
+        "CONTENT_LENGTH": str(len(body)),
+        "wsgi.input": io.BytesIO(body),
+        "HTTP_IDEMPOTENCY_KEY": "k",
+        **more,
+    }
+
+
+class Start:
+    status = ""
+
+    def __call__(self, status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> None:
+        self.status = status
+
+
+def test_what_no_rule_guards_is_the_apps_own_business() -> None:
+    """The same environ, its input unread, and the app's own iterable."""
+    seen = []
+    parts = iter([b"x"])
+
+    def app(given: dict[str, Any], start: Any) -> Iterable[bytes]:
+        seen.append(given)
+        return parts
+
+    middleware = IdempotencyWSGI(
+        app, Once("memory://"), caller=lambda environ: "me", rules=[Rule("/charges")], close=False
+    )
+    read, other = environ("GET"), environ(PATH_INFO="/other")
+    for given in (read, other):
+        assert middleware(given, Start()) is parts
+        assert seen.pop() is given
+        assert given["wsgi.input"].tell() == 0
+
+
+def test_a_guarded_app_has_an_environ_of_its_own() -> None:
+    def app(given: dict[str, Any], start: Any) -> Iterable[bytes]:
+        given["changed"] = True
+        start("200 OK", [])
+        return [given["wsgi.input"].read(), given["CONTENT_LENGTH"].encode()]
+
+    middleware = IdempotencyWSGI(app, Once("memory://"), caller=lambda environ: "me", close=False)
+    outer = environ(body=b"[1]", HTTP_TRANSFER_ENCODING="chunked")
+    del outer["CONTENT_LENGTH"]
+    outer["wsgi.input_terminated"] = True
+    assert b"".join(middleware(outer, Start())) == b"[1]3"
+    assert "changed" not in outer
+    assert "oncekey.attempt" not in outer
+
+
+def _never(environ: Any, start: Any) -> Iterable[bytes]:
+    raise AssertionError
+
+
+def test_without_a_caller_function_it_is_not_even_built() -> None:
+    with pytest.raises(TypeError, match="caller"):
+        IdempotencyWSGI(_never, Once("memory://"))  # type: ignore[call-arg]
+    with pytest.raises(ConfigurationError, match="caller"):
+        IdempotencyWSGI(_never, Once("memory://"), caller=None)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="must be a Once"):
+        IdempotencyWSGI(_never, AsyncOnce("memory://"), caller=str)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("store_down", ["refuse", "run"])
+def test_while_the_store_is_down_a_rule_says_what_to_do(store_down: str, tmp_path: Path) -> None:
+    def app(given: dict[str, Any], start: Any) -> Iterable[bytes]:
+        assert given["oncekey.attempt"] is None
+        start("200 OK", [])
+        return [b"ran"]
+
+    once = Once(f"sqlite:///{tmp_path}/keys.db")
+    once.close()
+    rules = [Rule(store_down=store_down)]
+    middleware = IdempotencyWSGI(app, once, caller=lambda environ: "me", rules=rules, close=False)
+    start = Start()
+    body = b"".join(middleware(environ(), start))
+    if store_down == "run":
+        assert (start.status, body, middleware.unprotected) == ("200 OK", b"ran", 1)
+    else:
+        assert start.status == "503 Service Unavailable"
+        assert middleware.unprotected == 0
+
+
+def test_an_error_of_the_app_is_the_servers_to_see() -> None:
+    def app(given: dict[str, Any], start: Any) -> Iterable[bytes]:
+        raise KeyError("mine")
+
+    middleware = IdempotencyWSGI(app, Once("memory://"), caller=lambda environ: "me", close=False)
+    with pytest.raises(KeyError, match="mine"):
+        middleware(environ(), Start())
+
+
+def test_an_error_in_close_is_part_of_the_run() -> None:
+    """It comes before the outcome is stored, not when the response has gone."""
+
+    class Parts(list[bytes]):
+        def close(self) -> None:
+            raise KeyError("mine")
+
+    def app(given: dict[str, Any], start: Any) -> Iterable[bytes]:
+        start("200 OK", [])
+        return Parts([b"x"])
+
+    middleware = IdempotencyWSGI(app, Once("memory://"), caller=lambda environ: "me", close=False)
+    with pytest.raises(KeyError, match="mine"):
+        middleware(environ(), Start())
+    start = Start()
+    middleware(environ(), start)
+    assert start.status == "500 Internal Server Error"
+
+
+def test_its_rules_are_found_where_policies_are_published() -> None:
+    rules = [Rule("/charges")]
+    middleware = IdempotencyWSGI(
+        _never, Once("memory://"), caller=lambda environ: "me", rules=rules, close=False
+    )
+    assert list(find(middleware).rules.all) == rules

@@ -1,0 +1,69 @@
+"""Views of Django REST framework: a class, a viewset's action, and a function."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.urls import path
+from rest_framework import serializers
+from rest_framework.decorators import action, api_view
+from rest_framework.exceptions import NotFound
+from rest_framework.response import Response
+from rest_framework.throttling import BaseThrottle
+from rest_framework.views import APIView
+from rest_framework.viewsets import ViewSet
+from tests.http.wsgi_apps import ledger
+
+from oncekey.http.django import attempt_of, idempotent
+
+
+class Throttled(BaseThrottle):  # type: ignore[misc]
+    def allow_request(self, request: Any, view: Any) -> bool:
+        return "X-Busy" not in request.headers
+
+
+class Asked(serializers.Serializer[Any]):  # type: ignore[misc]
+    cents = serializers.IntegerField(min_value=1)
+
+
+class Payments(APIView):  # type: ignore[misc]
+    throttle_classes = (Throttled,)
+
+    @idempotent(keep="7d")
+    def post(self, request: Any) -> Response:
+        number = ledger.effect("payments")
+        asked = Asked(data=request.data)
+        asked.is_valid(raise_exception=True)
+        running = attempt_of(request)
+        assert running is not None
+        told = {"number": number, "cents": asked.validated_data["cents"], "fence": running.fence}
+        return Response(told, 201, headers={"Location": f"/payments/{number}"})
+
+
+class Refunds(ViewSet):  # type: ignore[misc]
+    @idempotent()
+    def create(self, request: Any) -> Response:
+        return Response({"number": ledger.effect("refunds")}, 201)
+
+    @action(detail=False, methods=["post"])  # type: ignore[untyped-decorator]
+    @idempotent()
+    def lost(self, request: Any) -> Response:
+        ledger.effect("lost")
+        raise NotFound("no such refund")
+
+
+@api_view(["POST"])  # type: ignore[untyped-decorator]
+@idempotent()
+def function(request: Any) -> Response:
+    ledger.effect("function")
+    if request.data.get("fail"):
+        raise ValueError("s3cret")
+    return Response({"sent": request.data})
+
+
+urls = [
+    path("payments", Payments.as_view()),
+    path("refunds", Refunds.as_view({"post": "create"})),
+    path("refunds/lost", Refunds.as_view({"post": "lost"})),
+    path("function", function),
+]

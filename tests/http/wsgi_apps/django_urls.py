@@ -1,0 +1,106 @@
+"""The views of the Django app."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.exceptions import PermissionDenied
+from django.db import connection, transaction
+from django.http import Http404, HttpResponse, JsonResponse, StreamingHttpResponse
+from django.template.response import TemplateResponse
+from django.urls import path
+from django.utils.decorators import method_decorator
+from django.views import View
+from tests.http.wsgi_apps import ledger
+from tests.http.wsgi_apps.djangos import IS_WHOLE, KIND
+
+from oncekey.http.django import attempt_of, idempotent
+
+
+def response_of(said: ledger.Said) -> Any:
+    kind = HttpResponse if isinstance(said.body, bytes) else StreamingHttpResponse
+    made = kind(said.body, status=said.status, headers=said.headers)
+    for cookie in said.cookies:
+        name, _, value = cookie.partition("=")
+        made.set_cookie(name, value)
+    return made
+
+
+def view_of(name: str) -> Any:
+    handler = ledger.HANDLERS[name]
+
+    def view(request: Any, argument: str = "") -> Any:
+        return response_of(handler(argument, request.body, attempt_of(request)))
+
+    return view if IS_WHOLE else idempotent(**ledger.options(name))(view)
+
+
+def read(request: Any) -> Any:
+    return response_of(ledger.read())
+
+
+@idempotent()
+def refuses(request: Any, how: str) -> Any:
+    ledger.effect("refuses")
+    raise Http404 if how == "missing" else PermissionDenied
+
+
+@idempotent()
+def template(request: Any) -> Any:
+    ledger.effect("template")
+    return TemplateResponse(request, "hello", {"name": "Ada"})
+
+
+@idempotent()
+def untyped(request: Any) -> Any:
+    made = HttpResponse(status=204)
+    del made["Content-Type"]
+    return made
+
+
+@method_decorator(idempotent(), name="dispatch")
+class Orders(View):  # type: ignore[misc]
+    def post(self, request: Any) -> Any:
+        return JsonResponse({"number": ledger.effect("orders")}, status=201)
+
+    def get(self, request: Any) -> Any:
+        return HttpResponse("read")
+
+
+def insert(item: str) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("INSERT INTO orders VALUES (%s)", [item])
+    transaction.on_commit(lambda: ledger.effect(f"committed {item}"))
+
+
+@idempotent(transaction=True)
+def buy(request: Any, how: str) -> Any:
+    ledger.effect(f"buy {how}")
+    insert(how)
+    if how == "gated":
+        ledger.gate("buy")
+    if how == "raises":
+        raise ValueError("s3cret")
+    if how == "missing":
+        raise Http404
+    status = {"poor": 402, "fails": 500, "limited": 429}.get(how, 201)
+    running = attempt_of(request)
+    assert running is not None
+    made = JsonResponse({"item": how, "fence": running.fence}, status=status)
+    made["Location"] = f"/orders/{how}"
+    return made
+
+
+urlpatterns = [
+    *(path(name.replace("{}", "<argument>"), view_of(name)) for name in ledger.HANDLERS),
+    path("read", read),
+    path("refuses/<how>", refuses),
+    path("template", template),
+    path("untyped", untyped),
+    path("orders", Orders.as_view()),
+    path("buy/<how>", buy),
+]
+if KIND == "rest":
+    from tests.http.wsgi_apps.django_rest import urls
+
+    urlpatterns += urls

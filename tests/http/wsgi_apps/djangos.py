@@ -1,0 +1,75 @@
+"""Django behind decorators (`GUARDED_KIND=views`), its middleware, or the REST framework.
+
+It has its settings, models and views in one module, as small apps do.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import django
+from django.conf import settings
+from tests.http.wsgi_apps import ledger
+
+KIND = os.environ.get("GUARDED_KIND", "views")
+
+
+def caller(request: Any) -> str | None:
+    return ledger.CALLERS.get(request.META.get("HTTP_AUTHORIZATION", ""))
+
+
+def databases() -> dict[str, Any]:
+    if not ledger.STORE.startswith("postgresql"):
+        file = str(ledger.FOLDER / "keys.db")
+        return {"ENGINE": "django.db.backends.sqlite3", "NAME": file, "OPTIONS": {"timeout": 20}}
+    from psycopg.conninfo import conninfo_to_dict
+
+    parts = conninfo_to_dict(ledger.STORE)
+    named = {name.upper(): parts[name] for name in ("user", "host", "port")}
+    return {"ENGINE": "django.db.backends.postgresql", "NAME": parts["dbname"], **named}
+
+
+def rules() -> list[dict[str, Any]]:
+    return [{"path": f"/{name}", **ledger.options(name)} for name in ledger.HANDLERS]
+
+
+OURS: dict[str, Any] = {"once": ledger.engine, "caller": caller, "policy_url": "/policy"}
+IS_WHOLE = KIND.startswith("middleware")
+if IS_WHOLE:
+    OURS["rules"] = [*rules(), {"path": "*"}]
+    OURS["transaction"] = KIND == "middleware-transaction"
+if not settings.configured:
+    settings.configure(
+        ALLOWED_HOSTS=["*"],
+        ROOT_URLCONF="tests.http.wsgi_apps.django_urls",
+        DATABASES={"default": {**databases(), "ATOMIC_REQUESTS": KIND == "atomic"}},
+        MIDDLEWARE=["oncekey.http.django.IdempotencyMiddleware"] if IS_WHOLE else [],
+        INSTALLED_APPS=["rest_framework"] if KIND == "rest" else [],
+        TEMPLATES=[
+            {
+                "BACKEND": "django.template.backends.django.DjangoTemplates",
+                "OPTIONS": {
+                    "loaders": [
+                        ("django.template.loaders.locmem.Loader", {"hello": "Hello {{ name }}"})
+                    ]
+                },
+            }
+        ],
+        REST_FRAMEWORK={
+            "DEFAULT_AUTHENTICATION_CLASSES": ["tests.http.wsgi_apps.django_tokens.Tokens"],
+            "DEFAULT_PERMISSION_CLASSES": ["rest_framework.permissions.IsAuthenticated"],
+            "UNAUTHENTICATED_USER": None,
+        },
+        ONCEKEY=OURS,
+        LOGGING_CONFIG=None,
+        USE_TZ=True,
+        SECRET_KEY="not a secret",
+    )
+    django.setup()
+
+from django.core.asgi import get_asgi_application  # noqa: E402
+from django.core.wsgi import get_wsgi_application  # noqa: E402
+
+app = get_wsgi_application()
+asgi = get_asgi_application()

@@ -1,0 +1,116 @@
+"""Flask apps, guarded view by view (`app`) and as a whole (`whole`)."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+from flask import Blueprint, Flask, Response, abort, g, request
+from tests.http.wsgi_apps import ledger
+from tests.http.wsgi_apps.plain import RULES, caller
+
+from oncekey.http.flask import Idempotency, current_attempt, idempotent
+from oncekey.http.rules import Rule
+
+
+def response_of(said: ledger.Said) -> Response:
+    made = Response(said.body, said.status, said.headers)
+    for cookie in said.cookies:
+        made.headers.add("Set-Cookie", cookie)
+    return made
+
+
+def view_of(name: str) -> Any:
+    handler = ledger.HANDLERS[name]
+
+    def view(argument: str = "") -> Response:
+        return response_of(handler(argument, request.get_data(), current_attempt()))
+
+    view.__name__ = name.replace("/{}", "")
+    return view
+
+
+class OutOfStock(Exception):
+    """The app has a handler for it."""
+
+
+def fill(app: Flask | Blueprint) -> None:
+    for name in ledger.HANDLERS:
+        view = idempotent(**ledger.options(name))(view_of(name))
+        path = f"/{name}".replace("{}", "<argument>")
+        app.add_url_rule(path, view_func=view, methods=["POST"])
+
+    @app.get("/read")
+    def read() -> Response:
+        return response_of(ledger.read())
+
+    @app.post("/refuses/<how>")
+    @idempotent()
+    def refuses(how: str) -> Any:
+        ledger.effect("refuses")
+        if how == "handled":
+            raise OutOfStock
+        abort(404 if how == "abort" else 429)
+
+    @app.post("/returns")
+    @idempotent()
+    def returns() -> Any:
+        return {"number": ledger.effect("returns")}, 202, {"Location": "/r"}
+
+    @app.post("/form")
+    @idempotent(ignore=["csrf"])
+    def form() -> Any:
+        return {"number": ledger.effect("form"), "name": request.form["name"]}
+
+    @app.post("/clock")
+    @idempotent()
+    def clock() -> Any:
+        return {"at": time.monotonic_ns()}
+
+
+def finish(app: Flask) -> Flask:
+    app.register_error_handler(OutOfStock, lambda error: ({"why": "out of stock"}, 409))
+
+    @app.after_request
+    def later(response: Response) -> Response:
+        response.headers["X-Later"] = "1"
+        return response
+
+    return app
+
+
+def by_views() -> Flask:
+    app = Flask("shop")
+    views = Blueprint("views", __name__)
+    fill(views)
+
+    @app.before_request
+    def who() -> Any:
+        if request.method == "POST" and request.path == "/form":
+            assert "name" in request.form  # as those do that look for a token in a form
+        if request.headers.get("Authorization") == "Bearer banned":
+            return {"why": "banned"}, 403
+        g.account = ledger.CALLERS.get(request.headers.get("Authorization", ""))
+        return None
+
+    extension = Idempotency(once=ledger.engine(), caller=lambda: g.account, policy_url="/policy")
+    extension.init_app(app)
+    app.register_blueprint(views)
+    return finish(app)
+
+
+def as_a_whole() -> Flask:
+    app = Flask("shop")
+    fill(app)
+    Idempotency(
+        app,
+        once=ledger.engine(),
+        caller=caller,
+        rules=[*RULES, Rule()],
+        policy_url="/policy",
+    )
+    return finish(app)
+
+
+app = as_a_whole() if os.environ.get("GUARDED_KIND") == "whole" else by_views()

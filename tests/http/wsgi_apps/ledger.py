@@ -1,0 +1,176 @@
+"""What the blocking apps do, whichever framework serves them: effects, gates and answers.
+
+Each effect is a line in a file; a gated handler waits until a test lets it go. Settings come by the
+environment, since a server imports the app.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from oncekey import Once, Policy
+from oncekey.engine.blocking.attempt import Attempt
+from oncekey.http import held
+
+FOLDER = Path(os.environ["GUARDED_FOLDER"])
+STORE = os.environ.get("GUARDED_STORE") or f"sqlite:///{FOLDER}/keys.db"
+CALLERS = {"Bearer alice": "alice", "Bearer bob": "bob"}
+POLL = 0.002
+HOLD_MAX = 4_000_000
+
+vars(held)["HOLD_MAX_BYTES"] = HOLD_MAX
+
+
+class Said(NamedTuple):
+    """An answer; a body in parts is a stream."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes | Iterator[bytes]
+    cookies: tuple[str, ...] = ()
+
+
+def engine() -> Once:
+    return Once(STORE, policy=Policy(lease="10s"))
+
+
+def effect(what: str) -> int:
+    """Do it: one line more in the ledger. How many there are now."""
+    with (FOLDER / "effects").open("a+") as ledger:
+        ledger.write(what + "\n")
+        ledger.flush()
+        ledger.seek(0)
+        return len(ledger.readlines())
+
+
+def gate(name: str) -> None:
+    """Say that we are here, and wait to be let go."""
+    (FOLDER / f"{name}.here").touch()
+    while not (FOLDER / f"{name}.go").exists():
+        time.sleep(POLL)
+
+
+def told(value: Any, status: int = 200, **headers: str) -> Said:
+    return Said(status, {"Content-Type": "application/json", **headers}, json.dumps(value).encode())
+
+
+def charge(_: str, body: bytes, __: Attempt | None) -> Said:
+    number = effect("charge")
+    made = told({"number": number, "asked": json.loads(body)}, 201)
+    made.headers.update({"Location": f"/charges/{number}", "ETag": f'"{number}"'})
+    made.headers.update({"X-Cost": "3", "X-No": "1"})
+    return made
+
+
+def gated(_: str, __: bytes, ___: Attempt | None) -> Said:
+    effect("gated")
+    gate("gated")
+    return told({"done": True}, Location="/x")
+
+
+def status(code: str, _: bytes, __: Attempt | None) -> Said:
+    effect(f"status {code}")
+    return Said(int(code), {"Content-Type": "text/plain"}, b"" if code == "204" else b"so be it")
+
+
+def raises(_: str, __: bytes, ___: Attempt | None) -> Said:
+    effect("raises")
+    raise ValueError("s3cret")
+
+
+def binary(_: str, __: bytes, ___: Attempt | None) -> Said:
+    effect("binary")
+    return Said(200, {"Content-Type": "application/octet-stream"}, bytes(range(256)) * 9)
+
+
+def large(size: str, _: bytes, __: Attempt | None) -> Said:
+    effect("large")
+    return Said(200, {"Content-Type": "text/plain"}, b"x" * int(size))
+
+
+def long(_: str, __: bytes, ___: Attempt | None) -> Said:
+    effect("long")
+
+    def parts() -> Iterator[bytes]:
+        try:
+            for number in range(100):
+                if number == 67:  # what is held back is full
+                    gate("long")
+                yield b"x" * 60_000
+        finally:
+            effect("closed")
+
+    return Said(200, {"Content-Type": "text/plain"}, parts())
+
+
+def stream(_: str, __: bytes, ___: Attempt | None) -> Said:
+    effect("stream")
+    parts = (b"part %d\n" % number for number in range(50))
+    return Said(200, {"Content-Type": "text/plain"}, parts)
+
+
+def cookies(_: str, __: bytes, ___: Attempt | None) -> Said:
+    effect("cookies")
+    return told({"done": True})._replace(cookies=("a=1", "b=2"))
+
+
+def read() -> Said:
+    """What must pass untouched: a stream that leaves as it is made."""
+
+    def parts() -> Iterator[bytes]:
+        yield b"0\n"
+        gate("read")
+        yield b"1\n"
+
+    return Said(200, {"Content-Type": "text/plain"}, parts())
+
+
+def upload(_: str, body: bytes, __: Attempt | None) -> Said:
+    effect("upload")
+    return told({"bytes": len(body)})
+
+
+def attempt(_: str, __: bytes, running: Attempt | None) -> Said:
+    assert running is not None
+    return told({"fence": running.fence, "child": running.child_key("pay")})
+
+
+Handler = Callable[[str, bytes, Attempt | None], Said]
+HANDLERS: dict[str, Handler] = {
+    "charges": charge,
+    "other": charge,
+    "optional": charge,
+    "short": charge,
+    "gated": gated,
+    "waiting": gated,
+    "brief": gated,
+    "status/{}": status,
+    "safe/{}": status,
+    "raises": raises,
+    "binary": binary,
+    "large/{}": large,
+    "long": long,
+    "stream": stream,
+    "cookies": cookies,
+    "upload": upload,
+    "attempt": attempt,
+}
+_CHOSEN = {"headers": ["X-Cost", "Set-Cookie"]}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "optional": {"required": False},
+    "brief": {"lease": "300ms"},
+    "waiting": {"wait": "20s"},
+    "short": {"keep": "300ms", "audit": "0s"},
+    "safe/{}": {"retry_safe": True},
+    "upload": {"max_request": 10_000},
+    "large/{}": {"max_response": 3_000_000},
+}
+
+
+def options(name: str) -> dict[str, Any]:
+    return {**_CHOSEN, **OPTIONS.get(name, {})}
