@@ -1,0 +1,20 @@
+"""FastAPI: routes whose keys are looked at only after authentication and validation.
+
+    idempotency = Idempotency(once, caller=Depends(current_account))
+    idempotency.attach(app)
+
+    @app.post("/charges")
+    @idempotency.guard(lease="30s")
+    async def charge(order: Order, attempt: CurrentAttempt): ...
+
+`install` is the other way: the plain ASGI middleware around the whole app.
+"""
+
+from __future__ import annotations
+
+from oncekey.http.fastapi.attempts import CurrentAttempt, OptionalAttempt
+from oncekey.http.fastapi.guarding import Idempotency
+from oncekey.http.fastapi.openapi import describe
+from oncekey.http.fastapi.whole import install
+
+__all__ = ["CurrentAttempt", "Idempotency", "OptionalAttempt", "describe", "install"]

@@ -1,0 +1,167 @@
+"""`Idempotency`: an app's set-up for guarded routes.
+
+Owns the options of a route and the end of the app. What happens to a request is in responding.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any, Final, TypeVar
+
+import fastapi
+from fastapi import FastAPI, Request
+from fastapi.params import Depends
+
+from oncekey.core.duration import Duration, microseconds
+from oncekey.core.errors import ConfigurationError
+from oncekey.engine.aio.once import AsyncOnce
+from oncekey.engine.blocking.once import Once
+from oncekey.http.asgi import DRAIN_DEFAULT, Tasks
+from oncekey.http.exchange import OPERATION_DEFAULT, Exchange
+from oncekey.http.fastapi.door import Guarding, behind_door
+from oncekey.http.fastapi.routes import GuardedRoute, misplaced, route_class
+from oncekey.http.rules import METHODS_DEFAULT, METHODS_POSSIBLE, Rule, Rules
+from oncekey.http.running import check_caller
+
+F = TypeVar("F", bound=Callable[..., Any])
+Caller = Depends | Callable[[Request], Any]
+# Before it, dependencies ended before their response was sent, and their sessions with them.
+_TRANSACTIONS_SINCE: Final = (0, 118)
+
+
+class Idempotency:
+    """Guards routes, after the app's own dependencies and validation.
+
+    caller      Depends(...) or a function of the Request: the verified principal, as text; None
+                refuses the request
+    blocking    a `Once` on the same database, for transactions in sessions that are not async
+    operation   what its keys are for; two apps on one store want two names
+    policy_url  where clients find the published policy
+    drain       how long a shutdown waits for what is running
+    close       whether the engines are closed with the app
+    """
+
+    def __init__(
+        self,
+        once: AsyncOnce,
+        *,
+        caller: Any = None,
+        blocking: Once | None = None,
+        operation: str = OPERATION_DEFAULT,
+        policy_url: str | None = None,
+        challenge: str = "Bearer",
+        drain: Duration = DRAIN_DEFAULT,
+        close: bool = True,
+    ) -> None:
+        if not isinstance(once, AsyncOnce):
+            raise ConfigurationError(f"once must be an AsyncOnce, not a {type(once).__name__}")
+        if not isinstance(caller, Depends):
+            check_caller(caller)
+        self.once = once
+        self.blocking = blocking
+        self.caller: Caller = caller
+        self.exchange = Exchange(
+            Rules(), operation=operation, policy_url=policy_url, challenge=challenge
+        )
+        self.tasks = Tasks()
+        self.unprotected = 0  # runs without a key's protection because the store was down
+        self.route_class = route_class(None)
+        self._drain = microseconds(drain, name="drain") / 1_000_000
+        self._close = close
+
+    # --- which routes -------------------------------------------------------------------------
+
+    def guard(self, *, transaction: Any = None, **options: Any) -> Callable[[F], F]:
+        """Guard one endpoint, below `@app.post(...)`. The options are those of a `Rule`.
+
+        `transaction` is the app's dependency that yields a session: the handler's rows, the record
+        and the response then commit together.
+        """
+        guarding = self._guarding(transaction, {"methods": sorted(METHODS_POSSIBLE), **options})
+
+        def decorate(endpoint: F) -> F:
+            return behind_door(endpoint, guarding)  # type: ignore[return-value]
+
+        return decorate
+
+    def route(self, *, transaction: Any = None, **options: Any) -> type[GuardedRoute]:
+        """A route class that guards every POST and PATCH of a router:
+        `APIRouter(route_class=idempotency.route())`. Endpoints may have a `guard` of their own."""
+        return route_class(self._guarding(transaction, {"methods": METHODS_DEFAULT, **options}))
+
+    def attach(self, app: FastAPI) -> None:
+        """Let `guard` be used on this app's routes, and wait for what runs when it ends. Before
+        its routes."""
+        for route in app.routes:
+            if misplaced(route):
+                raise _too_late(route)
+        router = app.router
+        router.route_class = route_class(None, router.route_class)
+        inner = router.lifespan_context
+
+        @asynccontextmanager
+        async def lifespan(running: FastAPI) -> AsyncIterator[Any]:
+            async with inner(running) as state:
+                for route in all_routes(app):
+                    if misplaced(route):
+                        raise _too_late(route)
+                try:
+                    yield state
+                finally:
+                    await self.end()
+
+        router.lifespan_context = lifespan
+
+    def _guarding(self, transaction: Any, options: dict[str, Any]) -> Guarding:
+        if transaction is None:
+            return Guarding(self, Rule(**options), self.caller)
+        for name, wanted in (("required", True), ("retry_safe", True), ("store_down", "refuse")):
+            if options.setdefault(name, wanted) != wanted:
+                raise ConfigurationError(
+                    f"with transaction= it is always {name}={wanted!r}: the transaction is rolled "
+                    "back with the key"
+                )
+        session = transaction if isinstance(transaction, Depends) else Depends(transaction)
+        if getattr(session, "scope", None) == "function":
+            raise ConfigurationError(
+                "the session of transaction= must last until the response is made: "
+                "Depends(..., scope='request')"
+            )
+        version = tuple(int(part) for part in fastapi.__version__.split(".")[:2])
+        if version < _TRANSACTIONS_SINCE:
+            raise ConfigurationError(
+                f"transaction= needs FastAPI 0.118 or newer, not {fastapi.__version__}"
+            )
+        return Guarding(self, Rule(**options), self.caller, session)
+
+    # --- the end ------------------------------------------------------------------------------
+
+    async def drain(self) -> None:
+        """Wait for the running requests, also for those whose clients are gone."""
+        await self.once.drain(self._drain)
+        await self.tasks.wait(self._drain)
+
+    async def end(self) -> None:
+        """Drain, and close the engines unless close=False. `attach` sees to it."""
+        await self.drain()
+        if self._close:
+            await self.once.close()
+            if self.blocking is not None:
+                self.blocking.close()
+
+
+def all_routes(app: FastAPI) -> list[Any]:
+    """Those of included routers too, where FastAPI keeps them apart."""
+    try:
+        from fastapi.routing import iter_route_contexts
+    except ImportError:
+        return list(app.routes)
+    return [context.original_route for context in iter_route_contexts(app.routes)]
+
+
+def _too_late(route: Any) -> ConfigurationError:
+    return ConfigurationError(
+        f"{route.path} is guarded, but its route does not know: idempotency.attach(app) before the "
+        "routes of an app, and APIRouter(route_class=idempotency.route_class) for a router's"
+    )

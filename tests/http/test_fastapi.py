@@ -1,0 +1,308 @@
+"""Guarded FastAPI routes over a real socket."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from tests.http.served import BOB, Served, served
+from tests.http.wire import Response
+
+from oncekey.testing.servers import require
+from oncekey.testing.servers.http import Uvicorn
+from oncekey.testing.servers.processes import wait_until
+
+NOBODY = ("Authorization", "Bearer mallory")
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Served]:
+    require(lambda: Uvicorn("x:y"))
+    with served(Uvicorn, "tests.http.fastapi_apps.shop:app") as made:
+        yield made
+
+
+@pytest.fixture
+def app(running: Served) -> Served:
+    running.forget()
+    return running
+
+
+def replayed(response: Response) -> bool:
+    return response.one("X-Idempotency-Replayed") == "true"
+
+
+def kind_of(response: Response) -> str:
+    assert response.one("Content-Type") == "application/problem+json"
+    told = json.loads(response.body)
+    assert told["status"] == response.status
+    return str(told["type"]).removeprefix("/policy#")
+
+
+def twice(app: Served, path: str, body: object = None) -> tuple[Response, Response]:
+    key = app.fresh_key()
+    return app.post(path, key, body), app.post(path, key, body)
+
+
+# --- authentication and validation come first ----------------------------------------------------
+
+
+@pytest.mark.parametrize(("who", "status"), [(NOBODY, 401), (BOB, 403), (None, 401)])
+def test_i15_a_refused_caller_gets_nothing_of_anothers_answer(
+    app: Served, who: tuple[str, str] | None, status: int
+) -> None:
+    key = app.fresh_key()
+    first = app.post("/charges", key, {"cents": 5})
+    assert first.status == 201
+    again = app.post("/charges", key, {"cents": 5}, who=who)
+    assert again.status == status
+    assert not replayed(again)
+    assert again.one("X-Idempotency-Retention") is None
+    assert b"number" not in again.body
+    assert app.effects("auth") == 2, "the app's own dependency has decided"
+
+
+def test_i15_a_refused_caller_claims_nothing(app: Served) -> None:
+    key = app.fresh_key()
+    assert app.post("/charges", key, {"cents": 1}, who=NOBODY).status == 401
+    # Another body would be a mismatch, had the key been claimed by anybody.
+    assert app.post("/charges", key, {"cents": 2}).status == 201
+    assert app.effects("charge") == 1
+
+
+def test_i15_authentication_runs_for_each_replay(app: Served) -> None:
+    twice(app, "/charges", {"cents": 5})
+    assert (app.effects("auth"), app.effects("charge")) == (2, 1)
+
+
+@pytest.mark.parametrize("bad", [{"cents": "many"}, {}, b"{", b""])
+def test_what_does_not_validate_neither_claims_nor_stores(app: Served, bad: object) -> None:
+    key = app.fresh_key()
+    for _ in range(2):
+        refused = app.post("/charges", key, bad)
+        assert refused.status == 422
+        assert refused.one("Content-Type") == "application/json"
+        assert not replayed(refused)
+    good = app.post("/charges", key, {"cents": 5})
+    assert (good.status, replayed(good)) == (201, False)
+
+
+def test_a_replay_validates_too(app: Served) -> None:
+    key = app.fresh_key()
+    app.post("/charges", key, {"cents": 5})
+    assert b"detail" in app.post("/charges", key, {"cents": "many"}).body
+
+
+def test_keys_that_are_missing_or_malformed(app: Served) -> None:
+    assert kind_of(app.post("/charges", None, {"cents": 5})) == "missing-key"
+    assert kind_of(app.post("/charges", "a b", {"cents": 5})) == "invalid-key"
+    assert app.post("/charges", None, {"cents": 5}, who=NOBODY).status == 401
+    assert app.effects("charge") == 0
+
+
+# --- replays ------------------------------------------------------------------------------------
+
+
+def test_i3_a_retry_gets_the_same_bytes_and_headers(app: Served) -> None:
+    first, again = twice(app, "/charges", {"cents": 5})
+    assert (first.status, again.status) == (201, 201)
+    assert first.body == again.body == b'{"number":%d,"cents":5}' % json.loads(first.body)["number"]
+    assert (replayed(first), replayed(again)) == (False, True)
+    for name in ("Location", "X-Cost", "Content-Type", "Content-Length"):
+        assert first.one(name) == again.one(name) is not None, name
+    assert again.one("X-No") is None
+    assert first.one("Set-Cookie") is not None
+    assert again.one("Set-Cookie") is None
+    assert first.one("X-Idempotency-Retention") == again.one("X-Idempotency-Retention") == "86400"
+    assert app.effects("charge") == 1
+
+
+def test_i7_other_bodies_are_refused_and_reordered_or_ignored_members_are_not(app: Served) -> None:
+    key = app.fresh_key()
+    app.post("/charges", key, b'{"cents":1,"note":"a"}')
+    assert replayed(app.post("/charges", f'"{key}"', b'{ "note":"a", "cents":1, "sent_at":"2"}'))
+    other = app.post("/charges", key, {"cents": 2})
+    assert (other.status, kind_of(other)) == (422, "key-reused")
+    assert kind_of(app.post("/other", key)) == "key-reused"
+    assert kind_of(app.post("/charges?x=1", key, b'{"cents":1,"note":"a"}')) == "key-reused"
+    assert app.effects("charge") == 1
+
+
+@pytest.mark.parametrize("path", ["/text", "/binary", "/stream", "/large?size=2000000"])
+def test_every_kind_of_body_comes_back_as_it_was(app: Served, path: str) -> None:
+    first, again = twice(app, path)
+    assert first.status == 200
+    assert (first.body, first.one("Content-Type")) == (again.body, again.one("Content-Type"))
+    assert len(first.body) > 5
+    assert (replayed(first), replayed(again)) == (False, True)
+    assert app.effects(path[1:].partition("?")[0]) == 1
+
+
+@pytest.mark.parametrize("code", [200, 204, 302, 400, 404, 500])
+def test_every_status_comes_back_as_it_was(app: Served, code: int) -> None:
+    first, again = twice(app, f"/status/{code}")
+    assert (first.status, again.status) == (code, code)
+    assert first.body == again.body
+    assert replayed(again)
+    assert app.effects("status") == 1
+
+
+@pytest.mark.parametrize("code", [400, 404, 409, 500])
+def test_an_http_exception_is_an_answer_like_any_other(app: Served, code: int) -> None:
+    first, again = twice(app, f"/raise/{code}")
+    assert (first.status, again.status) == (code, code)
+    assert first.body == again.body == b'{"detail":{"because":%d}}' % code
+    assert replayed(again)
+    assert app.effects("refuse") == 1
+
+
+@pytest.mark.parametrize("code", [401, 403, 429, 503])
+def test_some_say_nothing_about_the_operation_and_free_the_key(app: Served, code: int) -> None:
+    first, again = twice(app, f"/raise/{code}")
+    assert (first.status, again.status) == (code, code)
+    assert first.one("X-Idempotency-Retention") is None
+    assert not replayed(again)
+    assert app.effects("refuse") == 2
+
+
+def test_the_apps_own_exception_handlers_word_the_answer(app: Served) -> None:
+    first, again = twice(app, "/stock")
+    assert first.body == again.body == b'{"error":"out of stock"}'
+    assert first.one("ETag") == again.one("ETag") == '"none"'
+    assert app.effects("stock") == 1
+
+
+@pytest.mark.parametrize("path", ["/crash", "/wrong-model"])
+def test_i1_a_crash_is_not_run_again(app: Served, path: str) -> None:
+    first, again = twice(app, path)
+    assert (first.status, first.body) == (500, b"Internal Server Error")
+    assert kind_of(again) == "failed"
+    assert b"s3cret" not in again.body
+    assert app.effects(path[1:]) == 1
+
+
+def test_a_crash_that_may_be_repeated_frees_its_key(app: Served) -> None:
+    first, again = twice(app, "/crash-safely")
+    assert (first.status, again.status) == (500, 200)
+    assert app.effects("crash-safely") == 2
+
+
+def test_an_endpoint_that_blocks_runs_in_a_thread_and_has_its_attempt(app: Served) -> None:
+    first, again = twice(app, "/blocking")
+    assert first.body == again.body
+    told = json.loads(first.body)
+    assert (told["attempt"], told["in thread"]) == (1, True)
+    assert app.effects("blocking") == 1
+
+
+def test_an_optional_key(app: Served) -> None:
+    assert [json.loads(app.post("/optional", None).body)["key"] for _ in range(2)] == [None] * 2
+    assert app.effects("optional") == 2
+    key = app.fresh_key()
+    first, again = app.post("/optional", key), app.post("/optional", key)
+    assert first.body == again.body
+    assert json.loads(first.body)["key"] == key
+    assert app.effects("optional") == 3
+
+
+def test_dependencies_with_an_end_have_it_also_in_a_replay(app: Served) -> None:
+    first, again = twice(app, "/locked")
+    assert first.body == again.body == b'{"lock":"held"}'
+    wait_until(lambda: app.effects("unlock") == 2, "both are unlocked")
+    assert (app.effects("lock"), app.effects("locked")) == (3, 1)
+
+
+def test_a_form_retried_with_another_boundary_is_the_same_request(app: Served) -> None:
+    key = app.fresh_key()
+
+    def send(boundary: str, content: bytes) -> Response:
+        head = f'--{boundary}\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
+        body = head.encode() + content + f"\r\n--{boundary}--\r\n".encode()
+        media = ("Content-Type", f"multipart/form-data; boundary={boundary}")
+        headers = [h for h in app.headers(key) if h[0] != "Content-Type"]
+        with app.connect() as wire:
+            return wire.ask("POST", "/upload", [*headers, media], body)
+
+    first, again = send("one", b"abc"), send("two", b"abc")
+    assert first.body == again.body == b'{"size":3}'
+    assert kind_of(send("three", b"abd")) == "key-reused"
+    assert app.effects("upload") == 1
+    assert kind_of(send("four", b"x" * 100_001)) == "request-too-large"
+
+
+def test_a_guarded_router_under_prefixes(app: Served) -> None:
+    first, again = twice(app, "/v1/shop/carts/7")
+    assert first.body == again.body == b'{"cart":"7"}'
+    assert replayed(again)
+    assert app.effects("fill") == 1
+    assert kind_of(app.post("/v1/shop/carts/7", None)) == "missing-key"
+    for _ in range(2):
+        assert app.post("/v1/shop/carts/7", None, method="GET").status == 200
+        assert app.post("/v1/shop/free", "k").status == 200
+    assert (app.effects("look"), app.effects("free")) == (2, 2)
+
+
+# --- several at once, and clients that go ---------------------------------------------------------
+
+
+def test_i1_twenty_at_once_run_once(app: Served) -> None:
+    key = app.fresh_key()
+    start = threading.Barrier(20)
+
+    def ask(_: int) -> Response:
+        with app.connect() as wire:
+            start.wait()
+            return app.on(wire, "/twenty", key)
+
+    with ThreadPoolExecutor(20) as pool:
+        answers = list(pool.map(ask, range(20)))
+    assert {(answer.status, answer.body) for answer in answers} == {(200, answers[0].body)}
+    assert sum(replayed(answer) for answer in answers) == 19
+    assert app.effects("twenty") == 1
+
+
+def test_a_duplicate_while_the_first_runs_is_told_when_to_come_again(app: Served) -> None:
+    key = app.fresh_key()
+    with app.connect() as wire:
+        wire.request("POST", "/gated", app.headers(key))
+        app.wait_here("gated")
+        busy = app.post("/gated", key)
+        assert (busy.status, kind_of(busy)) == (409, "in-flight")
+        assert int(busy.one("Retry-After") or 0) >= 1
+        app.let_go("gated")
+        assert wire.read().body == b'{"done":true}'
+    assert app.effects("gated") == 1
+
+
+def test_i14_a_client_that_leaves_takes_no_result_with_it(app: Served) -> None:
+    key = app.fresh_key()
+    with app.connect() as wire:
+        wire.request("POST", "/gated", app.headers(key))
+        app.wait_here("gated")
+        wire.abort()
+    app.let_go("gated")
+
+    def settled() -> bool:
+        return app.post("/gated", key).status != 409
+
+    wait_until(settled, "the abandoned request has ended")
+    again = app.post("/gated", key)
+    assert (again.body, replayed(again)) == (b'{"done":true}', True)
+    assert app.effects("gated") == 1
+
+
+def test_a_background_task_begins_after_the_outcome_and_delays_nothing(app: Served) -> None:
+    key = app.fresh_key()
+    first = app.post("/background", key)  # answered, though its task waits for a gate
+    app.wait_here("afterwards")
+    again = app.post("/background", key)
+    assert first.body == again.body == b'{"done":true}'
+    assert replayed(again)
+    assert app.effects("afterwards ends") == 0
+    app.let_go("afterwards")
+    wait_until(lambda: app.effects("afterwards ends") == 1, "the task ends")
+    assert app.effects("afterwards begins") == 1, "a replay has no task"
+    assert app.effects("background") == 1
