@@ -25,11 +25,11 @@ $(VENV)/.bench: requirements/bench.txt $(VENV)/.dev
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/bench.txt
 	@touch $@
 
-run: setup ## play the demo on an embedded SQLite file
-	@$(BIN)/oncekey demo
+run: setup ## start the demo: a payments API and its page (ARGS=--play plays it in the terminal)
+	@$(BIN)/oncekey demo $(ARGS)
 
-test: setup ## run every test
-	@$(BIN)/python -m pytest
+test: setup ## run every test, on two cores
+	@$(BIN)/python -m pytest -n 2 --dist loadfile
 
 check: setup ## lint, types, layers, tidiness
 	@$(BIN)/ruff check .
@@ -48,7 +48,7 @@ bench-http: $(VENV)/.bench ## an HTTP API bare, guarded by oncekey, and by its p
 	@$(BIN)/python -m bench http
 
 soak: setup ## the long forms of hammer, model, crashes and kills (minutes)
-	@ONCEKEY_SOAK=1 $(BIN)/python -m pytest tests/hammer tests/model tests/fault tests/stores -s --timeout 1800
+	@ONCEKEY_SOAK=1 $(BIN)/python -m pytest tests/hammer tests/model tests/fault tests/stores tests/http -s --timeout 1800
 
 hammer-postgres: setup ## the long hammer on PostgreSQL alone (minutes)
 	@ONCEKEY_SOAK=1 $(BIN)/python -m pytest tests/hammer/test_postgres_hammer.py -s --timeout 1800

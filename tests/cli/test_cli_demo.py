@@ -1,21 +1,26 @@
-"""`oncekey demo`, played for real."""
+"""`oncekey demo`, played for real: servers, sockets, and a worker that is killed."""
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
 
+import httpx
 import pytest
+from tests.postgres_stores import server
 
 from oncekey.cli.exits import Exit
+from oncekey.testing.servers.processes import children_of, is_running
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Command, Ran
@@ -23,45 +28,48 @@ if TYPE_CHECKING:
 PATIENCE_SECONDS = 60
 
 ANSWERS = {
-    "1": ["ran", "replayed", "replayed"],
-    "2": ["ran", "in flight", "in flight", "replayed"],
-    "3a": ["killed", "in flight", "outcome unknown", "replayed"],
-    "3b": ["killed", "in flight", "ran", "replayed"],
-    "4": ["ran", "mismatch", "mismatch", "replayed"],
-    "5": ["failed", "stored error"],
-    "6": ["killed", "replayed"],
+    "lost-answer": ["answer lost", "replayed", "replayed"],
+    "at-once": ["ran", "replayed"],
+    "other-amount": ["ran", "mismatch", "mismatch", "replayed"],
+    "flaky": ["failed", "failed", "ran", "replayed"],
+    "impatient": ["gave up", "replayed"],
+    "killed": ["killed", "ran", "replayed"],
+    "declined": ["declined", "replayed"],
+    "refund": ["ran", "replayed"],
 }
 
 
 @pytest.fixture(scope="module")
 def played(oncekey: Command) -> Ran:
-    return oncekey("demo", "--json")
+    return oncekey("demo", "--play", "--json")
 
 
 def test_every_promise_is_kept(played: Ran) -> None:
-    assert played.code == Exit.OK, played.err
+    assert played.code == Exit.OK, played.out + played.err
     assert played.err == ""
     assert played.data["ok"] is True
-    assert played.data["summary"] == "6 scenarios, every operation ran once"
-    scenes = {scene["number"]: scene for scene in played.data["scenarios"]}
-    assert {n: [a["got"] for a in s["answers"]] for n, s in scenes.items()} == ANSWERS
+    assert played.data["summary"] == "8 scenarios, every operation ran once"
+    scenes = {scene["name"]: scene for scene in played.data["scenarios"]}
+    assert {
+        name: [a["got"] for a in scene["answers"] if a["got"] != "in flight"]
+        for name, scene in scenes.items()
+    } == ANSWERS
     assert all(scene["ok"] and scene["faults"] == [] for scene in scenes.values())
 
 
-def test_every_operation_took_effect_once(played: Ran) -> None:
-    counted = {scene["number"]: scene["counted"] for scene in played.data["scenarios"]}
-    assert {number: counts["acted"] for number, counts in counted.items()} == dict.fromkeys(
-        ANSWERS, 1
-    )
-    # Only the takeover may ask the provider a second time, with the same child key.
-    asked = {number: counts["asked"] for number, counts in counted.items()}
-    assert asked == {**dict.fromkeys(ANSWERS, 1), "3b": 2}
+def test_the_provider_acted_once_for_every_operation(played: Ran) -> None:
+    counted = {scene["name"]: scene["counted"] for scene in played.data["scenarios"]}
+    acted = {name: counts["acted"] for name, counts in counted.items()}
+    assert acted == dict.fromkeys(ANSWERS, 1)
+    # Only a failed try and a takeover ask again, with the same child key.
+    asked = {name: counts["asked"] for name, counts in counted.items()}
+    assert asked == {**dict.fromkeys(ANSWERS, 1), "flaky": 3, "killed": 2}
 
 
 def test_everybody_got_the_same_receipt(played: Ran) -> None:
     for scene in played.data["scenarios"]:
         receipts = {a["receipt"] for a in scene["answers"] if a["receipt"]}
-        assert len(receipts) == (0 if scene["number"] == "5" else 1)
+        assert len(receipts) == (0 if scene["name"] == "declined" else 1)
 
 
 def test_temporary_files_are_gone(played: Ran) -> None:
@@ -70,28 +78,39 @@ def test_temporary_files_are_gone(played: Ran) -> None:
     assert not file.parent.exists()
 
 
-def test_files_are_kept_on_request_and_can_be_looked_at(oncekey: Command, tmp_path: Path) -> None:
+def test_files_are_kept_on_request_and_can_be_looked_at(here: Command, tmp_path: Path) -> None:
     folder = tmp_path / "a demo, 100%"
-    ran = oncekey("demo", "--path", str(folder))
+    ran = here("demo", "--play", "--only", "declined", "--path", str(folder))
     assert ran.code == Exit.OK, ran.err
-    assert "6 scenarios, every operation ran once" in ran.out
-    hint = re.search(r"oncekey (show \S+ charge \S+)", ran.out)
+    assert "1 scenario, every operation ran once" in ran.out
+    hint = re.search(r"oncekey (show \S+ payments \S+ --scope \S+)", ran.out)
     assert hint is not None
-    looked = oncekey(*hint[1].split(), "--json")
+    looked = here(*hint[1].split(), "--json")
     assert looked.code == Exit.OK
     assert looked.data["state"] == "succeeded"
+    assert (folder / "accounts.json").stat().st_mode & 0o077 == 0
+
+
+def test_it_plays_on_postgresql(here: Command) -> None:
+    url = server().create_database("demo")
+    ran = here("demo", "--play", "--json", "--only", "killed", "--store", url)
+    assert ran.code == Exit.OK, ran.err
+    assert ran.data["store"].startswith("postgresql://")
+    (scene,) = ran.data["scenarios"]
+    assert scene["counted"] == {"asked": 2, "acted": 1}
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_an_interrupt_leaves_nothing_running(executable: str, tmp_path: Path) -> None:
     demo = subprocess.Popen(
-        [executable, "demo", "--path", tmp_path / "demo"],
+        [executable, "demo", "--play", "--only", "killed", "--path", tmp_path / "demo"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
     try:
-        _until(lambda: bool(_running(tmp_path, "demo.victim")))
+        _until(lambda: bool(children_of(demo.pid)))
+        workers = children_of(demo.pid)
         demo.send_signal(signal.SIGINT)
         out, err = demo.communicate(timeout=PATIENCE_SECONDS)
     finally:
@@ -100,7 +119,80 @@ def test_an_interrupt_leaves_nothing_running(executable: str, tmp_path: Path) ->
     assert demo.returncode == Exit.INTERRUPTED
     assert out == ""
     assert err.split() == ["oncekey:", "interrupted"]
-    assert _running(tmp_path, "") == []
+    assert [pid for pid in workers if is_running(pid)] == []
+
+
+def test_it_serves_until_it_is_interrupted(executable: str, tmp_path: Path) -> None:
+    demo = subprocess.Popen(
+        [executable, "demo", "--port", "0"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
+    assert demo.stdout is not None
+    try:
+        said = "".join(iter(demo.stdout.readline, "Ctrl-C ends it.\n"))
+        url = re.search(r"http://\S+", said)
+        assert url is not None
+        port = urlsplit(url[0]).port or 0
+        lines = [line for line in said.splitlines() if line.startswith("curl ")]
+        first, again, other, ledger = map(_pasted, [lines[0], *lines])
+        assert (first.status_code, again.status_code, other.status_code) == (201, 201, 422)
+        assert again.headers["x-idempotency-replayed"] == "true"
+        assert [entry["id"] for entry in ledger.json()] == [first.json()["id"]]
+        assert list(tmp_path.iterdir()) != []
+        demo.send_signal(signal.SIGINT)
+        out, err = demo.communicate(timeout=PATIENCE_SECONDS)
+    finally:
+        demo.kill()
+        demo.wait()
+    assert (demo.returncode, out, err) == (Exit.OK, "", "")
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_SECONDS)
+
+
+def test_mistakes_are_told(here: Command) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        busy = here("demo", "--port", str(port))
+    assert busy.code == Exit.FAILED
+    assert f"port {port} of 127.0.0.1 cannot be had" in busy.err
+    unknown = here("demo", "--play", "--only", "nothing")
+    assert unknown.code == Exit.USAGE
+    assert "lost-answer, at-once" in unknown.err
+    assert here("demo", "--only", "killed").code == Exit.USAGE
+    assert here("demo", "--store", "memory://").code == Exit.USAGE
+
+
+def test_a_store_that_cannot_be_reached_is_told_without_its_password(here: Command) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        port = gone.getsockname()[1]
+    ran = here("demo", "--play", "--store", f"postgresql://me:s3cret-word@127.0.0.1:{port}/shop")
+    assert ran.code == Exit.FAILED
+    assert ran.err.count("\n") == 1
+    assert "s3cret-word" not in ran.err
+
+
+def test_without_its_packages_it_says_how_to_get_them() -> None:
+    code = (
+        "import sys; sys.modules['uvicorn'] = None; from oncekey.cli.main import main; "
+        "sys.exit(main(['demo']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == Exit.USAGE
+    assert 'pip install "oncekey[demo]"' in done.stderr
+
+
+def _pasted(line: str) -> httpx.Response:
+    """Does what curl does with a line, as a shell takes it apart."""
+    words = shlex.split(line)
+    headers = [words[at + 1].split(": ", 1) for at, word in enumerate(words) if word == "-H"]
+    sent = words[words.index("-d") + 1] if "-d" in words else None
+    method = "GET" if sent is None else "POST"
+    return httpx.request(method, words[2], headers=dict(headers), content=sent, trust_env=False)
 
 
 def _until(condition: Callable[[], bool]) -> None:
@@ -108,16 +200,3 @@ def _until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < give_up
         time.sleep(0.01)
-
-
-def _running(folder: Path, word: str) -> list[str]:
-    """Command lines of live processes that name both the folder and the word."""
-    found = []
-    for process in os.listdir("/proc"):
-        try:
-            line = Path("/proc", process, "cmdline").read_bytes().decode(errors="replace")
-        except OSError:
-            continue
-        if process.isdigit() and str(folder) in line and word in line:
-            found.append(line)
-    return found

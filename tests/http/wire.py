@@ -6,6 +6,7 @@ reconnect: what a test does to the wire is what happens on it.
 
 from __future__ import annotations
 
+import select
 import socket
 import struct
 from collections.abc import Iterable
@@ -97,6 +98,10 @@ class Connection:
     def some(self) -> bool:
         """Wait for the first bytes of what comes; they are left to be read."""
         return bool(self._unread or self._receive())
+
+    def is_quiet(self) -> bool:
+        """Whether nothing has come so far; does not wait."""
+        return not self._unread and not select.select([self._socket], [], [], 0)[0]
 
     def is_closed(self) -> bool:
         """Wait for what comes next: whether it is the end rather than more bytes."""

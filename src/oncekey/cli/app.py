@@ -15,11 +15,11 @@ from oncekey.cli.commands.policy import policy
 from oncekey.cli.commands.show import show
 from oncekey.cli.commands.sweep import sweep
 from oncekey.cli.commands.version import version
-from oncekey.cli.demo.stage import StageError
 from oncekey.cli.exits import Exit
 from oncekey.cli.hiding import remember
 from oncekey.cli.opening import UsageProblem
 from oncekey.cli.output import error_line, survive_any_encoding
+from oncekey.demo.errors import DemoFailed
 
 _NAME = "oncekey"
 TRACEBACK_ENV = "ONCEKEY_TRACEBACK"
@@ -67,7 +67,7 @@ def run(argv: Sequence[str]) -> int:
     except (UsageProblem, InvalidKey, ConfigurationError) as error:
         error_line(str(error))
         return Exit.USAGE
-    except (OncekeyError, StageError, OSError) as error:
+    except (OncekeyError, DemoFailed, OSError) as error:
         error_line(str(error))
         return Exit.FAILED
     except Exception as error:

@@ -151,21 +151,20 @@ class IdempotencyMiddleware:
     async def _live(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Hold the app's shutdown back until what runs has ended: it closes what that needs."""
 
-        is_over = False
-
         async def watched() -> Message:
-            nonlocal is_over
             message = await receive()
             if message["type"] == "lifespan.shutdown":
-                is_over = True
                 await self.drain()
             return message
 
-        try:
-            await self.app(scope, watched, send)
-        finally:
-            if self._close and is_over:  # an app that knows no lifespan is here at the start
+        async def told(message: Message) -> None:
+            # Not when the app ends: one without a lifespan does so at the start, and once this
+            # is told, some servers cancel what is left of it.
+            if self._close and message["type"].startswith("lifespan.shutdown."):
                 await self.once.close()
+            await send(message)
+
+        await self.app(scope, watched, told)
 
     async def drain(self) -> None:
         """Wait for the running requests, also for those whose clients are gone."""

@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from tempfile import TemporaryFile
-from typing import IO, Any, Final
+from types import TracebackType
+from typing import IO, Any, Final, Self
 
 from oncekey.http.message import Headers, Response
 
@@ -123,8 +124,23 @@ class Recording:
         while chunk := self._file.read(_CHUNK):
             yield chunk
 
+    def __enter__(self) -> Self:
+        self._users += 1
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
     def close(self) -> None:
-        """Nobody wants the rest: what the app may still send goes nowhere."""
+        """One needs it no more. After the last, what the app may still send goes nowhere."""
+        self._users -= 1
+        if self._users > 0:
+            return
         if self._file is not None:
             self._file.close()
         if not self._through.done():

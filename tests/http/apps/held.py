@@ -1,8 +1,8 @@
 """Handlers of every kind that wait at gates of their own, behind the middleware.
 
 `?name=` names the effects and the gates of one request, so that requests do not meet. Around all
-of it is a note of each call that has begun or ended: only then has a server's word about its client
-come through. HELD_KIND chooses what is around the middleware; BARE is an app that knows no lifespan.
+of it each call is noted when it begins and ends: only then has a server's word about its client
+come through. HELD_KIND chooses what is around the handlers: "bare" is an app without a lifespan.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from tests.http.apps.guarded import FOLDER, POLL, effect, gate, make
 
+from oncekey.http.asgi import IdempotencyMiddleware
 from oncekey.http.rules import Rule
 
 PARTS = 60
@@ -41,8 +42,9 @@ async def plain(request: Request) -> Response:
 
 
 async def large(request: Request) -> Response:
+    """Longer than what is kept in memory."""
     await begun(request)
-    return Response(PART * PARTS * 14, media_type="text/plain")
+    return Response(PART * PARTS * 20, media_type="text/plain")
 
 
 def thread(request: Request) -> Response:
@@ -103,9 +105,25 @@ async def refuses(request: Request) -> Response:
     raise HTTPException(402, "no money")
 
 
+async def unprotected(request: Request) -> Response:
+    layer: Any = request.app.middleware_stack
+    while not isinstance(layer, IdempotencyMiddleware):
+        layer = layer.app
+    return JSONResponse(layer.unprotected)
+
+
 HANDLERS = (plain, large, thread, stream, endless, background, raises, refuses)
 ROUTES = [Route(f"/{handler.__name__}", handler, methods=["POST"]) for handler in HANDLERS]
-RULES = [Rule("*", max_response=3_000_000)]
+ROUTES += [
+    Route("/small", plain, methods=["POST"]),
+    Route("/risky", plain, methods=["POST"]),
+    Route("/unprotected", unprotected, methods=["GET"]),
+]
+RULES = [
+    Rule("/small", max_request=1_000),
+    Rule("/risky", store_down="run"),
+    Rule("*", max_response=3_000_000),
+]
 
 
 class Noting:

@@ -5,50 +5,115 @@ from __future__ import annotations
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from oncekey.cli.commands.options import json_option
-from oncekey.cli.demo import present
-from oncekey.cli.demo.play import play
 from oncekey.cli.exits import Exit
+from oncekey.cli.hiding import redacted
 from oncekey.cli.opening import UsageProblem
 from oncekey.cli.output import Output
 
+if TYPE_CHECKING:
+    from oncekey.demo.stage import Stage
+
+_PACKAGES = frozenset(
+    {"fastapi", "starlette", "pydantic", "uvicorn", "httpx", "http_sf", "rfc8785", "multipart"}
+)
+
 
 @click.command()
+@click.option("--play", is_flag=True, help="Play every scenario in the terminal, and end.")
+@click.option("--only", multiple=True, metavar="NAME", help="With --play: only this scenario.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65_535),
+    metavar="PORT",
+    help="Of 127.0.0.1. By default 8000, or another if that is taken.",
+)
+@click.option(
+    "--store",
+    metavar="URL",
+    help="Where the keys are: postgresql://... By default an SQLite file in the folder.",
+)
 @click.option(
     "--path",
     type=click.Path(file_okay=False, path_type=Path),
     metavar="FOLDER",
-    help="Keep the files here, to look at afterwards. A temporary folder otherwise.",
+    help="Keep the data and the tokens here. A temporary folder otherwise.",
 )
 @json_option
 @click.pass_context
-def demo(context: click.Context, path: Path | None, as_json: bool) -> None:
-    """Watch retries, crashes and redeliveries do no harm.
+def demo(
+    context: click.Context,
+    play: bool,
+    only: tuple[str, ...],
+    port: int | None,
+    store: str | None,
+    path: Path | None,
+    as_json: bool,
+) -> None:
+    """Try hard to charge somebody twice, and watch it not happen.
 
-    Plays six scenarios for real, in a few seconds: concurrent callers are threads, crashes are
-    processes killed with SIGKILL, the store is an embedded SQLite file. How often each operation
-    ran is counted in the books of the (small, local) payment provider it calls. The exit code is
-    1 if any count or answer is not as promised.
+    Starts a payments API on the loopback, with a slow and flaky payment provider behind it, and a
+    page with buttons that play scenarios over real HTTP: lost answers, duplicates at once, a
+    flaky provider, a worker that is killed. Ctrl-C ends it.
+
+    With --play the same scenarios are played at once. The provider's own books are the judge: the
+    exit code is 1 if anything was done twice.
 
     \b
     Examples:
       oncekey demo
-      oncekey demo --path ./demo      then: oncekey show sqlite:///demo/oncekey.db charge KEY
+      oncekey demo --play
+      oncekey demo --path ./demo --store postgresql://me@localhost/shop
     """
+    if store is not None and store.startswith("memory:"):
+        raise UsageProblem("--store: memory:// lives in one process, and the demo kills one")
+    running, present = _load()
+    unknown = set(only) - set(running.NAMES)
+    if unknown or (only and not play):
+        raise UsageProblem(f"--only takes, with --play: {', '.join(running.NAMES)}")
     out = Output(as_json=as_json)
     with ExitStack() as stack:
         folder = _folder(path, stack)
-        tell = stack.enter_context(out.progress("playing the scenarios"))
-        report = play(folder, kept=path is not None, tell=tell)
+        if not play:
+
+            def started(stage: Stage) -> None:
+                present.started(stage, out, kept=path is not None)
+
+            running.serve(folder, store=store, port=port, started=started)
+            return
+        tell = stack.enter_context(out.progress("starting"))
+        report = running.play_all(
+            folder,
+            store=store,
+            port=port,
+            shown=redacted,
+            kept=path is not None,
+            only=only,
+            tell=tell,
+        )
+    if report is None:
+        raise click.Abort
     if as_json:
         out.data(report.as_data())
     else:
         present.show(report, out.console)
     if not report.ok:
         context.exit(Exit.FAILED)
+
+
+def _load() -> tuple[Any, Any]:
+    """What needs more packages than the other commands do."""
+    try:
+        from oncekey.cli.demo import present, running
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in _PACKAGES:
+            raise
+        raise UsageProblem(f'the demo needs {error.name}: pip install "oncekey[demo]"') from error
+    return running, present
 
 
 def _folder(path: Path | None, stack: ExitStack) -> Path:

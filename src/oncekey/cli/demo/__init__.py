@@ -1,1 +1,1 @@
-"""`oncekey demo`: six scenarios played for real, and checked against what was really done."""
+"""`oncekey demo` in the terminal: serving until Ctrl-C, playing the scenarios, and their looks."""

@@ -1,0 +1,1 @@
+"""The payments API: charges and refunds of accounts, guarded by oncekey."""

@@ -1,0 +1,26 @@
+"""The cards one can pay with, as providers have them for testing: each makes the provider behave
+in its own way. Owns their names and times; what they do is in provider/app.py.
+"""
+
+from __future__ import annotations
+
+import enum
+
+
+class Card(enum.StrEnum):
+    """`card` of a charge."""
+
+    OK = "card_ok"
+    SLOW = "card_slow"
+    FLAKY = "card_flaky"
+    DECLINED = "card_declined"
+    STUCK = "card_stuck"
+
+
+#: How long the provider takes to answer, once it has acted.
+USUAL_SECONDS = 0.15
+SLOW_SECONDS = 2.0
+#: A stuck provider has acted, and does not answer for this long; asked again, it answers at once.
+STUCK_SECONDS = 20.0
+#: How long the API waits for the provider before it tells its own client to come again.
+PROVIDER_PATIENCE_SECONDS = 8.0

@@ -1,0 +1,1 @@
+"""The page at `/`: what it shows, and the few requests it makes."""

@@ -1,0 +1,132 @@
+"""A server is told to end while requests run: what they reach is stored, and nothing runs twice.
+
+With its usual grace, every server waits for what runs, or at least for the app's lifespan, and the
+middleware holds that back until all is stored (I14). With the least grace there is:
+
+* Uvicorn (--timeout-graceful-shutdown 0) and Hypercorn (--graceful-timeout 0) cancel their requests
+  and then run the lifespan: the runs outlive the requests, so nothing is lost. For an app without a
+  lifespan they end at once. Uvicorn then dies of the signal; Hypercorn cancels what is left.
+* Granian (--workers-kill-timeout, one second at least) cancels nothing. It waits for its requests,
+  then for the lifespan, and kills its worker when the time is over.
+
+Where the process ended under a handler nobody can know what that did: its key is "unknown" when its
+lease is over, and stays so. With ONCEKEY_SOAK=1, both of Uvicorn's parsers everywhere.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from tests.http.operations import APP, SERVERS, Operation, check_outcome, problem
+from tests.http.served import Served, served
+
+from oncekey.testing.servers import require
+from oncekey.testing.servers.processes import wait_until
+
+SOAK = os.environ.get("ONCEKEY_SOAK") == "1"
+LEAST = {name: 1 if name == "granian" else 0 for name in SERVERS}
+LIFESPAN, BARE = "plain", "bare"
+
+PATIENT = [(server, app) for server in SERVERS for app in (LIFESPAN, BARE)]
+CANCELLING = [server for server in SERVERS if server != "granian"]
+ENDING = [*((server, BARE) for server in SERVERS), ("granian", LIFESPAN)]
+if not SOAK:
+    PATIENT.remove(("uvicorn-httptools", BARE))
+    ENDING.remove(("uvicorn-httptools", BARE))
+    ENDING.remove(("granian", BARE))
+
+
+@contextmanager
+def running(name: str, around: str, lease: str = "10s", **more: Any) -> Iterator[Served]:
+    kind, options = SERVERS[name]
+    require(lambda: kind("x:y", **options))  # skips by name where it is not installed
+    env = {"HELD_KIND": around, "GUARDED_LEASE": lease}
+    with served(kind, APP, env=env, **options, **more) as made:
+        yield made
+
+
+def refuses(app: Served) -> bool:
+    try:
+        app.connect().close()
+    except ConnectionError:
+        return True
+    return False
+
+
+def tell_to_end(app: Served) -> None:
+    """And wait until it knows."""
+    app.server.signal(signal.SIGTERM)
+    wait_until(lambda: refuses(app), "the server takes no more connections")
+
+
+def end_in_order(app: Served) -> None:
+    assert app.server.wait(20) in (0, -signal.SIGTERM)
+    app.server.start()
+
+
+@pytest.mark.parametrize(("name", "around"), PATIENT)
+def test_i14_with_its_usual_grace_everybody_gets_an_answer(name: str, around: str) -> None:
+    with running(name, around) as app:
+        waiting, gone, late = (Operation(app, kind) for kind in ("plain", "large", "background"))
+        wire = waiting.begin()
+        gone.begin().abort()
+        app.let_go(late.key)
+        with late.begin() as answered:
+            assert answered.read().status == 202
+            app.wait_here(f"{late.key}-after")
+            tell_to_end(app)
+            for one in (waiting, gone, late):
+                one.let_go()
+            answer = wire.read()
+            assert (answer.status, answer.one("X-Idempotency-Replayed")) == (201, None)
+            wire.close()
+        end_in_order(app)
+        assert app.noted("effects", f"{late.key}-after") == 1, "tasks end too"
+        for one in (waiting, gone, late):
+            check_outcome(one)
+
+
+@pytest.mark.parametrize("name", CANCELLING)
+def test_i14_requests_that_the_server_cancels_are_stored_all_the_same(name: str) -> None:
+    """What they run goes on in the lifespan's shutdown; only the connections are lost."""
+    with running(name, LIFESPAN, graceful=LEAST[name]) as app:
+        waiting, gone = Operation(app, "large"), Operation(app, "large")
+        stream, late = Operation(app, "stream"), Operation(app, "background")
+        wires = [one.begin() for one in (waiting, gone, stream)]
+        wires[1].abort()
+        app.let_go(late.key)
+        wires.append(late.begin())
+        app.wait_here(f"{late.key}-after")
+        tell_to_end(app)
+        for one in (waiting, gone, stream, late):
+            app.wait_noted("ended", one.key)  # cancelled, as nothing has let them go
+        for one in (waiting, gone, stream, late):
+            one.let_go()
+        end_in_order(app)
+        assert app.noted("effects", f"{late.key}-after") == 1
+        for one in (waiting, gone, stream, late):
+            check_outcome(one)
+        for wire in wires:
+            wire.close()
+
+
+@pytest.mark.parametrize(("name", "around"), ENDING)
+def test_i1_a_handler_that_ended_with_its_server_is_not_run_again(name: str, around: str) -> None:
+    with running(name, around, lease="1s", graceful=LEAST[name]) as app:
+        waiting, gone = Operation(app, "plain"), Operation(app, "stream")
+        with waiting.begin():
+            gone.begin().abort()
+            tell_to_end(app)
+            end_in_order(app)  # though nothing has let them go
+        for one in (waiting, gone):
+            for _ in range(2):
+                answer = one.retry()
+                assert (answer.status, problem(answer)) == (409, "outcome-unknown")
+            one.let_go()
+            assert problem(one.ask()) == "outcome-unknown"
+            assert one.effects() == 1
