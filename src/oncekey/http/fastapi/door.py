@@ -16,8 +16,8 @@ from fastapi.params import Depends
 from starlette.concurrency import run_in_threadpool
 
 from oncekey.core.errors import ConfigurationError
-from oncekey.http.asgi import Owner
 from oncekey.http.fastapi.attempts import with_attempts
+from oncekey.http.responder import Owner
 from oncekey.http.rules import Rule
 
 DOOR: Final = "oncekey.door"  # in the scope: whoever opens it; None lets everybody in

@@ -17,10 +17,11 @@ from oncekey.core.duration import Duration, microseconds
 from oncekey.core.errors import ConfigurationError
 from oncekey.engine.aio.once import AsyncOnce
 from oncekey.engine.blocking.once import Once
-from oncekey.http.asgi import DRAIN_DEFAULT, Tasks
+from oncekey.http.asgi import DRAIN_DEFAULT
 from oncekey.http.exchange import OPERATION_DEFAULT, Exchange
 from oncekey.http.fastapi.door import Guarding, behind_door
 from oncekey.http.fastapi.routes import GuardedRoute, misplaced, route_class
+from oncekey.http.responder import Tasks
 from oncekey.http.rules import METHODS_DEFAULT, METHODS_POSSIBLE, Rule, Rules
 from oncekey.http.running import check_caller
 

@@ -18,11 +18,11 @@ from starlette.responses import Response as Starlette
 
 from oncekey.engine.aio.attempt import AsyncAttempt
 from oncekey.engine.results import Result
-from oncekey.http.asgi import CLOSE, App, Reading, Receive, Responder, Scope, error_of
 from oncekey.http.exchange import Asking
 from oncekey.http.fastapi.door import DOOR, Guarding, Visit
 from oncekey.http.message import Headers, Response
 from oncekey.http.recording import Message, Recording, Send
+from oncekey.http.responder import App, Reading, Receive, Responder, Scope, error_of
 from oncekey.http.running import ATTEMPT, principal
 
 # Where FastAPI puts what closes the files of a form.
@@ -59,7 +59,7 @@ class AtRoute(Responder):
         if reading is Reading.GONE:
             return
         if reading is Reading.TOO_LARGE:
-            await super()._give(self._exchange.too_large(self._rule), CLOSE)
+            await super()._give(self._exchange.too_large(self._rule), self._last())
             return
         self._recording = Recording()
         self._task = self._owner.tasks.start(self._handle())

@@ -24,12 +24,12 @@ from oncekey.engine.aio.attempt import AsyncAttempt
 from oncekey.engine.blocking.attempt import Attempt
 from oncekey.engine.blocking.once import Once
 from oncekey.engine.results import Result
-from oncekey.http.asgi import App, Receive, Scope
 from oncekey.http.exchange import Asking
 from oncekey.http.fastapi.door import Guarding, Visit
 from oncekey.http.fastapi.responding import AtRoute, as_starlette
 from oncekey.http.message import Response
 from oncekey.http.recording import HOLD_MAX_BYTES, Recording, Send
+from oncekey.http.responder import App, Receive, Scope
 
 # Each holds a database transaction too, so pools of connections end far below.
 THREADS_MAX: Final = 100
