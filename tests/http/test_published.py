@@ -50,7 +50,7 @@ app = shop()
 
 def test_each_guarded_route_is_told_and_no_other() -> None:
     found = find(app)
-    told = entries(found.rules, found.policy, found.routes)
+    told = entries(found.guarded, found.policy)
     assert [(entry.methods, entry.path) for entry in told] == [
         (["POST"], "/shop/orders"),
         (["PUT"], "/shop/orders/{id}"),
@@ -72,10 +72,49 @@ def test_an_app_that_tells_no_routes_is_told_by_its_rules() -> None:
         bare, AsyncOnce("memory://"), caller=lambda scope: "me", rules=RULES
     )
     found = find(guarded)
-    told = entries(found.rules, found.policy, found.routes)
+    told = entries(found.guarded, found.policy)
     assert [entry.path for entry in told] == ["/shop/orders/{id}", "/shop/*"]
     with pytest.raises(ConfigurationError, match="found no"):
         find(bare)
+
+
+def test_views_that_are_guarded_themselves_are_found() -> None:
+    from fastapi import APIRouter, FastAPI
+    from flask import Flask
+
+    from oncekey import Once
+    from oncekey.http.fastapi import Idempotency
+    from oncekey.http.flask import Idempotency as FlaskIdempotency
+    from oncekey.http.flask import idempotent
+
+    guard = Idempotency(
+        AsyncOnce("memory://", policy=Policy(keep="3d")), caller=lambda request: "me"
+    )
+    router = APIRouter(prefix="/v1", route_class=guard.route_class)
+
+    @router.post("/orders/{id}")
+    @guard.guard(required=False)
+    async def order(id: int) -> int:
+        return id
+
+    api = FastAPI()
+    api.include_router(router, prefix="/api")
+    found = find(api)
+    assert [(one.methods, one.path) for one in found.guarded] == [(["POST"], "/api/v1/orders/{id}")]
+    assert entries(found.guarded, found.policy)[0].kept_for == "3d"
+
+    site = Flask("site")
+    FlaskIdempotency(site, once=Once("memory://"), caller=lambda: "me")
+
+    @site.post("/pay/<int:number>")
+    @idempotent(keep="5d")
+    def pay(number: int) -> str:
+        return "paid"
+
+    told = entries(*find(site))
+    assert [(one.methods, one.path, one.kept_for) for one in told] == [
+        (["POST"], "/pay/{number}", "5d")
+    ]
 
 
 class _Anchors(HTMLParser):
@@ -95,7 +134,7 @@ class _Anchors(HTMLParser):
 
 def test_every_problem_has_an_anchor_on_the_page() -> None:
     found = find(app)
-    page = as_html(entries(found.rules, found.policy, found.routes), "A & <b>")
+    page = as_html(entries(found.guarded, found.policy), "A & <b>")
     parser = _Anchors()
     parser.feed(page)
     assert parser.open == []
@@ -105,7 +144,7 @@ def test_every_problem_has_an_anchor_on_the_page() -> None:
 
 def test_all_forms_say_the_same() -> None:
     found = find(app)
-    told = entries(found.rules, found.policy, found.routes)
+    told = entries(found.guarded, found.policy)
     data = as_data(told)
     assert json.loads(json.dumps(data)) == data
     for text in (as_markdown(told), as_html(told)):

@@ -179,4 +179,4 @@ def test_its_rules_are_found_where_policies_are_published() -> None:
     middleware = IdempotencyWSGI(
         _never, Once("memory://"), caller=lambda environ: "me", rules=rules, close=False
     )
-    assert list(find(middleware).rules.all) == rules
+    assert [guarded.rule for guarded in find(middleware).guarded] == rules

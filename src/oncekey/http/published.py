@@ -17,7 +17,7 @@ from oncekey.core.identity import KEY_MAX_CHARS
 from oncekey.core.policy import Policy
 from oncekey.http.outcomes import NEVER_STORED
 from oncekey.http.problem import ALL
-from oncekey.http.rules import Rule, Rules
+from oncekey.http.rules import Rule
 
 HEADER = "Idempotency-Key"
 
@@ -39,19 +39,9 @@ class Entry:
     failures: str
 
 
-def entries(rules: Rules, policy: Policy, routes: Iterable[tuple[str, str]] = ()) -> list[Entry]:
-    """One per guarded route, where the app tells its routes; else one per rule."""
-    found: dict[tuple[str, int], tuple[Rule, list[str]]] = {}
-    known = list(routes)
-    for method, path in known:
-        rule = rules.find(method, path)
-        if rule is not None:
-            found.setdefault((path, id(rule)), (rule, []))[1].append(method)
-    if known:
-        return [_entry(rule, path, ms, policy) for (path, _), (rule, ms) in found.items()]
-    return [
-        _entry(rule, rule.path, list(rule.methods), policy) for rule in rules.all if rule.guarded
-    ]
+def entries(guarded: Iterable[tuple[Sequence[str], str, Rule]], policy: Policy) -> list[Entry]:
+    """One for each of these (methods, path, rule), under the engine's policy."""
+    return [_entry(rule, path, methods, policy) for methods, path, rule in guarded]
 
 
 def _entry(rule: Rule, path: str, methods: Sequence[str], engine: Policy) -> Entry:

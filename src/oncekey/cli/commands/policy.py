@@ -42,7 +42,7 @@ def policy(app: str, form: str, title: str, as_json: bool) -> None:
     """
     out = Output(as_json=as_json)
     published, found = _found(app)
-    entries = published.entries(found.rules, found.policy, found.routes)
+    entries = published.entries(found.guarded, found.policy)
     if as_json or form == "json":
         out.data(published.as_data(entries))
     elif form == "html":

@@ -1,0 +1,85 @@
+"""Nothing of an answer leaves before its outcome is stored (I13), streamed or not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from tests.http.served import served
+
+from oncekey import AsyncOnce
+from oncekey.core.commands import Command, Finish, Reply
+from oncekey.http.asgi import IdempotencyMiddleware
+from oncekey.stores.memory import AsyncMemoryStore
+from oncekey.testing.servers import require
+from oncekey.testing.servers.http import Uvicorn
+
+SCOPE = {
+    "type": "http",
+    "http_version": "1.1",
+    "method": "POST",
+    "path": "/charges",
+    "raw_path": b"/charges",
+    "query_string": b"",
+    "headers": [(b"idempotency-key", b"k")],
+}
+
+
+class SlowToFinish(AsyncMemoryStore):
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = asyncio.Event()
+        self.gate = asyncio.Event()
+
+    async def apply(self, commands: Sequence[Command], /) -> list[Reply]:
+        if any(isinstance(command, Finish) for command in commands):
+            self.asked.set()
+            await self.gate.wait()
+        return await super().apply(commands)
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_i13_the_first_byte_waits_for_the_record(parts: int) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for number in range(parts):
+            more = number < parts - 1
+            await send({"type": "http.response.body", "body": b"x", "more_body": more})
+
+    async def scene() -> None:
+        store = SlowToFinish()
+        guarded = IdempotencyMiddleware(app, AsyncOnce(store), caller=lambda scope: "me")
+        sent: list[Any] = []
+
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        asked = asyncio.create_task(guarded(dict(SCOPE), receive, send))
+        await store.asked.wait()
+        for _ in range(50):
+            await asyncio.sleep(0)  # turns of the loop, not time
+        assert sent == []
+        store.gate.set()
+        await asked
+        assert b"".join(message.get("body", b"") for message in sent) == b"x" * parts
+
+    asyncio.run(scene())
+
+
+def test_i13_a_server_that_dies_with_its_answer_on_the_line_has_kept_it() -> None:
+    require(lambda: Uvicorn("x:y"))
+    with served(Uvicorn) as app:
+        for _ in range(3):
+            key = app.fresh_key()
+            first = app.post("/charges", key, {"cents": 5})
+            app.server.kill()
+            app.server.start()
+            again = app.post("/charges", key, {"cents": 5})
+            assert again.one("X-Idempotency-Replayed") == "true"
+            assert again.body == first.body
+        assert app.effects() == 3
