@@ -22,7 +22,7 @@ from bench.http import holding
 from bench.postgres import server as servers
 from oncekey.testing.servers.http import Uvicorn
 
-ROUNDS = 5
+ROUNDS = 3
 CONNECTIONS = 128
 SECONDS = 2.0
 WARM_UP = 1_000

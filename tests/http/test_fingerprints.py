@@ -234,3 +234,81 @@ def test_nothing_a_stranger_sends_crashes_it() -> None:
 def test_deep_nesting_is_no_way_to_stop_us() -> None:
     deep = b"[" * 100_000 + b"]" * 100_000
     assert asked(deep) == asked(deep)
+
+
+# --- what looks alike and is not ----------------------------------------------------------------
+
+
+def part(*headers: bytes, body: bytes = b"QUJD") -> bytes:
+    return b"--x\r\n" + b"\r\n".join(headers) + b"\r\n\r\n" + body + b"\r\n--x--\r\n"
+
+
+NAMED = b'Content-Disposition: form-data; name="a"'
+MULTIPART = b"multipart/form-data; boundary=x"
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (part(NAMED), part(NAMED, b"Content-Transfer-Encoding: base64")),
+        (part(NAMED + b"; filename*=utf-8''a.exe"), part(NAMED + b"; filename*=utf-8''b.txt")),
+        (
+            part(NAMED, b"Content-Type: text/plain; charset=a"),
+            part(NAMED, b"Content-Type: text/plain"),
+        ),
+        (part(NAMED + b'; filename="C:\\x\\a.txt"'), part(NAMED + b'; filename="a.txt"')),
+    ],
+)
+def test_every_header_of_a_part_counts(one: bytes, other: bytes) -> None:
+    assert asked(one, MULTIPART) != asked(other, MULTIPART)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (b"text/plain; version=1:2", b"text/plain; version=1:3"),
+        (b"text/plain; profile=http://a/1", b"text/plain; profile=http:/b/2"),
+        (b"text/plain;\tcharset=utf-16", b"text/plain"),
+        (b'text/plain; a="1;b=2"', b"text/plain; a=1; b=2"),
+        (b"text/plain; a=1; a=2", b"text/plain; a=2"),
+        (b"text/plain; a*=1", b"text/plain"),
+        (b"multipart/mixed; boundary=a", b"multipart/mixed; boundary=b"),
+    ],
+)
+def test_content_types_that_differ_differ(one: bytes, other: bytes) -> None:
+    assert asked(b"x", one) != asked(b"x", other)
+
+
+def test_all_lines_of_a_header_count() -> None:
+    def twice(second: bytes) -> bytes:
+        lines = ((b"content-type", b"text/plain"), (b"content-type", second))
+        return described(Request("POST", b"/", b"", lines, b"x"), Rule())
+
+    assert twice(b"text/html") != twice(b"text/csv")
+
+
+def test_one_parameter_written_in_two_ways_is_one_parameter() -> None:
+    assert asked(query=b"a=1&%61=2") != asked(query=b"%61=2&a=1")
+    assert asked(query=b"b=3&a=1&%61=2") == asked(query=b"a=1&b=3&%61=2")
+
+
+def test_numbers_no_float_can_hold_are_compared_as_they_are() -> None:
+    assert asked(b"1e99999999999999999999") == asked(b"1e99999999999999999999")
+    assert asked(b"1e99999999999999999999") != asked(b"1e99999999999999999998")
+
+
+def test_many_small_parts_are_no_way_to_stop_us() -> None:
+    with pytest.raises(UnreadableBody):
+        asked(zlib.compress(b"") * 50_000, coding=b"deflate")
+    with pytest.raises(UnreadableBody):
+        asked(gzip.compress(b"") * 50_000, coding=b"gzip")
+    with pytest.raises(UnreadableBody):
+        asked(b"x", coding=b",".join([b"gzip"] * 300))
+
+
+def test_what_is_compared_in_part_must_not_be_too_long_to_be() -> None:
+    body = json.dumps(["x" * 20] * (CANONICAL_MAX_BYTES // 20)).encode()
+    with pytest.raises(TooLarge):
+        asked(body, rule=Rule(ignore=["a"]))
+    with pytest.raises(TooLarge):
+        asked(body, rule=Rule(only=["a"]))

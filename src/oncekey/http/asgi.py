@@ -90,8 +90,13 @@ class IdempotencyMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            rule = self._find(scope["method"], scope["path"])
-            if rule is not None and (rule.required or self.exchange.has_key(scope["headers"])):
+            rule = self._find(scope["method"], _path(scope))
+            # One that has an attempt is guarded already, by whoever stands outside.
+            if (
+                rule is not None
+                and ATTEMPT not in scope
+                and (rule.required or self.exchange.has_key(scope["headers"]))
+            ):
                 await _OfApp(self, rule, scope, receive, send).respond()
                 return
         elif scope["type"] == "lifespan":
@@ -132,7 +137,7 @@ class _OfApp(Responder):
         rule, exchange = self._rule, self._exchange
         caller = await self._caller()
         keyed = exchange.key_of(rule, self._headers) if caller else exchange.nobody()
-        reading = await self._read()
+        reading = await self._read(keep=not isinstance(keyed, Response))
         if reading is Reading.GONE:
             return  # before all of it was here: nothing is claimed
         if reading is Reading.TOO_LARGE and not isinstance(keyed, Response):
@@ -159,6 +164,15 @@ class _OfApp(Responder):
 
     async def _run_unprotected(self) -> None:
         await self._owner.app(self._scope, self._given_body, self._send)
+
+
+def _path(scope: Scope) -> str:
+    """The path as the app's own routes see it: without what it is mounted under."""
+    path: str = scope["path"]
+    root: str = scope.get("root_path", "")
+    if root and path.startswith(root) and path[len(root) :][:1] in ("", "/"):
+        return path[len(root) :]
+    return path
 
 
 async def _run(app: App, scope: Scope, receive: Receive, send: Send) -> None:

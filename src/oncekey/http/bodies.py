@@ -24,6 +24,8 @@ import rfc8785
 CANONICAL_MAX_BYTES: Final = 256 * 1024
 FORM_FIELDS_MAX: Final = 1_000
 PARTS_MAX: Final = 128
+CODINGS_MAX: Final = 3
+GZIP_MEMBERS_MAX: Final = 16
 
 Fields = Sequence[str]
 
@@ -33,7 +35,11 @@ class UnreadableBody(Exception):
 
 
 class TooLarge(Exception):
-    """Decoded, the body is longer than is allowed."""
+    """Decoded, the body is longer than is allowed. `most` where that is not the rule's limit."""
+
+    def __init__(self, most: int | None = None) -> None:
+        super().__init__()
+        self.most = most
 
 
 class _NotStrictError(ValueError):
@@ -49,6 +55,8 @@ def decoded(body: bytes, codings: bytes, limit: int) -> tuple[bytes, bytes]:
     A compressed body tells when it was compressed, so retries may differ in it.
     """
     names = [name.strip().lower() for name in codings.split(b",") if name.strip()]
+    if len(names) > CODINGS_MAX:
+        raise UnreadableBody(f"it has {len(names)} codings; at most {CODINGS_MAX} are undone")
     while names and names[-1] in (b"gzip", b"x-gzip", b"deflate", b"identity"):
         name = names.pop()
         if name != b"identity":
@@ -59,7 +67,11 @@ def decoded(body: bytes, codings: bytes, limit: int) -> tuple[bytes, bytes]:
 def _inflated(body: bytes, name: bytes, limit: int) -> bytes:
     bits = zlib.MAX_WBITS if name == b"deflate" else zlib.MAX_WBITS | 16
     made = bytearray()
+    members = 0
     while body:
+        members += 1
+        if members > (1 if name == b"deflate" else GZIP_MEMBERS_MAX):
+            raise UnreadableBody(f"its {name.decode()} has too many parts")
         stream = zlib.decompressobj(bits)
         try:
             made += stream.decompress(body, limit + 1 - len(made))
@@ -90,7 +102,9 @@ def canonical(
 
 
 def _json(body: bytes, ignore: Fields, only: Fields | None) -> bytes:
-    if len(body) > CANONICAL_MAX_BYTES and not ignore and only is None:
+    if len(body) > CANONICAL_MAX_BYTES:
+        if ignore or only is not None:
+            raise TooLarge(CANONICAL_MAX_BYTES)  # byte by byte it could not be compared
         return b"r" + body
     try:
         value = _strict(body.decode("utf-8"))
@@ -99,7 +113,7 @@ def _json(body: bytes, ignore: Fields, only: Fields | None) -> bytes:
         for path in ignore:
             _drop(value, path.split("."))
         return b"j" + rfc8785.dumps(value)
-    except (ValueError, RecursionError):  # a CanonicalizationError is a ValueError
+    except (ValueError, ArithmeticError, RecursionError):  # a CanonicalizationError is a ValueError
         return b"r" + body
 
 
@@ -182,7 +196,8 @@ def _multipart(body: bytes, boundary: str, ignore: Fields, only: Fields | None) 
             memory_limit=2 * len(body) + 1,
         )
         parts = [
-            [part.name, part.filename, part.content_type, blake2b(part.raw).hexdigest()]
+            # All its headers as they are: frameworks differ in which of them they heed.
+            [part.headerlist, blake2b(part.raw).hexdigest()]
             for part in parser
             if _wanted(part.name, ignore, only)
         ]

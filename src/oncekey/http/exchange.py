@@ -27,6 +27,7 @@ from oncekey.http.stored import CODEC
 OPERATION_DEFAULT: Final = "http"
 REPLAYED: Final = b"x-idempotency-replayed"
 RETENTION: Final = b"x-idempotency-retention"
+_LENGTH_DIGITS: Final = 18
 _BODILESS: Final = frozenset({204, 205, 304})
 
 
@@ -83,14 +84,17 @@ class Exchange:
     def declared_too_large(self, rule: Rule, headers: Headers) -> bool:
         """Whether a body would be too large by its own word."""
         lines = values(headers, b"content-length")
-        return bool(lines) and lines[0].isdigit() and int(lines[0]) > rule.max_request
+        length = lines[0].lstrip(b"0") if lines else b""
+        if len(length) > _LENGTH_DIGITS:
+            return True
+        return length.isdigit() and int(length) > rule.max_request
 
     def asking(self, keyed: Keyed, caller: str, request: Request) -> Asking | Response:
         """What to ask the engine for; or the refusal of a body that cannot be read."""
         try:
             asked = described(request, keyed.rule)
-        except TooLarge:
-            return self.too_large(keyed.rule)
+        except TooLarge as error:
+            return self.too_large(keyed.rule, error.most)
         except UnreadableBody as error:
             return self.refused(problems.UNREADABLE._replace(detail=str(error)))
         options = {"scope": caller, "request": asked, "codec": CODEC, **keyed.rule.options}
@@ -101,8 +105,8 @@ class Exchange:
     def refused(self, problem: Problem, **more: Any) -> Response:
         return refusal(problem, policy_url=self._policy_url, **more)
 
-    def too_large(self, rule: Rule) -> Response:
-        detail = f"At most {rule.max_request} bytes are accepted, decompressed too."
+    def too_large(self, rule: Rule, most: int | None = None) -> Response:
+        detail = f"At most {most or rule.max_request} bytes are accepted, decompressed too."
         return self.refused(problems.TOO_LARGE._replace(detail=detail))
 
     def nobody(self) -> Response:

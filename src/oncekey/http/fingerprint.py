@@ -6,36 +6,45 @@ preceded by its length, so no two different requests give the same bytes.
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 from struct import Struct
-
-import multipart
+from typing import Final, NamedTuple
+from urllib.parse import unquote_to_bytes
 
 from oncekey.http.bodies import canonical, decoded
-from oncekey.http.message import Request, first
+from oncekey.http.message import Headers, Request, values
 from oncekey.http.rules import Rule
 
 _lengths = Struct(">6I").pack
 
+_TOKEN: Final = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
+_PARAMETER: Final = re.compile(rf"""[ \t]*;[ \t]*({_TOKEN})=({_TOKEN}|"[^"\\]*")""")
+_MEDIA: Final = re.compile(rf"[ \t]*({_TOKEN}/{_TOKEN})((?:{_PARAMETER.pattern})*)[ \t]*")
+
 
 def described(request: Request, rule: Rule) -> bytes:
     """The bytes to compare. Raises bodies.UnreadableBody and bodies.TooLarge."""
-    codings = first(request.headers, b"content-encoding")
-    body, left = decoded(request.body, codings, rule.max_request)
-    media, boundary, kind = _content_type(first(request.headers, b"content-type"))
+    body, left = decoded(
+        request.body, _joined(request.headers, b"content-encoding"), rule.max_request
+    )
+    line = _joined(request.headers, b"content-type")
+    content_type = _content_type(line)
     if left:
         content = b"r" + body  # under a coding that we do not know
     else:
-        content = canonical(body, media, boundary, rule.ignore, rule.only)
-    parts = (
-        request.method.encode("ascii"),
-        request.path,
-        _query(request.query),
-        kind,
-        left,
-        content,
-    )
+        content = canonical(body, content_type.media, content_type.boundary, rule.ignore, rule.only)
+    # The boundary of a form counts where its parts could not be told.
+    is_form = content[:1] == b"m"
+    kind = content_type.kind if is_form or not content_type.boundary else line
+    method = request.method.upper().encode("ascii", "backslashreplace")
+    parts = (method, request.path, _query(request.query), kind, left, content)
     return _lengths(*map(len, parts)) + b"".join(parts)
+
+
+def _joined(headers: Headers, name: bytes) -> bytes:
+    """All lines of a header as one, as HTTP has it."""
+    return b",".join(values(headers, name))
 
 
 def _query(query: bytes) -> bytes:
@@ -48,21 +57,31 @@ def _query(query: bytes) -> bytes:
 
 
 def _name(part: bytes) -> bytes:
-    return part.partition(b"=")[0]
+    """However it was written: an app sees the same parameter."""
+    return unquote_to_bytes(part.partition(b"=")[0].replace(b"+", b" "))
+
+
+class _ContentType(NamedTuple):
+    media: bytes = b""
+    boundary: str = ""
+    kind: bytes = b""  # all of it but the boundary, in one form
 
 
 @lru_cache(256)
-def _content_type(line: bytes) -> tuple[bytes, str, bytes]:
-    """The media type, the boundary of its parts, and all of it but that boundary, in one form."""
-    if not line:
-        return b"", "", b""
-    try:
-        media, options = multipart.parse_options_header(line.decode("latin-1"))
-    except ValueError:
-        return b"", "", line
-    media = media.strip().lower()
+def _content_type(line: bytes) -> _ContentType:
+    """What can be read in one way only; anything else counts as it was written."""
+    text = line.decode("latin-1")
+    found = _MEDIA.fullmatch(text)
+    if found is None:
+        return _ContentType(kind=line)
+    media = found[1].lower()
+    pairs = [(n.lower(), value) for n, value in _PARAMETER.findall(found[2])]
+    options = dict(pairs)
+    if len(options) != len(pairs):
+        return _ContentType(kind=line)
     boundary = options.pop("boundary", "") if media.startswith("multipart/") else ""
-    if options.get("charset", "").lower().replace("-", "") == "utf8":
+    if options.get("charset", "").strip('"').lower().replace("-", "") == "utf8":
         del options["charset"]  # the default of all that we parse
     rest = "".join(f";{name}={options[name]}" for name in sorted(options))
-    return media.encode("latin-1"), boundary, (media + rest).encode("latin-1")
+    kind = (media + rest).encode("latin-1")
+    return _ContentType(media.encode("latin-1"), boundary.strip('"'), kind)

@@ -10,8 +10,9 @@ from typing import Final
 
 from oncekey.http.message import Headers, Response, first
 
-# Refusals that say nothing about the operation: who asked, how often, on which connection.
-NEVER_STORED: Final = frozenset({401, 403, 407, 408, 421, 425, 429})
+# Answers that say nothing about the operation: who asked, how often, on which connection, or that
+# the same request should be sent elsewhere (307, 308), where its key must still be free.
+NEVER_STORED: Final = frozenset({307, 308, 401, 403, 407, 408, 421, 425, 429})
 
 KEPT_HEADERS: Final = frozenset(
     {
@@ -49,9 +50,11 @@ NEVER_KEPT: Final = frozenset(
         b"set-cookie2",
         b"www-authenticate",
         b"authorization",
+        b"authentication-info",
+        b"proxy-authentication-info",
     }
 )
-_NEVER_PREFIXES: Final = (b"access-control-", b"x-ratelimit-", b"ratelimit")
+_NEVER_PREFIXES: Final = (b"access-control-", b"x-ratelimit-", b"x-rate-limit-", b"ratelimit")
 
 
 def is_stored(status: int, headers: Headers, *, retry_safe: bool) -> bool:

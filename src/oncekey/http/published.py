@@ -157,7 +157,7 @@ _GENERAL = (
     "processed, a retry is answered 409 with Retry-After.",
     "Answers "
     + ", ".join(map(str, sorted(NEVER_STORED)))
-    + " are never kept: they are about the caller, not about the operation.",
+    + " are never kept: they say nothing about the operation.",
 )
 
 

@@ -47,7 +47,7 @@ class Recording:
             if self.started:
                 raise RuntimeError("the app began its response twice")
             self.started = True
-            self._start = message
+            self._start = {**message, "headers": list(message.get("headers", ()))}
         elif kind == "http.response.body":
             if not self.started:
                 raise RuntimeError("the app sent a body before it began its response")
@@ -61,7 +61,7 @@ class Recording:
         if self.settled.done():
             await (await asyncio.shield(self._through))(message)
         else:
-            self._hold(message.get("body", b""))
+            self._hold(message.get("body") or b"")
         if not more:
             self.ended.set_result(None)
         if not self.settled.done() and (not more or self.size > HOLD_MAX_BYTES):
@@ -69,6 +69,7 @@ class Recording:
             self._know()
 
     def _hold(self, chunk: bytes) -> None:
+        chunk = bytes(chunk)  # the app may use its buffer again
         self.size += len(chunk)
         if self._file is None and self.size <= SPILL_BYTES:
             self._chunks.append(chunk)

@@ -94,9 +94,9 @@ class Responder:
         self._began = False
         self._unstored: list[bool] = []
 
-    async def _read(self) -> Reading:
+    async def _read(self, *, keep: bool = True) -> Reading:
         """Read the whole request: a refused one too, for the connection's next one comes behind
-        it. Nothing is read of what is too large by its own word."""
+        it, but without keeping it. Nothing is read of what is too large by its own word."""
         if self._exchange.declared_too_large(self._rule, self._headers):
             return Reading.TOO_LARGE
         chunks: list[bytes] = []
@@ -105,11 +105,12 @@ class Responder:
             message = await self._receive()
             if message["type"] == "http.disconnect":
                 return Reading.GONE
-            chunk = message.get("body", b"")
+            chunk = message.get("body") or b""
             size += len(chunk)
             if size > self._rule.max_request:
                 return Reading.TOO_LARGE
-            chunks.append(chunk)
+            if keep:
+                chunks.append(chunk)
             if not message.get("more_body", False):
                 self._body = b"".join(chunks)
                 return Reading.WHOLE
@@ -121,10 +122,6 @@ class Responder:
             return
         try:
             await self._run(asking)
-        except OncekeyError as error:
-            if error is self._app_error:
-                raise  # the handler's own, from an engine of its own
-            await self._failed(error)
         finally:
             if self._recording is not None:
                 self._recording.close()
@@ -136,6 +133,11 @@ class Responder:
         except Unstored:
             assert self._recording is not None
             await self._deliver(self._recording, ())
+            return
+        except OncekeyError as error:
+            if error is self._app_error:
+                raise  # the handler's own, from an engine of its own
+            await self._failed(error)
             return
         if result.replayed or not self._began:
             await self._give(self._exchange.replay(result.value, keep))
@@ -229,7 +231,9 @@ class Responder:
 
     def _request(self) -> Request:
         scope = self._scope
-        path: bytes = scope.get("raw_path") or quote(scope["path"]).encode("ascii")
+        path: bytes = scope.get("raw_path") or quote(scope["path"], errors="surrogatepass").encode(
+            "ascii"
+        )
         query: bytes = scope.get("query_string", b"")
         return Request(scope["method"], path.partition(b"?")[0], query, self._headers, self._body)
 

@@ -24,6 +24,7 @@ HEAD_MAX_BYTES: Final = 64 * 1024
 STORE_DOWN: Final = ("refuse", "run")
 _POLICY_OPTIONS: Final = ("lease", "keep", "audit", "wait", "retry_safe", "require", "recover")
 _PARAMETER = re.compile(r"\{[^{}/]*\}")
+_OTHER_PARAMETER = re.compile(r"\{[^{}]*:|[<>]")  # as other routers write them
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,7 @@ class Rule:
 
     def __post_init__(self) -> None:
         self._check()
+        object.__setattr__(self, "methods", tuple(method.upper() for method in self.methods))
         given = {name: getattr(self, name) for name in _POLICY_OPTIONS}
         options = {name: value for name, value in given.items() if value is not None}
         Policy().with_options(**options)  # finds mistakes now
@@ -114,6 +116,7 @@ class Rules:
 
     def find(self, method: str, path: str) -> Rule | None:
         """The rule of a guarded request, None for one that passes."""
+        method = method.upper()  # some apps take a method in any case
         if method not in self._methods:
             return None
         for rule in self.all:
@@ -127,6 +130,10 @@ def _compiled(path: str) -> re.Pattern[str]:
         return re.compile(".*", re.DOTALL)
     if not path.startswith("/") or "*" in path[:-1]:
         raise ConfigurationError(f"path={path!r} must begin with '/'; a '*' may stand at its end")
+    if _OTHER_PARAMETER.search(path):
+        raise ConfigurationError(
+            f"path={path!r}: a parameter is one segment, {{name}}; for any rest end the path in '*'"
+        )
     rest = path.endswith("*")
     pieces = _PARAMETER.split(path[:-1] if rest else path)
     pattern = "[^/]+".join(re.escape(piece) for piece in pieces)

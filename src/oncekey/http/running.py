@@ -10,6 +10,7 @@ from typing import Final
 
 from oncekey.core.duration import microseconds
 from oncekey.core.errors import ConfigurationError, NotStarted
+from oncekey.core.identity import SCOPE_MAX_CHARS
 from oncekey.core.policy import Policy
 from oncekey.http.message import Response
 from oncekey.http.outcomes import is_stored, to_store
@@ -52,4 +53,9 @@ def principal(found: object) -> str:
     """What a `caller=` gave, "" for nobody."""
     if found is not None and not isinstance(found, str):
         raise TypeError(f"caller= must give text or None, not a {type(found).__name__}")
+    if found and not (len(found) <= SCOPE_MAX_CHARS and found.isprintable()):
+        raise ValueError(
+            f"caller= gave {len(found)} characters; what can be kept are 1 to {SCOPE_MAX_CHARS}, "
+            "all printable"
+        )
     return found or ""

@@ -37,6 +37,7 @@ StartResponse = Callable[..., Any]
 App = Callable[[Any, Any], Iterable[bytes]]
 Caller = Callable[[Environ], str | None]
 
+_LENGTH_DIGITS: Final = 18  # of a length; one with more is too large in any case
 _CHUNK: Final = 64 * 1024
 _BARE: Final = {"CONTENT_TYPE": b"content-type", "CONTENT_LENGTH": b"content-length"}
 
@@ -202,7 +203,7 @@ def request_of(environ: Environ, headers: Headers, body: bytes) -> Request:
 
 def _length(environ: Environ) -> int | None:
     line = environ.get("CONTENT_LENGTH") or ""
-    return int(line) if line.isdigit() else None
+    return int(line[:_LENGTH_DIGITS]) if line.isascii() and line.isdigit() else None
 
 
 def read_body(environ: Environ, limit: int) -> bytes | None:

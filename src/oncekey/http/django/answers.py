@@ -36,7 +36,7 @@ def body_of(request: Any, rule: Rule, headers: Headers) -> bytes | None:
     """The whole body; None where it is longer than allowed, by the rule or by Django. Raises
     UnreadableBody."""
     base = plain(request)
-    lengths = [int(line) for line in values(headers, _LENGTH) if line.isdigit()]
+    lengths = [int(line[:18]) for line in values(headers, _LENGTH) if line.isdigit()]
     if any(length > rule.max_request for length in lengths):
         return None
     if not lengths and "wsgi.input" in base.META and values(headers, b"transfer-encoding"):

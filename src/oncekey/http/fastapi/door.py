@@ -106,12 +106,17 @@ def _extended(endpoint: Callable[..., Any], guarding: Guarding) -> inspect.Signa
     to say about a request, it says first."""
     signature = inspect.signature(endpoint)
     keyword = inspect.Parameter.KEYWORD_ONLY
-    ours = [inspect.Parameter(_REQUEST, keyword, annotation=Request)]
+    # By a dependency of its own: of two plain Request parameters FastAPI fills in the last only.
+    ours = [inspect.Parameter(_REQUEST, keyword, default=Depends(_the_request))]
     if isinstance(guarding.caller, Depends):
         ours.append(inspect.Parameter(_CALLER, keyword, default=guarding.caller))
     if guarding.session is not None:
         ours.append(inspect.Parameter(_SESSION, keyword, default=guarding.session))
     return signature.replace(parameters=[*signature.parameters.values(), *ours])
+
+
+def _the_request(request: Request) -> Request:
+    return request
 
 
 def _is_async(endpoint: Callable[..., Any]) -> bool:

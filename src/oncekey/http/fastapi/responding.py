@@ -49,7 +49,8 @@ class AtRoute(Responder):
 
     async def respond(self) -> None:
         """Answer it. Cancelling this takes nothing away from what runs."""
-        if not self._rule.required and not self._exchange.has_key(self._headers):
+        is_free = not self._rule.required and not self._exchange.has_key(self._headers)
+        if is_free or ATTEMPT in self._scope:  # no key, or guarded by whoever stands outside
             await self._app({**self._scope, DOOR: None}, self._receive, self._send)
             return
         await asyncio.shield(self._owner.tasks.start(self._respond()))
