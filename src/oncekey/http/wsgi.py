@@ -91,7 +91,7 @@ class IdempotencyWSGI:
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         rule = self._find(environ["REQUEST_METHOD"], path_of(environ))
-        if rule is None:
+        if rule is None or environ.get(ATTEMPT) is not None:  # or it is guarded already
             return self.app(environ, start_response)
         headers = headers_of(environ)
         if self.guard.passes(rule, headers):
