@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from typing import Any
 
 import pytest
@@ -165,6 +166,13 @@ def test_stored_responses_come_back_byte_by_byte() -> None:
     assert CODEC.load(CODEC.dump(response)) == response
     omitted = Response(200, (), b"", omitted=True)
     assert CODEC.load(CODEC.dump(omitted)) == omitted
+
+
+def test_a_stored_response_that_was_cut_short_is_not_taken_for_one() -> None:
+    whole = CODEC.dump(Response(200, ((b"content-type", b"text/plain"),)))
+    for size in range(len(whole)):
+        with pytest.raises((ValueError, struct.error)):
+            CODEC.load(whole[:size])
 
 
 # --- problems -----------------------------------------------------------------------------------

@@ -183,7 +183,7 @@ class Responder:
     async def _settle(self, task: asyncio.Task[None], recording: Recording) -> None:
         task.add_done_callback(recording.app_ended)
         try:
-            await asyncio.shield(recording.known)
+            await recording.known  # nobody else waits for it, so it may be cancelled with us
         except asyncio.CancelledError:  # another attempt has taken over, or all is shut down
             task.cancel()
             await asyncio.wait({task})
@@ -217,7 +217,10 @@ class Responder:
         """The app's own response; then the app's own end, as if we were not there."""
         assert self._task is not None
         await recording.deliver(self._send, more)
-        await asyncio.shield(self._task)
+        if self._task.done():
+            self._task.result()  # its error is the server's to see
+        else:
+            await asyncio.shield(self._task)
 
     async def _give(self, response: Response, more: Headers = ()) -> None:
         await self._send(
