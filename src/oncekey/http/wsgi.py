@@ -98,7 +98,7 @@ class IdempotencyWSGI:
             return self.app(environ, start_response)
         admitted = self.guard.admitted(rule, headers, lambda: self.caller(environ))
         # A refused one is read too, for the connection's next one comes behind it.
-        body = read_body(environ, rule.max_request)
+        body = read_body(environ, rule.max_request, keep=not isinstance(admitted, Response))
         answer: Response | Made[WSGIAnswer]
         if isinstance(admitted, Response):
             answer = admitted
@@ -206,9 +206,10 @@ def _length(environ: Environ) -> int | None:
     return int(line[:_LENGTH_DIGITS]) if line.isascii() and line.isdigit() else None
 
 
-def read_body(environ: Environ, limit: int) -> bytes | None:
+def read_body(environ: Environ, limit: int, *, keep: bool = True) -> bytes | None:
     """The whole body, None where it is longer than `limit`; nothing is read of what is too long
-    by its own word. Without a length it ends where the server says it does, or is empty."""
+    by its own word. Without a length it ends where the server says it does, or is empty. Unless
+    `keep`, it is read past only."""
     length = _length(environ)
     if length is None:
         length = limit + 1 if environ.get("wsgi.input_terminated") else 0
@@ -218,10 +219,10 @@ def read_body(environ: Environ, limit: int) -> bytes | None:
     chunks: list[bytes] = []
     left = length
     while left > 0 and (chunk := source.read(min(left, _CHUNK))):
-        chunks.append(chunk)
         left -= len(chunk)
-    body = b"".join(chunks)
-    return body if len(body) <= limit else None
+        if keep:
+            chunks.append(chunk)
+    return b"".join(chunks) if length - left <= limit else None
 
 
 def is_cut_short(environ: Environ, body: bytes) -> bool:
