@@ -12,6 +12,8 @@ S7  `sweep` removes only what `machine.is_garbage` allows, at most `limit` recor
 S8  `bind` remembers the first check value and refuses another one with ConfigurationError. A
     `lazy` store learns its `guarantee` there at the latest.
 S9  All but `enlist` and `close` may be called from many threads (blocking) or tasks (async).
+S10 `unfinished` gives each record created after the given time that has not ended: pending,
+    unknown, or freed with steps saved; oldest first, and nothing of what has expired.
 
 Knows no engine and no driver.
 """
@@ -19,12 +21,20 @@ Knows no engine and no driver.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from oncekey.core.commands import Command, Reply
 from oncekey.core.levels import Guarantee
+from oncekey.core.record import Record
 
 SWEEP_LIMIT_DEFAULT = 1_000
+
+
+class Unfinished(NamedTuple):
+    """Records that have not ended, oldest first, and the store's clock when they were read."""
+
+    records: tuple[Record, ...]
+    now: int
 
 
 class Store(Protocol):
@@ -54,6 +64,11 @@ class Store(Protocol):
     def elect(self, token: bytes, lease: int, /) -> bool:
         """True where this token may do the background work of this store for `lease` more
         microseconds of the store's clock; one token at a time; the same one may ask again."""
+
+    def unfinished(self, after: int, limit: int, /) -> Unfinished:
+        """At most `limit` records with created_at > `after` that have not ended. It is asked
+        again and again with a later `after`, so its cost must go with what is new, not with what
+        is stored; it must not hold up claims."""
 
     def enlist(self, connection: Any, /) -> Enlisted:
         """This store's records inside the caller's own open transaction."""
@@ -107,6 +122,7 @@ class AsyncStore(Protocol):
     async def bind(self, check: bytes, /) -> None: ...
     async def sweep(self, limit: int = SWEEP_LIMIT_DEFAULT, /) -> int: ...
     async def elect(self, token: bytes, lease: int, /) -> bool: ...
+    async def unfinished(self, after: int, limit: int, /) -> Unfinished: ...
     def enlist(self, connection: Any, /) -> AsyncEnlisted: ...
     async def close(self) -> None: ...
 

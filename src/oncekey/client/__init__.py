@@ -1,0 +1,1 @@
+"""The client side: requests that are retried under one key, and keys that travel downstream."""
