@@ -15,9 +15,7 @@ from oncekey.core.asks import (
     Overtaken,
     Raised,
     Returned,
-    RunStep,
     Sleep,
-    StepVerdict,
     Verdict,
 )
 from oncekey.core.codec import StoredError, unpack
@@ -42,9 +40,9 @@ from oncekey.core.flow import (
     attempt,
     closing_command,
     heartbeat,
-    step,
 )
 from oncekey.core.record import State, Step
+from oncekey.core.steps import ARGUMENTS
 
 SUCCEEDED, FAILED, UNKNOWN = State.SUCCEEDED, State.FAILED, State.UNKNOWN
 
@@ -301,82 +299,44 @@ def test_the_last_pause_ends_at_the_deadline_and_is_never_nothing() -> None:
     assert tiny.expect(Sleep).us == 1
 
 
-# --- steps --------------------------------------------------------------------------------------
+# --- the arguments of an operation that may be finished without its caller ------------------------
 
 
-def test_a_finished_step_is_not_run_again() -> None:
-    script = Script(step(grant(), LEASE, "pay", Step("pay", True, b"paid", 1), b"child"))
-    assert script.result == StepVerdict(b"paid")
+def with_arguments(*steps: Step) -> Script:
+    script = Script(attempt(task()._replace(arguments=b"arguments")))
+    script.reply(Claimed(FENCE, 1, steps))
+    return script
 
 
-def test_a_step_is_intent_then_run_then_result() -> None:
-    script = Script(step(grant(), LEASE, "pay", None, b"child"))
-    assert script.command(SaveStep) == SaveStep(ID, ME, FENCE, "pay", False, b"child")
-    script.reply(Done())
-    assert script.expect(RunStep) == RunStep("pay")
-    script.send(Returned(b"paid", LEASE, raw="r", kept=False))
-    assert script.command(SaveStep) == SaveStep(ID, ME, FENCE, "pay", True, b"paid")
-    script.reply(Done())
-    assert script.result == StepVerdict(b"paid", "r", False)
-
-
-def test_a_step_with_an_intent_on_record_runs_at_once() -> None:
-    script = Script(step(grant(), LEASE, "pay", Step("pay", False, b"child", 1), b"child"))
-    script.expect(RunStep)
-
-
-def test_a_raising_step_records_nothing() -> None:
-    script = Script(step(grant(), LEASE, "pay", Step("pay", False, b"child", 1), b"child"))
-    script.send(Raised(PLAIN, LEASE))
-    assert script.result == StepVerdict(error=PLAIN)
-
-
-@pytest.mark.parametrize("saved", [None, Step("pay", False, b"child", 1)], ids=["intent", "result"])
-def test_a_step_of_an_overtaken_attempt_is_told_so(saved: Step | None) -> None:
-    script = Script(step(grant(), LEASE, "pay", saved, b"child"))
-    if saved is not None:
-        script.send(Returned(b"paid", LEASE))
-    script.reply(Lost())
-    assert script.result == StepVerdict(lost=True)
-
-
-def test_saving_a_step_is_repeated_until_the_deadline() -> None:
-    script = Script(step(grant(deadline=1), SECOND, "pay", None, b"child"))
-    sent = script.command(SaveStep)
-    pauses = []
-    while not script.ended:
-        assert script.command(SaveStep) == sent
-        script.reply(MAYBE)
-        if not script.ended:
-            pauses.append(script.sleep().us)
-    assert script.now == SECOND
-    assert pauses[:2] == [RETRY_FIRST_US, 2 * RETRY_FIRST_US]
-    assert script.result == StepVerdict(error=MAYBE)
-
-
-def test_the_result_of_a_step_is_saved_until_the_deadline_of_that_moment() -> None:
-    """Heartbeats have moved it while the step ran."""
-    script = Script(step(grant(deadline=1), 1, "pay", Step("pay", False, b"child", 1), b"child"))
-    script.send(Returned(b"paid", SECOND))
-    while not script.ended:
-        script.reply(MAYBE)
-        if not script.ended:
-            script.sleep()
-    assert script.now == SECOND
-
-
-def test_the_body_of_a_step_never_runs_before_its_intent_is_on_record() -> None:
-    script = Script(step(grant(), LEASE, "pay", None, b"child"))
-    for _ in range(5):
-        assert isinstance(script.ask, (Call, Sleep))
-        if isinstance(script.ask, Call):
-            script.reply(MAYBE)
-        else:
-            script.sleep()
-    script.expect(Sleep)
+def test_arguments_are_on_record_before_the_body_begins() -> None:
+    script = with_arguments()
+    assert script.command(SaveStep) == SaveStep(ID, ME, FENCE, ARGUMENTS, True, b"arguments")
+    script.reply(MAYBE)
     script.sleep()
     script.reply(Done())
-    script.expect(RunStep)
+    script.grant()
+
+
+def test_arguments_on_record_are_not_written_again() -> None:
+    with_arguments(Step(ARGUMENTS, True, b"arguments", NOW)).grant()
+
+
+def test_without_its_arguments_on_record_nothing_runs_and_the_key_is_free() -> None:
+    script = with_arguments()
+    while not isinstance(script.expect(Call).command, Release):
+        script.reply(MAYBE)
+        if isinstance(script.ask, Sleep):
+            script.sleep()
+    assert script.command(Release) == Release(ID, ME, FENCE)
+    script.reply(Done())
+    assert script.verdict() == Verdict(Fact.UNAVAILABLE, error=MAYBE)
+
+
+def test_who_is_overtaken_before_its_arguments_are_on_record_gets_the_winners_outcome() -> None:
+    script = with_arguments()
+    script.reply(Lost())
+    script.reply(Seen(record(SUCCEEDED, fingerprint=task().fingerprint), NOW))
+    assert (script.verdict().fact, script.verdict().body) == (Fact.REPLAYED, b"stored")
 
 
 def test_an_abandoned_flow_asks_for_nothing_more() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from oncekey.core.asks import Answer, Grant
 from oncekey.core.commands import Command, Done, Renew, Reply
 from oncekey.core.identity import Identities
+from oncekey.core.policy import Policy
 from oncekey.engine.aio.heart import AsyncHeart
 from oncekey.engine.aio.once import AsyncOnce
 from oncekey.engine.attempt import AttemptBase
@@ -77,7 +78,7 @@ class Scene:
         identities = Identities()
         clock: Any = self.clock
         grant = Grant(name, b"o", 1, 1, lease, self.clock.time + lease, (), False)
-        attempt = AttemptBase(identities, identities.identify("", "op", "k"), grant, clock)
+        attempt = AttemptBase(identities, identities.identify("", "op", "k"), grant, Policy(), clock)
         self.heart.watch(attempt)
         return attempt
 
@@ -234,7 +235,7 @@ def test_so_does_the_heartbeat() -> None:
         heart = AsyncHeart(clock, answer)
         identities = Identities()
         grant = Grant(b"a", b"o", 1, 1, 10, clock.now() + 10, (), False)
-        attempt = AttemptBase(identities, identities.identify("", "op", "k"), grant, clock)
+        attempt = AttemptBase(identities, identities.identify("", "op", "k"), grant, Policy(), clock)
         request.set("alice's")
         heart.watch(attempt)
         await ended.wait()

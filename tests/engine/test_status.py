@@ -19,7 +19,8 @@ from oncekey.core.codec import (
 )
 from oncekey.core.commands import Seen
 from oncekey.core.record import State, Step
-from oncekey.engine.status import KeyStatus, StepStatus, status_of
+from oncekey.core.steps import ARGUMENTS, StepStatus, pack_step
+from oncekey.engine.status import KeyStatus, status_of
 
 NOW = 1_700_000_000_123_456
 THEN = datetime(2023, 11, 14, 22, 13, 20, 123_456, tzinfo=UTC)
@@ -114,7 +115,8 @@ class Charge:
 def test_a_value_of_another_built_in_codec_shows_as_plain_json(codec: Codec) -> None:
     body = pack_value(DataclassCodec(Charge), Charge("ch_1", 500))
     charge = {"id": "ch_1", "cents": 500}
-    stored = record(State.SUCCEEDED, body=body, steps=(Step("pay", True, body, NOW),))
+    step = Step("pay", True, pack_step({}, body), NOW)
+    stored = record(State.SUCCEEDED, body=body, steps=(step,))
     shown = status_of(Seen(stored, NOW), codec)
     assert shown is not None
     # Of a step nobody can tell here which class it was written for.
@@ -123,22 +125,34 @@ def test_a_value_of_another_built_in_codec_shows_as_plain_json(codec: Codec) -> 
 
 
 def test_steps_are_shown_with_their_results() -> None:
-    done = Step("a", True, pack_value(JSON, {"id": "ch_1"}), NOW)
-    begun = Step("b", False, b"ok1-abc", NOW + 1)
-    assert status(steps=(done, begun)).steps == (
-        StepStatus("a", True, THEN, value={"id": "ch_1"}),
+    facts = {"external_id": "ch_1", "status": "201"}
+    done = Step("a", True, pack_step(facts, pack_value(JSON, {"id": "ch_1"})), NOW)
+    begun = Step("b", False, pack_step({"key": "ok1-abc"}), NOW + 1)
+    sent = pack_step({"key": "ok1-def"}, pack_value(JSON, {"cents": 5}))
+    assert status(steps=(done, begun, Step("c", False, sent, NOW))).steps == (
+        StepStatus("a", True, THEN, value={"id": "ch_1"}, external_id="ch_1", status="201"),
         StepStatus("b", False, THEN + US, intent="ok1-abc"),
+        StepStatus("c", False, THEN, intent="ok1-def", request={"cents": 5}),
     )
+
+
+def test_the_arguments_of_an_operation_are_shown_and_are_no_step() -> None:
+    body = pack_step({"key": "order-1"}, pack_value(JSON, {"cents": 5}))
+    shown = status(steps=(Step(ARGUMENTS, True, body, NOW),))
+    assert (shown.steps, shown.arguments) == ((), {"cents": 5})
 
 
 @pytest.mark.parametrize(
     ("body", "error"),
     [
         (b"", "empty or cut short"),
-        (b"\xff\xfe\x00", "format 255"),
-        (b"\x01\x01\x04json\xff\xfe", "cannot be decoded"),
-        (b"\x01\x01\x05other\x00\x01", "codec 'other'"),
-        (pack_tombstone("larger than 10 bytes", too_large=True), "larger than 10 bytes"),
+        (b"\x07\x00\x00", "empty or cut short"),
+        (b"\x01\xff\xff{}", "empty or cut short"),
+        (b"\x01\x00\x02[]", "empty or cut short"),
+        (pack_step({}, b"\xff\xfe\x00"), "format 255"),
+        (pack_step({}, b"\x01\x01\x04json\xff\xfe"), "cannot be decoded"),
+        (pack_step({}, b"\x01\x01\x05other\x00\x01"), "codec 'other'"),
+        (pack_step({}, pack_tombstone("more than 10 bytes", too_large=True)), "more than 10 bytes"),
     ],
 )
 def test_a_step_whose_bytes_cannot_be_read_says_why(body: bytes, error: str) -> None:
@@ -150,4 +164,4 @@ def test_a_step_whose_bytes_cannot_be_read_says_why(body: bytes, error: str) -> 
 
 def test_an_intent_of_any_bytes_can_be_shown() -> None:
     (step,) = status(steps=(Step("a", False, b"k\xff", NOW),)).steps
-    assert step.intent == "k\\xff"
+    assert step.intent == ""

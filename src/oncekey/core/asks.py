@@ -100,13 +100,20 @@ class RunStep(NamedTuple):
     name: str
 
 
+class Probe(NamedTuple):
+    """Ask the other side whether this step has happened; answered by `Returned` with what it did,
+    by `Raised`, or by None for a definite no."""
+
+    name: str
+
+
 class Extended(NamedTuple):
     """The heartbeat held: the owner's new deadline. Answered by nothing."""
 
     deadline: int
 
 
-Ask = Call | RunBody | Sleep | Recover | RunStep | Extended
+Ask = Call | RunBody | Sleep | Recover | RunStep | Probe | Extended
 
 # --- what an attempt comes to --------------------------------------------------------------
 
@@ -129,7 +136,8 @@ class Verdict(NamedTuple):
 
 
 class Task(NamedTuple):
-    """What to attempt: the identity's id, a fresh random owner, what was asked, on which terms."""
+    """What to attempt: the identity's id, a fresh random owner, what was asked, on which terms.
+    `arguments` are kept before the body begins, if there are any (see steps.py)."""
 
     id: bytes
     owner: bytes
@@ -140,6 +148,7 @@ class Task(NamedTuple):
     operation: str = ""
     key: str = ""
     in_transaction: bool = False
+    arguments: bytes = b""
 
 
 class StepVerdict(NamedTuple):

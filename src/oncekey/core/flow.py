@@ -1,9 +1,10 @@
 """The life of one attempt, as generators that ask for what they want.
 
 `attempt()` claims a key, has the body run, and closes the key; `heartbeat()` keeps a claim alive
-beside a running body; `step()` runs one step of a body behind a write-ahead intent. They yield
-asks (see asks.py) and are sent answers. Results and failures alike come back as values: nothing
-is thrown into a generator, so an abandoned one is exactly a crash, and the lease recovers it.
+beside a running body; `recover()` decides an unknown key; for a step of a body see stepping.py.
+They yield asks (see asks.py) and are sent answers. Results and failures alike come back as values:
+nothing is thrown into a generator, so an abandoned one is exactly a crash, and the lease recovers
+it.
 
 Between two yields nothing waits, so no cancellation can tear a decision. Never calls user code.
 Pure: the clock readings it needs arrive in the answers, in microseconds of the caller's own
@@ -27,9 +28,7 @@ from oncekey.core.asks import (
     Recovered,
     Returned,
     RunBody,
-    RunStep,
     Sleep,
-    StepVerdict,
     Task,
     Verdict,
 )
@@ -53,11 +52,11 @@ from oncekey.core.commands import (
 )
 from oncekey.core.errors import NotStarted, StoreUnavailable, Terminal
 from oncekey.core.events import Fact
-from oncekey.core.record import Record, State, Step
+from oncekey.core.record import Record, State
+from oncekey.core.stepping import RETRY_FIRST_US, RETRY_MAX_US, save
+from oncekey.core.steps import ARGUMENTS
 
 CLAIM_TRIES: Final = 3
-RETRY_FIRST_US: Final = 20_000
-RETRY_MAX_US: Final = 1_000_000
 POLL_FIRST_US: Final = 25_000
 POLL_GROWTH_PERCENT: Final = 160
 POLL_MAX_US: Final = 250_000
@@ -91,7 +90,7 @@ def attempt(task: Task) -> Flow:
         elif isinstance(reply, Different):
             return Verdict(Fact.MISMATCH, version=reply.version)
         elif isinstance(reply, Unsure):
-            decided = may_recover and (yield from _recover(reply.record))
+            decided = may_recover and (yield from recover(reply.record)) is not None
             may_recover = False
             if not decided:
                 return Verdict(Fact.UNKNOWN, fence=reply.record.fence)
@@ -151,6 +150,10 @@ def _run(task: Task, claimed: Claimed, sent_at: int) -> Flow:
         claimed.steps,
         claimed.taken_over,
     )
+    if task.arguments and not any(step.name == ARGUMENTS for step in claimed.steps):
+        refused = yield from _keep_arguments(task, grant)
+        if refused is not None:
+            return refused
     result = yield RunBody(grant)
     if isinstance(result, Returned):
         done = Verdict(
@@ -178,6 +181,19 @@ def _run(task: Task, claimed: Claimed, sent_at: int) -> Flow:
         return (yield from _close(task, closing, result.deadline, failed))
     assert isinstance(result, Overtaken)
     return (yield from _lost(task, result.error))
+
+
+def _keep_arguments(task: Task, grant: Grant) -> Generator[Ask, object, Verdict | None]:
+    """Before the body begins: who finds this key abandoned can then run it to its end, and who
+    finds it without them knows that nothing has happened. None where they are kept."""
+    command = SaveStep(task.id, task.owner, grant.fence, ARGUMENTS, True, task.arguments)
+    refused = yield from save(command, grant.deadline)
+    if refused is None:
+        return None
+    if refused.lost:
+        return (yield from _lost(task, None))
+    yield Call(Release(task.id, task.owner, grant.fence))
+    return Verdict(Fact.UNAVAILABLE, error=refused.error)
 
 
 def closing_command(task: Task, grant: Grant, error: BaseException) -> Finish | Release:
@@ -240,20 +256,22 @@ def _replayed(reply: Replay) -> Verdict:
     )
 
 
-def _recover(record: Record) -> Generator[Ask, object, bool]:
-    """Whether the unknown key was decided (by us or meanwhile), so that claiming again helps."""
+def recover(record: Record) -> Generator[Ask, object, State | None]:
+    """Ask what became of an unknown key, and decide it: the state it was given. None where nobody
+    can tell yet, or the store did not take it. Another one may have decided first; then this
+    state is not the key's, and claiming tells."""
     found = yield Recover(record)
     if found is None:
-        return False
+        return None
     assert isinstance(found, Recovered)
     command = Resolve(record.id, record.fence, found.state, found.body, found.note)
     for _ in range(CLAIM_TRIES):
         answer = yield Call(command)
         assert isinstance(answer, Answer)
         if not isinstance(answer.reply, StoreUnavailable):
-            return True
+            return found.state
         yield Sleep(RETRY_FIRST_US)
-    return False
+    return None
 
 
 # --- beside the body -----------------------------------------------------------------------
@@ -281,45 +299,3 @@ def heartbeat(grant: Grant) -> Generator[Ask, object, None]:
             pause = max(1, min(beat // 4, deadline - answer.at))
         else:
             return
-
-
-def step(
-    grant: Grant, deadline: int, name: str, saved: Step | None, intent: bytes
-) -> Generator[Ask, object, StepVerdict]:
-    """One step: skip what is done, else write the intent, run, write the result.
-
-    `deadline` is the owner's at this moment; heartbeats have moved it since the grant.
-    """
-    if saved is not None and saved.done:
-        return StepVerdict(saved.body)
-    if saved is None:
-        intended = SaveStep(grant.id, grant.owner, grant.fence, name, False, intent)
-        refused = yield from _save(intended, deadline)
-        if refused is not None:
-            return refused
-    result = yield RunStep(name)
-    if isinstance(result, Raised):
-        return StepVerdict(error=result.error)
-    assert isinstance(result, Returned)
-    done = SaveStep(grant.id, grant.owner, grant.fence, name, True, result.body)
-    refused = yield from _save(done, result.deadline)
-    if refused is not None:
-        return refused
-    return StepVerdict(result.body, result.raw, result.kept)
-
-
-def _save(command: SaveStep, deadline: int) -> Generator[Ask, object, StepVerdict | None]:
-    """None once the step is saved; what to tell the body where it could not be."""
-    pause = RETRY_FIRST_US
-    while True:
-        answer = yield Call(command)
-        assert isinstance(answer, Answer)
-        if isinstance(answer.reply, Done):
-            return None
-        if isinstance(answer.reply, Lost):
-            return StepVerdict(lost=True)
-        assert isinstance(answer.reply, StoreUnavailable)
-        if answer.at >= deadline or answer.reply.final:
-            return StepVerdict(error=answer.reply)
-        yield Sleep(min(pause, deadline - answer.at))
-        pause = min(pause * 2, RETRY_MAX_US)

@@ -5,28 +5,44 @@ Owns the two small values users meet when a key is unknown.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from oncekey.core.record import State, Step
+from oncekey.core.errors import InvalidKey
+from oncekey.core.record import State
+from oncekey.core.steps import StepStatus
 
 
 @dataclass(frozen=True, slots=True)
 class UnknownKey:
-    """An operation whose owner died. Ask the outside world about it, by child key if you can."""
+    """An operation whose owner died. Ask the outside world about it, by child key if you can.
+
+    `request` is what was asked for, where it is an operation that keeps its arguments. `key` is
+    empty where nobody retried and the store was told to keep no raw keys.
+    """
 
     scope: str
     operation: str
     key: str
     fence: int
     attempt: int
-    steps: tuple[Step, ...]
-    child_keys: Any
+    steps: tuple[StepStatus, ...]
+    child_keys: Callable[[str], str]
+    request: Any = None
 
     def child_key(self, name: str) -> str:
         """The key the dead attempt sent downstream for this step."""
-        text: str = self.child_keys(name)
-        return text
+        if self.key:
+            return self.child_keys(name)
+        for step in self.steps:
+            if step.name == name and step.intent is not None:
+                return step.intent
+        raise InvalidKey(
+            f"the child key of {name!r} cannot be made: the key itself is not stored, and that "
+            "step left none. Register the operation with once.operation(), or keep raw keys",
+            operation=self.operation,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from uuid import UUID
 
 from oncekey.core.asks import Grant, StepVerdict
-from oncekey.core.codec import Codec, StoredError, StoredValue, unpack
+from oncekey.core.codec import Codec
+from oncekey.core.duration import Duration
 from oncekey.core.errors import (
     ConfigurationError,
     InvalidKey,
@@ -19,9 +21,12 @@ from oncekey.core.errors import (
     StoreUnavailable,
 )
 from oncekey.core.identity import Identities, Identity
+from oncekey.core.policy import Policy
 from oncekey.core.record import Step
+from oncekey.core.stepping import UNSAVED
+from oncekey.core.steps import ARGUMENTS
 from oncekey.engine.clock import Clock
-from oncekey.engine.results import value_of
+from oncekey.engine.step_calls import StepCall, step_call, value_for_body
 
 STEPS_MAX = 100
 _NEVER = 2**62
@@ -40,21 +45,30 @@ class AttemptBase:
         "_identity",
         "_lost",
         "_on_lost",
+        "_policy",
+        "_running",
         "_steps",
     )
 
     def __init__(
-        self, identities: Identities, identity: Identity, grant: Grant, clock: Clock
+        self,
+        identities: Identities,
+        identity: Identity,
+        grant: Grant,
+        policy: Policy,
+        clock: Clock,
     ) -> None:
         self._clock = clock
         self._identities = identities
         self._identity = identity
         self._grant = grant
+        self._policy = policy
         self._deadline = grant.deadline
         self._depth = 0
         self._lost = False
         self._closed = False
-        self._steps = {step.name: step for step in grant.steps} if grant.steps else {}
+        self._steps = {s.name: s for s in grant.steps if s.name != ARGUMENTS} if grant.steps else {}
+        self._running: dict[str, StepCall] = {}
         self._on_lost: Callable[[], object] | None = None
 
     @property
@@ -80,6 +94,11 @@ class AttemptBase:
         return self._grant.fence
 
     @property
+    def retry_safe(self) -> bool:
+        """Whether this operation is run again where its owner dies."""
+        return self._policy.retry_safe
+
+    @property
     def lost(self) -> bool:
         """True once this attempt may have been overtaken: stop, nothing of it will be stored.
 
@@ -100,6 +119,10 @@ class AttemptBase:
     def child_key(self, name: str) -> str:
         """The key to send downstream for `name`: the same on every retry of this operation."""
         return self._identities.child_key(self._identity, name)
+
+    def child_uuid(self, name: str) -> UUID:
+        """The same for providers that take a UUID, or no more than 36 characters."""
+        return self._identities.child_uuid(self._identity, name)
 
     # --- for the engine ---------------------------------------------------------------------
 
@@ -142,8 +165,17 @@ class AttemptBase:
         """The body is through; from here on losing the lease is the store's business."""
         self._closed = True
 
-    def _begin_step(self, name: str) -> Step | None:
+    def _begin_step(
+        self,
+        name: str,
+        *,
+        request: Any,
+        probed: bool,
+        settle: Duration | None,
+        codec: Codec,
+    ) -> StepCall:
         self.check()
+        self._refuse_late_or_twice(name)
         saved = self._steps.get(name)
         if saved is None and len(self._steps) >= STEPS_MAX:
             raise InvalidKey(
@@ -152,30 +184,60 @@ class AttemptBase:
                 operation=self.operation,
                 tag=self._identity.tag,
             )
-        return saved
+        call = step_call(
+            name,
+            self.child_key(name),
+            saved,
+            request=request,
+            probed=probed,
+            settle=settle,
+            codec=codec,
+            policy=self._policy,
+        )
+        if self._running.setdefault(name, call) is not call:
+            raise ConfigurationError(f"step {name!r} is running already; give each its own name")
+        return call
 
-    def _end_step(self, name: str, verdict: StepVerdict, codec: Codec) -> Any:
+    def _refuse_late_or_twice(self, name: str) -> None:
+        if self._closed:
+            raise ConfigurationError(
+                f"step {name!r} came after the body of {self.operation!r} had ended; wait for "
+                "every step before you return"
+            )
+        if self._depth and self._running:
+            raise ConfigurationError(
+                f"step {name!r}: in a transaction steps run one after the other, since they are "
+                "written on its one connection"
+            )
+
+    def _doubt_step(self, call: StepCall) -> None:
+        """It may have been sent, and what the store has of it is not known: what is tried next
+        sends the same, and writes it down first."""
+        name = call.plan.name
+        self._running.pop(name, None)
+        self._steps[name] = Step(name, False, call.plan.intent, UNSAVED)
+
+    def _end_step(self, call: StepCall, verdict: StepVerdict) -> Any:
         """The step's value for the body, or the error to raise there."""
+        name = call.plan.name
+        self._running.pop(name, None)
         if verdict.lost:
             self._lost = True
             self.check()
         if isinstance(verdict.error, StoreUnavailable):
+            self._doubt_step(call)
             raise StoreUnavailable(
                 f"step {name!r} could not be recorded ({verdict.error}); retry with the same key",
                 operation=self.operation,
                 tag=self._identity.tag,
             ) from verdict.error
         if verdict.error is not None:
+            # Its intent is on record: what is tried next must know that it may have arrived.
+            self._steps[name] = Step(name, False, call.plan.intent, 0)
             raise verdict.error
         self._steps[name] = Step(name, True, verdict.body, 0)
-        if not verdict.kept:
-            return verdict.raw
-        stored = unpack(verdict.body)
-        if isinstance(stored, StoredValue):
-            return value_of(stored, codec)
-        reason = "an error" if isinstance(stored, StoredError) else stored.reason
-        raise NotReplayable(
-            f"step {name!r} ran before but its result was not kept ({reason})",
-            operation=self.operation,
-            tag=self._identity.tag,
-        )
+        try:
+            return value_for_body(call, verdict)
+        except NotReplayable as error:
+            where = {"operation": self.operation, "tag": self._identity.tag}
+            raise NotReplayable(str(error), **where) from error

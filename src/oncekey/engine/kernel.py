@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from types import CoroutineType, GeneratorType
 from typing import Any, NamedTuple
 
@@ -25,6 +26,7 @@ from oncekey.core.recovery import Recovery, UnknownKey
 from oncekey.engine.clock import Clock, new_owner
 from oncekey.engine.replay_cache import CACHE_AGE_MAX_US, ReplayCache
 from oncekey.engine.results import Result, error_of, not_kept, result_of
+from oncekey.engine.status import arguments_of, step_statuses
 from oncekey.engine.waiters import Waiters
 
 Subscriber = Callable[[Notice], None]
@@ -41,6 +43,7 @@ class Job(NamedTuple):
     policy: Policy
     codec: Codec
     started_at: int
+    arguments: bytes = b""  # kept before the body begins, see core/steps.py
 
 
 class BodyNotRun(NotStarted, ConfigurationError):
@@ -161,6 +164,8 @@ class Kernel:
             identity.operation,
             identity.key if self.raw_keys else "",
             self.transactional,
+            # A caller's transaction needs none: what is left undone there was rolled back.
+            b"" if self.transactional else job.arguments,
         )
 
     def policy_with(self, options: dict[str, Any], operation: str) -> Policy:
@@ -242,18 +247,15 @@ class Kernel:
     def unknown_key(self, job: Job, record: Record) -> UnknownKey:
         """What `recover` is told."""
         identity = job.identity
-
-        def child_keys(name: str) -> str:
-            return self.identities.child_key(identity, name)
-
         return UnknownKey(
             identity.scope,
             identity.operation,
             identity.key,
             record.fence,
             record.attempt,
-            record.steps,
-            child_keys,
+            step_statuses(record.steps, job.codec),
+            partial(self.identities.child_key, identity),
+            arguments_of(record.steps).request,
         )
 
     def recovered(self, job: Job, answer: object) -> Recovered | None:

@@ -6,35 +6,21 @@ another built-in codec as the plain JSON it is. What cannot be read is said, nev
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from oncekey.core.codec import JSON, Codec, StoredError, StoredValue, unpack
 from oncekey.core.commands import Seen
 from oncekey.core.errors import OncekeyError
 from oncekey.core.machine import is_expired, state_now
 from oncekey.core.record import State, Step
+from oncekey.core.steps import ARGUMENTS, StepStatus, unpack_step
 from oncekey.engine.results import value_of
 
 # Their bytes are JSON, whatever class they were written for. Each step may have a codec of its own.
 _JSON_CODECS = frozenset(("json", "dataclass", "pydantic"))
-
-
-@dataclass(frozen=True, slots=True)
-class StepStatus:
-    """One step: what it answered once it is done, what was sent until then.
-
-    `intent` is the child key of a step that began and did not finish: ask the other side what
-    became of it.
-    """
-
-    name: str
-    done: bool
-    at: datetime
-    value: Any = None
-    error: str | None = None
-    intent: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +42,7 @@ class KeyStatus:
     error: str | None
     note: str
     steps: tuple[StepStatus, ...]
+    arguments: Any = None
 
 
 def status_of(seen: Seen, codec: Codec) -> KeyStatus | None:
@@ -82,17 +69,42 @@ def status_of(seen: Seen, codec: Codec) -> KeyStatus | None:
         value=value,
         error=error,
         note=record.note,
-        steps=tuple(_step(step, codec) for step in record.steps),
+        steps=step_statuses(record.steps, codec),
+        arguments=arguments_of(record.steps).request,
     )
+
+
+class Arguments(NamedTuple):
+    """What an operation that may be finished without its caller was called with."""
+
+    key: str = ""
+    request: Any = None
+    kept: bool = False
+
+
+def arguments_of(steps: Sequence[Step]) -> Arguments:
+    for step in steps:
+        if step.name == ARGUMENTS:
+            facts, envelope = unpack_step(step.body)
+            request, error = _read(envelope, JSON)
+            return Arguments(facts.get("key", ""), request, kept=error is None)
+    return Arguments()
+
+
+def step_statuses(steps: Sequence[Step], codec: Codec) -> tuple[StepStatus, ...]:
+    """The steps as people read them, without what is kept there for ourselves."""
+    return tuple(_step(step, codec) for step in steps if step.name != ARGUMENTS)
 
 
 def _step(step: Step, codec: Codec) -> StepStatus:
     at = _time(step.at)
+    facts, envelope = unpack_step(step.body)
     if not step.done:
-        intent = step.body.decode("ascii", "backslashreplace")
-        return StepStatus(step.name, False, at, intent=intent)
-    value, error = _read(step.body, codec, plain=True)
-    return StepStatus(step.name, True, at, value, error)
+        request = _read(envelope, JSON)[0] if envelope else None
+        return StepStatus(step.name, False, at, intent=facts.get("key", ""), request=request)
+    value, error = _read(envelope, codec, plain=True)
+    external_id, status = facts.get("external_id"), facts.get("status")
+    return StepStatus(step.name, True, at, value, error, external_id=external_id, status=status)
 
 
 def _read(body: bytes, codec: Codec, *, plain: bool = False) -> tuple[Any, str | None]:

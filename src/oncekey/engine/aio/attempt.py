@@ -1,6 +1,6 @@
 """The running attempt as an async body sees it: steps and renewals, awaited.
 
-Owns the asyncio answers to what `flow.step` asks; the rules are there.
+Owns the asyncio answers to what `stepping.step` asks; the rules are there.
 """
 
 from __future__ import annotations
@@ -10,14 +10,29 @@ import inspect
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol, TypeVar
 
-from oncekey.core.asks import Answer, Call, Grant, Raised, Returned, RunStep, Sleep, StepVerdict
-from oncekey.core.codec import Codec, codec_for
+from oncekey.core.asks import (
+    Answer,
+    Call,
+    Grant,
+    Probe,
+    Raised,
+    Returned,
+    RunStep,
+    Sleep,
+    StepVerdict,
+)
+from oncekey.core.codec import codec_for
 from oncekey.core.commands import Command, Lost, Renew
+from oncekey.core.duration import Duration
 from oncekey.core.errors import StoreUnavailable
-from oncekey.core.flow import step as step_flow
+from oncekey.core.stepping import step as step_flow
+from oncekey.core.steps import StepResult
 from oncekey.engine.aio.heart import sleep
+from oncekey.engine.aio.parallel import AsyncParallel
 from oncekey.engine.attempt import AttemptBase
+from oncekey.engine.current import in_step
 from oncekey.engine.kernel import Job, Kernel
+from oncekey.engine.step_calls import StepCall, bare, packed
 
 V = TypeVar("V")
 
@@ -37,26 +52,62 @@ class AsyncAttempt(AttemptBase):
     __slots__ = ("_hands", "_job")
 
     def __init__(self, hands: AsyncHands, job: Job, grant: Grant) -> None:
-        super().__init__(hands.kernel.identities, job.identity, grant, hands.kernel.clock)
+        kernel = hands.kernel
+        super().__init__(kernel.identities, job.identity, grant, job.policy, kernel.clock)
         self._hands = hands
         self._job = job
 
     async def step(
-        self, name: str, fn: Callable[[str], Awaitable[V] | V], *, codec: Any = None
+        self,
+        name: str,
+        fn: Callable[..., Awaitable[V | StepResult[V]] | V | StepResult[V]],
+        *,
+        request: Any = None,
+        probe: Callable[..., Any] | None = None,
+        settle: Duration | None = None,
+        codec: Any = None,
     ) -> V:
         """Run `fn(child_key)` once: a step that finished in an earlier attempt is not repeated.
 
         The intent is on record before `fn` is called, its result after; an unfinished step is
         called again, with the same child key.
+
+        request   what to send: written down first, and given as `fn(child_key, request)`, on
+                  every run as it was on the first
+        probe     for a provider that knows no keys: asked like `fn` before an unfinished step is
+                  called again; gives what happened, or None for "nothing did"
+        settle    how long a call may be under way: a "nothing did" counts only after that time;
+                  the lease unless said otherwise
+
+        `fn` and `probe` may be plain or async. Several steps may run at once, see `parallel`.
         """
-        chosen = self._job.codec if codec is None else codec_for(codec)
-        saved = self._begin_step(name)
+        call = self._begin_step(
+            name,
+            request=request,
+            probed=probe is not None,
+            settle=settle,
+            codec=self._job.codec if codec is None else codec_for(codec),
+        )
         interrupts = _Interrupts()
-        verdict = await self._drive_step(name, fn, chosen, saved, interrupts)
-        value: V = self._end_step(name, verdict, chosen)
+        try:
+            verdict = await self._drive_step(call, fn, probe, interrupts)
+        except BaseException:
+            self._doubt_step(call)
+            raise
+        value: V = self._end_step(call, verdict)
         if interrupts.came:
             raise asyncio.CancelledError  # it came while the step was being recorded
         return value
+
+    def parallel(self) -> AsyncParallel:
+        """Steps side by side, each in a task of its own; leaving the block waits for all.
+
+        async with attempt.parallel() as steps:
+            hold = steps.step("inventory:reserve", reserve)
+            paid = steps.step("payment:charge", charge)
+        hold.result(), paid.result()
+        """
+        return AsyncParallel(self.step)
 
     async def renew(self) -> None:
         """Renew the lease now, e.g. before a call that blocks the event loop."""
@@ -81,14 +132,12 @@ class AsyncAttempt(AttemptBase):
 
     async def _drive_step(
         self,
-        name: str,
-        fn: Callable[[str], Any],
-        codec: Codec,
-        saved: Any,
+        call: StepCall,
+        fn: Callable[..., Any],
+        probe: Callable[..., Any] | None,
         interrupts: _Interrupts,
     ) -> StepVerdict:
-        child = self.child_key(name)
-        flow = step_flow(self._grant, self._repeat_until, name, saved, child.encode())
+        flow = step_flow(self._grant, self._repeat_until, call.plan, call.saved)
         clock = self._hands.kernel.clock
         answer: object = None
         while True:
@@ -97,8 +146,8 @@ class AsyncAttempt(AttemptBase):
             except StopIteration as stop:
                 verdict: StepVerdict = stop.value
                 return verdict
-            if type(ask) is RunStep:
-                answer = await self._run_step(fn, child, codec, interrupts)
+            if type(ask) is RunStep or type(ask) is Probe:
+                answer = await self._ask(call, fn, probe, ask, interrupts)
             elif type(ask) is Sleep:
                 await sleep(clock, clock.jitter(ask.us))
                 answer = clock.now()
@@ -106,18 +155,34 @@ class AsyncAttempt(AttemptBase):
                 assert type(ask) is Call
                 answer = await self._hands.answer(ask.command, interrupts.note)
 
-    async def _run_step(
-        self, fn: Callable[[str], Any], child: str, codec: Codec, interrupts: _Interrupts
-    ) -> Returned | Raised:
+    async def _ask(
+        self,
+        call: StepCall,
+        fn: Callable[..., Any],
+        probe: Callable[..., Any] | None,
+        ask: RunStep | Probe,
+        interrupts: _Interrupts,
+    ) -> Returned | Raised | None:
         if interrupts.came:
             return Raised(asyncio.CancelledError(), self._repeat_until)
         try:
-            value = fn(child)
-            if inspect.isawaitable(value):
-                value = await value
+            if type(ask) is RunStep:
+                with in_step(self, call.plan.name, call.child):
+                    answer = await _awaited(fn(*call.args))
+            else:
+                assert probe is not None
+                answer = await _awaited(probe(*call.args))
+                if answer is None:
+                    return None
         except BaseException as error:
             return Raised(error, self._repeat_until)
-        return self._hands.kernel.pack(codec, self._job.policy, value, self._repeat_until)
+        pack = self._hands.kernel.pack
+        made = pack(call.codec, self._job.policy, bare(answer), self._repeat_until)
+        return packed(answer, made)
+
+
+async def _awaited(value: Any) -> Any:
+    return await value if inspect.isawaitable(value) else value
 
 
 class _Interrupts:

@@ -38,6 +38,8 @@ from oncekey.engine.aio.attempt import AsyncAttempt, leave
 from oncekey.engine.aio.coalescer import AsyncCoalescer
 from oncekey.engine.aio.heart import AsyncHeart
 from oncekey.engine.attempt import AttemptBase
+from oncekey.engine.current import enter as enter_body
+from oncekey.engine.current import leave as leave_body
 from oncekey.engine.kernel import Job, Kernel
 from oncekey.engine.results import Result
 from oncekey.engine.turns import depth, turn
@@ -244,6 +246,7 @@ class AsyncRunner:
         heart = control.home.heart
         heart.watch(attempt)
         result: Returned | Raised
+        here = enter_body(attempt)
         try:
             value = body(attempt)
             if type(value) is CoroutineType or inspect.isawaitable(value):
@@ -253,6 +256,7 @@ class AsyncRunner:
         else:
             result = self.kernel.pack(job.codec, job.policy, value, attempt._deadline)
         finally:
+            leave_body(here)
             heart.forget(attempt)
             attempt._close()
         while task.cancelling():
@@ -270,6 +274,7 @@ class AsyncRunner:
         """In the caller's transaction: no lease to keep, and a raising body's rows are undone."""
         attempt._enter_transaction(depth(self._connection))
         await enlisted.mark()
+        here = enter_body(attempt)
         try:
             value = body(attempt)
             if inspect.isawaitable(value):
@@ -278,6 +283,7 @@ class AsyncRunner:
             await enlisted.undo()
             return Raised(error, attempt._repeat_until)
         finally:
+            leave_body(here)
             attempt._close()
         await enlisted.settle()
         return self.kernel.pack(job.codec, job.policy, value, attempt._repeat_until)

@@ -1,6 +1,6 @@
 """The running attempt as a blocking body sees it: steps and renewals.
 
-Owns the blocking answers to what `flow.step` asks; the rules are there.
+Owns the blocking answers to what `stepping.step` asks; the rules are there.
 """
 
 from __future__ import annotations
@@ -8,13 +8,28 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
-from oncekey.core.asks import Answer, Call, Grant, Raised, Returned, RunStep, Sleep, StepVerdict
-from oncekey.core.codec import Codec, codec_for
+from oncekey.core.asks import (
+    Answer,
+    Call,
+    Grant,
+    Probe,
+    Raised,
+    Returned,
+    RunStep,
+    Sleep,
+    StepVerdict,
+)
+from oncekey.core.codec import codec_for
 from oncekey.core.commands import Command, Lost, Renew
+from oncekey.core.duration import Duration
 from oncekey.core.errors import StoreUnavailable
-from oncekey.core.flow import step as step_flow
+from oncekey.core.stepping import step as step_flow
+from oncekey.core.steps import StepResult
 from oncekey.engine.attempt import AttemptBase
+from oncekey.engine.blocking.parallel import Parallel
+from oncekey.engine.current import in_step
 from oncekey.engine.kernel import Job, Kernel
+from oncekey.engine.step_calls import StepCall, bare, packed
 
 V = TypeVar("V")
 
@@ -35,21 +50,57 @@ class Attempt(AttemptBase):
     __slots__ = ("_hands", "_job")
 
     def __init__(self, hands: Hands, job: Job, grant: Grant) -> None:
-        super().__init__(hands.kernel.identities, job.identity, grant, hands.kernel.clock)
+        kernel = hands.kernel
+        super().__init__(kernel.identities, job.identity, grant, job.policy, kernel.clock)
         self._hands = hands
         self._job = job
 
-    def step(self, name: str, fn: Callable[[str], V], *, codec: Any = None) -> V:
+    def step(
+        self,
+        name: str,
+        fn: Callable[..., V | StepResult[V]],
+        *,
+        request: Any = None,
+        probe: Callable[..., V | StepResult[V] | None] | None = None,
+        settle: Duration | None = None,
+        codec: Any = None,
+    ) -> V:
         """Run `fn(child_key)` once: a step that finished in an earlier attempt is not repeated.
 
         The intent is on record before `fn` is called, its result after; an unfinished step is
         called again, with the same child key.
+
+        request   what to send: written down first, and given as `fn(child_key, request)`, on
+                  every run as it was on the first
+        probe     for a provider that knows no keys: asked like `fn` before an unfinished step is
+                  called again; gives what happened, or None for "nothing did"
+        settle    how long a call may be under way: a "nothing did" counts only after that time;
+                  the lease unless said otherwise
         """
-        chosen = self._job.codec if codec is None else codec_for(codec)
-        saved = self._begin_step(name)
-        verdict = self._drive_step(name, fn, chosen, saved)
-        value: V = self._end_step(name, verdict, chosen)
+        call = self._begin_step(
+            name,
+            request=request,
+            probed=probe is not None,
+            settle=settle,
+            codec=self._job.codec if codec is None else codec_for(codec),
+        )
+        try:
+            verdict = self._drive_step(call, fn, probe)
+        except BaseException:
+            self._doubt_step(call)
+            raise
+        value: V = self._end_step(call, verdict)
         return value
+
+    def parallel(self) -> Parallel:
+        """Steps side by side, each in a thread of its own; leaving the block waits for all.
+
+        with attempt.parallel() as steps:
+            hold = steps.step("inventory:reserve", reserve)
+            paid = steps.step("payment:charge", charge)
+        hold.result(), paid.result()
+        """
+        return Parallel(self.step, in_transaction=self._depth > 0)
 
     def renew(self) -> None:
         """Renew the lease now, e.g. before a long call that blocks heartbeats (a held GIL)."""
@@ -71,10 +122,9 @@ class Attempt(AttemptBase):
         self._hands.undo(self)
 
     def _drive_step(
-        self, name: str, fn: Callable[[str], Any], codec: Codec, saved: Any
+        self, call: StepCall, fn: Callable[..., Any], probe: Callable[..., Any] | None
     ) -> StepVerdict:
-        child = self.child_key(name)
-        flow = step_flow(self._grant, self._repeat_until, name, saved, child.encode())
+        flow = step_flow(self._grant, self._repeat_until, call.plan, call.saved)
         answer: object = None
         while True:
             try:
@@ -83,16 +133,26 @@ class Attempt(AttemptBase):
                 verdict: StepVerdict = stop.value
                 return verdict
             if type(ask) is RunStep:
-                answer = self._run_step(fn, child, codec)
+                with in_step(self, call.plan.name, call.child):
+                    answer = self._ask(call, fn)
+            elif type(ask) is Probe:
+                assert probe is not None
+                answer = self._ask(call, probe, none_is_no=True)
             elif type(ask) is Sleep:
                 answer = self._hands.sleep(ask)
             else:
                 assert type(ask) is Call
                 answer = self._hands.answer(ask.command)
 
-    def _run_step(self, fn: Callable[[str], Any], child: str, codec: Codec) -> Returned | Raised:
+    def _ask(
+        self, call: StepCall, fn: Callable[..., Any], *, none_is_no: bool = False
+    ) -> Returned | Raised | None:
         try:
-            value = fn(child)
+            answer = fn(*call.args)
         except BaseException as error:
             return Raised(error, self._repeat_until)
-        return self._hands.kernel.pack(codec, self._job.policy, value, self._repeat_until)
+        if answer is None and none_is_no:
+            return None
+        pack = self._hands.kernel.pack
+        made = pack(call.codec, self._job.policy, bare(answer), self._repeat_until)
+        return packed(answer, made)

@@ -32,6 +32,7 @@ from oncekey.engine.attempt import AttemptBase
 from oncekey.engine.blocking.attempt import Attempt
 from oncekey.engine.blocking.coalescer import Coalescer
 from oncekey.engine.blocking.heart import Heart
+from oncekey.engine.current import enter, leave
 from oncekey.engine.kernel import Job, Kernel
 from oncekey.engine.results import Result
 from oncekey.engine.turns import depth, turn
@@ -149,6 +150,7 @@ class Runner:
             return self._run_enlisted(self._enlisted, attempt, job, body)
         self._heart.watch(attempt)
         result: Returned | Raised
+        here = enter(attempt)
         try:
             value = body(attempt)
             self.kernel.refuse_unstarted(job, value)
@@ -157,6 +159,7 @@ class Runner:
         else:
             result = self.kernel.pack(job.codec, job.policy, value, attempt._deadline)
         finally:
+            leave(here)
             self._heart.forget(attempt)
             attempt._close()
         if not attempt._lost:
@@ -169,6 +172,7 @@ class Runner:
         """In the caller's transaction: no lease to keep, and a raising body's rows are undone."""
         attempt._enter_transaction(depth(self._connection))
         enlisted.mark()
+        here = enter(attempt)
         try:
             value = body(attempt)
             self.kernel.refuse_unstarted(job, value)
@@ -176,6 +180,7 @@ class Runner:
             enlisted.undo()
             return Raised(error, attempt._repeat_until)
         finally:
+            leave(here)
             attempt._close()
         enlisted.settle()
         return self.kernel.pack(job.codec, job.policy, value, attempt._repeat_until)

@@ -16,6 +16,7 @@ from oncekey.core.events import Fact, Notice
 from oncekey.core.identity import Identities, Identity
 from oncekey.core.policy import Policy
 from oncekey.core.record import Record
+from oncekey.core.steps import pack_step
 from oncekey.engine.aio.once import AsyncOnce
 from oncekey.engine.blocking.once import Once
 from oncekey.testing.clock import FakeClock
@@ -145,7 +146,7 @@ class Bench(Case):
         """... and its lease is over; `steps` it had finished."""
         held = self.hold(key, **changes)
         for name, value in (steps or {}).items():
-            body = pack_value(JSON, value)
+            body = pack_step({}, pack_value(JSON, value))
             self.expect(Done, SaveStep(held.id, held.owner, held.fence, name, True, body))
         self.wait(LEASE)
         return held

@@ -1,0 +1,132 @@
+"""One step of a body, as a generator that asks for what it wants (see flow.py).
+
+Rules: what is done is skipped. Else the intent is written before the call and the result after it,
+so that a crash in between leaves the child key and the request that may have arrived. A step met
+unfinished is called again with both; one with a probe asks the other side first, and believes a
+"no" only when the last call has had `settle` to arrive, by the store's clock.
+
+Pure, and never calls user code. Must not know threads, asyncio or any store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Final, NamedTuple
+
+from oncekey.core.asks import (
+    Answer,
+    Ask,
+    Call,
+    Grant,
+    Probe,
+    Raised,
+    Returned,
+    RunStep,
+    Sleep,
+    StepVerdict,
+)
+from oncekey.core.commands import Done, Look, Lost, SaveStep, Seen
+from oncekey.core.errors import StoreUnavailable
+from oncekey.core.record import Step
+
+UNSAVED: Final = -1  # the time of a step that is not known to be on record
+RETRY_FIRST_US: Final = 20_000
+RETRY_MAX_US: Final = 1_000_000
+_SETTLE_SLEEP_MIN_US: Final = 1_000
+
+Asking = Generator[Ask, object, StepVerdict | None]
+
+
+class StepPlan(NamedTuple):
+    """What to do in a step: its name, its intent as bytes, whether the other side can be asked
+    and how long a call may be under way (microseconds)."""
+
+    name: str
+    intent: bytes
+    probed: bool = False
+    settle: int = 0
+
+
+def step(
+    grant: Grant, deadline: int, plan: StepPlan, saved: Step | None
+) -> Generator[Ask, object, StepVerdict]:
+    """`deadline` is the owner's at this moment; heartbeats have moved it since the grant."""
+    if saved is not None and saved.done:
+        return StepVerdict(saved.body)
+    if saved is not None and plan.probed:
+        found = yield from _probe(grant, deadline, plan)
+        if found is not None:
+            return found
+    known = saved is not None and saved.at != UNSAVED and saved.body == plan.intent
+    if plan.probed or not known:
+        # Also before it is called again, where that counts: `settle` runs from the last call.
+        intended = SaveStep(grant.id, grant.owner, grant.fence, plan.name, False, plan.intent)
+        refused = yield from save(intended, deadline)
+        if refused is not None:
+            return refused
+    result = yield RunStep(plan.name)
+    return (yield from _record(grant, plan.name, result))
+
+
+def _record(grant: Grant, name: str, result: object) -> Generator[Ask, object, StepVerdict]:
+    if isinstance(result, Raised):
+        return StepVerdict(error=result.error)
+    assert isinstance(result, Returned)
+    done = SaveStep(grant.id, grant.owner, grant.fence, name, True, result.body)
+    refused = yield from save(done, result.deadline)
+    if refused is not None:
+        return refused
+    return StepVerdict(result.body, result.raw, result.kept)
+
+
+def _probe(grant: Grant, deadline: int, plan: StepPlan) -> Asking:
+    """What the other side says happened; None where it is certain that nothing did."""
+    while True:
+        # Looked at before asking: a call that arrives after the question was asked is then one
+        # that had less than `settle` when we looked.
+        left = yield from _unsettled(grant, deadline, plan)
+        if isinstance(left, StepVerdict):
+            return left
+        result = yield Probe(plan.name)
+        if result is not None:
+            return (yield from _record(grant, plan.name, result))
+        if left <= 0:
+            return None
+        yield Sleep(max(left, _SETTLE_SLEEP_MIN_US))
+
+
+def _unsettled(
+    grant: Grant, deadline: int, plan: StepPlan
+) -> Generator[Ask, object, int | StepVerdict]:
+    """How much longer the last call may still be under way."""
+    pause = RETRY_FIRST_US
+    while True:
+        answer = yield Call(Look(grant.id))
+        assert isinstance(answer, Answer)
+        seen = answer.reply
+        if isinstance(seen, Seen):
+            steps = seen.record.steps if seen.record is not None else ()
+            at = max((step.at for step in steps if step.name == plan.name), default=seen.now)
+            return at + plan.settle - seen.now
+        assert isinstance(seen, StoreUnavailable)
+        if answer.at >= deadline or seen.final:
+            return StepVerdict(error=seen)
+        yield Sleep(min(pause, deadline - answer.at))
+        pause = min(pause * 2, RETRY_MAX_US)
+
+
+def save(command: SaveStep, deadline: int) -> Asking:
+    """None once the step is saved; what to tell the body where it could not be."""
+    pause = RETRY_FIRST_US
+    while True:
+        answer = yield Call(command)
+        assert isinstance(answer, Answer)
+        if isinstance(answer.reply, Done):
+            return None
+        if isinstance(answer.reply, Lost):
+            return StepVerdict(lost=True)
+        assert isinstance(answer.reply, StoreUnavailable)
+        if answer.at >= deadline or answer.reply.final:
+            return StepVerdict(error=answer.reply)
+        yield Sleep(min(pause, deadline - answer.at))
+        pause = min(pause * 2, RETRY_MAX_US)

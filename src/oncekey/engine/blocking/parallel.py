@@ -1,0 +1,62 @@
+"""Steps of one attempt side by side, in threads.
+
+Every step runs to its end, whatever becomes of the others: each is recorded by itself, and a re-run
+repeats only what is missing. Owns the threads of one such block; the steps are the attempt's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import copy_context
+from functools import partial
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+
+from oncekey.core.errors import ConfigurationError
+from oncekey.engine.failing import first_of
+
+V = TypeVar("V")
+
+PARALLEL_MAX: Final = 16
+
+
+class Parallel:
+    """`step` starts one and gives its future; at most 16 run at once, the others wait."""
+
+    def __init__(self, step: Callable[..., Any], *, in_transaction: bool) -> None:
+        if in_transaction:
+            raise ConfigurationError(
+                "parallel(): in a transaction steps run one after the other, since they are "
+                "written on its one connection"
+            )
+        self._step = step
+        self._pool: ThreadPoolExecutor | None = None
+        self._started: list[Future[Any]] = []
+
+    def step(self, name: str, fn: Callable[..., V], **options: Any) -> Future[V]:
+        """As the attempt's own `step`; the future has what that gives."""
+        if self._pool is None:
+            raise ConfigurationError("parallel(): use it as `with attempt.parallel() as steps:`")
+        # In a copy of this context: a thread would begin with an empty one.
+        work = partial(self._step, name, fn, **options)
+        future: Future[V] = self._pool.submit(copy_context().run, work)
+        self._started.append(future)
+        return future
+
+    def __enter__(self) -> Self:
+        self._pool = ThreadPoolExecutor(PARALLEL_MAX, thread_name_prefix="oncekey-step")
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        assert self._pool is not None
+        pool, self._pool = self._pool, None
+        pool.shutdown(wait=True)
+        failed = [e for e in (future.exception() for future in self._started) if e is not None]
+        if failed and error is None:
+            raise first_of(failed)

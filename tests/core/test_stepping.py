@@ -1,0 +1,206 @@
+"""One step of a body: intent, call, result; and what is asked of the other side in between."""
+
+from __future__ import annotations
+
+import pytest
+from tests.core.making import FENCE, ID, ME, NOW, record
+from tests.core.scripted import LEASE, MAYBE, REFUSED, SECOND, Script, grant
+
+from oncekey.core.asks import Call, Probe, Raised, Returned, RunStep, Sleep, StepVerdict
+from oncekey.core.commands import Done, Look, Lost, SaveStep, Seen
+from oncekey.core.errors import StoreUnavailable
+from oncekey.core.record import Step
+from oncekey.core.stepping import RETRY_FIRST_US, UNSAVED, StepPlan, step
+
+PLAIN = RuntimeError("boom")
+PLAN = StepPlan("pay", b"child")
+PROBED = StepPlan("pay", b"child", probed=True, settle=10 * SECOND)
+BEGUN = Step("pay", False, b"child", 1)
+INTENT = SaveStep(ID, ME, FENCE, "pay", False, b"child")
+RESULT = SaveStep(ID, ME, FENCE, "pay", True, b"paid")
+
+
+def test_a_finished_step_is_not_run_again() -> None:
+    script = Script(step(grant(), LEASE, PLAN, Step("pay", True, b"paid", 1)))
+    assert script.result == StepVerdict(b"paid")
+
+
+def test_a_step_is_intent_then_run_then_result() -> None:
+    script = Script(step(grant(), LEASE, PLAN, None))
+    assert script.command(SaveStep) == SaveStep(ID, ME, FENCE, "pay", False, b"child")
+    script.reply(Done())
+    assert script.expect(RunStep) == RunStep("pay")
+    script.send(Returned(b"paid", LEASE, raw="r", kept=False))
+    assert script.command(SaveStep) == SaveStep(ID, ME, FENCE, "pay", True, b"paid")
+    script.reply(Done())
+    assert script.result == StepVerdict(b"paid", "r", False)
+
+
+def test_a_step_with_an_intent_on_record_runs_at_once() -> None:
+    script = Script(step(grant(), LEASE, PLAN, Step("pay", False, b"child", 1)))
+    script.expect(RunStep)
+
+
+def test_a_raising_step_records_nothing() -> None:
+    script = Script(step(grant(), LEASE, PLAN, Step("pay", False, b"child", 1)))
+    script.send(Raised(PLAIN, LEASE))
+    assert script.result == StepVerdict(error=PLAIN)
+
+
+@pytest.mark.parametrize("saved", [None, Step("pay", False, b"child", 1)], ids=["intent", "result"])
+def test_a_step_of_an_overtaken_attempt_is_told_so(saved: Step | None) -> None:
+    script = Script(step(grant(), LEASE, PLAN, saved))
+    if saved is not None:
+        script.send(Returned(b"paid", LEASE))
+    script.reply(Lost())
+    assert script.result == StepVerdict(lost=True)
+
+
+def test_saving_a_step_is_repeated_until_the_deadline() -> None:
+    script = Script(step(grant(deadline=1), SECOND, PLAN, None))
+    sent = script.command(SaveStep)
+    pauses = []
+    while not script.ended:
+        assert script.command(SaveStep) == sent
+        script.reply(MAYBE)
+        if not script.ended:
+            pauses.append(script.sleep().us)
+    assert script.now == SECOND
+    assert pauses[:2] == [RETRY_FIRST_US, 2 * RETRY_FIRST_US]
+    assert script.result == StepVerdict(error=MAYBE)
+
+
+def test_the_result_of_a_step_is_saved_until_the_deadline_of_that_moment() -> None:
+    """Heartbeats have moved it while the step ran."""
+    script = Script(step(grant(deadline=1), 1, PLAN, Step("pay", False, b"child", 1)))
+    script.send(Returned(b"paid", SECOND))
+    while not script.ended:
+        script.reply(MAYBE)
+        if not script.ended:
+            script.sleep()
+    assert script.now == SECOND
+
+
+def test_the_body_of_a_step_never_runs_before_its_intent_is_on_record() -> None:
+    script = Script(step(grant(), LEASE, PLAN, None))
+    for _ in range(5):
+        assert isinstance(script.ask, (Call, Sleep))
+        if isinstance(script.ask, Call):
+            script.reply(MAYBE)
+        else:
+            script.sleep()
+    script.expect(Sleep)
+    script.sleep()
+    script.reply(Done())
+    script.expect(RunStep)
+
+
+def test_a_step_whose_intent_may_not_be_on_record_writes_it_again() -> None:
+    script = Script(step(grant(), LEASE, PLAN, BEGUN._replace(at=UNSAVED)))
+    assert script.command(SaveStep) == INTENT
+
+
+def test_a_step_that_sends_something_else_now_writes_that_down_first() -> None:
+    script = Script(step(grant(), LEASE, PLAN, BEGUN._replace(body=b"without a request")))
+    assert script.command(SaveStep) == INTENT
+
+
+# --- probes ---------------------------------------------------------------------------------------
+
+
+def probing(*, begun: int = NOW, now: int = NOW, plan: StepPlan = PROBED) -> Script:
+    """A step met unfinished, begun at one time of the store's clock and met at another."""
+    script = Script(step(grant(), LEASE, plan, BEGUN))
+    look(script, begun, now)
+    return script
+
+
+def look(script: Script, begun: int, now: int) -> None:
+    assert script.command(Look) == Look(ID)
+    script.reply(Seen(record(steps=(BEGUN._replace(at=begun),)), now))
+
+
+def test_a_step_never_begun_is_not_probed() -> None:
+    script = Script(step(grant(), LEASE, PROBED, None))
+    assert script.command(SaveStep) == INTENT
+    script.reply(Done())
+    script.expect(RunStep)
+
+
+def test_a_finished_step_is_not_probed() -> None:
+    assert Script(step(grant(), LEASE, PROBED, BEGUN._replace(done=True, body=b"paid"))).ended
+
+
+def test_what_the_probe_finds_is_recorded_and_nothing_is_called() -> None:
+    script = probing()
+    assert script.expect(Probe) == Probe("pay")
+    script.send(Returned(b"paid", LEASE))
+    assert script.command(SaveStep) == RESULT
+    script.reply(Done())
+    assert script.result == StepVerdict(b"paid")
+
+
+def test_a_no_is_believed_once_the_call_has_had_its_time() -> None:
+    script = probing(begun=NOW, now=NOW + 10 * SECOND)
+    script.expect(Probe)
+    script.send(None)
+    # The intent again, with a new time: from here on another call is under way.
+    assert script.command(SaveStep) == INTENT
+    script.reply(Done())
+    script.expect(RunStep)
+
+
+def test_a_no_is_not_believed_while_the_call_may_be_under_way() -> None:
+    script = probing(begun=NOW, now=NOW + 4 * SECOND)
+    script.expect(Probe)
+    script.send(None)
+    assert script.sleep().us == 6 * SECOND
+    # It slept less (waiters are spread): the store's clock decides, not the sleep.
+    look(script, NOW, NOW + 10 * SECOND - 1)
+    script.expect(Probe)
+    script.send(None)
+    script.sleep()
+    look(script, NOW, NOW + 10 * SECOND)
+    script.expect(Probe)
+    script.send(None)
+    assert script.command(SaveStep) == INTENT
+
+
+def test_a_call_that_arrived_late_is_found_by_the_later_probe() -> None:
+    script = probing(begun=NOW, now=NOW + 4 * SECOND)
+    script.send(None)
+    script.sleep()
+    look(script, NOW, NOW + 11 * SECOND)
+    script.expect(Probe)
+    script.send(Returned(b"paid", LEASE))
+    assert script.command(SaveStep) == RESULT
+
+
+def test_the_clock_is_read_before_the_other_side_is_asked() -> None:
+    """Asked first, a call that arrives between the two would be missed."""
+    script = Script(step(grant(), LEASE, PROBED, BEGUN))
+    script.expect(Call)
+
+
+def test_a_probe_that_raises_ends_the_step_unfinished() -> None:
+    script = probing()
+    script.send(Raised(PLAIN, LEASE))
+    assert script.result == StepVerdict(error=PLAIN)
+
+
+@pytest.mark.parametrize("told", [MAYBE, REFUSED], ids=["no answer", "refused"])
+def test_without_the_stores_clock_nothing_is_asked_or_called(told: StoreUnavailable) -> None:
+    script = Script(step(grant(), SECOND, PROBED, BEGUN))
+    while not script.ended:
+        script.command(Look)
+        script.reply(told)
+        if not script.ended:
+            script.sleep()
+    assert script.result == StepVerdict(error=told)
+
+
+def test_an_overtaken_attempt_that_waited_for_a_probe_calls_nothing() -> None:
+    script = probing(now=NOW + 20 * SECOND)
+    script.send(None)
+    script.reply(Lost())
+    assert script.result == StepVerdict(lost=True)
