@@ -23,14 +23,20 @@ from oncekey.core.errors import (
     WaitTimeout,
 )
 from oncekey.core.events import Fact, Notice
-from oncekey.core.identity import child_key
+from oncekey.core.identity import child_key, child_uuid
+from oncekey.core.keys import key_for, namespace_of
 from oncekey.core.levels import Guarantee, Level
 from oncekey.core.policy import Policy
 from oncekey.core.recovery import Recovery, UnknownKey
+from oncekey.core.steps import StepResult, StepStatus
 from oncekey.engine.aio.attempt import AsyncAttempt
 from oncekey.engine.aio.once import AsyncOnce
 from oncekey.engine.blocking.attempt import Attempt
 from oncekey.engine.blocking.once import Once
+from oncekey.engine.completing import Completed, Completion
+from oncekey.engine.current import current_attempt, current_step
+from oncekey.engine.keys import new_key
+from oncekey.engine.operation import Operation
 from oncekey.engine.results import Result
 from oncekey.engine.status import KeyStatus
 
@@ -41,6 +47,8 @@ __all__ = [
     "AsyncOnce",
     "Attempt",
     "Codec",
+    "Completed",
+    "Completion",
     "ConfigurationError",
     "Fact",
     "Guarantee",
@@ -56,14 +64,23 @@ __all__ = [
     "Notice",
     "Once",
     "OncekeyError",
+    "Operation",
     "OperationFailed",
     "OutcomeUnknown",
     "Policy",
     "Recovery",
     "Result",
+    "StepResult",
+    "StepStatus",
     "StoreUnavailable",
     "Terminal",
     "UnknownKey",
     "WaitTimeout",
     "child_key",
+    "child_uuid",
+    "current_attempt",
+    "current_step",
+    "key_for",
+    "namespace_of",
+    "new_key",
 ]

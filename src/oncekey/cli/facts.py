@@ -9,7 +9,8 @@ import json
 from datetime import UTC, datetime
 from typing import Any
 
-from oncekey.engine.status import KeyStatus, StepStatus
+from oncekey.core.steps import StepStatus
+from oncekey.engine.status import KeyStatus
 
 VALUE_MAX_CHARS = 2_000
 STEP_MAX_CHARS = 300

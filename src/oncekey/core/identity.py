@@ -5,7 +5,11 @@ BLAKE2b-128 digest over length-prefixed parts, so no choice of delimiters can ma
 meet, keyed where a secret is configured, so a leaked table cannot be probed for guessable keys.
 The personalisation string carries the format's version.
 
-Owns the limits on the three parts. Knows no store.
+Child keys are what an operation sends downstream. Services in other languages make them too, so
+they are HMAC-SHA-256 (see derive.py) where ids, which nobody else makes, are BLAKE2b.
+
+Owns the limits on the parts. No text is normalised: two spellings of "é" are two keys. Knows no
+store.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ from struct import Struct
 from typing import Any, NamedTuple
 from uuid import UUID
 
+from oncekey.core.derive import CHILD_KEY, CHILD_UUID, derived
 from oncekey.core.errors import ConfigurationError, InvalidKey
 from oncekey.core.fingerprint import fingerprint
 
@@ -26,16 +31,15 @@ SECRET_MIN_BYTES = 16
 SECRET_MAX_BYTES = 64
 
 _ID_PERSON = b"oncekey-id-v1"
-_CHILD_PERSON = b"oncekey-child-v1"
 _CHECK_PERSON = b"oncekey-check-v1"
 _CHILD_PREFIX = "ok1-"
+_CHILD_BYTES = 20
 _OPERATIONS_REMEMBERED = 1_000
 
 KeyLike = str | int | UUID
 
 
 _three_lengths = Struct(">3I").pack
-_four_lengths = Struct(">4I").pack
 
 
 class Identity(NamedTuple):
@@ -56,7 +60,7 @@ class Identities:
     """Makes identities and child keys under one secret (or none)."""
 
     def __init__(self, secret: bytes | str | None = None) -> None:
-        self._secret = _secret_bytes(secret)
+        self._secret = secret_bytes(secret)
         self._nothing = fingerprint(None, self._secret)
         self._operations: set[str] = set()
 
@@ -66,11 +70,11 @@ class Identities:
 
     def identify(self, scope: str, operation: str, key: KeyLike) -> Identity:
         plain = type(key) is str and 0 < len(key) <= KEY_MAX_CHARS and key.isprintable()
-        text = str(key) if plain else _key_text(key)
+        text = str(key) if plain else key_text(key)
         if type(operation) is not str or operation not in self._operations:
             self._add_operation(operation)
         if scope or type(scope) is not str:
-            _check_text("scope", scope, 0, SCOPE_MAX_CHARS)
+            check_text("scope", scope, 0, SCOPE_MAX_CHARS)
         who, what, name = scope.encode(), operation.encode(), text.encode()
         # All lengths first, then the parts: only the same three parts give the same bytes (I8).
         data = _three_lengths(len(who), len(what), len(name)) + who + what + name
@@ -79,19 +83,23 @@ class Identities:
 
     def _add_operation(self, operation: str) -> None:
         """Operation names are few and come again: each is checked once."""
-        _check_text("operation", operation, 1, OPERATION_MAX_CHARS)
+        check_text("operation", operation, 1, OPERATION_MAX_CHARS)
         if len(self._operations) >= _OPERATIONS_REMEMBERED:
             self._operations.clear()
         self._operations.add(operation)
 
     def child_key(self, parent: Identity, name: str) -> str:
         """The key a step sends downstream: the same on every retry, different per tenant."""
-        _check_text("step name", name, 1, STEP_NAME_MAX_CHARS)
-        parts = [parent.scope, parent.operation, parent.key, name]
-        raw = [part.encode() for part in parts]
-        data = _four_lengths(*map(len, raw)) + b"".join(raw)
-        digest = blake2b(data, digest_size=20, key=self._secret, person=_CHILD_PERSON).hexdigest()
-        return _CHILD_PREFIX + digest
+        return _CHILD_PREFIX + self._child(CHILD_KEY, parent, name)[:_CHILD_BYTES].hex()
+
+    def child_uuid(self, parent: Identity, name: str) -> UUID:
+        """The same as a UUID, for services that take nothing else. Not made from the child key."""
+        return _uuid8(self._child(CHILD_UUID, parent, name))
+
+    def _child(self, label: bytes, parent: Identity, name: str) -> bytes:
+        check_text("step name", name, 1, STEP_NAME_MAX_CHARS)
+        who, what, key = parent.scope.encode(), parent.operation.encode(), parent.key.encode()
+        return derived(self._secret, label, who, what, key, name.encode())
 
     def check_value(self) -> bytes:
         """What a store remembers of the secret, to refuse another one later."""
@@ -110,13 +118,40 @@ def child_key(
 
     Inside a body prefer `attempt.child_key(name)`, which fills in scope, operation and secret.
     """
-    _check_text("scope", scope, 0, SCOPE_MAX_CHARS)
-    _check_text("operation", operation, 0, OPERATION_MAX_CHARS)
-    identity = Identity(scope, operation, _key_text(parent), b"")
-    return Identities(secret).child_key(identity, name)
+    return Identities(secret).child_key(_parent(scope, operation, parent), name)
 
 
-def _key_text(key: KeyLike) -> str:
+def child_uuid(
+    parent: KeyLike,
+    name: str,
+    *,
+    scope: str = "",
+    operation: str = "",
+    secret: bytes | str | None = None,
+) -> UUID:
+    """A downstream UUID (version 8) derived from a parent key and a step name.
+
+    For services that take a UUID, or 36 characters at most; elsewhere `child_key` has more bits.
+    """
+    return Identities(secret).child_uuid(_parent(scope, operation, parent), name)
+
+
+def _parent(scope: str, operation: str, key: KeyLike) -> Identity:
+    """An identity of which only the parts are needed."""
+    check_text("scope", scope, 0, SCOPE_MAX_CHARS)
+    check_text("operation", operation, 0, OPERATION_MAX_CHARS)
+    return Identity(scope, operation, key_text(key), b"")
+
+
+def _uuid8(digest: bytes) -> UUID:
+    raw = bytearray(digest[:16])
+    raw[6] = 0x80 | raw[6] & 0x0F  # version 8: the bits mean what we say
+    raw[8] = 0x80 | raw[8] & 0x3F  # the variant of RFC 9562
+    return UUID(bytes=bytes(raw))
+
+
+def key_text(key: KeyLike, name: str = "key") -> str:
+    """A key (or what is named like one) as text; raises InvalidKey for what cannot be one."""
     if type(key) is str:
         text = key
     elif isinstance(key, str):
@@ -125,17 +160,18 @@ def _key_text(key: KeyLike) -> str:
         try:
             text = str(key)
         except ValueError as error:  # Python spells no number of thousands of digits
-            raise InvalidKey(f"this number is too large for a key: {error}") from error
+            raise InvalidKey(f"this number is too large for the {name}: {error}") from error
     else:
         raise InvalidKey(
-            f"a key must be text, an int or a UUID, not {type(key).__name__}; "
+            f"the {name} must be text, an int or a UUID, not {type(key).__name__}; "
             "build the text yourself so that it stays the same across retries"
         )
-    _check_text("key", text, 1, KEY_MAX_CHARS)
+    check_text(name, text, 1, KEY_MAX_CHARS)
     return text
 
 
-def _check_text(name: str, text: str, low: int, high: int) -> None:
+def check_text(name: str, text: str, low: int, high: int) -> None:
+    """Raise InvalidKey unless it is printable text of `low` to `high` characters."""
     # isprintable refuses control characters and lone surrogates, which are never meant
     # and which some drivers, logs and headers cut or rewrite.
     if type(text) is str and low <= len(text) <= high and text.isprintable():
@@ -148,7 +184,8 @@ def _check_text(name: str, text: str, low: int, high: int) -> None:
         raise InvalidKey(f"the {name} contains characters that cannot be printed")
 
 
-def _secret_bytes(secret: bytes | str | None) -> bytes:
+def secret_bytes(secret: bytes | str | None) -> bytes:
+    """A secret as bytes, none where there is none; raises ConfigurationError for a bad one."""
     if secret is None:
         return b""
     raw = secret.encode() if isinstance(secret, str) else secret

@@ -74,6 +74,22 @@ def guarded(
     return Guarded(operation, key, scope, request, wants)
 
 
+def check_operation(fn: Callable[..., Any], operation: str, *, is_async: bool) -> None:
+    """Whether a function can be a registered operation's."""
+    what = f"operation({operation!r})"
+    if inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
+        raise ConfigurationError(f"{what}: a generator has no one answer to store")
+    if _is_async(fn) is not is_async:
+        right, kind = ("Once", "plain") if is_async else ("AsyncOnce", "async")
+        raise ConfigurationError(f"{what}: it is {kind}; register it with {right}")
+    try:
+        inspect.signature(fn).bind("attempt", "request")
+    except TypeError as error:
+        raise ConfigurationError(
+            f"{what}: it is called as fn(attempt, request), which it cannot take ({error})"
+        ) from error
+
+
 def _is_async(fn: Callable[..., Any]) -> bool:
     """Also of an object that is called like a function."""
     return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(type(fn).__call__)

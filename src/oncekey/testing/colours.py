@@ -16,12 +16,14 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from oncekey.core.commands import Command, Reply
-from oncekey.core.contract import SWEEP_LIMIT_DEFAULT, AsyncStore, Enlisted, Store
+from oncekey.core.contract import SWEEP_LIMIT_DEFAULT, AsyncStore, Enlisted, Store, Unfinished
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.levels import Guarantee
 from oncekey.core.record import Record
 from oncekey.engine.aio.attempt import AsyncAttempt
 from oncekey.engine.aio.once import AsyncOnce
+from oncekey.engine.aio.parallel import AsyncParallel
+from oncekey.engine.completing import COMPLETE_LIMIT_DEFAULT, Completed
 from oncekey.engine.kernel import Subscriber
 from oncekey.engine.results import Result
 from oncekey.engine.status import KeyStatus
@@ -112,6 +114,9 @@ class StoreFace:
     def elect(self, token: bytes, lease: int, /) -> bool:
         return self._loop.run(self.inner.elect(token, lease))
 
+    def unfinished(self, after: int, limit: int, /) -> Unfinished:
+        return self._loop.run(self.inner.unfinished(after, limit))
+
     def history(self, id: bytes, /) -> list[Record]:
         past: list[Record] = self._loop.run(self.inner.history(id))  # type: ignore[attr-defined]
         return past
@@ -133,15 +138,60 @@ class AttemptFace:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._attempt, name)
 
-    def step(self, name: str, fn: Callable[[str], T], *, codec: Any = None) -> T:
-        def in_thread(key: str) -> Any:
-            return asyncio.to_thread(fn, key)
-
-        value: T = self._loop.run(self._attempt.step(name, in_thread, codec=codec))
+    def step(self, name: str, fn: Callable[..., T], **options: Any) -> T:
+        value: T = self._loop.run(self._attempt.step(name, _threaded(fn), **_plain(options)))
         return value
+
+    def parallel(self) -> ParallelFace:
+        return ParallelFace(self._attempt.parallel(), self._loop)
 
     def renew(self) -> None:
         self._loop.run(self._attempt.renew())
+
+
+class ParallelFace:
+    """Parallel steps of an async attempt, for a plain body in a worker thread."""
+
+    def __init__(self, steps: AsyncParallel, loop: LoopThread) -> None:
+        self._steps = steps
+        self._loop = loop
+
+    def step(self, name: str, fn: Callable[..., T], **options: Any) -> asyncio.Task[T]:
+        async def start() -> asyncio.Task[T]:
+            return self._steps.step(name, _threaded(fn), **_plain(options))
+
+        return self._loop.run(start())
+
+    def __enter__(self) -> ParallelFace:
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        self._loop.run(self._steps.__aexit__(kind, error, trace))
+
+
+def _threaded(fn: Callable[..., T]) -> Callable[..., Coroutine[Any, Any, T]]:
+    def in_thread(*args: Any) -> Coroutine[Any, Any, T]:
+        return asyncio.to_thread(fn, *args)
+
+    return in_thread
+
+
+def _plain(options: dict[str, Any]) -> dict[str, Any]:
+    """A step's options, its probe in a thread like its function."""
+    if options.get("probe") is not None:
+        options = {**options, "probe": _threaded(options["probe"])}
+    return options
+
+
+class OperationFace:
+    """A registered async operation whose function is a plain one."""
+
+    def __init__(self, operation: Any, loop: LoopThread) -> None:
+        self._operation = operation
+        self._loop = loop
+
+    def run(self, key: Any, request: Any = None, *, scope: str = "") -> Result[Any]:
+        return self._loop.run(self._operation.run(key, request, scope=scope))
 
 
 class OnceFace:
@@ -182,6 +232,21 @@ class OnceFace:
             return blocking
 
         return decorate
+
+    def operation(self, operation: str, **options: Any) -> Callable[[Callable[..., Any]], Any]:
+        def decorate(fn: Callable[..., Any]) -> OperationFace:
+            async def in_thread(attempt: AsyncAttempt, request: Any) -> Any:
+                return await asyncio.to_thread(fn, AttemptFace(attempt, self._loop), request)
+
+            return OperationFace(self.inner.operation(operation, **options)(in_thread), self._loop)
+
+        return decorate
+
+    def recover_with(self, operation: str, recover: Callable[..., Any], **options: Any) -> None:
+        self.inner.recover_with(operation, recover, **options)
+
+    def complete(self, limit: int = COMPLETE_LIMIT_DEFAULT, **options: Any) -> Completed:
+        return self._loop.run(self.inner.complete(limit, **options))
 
     def get(self, operation: str, key: Any, **options: Any) -> KeyStatus | None:
         return self._loop.run(self.inner.get(operation, key, **options))

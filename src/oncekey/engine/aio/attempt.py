@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable
+from typing import Any, Protocol
 
 from oncekey.core.asks import (
     Answer,
@@ -26,15 +26,12 @@ from oncekey.core.commands import Command, Lost, Renew
 from oncekey.core.duration import Duration
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.stepping import step as step_flow
-from oncekey.core.steps import StepResult
 from oncekey.engine.aio.heart import sleep
 from oncekey.engine.aio.parallel import AsyncParallel
 from oncekey.engine.attempt import AttemptBase
 from oncekey.engine.current import in_step
 from oncekey.engine.kernel import Job, Kernel
 from oncekey.engine.step_calls import StepCall, bare, packed
-
-V = TypeVar("V")
 
 
 class AsyncHands(Protocol):
@@ -60,13 +57,13 @@ class AsyncAttempt(AttemptBase):
     async def step(
         self,
         name: str,
-        fn: Callable[..., Awaitable[V | StepResult[V]] | V | StepResult[V]],
+        fn: Callable[..., Any],
         *,
         request: Any = None,
         probe: Callable[..., Any] | None = None,
         settle: Duration | None = None,
         codec: Any = None,
-    ) -> V:
+    ) -> Any:
         """Run `fn(child_key)` once: a step that finished in an earlier attempt is not repeated.
 
         The intent is on record before `fn` is called, its result after; an unfinished step is
@@ -94,7 +91,7 @@ class AsyncAttempt(AttemptBase):
         except BaseException:
             self._doubt_step(call)
             raise
-        value: V = self._end_step(call, verdict)
+        value = self._end_step(call, verdict)
         if interrupts.came:
             raise asyncio.CancelledError  # it came while the step was being recorded
         return value

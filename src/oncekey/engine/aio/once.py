@@ -6,127 +6,44 @@ Owns the store's life time and the draining of running attempts. All rules are b
 from __future__ import annotations
 
 import asyncio
-import functools
 import os
 import weakref
 from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from oncekey.core.completing import TRIES_DEFAULT
 from oncekey.core.contract import SWEEP_LIMIT_DEFAULT, AsyncStore
 from oncekey.core.duration import Duration, microseconds
 from oncekey.core.identity import KeyLike
 from oncekey.core.levels import Guarantee
 from oncekey.core.policy import Policy
-from oncekey.engine.aio.attempt import AsyncAttempt
-from oncekey.engine.aio.runner import AsyncBody, AsyncRunner
+from oncekey.engine.aio.background import AsyncBackground
+from oncekey.engine.aio.completer import AsyncCompleter
+from oncekey.engine.aio.operations import AsyncOperations
+from oncekey.engine.aio.runner import AsyncRunner
 from oncekey.engine.aio.sweeper import AsyncSweeper
 from oncekey.engine.clock import Clock
-from oncekey.engine.guarding import Picker, call, guarded
+from oncekey.engine.completing import (
+    COMPLETE_LIMIT_DEFAULT,
+    Completed,
+    Completing,
+    Completion,
+    Registered,
+    as_kept,
+)
+from oncekey.engine.guarding import check_operation
 from oncekey.engine.kernel import Kernel, Subscriber
+from oncekey.engine.operation import Operation
+from oncekey.engine.periods import at_least_one, period
 from oncekey.engine.results import Result
 from oncekey.engine.setup import make_kernel
-from oncekey.engine.status import KeyStatus, status_of
 from oncekey.engine.sweeping import sweep_plan
 from oncekey.engine.urls import async_store
 
 T = TypeVar("T")
 
 DRAIN_DEFAULT = "30s"
-
-
-class AsyncOperations:
-    """What can be done with keys, on the store itself or inside a caller's transaction."""
-
-    def __init__(self, kernel: Kernel, runner: AsyncRunner) -> None:
-        self._kernel = kernel
-        self._runner = runner
-        self._is_ready = True
-
-    @property
-    def policy(self) -> Policy:
-        """What holds for every operation that says nothing else."""
-        return self._kernel.policy
-
-    async def _get_ready(self) -> None:
-        """What must have happened before the first use. Where it fails, the next use tries
-        again; tasks that come first at once may all do it."""
-
-    async def _ready(self) -> None:
-        if not self._is_ready:
-            await self._get_ready()
-
-    async def run(
-        self,
-        operation: str,
-        key: KeyLike,
-        body: AsyncBody[T],
-        *,
-        scope: str = "",
-        request: Any = None,
-        codec: Any = None,
-        **options: Any,
-    ) -> Result[T]:
-        """Run `body(attempt)` at most once for this key, or replay what it answered.
-
-        Cancelling the caller does not cancel a body that has begun: it goes on, and its outcome
-        is stored for the next retry.
-        """
-        known = self._kernel.replay(operation, key, scope, request, codec)
-        if known is not None:
-            return known
-        if not self._is_ready:
-            await self._get_ready()
-        job = self._kernel.job(operation, key, scope, request, codec, options)
-        return await self._runner.run(job, body)
-
-    def guard(
-        self,
-        operation: str,
-        *,
-        key: Picker,
-        scope: str | Picker = "",
-        request: Picker | None = None,
-        codec: Any = None,
-        **options: Any,
-    ) -> Callable[[Callable[..., Awaitable[T]]], Callable[..., Awaitable[T]]]:
-        """Decorate an async function to run at most once per key; see `Once.guard`."""
-        self._kernel.check_guard(operation, codec, options)
-
-        def decorate(fn: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
-            how = guarded(fn, operation, key=key, scope=scope, request=request, is_async=True)
-
-            @functools.wraps(fn)
-            async def once_only(*args: Any, **kwargs: Any) -> T:
-                key_, scope_, request_ = how.pick(args, kwargs)
-
-                def body(attempt: AsyncAttempt) -> Awaitable[T]:
-                    given = {**kwargs, "attempt": attempt} if how.wants_attempt else kwargs
-                    work: Awaitable[T] = call(fn, args, given)
-                    return work
-
-                result = await self.run(
-                    operation,
-                    key_,
-                    body,
-                    scope=scope_,
-                    request=request_,
-                    codec=codec,
-                    **options,
-                )
-                return result.value
-
-            return once_only
-
-        return decorate
-
-    async def get(
-        self, operation: str, key: KeyLike, *, scope: str = "", codec: Any = None
-    ) -> KeyStatus | None:
-        """Where a key stands, without running or changing anything."""
-        await self._ready()
-        id, reader = self._kernel.locate(operation, key, scope, codec)
-        return status_of(await self._runner.look(id), reader)
 
 
 class AsyncOnce(AsyncOperations):
@@ -147,9 +64,13 @@ class AsyncOnce(AsyncOperations):
         raw_keys: bool = False,
         sweep_every: Duration | None = None,
         sweep_limit: int = SWEEP_LIMIT_DEFAULT,
+        complete_every: Duration | None = None,
+        complete_limit: int = COMPLETE_LIMIT_DEFAULT,
         clock: Clock | None = None,
     ) -> None:
         plan = sweep_plan(sweep_every, sweep_limit)
+        at_least_one("complete_limit", complete_limit, "operations")
+        complete_period = period("complete_every", complete_every)
         self._store = async_store(store)
         kernel = make_kernel(
             self._store.guarantee,
@@ -168,20 +89,30 @@ class AsyncOnce(AsyncOperations):
         )
         super().__init__(kernel, runner)
         self._is_ready = False
-        self._sweeper: AsyncSweeper | None = None
-        if plan is not None:
-            self._sweeper = AsyncSweeper(self._store, plan, kernel.clock, self._not_ready)
+        self._completing = Completing(kernel)
+        self._completer = AsyncCompleter(self._store, runner, self._completing, kernel.clock)
+        self._complete_limit = complete_limit
+        self._sweeper = (
+            AsyncSweeper(self._store, plan, kernel.clock, self._not_ready) if plan else None
+        )
+        self._background: list[AsyncBackground] = [self._sweeper] if self._sweeper else []
+        if complete_period is not None:
+            self._background.append(
+                AsyncBackground(
+                    "completer", complete_period, self._complete, kernel.clock, self._not_ready
+                )
+            )
         _alive.add(self)
 
     async def _get_ready(self) -> None:
         await self._store.bind(self._kernel.identities.check_value())
         self._kernel.adopt(self._store.guarantee)
-        if self._sweeper is not None:
-            self._sweeper.start()
+        for background in self._background:
+            background.start()
         self._is_ready = True
 
     def _not_ready(self) -> None:
-        """The sweeper ended with its loop: the next use starts it again."""
+        """What runs in the background ended with its loop: the next use starts it again."""
         self._is_ready = False
 
     @property
@@ -211,6 +142,65 @@ class AsyncOnce(AsyncOperations):
         await self._ready()
         return await self._store.sweep(limit)
 
+    def operation(
+        self, operation: str, *, codec: Any = None, tries: int = TRIES_DEFAULT, **options: Any
+    ) -> Callable[[Callable[..., Awaitable[T]]], Operation[Awaitable[Result[T]]]]:
+        """Register an async function `fn(attempt, request)` as an operation that can be
+        finished without its caller; `.run(key, request)` of what this makes runs it.
+
+        Its request, plain values, is kept with its key before it begins. `complete()`, or
+        `complete_every=`, then drives what was left behind to an end: it asks `recover=` about
+        unknown keys, and runs retry-safe ones again, `tries` times at most.
+        """
+
+        def decorate(fn: Callable[..., Awaitable[T]]) -> Operation[Awaitable[Result[T]]]:
+            check_operation(fn, operation, is_async=True)
+            made = self._completing.register(
+                operation, fn, codec=codec, tries=tries, options=options
+            )
+            return Operation(fn, made, self._run_registered)
+
+        return decorate
+
+    def recover_with(
+        self,
+        operation: str,
+        recover: Callable[..., Any],
+        *,
+        codec: Any = None,
+        tries: int = TRIES_DEFAULT,
+    ) -> None:
+        """Let `complete()` ask `recover` about unknown keys of an operation that is run elsewhere
+        or otherwise, such as "http"."""
+        options = {"recover": recover}
+        self._completing.register(operation, None, codec=codec, tries=tries, options=options)
+
+    async def _run_registered(
+        self, registered: Registered, key: KeyLike, request: Any, scope: str
+    ) -> Result[Any]:
+        known = self._kernel.replay(registered.operation, key, scope, request, registered.codec)
+        if known is not None:
+            return known
+        await self._ready()
+        job = self._completing.job(registered, key, scope, request)
+        body = registered.body
+        assert body is not None
+        return await self._runner.run(job, lambda attempt: body(attempt, as_kept(request)))
+
+    async def complete(
+        self,
+        limit: int = COMPLETE_LIMIT_DEFAULT,
+        *,
+        tell: Callable[[Completion], object] = lambda done: None,
+    ) -> Completed:
+        """Finish what is due of the registered operations that were left behind, at most `limit`;
+        `tell` hears of each as it is done. Safe from many processes at once."""
+        await self._ready()
+        return await self._completer.round(limit, tell)
+
+    async def _complete(self) -> None:
+        await self._completer.round(self._complete_limit)
+
     async def drain(self, seconds: float) -> None:
         """Let the attempts running on this loop end, also those whose callers are gone; after
         `seconds` cancel what is left."""
@@ -224,8 +214,8 @@ class AsyncOnce(AsyncOperations):
         await asyncio.shield(closing)
 
     async def _close(self, seconds: float) -> None:
-        if self._sweeper is not None:
-            await self._sweeper.stop()
+        for background in self._background:
+            await background.stop()
         await self._runner.drain(seconds)
         await self._store.close()
 
@@ -265,8 +255,9 @@ _alive: weakref.WeakSet[AsyncOnce] = weakref.WeakSet()
 def _after_fork() -> None:
     for once in list(_alive):
         once._runner.reset()
-        if once._sweeper is not None:
-            once._sweeper.reset()
+        once._completer.reset()
+        for background in once._background:
+            background.reset()
             once._is_ready = False  # the first use starts it here
 
 

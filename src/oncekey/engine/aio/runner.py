@@ -34,9 +34,11 @@ from oncekey.core.commands import Command, Look, Reply, Seen
 from oncekey.core.contract import AsyncEnlisted
 from oncekey.core.errors import NotStarted, StoreUnavailable
 from oncekey.core.flow import attempt as attempt_flow
+from oncekey.core.flow import recover as recover_flow
+from oncekey.core.record import Record, State
 from oncekey.engine.aio.attempt import AsyncAttempt, leave
 from oncekey.engine.aio.coalescer import AsyncCoalescer
-from oncekey.engine.aio.heart import AsyncHeart
+from oncekey.engine.aio.heart import AsyncHeart, sleep
 from oncekey.engine.attempt import AttemptBase
 from oncekey.engine.current import enter as enter_body
 from oncekey.engine.current import leave as leave_body
@@ -173,6 +175,25 @@ class AsyncRunner:
             raise reply
         assert isinstance(reply, Seen)
         return reply
+
+    async def recover(self, job: Job, record: Record) -> State | None:
+        """Decide an unknown key by its `recover`; the state it was given, None for none yet."""
+        flow = recover_flow(record)
+        answer: object = None
+        while True:
+            try:
+                ask = flow.send(answer)
+            except StopIteration as stop:
+                state: State | None = stop.value
+                return state
+            if type(ask) is Call:
+                answer = await self.answer(ask.command, leave)
+            elif type(ask) is Sleep:
+                await sleep(self._clock, self._clock.jitter(ask.us))
+                answer = self._clock.now()
+            else:
+                assert type(ask) is Recover
+                answer = await self._recover(ask, job)
 
     async def drain(self, seconds: float) -> None:
         """Let the running attempts end; after `seconds` cancel what is left and let it close."""

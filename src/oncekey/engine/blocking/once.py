@@ -5,129 +5,42 @@ Owns the store's and the threads' life time, also across fork. All rules are bel
 
 from __future__ import annotations
 
-import functools
 import os
 import weakref
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from oncekey.core.completing import TRIES_DEFAULT
 from oncekey.core.contract import SWEEP_LIMIT_DEFAULT, Store
 from oncekey.core.duration import Duration
 from oncekey.core.identity import KeyLike
 from oncekey.core.levels import Guarantee
 from oncekey.core.policy import Policy
-from oncekey.engine.blocking.attempt import Attempt
-from oncekey.engine.blocking.runner import Body, Runner
+from oncekey.engine.blocking.background import Background
+from oncekey.engine.blocking.completer import Completer
+from oncekey.engine.blocking.operations import Operations
+from oncekey.engine.blocking.runner import Runner
 from oncekey.engine.blocking.sweeper import Sweeper
 from oncekey.engine.clock import Clock
-from oncekey.engine.guarding import Picker, call, guarded
+from oncekey.engine.completing import (
+    COMPLETE_LIMIT_DEFAULT,
+    Completed,
+    Completing,
+    Completion,
+    Registered,
+    as_kept,
+)
+from oncekey.engine.guarding import check_operation
 from oncekey.engine.kernel import Kernel, Subscriber
+from oncekey.engine.operation import Operation
+from oncekey.engine.periods import at_least_one, period
 from oncekey.engine.results import Result
 from oncekey.engine.setup import make_kernel
-from oncekey.engine.status import KeyStatus, status_of
 from oncekey.engine.sweeping import sweep_plan
 from oncekey.engine.urls import blocking_store
 
 T = TypeVar("T")
-
-
-class Operations:
-    """What can be done with keys, on the store itself or inside a caller's transaction."""
-
-    def __init__(self, kernel: Kernel, runner: Runner) -> None:
-        self._kernel = kernel
-        self._runner = runner
-        self._is_ready = True
-
-    @property
-    def policy(self) -> Policy:
-        """What holds for every operation that says nothing else."""
-        return self._kernel.policy
-
-    def _get_ready(self) -> None:
-        """What must have happened before the first use. Where it fails, the next use tries
-        again; threads that come first at once may all do it."""
-
-    def _ready(self) -> None:
-        if not self._is_ready:
-            self._get_ready()
-
-    def run(
-        self,
-        operation: str,
-        key: KeyLike,
-        body: Body[T],
-        *,
-        scope: str = "",
-        request: Any = None,
-        codec: Any = None,
-        **options: Any,
-    ) -> Result[T]:
-        """Run `body(attempt)` at most once for this key, or replay what it answered.
-
-        `request` is what was asked: another request under the same key raises Mismatch.
-        `options` are fields of Policy for this call. Raises what the body raised, or one of the
-        errors of docs/reference/errors.md.
-        """
-        known = self._kernel.replay(operation, key, scope, request, codec)
-        if known is not None:
-            return known
-        if not self._is_ready:
-            self._get_ready()
-        job = self._kernel.job(operation, key, scope, request, codec, options)
-        return self._runner.run(job, body)
-
-    def guard(
-        self,
-        operation: str,
-        *,
-        key: Picker,
-        scope: str | Picker = "",
-        request: Picker | None = None,
-        codec: Any = None,
-        **options: Any,
-    ) -> Callable[[Callable[..., T]], Callable[..., T]]:
-        """Decorate a function to run at most once per key; later calls get the stored value.
-
-        `key`, `scope` and `request` are functions of the call's arguments. A function with a
-        parameter named `attempt` is given its attempt.
-        """
-        self._kernel.check_guard(operation, codec, options)
-
-        def decorate(fn: Callable[..., T]) -> Callable[..., T]:
-            how = guarded(fn, operation, key=key, scope=scope, request=request, is_async=False)
-
-            @functools.wraps(fn)
-            def once_only(*args: Any, **kwargs: Any) -> T:
-                key_, scope_, request_ = how.pick(args, kwargs)
-
-                def body(attempt: Attempt) -> T:
-                    given = {**kwargs, "attempt": attempt} if how.wants_attempt else kwargs
-                    value: T = call(fn, args, given)
-                    return value
-
-                return self.run(
-                    operation,
-                    key_,
-                    body,
-                    scope=scope_,
-                    request=request_,
-                    codec=codec,
-                    **options,
-                ).value
-
-            return once_only
-
-        return decorate
-
-    def get(
-        self, operation: str, key: KeyLike, *, scope: str = "", codec: Any = None
-    ) -> KeyStatus | None:
-        """Where a key stands, without running or changing anything."""
-        self._ready()
-        id, reader = self._kernel.locate(operation, key, scope, codec)
-        return status_of(self._runner.look(id), reader)
 
 
 class Once(Operations):
@@ -145,6 +58,8 @@ class Once(Operations):
     sweep_every   remove garbage in the background, this often; of all engines on a store that
                   are told to, one at a time does it
     sweep_limit   how many records it removes at a time
+    complete_every  finish in the background what was left behind of the registered operations,
+                  this often (see `operation`); complete_limit is how many at a time
     """
 
     def __init__(
@@ -158,9 +73,13 @@ class Once(Operations):
         raw_keys: bool = False,
         sweep_every: Duration | None = None,
         sweep_limit: int = SWEEP_LIMIT_DEFAULT,
+        complete_every: Duration | None = None,
+        complete_limit: int = COMPLETE_LIMIT_DEFAULT,
         clock: Clock | None = None,
     ) -> None:
         plan = sweep_plan(sweep_every, sweep_limit)
+        at_least_one("complete_limit", complete_limit, "operations")
+        complete_period = period("complete_every", complete_every)
         self._store = blocking_store(store)
         try:
             kernel = make_kernel(
@@ -186,17 +105,24 @@ class Once(Operations):
         )
         super().__init__(kernel, runner)
         self._is_ready = not self._store.lazy
-        self._sweeper: Sweeper | None = None
-        if plan is not None:
-            self._sweeper = Sweeper(self._store, plan, kernel.clock, self._ready)
-            self._sweeper.start()
+        self._completing = Completing(kernel)
+        self._completer = Completer(self._store, runner, self._completing, kernel.clock)
+        self._complete_limit = complete_limit
+        self._sweeper = Sweeper(self._store, plan, kernel.clock, self._ready) if plan else None
+        self._background: list[Background] = [self._sweeper] if self._sweeper else []
+        if complete_period is not None:
+            self._background.append(
+                Background("completer", complete_period, self._complete, kernel.clock, self._ready)
+            )
+        for background in self._background:
+            background.start()
         _alive.add(self)
 
     def _get_ready(self) -> None:
         self._store.bind(self._kernel.identities.check_value())
         self._kernel.adopt(self._store.guarantee)
-        if self._sweeper is not None:
-            self._sweeper.start()  # again, in a forked child
+        for background in self._background:
+            background.start()  # again, in a forked child
         self._is_ready = True
 
     @property
@@ -224,10 +150,69 @@ class Once(Operations):
         self._ready()
         return self._store.sweep(limit)
 
+    def operation(
+        self, operation: str, *, codec: Any = None, tries: int = TRIES_DEFAULT, **options: Any
+    ) -> Callable[[Callable[..., T]], Operation[Result[T]]]:
+        """Register a function `fn(attempt, request)` as an operation that can be
+        finished without its caller; `.run(key, request)` of what this makes runs it.
+
+        Its request, plain values, is kept with its key before it begins. `complete()`, or
+        `complete_every=`, then drives what was left behind to an end: it asks `recover=` about
+        unknown keys, and runs retry-safe ones again, `tries` times at most.
+        """
+
+        def decorate(fn: Callable[..., T]) -> Operation[Result[T]]:
+            check_operation(fn, operation, is_async=False)
+            made = self._completing.register(
+                operation, fn, codec=codec, tries=tries, options=options
+            )
+            return Operation(fn, made, self._run_registered)
+
+        return decorate
+
+    def recover_with(
+        self,
+        operation: str,
+        recover: Callable[..., Any],
+        *,
+        codec: Any = None,
+        tries: int = TRIES_DEFAULT,
+    ) -> None:
+        """Let `complete()` ask `recover` about unknown keys of an operation that is run elsewhere
+        or otherwise, such as "http"."""
+        options = {"recover": recover}
+        self._completing.register(operation, None, codec=codec, tries=tries, options=options)
+
+    def _run_registered(
+        self, registered: Registered, key: KeyLike, request: Any, scope: str
+    ) -> Result[Any]:
+        known = self._kernel.replay(registered.operation, key, scope, request, registered.codec)
+        if known is not None:
+            return known
+        self._ready()
+        job = self._completing.job(registered, key, scope, request)
+        body = registered.body
+        assert body is not None
+        return self._runner.run(job, lambda attempt: body(attempt, as_kept(request)))
+
+    def complete(
+        self,
+        limit: int = COMPLETE_LIMIT_DEFAULT,
+        *,
+        tell: Callable[[Completion], object] = lambda done: None,
+    ) -> Completed:
+        """Finish what is due of the registered operations that were left behind, at most `limit`;
+        `tell` hears of each as it is done. Safe from many processes at once."""
+        self._ready()
+        return self._completer.round(limit, tell)
+
+    def _complete(self) -> None:
+        self._completer.round(self._complete_limit)
+
     def close(self) -> None:
         """Stop the heartbeats and the sweeper, close the store. Finish your own work first."""
-        if self._sweeper is not None:
-            self._sweeper.stop()
+        for background in self._background:
+            background.stop()
         self._runner.stop()
         self._store.close()
 
@@ -265,8 +250,9 @@ def _after_fork() -> None:
     """A child has none of its parent's threads, and locks some of them may have held."""
     for once in list(_alive):
         once._runner.reset()
-        if once._sweeper is not None:
-            once._sweeper.reset()
+        once._completer.reset()
+        for background in once._background:
+            background.reset()
             once._is_ready = False  # the first use starts it here
 
 

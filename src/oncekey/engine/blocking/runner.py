@@ -28,6 +28,8 @@ from oncekey.core.commands import Command, Look, Release, Reply, Seen
 from oncekey.core.contract import Enlisted
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.flow import attempt as attempt_flow
+from oncekey.core.flow import recover as recover_flow
+from oncekey.core.record import Record, State
 from oncekey.engine.attempt import AttemptBase
 from oncekey.engine.blocking.attempt import Attempt
 from oncekey.engine.blocking.coalescer import Coalescer
@@ -88,6 +90,24 @@ class Runner:
             raise reply
         assert isinstance(reply, Seen)
         return reply
+
+    def recover(self, job: Job, record: Record) -> State | None:
+        """Decide an unknown key by its `recover`; the state it was given, None for none yet."""
+        flow = recover_flow(record)
+        answer: object = None
+        while True:
+            try:
+                ask = flow.send(answer)
+            except StopIteration as stop:
+                state: State | None = stop.value
+                return state
+            if type(ask) is Call:
+                answer = self.answer(ask.command)
+            elif type(ask) is Sleep:
+                answer = self.sleep(ask)
+            else:
+                assert type(ask) is Recover
+                answer = self._recover(ask, job)
 
     def stop(self) -> None:
         self._heart.stop()

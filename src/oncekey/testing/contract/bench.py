@@ -132,6 +132,9 @@ class Bench(Case):
     def identity(self, key: str, *, operation: str = "op", scope: str = "") -> Identity:
         return Identities().identify(scope, operation, key)
 
+    def identity_child(self, key: str, name: str) -> str:
+        return Identities().child_key(self.identity(key), name)
+
     def record_of(self, key: str, **names: str) -> Record:
         return self.record(self.identity(key, **names).id)
 

@@ -13,9 +13,11 @@ from __future__ import annotations
 
 from oncekey.testing.contract.answers import Guards, OddResults, Runs
 from oncekey.testing.contract.bench import BenchBase
+from oncekey.testing.contract.completing import Completing, CompletingUnknown, Registered
 from oncekey.testing.contract.endings import DeadOwners, Failures, Recoveries
 from oncekey.testing.contract.leases import Heartbeats, LostLeases, Waiting
 from oncekey.testing.contract.noticing import Caching, Crowding, Subscribers
+from oncekey.testing.contract.step_options import ParallelSteps, Probes, StepRequests
 from oncekey.testing.contract.steps import EngineSteps
 
 
@@ -30,6 +32,12 @@ class EngineContract(
     LostLeases,
     Waiting,
     EngineSteps,
+    StepRequests,
+    Probes,
+    ParallelSteps,
+    Registered,
+    Completing,
+    CompletingUnknown,
     Subscribers,
     Caching,
     Crowding,

@@ -1,0 +1,71 @@
+"""Finishes what others left behind, in threads.
+
+Owns a round: list, look, act. What to do about a record is decided in core/completing.py.
+"""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+from oncekey.core.commands import Look
+from oncekey.core.completing import Todo
+from oncekey.core.contract import Store
+from oncekey.engine.agenda import PAGE
+from oncekey.engine.blocking.runner import Runner
+from oncekey.engine.clock import Clock
+from oncekey.engine.completing import WORKERS, Action, Completed, Completing, Completion, Tell
+
+
+class Completer:
+    """One round at a time; several engines may complete one store, claims keep them apart."""
+
+    def __init__(self, store: Store, runner: Runner, shared: Completing, clock: Clock) -> None:
+        self._store = store
+        self._runner = runner
+        self._shared = shared
+        self._clock = clock
+        self.reset()
+
+    def reset(self) -> None:
+        self._lock = threading.Lock()
+
+    def round(self, limit: int, tell: Tell = lambda done: None) -> Completed:
+        """Do what is due, at most `limit` operations; `tell` hears of each as it is done."""
+        with self._lock:
+            self._list()
+            agenda = self._shared.agenda
+            ids = agenda.due(self._clock.now(), limit)
+            looked = self._store.apply([Look(id) for id in ids]) if ids else []
+            done, actions = self._shared.sort(ids, looked, tell)
+            if actions:
+                with ThreadPoolExecutor(min(WORKERS, len(actions)), "oncekey-completer") as pool:
+                    done += pool.map(partial(self._act, tell), actions)
+            return Completed(tuple(done), len(agenda))
+
+    def _list(self) -> None:
+        shared, more = self._shared, True
+        while more and shared.agenda.has_room():
+            found = self._store.unfinished(shared.agenda.after, PAGE)
+            more = shared.agenda.add(found, shared.registered, self._clock.now())
+
+    def _act(self, tell: Tell, action: Action) -> Completion:
+        done = self._try(action)
+        tell(done)
+        return done
+
+    def _try(self, action: Action) -> Completion:
+        runs = action.todo is Todo.RUN
+        try:
+            if not runs:
+                state = self._runner.recover(action.job, action.record)
+                runs = self._shared.goes_on(action, state)
+                if not runs:
+                    return self._shared.asked(action, state)
+            body = action.registered.body
+            assert body is not None
+            result = self._runner.run(action.job, lambda attempt: body(attempt, action.request))
+            return self._shared.ran(action, result)
+        except Exception as error:  # the user's body and recover run here; others must go on
+            return self._shared.failed(action, error, ran=runs)

@@ -1,0 +1,254 @@
+"""Operations that are driven to an end without their caller: what both colours share.
+
+Owns the registered operations, what is kept of a call so that it can be finished by somebody else,
+and what a round came to. When to act is decided in core/completing.py, when to look in agenda.py;
+the colours run it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+from oncekey.core import codec as codecs
+from oncekey.core.codec import JSON
+from oncekey.core.commands import Reply, Seen
+from oncekey.core.completing import Known, Todo, decide, has_arguments
+from oncekey.core.errors import (
+    ConfigurationError,
+    InFlight,
+    InvalidKey,
+    LeaseLost,
+    NotStarted,
+    OncekeyError,
+    OperationFailed,
+    Terminal,
+)
+from oncekey.core.identity import Identity, KeyLike
+from oncekey.core.record import Record, State
+from oncekey.core.steps import pack_step
+from oncekey.engine.agenda import Agenda
+from oncekey.engine.kernel import Job, Kernel
+from oncekey.engine.results import Result
+from oncekey.engine.status import arguments_of
+
+COMPLETE_LIMIT_DEFAULT: Final = 100
+TRIES_MAX: Final = 1_000
+WORKERS: Final = 4
+
+_log = logging.getLogger("oncekey")
+
+
+class Registered(NamedTuple):
+    """An operation that can be finished here: by running it, by asking about it, or both."""
+
+    operation: str
+    body: Callable[..., Any] | None
+    codec: Any
+    options: dict[str, Any]
+    known: Known
+
+
+class Completion(NamedTuple):
+    """What became of one operation: succeeded, failed, freed, unknown, error, left or elsewhere
+    (somebody was faster)."""
+
+    operation: str
+    scope: str
+    tag: str
+    outcome: str
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """One round: what was done, in order, and how many operations are being watched."""
+
+    done: tuple[Completion, ...] = field(default=())
+    watching: int = 0
+
+    def count(self, outcome: str) -> int:
+        return sum(1 for each in self.done if each.outcome == outcome)
+
+
+Tell = Callable[[Completion], object]
+
+
+class Action(NamedTuple):
+    """What is to be done about a record, by running or asking."""
+
+    todo: Todo
+    record: Record
+    registered: Registered
+    job: Job
+    request: Any
+
+
+class Completing:
+    """The state of one engine's completer, without its threads or tasks."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+        self.registered: dict[str, Registered] = {}
+        self.agenda = Agenda()
+
+    def register(
+        self,
+        operation: str,
+        body: Callable[..., Any] | None,
+        *,
+        codec: Any,
+        tries: int,
+        options: dict[str, Any],
+    ) -> Registered:
+        """Mistakes show here, not when something has to be finished."""
+        self._kernel.check_guard(operation, codec, options)
+        if operation in self.registered:
+            raise ConfigurationError(f"the operation {operation!r} is registered already")
+        if not isinstance(tries, int) or not 1 <= tries <= TRIES_MAX:
+            raise ConfigurationError(f"tries={tries!r} must be 1 to {TRIES_MAX}")
+        policy = self._kernel.policy.with_options(**options)
+        known = Known(body is not None, policy.recover is not None, tries)
+        made = Registered(operation, body, codec, options, known)
+        self.registered[operation] = made
+        return made
+
+    # --- a caller's run -----------------------------------------------------------------------
+
+    def job(self, registered: Registered, key: KeyLike, scope: str, request: Any) -> Job:
+        """A call of a registered operation: its arguments are kept before it begins."""
+        kernel = self._kernel
+        job = kernel.job(
+            registered.operation, key, scope, request, registered.codec, registered.options
+        )
+        # The raw key goes along whatever `raw_keys` says: child keys are made of it.
+        arguments = pack_step({"key": job.identity.key}, kept(request, job.policy.max_bytes))
+        return job._replace(arguments=arguments)
+
+    # --- a round --------------------------------------------------------------------------------
+
+    def sort(
+        self, ids: Sequence[bytes], looked: Sequence[Reply], tell: Tell
+    ) -> tuple[list[Completion], list[Action]]:
+        """What was looked at: what is already said of it, and what has to be done."""
+        done: list[Completion] = []
+        actions: list[Action] = []
+        for id, seen in zip(ids, looked, strict=True):
+            assert isinstance(seen, Seen)
+            found = self._consider(id, seen)
+            if isinstance(found, Action):
+                actions.append(found)
+            elif found is not None:
+                done.append(found)
+                tell(found)
+        return done, actions
+
+    def _consider(self, id: bytes, seen: Seen) -> Action | Completion | None:
+        """What to do about a watched record; None for nothing now."""
+        record, now = seen.record, self._kernel.clock.now()
+        registered = self.registered.get(record.operation) if record is not None else None
+        known = registered.known if registered is not None else None
+        agenda = self.agenda
+        todo, after, why = decide(
+            record, seen.now, known, asked=agenda.asked(id), driven=agenda.driven(id)
+        )
+        if todo is Todo.FORGET or record is None or registered is None:
+            self.agenda.forget(id)
+            return None
+        if todo is Todo.LATER:
+            self.agenda.later(id, now + after)
+            return None
+        action = None if todo is Todo.LEAVE else self._action(todo, record, registered)
+        if action is not None:
+            return action
+        why = why or "its kept key leads elsewhere; was it written under another secret?"
+        if not self.agenda.leave(id, now + after, why):
+            return None
+        _log.warning("%s [%s] is left: %s", record.operation, record.id.hex()[:12], why)
+        return told(record, "left", why)
+
+    def _action(self, todo: Todo, record: Record, registered: Registered) -> Action | None:
+        kernel = self._kernel
+        kept = arguments_of(record.steps)
+        key = kept.key or record.key
+        identity = Identity(record.scope, record.operation, key, record.id)
+        if key and kernel.identities.identify(*identity[:3]).id != record.id:
+            return None
+        options = {**registered.options, "wait": "0s"}
+        policy = kernel.policy_with(options, record.operation)
+        codec = kernel.codec if registered.codec is None else codecs.codec_for(registered.codec)
+        job = Job(identity, record.fingerprint, policy, codec, kernel.clock.now())
+        return Action(todo, record, registered, job, kept.request)
+
+    # --- what came of it ------------------------------------------------------------------------
+
+    def asked(self, action: Action, state: State | None) -> Completion:
+        record = action.record
+        if state is None:
+            self.agenda.asked_in_vain(record.id, self._kernel.clock.now())
+            return told(record, "unknown", "nobody can tell yet")
+        self.agenda.forget(record.id)
+        words = {State.SUCCEEDED: "succeeded", State.FAILED: "failed"}
+        return told(record, words.get(state, "freed"), "by its recover=")
+
+    def goes_on(self, action: Action, state: State | None) -> bool:
+        """Whether one that was asked about, and never happened, can be run now."""
+        runs = action.registered.body is not None and has_arguments(action.record)
+        return state is State.ABSENT and runs
+
+    def ran(self, action: Action, result: Result[Any]) -> Completion:
+        self.agenda.forget(action.record.id)
+        return told(action.record, "elsewhere" if result.replayed else "succeeded")
+
+    def failed(self, action: Action, error: Exception, *, ran: bool) -> Completion:
+        """Whatever it was: the record says when it is looked at next."""
+        record, now = action.record, self._kernel.clock.now()
+        if ran:
+            self.agenda.run_in_vain(record.id, now)
+        else:
+            self.agenda.asked_in_vain(record.id, now)
+        if isinstance(error, (InFlight, LeaseLost)):
+            return told(record, "elsewhere")
+        if ran and is_final(error, action.job):
+            return told(record, "failed", type(error).__name__)
+        # Of a stranger's error only the kind is told: its text might hold what it was about.
+        detail = type(error).__name__ + (f": {error}" if isinstance(error, OncekeyError) else "")
+        _log.warning(
+            "%s [%s] could not be finished: %s", record.operation, record.id.hex()[:12], detail
+        )
+        return told(record, "error", detail)
+
+
+def is_final(error: Exception, job: Job) -> bool:
+    """Whether a run that raised this has ended its key."""
+    if isinstance(error, (Terminal, OperationFailed)):
+        return True
+    return not job.policy.retry_safe and not isinstance(error, (NotStarted, OncekeyError))
+
+
+def told(record: Record, outcome: str, detail: str = "") -> Completion:
+    return Completion(record.operation, record.scope, record.id.hex()[:12], outcome, detail)
+
+
+def kept(request: Any, max_bytes: int) -> bytes:
+    """The request of a registered operation in its envelope."""
+    try:
+        envelope = codecs.pack_value(JSON, request)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidKey(
+            f"this request cannot be kept for finishing the operation later ({error}); give a "
+            "registered operation plain values"
+        ) from error
+    if len(envelope) > max_bytes:
+        raise InvalidKey(
+            f"this request has {len(envelope)} bytes, more than max_bytes={max_bytes} for a "
+            "registered operation, which keeps it"
+        )
+    return envelope
+
+
+def as_kept(request: Any) -> Any:
+    """The request as whoever finishes the operation would get it."""
+    return JSON.load(JSON.dump(request))
