@@ -7,12 +7,13 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.cli.running import Running, Start
 
 from oncekey import Once, Policy, Terminal
 from oncekey.cli.main import main
@@ -56,6 +57,19 @@ def oncekey(executable: str) -> Command:
         return Ran(done.returncode, done.stdout, done.stderr)
 
     return run
+
+
+@pytest.fixture
+def start(executable: str) -> Iterator[Start]:
+    begun: list[Running] = []
+
+    def run(*arguments: str, **environment: str) -> Running:
+        begun.append(Running(executable, *arguments, **environment))
+        return begun[-1]
+
+    yield run
+    for running in begun:
+        running.close()
 
 
 @pytest.fixture

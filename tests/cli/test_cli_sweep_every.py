@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import signal
-import subprocess
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from queue import Queue
-from typing import Any
 from uuid import uuid4
 
 import pytest
 from tests.cli.conftest import Command
+from tests.cli.running import Start
 from tests.postgres_stores import server
 
 from oncekey.cli.exits import Exit
@@ -21,62 +17,6 @@ from oncekey.stores.postgres import migrate
 from oncekey.testing.servers import Postgres, require
 
 PATIENCE_SECONDS = 60
-
-
-class Running:
-    """A command that goes on; its lines come as it prints them."""
-
-    def __init__(self, *command: str) -> None:
-        self._process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        assert self._process.stdout is not None
-        assert self._process.stderr is not None
-        self.out = self._read(self._process.stdout)
-        self.err = self._read(self._process.stderr)
-
-    def _read(self, stream: Any) -> Queue[str]:
-        lines: Queue[str] = Queue()
-
-        def read() -> None:
-            for line in stream:
-                lines.put(line)
-
-        threading.Thread(target=read, daemon=True).start()
-        return lines
-
-    def line(self) -> str:
-        return self.out.get(timeout=PATIENCE_SECONDS)
-
-    def round(self) -> Any:
-        return json.loads(self.line())
-
-    def end(self, how: signal.Signals) -> int:
-        self._process.send_signal(how)
-        return self._process.wait(PATIENCE_SECONDS)
-
-    def close(self) -> None:
-        self._process.kill()
-        self._process.wait()
-        for stream in (self._process.stdout, self._process.stderr):
-            assert stream is not None
-            stream.close()
-
-
-Start = Callable[..., Running]
-
-
-@pytest.fixture
-def start(executable: str) -> Iterator[Start]:
-    begun: list[Running] = []
-
-    def run(*arguments: str) -> Running:
-        begun.append(Running(executable, *arguments))
-        return begun[-1]
-
-    yield run
-    for running in begun:
-        running.close()
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from oncekey import ConfigurationError, InvalidKey, OncekeyError, __version__
 from oncekey.cli.commands.demo import demo
 from oncekey.cli.commands.migrate import migrate
 from oncekey.cli.commands.policy import policy
+from oncekey.cli.commands.recover import recover
 from oncekey.cli.commands.show import show
 from oncekey.cli.commands.sweep import sweep
 from oncekey.cli.commands.version import version
@@ -45,7 +46,7 @@ def cli(context: click.Context) -> None:
         click.echo(context.get_help())
 
 
-for command in (demo, show, sweep, migrate, policy, version):
+for command in (demo, show, recover, sweep, migrate, policy, version):
     cli.add_command(command)
 
 

@@ -22,12 +22,15 @@ _MEANING = {
     "unknown": "its owner died; it is not run again until somebody decides",
 }
 _UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
+_SILENT = "its owner fell silent: the next retry, or `oncekey recover`, takes over"
 _EXPIRED = "expired: the next call runs again"
 
 
 def key_facts(status: KeyStatus) -> dict[str, str]:
     """Where a key stands."""
     meaning = _EXPIRED if status.expired else _MEANING.get(status.state, "")
+    if status.state == "pending" and status.lease_until < datetime.now(UTC) and not status.expired:
+        meaning = _SILENT
     return {
         "state": f"{status.state} ({meaning})",
         "operation": status.operation,
@@ -58,15 +61,23 @@ def _course(status: KeyStatus) -> dict[str, str]:
         facts["answer"] = _json(status.value, VALUE_MAX_CHARS)
     if status.note:
         facts["note"] = status.note
+    if status.arguments is not None:
+        facts["asked for"] = _json(status.arguments, STEP_MAX_CHARS)
     facts.update((f"step {step.name}", _step(step)) for step in status.steps)
     return facts
 
 
 def _step(step: StepStatus) -> str:
     if not step.done:
-        return f"begun {when(step.at)}, not known to have ended; sent with the key {step.intent}"
+        sent = "" if step.request is None else f": {_json(step.request, STEP_MAX_CHARS)}"
+        return (
+            f"begun {when(step.at)}, not known to have ended; sent with the key {step.intent}{sent}"
+        )
     said = step.error if step.error is not None else _json(step.value, STEP_MAX_CHARS)
-    return f"done {when(step.at)}: {_short(said, STEP_MAX_CHARS)}"
+    named = [f"id {step.external_id}"] if step.external_id is not None else []
+    named += [f"status {step.status}"] if step.status is not None else []
+    there = f" as {', '.join(named)}" if named else ""
+    return f"done {when(step.at)}{there}: {_short(said, STEP_MAX_CHARS)}"
 
 
 def when(at: datetime) -> str:

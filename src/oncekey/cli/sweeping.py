@@ -1,24 +1,21 @@
 """Sweeping a store from the command line: once until nothing is left, or again and again.
 
 Again and again, one sweeper per store is elected, so that several hosts may run the same command;
-when it ends it resigns, and the next one goes on at once. Owns the rounds, the election and how
-a signal ends them between two batches. Prints nothing.
+when it ends it resigns, and the next one goes on at once. Owns the rounds and the election.
+Prints nothing.
 """
 
 from __future__ import annotations
 
 import inspect
 import secrets
-import select
-import signal
-import socket
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from types import FrameType
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 from oncekey.cli.opening import UsageProblem
+from oncekey.cli.stopping import Stop, until_told
 from oncekey.core.contract import Store
 from oncekey.core.errors import StoreUnavailable
 from oncekey.engine.sweeping import rest_after
@@ -124,7 +121,7 @@ def sweep_for_ever(
     store is down is reported, and the next one is another try."""
     candidate = Candidate(store, every, shares=shares)
     seconds = every / 1_000_000
-    with _until_told() as stop:
+    with until_told() as stop:
         try:
             while not stop.told:
                 done = _round(candidate, batch, watch, stop)
@@ -134,7 +131,7 @@ def sweep_for_ever(
             candidate.resign()
 
 
-def _round(candidate: Candidate, batch: Batch, watch: Watch, stop: _Stop) -> Round:
+def _round(candidate: Candidate, batch: Batch, watch: Watch, stop: Stop) -> Round:
     try:
         if not candidate.ask():
             return Round(elected=False)
@@ -150,49 +147,3 @@ def _round(candidate: Candidate, batch: Batch, watch: Watch, stop: _Stop) -> Rou
         return done
     except StoreUnavailable as error:
         return Round(error=error)
-
-
-class _Stop:
-    """Whether we were told to end, and a sleep that ends then.
-
-    A socket, not an Event: its lock might be held by the very code that the signal interrupts.
-    """
-
-    def __init__(self) -> None:
-        self.told = False
-        self._waiting, self._waking = socket.socketpair()
-        self._waking.setblocking(False)
-
-    def tell(self) -> None:
-        self.told = True
-        self._waking.send(b"!")
-
-    def wait(self, seconds: float) -> None:
-        select.select([self._waiting], [], [], seconds)
-
-    def close(self) -> None:
-        self._waiting.close()
-        self._waking.close()
-
-
-@contextmanager
-def _until_told() -> Iterator[_Stop]:
-    """SIGINT and SIGTERM end the loop after the batch under way; a second one ends it at once."""
-    stop = _Stop()
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-
-    def restore() -> None:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-    def end(number: int, frame: FrameType | None) -> None:
-        stop.tell()
-        restore()
-
-    for number in before:
-        signal.signal(number, end)
-    try:
-        yield stop
-    finally:
-        restore()
-        stop.close()

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
-import os
-import sys
 from typing import Any
 
 import click
 
 from oncekey.cli.commands.options import json_option
+from oncekey.cli.importing import imported
 from oncekey.cli.opening import UsageProblem
 from oncekey.cli.output import Output
 
@@ -56,19 +54,4 @@ def _found(name: str) -> tuple[Any, Any]:
         from oncekey.http import discovery, published
     except ImportError as error:
         raise UsageProblem(f"{error}; install oncekey[http]") from error
-    return published, discovery.find(_imported(name))
-
-
-def _imported(name: str) -> Any:
-    module, _, attribute = name.partition(":")
-    if not module or not attribute:
-        raise UsageProblem(f"{name!r} is not MODULE:APP, such as shop.main:app")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        found: Any = importlib.import_module(module)
-        for part in attribute.split("."):
-            found = getattr(found, part)
-    except (ImportError, AttributeError) as error:
-        raise UsageProblem(f"{name} cannot be imported: {error}") from error
-    return found
+    return published, discovery.find(imported(name))

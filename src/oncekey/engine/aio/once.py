@@ -162,6 +162,11 @@ class AsyncOnce(AsyncOperations):
 
         return decorate
 
+    @property
+    def operations(self) -> tuple[str, ...]:
+        """The names of the registered operations."""
+        return tuple(self._completing.registered)
+
     def recover_with(
         self,
         operation: str,

@@ -170,6 +170,11 @@ class Once(Operations):
 
         return decorate
 
+    @property
+    def operations(self) -> tuple[str, ...]:
+        """The names of the registered operations."""
+        return tuple(self._completing.registered)
+
     def recover_with(
         self,
         operation: str,

@@ -1,0 +1,131 @@
+"""`oncekey recover`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+
+from oncekey import Completed, Completion
+from oncekey.cli.commands.options import duration, json_option
+from oncekey.cli.completing import Round, rounds_of, survived, until_nothing_is_due
+from oncekey.cli.exits import Exit
+from oncekey.cli.importing import imported
+from oncekey.cli.output import Output, error_line
+from oncekey.cli.stopping import until_told
+from oncekey.core.duration import human
+from oncekey.core.errors import StoreUnavailable
+from oncekey.engine.completing import COMPLETE_LIMIT_DEFAULT
+
+LIMIT_MAX = 10_000
+EVERY_MIN_US = 1_000_000
+EVERY_MAX_US = 24 * 3_600_000_000
+_OPEN = ("unknown", "error", "left")
+
+
+@click.command()
+@click.argument("once", metavar="MODULE:ONCE")
+@click.option(
+    "--limit",
+    type=click.IntRange(1, LIMIT_MAX),
+    default=COMPLETE_LIMIT_DEFAULT,
+    show_default=True,
+    help="Operations to take up per round.",
+)
+@click.option(
+    "--every",
+    callback=duration(EVERY_MIN_US, EVERY_MAX_US),
+    metavar="DURATION",
+    help="Go on, with a round every so often (10s, 1m), until interrupted.",
+)
+@json_option
+@click.pass_context
+def recover(
+    context: click.Context, once: str, limit: int, every: int | None, as_json: bool
+) -> None:
+    """Finish operations that were left behind.
+
+    An operation is left behind when its owner died, or failed halfway, and its caller does not
+    come back. Imports the Once or AsyncOnce named (from the current folder too) with the operations
+    registered on it, and drives theirs to an end: unknown keys are asked about with recover=,
+    retry-safe operations are run again with the arguments that were kept, their finished steps
+    skipped. What fails is tried again after a growing pause, up to the operation's own `tries`.
+    Others are left alone. It may run beside the application, and on several hosts.
+
+    For cron use the plain form: it takes up what is due and ends, with exit code 1 if something is
+    still open that somebody should look at. With --every it stays; Ctrl-C and SIGTERM end it after
+    the round under way, and --json prints one document per round in which something happened.
+
+    \b
+    Examples:
+      oncekey recover shop.operations:once
+      oncekey recover shop.operations:once --every 30s
+      oncekey recover shop.operations:once --limit 20 --json
+    """
+    out = Output(as_json=as_json)
+    with rounds_of(imported(once), once) as one:
+        if every is not None:
+            _go_on(out, one, limit, every)
+            return
+        completed = _once_through(out, one, limit)
+    if any(done.outcome in _OPEN for done in completed.done):
+        context.exit(Exit.FAILED)
+
+
+def _once_through(out: Output, one: Round, limit: int) -> Completed:
+    with out.progress("looking for what was left behind") as say:
+        completed = until_nothing_is_due(one, limit, _teller(out, say))
+    if out.as_json:
+        out.data(_as_data(completed))
+    else:
+        out.line(_summary(completed))
+    return completed
+
+
+def _go_on(out: Output, one: Round, limit: int, every: int) -> None:
+    with until_told() as stop:
+        while not stop.told:
+            completed = survived(one, limit, _teller(out, lambda text: None))
+            if isinstance(completed, StoreUnavailable):
+                error_line(f"{completed}; it is tried again in {human(every)}")
+            elif out.as_json and completed.done:
+                out.event({"at": datetime.now(UTC), **_as_data(completed)})
+            stop.wait(every / 1_000_000)
+
+
+def _teller(out: Output, say: Callable[[str], None]) -> Callable[[Completion], None]:
+    count = 0
+
+    def tell(done: Completion) -> None:
+        nonlocal count
+        count += 1
+        say(f"{count:,} taken up, {done.operation} [{done.tag}] {done.outcome}")
+        if not out.as_json:
+            out.line(_line(done))
+
+    return tell
+
+
+def _line(done: Completion) -> str:
+    scope = f" of {done.scope}" if done.scope else ""
+    why = f": {done.detail}" if done.detail else ""
+    at = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC"
+    return f"{at}  {done.operation} [{done.tag}]{scope} {done.outcome}{why}"
+
+
+def _summary(completed: Completed) -> str:
+    counts = Counter(done.outcome for done in completed.done)
+    told = ", ".join(f"{count:,} {outcome}" for outcome, count in counts.items())
+    later = f"{completed.watching:,} under way or to be tried later"
+    return f"{told or 'nothing was left behind'}; {later}"
+
+
+def _as_data(completed: Completed) -> dict[str, Any]:
+    return {
+        "done": [done._asdict() for done in completed.done],
+        "counts": Counter(done.outcome for done in completed.done),
+        "watching": completed.watching,
+    }

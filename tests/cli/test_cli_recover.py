@@ -1,0 +1,158 @@
+"""`oncekey recover`: finishes what was left behind, says what it could not, ends when told to."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cli.conftest import Command
+from tests.cli.running import Start
+
+from oncekey.cli.exits import Exit
+
+# Imported by the command, and run by a process that dies in the middle of it. That one writes fifty
+# seconds ago by its store's clock, so that its lease is over when the command comes.
+SHOP = """
+import os, sys, time
+from oncekey import {engine}, Policy, Recovery
+from oncekey.stores.sqlite import {store}
+
+dying = "dies" in sys.argv
+clock = lambda: time.time_ns() // 1_000 - (50_000_000 if dying else 0)
+once = {engine}({store}("{path}", clock=clock), policy=Policy(keep="7d"))
+
+def answer(unknown):
+    return None if unknown.request == "who knows" else Recovery.succeeded("it was sent")
+
+@once.operation("ship", retry_safe=True)
+{define} ship(attempt, request):
+    held = {wait}attempt.step("reserve", lambda key: "hold " + request)
+    if dying:
+        os._exit(9)
+    return {wait}attempt.step("send", lambda key: held + ", sent")
+
+@once.operation("mail", recover=answer)
+{define} mail(attempt, request):
+    os._exit(9)
+
+empty = {engine}("memory://")
+something = 5
+
+if dying:
+    operation, key, request = sys.argv[2:]
+    run = globals()[operation].run(key, request)
+    if "{wait}":
+        import asyncio
+        asyncio.run(run)
+"""
+
+
+class Shop:
+    def __init__(self, folder: Path, colour: str) -> None:
+        words = {"engine": "Once", "store": "SQLiteStore", "define": "def", "wait": ""}
+        if colour == "asyncio":
+            words = {
+                "engine": "AsyncOnce",
+                "store": "AsyncSQLiteStore",
+                "define": "async def",
+                "wait": "await ",
+            }
+        self.folder = folder
+        self.url = f"sqlite:///{folder / 'shop.db'}"
+        (folder / "shop.py").write_text(SHOP.format(path=folder / "shop.db", **words))
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {"PYTHONPATH": str(self.folder)}
+
+    def die(self, operation: str, key: str, request: str) -> None:
+        """Begin an operation in a process that ends in the middle of it."""
+        done = subprocess.run(
+            [sys.executable, str(self.folder / "shop.py"), "dies", operation, key, request],
+            env={**os.environ, **self.environment},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode == 9, done.stderr
+
+
+@pytest.fixture(params=["blocking", "asyncio"])
+def shop(request: pytest.FixtureRequest, tmp_path: Path) -> Shop:
+    return Shop(tmp_path, request.param)
+
+
+def recover(oncekey: Command, shop: Shop, *options: str) -> Any:
+    return oncekey("recover", "shop:once", *options, **shop.environment)
+
+
+def test_i10_a_dead_process_work_is_finished_and_shown(oncekey: Command, shop: Shop) -> None:
+    shop.die("ship", "order-1", "1042")
+    shown = oncekey("show", shop.url, "ship", "order-1")
+    assert 'asked for     "1042"' in shown.out
+    assert "pending (its owner fell silent" in shown.out
+    ran = recover(oncekey, shop)
+    assert (ran.code, ran.err) == (Exit.OK, "")
+    assert "succeeded" in ran.out
+    assert "1 succeeded; 0 under way" in ran.out
+    shown = oncekey("show", shop.url, "ship", "order-1", "--json")
+    assert (shown.data["state"], shown.data["value"]) == ("succeeded", "hold 1042, sent")
+    assert shown.data["attempt"] == 2
+
+
+def test_an_unknown_key_is_decided(oncekey: Command, shop: Shop) -> None:
+    shop.die("mail", "order-1", "receipt")
+    ran = recover(oncekey, shop, "--json")
+    (done,) = ran.data["done"]
+    assert (ran.code, done["operation"], done["outcome"]) == (Exit.OK, "mail", "succeeded")
+    assert ran.data["counts"] == {"succeeded": 1}
+    assert oncekey("show", shop.url, "mail", "order-1", "--json").data["value"] == "it was sent"
+
+
+def test_what_nobody_can_tell_ends_in_exit_code_1(oncekey: Command, shop: Shop) -> None:
+    shop.die("mail", "order-1", "who knows")
+    ran = recover(oncekey, shop)
+    assert ran.code == Exit.FAILED
+    assert "unknown: nobody can tell yet" in ran.out
+    assert "order-1" not in ran.out, "keys are told by their tags"
+
+
+def test_nothing_left_behind(oncekey: Command, shop: Shop) -> None:
+    ran = recover(oncekey, shop)
+    assert (ran.code, ran.out) == (
+        Exit.OK,
+        "nothing was left behind; 0 under way or to be tried later\n",
+    )
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_it_goes_on_until_a_signal(start: Start, shop: Shop, how: signal.Signals) -> None:
+    shop.die("ship", "order-1", "1")
+    running = start("recover", "shop:once", "--every", "1s", "--json", **shop.environment)
+    first = json.loads(running.line())
+    assert first["counts"] == {"succeeded": 1}
+    shop.die("ship", "order-2", "2")
+    assert json.loads(running.line())["counts"] == {"succeeded": 1}
+    assert running.end(how) == Exit.OK
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("shop", "is not MODULE:NAME"),
+        ("shop:nothing", "cannot be imported"),
+        ("nowhere:once", "cannot be imported"),
+        ("shop:something", "is a int; name the Once or AsyncOnce"),
+        ("shop:empty", "no operation is registered with shop:empty"),
+    ],
+)
+def test_mistakes_are_told(oncekey: Command, tmp_path: Path, name: str, said: str) -> None:
+    ran = oncekey("recover", name, **Shop(tmp_path, "blocking").environment)
+    assert (ran.code, ran.out) == (Exit.USAGE, "")
+    assert said in ran.err

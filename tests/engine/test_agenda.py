@@ -1,0 +1,90 @@
+"""What a completer remembers: everything unfinished that was listed, and no more than its limit."""
+
+from __future__ import annotations
+
+import pytest
+from tests.core.making import record
+
+from oncekey.core.contract import Unfinished
+from oncekey.core.record import Record
+from oncekey.engine import agenda as module
+from oncekey.engine.agenda import MARGIN_US, PAGE, Agenda
+
+HERE = {"charge"}
+NOW = 10**12
+
+
+def listed(*times: int, operation: str = "charge") -> Unfinished:
+    return Unfinished(tuple(made(n, at, operation) for n, at in enumerate(times)), NOW)
+
+
+def made(number: int, at: int, operation: str = "charge") -> Record:
+    return record(id=number.to_bytes(16, "big"), created_at=at, operation=operation)
+
+
+def test_a_short_page_moves_the_cursor_to_a_minute_ago() -> None:
+    agenda = Agenda()
+    assert agenda.add(listed(5, 6), HERE, 0) is False
+    assert (len(agenda), agenda.after) == (2, NOW - MARGIN_US)
+
+
+def test_the_cursor_never_goes_back() -> None:
+    agenda = Agenda()
+    agenda.after = NOW
+    agenda.add(listed(), HERE, 0)
+    assert agenda.after == NOW
+
+
+def test_a_full_page_is_followed_by_the_next_and_no_record_falls_between_them() -> None:
+    agenda = Agenda()
+    assert agenda.add(listed(*range(1, PAGE + 1)), HERE, 0) is True
+    # Another record of the last one's microsecond may have been cut off.
+    assert agenda.after == PAGE - 1
+
+
+def test_a_page_of_one_microsecond_does_not_stand_still() -> None:
+    agenda = Agenda()
+    agenda.after = 6
+    agenda.add(listed(*[7] * PAGE), HERE, 0)
+    assert agenda.after == 7
+
+
+def test_what_is_not_registered_is_not_watched() -> None:
+    agenda = Agenda()
+    agenda.add(listed(5, operation="other"), HERE, 0)
+    assert len(agenda) == 0
+
+
+def test_listed_again_it_keeps_its_time_and_its_count() -> None:
+    agenda = Agenda()
+    agenda.add(listed(5), HERE, 0)
+    (id,) = agenda.due(0, 10)
+    agenda.asked_in_vain(id, 0)
+    agenda.add(listed(5), HERE, 1)
+    assert (agenda.asked(id), agenda.due(1, 10)) == (1, [])
+
+
+def test_those_that_waited_longest_come_first() -> None:
+    agenda = Agenda()
+    agenda.add(listed(1, 2, 3), HERE, 0)
+    first, second, third = agenda.due(0, 10)
+    agenda.later(first, 0)
+    assert agenda.due(0, 2) == [second, third]
+
+
+def test_i11_when_it_is_full_those_go_that_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "WATCHED_MAX", 3)
+    agenda = Agenda()
+    agenda.add(listed(1, 2, 3), HERE, 0)
+    assert not agenda.has_room()
+    first, *_ = agenda.due(0, 10)
+    assert agenda.leave(first, 0, "why")
+    assert agenda.has_room()
+    assert len(agenda) == 2
+
+
+def test_why_it_is_left_is_news_once() -> None:
+    agenda = Agenda()
+    agenda.add(listed(1), HERE, 0)
+    (id,) = agenda.due(0, 1)
+    assert [agenda.leave(id, 0, why) for why in ("a", "a", "b")] == [True, False, True]
