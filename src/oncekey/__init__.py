@@ -24,7 +24,7 @@ from oncekey.core.errors import (
 )
 from oncekey.core.events import Fact, Notice
 from oncekey.core.identity import child_key, child_uuid
-from oncekey.core.keys import key_for, namespace_of
+from oncekey.core.keys import check_key, key_for, namespace_of
 from oncekey.core.levels import Guarantee, Level
 from oncekey.core.policy import Policy
 from oncekey.core.recovery import Recovery, UnknownKey
@@ -76,6 +76,7 @@ __all__ = [
     "Terminal",
     "UnknownKey",
     "WaitTimeout",
+    "check_key",
     "child_key",
     "child_uuid",
     "current_attempt",

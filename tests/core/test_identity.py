@@ -1,4 +1,4 @@
-"""Identities: framing, limits, secrets, and child keys. No outcome may cross scopes (I8)."""
+"""Identities: framing, limits and secrets. No outcome may cross scopes (I8)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from oncekey.core.identity import (
     SECRET_MIN_BYTES,
     STEP_NAME_MAX_CHARS,
     Identities,
-    child_key,
 )
 
 SECRET = b"0123456789abcdef"
@@ -198,6 +197,7 @@ def test_a_secret_changes_everything_that_is_stored_or_sent() -> None:
     parent = PLAIN.identify("s", "o", "k")
     assert parent.id != KEYED.identify("s", "o", "k").id
     assert PLAIN.child_key(parent, "step") != KEYED.child_key(parent, "step")
+    assert PLAIN.child_uuid(parent, "step") != KEYED.child_uuid(parent, "step")
     assert PLAIN.fingerprint({"a": 1}) != KEYED.fingerprint({"a": 1})
     assert PLAIN.fingerprint(None) != KEYED.fingerprint(None)
     assert PLAIN.check_value() != KEYED.check_value()
@@ -230,58 +230,3 @@ def test_other_secrets_are_refused(secret: Any) -> None:
 def test_nothing_asked_has_the_fingerprint_of_none() -> None:
     assert PLAIN.fingerprint(None).hex().startswith("01c0383142d5fcef")
     assert KEYED.fingerprint(None).hex().startswith("01d9c0974d8fb8f3")
-
-
-# --- child keys -------------------------------------------------------------------------------
-
-
-def test_the_format_of_child_keys_never_changes() -> None:
-    """Golden: another child key would charge the customer a second time downstream."""
-    parent = PLAIN.identify("acct_1", "charge", "order-17")
-    plain = "ok1-fed179731875abda4075206194bb5b9196def0bf"
-    keyed = "ok1-35b20b58bc6d33b8aff0f615d8a7c6d7625c7baa"
-    assert PLAIN.child_key(parent, "payment:charge") == plain
-    assert KEYED.child_key(parent, "payment:charge") == keyed
-    assert child_key("k", "s") == "ok1-5901550eb938ff59b3aa9374dff8c7b78b197eab"
-
-
-def test_the_function_and_the_method_agree() -> None:
-    parent = KEYED.identify("acct_1", "charge", "order-17")
-    made = child_key("order-17", "pay", scope="acct_1", operation="charge", secret=SECRET)
-    assert made == KEYED.child_key(parent, "pay")
-    assert child_key(17, "pay") == child_key("17", "pay")
-
-
-@given(triple=_triples, name=_text)
-def test_child_keys_fit_everywhere(triple: tuple[str, str, str], name: str) -> None:
-    made = KEYED.child_key(KEYED.identify(*triple), name)
-    assert len(made) <= 64
-    assert made.isascii()
-    assert made.isprintable()
-    assert PLAIN.identify("", "op", made).key == made, "a child key is itself a valid key"
-
-
-_quadruples = st.tuples(_tricky | st.just(""), _tricky, _tricky, _tricky)
-
-
-@given(one=_quadruples, two=_quadruples)
-def test_i8_child_keys_differ_by_tenant_operation_key_and_step(
-    one: tuple[str, str, str, str], two: tuple[str, str, str, str]
-) -> None:
-    def made(parts: tuple[str, str, str, str]) -> str:
-        scope, operation, key, step = parts
-        return PLAIN.child_key(PLAIN.identify(scope, operation, key), step)
-
-    assert (made(one) == made(two)) is (one == two)
-
-
-@pytest.mark.parametrize("name", ["", "x" * (STEP_NAME_MAX_CHARS + 1), "a\x00", None, 3])
-def test_bad_step_names_are_refused(name: Any) -> None:
-    with pytest.raises(InvalidKey, match="step name"):
-        child_key("k", name)
-
-
-@pytest.mark.parametrize("parent", ["", True, None, "a\nb"])
-def test_bad_parents_are_refused(parent: Any) -> None:
-    with pytest.raises(InvalidKey):
-        child_key(parent, "step")

@@ -78,7 +78,9 @@ class Scene:
         identities = Identities()
         clock: Any = self.clock
         grant = Grant(name, b"o", 1, 1, lease, self.clock.time + lease, (), False)
-        attempt = AttemptBase(identities, identities.identify("", "op", "k"), grant, Policy(), clock)
+        attempt = AttemptBase(
+            identities, identities.identify("", "op", "k"), grant, Policy(), clock
+        )
         self.heart.watch(attempt)
         return attempt
 
@@ -235,7 +237,9 @@ def test_so_does_the_heartbeat() -> None:
         heart = AsyncHeart(clock, answer)
         identities = Identities()
         grant = Grant(b"a", b"o", 1, 1, 10, clock.now() + 10, (), False)
-        attempt = AttemptBase(identities, identities.identify("", "op", "k"), grant, Policy(), clock)
+        attempt = AttemptBase(
+            identities, identities.identify("", "op", "k"), grant, Policy(), clock
+        )
         request.set("alice's")
         heart.watch(attempt)
         await ended.wait()

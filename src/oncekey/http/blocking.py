@@ -13,7 +13,8 @@ from typing import Generic, Protocol, TypeVar
 
 from oncekey.core.errors import ConfigurationError, OncekeyError, StoreUnavailable
 from oncekey.engine.blocking.attempt import Attempt
-from oncekey.engine.blocking.once import Once, Operations
+from oncekey.engine.blocking.once import Once
+from oncekey.engine.blocking.operations import Operations
 from oncekey.http.exchange import OPERATION_DEFAULT, Asking, Exchange, Keyed, marks
 from oncekey.http.message import Headers, Request, Response
 from oncekey.http.rules import Rule, Rules

@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from oncekey.core.errors import ConfigurationError, InFlight, InvalidKey, OncekeyError
 from oncekey.core.identity import OPERATION_MAX_CHARS
+from oncekey.core.keys import require_namespace
 from oncekey.http import problem as problems
 from oncekey.http.bodies import TooLarge, UnreadableBody
 from oncekey.http.durations import Durations
@@ -73,9 +74,15 @@ class Exchange:
             key = read_key(values(headers, HEADER), strict=rule.strict)
         except InvalidKey as error:
             return self.refuse(error)
-        if key is not None:
-            return Keyed(rule, key)
-        return self.refused(problems.MISSING) if rule.required else None
+        if key is None:
+            return self.refused(problems.MISSING) if rule.required else None
+        try:
+            if rule.namespaces is not None:
+                require_namespace(key, rule.namespaces)
+        except InvalidKey as error:
+            # An earlier rule may have taken this key, and carried its request out.
+            return self.refused(problems.INVALID._replace(detail=str(error), safe_new_key=False))
+        return Keyed(rule, key)
 
     def has_key(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
         """Whether there is a key, well-formed or not."""

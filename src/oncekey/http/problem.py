@@ -40,7 +40,7 @@ class Problem(NamedTuple):
     safe_new_key: bool = True
 
 
-INVALID = Problem("invalid-key", 400, "The idempotency key is malformed", "", False)
+INVALID = Problem("invalid-key", 400, "The idempotency key cannot be accepted", "", False)
 MISSING = Problem(
     "missing-key",
     400,

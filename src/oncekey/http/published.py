@@ -30,6 +30,7 @@ class Entry:
     path: str
     required: bool
     key_format: str
+    namespaces: list[str]
     kept_for: str
     kept_for_seconds: int
     waits: str
@@ -52,6 +53,7 @@ def _entry(rule: Rule, path: str, methods: Sequence[str], engine: Policy) -> Ent
         path=path,
         required=rule.required,
         key_format=_key_format(rule),
+        namespaces=list(rule.namespaces or ()),
         kept_for=human(terms.keep),
         kept_for_seconds=terms.keep // 1_000_000,
         waits=human(terms.wait) if terms.wait else "",
@@ -68,7 +70,10 @@ def _entry(rule: Rule, path: str, methods: Sequence[str], engine: Policy) -> Ent
 
 def _key_format(rule: Rule) -> str:
     quoted = f"a quoted string of 1 to {KEY_MAX_CHARS} visible ASCII characters"
-    return quoted if rule.strict else f"{quoted}, or the same without quotes"
+    form = quoted if rule.strict else f"{quoted}, or the same without quotes"
+    if rule.namespaces is None:
+        return form
+    return f"{form}, beginning with " + " or ".join(f"{name}:" for name in rule.namespaces)
 
 
 def _compared(rule: Rule) -> str:

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from oncekey.core.duration import Duration
 from oncekey.core.errors import ConfigurationError
+from oncekey.core.keys import checked_namespaces
 from oncekey.core.policy import MAX_BYTES_CAP, Policy
 
 METHODS_DEFAULT: Final = ("POST", "PATCH")
@@ -36,6 +37,7 @@ class Rule:
     guarded       False lets all of them pass untouched
     required      a request without a key is refused; else it passes, unprotected
     strict        only quoted keys, as the standard has them
+    namespaces    only keys in one of these: ("v2",) takes "v2:..." and nothing else
     ignore        JSON members (or form fields) that may differ between retries: "meta.sent_at"
     only          ... or the only ones that count
     headers       response headers to keep, beside the usual ones
@@ -52,6 +54,7 @@ class Rule:
     guarded: bool = True
     required: bool = True
     strict: bool = False
+    namespaces: Sequence[str] | None = None
     ignore: Sequence[str] = ()
     only: Sequence[str] | None = None
     headers: Sequence[str] = ()
@@ -72,6 +75,8 @@ class Rule:
     def __post_init__(self) -> None:
         self._check()
         object.__setattr__(self, "methods", tuple(method.upper() for method in self.methods))
+        if self.namespaces is not None:
+            object.__setattr__(self, "namespaces", checked_namespaces(self.namespaces))
         given = {name: getattr(self, name) for name in _POLICY_OPTIONS}
         options = {name: value for name, value in given.items() if value is not None}
         Policy().with_options(**options)  # finds mistakes now

@@ -18,7 +18,8 @@ from django.http import Http404
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.engine.blocking.attempt import Attempt
-from oncekey.engine.blocking.once import Once, Operations
+from oncekey.engine.blocking.once import Once
+from oncekey.engine.blocking.operations import Operations
 from oncekey.http import problem as problems
 from oncekey.http.blocking import Made
 from oncekey.http.bodies import UnreadableBody
