@@ -90,9 +90,11 @@ def attempt(task: Task) -> Flow:
         elif isinstance(reply, Different):
             return Verdict(Fact.MISMATCH, version=reply.version)
         elif isinstance(reply, Unsure):
-            decided = may_recover and (yield from recover(reply.record)) is not None
+            decided = None
+            if may_recover:
+                decided = yield from recover(reply.record)
             may_recover = False
-            if not decided:
+            if decided is None:
                 return Verdict(Fact.UNKNOWN, fence=reply.record.fence)
         elif isinstance(reply, StoreUnavailable):
             return Verdict(Fact.UNAVAILABLE, error=reply)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+from uuid import UUID
 
 from oncekey.core.errors import InvalidKey
 from oncekey.core.record import State
@@ -29,6 +30,7 @@ class UnknownKey:
     attempt: int
     steps: tuple[StepStatus, ...]
     child_keys: Callable[[str], str]
+    child_uuids: Callable[[str], UUID]
     request: Any = None
 
     def child_key(self, name: str) -> str:
@@ -38,7 +40,16 @@ class UnknownKey:
         for step in self.steps:
             if step.name == name and step.intent is not None:
                 return step.intent
-        raise InvalidKey(
+        raise self._no_key(name)
+
+    def child_uuid(self, name: str) -> UUID:
+        """The same as a UUID, for providers that took one."""
+        if self.key:
+            return self.child_uuids(name)
+        raise self._no_key(name)
+
+    def _no_key(self, name: str) -> InvalidKey:
+        return InvalidKey(
             f"the child key of {name!r} cannot be made: the key itself is not stored, and that "
             "step left none. Register the operation with once.operation(), or keep raw keys",
             operation=self.operation,

@@ -255,6 +255,7 @@ class Kernel:
             record.attempt,
             step_statuses(record.steps, job.codec),
             partial(self.identities.child_key, identity),
+            partial(self.identities.child_uuid, identity),
             arguments_of(record.steps).request,
         )
 

@@ -10,6 +10,7 @@ from oncekey.core.codec import JSON, pack_value
 from oncekey.core.commands import Done, SaveStep
 from oncekey.core.completing import BACKOFF_FIRST_US, backoff
 from oncekey.core.errors import ConfigurationError, InvalidKey, Terminal
+from oncekey.core.identity import child_uuid
 from oncekey.core.recovery import Recovery, UnknownKey
 from oncekey.core.steps import ARGUMENTS, pack_step
 from oncekey.testing.contract.base import FAILED, LEASE, PENDING, SECOND, SUCCEEDED, UNKNOWN, Held
@@ -241,6 +242,7 @@ class CompletingUnknown:
         (unknown,) = asked
         assert (unknown.key, unknown.request) == ("k", ORDER)
         assert unknown.child_key("ship") == bench.identity_child("k", "ship")
+        assert unknown.child_uuid("ship") == child_uuid("k", "ship", operation="op")
         assert [(step.name, step.value) for step in unknown.steps] == [
             ("reserve", "reserve by the dead")
         ]
@@ -276,6 +278,8 @@ class CompletingUnknown:
             asked.append(unknown.child_key("pay"))
             with pytest.raises(InvalidKey, match="the key itself is not stored"):
                 unknown.child_key("never begun")
+            with pytest.raises(InvalidKey, match="the key itself is not stored"):
+                unknown.child_uuid("pay")
             return Recovery.free()
 
         once = bench.once()
