@@ -1,4 +1,4 @@
-"""The background completer: it finishes what is left behind, survives errors, ends with its engine."""
+"""The background completer: finishes what is left behind, survives errors, ends with its engine."""
 
 from __future__ import annotations
 
@@ -135,6 +135,39 @@ def test_of_a_strangers_error_only_the_kind_is_logged(
     assert (done.outcome, done.detail) == ("error", "ValueError")
     assert "4242" not in caplog.text
     assert done.tag in caplog.text
+
+
+def test_i14_closing_waits_for_what_a_completer_runs_and_begins_nothing_more(
+    make: Callable[..., Any], store: Failing, clock: FakeClock
+) -> None:
+    for number in range(20):
+        leave_behind(store, clock, f"k{number}")
+    inside, go, runs = threading.Event(), threading.Event(), []
+
+    def body(attempt: Any, request: Any) -> str:
+        runs.append(attempt.key)
+        inside.set()
+        assert go.wait(20)
+        return "done"
+
+    once = make(complete_every=None)
+    once.operation("op", retry_safe=True)(body)
+    clock.advance(2 * SECOND)
+    round = threading.Thread(target=once.complete)
+    round.start()
+    assert inside.wait(20)
+    closing = threading.Thread(target=once.close)
+    closing.start()
+    if isinstance(once, Once):
+        until(once._completer._stop.is_set)
+    go.set()
+    closing.join(20)
+    round.join(20)
+    assert not closing.is_alive()
+    states = [record.state for record in store._records.values() if record.body]
+    assert len(states) == len(runs)
+    if isinstance(once, Once):
+        assert len(runs) < 20
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,9 @@ from oncekey.engine.clock import Clock
 from oncekey.engine.completing import WORKERS, Action, Completed, Completing, Completion, Tell
 
 
+STOP_SECONDS = 30.0
+
+
 class Completer:
     """One round at a time; several engines may complete one store, claims keep them apart."""
 
@@ -30,6 +33,13 @@ class Completer:
 
     def reset(self) -> None:
         self._lock = threading.Lock()
+        self._stop = threading.Event()
+
+    def stop(self) -> None:
+        """Take up nothing more, and wait for what was: its outcome has to be stored."""
+        self._stop.set()
+        if self._lock.acquire(timeout=STOP_SECONDS):
+            self._lock.release()
 
     def round(self, limit: int, tell: Tell = lambda done: None) -> Completed:
         """Do what is due, at most `limit` operations; `tell` hears of each as it is done."""
@@ -41,7 +51,7 @@ class Completer:
             done, actions = self._shared.sort(ids, looked, tell)
             if actions:
                 with ThreadPoolExecutor(min(WORKERS, len(actions)), "oncekey-completer") as pool:
-                    done += pool.map(partial(self._act, tell), actions)
+                    done += filter(None, pool.map(partial(self._act, tell), actions))
             return Completed(tuple(done), len(agenda))
 
     def _list(self) -> None:
@@ -50,7 +60,9 @@ class Completer:
             found = self._store.unfinished(shared.agenda.after, PAGE)
             more = shared.agenda.add(found, shared.registered, self._clock.now())
 
-    def _act(self, tell: Tell, action: Action) -> Completion:
+    def _act(self, tell: Tell, action: Action) -> Completion | None:
+        if self._stop.is_set():
+            return None
         done = self._try(action)
         tell(done)
         return done

@@ -215,7 +215,9 @@ class Once(Operations):
         self._completer.round(self._complete_limit)
 
     def close(self) -> None:
-        """Stop the heartbeats and the sweeper, close the store. Finish your own work first."""
+        """Stop the heartbeats and the sweeper, close the store. Finish your own work first; what a
+        completer is running is waited for."""
+        self._completer.stop()
         for background in self._background:
             background.stop()
         self._runner.stop()
