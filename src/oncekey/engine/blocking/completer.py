@@ -17,7 +17,6 @@ from oncekey.engine.blocking.runner import Runner
 from oncekey.engine.clock import Clock
 from oncekey.engine.completing import WORKERS, Action, Completed, Completing, Completion, Tell
 
-
 STOP_SECONDS = 30.0
 
 
