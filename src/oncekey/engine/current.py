@@ -12,8 +12,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar, Token
-from typing import NamedTuple
+from contextvars import ContextVar
 
 from oncekey.engine.attempt import AttemptBase
 
@@ -41,42 +40,35 @@ class RunningStep:
             return self._sent == request
 
 
-class _Here(NamedTuple):
-    attempt: AttemptBase
-    step: RunningStep | None = None
-
-
-_here: ContextVar[_Here | None] = ContextVar("oncekey_here", default=None)
+# The step where there is one, else the attempt: set for every body, so nothing is made for it.
+_here: ContextVar[AttemptBase | RunningStep | None] = ContextVar("oncekey_here", default=None)
 
 
 def current_attempt() -> AttemptBase | None:
     """The attempt whose body this code runs in; None outside of one, or once it has ended."""
     here = _here.get()
-    return here.attempt if here is not None and not here.attempt._closed else None
+    attempt = here.attempt if isinstance(here, RunningStep) else here
+    return attempt if attempt is not None and not attempt._closed else None
 
 
 def current_step() -> RunningStep | None:
     """The step this code runs in; None outside of one, or once it has ended."""
     here = _here.get()
-    if here is None or here.step is None or here.attempt._closed:
+    if not isinstance(here, RunningStep) or here.attempt._closed:
         return None
-    return here.step if here.step._open else None
+    return here if here._open else None
 
 
-def enter(attempt: AttemptBase) -> Token[_Here | None]:
-    """A body begins here. Give what this returns to `leave` when it has ended."""
-    return _here.set(_Here(attempt))
-
-
-def leave(token: Token[_Here | None]) -> None:
-    _here.reset(token)
+# A body begins, in this context; what `enter` returns is given to `leave` when it has ended.
+enter = _here.set
+leave = _here.reset
 
 
 @contextmanager
 def in_step(attempt: AttemptBase, name: str, key: str) -> Iterator[RunningStep]:
     """A step's function runs in here."""
     step = RunningStep(attempt, name, key)
-    token = _here.set(_Here(attempt, step))
+    token = _here.set(step)
     try:
         yield step
     finally:
