@@ -83,7 +83,7 @@ class AsyncAttempt(AttemptBase):
             request=request,
             probed=probe is not None,
             settle=settle,
-            codec=self._job.codec if codec is None else codec_for(codec),
+            codec=self._hands.kernel.codec if codec is None else codec_for(codec),
         )
         interrupts = _Interrupts()
         try:

@@ -82,7 +82,7 @@ class Attempt(AttemptBase):
             request=request,
             probed=probe is not None,
             settle=settle,
-            codec=self._job.codec if codec is None else codec_for(codec),
+            codec=self._hands.kernel.codec if codec is None else codec_for(codec),
         )
         try:
             verdict = self._drive_step(call, fn, probe)

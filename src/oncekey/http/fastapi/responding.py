@@ -17,6 +17,7 @@ from typing import Any, Final
 from starlette.responses import Response as Starlette
 
 from oncekey.engine.aio.attempt import AsyncAttempt
+from oncekey.engine.current import enter as enter_body
 from oncekey.engine.results import Result
 from oncekey.http.exchange import Asking
 from oncekey.http.fastapi.door import DOOR, Guarding, Visit
@@ -102,7 +103,14 @@ class AtRoute(Responder):
     async def enter(self, visit: Visit) -> Any:
         self._visit.set_result(visit)
         sign = await asyncio.shield(self._sign)
-        return await self._call(visit) if sign is None else as_starlette(sign)
+        if sign is not None:
+            return as_starlette(sign)
+        attempt: AsyncAttempt | None = self._inner.get(ATTEMPT)
+        if attempt is not None:
+            # This task is older than the attempt. Never left: what it streams belongs to it too,
+            # and an attempt that has ended is nobody's current one.
+            enter_body(attempt)
+        return await self._call(visit)
 
     async def _call(self, visit: Visit) -> Any:
         return await visit.call()

@@ -1,0 +1,259 @@
+"""The current attempt and step: what code far below a body sees in its thread, and until when.
+
+Tasks are in test_current_tasks.py.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.engine.here import NOWHERE, Seen, here
+
+from oncekey import Once, Terminal, current_attempt, current_step
+from oncekey.engine.current import RunningStep
+
+
+@pytest.fixture
+def once() -> Iterator[Once]:
+    with Once("memory://") as made:
+        yield made
+
+
+def in_thread(call: Callable[[], Any]) -> Any:
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(call).result()
+
+
+# --- bodies and steps -----------------------------------------------------------------------------
+
+
+def test_a_body_and_its_steps_see_themselves(once: Once) -> None:
+    def body(attempt: Any) -> None:
+        assert here() == (attempt, None)
+        assert attempt.step("pay", lambda key: here()[1]) == "pay"
+        assert here() == (attempt, None)
+        assert attempt.step("tell", lambda key, to: here()[1], request={"to": 1}) == "tell"
+
+    assert here() == NOWHERE
+    once.run("op", "k", body)
+    assert here() == NOWHERE
+
+
+def test_a_guarded_function_sees_its_attempt(once: Once) -> None:
+    @once.guard("op", key=lambda name: name)
+    def greet(name: str) -> str:
+        attempt = current_attempt()
+        assert attempt is not None
+        return f"{attempt.operation} {attempt.key}"
+
+    assert greet("k") == "op k"
+    assert greet("k") == "op k"  # the replay
+
+
+def test_in_a_transaction_too(tmp_path: Path) -> None:
+    with Once(f"sqlite:///{tmp_path}/keys.db") as once:
+        db = sqlite3.connect(tmp_path / "keys.db")
+
+        def body(attempt: Any) -> str | None:
+            assert here() == (attempt, None)
+            name: str | None = attempt.step("pay", lambda key: here()[1])
+            return name
+
+        with db:
+            assert once.in_transaction(db).run("op", "k", body).value == "pay"
+        db.close()
+        assert here() == NOWHERE
+
+
+@pytest.mark.parametrize("error", [ValueError, Terminal, KeyboardInterrupt])
+def test_what_raises_leaves_nothing_behind(once: Once, error: type[BaseException]) -> None:
+    def fail(key: str) -> None:
+        raise error
+
+    def body(attempt: Any) -> None:
+        with pytest.raises(error):
+            attempt.step("pay", fail)
+        assert here() == (attempt, None)
+        raise error
+
+    with pytest.raises(error):
+        once.run("op", "k", body)
+    assert here() == NOWHERE
+
+
+def test_a_step_that_is_skipped_or_asked_about_is_not_current(once: Once) -> None:
+    """A probe only looks: it has no key to send."""
+    seen: list[Seen] = []
+
+    def fail(key: str) -> None:
+        raise ConnectionError
+
+    def body(attempt: Any) -> None:
+        def probe(key: str) -> str:
+            seen.append(here())
+            return "found"
+
+        attempt.step("done", lambda key: seen.append(here()))
+        if attempt.number == 1:
+            attempt.step("asked", fail, probe=probe)
+        attempt.step("asked", fail, probe=probe)
+        assert seen[-1] == (attempt, None)
+
+    with pytest.raises(ConnectionError):
+        once.run("op", "k", body, retry_safe=True)
+    once.run("op", "k", body, retry_safe=True)
+    assert [name for _, name in seen] == ["done", None]
+
+
+# --- nested ---------------------------------------------------------------------------------------
+
+
+def test_operations_in_steps_of_operations(once: Once) -> None:
+    def inner(attempt: Any) -> str:
+        assert here() == (attempt, None)
+        assert attempt.step("inner step", lambda key: here()[1]) == "inner step"
+        return str(attempt.operation)
+
+    def outer(attempt: Any) -> None:
+        def step(key: str) -> str:
+            assert here() == (attempt, "outer step")
+            value = once.run("inner", "k", inner).value
+            assert here() == (attempt, "outer step")
+            return value
+
+        assert attempt.step("outer step", step) == "inner"
+        assert here() == (attempt, None)
+        once.run("inner", "k", inner)  # a replay changes nothing
+        once.run("inner", "other", inner)
+        assert here() == (attempt, None)
+
+    once.run("outer", "k", outer)
+
+
+def test_a_step_in_a_step_gives_way_to_it_again(once: Once) -> None:
+    def body(attempt: Any) -> None:
+        def outer(key: str) -> None:
+            assert attempt.step("b", lambda key: here()[1]) == "b"
+            assert here() == (attempt, "a")
+
+        attempt.step("a", outer)
+
+    once.run("op", "k", body)
+
+
+# --- threads --------------------------------------------------------------------------------------
+
+
+def test_a_plain_thread_sees_nothing(once: Once) -> None:
+    def body(attempt: Any) -> None:
+        assert in_thread(here) == NOWHERE
+        attempt.step("pay", lambda key: None if in_thread(here) == NOWHERE else 1 / 0)
+
+    once.run("op", "k", body)
+
+
+def test_the_threads_of_parallel_see_their_own_step(once: Once) -> None:
+    barrier = threading.Barrier(8)
+
+    def body(attempt: Any) -> None:
+        def look(key: str) -> Any:
+            barrier.wait(30)
+            attempt_, name = here()
+            assert attempt_ is attempt
+            return [name, threading.get_ident()]
+
+        with attempt.parallel() as steps:
+            futures = {name: steps.step(name, look) for name in map(str, range(8))}
+        seen = {name: future.result() for name, future in futures.items()}
+        assert {name: value[0] for name, value in seen.items()} == {n: n for n in seen}
+        assert len({value[1] for value in seen.values()}) == 8
+        assert here() == (attempt, None)
+
+    once.run("op", "k", body)
+
+
+def test_many_threads_each_see_their_own(once: Once) -> None:
+    barrier = threading.Barrier(16)
+
+    def body(attempt: Any) -> Any:
+        barrier.wait(30)
+        assert here() == (attempt, None)
+        attempt.step("pay", lambda key: barrier.wait(30) and None)
+        assert here() == (attempt, None)
+        barrier.wait(30)
+        return attempt.key
+
+    with ThreadPoolExecutor(16) as pool:
+        runs = [pool.submit(once.run, "op", str(n), body) for n in range(16)]
+        assert [run.result().value for run in runs] == [str(n) for n in range(16)]
+        left = [pool.submit(here) for _ in range(16)]
+        assert {seen.result() for seen in left} == {NOWHERE}
+
+
+def test_a_thread_with_a_copied_context_sees_only_what_has_not_ended(once: Once) -> None:
+    context: Any = None
+
+    def body(attempt: Any) -> None:
+        def step(key: str) -> None:
+            nonlocal context
+            context = copy_context()
+            assert in_thread(lambda: context.run(here)) == (attempt, "pay")
+
+        attempt.step("pay", step)
+        assert in_thread(lambda: context.run(here)) == (attempt, None)
+
+    once.run("op", "k", body)
+    assert in_thread(lambda: context.run(here)) == NOWHERE
+
+
+# --- generators -----------------------------------------------------------------------------------
+
+
+def test_a_generator_sees_what_its_consumer_sees(once: Once) -> None:
+    def looks() -> Iterator[Seen]:
+        while True:
+            yield here()
+
+    left: list[Iterator[Seen]] = []
+
+    def body(attempt: Any) -> None:
+        generator = looks()
+        assert next(generator) == (attempt, None)
+        assert attempt.step("pay", lambda key: next(generator)[1]) == "pay"
+        assert next(generator) == (attempt, None)
+        left.append(generator)
+
+    once.run("op", "k", body)
+    assert next(left[0]) == NOWHERE
+
+
+# --- what a step's key was sent with --------------------------------------------------------------
+
+
+def test_a_steps_key_goes_with_one_request(once: Once) -> None:
+    def body(attempt: Any) -> None:
+        def step(key: str) -> None:
+            running = current_step()
+            assert isinstance(running, RunningStep)
+            with ThreadPoolExecutor(8) as pool:
+                digests = [bytes([number]) for number in range(8)]
+                won = [
+                    d
+                    for d, may in zip(digests, pool.map(running.admits, digests), strict=True)
+                    if may
+                ]
+            assert len(won) == 1
+            assert running.admits(won[0])
+            assert not running.admits(b"another")
+
+        attempt.step("a", step)
+        attempt.step("b", step)  # and another step with another one
+
+    once.run("op", "k", body)

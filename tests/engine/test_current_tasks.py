@@ -1,0 +1,213 @@
+"""The current attempt and step in tasks: each sees its own, and none sees what has ended."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+from tests.engine.here import NOWHERE, Seen, here
+
+from oncekey import AsyncOnce
+
+
+def play(scene: Callable[[AsyncOnce], Any]) -> None:
+    async def run() -> None:
+        async with AsyncOnce("memory://") as once:
+            await scene(once)
+            assert here() == NOWHERE
+
+    asyncio.run(run())
+
+
+def test_an_async_body_and_its_steps_see_themselves() -> None:
+    async def scene(once: AsyncOnce) -> None:
+        async def pay(key: str) -> str | None:
+            assert here()[1] == "pay"
+            await asyncio.sleep(0)
+            return here()[1]
+
+        async def body(attempt: Any) -> None:
+            assert here() == (attempt, None)
+            assert await attempt.step("pay", pay) == "pay"
+            assert await attempt.step("plain", lambda key: here()[1]) == "plain"
+            assert here() == (attempt, None)
+
+        await once.run("op", "k", body)
+
+    play(scene)
+
+
+def test_many_operations_at_once_each_see_their_own() -> None:
+    async def scene(once: AsyncOnce) -> None:
+        async def body(attempt: Any) -> str:
+            async def step(key: str) -> None:
+                for _ in range(3):
+                    assert here() == (attempt, "pay")
+                    await asyncio.sleep(0)
+
+            for _ in range(3):
+                assert here() == (attempt, None)
+                await asyncio.sleep(0)
+            await attempt.step("pay", step)
+            assert here() == (attempt, None)
+            return str(attempt.key)
+
+        keys = [str(number) for number in range(100)]
+        results = await asyncio.gather(*(once.run("op", key, body) for key in keys))
+        assert [result.value for result in results] == keys
+
+    play(scene)
+
+
+@pytest.mark.parametrize("how", ["parallel", "gather"])
+def test_steps_side_by_side_each_see_their_own(how: str) -> None:
+    async def scene(once: AsyncOnce) -> None:
+        async def body(attempt: Any) -> list[str]:
+            async def look(key: str) -> str | None:
+                await asyncio.sleep(0)
+                assert here()[0] is attempt
+                return here()[1]
+
+            names = [str(number) for number in range(10)]
+            if how == "gather":
+                found: list[str] = await asyncio.gather(*(attempt.step(n, look) for n in names))
+                return found
+            async with attempt.parallel() as steps:
+                tasks = [steps.step(name, look) for name in names]
+            assert here() == (attempt, None)
+            return [task.result() for task in tasks]
+
+        assert (await once.run("op", "k", body)).value == [str(number) for number in range(10)]
+
+    play(scene)
+
+
+def test_a_task_that_outlives_its_step_and_its_body_sees_neither() -> None:
+    async def scene(once: AsyncOnce) -> None:
+        go, looked, gone = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        seen: list[Seen] = []
+
+        async def straggler() -> None:
+            seen.append(here())
+            await go.wait()
+            seen.append(here())
+            looked.set()
+            await gone.wait()
+            seen.append(here())
+
+        async def body(attempt: Any) -> None:
+            async def step(key: str) -> None:
+                left.append(asyncio.create_task(straggler()))
+                await asyncio.sleep(0)
+
+            await attempt.step("pay", step)
+            go.set()
+            await looked.wait()
+            assert seen == [(attempt, "pay"), (attempt, None)]
+
+        left: list[asyncio.Task[None]] = []
+        await once.run("op", "k", body)
+        gone.set()
+        await left[0]
+        assert seen[2] == NOWHERE
+
+    play(scene)
+
+
+def test_a_straggler_cannot_use_the_next_run_of_its_step() -> None:
+    """A re-run's step is another one: the old task sees nothing even while that runs."""
+
+    async def scene(once: AsyncOnce) -> None:
+        seen: list[Seen] = []
+        look, looked = asyncio.Event(), asyncio.Event()
+
+        async def straggler() -> None:
+            await look.wait()
+            seen.append(here())
+            looked.set()
+
+        async def body(attempt: Any) -> None:
+            async def step(key: str) -> None:
+                if attempt.number == 1 and not tasks:
+                    tasks.append(asyncio.create_task(straggler()))
+                    raise ConnectionError
+                look.set()
+                await looked.wait()
+
+            await attempt.step("pay", step)
+
+        tasks: list[asyncio.Task[None]] = []
+        with pytest.raises(ConnectionError):
+            await once.run("op", "k", body, retry_safe=True)
+        await once.run("op", "k", body, retry_safe=True)
+        await tasks[0]
+        assert seen == [NOWHERE]
+
+    play(scene)
+
+
+def test_an_attempt_whose_caller_was_cancelled_still_sees_itself() -> None:
+    async def scene(once: AsyncOnce) -> None:
+        begun, go, done = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        seen: list[bool] = []
+
+        async def body(attempt: Any) -> None:
+            begun.set()
+            await go.wait()
+            seen.append(here() == (attempt, None))
+            done.set()
+
+        caller = asyncio.create_task(once.run("op", "k", body))
+        await begun.wait()
+        caller.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await caller
+        go.set()
+        await done.wait()
+        assert seen == [True]
+
+    play(scene)
+
+
+def test_threads_that_a_task_starts() -> None:
+    """`to_thread` carries the context over, a bare executor does not."""
+
+    async def scene(once: AsyncOnce) -> None:
+        async def body(attempt: Any) -> None:
+            async def step(key: str) -> None:
+                assert await asyncio.to_thread(here) == (attempt, "pay")
+                loop = asyncio.get_running_loop()
+                assert await loop.run_in_executor(None, here) == NOWHERE
+
+            assert await asyncio.to_thread(here) == (attempt, None)
+            await attempt.step("pay", step)
+
+        await once.run("op", "k", body)
+
+    play(scene)
+
+
+def test_an_async_generator_too() -> None:
+    async def scene(once: AsyncOnce) -> None:
+        async def looks() -> AsyncIterator[Seen]:
+            while True:
+                await asyncio.sleep(0)
+                yield here()
+
+        left: list[AsyncIterator[Seen]] = []
+
+        async def body(attempt: Any) -> None:
+            async def step(key: str) -> str | None:
+                return (await anext(generator))[1]
+
+            generator = looks()
+            assert await anext(generator) == (attempt, None)
+            assert await attempt.step("pay", step) == "pay"
+            left.append(generator)
+
+        await once.run("op", "k", body)
+        assert await anext(left[0]) == NOWHERE
+
+    play(scene)
