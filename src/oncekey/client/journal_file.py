@@ -1,0 +1,224 @@
+"""The journal's file: one SQLite database that one process holds at a time.
+
+Holding it is an exclusive lock, taken at opening and kept. SQLite's locks belong to the process
+and their bookkeeping is inherited by a fork, so no connection of ours is open across one: it is
+closed before, the parent opens anew when it next needs it, and the child is refused.
+
+Owns the pragmas, the lock and the life of the connection. Must not know what an entry means.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from oncekey.client.errors import NotSent
+from oncekey.core.errors import ConfigurationError
+from oncekey.stores.sql import load_queries
+
+QUERIES: Final = load_queries("oncekey.client", "sql/journal.sql")
+APPLICATION_ID: Final = 0x6F6E6A31  # "onj1"
+SCHEMA_VERSION: Final = 1
+_FORK_PATIENCE_SECONDS: Final = 5.0
+_TAKEN: Final = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
+
+
+class JournalFile:
+    """`with file.transaction() as connection:`, from any thread; they take turns."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._lock = threading.Lock()
+        self._connection: sqlite3.Connection | None = None
+        self._refusal = ""
+        self._inode: tuple[int, int] | None = None
+        self._paused = False
+        self._connection = self._open()
+        with _registry_lock:
+            _registry.add(self)
+
+    @contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """All of it on disk when this ends, or none. Raises NotSent where that cannot be."""
+        with self._lock:
+            connection = self._usable()
+            try:
+                connection.execute("BEGIN IMMEDIATE")
+                yield connection
+                connection.execute("COMMIT")
+            except BaseException as error:
+                self._undo(connection)
+                if isinstance(error, sqlite3.Error):
+                    raise NotSent(
+                        f"the journal {self.path} cannot be written ({error}); without it a "
+                        "restart would send another key. Nothing was sent"
+                    ) from error
+                raise
+
+    def close(self) -> None:
+        with self._lock:
+            self._refusal = self._refusal or "was closed"
+            self._disconnect()
+
+    def _usable(self) -> sqlite3.Connection:
+        if self._refusal:
+            raise NotSent(f"the journal {self.path} {self._refusal}. Nothing was sent")
+        if self._connection is not None and _inode(self.path) != self._inode:
+            raise NotSent(
+                f"the journal {self.path} was deleted or replaced while it was in use; put it "
+                "back, or restart on the new one. Nothing was sent"
+            )
+        if self._connection is None:
+            try:
+                self._connection = self._open()
+            except ConfigurationError as error:
+                raise NotSent(f"{error}. Nothing was sent") from error
+        return self._connection
+
+    def _undo(self, connection: sqlite3.Connection) -> None:
+        try:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+        except sqlite3.Error:
+            self._disconnect()  # it would not even roll back
+
+    def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            try:
+                connection.close()
+            except sqlite3.Error:
+                pass  # a dying disk; what was committed stays
+
+    # --- opening --------------------------------------------------------------------------------
+
+    def _open(self) -> sqlite3.Connection:
+        connection = None
+        try:
+            _make_private(self.path)
+            connection = sqlite3.connect(
+                self.path, timeout=0, isolation_level=None, check_same_thread=False
+            )
+            self._set_up(connection)
+        except (sqlite3.Error, OSError) as error:
+            if connection is not None:
+                connection.close()
+            raise self._unusable(error) from error
+        except BaseException:
+            if connection is not None:
+                connection.close()
+            raise
+        self._inode = _inode(self.path)
+        return connection
+
+    def _set_up(self, connection: sqlite3.Connection) -> None:
+        connection.execute("PRAGMA locking_mode = EXCLUSIVE")  # whatever is read is ours alone
+        version = _number(connection, "PRAGMA user_version")
+        if _number(connection, "PRAGMA application_id") != APPLICATION_ID:
+            if _number(connection, QUERIES["count_tables"]):
+                raise ConfigurationError(
+                    f"{self.path} holds something else than a journal; give it a file of its own"
+                )
+        elif version > SCHEMA_VERSION:
+            raise ConfigurationError(
+                f"{self.path} was written by a later release of oncekey; use that one"
+            )
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute("BEGIN IMMEDIATE")
+        for query in ("create_entries", "create_by_digest", "create_by_age"):
+            connection.execute(QUERIES[query])
+        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        connection.execute("COMMIT")
+
+    def _unusable(self, error: Exception) -> ConfigurationError:
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code in _TAKEN:
+            return ConfigurationError(
+                f"the journal {self.path} is in use by another process, or by another Journal of "
+                "this one; one at a time holds it. Give each process a journal of its own"
+            )
+        return ConfigurationError(f"{self.path} cannot be used as a journal: {error}")
+
+    # --- fork -----------------------------------------------------------------------------------
+
+    def _before_fork(self) -> None:
+        self._paused = self._lock.acquire(timeout=_FORK_PATIENCE_SECONDS)
+        if self._paused:
+            self._disconnect()
+
+    def _after_in_parent(self) -> None:
+        if self._paused:
+            self._lock.release()
+
+    def _after_in_child(self) -> None:
+        self._lock = threading.Lock()
+        self._refusal = "was opened before this process was forked; open one after the fork"
+        if not self._paused:
+            _inherited.append(self._connection)  # of a thread that is not here: never touch it
+        self._connection = None
+
+
+def _number(connection: sqlite3.Connection, query: str) -> int:
+    return int(connection.execute(query).fetchone()[0])
+
+
+def _make_private(path: str) -> None:
+    """A new file is its owner's alone: there are keys in it.
+
+    An existing one must not be opened here, since closing it again would drop the locks that
+    this process holds on it.
+    """
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+    except FileExistsError:
+        pass
+
+
+def _inode(path: str) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+# --- fork: all journals of the process ----------------------------------------------------------
+
+_registry: weakref.WeakSet[JournalFile] = weakref.WeakSet()
+_registry_lock = threading.Lock()
+_held: list[JournalFile] = []
+_inherited: list[object] = []  # kept from being finalised
+
+
+def _before_fork() -> None:
+    _registry_lock.acquire()
+    _held.extend(_registry)
+    for file in _held:
+        file._before_fork()
+
+
+def _after_in_parent() -> None:
+    for file in _held:
+        file._after_in_parent()
+    _held.clear()
+    _registry_lock.release()
+
+
+def _after_in_child() -> None:
+    for file in _held:
+        file._after_in_child()
+    _held.clear()
+    _registry_lock.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_before_fork, after_in_parent=_after_in_parent, after_in_child=_after_in_child
+    )

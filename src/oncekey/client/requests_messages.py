@@ -1,0 +1,139 @@
+"""The requests library's requests, responses and errors, in the words of the rules.
+
+Owns how a try is cut to the deadline, and which error is which trouble. Must not decide to retry.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import requests
+import urllib3
+from requests.exceptions import ConnectionError as NoConnection
+from requests.exceptions import ProxyError, ReadTimeout, RequestException
+from urllib3 import exceptions as below
+
+from oncekey.client.asks import SECOND_US, Trouble
+from oncekey.client.clock import Readings
+from oncekey.client.delivery import EXTENSION, Delivery
+from oncekey.client.errand import Errand
+from oncekey.client.errors import RetriesExhausted
+from oncekey.client.message import Asked, key_in
+from oncekey.client.settings import Settings
+
+INTENT_HEADER: Final = "Oncekey-Intent"
+_SHORTEST_SECONDS: Final = 0.001  # urllib3 refuses 0
+
+
+class RequestsRetriesExhausted(RetriesExhausted, RequestException):
+    """RetriesExhausted, for those who catch the errors of requests."""
+
+
+# --- errors -------------------------------------------------------------------------------------
+
+# The first that fits, of the error itself or of one inside it. Errors of connecting come before
+# anything is sent.
+_TROUBLES: Final[tuple[tuple[tuple[type[Exception], ...], Trouble], ...]] = (
+    ((ssl.SSLCertVerificationError,), Trouble.CERTIFICATE),
+    ((below.ClosedPoolError,), Trouble.OTHER),  # by whoever has closed the session
+    ((below.NewConnectionError,), Trouble.CONNECT),
+    ((below.ConnectTimeoutError,), Trouble.CONNECT_TIMEOUT),
+    ((below.EmptyPoolError,), Trouble.POOL_TIMEOUT),
+    ((ProxyError,), Trouble.OTHER),  # it could be reached, and refuses
+    ((ReadTimeout, below.ReadTimeoutError), Trouble.TIMEOUT),
+    ((NoConnection, below.SSLError), Trouble.NETWORK),
+    ((below.ProtocolError,), Trouble.CLOSED),
+)
+
+
+def trouble_of(error: Exception) -> Trouble:
+    """What an error of an adapter means."""
+    inside = tuple(_inside(error))
+    for kinds, trouble in _TROUBLES:
+        if any(isinstance(one, kinds) for one in inside):
+            return trouble
+    return Trouble.OTHER
+
+
+def _inside(error: BaseException) -> Iterator[BaseException]:
+    """The error and those it was made of. Not its context: that may be an error of long ago, which
+    the caller is just dealing with."""
+    yield error
+    for inner in (getattr(error, "reason", None), *error.args):
+        if isinstance(inner, BaseException):
+            yield from _inside(inner)
+
+
+# --- one request --------------------------------------------------------------------------------
+
+
+class RequestsErrand(Errand[requests.Response]):
+    """One request of a session, its body at hand."""
+
+    exhausted = RequestsRetriesExhausted
+
+    def __init__(
+        self,
+        settings: Settings,
+        clock: Readings,
+        request: requests.PreparedRequest,
+        body: bytes,
+        intent: str | bytes | None,
+    ) -> None:
+        content_type = _text(request.headers.get("Content-Type")) or ""
+        asked = Asked((request.method or "").upper(), request.url or "", content_type, body)
+        field = _text(request.headers.get(settings.header))
+        header = key_in([] if field is None else [field], settings.header)
+        given = None if intent is None else {"intent": _text(intent)}
+        super().__init__(settings, clock, asked, header, given)
+        self._request = request
+
+    def timeout(self, given: Any, until: int | None) -> Any:
+        """The caller's timeouts, and all of it within the deadline."""
+        if until is None:
+            return given
+        left = max(_SHORTEST_SECONDS, (until - self.clock.now()) / SECOND_US)
+        if isinstance(given, urllib3.Timeout):
+            clipped = given.clone()
+            own = clipped.total
+            clipped.total = min(own, left) if isinstance(own, (int, float)) else left
+            return clipped
+        connect, read = given if isinstance(given, tuple) else (given, given)
+        return urllib3.Timeout(total=left, connect=connect, read=read)
+
+    def check(self, until: int | None) -> None:
+        """For each part of an answer: one that trickles in is cut at the deadline too."""
+        if until is not None and self.clock.now() >= until:
+            raise ReadTimeout("the deadline passed while the answer came in")
+
+    def _set_header(self, value: str) -> None:
+        self._request.headers[self.settings.header] = value
+
+    def _sent(self) -> object:
+        return self._request
+
+    def _trouble(self, error: Exception) -> Trouble:
+        return trouble_of(error)
+
+    def _status(self, response: requests.Response) -> int:
+        return response.status_code
+
+    def _headers(self, response: requests.Response) -> Mapping[str, Any]:
+        return response.headers
+
+    def _delivered(self, response: requests.Response, delivery: Delivery) -> requests.Response:
+        setattr(response, EXTENSION, delivery)
+        return response
+
+    def _readable(self, response: requests.Response) -> requests.Response:
+        try:
+            _ = response.content
+        except RequestException:
+            pass  # encoded in a way that cannot be undone; its head still tells
+        return response
+
+
+def _text(value: str | bytes | None) -> str | None:
+    return value.decode("latin-1") if isinstance(value, bytes) else value

@@ -1,0 +1,117 @@
+"""The options that every client takes, checked once, where it is made.
+
+Owns their names, defaults and limits; what they do is elsewhere. Knows no HTTP library.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, TypedDict
+
+from oncekey.client.delivery import Progress
+from oncekey.client.retry import Retry, Terms
+from oncekey.core.errors import ConfigurationError, InvalidKey
+from oncekey.core.keys import checked_namespace
+
+if TYPE_CHECKING:
+    from oncekey.client.journal import Journal
+
+METHODS_DEFAULT: Final = ("POST", "PATCH")
+BUFFER_MAX_DEFAULT: Final = 16 * 1024 * 1024
+BODY_MAX_DEFAULT: Final = 16 * 1024 * 1024
+BYTES_CAP: Final = 1024 * 1024 * 1024
+
+_SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "CONNECT"})
+_TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+
+
+class Options(TypedDict, total=False):
+    """The options of a client, by name; see `Settings` for what they mean."""
+
+    retry: Retry | None
+    methods: Collection[str]
+    header: str
+    quoted: bool
+    namespace: str | None
+    journal: Journal | None
+    on_progress: Callable[[Progress], object] | None
+    buffer_max: int
+    body_max: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How one client sends.
+
+    `retry`: None sends keys and never retries. `methods` are those that get a key. `header` and
+    `quoted` are how the key is written. `namespace` marks new keys. `journal` keeps keys across a
+    restart. `on_progress` is told what goes on. Bytes: up to `buffer_max` of an answer are read
+    before it counts as one; bodies up to `body_max` are held in memory, longer ones refused.
+    """
+
+    retry: Retry | None = field(default_factory=Retry)
+    methods: Collection[str] = METHODS_DEFAULT
+    header: str = "Idempotency-Key"
+    quoted: bool = True
+    namespace: str | None = None
+    journal: Journal | None = None
+    on_progress: Callable[[Progress], object] | None = None
+    buffer_max: int = BUFFER_MAX_DEFAULT
+    body_max: int = BODY_MAX_DEFAULT
+
+    def __post_init__(self) -> None:
+        if self.retry is not None and not isinstance(self.retry, Retry):
+            raise ConfigurationError(f"retry={self.retry!r} must be a Retry(...), or None")
+        object.__setattr__(self, "methods", _methods(self.methods))
+        if not isinstance(self.header, str) or not _TOKEN.fullmatch(self.header):
+            raise ConfigurationError(f"header={self.header!r} is not the name of a header")
+        if self.namespace is not None:
+            try:
+                checked_namespace(self.namespace)
+            except InvalidKey as error:
+                raise ConfigurationError(f"namespace={self.namespace!r}: {error}") from error
+        if self.journal is not None and not hasattr(self.journal, "settle"):
+            raise ConfigurationError(f"journal={self.journal!r} must be a Journal(path), or None")
+        _check_hook(self.on_progress)
+        for name in ("buffer_max", "body_max"):
+            value = getattr(self, name)
+            if type(value) is not int or not 1 <= value <= BYTES_CAP:
+                raise ConfigurationError(f"{name}={value!r} must be 1 to {BYTES_CAP} bytes")
+
+    @property
+    def terms(self) -> Terms | None:
+        return None if self.retry is None else self.retry.terms
+
+    @property
+    def held_bytes(self) -> int:
+        """How much of an answer to read before it is given on. Without retries a broken answer
+        is the caller's anyway, so it need not wait for the rest."""
+        return 0 if self.retry is None else self.buffer_max
+
+    def guards(self, method: str) -> bool:
+        return method.upper() in self.methods
+
+
+def _methods(given: Any) -> frozenset[str]:
+    if isinstance(given, str) or not all(isinstance(name, str) for name in given):
+        raise ConfigurationError(f"methods={given!r} must be a list of names")
+    methods = frozenset(name.upper() for name in given)
+    if methods & _SAFE or not methods:
+        raise ConfigurationError(
+            f"methods={given!r}: POST, PATCH, PUT and DELETE do something that a key can guard; "
+            "safe methods need none"
+        )
+    return methods
+
+
+def _check_hook(hook: object) -> None:
+    if hook is None:
+        return
+    if not callable(hook) or inspect.iscoroutinefunction(hook):
+        raise ConfigurationError(
+            "on_progress must be a plain function of one argument, not a coroutine: it is called "
+            "in the middle of a request and must return at once"
+        )

@@ -1,0 +1,64 @@
+"""Stands for AWS on the loopback: takes calls of ECS, DynamoDB and EC2, and keeps their tokens."""
+
+from __future__ import annotations
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs
+
+XML = b'<RunInstancesResponse xmlns="http://ec2.amazonaws.com/doc/2016-11-15/"/>'
+
+
+class Cloud:
+    """`tokens` are those that came, in order; it fails as often as it is told to."""
+
+    def __init__(self) -> None:
+        self.tokens: list[str | None] = []
+        self.failing: list[int] = []  # statuses of the next answers; 0 is none at all
+        self._lock = threading.Lock()
+        cloud = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                is_form = self.headers["Content-Type"].startswith("application/x-www-form")
+                status = cloud.note(_token(body, is_form))
+                if not status:
+                    self.close_connection = True
+                    return
+                answer = XML if is_form else b"{}"
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(answer)))
+                self.end_headers()
+                self.wfile.write(answer)
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
+        self._thread.start()
+
+    def note(self, token: str | None) -> int:
+        with self._lock:
+            self.tokens.append(token)
+            return self.failing.pop(0) if self.failing else 200
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+def _token(body: bytes, is_form: bool) -> str | None:
+    if is_form:
+        return parse_qs(body.decode()).get("ClientToken", [None])[0]
+    said = json.loads(body)
+    names = ("clientToken", "ClientRequestToken")
+    return next((said[name] for name in names if name in said), None)

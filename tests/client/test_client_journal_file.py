@@ -1,0 +1,210 @@
+"""The journal's file and its limits: age, size, other users, a disk that fails."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.client.callers import calling
+from tests.client.fake_time import DAY_NS, Calendar
+from tests.client.scripted import Answer, Cut, Drop, Hang, serving
+
+from oncekey import ConfigurationError
+from oncekey.client import Journal, NotSent, RetriesExhausted, Retry, journal_file
+from oncekey.client import journal as journals
+
+ONCE = Retry(attempts=1)
+
+
+# --- age and size ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("hours", "same"), [(23, True), (24, False)])
+def test_an_entry_past_its_keep_is_dropped(
+    journal: Journal, calendar: Calendar, hours: int, same: bool
+) -> None:
+    with (
+        serving(Drop(), Answer()) as server,
+        calling("httpx", journal=journal, retry=ONCE) as caller,
+    ):
+        with pytest.raises(RetriesExhausted):
+            caller.post(server.url)
+        calendar.now += DAY_NS * hours // 24
+        caller.post(server.url)
+    assert (server.keys[0] == server.keys[1]) is same
+    assert journal.open_entries() == 0
+
+
+def test_there_is_a_limit_to_what_is_left_open(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journals, "JOURNAL_ENTRIES_MAX", 2)
+    with (
+        serving(Drop(), Drop(), Answer()) as server,
+        calling("httpx", journal=journal, retry=ONCE) as caller,
+    ):
+        for body in (b"1", b"2"):
+            with pytest.raises(RetriesExhausted):
+                caller.post(server.url, body=body)
+        with pytest.raises(NotSent, match="2 requests that were never answered"):
+            caller.post(server.url, body=b"3")
+        caller.post(server.url, body=b"1")
+    assert len(server.seen) == 3
+
+
+def test_what_was_found_out_otherwise_can_be_forgotten(journal: Journal) -> None:
+    hang = Hang()
+    with (
+        serving(Drop(), hang) as server,
+        calling("httpx", journal=journal, retry=ONCE) as caller,
+    ):
+        with pytest.raises(RetriesExhausted) as caught:
+            caller.post(server.url)
+        assert journal.forget(caught.value.key)
+        assert not journal.forget(caught.value.key)
+        other = threading.Thread(target=caller.post, args=(server.url,))
+        other.start()
+        assert hang.here.wait(10)
+        assert not journal.forget(str(server.keys[1]).strip('"')), "it is under way"
+        hang.go.set()
+        other.join(10)
+    assert len(set(server.keys)) == 2
+
+
+@pytest.mark.parametrize("keep", ["999ms", "366d", "soon", 5])
+def test_keep_has_limits(journal_path: Path, keep: Any) -> None:
+    with pytest.raises(ConfigurationError, match="keep"):
+        Journal(journal_path, keep=keep)
+    assert not journal_path.exists()
+
+
+# --- the file -------------------------------------------------------------------------------------
+
+
+def test_a_journal_is_its_owners_alone_and_survives_being_closed(journal_path: Path) -> None:
+    with Journal(journal_path) as journal:
+        journal.begin(journal.ticket("k1", b"digest"))
+        assert journal_path.stat().st_mode & 0o777 == 0o600
+    with Journal(journal_path) as journal:
+        ticket = journal.ticket("k2", b"digest")
+        journal.begin(ticket)
+        assert (ticket.key, ticket.reused) == ("k1", True)
+
+
+def test_a_commit_waits_for_the_disk(journal: Journal) -> None:
+    """So that power may fail too; nothing less than a power failure could tell otherwise."""
+    with journal._file.transaction() as connection:
+        assert connection.execute("PRAGMA synchronous").fetchone() == (2,)
+        assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+        assert connection.execute("PRAGMA locking_mode").fetchone() == ("exclusive",)
+
+
+def test_one_journal_at_a_time(journal_path: Path) -> None:
+    with Journal(journal_path) as journal:
+        for _ in range(2):
+            with pytest.raises(ConfigurationError, match=r"keys\.journal is in use by another"):
+                Journal(journal_path)
+        journal.begin(journal.ticket("k1", b"digest"))
+    Journal(journal_path).close()
+
+
+def test_a_closed_journal_refuses(journal_path: Path, name: str) -> None:
+    journal = Journal(journal_path)
+    journal.close()
+    with (
+        serving() as server,
+        calling(name, journal=journal) as caller,
+        pytest.raises(NotSent, match="was closed"),
+    ):
+        caller.post(server.url)
+    assert server.seen == []
+
+
+@pytest.mark.parametrize("what", ["folder", "missing folder", "text", "other database", "later"])
+def test_a_file_that_cannot_be_a_journal_is_named(journal_path: Path, what: str) -> None:
+    if what == "folder":
+        journal_path.mkdir()
+    elif what == "missing folder":
+        journal_path = journal_path / "nowhere" / "keys"
+    elif what == "text":
+        journal_path.write_text(
+            "not a database at all, but a text that is long enough to tell " * 20
+        )
+    else:
+        if what == "later":
+            Journal(journal_path).close()
+        connection = sqlite3.connect(journal_path)
+        connection.execute("CREATE TABLE other (x)")
+        connection.execute("PRAGMA user_version = 2")
+        connection.commit()
+        connection.close()
+    with pytest.raises(ConfigurationError, match="keys"):
+        Journal(journal_path)
+
+
+def test_a_journal_that_vanished_refuses(journal: Journal, journal_path: Path) -> None:
+    journal_path.rename(journal_path.with_suffix(".old"))
+    with (
+        serving() as server,
+        calling("httpx", journal=journal) as caller,
+        pytest.raises(NotSent, match="deleted or replaced"),
+    ):
+        caller.post(server.url)
+    assert server.seen == []
+
+
+def test_a_disk_that_fails_refuses_new_requests_and_loses_no_answer(
+    journal: Journal, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hang = Hang(Answer(201))
+    broken = dict(journal_file.QUERIES)
+    broken["cross_out"] = "DELETE FROM entries WHERE key = ? AND no_such_column"
+    with (
+        caplog.at_level(logging.WARNING, "oncekey"),
+        serving(hang, Answer(202)) as server,
+        calling("httpx", journal=journal) as caller,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        asked = pool.submit(caller.post, server.url)
+        assert hang.here.wait(10)
+        with monkeypatch.context() as patch:
+            patch.setattr(journals, "QUERIES", broken)
+            hang.go.set()
+            assert asked.result(10).status == 201
+            assert journal.open_entries() == 1
+            assert "stays in the journal" in caplog.text
+            with pytest.raises(NotSent, match="cannot be written"):
+                caller.post(server.url)
+        # An answered request is not taken up, although its entry is still there.
+        assert caller.post(server.url).status == 202
+    assert len(set(server.keys)) == 2
+    assert journal.open_entries() == 0
+    for key in server.keys:
+        assert str(key).strip('"') not in caplog.text
+
+
+def test_an_answer_that_broke_off_leaves_it_open(name: str, journal: Journal) -> None:
+    with (
+        serving(Cut(5), Answer()) as server,
+        calling(name, journal=journal, retry=ONCE) as caller,
+    ):
+        with pytest.raises(RetriesExhausted):
+            caller.post(server.url)
+        assert journal.open_entries() == 1
+
+
+def test_a_hundred_requests_from_eight_threads(journal: Journal) -> None:
+    """Every one has a key of its own, and none is left."""
+    with (
+        serving(*[Answer()] * 100) as server,
+        calling("httpx", journal=journal) as caller,
+        ThreadPoolExecutor(8) as pool,
+    ):
+        list(pool.map(lambda _: caller.post(server.url), range(100)))
+    assert len(set(server.keys)) == 100
+    assert journal.open_entries() == 0

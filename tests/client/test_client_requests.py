@@ -1,0 +1,131 @@
+"""What only the requests library has: errors in errors, and its ways to give a timeout."""
+
+from __future__ import annotations
+
+import ssl
+from http.client import RemoteDisconnected
+from typing import Any
+
+import pytest
+import requests
+import urllib3
+from requests.adapters import HTTPAdapter
+from requests.exceptions import ConnectionError as NoConnection
+from requests.exceptions import ConnectTimeout, InvalidURL, ProxyError, ReadTimeout, SSLError
+from tests.client.callers import calling
+from tests.client.fake_time import FakeTime
+from tests.client.scripted import Answer, serving
+from urllib3 import exceptions as below
+
+from oncekey.client import (
+    IdempotentAdapter,
+    RetriesExhausted,
+)
+from oncekey.client.asks import Trouble
+from oncekey.client.requests_messages import trouble_of
+
+POOL = urllib3.HTTPConnectionPool("shop")
+CONNECTION: Any = object()
+REFUSED = below.NewConnectionError(CONNECTION, "refused")
+
+
+def gave_up(reason: Exception) -> below.MaxRetryError:
+    return below.MaxRetryError(POOL, "/", reason)
+
+
+def _while_dealing_with(error: Exception, context: Exception) -> Exception:
+    error.__context__ = context
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "trouble"),
+    [
+        (NoConnection(gave_up(REFUSED)), Trouble.CONNECT),
+        (
+            NoConnection(gave_up(below.NameResolutionError("shop", CONNECTION, OSError()))),  # type: ignore[arg-type]
+            Trouble.CONNECT,
+        ),
+        (ProxyError(gave_up(below.ProxyError("unreachable", REFUSED))), Trouble.CONNECT),
+        (ProxyError(gave_up(below.ProxyError("refused", OSError("407")))), Trouble.OTHER),
+        (ConnectTimeout(gave_up(below.ConnectTimeoutError())), Trouble.CONNECT_TIMEOUT),
+        (below.EmptyPoolError(POOL, "full"), Trouble.POOL_TIMEOUT),
+        (NoConnection(below.ClosedPoolError(POOL, "closed")), Trouble.OTHER),
+        (NoConnection(below.ProtocolError("aborted", RemoteDisconnected(""))), Trouble.NETWORK),
+        (NoConnection(below.ProtocolError("aborted", ConnectionResetError())), Trouble.NETWORK),
+        (ReadTimeout(below.ReadTimeoutError(POOL, "/", "slow")), Trouble.TIMEOUT),
+        (below.ReadTimeoutError(POOL, "/", "slow"), Trouble.TIMEOUT),
+        (below.ProtocolError("broken"), Trouble.CLOSED),
+        (SSLError(gave_up(below.SSLError(ssl.SSLError("eof")))), Trouble.NETWORK),
+        (below.SSLError(ssl.SSLError("mac")), Trouble.NETWORK),
+        (
+            SSLError(gave_up(below.SSLError(ssl.SSLCertVerificationError("self-signed")))),
+            Trouble.CERTIFICATE,
+        ),
+        (InvalidURL("x"), Trouble.OTHER),
+        (ValueError("x"), Trouble.OTHER),
+        # Somebody deals with one that could not connect by sending another, which is then lost.
+        (_while_dealing_with(ReadTimeout("slow"), NoConnection(gave_up(REFUSED))), Trouble.TIMEOUT),
+    ],
+)
+def test_which_error_is_which_trouble(error: Exception, trouble: Trouble) -> None:
+    assert trouble_of(error) is trouble
+
+
+@pytest.mark.parametrize(
+    ("given", "connect", "read", "total"),
+    [
+        (None, None, None, 60),
+        (5, 5, 5, 60),
+        ((1, 90), 1, 90, 60),
+        (urllib3.Timeout(connect=2, read=3), 2, 3, 60),
+        (urllib3.Timeout(total=7), 7, None, 7),
+        (urllib3.Timeout(total=70), 60, None, 60),
+    ],
+)
+def test_timeouts_are_clipped_to_what_is_left_of_the_deadline(
+    monkeypatch: pytest.MonkeyPatch, given: Any, connect: Any, read: Any, total: float
+) -> None:
+    clock = FakeTime([0.0])
+    seen: list[urllib3.Timeout] = []
+
+    def send(self: HTTPAdapter, request: Any, timeout: Any = None, **more: Any) -> Any:
+        seen.append(timeout)
+        clock.advance(59_500_000)
+        raise ReadTimeout("slow")
+
+    monkeypatch.setattr(HTTPAdapter, "send", send)
+    session = requests.Session()
+    session.mount("http://", IdempotentAdapter(clock=clock))
+    with pytest.raises(RetriesExhausted) as caught:
+        session.post("http://shop/", timeout=given)
+    assert caught.value.attempts == 2
+    first, second = seen
+    assert first.total == total
+    assert first.connect_timeout == (total if connect is None else min(connect, total))
+    assert second.total == 0.5
+    if read is not None:
+        assert f"read={read!r}" in repr(first)
+
+
+def test_a_timeout_of_a_wrong_shape_is_the_callers_error() -> None:
+    with (
+        serving() as server,
+        calling("requests") as caller,
+        pytest.raises(ValueError, match="too many values"),
+    ):
+        caller.post(server.url, timeout=(1, 2, 3))
+    assert caller.time.slept == []
+
+
+def test_an_unknown_host_is_a_connect_error() -> None:
+    with calling("requests") as caller, pytest.raises(RetriesExhausted) as caught:
+        caller.post("http://nowhere.invalid/")
+    assert caught.value.safe_new_key
+
+
+def test_a_closed_session_opens_anew_as_ever() -> None:
+    with serving(Answer(), Answer()) as server, calling("requests") as caller:
+        assert caller.post(server.url).status == 200
+        caller.close()
+        assert caller.post(server.url).status == 200

@@ -1,0 +1,188 @@
+"""What each outcome means: every status, every trouble, every form of Retry-After."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+
+import pytest
+from tests.client.fake_time import EPOCH_SECONDS, SECOND
+
+from oncekey.client import rules
+from oncekey.client.asks import Answered, Broke, Moment, Trouble
+from oncekey.client.retry import Retry
+
+NOW = Moment(at=0, wall=EPOCH_SECONDS * SECOND, chance=0.5)
+TERMS = Retry(base="100ms", cap="10s").terms
+STATUSES = range(100, 600)
+RETRIED = {425, 429, 502, 503, 504}
+
+
+def answered(status: int, retry_after: str | None = None, **more: object) -> Answered:
+    return Answered(status, NOW, retry_after)._replace(**more)  # type: ignore[arg-type]
+
+
+# --- again or not ---------------------------------------------------------------------------------
+
+
+def test_which_statuses_are_tried_again() -> None:
+    assert {s for s in STATUSES if rules.judge(answered(s)).again} == RETRIED
+    assert {s for s in STATUSES if rules.judge(answered(s, "1")).again} == RETRIED | {409}
+
+
+def test_only_425_and_429_say_that_nothing_was_done() -> None:
+    assert {s for s in STATUSES if rules.judge(answered(s, "1")).harmless} == {425, 429}
+
+
+def test_a_409_whose_retry_after_says_nothing_is_a_business_conflict() -> None:
+    assert not rules.judge(answered(409, "soon")).again
+
+
+@pytest.mark.parametrize("trouble", Trouble)
+def test_which_troubles_are_tried_again(trouble: Trouble) -> None:
+    again = trouble not in (Trouble.CERTIFICATE, Trouble.OTHER)
+    assert rules.judge(Broke(trouble, NOW)).again == again
+
+
+@pytest.mark.parametrize("trouble", Trouble)
+def test_which_troubles_come_before_anything_is_sent(trouble: Trouble) -> None:
+    unsent = {
+        Trouble.CONNECT,
+        Trouble.CONNECT_TIMEOUT,
+        Trouble.POOL_TIMEOUT,
+        Trouble.CERTIFICATE,
+    }
+    assert rules.judge(Broke(trouble, NOW)).harmless == (trouble in unsent)
+
+
+@pytest.mark.parametrize(("status", "harmless"), [(200, False), (404, False), (429, True)])
+def test_an_answer_that_broke_off_is_lost_unless_its_status_says_enough(
+    status: int, harmless: bool
+) -> None:
+    judged = rules.judge(answered(status, broke=Trouble.CLOSED))
+    assert (judged.again, judged.harmless) == (True, harmless)
+
+
+# --- settled or not -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("status", [200, 201, 204, 302, 400, 404, 409, 410, 422])
+def test_answers_about_the_operation_settle_it(status: int) -> None:
+    assert rules.settles(answered(status), unsure=False)
+    assert rules.settles(answered(status), unsure=True)
+
+
+@pytest.mark.parametrize("status", [307, 308, 401, 407, 500, 501, 599])
+def test_failures_and_what_is_sent_on_by_the_library_settle_nothing(status: int) -> None:
+    assert not rules.settles(answered(status), unsure=False)
+
+
+@pytest.mark.parametrize("status", [403, 408, 421])
+def test_an_answer_about_the_caller_settles_nothing_that_may_have_happened(status: int) -> None:
+    assert rules.settles(answered(status), unsure=False)
+    assert not rules.settles(answered(status), unsure=True)
+
+
+def test_an_answer_that_would_be_tried_again_settles_nothing() -> None:
+    """Also where nobody tries again: `retry=None`."""
+    assert not rules.settles(answered(409, "1"), unsure=False)
+    assert {s for s in RETRIED if rules.settles(answered(s), unsure=False)} == set()
+
+
+def test_a_server_that_warns_of_a_new_key_has_settled_nothing() -> None:
+    assert not rules.settles(answered(409, doubtful=True), unsure=False)
+
+
+# --- how long -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("attempt", "ceiling_ms"),
+    [(1, 100), (2, 200), (3, 400), (7, 6_400), (8, 10_000), (9, 10_000), (100, 10_000)],
+)
+@pytest.mark.parametrize("chance", [0.0, 0.25, 0.999])
+def test_backoff_is_full_jitter_under_a_doubling_ceiling(
+    attempt: int, ceiling_ms: int, chance: float
+) -> None:
+    assert rules.pause_us(TERMS, attempt, None, chance) == int(chance * ceiling_ms * 1_000)
+
+
+def test_what_the_server_asks_for_is_a_lower_bound_under_the_jitter() -> None:
+    assert rules.pause_us(TERMS, 1, 3 * SECOND, 0.0) == 3 * SECOND
+    assert rules.pause_us(TERMS, 2, 3 * SECOND, 0.5) == 3_100_000
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [
+        ("0", 0),
+        ("7", 7),
+        (" 7 ", 7),
+        ("007", 7),
+        ("86400", 86_400),
+        ("86401", 86_400),
+        ("99999999999999999999", 86_400),
+        ("0" * 5_000 + "7", 7),
+        ("9" * 5_000, 86_400),
+        ("Tue, 14 Nov 2023 22:13:30 GMT", 10),
+        ("Tuesday, 14-Nov-23 22:13:30 GMT", 10),
+        ("Tue Nov 14 22:13:30 2023", 10),
+        ("Tue, 14 Nov 2023 22:13:00 GMT", 0),
+        ("Tue, 14 Nov 2043 22:13:00 GMT", 86_400),
+        (None, None),
+        ("", None),
+        ("soon", None),
+        ("-1", None),
+        ("1.5", None),
+        ("+3", None),
+        ("٣", None),
+        ("3, 4", None),
+        ("Tue, 99 Nov 2023 22:13:30 GMT", None),
+        ("Tue, 14 Nov 2023 22:13:30 +9999999999999", None),
+    ],
+    ids=lambda given: str(given)[:40],
+)
+def test_retry_after_in_every_form(value: str | None, seconds: int | None) -> None:
+    expected = None if seconds is None else seconds * SECOND
+    assert rules.retry_after_us(answered(503, value)) == expected
+
+
+def test_a_date_is_read_by_the_servers_own_calendar_where_it_tells() -> None:
+    fact = answered(503, "Tue, 14 Nov 2000 22:13:30 GMT", date="Tue, 14 Nov 2000 22:13:20 GMT")
+    assert rules.retry_after_us(fact) == 10 * SECOND
+    assert rules.retry_after_us(fact._replace(date="yesterday")) == 0
+
+
+# --- problem details ------------------------------------------------------------------------------
+
+UNSAFE = json.dumps({"type": "urn:x", "safe_new_key": False}).encode()
+SAFE = json.dumps({"type": "urn:x", "safe_new_key": True}).encode()
+PROBLEM = "application/problem+json"
+
+
+PROBLEMS: dict[str, tuple[str | None, str | None, bytes | None, bool]] = {
+    "a warning": (PROBLEM, None, UNSAFE, True),
+    "in other words": ("Application/Problem+JSON; charset=utf-8", None, UNSAFE, True),
+    "not encoded": (PROBLEM, "identity", UNSAFE, True),
+    "gzipped": (PROBLEM, "gzip", gzip.compress(UNSAFE, mtime=0), True),
+    "deflated": (PROBLEM, "deflate", zlib.compress(SAFE), False),
+    "the opposite": (PROBLEM, None, SAFE, False),
+    "nothing about it": (PROBLEM, None, b'{"type": "urn:x"}', False),
+    "no object": (PROBLEM, None, b"[]", False),
+    "no problem": ("application/json", None, UNSAFE, False),
+    "no type": (None, None, UNSAFE, False),
+    # What cannot be read may have been a warning.
+    "broken": (PROBLEM, None, b"{", True),
+    "no text": (PROBLEM, None, b"\xff", True),
+    "too deep": (PROBLEM, None, b"[" * 60_000, True),
+    "encoded otherwise": (PROBLEM, "br", UNSAFE, True),
+    "not held": (PROBLEM, None, None, True),
+    "too long": (PROBLEM, None, b" " * 70_000, True),
+}
+
+
+@pytest.mark.parametrize("which", PROBLEMS)
+def test_what_a_server_says_about_new_keys(which: str) -> None:
+    content_type, encoding, body, warns = PROBLEMS[which]
+    assert rules.warns_of_new_key(content_type, encoding, body) == warns

@@ -1,0 +1,186 @@
+"""kill -9 around a provider that knows no keys: with a probe, never two charges, one in the end.
+
+Provider and victims are real processes. A victim dies right before and right after each store call
+and each piece of an exchange; then the run that takes over dies everywhere too, in its probe as
+well. Without a probe the same kills charge twice: this test can fail (I1).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.fault.probe_victim import AHEAD_US, LEASE, Plan, Points, Shop, get, pay
+
+from oncekey import Once, Policy
+from oncekey.engine.clock import SystemClock
+from oncekey.stores.clock import wall_clock
+from oncekey.stores.sqlite import SQLiteStore
+from oncekey.testing.servers import Proxy
+from oncekey.testing.servers.processes import User, free_port, launch, wait_until
+
+
+def both_sides(calls: list[str]) -> list[str]:
+    return [f"{side} {call}" for call in calls for side in ("before", "after")]
+
+
+ROOT = Path(__file__).parents[2]
+SOAK = bool(os.environ.get("ONCEKEY_SOAK"))
+COLOURS = pytest.mark.parametrize("colour", ["blocking", "async"])
+# What one charge comes to: the intent, the exchange, the result.
+CHARGE = ["SaveStep", "send", "charged", "read", "SaveStep"]
+# Killed there, it has charged, and nothing of that is on record.
+IN_DOUBT = both_sides(CHARGE)[3:-1]
+
+
+@pytest.fixture
+def provider(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    port, directory = free_port(), tmp_path_factory.mktemp("provider")
+    command = [sys.executable, ROOT / "tests/fault/careless_provider.py", port]
+    process = launch("provider", list(map(str, command)), User(), directory, dying="SIGKILL")
+    process.wait_ready(lambda: _answers(port))
+    yield port
+    process.kill()
+
+
+def _answers(port: int) -> bool:
+    try:
+        return get(port, "/charges") is not None
+    except ConnectionRefusedError:
+        return False
+
+
+class Case:
+    """One way to be killed, and what it came to."""
+
+    def __init__(self, report: dict[str, Any], charges: Counter[str]) -> None:
+        self.kills: list[str] = report["kills"]
+        self.charges = [charges[key] for key in report["keys"]]
+        self.at_the_end: int = report["charged at the end"]
+        self.is_done = report["state"] == "succeeded" and report["external"] == report["value"]
+
+
+def cases(directory: Path, port: int, **plan: Any) -> list[Case]:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.fault.probe_victim", directory, str(port), json.dumps(plan)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=1_000 if SOAK else 250,
+    )
+    assert done.returncode == 0, done.stderr
+    charges = Counter(charge["reference"] for charge in get(port, "/charges"))
+    return [Case(report, charges) for report in json.loads(done.stdout)]
+
+
+# --- killed once ----------------------------------------------------------------------------------
+
+
+@COLOURS
+def test_i1_killed_anywhere_it_charges_once(tmp_path: Path, provider: int, colour: str) -> None:
+    found = cases(tmp_path, provider, colour=colour, steps=["charge", "tip"])
+    calls = ["bind", "Claim", *CHARGE, *CHARGE, "Finish"]
+    assert [case.kills for case in found] == [[kill] for kill in both_sides(calls)]
+    for case in found:
+        assert (case.kills, case.charges) == (case.kills, [1, 1])
+        assert case.is_done
+    # What was charged by the killed run was found by the probe, and not charged again.
+    assert {case.at_the_end for case in found} == {0, 1, 2}
+
+
+@COLOURS
+def test_without_a_probe_the_same_kills_charge_twice(
+    tmp_path: Path, provider: int, colour: str
+) -> None:
+    found = cases(tmp_path, provider, colour=colour, probe=False)
+    twice = [kill for case in found for kill in case.kills if case.charges == [2]]
+    assert twice == IN_DOUBT
+    assert all(case.charges in ([1], [2]) for case in found)
+
+
+# --- and killed again -----------------------------------------------------------------------------
+
+
+@COLOURS
+def test_i1_killed_anywhere_again_it_still_charges_once(
+    tmp_path: Path, provider: int, colour: str
+) -> None:
+    sides = ["before", "after"] if SOAK else ["before"]
+    found = cases(tmp_path, provider, colour=colour, twice=True, sides=sides)
+    for case in found:
+        assert (case.kills, case.charges) == (case.kills, [1])
+        assert case.is_done
+    seconds = {case.kills[1] for case in found}
+    for side in sides:
+        # The second run asks before it acts, and dies there too.
+        assert {f"{side} {call}" for call in ("Look", "ask", "hear", *CHARGE)} <= seconds
+    # ... also where it would have found that the first one has charged.
+    assert {second for first, second in (case.kills for case in found) if first in IN_DOUBT} >= {
+        f"{side} {call}" for side in sides for call in ("ask", "hear", "SaveStep", "Finish")
+    }
+
+
+# --- a charge that is still on its way ------------------------------------------------------------
+
+
+class Turning(SystemClock):
+    """An engine's clock: where its run sleeps, `turn` is called with the time instead."""
+
+    def __init__(self, turn: Callable[[int], None]) -> None:
+        self._turn = turn
+        self._thread = threading.current_thread()
+
+    def jitter(self, us: int) -> int:
+        return us
+
+    def wait(self, event: threading.Event, us: int) -> bool:
+        if threading.current_thread() is not self._thread:
+            return super().wait(event, us)
+        self._turn(us)
+        return event.is_set()
+
+
+@pytest.mark.parametrize(("settle", "charges"), [("2h", 1), ("0s", 2)])
+def test_a_charge_under_way_is_waited_for_as_long_as_settle_says(
+    tmp_path: Path, provider: int, settle: str, charges: int
+) -> None:
+    """The victim's request hangs in the network when it is killed, and arrives after the probe has
+    said that there is nothing. With `settle` the probe is asked again before anything is sent."""
+    ahead = AHEAD_US
+    slept: list[int] = []
+    with Proxy(provider) as proxy:
+        proxy.hold("requests")
+        command = [sys.executable, "-m", "tests.fault.probe_victim", str(tmp_path), str(proxy.port)]
+        victim = subprocess.Popen([*command, "late"], cwd=ROOT)
+        proxy.wait_until_held()
+        victim.send_signal(signal.SIGKILL)
+        victim.wait(60)
+        before = len(get(provider, "/charges"))
+
+        def arrive(us: int = 0) -> None:
+            nonlocal ahead
+            slept.append(us)
+            proxy.resume()
+            expected = before + len(slept) + (charges - 1)
+            wait_until(lambda: len(get(provider, "/charges")) == expected, "it has arrived")
+            ahead += us
+
+        store = SQLiteStore(tmp_path / "late.db", clock=lambda: wall_clock() + ahead)
+        shop = Shop(provider, Points(0, "", tmp_path / "log"))
+        with Once(store, policy=Policy(lease=LEASE), clock=Turning(arrive)) as once:
+            (paid,) = pay(once, "late", Plan(), shop, settle)
+        if not slept:
+            arrive()
+    made = get(provider, "/charges")[before:]
+    assert len(made) == charges
+    assert paid in [charge["id"] for charge in made]
+    assert len(slept) == 1

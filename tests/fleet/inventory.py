@@ -1,0 +1,57 @@
+"""Inventory: FastAPI. Its row, the key and the answer commit in one transaction (exactly once)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+import aiosqlite
+from fastapi import Depends, FastAPI, Header, HTTPException
+from pydantic import BaseModel
+from tests.fleet import common
+
+from oncekey import AsyncOnce, Policy
+from oncekey.http.fastapi import Idempotency
+
+NAME = "inventory"
+IS_SAFE = common.sabotage() != common.NO_TRANSACTION
+
+common.make_ledger(NAME)
+
+
+def account(authorization: Annotated[str, Header()] = "") -> str:
+    if authorization not in common.CALLERS:
+        raise HTTPException(401)
+    return common.CALLERS[authorization]
+
+
+async def database() -> AsyncIterator[aiosqlite.Connection]:
+    async with aiosqlite.connect(common.database(NAME), timeout=common.BUSY_SECONDS) as db:
+        yield db
+
+
+class Order(BaseModel):
+    order: str
+    cents: int
+    asked_at: int
+
+
+app = FastAPI()
+once = AsyncOnce(common.store_url(NAME), policy=Policy(lease=common.LEASE))
+common.tell_facts(once, NAME)
+idempotency = Idempotency(once, caller=Depends(account))
+idempotency.attach(app)
+
+OPTIONS: dict[str, Any] = {"transaction": database} if IS_SAFE else {"retry_safe": True}
+
+
+@app.post("/reservations", status_code=201)
+@idempotency.guard(**OPTIONS)
+async def reserve(
+    order: Order, db: Annotated[aiosqlite.Connection, Depends(database)]
+) -> dict[str, Any]:
+    async with db.execute(common.INSERT, (order.order, order.cents)) as cursor:
+        number = cursor.lastrowid
+    if not IS_SAFE:
+        await db.commit()
+    return common.made(NAME, number)
