@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check bench bench-postgres bench-http soak hammer-postgres lock docs clean
+.PHONY: help setup run test check bench bench-postgres bench-http soak soak-services hammer-postgres lock docs clean
 
 help: ## show this
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -49,6 +49,9 @@ bench-http: $(VENV)/.bench ## an HTTP API bare, guarded by oncekey, and by its p
 
 soak: setup ## the long forms of hammer, model, crashes and kills (minutes)
 	@ONCEKEY_SOAK=1 $(BIN)/python -m pytest tests/hammer tests/model tests/fault tests/stores tests/http -s --timeout 1800
+
+soak-services: setup ## 500 checkouts through four services that are killed all the time (minutes)
+	@ONCEKEY_SOAK=1 $(BIN)/python -m pytest tests/fleet -s --timeout 1800
 
 hammer-postgres: setup ## the long hammer on PostgreSQL alone (minutes)
 	@ONCEKEY_SOAK=1 $(BIN)/python -m pytest tests/hammer/test_postgres_hammer.py -s --timeout 1800
