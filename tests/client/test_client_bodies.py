@@ -116,12 +116,12 @@ def test_a_refusal_too_large_to_hold_is_given_up(name: str) -> None:
     assert (caught.value.last, caught.value.response.content) == (503, b"")
 
 
+ONLY_ONE = httpx.Limits(max_connections=1)
 ONE_CONNECTION: dict[str, Callable[[], dict[str, Any]]] = {
     "httpx": lambda: {"inner": httpx.HTTPTransport(verify=False, limits=ONLY_ONE)},
     "httpx-async": lambda: {"inner": httpx.AsyncHTTPTransport(verify=False, limits=ONLY_ONE)},
     "requests": lambda: {"pool_maxsize": 1, "pool_block": True},
 }
-ONLY_ONE = httpx.Limits(max_connections=1)
 
 
 @pytest.mark.parametrize("act", [Answer(503, LARGE.body), Cut(500), Cut(500, reset=True)])

@@ -1,7 +1,7 @@
 """What a completer has seen and when it looks again, without doing any of it.
 
-The store is asked for unfinished records once, by when they were created; each is remembered until
-it ends and looked at by its id. So a round costs what is new and what is due, not what is stored.
+The store is asked for unfinished records once, by when they were claimed last; each is remembered
+until it ends and looked at by its id. So a round costs what is new and what is due, not what is stored.
 Owns the cursor, the list and its limit. Knows no store and no thread.
 """
 
@@ -50,10 +50,7 @@ class Agenda:
         if len(found.records) < PAGE:
             self.after = max(self.after, found.now - MARGIN_US)
             return False
-        # Records of the same microsecond may have been cut apart: list that one again, unless a
-        # whole page is of it.
-        last = found.records[-1].created_at
-        self.after = last - 1 if last - 1 > self.after else last
+        self.after = found.records[-1].fence
         return True
 
     def due(self, now: int, limit: int) -> list[bytes]:
