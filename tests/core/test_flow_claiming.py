@@ -22,15 +22,9 @@ from oncekey.core.commands import (
 )
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.events import Fact
-from oncekey.core.flow import (
-    CLAIM_TRIES,
-    POLL_FIRST_US,
-    POLL_GROWTH_PERCENT,
-    POLL_MAX_US,
-    RETRY_FIRST_US,
-    attempt,
-)
+from oncekey.core.flow import CLAIM_TRIES, POLL_FIRST_US, POLL_GROWTH_PERCENT, POLL_MAX_US, attempt
 from oncekey.core.record import State, Step
+from oncekey.core.stepping import RETRY_FIRST_US
 
 CLAIMED = Claimed(FENCE, 1, ())
 REPLAY = Replay(State.SUCCEEDED, b"stored", 2, FENCE, 77)

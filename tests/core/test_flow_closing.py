@@ -33,15 +33,9 @@ from oncekey.core.commands import (
 )
 from oncekey.core.errors import NotStarted, StoreUnavailable, Terminal
 from oncekey.core.events import Fact
-from oncekey.core.flow import (
-    RENEWALS_PER_LEASE,
-    RETRY_FIRST_US,
-    RETRY_MAX_US,
-    attempt,
-    closing_command,
-    heartbeat,
-)
+from oncekey.core.flow import RENEWALS_PER_LEASE, attempt, closing_command, heartbeat
 from oncekey.core.record import State, Step
+from oncekey.core.stepping import RETRY_FIRST_US, RETRY_MAX_US
 from oncekey.core.steps import ARGUMENTS
 
 SUCCEEDED, FAILED, UNKNOWN = State.SUCCEEDED, State.FAILED, State.UNKNOWN

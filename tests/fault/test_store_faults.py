@@ -20,8 +20,9 @@ from oncekey.core.errors import (
     StoreUnavailable,
 )
 from oncekey.core.events import Fact
-from oncekey.core.flow import CLAIM_TRIES, RETRY_FIRST_US, RETRY_MAX_US
+from oncekey.core.flow import CLAIM_TRIES
 from oncekey.core.record import State
+from oncekey.core.stepping import RETRY_FIRST_US, RETRY_MAX_US
 from oncekey.testing.contract.base import LEASE
 from oncekey.testing.contract.bench import Bench, BenchBase, Body, until
 from oncekey.testing.contract.steps import Checkout
