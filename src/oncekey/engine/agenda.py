@@ -1,8 +1,8 @@
 """What a completer has seen and when it looks again, without doing any of it.
 
 The store is asked for unfinished records once, by when they were claimed last; each is remembered
-until it ends and looked at by its id. So a round costs what is new and what is due, not what is stored.
-Owns the cursor, the list and its limit. Knows no store and no thread.
+until it ends and looked at by its id. So a round costs what is new and what is due, not what is
+stored. Owns the cursor, the list and its limit. Knows no store and no thread.
 """
 
 from __future__ import annotations
