@@ -16,7 +16,7 @@ from tests.cli.running import Start
 
 from oncekey.cli.exits import Exit
 
-# Imported by the command, and run by a process that dies in the middle of it. That one writes fifty
+# Imported by the command, and run by a process that dies in the middle of it. That one writes five
 # seconds ago by its store's clock, so that its lease is over when the command comes.
 SHOP = """
 import os, sys, time
@@ -24,8 +24,8 @@ from oncekey import {engine}, Policy, Recovery
 from oncekey.stores.sqlite import {store}
 
 dying = "dies" in sys.argv
-clock = lambda: time.time_ns() // 1_000 - (50_000_000 if dying else 0)
-once = {engine}({store}("{path}", clock=clock), policy=Policy(keep="7d"))
+clock = lambda: time.time_ns() // 1_000 - (5_000_000 if dying else 0)
+once = {engine}({store}("{path}", clock=clock), policy=Policy(lease="1s", keep="7d"))
 
 def answer(unknown):
     return None if unknown.request == "who knows" else Recovery.succeeded("it was sent")

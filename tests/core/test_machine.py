@@ -48,10 +48,11 @@ from oncekey.core.machine import (
     Event,
     _next,
     decide,
+    has_ended,
     is_expired,
     state_now,
 )
-from oncekey.core.record import Record, State
+from oncekey.core.record import Record, State, Step
 
 ABSENT, PENDING = State.ABSENT, State.PENDING
 SUCCEEDED, FAILED, UNKNOWN = State.SUCCEEDED, State.FAILED, State.UNKNOWN
@@ -262,6 +263,27 @@ def test_a_write_keeps_the_identity_and_the_times_make_sense(
         assert write.id == before.id
         assert bool(write.finished_at) is (write.state in ENDED)
         assert write.state is not PENDING or write.lease_until >= min(before.lease_until, now)
+
+
+@pytest.mark.parametrize("state", list(State))
+@pytest.mark.parametrize("steps", [(), (Step("pay", False, b"", NOW),)], ids=["bare", "steps"])
+def test_what_is_decided_or_freed_without_a_trace_has_ended(
+    state: State, steps: tuple[Step, ...]
+) -> None:
+    ended = state in (SUCCEEDED, FAILED) or (state is ABSENT and not steps)
+    assert has_ended(record(state, steps=steps)) is ended
+
+
+@settings(max_examples=500)
+@given(before=records(), command=commands, now=times)
+def test_i10_what_had_ended_and_begins_again_has_a_fence_of_its_time(
+    before: Record, command: Command, now: int
+) -> None:
+    """So a listing of what was claimed since some time finds it, however old the record is."""
+    write = decide(before, command, now).write
+    if write is not None and has_ended(before) and not has_ended(write):
+        assert write.fence >= now
+        assert write.fence > before.fence
 
 
 def test_decisions_are_pure() -> None:

@@ -8,7 +8,7 @@ from tests.core.making import record
 from oncekey.core.contract import Unfinished
 from oncekey.core.record import Record
 from oncekey.engine import agenda as module
-from oncekey.engine.agenda import MARGIN_US, PAGE, Agenda
+from oncekey.engine.agenda import MARGIN_US, PAGE, WHOLE_US, Agenda
 
 HERE = {"charge"}
 NOW = 10**12
@@ -22,17 +22,28 @@ def made(number: int, at: int, operation: str = "charge") -> Record:
     return record(id=number.to_bytes(16, "big"), fence=at, operation=operation)
 
 
-def test_a_short_page_moves_the_cursor_to_a_minute_ago() -> None:
+def test_a_short_page_moves_the_cursor_to_a_moment_ago() -> None:
     agenda = Agenda()
     assert agenda.add(listed(5, 6), HERE, 0) is False
     assert (len(agenda), agenda.after) == (2, NOW - MARGIN_US)
 
 
-def test_the_cursor_never_goes_back() -> None:
+def test_the_cursor_follows_a_store_clock_that_was_set_back() -> None:
     agenda = Agenda()
-    agenda.after = NOW
+    agenda.after = 2 * NOW
     agenda.add(listed(), HERE, 0)
-    assert agenda.after == NOW
+    assert agenda.after == NOW - MARGIN_US
+
+
+def test_i11_all_is_listed_again_every_hour() -> None:
+    """What was committed late, or under a clock that was set, is found then at the latest."""
+    agenda = Agenda()
+    agenda.begin(5)
+    agenda.add(listed(), HERE, 5)
+    agenda.begin(5 + WHOLE_US - 1)
+    assert agenda.after == NOW - MARGIN_US
+    agenda.begin(5 + WHOLE_US)
+    assert agenda.after == 0
 
 
 def test_a_full_page_is_followed_by_the_next() -> None:

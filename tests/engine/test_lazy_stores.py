@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from oncekey.core.commands import Reply
-from oncekey.core.contract import AsyncEnlisted, Enlisted
+from oncekey.core.contract import AsyncEnlisted, Enlisted, Unfinished
 from oncekey.core.errors import ConfigurationError, StoreUnavailable
 from oncekey.core.levels import Guarantee, Level
 from oncekey.core.policy import Policy
@@ -66,6 +66,9 @@ class LazyStore(_Lazy):
     def elect(self, token: bytes, lease: int, /) -> bool:
         return self.memory.elect(token, lease)
 
+    def unfinished(self, after: int, limit: int, /) -> Unfinished:
+        return self.memory.unfinished(after, limit)
+
     def enlist(self, connection: Any, /) -> Enlisted:
         return _EnlistedLazy(self)
 
@@ -96,6 +99,9 @@ class AsyncLazyStore(_Lazy):
 
     async def elect(self, token: bytes, lease: int, /) -> bool:
         return self.memory.elect(token, lease)
+
+    async def unfinished(self, after: int, limit: int, /) -> Unfinished:
+        return self.memory.unfinished(after, limit)
 
     def enlist(self, connection: Any, /) -> AsyncEnlisted:
         return _AsyncEnlistedLazy(self)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from oncekey.core.contract import SWEEP_LIMIT_DEFAULT
+from oncekey.core.contract import SWEEP_LIMIT_DEFAULT, Unfinished
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.policy import Policy
 from oncekey.engine.aio.once import AsyncOnce
@@ -62,6 +62,9 @@ class Watched(_Watched, MemoryStore):
 
     def sweep(self, limit: int = SWEEP_LIMIT_DEFAULT, /) -> int:
         return self._sweep(limit)
+
+    def unfinished(self, after: int, limit: int, /) -> Unfinished:
+        return self.memory.unfinished(after, limit)
 
 
 class AsyncWatched(_Watched, AsyncMemoryStore):

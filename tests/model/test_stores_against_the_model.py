@@ -1,4 +1,4 @@
-"""Every store against `machine.decide` on a plain dict, under random commands (S1-S3, S6, S7).
+"""Every store against `machine.decide` on a plain dict, under random commands (S1-S3, S6, S7, S10).
 
 Stale owners and fences, repeats, batches, sweeps, and a clock that also steps back; on PostgreSQL
 each way to claim and to retain. With ONCEKEY_SOAK=1: many more examples, of 50 steps.
@@ -30,7 +30,7 @@ from oncekey.core.commands import (
     Resolve,
     SaveStep,
 )
-from oncekey.core.machine import decide, is_garbage
+from oncekey.core.machine import decide, has_ended, is_expired, is_garbage
 from oncekey.core.record import Record, State
 from oncekey.stores.memory import AsyncMemoryStore, MemoryStore
 from oncekey.stores.sqlite import AsyncSQLiteStore, SQLiteStore
@@ -235,6 +235,21 @@ class StoreMachine(RuleBasedStateMachine):
             assert is_garbage(self.records.pop(id), now)
         for key in ended:
             assert is_garbage(self.past.pop(key), now)
+
+    @rule(limit=st.sampled_from([0, 1, 2, 100]), back=st.sampled_from([None, -1, 0, LEASE]))
+    def list_unfinished(self, limit: int, back: int | None) -> None:
+        """From the beginning, or from some time before the latest claim; in the model by hand."""
+        fences = sorted(record.fence for record in self.records.values())
+        after = fences[-1] - back if fences and back is not None else 0
+        now = self.clock.wall()
+        wanted = sorted(
+            (record.fence, record.id, record)
+            for record in self.records.values()
+            if record.fence > after and not has_ended(record) and not is_expired(record, now)
+        )
+        last = wanted[:limit][-1][0] if wanted[:limit] else after
+        shown = tuple(record for fence, _, record in wanted if fence <= last)
+        assert self.store.unfinished(after, limit) == (shown, now)
 
     @invariant()
     def same_records(self) -> None:

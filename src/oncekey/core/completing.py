@@ -29,7 +29,7 @@ from oncekey.core.steps import ARGUMENTS
 TRIES_DEFAULT: Final = 10
 BACKOFF_FIRST_US: Final = 1_000_000
 BACKOFF_MAX_US: Final = 3_600_000_000
-# What is left alone may be claimed again without being listed again: it is looked at now and then.
+# What is left alone is looked at now and then: its caller may have come, or an operator.
 LEFT_LOOK_US: Final = 30_000_000
 
 

@@ -12,8 +12,9 @@ S7  `sweep` removes only what `machine.is_garbage` allows, at most `limit` recor
 S8  `bind` remembers the first check value and refuses another one with ConfigurationError. A
     `lazy` store learns its `guarantee` there at the latest.
 S9  All but `enlist` and `close` may be called from many threads (blocking) or tasks (async).
-S10 `unfinished` gives each record created after the given time that has not ended: pending,
-    unknown, or freed with steps saved; oldest first, and nothing of what has expired.
+S10 `unfinished` gives each record claimed after the given time (its fence is above it) that has
+    not ended: pending, unknown, or freed with steps saved; oldest claim first, and nothing of
+    what has expired. A cut never goes through records of one fence.
 
 Knows no engine and no driver.
 """
@@ -31,7 +32,8 @@ SWEEP_LIMIT_DEFAULT = 1_000
 
 
 class Unfinished(NamedTuple):
-    """Records that have not ended, oldest first, and the store's clock when they were read."""
+    """Records that have not ended, oldest claim first, and the store's clock when the reading
+    began."""
 
     records: tuple[Record, ...]
     now: int
@@ -66,9 +68,15 @@ class Store(Protocol):
         microseconds of the store's clock; one token at a time; the same one may ask again."""
 
     def unfinished(self, after: int, limit: int, /) -> Unfinished:
-        """At most `limit` records with created_at > `after` that have not ended. It is asked
-        again and again with a later `after`, so its cost must go with what is new, not with what
-        is stored; it must not hold up claims."""
+        """The first `limit` records with fence > `after` that have not ended, and however many
+        more have the last one's fence: all claims of one batch may share theirs. So whoever got
+        `limit` or more reads on after the last one's fence, and misses none.
+
+        It goes by the fence because that is the time of the latest claim, or later: a key that
+        was freed is listed again once it is claimed again, whenever it was created. It is asked
+        again and again with a later `after`, so its cost must go with what was claimed since, not
+        with what is stored; it must not hold up claims. What is claimed at `now` may be committed
+        later: the next `after` should be some time before it."""
 
     def enlist(self, connection: Any, /) -> Enlisted:
         """This store's records inside the caller's own open transaction."""

@@ -151,6 +151,14 @@ def is_garbage(record: Record, now: int) -> bool:
     return now >= record.audit_until
 
 
+def has_ended(record: Record) -> bool:
+    """Whether nobody has to see to it any more: decided, or freed without a trace. Only a new
+    claim changes that, and it raises the fence."""
+    if record.state == ABSENT:
+        return not record.steps
+    return record.state == SUCCEEDED or record.state == FAILED
+
+
 def state_now(record: Record | None, now: int) -> State:
     """The state a claim would meet, e.g. UNKNOWN for a dead owner that nobody has met yet."""
     if record is None or is_expired(record, now):

@@ -84,7 +84,7 @@ def unpack_step(body: bytes) -> Written:
             return Written({}, b"")
         facts = json.loads(body[_HEAD.size : end])
         return Written({str(name): str(fact) for name, fact in facts.items()}, body[end:])
-    except (struct.error, ValueError, AttributeError):
+    except (struct.error, ValueError, AttributeError, RecursionError):
         return Written({}, b"")
 
 

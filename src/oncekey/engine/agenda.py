@@ -16,7 +16,9 @@ from oncekey.core.contract import Unfinished
 WATCHED_MAX: Final = 10_000
 PAGE: Final = 500
 # A claim may become visible some time after the moment it is dated to.
-MARGIN_US: Final = 60_000_000
+MARGIN_US: Final = 15_000_000
+# What came later than that, or while the store's clock was set, is found by listing all again.
+WHOLE_US: Final = 3_600_000_000
 
 
 class _Watched(NamedTuple):
@@ -31,10 +33,17 @@ class Agenda:
 
     def __init__(self) -> None:
         self.after = 0
+        self._whole_at = 0
         self._watched: dict[bytes, _Watched] = {}
 
     def __len__(self) -> int:
         return len(self._watched)
+
+    def begin(self, now: int) -> None:
+        """A round of listing begins."""
+        if now >= self._whole_at:
+            self._whole_at = now + WHOLE_US
+            self.after = 0
 
     def has_room(self) -> bool:
         """Whether more can be watched. Before there is none, those go that are left alone."""
@@ -48,7 +57,7 @@ class Agenda:
             if record.operation in operations:
                 self._watched.setdefault(record.id, _Watched(now))
         if len(found.records) < PAGE:
-            self.after = max(self.after, found.now - MARGIN_US)
+            self.after = found.now - MARGIN_US
             return False
         self.after = found.records[-1].fence
         return True

@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from oncekey.core.commands import Command, Reply
-from oncekey.core.contract import SWEEP_LIMIT_DEFAULT, AsyncEnlisted, Enlisted
+from oncekey.core.contract import SWEEP_LIMIT_DEFAULT, AsyncEnlisted, Enlisted, Unfinished
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.levels import Guarantee, Level
-from oncekey.core.machine import decide, is_garbage
+from oncekey.core.machine import decide, has_ended, is_expired, is_garbage
 from oncekey.core.record import Record
 from oncekey.stores.clock import wall_clock
 from oncekey.stores.secrets import refuse_another_secret
@@ -38,6 +38,7 @@ class MemoryStore:
         self._clock = clock
         self._lock = threading.Lock()
         self._records: dict[bytes, Record] = {}
+        self._unended: dict[bytes, Record] = {}  # those among them that have not ended
         self._history: dict[tuple[bytes, int], Record] = {}
         self._check: bytes | None = None
         self._elected = (b"", 0)  # who, and until when
@@ -51,6 +52,10 @@ class MemoryStore:
                 decision = decide(records.get(command.id), command, self._clock())
                 if decision.write is not None:
                     records[command.id] = decision.write
+                    if has_ended(decision.write):
+                        self._unended.pop(command.id, None)
+                    else:
+                        self._unended[command.id] = decision.write
                 if decision.archive is not None:
                     old = decision.archive
                     self._history[old.id, old.fence] = old
@@ -73,6 +78,7 @@ class MemoryStore:
             garbage = [id for id, old in self._records.items() if is_garbage(old, now)][:room]
             for id in garbage:
                 del self._records[id]
+                self._unended.pop(id, None)
         return len(ended) + len(garbage)
 
     def elect(self, token: bytes, lease: int, /) -> bool:
@@ -83,6 +89,20 @@ class MemoryStore:
                 return False
             self._elected = (token, now + lease)
             return True
+
+    def unfinished(self, after: int, limit: int, /) -> Unfinished:
+        with self._lock:
+            now = self._clock()
+            found = [
+                record
+                for record in self._unended.values()
+                if record.fence > after and not is_expired(record, now)
+            ]
+        found.sort(key=lambda record: (record.fence, record.id))
+        if len(found) > limit:
+            last = found[limit - 1].fence if limit > 0 else after
+            found = [record for record in found if record.fence <= last]
+        return Unfinished(tuple(found), now)
 
     def history(self, id: bytes, /) -> list[Record]:
         """Past generations of a key that are still in their audit window, oldest first."""
@@ -123,6 +143,9 @@ class AsyncMemoryStore:
 
     async def elect(self, token: bytes, lease: int, /) -> bool:
         return self.memory.elect(token, lease)
+
+    async def unfinished(self, after: int, limit: int, /) -> Unfinished:
+        return self.memory.unfinished(after, limit)
 
     async def history(self, id: bytes, /) -> list[Record]:
         return self.memory.history(id)

@@ -22,6 +22,7 @@ from oncekey.core.contract import (
     AsyncStore,
     Enlisted,
     Store,
+    Unfinished,
 )
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.levels import Guarantee
@@ -164,6 +165,11 @@ class FaultyStore(_Scripted):
             raise self._refused(Fault.REFUSE, ())
         return self.inner.elect(token, lease)
 
+    def unfinished(self, after: int, limit: int, /) -> Unfinished:
+        if self.down:
+            raise self._refused(Fault.REFUSE, ())
+        return self.inner.unfinished(after, limit)
+
     def enlist(self, connection: Any, /) -> Enlisted:
         return self.inner.enlist(connection)
 
@@ -241,6 +247,11 @@ class AsyncFaultyStore(_Scripted):
         if self.down:
             raise self._refused(Fault.REFUSE, ())
         return await self.inner.elect(token, lease)
+
+    async def unfinished(self, after: int, limit: int, /) -> Unfinished:
+        if self.down:
+            raise self._refused(Fault.REFUSE, ())
+        return await self.inner.unfinished(after, limit)
 
     def enlist(self, connection: Any, /) -> AsyncEnlisted:
         return self.inner.enlist(connection)

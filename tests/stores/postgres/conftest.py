@@ -1,4 +1,4 @@
-"""Scenes in shops: see tests/shops.
+"""Scenes in shops (see tests/shops), and benches for the operators' views (see postgres_views).
 
 A connection costs more than most scenes, so a shop stays open from test to test, unless a scene
 has failed in it. Blocking shops are played without an event loop, as Django insists.
@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
 import pytest
+from tests.postgres_views import MAJORS, QUOTED, Bench, NewRecord, make_benches, record_maker
 from tests.shops import SHOPS, Shop, empty
 
 T = TypeVar("T")
@@ -115,3 +116,26 @@ def play_mainly(request: pytest.FixtureRequest, stage: Stage) -> Play:
 def play_on_driver(request: pytest.FixtureRequest, stage: Stage) -> Play:
     """Plays a scene on each driver's own connection."""
     return _player(stage, request.param)
+
+
+# --- views ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=MAJORS, ids=lambda major: f"postgres-{major}")
+def benches(request: pytest.FixtureRequest) -> Iterator[dict[str, Bench]]:
+    made = make_benches(request.param)
+    yield made
+    for bench in made.values():
+        bench.connection.close()
+
+
+@pytest.fixture
+def bench(benches: dict[str, Bench]) -> Bench:
+    benches["plain"].connection.execute(f"TRUNCATE {QUOTED}.records".encode())
+    return benches["plain"]
+
+
+@pytest.fixture
+def new(bench: Bench) -> NewRecord:
+    """Makes records of the server's present hour."""
+    return record_maker(bench.now())

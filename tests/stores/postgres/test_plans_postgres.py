@@ -139,6 +139,7 @@ def every_verb(store: Face, name: str, clock: Clock) -> None:
     release = Release(three.id, three.owner, held[three.id])
     assert store.apply([step, release]) == [Done(), Done()]
     store.apply([Look(claim.id) for claim in fresh])
+    assert {record.id for record in store.unfinished(clock.now - 1, 100).records} > {one.id, two.id}
     clock.now += 2 * LEASE
     late = [claim._replace(owner=b"late".ljust(16)) for claim in others[10:]]
     replies = store.apply(late)
@@ -202,6 +203,7 @@ def test_no_statement_reads_the_whole_table(
     prefix = r"records(_\d+)?_" if "retention" in filled else "records_"
     assert any(re.fullmatch(prefix + r"(id_slot_)?pkey\d*", name) for name in found), found
     assert any("sweep" in name for name in found), found
+    assert any(name.endswith(("_fence", "_expr_idx")) for name in found), found
     assert any(name.startswith("history") for name in found), found
 
 
@@ -262,6 +264,11 @@ def test_a_finish_touches_no_index(faces: Faces, postgres: Postgres, shape: str)
     ((updates, hot),) = rows
     assert updates == 10_000
     assert hot / updates >= 0.98, f"{hot} of {updates}"
+    # All claims of a batch have one fence: found by it, each finish would read the whole batch.
+    query = """SELECT sum(idx_scan), sum(idx_tup_read) FROM pg_stat_user_indexes
+               WHERE schemaname = %s AND relname LIKE 'records%%'
+                   AND position('fence' IN pg_get_indexdef(indexrelid)) > 0"""
+    assert postgres.execute(query, (f"hot_{shape}",)) == [(0, 0)]
     postgres.execute(f"DROP SCHEMA hot_{shape} CASCADE")
 
 
@@ -304,6 +311,7 @@ def test_i7_replays_and_rejections_write_nothing(
     def ask() -> None:
         kinds = Counter(type(reply) for reply in store.apply(commands))
         assert (kinds[Replay], kinds[Busy], kinds[Unsure], kinds[Different]) == (200, 1, 1, 1)
+        assert store.unfinished(clock.now - 1, 100).records
 
     ask()
     assert wal_bytes(postgres, ask) == 0
@@ -351,6 +359,7 @@ def test_how_many_statements_each_verb_takes(postgres: Postgres, shape: str, col
     assert count(finishes[25]) == 1
     assert count(claims[0]._replace(owner=b"another".ljust(16))) == 1  # a replay
     assert count(Look(claims[0].id)) == 1
+    assert calls(postgres, lambda: store.unfinished(0, 10)) == 1
     held, fence = claims[40], fences[40]
     assert count(Renew(held.id, held.owner, fence, LEASE)) == 2  # read, then compare and set
     assert count(SaveStep(held.id, held.owner, fence, "s", False, b"")) == 2

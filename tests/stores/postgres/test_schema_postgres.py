@@ -318,6 +318,19 @@ def test_this_release_works_on_the_next_ones_schema(
     assert applied(postgres)[-1] == (LAST + 1, "next1", LAST)
 
 
+@pytest.mark.parametrize("known", range(3, LAST))
+@pytest.mark.parametrize("shape", [{}, RING], ids=["plain", "ring"])
+def test_releases_before_this_one_work_on_its_schema(
+    postgres: Postgres, monkeypatch: pytest.MonkeyPatch, known: int, shape: dict[str, Any]
+) -> None:
+    """They know the steps up to a number, and call the functions that were there then."""
+    faces = Faces("psycopg")
+    faces.store(postgres.url(), **shape).prepare()
+    monkeypatch.setattr(base, "make_migrations", lambda layout: make_migrations(layout)[:known])
+    live(faces.store(postgres.url(), clock=Clock(), **shape), "older")
+    faces.close()
+
+
 def test_a_schema_that_does_not_say_so_is_refused(faces: Faces, postgres: Postgres) -> None:
     faces.store(postgres.url()).prepare()
     migrate_to_next(postgres, "CREATE TABLE {schema}.more ()")

@@ -19,6 +19,7 @@ from oncekey.stores.sqlite import SQLiteStore, schema
 from oncekey.stores.sqlite.executors import run
 from oncekey.stores.steps import pack_steps, unpack_steps
 
+LAST = schema.MIGRATIONS[-1].version
 ONE, TWO, THREE = (Migration(n, f"m{n}", "") for n in (1, 2, 3))
 CLAIM = Claim(b"i" * 16, b"o", b"\x01f", 30_000_000, 60_000_000, 0, retry_safe=False)
 
@@ -55,22 +56,23 @@ def test_an_upgrade_keeps_the_rows(tmp_path: Path) -> None:
     store.apply([Finish(CLAIM.id, CLAIM.owner, reply.fence, State.SUCCEEDED, b"kept")])
     store.close()
 
-    second = Migration(
-        2,
-        "second",
+    following = Migration(
+        LAST + 1,
+        "following",
         "ALTER TABLE oncekey_records ADD COLUMN colour TEXT NOT NULL DEFAULT 'red';\n"
         "CREATE TRIGGER oncekey_watch AFTER DELETE ON oncekey_meta BEGIN\n"
         "  SELECT 1;\n  SELECT 2;\nEND;\n",
     )
     connection = sqlite3.connect(tmp_path / "keys.db", isolation_level=None)
     for _ in range(2):  # the second time there is nothing to do
-        run(connection, schema.prepare(lambda: 7, (*schema.MIGRATIONS, second)))
+        run(connection, schema.prepare(lambda: 7, (*schema.MIGRATIONS, following)))
     rows = connection.execute("SELECT version, name, applied_at = 7 FROM oncekey_migrations")
-    assert rows.fetchall() == [(1, "initial", 0), (2, "second", 1)]
+    known = [(step.version, step.name, 0) for step in schema.MIGRATIONS]
+    assert rows.fetchall() == [*known, (LAST + 1, "following", 1)]
     assert connection.execute("SELECT body, colour FROM oncekey_records").fetchall() == [
         (b"kept", "red")
     ]
-    connection.execute("DELETE FROM oncekey_migrations WHERE version = 2")
+    connection.execute("DELETE FROM oncekey_migrations WHERE version > ?", (LAST,))
     connection.close()
 
     store = SQLiteStore(tmp_path / "keys.db")
@@ -82,7 +84,9 @@ def test_an_upgrade_keeps_the_rows(tmp_path: Path) -> None:
 
 def test_a_failing_migration_leaves_nothing(tmp_path: Path) -> None:
     connection = sqlite3.connect(tmp_path / "keys.db", isolation_level=None)
-    bad = Migration(2, "bad", "CREATE TABLE oncekey_x (a);\nINSERT INTO nowhere VALUES (1);\n")
+    bad = Migration(
+        LAST + 1, "bad", "CREATE TABLE oncekey_x (a);\nINSERT INTO nowhere VALUES (1);\n"
+    )
     with pytest.raises(Exception, match="no such table: nowhere"):
         run(connection, schema.prepare(lambda: 7, (*schema.MIGRATIONS, bad)))
     assert connection.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,)
@@ -99,8 +103,10 @@ def execute(path: Path, *statements: str) -> None:
 def test_a_database_of_a_newer_release_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "keys.db"
     SQLiteStore(path).close()
-    execute(path, "INSERT INTO oncekey_migrations VALUES (2, 'later', 0)")
-    with pytest.raises(ConfigurationError, match=r"keys\.db: the database has oncekey's schema 2"):
+    later = "INSERT INTO oncekey_migrations SELECT max(version) + 1, 'later', 0"
+    execute(path, f"{later} FROM oncekey_migrations")
+    said = rf"keys\.db: the database has oncekey's schema {LAST + 1}"
+    with pytest.raises(ConfigurationError, match=said):
         SQLiteStore(path)
 
 
@@ -174,7 +180,8 @@ def test_many_processes_may_open_a_new_file_at_once(tmp_path: Path) -> None:
             _, errors = opener.communicate(timeout=60)
             assert opener.returncode == 0, errors
         connection = sqlite3.connect(path)
-        assert connection.execute("SELECT version FROM oncekey_migrations").fetchall() == [(1,)]
+        versions = connection.execute("SELECT version FROM oncekey_migrations").fetchall()
+        assert versions == [(step.version,) for step in schema.MIGRATIONS]
         connection.close()
 
 

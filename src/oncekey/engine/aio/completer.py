@@ -54,6 +54,7 @@ class AsyncCompleter:
 
     async def _list(self) -> None:
         shared, more = self._shared, True
+        shared.agenda.begin(self._clock.now())
         while more and shared.agenda.has_room():
             found = await self._store.unfinished(shared.agenda.after, PAGE)
             more = shared.agenda.add(found, shared.registered, self._clock.now())

@@ -55,6 +55,7 @@ class Completer:
 
     def _list(self) -> None:
         shared, more = self._shared, True
+        shared.agenda.begin(self._clock.now())
         while more and shared.agenda.has_room():
             found = self._store.unfinished(shared.agenda.after, PAGE)
             more = shared.agenda.add(found, shared.registered, self._clock.now())

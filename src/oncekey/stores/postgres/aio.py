@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import asyncpg
 
 from oncekey.core.commands import Command, Reply
-from oncekey.core.contract import SWEEP_LIMIT_DEFAULT, AsyncEnlisted
+from oncekey.core.contract import SWEEP_LIMIT_DEFAULT, AsyncEnlisted, Unfinished
 from oncekey.core.errors import ConfigurationError, OncekeyError, StoreUnavailable
 from oncekey.core.record import Record
 from oncekey.stores.postgres import faults
@@ -28,6 +28,7 @@ from oncekey.stores.postgres.base import (
     PostgresBase,
     must_be_repeated,
 )
+from oncekey.stores.postgres.listing import Listing
 from oncekey.stores.postgres.options import Options
 from oncekey.stores.postgres.program import Statement, Steps
 from oncekey.stores.postgres.queries import literal, make_queries
@@ -145,6 +146,12 @@ class AsyncPostgresStore(PostgresBase):
 
     async def elect(self, token: bytes, lease: int, /) -> bool:
         return await self._run(lambda: self._program.elect(token, lease))
+
+    async def unfinished(self, after: int, limit: int, /) -> Unfinished:
+        listing = Listing(self._program.now(), after, limit)
+        while not listing.is_done:
+            await self._run(listing.page)
+        return listing.result
 
     async def sweep(self, limit: int = SWEEP_LIMIT_DEFAULT, /, *, tier: str = "all") -> int:
         return await self._run(lambda: self._program.sweep(limit, tier))

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import psycopg
 
 from oncekey.core.commands import Command, Reply
-from oncekey.core.contract import SWEEP_LIMIT_DEFAULT, Enlisted
+from oncekey.core.contract import SWEEP_LIMIT_DEFAULT, Enlisted, Unfinished
 from oncekey.core.errors import ConfigurationError, OncekeyError, StoreUnavailable
 from oncekey.core.record import Record
 from oncekey.stores.postgres import faults
@@ -28,6 +28,7 @@ from oncekey.stores.postgres.base import (
     PostgresBase,
     must_be_repeated,
 )
+from oncekey.stores.postgres.listing import Listing
 from oncekey.stores.postgres.options import Options
 from oncekey.stores.postgres.program import Statement, Steps
 from oncekey.stores.postgres.psycopg_lines import GivenLines, Line, OwnLines
@@ -134,6 +135,12 @@ class PostgresStore(PostgresBase):
 
     def elect(self, token: bytes, lease: int, /) -> bool:
         return self._run(lambda: self._program.elect(token, lease))
+
+    def unfinished(self, after: int, limit: int, /) -> Unfinished:
+        listing = Listing(self._program.now(), after, limit)
+        while not listing.is_done:
+            self._run(listing.page)
+        return listing.result
 
     def sweep(self, limit: int = SWEEP_LIMIT_DEFAULT, /, *, tier: str = "all") -> int:
         return self._run(lambda: self._program.sweep(limit, tier))

@@ -23,8 +23,9 @@ SCHEMA_WITHOUT: Final = "'$%{}\\"
 RING_SLOTS_MIN: Final = 4
 RING_SLOTS_MAX: Final = 64
 POOL_SIZE_MAX: Final = 64
-# The planner's ways of reading a whole table; see sql/shared/0002_functions.sql.
-NO_SCANS: Final = ("enable_seqscan", "enable_hashjoin", "enable_mergejoin")
+# The planner's ways of reading a whole table; see sql/shared/0002_functions.sql. A bitmap is one
+# of them where only the first rows in an index's order are wanted: it collects all of them first.
+NO_SCANS: Final = ("enable_seqscan", "enable_bitmapscan", "enable_hashjoin", "enable_mergejoin")
 TIMEOUT_MAX_MS: Final = 2**31 - 1  # the server's own limit
 
 _TRUE: Final = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}

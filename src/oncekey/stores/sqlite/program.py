@@ -17,6 +17,7 @@ from functools import cache
 from typing import Any, Final, NamedTuple, TypeVar
 
 from oncekey.core.commands import Claim, Command, Done, Finish, Look, Reply
+from oncekey.core.contract import Unfinished
 from oncekey.core.machine import decide, is_garbage
 from oncekey.core.record import Record
 from oncekey.stores.clock import StoreClock
@@ -186,6 +187,15 @@ class Program:
         yield Statement(QUERIES["upsert_meta"], (_ELECTED, value))
         yield COMMIT
         return True
+
+    def unfinished(self, after: int, limit: int) -> Steps[Unfinished]:
+        """What was claimed after this time and has not ended (S10). One read, no lock."""
+        now = self._clock()
+        if limit <= 0:
+            return Unfinished((), now)
+        since = (after, now)
+        rows = yield Statement(QUERIES["select_unfinished"], (*since, *since, limit - 1))
+        return Unfinished(tuple(record_of(row) for row in rows), now)
 
     def history(self, id: bytes) -> Steps[list[Record]]:
         """Past generations of a key that were not yet swept, oldest first."""

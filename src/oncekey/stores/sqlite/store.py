@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from oncekey.core.commands import Command, Reply
-from oncekey.core.contract import SWEEP_LIMIT_DEFAULT, AsyncEnlisted, Enlisted
+from oncekey.core.contract import SWEEP_LIMIT_DEFAULT, AsyncEnlisted, Enlisted, Unfinished
 from oncekey.core.duration import Duration, microseconds
 from oncekey.core.errors import ConfigurationError, StoreUnavailable
 from oncekey.core.record import Record
@@ -109,6 +109,9 @@ class SQLiteStore(_Base):
     def elect(self, token: bytes, lease: int, /) -> bool:
         return self._database.run(self._program.elect(token, lease))
 
+    def unfinished(self, after: int, limit: int, /) -> Unfinished:
+        return self._database.run(self._program.unfinished(after, limit))
+
     def history(self, id: bytes, /) -> list[Record]:
         """Past generations of a key that are still in their audit window, oldest first."""
         return self._database.run(self._program.history(id))
@@ -157,6 +160,9 @@ class AsyncSQLiteStore(_Base):
 
     async def elect(self, token: bytes, lease: int, /) -> bool:
         return await self._run(self._program.elect(token, lease))
+
+    async def unfinished(self, after: int, limit: int, /) -> Unfinished:
+        return await self._run(self._program.unfinished(after, limit))
 
     async def history(self, id: bytes, /) -> list[Record]:
         """Past generations of a key that are still in their audit window, oldest first."""

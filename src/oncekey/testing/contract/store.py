@@ -6,7 +6,7 @@
         def open_store(self, clock):
             return MyStore(clock=clock)          # or an async store
 
-The names cite core/contract.py (S1-S9) and the design's invariants (I1-I15).
+The names cite core/contract.py (S1-S10) and the design's invariants (I1-I15).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from oncekey.testing.contract.base import ContractBase
 from oncekey.testing.contract.batches import Batches, Crowds, Matter
 from oncekey.testing.contract.claims import FreshClaims, MetClaims
 from oncekey.testing.contract.retention import History, Retention
+from oncekey.testing.contract.unfinished import Unfinished
 from oncekey.testing.contract.verbs import OwnerVerbs, Resolving, Steps
 
 
@@ -29,6 +30,7 @@ class StoreContract(
     Crowds,
     Retention,
     History,
+    Unfinished,
     ContractBase,
 ):
     """Subclass it, name it Test..., override `open_store`."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from oncekey.core.commands import Claim, Command, Finish, Look, Release, Reply, Seen
-from oncekey.core.contract import SWEEP_LIMIT_DEFAULT, Enlisted, Store
+from oncekey.core.contract import SWEEP_LIMIT_DEFAULT, Enlisted, Store, Unfinished
 from oncekey.core.record import Record, State
 
 
@@ -43,6 +43,9 @@ class Saboteur:
 
     def elect(self, token: bytes, lease: int, /) -> bool:
         return self.inner.elect(token, lease)
+
+    def unfinished(self, after: int, limit: int, /) -> Unfinished:
+        return self.inner.unfinished(after, limit)
 
     def enlist(self, connection: Any, /) -> Enlisted:
         return self.inner.enlist(connection)

@@ -27,7 +27,7 @@ from oncekey.core.commands import (
     SaveStep,
     Unsure,
 )
-from oncekey.core.contract import SWEEP_LIMIT_DEFAULT, Enlisted, Store
+from oncekey.core.contract import SWEEP_LIMIT_DEFAULT, Enlisted, Store, Unfinished
 from oncekey.core.errors import NotStarted, OncekeyError, StoreUnavailable, Terminal
 from oncekey.core.identity import Identities
 from oncekey.core.policy import Policy
@@ -119,6 +119,9 @@ class Recorder:
 
     def elect(self, token: bytes, lease: int, /) -> bool:
         return self.inner.elect(token, lease)
+
+    def unfinished(self, after: int, limit: int, /) -> Unfinished:
+        return self.inner.unfinished(after, limit)
 
     def enlist(self, connection: Any, /) -> Enlisted:
         return self.inner.enlist(connection)

@@ -96,6 +96,34 @@ SELECT 0, 0, false,
     t.steps, t.body, t.note, t.revision
 FROM {schema}.history t WHERE t.id = ANY ($1::uuid[]) ORDER BY t.fence;
 
+-- What was claimed after $2 and has not ended and not expired (the machine's has_ended and
+-- is_expired), by its fence, among the next $4 rows: how far they go, and whether there may be
+-- more. Only those rows are read, so this is short whatever the table holds. At most $3, and those
+-- that share the last one's fence. The index is of `fence + 0`.
+-- name: unfinished
+WITH c AS MATERIALIZED (
+    SELECT coalesce($1::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS n
+), seen AS MATERIALIZED (
+    SELECT t.fence, t.id, t.slot,
+        (t.state IN (1, 4) OR (t.state = 0 AND t.steps <> ''))
+        AND c.n < t.keep + CASE WHEN t.finished_at <> 0 THEN t.finished_at ELSE t.lease_until END
+            AS is_open
+    FROM (
+        SELECT r.* FROM {schema}.records r WHERE r.fence + 0 > $2::bigint
+        ORDER BY r.fence + 0 FETCH FIRST ($4::bigint) ROWS WITH TIES
+    ) t, c
+), found AS MATERIALIZED (
+    SELECT s.id, s.slot FROM seen s WHERE s.is_open
+    ORDER BY s.fence FETCH FIRST ($3::bigint) ROWS WITH TIES
+)
+SELECT c.n, e.last, e.looks >= $4::bigint,
+    uuid_send(t.id), t.state, t.fingerprint, uuid_send(t.owner), t.fence, t.attempt, t.retry_safe,
+    t.created_at, t.lease_until, t.finished_at, t.keep, t.audit, t.scope, t.operation, t.key,
+    t.steps, t.body, t.note, t.revision
+FROM c CROSS JOIN (SELECT max(s.fence) AS last, count(*) AS looks FROM seen s) e
+LEFT JOIN (found f JOIN {schema}.records t ON t.id = f.id AND t.slot = f.slot) ON true
+ORDER BY t.fence, t.id;
+
 -- name: enlist
 SELECT * FROM {schema}.enlist_1($1::bigint, $2::boolean, $3::uuid, $4::uuid, $5::bytea);
 

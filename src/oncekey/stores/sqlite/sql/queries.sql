@@ -33,6 +33,23 @@ LIMIT ?;
 SELECT EXISTS (SELECT 1 FROM oncekey_records WHERE sweep_at <= ?)
     OR EXISTS (SELECT 1 FROM oncekey_history WHERE audit_until <= ?);
 
+-- What has not ended and not expired (the machine's has_ended and is_expired), by its fence. As many
+-- as asked for, and those that share the last one's fence.
+-- name: select_unfinished
+SELECT +id, +state, +fingerprint, +owner, +fence, +attempt, +retry_safe, +created_at,
+       +lease_until, +finished_at, +keep, +audit, CAST(scope AS BLOB), CAST(operation AS BLOB),
+       CAST("key" AS BLOB), +steps, +body, CAST(note AS BLOB)
+FROM oncekey_records
+WHERE fence > ? AND (state IN (1, 4) OR (state = 0 AND steps <> x''))
+  AND keep + CASE finished_at WHEN 0 THEN lease_until ELSE finished_at END > ?
+  AND fence <= coalesce((
+      SELECT fence FROM oncekey_records
+      WHERE fence > ? AND (state IN (1, 4) OR (state = 0 AND steps <> x''))
+        AND keep + CASE finished_at WHEN 0 THEN lease_until ELSE finished_at END > ?
+      ORDER BY fence LIMIT 1 OFFSET ?
+  ), 9223372036854775807)
+ORDER BY fence, id;
+
 -- name: select_ended
 SELECT +id, +fence FROM oncekey_history WHERE audit_until <= ? ORDER BY audit_until LIMIT ?;
 
@@ -62,7 +79,8 @@ UPDATE oncekey_records SET
     operation = ?, "key" = ?, steps = ?, body = ?, note = ?, sweep_at = ?
 WHERE id = ?;
 
--- All that a command other than a claim can change; no indexed column is among it.
+-- All that a command other than a claim can change; no indexed column is among it, only what says
+-- whether the row is in the index of what has not ended.
 -- name: update_held
 UPDATE oncekey_records SET
     state = ?, lease_until = ?, finished_at = ?, steps = ?, body = ?, note = ?

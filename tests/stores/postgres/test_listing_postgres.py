@@ -1,0 +1,278 @@
+"""The listing of what has not ended, as PostgreSQL does it: page by page, by index, beside others.
+
+What it lists is the contract's to say (oncekey.testing.contract.unfinished).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from tests.postgres_faces import COLOURS, Face, Faces, fresh_server, make_claim, make_finish, token
+
+from oncekey.core.commands import Done, Release, SaveStep
+from oncekey.stores.memory import MemoryStore
+from oncekey.stores.postgres import aio, blocking, listing
+from oncekey.stores.postgres.queries import Layout, make_migrations
+from oncekey.stores.postgres.schema import upgrade
+from oncekey.testing.servers import Postgres
+
+HOUR = 3_600_000_000
+ALL = 10_000
+LOOKS = 7
+SHAPES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "ring": {"retention": "ring", "ring_slots": 5, "ring_period": "1h"},
+}
+BEFORE = 4  # the last schema without the index
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 500_000 * HOUR
+
+    def __call__(self) -> int:
+        return self.now
+
+
+@pytest.fixture(params=COLOURS)
+def faces(request: pytest.FixtureRequest) -> Iterator[Faces]:
+    faces = Faces(request.param)
+    yield faces
+    faces.close()
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[Postgres]:
+    server = fresh_server({"autovacuum": False, "max_wal_size": "4GB"})
+    yield server
+    server.close()
+
+
+@pytest.fixture(autouse=True)
+def _empty(postgres: Postgres) -> None:
+    postgres.execute("DROP SCHEMA IF EXISTS oncekey CASCADE")
+
+
+@pytest.fixture(params=SHAPES)
+def shape(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return SHAPES[request.param]
+
+
+def live(clock: Clock, *stores: Any) -> None:
+    """Forty batches of five claims, in every slot; of each one is finished, one freed, one freed
+    halfway, and two are left; the same in all stores."""
+    for number in range(40):
+        claims = [make_claim(f"{number}-{n}", keep=HOUR) for n in range(5)]
+        for store in stores:
+            fences = [reply.fence for reply in store.apply(claims)]
+            held = [(one.id, one.owner, fence) for one, fence in zip(claims, fences, strict=True)]
+            step = SaveStep(*held[2], "pay", False, b"intent")
+            ends = [make_finish(claims[0], fences[0]), Release(*held[1]), step, Release(*held[2])]
+            assert store.apply(ends) == [Done()] * 4
+        clock.now += HOUR // 20
+
+
+class Counted(listing.Listing):
+    """Counts its pages."""
+
+    pages = 0
+
+    def page(self) -> Any:
+        self.pages += 1
+        Counted.last = self
+        return super().page()
+
+    last: Counted
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> type[Counted]:
+    """Pages of a few rows."""
+    monkeypatch.setattr(listing, "LOOKS_MAX", LOOKS)
+    for colour in (blocking, aio):
+        monkeypatch.setattr(colour, "Listing", Counted)
+    return Counted
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 10, 60, ALL])
+def test_s10_any_number_of_pages_lists_what_one_reading_would(
+    faces: Faces,
+    postgres: Postgres,
+    shape: dict[str, Any],
+    counted: type[Counted],
+    limit: int,
+) -> None:
+    clock = Clock()
+    store, memory = faces.store(postgres.url(), clock=clock, **shape), MemoryStore(clock=clock)
+    live(clock, store, memory)
+    after, seen = 0, 0
+    while True:
+        found = store.unfinished(after, limit)
+        assert found == memory.unfinished(after, limit)
+        if len(found.records) < limit:
+            break
+        after = found.records[-1].fence
+        seen += len(found.records)
+    # Two hours have passed. Half of the keys have expired, and one that was freed an hour ago.
+    assert seen + len(found.records) == 3 * 20 - 1
+    store.unfinished(0, ALL)
+    assert counted.last.pages == 200 // 10 + 1  # no batch is cut apart, so each has two of them
+
+
+def test_the_clock_is_read_once_for_all_pages(
+    faces: Faces, postgres: Postgres, counted: type[Counted], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So nothing that was claimed during the listing lies before the time that it tells."""
+    store = faces.store(postgres.url(), statement_timeout="1m")
+    store.apply([make_claim(str(n)) for n in range(LOOKS)])
+    query = "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
+    read: list[int] = []
+
+    def page(self: Any) -> Any:
+        read.append(postgres.execute(query)[0][0])
+        return Counted.page(self)
+
+    for module in (blocking, aio):
+        monkeypatch.setattr(module, "Listing", type("Told", (Counted,), {"page": page}))
+    found = store.unfinished(0, ALL)
+    assert len(read) == 2
+    assert read[0] <= found.now < read[1]
+
+
+def test_s9_a_claim_goes_between_two_pages_and_is_found(
+    postgres: Postgres, counted: type[Counted], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the store's only connection, which the listing gives back after each page."""
+    faces = Faces("psycopg")
+    store = faces.store(postgres.url(), pool_size=1, pool_timeout="1s")
+    store.apply([make_claim(str(n)) for n in range(LOOKS)])
+
+    class Between(Counted):
+        def page(self) -> Any:
+            if self.pages == 1:
+                store.claim(make_claim("between"))
+            return super().page()
+
+    monkeypatch.setattr(blocking, "Listing", Between)
+    records = store.unfinished(0, ALL).records
+    assert [record.id for record in records][LOOKS:] == [token("between")]
+    faces.close()
+
+
+def test_it_waits_for_nobody_and_nobody_waits_for_it(
+    faces: Faces, postgres: Postgres, shape: dict[str, Any]
+) -> None:
+    """Beside a transaction that writes a listed row, and inside one that goes on."""
+    store = faces.store(postgres.url(), lock_timeout="1s", **shape)
+    one, two = make_claim("one"), make_claim("two")
+    fences = [reply.fence for reply in store.apply([one, two])]
+    with psycopg.connect(postgres.url()) as other:
+        other.execute("UPDATE oncekey.records SET state = 2, finished_at = 1")
+        found = store.unfinished(0, ALL)
+        assert {record.id for record in found.records} == {one.id, two.id}
+        other.rollback()
+        query = store._database._queries["unfinished"].sql
+        cursor = psycopg.RawCursor(other)
+        assert len(cursor.execute(query.encode(), (None, 0, ALL, ALL)).fetchall()) == 2
+        assert store.apply([make_finish(one, fences[0])]) == [Done()]
+        assert store.claim(make_claim("three")).attempt == 1
+        assert store.sweep(ALL) == 0
+        assert other.info.transaction_status == psycopg.pq.TransactionStatus.INTRANS
+
+
+# --- the index ------------------------------------------------------------------------------------
+
+ROWS = 50_000
+
+
+@pytest.mark.parametrize("mode", ["force_custom_plan", "force_generic_plan"])
+def test_s10_what_is_new_is_read_and_a_page_at_most(
+    postgres: Postgres, shape: dict[str, Any], mode: str
+) -> None:
+    """Of thousands of blocks; never mind that the table has just been filled and no vacuum, no
+    analyze has come by."""
+    faces = Faces("psycopg")
+    clock = Clock()
+    store = faces.store(postgres.url(), clock=clock, **shape)
+    store.prepare()
+    slots = shape.get("ring_slots", 1)
+    postgres.execute(
+        f"""INSERT INTO oncekey.records
+        SELECT gen_random_uuid(), gen_random_uuid(), n, n, n, {clock.now}, {HOUR}, 0, {clock.now},
+            1, 1, 2, n % {slots}, false, '', 's', 'o', '', '', repeat('x', 100)::bytea, ''
+        FROM generate_series(1, {ROWS}) n"""  # noqa: S608
+    )
+    store.apply([make_claim(str(n)) for n in range(50)])
+    settings = {"plan_cache_mode": mode, **store._options.planning}
+    options = " ".join(f"-c {n}={v}" for n, v in settings.items() if n.startswith(("plan", "ena")))
+    query = store._database._queries["unfinished"].sql
+    with psycopg.connect(postgres.url(), options=options) as session:
+        session.execute(f"PREPARE listing AS {query}".encode())
+
+        def blocks_of(sql: str) -> int:
+            explained = f"EXPLAIN (ANALYZE, BUFFERS, TIMING OFF, FORMAT JSON) {sql}"
+            ((told,),) = session.execute(explained.encode()).fetchall()
+            plan = told[0]["Plan"]
+            return int(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
+
+        def listing_of(after: int) -> int:
+            return blocks_of(f"EXECUTE listing({clock.now}, {after}, 100, {listing.LOOKS_MAX})")
+
+        assert listing_of(clock.now - 1) < 500  # fifty rows, each once more by its id
+        assert listing_of(0) < listing.LOOKS_MAX / 5
+        assert blocks_of("SELECT count(body) FROM oncekey.records") > 4_000
+    faces.close()
+
+
+def indexes(postgres: Postgres) -> dict[str, bool]:
+    """Those on the fence, and whether each is valid."""
+    rows = postgres.execute("""
+        SELECT c.relname, i.indisvalid FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
+        WHERE c.relnamespace = 'oncekey'::regnamespace
+            AND pg_get_indexdef(i.indexrelid, 1, true) LIKE '%fence%' AND i.indnatts = 1
+    """)
+    return dict(rows)
+
+
+def make_older(postgres: Postgres, shape: dict[str, Any]) -> list[str]:
+    """A schema of an older release with an unfinished key in it; the tables its rows are in."""
+    slots = shape.get("ring_slots", 1)
+    layout = Layout("oncekey", slots, HOUR) if slots > 1 else Layout("oncekey")
+    postgres.execute(upgrade(layout, make_migrations(layout)[:BEFORE]))
+    postgres.execute(
+        """INSERT INTO oncekey.records VALUES (
+            gen_random_uuid(), gen_random_uuid(), 1, 1, 1, 0, 9e18, 0, 9e18,
+            1, 0, 1, 0, false, '', '', '', '', '', '', '')"""
+    )
+    return [f"records_{n}" for n in range(slots)] if slots > 1 else ["records"]
+
+
+def test_what_an_older_release_left_is_listed(
+    faces: Faces, postgres: Postgres, shape: dict[str, Any]
+) -> None:
+    make_older(postgres, shape)
+    assert len(faces.store(postgres.url(), **shape).unfinished(0, ALL).records) == 1
+    made = indexes(postgres)
+    assert made["records_fence"]
+    assert all(made.values())
+
+
+def test_the_index_may_be_made_beforehand_without_stopping_claims(
+    postgres: Postgres, shape: dict[str, Any]
+) -> None:
+    """As its migration tells; nothing is built a second time."""
+    tables = make_older(postgres, shape)
+    with psycopg.connect(postgres.url(), autocommit=True) as by_hand:
+        for table in tables:
+            name = f"{table}_fence"
+            sql = f"CREATE INDEX CONCURRENTLY {name} ON oncekey.{table} ((fence + 0))"
+            by_hand.execute(sql.encode())
+    made = indexes(postgres)
+    faces = Faces("psycopg")
+    store: Face = faces.store(postgres.url(), **shape)
+    assert len(store.unfinished(0, ALL).records) == 1
+    assert indexes(postgres) == {**made, "records_fence": True}
+    faces.close()

@@ -1,0 +1,166 @@
+"""The operators' view of steps: what was sent and what came back, whatever the bytes are."""
+
+from __future__ import annotations
+
+import random
+import uuid
+from typing import Any
+
+import pytest
+from tests.postgres_views import HOUR, NO_JSON, Bench, NewRecord, at, value
+
+from oncekey.core.codec import JSON, StoredValue, Tombstone, pack_tombstone, unpack
+from oncekey.core.record import Record, State, Step
+from oncekey.core.steps import ARGUMENTS, pack_step, unpack_step
+from oncekey.engine.status import step_statuses
+from oncekey.stores.steps import pack_steps, unpack_steps
+
+
+def json_in(envelope: bytes) -> str | None:
+    stored = unpack(envelope)
+    if isinstance(stored, Tombstone):
+        return f'{{"reason": "{stored.reason}", "too_large": {str(stored.too_large).lower()}}}'
+    return stored.data.decode() if isinstance(stored, StoredValue) else None
+
+
+def shown(step: Step) -> dict[str, Any]:
+    """A row as the step's own bytes say, by way of Python."""
+    facts, envelope = unpack_step(step.body)
+    result = {
+        "result": json_in(envelope),
+        "external_id": facts.get("external_id"),
+        "status": facts.get("status"),
+    }
+    intent = {"intent": facts.get("key"), "request": json_in(envelope)}
+    other = dict.fromkeys(intent if step.done else result)
+    own = result if step.done else intent
+    return {"step": step.name, "done": step.done, "at": at(step.at), **own, **other}
+
+
+def rows_of(bench: Bench, made: Record) -> list[dict[str, Any]]:
+    """Without what the record as a whole says."""
+    rows = bench.steps(bench.put(made))
+    assert [row.pop("number") for row in rows] == list(range(1, len(rows) + 1))
+    for row in rows:
+        assert row.pop("id") == uuid.UUID(bytes=made.id)
+        names = [row.pop(name) for name in ("scope", "operation", "key")]
+        assert names == [made.scope, made.operation, made.key]
+    return rows
+
+
+def test_steps_are_rows_with_what_was_sent_and_what_came_back(bench: Bench, new: NewRecord) -> None:
+    now = bench.now()
+    told = {"external_id": "ch_7 ä€", "status": "201"}
+    steps = (
+        Step(
+            "inventory:reserve", True, pack_step({}, value({"hold": "h_1", "ä": "€"})), now - HOUR
+        ),
+        Step("payment:charge", True, pack_step(told, value({"paid": True})), now - 2),
+        Step("too:large", True, pack_step(told, pack_tombstone("5 MB", too_large=True)), now - 2),
+        Step("mail:send", False, pack_step({"key": "ok1-0123456789abcdef"}), now - 1),
+        Step("mail:bill", False, pack_step({"key": "ok1-fedc"}, value({"to": "ä@b.example"})), now),
+    )
+    rows = rows_of(bench, new(State.PENDING, steps=steps, key="raw"))
+    assert rows == [shown(step) for step in steps]
+    assert rows[1]["external_id"] == "ch_7 ä€"
+    assert rows[3]["intent"] == "ok1-0123456789abcdef"
+    assert rows[4]["request"] == '{"to":"ä@b.example"}'
+    for row, status in zip(rows, step_statuses(steps, JSON), strict=True):  # as `oncekey show` does
+        assert (row["intent"], row["external_id"]) == (status.intent, status.external_id)
+        assert row["status"] == status.status
+
+
+def test_what_is_kept_for_ourselves_is_not_shown_and_not_counted(
+    bench: Bench, new: NewRecord
+) -> None:
+    one = Step("one", True, pack_step({}, value(1)), 5)
+    two = Step("two", False, pack_step({"key": "ok1-abc"}), 6)
+    arguments = Step(ARGUMENTS, True, pack_step({"key": "raw"}, value({"order": 1})), 4)
+    assert rows_of(bench, new(steps=(arguments, one, two))) == [shown(one), shown(two)]
+    assert rows_of(bench, new(steps=(one, arguments))) == [shown(one)]
+    assert rows_of(bench, new(steps=(arguments,))) == []
+
+
+def test_many_and_large_steps(bench: Bench, new: NewRecord) -> None:
+    """A hundred, of all sizes, past what one page and one byte's count can hold."""
+    source = random.Random(4)
+    now = bench.now()
+    steps = tuple(
+        Step(
+            f"{'ä' * (number % 60)}{number}",
+            True,
+            pack_step({"external_id": "ä" * (number * 3), "status": "ok"}, value("x" * size)),
+            now + number,
+        )
+        for number, size in enumerate(source.choices([0, 1, 255, 256, 65_536, 300_000], k=100))
+    )
+    assert rows_of(bench, new(steps=steps)) == [shown(step) for step in steps]
+
+
+def test_steps_that_are_no_json_have_no_result(bench: Bench, new: NewRecord) -> None:
+    told = {"external_id": "ch_7"}
+    steps = tuple(Step(f"s{n}", True, pack_step(told, body), n) for n, body in enumerate(NO_JSON))
+    rows = rows_of(bench, new(steps=steps))
+    assert [row["step"] for row in rows] == [step.name for step in steps]
+    assert {row["result"] for row in rows} == {None}
+    assert {row["external_id"] for row in rows} == {"ch_7"}
+
+
+def facts_of(text: bytes) -> bytes:
+    return b"\x01" + len(text).to_bytes(2, "big") + text + value("v")
+
+
+DAMAGED = [
+    b"",
+    b"\x01",
+    b"\x01\x00",
+    b"\x01\x00\x00",
+    b"\x01\x00\x05{}",
+    b'\x01\xff\xff{"key": "k", "external_id": "e"}',
+    b"\x02" + pack_step({"key": "k", "external_id": "e"}, value("v"))[1:],
+    b"ok1-0123456789abcdef",
+    value({"of": "an older release"}),
+    facts_of(b""),
+    facts_of(b"{"),
+    facts_of(b"[1]"),
+    facts_of(b"null"),
+    facts_of(b'"text"'),
+    facts_of(b'{"key": "\xff\xfe"}'),
+    facts_of(b'{"key": "\x00"}'),
+    random.Random(2).randbytes(100_000),
+]
+NESTED = facts_of(b"[" * 60_000)
+
+
+@pytest.mark.parametrize("done", [False, True])
+def test_a_steps_bytes_that_cannot_be_read_show_as_nothing(
+    bench: Bench, new: NewRecord, done: bool
+) -> None:
+    assert [unpack_step(body) for body in DAMAGED] == [({}, b"")] * len(DAMAGED)
+    steps = tuple(Step(f"s{n}", done, body, n) for n, body in enumerate([*DAMAGED, NESTED]))
+    rows = rows_of(bench, new(steps=steps))
+    nothing = dict.fromkeys(("result", "intent", "external_id", "status", "request"))
+    assert rows == [{"step": s.name, "done": done, "at": at(s.at), **nothing} for s in steps]
+
+
+def test_facts_that_are_no_text_do_not_hide_the_result(bench: Bench, new: NewRecord) -> None:
+    """JSON can hold a zero byte, which no text in PostgreSQL can, and numbers."""
+    zero, number = facts_of(b'{"external_id": "a\\u0000b"}'), facts_of(b'{"external_id": 7}')
+    rows = rows_of(bench, new(steps=(Step("a", True, zero, 0), Step("b", True, number, 0))))
+    assert [(row["result"], row["external_id"]) for row in rows] == [('"v"', None), ('"v"', "7")]
+
+
+def test_cut_or_foreign_steps_show_as_a_row_without_a_name(bench: Bench, new: NewRecord) -> None:
+    steps = (Step("one", True, pack_step({}, value(1)), 5), Step("two", False, b"", 6))
+    whole, first = pack_steps(steps), len(pack_steps(steps[:1]))
+    for length in range(1, len(whole)):
+        part = whole[:length]
+        rows = bench.steps(bench.put(new(), steps=part))
+        readable: list[str | None]
+        try:
+            readable = [step.name for step in unpack_steps(part)]
+        except ValueError:
+            readable = ["one", None] if length >= first else [None]
+        assert [row["step"] for row in rows] == readable, length
+    (row,) = bench.steps(bench.put(new(), steps=b"\x07"))
+    assert (row["step"], row["done"], row["at"], row["result"]) == (None, None, None, None)

@@ -1,0 +1,21 @@
+"""The memory store keeps what has not ended beside its records: the two must stay in step."""
+
+from __future__ import annotations
+
+from oncekey.core.commands import Claim
+from oncekey.stores.memory import MemoryStore
+from oncekey.testing.clock import FakeClock
+
+LEASE, KEEP = 30_000_000, 60_000_000
+
+
+def test_i11_what_was_swept_is_forgotten() -> None:
+    """Seen when the clock steps back to a time at which it would not have expired."""
+    clock = FakeClock()
+    store = MemoryStore(clock=clock.wall)
+    store.apply([Claim(b"i" * 16, b"o" * 16, b"\x01f", LEASE, KEEP, 0, retry_safe=False)])
+    assert len(store.unfinished(0, 10).records) == 1
+    clock.advance(LEASE + KEEP)
+    assert store.sweep() == 1
+    clock.advance(-KEEP)
+    assert store.unfinished(0, 10).records == ()
