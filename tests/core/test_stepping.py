@@ -6,7 +6,7 @@ import pytest
 from tests.core.making import FENCE, ID, ME, NOW, record
 from tests.core.scripted import LEASE, MAYBE, REFUSED, SECOND, Script, grant
 
-from oncekey.core.asks import Call, Probe, Raised, Returned, RunStep, Sleep, StepVerdict
+from oncekey.core.asks import Call, Nothing, Probe, Raised, Returned, RunStep, Sleep, StepVerdict
 from oncekey.core.commands import Done, Look, Lost, SaveStep, Seen
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.record import Step
@@ -33,27 +33,43 @@ def test_a_step_is_intent_then_run_then_result() -> None:
     script.send(Returned(b"paid", LEASE, raw="r", kept=False))
     assert script.command(SaveStep) == SaveStep(ID, ME, FENCE, "pay", True, b"paid")
     script.reply(Done())
-    assert script.result == StepVerdict(b"paid", "r", False)
+    assert script.result == StepVerdict(b"paid", "r", False, called=True)
 
 
-def test_a_step_with_an_intent_on_record_runs_at_once() -> None:
-    script = Script(step(grant(), LEASE, PLAN, Step("pay", False, b"child", 1)))
+def test_a_step_met_unfinished_writes_its_intent_again_and_runs() -> None:
+    """Who was overtaken is told so there; and `settle` counts from the last call."""
+    script = Script(step(grant(), LEASE, PLAN, BEGUN))
+    assert script.command(SaveStep) == INTENT
+    script.reply(Done())
     script.expect(RunStep)
 
 
+def running(plan: StepPlan = PLAN) -> Script:
+    """A step whose function is about to be called."""
+    script = Script(step(grant(), LEASE, plan, None))
+    script.reply(Done())
+    script.expect(RunStep)
+    return script
+
+
 def test_a_raising_step_records_nothing() -> None:
-    script = Script(step(grant(), LEASE, PLAN, Step("pay", False, b"child", 1)))
+    script = running()
     script.send(Raised(PLAIN, LEASE))
-    assert script.result == StepVerdict(error=PLAIN)
+    assert script.result == StepVerdict(error=PLAIN, called=True)
 
 
-@pytest.mark.parametrize("saved", [None, Step("pay", False, b"child", 1)], ids=["intent", "result"])
-def test_a_step_of_an_overtaken_attempt_is_told_so(saved: Step | None) -> None:
+@pytest.mark.parametrize("saved", [None, BEGUN], ids=["first", "again"])
+def test_a_step_of_an_overtaken_attempt_is_not_called(saved: Step | None) -> None:
     script = Script(step(grant(), LEASE, PLAN, saved))
-    if saved is not None:
-        script.send(Returned(b"paid", LEASE))
     script.reply(Lost())
     assert script.result == StepVerdict(lost=True)
+
+
+def test_a_result_of_an_overtaken_attempt_is_not_recorded() -> None:
+    script = running()
+    script.send(Returned(b"paid", LEASE))
+    script.reply(Lost())
+    assert script.result == StepVerdict(lost=True, called=True)
 
 
 def test_saving_a_step_is_repeated_until_the_deadline() -> None:
@@ -67,12 +83,13 @@ def test_saving_a_step_is_repeated_until_the_deadline() -> None:
             pauses.append(script.sleep().us)
     assert script.now == SECOND
     assert pauses[:2] == [RETRY_FIRST_US, 2 * RETRY_FIRST_US]
-    assert script.result == StepVerdict(error=MAYBE)
+    assert script.result == StepVerdict(error=MAYBE, unrecorded=True)
 
 
 def test_the_result_of_a_step_is_saved_until_the_deadline_of_that_moment() -> None:
     """Heartbeats have moved it while the step ran."""
-    script = Script(step(grant(deadline=1), 1, PLAN, Step("pay", False, b"child", 1)))
+    script = Script(step(grant(deadline=1), 1, PLAN, None))
+    script.reply(Done())
     script.send(Returned(b"paid", SECOND))
     while not script.ended:
         script.reply(MAYBE)
@@ -95,9 +112,21 @@ def test_the_body_of_a_step_never_runs_before_its_intent_is_on_record() -> None:
     script.expect(RunStep)
 
 
-def test_a_step_whose_intent_may_not_be_on_record_writes_it_again() -> None:
+def test_i14_a_step_in_doubt_whose_result_is_there_is_not_called_again() -> None:
     script = Script(step(grant(), LEASE, PLAN, BEGUN._replace(at=UNSAVED)))
+    assert script.command(Look) == Look(ID)
+    script.reply(Seen(record(steps=(Step("pay", True, b"paid", NOW),)), NOW))
+    assert script.result == StepVerdict(b"paid")
+
+
+def test_i11_a_step_in_doubt_writes_its_intent_before_it_counts_from_it() -> None:
+    """Else a probe's no would never be believed: there is no time it could be late after."""
+    script = Script(step(grant(), LEASE, PROBED, BEGUN._replace(at=UNSAVED)))
+    script.reply(Seen(record(steps=()), NOW))
     assert script.command(SaveStep) == INTENT
+    script.reply(Done())
+    look(script, NOW, NOW)
+    script.expect(Probe)
 
 
 def test_a_step_that_sends_something_else_now_writes_that_down_first() -> None:
@@ -143,7 +172,7 @@ def test_what_the_probe_finds_is_recorded_and_nothing_is_called() -> None:
 def test_a_no_is_believed_once_the_call_has_had_its_time() -> None:
     script = probing(begun=NOW, now=NOW + 10 * SECOND)
     script.expect(Probe)
-    script.send(None)
+    script.send(Nothing(LEASE))
     # The intent again, with a new time: from here on another call is under way.
     assert script.command(SaveStep) == INTENT
     script.reply(Done())
@@ -153,22 +182,22 @@ def test_a_no_is_believed_once_the_call_has_had_its_time() -> None:
 def test_a_no_is_not_believed_while_the_call_may_be_under_way() -> None:
     script = probing(begun=NOW, now=NOW + 4 * SECOND)
     script.expect(Probe)
-    script.send(None)
+    script.send(Nothing(LEASE))
     assert script.sleep().us == 6 * SECOND
     # It slept less (waiters are spread): the store's clock decides, not the sleep.
     look(script, NOW, NOW + 10 * SECOND - 1)
     script.expect(Probe)
-    script.send(None)
+    script.send(Nothing(LEASE))
     script.sleep()
     look(script, NOW, NOW + 10 * SECOND)
     script.expect(Probe)
-    script.send(None)
+    script.send(Nothing(LEASE))
     assert script.command(SaveStep) == INTENT
 
 
 def test_a_call_that_arrived_late_is_found_by_the_later_probe() -> None:
     script = probing(begun=NOW, now=NOW + 4 * SECOND)
-    script.send(None)
+    script.send(Nothing(LEASE))
     script.sleep()
     look(script, NOW, NOW + 11 * SECOND)
     script.expect(Probe)
@@ -180,6 +209,15 @@ def test_the_clock_is_read_before_the_other_side_is_asked() -> None:
     """Asked first, a call that arrives between the two would be missed."""
     script = Script(step(grant(), LEASE, PROBED, BEGUN))
     script.expect(Call)
+
+
+def test_after_a_long_wait_the_deadline_is_that_of_the_moment() -> None:
+    script = Script(step(grant(), SECOND, PROBED, BEGUN))
+    look(script, NOW, NOW)
+    script.send(Nothing(60 * SECOND))
+    script.sleep()  # ten seconds, in which heartbeats have held the lease
+    script.reply(MAYBE)
+    script.expect(Sleep)
 
 
 def test_a_probe_that_raises_ends_the_step_unfinished() -> None:
@@ -196,11 +234,11 @@ def test_without_the_stores_clock_nothing_is_asked_or_called(told: StoreUnavaila
         script.reply(told)
         if not script.ended:
             script.sleep()
-    assert script.result == StepVerdict(error=told)
+    assert script.result == StepVerdict(error=told, unrecorded=True)
 
 
 def test_an_overtaken_attempt_that_waited_for_a_probe_calls_nothing() -> None:
     script = probing(now=NOW + 20 * SECOND)
-    script.send(None)
+    script.send(Nothing(LEASE))
     script.reply(Lost())
     assert script.result == StepVerdict(lost=True)

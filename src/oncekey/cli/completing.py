@@ -27,6 +27,7 @@ def rounds_of(once: Any, name: str) -> Iterator[Round]:
             yield lambda limit, tell: once.complete(limit, tell=tell)
     elif isinstance(once, AsyncOnce):
         _refuse_nothing(once, name)
+        once._background.clear()  # between two rounds the loop stands still, and they would with it
         with asyncio.Runner() as runner:
             try:
                 yield lambda limit, tell: runner.run(once.complete(limit, tell=tell))
@@ -50,11 +51,13 @@ def _refuse_nothing(once: Once | AsyncOnce, name: str) -> None:
 def until_nothing_is_due(one: Round, limit: int, tell: Tell) -> Completed:
     """Round after round; what failed now is not due again before its pause is over."""
     done: list[Completion] = []
+    looked = 0
     while True:
         completed = one(limit, tell)
         done += completed.done
-        if not completed.done:
-            return Completed(tuple(done), completed.watching)
+        looked += completed.looked
+        if not completed.looked:
+            return Completed(tuple(done), looked, completed.watching)
 
 
 def survived(one: Round, limit: int, tell: Tell) -> Completed | StoreUnavailable:

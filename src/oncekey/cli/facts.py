@@ -19,6 +19,7 @@ _MEANING = {
     "pending": "in flight: an attempt holds the key",
     "succeeded": "it ran; retries get the stored answer",
     "failed": "it failed for good; retries get the stored error",
+    "freed": "it failed halfway; a retry goes on after its finished steps",
     "unknown": "its owner died; it is not run again until somebody decides",
 }
 _UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))

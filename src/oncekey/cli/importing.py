@@ -21,6 +21,7 @@ def imported(name: str) -> Any:
         found: Any = importlib.import_module(module)
         for part in attribute.split("."):
             found = getattr(found, part)
-    except (ImportError, AttributeError) as error:
-        raise UsageProblem(f"{name} cannot be imported: {error}") from error
+    except Exception as error:  # whatever the module raises: it is not ours
+        said = str(error) if isinstance(error, (ImportError, AttributeError)) else repr(error)
+        raise UsageProblem(f"{name} cannot be imported: {said}") from error
     return found

@@ -102,9 +102,15 @@ class RunStep(NamedTuple):
 
 class Probe(NamedTuple):
     """Ask the other side whether this step has happened; answered by `Returned` with what it did,
-    by `Raised`, or by None for a definite no."""
+    by `Raised`, or by `Nothing` for a definite no."""
 
     name: str
+
+
+class Nothing(NamedTuple):
+    """It did not happen; `deadline` is the owner's now."""
+
+    deadline: int
 
 
 class Extended(NamedTuple):
@@ -152,10 +158,13 @@ class Task(NamedTuple):
 
 
 class StepVerdict(NamedTuple):
-    """A step's packed result; or the error to raise in the body."""
+    """A step's packed result; or the error to raise in the body. `unrecorded`: the error is the
+    store's. `called`: its function was, so its intent is on record."""
 
     body: bytes = b""
     raw: object = None
     kept: bool = True
     error: BaseException | None = None
     lost: bool = False
+    unrecorded: bool = False
+    called: bool = False

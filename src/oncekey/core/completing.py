@@ -4,7 +4,7 @@ again.
 An operation is left behind when its owner died and its caller does not come back. Unknown, it may
 be asked about; retry-safe, run again; both only where it is registered. Rules, first that holds:
 
-    ended, expired, or freed with nothing done     forget it
+    ended, expired, or freed with nothing begun    forget it
     not registered here                            forget it
     an owner is alive                              look again when its lease is over
     unknown                                        ask, if there is a `recover`
@@ -14,7 +14,8 @@ be asked about; retry-safe, run again; both only where it is registered. Rules, 
 A caller whose attempt raised and freed its key may not come back, and what its steps did is there:
 only an operation that ends, if need be by raising Terminal, is left in peace.
 
-Asking and running again come at growing intervals and end after `tries`. Pure: no clock, no store.
+Asking and running again come at growing intervals. Asking ends after `tries`, running when the
+operation was begun that often again after its first time, by whomever. Pure: no clock, no store.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ def decide(
         return _unknown(known, asked)
     if state is State.ABSENT:
         if not (driven or begun(record)):
-            return Next(Todo.LATER, LEFT_LOOK_US)
+            return Next(Todo.FORGET)  # its caller's; claimed again, it is listed again
     elif now < record.lease_until:
         return Next(Todo.LATER, record.lease_until - now)
     return _left_behind(record, now, known)
@@ -103,7 +104,7 @@ def _left_behind(record: Record, now: int, known: Known) -> Next:
         return _leave("only its recover= is registered here, not what it does")
     if not has_arguments(record):
         return _leave("its arguments were not kept; its caller's retry goes on")
-    if record.attempt >= known.tries:
+    if record.attempt > known.tries:
         return _leave(f"it was begun {record.attempt} times and never ended")
     # Counted by the store, in attempts and in its own time: a restart forgets neither.
     rested = record.lease_until + backoff(record.attempt - 1)

@@ -260,8 +260,8 @@ def _replayed(reply: Replay) -> Verdict:
 
 def recover(record: Record) -> Generator[Ask, object, State | None]:
     """Ask what became of an unknown key, and decide it: the state it was given. None where nobody
-    can tell yet, or the store did not take it. Another one may have decided first; then this
-    state is not the key's, and claiming tells."""
+    can tell yet, or the store did not take it; PENDING where another one decided first, so that
+    claiming tells."""
     found = yield Recover(record)
     if found is None:
         return None
@@ -270,6 +270,8 @@ def recover(record: Record) -> Generator[Ask, object, State | None]:
     for _ in range(CLAIM_TRIES):
         answer = yield Call(command)
         assert isinstance(answer, Answer)
+        if isinstance(answer.reply, Lost):
+            return State.PENDING
         if not isinstance(answer.reply, StoreUnavailable):
             return found.state
         yield Sleep(RETRY_FIRST_US)

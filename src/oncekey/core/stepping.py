@@ -18,6 +18,7 @@ from oncekey.core.asks import (
     Ask,
     Call,
     Grant,
+    Nothing,
     Probe,
     Raised,
     Returned,
@@ -53,19 +54,36 @@ def step(
     """`deadline` is the owner's at this moment; heartbeats have moved it since the grant."""
     if saved is not None and saved.done:
         return StepVerdict(saved.body)
+    intended = SaveStep(grant.id, grant.owner, grant.fence, plan.name, False, plan.intent)
+    if saved is not None and saved.at == UNSAVED:
+        known = yield from _known(grant, deadline, plan, intended)
+        if known is not None:
+            return known
     if saved is not None and plan.probed:
         found = yield from _probe(grant, deadline, plan)
-        if found is not None:
+        if isinstance(found, StepVerdict):
             return found
-    known = saved is not None and saved.at != UNSAVED and saved.body == plan.intent
-    if plan.probed or not known:
-        # Also before it is called again, where that counts: `settle` runs from the last call.
-        intended = SaveStep(grant.id, grant.owner, grant.fence, plan.name, False, plan.intent)
-        refused = yield from save(intended, deadline)
-        if refused is not None:
-            return refused
+        deadline = found
+    # Also before it is called again: `settle` runs from the last call, and who was overtaken
+    # meanwhile is told so here and calls nothing.
+    refused = yield from save(intended, deadline)
+    if refused is not None:
+        return refused
     result = yield RunStep(plan.name)
-    return (yield from _record(grant, plan.name, result))
+    verdict = yield from _record(grant, plan.name, result)
+    return verdict._replace(called=True)
+
+
+def _known(grant: Grant, deadline: int, plan: StepPlan, intended: SaveStep) -> Asking:
+    """A step whose record is in doubt: its result, if that is there after all; else its intent is
+    written down, so that there is a time to count from."""
+    seen = yield from _look(grant, deadline)
+    if isinstance(seen, StepVerdict):
+        return seen
+    for step in seen.record.steps if seen.record is not None else ():
+        if step.name == plan.name and step.done:
+            return StepVerdict(step.body)
+    return (yield from save(intended, deadline))
 
 
 def _record(grant: Grant, name: str, result: object) -> Generator[Ask, object, StepVerdict]:
@@ -79,38 +97,39 @@ def _record(grant: Grant, name: str, result: object) -> Generator[Ask, object, S
     return StepVerdict(result.body, result.raw, result.kept)
 
 
-def _probe(grant: Grant, deadline: int, plan: StepPlan) -> Asking:
-    """What the other side says happened; None where it is certain that nothing did."""
+def _probe(
+    grant: Grant, deadline: int, plan: StepPlan
+) -> Generator[Ask, object, StepVerdict | int]:
+    """What the other side says happened; the owner's deadline where it is certain that nothing
+    did."""
     while True:
         # Looked at before asking: a call that arrives after the question was asked is then one
         # that had less than `settle` when we looked.
-        left = yield from _unsettled(grant, deadline, plan)
-        if isinstance(left, StepVerdict):
-            return left
+        seen = yield from _look(grant, deadline)
+        if isinstance(seen, StepVerdict):
+            return seen
+        steps = seen.record.steps if seen.record is not None else ()
+        at = max((step.at for step in steps if step.name == plan.name), default=0)
+        left = at + plan.settle - seen.now
         result = yield Probe(plan.name)
-        if result is not None:
+        if not isinstance(result, Nothing):
             return (yield from _record(grant, plan.name, result))
+        deadline = result.deadline
         if left <= 0:
-            return None
+            return deadline
         yield Sleep(max(left, _SETTLE_SLEEP_MIN_US))
 
 
-def _unsettled(
-    grant: Grant, deadline: int, plan: StepPlan
-) -> Generator[Ask, object, int | StepVerdict]:
-    """How much longer the last call may still be under way."""
+def _look(grant: Grant, deadline: int) -> Generator[Ask, object, Seen | StepVerdict]:
     pause = RETRY_FIRST_US
     while True:
         answer = yield Call(Look(grant.id))
         assert isinstance(answer, Answer)
-        seen = answer.reply
-        if isinstance(seen, Seen):
-            steps = seen.record.steps if seen.record is not None else ()
-            at = max((step.at for step in steps if step.name == plan.name), default=seen.now)
-            return at + plan.settle - seen.now
-        assert isinstance(seen, StoreUnavailable)
-        if answer.at >= deadline or seen.final:
-            return StepVerdict(error=seen)
+        if isinstance(answer.reply, Seen):
+            return answer.reply
+        assert isinstance(answer.reply, StoreUnavailable)
+        if answer.at >= deadline or answer.reply.final:
+            return StepVerdict(error=answer.reply, unrecorded=True)
         yield Sleep(min(pause, deadline - answer.at))
         pause = min(pause * 2, RETRY_MAX_US)
 
@@ -127,6 +146,6 @@ def save(command: SaveStep, deadline: int) -> Asking:
             return StepVerdict(lost=True)
         assert isinstance(answer.reply, StoreUnavailable)
         if answer.at >= deadline or answer.reply.final:
-            return StepVerdict(error=answer.reply)
+            return StepVerdict(error=answer.reply, unrecorded=True)
         yield Sleep(min(pause, deadline - answer.at))
         pause = min(pause * 2, RETRY_MAX_US)

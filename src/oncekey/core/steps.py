@@ -99,8 +99,12 @@ def result_facts(result: StepResult[Any]) -> dict[str, str]:
 
 
 def _printable(fact: object, longest: int) -> str:
+    try:
+        text = str(fact)
+    except Exception:  # the fact is the user's object; what it says of itself may fail
+        text = "(unreadable)"
     # A lone surrogate is text to Python and to no database.
-    return str(fact).encode("utf-8", "backslashreplace").decode()[:longest]
+    return text.encode("utf-8", "backslashreplace").decode()[:longest]
 
 
 def refuse_reserved(name: str) -> None:

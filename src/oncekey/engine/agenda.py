@@ -41,9 +41,13 @@ class Agenda:
 
     def begin(self, now: int) -> None:
         """A round of listing begins."""
-        if now >= self._whole_at:
+        if not self._whole_at or now >= self._whole_at:
             self._whole_at = now + WHOLE_US
             self.after = 0
+
+    def list_all(self) -> None:
+        """Something is wanted now that was passed over before."""
+        self._whole_at = 0
 
     def has_room(self) -> bool:
         """Whether more can be watched. Before there is none, those go that are left alone."""

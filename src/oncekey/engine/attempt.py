@@ -68,7 +68,7 @@ class AttemptBase:
         self._lost = False
         self._closed = False
         self._steps = {s.name: s for s in grant.steps if s.name != ARGUMENTS} if grant.steps else {}
-        self._running: dict[str, StepCall] = {}
+        self._running: dict[str, object] = {}
         self._on_lost: Callable[[], object] | None = None
 
     @property
@@ -175,30 +175,34 @@ class AttemptBase:
         codec: Codec,
     ) -> StepCall:
         self.check()
-        self._refuse_late_or_twice(name)
-        saved = self._steps.get(name)
-        if saved is None and len(self._steps) >= STEPS_MAX:
-            raise InvalidKey(
-                f"step {name!r} would be number {STEPS_MAX + 1}; an operation has at most "
-                f"{STEPS_MAX} steps",
-                operation=self.operation,
-                tag=self._identity.tag,
-            )
-        call = step_call(
-            name,
-            self.child_key(name),
-            saved,
-            request=request,
-            probed=probed,
-            settle=settle,
-            codec=codec,
-            policy=self._policy,
-        )
-        if self._running.setdefault(name, call) is not call:
+        self._refuse_here(name, probed or request is not None)
+        mine = object()
+        if self._running.setdefault(name, mine) is not mine:
             raise ConfigurationError(f"step {name!r} is running already; give each its own name")
-        return call
+        try:
+            saved = self._steps.get(name)  # only now: whoever ran it before us has ended
+            if saved is None and len({*self._steps, *self._running}) > STEPS_MAX:
+                raise InvalidKey(
+                    f"step {name!r} would be number {STEPS_MAX + 1}; an operation has at most "
+                    f"{STEPS_MAX} steps",
+                    operation=self.operation,
+                    tag=self._identity.tag,
+                )
+            return step_call(
+                name,
+                self.child_key(name),
+                saved,
+                request=request,
+                probed=probed,
+                settle=settle,
+                codec=codec,
+                policy=self._policy,
+            )
+        except BaseException:
+            self._running.pop(name, None)
+            raise
 
-    def _refuse_late_or_twice(self, name: str) -> None:
+    def _refuse_here(self, name: str, relies_on_record: bool) -> None:
         if self._closed:
             raise ConfigurationError(
                 f"step {name!r} came after the body of {self.operation!r} had ended; wait for "
@@ -209,35 +213,42 @@ class AttemptBase:
                 f"step {name!r}: in a transaction steps run one after the other, since they are "
                 "written on its one connection"
             )
+        if self._depth and relies_on_record:
+            raise ConfigurationError(
+                f"step {name!r}: in a transaction request= and probe= cannot be kept, since a "
+                "rollback takes what was written about the step along; run it outside"
+            )
 
     def _doubt_step(self, call: StepCall) -> None:
         """It may have been sent, and what the store has of it is not known: what is tried next
         sends the same, and writes it down first."""
         name = call.plan.name
-        self._running.pop(name, None)
         self._steps[name] = Step(name, False, call.plan.intent, UNSAVED)
+        self._running.pop(name, None)
 
     def _end_step(self, call: StepCall, verdict: StepVerdict) -> Any:
         """The step's value for the body, or the error to raise there."""
         name = call.plan.name
-        self._running.pop(name, None)
-        if verdict.lost:
-            self._lost = True
-            self.check()
-        if isinstance(verdict.error, StoreUnavailable):
+        if verdict.unrecorded:
             self._doubt_step(call)
             raise StoreUnavailable(
                 f"step {name!r} could not be recorded ({verdict.error}); retry with the same key",
                 operation=self.operation,
                 tag=self._identity.tag,
             ) from verdict.error
-        if verdict.error is not None:
+        if verdict.called and verdict.error is not None:
             # Its intent is on record: what is tried next must know that it may have arrived.
             self._steps[name] = Step(name, False, call.plan.intent, 0)
+        elif verdict.error is None and not verdict.lost:
+            self._steps[name] = Step(name, True, verdict.body, 0)
+        self._running.pop(name, None)
+        if verdict.lost:
+            self._lost = True
+            self.check()
+        if verdict.error is not None:
             raise verdict.error
-        self._steps[name] = Step(name, True, verdict.body, 0)
         try:
             return value_for_body(call, verdict)
         except NotReplayable as error:
             where = {"operation": self.operation, "tag": self._identity.tag}
-            raise NotReplayable(str(error), **where) from error
+            raise NotReplayable(str(error), value=error.value, **where) from error

@@ -14,17 +14,14 @@ from typing import Any, Final, NamedTuple
 
 from oncekey.core import codec as codecs
 from oncekey.core.codec import JSON
-from oncekey.core.commands import Reply, Seen
-from oncekey.core.completing import Known, Todo, decide, has_arguments
+from oncekey.core.commands import Seen
+from oncekey.core.completing import LEFT_LOOK_US, Known, Todo, decide
 from oncekey.core.errors import (
     ConfigurationError,
     InFlight,
     InvalidKey,
     LeaseLost,
-    NotStarted,
-    OncekeyError,
-    OperationFailed,
-    Terminal,
+    StoreUnavailable,
 )
 from oncekey.core.identity import Identity, KeyLike
 from oncekey.core.record import Record, State
@@ -32,7 +29,7 @@ from oncekey.core.steps import pack_step
 from oncekey.engine.agenda import Agenda
 from oncekey.engine.kernel import Job, Kernel
 from oncekey.engine.results import Result
-from oncekey.engine.status import arguments_of
+from oncekey.engine.status import Arguments, arguments_of
 
 COMPLETE_LIMIT_DEFAULT: Final = 100
 TRIES_MAX: Final = 1_000
@@ -64,9 +61,11 @@ class Completion(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """One round: what was done, in order, and how many operations are being watched."""
+    """One round: what was done, in order, how many operations were looked at for it, and how many
+    are being watched."""
 
     done: tuple[Completion, ...] = field(default=())
+    looked: int = 0
     watching: int = 0
 
     def count(self, outcome: str) -> int:
@@ -83,7 +82,7 @@ class Action(NamedTuple):
     record: Record
     registered: Registered
     job: Job
-    request: Any
+    kept: Arguments
 
 
 class Completing:
@@ -113,6 +112,7 @@ class Completing:
         known = Known(body is not None, policy.recover is not None, tries)
         made = Registered(operation, body, codec, options, known)
         self.registered[operation] = made
+        self.agenda.list_all()  # what was listed before was passed over
         return made
 
     # --- a caller's run -----------------------------------------------------------------------
@@ -130,19 +130,22 @@ class Completing:
     # --- a round --------------------------------------------------------------------------------
 
     def sort(
-        self, ids: Sequence[bytes], looked: Sequence[Reply], tell: Tell
+        self, ids: Sequence[bytes], looked: Sequence[Seen | None], tell: Tell
     ) -> tuple[list[Completion], list[Action]]:
         """What was looked at: what is already said of it, and what has to be done."""
         done: list[Completion] = []
         actions: list[Action] = []
         for id, seen in zip(ids, looked, strict=True):
-            assert isinstance(seen, Seen)
+            if seen is None:
+                _log.warning("[%s] cannot be read here, and is left", id.hex()[:12])
+                self.agenda.forget(id)
+                continue
             found = self._consider(id, seen)
             if isinstance(found, Action):
                 actions.append(found)
             elif found is not None:
                 done.append(found)
-                tell(found)
+                say(tell, found)
         return done, actions
 
     def _consider(self, id: bytes, seen: Seen) -> Action | Completion | None:
@@ -160,27 +163,30 @@ class Completing:
         if todo is Todo.LATER:
             self.agenda.later(id, now + after)
             return None
-        action = None if todo is Todo.LEAVE else self._action(todo, record, registered)
-        if action is not None:
-            return action
-        why = why or "its kept key leads elsewhere; was it written under another secret?"
-        if not self.agenda.leave(id, now + after, why):
+        found = why or self._action(todo, record, registered)
+        if isinstance(found, Action):
+            return found
+        why = found
+        if not self.agenda.leave(id, now + (after or LEFT_LOOK_US), why):
             return None
         _log.warning("%s [%s] is left: %s", record.operation, record.id.hex()[:12], why)
         return told(record, "left", why)
 
-    def _action(self, todo: Todo, record: Record, registered: Registered) -> Action | None:
+    def _action(self, todo: Todo, record: Record, registered: Registered) -> Action | str:
+        """What to do, ready to be done; or why it cannot be."""
         kernel = self._kernel
         kept = arguments_of(record.steps)
+        if todo is Todo.RUN and not (kept.kept and kept.key):
+            return "its arguments cannot be read; they are of another release, or damaged"
         key = kept.key or record.key
         identity = Identity(record.scope, record.operation, key, record.id)
         if key and kernel.identities.identify(*identity[:3]).id != record.id:
-            return None
+            return "its kept key leads elsewhere; was it written under another secret?"
         options = {**registered.options, "wait": "0s"}
         policy = kernel.policy_with(options, record.operation)
         codec = kernel.codec if registered.codec is None else codecs.codec_for(registered.codec)
         job = Job(identity, record.fingerprint, policy, codec, kernel.clock.now())
-        return Action(todo, record, registered, job, kept.request)
+        return Action(todo, record, registered, job, kept)
 
     # --- what came of it ------------------------------------------------------------------------
 
@@ -190,42 +196,52 @@ class Completing:
             self.agenda.asked_in_vain(record.id, self._kernel.clock.now())
             return told(record, "unknown", "nobody can tell yet")
         self.agenda.forget(record.id)
-        words = {State.SUCCEEDED: "succeeded", State.FAILED: "failed"}
-        return told(record, words.get(state, "freed"), "by its recover=")
+        words = {State.SUCCEEDED: "succeeded", State.FAILED: "failed", State.ABSENT: "freed"}
+        return told(record, words.get(state, "elsewhere"), "by its recover=")
 
     def goes_on(self, action: Action, state: State | None) -> bool:
         """Whether one that was asked about, and never happened, can be run now."""
-        runs = action.registered.body is not None and has_arguments(action.record)
+        kept = action.kept
+        runs = action.registered.body is not None and kept.kept and bool(kept.key)
         return state is State.ABSENT and runs
 
     def ran(self, action: Action, result: Result[Any]) -> Completion:
         self.agenda.forget(action.record.id)
         return told(action.record, "elsewhere" if result.replayed else "succeeded")
 
-    def failed(self, action: Action, error: Exception, *, ran: bool) -> Completion:
-        """Whatever it was: the record says when it is looked at next."""
+    def failed(
+        self, action: Action, error: BaseException, *, ran: bool, seen: Seen | None
+    ) -> Completion:
+        """What a run or a question that raised has left behind is read off the record, `seen`
+        afterwards: errors of a body may be those of other operations within it."""
         record, now = action.record, self._kernel.clock.now()
         if ran:
             self.agenda.run_in_vain(record.id, now)
         else:
             self.agenda.asked_in_vain(record.id, now)
-        if isinstance(error, (InFlight, LeaseLost)):
-            return told(record, "elsewhere")
-        if ran and is_final(error, action.job):
-            return told(record, "failed", type(error).__name__)
-        # Of a stranger's error only the kind is told: its text might hold what it was about.
-        detail = type(error).__name__ + (f": {error}" if isinstance(error, OncekeyError) else "")
+        after = seen.record if seen is not None else None
+        if ran and after is not None:
+            if after.state is State.FAILED:
+                return told(record, "failed", type(error).__name__)
+            if after.state is State.SUCCEEDED or isinstance(error, (InFlight, LeaseLost)):
+                held = after.state is State.PENDING or after.state is State.SUCCEEDED
+                if held:
+                    return told(record, "elsewhere")
+        # Of other errors only the kind is told: their text might hold what they were about.
+        said = f": {error}" if isinstance(error, StoreUnavailable) else ""
+        detail = type(error).__name__ + said
         _log.warning(
             "%s [%s] could not be finished: %s", record.operation, record.id.hex()[:12], detail
         )
         return told(record, "error", detail)
 
 
-def is_final(error: Exception, job: Job) -> bool:
-    """Whether a run that raised this has ended its key."""
-    if isinstance(error, (Terminal, OperationFailed)):
-        return True
-    return not job.policy.retry_safe and not isinstance(error, (NotStarted, OncekeyError))
+def say(tell: Tell, done: Completion) -> None:
+    """Whoever listens must not end the round."""
+    try:
+        tell(done)
+    except Exception:
+        _log.exception("whoever is told of completions failed on %s", done.outcome)
 
 
 def told(record: Record, outcome: str, detail: str = "") -> Completion:
@@ -237,10 +253,7 @@ def kept(request: Any, max_bytes: int) -> bytes:
     try:
         envelope = codecs.pack_value(JSON, request)
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidKey(
-            f"this request cannot be kept for finishing the operation later ({error}); give a "
-            "registered operation plain values"
-        ) from error
+        raise _cannot_be_kept(error) from error
     if len(envelope) > max_bytes:
         raise InvalidKey(
             f"this request has {len(envelope)} bytes, more than max_bytes={max_bytes} for a "
@@ -250,5 +263,15 @@ def kept(request: Any, max_bytes: int) -> bytes:
 
 
 def as_kept(request: Any) -> Any:
-    """The request as whoever finishes the operation would get it."""
-    return JSON.load(JSON.dump(request))
+    """The request as whoever finishes the operation would get it: a copy that nobody changes."""
+    try:
+        return JSON.load(JSON.dump(request))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise _cannot_be_kept(error) from error
+
+
+def _cannot_be_kept(error: Exception) -> InvalidKey:
+    return InvalidKey(
+        f"this request cannot be kept for finishing the operation later ({error}); give a "
+        "registered operation plain values"
+    )

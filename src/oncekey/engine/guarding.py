@@ -90,6 +90,14 @@ def check_operation(fn: Callable[..., Any], operation: str, *, is_async: bool) -
         ) from error
 
 
+def check_recover(recover: Any, operation: str) -> None:
+    """A blocking engine cannot await its answer."""
+    if callable(recover) and _is_async(recover):
+        raise ConfigurationError(
+            f"operation({operation!r}): its recover= is async; register it with AsyncOnce"
+        )
+
+
 def _is_async(fn: Callable[..., Any]) -> bool:
     """Also of an object that is called like a function."""
     return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(type(fn).__call__)

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from types import CoroutineType, GeneratorType
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any, NamedTuple
 
 from oncekey.core import codec as codecs
@@ -235,12 +235,13 @@ class Kernel:
             return Returned(body, deadline, value, kept=False)
         return Returned(body, deadline)
 
-    def refuse_unstarted(self, job: Job, value: object) -> None:
-        """A coroutine or generator from a blocking body has not run a single line."""
-        if isinstance(value, (CoroutineType, GeneratorType)):
-            value.close()
+    def refuse_unstarted(self, job: Job, value: object, what: str = "the body") -> None:
+        """A coroutine or generator that was given as an answer has not run a single line."""
+        if isinstance(value, (CoroutineType, GeneratorType, AsyncGeneratorType)):
+            if not isinstance(value, AsyncGeneratorType):
+                value.close()
             raise BodyNotRun(
-                f"the body of {job.identity.operation!r} gave a {type(value).__name__}, which has "
+                f"{what} of {job.identity.operation!r} gave a {type(value).__name__}, which has "
                 "not run; use AsyncOnce for async functions, and return plain values"
             )
 

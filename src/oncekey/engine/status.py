@@ -46,16 +46,19 @@ class KeyStatus:
 
 
 def status_of(seen: Seen, codec: Codec) -> KeyStatus | None:
-    """None for a key never seen, freed or swept. A value that cannot be decoded shows as None
-    with the reason in `error`; so do steps' values."""
+    """None for a key never seen, swept, or freed before any step was begun. A value that cannot be
+    decoded shows as None with the reason in `error`; so do steps' values."""
     record = seen.record
-    if record is None or record.state is State.ABSENT:
+    if record is None:
         return None
     expired = is_expired(record, seen.now)
+    steps = step_statuses(record.steps, codec)
+    if record.state is State.ABSENT and (expired or not steps):
+        return None
     state = record.state if expired else state_now(record, seen.now)
     value, error = _read(record.body, codec) if record.body else (None, None)
     return KeyStatus(
-        state=State(state).name.lower(),
+        state="freed" if state is State.ABSENT and not expired else State(state).name.lower(),
         operation=record.operation,
         scope=record.scope,
         tag=record.id.hex()[:12],
@@ -69,7 +72,7 @@ def status_of(seen: Seen, codec: Codec) -> KeyStatus | None:
         value=value,
         error=error,
         note=record.note,
-        steps=step_statuses(record.steps, codec),
+        steps=steps,
         arguments=arguments_of(record.steps).request,
     )
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from oncekey.core import codec as codecs
 from oncekey.core.asks import Returned, StepVerdict
-from oncekey.core.codec import JSON, Codec, StoredError, StoredValue, unpack
+from oncekey.core.codec import JSON, Codec, StoredError, StoredValue, Tombstone, unpack
 from oncekey.core.duration import Duration, microseconds
 from oncekey.core.errors import ConfigurationError, NotReplayable
 from oncekey.core.policy import Policy
@@ -48,9 +48,13 @@ def step_call(
     envelope = b"" if request is None else _envelope(name, request, policy)
     if saved is not None and not saved.done:
         # What may have arrived is sent again as it was, whatever the caller would say now.
-        written = unpack_step(saved.body)
-        if bool(written.envelope) == bool(envelope):
-            envelope = written.envelope
+        written = unpack_step(saved.body).envelope
+        if written and not envelope:
+            raise ConfigurationError(
+                f"step {name!r} was begun with a request= and is called without one now; what may "
+                "have arrived must be sent again as it was"
+            )
+        envelope = written or envelope
     args = (child, JSON.load(_data(name, envelope))) if envelope else (child,)
     us = policy.terms.lease if settle is None else microseconds(settle, name="settle")
     intent = pack_step({"key": child}, envelope)
@@ -90,10 +94,12 @@ def bare(answer: Any) -> Any:
 
 
 def value_for_body(call: StepCall, verdict: StepVerdict) -> Any:
-    """What the step gives its body: on the first run what a later run would get."""
-    if not verdict.kept:
-        return verdict.raw
+    """What the step gives its body: on the first run what a later run would get. A large result is
+    the body's; one no codec took is a mistake to be found on the first run, not on the first
+    re-run."""
     stored = unpack(unpack_step(verdict.body).envelope)
+    if not verdict.kept and isinstance(stored, Tombstone) and stored.too_large:
+        return verdict.raw
     if isinstance(stored, StoredValue):
         return value_of(stored, call.codec)
     reason = "an error" if isinstance(stored, StoredError) else stored.reason

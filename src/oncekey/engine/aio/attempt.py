@@ -14,6 +14,7 @@ from oncekey.core.asks import (
     Answer,
     Call,
     Grant,
+    Nothing,
     Probe,
     Raised,
     Returned,
@@ -146,7 +147,10 @@ class AsyncAttempt(AttemptBase):
             if type(ask) is RunStep or type(ask) is Probe:
                 answer = await self._ask(call, fn, probe, ask, interrupts)
             elif type(ask) is Sleep:
-                await sleep(clock, clock.jitter(ask.us))
+                try:
+                    await sleep(clock, clock.jitter(ask.us))
+                except asyncio.CancelledError:
+                    interrupts.note()  # what has happened must still be recorded (I14)
                 answer = clock.now()
             else:
                 assert type(ask) is Call
@@ -159,7 +163,7 @@ class AsyncAttempt(AttemptBase):
         probe: Callable[..., Any] | None,
         ask: RunStep | Probe,
         interrupts: _Interrupts,
-    ) -> Returned | Raised | None:
+    ) -> Returned | Raised | Nothing:
         if interrupts.came:
             return Raised(asyncio.CancelledError(), self._repeat_until)
         try:
@@ -170,7 +174,8 @@ class AsyncAttempt(AttemptBase):
                 assert probe is not None
                 answer = await _awaited(probe(*call.args))
                 if answer is None:
-                    return None
+                    return Nothing(self._repeat_until)
+            self._hands.kernel.refuse_unstarted(self._job, bare(answer), f"step {call.plan.name!r}")
         except BaseException as error:
             return Raised(error, self._repeat_until)
         pack = self._hands.kernel.pack

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import asyncio
 
-from oncekey.core.commands import Look
+from oncekey.core.commands import Look, Seen
 from oncekey.core.completing import Todo
 from oncekey.core.contract import AsyncStore
+from oncekey.core.errors import StoreUnavailable
 from oncekey.engine.agenda import PAGE
 from oncekey.engine.aio.runner import AsyncRunner
 from oncekey.engine.clock import Clock
-from oncekey.engine.completing import WORKERS, Action, Completed, Completing, Completion, Tell
+from oncekey.engine.completing import WORKERS, Action, Completed, Completing, Completion, Tell, say
 
 
 class AsyncCompleter:
@@ -26,10 +27,15 @@ class AsyncCompleter:
         self._runner = runner
         self._shared = shared
         self._clock = clock
-        self._busy = False
+        self.reset()
 
     def reset(self) -> None:
         self._busy = False
+        self._stopped = False
+
+    def stop(self) -> None:
+        """Take up nothing more; what was taken up is drained with all that runs."""
+        self._stopped = True
 
     async def round(self, limit: int, tell: Tell = lambda done: None) -> Completed:
         """Do what is due, at most `limit` operations; `tell` hears of each as it is done. Beside
@@ -46,11 +52,12 @@ class AsyncCompleter:
         await self._list()
         agenda = self._shared.agenda
         ids = agenda.due(self._clock.now(), limit)
-        looked = await self._store.apply([Look(id) for id in ids]) if ids else []
+        looked = await self._look(ids)
         done, actions = self._shared.sort(ids, looked, tell)
         turn = asyncio.Semaphore(WORKERS)
-        done += await asyncio.gather(*(self._act(turn, tell, action) for action in actions))
-        return Completed(tuple(done), len(agenda))
+        acts = (self._act(turn, tell, action) for action in actions)
+        done += filter(None, await asyncio.gather(*acts))
+        return Completed(tuple(done), len(ids), len(agenda))
 
     async def _list(self) -> None:
         shared, more = self._shared, True
@@ -59,10 +66,12 @@ class AsyncCompleter:
             found = await self._store.unfinished(shared.agenda.after, PAGE)
             more = shared.agenda.add(found, shared.registered, self._clock.now())
 
-    async def _act(self, turn: asyncio.Semaphore, tell: Tell, action: Action) -> Completion:
+    async def _act(self, turn: asyncio.Semaphore, tell: Tell, action: Action) -> Completion | None:
         async with turn:
+            if self._stopped:
+                return None
             done = await self._try(action)
-        tell(done)
+        say(tell, done)
         return done
 
     async def _try(self, action: Action) -> Completion:
@@ -75,9 +84,30 @@ class AsyncCompleter:
                     return self._shared.asked(action, state)
             body = action.registered.body
             assert body is not None
-            result = await self._runner.run(
-                action.job, lambda attempt: body(attempt, action.request)
-            )
+            request = action.kept.request
+            result = await self._runner.run(action.job, lambda attempt: body(attempt, request))
             return self._shared.ran(action, result)
-        except Exception as error:  # the user's body and recover run here; others must go on
-            return self._shared.failed(action, error, ran=runs)
+        except BaseException as error:  # the user's body and recover run here; others must go on
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                raise  # it is we who are told to end
+            seen = await self._seen(action.record.id) if runs else None
+            return self._shared.failed(action, error, ran=runs, seen=seen)
+
+    async def _seen(self, id: bytes) -> Seen | None:
+        try:
+            (seen,) = await self._store.apply([Look(id)])
+        except Exception:  # the store is down, or this record is of another release
+            return None
+        assert isinstance(seen, Seen)
+        return seen
+
+    async def _look(self, ids: list[bytes]) -> list[Seen | None]:
+        """All at once; one by one where that fails, so that one record holds up no other."""
+        try:
+            looked = await self._store.apply([Look(id) for id in ids]) if ids else []
+        except StoreUnavailable:
+            raise
+        except Exception:
+            return [await self._seen(id) for id in ids]
+        return [seen for seen in looked if isinstance(seen, Seen)]

@@ -187,10 +187,11 @@ class AsyncOnce(AsyncOperations):
         if known is not None:
             return known
         await self._ready()
-        job = self._completing.job(registered, key, scope, request)
+        given = as_kept(request)
+        job = self._completing.job(registered, key, scope, given)
         body = registered.body
         assert body is not None
-        return await self._runner.run(job, lambda attempt: body(attempt, as_kept(request)))
+        return await self._runner.run(job, lambda attempt: body(attempt, given))
 
     async def complete(
         self,
@@ -200,6 +201,7 @@ class AsyncOnce(AsyncOperations):
     ) -> Completed:
         """Finish what is due of the registered operations that were left behind, at most `limit`;
         `tell` hears of each as it is done. Safe from many processes at once."""
+        at_least_one("limit", limit, "operations")
         await self._ready()
         return await self._completer.round(limit, tell)
 
@@ -219,6 +221,7 @@ class AsyncOnce(AsyncOperations):
         await asyncio.shield(closing)
 
     async def _close(self, seconds: float) -> None:
+        self._completer.stop()
         for background in self._background:
             await background.stop()
         await self._runner.drain(seconds)

@@ -42,18 +42,26 @@ class AsyncParallel:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if not self._tasks:
-            return
-        try:
-            await asyncio.wait(self._tasks)
-        except asyncio.CancelledError:
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.wait(self._tasks)  # they close what they have begun
-            raise
+        interrupted = isinstance(error, asyncio.CancelledError)
+        if interrupted:
+            self._cancel()
+        # Until all have ended, however often we are told to leave: what they have begun is theirs
+        # to record, and the key must not be given on while one of them is running.
+        while running := [task for task in self._tasks if not task.done()]:
+            try:
+                await asyncio.wait(running)
+            except asyncio.CancelledError:
+                interrupted = True
+                self._cancel()
         failed = [e for e in map(_error, self._tasks) if e is not None]
-        if failed and error is None:
+        if error is None and interrupted:
+            raise asyncio.CancelledError
+        if error is None and failed:
             raise first_of(failed)
+
+    def _cancel(self) -> None:
+        for task in self._tasks:
+            task.cancel()
 
 
 def _error(task: asyncio.Task[Any]) -> BaseException | None:

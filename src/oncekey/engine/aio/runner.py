@@ -198,9 +198,10 @@ class AsyncRunner:
     async def drain(self, seconds: float) -> None:
         """Let the running attempts end; after `seconds` cancel what is left and let it close."""
         home = self.home()
-        tasks = set(home.tasks)
-        if tasks:
-            _, late = await asyncio.wait(tasks, timeout=seconds)
+        loop = asyncio.get_running_loop()
+        until = loop.time() + seconds
+        while tasks := set(home.tasks):  # one that ends may have begun others
+            _, late = await asyncio.wait(tasks, timeout=max(0.0, until - loop.time()))
             for task in late:
                 task.cancel()
             if late:
@@ -226,7 +227,9 @@ class AsyncRunner:
                     answer = await self._run_body(ask.grant, job, body, control)
                 elif type(ask) is Sleep:
                     answer = await self._sleep(ask, control)
-                    if control.abandoned and not control.started:
+                    # Waiting for another's attempt nothing is claimed. Any other pause is within a
+                    # claim that may have been taken: the flow gives it back, its body not run.
+                    if control.abandoned and ask.watch is not None and not control.started:
                         return None
                 else:
                     assert type(ask) is Recover

@@ -12,6 +12,7 @@ from oncekey.core.asks import (
     Answer,
     Call,
     Grant,
+    Nothing,
     Probe,
     Raised,
     Returned,
@@ -146,13 +147,14 @@ class Attempt(AttemptBase):
 
     def _ask(
         self, call: StepCall, fn: Callable[..., Any], *, none_is_no: bool = False
-    ) -> Returned | Raised | None:
+    ) -> Returned | Raised | Nothing:
+        kernel = self._hands.kernel
         try:
             answer = fn(*call.args)
+            kernel.refuse_unstarted(self._job, bare(answer), f"step {call.plan.name!r}")
         except BaseException as error:
             return Raised(error, self._repeat_until)
         if answer is None and none_is_no:
-            return None
-        pack = self._hands.kernel.pack
-        made = pack(call.codec, self._job.policy, bare(answer), self._repeat_until)
+            return Nothing(self._repeat_until)
+        made = kernel.pack(call.codec, self._job.policy, bare(answer), self._repeat_until)
         return packed(answer, made)

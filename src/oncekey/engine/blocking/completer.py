@@ -9,13 +9,14 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-from oncekey.core.commands import Look
+from oncekey.core.commands import Look, Seen
 from oncekey.core.completing import Todo
 from oncekey.core.contract import Store
+from oncekey.core.errors import StoreUnavailable
 from oncekey.engine.agenda import PAGE
 from oncekey.engine.blocking.runner import Runner
 from oncekey.engine.clock import Clock
-from oncekey.engine.completing import WORKERS, Action, Completed, Completing, Completion, Tell
+from oncekey.engine.completing import WORKERS, Action, Completed, Completing, Completion, Tell, say
 
 STOP_SECONDS = 30.0
 
@@ -41,17 +42,22 @@ class Completer:
             self._lock.release()
 
     def round(self, limit: int, tell: Tell = lambda done: None) -> Completed:
-        """Do what is due, at most `limit` operations; `tell` hears of each as it is done."""
-        with self._lock:
+        """Do what is due, at most `limit` operations; `tell` hears of each as it is done. Beside
+        a round that is under way there is nothing to do."""
+        if not self._lock.acquire(blocking=False):
+            return Completed(watching=len(self._shared.agenda))
+        try:
             self._list()
             agenda = self._shared.agenda
             ids = agenda.due(self._clock.now(), limit)
-            looked = self._store.apply([Look(id) for id in ids]) if ids else []
+            looked = self._look(ids)
             done, actions = self._shared.sort(ids, looked, tell)
             if actions:
                 with ThreadPoolExecutor(min(WORKERS, len(actions)), "oncekey-completer") as pool:
                     done += filter(None, pool.map(partial(self._act, tell), actions))
-            return Completed(tuple(done), len(agenda))
+            return Completed(tuple(done), len(ids), len(agenda))
+        finally:
+            self._lock.release()
 
     def _list(self) -> None:
         shared, more = self._shared, True
@@ -64,7 +70,7 @@ class Completer:
         if self._stop.is_set():
             return None
         done = self._try(action)
-        tell(done)
+        say(tell, done)
         return done
 
     def _try(self, action: Action) -> Completion:
@@ -77,7 +83,27 @@ class Completer:
                     return self._shared.asked(action, state)
             body = action.registered.body
             assert body is not None
-            result = self._runner.run(action.job, lambda attempt: body(attempt, action.request))
+            request = action.kept.request
+            result = self._runner.run(action.job, lambda attempt: body(attempt, request))
             return self._shared.ran(action, result)
-        except Exception as error:  # the user's body and recover run here; others must go on
-            return self._shared.failed(action, error, ran=runs)
+        except BaseException as error:  # the user's body and recover run here; others must go on
+            seen = self._seen(action.record.id) if runs else None
+            return self._shared.failed(action, error, ran=runs, seen=seen)
+
+    def _seen(self, id: bytes) -> Seen | None:
+        try:
+            (seen,) = self._store.apply([Look(id)])
+        except Exception:  # the store is down, or this record is of another release
+            return None
+        assert isinstance(seen, Seen)
+        return seen
+
+    def _look(self, ids: list[bytes]) -> list[Seen | None]:
+        """All at once; one by one where that fails, so that one record holds up no other."""
+        try:
+            looked = self._store.apply([Look(id) for id in ids]) if ids else []
+        except StoreUnavailable:
+            raise
+        except Exception:
+            return [self._seen(id) for id in ids]
+        return [seen for seen in looked if isinstance(seen, Seen)]

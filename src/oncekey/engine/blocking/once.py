@@ -31,7 +31,7 @@ from oncekey.engine.completing import (
     Registered,
     as_kept,
 )
-from oncekey.engine.guarding import check_operation
+from oncekey.engine.guarding import check_operation, check_recover
 from oncekey.engine.kernel import Kernel, Subscriber
 from oncekey.engine.operation import Operation
 from oncekey.engine.periods import at_least_one, period
@@ -163,6 +163,7 @@ class Once(Operations):
 
         def decorate(fn: Callable[..., T]) -> Operation[Result[T]]:
             check_operation(fn, operation, is_async=False)
+            check_recover(options.get("recover"), operation)
             made = self._completing.register(
                 operation, fn, codec=codec, tries=tries, options=options
             )
@@ -185,6 +186,7 @@ class Once(Operations):
     ) -> None:
         """Let `complete()` ask `recover` about unknown keys of an operation that is run elsewhere
         or otherwise, such as "http"."""
+        check_recover(recover, operation)
         options = {"recover": recover}
         self._completing.register(operation, None, codec=codec, tries=tries, options=options)
 
@@ -195,10 +197,11 @@ class Once(Operations):
         if known is not None:
             return known
         self._ready()
-        job = self._completing.job(registered, key, scope, request)
+        given = as_kept(request)
+        job = self._completing.job(registered, key, scope, given)
         body = registered.body
         assert body is not None
-        return self._runner.run(job, lambda attempt: body(attempt, as_kept(request)))
+        return self._runner.run(job, lambda attempt: body(attempt, given))
 
     def complete(
         self,
@@ -208,6 +211,7 @@ class Once(Operations):
     ) -> Completed:
         """Finish what is due of the registered operations that were left behind, at most `limit`;
         `tell` hears of each as it is done. Safe from many processes at once."""
+        at_least_one("limit", limit, "operations")
         self._ready()
         return self._completer.round(limit, tell)
 

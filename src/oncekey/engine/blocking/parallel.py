@@ -56,7 +56,15 @@ class Parallel:
     ) -> None:
         assert self._pool is not None
         pool, self._pool = self._pool, None
-        pool.shutdown(wait=True)
+        interrupted: BaseException | None = None
+        while True:
+            try:
+                pool.shutdown(wait=True)
+                break
+            except BaseException as told:  # Ctrl-C: once all have ended, for they cannot be stopped
+                interrupted = interrupted or told
         failed = [e for e in (future.exception() for future in self._started) if e is not None]
+        if interrupted is not None:
+            raise interrupted
         if failed and error is None:
             raise first_of(failed)

@@ -145,7 +145,7 @@ class Completing:
     ) -> None:
         abandoned(bench)
         ship, once = Ship(failures=100), bench.once()
-        once.operation("op", retry_safe=True, tries=4)(ship)
+        once.operation("op", retry_safe=True, tries=3)(ship)
         waited, heard = 0, []
         for _ in range(60):
             heard += outcomes(once)

@@ -60,7 +60,11 @@ class StepRequests:
         with pytest.raises(TimeoutError):
             bench.once().run("op", "k", body, retry_safe=True)
         status = bench.once().get("op", "k")
-        assert status is None, "freed"
+        assert status is not None
+        assert (status.state, status.steps[0].request) == (
+            "freed",
+            {"cents": 5, "at": 1, "pair": [1, 2]},
+        )
         assert bench.once().run("op", "k", body, retry_safe=True).value == {"charge": 2}
         (first, second) = provider.charged
         assert first == second

@@ -99,7 +99,8 @@ FROM {schema}.history t WHERE t.id = ANY ($1::uuid[]) ORDER BY t.fence;
 -- What was claimed after $2 and has not ended and not expired (the machine's has_ended and
 -- is_expired), by its fence, among the next $4 rows: how far they go, and whether there may be
 -- more. Only those rows are read, so this is short whatever the table holds. At most $3, and those
--- that share the last one's fence. The index is of `fence + 0`.
+-- that share the last one's fence. Steps of another release's format are not ours to read; one such
+-- record must not hide the others. The index is of `fence + 0`.
 -- name: unfinished
 WITH c AS MATERIALIZED (
     SELECT coalesce($1::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS n
@@ -107,6 +108,7 @@ WITH c AS MATERIALIZED (
     SELECT t.fence, t.id, t.slot,
         (t.state IN (1, 4) OR (t.state = 0 AND t.steps <> ''))
         AND c.n < t.keep + CASE WHEN t.finished_at <> 0 THEN t.finished_at ELSE t.lease_until END
+        AND substring(t.steps FROM 1 FOR 1) IN ('', '\x01')
             AS is_open
     FROM (
         SELECT r.* FROM {schema}.records r WHERE r.fence + 0 > $2::bigint

@@ -34,7 +34,8 @@ SELECT EXISTS (SELECT 1 FROM oncekey_records WHERE sweep_at <= ?)
     OR EXISTS (SELECT 1 FROM oncekey_history WHERE audit_until <= ?);
 
 -- What has not ended and not expired (the machine's has_ended and is_expired), by its fence. As many
--- as asked for, and those that share the last one's fence.
+-- as asked for, and those that share the last one's fence. Steps of another release's format are not
+-- ours to read; one such record must not hide the others.
 -- name: select_unfinished
 SELECT +id, +state, +fingerprint, +owner, +fence, +attempt, +retry_safe, +created_at,
        +lease_until, +finished_at, +keep, +audit, CAST(scope AS BLOB), CAST(operation AS BLOB),
@@ -42,10 +43,12 @@ SELECT +id, +state, +fingerprint, +owner, +fence, +attempt, +retry_safe, +create
 FROM oncekey_records
 WHERE fence > ? AND (state IN (1, 4) OR (state = 0 AND steps <> x''))
   AND keep + CASE finished_at WHEN 0 THEN lease_until ELSE finished_at END > ?
+  AND (steps = x'' OR substr(steps, 1, 1) = x'01')
   AND fence <= coalesce((
       SELECT fence FROM oncekey_records
       WHERE fence > ? AND (state IN (1, 4) OR (state = 0 AND steps <> x''))
         AND keep + CASE finished_at WHEN 0 THEN lease_until ELSE finished_at END > ?
+        AND (steps = x'' OR substr(steps, 1, 1) = x'01')
       ORDER BY fence LIMIT 1 OFFSET ?
   ), 9223372036854775807)
 ORDER BY fence, id;
