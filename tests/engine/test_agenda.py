@@ -6,7 +6,8 @@ import pytest
 from tests.core.making import record
 
 from oncekey.core.contract import Unfinished
-from oncekey.core.record import Record
+from oncekey.core.record import Record, State, Step
+from oncekey.core.steps import ARGUMENTS
 from oncekey.engine import agenda as module
 from oncekey.engine.agenda import MARGIN_US, PAGE, WHOLE_US, Agenda
 
@@ -61,21 +62,29 @@ def test_what_is_not_registered_is_not_watched() -> None:
     assert len(agenda) == 0
 
 
+def test_one_freed_before_any_step_is_not_watched() -> None:
+    agenda = Agenda()
+    freed = made(1, 5)._replace(state=State.ABSENT, steps=(Step(ARGUMENTS, True, b"", 0),))
+    begun = freed._replace(id=b"2" * 16, steps=(*freed.steps, Step("pay", False, b"", 0)))
+    agenda.add(Unfinished((freed, begun), NOW), HERE, 0)
+    assert agenda.due(0) == [begun.id]
+
+
 def test_listed_again_it_keeps_its_time_and_its_count() -> None:
     agenda = Agenda()
     agenda.add(listed(5), HERE, 0)
-    (id,) = agenda.due(0, 10)
+    (id,) = agenda.due(0)
     agenda.asked_in_vain(id, 0)
     agenda.add(listed(5), HERE, 1)
-    assert (agenda.asked(id), agenda.due(1, 10)) == (1, [])
+    assert (agenda.asked(id), agenda.due(1)) == (1, [])
 
 
 def test_those_that_waited_longest_come_first() -> None:
     agenda = Agenda()
     agenda.add(listed(1, 2, 3), HERE, 0)
-    first, second, third = agenda.due(0, 10)
+    first, second, third = agenda.due(0)
     agenda.later(first, 0)
-    assert agenda.due(0, 2) == [second, third]
+    assert agenda.due(0) == [second, third, first]
 
 
 def test_i11_when_it_is_full_those_go_that_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,7 +92,7 @@ def test_i11_when_it_is_full_those_go_that_are_left_alone(monkeypatch: pytest.Mo
     agenda = Agenda()
     agenda.add(listed(1, 2, 3), HERE, 0)
     assert not agenda.has_room()
-    first, *_ = agenda.due(0, 10)
+    first, *_ = agenda.due(0)
     assert agenda.leave(first, 0, "why")
     assert agenda.has_room()
     assert len(agenda) == 2
@@ -92,5 +101,5 @@ def test_i11_when_it_is_full_those_go_that_are_left_alone(monkeypatch: pytest.Mo
 def test_why_it_is_left_is_news_once() -> None:
     agenda = Agenda()
     agenda.add(listed(1), HERE, 0)
-    (id,) = agenda.due(0, 1)
+    (id,) = agenda.due(0)
     assert [agenda.leave(id, 0, why) for why in ("a", "a", "b")] == [True, False, True]

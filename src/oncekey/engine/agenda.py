@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Container
 from typing import Any, Final, NamedTuple
 
-from oncekey.core.completing import backoff
+from oncekey.core.completing import backoff, begun
 from oncekey.core.contract import Unfinished
+from oncekey.core.record import State
 
 WATCHED_MAX: Final = 10_000
-PAGE: Final = 500
+PAGE: Final = 500  # how many are listed at a time
+LOOKS: Final = 100  # ... and looked at
 # A claim may become visible some time after the moment it is dated to.
 MARGIN_US: Final = 15_000_000
 # What came later than that, or while the store's clock was set, is found by listing all again.
@@ -58,7 +60,9 @@ class Agenda:
     def add(self, found: Unfinished, operations: Container[str], now: int) -> bool:
         """Remember what was listed of these; whether there may be more of it to list at once."""
         for record in found.records:
-            if record.operation in operations:
+            # One freed before any step is its caller's; claimed again, it is listed again.
+            is_open = record.state is not State.ABSENT or begun(record)
+            if record.operation in operations and is_open:
                 self._watched.setdefault(record.id, _Watched(now))
         if len(found.records) < PAGE:
             self.after = found.now - MARGIN_US
@@ -66,9 +70,9 @@ class Agenda:
         self.after = found.records[-1].fence
         return True
 
-    def due(self, now: int, limit: int) -> list[bytes]:
-        found = [id for id, watched in self._watched.items() if watched.due <= now]
-        return found[:limit]
+    def due(self, now: int) -> list[bytes]:
+        """Those whose time has come, longest waiting first."""
+        return [id for id, watched in self._watched.items() if watched.due <= now]
 
     def asked(self, id: bytes) -> int:
         watched = self._watched.get(id)

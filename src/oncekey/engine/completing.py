@@ -8,7 +8,7 @@ the colours run it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -26,7 +26,7 @@ from oncekey.core.errors import (
 from oncekey.core.identity import Identity, KeyLike
 from oncekey.core.record import Record, State
 from oncekey.core.steps import pack_step
-from oncekey.engine.agenda import Agenda
+from oncekey.engine.agenda import LOOKS, Agenda
 from oncekey.engine.kernel import Job, Kernel
 from oncekey.engine.results import Result
 from oncekey.engine.status import Arguments, arguments_of
@@ -85,6 +85,24 @@ class Action(NamedTuple):
     kept: Arguments
 
 
+@dataclass(slots=True)
+class Plan:
+    """A round under way: what it has come to so far."""
+
+    limit: int
+    tell: Tell
+    done: list[Completion] = field(default_factory=list)
+    actions: list[Action] = field(default_factory=list)
+    looked: int = 0
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.actions) >= self.limit
+
+    def result(self, watching: int) -> Completed:
+        return Completed(tuple(self.done), self.looked, watching)
+
+
 class Completing:
     """The state of one engine's completer, without its threads or tasks."""
 
@@ -129,24 +147,28 @@ class Completing:
 
     # --- a round --------------------------------------------------------------------------------
 
-    def sort(
-        self, ids: Sequence[bytes], looked: Sequence[Seen | None], tell: Tell
-    ) -> tuple[list[Completion], list[Action]]:
-        """What was looked at: what is already said of it, and what has to be done."""
-        done: list[Completion] = []
-        actions: list[Action] = []
+    def pages(self) -> Iterator[list[bytes]]:
+        """What is due now, so many at a time."""
+        due = self.agenda.due(self._kernel.clock.now())
+        for start in range(0, len(due), LOOKS):
+            yield due[start : start + LOOKS]
+
+    def sort(self, ids: Sequence[bytes], looked: Sequence[Seen | None], plan: Plan) -> None:
+        """What was looked at: what is to be said of it, and what to be done, up to the limit."""
         for id, seen in zip(ids, looked, strict=True):
+            if plan.is_full:
+                return  # they stay due
+            plan.looked += 1
             if seen is None:
                 _log.warning("[%s] cannot be read here, and is left", id.hex()[:12])
                 self.agenda.forget(id)
                 continue
             found = self._consider(id, seen)
             if isinstance(found, Action):
-                actions.append(found)
+                plan.actions.append(found)
             elif found is not None:
-                done.append(found)
-                say(tell, found)
-        return done, actions
+                plan.done.append(found)
+                say(plan.tell, found)
 
     def _consider(self, id: bytes, seen: Seen) -> Action | Completion | None:
         """What to do about a watched record; None for nothing now."""

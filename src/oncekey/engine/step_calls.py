@@ -103,6 +103,6 @@ def value_for_body(call: StepCall, verdict: StepVerdict) -> Any:
     if isinstance(stored, StoredValue):
         return value_of(stored, call.codec)
     reason = "an error" if isinstance(stored, StoredError) else stored.reason
-    raise NotReplayable(
-        f"step {call.plan.name!r} ran before but its result was not kept ({reason})"
-    )
+    name = call.plan.name
+    when = "before but its result was not kept" if verdict.kept else "but its result cannot be kept"
+    raise NotReplayable(f"step {name!r} ran {when} ({reason})", value=verdict.raw)

@@ -14,7 +14,16 @@ from oncekey.core.errors import StoreUnavailable
 from oncekey.engine.agenda import PAGE
 from oncekey.engine.aio.runner import AsyncRunner
 from oncekey.engine.clock import Clock
-from oncekey.engine.completing import WORKERS, Action, Completed, Completing, Completion, Tell, say
+from oncekey.engine.completing import (
+    WORKERS,
+    Action,
+    Completed,
+    Completing,
+    Completion,
+    Plan,
+    Tell,
+    say,
+)
 
 
 class AsyncCompleter:
@@ -50,14 +59,15 @@ class AsyncCompleter:
 
     async def _round(self, limit: int, tell: Tell) -> Completed:
         await self._list()
-        agenda = self._shared.agenda
-        ids = agenda.due(self._clock.now(), limit)
-        looked = await self._look(ids)
-        done, actions = self._shared.sort(ids, looked, tell)
+        plan = Plan(limit, tell)
+        for ids in self._shared.pages():
+            self._shared.sort(ids, await self._look(ids), plan)
+            if plan.is_full:
+                break
         turn = asyncio.Semaphore(WORKERS)
-        acts = (self._act(turn, tell, action) for action in actions)
-        done += filter(None, await asyncio.gather(*acts))
-        return Completed(tuple(done), len(ids), len(agenda))
+        acts = (self._act(turn, tell, action) for action in plan.actions)
+        plan.done += filter(None, await asyncio.gather(*acts))
+        return plan.result(len(self._shared.agenda))
 
     async def _list(self) -> None:
         shared, more = self._shared, True

@@ -16,7 +16,16 @@ from oncekey.core.errors import StoreUnavailable
 from oncekey.engine.agenda import PAGE
 from oncekey.engine.blocking.runner import Runner
 from oncekey.engine.clock import Clock
-from oncekey.engine.completing import WORKERS, Action, Completed, Completing, Completion, Tell, say
+from oncekey.engine.completing import (
+    WORKERS,
+    Action,
+    Completed,
+    Completing,
+    Completion,
+    Plan,
+    Tell,
+    say,
+)
 
 STOP_SECONDS = 30.0
 
@@ -48,14 +57,17 @@ class Completer:
             return Completed(watching=len(self._shared.agenda))
         try:
             self._list()
-            agenda = self._shared.agenda
-            ids = agenda.due(self._clock.now(), limit)
-            looked = self._look(ids)
-            done, actions = self._shared.sort(ids, looked, tell)
-            if actions:
-                with ThreadPoolExecutor(min(WORKERS, len(actions)), "oncekey-completer") as pool:
-                    done += filter(None, pool.map(partial(self._act, tell), actions))
-            return Completed(tuple(done), len(ids), len(agenda))
+            plan = Plan(limit, tell)
+            for ids in self._shared.pages():
+                self._shared.sort(ids, self._look(ids), plan)
+                if plan.is_full:
+                    break
+            if plan.actions:
+                workers = min(WORKERS, len(plan.actions))
+                with ThreadPoolExecutor(workers, "oncekey-completer") as pool:
+                    acts = pool.map(partial(self._act, tell), plan.actions)
+                    plan.done += filter(None, acts)
+            return plan.result(len(self._shared.agenda))
         finally:
             self._lock.release()
 

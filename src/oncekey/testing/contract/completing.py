@@ -9,7 +9,7 @@ import pytest
 from oncekey.core.codec import JSON, pack_value
 from oncekey.core.commands import Done, SaveStep
 from oncekey.core.completing import BACKOFF_FIRST_US, backoff
-from oncekey.core.errors import ConfigurationError, InvalidKey, Terminal
+from oncekey.core.errors import ConfigurationError, InvalidKey, OperationFailed, Terminal
 from oncekey.core.identity import child_uuid
 from oncekey.core.recovery import Recovery, UnknownKey
 from oncekey.core.steps import ARGUMENTS, pack_step
@@ -220,6 +220,91 @@ class Completing:
         once.operation("op", retry_safe=True)(ship)
         assert outcomes(once) == ["left"]
         assert ship.runs == []
+
+
+class CompletingCorners:
+    def test_i1_arguments_that_cannot_be_read_are_not_made_up(self, bench: Bench) -> None:
+        held = bench.hold("k", operation="op", retry_safe=True)
+        save(bench, held, ARGUMENTS, b"\x07of a later release")
+        bench.wait(LEASE + BACKOFF_FIRST_US)
+        ship, once = Ship(), bench.once()
+        once.operation("op", retry_safe=True)(ship)
+        (left,) = once.complete().done
+        assert (left.outcome, "cannot be read" in left.detail) == ("left", True)
+        assert ship.runs == []
+
+    def test_i11_what_is_its_callers_takes_no_room(self, bench: Bench) -> None:
+        once = bench.once()
+
+        def body(attempt: Any, request: Any) -> None:
+            raise ConnectionError("before any step")
+
+        operation = once.operation("op", retry_safe=True)(body)
+        for number in range(5):
+            with pytest.raises(ConnectionError):
+                operation.run(f"k{number}", ORDER)
+        bench.wait(LEASE)
+        completed = once.complete(1)
+        assert (completed.done, completed.watching) == ((), 0)
+
+    def test_one_registered_late_is_found(self, bench: Bench) -> None:
+        abandoned(bench)
+        bench.wait(BACKOFF_FIRST_US)
+        ship, once = Ship(), bench.once()
+        once.operation("another", retry_safe=True)(Ship())
+        assert outcomes(once) == []
+        once.operation("op", retry_safe=True)(ship)
+        assert outcomes(once) == ["succeeded"]
+
+    def test_a_body_that_wants_to_end_the_process_ends_only_itself(self, bench: Bench) -> None:
+        abandoned(bench, "k1")
+        bench.wait(BACKOFF_FIRST_US)
+        once = bench.once()
+
+        def body(attempt: Any, request: Any) -> None:
+            raise SystemExit(1)
+
+        once.operation("op", retry_safe=True)(body)
+        (done,) = once.complete().done
+        assert (done.outcome, done.detail) == ("error", "SystemExit")
+
+    def test_an_error_of_an_operation_within_it_is_not_its_end(self, bench: Bench) -> None:
+        abandoned(bench)
+        bench.wait(BACKOFF_FIRST_US)
+        once = bench.once()
+
+        def body(attempt: Any, request: Any) -> None:
+            raise OperationFailed("another one's", error_type="X", error_message="x")
+
+        once.operation("op", retry_safe=True)(body)
+        assert outcomes(once) == ["error"]
+
+    def test_what_is_given_is_what_was_kept(self, bench: Bench) -> None:
+        order, given = {"cents": 500}, []
+
+        def body(attempt: Any, request: Any) -> None:
+            order["cents"] = 900
+            given.append(dict(request))
+
+        bench.once().operation("op")(body).run("k", order)
+        assert given == [{"cents": 500}]
+
+    def test_a_listener_that_fails_ends_no_round(self, bench: Bench) -> None:
+        for number in range(3):
+            abandoned(bench, f"k{number}")
+        bench.wait(BACKOFF_FIRST_US)
+        once = bench.once()
+        once.operation("op", retry_safe=True)(Ship())
+
+        def tell(done: Any) -> None:
+            raise BrokenPipeError
+
+        assert len(once.complete(tell=tell).done) == 3
+
+    @pytest.mark.parametrize("limit", [0, -1, "x", None])
+    def test_a_limit_is_a_number_of_operations(self, bench: Bench, limit: Any) -> None:
+        with pytest.raises(ConfigurationError, match="limit"):
+            bench.once().complete(limit)
 
 
 class CompletingUnknown:

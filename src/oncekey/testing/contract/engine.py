@@ -13,7 +13,12 @@ from __future__ import annotations
 
 from oncekey.testing.contract.answers import Guards, OddResults, Runs
 from oncekey.testing.contract.bench import BenchBase
-from oncekey.testing.contract.completing import Completing, CompletingUnknown, Registered
+from oncekey.testing.contract.completing import (
+    Completing,
+    CompletingCorners,
+    CompletingUnknown,
+    Registered,
+)
 from oncekey.testing.contract.endings import DeadOwners, Failures, Recoveries
 from oncekey.testing.contract.leases import Heartbeats, LostLeases, Waiting
 from oncekey.testing.contract.noticing import Caching, Crowding, Subscribers
@@ -37,6 +42,7 @@ class EngineContract(
     ParallelSteps,
     Registered,
     Completing,
+    CompletingCorners,
     CompletingUnknown,
     Subscribers,
     Caching,
