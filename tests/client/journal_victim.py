@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
+import threading
 from typing import Any
 
 import httpx
@@ -64,10 +66,55 @@ def fork(journal: Journal, url: str) -> None:
     say("open entries", journal.open_entries())
 
 
+def fork_and_open(journal: Journal, path: str) -> None:
+    """Nor may the child have a journal of its own under the same path, whatever it tries; and
+    what a thread of the parent was just holding must not hang it."""
+    holding, go = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with journal._file.memory_lock:
+            holding.set()
+            go.wait(30)
+
+    other = threading.Thread(target=hold)
+    other.start()
+    holding.wait(30)
+    child = os.fork()
+    if child == 0:
+        for attempt in (lambda: Journal(path), lambda: journal.begin(journal.ticket("k", b""))):
+            try:
+                attempt()
+                say("opened")
+            except Exception as error:
+                say(type(error).__name__, error)
+        Journal(path + "2").close()
+        sys.stdout.flush()
+        os._exit(0)
+    os.waitpid(child, 0)
+    go.set()
+    other.join()
+    say("open entries", journal.open_entries())
+
+
+def fork_and_die() -> None:
+    """The child lives on, having said who it is; killed by whoever started this."""
+    reads, writes = os.pipe()
+    if os.fork() == 0:
+        say(os.getpid())
+        os.write(writes, b"x")
+        signal.pause()
+    os.read(reads, 1)
+    os._exit(0)
+
+
 def main(what: str, path: str, url: str) -> None:
     journal = Journal(path)
     if what == "fork":
         fork(journal, url)
+    elif what == "fork and open":
+        fork_and_open(journal, path)
+    elif what == "fork and die":
+        fork_and_die()
     else:
         post(what, journal, url)
     journal.close()

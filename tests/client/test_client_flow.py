@@ -183,6 +183,26 @@ def test_what_a_server_asks_for_beyond_the_deadline_is_not_waited_for() -> None:
     assert "3600.0 s, after the deadline: 59.9 s are left of 60.0 s" in play.verdict.why
 
 
+def test_jitter_alone_never_makes_it_give_up_what_the_server_asked_for() -> None:
+    retry = Retry(deadline="26s", base="10s")
+    play = Play(head(503, "25"), 200, retry=retry, chance=0.999)
+    assert play.verdict.ending is Ending.ANSWERED
+    (wait,) = play.waits()
+    assert 25 * SECOND <= wait < 25 * SECOND + 900_000
+
+
+def test_one_try_is_said_to_be_one() -> None:
+    assert Play(503, retry=Retry(attempts=1)).verdict.why == "1 try was all there was"
+
+
+@pytest.mark.parametrize("status", [402, 404, 409, 410])
+def test_a_refusal_after_a_lost_try_keeps_the_key(status: int) -> None:
+    play = Play(LOST, status)
+    assert (play.verdict.ending, play.verdict.settled) == (Ending.ANSWERED, False)
+    assert play.asks[-1] == Leave(settled=False)
+    assert Play(LOST, head(status)._replace(replayed=True)).verdict.settled
+
+
 def test_a_try_that_outlasts_the_deadline_is_the_last() -> None:
     play = Play(LOST, retry=Retry(deadline="50ms"), chance=0.0)
     assert play.verdict.ending is Ending.EXHAUSTED

@@ -190,7 +190,7 @@ def test_an_answer_that_never_pauses_is_cut_at_the_deadline() -> None:
         pytest.raises(RetriesExhausted, match="no answer in time"),
     ):
         client.post("http://shop/")
-    assert trickle.sent == 9
+    assert trickle.sent == 10  # the ninth could have been the last
 
 
 def test_nor_does_one_on_an_event_loop() -> None:
@@ -205,7 +205,7 @@ def test_nor_does_one_on_an_event_loop() -> None:
 
     with pytest.raises(RetriesExhausted, match="no answer in time"):
         asyncio.run(ask())
-    assert trickle.sent == 9
+    assert trickle.sent == 10  # the ninth could have been the last
 
 
 # --- transports in transports ---------------------------------------------------------------------

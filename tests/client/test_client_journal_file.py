@@ -5,7 +5,10 @@ from __future__ import annotations
 import logging
 import sqlite3
 import threading
+import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +17,10 @@ from tests.client.callers import calling
 from tests.client.fake_time import DAY_NS, Calendar
 from tests.client.scripted import Answer, Cut, Drop, Hang, serving
 
-from oncekey import ConfigurationError
-from oncekey.client import Journal, NotSent, RetriesExhausted, Retry, journal_file
+from oncekey import ConfigurationError, InFlight
+from oncekey.client import Journal, NotSent, RetriesExhausted, Retry, journal_entries
 from oncekey.client import journal as journals
+from oncekey.client.journal_file import QUERIES
 
 ONCE = Retry(attempts=1)
 
@@ -83,13 +87,178 @@ def test_keep_has_limits(journal_path: Path, keep: Any) -> None:
     assert not journal_path.exists()
 
 
+def begun(journal: Journal, key: str, intent: str | None = None, **more: Any) -> Any:
+    ticket = journal.ticket(key, b"digest", intent=intent, **more)
+    journal.begin(ticket)
+    return ticket
+
+
+def over(journal: Journal, ticket: Any, *, done: bool | None = None) -> None:
+    if done is not None:
+        journal.settle(ticket, done=done)
+    journal.release(ticket)
+
+
+def test_what_is_under_way_is_never_too_old(journal: Journal, calendar: Calendar) -> None:
+    slow, unnamed = begun(journal, "k1", "order-17"), begun(journal, "k2")
+    calendar.now += 2 * DAY_NS
+    with pytest.raises(InFlight):
+        begun(journal, "k3", "order-17")
+    over(journal, slow, done=True)
+    over(journal, unnamed)
+    assert begun(journal, "k4", "order-17").key == "k1", "kept from its answer on"
+    assert begun(journal, "k5").key == "k5", "nobody held it any more, and it was old"
+
+
+def test_what_was_done_stays_done_whatever_is_answered_later(journal: Journal) -> None:
+    for done in (True, False):
+        over(journal, begun(journal, f"k-{done}", "order-17"), done=done)
+    assert begun(journal, "k3", "order-17").key == "k-True"
+
+
+@pytest.mark.parametrize("how", ["taken up", "answered"])
+def test_keep_counts_from_the_last_that_was_heard_of_it(
+    journal: Journal, calendar: Calendar, how: str
+) -> None:
+    first = begun(journal, "k1", "order-17")
+    if how == "answered":
+        calendar.now += DAY_NS * 2 // 3
+        over(journal, first, done=True)
+    else:
+        over(journal, first)
+        calendar.now += DAY_NS * 2 // 3
+        over(journal, begun(journal, "k2", "order-17"))
+    calendar.now += DAY_NS * 2 // 3
+    over(journal, begun(journal, "k3", "order-18"))
+    calendar.now += DAY_NS // 6
+    again = begun(journal, "k4", "order-17")
+    assert again.key == "k1"
+    over(journal, again)
+    calendar.now += DAY_NS
+    assert begun(journal, "k5", "order-17").key == "k5"
+
+
+def test_there_is_a_limit_to_what_is_kept_as_answered(
+    journal: Journal, calendar: Calendar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_entries, "JOURNAL_ANSWERED_MAX", 2)
+    held = begun(journal, "k0", "order-0")
+    journal.settle(held, done=True)
+    for number in range(1, 6):
+        calendar.now += 1_000_000
+        over(journal, begun(journal, f"k{number}", f"order-{number}"), done=True)
+    open_one = begun(journal, "open", "order-open")
+    with journal._file.transaction() as connection:
+        kept = connection.execute("SELECT key FROM entries WHERE answered = 1").fetchall()
+    assert {key for (key,) in kept} == {"k0", "k5"}, "the oldest go, but for the one that is held"
+    assert open_one.key == "open"
+    assert journal.open_entries() == 1
+
+
+def test_an_intent_can_be_forgotten_by_its_name(journal: Journal) -> None:
+    ticket = begun(journal, "k1", "order-17", account="a")
+    assert not journal.forget(intent="order-17", account="a"), "it is under way"
+    over(journal, ticket, done=True)
+    assert not journal.forget(intent="order-17"), "that of nobody in particular"
+    assert journal.forget(intent="order-17", account="a")
+    assert begun(journal, "k2", "order-17", account="a").key == "k2"
+    for wrong in ({}, {"key": "k2", "intent": "order-17"}):
+        with pytest.raises(ConfigurationError, match="a key or an intent"):
+            journal.forget(**wrong)
+
+
+# --- taking turns ---------------------------------------------------------------------------------
+
+
+@contextmanager
+def file_is_busy(journal: Journal) -> Iterator[None]:
+    """Somebody else waits for the disk; others queue."""
+    entered, go = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        with journal._file.transaction():
+            entered.set()
+            go.wait(10)
+
+    other = threading.Thread(target=wait)
+    other.start()
+    assert entered.wait(10)
+    try:
+        yield
+    finally:
+        go.set()
+        other.join(10)
+
+
+@pytest.mark.parametrize("done", [True, False])
+def test_what_was_answered_while_another_queued_is_not_taken_up(
+    journal: Journal, done: bool
+) -> None:
+    """Two purchases at the same time; the first is answered, cancelled while that is being
+    written, and the second had queued for the disk before."""
+    first = begun(journal, "k1")
+    second = journal.ticket("k2", b"digest")
+    with ThreadPoolExecutor(2) as pool:
+        with file_is_busy(journal):
+            beginning = pool.submit(journal.begin, second)
+            time.sleep(0.1)
+            settling = pool.submit(journal.settle, first, done=done)
+            while not journal._answered:
+                time.sleep(0.001)
+            journal.release(first)
+        beginning.result(10)
+        settling.result(10)
+    assert (second.key, second.reused) == ("k2", False)
+    assert journal.open_entries() == 1
+
+
+@pytest.mark.parametrize("intent", [None, "order-17"])
+def test_nor_what_was_answered_in_the_middle_of_its_turn(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch, intent: str | None
+) -> None:
+    first = begun(journal, "k1", intent)
+    second = journal.ticket("k2", b"digest", intent=intent)
+    find = journal._entries.find
+
+    def find_late(*args: Any) -> Any:
+        found = find(*args)
+        settling.start()
+        while not journal._answered:
+            time.sleep(0.001)
+        journal.release(first)
+        return found
+
+    settling = threading.Thread(target=journal.settle, args=(first,), kwargs={"done": True})
+    monkeypatch.setattr(journal._entries, "find", find_late)
+    if intent is None:
+        journal.begin(second)
+        assert (second.key, second.reused) == ("k2", False)
+    else:
+        with pytest.raises(InFlight):
+            journal.begin(second)
+    settling.join(10)
+    assert journal._answered == {}
+
+
+def test_an_intent_whose_answer_the_disk_did_not_take_is_still_its_own(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = begun(journal, "k1", "order-17")
+    with monkeypatch.context() as patch:
+        broken = {**QUERIES, "mark_answered": "SELECT no_such_column"}
+        patch.setattr(journal_entries, "QUERIES", broken)
+        over(journal, first, done=True)
+    assert begun(journal, "k2", "order-17").key == "k1"
+
+
 # --- the file -------------------------------------------------------------------------------------
 
 
 def test_a_journal_is_its_owners_alone_and_survives_being_closed(journal_path: Path) -> None:
     with Journal(journal_path) as journal:
         journal.begin(journal.ticket("k1", b"digest"))
-        assert journal_path.stat().st_mode & 0o777 == 0o600
+        for path in journal_path.parent.iterdir():
+            assert path.stat().st_mode & 0o777 == 0o600, path
     with Journal(journal_path) as journal:
         ticket = journal.ticket("k2", b"digest")
         journal.begin(ticket)
@@ -162,8 +331,8 @@ def test_a_disk_that_fails_refuses_new_requests_and_loses_no_answer(
     journal: Journal, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hang = Hang(Answer(201))
-    broken = dict(journal_file.QUERIES)
-    broken["cross_out"] = "DELETE FROM entries WHERE key = ? AND no_such_column"
+    broken = dict(QUERIES)
+    broken["delete_unnamed"] = "DELETE FROM entries WHERE key = ? AND no_such_column"
     with (
         caplog.at_level(logging.WARNING, "oncekey"),
         serving(hang, Answer(202)) as server,
@@ -173,7 +342,7 @@ def test_a_disk_that_fails_refuses_new_requests_and_loses_no_answer(
         asked = pool.submit(caller.post, server.url)
         assert hang.here.wait(10)
         with monkeypatch.context() as patch:
-            patch.setattr(journals, "QUERIES", broken)
+            patch.setattr(journal_entries, "QUERIES", broken)
             hang.go.set()
             assert asked.result(10).status == 201
             assert journal.open_entries() == 1

@@ -19,6 +19,7 @@ from oncekey.client import (
     Delivery,
     IdempotentAdapter,
     IdempotentTransport,
+    Journal,
     NotSent,
     RetriesExhausted,
     Retry,
@@ -70,6 +71,17 @@ CLIENTS = [IdempotentTransport, AsyncIdempotentTransport, IdempotentAdapter]
         ({"methods": ["POST", "GET"]}, "safe methods need none"),
         ({"methods": []}, "methods"),
         ({"methods": [1]}, "methods"),
+        ({"methods": None}, "list of names"),
+        ({"methods": 7}, "list of names"),
+        ({"methods": ["POST", "P ST"]}, "'P ST' is not the name of a method"),
+        ({"methods": [""]}, "'' is not the name of a method"),
+        ({"quoted": 1}, "quoted=1 must be True or False"),
+        ({"quoted": "no"}, "quoted='no' must be"),
+        ({"header": "Content-Length"}, "another meaning"),
+        ({"header": "oncekey-intent"}, "another meaning"),
+        ({"header": "Transfer-Encoding"}, "another meaning"),
+        ({"header": "Connection"}, "another meaning"),
+        ({"journal": Journal}, "Journal"),
         ({"header": "Idempotency Key"}, "not the name of a header"),
         ({"header": ""}, "not the name of a header"),
         ({"namespace": "No Spaces"}, "namespace="),
@@ -96,8 +108,12 @@ def test_an_unknown_option_is_named(client: Any) -> None:
 def test_a_hook_that_would_have_to_be_awaited_is_refused() -> None:
     async def hook(progress: object) -> None: ...
 
-    with pytest.raises(ConfigurationError, match="not a coroutine"):
-        AsyncIdempotentTransport(on_progress=hook)
+    class Hook:
+        async def __call__(self, progress: object) -> None: ...
+
+    for one in (hook, Hook(), Hook().__call__):
+        with pytest.raises(ConfigurationError, match="not a coroutine"):
+            AsyncIdempotentTransport(on_progress=one)
 
 
 @pytest.mark.parametrize("client", [IdempotentTransport, AsyncIdempotentTransport])

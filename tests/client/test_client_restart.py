@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -139,3 +140,39 @@ def test_a_forked_child_is_refused_and_its_parent_goes_on(tmp_path: Path) -> Non
     assert len(server.seen) == 1
     with Journal(path) as journal:
         assert journal.open_entries() == 0
+
+
+def test_a_forked_child_cannot_open_its_parents_journal(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    said = run("fork and open", path, "").splitlines()
+    assert said[0].startswith(f"ConfigurationError the journal {path} is in use by another process")
+    assert "was opened before this process was forked" in said[1]
+    assert said[2:] == ["open entries 0"]
+
+
+def test_a_child_that_lives_on_does_not_keep_the_journal(tmp_path: Path) -> None:
+    """Whatever it has inherited: the parent's end is the journal's end, however it ended."""
+    path = tmp_path / "keys"
+    with victim("fork and die", path, "") as process:
+        assert process.stdout is not None
+        child = int(process.stdout.readline())
+        try:
+            assert process.wait(30) == 0
+            Journal(path).close()
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
+def test_closing_a_journal_unlocks_it_at_once(tmp_path: Path) -> None:
+    """Also while somebody has a copy of the lock: a child that has not come to itself yet."""
+    path = tmp_path / "keys"
+    journal = Journal(path)
+    lock_file = journal._file._lock_file
+    assert lock_file is not None
+    assert lock_file._file is not None
+    copy = os.dup(lock_file._file.fileno())
+    with pytest.raises(ConfigurationError, match="in use"):
+        Journal(path)
+    journal.close()
+    Journal(path).close()
+    os.close(copy)

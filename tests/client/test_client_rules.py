@@ -35,8 +35,15 @@ def test_only_425_and_429_say_that_nothing_was_done() -> None:
     assert {s for s in STATUSES if rules.judge(answered(s, "1")).harmless} == {425, 429}
 
 
-def test_a_409_whose_retry_after_says_nothing_is_a_business_conflict() -> None:
-    assert not rules.judge(answered(409, "soon")).again
+@pytest.mark.parametrize("value", ["soon", "-1", "", "0.5", "1, 2"])
+def test_that_a_409_has_a_retry_after_says_enough_whatever_it_says(value: str) -> None:
+    assert rules.judge(answered(409, value)).again
+
+
+@pytest.mark.parametrize("status", [425, 429])
+def test_a_refusal_whose_details_warn_of_a_new_key_may_have_had_an_effect(status: int) -> None:
+    judged = rules.judge(answered(status, doubtful=True))
+    assert (judged.again, judged.harmless) == (True, False)
 
 
 @pytest.mark.parametrize("trouble", Trouble)
@@ -67,10 +74,29 @@ def test_an_answer_that_broke_off_is_lost_unless_its_status_says_enough(
 # --- settled or not -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("status", [200, 201, 204, 302, 400, 404, 409, 410, 422])
-def test_answers_about_the_operation_settle_it(status: int) -> None:
-    assert rules.settles(answered(status), unsure=False)
-    assert rules.settles(answered(status), unsure=True)
+SETTLING_AFTER_A_LOSS = {*range(200, 400), 400, 422} - {307, 308}
+
+
+def test_after_a_lost_try_only_what_must_be_its_answer_settles_it() -> None:
+    settling = {s for s in STATUSES if rules.settles(answered(s), unsure=True)}
+    assert settling == SETTLING_AFTER_A_LOSS
+
+
+def test_of_a_first_try_every_answer_about_the_request_settles_it() -> None:
+    unsettled = {307, 308, 401, 407, 409, *RETRIED, *range(500, 600)}
+    settling = {s for s in STATUSES if rules.settles(answered(s), unsure=False)}
+    assert settling == set(STATUSES) - unsettled
+
+
+@pytest.mark.parametrize("unsure", [False, True])
+@pytest.mark.parametrize("status", [402, 404, 409, 410])
+def test_a_stored_answer_settles_it_whatever_it_is(status: int, unsure: bool) -> None:
+    assert rules.settles(answered(status, replayed=True), unsure=unsure)
+
+
+@pytest.mark.parametrize("status", [401, 500, 503])
+def test_but_a_stored_failure_does_not(status: int) -> None:
+    assert not rules.settles(answered(status, replayed=True), unsure=True)
 
 
 @pytest.mark.parametrize("status", [307, 308, 401, 407, 500, 501, 599])
@@ -91,7 +117,8 @@ def test_an_answer_that_would_be_tried_again_settles_nothing() -> None:
 
 
 def test_a_server_that_warns_of_a_new_key_has_settled_nothing() -> None:
-    assert not rules.settles(answered(409, doubtful=True), unsure=False)
+    assert not rules.settles(answered(404, doubtful=True), unsure=False)
+    assert not rules.settles(answered(404, doubtful=True, replayed=True), unsure=False)
 
 
 # --- how long -------------------------------------------------------------------------------------
@@ -111,6 +138,13 @@ def test_backoff_is_full_jitter_under_a_doubling_ceiling(
 def test_what_the_server_asks_for_is_a_lower_bound_under_the_jitter() -> None:
     assert rules.pause_us(TERMS, 1, 3 * SECOND, 0.0) == 3 * SECOND
     assert rules.pause_us(TERMS, 2, 3 * SECOND, 0.5) == 3_100_000
+
+
+@pytest.mark.parametrize("chance", [0.0, 0.5, 0.999_999])
+def test_what_the_server_asks_for_is_waited_for_wherever_it_fits(chance: float) -> None:
+    pause = rules.pause_us(TERMS, 8, 25 * SECOND, chance, left=26 * SECOND)
+    assert 25 * SECOND <= pause < 26 * SECOND
+    assert rules.pause_us(TERMS, 8, 26 * SECOND, chance, left=26 * SECOND) == 26 * SECOND
 
 
 @pytest.mark.parametrize(
@@ -134,10 +168,20 @@ def test_what_the_server_asks_for_is_a_lower_bound_under_the_jitter() -> None:
         ("", None),
         ("soon", None),
         ("-1", None),
-        ("1.5", None),
+        ("1.5", 2),
+        ("1.0", 1),
+        ("0.5", 1),
+        ("3.", 3),
+        (".5", None),
+        ("1.5.1", None),
         ("+3", None),
         ("٣", None),
-        ("3, 4", None),
+        ("3, 4", 4),
+        ("4, 3", 4),
+        ("soon, 4", 4),
+        ("-1, never", None),
+        ("5, Tue, 14 Nov 2023 22:13:30 GMT", 10),
+        ("Tuesday, 14-Nov-23 22:13:30 GMT, 50", 50),
         ("Tue, 99 Nov 2023 22:13:30 GMT", None),
         ("Tue, 14 Nov 2023 22:13:30 +9999999999999", None),
     ],

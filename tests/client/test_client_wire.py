@@ -4,6 +4,7 @@ asked, how long the client waited, and what the caller was told."""
 from __future__ import annotations
 
 import re
+import traceback
 from typing import Any
 
 import httpx
@@ -75,6 +76,19 @@ def test_a_body_that_is_said_to_end_with_the_connection_may_do_so(
     assert (got.status, got.content) == (201, body)
 
 
+@pytest.mark.parametrize("head", ["", "Location: /c/1\r\n", "Content-Length: 0\r\n"])
+def test_a_head_that_ended_is_told_from_one_that_was_cut(name: str, head: str) -> None:
+    """Whatever it says about its body, or does not."""
+    whole = Say(f"HTTP/1.1 201 Created\r\n{head}\r\n".encode())
+    with serving(whole) as server, calling(name) as caller:
+        got = caller.post(server.url)
+    assert (got.status, got.content, len(server.seen)) == (201, b"", 1)
+    cut = Say(f"HTTP/1.1 201 Created\r\n{head}".encode())
+    with serving(cut, Answer()) as server, calling(name) as caller:
+        got = caller.post(server.url)
+    assert (got.status, len(server.seen)) == (200, 2)
+
+
 def test_two_requests_have_two_keys(name: str) -> None:
     with (
         serving(Drop(), Answer(), Answer(503), Answer()) as server,
@@ -102,7 +116,8 @@ def test_losing_all_tries_warns_of_a_new_key(name: str, what: Act) -> None:
     assert f'"{error.key}"' == one_key(server)
     assert len(server.seen) == 3
     assert isinstance(error.last, Exception)
-    assert error.__cause__ is error.last
+    # The errors of requests have the whole URL in their text.
+    assert error.__cause__ is (None if name == "requests" else error.last)
     assert "do NOT use a new key" in str(error)
 
 
@@ -133,7 +148,7 @@ def test_a_final_status_is_given_at_once(name: str) -> None:
     deliveries = {status: one.delivery for status, one in got.items() if one.delivery is not None}
     assert {delivery.attempts for delivery in deliveries.values()} == {1}
     open_still = {status for status in FINAL if not deliveries[status].settled}
-    assert open_still == {401, *(status for status in FINAL if status >= 500)}
+    assert open_still == {401, 409, *(status for status in FINAL if status >= 500)}
 
 
 @pytest.mark.parametrize("status", [425, 429, 502, 503, 504])
@@ -178,6 +193,16 @@ def test_a_replay_is_told_from_a_first_answer(
     assert got.delivery.replayed is replayed
 
 
+@pytest.mark.parametrize("header", ["X-Idempotency-Replayed", "Idempotent-Replayed"])
+def test_a_stored_refusal_tells_what_became_of_a_lost_try(name: str, header: str) -> None:
+    stored = Answer(404, b"", {header: "true"})
+    with serving(Drop(), stored, Drop(), Answer(404)) as server, calling(name) as caller:
+        told, untold = caller.post(server.url).delivery, caller.post(server.url).delivery
+    assert told is not None
+    assert untold is not None
+    assert (told.settled, untold.settled) == (True, False)
+
+
 @pytest.mark.parametrize(("status", "safe"), [(425, True), (429, True), (503, False), (502, False)])
 def test_giving_up_on_a_status_hands_over_its_response(name: str, status: int, safe: bool) -> None:
     refusal = Answer(status, b'{"why": "load"}', {"Content-Type": "application/json"})
@@ -193,6 +218,29 @@ def test_giving_up_on_a_status_hands_over_its_response(name: str, status: int, s
     assert error.response.json() == {"why": "load"}
     assert (error.elapsed, error.response.status_code) == (0.05, status)
     assert ("safe to use a new key" in str(error)) is safe
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_a_refusal_that_warns_of_a_new_key_is_taken_at_its_word(name: str, cut: bool) -> None:
+    """Also where the warning may have been in what did not come."""
+    told = b'{"type": "about:blank", "safe_new_key": false}'
+    warning = Answer(429, told, {"Content-Type": "application/problem+json"})
+    act: Act = Cut(5, warning) if cut else warning
+    with (
+        serving(act, act) as server,
+        calling(name, retry=Retry(attempts=2)) as caller,
+        pytest.raises(RetriesExhausted, match="do NOT use a new key") as caught,
+    ):
+        caller.post(server.url)
+    assert not caught.value.safe_new_key
+
+
+@pytest.mark.parametrize("lines", ["soon", "2\r\nRetry-After: 1", "1.5"])
+def test_a_conflict_that_names_a_time_in_its_own_way_is_waited_for(name: str, lines: str) -> None:
+    busy = Answer(409, b"", {"Retry-After": lines})
+    with serving(busy, Answer()) as server, calling(name, chances=[0.0]) as caller:
+        assert caller.post(server.url).status == 200
+    assert caller.time.slept == [0 if lines == "soon" else 2_000_000]
 
 
 def test_a_wait_beyond_the_deadline_is_not_begun(name: str) -> None:
@@ -265,6 +313,33 @@ def test_messages_tell_no_secret(name: str) -> None:
     assert f"{server.url}/pay" in str(error)
     assert error.tag in str(error)
     assert {progress.tag for progress in told} == {error.tag}
+
+
+@pytest.mark.parametrize("how", ["lost", "unreachable"])
+def test_tracebacks_tell_no_secret(name: str, how: str) -> None:
+    with serving(Drop(), Drop()) as server:
+        url = server.url
+        if how == "unreachable":
+            server.stop()
+        with (
+            calling(name, retry=Retry(attempts=2)) as caller,
+            pytest.raises(RetriesExhausted) as caught,
+        ):
+            caller.post(url + "/pay?token=s3cret")
+    text = "".join(traceback.format_exception(caught.value))
+    assert "s3cret" not in text.replace('"/pay?token=s3cret"', "")  # the line above
+
+
+def test_the_last_error_knows_its_request(name: str) -> None:
+    with (
+        serving(Drop(), Cut(10)) as server,
+        calling(name, retry=Retry(attempts=2)) as caller,
+        pytest.raises(RetriesExhausted) as caught,
+    ):
+        caller.post(server.url)
+    last: Any = caught.value.last
+    if name != "requests":
+        assert last.request is caught.value.request
 
 
 def test_connections_are_given_back(name: str) -> None:

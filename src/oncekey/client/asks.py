@@ -40,7 +40,8 @@ class Moment(NamedTuple):
 
 class Answered(NamedTuple):
     """A response's head came. `broke` is what happened to its body, if that did not all come;
-    `doubtful` says that the server itself warned of using a new key."""
+    `doubtful` says that the server itself warned of using a new key, `replayed` that this is the
+    stored answer to what was sent under the key before."""
 
     status: int
     moment: Moment
@@ -48,6 +49,7 @@ class Answered(NamedTuple):
     date: str | None = None
     broke: Trouble | None = None
     doubtful: bool = False
+    replayed: bool = False
 
 
 class Broke(NamedTuple):

@@ -18,8 +18,8 @@ class Delivery:
     """How one logical request came to its answer.
 
     `replayed`: the server has given a stored answer, nothing was carried out again. `settled`: the
-    answer tells what became of the operation; where it is False (a 5xx, a 401 after a lost answer)
-    send the request again under the same key, never under a new one. Times are in seconds.
+    answer tells what became of the operation; where it is False (a 5xx, a 409, a 404 after a lost
+    answer) send the request again under the same key, never under a new one. Times are in seconds.
     """
 
     key: str = field(repr=False)

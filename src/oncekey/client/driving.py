@@ -6,6 +6,8 @@ Must not decide anything. What a try is, each library hands in.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import partial
 from typing import TypeVar
 
 from oncekey.client.asks import Answer, Answered, Begin, Broke, Leave, Send, Verdict, Wait
@@ -16,10 +18,20 @@ R = TypeVar("R")
 
 
 def deliver_blocking(
-    errand: Errand[R], clock: Clock, send: Callable[[Send], Answered | Broke]
+    errand: Errand[R],
+    clock: Clock,
+    send: Callable[[Send], Answered | Broke],
+    close: Callable[[R], object],
 ) -> R:
+    """`close` ends a response that may still flow, where the caller is not going to get it."""
     try:
-        verdict = _drive(errand, clock, send)
+        try:
+            verdict = _drive(errand, clock, send)
+        except BaseException:
+            if errand.response is not None:
+                with suppress(Exception):  # what is under way says more
+                    close(errand.response)
+            raise
         return errand.conclude(verdict)
     finally:
         errand.release()
@@ -43,17 +55,24 @@ def _drive(errand: Errand[R], clock: Clock, send: Callable[[Send], Answered | Br
             errand.enter()
             answer = errand.begun()
         elif isinstance(ask, Leave):
-            if ask.settled:
-                errand.settle()
+            errand.leave(settled=ask.settled)
         else:
             errand.tell(ask)
 
 
 async def deliver_async(
-    errand: Errand[R], clock: AsyncClock, send: Callable[[Send], Awaitable[Answered | Broke]]
+    errand: Errand[R],
+    clock: AsyncClock,
+    send: Callable[[Send], Awaitable[Answered | Broke]],
+    close: Callable[[R], Awaitable[object]],
 ) -> R:
     try:
-        verdict = await _drive_async(errand, clock, send)
+        try:
+            verdict = await _drive_async(errand, clock, send)
+        except BaseException:
+            if errand.response is not None:
+                await _close(errand.response, close)
+            raise
         return errand.conclude(verdict)
     finally:
         errand.release()
@@ -79,10 +98,18 @@ async def _drive_async(
             await _on_disk(errand, errand.enter)
             answer = errand.begun()
         elif isinstance(ask, Leave):
-            if ask.settled:
-                await _on_disk(errand, errand.settle)
+            if ask.settled or errand.unsent:
+                await _on_disk(errand, partial(errand.leave, settled=ask.settled))
         else:
             errand.tell(ask)
+
+
+async def _close(response: R, close: Callable[[R], Awaitable[object]]) -> None:
+    """Also while a cancellation is under way: else the pool has one connection less for good."""
+    from anyio import CancelScope
+
+    with CancelScope(shield=True), suppress(Exception):
+        await close(response)
 
 
 async def _on_disk(errand: Errand[R], call: Callable[[], None]) -> None:

@@ -44,6 +44,7 @@ class Errand(ABC, Generic[R]):
     """A request to deliver; R is the library's response."""
 
     exhausted: ClassVar[type[RetriesExhausted]]
+    tells_cause: ClassVar[bool] = True  # whether the text of the library's errors is fit for a log
 
     def __init__(
         self, settings: Settings, clock: Readings, asked: Asked, header: str | None, given: object
@@ -68,12 +69,17 @@ class Errand(ABC, Generic[R]):
         self.error: Exception | None = None
         self._asked = asked
         self._chosen = chosen
+        self._harmless = False  # from its beginning on: whether no try can have had an effect
         if not chosen.in_header:
             field_of(chosen.key, quoted=settings.quoted)  # a bad key leaves no entry behind
         self._journal = journal if chosen.journaled else None
         self._ticket = (
             self._journal.ticket(
-                chosen.key, asked.digest, intent=chosen.intent, given=chosen.in_header
+                chosen.key,
+                asked.digest,
+                account=asked.account,
+                intent=chosen.intent,
+                given=chosen.own,
             )
             if self._journal is not None
             else None
@@ -96,16 +102,29 @@ class Errand(ABC, Generic[R]):
         if self._ticket is not None:
             self.key = self._ticket.key
             used = used or self._ticket.reused
+        self._harmless = not used
         if not self._chosen.in_header:
             # On the request itself: whoever sends it on (a redirect, an auth flow) keeps the key.
             self._set_header(field_of(self.key, quoted=self.settings.quoted))
         return Begun(self.clock.now(), used)
 
-    def settle(self) -> None:
-        """Have the key crossed out, or marked as answered. Waits for the disk."""
-        if self._journal is not None and self._ticket is not None:
+    @property
+    def unsent(self) -> bool:
+        """Whether the journal need not keep the key, although no answer settled it: it was new,
+        and no try can have had an effect."""
+        return self._harmless and self._ticket is not None and self._ticket.held
+
+    def leave(self, *, settled: bool) -> None:
+        """Have the key crossed out, or marked as answered; or left open. Waits for the disk."""
+        if self._journal is None or self._ticket is None:
+            return
+        if settled:
             done = self.response is not None and self._status(self.response) < REFUSED_FROM
             self._journal.settle(self._ticket, done=done)
+        elif self.unsent:
+            self._journal.settle(self._ticket, done=False)
+            # Sent again, the request must get an entry again, so it must not come with a key.
+            self._take_back()
 
     def release(self) -> None:
         """It is over, however it ended."""
@@ -144,6 +163,7 @@ class Errand(ABC, Generic[R]):
             Moment(self.clock.now(), self.clock.wall(), 0.0),
             headers.get("Retry-After"),
             headers.get("Date"),
+            replayed=_is_replayed(headers),
         )
 
     def answered(
@@ -154,11 +174,13 @@ class Errand(ABC, Generic[R]):
         self.response = response if error is None or rules.judge(head).again else None
         self.error = error
         headers = self._headers(response)
-        warned = error is None and rules.warns_of_new_key(
+        warned = rules.warns_of_new_key(
             headers.get("Content-Type"), headers.get("Content-Encoding"), body
         )
         broke = None if error is None else self._trouble(error)
-        return head._replace(moment=self._moment(), broke=broke, doubtful=warned)
+        fact = head._replace(moment=self._moment(), broke=broke, doubtful=warned)
+        self._harmless = self._harmless and rules.judge(fact).harmless
+        return fact
 
     def until(self, ask: Send) -> int | None:
         """When a try that begins now must be over, on our clock."""
@@ -168,7 +190,9 @@ class Errand(ABC, Generic[R]):
         """No response came."""
         self.response = None
         self.error = error
-        return Broke(self._trouble(error), self._moment())
+        fact = Broke(self._trouble(error), self._moment())
+        self._harmless = self._harmless and (rules.judge(fact).harmless or self._refused(error))
+        return fact
 
     # --- the end ----------------------------------------------------------------------------------
 
@@ -184,9 +208,7 @@ class Errand(ABC, Generic[R]):
         delivery = Delivery(
             key=self.key,
             attempts=verdict.attempts,
-            replayed=any(
-                str(headers.get(name, "")).strip().lower() == "true" for name in REPLAYED_HEADERS
-            ),
+            replayed=_is_replayed(headers),
             settled=verdict.settled,
             waited=verdict.waited / SECOND_US,
             elapsed=verdict.elapsed / SECOND_US,
@@ -217,7 +239,7 @@ class Errand(ABC, Generic[R]):
             safe_new_key=verdict.safe_new_key,
             operation=f"{self._asked.method} {self._asked.shown}",
             tag=tag_of(self.key),
-        ) from (last if isinstance(last, Exception) else None)
+        ) from (last if self.tells_cause and isinstance(last, Exception) else None)
 
     def _last(self) -> int | Exception | None:
         return self.error if self.response is None else self._status(self.response)
@@ -226,6 +248,14 @@ class Errand(ABC, Generic[R]):
 
     @abstractmethod
     def _set_header(self, value: str) -> None: ...
+
+    @abstractmethod
+    def _take_back(self) -> None:
+        """Have the request as it was before its key's header was set."""
+
+    @abstractmethod
+    def _refused(self, error: Exception) -> bool:
+        """Whether the library has not even begun to send it: an address that it cannot use."""
 
     @abstractmethod
     def _sent(self) -> object:
@@ -247,3 +277,7 @@ class Errand(ABC, Generic[R]):
     @abstractmethod
     def _readable(self, response: R) -> R:
         """A response that an error carries: read, and bound to nothing."""
+
+
+def _is_replayed(headers: Mapping[str, Any]) -> bool:
+    return any(str(headers.get(name, "")).strip().lower() == "true" for name in REPLAYED_HEADERS)

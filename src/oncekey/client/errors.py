@@ -22,6 +22,14 @@ class NotSent(OncekeyError):
     """
 
 
+def unguarded(method: str, what: str) -> NotSent:
+    """The refusal of a key, or of an intent, for a request that gets none."""
+    return NotSent(
+        f"{what} has no meaning here: a {method} gets no key from this client. Name the method in "
+        "methods=[...], or leave it out. Nothing was sent"
+    )
+
+
 class RetriesExhausted(OncekeyError):
     """No answer to go by came within the tries and the time there were.
 

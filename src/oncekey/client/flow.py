@@ -55,8 +55,9 @@ def deliver(terms: Terms | None) -> Flow:
             return (yield from _end(fact, attempt, waited, at - started, unsure, lost))
         unsure = unsure or not judged.harmless
         lost = lost or not judged.harmless
-        pause = _pause(terms, attempt, fact)
-        why = _why_not(terms, attempt, pause, left=started + terms.deadline - at)
+        left = started + terms.deadline - at
+        pause = _pause(terms, attempt, fact, left)
+        why = _why_not(terms, attempt, pause, left)
         if not why:
             yield Tell(What.WAITING, attempt, us=pause, why=judged.why)
             woken = yield Wait(pause)
@@ -106,15 +107,16 @@ def _told(fact: Answered | Broke, attempt: int, why: str) -> Tell:
     return Tell(What.ANSWERED, attempt, status=fact.status)
 
 
-def _pause(terms: Terms, attempt: int, fact: Answered | Broke) -> int:
+def _pause(terms: Terms, attempt: int, fact: Answered | Broke, left: int) -> int:
     asked = rules.retry_after_us(fact) if isinstance(fact, Answered) else None
-    return rules.pause_us(terms, attempt, asked, fact.moment.chance)
+    return rules.pause_us(terms, attempt, asked, fact.moment.chance, left)
 
 
 def _why_not(terms: Terms, attempt: int, pause: int, left: int) -> str:
     """Why there is no other try; "" where there is one."""
     if attempt >= terms.attempts:
-        return f"{terms.attempts} tries were all there were"
+        one = terms.attempts == 1
+        return "1 try was all there was" if one else f"{terms.attempts} tries were all there were"
     if pause >= left:
         return (
             f"the next try would begin in {pause / SECOND_US:.1f} s, after the deadline: "

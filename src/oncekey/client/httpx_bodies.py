@@ -6,13 +6,18 @@ know what a body means.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
+from typing import Final
 
 import anyio
 import httpx
 
 from oncekey.client.errors import NotSent
+from oncekey.client.incoming import Incoming, Pace
+
+# For what lies in the socket when the deadline has passed: an event loop has to get round to it.
+LATE_SECONDS: Final = 0.1
 
 
 class Held(httpx.ByteStream):
@@ -66,40 +71,18 @@ class AsyncRest(httpx.AsyncByteStream):
         await self._stream.aclose()
 
 
-class _Parts:
-    """Counts what comes in."""
-
-    def __init__(self, most: int, check: Callable[[], None] | None = None) -> None:
-        self.parts: list[bytes] = []
-        self._size = 0
-        self._most = most
-        self._check = check
-
-    def overflows(self, part: bytes) -> bool:
-        """Take a part. Whether that was more than can be held."""
-        self.parts.append(part)
-        self._size += len(part)
-        if self._check is not None:
-            self._check()
-        return self._size > self._most
-
-    def held(self) -> Held:
-        return Held(b"".join(self.parts))
-
-
 # --- responses -----------------------------------------------------------------------------------
 
 
-def take(
-    response: httpx.Response, most: int, check: Callable[[], None], *, flows_on: bool
-) -> bytes | None:
+def take(response: httpx.Response, most: int, pace: Pace, *, flows_on: bool) -> bytes | None:
     """Read a response's body; None where there is more than `most`, which then flows on, or is
-    given up. `check` is called for each part. Whatever it or the network raises, all is closed."""
+    given up. Not waited for beyond the deadline, between two parts; within one, httpx's own
+    timeout holds, which it reads once per body. Whatever is raised, all is closed."""
     stream = response.stream
     assert isinstance(stream, httpx.SyncByteStream)
     if not most:
         return None
-    seen = _Parts(most, check)
+    seen = Incoming(most, pace, response.headers)
     parts = iter(stream)
     try:
         for part in parts:
@@ -115,21 +98,22 @@ def take(
             Rest([], parts, stream).close()
         _leave_empty(response)
         raise
-    response.stream = held = seen.held()
+    response.stream = held = Held(seen.body())
     return held.body
 
 
 async def take_async(
-    response: httpx.Response, most: int, check: Callable[[], None], *, flows_on: bool
+    response: httpx.Response, most: int, pace: Pace, *, flows_on: bool
 ) -> bytes | None:
+    """The same for event loops, where a part is cut at the deadline too."""
     stream = response.stream
     assert isinstance(stream, httpx.AsyncByteStream)
     if not most:
         return None
-    seen = _Parts(most, check)
+    seen = Incoming(most, pace, response.headers)
     parts = aiter(stream)
     try:
-        async for part in parts:
+        while (part := await _next(parts, pace)) is not None:
             if seen.overflows(part):
                 response.stream = AsyncRest(seen.parts, parts, stream)
                 if not flows_on:
@@ -142,8 +126,16 @@ async def take_async(
             await AsyncRest([], parts, stream).aclose()
         _leave_empty(response)
         raise
-    response.stream = held = seen.held()
+    response.stream = held = Held(seen.body())
     return held.body
+
+
+async def _next(parts: AsyncIterator[bytes], pace: Pace) -> bytes | None:
+    """The next part, or None at the end. Cut from outside: the caller's own timeout for reading is
+    left as it is, for a body that flows on."""
+    with anyio.move_on_after(pace.left(LATE_SECONDS)):
+        return await anext(parts, None)
+    raise pace.cut()
 
 
 def _leave_empty(response: httpx.Response) -> None:
@@ -162,11 +154,12 @@ def load(request: httpx.Request, most: int) -> bytes:
     if isinstance(request.stream, Held):
         return request.stream.body
     assert isinstance(request.stream, httpx.SyncByteStream)
-    seen = _Parts(most)
+    body = bytearray()
     for part in request.stream:
-        if seen.overflows(part):
+        body += part
+        if len(body) > most:
             raise _too_large(most)
-    request.stream = held = seen.held()
+    request.stream = held = Held(bytes(body))
     return held.body
 
 
@@ -175,11 +168,12 @@ async def load_async(request: httpx.Request, most: int) -> bytes:
     if isinstance(request.stream, Held):
         return request.stream.body
     assert isinstance(request.stream, httpx.AsyncByteStream)
-    seen = _Parts(most)
+    body = bytearray()
     async for part in request.stream:
-        if seen.overflows(part):
+        body += part
+        if len(body) > most:
             raise _too_large(most)
-    request.stream = held = seen.held()
+    request.stream = held = Held(bytes(body))
     return held.body
 
 

@@ -11,11 +11,12 @@ from typing import Any, Final
 
 import httpx
 
-from oncekey.client.asks import SECOND_US, Trouble
+from oncekey.client.asks import SECOND_US, Answered, Broke, Trouble
 from oncekey.client.clock import Readings
 from oncekey.client.delivery import EXTENSION, Delivery
 from oncekey.client.errand import Errand
-from oncekey.client.errors import RetriesExhausted
+from oncekey.client.errors import RetriesExhausted, unguarded
+from oncekey.client.incoming import Pace
 from oncekey.client.message import Asked, key_in
 from oncekey.client.settings import Settings
 
@@ -61,18 +62,27 @@ class HttpxErrand(Errand[httpx.Response]):
         self, settings: Settings, clock: Readings, request: httpx.Request, body: bytes
     ) -> None:
         asked = Asked(
-            request.method.upper(), str(request.url), request.headers.get("Content-Type", ""), body
+            request.method.upper(),
+            str(request.url),
+            request.headers.get("Content-Type", ""),
+            body,
+            settings.account,
         )
         header = key_in(request.headers.get_list(settings.header), settings.header)
-        super().__init__(settings, clock, asked, header, request.extensions.get(EXTENSION))
+        given = request.extensions.get(EXTENSION)
+        super().__init__(settings, clock, asked, header, given)
+        if given is not None:
+            request.extensions[EXTENSION] = Carried(given)
         self._request = request
+        self._clipped: Clipped | None = None
 
     def next_try(self, until: int | None) -> httpx.Request:
         """The request to send this time; the caller's own is left as it is."""
         extensions = dict(self._request.extensions)
         if until is not None:
             given = extensions.get("timeout") or {}
-            extensions["timeout"] = Clipped(given, lambda: until - self.clock.now())
+            self._clipped = Clipped(given, lambda: until - self.clock.now())
+            extensions["timeout"] = self._clipped
         return httpx.Request(
             self._request.method,
             self._request.url,
@@ -81,13 +91,41 @@ class HttpxErrand(Errand[httpx.Response]):
             extensions=extensions,
         )
 
-    def check(self, until: int | None) -> None:
-        """For each part of an answer: one that trickles in is cut at the deadline too."""
-        if until is not None and self.clock.now() >= until:
-            raise httpx.ReadTimeout("the deadline passed while the answer came in")
+    def unclip(self) -> None:
+        """What is read from now on is read with the caller's own timeouts."""
+        if self._clipped is not None:
+            self._clipped.end()
+
+    def pace(self, until: int | None) -> Pace:
+        return Pace(self.clock, until, httpx.ReadTimeout)
+
+    def broke(self, error: Exception) -> Broke:
+        self._complete(error)
+        return super().broke(error)
+
+    def answered(
+        self,
+        response: httpx.Response,
+        head: Answered,
+        body: bytes | None,
+        error: Exception | None = None,
+    ) -> Answered:
+        self._complete(error)
+        return super().answered(response, head, body, error)
+
+    def _complete(self, error: Exception | None) -> None:
+        """httpx does this to errors that reach the client; one that is kept as `last` does not."""
+        if isinstance(error, httpx.RequestError):
+            error.request = self._request
 
     def _set_header(self, value: str) -> None:
         self._request.headers[self.settings.header] = value
+
+    def _take_back(self) -> None:
+        self._request.headers.pop(self.settings.header, None)
+
+    def _refused(self, error: Exception) -> bool:
+        return isinstance(error, httpx.UnsupportedProtocol)
 
     def _sent(self) -> object:
         return self._request
@@ -114,12 +152,25 @@ class HttpxErrand(Errand[httpx.Response]):
         return response
 
 
+class Carried(dict[str, Any]):
+    """What was given along with a request that has been sent: httpx copies it into the request
+    that a redirect makes, where nobody has asked for it."""
+
+
+def refuse_given(request: httpx.Request) -> None:
+    """Raise NotSent where a request that gets no key comes with one, or with an intent."""
+    given = request.extensions.get(EXTENSION)
+    if given is not None and not isinstance(given, Carried):
+        raise unguarded(request.method, 'what is given for "oncekey" with the request')
+
+
 class Clipped(dict[str, float | None]):
     """Timeouts that never outlast the deadline: each phase of a try reads what is left by then."""
 
     def __init__(self, given: Mapping[str, float | None], left_us: Callable[[], int]) -> None:
         self._given = given
         self._left_us = left_us
+        self._ended = False
         super().__init__((phase, self._clip(phase)) for phase in _PHASES)
 
     def get(self, phase: str, default: Any = None) -> Any:
@@ -128,7 +179,12 @@ class Clipped(dict[str, float | None]):
     def __getitem__(self, phase: str) -> float | None:
         return self._clip(phase)
 
-    def _clip(self, phase: str) -> float:
+    def end(self) -> None:
+        self._ended = True
+
+    def _clip(self, phase: str) -> float | None:
+        if self._ended:
+            return self._given.get(phase)
         left = max(_SHORTEST_SECONDS, self._left_us() / SECOND_US)
         given = self._given.get(phase)
         return left if given is None else min(given, left)

@@ -18,7 +18,7 @@ from oncekey.client.asks import SECOND_US, Answered, Broke, Send
 from oncekey.client.clock import AsyncClock, AsyncSystemClock, Clock, SystemClock
 from oncekey.client.driving import deliver_async, deliver_blocking
 from oncekey.client.httpx_bodies import load, load_async, take, take_async
-from oncekey.client.httpx_messages import HttpxErrand
+from oncekey.client.httpx_messages import HttpxErrand, refuse_given
 from oncekey.client.settings import Options, Settings
 from oncekey.core.errors import ConfigurationError
 
@@ -46,10 +46,13 @@ class IdempotentTransport(httpx.BaseTransport):
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         if not self._settings.guards(request.method):
+            refuse_given(request)
             return self._inner.handle_request(request)
         body = load(request, self._settings.body_max)
         errand = HttpxErrand(self._settings, self._clock, request, body)
-        return deliver_blocking(errand, self._clock, lambda ask: self._send(errand, ask))
+        return deliver_blocking(
+            errand, self._clock, lambda ask: self._send(errand, ask), httpx.Response.close
+        )
 
     def _send(self, errand: HttpxErrand, ask: Send) -> Answered | Broke:
         until = errand.until(ask)
@@ -60,9 +63,10 @@ class IdempotentTransport(httpx.BaseTransport):
         head = errand.head(response)
         most, flows_on = self._settings.held_bytes, not rules.judge(head).again
         try:
-            body = take(response, most, lambda: errand.check(until), flows_on=flows_on)
+            body = take(response, most, errand.pace(until), flows_on=flows_on)
         except Exception as error:
             return errand.answered(response, head, None, error)
+        errand.unclip()
         return errand.answered(response, head, body)
 
     def close(self) -> None:
@@ -98,10 +102,13 @@ class AsyncIdempotentTransport(httpx.AsyncBaseTransport):
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         if not self._settings.guards(request.method):
+            refuse_given(request)
             return await self._inner.handle_async_request(request)
         body = await load_async(request, self._settings.body_max)
         errand = HttpxErrand(self._settings, self._clock, request, body)
-        return await deliver_async(errand, self._clock, lambda ask: self._cut(errand, ask))
+        return await deliver_async(
+            errand, self._clock, lambda ask: self._cut(errand, ask), httpx.Response.aclose
+        )
 
     async def _cut(self, errand: HttpxErrand, ask: Send) -> Answered | Broke:
         """One try, cut at the deadline even where nothing below knows of timeouts."""
@@ -119,8 +126,9 @@ class AsyncIdempotentTransport(httpx.AsyncBaseTransport):
             return errand.broke(error)
         head = errand.head(response)
         most, flows_on = self._settings.held_bytes, not rules.judge(head).again
+        errand.unclip()
         try:
-            body = await take_async(response, most, lambda: errand.check(until), flows_on=flows_on)
+            body = await take_async(response, most, errand.pace(until), flows_on=flows_on)
         except Exception as error:
             return errand.answered(response, head, None, error)
         return errand.answered(response, head, body)

@@ -5,10 +5,12 @@ such request (by the intent's name, or else by method, URL and body) takes the e
 server that has carried it out answers with what it did then. An entry that a running request holds
 is never taken up by another: two purchases of the same thing at the same time stay two.
 
-An intent that was carried out keeps its entry, until `keep` ends: a process that dies right after
-the answer came does not know of it, sends that intent again, and must be given the same answer.
+An intent that was carried out keeps its entry, for `keep` from its answer on: a process that dies
+right after the answer came does not know of it, sends that intent again, and must be given the same
+answer.
 
-Owns entries and who holds them. Knows no HTTP; the file is in journal_file.py.
+Owns who holds which entry. Knows no HTTP; the entries are in journal_entries.py, the file in
+journal_file.py.
 """
 
 from __future__ import annotations
@@ -16,16 +18,16 @@ from __future__ import annotations
 import logging
 import os
 import sqlite3
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, NamedTuple, Self
 
 from oncekey.client.asks import SECOND_US
 from oncekey.client.errors import NotSent
-from oncekey.client.journal_file import QUERIES, JournalFile
+from oncekey.client.journal_entries import Entries, Ticket
+from oncekey.client.journal_file import JournalFile
 from oncekey.core.duration import Duration, human, microseconds
 from oncekey.core.errors import ConfigurationError, InFlight, Mismatch
 
@@ -36,32 +38,19 @@ KEEP_MAX_US: Final = 365 * 86_400 * SECOND_US
 _logger = logging.getLogger("oncekey")
 
 
-class Ticket:
-    """One request's hold on an entry, from before its first try until it is over.
+class _Turn(NamedTuple):
+    """A turn at the file, and which answers were written down in it."""
 
-    `key` is a new one, to be used unless an open entry has another; with `given` it is the
-    request's own, which may have an entry, but gets none. `reused` tells what was found.
-    """
-
-    __slots__ = ("digest", "given", "held", "intent", "key", "over", "reused")
-
-    def __init__(
-        self, key: str, digest: bytes, *, intent: str | None = None, given: bool = False
-    ) -> None:
-        self.key = key
-        self.digest = digest
-        self.intent = intent
-        self.given = given
-        self.reused = False
-        self.held = False
-        self.over = False
+    connection: sqlite3.Connection
+    written: dict[str, bool]
 
 
 class Journal:
     """Keys of requests that are not answered yet, in a file that one process uses at a time.
 
-    `keep` is how long an entry is taken up again: less than the time for which the server keeps
-    its keys. Give one journal to as many clients of the process as you like; close it at the end.
+    `keep` is how long an entry is taken up again, from when it was last: less than the time for
+    which the server keeps its keys. Give one journal to as many clients of the process as you
+    like; close it at the end.
     """
 
     def __init__(
@@ -78,19 +67,26 @@ class Journal:
             )
         self._clock = clock
         self._file = JournalFile(os.path.abspath(path))
-        # Never held while the disk is busy, so that an event loop may take it.
-        self._lock = threading.Lock()
+        self._entries = Entries()
+        # What follows is under the file's memory_lock, which is never held while the disk is
+        # busy, so that an event loop may take it. Keys are added to _held in the file's turn.
         self._held: set[str] = set()
-        # Answered, but the disk did not take it yet; True: it was done, and its intent is kept.
+        # Answered, but the disk did not take it yet; True: it was done.
         self._answered: dict[str, bool] = {}
 
     # --- for the clients ------------------------------------------------------------------------
 
     def ticket(
-        self, key: str, digest: bytes, *, intent: str | None = None, given: bool = False
+        self,
+        key: str,
+        digest: bytes,
+        *,
+        account: str = "",
+        intent: str | None = None,
+        given: bool = False,
     ) -> Ticket:
         """What to hold an entry by. Nothing is written yet."""
-        return Ticket(key, digest, intent=intent, given=given)
+        return Ticket(key, digest, account=account, intent=intent, given=given)
 
     def begin(self, ticket: Ticket) -> None:
         """Have the ticket hold an entry, which is on disk when this returns.
@@ -99,31 +95,31 @@ class Journal:
         running request holds, NotSent where the entry cannot be written.
         """
         try:
-            with self._changing() as connection:
+            with self._changing() as turn:
                 if ticket.over:
                     return  # its request was cancelled while it queued for the disk
-                if not self._take_up(ticket, self._candidates(connection, ticket)):
-                    self._enter(connection, ticket)
+                if not self._take_up(turn, ticket):
+                    self._enter(turn.connection, ticket)
         except BaseException:
             self.release(ticket)
             raise
 
     def settle(self, ticket: Ticket, *, done: bool) -> None:
-        """The answer has come: cross the entry out, but for an intent that was carried out
-        (`done`). Whether the disk takes that or not, the answer is the caller's."""
-        if not ticket.held:
-            return
-        with self._lock:
-            self._answered[ticket.key] = done and ticket.intent is not None
+        """It is known what became of the request: cross the entry out, but for an intent that was
+        carried out (`done`). Whether the disk takes that or not, the answer is the caller's."""
+        with self._file.memory_lock:
+            if not ticket.held:
+                return
+            self._answered[ticket.key] = done
         try:
             with self._changing():
                 pass
         except NotSent as error:
-            _logger.warning("an answered request stays in the journal for now: %s", error)
+            _logger.warning("a request that is over stays in the journal for now: %s", error)
 
     def release(self, ticket: Ticket) -> None:
         """The request is over, one way or another. Does not touch the disk."""
-        with self._lock:
+        with self._file.memory_lock:
             ticket.over = True
             if ticket.held:
                 ticket.held = False
@@ -134,18 +130,24 @@ class Journal:
     def open_entries(self) -> int:
         """How many requests are written down as not answered, those under way included."""
         with self._file.transaction() as connection:
-            return int(connection.execute(QUERIES["count_open"]).fetchone()[0])
+            return self._entries.count_open(connection)
 
-    def forget(self, key: str) -> bool:
-        """Drop a key whose outcome you have found out otherwise; whether there was one to drop.
+    def forget(
+        self, key: str | None = None, *, intent: str | None = None, account: str = ""
+    ) -> bool:
+        """Drop an entry whose outcome you have found out otherwise, by its key or by its intent;
+        whether there was one to drop.
 
         That of a request under way is not dropped.
         """
-        with self._changing() as connection:
-            with self._lock:
-                if key in self._held:
-                    return False
-            return connection.execute(QUERIES["delete_entry"], (key,)).rowcount == 1
+        if (key is None) == (intent is None):
+            raise ConfigurationError("forget takes a key or an intent=, one of them")
+        named = Ticket(key or "", b"", account=account, intent=intent, given=key is not None)
+        with self._changing() as turn:
+            found = self._entries.find(turn.connection, named)
+            if not found or found[0][0] in self._held_now():
+                return False
+            return self._entries.forget(turn.connection, found[0][0])
 
     def close(self) -> None:
         """Let go of the file. Requests through it are refused from now on."""
@@ -165,48 +167,51 @@ class Journal:
     # --- entries --------------------------------------------------------------------------------
 
     @contextmanager
-    def _changing(self) -> Iterator[sqlite3.Connection]:
-        """A transaction in which what is answered or too old is gone."""
-        with self._lock:
-            answered = dict(self._answered)
+    def _changing(self) -> Iterator[_Turn]:
+        """A turn at the file in which what is answered, too old or too much is gone."""
         with self._file.transaction() as connection:
-            for key, is_kept in answered.items():
-                query = "mark_answered" if is_kept else "cross_out"
-                connection.execute(QUERIES[query], (key,))
-            connection.execute(QUERIES["drop_old"], (self._now() - self._keep,))
-            yield connection
-        with self._lock:
-            for key in answered:
-                self._answered.pop(key, None)
+            with self._file.memory_lock:  # only now: they may have queued for the file as well
+                answered = dict(self._answered)
+            now, held = self._now(), self._held_now()
+            for key, done in answered.items():
+                self._entries.settle(connection, key, now, done=done)
+            self._entries.drop_old(connection, now - self._keep, held)
+            self._entries.drop_surplus(connection, held)
+            yield _Turn(connection, answered)
+        with self._file.memory_lock:
+            for key, done in answered.items():
+                if self._answered.get(key) is done:  # else it was answered again since
+                    del self._answered[key]
 
-    def _candidates(
-        self, connection: sqlite3.Connection, ticket: Ticket
-    ) -> list[tuple[str, bytes]]:
-        if ticket.given:
-            query, name = "find_by_key", ticket.key
-        elif ticket.intent is not None:
-            query, name = "find_by_intent", ticket.intent
-        else:
-            return connection.execute(QUERIES["find_by_digest"], (ticket.digest,)).fetchall()
-        return connection.execute(QUERIES[query], (name,)).fetchall()
+    def _held_now(self) -> frozenset[str]:
+        with self._file.memory_lock:
+            return frozenset(self._held)
 
-    def _take_up(self, ticket: Ticket, found: list[tuple[str, bytes]]) -> bool:
-        """Hold the first entry that nobody holds."""
-        with self._lock:
-            free = [key for key, _ in found if key not in self._held]
+    def _take_up(self, turn: _Turn, ticket: Ticket) -> bool:
+        """Hold the first entry that is free."""
+        found = self._entries.find(turn.connection, ticket)
+        with self._file.memory_lock:
+            free = [key for key, _ in found if self._is_free(key, turn)]
             if ticket.intent is not None and found:
                 self._check_intent(ticket, found[0][1], is_free=bool(free))
             if not free:
                 return False
             ticket.reused = True
             self._hold(ticket, free[0])
-            return True
+        self._entries.touch(turn.connection, ticket.key, self._now())
+        return True
+
+    def _is_free(self, key: str, turn: _Turn) -> bool:
+        """Nobody holds it, nor has it been answered after this turn had begun: then its entry
+        says that it is open, and is wrong."""
+        return key not in self._held and self._answered.get(key) is turn.written.get(key)
 
     def _check_intent(self, ticket: Ticket, digest: bytes, *, is_free: bool) -> None:
         if digest != ticket.digest:
             raise Mismatch(
                 f"the intent {ticket.intent!r} was for another request; send that one again, or "
-                "give this one a name of its own. Nothing was sent"
+                "give this one a name of its own. If you know that the other one had no effect, "
+                "journal.forget(intent=...) frees the name. Nothing was sent"
             )
         if not is_free:
             raise InFlight(
@@ -217,16 +222,15 @@ class Journal:
     def _enter(self, connection: sqlite3.Connection, ticket: Ticket) -> None:
         if ticket.given:
             return  # the caller keeps it
-        (count,) = connection.execute(QUERIES["count_open"]).fetchone()
+        count = self._entries.count_open(connection)
         if count >= JOURNAL_ENTRIES_MAX:
             raise NotSent(
                 f"the journal {self._file.path} has {count} requests that were never answered; "
                 "find out what became of them, or give a shorter keep=. Nothing was sent"
             )
-        with self._lock:
+        with self._file.memory_lock:
             self._hold(ticket, ticket.key)
-        entry = (ticket.key, ticket.digest, ticket.intent, self._now())
-        connection.execute(QUERIES["insert_entry"], entry)
+        self._entries.insert(connection, ticket, self._now())
 
     def _hold(self, ticket: Ticket, key: str) -> None:
         ticket.key = key

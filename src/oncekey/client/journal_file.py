@@ -1,10 +1,11 @@
 """The journal's file: one SQLite database that one process holds at a time.
 
-Holding it is an exclusive lock, taken at opening and kept. SQLite's locks belong to the process
-and their bookkeeping is inherited by a fork, so no connection of ours is open across one: it is
-closed before, the parent opens anew when it next needs it, and the child is refused.
+Holding it is an exclusive lock of SQLite's, and one of a lock file beside it. SQLite's locks belong
+to the process and their bookkeeping is inherited by a fork, so no connection of ours is open across
+one: it is closed before, the parent opens anew when it next needs it, and the child is refused. The
+lock file is held all the while, so that nobody, the child included, opens the journal in between.
 
-Owns the pragmas, the lock and the life of the connection. Must not know what an entry means.
+Owns the pragmas, the locks and the life of the connection. Must not know what an entry means.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from oncekey.client.errors import NotSent
+from oncekey.client.journal_lock import LockFile
 from oncekey.core.errors import ConfigurationError
 from oncekey.stores.sql import load_queries
 
@@ -33,14 +35,24 @@ class JournalFile:
 
     def __init__(self, path: str) -> None:
         self.path = path
+        # For what the journal has in memory. It is here because a fork makes a new one for the
+        # child: the old one may be held by a thread that the child does not have.
+        self.memory_lock = threading.Lock()
         self._lock = threading.Lock()
         self._connection: sqlite3.Connection | None = None
         self._refusal = ""
         self._inode: tuple[int, int] | None = None
         self._paused = False
-        self._connection = self._open()
+        self._lock_file: LockFile | None = None
         with _registry_lock:
-            _registry.add(self)
+            _registry.add(self)  # before the lock file is there: no child may keep a copy of it
+        with self._lock:
+            self._lock_file = self._seize()
+            try:
+                self._connection = self._open()
+            except BaseException:
+                self._lock_file.close()
+                raise
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
@@ -64,6 +76,8 @@ class JournalFile:
         with self._lock:
             self._refusal = self._refusal or "was closed"
             self._disconnect()
+            if self._lock_file is not None:
+                self._lock_file.close()
 
     def _usable(self) -> sqlite3.Connection:
         if self._refusal:
@@ -96,6 +110,14 @@ class JournalFile:
                 pass  # a dying disk; what was committed stays
 
     # --- opening --------------------------------------------------------------------------------
+
+    def _seize(self) -> LockFile:
+        try:
+            return LockFile(os.path.realpath(self.path) + ".lock")
+        except BlockingIOError as error:
+            raise self._taken() from error
+        except OSError as error:
+            raise self._unusable(error) from error
 
     def _open(self) -> sqlite3.Connection:
         connection = None
@@ -131,7 +153,7 @@ class JournalFile:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("BEGIN IMMEDIATE")
-        for query in ("create_entries", "create_by_digest", "create_by_age"):
+        for query in ("create_entries", "create_by_digest", "create_by_age", "create_open"):
             connection.execute(QUERIES[query])
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
@@ -140,11 +162,14 @@ class JournalFile:
     def _unusable(self, error: Exception) -> ConfigurationError:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         if code in _TAKEN:
-            return ConfigurationError(
-                f"the journal {self.path} is in use by another process, or by another Journal of "
-                "this one; one at a time holds it. Give each process a journal of its own"
-            )
+            return self._taken()
         return ConfigurationError(f"{self.path} cannot be used as a journal: {error}")
+
+    def _taken(self) -> ConfigurationError:
+        return ConfigurationError(
+            f"the journal {self.path} is in use by another process, or by another Journal of "
+            "this one; one at a time holds it. Give each process a journal of its own"
+        )
 
     # --- fork -----------------------------------------------------------------------------------
 
@@ -159,7 +184,12 @@ class JournalFile:
 
     def _after_in_child(self) -> None:
         self._lock = threading.Lock()
-        self._refusal = "was opened before this process was forked; open one after the fork"
+        self.memory_lock = threading.Lock()
+        self._refusal = (
+            "was opened before this process was forked; open one under another path in the child"
+        )
+        if self._lock_file is not None:
+            self._lock_file.abandon()
         if not self._paused:
             _inherited.append(self._connection)  # of a thread that is not here: never touch it
         self._connection = None

@@ -28,12 +28,13 @@ _BOUNDARY: Final = re.compile(r'multipart/.*;\s*boundary=(?:"([^"]+)"|([^\s;]+))
 
 
 class Asked(NamedTuple):
-    """One request, whole."""
+    """One request, whole, and on whose behalf it is sent, where the client was told."""
 
     method: str
     url: str
     content_type: str
     body: bytes
+    account: str = ""
 
     @property
     def digest(self) -> bytes:
@@ -41,7 +42,8 @@ class Asked(NamedTuple):
         digest = blake2b(digest_size=32, person=_ASKED_PERSON)
         parts = urlsplit(self.url)
         url = parts._replace(path=parts.path or "/", fragment="").geturl()
-        for part in (self.method.encode(), url.encode("utf-8", "surrogatepass"), self._content()):
+        texts = (self.account, self.method, url)
+        for part in (*(text.encode("utf-8", "surrogatepass") for text in texts), self._content()):
             digest.update(len(part).to_bytes(8, "big"))
             digest.update(part)
         return digest.digest()

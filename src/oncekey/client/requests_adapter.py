@@ -16,8 +16,10 @@ from oncekey.client import rules
 from oncekey.client.asks import Answered, Broke, Send
 from oncekey.client.clock import Clock, SystemClock
 from oncekey.client.driving import deliver_blocking
+from oncekey.client.errors import unguarded
 from oncekey.client.requests_bodies import load, take
-from oncekey.client.requests_messages import INTENT_HEADER, RequestsErrand
+from oncekey.client.requests_messages import INTENT_HEADER, RequestsErrand, read_timeout_of
+from oncekey.client.requests_pools import attend
 from oncekey.client.settings import Options, Settings
 
 
@@ -46,6 +48,15 @@ class IdempotentAdapter(HTTPAdapter):
             pool_connections=pool_connections, pool_maxsize=pool_maxsize, pool_block=pool_block
         )
 
+    def init_poolmanager(self, *args: Any, **named: Any) -> None:
+        super().init_poolmanager(*args, **named)
+        attend(self.poolmanager)
+
+    def proxy_manager_for(self, *args: Any, **named: Any) -> Any:
+        manager = super().proxy_manager_for(*args, **named)
+        attend(manager)
+        return manager
+
     def send(
         self,
         request: requests.PreparedRequest,
@@ -55,17 +66,18 @@ class IdempotentAdapter(HTTPAdapter):
         cert: Any = None,
         proxies: Any = None,
     ) -> requests.Response:
-        intent = request.headers.pop(INTENT_HEADER, None)  # between the caller and us
         how = {"stream": stream, "verify": verify, "cert": cert, "proxies": proxies}
         if not self._settings.guards(request.method or ""):
+            if INTENT_HEADER in request.headers:
+                raise unguarded(request.method or "", f"the header {INTENT_HEADER}")
             return super().send(request, timeout=timeout, **how)
         body = load(request, self._settings.body_max)
-        errand = RequestsErrand(self._settings, self._clock, request, body, intent)
+        errand = RequestsErrand(self._settings, self._clock, request, body)
 
         def try_once(ask: Send) -> Answered | Broke:
             return self._try(errand, ask, request, timeout, how)
 
-        return deliver_blocking(errand, self._clock, try_once)
+        return deliver_blocking(errand, self._clock, try_once, requests.Response.close)
 
     def _try(
         self,
@@ -75,6 +87,7 @@ class IdempotentAdapter(HTTPAdapter):
         timeout: Any,
         how: dict[str, Any],
     ) -> Answered | Broke:
+        errand.hide_intent()
         until = errand.until(ask)
         try:
             response = super().send(request, timeout=errand.timeout(timeout, until), **how)
@@ -83,7 +96,9 @@ class IdempotentAdapter(HTTPAdapter):
         head = errand.head(response)
         most, flows_on = self._settings.held_bytes, not rules.judge(head).again
         try:
-            body = take(response, most, lambda: errand.check(until), flows_on=flows_on)
+            body = take(
+                response, most, errand.pace(until), read_timeout_of(timeout), flows_on=flows_on
+            )
         except Exception as error:
             return errand.answered(response, head, None, error)
         return errand.answered(response, head, body)

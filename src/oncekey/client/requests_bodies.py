@@ -6,7 +6,8 @@ Bytes stay as they came: decoding is for the session above. Must not know what a
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Any, Final
 
 import requests
@@ -14,8 +15,12 @@ import urllib3
 from urllib3.exceptions import ProtocolError
 
 from oncekey.client.errors import NotSent
+from oncekey.client.incoming import Incoming, Pace, declared_length
+from oncekey.client.requests_pools import Head
 
 _PART_BYTES: Final = 65_536
+_SHORTEST_SECONDS: Final = 0.001  # 0 would mean "do not wait at all"
+_CUT: Final = "the connection ended in the middle of the response's head"
 _BODILESS: Final = frozenset({*range(100, 200), 204, 304})
 
 
@@ -23,37 +28,58 @@ _BODILESS: Final = frozenset({*range(100, 200), 204, 304})
 
 
 def take(
-    response: requests.Response, most: int, check: Callable[[], None], *, flows_on: bool
+    response: requests.Response, most: int, pace: Pace, own: float | None, *, flows_on: bool
 ) -> bytes | None:
-    """Read a response's body; None where there is more than `most`, which then flows on, or is
-    given up. `check` is called for each part. Whatever it or the network raises, all is closed."""
+    """Read a response's body; None where there is more than `most`, which then flows on with the
+    caller's `own` timeout for reading, or is given up. No part is waited for beyond the deadline.
+    Whatever is raised, all is closed."""
     if not most:
         return None
     raw: urllib3.HTTPResponse = response.raw
-    held = io.BytesIO()
+    head_ended = getattr(raw._original_response, "head_ended", None)
+    seen = Incoming(most, pace, raw.headers)
     try:
-        while part := raw.read1(_PART_BYTES, decode_content=False):
-            held.write(part)
-            check()
-            if held.tell() > most:
+        if head_ended is False:
+            raise ProtocolError(_CUT)
+        while part := _next(raw, pace.left(_SHORTEST_SECONDS), own):
+            if seen.overflows(part):
                 if flows_on:
-                    response.raw = _again(raw, _Rest(held.getvalue(), raw))
+                    if pace.left(_SHORTEST_SECONDS) is not None:
+                        _set_timeout(raw, own)
+                    response.raw = _again(raw, _Rest(seen.body(), raw))
                 else:
                     _leave_empty(response)
                 return None
-        if not held.tell() and _is_cut(raw):
-            raise ProtocolError("the connection ended in the middle of the response's head")
+        if head_ended is None and not seen.parts and _may_be_cut(raw):
+            raise ProtocolError(_CUT)
     except BaseException:
         _leave_empty(response)
         raise
     response.close()  # all of it was read, so this gives the connection back
-    response.raw = _again(raw, io.BytesIO(held.getvalue()))
-    return held.getvalue()
+    response.raw = _again(raw, io.BytesIO(seen.body()))
+    return seen.body()
 
 
-def _is_cut(raw: urllib3.HTTPResponse) -> bool:
-    """Whether a response without a body was rather cut in its head, which http.client takes for
-    the end of it. A server that means to end a body by closing has to say so."""
+def _next(raw: urllib3.HTTPResponse, left: float | None, own: float | None) -> bytes:
+    if left is not None:
+        _set_timeout(raw, left if own is None else min(own, left))
+    part: bytes = raw.read1(_PART_BYTES, decode_content=False)
+    return part
+
+
+def _set_timeout(raw: urllib3.HTTPResponse, seconds: float | None) -> None:
+    """For what is read of it next. Not where all has been read: its connection is in the pool
+    again, and perhaps somebody else's."""
+    head = raw._original_response
+    if isinstance(head, Head) and not head.isclosed():
+        with suppress(OSError):
+            head.socket.settimeout(seconds)
+
+
+def _may_be_cut(raw: urllib3.HTTPResponse) -> bool:
+    """Whether a response without a body may have been cut in its head, where nobody has noticed
+    if it was: in a pool that is not of ours. A server that means to end a body by closing should
+    say so."""
     framed = "Content-Length" in raw.headers or "Transfer-Encoding" in raw.headers
     closes = "close" in raw.headers.get("Connection", "").lower()
     return raw.version >= 11 and raw.status not in _BODILESS and not framed and not closes
@@ -113,6 +139,17 @@ class _Rest(io.RawIOBase):
 # --- requests ------------------------------------------------------------------------------------
 
 
+class _HalfRead:
+    """In place of a body that was read in part and cannot be read again: what is left of it would
+    be sent for the whole."""
+
+    def __iter__(self) -> Iterator[bytes]:
+        raise NotSent(
+            "the request's body comes from an iterator or a stream, and some of it was read when "
+            "the request was refused before. Make the request anew. Nothing was sent"
+        )
+
+
 def load(request: requests.PreparedRequest, most: int) -> bytes:
     """Read a request's body, so that it can be sent again. Raises NotSent beyond `most` bytes."""
     body: Any = request.body
@@ -123,11 +160,28 @@ def load(request: requests.PreparedRequest, most: int) -> bytes:
     elif isinstance(body, bytes):
         content = body
     else:
-        content = _read(body, most)
-        request.body = content
-        request._body_position = None  # type: ignore[attr-defined]  # there is nothing to rewind
+        if (declared_length(request.headers) or 0) > most:
+            raise _too_large(most)
+        content = _load(request, body, most)
     if len(content) > most:
         raise _too_large(most)
+    return content
+
+
+def _load(request: requests.PreparedRequest, body: Any, most: int) -> bytes:
+    start = None
+    with suppress(AttributeError, OSError, ValueError):  # a pipe, a socket, not a file at all
+        start = body.tell()
+    try:
+        content = _read(body, most)
+    except BaseException:
+        try:
+            body.seek(start)
+        except (AttributeError, TypeError, OSError, ValueError):
+            request.body = _HalfRead()  # type: ignore[assignment]
+        raise
+    request.body = content
+    request._body_position = None  # type: ignore[attr-defined]  # there is nothing to rewind
     return content
 
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 import requests
 import urllib3
 from requests.exceptions import ConnectionError as NoConnection
-from requests.exceptions import ProxyError, ReadTimeout, RequestException
+from requests.exceptions import InvalidURL, ProxyError, ReadTimeout, RequestException
 from urllib3 import exceptions as below
 
 from oncekey.client.asks import SECOND_US, Trouble
@@ -20,8 +20,11 @@ from oncekey.client.clock import Readings
 from oncekey.client.delivery import EXTENSION, Delivery
 from oncekey.client.errand import Errand
 from oncekey.client.errors import RetriesExhausted
+from oncekey.client.incoming import Pace
 from oncekey.client.message import Asked, key_in
+from oncekey.client.requests_pools import Within
 from oncekey.client.settings import Settings
+from oncekey.core.errors import InvalidKey
 
 INTENT_HEADER: Final = "Oncekey-Intent"
 _SHORTEST_SECONDS: Final = 0.001  # urllib3 refuses 0
@@ -73,6 +76,7 @@ class RequestsErrand(Errand[requests.Response]):
     """One request of a session, its body at hand."""
 
     exhausted = RequestsRetriesExhausted
+    tells_cause = False  # urllib3 puts the whole URL into its errors
 
     def __init__(
         self,
@@ -80,15 +84,22 @@ class RequestsErrand(Errand[requests.Response]):
         clock: Readings,
         request: requests.PreparedRequest,
         body: bytes,
-        intent: str | bytes | None,
     ) -> None:
         content_type = _text(request.headers.get("Content-Type")) or ""
-        asked = Asked((request.method or "").upper(), request.url or "", content_type, body)
+        method, url = (request.method or "").upper(), request.url or ""
+        asked = Asked(method, url, content_type, body, settings.account)
         field = _text(request.headers.get(settings.header))
         header = key_in([] if field is None else [field], settings.header)
-        given = None if intent is None else {"intent": _text(intent)}
+        intent = request.headers.get(INTENT_HEADER)
+        given = None if intent is None else {"intent": _intent(intent)}
         super().__init__(settings, clock, asked, header, given)
         self._request = request
+        self._intent = intent
+
+    def hide_intent(self) -> None:
+        """It is between the caller and us. Not before a try is made: until then the request has
+        no key, and must be found by its intent if it is sent again."""
+        self._request.headers.pop(INTENT_HEADER, None)
 
     def timeout(self, given: Any, until: int | None) -> Any:
         """The caller's timeouts, and all of it within the deadline."""
@@ -96,20 +107,25 @@ class RequestsErrand(Errand[requests.Response]):
             return given
         left = max(_SHORTEST_SECONDS, (until - self.clock.now()) / SECOND_US)
         if isinstance(given, urllib3.Timeout):
-            clipped = given.clone()
-            own = clipped.total
-            clipped.total = min(own, left) if isinstance(own, (int, float)) else left
-            return clipped
+            own = given.total
+            total = min(own, left) if isinstance(own, (int, float)) else left
+            return Within(total=total, connect=given._connect, read=given._read)
         connect, read = given if isinstance(given, tuple) else (given, given)
-        return urllib3.Timeout(total=left, connect=connect, read=read)
+        return Within(total=left, connect=connect, read=read)
 
-    def check(self, until: int | None) -> None:
-        """For each part of an answer: one that trickles in is cut at the deadline too."""
-        if until is not None and self.clock.now() >= until:
-            raise ReadTimeout("the deadline passed while the answer came in")
+    def pace(self, until: int | None) -> Pace:
+        return Pace(self.clock, until, ReadTimeout)
 
     def _set_header(self, value: str) -> None:
         self._request.headers[self.settings.header] = value
+
+    def _take_back(self) -> None:
+        self._request.headers.pop(self.settings.header, None)
+        if self._intent is not None:
+            self._request.headers[INTENT_HEADER] = self._intent
+
+    def _refused(self, error: Exception) -> bool:
+        return isinstance(error, InvalidURL)
 
     def _sent(self) -> object:
         return self._request
@@ -125,6 +141,8 @@ class RequestsErrand(Errand[requests.Response]):
 
     def _delivered(self, response: requests.Response, delivery: Delivery) -> requests.Response:
         setattr(response, EXTENSION, delivery)
+        # What is pickled of it, in this one: some caches keep responses that way.
+        setattr(response, "__attrs__", [*response.__attrs__, EXTENSION])  # noqa: B010
         return response
 
     def _readable(self, response: requests.Response) -> requests.Response:
@@ -133,6 +151,29 @@ class RequestsErrand(Errand[requests.Response]):
         except RequestException:
             pass  # encoded in a way that cannot be undone; its head still tells
         return response
+
+
+def read_timeout_of(given: Any) -> float | None:
+    """The caller's own timeout for reading."""
+    if isinstance(given, urllib3.Timeout):
+        begun = given.clone()
+        begun.start_connect()
+        return begun.read_timeout
+    read: float | None = given[1] if isinstance(given, tuple) else given
+    return read
+
+
+def _intent(value: str | bytes) -> str:
+    """The name as the caller means it: it is never sent, so it is not bound to latin-1."""
+    if isinstance(value, str):
+        return value
+    try:
+        return value.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidKey(
+            f"the intent in {INTENT_HEADER} is bytes, but not UTF-8; give it as text. Nothing was "
+            "sent"
+        ) from error
 
 
 def _text(value: str | bytes | None) -> str | None:

@@ -8,6 +8,7 @@ responses of httpx and requests alike, and imports neither.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -31,6 +32,7 @@ class Response(Protocol):
 
 def step_result(response: Response, *, id: str = "id") -> StepResult[Any]:
     """The response as the result of a step: its JSON, or else its text; None where it has no body.
+    Its text too where the JSON has what cannot be stored: NaN, Infinity, half a character.
 
     Its status is kept beside it, and so is the member `id` of a JSON object: what the other side
     calls what it did. From 400 on it is no result: the response's own `raise_for_status` raises.
@@ -51,6 +53,8 @@ def _value(response: Response) -> Any:
     if kind and kind != "application/json" and not kind.endswith("+json"):
         return response.text
     try:
-        return response.json()
-    except ValueError:
+        value = response.json()
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, RecursionError):
         return response.text
+    return value

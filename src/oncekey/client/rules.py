@@ -7,6 +7,7 @@ Times are microseconds.
 from __future__ import annotations
 
 import json
+import re
 import zlib
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
@@ -21,12 +22,17 @@ RETRIED: Final = frozenset({425, 429, 502, 503, 504})
 HARMLESS: Final = frozenset({425, 429})
 # The HTTP library itself may send the same request again: elsewhere, or with credentials.
 SENT_ON: Final = frozenset({307, 308, 401, 407})
-# About the caller or the connection, not about the operation: no server keeps these under a key.
-ABOUT_THE_CALLER: Final = frozenset({403, 408, 421})
+# Refusals of the request as it is, which is the same each time: the try before was refused too.
+OF_THE_REQUEST: Final = frozenset({400, 422})
 
 # No deadline is longer, so waiting longer is never meant.
 RETRY_AFTER_MAX_US: Final = DEADLINE_MAX_US
 _DIGITS_MAX: Final = 10
+_SECONDS: Final = re.compile(r"([0-9]+)(?:\.([0-9]*))?")
+# Libraries join several lines of one name by commas; those after a weekday are a date's own.
+_BETWEEN_LINES: Final = re.compile(
+    "(?<!day)(?<!mon)(?<!tue)(?<!wed)(?<!thu)(?<!fri)(?<!sat)(?<!sun),", re.I
+)
 
 # Of a problem's body: enough for every sentence of a refusal, and no bomb.
 PROBLEM_MAX_BYTES: Final = 65_536
@@ -53,11 +59,12 @@ def judge(fact: Answered | Broke) -> Judged:
     if isinstance(fact, Broke):
         harmless = fact.trouble in _UNSENT or fact.trouble is Trouble.CERTIFICATE
         return Judged(fact.trouble not in _FINAL, harmless, str(fact.trouble))
-    asked = retry_after_us(fact)
-    if fact.status == IN_FLIGHT and asked is not None:
+    # Whatever it says: a conflict that does not pass has no reason to name a time.
+    if fact.status == IN_FLIGHT and fact.retry_after is not None:
         return Judged(True, False, "409, a request with this key is in flight")
     if fact.status in RETRIED:
-        return Judged(True, fact.status in HARMLESS, f"status {fact.status}")
+        harmless = fact.status in HARMLESS and not fact.doubtful
+        return Judged(True, harmless, f"status {fact.status}")
     if fact.broke is not None:
         return Judged(True, False, f"status {fact.status}, but {fact.broke}")
     return Judged(False, False, f"status {fact.status}")
@@ -66,32 +73,49 @@ def judge(fact: Answered | Broke) -> Judged:
 def settles(fact: Answered, *, unsure: bool) -> bool:
     """Whether this answer tells what became of the operation, so that its key is done with.
 
-    `unsure`: something sent under the key before may have had an effect, and this is not its
-    answer if the server never got as far as looking at the key.
+    `unsure`: something sent under the key before may have had an effect, and a refusal need not
+    be its answer: the server may never have got as far as looking at the key, or may be working
+    on it still. Many servers say that with a 409 that has no Retry-After.
     """
     if judge(fact).again or fact.doubtful or fact.status >= 500 or fact.status in SENT_ON:
         return False
-    return not (unsure and fact.status in ABOUT_THE_CALLER)
+    if fact.replayed:
+        return True
+    if fact.status == IN_FLIGHT:
+        return False
+    return not unsure or 200 <= fact.status < 400 or fact.status in OF_THE_REQUEST
 
 
 # --- how long ----------------------------------------------------------------------------------
 
 
-def pause_us(terms: Terms, attempt: int, asked: int | None, chance: float) -> int:
+def pause_us(
+    terms: Terms, attempt: int, asked: int | None, chance: float, left: int = DEADLINE_MAX_US
+) -> int:
     """How long to wait after try number `attempt`: full jitter, on top of what the server asked
-    for, so that clients that were told the same do not come back together."""
+    for, so that clients that were told the same do not come back together. Where what it asked for
+    fits into what is `left` of the deadline, the jitter does so too."""
     ceiling = min(terms.cap, terms.base * 2 ** (attempt - 1))
-    return (asked or 0) + int(chance * ceiling)
+    if asked is None:
+        return int(chance * ceiling)
+    return asked + int(chance * min(ceiling, max(0, left - asked)))
 
 
 def retry_after_us(fact: Answered) -> int | None:
-    """What Retry-After asks for; None where it is missing or says nothing that can be read."""
-    value = (fact.retry_after or "").strip()
-    if value.isascii() and value.isdigit():
-        digits = value.lstrip("0") or "0"
+    """What Retry-After asks for, the longest of several; None where it is missing or says nothing
+    that can be read. A part of a second counts as a whole one."""
+    lines = _BETWEEN_LINES.split(fact.retry_after or "")
+    found = [us for line in lines if (us := _line_us(line.strip(), fact)) is not None]
+    return max(found, default=None)
+
+
+def _line_us(value: str, fact: Answered) -> int | None:
+    if number := _SECONDS.fullmatch(value):
+        digits = number[1].lstrip("0") or "0"
         if len(digits) > _DIGITS_MAX:
             return RETRY_AFTER_MAX_US
-        return min(int(digits) * SECOND_US, RETRY_AFTER_MAX_US)
+        seconds = int(digits) + bool((number[2] or "").strip("0"))
+        return min(seconds * SECOND_US, RETRY_AFTER_MAX_US)
     until = _date_us(value)
     if until is None:
         return None

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypedDict
 from oncekey.client.delivery import Progress
 from oncekey.client.retry import Retry, Terms
 from oncekey.core.errors import ConfigurationError, InvalidKey
+from oncekey.core.identity import check_text
 from oncekey.core.keys import checked_namespace
 
 if TYPE_CHECKING:
@@ -23,9 +24,36 @@ METHODS_DEFAULT: Final = ("POST", "PATCH")
 BUFFER_MAX_DEFAULT: Final = 16 * 1024 * 1024
 BODY_MAX_DEFAULT: Final = 16 * 1024 * 1024
 BYTES_CAP: Final = 1024 * 1024 * 1024
+ACCOUNT_MAX_CHARS: Final = 255
 
 _SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "CONNECT"})
 _TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+# What frames, routes or describes a message; a key in one of these would break it.
+_TAKEN_HEADERS: Final = frozenset(
+    {
+        "accept",
+        "accept-encoding",
+        "authorization",
+        "connection",
+        "content-encoding",
+        "content-length",
+        "content-type",
+        "cookie",
+        "date",
+        "expect",
+        "host",
+        "keep-alive",
+        "oncekey-intent",
+        "proxy-authenticate",
+        "proxy-authorization",
+        "proxy-connection",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+        "user-agent",
+    }
+)
 
 
 class Options(TypedDict, total=False):
@@ -36,6 +64,7 @@ class Options(TypedDict, total=False):
     header: str
     quoted: bool
     namespace: str | None
+    account: str
     journal: Journal | None
     on_progress: Callable[[Progress], object] | None
     buffer_max: int
@@ -48,8 +77,9 @@ class Settings:
 
     `retry`: None sends keys and never retries. `methods` are those that get a key. `header` and
     `quoted` are how the key is written. `namespace` marks new keys. `journal` keeps keys across a
-    restart. `on_progress` is told what goes on. Bytes: up to `buffer_max` of an answer are read
-    before it counts as one; bodies up to `body_max` are held in memory, longer ones refused.
+    restart; `account` is on whose behalf, so that none takes up another's. `on_progress` is told
+    what goes on. Bytes: up to `buffer_max` of an answer are read before it counts as one; bodies
+    up to `body_max` are held in memory, longer ones refused.
     """
 
     retry: Retry | None = field(default_factory=Retry)
@@ -57,6 +87,7 @@ class Settings:
     header: str = "Idempotency-Key"
     quoted: bool = True
     namespace: str | None = None
+    account: str = ""
     journal: Journal | None = None
     on_progress: Callable[[Progress], object] | None = None
     buffer_max: int = BUFFER_MAX_DEFAULT
@@ -68,12 +99,24 @@ class Settings:
         object.__setattr__(self, "methods", _methods(self.methods))
         if not isinstance(self.header, str) or not _TOKEN.fullmatch(self.header):
             raise ConfigurationError(f"header={self.header!r} is not the name of a header")
+        if self.header.lower() in _TAKEN_HEADERS:
+            raise ConfigurationError(
+                f"header={self.header!r} has another meaning in HTTP, or for this client; name "
+                "the one in which the server looks for keys"
+            )
+        if type(self.quoted) is not bool:
+            raise ConfigurationError(f"quoted={self.quoted!r} must be True or False")
         if self.namespace is not None:
             try:
                 checked_namespace(self.namespace)
             except InvalidKey as error:
                 raise ConfigurationError(f"namespace={self.namespace!r}: {error}") from error
-        if self.journal is not None and not hasattr(self.journal, "settle"):
+        try:
+            check_text("account", self.account, 0, ACCOUNT_MAX_CHARS)
+        except InvalidKey as error:
+            raise ConfigurationError(f"account={self.account!r}: {error}") from error
+        a_class = isinstance(self.journal, type)
+        if self.journal is not None and (a_class or not hasattr(self.journal, "settle")):
             raise ConfigurationError(f"journal={self.journal!r} must be a Journal(path), or None")
         _check_hook(self.on_progress)
         for name in ("buffer_max", "body_max"):
@@ -88,17 +131,25 @@ class Settings:
     @property
     def held_bytes(self) -> int:
         """How much of an answer to read before it is given on. Without retries a broken answer
-        is the caller's anyway, so it need not wait for the rest."""
-        return 0 if self.retry is None else self.buffer_max
+        is the caller's anyway, so it need not wait for the rest; but a journal must not cross a
+        key out on the head of an answer alone."""
+        return 0 if self.retry is None and self.journal is None else self.buffer_max
 
     def guards(self, method: str) -> bool:
         return method.upper() in self.methods
 
 
 def _methods(given: Any) -> frozenset[str]:
-    if isinstance(given, str) or not all(isinstance(name, str) for name in given):
+    try:
+        names = None if isinstance(given, str) else list(given)
+    except TypeError:
+        names = None
+    if names is None or not all(isinstance(name, str) for name in names):
         raise ConfigurationError(f"methods={given!r} must be a list of names")
-    methods = frozenset(name.upper() for name in given)
+    for name in names:
+        if not _TOKEN.fullmatch(name):
+            raise ConfigurationError(f"methods={given!r}: {name!r} is not the name of a method")
+    methods = frozenset(name.upper() for name in names)
     if methods & _SAFE or not methods:
         raise ConfigurationError(
             f"methods={given!r}: POST, PATCH, PUT and DELETE do something that a key can guard; "
@@ -110,7 +161,8 @@ def _methods(given: Any) -> frozenset[str]:
 def _check_hook(hook: object) -> None:
     if hook is None:
         return
-    if not callable(hook) or inspect.iscoroutinefunction(hook):
+    called = getattr(type(hook), "__call__", None)  # noqa: B004, the method itself is looked at
+    if not callable(hook) or any(map(inspect.iscoroutinefunction, (hook, called))):
         raise ConfigurationError(
             "on_progress must be a plain function of one argument, not a coroutine: it is called "
             "in the middle of a request and must return at once"

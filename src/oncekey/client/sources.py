@@ -25,11 +25,13 @@ INTENT_MAX_CHARS: Final = 255
 
 
 class Chosen(NamedTuple):
-    """A key and what is known of it. `used`: others may have sent it before. `in_header`: the
-    caller has put it there. `journaled`: the journal has a say in which key it is."""
+    """A key and what is known of it. `used`: others may have sent it before. `own`: the caller has
+    given it, `in_header`: by putting it there. `journaled`: the journal may have an entry of it, or
+    has a say in which key it is."""
 
     key: str
     used: bool
+    own: bool = False
     in_header: bool = False
     journaled: bool = False
     intent: str | None = None
@@ -48,11 +50,13 @@ def choose(
     step = current_step()
     if header is not None:
         _note(step, header, asked)
-        return Chosen(header, used=True, in_header=True, journaled=has_journal)
+        return Chosen(header, used=True, own=True, in_header=True, journaled=has_journal)
     key, intent = _read(given)
     if key is not None:
         _note(step, key, asked)
-        return Chosen(key, used=True)
+        # The journal may have it open from a request that was given up: then this one's answer
+        # is what it waits for.
+        return Chosen(key, used=True, own=True, journaled=has_journal)
     if intent is not None:
         if not has_journal:
             raise NotSent(
