@@ -317,6 +317,20 @@ def test_i1_parallel_steps_end_before_the_block_does_however_often_it_is_cancell
     asyncio.run(main())
 
 
+def test_draining_ends_though_an_attempt_was_cancelled_before_its_first_step() -> None:
+    async def main() -> None:
+        async with AsyncOnce("memory://") as once:
+            await once.run("op", "first", lambda attempt: asyncio.sleep(0))
+            home = once._runner.home()
+            unstarted = asyncio.ensure_future(_never(None))
+            unstarted.cancel()
+            home.tasks.add(unstarted)
+            await once.drain(0)
+            home.tasks.clear()
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
 async def _never(attempt: Any) -> None:
     raise AssertionError("nothing was to run")
 
