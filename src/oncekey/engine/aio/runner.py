@@ -200,8 +200,8 @@ class AsyncRunner:
         home = self.home()
         loop = asyncio.get_running_loop()
         until = loop.time() + seconds
-        # Again and again, for one that ends may have begun others. Not by the set alone: a task that
-        # is cancelled before its first step never takes itself out of it.
+        # Again and again, for one that ends may have begun others. Not by the set alone: a task
+        # that is cancelled before its first step never takes itself out of it.
         while tasks := {task for task in home.tasks if not task.done()}:
             _, late = await asyncio.wait(tasks, timeout=max(0.0, until - loop.time()))
             for task in late:
