@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import socket
 import threading
 from collections.abc import Iterator
 
@@ -132,3 +134,15 @@ def test_waiting_for_what_does_not_happen_fails(proxy: Proxy) -> None:
         proxy.wait_until_dropped(seconds=0.01)
     with pytest.raises(ServerFailed, match="requests are held"):
         proxy.wait_until_held(seconds=0.01)
+
+
+def test_a_connection_that_is_being_taken_while_it_closes_is_closed_too() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        for _ in range(50):
+            proxy = Proxy(door.getsockname()[1])
+            proxy.start()
+            clients = [socket.create_connection(("127.0.0.1", proxy.port)) for _ in range(3)]
+            proxy.close()
+            for client in clients:
+                client.close()
+    gc.collect()  # what was left open says so here

@@ -42,6 +42,8 @@ class _Pipe(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.source = cast(asyncio.Transport, transport)
+        if self.link not in self.link.proxy.links:
+            reset(self.source)  # it was cut before it was made
 
     def data_received(self, data: bytes) -> None:
         if not self.link.swallows(self.way):
@@ -223,12 +225,20 @@ class Proxy:
     def refuse(self) -> None:
         """Refuse new connections. Those that are open stay."""
 
-        def stop_listening() -> None:
-            if self._listener is not None:
-                self._listener.close()
-                self._listener = None
+        async def stop_listening() -> None:
+            if self._listener is None:
+                return
+            for door in self._listener.sockets:
+                self._loop.remove_reader(door.fileno())
+            # Those being taken just now are taken first: a server that closes meanwhile forgets
+            # them, and nobody would close them.
+            taking = asyncio.all_tasks() - {asyncio.current_task()} - self._tasks
+            if taking:
+                await asyncio.wait(taking, timeout=_SECONDS)
+            self._listener.close()
+            self._listener = None
 
-        self._call(stop_listening)
+        self._do(stop_listening)
 
     def accept(self) -> None:
         """Take connections again, on the same port."""
