@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
-import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
@@ -21,6 +20,7 @@ from typing import Final
 from oncekey.client.errors import NotSent
 from oncekey.client.journal_lock import LockFile
 from oncekey.core.errors import ConfigurationError
+from oncekey.stores.forking import Forkables, file_identity
 from oncekey.stores.sql import load_queries
 
 QUERIES: Final = load_queries("oncekey.client", "sql/journal.sql")
@@ -44,8 +44,7 @@ class JournalFile:
         self._inode: tuple[int, int] | None = None
         self._paused = False
         self._lock_file: LockFile | None = None
-        with _registry_lock:
-            _registry.add(self)  # before the lock file is there: no child may keep a copy of it
+        _files.add(self)  # before the lock file is there: no child may keep a copy of it
         with self._lock:
             self._lock_file = self._seize()
             try:
@@ -82,7 +81,7 @@ class JournalFile:
     def _usable(self) -> sqlite3.Connection:
         if self._refusal:
             raise NotSent(f"the journal {self.path} {self._refusal}. Nothing was sent")
-        if self._connection is not None and _inode(self.path) != self._inode:
+        if self._connection is not None and file_identity(self.path) != self._inode:
             raise NotSent(
                 f"the journal {self.path} was deleted or replaced while it was in use; put it "
                 "back, or restart on the new one. Nothing was sent"
@@ -135,7 +134,7 @@ class JournalFile:
             if connection is not None:
                 connection.close()
             raise
-        self._inode = _inode(self.path)
+        self._inode = file_identity(self.path)
         return connection
 
     def _set_up(self, connection: sqlite3.Connection) -> None:
@@ -211,44 +210,5 @@ def _make_private(path: str) -> None:
         pass
 
 
-def _inode(path: str) -> tuple[int, int] | None:
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino
-
-
-# --- fork: all journals of the process ----------------------------------------------------------
-
-_registry: weakref.WeakSet[JournalFile] = weakref.WeakSet()
-_registry_lock = threading.Lock()
-_held: list[JournalFile] = []
+_files: Forkables[JournalFile] = Forkables()
 _inherited: list[object] = []  # kept from being finalised
-
-
-def _before_fork() -> None:
-    _registry_lock.acquire()
-    _held.extend(_registry)
-    for file in _held:
-        file._before_fork()
-
-
-def _after_in_parent() -> None:
-    for file in _held:
-        file._after_in_parent()
-    _held.clear()
-    _registry_lock.release()
-
-
-def _after_in_child() -> None:
-    for file in _held:
-        file._after_in_child()
-    _held.clear()
-    _registry_lock.release()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        before=_before_fork, after_in_parent=_after_in_parent, after_in_child=_after_in_child
-    )

@@ -23,7 +23,7 @@ from __future__ import annotations
 import enum
 from typing import Final, NamedTuple
 
-from oncekey.core.machine import is_expired, state_now
+from oncekey.core.machine import has_ended, is_expired, state_now
 from oncekey.core.record import Record, State
 from oncekey.core.steps import ARGUMENTS
 
@@ -74,13 +74,9 @@ def decide(
 ) -> Next:
     """`asked` is how often `recover` was asked in vain about this record; `driven` tells that it
     was run again here before, and freed because that failed."""
-    if record is None or is_expired(record, now):
+    if record is None or known is None or is_expired(record, now) or has_ended(record):
         return Next(Todo.FORGET)
     state = state_now(record, now)
-    if state in (State.SUCCEEDED, State.FAILED) or (state is State.ABSENT and not record.steps):
-        return Next(Todo.FORGET)
-    if known is None:
-        return Next(Todo.FORGET)
     if state is State.UNKNOWN:
         return _unknown(known, asked)
     if state is State.ABSENT:

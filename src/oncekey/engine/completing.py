@@ -68,9 +68,6 @@ class Completed:
     looked: int = 0
     watching: int = 0
 
-    def count(self, outcome: str) -> int:
-        return sum(1 for each in self.done if each.outcome == outcome)
-
 
 Tell = Callable[[Completion], object]
 
@@ -241,14 +238,12 @@ class Completing:
             self.agenda.run_in_vain(record.id, now)
         else:
             self.agenda.asked_in_vain(record.id, now)
-        after = seen.record if seen is not None else None
-        if ran and after is not None:
-            if after.state is State.FAILED:
-                return told(record, "failed", type(error).__name__)
-            if after.state is State.SUCCEEDED or isinstance(error, (InFlight, LeaseLost)):
-                held = after.state is State.PENDING or after.state is State.SUCCEEDED
-                if held:
-                    return told(record, "elsewhere")
+        after = seen.record.state if seen is not None and seen.record is not None else None
+        if after is State.FAILED:
+            return told(record, "failed", type(error).__name__)
+        taken = after is State.PENDING and isinstance(error, (InFlight, LeaseLost))
+        if taken or after is State.SUCCEEDED:
+            return told(record, "elsewhere")
         # Of other errors only the kind is told: their text might hold what they were about.
         said = f": {error}" if isinstance(error, StoreUnavailable) else ""
         detail = type(error).__name__ + said
@@ -271,11 +266,8 @@ def told(record: Record, outcome: str, detail: str = "") -> Completion:
 
 
 def kept(request: Any, max_bytes: int) -> bytes:
-    """The request of a registered operation in its envelope."""
-    try:
-        envelope = codecs.pack_value(JSON, request)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise _cannot_be_kept(error) from error
+    """The request of a registered operation, as `as_kept` gives it, in its envelope."""
+    envelope = codecs.pack_value(JSON, request)
     if len(envelope) > max_bytes:
         raise InvalidKey(
             f"this request has {len(envelope)} bytes, more than max_bytes={max_bytes} for a "
@@ -289,11 +281,7 @@ def as_kept(request: Any) -> Any:
     try:
         return JSON.load(JSON.dump(request))
     except (TypeError, ValueError, RecursionError) as error:
-        raise _cannot_be_kept(error) from error
-
-
-def _cannot_be_kept(error: Exception) -> InvalidKey:
-    return InvalidKey(
-        f"this request cannot be kept for finishing the operation later ({error}); give a "
-        "registered operation plain values"
-    )
+        raise InvalidKey(
+            f"this request cannot be kept for finishing the operation later ({error}); give a "
+            "registered operation plain values"
+        ) from error

@@ -14,12 +14,12 @@ import os
 import sqlite3
 import threading
 import time
-import weakref
 from contextlib import closing
 from typing import Final, TypeVar
 
 from oncekey.core.errors import ConfigurationError, OncekeyError, StoreUnavailable
 from oncekey.stores.clock import StoreClock
+from oncekey.stores.forking import Forkables, file_identity
 from oncekey.stores.sqlite import faults, schema
 from oncekey.stores.sqlite.executors import run
 from oncekey.stores.sqlite.program import Steps
@@ -50,15 +50,14 @@ class Database:
         self._refusal = ""
         self._file: tuple[int, int] | None = None
         self._paused = False
-        with _registry_lock:
-            _registry.add(self)
+        _databases.add(self)
 
     def run(self, steps: Steps[T]) -> T:
         with self._lock:
             connection = self._connection
             if connection is None:
                 connection = self._open()
-            if _identity(self.path) != self._file:
+            if file_identity(self.path) != self._file:
                 raise StoreUnavailable(
                     f"{self.path} was deleted or replaced while it was open; nothing is claimed in "
                     "a file nobody else can see. Put it back, or restart on the new one",
@@ -104,7 +103,7 @@ class Database:
                 raise self._unusable(ConfigurationError(f"{self.path}: {error}")) from None
             raise
         self._was_open = True
-        self._file = _identity(self.path)
+        self._file = file_identity(self.path)
         return self._connection
 
     def _unusable(self, error: OncekeyError) -> OncekeyError:
@@ -194,45 +193,5 @@ def _use_wal(connection: sqlite3.Connection, timeout_seconds: float) -> None:
         time.sleep(_WAL_RETRY_SECONDS)
 
 
-# --- fork: all databases of the process ---------------------------------------------------------
-
-_registry: weakref.WeakSet[Database] = weakref.WeakSet()
-_registry_lock = threading.Lock()
-_held: list[Database] = []
+_databases: Forkables[Database] = Forkables()
 _inherited: list[object] = []  # kept from being finalised
-
-
-def _before_fork() -> None:
-    _registry_lock.acquire()
-    _held.extend(_registry)
-    for database in _held:
-        database._before_fork()
-
-
-def _after_in_parent() -> None:
-    for database in _held:
-        database._after_in_parent()
-    _held.clear()
-    _registry_lock.release()
-
-
-def _after_in_child() -> None:
-    for database in _held:
-        database._after_in_child()
-    _held.clear()
-    _registry_lock.release()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        before=_before_fork, after_in_parent=_after_in_parent, after_in_child=_after_in_child
-    )
-
-
-def _identity(path: str) -> tuple[int, int] | None:
-    """Which file that is, not only what it is called; None if there is none."""
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino
