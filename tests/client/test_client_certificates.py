@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import ssl
-import subprocess
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -36,21 +34,10 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def untrusted(tmp_path: Path) -> Iterator[str]:
-    """A server whose certificate nobody has signed."""
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        pytest.skip("there is no openssl to make a certificate with")
-    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
-    subprocess.run(
-        f"{openssl} req -x509 -newkey rsa:2048 -nodes -subj /CN=localhost -days 1".split()
-        + f"-keyout {key.name} -out {certificate.name}".split(),
-        cwd=tmp_path,
-        check=True,
-        capture_output=True,
-    )
+def untrusted() -> Iterator[str]:
+    """A server whose certificate nobody has signed; its key is for this test and nothing else."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate, key)
+    context.load_cert_chain(Path(__file__).with_name("untrusted.pem"))
     server = HTTPServer(("127.0.0.1", 0), _Handler)
     server.socket = context.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever, daemon=True)

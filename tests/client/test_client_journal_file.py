@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -192,7 +192,7 @@ def file_is_busy(journal: Journal) -> Iterator[None]:
 
 @pytest.mark.parametrize("done", [True, False])
 def test_what_was_answered_while_another_queued_is_not_taken_up(
-    journal: Journal, done: bool
+    journal: Journal, done: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two purchases at the same time; the first is answered, cancelled while that is being
     written, and the second had queued for the disk before."""
@@ -200,8 +200,15 @@ def test_what_was_answered_while_another_queued_is_not_taken_up(
     second = journal.ticket("k2", b"digest")
     with ThreadPoolExecutor(2) as pool:
         with file_is_busy(journal):
+            queued, transaction = threading.Event(), journal._file.transaction
+
+            def announced() -> AbstractContextManager[sqlite3.Connection]:
+                queued.set()
+                return transaction()
+
+            monkeypatch.setattr(journal._file, "transaction", announced)
             beginning = pool.submit(journal.begin, second)
-            time.sleep(0.1)
+            assert queued.wait(10)
             settling = pool.submit(journal.settle, first, done=done)
             while not journal._answered:
                 time.sleep(0.001)
