@@ -17,9 +17,9 @@ from oncekey import Terminal
 from oncekey.core.commands import Claim, Claimed, Done, Finish, Lost, Release
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.record import State
+from oncekey.stores.postgres import faults
 from oncekey.stores.postgres.enlisting import (
     LEFT_OPEN_MAX,
-    TOO_LATE,
     Mark,
     Participant,
     Save,
@@ -75,7 +75,7 @@ def test_a_record_that_comes_too_late_is_told_so() -> None:
     mine = participant()
     steps = mine.apply([FINISH], Standing.OPEN)
     next(steps)
-    assert names(steps.throw(Said(TOO_LATE))) == ["BACK", "let_go"]
+    assert names(steps.throw(Said(faults.TOO_LATE))) == ["BACK", "let_go"]
     with pytest.raises(StopIteration) as stop:
         steps.send(())
     assert stop.value.value == [Lost()]
@@ -132,12 +132,12 @@ def test_nothing_a_caller_chose_is_ever_part_of_a_text() -> None:
     texts = texts_of(Options().layout)
     for name in _SENT_AS_TEXT:
         assert {"text", "text[]", "bytea[]"}.isdisjoint(texts[name].kinds)
-    params = (None, True, b"\x00'\\\"%$1" + b"i" * 9, b"o" * 16, b"\x01';--")
+    params = (None, True, b"\x00'\\\"%$1" + b"i" * 9, b"o" * 16, b"\x01';--", b"s", 0)
     sent = texts["enlist"].inline(params)
     assert sent == (
         'SELECT * FROM "oncekey".enlist_1(NULL::bigint, true::boolean, '
         "'00275c22252431696969696969696969'::uuid, '6f6f6f6f6f6f6f6f6f6f6f6f6f6f6f6f'::uuid, "
-        "decode('01273b2d2d', 'hex')::bytea)"
+        "decode('01273b2d2d', 'hex')::bytea, decode('73', 'hex')::bytea,\n    0::integer)"
     )
 
 

@@ -14,8 +14,20 @@ from tests.shops import RING, Order, Shop, locks, rows
 from tests.shops.rivals import CLOCK, apply, claim_of, finish_of, meanwhile_in
 from tests.stores.postgres.conftest import Play
 
-from oncekey.core.commands import Claimed, Done, Finish, Lost, Release, Renew, SaveStep
+from oncekey.core.commands import (
+    Claimed,
+    Done,
+    Finish,
+    Lost,
+    Release,
+    Renew,
+    Resolve,
+    SaveStep,
+    Unsure,
+)
 from oncekey.core.errors import LeaseLost
+from oncekey.core.record import State
+from oncekey.core.recovery import Recovery
 
 MILK = "INSERT INTO orders VALUES ('milk')"
 Verb = Callable[[Claimed], Any]
@@ -133,3 +145,34 @@ def test_i1_at_higher_levels_the_whole_transaction_has_to_be_done_again(
         assert rows() == []
 
     play_on_driver(scene, clock=CLOCK)
+
+
+@plain_or_ring
+@pytest.mark.parametrize("found", [Recovery.free(), Recovery.succeeded("seen")])
+def test_recovering_inside_a_transaction_holds_up_nobody(
+    play_on_driver: Play, found: Recovery, options: dict[str, Any]
+) -> None:
+    """It takes the key's lock, as claims do: who comes from outside need not wait for the row."""
+
+    async def scene(shop: Shop, other: Shop) -> None:
+        await apply(shop, claim_of("k", retry_safe=False))
+        CLOCK.us += 20_000_000
+        (told,) = await apply(shop, claim_of("k", b"another".ljust(16)))
+        assert isinstance(told, Unsure)
+
+        async def outsiders() -> list[Any]:
+            # One that had to wait would be the end of all three: lock_timeout.
+            claims = [claim_of(name, b"outsider".ljust(16)) for name in "bkc"]
+            return [type(reply) for reply in await apply(other, *claims)]
+
+        async with shop.transaction():
+            ran = await shop.inside("k", recover=lambda unknown: found)
+            assert await outsiders() == [Claimed, Unsure, Claimed]  # unknown until the commit
+            (late,) = await apply(
+                other, Resolve(claim_of("k").id, told.record.fence, State.ABSENT, b"", "")
+            )
+            assert late == Lost()
+        assert ran.value == ("seen" if found.state is State.SUCCEEDED else "done")
+        assert (await shop.outside("k")).value == ran.value
+
+    play_on_driver(scene, clock=CLOCK, **options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -28,6 +29,8 @@ from tests.postgres_stores import server as shared_server
 
 from oncekey.core.commands import Claimed, Done, Look
 from oncekey.core.errors import ConfigurationError, StoreUnavailable
+from oncekey.stores.postgres import faults
+from oncekey.stores.postgres.queries import Layout, make_migrations
 from oncekey.testing.contract.bench import until
 from oncekey.testing.servers import Postgres
 from oncekey.testing.servers.processes import User
@@ -359,3 +362,19 @@ def test_a_command_at_fault_is_not_the_stores(faces: Faces, postgres: Postgres) 
     assert not isinstance(told.value, StoreUnavailable)
     assert store.record(make_claim("good").id) is None
     assert store.claim(make_claim("good")).attempt == 1
+
+
+def test_every_code_of_ours_has_one_meaning() -> None:
+    codes = [value for value in vars(faults).values() if re.fullmatch(r"OK\d+", str(value))]
+    assert len(codes) == len(set(codes))
+    raised = {
+        code
+        for step in make_migrations(Layout("s"))
+        for code in re.findall(r"ERRCODE = '(OK\d+)'", step.sql)
+    }
+    assert raised <= set(codes)
+
+    class Ended(Exception):
+        sqlstate = faults.TOO_LATE
+
+    assert "pooler" not in faults.text(Ended("another owner has ended the key"))

@@ -164,7 +164,11 @@ class AsyncPostgresStore(PostgresBase):
         """The same records on your connection or session, inside its transaction."""
         from oncekey.stores.postgres.connections import enlist_async
 
-        return enlist_async(connection, self._options, self._program)
+        return enlist_async(connection, self._options, self._program, self._identify)
+
+    async def _identify(self) -> None:
+        """Read again which store this is: its tables may have been made anew."""
+        self._learn(await self._database.run(self._preparation()))
 
     async def close(self) -> None:
         await self._database.lines.close()

@@ -60,6 +60,8 @@ class PostgresBase:
     def _learn(self, server: durability.Server) -> None:
         options = self._options
         self.guarantee = durability.guarantee(server, options.synchronous_commit, options.failover)
+        if server.identity:
+            self._program.identity, self._program.address = server.identity, server.address
         self._ready = True
 
     def _is_prepared(self, arrived: float) -> bool:

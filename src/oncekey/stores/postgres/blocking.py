@@ -153,7 +153,11 @@ class PostgresStore(PostgresBase):
         """The same records on your connection or session, inside its transaction."""
         from oncekey.stores.postgres.connections import enlist_blocking
 
-        return enlist_blocking(connection, self._options, self._program)
+        return enlist_blocking(connection, self._options, self._program, self._identify)
+
+    def _identify(self) -> None:
+        """Read again which store this is: its tables may have been made anew."""
+        self._learn(self._database.run(self._preparation()))
 
     def close(self) -> None:
         self._database.lines.close()

@@ -11,7 +11,7 @@ begins, commits or rolls back but to our own savepoint. Every decision is in enl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
 from oncekey.core.contract import AsyncEnlisted, Enlisted
@@ -32,37 +32,43 @@ _ASYNC: Final = (
 )
 
 
-def enlist_blocking(connection: Any, options: Options, program: Program) -> Enlisted:
-    """The kind of `connection`, made to take part."""
+def enlist_blocking(
+    connection: Any, options: Options, program: Program, identify: Callable[[], None]
+) -> Enlisted:
+    """The kind of `connection`, made to take part. `identify` makes the program learn anew which
+    store it is of."""
     _check_allowed(options)
     if is_a(connection, "psycopg", "Connection"):
         from oncekey.stores.postgres.psycopg_enlisted import Psycopg
 
-        return Psycopg(connection, program)
+        return Psycopg(connection, program, identify)
     if is_a(connection, "sqlalchemy", "Session", "scoped_session", "Connection"):
         from oncekey.stores.postgres.frameworks import Alchemy
 
-        return Alchemy(connection, program)
+        return Alchemy(connection, program, identify)
     if is_a(connection, "django", "BaseDatabaseWrapper", "ConnectionProxy"):
         from oncekey.stores.postgres.frameworks import Django
 
-        return Django(connection, program)
+        return Django(connection, program, identify)
     raise _refusal(connection, _BLOCKING)
 
 
-def enlist_async(connection: Any, options: Options, program: Program) -> AsyncEnlisted:
-    """The kind of `connection`, made to take part."""
+def enlist_async(
+    connection: Any, options: Options, program: Program, identify: Callable[[], Awaitable[None]]
+) -> AsyncEnlisted:
+    """The kind of `connection`, made to take part. `identify` makes the program learn anew which
+    store it is of."""
     _check_allowed(options)
     if is_a(connection, "asyncpg", "Connection", "PoolConnectionProxy"):
-        return Asyncpg(connection, program)
+        return Asyncpg(connection, program, identify)
     if is_a(connection, "psycopg", "AsyncConnection"):
         from oncekey.stores.postgres.psycopg_enlisted import AsyncPsycopg
 
-        return AsyncPsycopg(connection, program)
+        return AsyncPsycopg(connection, program, identify)
     if is_a(connection, "sqlalchemy", "AsyncSession", "async_scoped_session", "AsyncConnection"):
         from oncekey.stores.postgres.frameworks import AsyncAlchemy
 
-        return AsyncAlchemy(connection, program)
+        return AsyncAlchemy(connection, program, identify)
     raise _refusal(connection, _ASYNC)
 
 

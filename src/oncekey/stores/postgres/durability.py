@@ -32,6 +32,8 @@ class Server(NamedTuple):
     synchronous_standbys: bool
     standby: bool
     replicas: int
+    identity: bytes = b""  # of the store in it, and where that is
+    address: str = ""
 
 
 def server_of(row: Sequence[Any]) -> Server:

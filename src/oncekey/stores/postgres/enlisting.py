@@ -46,11 +46,20 @@ T = TypeVar("T")
 # there are many: then every row that is looked at costs more.
 LEFT_OPEN_MAX: Final = 8
 
-TOO_LATE: Final = "OK002"
-CLAIM_GONE: Final = "OK003"
 NO_SAVEPOINT: Final = "3B001"
 
 _AS_IT_IS_WRITTEN: Final = -1  # the clock is read by the statement that writes the record
+
+
+# What enlist_1 is asked for.
+_TO_RUN: Final = 0
+_TO_LOOK: Final = 1
+_TO_DECIDE: Final = 2
+_NOBODY: Final = bytes(16)
+
+
+class AnotherStore(ConfigurationError):
+    """The caller's connection leads to another store than the engine's."""
 
 
 class Save(enum.Enum):
@@ -144,10 +153,13 @@ class Participant:
         layout = self._program.layout
         if layout.is_ring:
             self._program.check_terms([claim])
-        asked = (self._program.now(), layout.is_ring, claim.id, claim.owner, claim.fingerprint)
         mark = Mark()
-        rows = yield (Statement("enlist", asked), Saving(Save.SET, mark))
+        asked = self._asking(_TO_RUN, claim.id, claim.owner, claim.fingerprint)
+        rows = yield (asked, Saving(Save.SET, mark))
         now, left_open, locked = rows[0][:3]
+        if now is None:
+            yield (Saving(Save.DROP, mark),)
+            raise self._another_store(rows[0])
         if locked is None:
             yield (Saving(Save.DROP, mark),)
             return Busy(TRANSACTION_HINT_US)
@@ -186,7 +198,7 @@ class Participant:
         except BaseException as error:
             # Rows without their record must not be committed, whoever catches this.
             yield from self._give_up(run, standing)
-            if faults.state_of(error) == TOO_LATE:
+            if faults.state_of(error) == faults.TOO_LATE:
                 return Lost()
             raise
         self._runs.remove(run)
@@ -244,14 +256,34 @@ class Participant:
             return Done()  # its transaction was rolled back under the body: the key is free
         if not isinstance(command, (Look, Resolve)):
             return Lost()
-        now = self._program.now()
-        rows = yield (Statement("look", (now, [command.id])),)
+        how = _TO_LOOK if isinstance(command, Look) else _TO_DECIDE
+        rows = yield (self._asking(how, command.id, _NOBODY, b""),)
+        now, _, locked = rows[0][:3]
+        if now is None:
+            raise self._another_store(rows[0])
+        if locked is None:
+            return Lost()  # another one is at this key: claiming tells what becomes of it
         met = met_of(rows[0])
-        reply, write, _ = decide(met.record if met else None, command, rows[0][0])
+        reply, write, _ = decide(met.record if met else None, command, now)
         if write is None or met is None:
             return reply
+        # The key's lock is ours by now: who comes from outside is told that, and does not wait for
+        # the row until this transaction ends.
         changed = yield (self._program.replacement([(write, met, False)]),)
         return reply if changed else Lost()
+
+    def _asking(self, how: int, id: bytes, owner: bytes, fingerprint: bytes) -> Statement:
+        program = self._program
+        asked = (program.now(), program.layout.is_ring, id, owner, fingerprint)
+        return Statement("enlist", (*asked, program.identity, how))
+
+    def _another_store(self, row: Row) -> AnotherStore:
+        return AnotherStore(
+            f"the connection leads to {row[20]}, the store of this engine is in "
+            f"{self._program.address}: what commits in one says nothing in the other. Give "
+            "in_transaction a connection to the store's database, or open the engine on the one "
+            "the connection leads to"
+        )
 
     # --- the body's savepoint -------------------------------------------------------------------
 

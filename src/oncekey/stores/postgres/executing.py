@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import cache
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -17,9 +17,9 @@ from oncekey.core.commands import Command, Reply
 from oncekey.core.errors import ConfigurationError
 from oncekey.stores.postgres import faults
 from oncekey.stores.postgres.enlisting import (
-    CLAIM_GONE,
     NO_SAVEPOINT,
     Action,
+    AnotherStore,
     Part,
     Participant,
     Save,
@@ -39,13 +39,22 @@ class Blocking(ABC):
 
     leaves_savepoints = False
 
-    def __init__(self, connection: Any, program: Program) -> None:
+    def __init__(self, connection: Any, program: Program, identify: Callable[[], None]) -> None:
         self.connection = connection  # the real one, where the caller's is only its name
         self._connection = connection
         self._texts = texts_of(program.layout)
+        self._program = program
+        self._identify = identify
         self._participant = Participant(program, leaves=self.leaves_savepoints)
 
     def apply(self, commands: Sequence[Command], /) -> list[Reply]:
+        known = self._program.identity
+        try:
+            return self._run(self._participant.apply(commands, self._standing()))
+        except AnotherStore:
+            self._identify()
+            if self._program.identity == known:
+                raise
         return self._run(self._participant.apply(commands, self._standing()))
 
     def mark(self) -> None:
@@ -77,7 +86,7 @@ class Blocking(ABC):
             result: T = stop.value
             return result
         except Exception as error:
-            meaning = meaning_of(error)
+            meaning = meaning_of(error, self._program)
             if meaning is None:
                 raise
             raise meaning from error
@@ -98,13 +107,24 @@ class Async(ABC):
 
     leaves_savepoints = False
 
-    def __init__(self, connection: Any, program: Program) -> None:
+    def __init__(
+        self, connection: Any, program: Program, identify: Callable[[], Awaitable[None]]
+    ) -> None:
         self.connection = connection  # the real one, where the caller's is only its name
         self._connection = connection
         self._texts = texts_of(program.layout)
+        self._program = program
+        self._identify = identify
         self._participant = Participant(program, leaves=self.leaves_savepoints)
 
     async def apply(self, commands: Sequence[Command], /) -> list[Reply]:
+        known = self._program.identity
+        try:
+            return await self._run(self._participant.apply(commands, await self._standing()))
+        except AnotherStore:
+            await self._identify()
+            if self._program.identity == known:
+                raise
         return await self._run(self._participant.apply(commands, await self._standing()))
 
     async def mark(self) -> None:
@@ -138,7 +158,7 @@ class Async(ABC):
             result: T = stop.value
             return result
         except Exception as error:
-            meaning = meaning_of(error)
+            meaning = meaning_of(error, self._program)
             if meaning is None:
                 raise
             raise meaning from error
@@ -154,11 +174,18 @@ class Async(ABC):
     async def _perform(self, actions: Sequence[Action]) -> Sequence[Row]: ...
 
 
-def meaning_of(error: BaseException) -> Exception | None:
+def meaning_of(error: BaseException, program: Program) -> Exception | None:
     """The error to raise for a driver's; None where that one is to be raised as it is."""
     if isinstance(error, ConfigurationError):
         return None
-    if faults.state_of(error) in (CLAIM_GONE, NO_SAVEPOINT):
+    if faults.state_of(error) in faults.NOT_THERE:
+        return ConfigurationError(
+            f"the connection leads to a database without oncekey's schema "
+            f"{program.layout.schema!r}; the store is in {program.address}. Give in_transaction a "
+            f"connection to that database, or open the store where the connection leads and run "
+            f"`oncekey migrate` there ({faults.text(error)})"
+        )
+    if faults.state_of(error) in (faults.CLAIM_GONE, NO_SAVEPOINT):
         return transaction_over()
     return faults.enlisted(error)
 
@@ -214,6 +241,7 @@ def _literal(quote: Callable[[Any], str]) -> Callable[[Any], str]:
 
 _LITERALS: Final[dict[str, Callable[[Any], str]]] = {
     "bigint": _literal(int.__repr__),
+    "integer": _literal(int.__repr__),
     "boolean": _literal(lambda value: "true" if value else "false"),
     "uuid": _literal(lambda value: f"'{value.hex()}'"),
     # No backslash: what that means depends on the session's settings.

@@ -15,9 +15,14 @@ from oncekey.core.errors import ConfigurationError, OncekeyError, StoreUnavailab
 SERIALIZATION: Final = frozenset(("40001", "40P01"))
 READ_ONLY: Final = "25006"
 
-# Codes of ours, for what the server has none for.
+# Codes of ours, for what the server has none for, each with one meaning.
 RING_ISOLATION: Final = "OK001"
-POOLED: Final = "OK002"
+TOO_LATE: Final = "OK002"  # another owner has ended the key
+CLAIM_GONE: Final = "OK003"  # the transaction that claimed the key is over
+POOLED: Final = "OK004"  # never sent by a server: what libpq's words about a pooler stand for
+
+# The schema, a table or a function of ours is missing.
+NOT_THERE: Final = frozenset(("3F000", "42P01", "42883"))
 
 _POOLER: Final = "a pooler in transaction mode (PgBouncer) stands between; set pooler=true"
 

@@ -9,7 +9,7 @@ Imported only for who has such a connection.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 from oncekey.core.errors import ConfigurationError
@@ -131,8 +131,8 @@ def _unscoped(connection: Any) -> Any:
 class Alchemy(Blocking):
     """An SQLAlchemy Session, scoped_session or Connection."""
 
-    def __init__(self, connection: Any, program: Program) -> None:
-        super().__init__(_unscoped(connection), program)
+    def __init__(self, connection: Any, program: Program, identify: Callable[[], None]) -> None:
+        super().__init__(_unscoped(connection), program, identify)
         self._books = _Books(self._connection, self._texts)
 
     def _standing(self) -> Standing:
@@ -148,8 +148,10 @@ class Alchemy(Blocking):
 class AsyncAlchemy(Async):
     """An SQLAlchemy AsyncSession, async_scoped_session or AsyncConnection."""
 
-    def __init__(self, connection: Any, program: Program) -> None:
-        super().__init__(_unscoped(connection), program)
+    def __init__(
+        self, connection: Any, program: Program, identify: Callable[[], Awaitable[None]]
+    ) -> None:
+        super().__init__(_unscoped(connection), program, identify)
         subject = self._connection
         is_session = hasattr(subject, "sync_session")
         inner = subject.sync_session if is_session else subject.sync_connection
@@ -182,11 +184,11 @@ class _Undone(Exception):
 class Django(Blocking):
     """Django's `connection` or `connections[alias]`, inside `transaction.atomic()`."""
 
-    def __init__(self, connection: Any, program: Program) -> None:
+    def __init__(self, connection: Any, program: Program, identify: Callable[[], None]) -> None:
         from django.db import connections
 
         # `connection` is one name for a connection of each thread.
-        super().__init__(connections[connection.alias], program)
+        super().__init__(connections[connection.alias], program, identify)
         if connection.vendor != "postgresql":
             raise ConfigurationError(
                 f"in_transaction cannot use Django's connection {connection.alias!r}: it leads to "

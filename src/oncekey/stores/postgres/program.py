@@ -5,8 +5,8 @@ statement, which does what usually comes; for the rest it hands back the records
 `machine.decide` says what that means. Whatever else has to be written is decided here and written
 as compare-and-set on the version that was read; where that version is gone, all is read again.
 
-Keeps no state between two runs and does no I/O itself. Must not know drivers, pools, threads or
-asyncio.
+Keeps no state between two runs but which store it is of, and does no I/O itself. Must not know
+drivers, pools, threads or asyncio.
 """
 
 from __future__ import annotations
@@ -72,6 +72,9 @@ class Program:
         self._how = CLAIM_HOW.get(claim, 0)
         self._guard = guard
         self._clock = clock
+        # Learnt when the store is first used: which one it is, and where, in words.
+        self.identity = b""
+        self.address = ""
 
     @property
     def layout(self) -> Layout:

@@ -6,7 +6,7 @@ factories, adapters and loaders have no part in it. Every decision is in enlisti
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import psycopg
@@ -143,8 +143,8 @@ class Psycopg(Blocking):
 
     leaves_savepoints = True
 
-    def __init__(self, connection: Any, program: Program) -> None:
-        super().__init__(connection, program)
+    def __init__(self, connection: Any, program: Program, identify: Callable[[], None]) -> None:
+        super().__init__(connection, program, identify)
         self._wire = _Wire(connection, self._texts)
         self._cursor = _Cursor(connection, row_factory=tuple_row)
 
@@ -172,8 +172,10 @@ class AsyncPsycopg(Async):
 
     leaves_savepoints = True
 
-    def __init__(self, connection: Any, program: Program) -> None:
-        super().__init__(connection, program)
+    def __init__(
+        self, connection: Any, program: Program, identify: Callable[[], Awaitable[None]]
+    ) -> None:
+        super().__init__(connection, program, identify)
         self._wire = _Wire(connection, self._texts)
         self._cursor = _AsyncCursor(connection, row_factory=tuple_row)
 

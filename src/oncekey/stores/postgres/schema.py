@@ -46,7 +46,7 @@ def prepare(
     if len(missing) < len(known):
         yield from _check_layout(layout)  # before anything is added to tables of another kind
     if not missing:
-        return server
+        return (yield from _identify(server))
     lacks = f"schema {layout.schema!r} lacks {', '.join(step.name for step in missing)}"
     if not migrate:
         raise ConfigurationError(
@@ -58,7 +58,12 @@ def prepare(
         )
     yield Script(upgrade(layout, missing))
     yield from _check_layout(layout)  # another host may have been first, with other settings
-    return server
+    return (yield from _identify(server))
+
+
+def _identify(server: Server) -> Preparation[Server]:
+    rows = yield Statement("identify")
+    return server._replace(identity=bytes(rows[0][0] or b""), address=rows[0][1])
 
 
 def missing_steps(layout: Layout, known: Sequence[Migration]) -> Preparation[list[Migration]]:

@@ -127,7 +127,11 @@ LEFT JOIN (found f JOIN {schema}.records t ON t.id = f.id AND t.slot = f.slot) O
 ORDER BY t.fence, t.id;
 
 -- name: enlist
-SELECT * FROM {schema}.enlist_1($1::bigint, $2::boolean, $3::uuid, $4::uuid, $5::bytea);
+SELECT * FROM {schema}.enlist_1($1::bigint, $2::boolean, $3::uuid, $4::uuid, $5::bytea, $6::bytea,
+    $7::integer);
+
+-- name: identify
+SELECT identity, address FROM {schema}.identify_1();
 
 -- name: record
 SELECT {schema}.record_1($1::bigint, $2::uuid, $3::bigint, $4::integer, $5::boolean, $6::boolean,

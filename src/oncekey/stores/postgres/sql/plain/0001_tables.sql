@@ -51,3 +51,5 @@ CREATE TABLE {schema}.meta (
     until bigint NOT NULL DEFAULT 0
 );
 INSERT INTO {schema}.meta (name, value) VALUES ('retention', 'plain');
+-- Which store this is, told apart from every other; see place_1.
+INSERT INTO {schema}.meta (name, value) VALUES ('identity', uuid_send(gen_random_uuid()));

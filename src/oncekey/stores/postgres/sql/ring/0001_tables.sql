@@ -52,3 +52,5 @@ CREATE TABLE {schema}.meta (
 );
 INSERT INTO {schema}.meta (name, value)
 VALUES ('retention', convert_to('ring {slots} {period}', 'UTF8'));
+-- Which store this is, told apart from every other; see place_1.
+INSERT INTO {schema}.meta (name, value) VALUES ('identity', uuid_send(gen_random_uuid()));

@@ -344,15 +344,63 @@ BEGIN
 END
 $finish$;
 
--- What a caller's transaction meets: the record, and whether the transaction may run the operation:
+-- Where these tables are: which database of which cluster. A standby that is promoted is still there;
+-- what was restored from a dump or made from a template is elsewhere. With the rights of whoever made
+-- the tables, so that every role gets the same answer.
+CREATE FUNCTION {schema}.place_1() RETURNS text
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog AS $place$
+DECLARE
+    v_database CONSTANT text := (SELECT d.oid FROM pg_database d WHERE d.datname = current_database());
+BEGIN
+    RETURN v_database || '/' || (SELECT c.system_identifier FROM pg_control_system() c);
+EXCEPTION WHEN insufficient_privilege OR undefined_function THEN
+    RETURN v_database;
+END
+$place$;
+INSERT INTO {schema}.meta (name, value) VALUES ('place', convert_to({schema}.place_1(), 'UTF8'));
+
+-- The same for people.
+CREATE FUNCTION {schema}.address_1() RETURNS text LANGUAGE sql STABLE AS $address$
+    SELECT format('database %L on %s', current_database(),
+        coalesce(host(inet_server_addr()) || ':' || inet_server_port(), 'a local socket'))
+$address$;
+
+-- The store's identity. Tables that were copied to another place get one of their own here, so that
+-- two stores never pass for one. Who may not write, or reads a standby, is told what is there.
+CREATE FUNCTION {schema}.identify_1(OUT identity bytea, OUT address text)
+LANGUAGE plpgsql VOLATILE AS $identify$
+DECLARE
+    v_place CONSTANT bytea := convert_to({schema}.place_1(), 'UTF8');
+BEGIN
+    address := {schema}.address_1();
+    IF EXISTS (SELECT FROM {schema}.meta m WHERE m.name = 'place' AND m.value <> v_place) THEN
+        BEGIN
+            UPDATE {schema}.meta m SET value = v_place WHERE m.name = 'place' AND m.value <> v_place;
+            IF FOUND THEN  -- and nobody else was faster
+                UPDATE {schema}.meta m SET value = uuid_send(gen_random_uuid())
+                WHERE m.name = 'identity';
+            END IF;
+        EXCEPTION WHEN read_only_sql_transaction OR insufficient_privilege THEN
+            NULL;
+        END;
+    END IF;
+    SELECT m.value INTO identity FROM {schema}.meta m WHERE m.name = 'identity';
+END
+$identify$;
+
+-- What a caller's transaction meets: the record, and whether the transaction may write it:
 -- `locked` is null, another one holds the key; true, this one now does; false, the record answers
--- by itself, and replays and rejections take no lock.
+-- by itself, and replays and rejections take no lock. `at` is null where the connection leads to
+-- another store than p_store; then r_note says where to.
+--
+-- p_how    0 to run the operation   1 only to look   2 to decide an unknown key
 --
 -- A lock is no obstacle to who has it already, so the keys this transaction is running are named in
 -- a setting of its own, which ends with it and is undone with its savepoints, as the lock is.
 -- `left_open` counts the savepoints that finished runs have left in this transaction.
 CREATE FUNCTION {schema}.enlist_1(
-    p_now bigint, p_ring boolean, p_id uuid, p_owner uuid, p_fingerprint bytea,
+    p_now bigint, p_ring boolean, p_id uuid, p_owner uuid, p_fingerprint bytea, p_store bytea,
+    p_how integer,
     OUT at bigint, OUT left_open integer, OUT locked boolean,
     OUT r_id bytea, OUT r_state smallint, OUT r_fingerprint bytea, OUT r_owner bytea,
     OUT r_fence bigint, OUT r_attempt integer, OUT r_retry_safe boolean, OUT r_created_at bigint,
@@ -364,10 +412,14 @@ DECLARE
     n CONSTANT bigint := coalesce(p_now, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint);
     v_name CONSTANT text := p_id::text || '/{seed} ';
     v_running CONSTANT text := coalesce(current_setting('oncekey.running', true), '');
-    v_writes boolean := true;
+    v_writes boolean := p_how = 0;
     t {schema}.records;
 BEGIN
-    IF p_ring AND current_setting('transaction_isolation') <> 'read committed' THEN
+    IF (SELECT m.value FROM {schema}.meta m WHERE m.name = 'identity') IS DISTINCT FROM p_store THEN
+        r_note := {schema}.address_1();
+        RETURN;
+    END IF;
+    IF p_ring AND p_how <> 1 AND current_setting('transaction_isolation') <> 'read committed' THEN
         RAISE EXCEPTION 'oncekey: the ring needs transactions at READ COMMITTED'
             USING ERRCODE = 'OK001';
     END IF;
@@ -376,7 +428,11 @@ BEGIN
     locked := false;
     SELECT o.* INTO t FROM {schema}.records o WHERE o.id = p_id;
     IF FOUND THEN
-        v_writes := {schema}.claim_rule_1(t, p_owner, p_fingerprint, true, n) > 0;
+        v_writes := CASE p_how
+            WHEN 0 THEN {schema}.claim_rule_1(t, p_owner, p_fingerprint, true, n) > 0
+            WHEN 2 THEN t.state IN (1, 4)
+            ELSE false
+        END;
     END IF;
     IF v_writes THEN
         IF position(v_name IN v_running) > 0
@@ -386,7 +442,9 @@ BEGIN
             RETURN;
         END IF;
         locked := true;
-        PERFORM set_config('oncekey.running', v_running || v_name, true);
+        IF p_how = 0 THEN
+            PERFORM set_config('oncekey.running', v_running || v_name, true);
+        END IF;
         IF current_setting('synchronous_commit') IN ('off', 'local') THEN
             PERFORM set_config('synchronous_commit', 'on', true);
         END IF;
