@@ -19,7 +19,7 @@ def name(key: object, scope: str = "s") -> tuple[str, str, str]:
 
 
 def entry(*, size: int = 1, until: int = FOREVER, id: bytes = b"i" * 16) -> Entry:
-    return id, b"\x01f", bytes(size), 1, 7, until
+    return id, b"\x01f", bytes(size), 1, 7, until, FOREVER
 
 
 def put(cache: ReplayCache, key: object, **more: Any) -> None:

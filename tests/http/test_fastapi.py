@@ -116,7 +116,8 @@ def test_i3_a_retry_gets_the_same_bytes_and_headers(app: Served) -> None:
     assert again.one("X-No") is None
     assert first.one("Set-Cookie") is not None
     assert again.one("Set-Cookie") is None
-    assert first.one("X-Idempotency-Retention") == again.one("X-Idempotency-Retention") == "86400"
+    assert first.one("X-Idempotency-Retention") == "86400"
+    assert 86_000 < int(again.one("X-Idempotency-Retention") or 0) <= 86_400
     assert app.effects("charge") == 1
 
 

@@ -209,7 +209,7 @@ class Kernel:
         entry = self.cache.get((scope, operation, key), now)
         if entry is None:
             return None
-        id, fingerprint, body, attempt, fence, _ = entry
+        id, fingerprint, body, attempt, fence, _, expires_at = entry
         if fingerprint != self.identities.fingerprint(request):
             return None  # of another request the store decides what that means
         chosen = self.codec if codec is None else codecs.codec_for(codec)
@@ -217,7 +217,8 @@ class Kernel:
         if self._subscribers:
             job = Job(identity, fingerprint, self.policy, chosen, now)
             self._tell(job, Fact.REPLAYED, fence, attempt, from_cache=True)
-        return result_of(identity, chosen, codecs.unpack(body), True, attempt, fence)
+        left = expires_at - now
+        return result_of(identity, chosen, codecs.unpack(body), True, attempt, fence, left)
 
     # --- the body's result --------------------------------------------------------------------
 
@@ -298,16 +299,23 @@ class Kernel:
         if not verdict.kept:
             return not_kept(job.identity, verdict, stored)
         replayed = verdict.fact is Fact.REPLAYED
-        return result_of(job.identity, job.codec, stored, replayed, verdict.attempt, verdict.fence)
+        return result_of(
+            job.identity,
+            job.codec,
+            stored,
+            replayed,
+            verdict.attempt,
+            verdict.fence,
+            verdict.expires_in,
+        )
 
     def _remember(self, job: Job, verdict: Verdict) -> None:
         id = job.identity
         # Counted from before the run: an entry never outlives its record.
-        until = job.started_at + min(verdict.expires_in, CACHE_AGE_MAX_US)
-        self.cache.put(
-            (id.scope, id.operation, id.key),
-            (id.id, job.fingerprint, verdict.body, verdict.attempt, verdict.fence, until),
-        )
+        expires_at = job.started_at + verdict.expires_in
+        until = min(expires_at, job.started_at + CACHE_AGE_MAX_US)
+        found = (verdict.body, verdict.attempt, verdict.fence, until, expires_at)
+        self.cache.put((id.scope, id.operation, id.key), (id.id, job.fingerprint, *found))
 
     # --- subscribers --------------------------------------------------------------------------
 

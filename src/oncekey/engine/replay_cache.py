@@ -23,8 +23,9 @@ ENTRY_OVERHEAD = 400
 Name = tuple[str, str, str]
 
 
-# The id, the fingerprint, the packed outcome, the attempt, the fence, and until when it holds.
-Entry = tuple[bytes, bytes, bytes, int, int, int]
+# The id, the fingerprint, the packed outcome, the attempt, the fence, until when this entry holds,
+# and when its record expires.
+Entry = tuple[bytes, bytes, bytes, int, int, int, int]
 
 
 class ReplayCache:

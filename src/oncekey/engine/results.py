@@ -29,12 +29,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Result(Generic[T]):
-    """What a run gave: `value`, whether it was `replayed`, and by which attempt and fence."""
+    """What a run gave: `value`, whether it was `replayed`, by which attempt and fence, and in how
+    many seconds its key expires (`expires_in`; from then on the key is fresh again)."""
 
     value: T
     replayed: bool
     attempt: int
     fence: int
+    expires_in: float = 0.0
 
 
 def value_of(stored: StoredValue, codec: Codec) -> Any:
@@ -52,12 +54,19 @@ def value_of(stored: StoredValue, codec: Codec) -> Any:
 
 
 def result_of(
-    identity: Identity, codec: Codec, stored: Stored, replayed: bool, attempt: int, fence: int
+    identity: Identity,
+    codec: Codec,
+    stored: Stored,
+    replayed: bool,
+    attempt: int,
+    fence: int,
+    expires_in: int = 0,
 ) -> Result[Any]:
     """A stored outcome given to a caller; a stored failure is raised."""
     if isinstance(stored, StoredValue):
         try:
-            return Result(value_of(stored, codec), replayed, attempt, fence)
+            seconds = expires_in / 1_000_000
+            return Result(value_of(stored, codec), replayed, attempt, fence, seconds)
         except NotReplayable as error:
             raise NotReplayable(str(error), **_where(identity)) from error
     if isinstance(stored, StoredError):
@@ -78,7 +87,8 @@ def not_kept(identity: Identity, verdict: Verdict, stored: Stored) -> Result[Any
     """This very call ran it. A large answer is the caller's; one no codec took is a mistake to
     be found on the first run, not on the first retry."""
     if isinstance(stored, Tombstone) and stored.too_large:
-        return Result(verdict.raw, False, verdict.attempt, verdict.fence)
+        seconds = verdict.expires_in / 1_000_000
+        return Result(verdict.raw, False, verdict.attempt, verdict.fence, seconds)
     reason = stored.reason if isinstance(stored, Tombstone) else "unreadable"
     raise NotReplayable(
         f"the operation ran, but its result cannot be stored ({reason}); retries will get this "

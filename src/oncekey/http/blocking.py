@@ -18,7 +18,7 @@ from oncekey.engine.blocking.operations import Operations
 from oncekey.http.exchange import OPERATION_DEFAULT, Asking, Exchange, Keyed, marks
 from oncekey.http.message import Headers, Request, Response
 from oncekey.http.rules import Rule, Rules
-from oncekey.http.running import Unstored, keep_seconds, outcome, principal
+from oncekey.http.running import Unstored, outcome, principal
 
 _log = logging.getLogger("oncekey")
 
@@ -120,7 +120,6 @@ class _Run(Generic[A]):
         self._app_error: BaseException | None = None
 
     def under(self, asking: Asking) -> Made[A] | Response:
-        keep = keep_seconds(self._operations.policy, self._rule)
         try:
             result = self._operations.run(
                 asking.operation, asking.key, self._body, **asking.options
@@ -134,8 +133,8 @@ class _Run(Generic[A]):
             return self._failed(error)
         if result.replayed or self._answer is None:
             self.drop()  # where another attempt has overtaken ours, its answer counts
-            return self._exchange.replay(result.value, keep)
-        return Made(self._answer, marks(keep, replayed=False), stored=True)
+            return self._exchange.replay(result.value, result.expires_in)
+        return Made(self._answer, marks(result.expires_in, replayed=False), stored=True)
 
     def _body(self, attempt: Attempt) -> Response:
         self._began = True

@@ -129,24 +129,26 @@ class Exchange:
         retry_after: float | None = None
         if isinstance(error, InFlight):
             usual = self.durations.usual(rule) if rule is not None else None
-            retry_after = error.retry_after if usual is None else min(usual, error.retry_after)
+            if usual is None:
+                usual = problems.RETRY_AFTER_UNLEARNED_SECONDS
+            retry_after = min(usual, error.retry_after)
         elif problem.retryable:
             retry_after = problems.RETRY_AFTER_DOWN_SECONDS
         return self.refused(problem, retry_after=retry_after)
 
     # --- after it -----------------------------------------------------------------------------
 
-    def replay(self, response: Response, keep_seconds: int) -> Response:
-        """A stored response, given again."""
+    def replay(self, response: Response, expires_in: float) -> Response:
+        """A stored response, given again; its key expires in so many seconds."""
         if response.omitted:
             return self.refused(problems.NOT_REPLAYABLE, original_status=response.status)
-        headers = [*response.headers, *marks(keep_seconds, replayed=True)]
+        headers = [*response.headers, *marks(expires_in, replayed=True)]
         if response.status not in _BODILESS:
             headers.append((b"content-length", b"%d" % len(response.body)))
         return Response(response.status, tuple(headers), response.body)
 
 
-def marks(keep_seconds: int, *, replayed: bool) -> Headers:
-    """What we add: whether this is a replay, and for how many seconds the key is kept."""
-    kept = (RETENTION, b"%d" % keep_seconds)
+def marks(expires_in: float, *, replayed: bool) -> Headers:
+    """What we add: whether this is a replay, and for how many seconds the key is still kept."""
+    kept = (RETENTION, b"%d" % expires_in)
     return ((REPLAYED, b"true"), kept) if replayed else (kept,)

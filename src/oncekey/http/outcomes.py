@@ -9,6 +9,7 @@ from collections.abc import Collection
 from typing import Final
 
 from oncekey.http.message import Headers, Response, first
+from oncekey.http.rules import HEAD_MAX_BYTES, HEADERS_MAX
 
 # Answers that say nothing about the operation: who asked, how often, on which connection, or that
 # the same request should be sent elsewhere (307, 308), where its key must still be free.
@@ -84,8 +85,14 @@ def kept_headers(headers: Headers, extra: Collection[bytes] = ()) -> Headers:
 
 
 def to_store(response: Response, extra: Collection[bytes], max_response: int) -> Response:
-    """What is kept of a response."""
+    """What is kept of a response: of one with too many or too long headers only that it ran."""
     headers = kept_headers(response.headers, extra)
+    if len(headers) > HEADERS_MAX or _size(headers) > HEAD_MAX_BYTES:
+        return Response(response.status, (), b"", omitted=True)
     if response.omitted or len(response.body) > max_response:
         return Response(response.status, headers, b"", omitted=True)
     return Response(response.status, headers, response.body)
+
+
+def _size(headers: Headers) -> int:
+    return sum(len(name) + len(value) for name, value in headers)

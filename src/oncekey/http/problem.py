@@ -27,6 +27,9 @@ from oncekey.http.message import Response
 TYPE_BASE: Final = "urn:oncekey:problem:"  # where no policy is published
 RETRY_AFTER_DOWN_SECONDS: Final = 1
 RETRY_AFTER_MAX_SECONDS: Final = 3_600
+# What a duplicate is told at most while nobody knows how long such requests take. The rest of the
+# lease would be right only for an owner that has died.
+RETRY_AFTER_UNLEARNED_SECONDS: Final = 2
 
 
 class Problem(NamedTuple):

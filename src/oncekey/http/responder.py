@@ -22,7 +22,7 @@ from oncekey.http.exchange import Asking, Exchange, Keyed, marks
 from oncekey.http.message import Headers, Request, Response
 from oncekey.http.recording import Message, Recording, Send
 from oncekey.http.rules import Rule
-from oncekey.http.running import Incomplete, Unstored, keep_seconds, outcome
+from oncekey.http.running import Incomplete, Unstored, outcome
 
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -127,7 +127,6 @@ class Responder:
                 self._recording.close()
 
     async def _run(self, asking: Asking) -> None:
-        keep = keep_seconds(self._owner.once.policy, self._rule)
         try:
             result = await self._ask(asking)
         except Unstored:
@@ -140,10 +139,10 @@ class Responder:
             await self._failed(error)
             return
         if result.replayed or not self._began:
-            await self._give(self._exchange.replay(result.value, keep))
+            await self._give(self._exchange.replay(result.value, result.expires_in))
         else:
             assert self._recording is not None
-            await self._deliver(self._recording, marks(keep, replayed=False))
+            await self._deliver(self._recording, marks(result.expires_in, replayed=False))
 
     async def _ask(self, asking: Asking) -> Result[Response]:
         once = self._owner.once

@@ -22,6 +22,7 @@ MAX_REQUEST_CAP: Final = 1024 * 1024 * 1024
 MAX_RESPONSE_DEFAULT: Final = 1024 * 1024
 # What the status and the headers of a stored response may take beside its body.
 HEAD_MAX_BYTES: Final = 64 * 1024
+HEADERS_MAX: Final = 1_000  # ... and how many headers it may have
 STORE_DOWN: Final = ("refuse", "run")
 _POLICY_OPTIONS: Final = ("lease", "keep", "audit", "wait", "retry_safe", "require", "recover")
 _PARAMETER = re.compile(r"\{[^{}/]*\}")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from oncekey.core.duration import microseconds
 from oncekey.core.errors import ConfigurationError, NotStarted
 from oncekey.core.identity import SCOPE_MAX_CHARS
 from oncekey.core.policy import Policy
@@ -33,11 +32,6 @@ def outcome(response: Response, rule: Rule, policy: Policy) -> Response:
     if not is_stored(response.status, response.headers, retry_safe=retry_safe):
         raise Unstored
     return to_store(response, rule.kept, rule.max_response)
-
-
-def keep_seconds(policy: Policy, rule: Rule) -> int:
-    us = policy.terms.keep if rule.keep is None else microseconds(rule.keep, name="keep")
-    return us // 1_000_000
 
 
 def check_caller(caller: object) -> None:

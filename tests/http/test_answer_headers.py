@@ -1,0 +1,98 @@
+"""What the headers of our answers say: how long a key is still kept, and when to ask again."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from tests.http.test_asgi_corners import Counting, ask, guard
+
+from oncekey import AsyncOnce
+from oncekey.http.rules import HEAD_MAX_BYTES, HEADERS_MAX, Rule
+from oncekey.stores.memory import AsyncMemoryStore
+from oncekey.testing.clock import FakeClock
+
+
+@pytest.mark.parametrize("later_seconds", [30, 3600], ids=["from the cache", "from the store"])
+def test_retention_of_a_replay_is_what_is_left(later_seconds: int) -> None:
+    async def main() -> None:
+        clock = FakeClock()
+        once = AsyncOnce(AsyncMemoryStore(clock=clock.wall), clock=clock)
+        app = guard(Counting(), Rule(keep="2h"), once=once)
+        first = await ask(app)
+        clock.advance(later_seconds * 1_000_000)
+        again = await ask(app)
+        assert dict(first.headers)[b"x-idempotency-retention"] == b"7200"
+        assert dict(again.headers)[b"x-idempotency-replayed"] == b"true"
+        left = int(dict(again.headers)[b"x-idempotency-retention"])
+        assert left == 7200 - later_seconds
+        await once.close()
+
+    asyncio.run(main())
+
+
+def test_retry_after_is_short_until_durations_are_learned() -> None:
+    async def main() -> None:
+        entered, gate = asyncio.Event(), asyncio.Event()
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            entered.set()
+            await gate.wait()
+            await Counting()(scope, receive, send)
+
+        once = AsyncOnce("memory://")
+        guarded = guard(app, Rule(lease="2m"), once=once)
+        running = asyncio.create_task(ask(guarded))
+        await entered.wait()
+        busy = await ask(guarded)
+        assert busy.statuses == [409]
+        assert dict(busy.headers)[b"retry-after"] == b"2"
+        gate.set()
+        await running
+
+        # From now on it is known: such requests end at once.
+        entered.clear()
+        gate.clear()
+        running = asyncio.create_task(ask(guarded, b"other"))
+        await entered.wait()
+        assert dict((await ask(guarded, b"other")).headers)[b"retry-after"] == b"1"
+        gate.set()
+        await running
+        await once.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [(b"link", b"</%d>" % n) for n in range(70_000)],
+        [(b"link", b"</%d>" % n) for n in range(HEADERS_MAX + 1)],
+        [(b"link", b"x" * HEAD_MAX_BYTES), (b"link", b"y")],
+    ],
+    ids=["more than a length field holds", "one too many", "too long"],
+)
+def test_response_with_too_many_headers_reaches_the_first_caller(lines: Any) -> None:
+    async def main() -> None:
+        runs = 0
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            nonlocal runs
+            runs += 1
+            await send({"type": "http.response.start", "status": 201, "headers": lines})
+            await send({"type": "http.response.body", "body": b"made"})
+
+        once = AsyncOnce("memory://")
+        guarded = guard(app, once=once)
+        first, again = await ask(guarded), await ask(guarded)
+        assert (first.statuses, first.body) == ([201], b"made")
+        assert first.headers[: len(lines)] == lines
+        assert again.statuses == [409]
+        assert b"not-replayable" in again.body
+        assert b'"original_status": 201' in again.body
+        assert runs == 1
+        await once.close()
+
+    asyncio.run(main())
+
