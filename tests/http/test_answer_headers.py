@@ -95,4 +95,3 @@ def test_response_with_too_many_headers_reaches_the_first_caller(lines: Any) -> 
         await once.close()
 
     asyncio.run(main())
-

@@ -1,7 +1,9 @@
 """Fingerprints: what was asked, as a version byte and a digest.
 
 The version stands in front so that a later way of hashing can be told from this one: a record
-written under an unknown version is never called a mismatch, it is refused as unreadable.
+written under an unknown version is never called a mismatch, it is refused as unreadable. Where no
+request was given at all a byte of its own stands there, so that a mismatch can say which call had
+none.
 """
 
 from __future__ import annotations
@@ -12,7 +14,9 @@ from typing import Any
 from oncekey.core.canonical import canonical
 
 VERSION = 1
+NO_REQUEST = 255  # stands in place of the version where no request was given
 _PREFIX = bytes([VERSION])
+_PREFIX_NO_REQUEST = bytes([NO_REQUEST])
 _PERSON = b"oncekey-fp-v1"
 
 
@@ -22,9 +26,10 @@ def fingerprint(request: Any, secret: bytes = b"") -> bytes:
         data = b"b" + request
     else:
         data = b"j" + canonical(request)
-    return _PREFIX + blake2b(data, digest_size=32, key=secret, person=_PERSON).digest()
+    prefix = _PREFIX_NO_REQUEST if request is None else _PREFIX
+    return prefix + blake2b(data, digest_size=32, key=secret, person=_PERSON).digest()
 
 
 def version_of(stored: bytes) -> int:
-    """The version a stored fingerprint was made under; 0 where there is none."""
+    """The version a stored fingerprint was made under (or NO_REQUEST); 0 where there is none."""
     return stored[0] if stored else 0

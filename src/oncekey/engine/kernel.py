@@ -18,6 +18,7 @@ from oncekey.core.asks import Grant, Recovered, Returned, Task, Verdict
 from oncekey.core.codec import Codec, Stored
 from oncekey.core.errors import ConfigurationError, NotStarted
 from oncekey.core.events import Fact, Notice
+from oncekey.core.fingerprint import version_of
 from oncekey.core.identity import Identities, Identity, KeyLike
 from oncekey.core.levels import Guarantee, Level, check_level
 from oncekey.core.policy import Policy
@@ -295,7 +296,7 @@ class Kernel:
     def conclude(self, job: Job, verdict: Verdict, stored: Stored | None) -> Result[Any]:
         """The caller's result, or the error to raise."""
         if stored is None:
-            raise error_of(job.identity, job.codec, verdict)
+            raise error_of(job.identity, job.codec, verdict, version_of(job.fingerprint))
         if not verdict.kept:
             return not_kept(job.identity, verdict, stored)
         replayed = verdict.fact is Fact.REPLAYED

@@ -21,7 +21,7 @@ from oncekey.core.errors import (
     WaitTimeout,
 )
 from oncekey.core.events import Fact
-from oncekey.core.fingerprint import VERSION
+from oncekey.core.fingerprint import NO_REQUEST, VERSION
 from oncekey.core.identity import Identity
 
 T = TypeVar("T")
@@ -98,8 +98,11 @@ def not_kept(identity: Identity, verdict: Verdict, stored: Stored) -> Result[Any
     )
 
 
-def error_of(identity: Identity, codec: Codec, verdict: Verdict) -> BaseException:
-    """The error of a verdict that gave no outcome: the body's own, or one of ours."""
+def error_of(
+    identity: Identity, codec: Codec, verdict: Verdict, asked: int = VERSION
+) -> BaseException:
+    """The error of a verdict that gave no outcome: the body's own, or one of ours. `asked` is the
+    version of this call's own fingerprint."""
     where = _where(identity)
     fact = verdict.fact
     if isinstance(verdict.error, StoreUnavailable) and fact is Fact.UNAVAILABLE:
@@ -108,7 +111,7 @@ def error_of(identity: Identity, codec: Codec, verdict: Verdict) -> BaseExceptio
         return verdict.error
     seconds = verdict.retry_after / 1_000_000
     if fact is Fact.MISMATCH:
-        return _mismatch(verdict.version, where)
+        return _mismatch(verdict.version, asked, where)
     if fact is Fact.IN_FLIGHT:
         return InFlight(
             "another attempt holds this key; retry with the same key",
@@ -134,7 +137,14 @@ def error_of(identity: Identity, codec: Codec, verdict: Verdict) -> BaseExceptio
     )
 
 
-def _mismatch(version: int, where: dict[str, str]) -> BaseException:
+def _mismatch(version: int, asked: int, where: dict[str, str]) -> BaseException:
+    if NO_REQUEST in (version, asked) and version != asked:
+        had, has = ("without", "with") if version == NO_REQUEST else ("with", "without")
+        return Mismatch(
+            f"this key was first used {had} request=, this call came {has} one; give the same "
+            "request= on every call, or none on any",
+            **where,
+        )
     if version != VERSION:
         return NotReplayable(
             f"this key's fingerprint has format {version}, this version reads {VERSION}; it was "

@@ -17,8 +17,19 @@ from hashlib import blake2b
 from typing import Any, Final
 from urllib.parse import parse_qsl
 
-import multipart
-import rfc8785
+from oncekey.http.extras import MissingDependency, needs
+
+with needs("http"):
+    import multipart
+    import rfc8785
+
+if not hasattr(multipart, "MultipartError"):
+    # python-multipart had this name too, and still answers to it where the other is missing.
+    raise MissingDependency(
+        "the module 'multipart' that is installed here is python-multipart's, another package than "
+        "oncekey's guards for HTTP need: pip install 'python-multipart>=0.0.18' 'oncekey[http]'",
+        name="multipart",
+    )
 
 # Longer documents are compared byte by byte: putting them in order would stop everybody else.
 CANONICAL_MAX_BYTES: Final = 256 * 1024

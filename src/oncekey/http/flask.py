@@ -19,9 +19,6 @@ import functools
 from collections.abc import Callable, Iterable
 from typing import Any, Final, ParamSpec
 
-from flask import Flask, Response, current_app, request
-from werkzeug.datastructures import Headers as FlaskHeaders
-
 from oncekey.core.errors import ConfigurationError
 from oncekey.engine.blocking.attempt import Attempt
 from oncekey.engine.blocking.once import Once
@@ -29,9 +26,14 @@ from oncekey.http import message, wsgi
 from oncekey.http import problem as problems
 from oncekey.http.blocking import Guard, Made
 from oncekey.http.exchange import OPERATION_DEFAULT
+from oncekey.http.extras import needs
 from oncekey.http.held import Held
-from oncekey.http.rules import Rule
+from oncekey.http.rules import Rule, rule_of
 from oncekey.http.running import ATTEMPT, check_caller
+
+with needs("flask"):
+    from flask import Flask, Response, current_app, request
+    from werkzeug.datastructures import Headers as FlaskHeaders
 
 P = ParamSpec("P")
 View = Callable[..., Any]
@@ -113,7 +115,7 @@ def idempotent(**options: Any) -> Callable[[Callable[P, Any]], Callable[P, Any]]
     """Guard a view; `options` are those of a Rule, but for its path. Stands below `@app.post`."""
     if "path" in options:
         raise ConfigurationError("a view has its path already; give rules= to guard by path")
-    rule = Rule(**options)
+    rule = rule_of(options)
 
     def decorate(view: Callable[P, Any]) -> Callable[P, Any]:
         @functools.wraps(view)

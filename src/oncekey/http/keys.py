@@ -9,10 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-import http_sf
-
 from oncekey.core.errors import InvalidKey
 from oncekey.core.identity import KEY_MAX_CHARS
+from oncekey.http.extras import needs
+
+with needs("http"):
+    import http_sf
 
 HEADER = b"idempotency-key"
 HEADER_NAME = "Idempotency-Key"

@@ -6,8 +6,9 @@ Owns the options of a route, their defaults and limits. What a response means is
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
 from typing import Any, Final
 
 from oncekey.core.duration import Duration
@@ -108,6 +109,40 @@ class Rule:
 
     def fits(self, method: str, path: str) -> bool:
         return method in self.methods and self._pattern.fullmatch(path) is not None
+
+
+# What other libraries call it.
+_OTHER_NAMES: Final = {
+    "ttl": "keep",
+    "expires": "keep",
+    "expiry": "keep",
+    "expiration": "keep",
+    "expires_in": "keep",
+    "retention": "keep",
+    "lifetime": "keep",
+    "timeout": "lease",
+    "lock_timeout": "lease",
+    "lock_ttl": "lease",
+    "exclude": "ignore",
+    "include": "only",
+    "fields": "only",
+    "enforce": "required",
+    "max_body": "max_request",
+    "fail_open": "store_down",
+}
+
+
+def rule_of(options: Mapping[str, Any]) -> Rule:
+    """A rule from the options of a decorator; an unknown name is refused with the one meant."""
+    known = [item.name for item in fields(Rule) if item.init and item.name != "path"]
+    unknown = sorted(options.keys() - set(known) - {"path"})
+    if unknown:
+        name = unknown[0]
+        close = get_close_matches(name, known, n=1)
+        meant = _OTHER_NAMES.get(name) or (close[0] if close else None)
+        hint = f": did you mean {meant}=?" if meant else "."
+        raise ConfigurationError(f"unknown option {name}{hint} Known are {', '.join(known)}")
+    return Rule(**options)
 
 
 class Rules:

@@ -8,6 +8,9 @@
 Imports nothing that needs settings to be there.
 """
 
-from oncekey.http.django.guarding import IdempotencyMiddleware, attempt_of, idempotent
+from oncekey.http.extras import needs
+
+with needs("django"):
+    from oncekey.http.django.guarding import IdempotencyMiddleware, attempt_of, idempotent
 
 __all__ = ["IdempotencyMiddleware", "attempt_of", "idempotent"]

@@ -23,7 +23,7 @@ from django.utils.module_loading import import_string
 from oncekey.core.errors import ConfigurationError
 from oncekey.engine.blocking.once import Once
 from oncekey.http.blocking import Guard
-from oncekey.http.rules import Rule
+from oncekey.http.rules import Rule, rule_of
 from oncekey.http.running import check_caller
 from oncekey.http.wsgi import close_at_exit
 
@@ -112,4 +112,4 @@ def _found(given: Any) -> Any:
 
 
 def _rule(given: Rule | Mapping[str, Any]) -> Rule:
-    return given if isinstance(given, Rule) else Rule(**given)
+    return given if isinstance(given, Rule) else rule_of(given)

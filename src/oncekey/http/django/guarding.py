@@ -34,7 +34,7 @@ from oncekey.http.django.answers import (
 )
 from oncekey.http.django.configuration import Configured, alias_of, check_transaction, configured
 from oncekey.http.message import Response
-from oncekey.http.rules import Rule
+from oncekey.http.rules import Rule, rule_of
 
 _ATTEMPT: Final = "oncekey_attempt"
 _FIRST_REFUSAL: Final = 400
@@ -88,7 +88,7 @@ def idempotent(*, transaction: bool | str = False, **options: Any) -> Callable[[
     """
     if "path" in options:
         raise ConfigurationError("a view has its path already; rules are for the middleware")
-    rule = Rule(**options)
+    rule = rule_of(options)
     alias = alias_of(transaction)
     check_transaction(rule, alias)
 

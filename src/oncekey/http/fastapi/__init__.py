@@ -12,9 +12,12 @@
 
 from __future__ import annotations
 
-from oncekey.http.fastapi.attempts import CurrentAttempt, OptionalAttempt
-from oncekey.http.fastapi.guarding import Idempotency
-from oncekey.http.fastapi.openapi import describe
-from oncekey.http.fastapi.whole import install
+from oncekey.http.extras import needs
+
+with needs("fastapi"):
+    from oncekey.http.fastapi.attempts import CurrentAttempt, OptionalAttempt
+    from oncekey.http.fastapi.guarding import Idempotency
+    from oncekey.http.fastapi.openapi import describe
+    from oncekey.http.fastapi.whole import install
 
 __all__ = ["CurrentAttempt", "Idempotency", "OptionalAttempt", "describe", "install"]

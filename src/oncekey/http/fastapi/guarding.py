@@ -22,7 +22,7 @@ from oncekey.http.exchange import OPERATION_DEFAULT, Exchange
 from oncekey.http.fastapi.door import Guarding, behind_door
 from oncekey.http.fastapi.routes import GuardedRoute, misplaced, route_class
 from oncekey.http.responder import Tasks
-from oncekey.http.rules import METHODS_DEFAULT, METHODS_POSSIBLE, Rule, Rules
+from oncekey.http.rules import METHODS_DEFAULT, METHODS_POSSIBLE, Rules, rule_of
 from oncekey.http.running import check_caller
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -116,7 +116,7 @@ class Idempotency:
 
     def _guarding(self, transaction: Any, options: dict[str, Any]) -> Guarding:
         if transaction is None:
-            return Guarding(self, Rule(**options), self.caller)
+            return Guarding(self, rule_of(options), self.caller)
         for name, wanted in (("required", True), ("retry_safe", True), ("store_down", "refuse")):
             if options.setdefault(name, wanted) != wanted:
                 raise ConfigurationError(
@@ -134,7 +134,7 @@ class Idempotency:
             raise ConfigurationError(
                 f"transaction= needs FastAPI 0.118 or newer, not {fastapi.__version__}"
             )
-        return Guarding(self, Rule(**options), self.caller, session)
+        return Guarding(self, rule_of(options), self.caller, session)
 
     # --- the end ------------------------------------------------------------------------------
 

@@ -78,6 +78,15 @@ class Runs:
                 engine.run("op", "k", body, request={"cents": 6, "to": "x"})
         assert body.runs == 1
 
+    def test_i7_mismatch_says_which_call_had_no_request(self, bench: Bench) -> None:
+        once = bench.once(cache=0)
+        once.run("op", "without", Body(1))
+        with pytest.raises(Mismatch, match="first used without request=, this call came with one"):
+            once.run("op", "without", Body(1), request={"cents": 5})
+        once.run("op", "with", Body(1), request={"cents": 5})
+        with pytest.raises(Mismatch, match="first used with request=, this call came without one"):
+            once.run("op", "with", Body(1))
+
     def test_i7_mismatch_is_told_before_in_flight(self, bench: Bench) -> None:
         once = bench.once()
         bench.hold("k", request="this")

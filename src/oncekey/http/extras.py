@@ -1,0 +1,44 @@
+"""The packages that HTTP guards need beside the standard library, and what to say without them.
+
+Owns the sentence a user reads where one is missing. Knows no framework.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from oncekey.core.errors import ConfigurationError
+
+
+class MissingDependency(ConfigurationError, ModuleNotFoundError):
+    """A package is not installed; the message has the line that installs it."""
+
+    def __init__(self, message: str, *, name: str | None = None) -> None:
+        super().__init__(message)
+        self.name = name
+
+
+class needs:  # noqa: N801, it is used like a statement
+    """`with needs("http"): import ...` names the extra that installs a missing package."""
+
+    def __init__(self, extra: str) -> None:
+        self._extra = extra
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if not isinstance(error, ModuleNotFoundError) or isinstance(error, MissingDependency):
+            return
+        if (error.name or "oncekey").partition(".")[0] == "oncekey":
+            return  # a mistake of ours
+        raise MissingDependency(
+            f"oncekey's guards for HTTP need {error.name}, which is not installed: "
+            f"pip install 'oncekey[{self._extra}]'",
+            name=error.name,
+        ) from error
