@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+from tests.coalescer_replies import async_reply_of
 
 from oncekey.core.commands import Command, Look, Reply, Seen
 from oncekey.core.errors import StoreUnavailable
@@ -63,13 +64,13 @@ def _outcome(task: asyncio.Task[Reply]) -> Any:
     return reply.now if isinstance(reply, Seen) else error
 
 
-async def crowd(store: Store, count: int, **options: int) -> list[Any]:
+async def crowd(store: Store, count: int, **options: Any) -> list[Any]:
     """One caller at the store, the others queueing up; each one's number or error."""
     coalescer = AsyncCoalescer(store.apply, **options)
-    tasks = [asyncio.create_task(coalescer.call(look(0), store.ignore))]
+    tasks = [asyncio.create_task(async_reply_of(coalescer, look(0), store.ignore))]
     await store.entered.wait()
     for number in range(1, count):
-        tasks.append(asyncio.create_task(coalescer.call(look(number), store.ignore)))
+        tasks.append(asyncio.create_task(async_reply_of(coalescer, look(number), store.ignore)))
     await asyncio.sleep(0)
     assert len(coalescer._queue) == count - 1
     store.gate.set()
@@ -79,7 +80,7 @@ async def crowd(store: Store, count: int, **options: int) -> list[Any]:
     return outcomes
 
 
-def run(answer: Callable[[Sequence[Command]], list[Reply]], count: int, **options: int) -> Any:
+def run(answer: Callable[[Sequence[Command]], list[Reply]], count: int, **options: Any) -> Any:
     """The crowd's outcomes and the store's batches."""
 
     async def main() -> tuple[list[Any], list[list[int]]]:
@@ -98,7 +99,7 @@ def test_a_lone_command_leaves_at_once_and_alone() -> None:
         store.entered.set()
         coalescer = AsyncCoalescer(store.apply)
         for number in range(3):
-            assert await coalescer.call(look(number), store.ignore) == Seen(None, number)
+            assert await async_reply_of(coalescer, look(number), store.ignore) == Seen(None, number)
         assert store.batches == [[0], [1], [2]]
 
     asyncio.run(main())
@@ -156,7 +157,7 @@ def test_i14_a_cancelled_caller_is_told_and_stays_for_its_reply() -> None:
         store = Store()
         coalescer = AsyncCoalescer(store.apply)
         told: list[int] = []
-        task = asyncio.create_task(coalescer.call(look(5), lambda: told.append(1)))
+        task = asyncio.create_task(async_reply_of(coalescer, look(5), lambda: told.append(1)))
         await store.entered.wait()
         for _ in range(2):
             task.cancel()
@@ -176,10 +177,10 @@ def test_a_caller_may_leave_when_cancelled_and_the_others_are_served() -> None:
     async def main() -> None:
         store = Store()
         coalescer = AsyncCoalescer(store.apply)
-        stays = asyncio.create_task(coalescer.call(look(1), store.ignore))
+        stays = asyncio.create_task(async_reply_of(coalescer, look(1), store.ignore))
         await store.entered.wait()
-        leaves = asyncio.create_task(coalescer.call(look(2), leave))
-        follows = asyncio.create_task(coalescer.call(look(3), store.ignore))
+        leaves = asyncio.create_task(async_reply_of(coalescer, look(2), leave))
+        follows = asyncio.create_task(async_reply_of(coalescer, look(3), store.ignore))
         await asyncio.sleep(0)
         leaves.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -195,14 +196,18 @@ def test_a_cancelled_pump_leaves_nobody_waiting() -> None:
     async def main() -> list[type[object]]:
         store = Store()
         coalescer = AsyncCoalescer(store.apply)
-        tasks = [asyncio.create_task(coalescer.call(look(0), store.ignore))]
+        tasks = [asyncio.create_task(async_reply_of(coalescer, look(0), store.ignore))]
         await store.entered.wait()
-        tasks += [asyncio.create_task(coalescer.call(look(n), store.ignore)) for n in (1, 2)]
+        tasks += [
+            asyncio.create_task(async_reply_of(coalescer, look(n), store.ignore)) for n in (1, 2)
+        ]
         await asyncio.sleep(0)
         (pump,) = coalescer._pumps
         pump.cancel()
         outcomes = await store.all_of(tasks)
-        assert await coalescer.call(look(3), store.ignore) == Seen(None, 3), "and goes on working"
+        assert await async_reply_of(coalescer, look(3), store.ignore) == Seen(None, 3), (
+            "and goes on working"
+        )
         return [type(outcome) for outcome in outcomes]
 
     assert asyncio.run(main()) == [StoreUnavailable] * 3

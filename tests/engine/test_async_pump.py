@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 import pytest
+from tests.coalescer_replies import async_reply_of
 
 from oncekey.core.commands import Command, Look, Reply, Seen
 from oncekey.core.errors import StoreUnavailable
@@ -23,13 +24,13 @@ async def _good(commands: Sequence[Command]) -> list[Reply]:
 def test_a_pump_cancelled_before_its_first_step_leaves_nobody_behind() -> None:
     async def main() -> None:
         coalescer = AsyncCoalescer(_good)
-        caller = asyncio.create_task(coalescer.call(Look(b"a"), _stay))
+        caller = asyncio.create_task(async_reply_of(coalescer, Look(b"a"), _stay))
         await asyncio.sleep(0)
         (pump,) = coalescer._pumps
         pump.cancel()
         with pytest.raises(StoreUnavailable, match="event loop ended"):
             await caller
-        assert await coalescer.call(Look(b"b"), _stay) == Seen(None, 1)
+        assert await async_reply_of(coalescer, Look(b"b"), _stay) == Seen(None, 1)
 
     asyncio.run(main())
 
@@ -41,7 +42,9 @@ def test_a_store_that_exits_takes_the_loop_but_no_caller_hangs() -> None:
 
     async def main() -> None:
         coalescer = AsyncCoalescer(exits)
-        await asyncio.gather(*(coalescer.call(Look(bytes([n])), _stay) for n in range(3)))
+        await asyncio.gather(
+            *(async_reply_of(coalescer, Look(bytes([n])), _stay) for n in range(3))
+        )
 
     with pytest.raises(SystemExit):
         asyncio.run(main())

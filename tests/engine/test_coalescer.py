@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from typing import Any
 
 import pytest
+from tests.coalescer_replies import reply_of
 
 from oncekey.core.commands import Command, Look, Reply, Seen
 from oncekey.core.errors import StoreUnavailable
@@ -51,7 +52,7 @@ class Store:
 class Crowd:
     """One leader at the store, then others queueing up one after the other."""
 
-    def __init__(self, store: Store, count: int, **options: int) -> None:
+    def __init__(self, store: Store, count: int, **options: Any) -> None:
         self.coalescer = Coalescer(store.apply, **options)
         self.futures: list[Future[Reply]] = []
         self.threads: list[threading.Thread] = []
@@ -71,7 +72,7 @@ class Crowd:
 
         def call() -> None:
             try:
-                future.set_result(self.coalescer.call(look(number)))
+                future.set_result(reply_of(self.coalescer, look(number)))
             except BaseException as error:
                 future.set_exception(error)
 
@@ -103,7 +104,7 @@ def test_a_lone_command_leaves_at_once_and_alone() -> None:
     store = Store()
     store.entered.set()
     coalescer = Coalescer(store.apply)
-    assert [coalescer.call(look(number)) for number in range(3)] == replies_to(
+    assert [reply_of(coalescer, look(number)) for number in range(3)] == replies_to(
         [look(0), look(1), look(2)]
     )
     assert store.batches == [[0], [1], [2]]
@@ -126,7 +127,7 @@ def test_a_batch_has_a_largest_size() -> None:
 def test_after_the_crowd_a_lone_command_leaves_at_once_again() -> None:
     store = Store()
     crowd = Crowd(store, 5)
-    assert crowd.coalescer.call(look(9)) == Seen(None, 9)
+    assert reply_of(crowd.coalescer, look(9)) == Seen(None, 9)
     assert store.batches[-1] == [9]
 
 
@@ -191,7 +192,7 @@ def test_an_interrupted_leader_leaves_nobody_waiting() -> None:
     crowd = Crowd(Store(interrupted), 5)
     kinds = [type(outcome) for outcome in crowd.outcomes()]
     assert kinds == [int, Stop, StoreUnavailable, StoreUnavailable, StoreUnavailable]
-    assert crowd.coalescer.call(look(7)) == Seen(None, 7), "and goes on working"
+    assert reply_of(crowd.coalescer, look(7)) == Seen(None, 7), "and goes on working"
 
 
 def test_a_leader_interrupted_alone_passes_the_lead_on() -> None:
@@ -209,7 +210,7 @@ def test_an_interrupted_follower_does_not_strand_those_behind_it() -> None:
     """Ctrl-C in the main thread while it queues: the lead falls to it although it has left."""
     store = Store()
     coalescer = Coalescer(store.apply)
-    leader = threading.Thread(target=coalescer.call, args=(look(0),), daemon=True)
+    leader = threading.Thread(target=reply_of, args=(coalescer, look(0)), daemon=True)
     leader.start()
     assert store.entered.wait(PATIENCE)
     main = threading.main_thread().ident
@@ -236,13 +237,13 @@ def test_an_interrupted_follower_does_not_strand_those_behind_it() -> None:
     try:
         helper.start()
         with pytest.raises(Stop):
-            coalescer.call(look(1))
+            reply_of(coalescer, look(1))
     finally:
         helper.join(PATIENCE)
         signal.signal(signal.SIGUSR1, before)
         store.gate.set()
     leader.join(PATIENCE)
-    behind = threading.Thread(target=coalescer.call, args=(look(2),), daemon=True)
+    behind = threading.Thread(target=reply_of, args=(coalescer, look(2)), daemon=True)
     behind.start()
     behind.join(PATIENCE)
     assert not behind.is_alive(), "left waiting"
@@ -255,17 +256,20 @@ def test_an_interrupted_follower_does_not_strand_those_behind_it() -> None:
 def test_many_commands_of_one_caller_have_their_outcomes_in_order() -> None:
     store = Store(refusing(3))
     store.entered.set()
-    outcomes = Coalescer(store.apply).call_many([look(number) for number in range(5)])
-    assert [type(outcome) for outcome in outcomes] == [Seen, Seen, Seen, ValueError, Seen]
-    assert Coalescer(store.apply).call_many([]) == []
+    answers = Coalescer(store.apply).answer_many([look(number) for number in range(5)])
+    kinds = [type(answer.reply) for answer in answers]
+    assert kinds == [Seen, Seen, Seen, StoreUnavailable, Seen]
+    assert Coalescer(store.apply).answer_many([]) == []
 
 
 def test_many_commands_are_cut_into_batches() -> None:
     store = Store()
     store.entered.set()
     count = BATCH_MAX + 5
-    outcomes = Coalescer(store.apply).call_many([look(number) for number in range(count)])
-    assert outcomes == replies_to([look(number) for number in range(count)])
+    answers = Coalescer(store.apply).answer_many([look(number) for number in range(count)])
+    assert [answer.reply for answer in answers] == replies_to(
+        [look(number) for number in range(count)]
+    )
     assert [len(batch) for batch in store.batches] == [BATCH_MAX, 5]
 
 
@@ -275,7 +279,7 @@ def test_many_threads_each_get_their_own_reply() -> None:
 
     def work(first: int) -> None:
         for number in range(first, first + 300):
-            if coalescer.call(look(number)) != Seen(None, number):
+            if reply_of(coalescer, look(number)) != Seen(None, number):
                 wrong.append(number)
 
     threads = [threading.Thread(target=work, args=(n * 1_000,), daemon=True) for n in range(8)]

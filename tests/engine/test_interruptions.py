@@ -14,6 +14,7 @@ from types import FrameType
 from typing import Any
 
 import pytest
+from tests.coalescer_replies import reply_of
 
 from oncekey.core.commands import Command, Look, Reply, Seen
 from oncekey.core.errors import StoreUnavailable
@@ -50,7 +51,7 @@ class Caller(threading.Thread):
         if self.place:
             sys.settrace(self._trace)
         try:
-            self.outcome = self.coalescer.call(look(self.number))
+            self.outcome = reply_of(self.coalescer, look(self.number))
         except (Stop, StoreUnavailable) as error:
             self.outcome = error
         finally:
@@ -128,7 +129,7 @@ def test_i11_interrupted_anywhere_nobody_is_left_waiting(role: str) -> None:
         late.join(PATIENCE)
         assert late.outcome == Seen(None, 9), f"place {place}: a lane was lost"
         until(lambda: scene.coalescer._taken == scene.coalescer._in_flight == 0)  # noqa: B023
-        assert scene.coalescer._queue == []
+        assert len(scene.coalescer._queue) == 0
         if not isinstance(told[scene.victim], Stop):
             assert place > 5, "it was hardly interrupted at all"
             return

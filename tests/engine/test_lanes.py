@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
+from tests.coalescer_replies import async_reply_of, reply_of
 
 from oncekey.core.commands import Command, Look, Reply, Seen
 from oncekey.core.errors import StoreUnavailable
@@ -92,7 +93,7 @@ class Threads:
         self.coalescer = Coalescer(store.apply, lanes=lanes)
 
     def start(self, *numbers: int) -> list[Future[Reply]]:
-        return [self.pool.submit(self.coalescer.call, look(number)) for number in numbers]
+        return [self.pool.submit(reply_of, self.coalescer, look(number)) for number in numbers]
 
     def start_in_lane(self, number: int) -> Future[Reply]:
         count = len(self.store.batches)
@@ -178,7 +179,7 @@ def test_an_interrupted_leader_gives_its_lane_back() -> None:
 
     coalescer = Coalescer(interrupted, lanes=2)
     with pytest.raises(Stop):
-        coalescer.call(look(0))
+        reply_of(coalescer, look(0))
     assert coalescer._taken == coalescer._in_flight == 0
 
 
@@ -200,7 +201,7 @@ def test_no_more_batches_than_lanes_whatever_many_threads_do() -> None:
 
     def work(first: int) -> list[int]:
         numbers = range(first, first + 40)
-        return [n for n in numbers if coalescer.call(look(n)) != Seen(None, n)]
+        return [n for n in numbers if reply_of(coalescer, look(n)) != Seen(None, n)]
 
     with ThreadPoolExecutor(24) as pool:
         wrong = [n for some in pool.map(work, range(0, 24_000, 1_000)) for n in some]
@@ -223,7 +224,10 @@ class Tasks:
         self.coalescer = AsyncCoalescer(store.apply_async, lanes=lanes)
 
     def start(self, *numbers: int) -> list[asyncio.Task[Reply]]:
-        return [asyncio.create_task(self.coalescer.call(look(number), _stay)) for number in numbers]
+        return [
+            asyncio.create_task(async_reply_of(self.coalescer, look(number), _stay))
+            for number in numbers
+        ]
 
 
 def test_tasks_use_each_free_lane_at_once_and_no_more_than_there_are() -> None:
@@ -281,7 +285,7 @@ def test_tasks_that_come_again_together_leave_together() -> None:
 
         async def work(number: int) -> None:
             for _ in range(3):
-                await coalescer.call(look(number), _stay)
+                await async_reply_of(coalescer, look(number), _stay)
 
         await asyncio.gather(*(work(number) for number in range(8)))
 
@@ -346,7 +350,7 @@ def test_no_more_batches_than_lanes_whatever_many_tasks_do() -> None:
 
         async def work(first: int) -> None:
             for number in range(first, first + 40):
-                assert await coalescer.call(look(number), _stay) == Seen(None, number)
+                assert await async_reply_of(coalescer, look(number), _stay) == Seen(None, number)
                 for _ in range(number % 3):
                     await asyncio.sleep(0)
 

@@ -10,6 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from tests.coalescer_replies import async_reply_of, reply_of
 
 from oncekey.core.commands import Command, Done, Look, Reply, Seen
 from oncekey.core.errors import StoreUnavailable
@@ -35,10 +36,10 @@ def test_a_poisoned_command_fails_alone_among_threads() -> None:
     store = FaultyStore(MemoryStore(), poisoned)
     coalescer = Coalescer(store.apply)
     with ThreadPoolExecutor(40) as pool:
-        first = pool.submit(coalescer.call, Look(b"first".ljust(16)))
+        first = pool.submit(reply_of, coalescer, Look(b"first".ljust(16)))
         store.wait_held()
-        good = [pool.submit(coalescer.call, Look(id)) for id in IDS]
-        bad = pool.submit(coalescer.call, Look(BAD))
+        good = [pool.submit(reply_of, coalescer, Look(id)) for id in IDS]
+        bad = pool.submit(reply_of, coalescer, Look(BAD))
         until(lambda: len(coalescer._queue) == len(IDS) + 1)
         store.release()
         assert isinstance(first.result(), Seen)
@@ -54,7 +55,7 @@ def test_a_poisoned_command_fails_alone_among_tasks() -> None:
         coalescer = AsyncCoalescer(store.apply)
 
         def ask(id: bytes) -> asyncio.Task[Reply]:
-            return asyncio.create_task(coalescer.call(Look(id), lambda: None))
+            return asyncio.create_task(async_reply_of(coalescer, Look(id), lambda: None))
 
         first = ask(b"first".ljust(16))
         await turn_until(lambda: store._held == 1)
@@ -74,9 +75,9 @@ def test_an_unavailable_store_is_the_whole_batchs_fate() -> None:
     store = FaultyStore(MemoryStore(), {1: Fault.HOLD_BEFORE, 2: Fault.REFUSE})
     coalescer = Coalescer(store.apply)
     with ThreadPoolExecutor(40) as pool:
-        first = pool.submit(coalescer.call, Look(b"first".ljust(16)))
+        first = pool.submit(reply_of, coalescer, Look(b"first".ljust(16)))
         store.wait_held()
-        rest = [pool.submit(coalescer.call, Look(id)) for id in IDS]
+        rest = [pool.submit(reply_of, coalescer, Look(id)) for id in IDS]
         until(lambda: len(coalescer._queue) == len(IDS))
         store.release()
         first.result()
@@ -91,7 +92,7 @@ def test_a_store_that_answers_too_few_hands_nobody_anothers_reply() -> None:
         return [Done()] * (len(commands) - 1)
 
     with pytest.raises(AssertionError, match="0 replies to 1"):
-        Coalescer(short).call(Look(BAD))
+        reply_of(Coalescer(short), Look(BAD))
 
 
 @pytest.fixture
@@ -122,7 +123,7 @@ def call_in_thread(coalescer: Coalescer, command: Command) -> object:
 
     def call() -> None:
         try:
-            outcome.append(coalescer.call(command))
+            outcome.append(reply_of(coalescer, command))
         except Exception as error:
             outcome.append(error)
 
@@ -138,7 +139,7 @@ def test_i11_a_follower_interrupted_while_it_waits_does_not_wedge_the_others(
     store = FaultyStore(MemoryStore(), {1: Fault.HOLD_BEFORE})
     coalescer = Coalescer(store.apply)
     with ThreadPoolExecutor(2) as pool:
-        leader = pool.submit(coalescer.call, Look(IDS[0]))
+        leader = pool.submit(reply_of, coalescer, Look(IDS[0]))
         store.wait_held()
 
         def interrupt() -> None:
@@ -147,7 +148,7 @@ def test_i11_a_follower_interrupted_while_it_waits_does_not_wedge_the_others(
 
         pool.submit(interrupt)
         with pytest.raises(Interrupted):
-            coalescer.call(Look(IDS[1]))
+            reply_of(coalescer, Look(IDS[1]))
         store.release()
         assert isinstance(leader.result(PATIENCE), Seen)
     assert isinstance(call_in_thread(coalescer, Look(IDS[2])), Seen)
@@ -174,7 +175,7 @@ class InterruptedLeader:
 
     def follow(self) -> Reply:
         until(lambda: len(self.coalescer._queue) == 1)
-        return self.coalescer.call(Look(IDS[2]))
+        return reply_of(self.coalescer, Look(IDS[2]))
 
     def interrupt(self) -> None:
         self.entered.wait(PATIENCE)
@@ -183,12 +184,14 @@ class InterruptedLeader:
     def play(self) -> Future[Reply]:
         """What the follower got."""
         with ThreadPoolExecutor(3) as pool:
-            pool.submit(self.coalescer.call, Look(IDS[0]))
+            pool.submit(reply_of, self.coalescer, Look(IDS[0]))
             until(lambda: len(self.calls) == 1)
             follower = pool.submit(self.follow)
             pool.submit(self.interrupt)
             with pytest.raises(Interrupted):
-                self.coalescer.call(Look(IDS[1]))  # first in the queue: it leads the second batch
+                reply_of(
+                    self.coalescer, Look(IDS[1])
+                )  # first in the queue: it leads the second batch
             return follower
 
 

@@ -127,6 +127,7 @@ class StoreUnavailable(OncekeyError):
 
     `ambiguous` is True where the command may have been applied although no answer came.
     `final` is True where trying again cannot help, the store being closed.
+    `timed_out` is True where the store took too long, which a smaller batch may not.
     `value` holds the operation's own answer where it ran but could not be recorded.
     """
 
@@ -138,6 +139,7 @@ class StoreUnavailable(OncekeyError):
         *,
         ambiguous: bool = True,
         final: bool = False,
+        timed_out: bool = False,
         value: object = None,
         operation: str = "",
         tag: str = "",
@@ -145,6 +147,7 @@ class StoreUnavailable(OncekeyError):
         super().__init__(message, operation=operation, tag=tag)
         self.ambiguous = ambiguous
         self.final = final
+        self.timed_out = timed_out
         self.value = value
 
 

@@ -165,6 +165,7 @@ def _unavailable(
         f"{error}.{ran} Retry with the same key",
         ambiguous=error.ambiguous,
         final=error.final,
+        timed_out=error.timed_out,
         value=_unrecorded(codec, verdict),
         **where,
     )

@@ -40,7 +40,9 @@ class AsyncHands(Protocol):
 
     kernel: Kernel
 
-    async def answer(self, command: Command, interrupted: Callable[[], None]) -> Answer: ...
+    async def answer(
+        self, command: Command, interrupted: Callable[[], None], deadline: int | None = None
+    ) -> Answer: ...
     async def undo(self, attempt: AttemptBase) -> None: ...
 
 
@@ -154,7 +156,7 @@ class AsyncAttempt(AttemptBase):
                 answer = clock.now()
             else:
                 assert type(ask) is Call
-                answer = await self._hands.answer(ask.command, interrupts.note)
+                answer = await self._hands.answer(ask.command, interrupts.note, self._deadline)
 
     async def _ask(
         self,

@@ -2,29 +2,50 @@
 
 As many batches as the store has lanes may be in flight; while all are, who comes queues up and is
 the next batch. Each lane is a pump task that ends when nothing is queued; a lone command leaves in
-the same turn of the loop. A caller that is cancelled while its command is on the way stays until
-the reply is there: otherwise nobody would know what the store did.
+the same turn of the loop. What keeps or ends a claim goes before new claims (see engine/batch.py).
+Every caller is told when its batch left: a lease counts from then.
+
+A caller that is cancelled while its command is on the way stays until the reply is there: otherwise
+nobody would know what the store did.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+import sys
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import Context
 
+from oncekey.core.asks import Answer
 from oncekey.core.commands import Command, Reply
 from oncekey.core.errors import StoreUnavailable
-from oncekey.engine.batch import BATCH_MAX, Outcome, batch_size, check_replies, shared_by_all
+from oncekey.engine.batch import (
+    BATCH_BYTES_MAX,
+    BATCH_MAX,
+    Limits,
+    Outcome,
+    Queue,
+    batch_size,
+    check_replies,
+    due,
+    shared_by_all,
+    size_of,
+)
+from oncekey.engine.clock import SystemClock
+
+_SYSTEM_CLOCK = SystemClock()
 
 Apply = Callable[[Sequence[Command]], Awaitable[list[Reply]]]
 
 
 class _Ticket:
-    __slots__ = ("command", "outcome", "waiter")
+    __slots__ = ("command", "deadline", "outcome", "sent_at", "size", "waiter")
 
-    def __init__(self, command: Command) -> None:
+    def __init__(self, command: Command, deadline: int | None, queued_at: int) -> None:
         self.command = command
+        self.deadline = due(command, deadline)
+        self.size = size_of(command)
+        self.sent_at = queued_at
         self.outcome: Outcome | None = None
         self.waiter: asyncio.Future[None] | None = None
 
@@ -37,20 +58,33 @@ class _Ticket:
 class AsyncCoalescer:
     """One per event loop: all its calls must come from that loop."""
 
-    def __init__(self, apply: Apply, *, most: int = BATCH_MAX, lanes: int = 1) -> None:
+    def __init__(
+        self,
+        apply: Apply,
+        *,
+        most: int = BATCH_MAX,
+        most_bytes: int = BATCH_BYTES_MAX,
+        lanes: int = 1,
+        now: Callable[[], int] = _SYSTEM_CLOCK.now,
+    ) -> None:
         self._apply = apply
-        self._most = most
+        self._limits = Limits(most, most_bytes)
         self._lanes = lanes
-        self._queue: deque[_Ticket] = deque()
+        self._now = now
+        self._queue: Queue[_Ticket] = Queue()
         # Each with its batch in flight; with none, it is about to look at the queue.
         self._pumps: dict[asyncio.Task[None], list[_Ticket]] = {}
         self._in_flight = 0
 
-    async def call(self, command: Command, interrupted: Callable[[], None]) -> Reply:
-        """The store's reply; raises what the store raised. A cancellation meanwhile does not
-        end the wait; it is told to `interrupted`."""
-        ticket = _Ticket(command)
-        self._queue.append(ticket)
+    async def answer(
+        self, command: Command, interrupted: Callable[[], None], deadline: int | None = None
+    ) -> Answer:
+        """The store's reply, or that it is unavailable; raises what else the store raised.
+
+        A cancellation meanwhile does not end the wait; it is told to `interrupted`. `deadline` is
+        the command's owner's: what is nearest goes first."""
+        ticket = _Ticket(command, deadline, self._now())
+        self._queue.add(ticket)
         loop = asyncio.get_running_loop()
         self._use_lanes(loop)
         while ticket.outcome is None:
@@ -59,9 +93,10 @@ class AsyncCoalescer:
                 await ticket.waiter
             except asyncio.CancelledError:
                 interrupted()
-        if isinstance(ticket.outcome, Exception):
-            raise ticket.outcome
-        return ticket.outcome
+        outcome = ticket.outcome
+        if isinstance(outcome, Exception) and not isinstance(outcome, StoreUnavailable):
+            raise outcome
+        return Answer(outcome, ticket.sent_at, self._now())
 
     def _use_lanes(self, loop: asyncio.AbstractEventLoop) -> None:
         """Start one more pump if a lane is free and no pump is about to look anyway."""
@@ -75,15 +110,16 @@ class AsyncCoalescer:
         pump = asyncio.current_task()
         assert pump is not None
         while self._queue:
-            size = batch_size(len(self._queue), self._in_flight, self._lanes, self._most)
-            batch = self._pumps[pump] = [self._queue.popleft() for _ in range(size)]
-            self._in_flight += size
+            size = batch_size(len(self._queue), self._in_flight, self._lanes, self._limits.count)
+            batch, self._queue = self._queue.split(size, self._limits.size)
+            self._pumps[pump] = batch
+            self._in_flight += len(batch)
             if self._queue:
                 self._use_lanes(pump.get_loop())
             try:
-                outcomes = await self._settle([ticket.command for ticket in batch])
+                outcomes = await self._settle(batch)
             finally:
-                self._in_flight -= size
+                self._in_flight -= len(batch)
             for ticket, outcome in zip(batch, outcomes, strict=True):
                 ticket.settle(outcome)
             self._pumps[pump] = []
@@ -100,19 +136,26 @@ class AsyncCoalescer:
             return
         tickets = self._pumps.pop(pump)
         if not self._pumps:
-            tickets += self._queue  # there is no other lane to serve them
-            self._queue.clear()
+            queued, self._queue = self._queue.split(len(self._queue), sys.maxsize)
+            tickets += queued  # there is no other lane to serve them
         lost = StoreUnavailable("the event loop ended while the store was being called")
         for ticket in tickets:
             if ticket.outcome is None:
                 ticket.settle(lost)
 
-    async def _settle(self, commands: Sequence[Command]) -> list[Outcome]:
+    async def _settle(self, batch: Sequence[_Ticket]) -> list[Outcome]:
+        """The outcome for each ticket; notes on it the moment its command was last sent."""
+        sent_at = self._now()
+        for ticket in batch:
+            ticket.sent_at = sent_at
+        commands = [ticket.command for ticket in batch]
         try:
             replies = await self._apply(commands)
             check_replies(commands, replies)
         except Exception as error:
-            if len(commands) == 1 or shared_by_all(error):
-                return [error] * len(commands)
-            return [(await self._settle([command]))[0] for command in commands]
+            if len(batch) > 1 and not shared_by_all(error):
+                return [(await self._settle([ticket]))[0] for ticket in batch]
+            self._limits.sent(batch, error)
+            return [error] * len(batch)
+        self._limits.sent(batch, None)
         return list(replies)

@@ -110,7 +110,7 @@ class AsyncRunner:
 
     def _make_home(self, loop: asyncio.AbstractEventLoop) -> Home:
         made = Home(
-            AsyncCoalescer(self._apply, lanes=self._lanes),
+            AsyncCoalescer(self._apply, lanes=self._lanes, now=self._clock.now),
             AsyncHeart(self._clock, self._renew),
             set(),
         )
@@ -216,6 +216,7 @@ class AsyncRunner:
         """The verdict; None where the caller left before anything was claimed."""
         flow = attempt_flow(self.kernel.task(job))
         answer: object = None
+        deadline: int | None = None
         try:
             while True:
                 try:
@@ -224,9 +225,10 @@ class AsyncRunner:
                     verdict: Verdict = stop.value
                     return verdict
                 if type(ask) is Call:
-                    answer = await self.answer(ask.command, control.abandon)
+                    answer = await self.answer(ask.command, control.abandon, deadline)
                 elif type(ask) is RunBody:
                     answer = await self._run_body(ask.grant, job, body, control)
+                    deadline = getattr(answer, "deadline", None)
                 elif type(ask) is Sleep:
                     answer = await self._sleep(ask, control)
                     # Waiting for another's attempt nothing is claimed. Any other pause is within a
@@ -239,15 +241,17 @@ class AsyncRunner:
         finally:
             self.kernel.waiters.ended(job.identity.id)
 
-    async def answer(self, command: Command, interrupted: Callable[[], None]) -> Answer:
+    async def answer(
+        self, command: Command, interrupted: Callable[[], None], deadline: int | None = None
+    ) -> Answer:
+        """What the store said, and when it was asked; `deadline` is the command's owner's."""
+        if self._coalesce:
+            return await self.home().coalescer.answer(command, interrupted, deadline)
         now = self._clock.now
         sent_at = now()
         reply: Reply | StoreUnavailable
         try:
-            if self._coalesce:
-                reply = await self.home().coalescer.call(command, interrupted)
-            else:
-                (reply,) = await self._apply((command,))
+            (reply,) = await self._apply((command,))
         except StoreUnavailable as error:
             reply = error
         return Answer(reply, sent_at, now())

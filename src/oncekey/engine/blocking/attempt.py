@@ -40,7 +40,7 @@ class Hands(Protocol):
 
     kernel: Kernel
 
-    def answer(self, command: Command) -> Answer: ...
+    def answer(self, command: Command, deadline: int | None = None) -> Answer: ...
     def sleep(self, ask: Sleep) -> int: ...
     def undo(self, attempt: AttemptBase) -> None: ...
 
@@ -143,7 +143,7 @@ class Attempt(AttemptBase):
                 answer = self._hands.sleep(ask)
             else:
                 assert type(ask) is Call
-                answer = self._hands.answer(ask.command)
+                answer = self._hands.answer(ask.command, self._deadline)
 
     def _ask(
         self, call: StepCall, fn: Callable[..., Any], *, none_is_no: bool = False

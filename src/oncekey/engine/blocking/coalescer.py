@@ -2,7 +2,9 @@
 
 Who comes while a lane of the store is free leads: it calls the store and hands out the replies. Who
 comes while all lanes are taken queues up and is the next batch, led by its first member. A lone
-command leaves at once; sixty-four share one commit.
+command leaves at once; sixty-four share one commit. What keeps or ends a claim goes before new
+claims (see engine/batch.py). Every caller is told when its batch left: a lease counts from then,
+not from when its claim was queued.
 
 A caller may be interrupted anywhere (Ctrl-C, a task's time limit) while others count on it. So what
 changes hands does so in one assignment, which no signal can split, and whatever a ticket still owes
@@ -15,9 +17,24 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+from oncekey.core.asks import Answer
 from oncekey.core.commands import Command, Reply
 from oncekey.core.errors import StoreUnavailable
-from oncekey.engine.batch import BATCH_MAX, Outcome, batch_size, check_replies, shared_by_all
+from oncekey.engine.batch import (
+    BATCH_BYTES_MAX,
+    BATCH_MAX,
+    Limits,
+    Outcome,
+    Queue,
+    batch_size,
+    check_replies,
+    due,
+    shared_by_all,
+    size_of,
+)
+from oncekey.engine.clock import SystemClock
+
+_SYSTEM_CLOCK = SystemClock()
 
 Apply = Callable[[Sequence[Command]], list[Reply]]
 
@@ -25,6 +42,7 @@ Apply = Callable[[Sequence[Command]], list[Reply]]
 class _Ticket:
     """One command, and what its caller owes the others.
 
+    sent_at    when its batch left for the store, on the engine's clock
     turn       held until the ticket is called: it has its outcome, or `leads`
     followers  the rest of its batch, once a leader has taken them from the queue
     settled    a leader has given everyone in its batch their outcome
@@ -36,17 +54,23 @@ class _Ticket:
     __slots__ = (
         "called",
         "command",
+        "deadline",
         "ended",
         "followers",
         "leads",
         "next",
         "outcome",
+        "sent_at",
         "settled",
+        "size",
         "turn",
     )
 
-    def __init__(self, command: Command) -> None:
+    def __init__(self, command: Command, deadline: int | None = None) -> None:
         self.command = command
+        self.deadline = due(command, deadline)
+        self.size = size_of(command)
+        self.sent_at = 0
         self.outcome: Outcome | None = None
         self.turn: threading.Lock | None = None
         self.called = False
@@ -64,18 +88,28 @@ class Coalescer:
     where nobody is. So no command waits beside a free lane.
     """
 
-    def __init__(self, apply: Apply, *, most: int = BATCH_MAX, lanes: int = 1) -> None:
+    def __init__(
+        self,
+        apply: Apply,
+        *,
+        most: int = BATCH_MAX,
+        most_bytes: int = BATCH_BYTES_MAX,
+        lanes: int = 1,
+        now: Callable[[], int] = _SYSTEM_CLOCK.now,
+    ) -> None:
         self._apply = apply
-        self._most = most
+        self._limits = Limits(most, most_bytes)
         self._lanes = lanes
+        self._now = now
         self._lock = threading.Lock()
-        self._queue: list[_Ticket] = []
+        self._queue: Queue[_Ticket] = Queue()
         self._taken = 0
         self._in_flight = 0
 
-    def call(self, command: Command) -> Reply:
-        """The store's reply; raises what the store raised for this command."""
-        ticket = _Ticket(command)
+    def answer(self, command: Command, deadline: int | None = None) -> Answer:
+        """The store's reply, or that it is unavailable; raises what else the store raised for
+        this command. `deadline` is its owner's: what is nearest goes first."""
+        ticket = _Ticket(command, deadline)
         try:
             self._enter(ticket)
             if ticket.turn is not None:
@@ -86,17 +120,17 @@ class Coalescer:
         except BaseException:
             self._leave(ticket)
             raise
-        assert ticket.outcome is not None
-        if isinstance(ticket.outcome, Exception):
-            raise ticket.outcome
-        return ticket.outcome
+        return _answer(ticket, self._now())
 
-    def call_many(self, commands: Sequence[Command]) -> list[Outcome]:
-        """Outcomes of several commands of one caller, failures as values."""
-        outcomes: list[Outcome] = []
-        for start in range(0, len(commands), self._most):
-            outcomes += self._settle(commands[start : start + self._most])
-        return outcomes
+    def answer_many(self, commands: Sequence[Command]) -> list[Answer]:
+        """Answers to several small commands of one caller, in batches of their own beside the
+        lanes; whatever the store raised, it counts as unavailable for that command."""
+        tickets = [_Ticket(command) for command in commands]
+        most = self._limits.count
+        for start in range(0, len(tickets), most):
+            self._settle(tickets[start : start + most])
+        at = self._now()
+        return [Answer(_unavailable(ticket.outcome), ticket.sent_at, at) for ticket in tickets]
 
     # --- one ticket's way ---------------------------------------------------------------------
 
@@ -109,33 +143,32 @@ class Coalescer:
                 turn = threading.Lock()
                 turn.acquire()
                 ticket.turn = turn
-                self._queue.append(ticket)
+                self._queue.add(ticket)
 
     def _lead(self, leader: _Ticket) -> None:
         """Send one batch and give everyone in it their outcome."""
-        followers = self._take(leader, self._most)
-        commands = [leader.command, *(ticket.command for ticket in followers)]
-        self._give(leader, self._settle(commands))
+        followers = self._take(leader, self._limits.count)
+        batch = [leader, *followers]
+        self._settle(batch)
+        self._give(batch)
 
     def _take(self, leader: _Ticket, most: int) -> list[_Ticket]:
         with self._lock:
             if leader.followers is None:
-                queue = self._queue
-                size = batch_size(1 + len(queue), self._in_flight, self._lanes, most)
-                rest, flying = queue[size - 1 :], self._in_flight + size
-                self._queue, self._in_flight, leader.followers = rest, flying, queue[: size - 1]
+                count = batch_size(1 + len(self._queue), self._in_flight, self._lanes, most)
+                room = self._limits.size - leader.size
+                batch, rest = self._queue.split(count - 1, room, some=False)
+                flying = self._in_flight + 1 + len(batch)
+                self._queue, self._in_flight, leader.followers = rest, flying, batch
             return leader.followers
 
-    def _give(self, leader: _Ticket, outcomes: Sequence[Outcome]) -> None:
-        assert leader.followers is not None
-        last = leader
-        leader.outcome = outcomes[0]
-        for ticket, outcome in zip(leader.followers, outcomes[1:], strict=True):
-            ticket.outcome = outcome
+    def _give(self, batch: Sequence[_Ticket]) -> None:
+        leader = last = batch[0]
+        for ticket in batch[1:]:
             last.next = ticket
             last = ticket
         with self._lock:
-            self._in_flight, leader.settled = self._in_flight - len(outcomes), True
+            self._in_flight, leader.settled = self._in_flight - len(batch), True
 
     def _move_on(self, ticket: _Ticket) -> None:
         """Call the next of this batch; after the last one, whoever leads the next batch.
@@ -147,7 +180,7 @@ class Coalescer:
                 if not self._queue:
                     self._taken, ticket.ended = self._taken - 1, True
                     return
-                heir, rest = self._queue[0], self._queue[1:]
+                (heir,), rest = self._queue.split(1, 0)
                 self._queue, ticket.next, heir.leads = rest, heir, True
         following = ticket.next
         assert following.turn is not None
@@ -171,7 +204,10 @@ class Coalescer:
         if ticket.leads and not ticket.settled:
             followers = self._take(ticket, most=1)
             lost = StoreUnavailable("the thread that led this batch was interrupted")
-            self._give(ticket, [lost] * (1 + len(followers)))
+            batch = [ticket, *followers]
+            for one in batch:
+                one.outcome = lost
+            self._give(batch)
         self._move_on(ticket)
 
     def _stand_in(self, ticket: _Ticket) -> None:
@@ -184,12 +220,39 @@ class Coalescer:
 
     # --- the store ----------------------------------------------------------------------------
 
-    def _settle(self, commands: Sequence[Command]) -> list[Outcome]:
+    def _settle(self, batch: Sequence[_Ticket]) -> None:
+        """Give each ticket its outcome, and the moment its command was last sent."""
+        sent_at = self._now()
+        for ticket in batch:
+            ticket.sent_at = sent_at
+        commands = [ticket.command for ticket in batch]
+        outcomes: Sequence[Outcome]
         try:
-            replies = self._apply(commands)
-            check_replies(commands, replies)
+            outcomes = self._apply(commands)
+            check_replies(commands, outcomes)
         except Exception as error:
-            if len(commands) == 1 or shared_by_all(error):
-                return [error] * len(commands)
-            return [self._settle([command])[0] for command in commands]
-        return list(replies)
+            if len(batch) > 1 and not shared_by_all(error):
+                for ticket in batch:
+                    self._settle([ticket])
+                return
+            self._limits.sent(batch, error)
+            outcomes = [error] * len(batch)
+        else:
+            self._limits.sent(batch, None)
+        for ticket, outcome in zip(batch, outcomes, strict=True):
+            ticket.outcome = outcome
+
+
+def _answer(ticket: _Ticket, at: int) -> Answer:
+    outcome = ticket.outcome
+    assert outcome is not None
+    if isinstance(outcome, Exception) and not isinstance(outcome, StoreUnavailable):
+        raise outcome
+    return Answer(outcome, ticket.sent_at, at)
+
+
+def _unavailable(outcome: Outcome | None) -> Reply | StoreUnavailable:
+    assert outcome is not None
+    if isinstance(outcome, Exception) and not isinstance(outcome, StoreUnavailable):
+        return StoreUnavailable(f"{type(outcome).__name__}: {outcome}")
+    return outcome

@@ -68,8 +68,8 @@ class Runner:
     def reset(self) -> None:
         """Fresh locks and threads: at the start, and in a forked child."""
         if self._enlisted is None:  # in a caller's transaction nothing is shared or kept alive
-            self._coalescer = Coalescer(self._apply, lanes=self._lanes)
-            self._heart = Heart(self._answer_many, self._clock)
+            self._coalescer = Coalescer(self._apply, lanes=self._lanes, now=self._clock.now)
+            self._heart = Heart(self._coalescer.answer_many, self._clock)
             self.kernel.reset()
 
     def run(self, job: Job, body: Body[T]) -> Result[T]:
@@ -118,6 +118,7 @@ class Runner:
         task = self.kernel.task(job)
         flow = attempt_flow(task)
         answer: object = None
+        deadline: int | None = None
         begun = False
         try:
             while True:
@@ -127,10 +128,11 @@ class Runner:
                     verdict: Verdict = stop.value
                     return verdict
                 if type(ask) is Call:
-                    answer = self.answer(ask.command)
+                    answer = self.answer(ask.command, deadline)
                 elif type(ask) is RunBody:
                     begun = True
                     answer = self._run_body(ask.grant, job, body)
+                    deadline = getattr(answer, "deadline", None)
                 elif type(ask) is Sleep:
                     answer = self.sleep(ask)
                 else:
@@ -144,24 +146,18 @@ class Runner:
                     self.answer(Release(task.id, task.owner, None))
             raise
 
-    def answer(self, command: Command) -> Answer:
+    def answer(self, command: Command, deadline: int | None = None) -> Answer:
+        """What the store said, and when it was asked; `deadline` is the command's owner's."""
+        if self._coalesce:
+            return self._coalescer.answer(command, deadline)
         now = self._clock.now
         sent_at = now()
         reply: Reply | StoreUnavailable
         try:
-            if self._coalesce:
-                reply = self._coalescer.call(command)
-            else:
-                (reply,) = self._apply((command,))
+            (reply,) = self._apply((command,))
         except StoreUnavailable as error:
             reply = error
         return Answer(reply, sent_at, now())
-
-    def _answer_many(self, commands: Sequence[Command]) -> list[Answer]:
-        sent_at = self._clock.now()
-        outcomes = self._coalescer.call_many(commands)
-        at = self._clock.now()
-        return [Answer(_reply(outcome), sent_at, at) for outcome in outcomes]
 
     def _run_body(self, grant: Grant, job: Job, body: Body[Any]) -> Returned | Raised | Overtaken:
         attempt = Attempt(self, job, grant)
@@ -227,11 +223,3 @@ class Runner:
         assert job.policy.recover is not None
         answer = job.policy.recover(self.kernel.unknown_key(job, ask.record))
         return self.kernel.recovered(job, answer)
-
-
-def _reply(outcome: Reply | Exception) -> Reply | StoreUnavailable:
-    if isinstance(outcome, StoreUnavailable):
-        return outcome
-    if isinstance(outcome, Exception):
-        return StoreUnavailable(f"{type(outcome).__name__}: {outcome}")
-    return outcome

@@ -74,7 +74,9 @@ class AsyncDatabase:
                 await line.recover()
                 if line.unreplicated:
                     raise faults.not_replicated() from error
-                raise StoreUnavailable("no answer from the server in time") from error
+                raise StoreUnavailable(
+                    "no answer from the server in time", timed_out=True
+                ) from error
             except ERRORS as error:
                 # A server's error is the regular end of a statement, unless it is the last word.
                 line.is_idle = isinstance(error, asyncpg.PostgresError)

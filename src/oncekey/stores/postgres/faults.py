@@ -82,6 +82,7 @@ _NOT_AN_OPTION: Final = re.compile(r'invalid URI query parameter: ("\w+")')
 _SET_UP: Final = frozenset(("28", "3D", "3F", "42"))
 # The connection ended: whether the commit was done before that, nobody can tell.
 _BROKEN: Final = frozenset(("57P01", "57P02", "57P05"))
+_TOO_LONG: Final = "57014"
 # The store's trouble. Anything else is one command's fault, so its neighbours are spared.
 _STORES: Final = frozenset(("08", "25", "28", "3D", "3F", "40", "42", "53", "55", "57", "58", "XX"))
 # The same for sessions that are our own: others' may have reasons of their own.
@@ -115,7 +116,7 @@ def serving(error: BaseException, *, broken: bool) -> StoreUnavailable | None:
     if state[:2] not in _STORES | _SESSIONS:
         return None
     ambiguous = broken or state in _BROKEN or state[:2] == "08"
-    return StoreUnavailable(text(error), ambiguous=ambiguous)
+    return StoreUnavailable(text(error), ambiguous=ambiguous, timed_out=state == _TOO_LONG)
 
 
 def opening(error: BaseException) -> StoreUnavailable:

@@ -1,0 +1,26 @@
+"""What a coalescer's callers get: the reply, or the store's error raised."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from oncekey.core.commands import Command, Reply
+from oncekey.core.errors import StoreUnavailable
+from oncekey.engine.aio.coalescer import AsyncCoalescer
+from oncekey.engine.blocking.coalescer import Coalescer
+
+
+def reply_of(coalescer: Coalescer, command: Command) -> Reply:
+    return _raised(coalescer.answer(command).reply)
+
+
+async def async_reply_of(
+    coalescer: AsyncCoalescer, command: Command, interrupted: Callable[[], None]
+) -> Reply:
+    return _raised((await coalescer.answer(command, interrupted)).reply)
+
+
+def _raised(reply: Reply | StoreUnavailable) -> Reply:
+    if isinstance(reply, StoreUnavailable):
+        raise reply
+    return reply
