@@ -40,6 +40,21 @@ def test_an_unknown_scheme_is_refused_with_the_known_ones(opener: Any, scheme: s
         opener(f"{scheme}://host")
 
 
+@pytest.mark.parametrize("opener", [blocking_store, async_store])
+@pytest.mark.parametrize(
+    ("url", "hint"),
+    [
+        ("postgresql+psycopg://user:s3cret@host/db", r"Drop \+psycopg and write postgresql://"),
+        ("postgres+asyncpg://host/db", r"Drop \+asyncpg and write postgres://"),
+        ("sqlite+pysqlite:///shop.db", r"Drop \+pysqlite and write sqlite://"),
+    ],
+)
+def test_a_url_of_sqlalchemy_is_refused_with_what_to_drop(opener: Any, url: str, hint: str) -> None:
+    with pytest.raises(ConfigurationError, match=hint) as caught:
+        opener(url)
+    assert "s3cret" not in str(caught.value)
+
+
 def test_a_memory_store_has_no_name() -> None:
     with pytest.raises(ConfigurationError, match="write memory://"):
         blocking_store("memory://name")

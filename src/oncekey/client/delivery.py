@@ -19,7 +19,9 @@ class Delivery:
 
     `replayed`: the server has given a stored answer, nothing was carried out again. `settled`: the
     answer tells what became of the operation; where it is False (a 5xx, a 409, a 404 after a lost
-    answer) send the request again under the same key, never under a new one. Times are in seconds.
+    answer) send the request again under the same key, never under a new one. A failure (5xx) that
+    is `replayed` is settled too: it is the only answer this key will ever get, so find out whether
+    it had an effect before you use a new one. Times are in seconds.
     """
 
     key: str = field(repr=False)
@@ -59,10 +61,16 @@ class Progress:
 
 
 def delivery_of(response: Any) -> Delivery | None:
-    """The delivery of a response of httpx or requests; None of one that was not guarded."""
-    extensions = getattr(response, "extensions", None)
-    if isinstance(extensions, dict):
-        found = extensions.get(EXTENSION)
-    else:
-        found = getattr(response, EXTENSION, None)
-    return found if isinstance(found, Delivery) else None
+    """The delivery of a response of httpx or requests; None of one that was not guarded.
+
+    Of a response that redirects have led to: that of the last request on the way that had a key.
+    """
+    for one in (response, *reversed(getattr(response, "history", ()))):
+        extensions = getattr(one, "extensions", None)
+        if isinstance(extensions, dict):
+            found = extensions.get(EXTENSION)
+        else:
+            found = getattr(one, EXTENSION, None)
+        if isinstance(found, Delivery):
+            return found
+    return None

@@ -29,13 +29,14 @@ from oncekey.client.clock import Readings
 from oncekey.client.delivery import Delivery, Progress
 from oncekey.client.errors import RetriesExhausted
 from oncekey.client.flow import Flow, deliver
-from oncekey.client.message import REPLAYED_HEADERS, Asked, field_of, tag_of
+from oncekey.client.message import Asked, field_of, tag_of
 from oncekey.client.settings import Settings
 from oncekey.client.sources import choose
 
 R = TypeVar("R")
 
 REFUSED_FROM = 400  # what is refused for good was not carried out: its intent may come corrected
+FAILED_FROM = 500  # a failure that is replayed does not tell whether it had an effect
 
 _logger = logging.getLogger("oncekey")
 
@@ -102,6 +103,8 @@ class Errand(ABC, Generic[R]):
         if self._ticket is not None:
             self.key = self._ticket.key
             used = used or self._ticket.reused
+        # Sent on by the library above, after an answer that did nothing about it.
+        used = used and not self.settings.fresh_keys.pop(self.key, False)
         self._harmless = not used
         if not self._chosen.in_header:
             # On the request itself: whoever sends it on (a redirect, an auth flow) keeps the key.
@@ -119,8 +122,9 @@ class Errand(ABC, Generic[R]):
         if self._journal is None or self._ticket is None:
             return
         if settled:
-            done = self.response is not None and self._status(self.response) < REFUSED_FROM
-            self._journal.settle(self._ticket, done=done)
+            status = 0 if self.response is None else self._status(self.response)
+            if status < FAILED_FROM:
+                self._journal.settle(self._ticket, done=0 < status < REFUSED_FROM)
         elif self.unsent:
             self._journal.settle(self._ticket, done=False)
             # Sent again, the request must get an entry again, so it must not come with a key.
@@ -163,7 +167,7 @@ class Errand(ABC, Generic[R]):
             Moment(self.clock.now(), self.clock.wall(), 0.0),
             headers.get("Retry-After"),
             headers.get("Date"),
-            replayed=_is_replayed(headers),
+            replayed=self._is_replayed(headers),
         )
 
     def answered(
@@ -179,6 +183,8 @@ class Errand(ABC, Generic[R]):
         )
         broke = None if error is None else self._trouble(error)
         fact = head._replace(moment=self._moment(), broke=broke, doubtful=warned)
+        if self._harmless and broke is None and head.status in rules.SENT_ON:
+            self.settings.remember_fresh(self.key)
         self._harmless = self._harmless and rules.judge(fact).harmless
         return fact
 
@@ -208,11 +214,13 @@ class Errand(ABC, Generic[R]):
         delivery = Delivery(
             key=self.key,
             attempts=verdict.attempts,
-            replayed=_is_replayed(headers),
+            replayed=self._is_replayed(headers),
             settled=verdict.settled,
             waited=verdict.waited / SECOND_US,
             elapsed=verdict.elapsed / SECOND_US,
         )
+        if rules.drops_key(self._asked.method, self._status(self.response)):
+            self._hide_key()
         return self._delivered(self.response, delivery)
 
     def _give_up(self, verdict: Verdict) -> NoReturn:
@@ -244,10 +252,19 @@ class Errand(ABC, Generic[R]):
     def _last(self) -> int | Exception | None:
         return self.error if self.response is None else self._status(self.response)
 
+    def _is_replayed(self, headers: Mapping[str, Any]) -> bool:
+        names = self.settings.replay_headers
+        return any(str(headers.get(name, "")).strip().lower() == "true" for name in names)
+
     # --- what differs by library -----------------------------------------------------------------
 
     @abstractmethod
     def _set_header(self, value: str) -> None: ...
+
+    @abstractmethod
+    def _hide_key(self) -> None:
+        """Take the key's header off the request, of which a redirect is about to make another one,
+        and remember it in case that this very request is sent again."""
 
     @abstractmethod
     def _take_back(self) -> None:
@@ -277,7 +294,3 @@ class Errand(ABC, Generic[R]):
     @abstractmethod
     def _readable(self, response: R) -> R:
         """A response that an error carries: read, and bound to nothing."""
-
-
-def _is_replayed(headers: Mapping[str, Any]) -> bool:
-    return any(str(headers.get(name, "")).strip().lower() == "true" for name in REPLAYED_HEADERS)

@@ -17,7 +17,7 @@ from oncekey.client.delivery import EXTENSION, Delivery
 from oncekey.client.errand import Errand
 from oncekey.client.errors import RetriesExhausted, unguarded
 from oncekey.client.incoming import Pace
-from oncekey.client.message import Asked, key_in
+from oncekey.client.message import HIDDEN, Asked, key_in
 from oncekey.client.settings import Settings
 
 _PHASES: Final = ("connect", "read", "write", "pool")
@@ -68,6 +68,9 @@ class HttpxErrand(Errand[httpx.Response]):
             body,
             settings.account,
         )
+        hidden = getattr(request, HIDDEN, None)
+        if hidden is not None:
+            request.headers.setdefault(settings.header, hidden)
         header = key_in(request.headers.get_list(settings.header), settings.header)
         given = request.extensions.get(EXTENSION)
         super().__init__(settings, clock, asked, header, given)
@@ -120,6 +123,9 @@ class HttpxErrand(Errand[httpx.Response]):
 
     def _set_header(self, value: str) -> None:
         self._request.headers[self.settings.header] = value
+
+    def _hide_key(self) -> None:
+        setattr(self._request, HIDDEN, self._request.headers.pop(self.settings.header, None))
 
     def _take_back(self) -> None:
         self._request.headers.pop(self.settings.header, None)

@@ -21,7 +21,7 @@ from oncekey.client.delivery import EXTENSION, Delivery
 from oncekey.client.errand import Errand
 from oncekey.client.errors import RetriesExhausted
 from oncekey.client.incoming import Pace
-from oncekey.client.message import Asked, key_in
+from oncekey.client.message import HIDDEN, Asked, key_in
 from oncekey.client.requests_pools import Within
 from oncekey.client.settings import Settings
 from oncekey.core.errors import InvalidKey
@@ -88,6 +88,9 @@ class RequestsErrand(Errand[requests.Response]):
         content_type = _text(request.headers.get("Content-Type")) or ""
         method, url = (request.method or "").upper(), request.url or ""
         asked = Asked(method, url, content_type, body, settings.account)
+        hidden = getattr(request, HIDDEN, None)
+        if hidden is not None:
+            request.headers.setdefault(settings.header, hidden)
         field = _text(request.headers.get(settings.header))
         header = key_in([] if field is None else [field], settings.header)
         intent = request.headers.get(INTENT_HEADER)
@@ -118,6 +121,9 @@ class RequestsErrand(Errand[requests.Response]):
 
     def _set_header(self, value: str) -> None:
         self._request.headers[self.settings.header] = value
+
+    def _hide_key(self) -> None:
+        setattr(self._request, HIDDEN, self._request.headers.pop(self.settings.header, None))
 
     def _take_back(self) -> None:
         self._request.headers.pop(self.settings.header, None)

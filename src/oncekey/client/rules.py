@@ -22,8 +22,9 @@ RETRIED: Final = frozenset({425, 429, 502, 503, 504})
 HARMLESS: Final = frozenset({425, 429})
 # The HTTP library itself may send the same request again: elsewhere, or with credentials.
 SENT_ON: Final = frozenset({307, 308, 401, 407})
-# Refusals of the request as it is, which is the same each time: the try before was refused too.
-OF_THE_REQUEST: Final = frozenset({400, 422})
+# A server that cannot read a message, or finds it too large, has done nothing about this one: a
+# warning beside it is about earlier ones with the same key.
+UNREAD: Final = frozenset({400, 413})
 
 # No deadline is longer, so waiting longer is never meant.
 RETRY_AFTER_MAX_US: Final = DEADLINE_MAX_US
@@ -59,6 +60,9 @@ def judge(fact: Answered | Broke) -> Judged:
     if isinstance(fact, Broke):
         harmless = fact.trouble in _UNSENT or fact.trouble is Trouble.CERTIFICATE
         return Judged(fact.trouble not in _FINAL, harmless, str(fact.trouble))
+    if fact.replayed and fact.broke is None:
+        # Stored, so it is the same each time, also where a first answer of this kind would pass.
+        return Judged(False, False, f"status {fact.status}, replayed")
     # Whatever it says: a conflict that does not pass has no reason to name a time.
     if fact.status == IN_FLIGHT and fact.retry_after is not None:
         return Judged(True, False, "409, a request with this key is in flight")
@@ -73,17 +77,27 @@ def judge(fact: Answered | Broke) -> Judged:
 def settles(fact: Answered, *, unsure: bool) -> bool:
     """Whether this answer tells what became of the operation, so that its key is done with.
 
+    A replay does, whatever its status: no other answer will ever come under this key.
+
     `unsure`: something sent under the key before may have had an effect, and a refusal need not
     be its answer: the server may never have got as far as looking at the key, or may be working
     on it still. Many servers say that with a 409 that has no Retry-After.
     """
-    if judge(fact).again or fact.doubtful or fact.status >= 500 or fact.status in SENT_ON:
+    if judge(fact).again or fact.status in SENT_ON:
+        return False
+    if fact.doubtful and (unsure or fact.status not in UNREAD):
         return False
     if fact.replayed:
         return True
-    if fact.status == IN_FLIGHT:
+    if fact.status == IN_FLIGHT or fact.status >= 500:
         return False
-    return not unsure or 200 <= fact.status < 400 or fact.status in OF_THE_REQUEST
+    return not unsure or 200 <= fact.status < 400
+
+
+def drops_key(method: str, status: int) -> bool:
+    """Whether the HTTP library above follows this answer with a GET: a request of its own, which
+    must not go under the key of the one that was answered."""
+    return status in (302, 303) or (status == 301 and method == "POST")
 
 
 # --- how long ----------------------------------------------------------------------------------

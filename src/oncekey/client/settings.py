@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 from oncekey.client.delivery import Progress
+from oncekey.client.message import REPLAYED_HEADERS
 from oncekey.client.retry import Retry, Terms
 from oncekey.core.errors import ConfigurationError, InvalidKey
 from oncekey.core.identity import check_text
@@ -25,6 +26,7 @@ BUFFER_MAX_DEFAULT: Final = 16 * 1024 * 1024
 BODY_MAX_DEFAULT: Final = 16 * 1024 * 1024
 BYTES_CAP: Final = 1024 * 1024 * 1024
 ACCOUNT_MAX_CHARS: Final = 255
+FRESH_KEYS_MAX: Final = 1_000
 
 _SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "CONNECT"})
 _TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -63,6 +65,7 @@ class Options(TypedDict, total=False):
     methods: Collection[str]
     header: str
     quoted: bool
+    replay_header: str | None
     namespace: str | None
     account: str
     journal: Journal | None
@@ -76,7 +79,8 @@ class Settings:
     """How one client sends.
 
     `retry`: None sends keys and never retries. `methods` are those that get a key. `header` and
-    `quoted` are how the key is written. `namespace` marks new keys. `journal` keeps keys across a
+    `quoted` are how the key is written. `replay_header` is where the server says `true` of a stored
+    answer, beside the usual names. `namespace` marks new keys. `journal` keeps keys across a
     restart; `account` is on whose behalf, so that none takes up another's. `on_progress` is told
     what goes on. Bytes: up to `buffer_max` of an answer are read before it counts as one; bodies
     up to `body_max` are held in memory, longer ones refused.
@@ -86,12 +90,16 @@ class Settings:
     methods: Collection[str] = METHODS_DEFAULT
     header: str = "Idempotency-Key"
     quoted: bool = True
+    replay_header: str | None = None
     namespace: str | None = None
     account: str = ""
     journal: Journal | None = None
     on_progress: Callable[[Progress], object] | None = None
     buffer_max: int = BUFFER_MAX_DEFAULT
     body_max: int = BODY_MAX_DEFAULT
+    # Keys that cannot have had an effect, of requests that the library above sends on by itself:
+    # after a redirect, or with credentials.
+    fresh_keys: dict[str, bool] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.retry is not None and not isinstance(self.retry, Retry):
@@ -104,6 +112,9 @@ class Settings:
                 f"header={self.header!r} has another meaning in HTTP, or for this client; name "
                 "the one in which the server looks for keys"
             )
+        named = self.replay_header
+        if named is not None and not (isinstance(named, str) and _TOKEN.fullmatch(named)):
+            raise ConfigurationError(f"replay_header={named!r} is not the name of a header")
         if type(self.quoted) is not bool:
             raise ConfigurationError(f"quoted={self.quoted!r} must be True or False")
         if self.namespace is not None:
@@ -134,6 +145,17 @@ class Settings:
         is the caller's anyway, so it need not wait for the rest; but a journal must not cross a
         key out on the head of an answer alone."""
         return 0 if self.retry is None and self.journal is None else self.buffer_max
+
+    @property
+    def replay_headers(self) -> tuple[str, ...]:
+        """The names of the headers that mark an answer as a replay."""
+        return REPLAYED_HEADERS + ((self.replay_header,) if self.replay_header else ())
+
+    def remember_fresh(self, key: str) -> None:
+        """The newest are kept: what sends on does so at once."""
+        self.fresh_keys[key] = True
+        while len(self.fresh_keys) > FRESH_KEYS_MAX:
+            self.fresh_keys.pop(next(iter(list(self.fresh_keys))), None)
 
     def guards(self, method: str) -> bool:
         return method.upper() in self.methods

@@ -45,6 +45,12 @@ def store_module(url: str) -> Any:
     name = BUILT_IN.get(scheme)
     if name is None:
         added = {point.name: point.value for point in entry_points(group=GROUP)}
+        plain, plus, driver = scheme.partition("+")
+        if scheme not in added and plus and plain in {*BUILT_IN, *added}:
+            raise ConfigurationError(
+                f"no store for {scheme}://: that is how SQLAlchemy names a driver. Drop "
+                f"+{driver} and write {plain}://...; oncekey chooses its driver itself"
+            )
         if scheme not in added:
             known = ", ".join(sorted({*BUILT_IN, *added}))
             raise ConfigurationError(f"no store for {scheme}://; known are {known}")

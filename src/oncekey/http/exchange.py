@@ -19,7 +19,7 @@ from oncekey.http import problem as problems
 from oncekey.http.bodies import TooLarge, UnreadableBody
 from oncekey.http.durations import Durations
 from oncekey.http.fingerprint import described
-from oncekey.http.keys import HEADER, read_key
+from oncekey.http.keys import HEADER, RefusedField, read_key
 from oncekey.http.message import Headers, Request, Response, values
 from oncekey.http.problem import Problem, problem_of, refusal
 from oncekey.http.rules import Rule, Rules
@@ -73,7 +73,10 @@ class Exchange:
         try:
             key = read_key(values(headers, HEADER), strict=rule.strict)
         except InvalidKey as error:
-            return self.refuse(error)
+            # What no rule would ever have taken for a key has run nothing.
+            never_taken = not isinstance(error, RefusedField)
+            detail = str(error)
+            return self.refused(problems.INVALID._replace(detail=detail, safe_new_key=never_taken))
         if key is None:
             return self.refused(problems.MISSING) if rule.required else None
         try:
@@ -81,7 +84,7 @@ class Exchange:
                 require_namespace(key, rule.namespaces)
         except InvalidKey as error:
             # An earlier rule may have taken this key, and carried its request out.
-            return self.refused(problems.INVALID._replace(detail=str(error), safe_new_key=False))
+            return self.refused(problems.INVALID._replace(detail=str(error)))
         return Keyed(rule, key)
 
     def has_key(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:

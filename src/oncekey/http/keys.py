@@ -26,6 +26,11 @@ _VISIBLE = re.compile(r"[\x21-\x7e]+")
 _BARE = re.compile(rb"[\x21\x23-\x2b\x2d-\x3a\x3c-\x7e]+")
 
 
+class RefusedField(InvalidKey):
+    """A key that is refused as it came, but may have been taken before: from a delivery that
+    brought it once, or by a rule that was not yet strict."""
+
+
 def read_key(lines: Sequence[bytes], *, strict: bool = False) -> str | None:
     """The key of these field lines; None where there is no line at all.
 
@@ -34,7 +39,7 @@ def read_key(lines: Sequence[bytes], *, strict: bool = False) -> str | None:
     if not lines:
         return None
     if len(lines) > 1:
-        raise InvalidKey(f"{HEADER_NAME} came {len(lines)} times; send it once")
+        raise RefusedField(f"{HEADER_NAME} came {len(lines)} times; send it once")
     value = lines[0].strip(b" \t")
     if not value:
         raise InvalidKey(f"{HEADER_NAME} is empty; send a key, such as a random UUID")
@@ -45,7 +50,7 @@ def read_key(lines: Sequence[bytes], *, strict: bool = False) -> str | None:
     if value[:1] == b'"':
         key = _quoted(value)
     elif strict:
-        raise InvalidKey(f'{HEADER_NAME} must be a quoted string: {HEADER_NAME}: "your-key"')
+        raise RefusedField(f'{HEADER_NAME} must be a quoted string: {HEADER_NAME}: "your-key"')
     elif _BARE.fullmatch(value):
         key = value.decode("ascii")
     else:

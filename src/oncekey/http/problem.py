@@ -33,14 +33,18 @@ RETRY_AFTER_UNLEARNED_SECONDS: Final = 2
 
 
 class Problem(NamedTuple):
-    """One kind of refusal. `safe_new_key`: whether asking again under a new key can do harm."""
+    """One kind of refusal.
+
+    `safe_new_key` is True only where nothing can have run under this key, neither this time nor
+    when the same request was delivered before and its answer was lost.
+    """
 
     name: str
     status: int
     title: str
     detail: str
     retryable: bool
-    safe_new_key: bool = True
+    safe_new_key: bool = False
 
 
 INVALID = Problem("invalid-key", 400, "The idempotency key cannot be accepted", "", False)
@@ -65,7 +69,8 @@ MISMATCH = Problem(
     "key-reused",
     422,
     "This key was used for another request",
-    "Use a new key for a new request. To retry, send exactly the same request.",
+    "If this is a new request, give it a new key. If it is a retry, send exactly the same request "
+    "again: the one this key was used for may have been carried out.",
     False,
 )
 IN_FLIGHT = Problem(
@@ -74,7 +79,6 @@ IN_FLIGHT = Problem(
     "A request with this key is being processed",
     "Wait and send the same request with the same key again.",
     True,
-    safe_new_key=False,
 )
 UNKNOWN = Problem(
     "outcome-unknown",
@@ -82,7 +86,6 @@ UNKNOWN = Problem(
     "The outcome of the first request is not known",
     "It may have been carried out. Do not send it again under a new key before you have found out.",
     False,
-    safe_new_key=False,
 )
 FAILED = Problem(
     "failed",
@@ -90,7 +93,6 @@ FAILED = Problem(
     "The first request with this key failed",
     "It is not carried out again under this key. Whether it had an effect is not known.",
     False,
-    safe_new_key=False,
 )
 OVERTAKEN = Problem(
     "overtaken",
@@ -98,7 +100,6 @@ OVERTAKEN = Problem(
     "Another attempt has taken over",
     "Send the same request with the same key again to get its answer.",
     True,
-    safe_new_key=False,
 )
 NOT_REPLAYABLE = Problem(
     "not-replayable",
@@ -107,7 +108,6 @@ NOT_REPLAYABLE = Problem(
     "The request was carried out once; its answer was too large to keep. Do not send it again "
     "under a new key.",
     False,
-    safe_new_key=False,
 )
 UNAVAILABLE = Problem(
     "unavailable",
@@ -115,7 +115,6 @@ UNAVAILABLE = Problem(
     "Requests cannot be checked for duplicates at the moment",
     "Send the same request with the same key again.",
     True,
-    safe_new_key=False,
 )
 ALL: Final = (
     INVALID,

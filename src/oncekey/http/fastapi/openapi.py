@@ -39,7 +39,7 @@ _PROBLEM: Final[Json] = {
         },
         "safe_new_key": {
             "type": "boolean",
-            "description": "Whether the request may be sent again under a new key",
+            "description": "Whether nothing can have run under this key, so that a new one is safe",
         },
     },
 }
