@@ -3,6 +3,8 @@ the delivery is still told of the response at the end."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import httpx
 import pytest
 import requests
@@ -29,7 +31,7 @@ def follow(caller: Caller, elsewhere: str = "") -> None:
             if isinstance(caller, AsyncHttpxCaller)
             else httpx.HTTPTransport
         )
-        mounts = dict(caller.client._mounts)
+        mounts: Any = dict(caller.client._mounts)
         mounts[httpx._utils.URLPattern(elsewhere)] = made(verify=False)
         caller.client._mounts = mounts
 

@@ -24,7 +24,7 @@ async def shop(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": b"charged"})
 
 
-def guarded(once: AsyncOnce) -> IdempotencyMiddleware:
+def guarded(once: AsyncOnce) -> Any:
     return IdempotencyMiddleware(
         shop,
         once=once,
