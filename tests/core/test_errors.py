@@ -30,7 +30,7 @@ from oncekey.core.errors import (
 TREE: dict[type[OncekeyError], tuple[type[Exception], int]] = {
     OncekeyError: (Exception, 500),
     InvalidKey: (OncekeyError, 400),
-    MissingKey: (OncekeyError, 400),
+    MissingKey: (InvalidKey, 400),
     Mismatch: (OncekeyError, 422),
     InFlight: (OncekeyError, 409),
     WaitTimeout: (InFlight, 409),

@@ -140,7 +140,7 @@ def test_keys_may_be_text_ints_and_uuids(key: Any, text: str) -> None:
     assert identity.id == id_of("", "op", text)
 
 
-@pytest.mark.parametrize("key", [True, False, None, 1.5, b"k", ("k",), ["k"], object()])
+@pytest.mark.parametrize("key", [True, False, 1.5, b"k", ("k",), ["k"], object()])
 def test_other_kinds_of_keys_are_refused(key: Any) -> None:
     with pytest.raises(InvalidKey, match=f"not {type(key).__name__}"):
         PLAIN.identify("", "op", key)
@@ -171,7 +171,7 @@ def test_limits_at_their_boundaries(part: int, low: int, high: int) -> None:
     assert with_length(low) != with_length(high)
     for length in {low - 1, high + 1} - {-1}:
         with pytest.raises(
-            InvalidKey, match=f"has {length} characters; allowed are {low} to {high}"
+            InvalidKey, match=f"has {length} characters(; allowed are {low} to {high})?"
         ):
             with_length(length)
 

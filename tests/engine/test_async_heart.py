@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -16,6 +17,7 @@ from oncekey.core.policy import Policy
 from oncekey.engine.aio.heart import AsyncHeart
 from oncekey.engine.aio.once import AsyncOnce
 from oncekey.engine.attempt import AttemptBase
+from oncekey.engine.blocking.heart import Heart
 from oncekey.engine.clock import Clock, SystemClock, Timer
 from oncekey.stores.memory import AsyncMemoryStore
 from oncekey.testing.colours import turn_until
@@ -247,3 +249,56 @@ def test_so_does_the_heartbeat() -> None:
 
     asyncio.run(main())
     assert set(seen) == {"nobody's"}
+
+
+# --- a store that breaks its word -----------------------------------------------------------------
+
+
+def _attempt(clock: Any, lease: int) -> AttemptBase:
+    identities = Identities()
+    grant = Grant(b"a", b"o", 1, 1, lease, clock.now() + lease, (), False)
+    return AttemptBase(identities, identities.identify("", "op", "k"), grant, Policy(), clock)
+
+
+def test_a_heartbeat_survives_whatever_the_store_raises() -> None:
+    async def main() -> None:
+        scene = Scene()
+        answer, raised = scene.heart._answer, [RuntimeError("a bug"), OSError("a socket")]
+
+        async def failing(command: Command) -> Answer:
+            if raised:
+                raise raised.pop(0)
+            return await answer(command)
+
+        scene.heart._answer = failing
+        attempt = scene.attempt(b"a")
+        scene.clock.fire()
+        for left in (1, 0):
+            await turn_until(lambda: len(raised) == left and bool(scene.clock.planned))  # noqa: B023
+            scene.clock.fire()
+        await turn_until(lambda: scene.renewed == [b"a"])
+        assert not attempt.lost
+        scene.heart.forget(attempt)
+        await turn_until(lambda: scene.clock.planned == [])
+
+    asyncio.run(main())
+
+
+def test_the_thread_that_keeps_attempts_alive_survives_whatever_is_raised() -> None:
+    renewed = threading.Event()
+    clock = SystemClock()
+    raised: list[Exception] = [RuntimeError("a bug"), OSError("a socket")]
+
+    def answer_many(commands: Sequence[Command]) -> list[Answer]:
+        if raised:
+            raise raised.pop(0)
+        renewed.set()
+        return [Answer(Done(), clock.now(), clock.now()) for _ in commands]
+
+    heart = Heart(answer_many, clock)
+    attempt = _attempt(clock, 30 * SECOND)
+    attempt._grant = attempt._grant._replace(deadline=clock.now() + SECOND)  # due for long
+    heart.watch(attempt)
+    assert renewed.wait(20)
+    heart.stop()
+    assert not attempt.lost

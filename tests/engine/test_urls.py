@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from oncekey import AsyncOnce, Once
 from oncekey.core.errors import ConfigurationError
 from oncekey.engine import urls
 from oncekey.engine.urls import BUILT_IN, GROUP, async_store, blocking_store
@@ -27,10 +28,32 @@ def test_a_store_object_is_taken_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("opener", [blocking_store, async_store])
-@pytest.mark.parametrize("url", ["", "payments.db", "memory:", "memory:/", "sqlite"])
+@pytest.mark.parametrize("url", ["payments.db", "memory:", "memory:/", "sqlite"])
 def test_what_is_no_url_is_refused_with_an_example(opener: Any, url: str) -> None:
     with pytest.raises(ConfigurationError, match="is not a store URL; try sqlite:///payments"):
         opener(url)
+
+
+@pytest.mark.parametrize("engine", [Once, AsyncOnce])
+@pytest.mark.parametrize(
+    ("store", "message"),
+    [
+        (None, "None; if its URL comes from the environment, that variable is not set"),
+        ("", "empty; if it comes from the environment"),
+        (object(), "a object is no store"),
+    ],
+)
+def test_a_url_that_is_not_set_is_a_configuration_error(
+    engine: Any, store: Any, message: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        engine(store)
+
+
+def test_an_async_store_is_refused_by_once() -> None:
+    store: Any = AsyncMemoryStore()
+    with pytest.raises(ConfigurationError, match="give it to AsyncOnce"):
+        Once(store)
 
 
 @pytest.mark.parametrize("opener", [blocking_store, async_store])

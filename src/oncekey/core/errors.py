@@ -2,7 +2,7 @@
 
     OncekeyError
     ├─ InvalidKey            400  the key, scope or operation cannot be used
-    ├─ MissingKey            400  a key is required here and none came
+    │   └─ MissingKey        400  a key is required here and none came
     ├─ Mismatch              422  this key was used for another request
     ├─ InFlight              409  another attempt holds the key; carries retry_after
     │   └─ WaitTimeout       409  ... and was still holding it when `wait` ended
@@ -47,10 +47,8 @@ class InvalidKey(OncekeyError):
     status = 400
 
 
-class MissingKey(OncekeyError):
-    """A key is required and none was given."""
-
-    status = 400
+class MissingKey(InvalidKey):
+    """A key is required and none was given: it is None or empty."""
 
 
 class Mismatch(OncekeyError):

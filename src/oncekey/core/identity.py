@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from oncekey.core.derive import CHILD_KEY, CHILD_UUID, derived
-from oncekey.core.errors import ConfigurationError, InvalidKey
+from oncekey.core.errors import ConfigurationError, InvalidKey, MissingKey
 from oncekey.core.fingerprint import fingerprint
 
 KEY_MAX_CHARS = 255
@@ -70,7 +70,7 @@ class Identities:
 
     def identify(self, scope: str, operation: str, key: KeyLike) -> Identity:
         plain = type(key) is str and 0 < len(key) <= KEY_MAX_CHARS and key.isprintable()
-        text = str(key) if plain else key_text(key)
+        text = str(key) if plain else _required(key, operation)
         if type(operation) is not str or operation not in self._operations:
             self._add_operation(operation)
         if scope or type(scope) is not str:
@@ -148,6 +148,16 @@ def _uuid8(digest: bytes) -> UUID:
     raw[6] = 0x80 | raw[6] & 0x0F  # version 8: the bits mean what we say
     raw[8] = 0x80 | raw[8] & 0x3F  # the variant of RFC 9562
     return UUID(bytes=bytes(raw))
+
+
+def _required(key: KeyLike | None, operation: str) -> str:
+    if key is None or key == "":
+        how = "it is None" if key is None else "it has 0 characters"
+        raise MissingKey(
+            f"{operation}: a key is required and none came ({how}); give the same key with every "
+            "retry of one operation, and another one with the next operation"
+        )
+    return key_text(key)
 
 
 def key_text(key: KeyLike, name: str = "key") -> str:

@@ -40,6 +40,7 @@ class AttemptBase:
         "_closed",
         "_deadline",
         "_depth",
+        "_given",
         "_grant",
         "_identities",
         "_identity",
@@ -69,6 +70,7 @@ class AttemptBase:
         self._closed = False
         self._steps = {s.name: s for s in grant.steps if s.name != ARGUMENTS} if grant.steps else {}
         self._running: dict[str, object] = {}
+        self._given: set[str] = set()  # steps whose results the body has got
         self._on_lost: Callable[[], object] | None = None
 
     @property
@@ -178,8 +180,9 @@ class AttemptBase:
         self._refuse_here(name, probed or request is not None)
         mine = object()
         if self._running.setdefault(name, mine) is not mine:
-            raise ConfigurationError(f"step {name!r} is running already; give each its own name")
+            raise self._used_twice(name, "is running already")
         try:
+            self._refuse_ended(name)  # only now: nobody else can end it meanwhile
             saved = self._steps.get(name)  # only now: whoever ran it before us has ended
             if saved is None and len({*self._steps, *self._running}) > STEPS_MAX:
                 raise InvalidKey(
@@ -201,6 +204,27 @@ class AttemptBase:
         except BaseException:
             self._running.pop(name, None)
             raise
+
+    def _refuse_ended(self, name: str) -> None:
+        """A step gives its result once per attempt: a second one of that name would be skipped and
+        given the first one's result, whatever it was meant to send. One that raised, or that an
+        earlier attempt has finished, may be called."""
+        if name in self._given:
+            raise self._used_twice(name, "has given its result already")
+
+    def _refuse_repeated(self, name: str, is_queued: bool) -> None:
+        """The same before a step is started in a thread or task of its own."""
+        if is_queued or name in self._running:
+            raise self._used_twice(name, "is running already")
+        self._refuse_ended(name)
+
+    def _used_twice(self, name: str, why: str) -> ConfigurationError:
+        return ConfigurationError(
+            f"step {name!r} {why} in this attempt, and nothing was sent for the second one; give "
+            f"each step its own name, and number those of a loop: f'{{name}}:{{number}}'",
+            operation=self.operation,
+            tag=self._identity.tag,
+        )
 
     def _refuse_here(self, name: str, relies_on_record: bool) -> None:
         if self._closed:
@@ -241,6 +265,7 @@ class AttemptBase:
             self._steps[name] = Step(name, False, call.plan.intent, 0)
         elif verdict.error is None and not verdict.lost:
             self._steps[name] = Step(name, True, verdict.body, 0)
+            self._given.add(name)  # before it stops running: no second one comes in between
         self._running.pop(name, None)
         if verdict.lost:
             self._lost = True
@@ -250,5 +275,6 @@ class AttemptBase:
         try:
             return value_for_body(call, verdict)
         except NotReplayable as error:
+            self._given.discard(name)
             where = {"operation": self.operation, "tag": self._identity.tag}
             raise NotReplayable(str(error), value=error.value, **where) from error

@@ -244,7 +244,7 @@ class Kernel:
                 value.close()
             raise BodyNotRun(
                 f"{what} of {job.identity.operation!r} gave a {type(value).__name__}, which has "
-                "not run; use AsyncOnce for async functions, and return plain values"
+                "not run; run async functions with AsyncOnce, await all of it, return plain values"
             )
 
     def unknown_key(self, job: Job, record: Record) -> UnknownKey:

@@ -7,7 +7,7 @@ so that a completer can run it to its end should nobody come back.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 from oncekey.core.identity import KeyLike
 from oncekey.engine.completing import Registered
@@ -33,6 +33,14 @@ class Operation(Generic[R]):
         """Run it at most once for this key, or replay what it answered. `request` must be plain
         values: `fn` is given them as JSON gives them back."""
         return self._run(self._registered, key, request, scope)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuse: called like the function it was made from, it would have no key."""
+        raise TypeError(
+            f"the operation {self.name!r} is not called but run, under a key: "
+            f"{getattr(self.fn, '__name__', 'operation')}.run(key, request). The plain function is "
+            "its .fn"
+        )
 
     def __repr__(self) -> str:
         return f"<operation {self.name!r}>"

@@ -8,6 +8,7 @@ A store module has `open_blocking(url)` and `open_async(url)`, and for the comma
 from __future__ import annotations
 
 import importlib
+import inspect
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -25,6 +26,7 @@ GROUP = "oncekey.stores"
 
 def blocking_store(store: Store | str) -> Store:
     if not isinstance(store, str):
+        _check_store(store, is_async=False)
         return store
     opened: Store = store_module(store).open_blocking(store)
     return opened
@@ -32,14 +34,36 @@ def blocking_store(store: Store | str) -> Store:
 
 def async_store(store: AsyncStore | str) -> AsyncStore:
     if not isinstance(store, str):
+        _check_store(store, is_async=True)
         return store
     opened: AsyncStore = store_module(store).open_async(store)
     return opened
 
 
+def _check_store(store: object, *, is_async: bool) -> None:
+    if store is None:
+        raise ConfigurationError(
+            "the store is None; if its URL comes from the environment, that variable is not set. "
+            "Give a URL such as sqlite:///payments.db, or a Store object"
+        )
+    apply = getattr(store, "apply", None)
+    if not callable(apply):
+        raise ConfigurationError(
+            f"a {type(store).__name__} is no store; give a URL such as sqlite:///payments.db, or a "
+            "Store object"
+        )
+    if not is_async and inspect.iscoroutinefunction(apply):
+        raise ConfigurationError(f"a {type(store).__name__} is async; give it to AsyncOnce")
+
+
 def store_module(url: str) -> Any:
     """The module that knows stores of this URL's scheme; ConfigurationError if there is none."""
     scheme, separator, _ = url.partition("://")
+    if not url:
+        raise ConfigurationError(
+            "the store's URL is empty; if it comes from the environment, that variable is set to "
+            "nothing. Try sqlite:///payments.db"
+        )
     if not separator:
         raise ConfigurationError(f"{url!r} is not a store URL; try sqlite:///payments.db")
     name = BUILT_IN.get(scheme)

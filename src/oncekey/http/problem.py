@@ -132,8 +132,8 @@ ALL: Final = (
 )
 
 _OF_ERRORS: Final[tuple[tuple[type[OncekeyError], Problem], ...]] = (
+    (MissingKey, MISSING),  # before InvalidKey, which it is too
     (InvalidKey, INVALID),
-    (MissingKey, MISSING),
     (Mismatch, MISMATCH),
     (InFlight, IN_FLIGHT),
     (OutcomeUnknown, UNKNOWN),

@@ -208,8 +208,8 @@ class OnceFace:
     def run(
         self, operation: str, key: Any, body: Callable[[Any], Any], **options: Any
     ) -> Result[Any]:
-        def in_thread(attempt: AsyncAttempt) -> Coroutine[Any, Any, Any]:
-            return asyncio.to_thread(body, AttemptFace(attempt, self._loop))
+        async def in_thread(attempt: AsyncAttempt) -> Any:
+            return await asyncio.to_thread(body, AttemptFace(attempt, self._loop))
 
         return self._loop.run(self.inner.run(operation, key, in_thread, **options))
 

@@ -96,6 +96,7 @@ class AsyncAttempt(AttemptBase):
             raise
         value = self._end_step(call, verdict)
         if interrupts.came:
+            self._given.discard(name)  # the body may call it again to get what it gave
             raise asyncio.CancelledError  # it came while the step was being recorded
         return value
 
@@ -107,7 +108,7 @@ class AsyncAttempt(AttemptBase):
             paid = steps.step("payment:charge", charge)
         hold.result(), paid.result()
         """
-        return AsyncParallel(self.step)
+        return AsyncParallel(self.step, self._refuse_repeated)
 
     async def renew(self) -> None:
         """Renew the lease now, e.g. before a call that blocks the event loop."""

@@ -8,14 +8,18 @@ in the coalescer and share their round trips.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from contextvars import Context
 
 from oncekey.core.asks import Answer, Call, Extended, Sleep
 from oncekey.core.commands import Command
+from oncekey.core.errors import StoreUnavailable
 from oncekey.core.flow import RENEWALS_PER_LEASE, heartbeat
 from oncekey.engine.attempt import AttemptBase
 from oncekey.engine.clock import Clock, Timer
+
+_log = logging.getLogger("oncekey")
 
 # What is due this part of its lease later is renewed along: so the attempts are looked through
 # a few times per lease, however many there are.
@@ -86,12 +90,22 @@ class AsyncHeart:
                 return
             answer = None
             if type(ask) is Call:
-                answer = await self._answer(ask.command)
+                answer = await self._renewed(ask.command)
             elif type(ask) is Extended:
                 attempt._extend(ask.deadline)
             else:
                 assert type(ask) is Sleep
                 await sleep(self._clock, ask.us)
+
+    async def _renewed(self, command: Command) -> Answer:
+        """The store's answer; whatever it raised counts as none, and is tried again."""
+        sent_at = self._clock.now()
+        try:
+            return await self._answer(command)
+        except Exception as error:
+            _log.exception("a heartbeat could not be sent; it is tried again")
+            failed = StoreUnavailable(f"{type(error).__name__}: {error}")
+            return Answer(failed, sent_at, self._clock.now())
 
 
 async def sleep(clock: Clock, us: int) -> None:

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 from oncekey.core.identity import KeyLike
 from oncekey.core.policy import Policy
-from oncekey.engine.aio.attempt import AsyncAttempt
 from oncekey.engine.aio.runner import AsyncBody, AsyncRunner
+from oncekey.engine.body_check import check_body
 from oncekey.engine.guarding import Picker, call, guarded
 from oncekey.engine.kernel import Kernel
 from oncekey.engine.results import Result
@@ -61,6 +61,7 @@ class AsyncOperations:
         known = self._kernel.replay(operation, key, scope, request, codec)
         if known is not None:
             return known
+        check_body(body, operation, is_async=True)
         if not self._is_ready:
             await self._get_ready()
         job = self._kernel.job(operation, key, scope, request, codec, options)
@@ -85,16 +86,12 @@ class AsyncOperations:
             @functools.wraps(fn)
             async def once_only(*args: Any, **kwargs: Any) -> T:
                 key_, scope_, request_ = how.pick(args, kwargs)
-
-                def body(attempt: AsyncAttempt) -> Awaitable[T]:
-                    given = {**kwargs, "attempt": attempt} if how.wants_attempt else kwargs
-                    work: Awaitable[T] = call(fn, args, given)
-                    return work
-
-                result = await self.run(
+                result: Result[T] = await self.run(
                     operation,
                     key_,
-                    body,
+                    lambda attempt: call(
+                        fn, args, {**kwargs, "attempt": attempt} if how.wants_attempt else kwargs
+                    ),
                     scope=scope_,
                     request=request_,
                     codec=codec,

@@ -20,17 +20,24 @@ V = TypeVar("V")
 class AsyncParallel:
     """`step` starts one and gives its task."""
 
-    def __init__(self, step: Callable[..., Coroutine[Any, Any, Any]]) -> None:
+    def __init__(
+        self, step: Callable[..., Coroutine[Any, Any, Any]], refuse: Callable[[str, bool], None]
+    ) -> None:
         self._step = step
+        self._refuse = refuse
+        self._names: dict[str, asyncio.Task[Any]] = {}
         self._tasks: list[asyncio.Task[Any]] = []
 
     def step(
         self, name: str, fn: Callable[..., Awaitable[V] | V], **options: Any
     ) -> asyncio.Task[V]:
         """As the attempt's own `step`; the task has what that gives."""
+        before = self._names.get(name)
+        self._refuse(name, before is not None and not before.done())
         work = self._step(name, fn, **options)
         task: asyncio.Task[V] = asyncio.get_running_loop().create_task(work)
         self._tasks.append(task)
+        self._names[name] = task
         return task
 
     async def __aenter__(self) -> Self:

@@ -40,6 +40,7 @@ from oncekey.engine.aio.attempt import AsyncAttempt, leave
 from oncekey.engine.aio.coalescer import AsyncCoalescer
 from oncekey.engine.aio.heart import AsyncHeart, sleep
 from oncekey.engine.attempt import AttemptBase
+from oncekey.engine.body_check import warn_blocking
 from oncekey.engine.current import enter as enter_body
 from oncekey.engine.current import leave as leave_body
 from oncekey.engine.kernel import Job, Kernel
@@ -278,9 +279,7 @@ class AsyncRunner:
         result: Returned | Raised
         here = enter_body(attempt)
         try:
-            value = body(attempt)
-            if type(value) is CoroutineType or inspect.isawaitable(value):
-                value = await value
+            value = await self._awaited(job, attempt, body)
         except BaseException as error:
             result = Raised(error, attempt._deadline)
         else:
@@ -306,9 +305,7 @@ class AsyncRunner:
         await enlisted.mark()
         here = enter_body(attempt)
         try:
-            value = body(attempt)
-            if inspect.isawaitable(value):
-                value = await value
+            value = await self._awaited(job, attempt, body)
         except BaseException as error:
             await enlisted.undo()
             return Raised(error, attempt._repeat_until)
@@ -317,6 +314,24 @@ class AsyncRunner:
             attempt._close()
         await enlisted.settle()
         return self.kernel.pack(job.codec, job.policy, value, attempt._repeat_until)
+
+    async def _awaited(self, job: Job, attempt: AsyncAttempt, body: AsyncBody[Any]) -> Any:
+        """The body's value. Raises BodyNotRun where nothing of it has run."""
+        value: Any = body(attempt)
+        if type(value) is not CoroutineType and not inspect.isawaitable(value):
+            self.kernel.refuse_unstarted(job, value)
+            warn_blocking(job.identity.operation)
+            return value
+        # Called in the loop's next turn: by then a body that waits for anything is waiting.
+        waited: list[bool] = []
+        turn = asyncio.get_running_loop().call_soon(waited.append, True)
+        value = await value
+        turn.cancel()
+        if not waited and not attempt._steps:
+            self.kernel.refuse_unstarted(job, value)
+        # Else it did something before it forgot to await the rest: it counts as run, and what it
+        # gave cannot be stored, which its caller is told.
+        return value
 
     async def undo(self, attempt: AttemptBase) -> None:
         attempt._check_undo(depth(self._connection))

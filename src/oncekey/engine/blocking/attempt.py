@@ -101,7 +101,7 @@ class Attempt(AttemptBase):
             paid = steps.step("payment:charge", charge)
         hold.result(), paid.result()
         """
-        return Parallel(self.step, in_transaction=self._depth > 0)
+        return Parallel(self.step, self._refuse_repeated, in_transaction=self._depth > 0)
 
     def renew(self) -> None:
         """Renew the lease now, e.g. before a long call that blocks heartbeats (a held GIL)."""

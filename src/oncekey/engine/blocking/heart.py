@@ -6,6 +6,7 @@ that last are renewed together, in one batch. Owns the thread; the rules are `fl
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
 
@@ -18,6 +19,9 @@ from oncekey.engine.clock import Clock
 AnswerMany = Callable[[Sequence[Command]], list[Answer]]
 
 _FOREVER_US = 3_600_000_000
+_AFTER_FAILURE_US = 100_000
+
+_log = logging.getLogger("oncekey")
 
 
 class _Beat:
@@ -28,7 +32,7 @@ class _Beat:
     def __init__(self, attempt: AttemptBase, due: int) -> None:
         self.attempt = attempt
         self.due = due
-        self.flow = heartbeat(attempt._grant)
+        self.flow = heartbeat(attempt._grant._replace(deadline=attempt._deadline))
         next(self.flow)  # it stands at its first Sleep
 
     def renewal(self, now: int) -> Command:
@@ -62,6 +66,7 @@ class Heart:
         self._wake = threading.Event()
         self._planned = 0
         self._watched = 0
+        self._seen = -1  # how many had been watched when the last plan was made
         self._shortest = _FOREVER_US
         self._thread: threading.Thread | None = None
         self._stopped = False
@@ -97,27 +102,35 @@ class Heart:
                 self._thread.start()
 
     def _run(self) -> None:
-        seen = -1
         while not self._stopped:
-            now = self._clock.now()
-            self._keep_up()
-            due = [beat for beat in self._beats.values() if beat.due <= now]
-            if due:
-                self._renew(due, now)
-                continue
-            self._wake.clear()
-            # While the plan is being made it counts as "never", so an attempt that comes in now
-            # either is seen below or sets the event.
-            self._planned = never = now + _FOREVER_US
-            self._keep_up()
-            # While attempts come and go, looking in at the shortest third is enough for any of
-            # them, and none of them has to wake this thread.
-            idle = self._watched == seen
-            seen = self._watched
-            latest = never if idle else now + self._shortest // RENEWALS_PER_LEASE
-            self._planned = min([latest, *(beat.due for beat in self._beats.values())])
-            if self._planned > now and not self._stopped:
-                self._clock.wait(self._wake, self._planned - now)
+            try:
+                self._turn()
+            except Exception:  # every attempt of this process depends on this thread
+                _log.exception("the heartbeat failed; it is tried again")
+                self._beats.clear()  # their generators may have ended; new ones begin
+                self._clock.wait(self._wake, _AFTER_FAILURE_US)
+
+    def _turn(self) -> None:
+        """Renew what is due, or sleep until something is."""
+        now = self._clock.now()
+        self._keep_up()
+        due = [beat for beat in self._beats.values() if beat.due <= now]
+        if due:
+            self._renew(due, now)
+            return
+        self._wake.clear()
+        # While the plan is being made it counts as "never", so an attempt that comes in now
+        # either is seen below or sets the event.
+        self._planned = never = now + _FOREVER_US
+        self._keep_up()
+        # While attempts come and go, looking in at the shortest third is enough for any of
+        # them, and none of them has to wake this thread.
+        idle = self._watched == self._seen
+        self._seen = self._watched
+        latest = never if idle else now + self._shortest // RENEWALS_PER_LEASE
+        self._planned = min([latest, *(beat.due for beat in self._beats.values())])
+        if self._planned > now and not self._stopped:
+            self._clock.wait(self._wake, self._planned - now)
 
     def _keep_up(self) -> None:
         """Begin a beat for each attempt that has none, drop those of attempts that ended."""

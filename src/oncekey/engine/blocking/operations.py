@@ -13,6 +13,7 @@ from oncekey.core.identity import KeyLike
 from oncekey.core.policy import Policy
 from oncekey.engine.blocking.attempt import Attempt
 from oncekey.engine.blocking.runner import Body, Runner
+from oncekey.engine.body_check import check_body
 from oncekey.engine.guarding import Picker, call, guarded
 from oncekey.engine.kernel import Kernel
 from oncekey.engine.results import Result
@@ -62,6 +63,7 @@ class Operations:
         known = self._kernel.replay(operation, key, scope, request, codec)
         if known is not None:
             return known
+        check_body(body, operation, is_async=False)
         if not self._is_ready:
             self._get_ready()
         job = self._kernel.job(operation, key, scope, request, codec, options)

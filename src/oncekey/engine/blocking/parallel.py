@@ -24,13 +24,17 @@ PARALLEL_MAX: Final = 16
 class Parallel:
     """`step` starts one and gives its future; at most 16 run at once, the others wait."""
 
-    def __init__(self, step: Callable[..., Any], *, in_transaction: bool) -> None:
+    def __init__(
+        self, step: Callable[..., Any], refuse: Callable[[str, bool], None], *, in_transaction: bool
+    ) -> None:
         if in_transaction:
             raise ConfigurationError(
                 "parallel(): in a transaction steps run one after the other, since they are "
                 "written on its one connection"
             )
         self._step = step
+        self._refuse = refuse
+        self._names: dict[str, Future[Any]] = {}
         self._pool: ThreadPoolExecutor | None = None
         self._started: list[Future[Any]] = []
 
@@ -38,10 +42,13 @@ class Parallel:
         """As the attempt's own `step`; the future has what that gives."""
         if self._pool is None:
             raise ConfigurationError("parallel(): use it as `with attempt.parallel() as steps:`")
+        before = self._names.get(name)
+        self._refuse(name, before is not None and not before.done())
         # In a copy of this context: a thread would begin with an empty one.
         work = partial(self._step, name, fn, **options)
         future: Future[V] = self._pool.submit(copy_context().run, work)
         self._started.append(future)
+        self._names[name] = future
         return future
 
     def __enter__(self) -> Self:

@@ -6,7 +6,13 @@ from typing import Any
 
 import pytest
 
-from oncekey.core.errors import InvalidKey, Mismatch, NotReplayable, OperationFailed
+from oncekey.core.errors import (
+    ConfigurationError,
+    InvalidKey,
+    Mismatch,
+    NotReplayable,
+    OperationFailed,
+)
 from oncekey.core.identity import child_key
 from oncekey.core.record import Step
 from oncekey.core.steps import unpack_step
@@ -60,6 +66,61 @@ class EngineSteps:
         result = bench.once().run("op", "k", checkout, retry_safe=True)
         assert result.value == ["reserved by the dead", "pay ok"]
         assert [name for name, _ in checkout.sent] == ["pay"]
+
+    @pytest.mark.parametrize("parallel", [False, True])
+    def test_a_step_name_used_twice_in_one_attempt_is_refused(
+        self, bench: Bench, parallel: bool
+    ) -> None:
+        """The second call would be skipped and given the first one's result. Also where an earlier
+        attempt has finished the step: its result is given once."""
+        bench.dead_owner("k", retry_safe=True, steps={"mail": "sent by the dead"})
+        mailed: list[str] = []
+
+        def mail(key: str, request: str = "") -> str:
+            mailed.append(request)
+            return request
+
+        def side_by_side(attempt: Any, *asked: tuple[str, str]) -> None:
+            with attempt.parallel() as steps:
+                for name, request in asked:
+                    steps.step(name, mail, request=request)
+
+        def again(attempt: Any, name: str) -> None:
+            if parallel:
+                side_by_side(attempt, (name, "b"))
+            else:
+                attempt.step(name, mail, request="b")
+
+        def body(attempt: Any) -> str:
+            assert attempt.step("mail:1", mail, request="a") == "a"
+            assert attempt.step("mail", mail) == "sent by the dead"
+            for name in ("mail", "mail:1"):
+                with pytest.raises(ConfigurationError, match="number those of a loop"):
+                    again(attempt, name)
+            if parallel:
+                with pytest.raises(ConfigurationError, match="in this attempt"):
+                    side_by_side(attempt, ("both", "c"), ("both", "d"))
+            return "done"
+
+        assert bench.once().run("op", "k", body, retry_safe=True).value == "done"
+        assert mailed == (["a", "c"] if parallel else ["a"])
+
+    def test_a_step_that_raised_may_be_called_again_in_the_same_attempt(self, bench: Bench) -> None:
+        calls: list[str] = []
+
+        def pay(key: str) -> str:
+            calls.append(key)
+            if len(calls) == 1:
+                raise TimeoutError("perhaps it arrived")
+            return "paid"
+
+        def body(attempt: Any) -> Any:
+            with pytest.raises(TimeoutError):
+                attempt.step("pay", pay)
+            return attempt.step("pay", pay)
+
+        assert bench.once().run("op", "k", body).value == "paid"
+        assert calls[0] == calls[1]
 
     def test_an_unfinished_step_is_sent_again_with_the_same_child_key(self, bench: Bench) -> None:
         keys: list[str] = []
@@ -132,15 +193,6 @@ class EngineSteps:
             once.run("op", "k", body, retry_safe=True)
         once.run("op", "k", body, retry_safe=True)
         assert seen == [{"pair": [1, 2]}] * 2
-
-    def test_a_step_asked_for_twice_in_one_run_runs_once(self, bench: Bench) -> None:
-        pay = Body("paid")
-
-        def body(attempt: Any) -> list[str]:
-            return [attempt.step("pay", lambda key: pay(attempt)) for _ in range(2)]
-
-        assert bench.once().run("op", "k", body).value == ["paid", "paid"]
-        assert pay.runs == 1
 
     def test_a_step_too_large_to_keep_is_never_repeated(self, bench: Bench) -> None:
         large = Body("x" * 1_000)
