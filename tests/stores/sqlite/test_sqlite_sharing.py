@@ -109,7 +109,7 @@ def test_where_it_cannot_be_told_it_is_warned_of(
     path: Path, log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
     if why == "no fcntl":
-        monkeypatch.setattr(sharing, "fcntl", None)
+        monkeypatch.setattr(sharing, "_fcntl", None)
     else:
         monkeypatch.setattr(sharing, "_DESCRIPTORS", str(path / "none"))
     SQLiteStore(path).close()

@@ -8,15 +8,17 @@ that SQLite holds in this process.
 
 from __future__ import annotations
 
+import importlib
 import os
 import struct
 import sys
-from typing import Final
+from typing import Any, Final
 
+_fcntl: Any
 try:
-    import fcntl
+    _fcntl = importlib.import_module("fcntl")
 except ImportError:  # Windows: it cannot be told
-    fcntl = None  # type: ignore[assignment]
+    _fcntl = None
 
 # UNIX_SHM_DMS in SQLite's os_unix.c, the same since 3.7.0.
 _OPENERS_BYTE: Final = 128
@@ -26,7 +28,7 @@ _DESCRIPTORS: Final = "/dev/fd"
 def is_shared(path: str) -> bool | None:
     """Whether another process has the database open that this process has open; None where that
     cannot be told."""
-    if fcntl is None:
+    if _fcntl is None:
         return None
     try:
         descriptor = _descriptor_of(f"{path}-shm")
@@ -50,11 +52,11 @@ def _descriptor_of(path: str) -> int | None:
 
 def _is_locked_by_others(descriptor: int) -> bool:
     """Whether an exclusive lock on that byte would have to wait for another process."""
-    write, set_ = fcntl.F_WRLCK, os.SEEK_SET
+    write, set_ = _fcntl.F_WRLCK, os.SEEK_SET
     if sys.platform == "linux":
         asked = struct.pack("hhqqi", write, set_, _OPENERS_BYTE, 1, 0)
-        kind = struct.unpack_from("h", fcntl.fcntl(descriptor, fcntl.F_GETLK, asked))[0]
+        kind = struct.unpack_from("h", _fcntl.fcntl(descriptor, _fcntl.F_GETLK, asked))[0]
     else:  # macOS and the BSDs
         asked = struct.pack("qqihh", _OPENERS_BYTE, 1, 0, write, set_)
-        kind = struct.unpack_from("qqihh", fcntl.fcntl(descriptor, fcntl.F_GETLK, asked))[3]
-    return bool(kind != fcntl.F_UNLCK)
+        kind = struct.unpack_from("qqihh", _fcntl.fcntl(descriptor, _fcntl.F_GETLK, asked))[3]
+    return bool(kind != _fcntl.F_UNLCK)
