@@ -180,6 +180,31 @@ def test_ignored_members_may_differ() -> None:
     assert asked(b"a=1&sent_at=2", FORM, rule=rule) == asked(b"a=1", FORM, rule=rule)
 
 
+PART = b'--b\r\nContent-Disposition: form-data; name="cents"\r\n\r\n%s\r\n--b--\r\n'
+
+
+@pytest.mark.parametrize(
+    ("kind", "one", "other"),
+    [
+        (JSON, b'{"cents":1}', b'{"cents":2}'),  # the rule's name is misspelt
+        (JSON, b'[{"amount":1}]', b'[{"amount":2}]'),
+        (JSON, b'[["amount",1]]', b'{"amount":1}'),  # as a chosen member is written
+        (JSON, b'"1"', b'"2"'),
+        (JSON, b"{amount", b"{amounts"),
+        (b"application/merge-patch+json", b'{"to":{"name":"a"}}', b'{"to":{"name":"b"}}'),
+        (FORM, b"cents=1", b"cents=2"),
+        (b"multipart/form-data; boundary=b", PART % b"1", PART % b"2"),
+        (b"text/plain", b"amount=1", b"amount=2"),
+    ],
+)
+def test_bodies_without_any_chosen_member_are_compared_whole(
+    kind: bytes, one: bytes, other: bytes
+) -> None:
+    rule = Rule(only=["amount", "to.account"])
+    assert asked(one, kind, rule=rule) != asked(other, kind, rule=rule)
+    assert asked(one, kind, rule=rule) == asked(one, kind, rule=rule)
+
+
 def test_only_chosen_members_count() -> None:
     rule = Rule(only=["cents", "to.account"])
     one = b'{"cents":5,"to":{"account":"a","name":"A"},"note":"x"}'

@@ -74,6 +74,7 @@ def test_the_first_rule_that_fits_counts_and_none_means_pass() -> None:
         {"path": "/a*b"},
         {"ignore": ["a"], "only": ["b"]},
         {"ignore": "a"},
+        {"only": []},
         {"max_request": 0},
         {"max_response": 10**12},
         {"store_down": "maybe"},

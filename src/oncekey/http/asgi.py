@@ -24,6 +24,7 @@ from oncekey.engine.aio.attempt import AsyncAttempt
 from oncekey.engine.aio.once import AsyncOnce
 from oncekey.http.exchange import OPERATION_DEFAULT, Exchange
 from oncekey.http.message import Response
+from oncekey.http.paths import below, segments_read
 from oncekey.http.recording import Message, Recording, Send
 from oncekey.http.responder import UNSTORED, App, Reading, Receive, Responder, Scope, Tasks
 from oncekey.http.rules import Rule, Rules
@@ -90,7 +91,7 @@ class IdempotencyMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            rule = self._find(scope["method"], _path(scope))
+            rule = self._find(scope["method"], *paths_of(scope))
             # One that has an attempt is guarded already, by whoever stands outside.
             if (
                 rule is not None
@@ -166,13 +167,19 @@ class _OfApp(Responder):
         await self._owner.app(self._scope, self._given_body, self._send)
 
 
-def _path(scope: Scope) -> str:
-    """The path as the app's own routes see it: without what it is mounted under."""
+def paths_of(scope: Scope) -> tuple[str, ...]:
+    """What the app's own routes may take the path for."""
     path: str = scope["path"]
     root: str = scope.get("root_path", "")
-    if root and path.startswith(root) and path[len(root) :][:1] in ("", "/"):
-        return path[len(root) :]
-    return path
+    raw: bytes = scope.get("raw_path") or b""
+    if not root and b"%" not in raw:
+        return (path,)
+    read = [path, segments_read(raw)] if b"%" in raw else [path]  # some split before they decode
+    if root:
+        # Some heed a root path, some do not, and some take what follows it wherever it stands.
+        read += [below(one, root) for one in read]
+        read += [one.partition(root)[2] for one in read if root in one]
+    return tuple(dict.fromkeys(read))
 
 
 async def _run(app: App, scope: Scope, receive: Receive, send: Send) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import io
 import json
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from decimal import Decimal
 from hashlib import blake2b
 from typing import Any, Final
@@ -119,8 +119,8 @@ def _json(body: bytes, ignore: Fields, only: Fields | None) -> bytes:
         return b"r" + body
     try:
         value = _strict(body.decode("utf-8"))
-        if only is not None:
-            value = _chosen(value, only)
+        if only is not None and (chosen := _chosen(value, only)) is not None:
+            return b"o" + rfc8785.dumps(chosen)
         for path in ignore:
             _drop(value, path.split("."))
         return b"j" + rfc8785.dumps(value)
@@ -153,9 +153,11 @@ _strict = json.JSONDecoder(
 ).decode
 
 
-def _chosen(value: Any, only: Fields) -> list[Any]:
-    """The chosen members by name; one that is not there is not the same as null."""
-    made = []
+def _chosen(value: Any, only: Fields) -> list[Any] | None:
+    """The chosen members by name; one that is not there is not the same as null. None where the
+    document has none of them: then all of it counts, for a misspelt name must not turn the
+    comparison off."""
+    made: list[Any] = []
     for path in sorted(set(only)):
         here = value
         for name in path.split("."):
@@ -165,7 +167,7 @@ def _chosen(value: Any, only: Fields) -> list[Any]:
             here = here[name]
         else:
             made.append([path, here])
-    return made
+    return made if any(len(pair) > 1 for pair in made) else None
 
 
 def _drop(value: Any, path: list[str]) -> None:
@@ -177,8 +179,11 @@ def _drop(value: Any, path: list[str]) -> None:
         value.pop(path[-1], None)
 
 
-def _wanted(name: str, ignore: Fields, only: Fields | None) -> bool:
-    return name not in ignore if only is None else name in only
+def _wanted(names: Iterable[str], ignore: Fields, only: Fields | None) -> Callable[[str], bool]:
+    """Which fields of a form count; all of them where it has none of the chosen ones."""
+    if only is None or not any(name in only for name in names):
+        return lambda name: name not in ignore
+    return lambda name: name in only
 
 
 def _form(body: bytes, ignore: Fields, only: Fields | None) -> bytes:
@@ -192,7 +197,8 @@ def _form(body: bytes, ignore: Fields, only: Fields | None) -> bytes:
         )
     except ValueError:
         return b"r" + body
-    return b"f" + json.dumps([p for p in pairs if _wanted(p[0], ignore, only)]).encode()
+    wanted = _wanted((name for name, _ in pairs), ignore, only)
+    return b"f" + json.dumps([pair for pair in pairs if wanted(pair[0])]).encode()
 
 
 def _multipart(body: bytes, boundary: str, ignore: Fields, only: Fields | None) -> bytes:
@@ -206,11 +212,13 @@ def _multipart(body: bytes, boundary: str, ignore: Fields, only: Fields | None) 
             spool_limit=len(body) + 1,
             memory_limit=2 * len(body) + 1,
         )
+        found = list(parser)
+        wanted = _wanted((part.name for part in found), ignore, only)
         parts = [
             # All its headers as they are: frameworks differ in which of them they heed.
             [part.headerlist, blake2b(part.raw).hexdigest()]
-            for part in parser
-            if _wanted(part.name, ignore, only)
+            for part in found
+            if wanted(part.name)
         ]
     except (multipart.MultipartError, ValueError, TypeError):
         return b"r" + body

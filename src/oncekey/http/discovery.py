@@ -6,24 +6,14 @@ the `app` that a middleware wraps, the routes an app tells, and what guarded vie
 
 from __future__ import annotations
 
-import re
-import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.policy import Policy
-from oncekey.http.rules import METHODS_POSSIBLE, Rule, Rules
-
-_WRAPPED = ("app", "wsgi_app", "application", "_app")
-_DEEPEST = 50
-_FLASK_PARAMETER = re.compile(r"<(?:[^<>:]*:)?([^<>]*)>")
-
-
-class Route(NamedTuple):
-    methods: list[str]
-    path: str
-    view: Any
+from oncekey.http.guarded_views import GuardedViews, guard_of
+from oncekey.http.route_table import Route, layers_of, routes_of, served_by_all
+from oncekey.http.rules import Rule, Rules
 
 
 class Guarded(NamedTuple):
@@ -41,7 +31,8 @@ class Found(NamedTuple):
 
 def find(app: Any) -> Found:
     """How the app is guarded; ConfigurationError where nothing is to be seen."""
-    routes = list(_routes(app))
+    routes = list(routes_of(app))
+    _check_served(app)
     found = _by_views(app, routes) or _by_middleware(app, routes) or _by_settings(app)
     if found is None:
         raise ConfigurationError(
@@ -51,11 +42,25 @@ def find(app: Any) -> Found:
     return found
 
 
+def _check_served(app: Any) -> None:
+    """Refuse an app with a decorated function that runs unguarded, or that no route serves."""
+    frameworks = {
+        kind.__module__.partition(".")[0]
+        for layer in layers_of(app)
+        for kind in type(layer).__mro__
+    }
+    extension = getattr(app, "extensions", {}).get("oncekey")
+    for views in list(GuardedViews.known):
+        if views.framework in frameworks:
+            served = views.served() if views.served else served_by_all([app, *views.apps])
+            views.check(served, unserved=getattr(extension, "unserved", None))
+
+
 # --- by middleware --------------------------------------------------------------------------
 
 
 def _by_middleware(app: Any, routes: list[Route]) -> Found | None:
-    for layer in _layers(app):
+    for layer in layers_of(app):
         exchange, once = getattr(layer, "exchange", None), getattr(layer, "once", None)
         if exchange is not None and once is not None:
             return Found(_named(exchange.rules, routes), once.policy)
@@ -81,16 +86,6 @@ def _named(rules: Rules, routes: Iterable[Route]) -> list[Guarded]:
     return [Guarded(list(rule.methods), rule.path, rule) for rule in rules.all if rule.guarded]
 
 
-def _layers(app: Any) -> Iterator[Any]:
-    """The app, what it wraps, and so on."""
-    for _ in range(_DEEPEST):
-        if app is None:
-            return
-        yield app
-        inside = getattr(app, "__dict__", {})
-        app = next((inside[name] for name in _WRAPPED if name in inside), None)
-
-
 # --- by views, and by settings --------------------------------------------------------------
 
 
@@ -98,18 +93,27 @@ def _by_views(app: Any, routes: Iterable[Route]) -> Found | None:
     extension = getattr(app, "extensions", {}).get("oncekey")
     engine = getattr(getattr(extension, "guard", None), "once", None)
     policy: Policy | None = getattr(engine, "policy", None)
-    found = []
+    found: list[Guarded] = []
     for route in routes:
         guarding = getattr(route.view, "__oncekey_guarding__", None)
-        rule = getattr(route.view, "__oncekey_rule__", None) or getattr(guarding, "rule", None)
-        if rule is None or not rule.guarded:
-            continue
         if guarding is not None:
             policy = guarding.owner.once.policy
-        methods = [method for method in route.methods if method in rule.methods]
-        if methods and policy is not None:
-            found.append(Guarded(methods, route.path, rule))
+        by_rule: dict[int, Guarded] = {}
+        for method in route.methods:
+            rule = _rule_for(route.view, guarding, method)
+            if rule is not None and policy is not None:
+                at = by_rule.setdefault(id(rule), Guarded([], route.path, rule))
+                at.methods.append(method)
+        found += by_rule.values()
     return Found(found, policy) if found and policy is not None else None
+
+
+def _rule_for(view: Any, guarding: Any, method: str) -> Rule | None:
+    if guarding is not None:
+        rule: Rule = guarding.rule
+        return rule if rule.guarded and rule.guards(method) else None
+    guarded = guard_of(view, method)
+    return guarded.rule if guarded is not None else None
 
 
 def _by_settings(app: Any) -> Found | None:
@@ -120,37 +124,3 @@ def _by_settings(app: Any) -> Found | None:
 
     guard = configured().guard
     return Found(_named(guard.exchange.rules, ()), guard.once.policy)
-
-
-# --- routes ---------------------------------------------------------------------------------
-
-
-def _routes(app: Any) -> Iterator[Route]:
-    """Every route the app tells, mounted and included ones too."""
-    for layer in _layers(app):
-        urls = getattr(layer, "url_map", None)
-        if urls is not None and hasattr(layer, "view_functions"):
-            for url in urls.iter_rules():
-                path = _FLASK_PARAMETER.sub(r"{\1}", url.rule)
-                yield Route(_possible(url.methods), path, layer.view_functions.get(url.endpoint))
-            return
-        if getattr(layer, "routes", None):
-            yield from _of_routes(layer.routes, "")
-            return
-
-
-def _of_routes(routes: Iterable[Any], prefix: str) -> Iterator[Route]:
-    # FastAPI keeps included routers apart, and has a function of its own to see through them.
-    contexts = getattr(sys.modules.get("fastapi.routing"), "iter_route_contexts", None)
-    for route in contexts(routes) if contexts is not None else routes:
-        path = prefix + str(getattr(route, "path", None) or "")
-        methods = _possible(getattr(route, "methods", None))
-        if methods:
-            yield Route(methods, path, getattr(route, "endpoint", None))
-        inner = getattr(getattr(route, "original_route", route), "routes", None)
-        if inner:
-            yield from _of_routes(inner, path)
-
-
-def _possible(methods: Iterable[str] | None) -> list[str]:
-    return sorted(set(methods or ()) & METHODS_POSSIBLE)

@@ -18,6 +18,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable
 from typing import Any, Final, ParamSpec
+from weakref import WeakKeyDictionary
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.engine.blocking.attempt import Attempt
@@ -27,12 +28,14 @@ from oncekey.http import problem as problems
 from oncekey.http.blocking import Guard, Made
 from oncekey.http.exchange import OPERATION_DEFAULT
 from oncekey.http.extras import needs
+from oncekey.http.guarded_views import UNSERVED, GuardedViews, guard_of
 from oncekey.http.held import Held
-from oncekey.http.rules import Rule, rule_of
+from oncekey.http.route_table import served_by_all
+from oncekey.http.rules import ANY_METHOD, Rule, rule_of
 from oncekey.http.running import ATTEMPT, check_caller
 
 with needs("flask"):
-    from flask import Flask, Response, current_app, request
+    from flask import Flask, Response, current_app, request, request_started
     from werkzeug.datastructures import Headers as FlaskHeaders
 
 P = ParamSpec("P")
@@ -40,7 +43,10 @@ View = Callable[..., Any]
 
 EXTENSION: Final = "oncekey"
 _BODY: Final = "oncekey.body"  # in the environ: what was read before anything else could
-_RULE: Final = "__oncekey_rule__"  # on a view: how it is guarded
+VIEWS: Final = GuardedViews(
+    "flask", "@idempotent(...) stands directly above the function, below @app.post(...)."
+)
+_checked: Final[WeakKeyDictionary[Flask, tuple[int, int]]] = WeakKeyDictionary()
 
 
 def current_attempt() -> Attempt | None:
@@ -57,6 +63,8 @@ class Idempotency:
                 looks at flask.g or flask.request; with `rules` a function of the environ
     rules       where given, all of the app is guarded by them, outside of Flask; where not, the
                 views that are decorated are
+    unserved    a decorated function that no route serves is an error at the first request;
+                "allow" where another app of the process will serve it
     operation, policy_url, challenge and close are those of IdempotencyWSGI
     """
 
@@ -71,8 +79,12 @@ class Idempotency:
         policy_url: str | None = None,
         challenge: str = "Bearer",
         close: bool = True,
+        unserved: str = "refuse",
     ) -> None:
         check_caller(caller)
+        if unserved not in UNSERVED:
+            raise ConfigurationError(f"unserved={unserved!r} must be 'refuse' or 'allow'")
+        self.unserved = unserved
         self.caller = caller
         self._rules = None if rules is None else tuple(rules)
         self._options: dict[str, Any] = {
@@ -90,9 +102,10 @@ class Idempotency:
         if EXTENSION in app.extensions:
             raise ConfigurationError(f"the app {app.name!r} has an Idempotency already")
         app.extensions[EXTENSION] = self
+        VIEWS.apps.add(app)
+        # First of all: what parses a form leaves no body to compare.
+        app.before_request_funcs.setdefault(None, []).insert(0, _read_first)
         if self._rules is None:
-            # First of all: what parses a form leaves no body to compare.
-            app.before_request_funcs.setdefault(None, []).insert(0, _read_first)
             return
         whole = wsgi.IdempotencyWSGI(
             app.wsgi_app,
@@ -110,25 +123,55 @@ class Idempotency:
         """Runs without a key's protection because the store was down."""
         return self.guard.unprotected
 
+    def caller_now(self) -> object:
+        """Who sent the current request, as `caller` says."""
+        return self.caller() if self._rules is None else self.caller(request.environ)
+
+    def check(self, app: Flask) -> None:
+        """Raise ConfigurationError if a decorated function is served unguarded, or not at all. The
+        first request does the same; once all routes are registered, this says so earlier."""
+        _check_app(app)
+
 
 def idempotent(**options: Any) -> Callable[[Callable[P, Any]], Callable[P, Any]]:
     """Guard a view; `options` are those of a Rule, but for its path. Stands below `@app.post`."""
     if "path" in options:
         raise ConfigurationError("a view has its path already; give rules= to guard by path")
-    rule = rule_of(options)
+    rule = rule_of({"methods": [ANY_METHOD], **options})
 
     def decorate(view: Callable[P, Any]) -> Callable[P, Any]:
+        for app in list(VIEWS.apps):
+            VIEWS.check_order(view, app.view_functions.values())
+
         @functools.wraps(view)
         def guarded(*args: P.args, **kwargs: P.kwargs) -> Any:
             call = functools.partial(current_app.ensure_sync(view), *args, **kwargs)
-            if request.method not in rule.methods or ATTEMPT in request.environ:
+            if not rule.guards(request.method) or ATTEMPT in request.environ:
                 return call()  # nothing to guard, or the whole app is
             return _respond(_extension(), rule, call)
 
-        setattr(guarded, _RULE, rule)
+        VIEWS.add(guarded, view, rule)
         return guarded
 
     return decorate
+
+
+def _check_served(app: Flask, **_: Any) -> None:
+    """Before each request; a look at two numbers once all is well."""
+    state = (len(app.view_functions), VIEWS.version)
+    if _checked.get(app) != state:
+        _check_app(app)
+        _checked[app] = state
+
+
+def _check_app(app: Flask) -> None:
+    extension = app.extensions.get(EXTENSION)
+    # An app that guards nothing may still hold the bare form of a guarded function.
+    unserved = getattr(extension, "unserved", "allow")
+    VIEWS.check(served_by_all([app, *VIEWS.apps]), unserved=unserved)
+
+
+request_started.connect(_check_served)
 
 
 def _extension() -> Idempotency:
@@ -143,10 +186,10 @@ def _extension() -> Idempotency:
 
 def _read_first() -> None:
     """Read the body of a guarded request before anybody else does, and put it back."""
-    rule = getattr(current_app.view_functions.get(request.endpoint or ""), _RULE, None)
-    if rule is None or request.method not in rule.methods:
+    view = guard_of(current_app.view_functions.get(request.endpoint or ""), request.method)
+    if view is None:
         return
-    environ = request.environ
+    environ, rule = request.environ, view.rule
     if ATTEMPT in environ or _extension().guard.passes(rule, wsgi.headers_of(environ)):
         return
     body = wsgi.read_body(environ, rule.max_request)
@@ -161,7 +204,7 @@ def _respond(extension: Idempotency, rule: Rule, call: Callable[[], Any]) -> Any
     headers = wsgi.headers_of(environ)
     if guard.passes(rule, headers):
         return call()
-    admitted = guard.admitted(rule, headers, extension.caller)
+    admitted = guard.admitted(rule, headers, extension.caller_now)
     if isinstance(admitted, message.Response):
         return _given(admitted)
     if _BODY not in environ:

@@ -78,7 +78,8 @@ def _key_format(rule: Rule) -> str:
 
 def _compared(rule: Rule) -> str:
     if rule.only is not None:
-        return "method, path, query, and of the body only " + ", ".join(rule.only)
+        chosen = ", ".join(rule.only)
+        return f"method, path, query, and of the body only {chosen}; all of it if it has none"
     rest = " except " + ", ".join(rule.ignore) if rule.ignore else ""
     return f"method, path, query, content type and body{rest}"
 

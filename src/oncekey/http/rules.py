@@ -15,9 +15,11 @@ from oncekey.core.duration import Duration
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.keys import checked_namespaces
 from oncekey.core.policy import MAX_BYTES_CAP, Policy
+from oncekey.http.paths import readings
 
 METHODS_DEFAULT: Final = ("POST", "PATCH")
-METHODS_POSSIBLE: Final = frozenset({"POST", "PATCH", "PUT", "DELETE"})
+ANY_METHOD: Final = "*"  # in the methods of a rule: all but the safe ones
+SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 MAX_REQUEST_DEFAULT: Final = 1024 * 1024
 MAX_REQUEST_CAP: Final = 1024 * 1024 * 1024
 MAX_RESPONSE_DEFAULT: Final = 1024 * 1024
@@ -26,6 +28,7 @@ HEAD_MAX_BYTES: Final = 64 * 1024
 HEADERS_MAX: Final = 1_000  # ... and how many headers it may have
 STORE_DOWN: Final = ("refuse", "run")
 _POLICY_OPTIONS: Final = ("lease", "keep", "audit", "wait", "retry_safe", "require", "recover")
+_METHOD = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _PARAMETER = re.compile(r"\{[^{}/]*\}")
 _OTHER_PARAMETER = re.compile(r"\{[^{}]*:|[<>]")  # as other routers write them
 
@@ -35,13 +38,14 @@ class Rule:
     """How requests to `path` are guarded.
 
     path          "/charges/{id}/refunds"; `{...}` is one segment, a "*" at the end is any rest
-    methods       of POST, PATCH, PUT and DELETE; others always pass
+    methods       which are guarded; "*" is every one but GET, HEAD, OPTIONS and TRACE, which always
+                  pass. On a decorated view "*" is the default, in a list of rules POST and PATCH
     guarded       False lets all of them pass untouched
     required      a request without a key is refused; else it passes, unprotected
     strict        only quoted keys, as the standard has them
     namespaces    only keys in one of these: ("v2",) takes "v2:..." and nothing else
     ignore        JSON members (or form fields) that may differ between retries: "meta.sent_at"
-    only          ... or the only ones that count
+    only          ... or the only ones that count; a body that has none of them counts whole
     headers       response headers to keep, beside the usual ones
     max_request   longer request bodies are refused with 413 before anything is claimed
     max_response  longer response bodies are given to the first caller only
@@ -90,14 +94,21 @@ class Rule:
         object.__setattr__(self, "_pattern", _compiled(self.path))
 
     def _check(self) -> None:
-        unknown = {method.upper() for method in self.methods} - METHODS_POSSIBLE
-        if unknown or isinstance(self.methods, str):
+        if isinstance(self.methods, str) or not all(map(_METHOD.fullmatch, self.methods)):
             raise ConfigurationError(
-                f"methods={self.methods!r}: only POST, PATCH, PUT and DELETE can be guarded; "
-                "others are safe or pass through"
+                f'methods={self.methods!r} must be a list of methods, such as ["POST", "PUT"], or '
+                '["*"] for all but the safe ones'
+            )
+        safe = {method.upper() for method in self.methods} & SAFE_METHODS
+        if safe or not self.methods:
+            raise ConfigurationError(
+                f"methods={self.methods!r}: GET, HEAD, OPTIONS and TRACE are safe to repeat and "
+                "are never guarded; name others, or leave methods out"
             )
         if self.only is not None and self.ignore:
             raise ConfigurationError("give either ignore= or only=, not both")
+        if self.only is not None and not self.only:
+            raise ConfigurationError("only=[] names no member; leave it out to compare all of them")
         for name in ("ignore", "only", "headers"):
             if isinstance(getattr(self, name), str):
                 raise ConfigurationError(f"{name} must be a list of names, not one text")
@@ -107,8 +118,12 @@ class Rule:
         if self.store_down not in STORE_DOWN:
             raise ConfigurationError(f"store_down={self.store_down!r} must be 'refuse' or 'run'")
 
+    def guards(self, method: str) -> bool:
+        """Whether this method, in upper case, is one of the rule's."""
+        return method in self.methods or (ANY_METHOD in self.methods and method not in SAFE_METHODS)
+
     def fits(self, method: str, path: str) -> bool:
-        return method in self.methods and self._pattern.fullmatch(path) is not None
+        return self.guards(method) and self._pattern.fullmatch(path) is not None
 
 
 # What other libraries call it.
@@ -153,17 +168,27 @@ class Rules:
         for rule in self.all:
             if not isinstance(rule, Rule):
                 raise ConfigurationError(f"rules must be Rule objects, not {type(rule).__name__}")
-        self._methods = frozenset(m for rule in self.all if rule.guarded for m in rule.methods)
 
-    def find(self, method: str, path: str) -> Rule | None:
-        """The rule of a guarded request, None for one that passes."""
+    def find(self, method: str, *paths: str) -> Rule | None:
+        """The rule of a guarded request, None for one that passes.
+
+        `paths` are what the request's path may mean to a router, and each has further readings.
+        Where they lead to several rules the request is guarded, and by the stricter one: a client
+        must not choose its rule by the way it spells a path.
+        """
         method = method.upper()  # some apps take a method in any case
-        if method not in self._methods:
+        if method in SAFE_METHODS:
             return None
-        for rule in self.all:
-            if rule.fits(method, path):
-                return rule if rule.guarded else None
-        return None
+        read = [one for path in paths for one in readings(path)]
+        if len(read) == 1:
+            found = self._first(method, read[0])
+            return found if found is not None and found.guarded else None
+        found_ids = {id(self._first(method, path)) for path in read}
+        guarded = [rule for rule in self.all if rule.guarded and id(rule) in found_ids]
+        return min(guarded, key=lambda rule: not rule.required, default=None)
+
+    def _first(self, method: str, path: str) -> Rule | None:
+        return next((rule for rule in self.all if rule.fits(method, path)), None)
 
 
 def _compiled(path: str) -> re.Pattern[str]:

@@ -6,6 +6,7 @@ ours is given. Knows Django REST framework by its shape only.
 
 from __future__ import annotations
 
+import sys
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -26,6 +27,16 @@ _LENGTH: Final = b"content-length"
 def plain(request: Any) -> Any:
     """Django's own request, where the REST framework's was given."""
     return getattr(request, "_request", request)
+
+
+def paths_of(request: Any) -> tuple[str, ...]:
+    """What the URL patterns may take the path for: the REST framework's take `/refunds.json` for
+    `/refunds`."""
+    path: str = request.path_info
+    head, dot, suffix = path.rstrip("/\n").rpartition(".")
+    if dot and "/" not in suffix and "rest_framework" in sys.modules:
+        return path, head
+    return (path,)
 
 
 def headers_of(request: Any) -> Headers:

@@ -4,6 +4,8 @@
     caller       a function of the request that gives the verified principal or None, or its path
     rules        for the middleware: Rule objects, or dicts of their options
     transaction  for the middleware: True, or the alias of the database the keys are in
+    unserved     "allow" for decorated views that no URL pattern of ROOT_URLCONF leads to; they
+                 are an error at the first request otherwise
     operation, policy_url, challenge and close: see IdempotencyWSGI
 
 Owns the meaning of these names. Knows no request.
@@ -29,7 +31,17 @@ from oncekey.http.wsgi import close_at_exit
 
 SETTING: Final = "ONCEKEY"
 _NAMES: Final = frozenset(
-    {"once", "caller", "rules", "transaction", "operation", "policy_url", "challenge", "close"}
+    {
+        "once",
+        "caller",
+        "rules",
+        "transaction",
+        "operation",
+        "policy_url",
+        "challenge",
+        "close",
+        "unserved",
+    }
 )
 _lock = threading.Lock()
 

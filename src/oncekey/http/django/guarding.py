@@ -7,14 +7,17 @@ http/blocking.py, the setting in configuration.py.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from asgiref.sync import iscoroutinefunction
+from django.conf import settings
 from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOperation
 from django.core.handlers.exception import response_for_exception
+from django.core.signals import request_started
 from django.db import connections, transaction
 from django.http import Http404
+from django.urls import get_resolver
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.engine.blocking.attempt import Attempt
@@ -28,14 +31,25 @@ from oncekey.http.django.answers import (
     body_of,
     given,
     headers_of,
+    paths_of,
     plain,
     rendered,
     request_of,
 )
-from oncekey.http.django.configuration import Configured, alias_of, check_transaction, configured
+from oncekey.http.django.configuration import (
+    SETTING,
+    Configured,
+    alias_of,
+    check_transaction,
+    configured,
+)
+from oncekey.http.guarded_views import GuardedViews, Served
 from oncekey.http.message import Response
-from oncekey.http.rules import Rule, rule_of
+from oncekey.http.rules import ANY_METHOD, Rule, rule_of
 
+VIEWS: Final = GuardedViews(
+    "django", "@idempotent(...) stands above the function or method that a URL pattern leads to."
+)
 _ATTEMPT: Final = "oncekey_attempt"
 _FIRST_REFUSAL: Final = 400
 # What Django answers with 400, 403 or 404; all else that a view raises is a failure.
@@ -69,7 +83,7 @@ class IdempotencyMiddleware:
         return self._configured.guard.unprotected
 
     def __call__(self, request: Any) -> Any:
-        rule = self._find(request.method, request.path_info)
+        rule = self._find(request.method, *paths_of(request))
         if rule is None:
             return self.get_response(request)
         call = functools.partial(self.get_response, request)
@@ -88,11 +102,16 @@ def idempotent(*, transaction: bool | str = False, **options: Any) -> Callable[[
     """
     if "path" in options:
         raise ConfigurationError("a view has its path already; rules are for the middleware")
-    rule = rule_of(options)
+    rule = rule_of({"methods": [ANY_METHOD], **options})
     alias = alias_of(transaction)
     check_transaction(rule, alias)
 
     def decorate(view: Callable[..., Any]) -> Callable[..., Any]:
+        if isinstance(view, type):
+            raise ConfigurationError(
+                f"{view.__qualname__} is a class: guard one of its methods, or all of it by "
+                '@method_decorator(idempotent(...), name="dispatch")'
+            )
         if iscoroutinefunction(view):
             raise ConfigurationError(
                 f"{view.__qualname__} is async: guard it by IdempotencyMiddleware, or decorate a "
@@ -104,7 +123,7 @@ def idempotent(*, transaction: bool | str = False, **options: Any) -> Callable[[
             # A method of a view has its instance first.
             request = next(one for one in args if hasattr(one, "META"))
             call = functools.partial(view, *args, **kwargs)
-            if request.method not in rule.methods or attempt_of(request) is not None:
+            if not rule.guards(request.method) or attempt_of(request) is not None:
                 return call()  # nothing to guard, or the middleware does
             if request is not plain(request):
                 call = functools.partial(_rest_call, request, call)
@@ -113,6 +132,7 @@ def idempotent(*, transaction: bool | str = False, **options: Any) -> Callable[[
             _check_requests(alias)
             return respond(configured(), rule, alias, request, call)
 
+        VIEWS.add(guarded, view, rule)
         return guarded
 
     return decorate
@@ -156,6 +176,38 @@ def respond(
 
 def _sent(answer: Made[DjangoAnswer] | Response) -> Any:
     return given(answer) if isinstance(answer, Response) else answer.answer.sent(answer.more)
+
+
+# --- which views are served ---------------------------------------------------------------------
+
+
+def _served() -> Iterator[Served]:
+    """The views of all URL patterns. Which methods they serve is their own affair."""
+    todo = [get_resolver()]
+    while todo:
+        for pattern in todo.pop().url_patterns:
+            if hasattr(pattern, "url_patterns"):
+                todo.append(pattern)
+            else:
+                yield Served(pattern.callback, None)
+
+
+_checked = 0
+
+
+def _check_served(**_: Any) -> None:
+    """At the first request, and when more views were decorated since; there is no earlier moment
+    that all projects have."""
+    global _checked
+    version = VIEWS.version
+    if version != _checked:
+        given = getattr(settings, SETTING, None) or {}
+        VIEWS.check(_served(), unserved=given.get("unserved"))
+        _checked = version
+
+
+VIEWS.served = _served
+request_started.connect(_check_served, dispatch_uid="oncekey")
 
 
 # --- transactions -------------------------------------------------------------------------------

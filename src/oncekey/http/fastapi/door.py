@@ -112,7 +112,10 @@ def _extended(endpoint: Callable[..., Any], guarding: Guarding) -> inspect.Signa
         ours.append(inspect.Parameter(_CALLER, keyword, default=guarding.caller))
     if guarding.session is not None:
         ours.append(inspect.Parameter(_SESSION, keyword, default=guarding.session))
-    return signature.replace(parameters=[*signature.parameters.values(), *ours])
+    theirs = list(signature.parameters.values())
+    is_open = bool(theirs) and theirs[-1].kind is inspect.Parameter.VAR_KEYWORD
+    rest = [theirs.pop()] if is_open else []  # nothing may follow `**kwargs`
+    return signature.replace(parameters=[*theirs, *ours, *rest])
 
 
 def _the_request(request: Request) -> Request:

@@ -20,9 +20,12 @@ from oncekey.engine.blocking.once import Once
 from oncekey.http.asgi import DRAIN_DEFAULT
 from oncekey.http.exchange import OPERATION_DEFAULT, Exchange
 from oncekey.http.fastapi.door import Guarding, behind_door
-from oncekey.http.fastapi.routes import GuardedRoute, misplaced, route_class
+from oncekey.http.fastapi.routes import GuardedRoute, bare_endpoints, misplaced, route_class
+from oncekey.http.fastapi.watch import RouteWatch
+from oncekey.http.guarded_views import GuardedViews
 from oncekey.http.responder import Tasks
-from oncekey.http.rules import METHODS_DEFAULT, METHODS_POSSIBLE, Rules, rule_of
+from oncekey.http.route_table import served_by_all
+from oncekey.http.rules import ANY_METHOD, METHODS_DEFAULT, Rules, rule_of
 from oncekey.http.running import check_caller
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -41,6 +44,8 @@ class Idempotency:
     policy_url  where clients find the published policy
     drain       how long a shutdown waits for what is running
     close       whether the engines are closed with the app
+    unserved    a guarded function that no route of an attached app serves is an error when the app
+                starts; "allow" where it is meant
     """
 
     def __init__(
@@ -54,6 +59,7 @@ class Idempotency:
         challenge: str = "Bearer",
         drain: Duration = DRAIN_DEFAULT,
         close: bool = True,
+        unserved: str = "refuse",
     ) -> None:
         if not isinstance(once, AsyncOnce):
             raise ConfigurationError(f"once must be an AsyncOnce, not a {type(once).__name__}")
@@ -70,6 +76,11 @@ class Idempotency:
         self.route_class = route_class(None)
         self._drain = microseconds(drain, name="drain") / 1_000_000
         self._close = close
+        self.views = GuardedViews(
+            "fastapi",
+            "@idempotency.guard(...) stands directly above the function, below @app.post(...).",
+            unserved,
+        )
 
     # --- which routes -------------------------------------------------------------------------
 
@@ -79,10 +90,15 @@ class Idempotency:
         `transaction` is the app's dependency that yields a session: the handler's rows, the record
         and the response then commit together.
         """
-        guarding = self._guarding(transaction, {"methods": sorted(METHODS_POSSIBLE), **options})
+        guarding = self._guarding(transaction, {"methods": [ANY_METHOD], **options})
 
         def decorate(endpoint: F) -> F:
-            return behind_door(endpoint, guarding)  # type: ignore[return-value]
+            if not guarding.rule.guarded:
+                return behind_door(endpoint, guarding)  # type: ignore[return-value]
+            self.views.check_order(endpoint, bare_endpoints)
+            made: Any = behind_door(endpoint, guarding)
+            self.views.add(made, endpoint, guarding.rule)
+            return made  # type: ignore[no-any-return]
 
         return decorate
 
@@ -97,6 +113,10 @@ class Idempotency:
         for route in app.routes:
             if misplaced(route):
                 raise _too_late(route)
+        self.views.apps.add(app)
+        app.add_middleware(
+            RouteWatch, check=lambda: self.check(app), routes=app.router.routes, views=self.views
+        )
         router = app.router
         router.route_class = route_class(None, router.route_class)
         inner = router.lifespan_context
@@ -104,15 +124,21 @@ class Idempotency:
         @asynccontextmanager
         async def lifespan(running: FastAPI) -> AsyncIterator[Any]:
             async with inner(running) as state:
-                for route in all_routes(app):
-                    if misplaced(route):
-                        raise _too_late(route)
+                self.check(app)
                 try:
                     yield state
                 finally:
                     await self.end()
 
         router.lifespan_context = lifespan
+
+    def check(self, app: FastAPI) -> None:
+        """Raise ConfigurationError if a guarded function is served unguarded, or not at all. An
+        attached app does so when it starts, or at its first request."""
+        for route in all_routes(app):
+            if misplaced(route):
+                raise _too_late(route)
+        self.views.check(served_by_all([app, *self.views.apps]))
 
     def _guarding(self, transaction: Any, options: dict[str, Any]) -> Guarding:
         if transaction is None:

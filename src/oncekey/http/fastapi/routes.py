@@ -5,8 +5,9 @@ Owns which requests of a route are guarded; everything else of it is FastAPI's.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar, Final
+from weakref import WeakSet
 
 from fastapi.routing import APIRoute
 from starlette.types import Receive, Scope, Send
@@ -16,6 +17,26 @@ from oncekey.http.fastapi.door import DOOR, Guarding, behind_door, guarding_of
 from oncekey.http.fastapi.openapi import extended
 from oncekey.http.fastapi.responding import AtRoute
 from oncekey.http.fastapi.transactional import InTransaction
+from oncekey.http.rules import SAFE_METHODS
+
+
+class _Endpoints:
+    """Functions that routes hold without a guard of their own, for as long as they live."""
+
+    def __init__(self) -> None:
+        self._all: WeakSet[Any] = WeakSet()
+
+    def append(self, endpoint: Any) -> None:
+        try:
+            self._all.add(endpoint)
+        except TypeError:  # an object that cannot be kept so; the check at the start finds it
+            return
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(list(self._all))
+
+
+bare_endpoints: Final = _Endpoints()
 
 
 class GuardedRoute(APIRoute):
@@ -26,13 +47,15 @@ class GuardedRoute(APIRoute):
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
         methods = {method.upper() for method in options.get("methods") or ("GET",)}
         own = guarding_of(endpoint)
-        if own is not None and own.rule.guarded and not methods & set(own.rule.methods):
+        if own is None and methods - SAFE_METHODS:
+            bare_endpoints.append(endpoint)
+        if own is not None and own.rule.guarded and not any(map(own.rule.guards, methods)):
             raise ConfigurationError(
-                f"{path}: only POST, PATCH, PUT and DELETE can be guarded, not "
-                + ", ".join(sorted(methods))
+                f"{path} is guarded, but not for its methods: " + ", ".join(sorted(methods))
             )
-        if own is None and self.guarding is not None and methods & set(self.guarding.rule.methods):
-            own = self.guarding
+        general = self.guarding
+        if own is None and general is not None and any(map(general.rule.guards, methods)):
+            own = general
             endpoint = behind_door(endpoint, own)
         self._guarding = own if own is not None and own.rule.guarded else None
         super().__init__(path, endpoint, **options)
@@ -41,7 +64,7 @@ class GuardedRoute(APIRoute):
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         guarding = self._guarding
-        if guarding is None or scope["method"] not in guarding.rule.methods:
+        if guarding is None or not guarding.rule.guards(scope["method"].upper()):
             if guarding_of(self.endpoint) is not None:
                 scope = {**scope, DOOR: None}
             await super().handle(scope, receive, send)

@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 _PREFIX = "sqlite:///"
-_OPTIONS = ("busy_timeout", "synchronous", "acknowledge")
+_OPTIONS = ("busy_timeout", "synchronous")
 
 
 def open_blocking(url: str) -> SQLiteStore:

@@ -1,0 +1,77 @@
+"""The readings of a request's path that a router may take.
+
+Servers hand over what the client wrote, and routers differ in what they make of it: some merge
+slashes, some resolve dots, some take a whole URL for its path, and a pattern that ends in `$` takes
+one more line break. A rule that saw only the text would be bypassed by `//pay`. So a rule is tried
+on every reading, and a request is guarded if any of them fits. Owns these readings. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import unquote, urlparse
+
+_SLASHES = re.compile(r"//+")
+_ESCAPED_SLASH = re.compile(rb"%2[Ff]")
+
+
+def readings(path: str) -> tuple[str, ...]:
+    """The path, and whatever else a router may take it for."""
+    if not ("//" in path or "/." in path or "%" in path or path[:1] != "/" or path[-1:] == "\n"):
+        return (path,)  # as nearly all of them are: no step would change it
+    found = dict.fromkeys([path])
+    for step in (_without_origin, _without_line_end, unquote, _rooted, _merged, _resolved):
+        found.update(dict.fromkeys([step(one) for one in found]))
+    return tuple(found)
+
+
+def segments_read(raw_path: bytes) -> str:
+    """A path that was split into segments before it was decoded: `%2F` is no slash in it."""
+    kept = _ESCAPED_SLASH.sub(b"%252F", raw_path.partition(b"?")[0])
+    return unquote(kept.decode("latin-1"))
+
+
+def below(path: str, root: str) -> str:
+    """The path as the app's own routes see it: without what it is mounted under."""
+    if root and path.startswith(root) and path[len(root) :][:1] in ("", "/"):
+        return path[len(root) :] or "/"
+    return path
+
+
+def _without_origin(path: str) -> str:
+    """Of a request whose target is a whole URL; its parameters go with the rest, as some have
+    it."""
+    if path.startswith("/"):
+        return path
+    try:
+        return urlparse(path).path
+    except ValueError:  # no URL either
+        return path
+
+
+def _without_line_end(path: str) -> str:
+    return path.removesuffix("\n")
+
+
+def _rooted(path: str) -> str:
+    return path if path.startswith("/") else "/" + path
+
+
+def _merged(path: str) -> str:
+    return _SLASHES.sub("/", path)
+
+
+def _resolved(path: str) -> str:
+    """Without `.` and `..`."""
+    if "/." not in path:
+        return path
+    kept: list[str] = []
+    parts = path.split("/")
+    for part in parts:
+        if part == "..":
+            kept = kept[:-1] or [""]
+        elif part != ".":
+            kept.append(part)
+    if parts[-1] in (".", ".."):
+        kept.append("")
+    return "/".join(kept) or "/"

@@ -1,0 +1,112 @@
+"""The same two guarded routes in every framework: one ASGI and one WSGI app that hand a request on
+to the framework that its header names, with its path as the server gave it.
+
+`RAN` in a body says that the handler was reached.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from fastapi import FastAPI
+from flask import Flask
+from litestar import Litestar, post
+from quart import Quart
+from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
+from starlette.routing import Mount, Route
+
+from oncekey import AsyncOnce, Once
+from oncekey.http.asgi import IdempotencyMiddleware
+from oncekey.http.flask import Idempotency
+from oncekey.http.rules import Rule
+
+RAN = "the handler ran"
+RULES = [Rule("/pay"), Rule("/items/{id}/refund"), Rule("/refunds"), Rule("/v1/*")]
+ROUTES = ("/pay", "/items/{id}/refund", "/refunds")
+
+
+async def ran(*args: Any, **values: Any) -> Any:
+    return PlainTextResponse(RAN)
+
+
+def starlette() -> Any:
+    routes = [Route(path, ran, methods=["POST"]) for path in ROUTES]
+    return Starlette(routes=[*routes, Mount("/v1", routes=list(routes))])
+
+
+def fastapi() -> Any:
+    app = FastAPI()
+
+    async def pay() -> str:
+        return RAN
+
+    async def refund(id: str) -> str:
+        return RAN
+
+    for path in ROUTES:
+        app.post(path)(refund if "{" in path else pay)
+    return app
+
+
+def litestar() -> Any:
+    @post([path.replace("{id}", "{id:str}") for path in ROUTES])
+    async def pay() -> str:
+        return RAN
+
+    return Litestar([pay], openapi_config=None)
+
+
+def fill(app: Any) -> Any:
+    """Flask and Quart."""
+    for path in ROUTES:
+        view = (lambda id="": RAN) if app.__class__ is Flask else _quart_view
+        app.add_url_rule(
+            path.replace("{id}", "<id>"), path[1:].replace("/", "-"), view, methods=["POST"]
+        )
+    return app
+
+
+async def _quart_view(id: str = "") -> str:
+    return RAN
+
+
+def flask() -> Any:
+    app = fill(Flask("spelled"))
+    engine = Once("memory://")
+    Idempotency(app, once=engine, caller=lambda environ: "me", rules=RULES)
+    return app
+
+
+def guarded(app: Any) -> Any:
+    return IdempotencyMiddleware(
+        app, AsyncOnce("memory://"), caller=lambda scope: "me", rules=RULES, close=False
+    )
+
+
+_asgi: dict[bytes, Any] = {
+    b"starlette": guarded(starlette()),
+    b"fastapi": guarded(fastapi()),
+    b"litestar": guarded(litestar()),
+    b"quart": guarded(fill(Quart("spelled"))),
+}
+_wsgi: dict[str, Any] = {"flask": flask()}
+if os.environ.get("SPELLED_DJANGO"):  # its settings are a process's own
+    from tests.http.apps import spelled_django
+
+    _asgi[b"django"] = spelled_django.asgi
+    _wsgi["django"] = spelled_django.wsgi
+
+
+async def asgi(scope: Any, receive: Any, send: Any) -> None:
+    if scope["type"] == "http":
+        await _asgi[dict(scope["headers"])[b"x-app"]](scope, receive, send)
+        return
+    for kind in ("startup", "shutdown"):
+        await receive()
+        await send({"type": f"lifespan.{kind}.complete"})
+
+
+def wsgi(environ: Any, start_response: Any) -> Any:
+    return _wsgi[environ["HTTP_X_APP"]](environ, start_response)

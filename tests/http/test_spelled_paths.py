@@ -1,0 +1,154 @@
+"""However a client spells a path: where a handler with a required key is reached, its rule saw it.
+
+Real servers hand the target over, real routers read it. A request without a key must never reach
+the handler, whatever the router makes of slashes, dots, escapes, line ends and whole URLs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import hypercorn.asyncio
+import hypercorn.config
+import pytest
+import uvicorn
+from tests.http.apps import spelled
+from tests.http.served import ROOT
+from tests.http.wire import Closed, Connection
+from werkzeug.serving import make_server
+
+from oncekey.testing.servers import Granian, require
+from oncekey.testing.servers.http import Gunicorn
+from oncekey.testing.servers.processes import free_port, wait_until
+
+TARGETS = """
+    /pay //pay /pay/ /pay// ///pay/// /./pay /pay/. /x/../pay /../pay /%2e/pay /pay/%2e%2e/pay
+    /%70ay /pa%79 /%2570ay /%2Fpay /pay%2F /pay%2f/ /pay%0A /pay%0a%0A /pay%0D%0A /pay%20 /pay%00
+    /pay%3Fx /pay;x=1 /pay?x=1 //pay?x /pay#x /pay\\ \\pay /PAY pay *
+    http://x/pay http://x//pay HTTP://x:80/pay http://x/pay?y https://u@x/pay/ http:/pay http://pay
+    http://x/pay;y x:/pay;y /http://x/pay //x/pay /x//pay
+    /v1/pay /v1//pay //v1/pay /v1/../pay /v1%2Fpay
+    /items/a/refund /items/a//refund /items//a/refund //items/a/refund /items/a/refund//
+    /items/a%2Fb/refund /items/a/refund%0A /items/%0A/refund /items/./refund /items/../refund
+    /items/a/./refund /items/a/b/../refund /items/%2E%2E/refund http://x/items/a//refund
+    /refunds /refunds/ /refunds.json /refunds.json/ /refunds.api%0A //refunds.json
+    /legacy /legacy%0A
+"""
+
+
+@pytest.mark.parametrize("framework", ["starlette", "fastapi", "litestar", "quart"])
+@pytest.mark.parametrize("server", ["h11", "httptools", "hypercorn", "granian"])
+def test_no_spelling_reaches_an_asgi_handler_without_a_key(
+    ports: dict[str, int], server: str, framework: str
+) -> None:
+    check(ports[server], framework)
+
+
+@pytest.mark.parametrize(
+    ("server", "framework"),
+    [("werkzeug", "flask"), ("gunicorn", "flask"), ("gunicorn", "django"), ("granian", "django")],
+)
+def test_no_spelling_reaches_a_wsgi_handler_without_a_key(
+    ports: dict[str, int], server: str, framework: str
+) -> None:
+    check(ports[server], framework)
+
+
+def check(port: int, framework: str) -> None:
+    assert spelled.RAN in ask(port, framework, "/pay", ("Idempotency-Key", "k")), (
+        "it can be reached"
+    )
+    reached = [target for target in TARGETS.split() if spelled.RAN in ask(port, framework, target)]
+    assert reached == []
+
+
+def ask(port: int, framework: str, target: str, *headers: tuple[str, str]) -> str:
+    """What the server answers; "" where it will not take such a target at all."""
+    with Connection(port) as wire:
+        try:
+            return wire.ask("POST", target, [("X-App", framework), *headers]).body.decode()
+        except Closed:
+            return ""
+
+
+# --- servers ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def ports() -> Iterator[dict[str, int]]:
+    """One server of each kind, for all frameworks; in this process where that can be."""
+    require(lambda: Granian("x:y"))
+    require(lambda: Gunicorn("x:y"))
+    env = {"SPELLED_DJANGO": "1"}
+    with ExitStack() as stack:
+        granian = stack.enter_context(Granian("tests.http.apps.spelled:asgi", cwd=ROOT, env=env))
+        gunicorn = stack.enter_context(Gunicorn("tests.http.apps.spelled:wsgi", cwd=ROOT, env=env))
+        yield {
+            "granian": granian.port,
+            "gunicorn": gunicorn.port,
+            "h11": stack.enter_context(by_uvicorn("h11")),
+            "httptools": stack.enter_context(by_uvicorn("httptools")),
+            "hypercorn": stack.enter_context(by_hypercorn()),
+            "werkzeug": stack.enter_context(by_werkzeug()),
+        }
+
+
+@contextmanager
+def in_thread(run: Callable[[], object], stop: Callable[[], object]) -> Iterator[None]:
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop()
+        thread.join(10)
+
+
+@contextmanager
+def by_uvicorn(parser: Any) -> Iterator[int]:
+    port = free_port()
+    config = uvicorn.Config(
+        spelled.asgi, port=port, http=parser, log_config=None, access_log=False, log_level="error"
+    )
+    server = uvicorn.Server(config)
+    with in_thread(server.run, lambda: setattr(server, "should_exit", True)):
+        wait_until(lambda: server.started, "uvicorn serves")
+        yield port
+
+
+@contextmanager
+def by_hypercorn() -> Iterator[int]:
+    config = hypercorn.config.Config()
+    port = free_port()
+    config.bind = [f"127.0.0.1:{port}"]
+    config.errorlog = None
+    loop, end = asyncio.new_event_loop(), asyncio.Event()
+
+    def run() -> None:
+        serving = hypercorn.asyncio.serve(spelled.asgi, config, shutdown_trigger=end.wait)
+        loop.run_until_complete(serving)
+        loop.close()
+
+    with in_thread(run, lambda: loop.call_soon_threadsafe(end.set)):
+        wait_until(lambda: _takes(port), "hypercorn serves")
+        yield port
+
+
+def _takes(port: int) -> bool:
+    try:
+        Connection(port).close()
+    except ConnectionRefusedError:
+        return False
+    return True
+
+
+@contextmanager
+def by_werkzeug() -> Iterator[int]:
+    server = make_server("127.0.0.1", 0, spelled.wsgi, threaded=True)
+    with in_thread(server.serve_forever, server.shutdown):
+        yield server.port
+    server.server_close()
