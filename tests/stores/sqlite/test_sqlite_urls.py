@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import sqlite3
 from pathlib import Path
 
 import pytest
@@ -111,15 +109,3 @@ def test_the_guarantee_follows_synchronous(tmp_path: Path, synchronous: str, lev
 def test_libraries_that_can_damage_a_file_are_known(version: tuple[int, ...], bad: bool) -> None:
     assert library.has_wal_reset_bug(version) is bad
     assert ("WAL-reset" in library.guarantee("full", version).reason) is bad
-
-
-def test_such_a_library_is_warned_of_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(library, "_warned", False)
-    monkeypatch.setattr(library, "has_wal_reset_bug", lambda version=None: True)
-    with caplog.at_level(logging.WARNING, "oncekey.sqlite"):
-        SQLiteStore(tmp_path / "a.db").close()
-        SQLiteStore(tmp_path / "b.db").close()
-    assert [record.name for record in caplog.records] == ["oncekey.sqlite"]
-    assert sqlite3.sqlite_version in caplog.text

@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 _PREFIX = "sqlite:///"
-_OPTIONS = ("busy_timeout", "synchronous")
+_OPTIONS = ("busy_timeout", "synchronous", "acknowledge")
 
 
 def open_blocking(url: str) -> SQLiteStore:

@@ -20,7 +20,7 @@ from typing import Final, TypeVar
 from oncekey.core.errors import ConfigurationError, OncekeyError, StoreUnavailable
 from oncekey.stores.clock import StoreClock
 from oncekey.stores.forking import Forkables, file_identity
-from oncekey.stores.sqlite import faults, schema
+from oncekey.stores.sqlite import faults, library, schema
 from oncekey.stores.sqlite.executors import run
 from oncekey.stores.sqlite.program import Steps
 
@@ -31,13 +31,20 @@ LOG_SIZE_LIMIT_BYTES: Final = 64 * 1024 * 1024
 _WAL_RETRY_SECONDS: Final = 0.005
 _WAL_PATIENCE_SECONDS: Final = 1.0
 _FORK_MARGIN_SECONDS: Final = 1.0
+LOOK_FOR_OTHERS_SECONDS: Final = 60.0
 
 
 class Database:
     """One file. `run` may be called from many threads; they take turns."""
 
     def __init__(
-        self, path: str, *, busy_timeout_seconds: float, synchronous: str, clock: StoreClock
+        self,
+        path: str,
+        *,
+        busy_timeout_seconds: float,
+        synchronous: str,
+        clock: StoreClock,
+        acknowledged: bool = False,
     ) -> None:
         self.path = path
         self.forks = 0  # how many forks this copy has been through
@@ -50,6 +57,8 @@ class Database:
         self._refusal = ""
         self._file: tuple[int, int] | None = None
         self._paused = False
+        self._watches = not acknowledged and library.must_watch()
+        self._look_at = 0.0
         _databases.add(self)
 
     def run(self, steps: Steps[T]) -> T:
@@ -63,6 +72,8 @@ class Database:
                     "a file nobody else can see. Put it back, or restart on the new one",
                     ambiguous=False,
                 )
+            if self._watches and time.monotonic() >= self._look_at:
+                self._look_for_others()
             try:
                 return run(connection, steps)
             except Exception as error:
@@ -104,7 +115,15 @@ class Database:
             raise
         self._was_open = True
         self._file = file_identity(self.path)
+        if self._watches:
+            self._look_for_others()
         return self._connection
+
+    def _look_for_others(self) -> None:
+        """Now and then: the other process may come later, and may not be one of ours."""
+        self._look_at = time.monotonic() + LOOK_FOR_OTHERS_SECONDS
+        library.warn_if_shared(self.path)
+        self._watches = library.must_watch()
 
     def _unusable(self, error: OncekeyError) -> OncekeyError:
         """A file that was good once is a matter of serving, not of setting up."""

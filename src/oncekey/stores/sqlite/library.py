@@ -1,6 +1,7 @@
 """What the SQLite library and its settings can promise.
 
-Owns the guarantee's words and the one warning per process about libraries that can damage a file.
+Owns the guarantee's words and the one warning per process about libraries that can damage a file
+which several processes write. Who has the file to itself is not bothered.
 """
 
 from __future__ import annotations
@@ -9,14 +10,17 @@ import logging
 import sqlite3
 from typing import Final
 
+from oncekey.core.errors import ConfigurationError
 from oncekey.core.levels import Guarantee, Level
+from oncekey.stores.sqlite.sharing import is_shared
 
+WAL_RESET_BUG: Final = "wal-reset-bug"
 SYNCHRONOUS: Final = ("full", "extra", "normal", "off")
 
 _log = logging.getLogger("oncekey.sqlite")
 _warned = False
 
-# https://sqlite.org/wal.html#walresetbug
+_LINK: Final = "https://sqlite.org/wal.html#walresetbug"
 _FIXED: Final = (3, 51, 3)
 _FIXED_IN_BRANCH: Final = {(3, 50): 7, (3, 44): 6}
 
@@ -52,12 +56,38 @@ def guarantee(
     return Guarantee(level, reason)
 
 
-def warn_once() -> None:
-    """Log what is wrong with the library, once per process."""
+def is_acknowledged(acknowledge: str | None) -> bool:
+    """Whether the user knows of the bug. ConfigurationError for what is no bug of ours to know."""
+    if acknowledge not in (None, WAL_RESET_BUG):
+        raise ConfigurationError(
+            f"acknowledge={acknowledge!r} is not known; there is {WAL_RESET_BUG!r}"
+        )
+    return acknowledge is not None
+
+
+def must_watch() -> bool:
+    """Whether there is something to warn of, should another process come."""
+    return not _warned and has_wal_reset_bug()
+
+
+def warn_if_shared(path: str) -> None:
+    """Log, once per process, that this library may damage the file, if another process has it open
+    too. Where that cannot be told it is logged as well."""
     global _warned
-    if not _warned and has_wal_reset_bug():
-        _warned = True
-        _log.warning(_bug(sqlite3.sqlite_version_info) + " (a patched build cannot be told apart)")
+    shared = is_shared(path)
+    if _warned or shared is False:
+        return
+    _warned = True
+    _log.warning(
+        "oncekey: %s %s open in more than one process. %s. See %s; a patched build cannot be told "
+        "apart. Where you know of it, add ?acknowledge=%s to the store's URL "
+        "(docs/reference/limits.md#sqlite)",
+        path,
+        "is" if shared else "may be",
+        _bug(sqlite3.sqlite_version_info),
+        _LINK,
+        WAL_RESET_BUG,
+    )
 
 
 def _bug(version: tuple[int, ...]) -> str:

@@ -51,6 +51,7 @@ class _Base:
         *,
         busy_timeout: Duration = BUSY_TIMEOUT_DEFAULT,
         synchronous: str = SYNCHRONOUS_DEFAULT,
+        acknowledge: str | None = None,
         clock: StoreClock = wall_clock,
     ) -> None:
         timeout = microseconds(busy_timeout, name="busy_timeout")
@@ -67,8 +68,8 @@ class _Base:
             busy_timeout_seconds=timeout / 1_000_000,
             synchronous=mode,
             clock=clock,
+            acknowledged=library.is_acknowledged(acknowledge),
         )
-        library.warn_once()
 
     @property
     def path(self) -> str:
@@ -84,6 +85,7 @@ class SQLiteStore(_Base):
 
     busy_timeout   how long to wait for another process's lock, as a duration
     synchronous    full (each commit is on disk when it returns), extra, normal or off
+    acknowledge    "wal-reset-bug": you know of SQLite's bug, so nobody need be warned of it
     """
 
     def __init__(
@@ -92,9 +94,16 @@ class SQLiteStore(_Base):
         *,
         busy_timeout: Duration = BUSY_TIMEOUT_DEFAULT,
         synchronous: str = SYNCHRONOUS_DEFAULT,
+        acknowledge: str | None = None,
         clock: StoreClock = wall_clock,
     ) -> None:
-        super().__init__(path, busy_timeout=busy_timeout, synchronous=synchronous, clock=clock)
+        super().__init__(
+            path,
+            busy_timeout=busy_timeout,
+            synchronous=synchronous,
+            acknowledge=acknowledge,
+            clock=clock,
+        )
         self._database.open()
 
     def apply(self, commands: Sequence[Command], /) -> list[Reply]:
@@ -141,9 +150,16 @@ class AsyncSQLiteStore(_Base):
         *,
         busy_timeout: Duration = BUSY_TIMEOUT_DEFAULT,
         synchronous: str = SYNCHRONOUS_DEFAULT,
+        acknowledge: str | None = None,
         clock: StoreClock = wall_clock,
     ) -> None:
-        super().__init__(path, busy_timeout=busy_timeout, synchronous=synchronous, clock=clock)
+        super().__init__(
+            path,
+            busy_timeout=busy_timeout,
+            synchronous=synchronous,
+            acknowledge=acknowledge,
+            clock=clock,
+        )
         # By number of forks, since a child has none of its parent's threads. Setting a default in
         # a dict is atomic: two loops that come first at once get the same one.
         self._workers: dict[int, ThreadPoolExecutor] = {}
