@@ -81,7 +81,9 @@ class Store(Protocol):
     def enlist(self, connection: Any, /) -> Enlisted:
         """This store's records inside the caller's own open transaction."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Let go of everything. A store that may be used after that has a method `reopen()`, which
+        waits for nothing: the next call opens what it needs."""
 
 
 class Enlisted(Protocol):

@@ -37,6 +37,7 @@ class ReplayCache:
         self._most_entries = entries
         self._most_bytes = size
         self._bytes = 0
+        self._is_open = True
         self._lock = threading.Lock()
         self._entries: OrderedDict[Name, Entry] = OrderedDict()
 
@@ -59,12 +60,24 @@ class ReplayCache:
         if self._most_entries == 0 or size > self._most_bytes:
             return
         with self._lock:
+            if not self._is_open:
+                return
             if name in self._entries:
                 self._drop(name)
             self._entries[name] = entry
             self._bytes += size
             while len(self._entries) > self._most_entries or self._bytes > self._most_bytes:
                 self._drop(next(iter(self._entries)))
+
+    def close(self) -> None:
+        """Answer nothing and remember nothing until `reopen`."""
+        with self._lock:
+            self._is_open = False
+            self._entries = OrderedDict()
+            self._bytes = 0
+
+    def reopen(self) -> None:
+        self._is_open = True
 
     def reset(self) -> None:
         """In a forked child, where a thread that is gone may have held the lock."""

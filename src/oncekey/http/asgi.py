@@ -22,6 +22,7 @@ from oncekey.core.duration import Duration, microseconds
 from oncekey.core.errors import ConfigurationError
 from oncekey.engine.aio.attempt import AsyncAttempt
 from oncekey.engine.aio.once import AsyncOnce
+from oncekey.http import lifespan
 from oncekey.http.exchange import OPERATION_DEFAULT, Exchange
 from oncekey.http.message import Response
 from oncekey.http.paths import below, segments_read
@@ -106,22 +107,39 @@ class IdempotencyMiddleware:
         await self.app(scope, receive, send)
 
     async def _live(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Hold the app's shutdown back until what runs has ended: it closes what that needs."""
+        """Hold the app's shutdown back until what runs has ended: it closes what that needs. The
+        engine begins and ends with the app, also where that begins again in the same process."""
+        begun = False
 
         async def watched() -> Message:
+            nonlocal begun
             message = await receive()
-            if message["type"] == "lifespan.shutdown":
+            if message["type"] == "lifespan.startup" and self._close:
+                try:
+                    lifespan.begin(self.once)
+                except ConfigurationError as error:
+                    await send({"type": "lifespan.startup.failed", "message": str(error)})
+                    raise
+                begun = True
+            elif message["type"] == "lifespan.shutdown":
                 await self.drain()
             return message
 
         async def told(message: Message) -> None:
+            nonlocal begun
             # Not when the app ends: one without a lifespan does so at the start, and once this
             # is told, some servers cancel what is left of it.
             if self._close and message["type"].startswith("lifespan.shutdown."):
-                await self.once.close()
+                begun = False
+                if lifespan.end(self.once):
+                    await self.once.close()
             await send(message)
 
-        await self.app(scope, watched, told)
+        try:
+            await self.app(scope, watched, told)
+        finally:
+            if begun:  # it could not begin, or ended without a word
+                lifespan.end(self.once)
 
     async def drain(self) -> None:
         """Wait for the running requests, also for those whose clients are gone."""

@@ -150,7 +150,7 @@ class _Run(Generic[A]):
         )
 
     def _failed(self, error: OncekeyError) -> Made[A] | Response:
-        is_down = isinstance(error, StoreUnavailable) and not self._began
+        is_down = isinstance(error, StoreUnavailable) and not error.final and not self._began
         if is_down and self._rule.store_down == "run":
             self._guard.unprotected += 1
             _log.warning("the store is down, a request runs without protection: %s", error)

@@ -12,7 +12,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
-from oncekey.core.errors import ConfigurationError, InFlight, InvalidKey, OncekeyError
+from oncekey.core.errors import (
+    ConfigurationError,
+    InFlight,
+    InvalidKey,
+    OncekeyError,
+    StoreUnavailable,
+)
 from oncekey.core.identity import OPERATION_MAX_CHARS
 from oncekey.core.keys import require_namespace
 from oncekey.http import problem as problems
@@ -127,8 +133,8 @@ class Exchange:
     def refuse(self, error: OncekeyError, rule: Rule | None = None) -> Response:
         """The response for what the engine raised; raises it again where that is no client's."""
         problem = problem_of(error)
-        if problem is None:
-            raise error
+        if problem is None or (isinstance(error, StoreUnavailable) and error.final):
+            raise error  # of an engine that was closed no retry will ever get an answer
         retry_after: float | None = None
         if isinstance(error, InFlight):
             usual = self.durations.usual(rule) if rule is not None else None

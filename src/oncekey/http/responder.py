@@ -149,7 +149,7 @@ class Responder:
         return await once.run(asking.operation, asking.key, self._body_of, **asking.options)
 
     async def _failed(self, error: OncekeyError) -> None:
-        is_down = isinstance(error, StoreUnavailable) and not self._began
+        is_down = isinstance(error, StoreUnavailable) and not error.final and not self._began
         if is_down and self._rule.store_down == "run":
             self._owner.unprotected += 1
             _log.warning("the store is down, a request runs without protection: %s", error)

@@ -118,6 +118,9 @@ class MemoryStore:
     def close(self) -> None:
         """Nothing to close; the records stay until the object goes."""
 
+    def reopen(self) -> None:
+        """Nothing to open."""
+
 
 class AsyncMemoryStore:
     """The same dict for asyncio: it never waits, so it never blocks the loop."""
@@ -155,6 +158,9 @@ class AsyncMemoryStore:
 
     async def close(self) -> None:
         self.memory.close()
+
+    def reopen(self) -> None:
+        """Nothing to open."""
 
 
 def open_blocking(url: str) -> MemoryStore:

@@ -61,6 +61,8 @@ def test_a_closed_store_says_so(faces: Faces, postgres: Postgres) -> None:
     assert not told.value.ambiguous
     assert told.value.final
     until(lambda: sessions(postgres) == 0)
+    store.reopen()
+    assert isinstance(store.claim(make_claim("other")), Claimed)
 
 
 def sessions(postgres: Postgres, name: str = "oncekey") -> int:

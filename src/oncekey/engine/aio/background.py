@@ -43,6 +43,11 @@ class AsyncBackground:
         self._lock = threading.Lock()  # loops in several threads may share an engine
         self._task: asyncio.Task[None] | None = None
 
+    def restart(self) -> None:
+        """The engine was closed and is opened again."""
+        self.reset()
+        self._stopped = False
+
     def start(self) -> None:
         """On the running loop, unless it runs already."""
         with self._lock:

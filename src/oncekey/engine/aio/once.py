@@ -34,6 +34,7 @@ from oncekey.engine.completing import (
 )
 from oncekey.engine.guarding import check_operation
 from oncekey.engine.kernel import Kernel, Subscriber
+from oncekey.engine.lifetime import reopen_store, was_closed
 from oncekey.engine.operation import Operation
 from oncekey.engine.periods import at_least_one, period
 from oncekey.engine.results import Result
@@ -89,6 +90,7 @@ class AsyncOnce(AsyncOperations):
         )
         super().__init__(kernel, runner)
         self._is_ready = False
+        self._closed = False
         self._completing = Completing(kernel)
         self._completer = AsyncCompleter(self._store, runner, self._completing, kernel.clock)
         self._complete_limit = complete_limit
@@ -105,7 +107,10 @@ class AsyncOnce(AsyncOperations):
         _alive.add(self)
 
     async def _get_ready(self) -> None:
-        await self._store.bind(self._kernel.identities.check_value())
+        if not self._closed:
+            await self._store.bind(self._kernel.identities.check_value())
+        if self._closed:  # perhaps meanwhile
+            raise was_closed(self)
         self._kernel.adopt(self._store.guarantee)
         for background in self._background:
             background.start()
@@ -125,6 +130,8 @@ class AsyncOnce(AsyncOperations):
 
         Claim, your rows and the outcome commit together, or none of them does.
         """
+        if self._closed:
+            raise was_closed(self)
         kernel = self._kernel.for_transaction()
         enlisted = self._store.enlist(connection)
         real = getattr(enlisted, "connection", connection)
@@ -214,7 +221,8 @@ class AsyncOnce(AsyncOperations):
         await self._runner.drain(seconds)
 
     async def close(self, *, drain: Duration = DRAIN_DEFAULT) -> None:
-        """Let the attempts running on this loop end (for `drain` at most), close the store."""
+        """Let the running attempts end, on every loop and for `drain` at most, then close the
+        store. After it nothing answers, until `reopen`."""
         seconds = microseconds(drain, name="drain") / 1_000_000
         # Also when the caller is being cancelled: results of healthy attempts come first.
         closing = asyncio.ensure_future(self._close(seconds))
@@ -224,10 +232,30 @@ class AsyncOnce(AsyncOperations):
         self._completer.stop()
         for background in self._background:
             await background.stop()
-        await self._runner.drain(seconds)
-        await self._store.close()
+        # What runs may have others run, so nothing is refused before all have ended.
+        await self._runner.drain_all(seconds)
+        self._closed = True
+        self._is_ready = False
+        self._kernel.cache.close()
+        await self._runner.drain_all(seconds)  # what came in between
+        if self._closed:
+            await self._store.close()
+
+    def reopen(self) -> None:
+        """After `close`: have everything work again, from the next use on. Nothing where it is
+        open. ConfigurationError where its store was given and cannot be opened again."""
+        if not self._closed:
+            return
+        reopen_store(self._store)
+        self._runner.reset()
+        self._completer.reset()
+        for background in self._background:
+            background.restart()
+        self._kernel.cache.reopen()
+        self._closed = False
 
     async def __aenter__(self) -> Self:
+        self.reopen()
         await self._ready()
         return self
 
@@ -249,12 +277,20 @@ class _InTransaction(AsyncOperations):
     def __init__(self, kernel: Kernel, runner: AsyncRunner, once: AsyncOnce) -> None:
         super().__init__(kernel, runner)
         self._once = once
-        self._is_ready = once._is_ready or not once._store.lazy
+        self._is_adopted = once._is_ready or not once._store.lazy
 
     async def _get_ready(self) -> None:
         await self._once._ready()
         self._kernel.adopt(self._once.guarantee)
-        self._is_ready = True
+        self._is_adopted = True
+
+    @property
+    def _is_ready(self) -> bool:
+        return self._is_adopted and not self._once._closed
+
+    @_is_ready.setter
+    def _is_ready(self, is_ready: bool) -> None:
+        self._is_adopted = is_ready
 
 
 _alive: weakref.WeakSet[AsyncOnce] = weakref.WeakSet()

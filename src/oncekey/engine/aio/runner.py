@@ -14,7 +14,7 @@ import sys
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from types import CoroutineType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from oncekey.core.asks import (
     Answer,
@@ -39,6 +39,7 @@ from oncekey.core.record import Record, State
 from oncekey.engine.aio.attempt import AsyncAttempt, leave
 from oncekey.engine.aio.coalescer import AsyncCoalescer
 from oncekey.engine.aio.heart import AsyncHeart, sleep
+from oncekey.engine.aio.loop_state import Home, drain, drain_others
 from oncekey.engine.attempt import AttemptBase
 from oncekey.engine.body_check import warn_blocking
 from oncekey.engine.current import enter as enter_body
@@ -50,14 +51,6 @@ from oncekey.engine.turns import depth, turn
 T = TypeVar("T")
 AsyncBody = Callable[[AsyncAttempt], Awaitable[T]]
 Ending = tuple[Verdict, Stored | None]
-
-
-class Home(NamedTuple):
-    """What belongs to one event loop: its coalescer, its heart, the attempts running on it."""
-
-    coalescer: AsyncCoalescer
-    heart: AsyncHeart
-    tasks: set[asyncio.Task[None]]
 
 
 class _Control:
@@ -197,19 +190,15 @@ class AsyncRunner:
                 answer = await self._recover(ask, job)
 
     async def drain(self, seconds: float) -> None:
-        """Let the running attempts end; after `seconds` cancel what is left and let it close."""
-        home = self.home()
-        loop = asyncio.get_running_loop()
-        until = loop.time() + seconds
-        # Again and again, for one that ends may have begun others. Not by the set alone: a task
-        # that is cancelled before its first step never takes itself out of it.
-        while tasks := {task for task in home.tasks if not task.done()}:
-            _, late = await asyncio.wait(tasks, timeout=max(0.0, until - loop.time()))
-            for task in late:
-                task.cancel()
-            if late:
-                await asyncio.wait(late)
-        home.heart.stop()
+        """Let the attempts of this loop end; after `seconds` cancel what is left, and let that
+        close its keys."""
+        await drain(self.home(), seconds)
+
+    async def drain_all(self, seconds: float) -> None:
+        """The same for every loop, each by itself."""
+        with self._lock:
+            homes = dict(self._homes)
+        await asyncio.gather(self.drain(seconds), drain_others(homes, seconds))
 
     # --- answers ------------------------------------------------------------------------------
 

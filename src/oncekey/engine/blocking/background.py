@@ -40,6 +40,11 @@ class Background:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
+    def restart(self) -> None:
+        """The engine was closed and is opened again."""
+        self.reset()
+        self._stopped = False
+
     def start(self) -> None:
         with self._lock:
             if self._thread is None and not self._stopped:

@@ -33,6 +33,7 @@ from oncekey.engine.completing import (
 )
 from oncekey.engine.guarding import check_operation, check_recover
 from oncekey.engine.kernel import Kernel, Subscriber
+from oncekey.engine.lifetime import reopen_store, was_closed
 from oncekey.engine.operation import Operation
 from oncekey.engine.periods import at_least_one, period
 from oncekey.engine.results import Result
@@ -105,6 +106,7 @@ class Once(Operations):
         )
         super().__init__(kernel, runner)
         self._is_ready = not self._store.lazy
+        self._closed = False
         self._completing = Completing(kernel)
         self._completer = Completer(self._store, runner, self._completing, kernel.clock)
         self._complete_limit = complete_limit
@@ -119,7 +121,10 @@ class Once(Operations):
         _alive.add(self)
 
     def _get_ready(self) -> None:
-        self._store.bind(self._kernel.identities.check_value())
+        if not self._closed:
+            self._store.bind(self._kernel.identities.check_value())
+        if self._closed:  # perhaps meanwhile
+            raise was_closed(self)
         self._kernel.adopt(self._store.guarantee)
         for background in self._background:
             background.start()  # again, in a forked child
@@ -135,6 +140,8 @@ class Once(Operations):
 
         Claim, your rows and the outcome commit together, or none of them does.
         """
+        if self._closed:
+            raise was_closed(self)
         kernel = self._kernel.for_transaction()
         enlisted = self._store.enlist(connection)
         real = getattr(enlisted, "connection", connection)
@@ -220,14 +227,34 @@ class Once(Operations):
 
     def close(self) -> None:
         """Stop the heartbeats and the sweeper, close the store. Finish your own work first; what a
-        completer is running is waited for."""
+        completer is running is waited for. After it nothing answers, until `reopen`."""
         self._completer.stop()
         for background in self._background:
             background.stop()
+        self._close_up()
         self._runner.stop()
         self._store.close()
 
+    def _close_up(self) -> None:
+        self._closed = True
+        self._is_ready = False
+        self._kernel.cache.close()
+
+    def reopen(self) -> None:
+        """After `close`: have everything work again, from the next use on. Nothing where it is
+        open. ConfigurationError where its store was given and cannot be opened again."""
+        if not self._closed:
+            return
+        reopen_store(self._store)
+        self._runner.reset()
+        self._completer.reset()
+        for background in self._background:
+            background.restart()
+        self._kernel.cache.reopen()
+        self._closed = False
+
     def __enter__(self) -> Self:
+        self.reopen()
         self._ready()
         return self
 
@@ -246,12 +273,20 @@ class _InTransaction(Operations):
     def __init__(self, kernel: Kernel, runner: Runner, once: Once) -> None:
         super().__init__(kernel, runner)
         self._once = once
-        self._is_ready = once._is_ready
+        self._is_adopted = once._is_ready
 
     def _get_ready(self) -> None:
         self._once._ready()
         self._kernel.adopt(self._once.guarantee)
-        self._is_ready = True
+        self._is_adopted = True
+
+    @property
+    def _is_ready(self) -> bool:
+        return self._is_adopted and not self._once._closed
+
+    @_is_ready.setter
+    def _is_ready(self, is_ready: bool) -> None:
+        self._is_adopted = is_ready
 
 
 _alive: weakref.WeakSet[Once] = weakref.WeakSet()

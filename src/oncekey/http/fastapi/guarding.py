@@ -17,6 +17,7 @@ from oncekey.core.duration import Duration, microseconds
 from oncekey.core.errors import ConfigurationError
 from oncekey.engine.aio.once import AsyncOnce
 from oncekey.engine.blocking.once import Once
+from oncekey.http import lifespan as engines
 from oncekey.http.asgi import DRAIN_DEFAULT
 from oncekey.http.exchange import OPERATION_DEFAULT, Exchange
 from oncekey.http.fastapi.door import Guarding, behind_door
@@ -123,12 +124,19 @@ class Idempotency:
 
         @asynccontextmanager
         async def lifespan(running: FastAPI) -> AsyncIterator[Any]:
-            async with inner(running) as state:
-                self.check(app)
-                try:
-                    yield state
-                finally:
-                    await self.end()
+            self._begin()
+            begun = True
+            try:
+                async with inner(running) as state:
+                    self.check(app)
+                    try:
+                        yield state
+                    finally:
+                        begun = False
+                        await self.end()
+            finally:
+                if begun:  # it could not begin
+                    self._forget()
 
         router.lifespan_context = lifespan
 
@@ -169,13 +177,26 @@ class Idempotency:
         await self.once.drain(self._drain)
         await self.tasks.wait(self._drain)
 
+    def _begin(self) -> None:
+        """The engines begin with the app, again where they ended with it before."""
+        if self._close:
+            engines.begin(*self._engines())
+
+    def _forget(self) -> list[AsyncOnce | Once]:
+        """This app is over; those engines that no other app uses."""
+        return [engine for engine in self._engines() if self._close and engines.end(engine)]
+
+    def _engines(self) -> list[AsyncOnce | Once]:
+        return [self.once] if self.blocking is None else [self.once, self.blocking]
+
     async def end(self) -> None:
         """Drain, and close the engines unless close=False. `attach` sees to it."""
         await self.drain()
-        if self._close:
-            await self.once.close()
-            if self.blocking is not None:
-                self.blocking.close()
+        for engine in self._forget():
+            if isinstance(engine, Once):
+                engine.close()
+            else:
+                await engine.close()
 
 
 def all_routes(app: FastAPI) -> list[Any]:

@@ -175,6 +175,10 @@ class AsyncPostgresStore(PostgresBase):
     async def close(self) -> None:
         await self._database.lines.close()
 
+    def reopen(self) -> None:
+        """After `close`: the next use connects again."""
+        self._database.lines.reopen()
+
     async def prepare(self) -> None:
         """Bring the tables up to date and learn what the server promises; once."""
         arrived = time.monotonic()

@@ -211,6 +211,9 @@ class OwnLines:
             elif not loop.is_closed():
                 loop.call_soon_threadsafe(home.end_all)
 
+    def reopen(self) -> None:
+        self._closed = False
+
 
 _alive: weakref.WeakSet[OwnLines] = weakref.WeakSet()
 
@@ -282,3 +285,6 @@ class GivenLines:
     async def close(self) -> None:
         """The pool stays open: it is the caller's."""
         self._closed = True
+
+    def reopen(self) -> None:
+        self._closed = False

@@ -162,6 +162,10 @@ class PostgresStore(PostgresBase):
     def close(self) -> None:
         self._database.lines.close()
 
+    def reopen(self) -> None:
+        """After `close`: the next use connects again."""
+        self._database.lines.reopen()
+
     def prepare(self) -> None:
         """Bring the tables up to date and learn what the server promises; once."""
         arrived = time.monotonic()

@@ -220,6 +220,9 @@ class OwnLines:
         if place is not None:
             _close_all(place.free, os.getpid())
 
+    def reopen(self) -> None:
+        self._closed.clear()
+
 
 def _settings(address: str, options: Options) -> dict[str, Any]:
     try:
@@ -290,3 +293,6 @@ class GivenLines:
     def close(self) -> None:
         """The pool stays open: it is the caller's."""
         self._closed = True
+
+    def reopen(self) -> None:
+        self._closed = False

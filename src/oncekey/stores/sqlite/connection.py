@@ -32,6 +32,7 @@ _WAL_RETRY_SECONDS: Final = 0.005
 _WAL_PATIENCE_SECONDS: Final = 1.0
 _FORK_MARGIN_SECONDS: Final = 1.0
 LOOK_FOR_OTHERS_SECONDS: Final = 60.0
+_CLOSED: Final = "the store was closed"
 
 
 class Database:
@@ -93,8 +94,14 @@ class Database:
 
     def close(self) -> None:
         with self._lock:
-            self._refusal = "the store was closed"
+            self._refusal = self._refusal or _CLOSED
             self._disconnect()
+
+    def reopen(self) -> None:
+        """After `close`: the next use opens the file again."""
+        with self._lock:
+            if self._refusal == _CLOSED:
+                self._refusal = ""
 
     def _open(self) -> sqlite3.Connection:
         if self._refusal:

@@ -137,6 +137,10 @@ class SQLiteStore(_Base):
     def close(self) -> None:
         self._database.close()
 
+    def reopen(self) -> None:
+        """After `close`: the next use opens the file again."""
+        self._database.reopen()
+
 
 class AsyncSQLiteStore(_Base):
     """The same for asyncio, on one thread of its own; several event loops may share it.
@@ -200,6 +204,11 @@ class AsyncSQLiteStore(_Base):
             worker.shutdown(wait=False)
         else:
             self._database.close()
+
+    def reopen(self) -> None:
+        """After `close`: the next use opens the file again."""
+        self._database.reopen()
+        self._closed = False
 
     async def _run(self, steps: Steps[T]) -> T:
         if self._closed:
