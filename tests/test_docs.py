@@ -23,6 +23,8 @@ def _name(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
+# What newcomers run first, and then again: on the file that the first run has left behind.
+RUN_TWICE = ("README.md", "docs/tutorial/first-operation.md")
 WITH_CODE = [path for path in PAGES if BLOCK.search(path.read_text())]
 
 
@@ -39,15 +41,17 @@ def test_the_code_of_a_page_runs(page: Path, tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     if "DATABASE_URL" in code:
         environment["DATABASE_URL"] = server().create_database(f"docs-{page.stem}")
-    done = subprocess.run(
-        [sys.executable, "-W", "error", script.name],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 0, done.stderr
+    for _ in range(2 if _name(page) in RUN_TWICE else 1):
+        done = subprocess.run(
+            [sys.executable, "-W", "error", script.name],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode == 0, done.stderr
+        assert _name(page) not in RUN_TWICE or done.stderr == "", "nothing to be alarmed by"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=_name)

@@ -184,7 +184,7 @@ def test_mistakes_show_at_construction(options: dict[str, Any]) -> None:
 def test_an_operation_must_take_attempt_and_request() -> None:
     once = Once("memory://")
     with pytest.raises(ConfigurationError, match=r"fn\(attempt, request\)"):
-        once.operation("op")(lambda attempt: None)
+        once.operation("op")(lambda attempt: None)  # type: ignore[arg-type, misc]
 
     async def body(attempt: Any, request: Any) -> None: ...
 

@@ -8,6 +8,7 @@ import pytest
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.engine.aio.once import AsyncOnce
+from oncekey.engine.blocking.attempt import Attempt
 from oncekey.engine.blocking.once import Once
 from oncekey.engine.guarding import Guarded, guarded
 
@@ -80,7 +81,7 @@ def test_a_parameter_named_attempt_is_given_the_attempt(fn: Any, wants: bool) ->
 def test_a_wrong_option_of_guard_shows_before_any_function_is_decorated() -> None:
     with Once("memory://") as once:
         with pytest.raises(ConfigurationError, match="unknown option ttl"):
-            once.guard("charge", key=key_of, ttl="5s")
+            once.guard("charge", key=key_of, ttl="5s")  # type: ignore[call-arg]
         with pytest.raises(ConfigurationError, match="requires at most once but would run at best"):
             once.guard("charge", key=key_of, require="at_most_once")
 
@@ -109,6 +110,30 @@ def test_a_guarded_function_keeps_its_name_and_runs_once() -> None:
     assert (charge.__name__, charge.__doc__) == ("charge", "Charge an order.")
 
 
+def test_an_attempt_may_stand_anywhere_among_the_parameters() -> None:
+    """First, as type checkers understand it best; callers leave it out."""
+    with Once("memory://") as once:
+
+        @once.guard("first", key=lambda order, cents: order)
+        def first(attempt: Attempt, order: str, cents: int) -> list[object]:
+            return [attempt.key, order, cents]
+
+        @once.guard("between", key=lambda order, cents=5: order)
+        def between(order: str, attempt: Attempt, cents: int = 5) -> list[object]:
+            return [attempt.key, order, cents]
+
+        class Shop:
+            @once.guard("method", key=lambda shop, order: order)
+            def sell(self, attempt: Attempt, order: str) -> list[object]:
+                return [attempt.key, order]
+
+        assert first("o1", 6) == first("o1", cents=6) == ["o1", "o1", 6]
+        assert first(order="o2", cents=7) == ["o2", "o2", 7]
+        assert between("o1", 6) == between("o1") == ["o1", "o1", 6]
+        assert between("o2") == ["o2", "o2", 5]
+        assert Shop().sell("o1") == ["o1", "o1"]
+
+
 def test_a_guarded_function_that_wants_it_gets_its_attempt() -> None:
     with Once("memory://") as once:
 
@@ -116,4 +141,4 @@ def test_a_guarded_function_that_wants_it_gets_its_attempt() -> None:
         def charge(order: str, *, attempt: Any = None) -> list[object]:
             return [attempt.key, attempt.number, attempt.child_key("pay")]
 
-        assert charge("o1")[:2] == ["o1", 1]
+        assert charge("o1")[:2] == ["o1", 1]  # type: ignore[no-untyped-call]

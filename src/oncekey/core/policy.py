@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, TypedDict
 
 from oncekey.core.duration import Duration, human, microseconds
 from oncekey.core.errors import ConfigurationError
@@ -87,6 +87,19 @@ class Policy:
                 f"unknown option {', '.join(sorted(unknown))}; known: {', '.join(OPTION_NAMES)}"
             )
         return replace(self, **options)
+
+
+class PolicyOptions(TypedDict, total=False):
+    """The fields of a Policy as options of one operation, for type checkers."""
+
+    lease: Duration
+    keep: Duration
+    audit: Duration
+    wait: Duration
+    retry_safe: bool
+    recover: Callable[..., Any] | None
+    require: Level | str
+    max_bytes: int
 
 
 OPTION_NAMES = tuple(item.name for item in fields(Policy) if item.init)

@@ -8,7 +8,7 @@ the colours run it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -44,7 +44,7 @@ class Registered(NamedTuple):
     operation: str
     body: Callable[..., Any] | None
     codec: Any
-    options: dict[str, Any]
+    options: Mapping[str, Any]
     known: Known
 
 
@@ -115,7 +115,7 @@ class Completing:
         *,
         codec: Any,
         tries: int,
-        options: dict[str, Any],
+        options: Mapping[str, Any],
     ) -> Registered:
         """Mistakes show here, not when something has to be finished."""
         self._kernel.check_guard(operation, codec, options)

@@ -17,8 +17,9 @@ class NeverCalled(NotStarted, TypeError):
     """The arguments do not fit the function: it was not entered, so its key stays free."""
 
 
-def call(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def call(fn: Callable[..., Any], arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
     """Call a guarded function; a call that never reached it must not be stored as its failure."""
+    args, kwargs = arguments
     try:
         return fn(*args, **kwargs)
     except TypeError as error:
@@ -30,13 +31,28 @@ def call(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 @dataclass(frozen=True, slots=True)
 class Guarded:
-    """How to get key, scope and request from a call, and whether it wants its attempt."""
+    """How to get key, scope and request from a call, and whether it wants its attempt.
+
+    `attempt_at` is the attempt's place among the positional arguments, where it has one.
+    """
 
     operation: str
     key: Picker
     scope: str | Picker
     request: Picker | None
     wants_attempt: bool
+    attempt_at: int | None = None
+
+    def arguments(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], attempt: object
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """What to call the function with: the call's own arguments, and its attempt."""
+        if not self.wants_attempt:
+            return args, kwargs
+        at = self.attempt_at
+        if at is None or len(args) <= at:
+            return args, {**kwargs, "attempt": attempt}
+        return (*args[:at], attempt, *args[at:]), kwargs
 
     def pick(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[KeyLike, str, Any]:
         key: KeyLike = self.key(*args, **kwargs)
@@ -69,9 +85,13 @@ def guarded(
         right, kind = ("Once", "plain") if is_async else ("AsyncOnce", "async")
         name = getattr(fn, "__name__", repr(fn))  # a partial has no name
         raise ConfigurationError(f"guard({operation!r}): {name} is {kind}; guard it with {right}")
-    parameter = inspect.signature(fn).parameters.get("attempt")
+    parameters = inspect.signature(fn).parameters
+    parameter = parameters.get("attempt")
     wants = parameter is not None and parameter.kind is not parameter.POSITIONAL_ONLY
-    return Guarded(operation, key, scope, request, wants)
+    at = None
+    if parameter is not None and parameter.kind is parameter.POSITIONAL_OR_KEYWORD:
+        at = list(parameters).index("attempt")
+    return Guarded(operation, key, scope, request, wants, at)
 
 
 def check_operation(fn: Callable[..., Any], operation: str, *, is_async: bool) -> None:

@@ -7,7 +7,7 @@ Runs nothing and waits for nothing; the drivers in blocking/ and aio/ do.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
@@ -131,7 +131,7 @@ class Kernel:
         scope: str,
         request: Any,
         codec: Any,
-        options: dict[str, Any],
+        options: Mapping[str, Any],
     ) -> Job:
         """Validate and work out one call."""
         if options or self._only_transactions:
@@ -169,7 +169,7 @@ class Kernel:
             b"" if self.transactional else job.arguments,
         )
 
-    def policy_with(self, options: dict[str, Any], operation: str) -> Policy:
+    def policy_with(self, options: Mapping[str, Any], operation: str) -> Policy:
         """The policy with per-operation options, checked against the store's guarantee."""
         if self.transactional:
             options = {**options, "retry_safe": True}
@@ -187,7 +187,7 @@ class Kernel:
             policies[memo] = known
         return known
 
-    def check_guard(self, operation: str, codec: Any, options: dict[str, Any]) -> None:
+    def check_guard(self, operation: str, codec: Any, options: Mapping[str, Any]) -> None:
         """Find a guard's mistakes when it is written, not on its first call."""
         self.identities.identify("", operation, "check")
         codecs.codec_for(codec)

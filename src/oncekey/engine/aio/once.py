@@ -10,14 +10,15 @@ import os
 import weakref
 from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, Unpack
 
 from oncekey.core.completing import TRIES_DEFAULT
 from oncekey.core.contract import SWEEP_LIMIT_DEFAULT, AsyncStore
 from oncekey.core.duration import Duration, microseconds
 from oncekey.core.identity import KeyLike
 from oncekey.core.levels import Guarantee
-from oncekey.core.policy import Policy
+from oncekey.core.policy import Policy, PolicyOptions
+from oncekey.engine.aio.attempt import AsyncAttempt
 from oncekey.engine.aio.background import AsyncBackground
 from oncekey.engine.aio.completer import AsyncCompleter
 from oncekey.engine.aio.operations import AsyncOperations
@@ -150,8 +151,13 @@ class AsyncOnce(AsyncOperations):
         return await self._store.sweep(limit)
 
     def operation(
-        self, operation: str, *, codec: Any = None, tries: int = TRIES_DEFAULT, **options: Any
-    ) -> Callable[[Callable[..., Awaitable[T]]], Operation[Awaitable[Result[T]]]]:
+        self,
+        operation: str,
+        *,
+        codec: Any = None,
+        tries: int = TRIES_DEFAULT,
+        **options: Unpack[PolicyOptions],
+    ) -> Callable[[Callable[[AsyncAttempt, Any], Awaitable[T]]], Operation[Awaitable[Result[T]]]]:
         """Register an async function `fn(attempt, request)` as an operation that can be
         finished without its caller; `.run(key, request)` of what this makes runs it.
 
@@ -160,7 +166,9 @@ class AsyncOnce(AsyncOperations):
         unknown keys, and runs retry-safe ones again, `tries` times at most.
         """
 
-        def decorate(fn: Callable[..., Awaitable[T]]) -> Operation[Awaitable[Result[T]]]:
+        def decorate(
+            fn: Callable[[AsyncAttempt, Any], Awaitable[T]],
+        ) -> Operation[Awaitable[Result[T]]]:
             check_operation(fn, operation, is_async=True)
             made = self._completing.register(
                 operation, fn, codec=codec, tries=tries, options=options

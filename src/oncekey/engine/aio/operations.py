@@ -6,17 +6,20 @@ The part of the public face that works on the store itself and inside a caller's
 from __future__ import annotations
 
 import functools
-from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from oncekey.core.identity import KeyLike
-from oncekey.core.policy import Policy
+from oncekey.core.policy import Policy, PolicyOptions
 from oncekey.engine.aio.runner import AsyncBody, AsyncRunner
 from oncekey.engine.body_check import check_body
 from oncekey.engine.guarding import Picker, call, guarded
 from oncekey.engine.kernel import Kernel
 from oncekey.engine.results import Result
 from oncekey.engine.status import KeyStatus, status_of
+
+if TYPE_CHECKING:
+    from oncekey.engine.signatures import AsyncGuard
 
 T = TypeVar("T")
 
@@ -51,7 +54,7 @@ class AsyncOperations:
         scope: str = "",
         request: Any = None,
         codec: Any = None,
-        **options: Any,
+        **options: Unpack[PolicyOptions],
     ) -> Result[T]:
         """Run `body(attempt)` at most once for this key, or replay what it answered.
 
@@ -75,23 +78,21 @@ class AsyncOperations:
         scope: str | Picker = "",
         request: Picker | None = None,
         codec: Any = None,
-        **options: Any,
-    ) -> Callable[[Callable[..., Awaitable[T]]], Callable[..., Awaitable[T]]]:
+        **options: Unpack[PolicyOptions],
+    ) -> AsyncGuard:
         """Decorate an async function to run at most once per key; see `Once.guard`."""
         self._kernel.check_guard(operation, codec, options)
 
-        def decorate(fn: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
+        def decorate(fn: Callable[..., Any]) -> Callable[..., Any]:
             how = guarded(fn, operation, key=key, scope=scope, request=request, is_async=True)
 
             @functools.wraps(fn)
-            async def once_only(*args: Any, **kwargs: Any) -> T:
+            async def once_only(*args: Any, **kwargs: Any) -> Any:
                 key_, scope_, request_ = how.pick(args, kwargs)
-                result: Result[T] = await self.run(
+                result: Result[Any] = await self.run(
                     operation,
                     key_,
-                    lambda attempt: call(
-                        fn, args, {**kwargs, "attempt": attempt} if how.wants_attempt else kwargs
-                    ),
+                    lambda attempt: call(fn, how.arguments(args, kwargs, attempt)),
                     scope=scope_,
                     request=request_,
                     codec=codec,

@@ -9,14 +9,15 @@ import os
 import weakref
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, Unpack
 
 from oncekey.core.completing import TRIES_DEFAULT
 from oncekey.core.contract import SWEEP_LIMIT_DEFAULT, Store
 from oncekey.core.duration import Duration
 from oncekey.core.identity import KeyLike
 from oncekey.core.levels import Guarantee
-from oncekey.core.policy import Policy
+from oncekey.core.policy import Policy, PolicyOptions
+from oncekey.engine.blocking.attempt import Attempt
 from oncekey.engine.blocking.background import Background
 from oncekey.engine.blocking.completer import Completer
 from oncekey.engine.blocking.operations import Operations
@@ -158,8 +159,13 @@ class Once(Operations):
         return self._store.sweep(limit)
 
     def operation(
-        self, operation: str, *, codec: Any = None, tries: int = TRIES_DEFAULT, **options: Any
-    ) -> Callable[[Callable[..., T]], Operation[Result[T]]]:
+        self,
+        operation: str,
+        *,
+        codec: Any = None,
+        tries: int = TRIES_DEFAULT,
+        **options: Unpack[PolicyOptions],
+    ) -> Callable[[Callable[[Attempt, Any], T]], Operation[Result[T]]]:
         """Register a function `fn(attempt, request)` as an operation that can be
         finished without its caller; `.run(key, request)` of what this makes runs it.
 
@@ -168,7 +174,7 @@ class Once(Operations):
         unknown keys, and runs retry-safe ones again, `tries` times at most.
         """
 
-        def decorate(fn: Callable[..., T]) -> Operation[Result[T]]:
+        def decorate(fn: Callable[[Attempt, Any], T]) -> Operation[Result[T]]:
             check_operation(fn, operation, is_async=False)
             check_recover(options.get("recover"), operation)
             made = self._completing.register(

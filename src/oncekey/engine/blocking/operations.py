@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from oncekey.core.identity import KeyLike
-from oncekey.core.policy import Policy
+from oncekey.core.policy import Policy, PolicyOptions
 from oncekey.engine.blocking.attempt import Attempt
 from oncekey.engine.blocking.runner import Body, Runner
 from oncekey.engine.body_check import check_body
@@ -18,6 +18,9 @@ from oncekey.engine.guarding import Picker, call, guarded
 from oncekey.engine.kernel import Kernel
 from oncekey.engine.results import Result
 from oncekey.engine.status import KeyStatus, status_of
+
+if TYPE_CHECKING:
+    from oncekey.engine.signatures import Guard
 
 T = TypeVar("T")
 
@@ -52,7 +55,7 @@ class Operations:
         scope: str = "",
         request: Any = None,
         codec: Any = None,
-        **options: Any,
+        **options: Unpack[PolicyOptions],
     ) -> Result[T]:
         """Run `body(attempt)` at most once for this key, or replay what it answered.
 
@@ -77,26 +80,25 @@ class Operations:
         scope: str | Picker = "",
         request: Picker | None = None,
         codec: Any = None,
-        **options: Any,
-    ) -> Callable[[Callable[..., T]], Callable[..., T]]:
+        **options: Unpack[PolicyOptions],
+    ) -> Guard:
         """Decorate a function to run at most once per key; later calls get the stored value.
 
         `key`, `scope` and `request` are functions of the call's arguments. A function with a
-        parameter named `attempt` is given its attempt.
+        parameter named `attempt` is given its attempt; callers leave it out. Type checkers see the
+        function's own signature (see signatures.py).
         """
         self._kernel.check_guard(operation, codec, options)
 
-        def decorate(fn: Callable[..., T]) -> Callable[..., T]:
+        def decorate(fn: Callable[..., Any]) -> Callable[..., Any]:
             how = guarded(fn, operation, key=key, scope=scope, request=request, is_async=False)
 
             @functools.wraps(fn)
-            def once_only(*args: Any, **kwargs: Any) -> T:
+            def once_only(*args: Any, **kwargs: Any) -> Any:
                 key_, scope_, request_ = how.pick(args, kwargs)
 
-                def body(attempt: Attempt) -> T:
-                    given = {**kwargs, "attempt": attempt} if how.wants_attempt else kwargs
-                    value: T = call(fn, args, given)
-                    return value
+                def body(attempt: Attempt) -> Any:
+                    return call(fn, how.arguments(args, kwargs, attempt))
 
                 return self.run(
                     operation,

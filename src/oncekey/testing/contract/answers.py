@@ -171,7 +171,7 @@ class Guards:
     def test_guard_finds_mistakes_at_decoration(self, bench: Bench) -> None:
         once = bench.once()
         with pytest.raises(ConfigurationError, match="unknown option"):
-            once.guard("op", key=lambda: "k", leese="1s")
+            once.guard("op", key=lambda: "k", leese="1s")  # type: ignore[call-arg]
         with pytest.raises(ConfigurationError, match="key must be"):
             once.guard("op", key="k")(lambda: 1)  # type: ignore[arg-type]
 

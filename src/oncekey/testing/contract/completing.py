@@ -106,7 +106,7 @@ class Registered:
         with pytest.raises(ConfigurationError, match="tries"):
             once.operation("op2", tries=0)(Ship())
         with pytest.raises(ConfigurationError, match="unknown option"):
-            once.operation("op3", retry_save=True)(Ship())
+            once.operation("op3", retry_save=True)(Ship())  # type: ignore[call-arg]
 
 
 class Completing:
