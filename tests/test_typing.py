@@ -87,7 +87,7 @@ def use() -> None:
     once.run("op", "k", lambda attempt: 1, retry_safe="yes")  # ! expected "bool"
     once.guard("op", key=str, max_bytes="1 MB")  # ! expected "int"
     once.operation("op", ttl="5s")  # ! Unexpected keyword argument "ttl"
-    once.in_transaction(None).run("op", "k", lambda attempt: 1, wait=5)  # ! expected "timedelta | str"
+    once.in_transaction(0).run("op", "k", lambda attempt: 1, wait=5)  # ! "timedelta | str"
 
 
 async def use_async() -> None:
