@@ -52,7 +52,7 @@ def test_another_amount_under_the_same_key_is_refused(demo: Running, ada: Api) -
     assert ada.charge("amount-1").status_code == 201
     other = ada.charge("amount-1", cents=100)
     assert other.status_code == 422
-    assert other.json()["type"] == "urn:oncekey:problem:key-reused"
+    assert other.json()["code"] == "key-reused"
     assert demo.books.counts("amount-1") == Counts(1, 1)
 
 

@@ -30,6 +30,8 @@ UUID = "8e03978e-40d5-43dd-bc93-6894a57f9324"
         (b"order:42/charge", "order:42/charge"),
         (b"k" * 255, "k" * 255),
         (b'"' + b"k" * 255 + b'"', "k" * 255),
+        (b'"order 17 of May"', "order 17 of May"),
+        (b'" "', " "),
         (b"0", "0"),
         (b"?1", "?1"),
         (b":YWJj:", ":YWJj:"),
@@ -52,7 +54,6 @@ def test_a_quoted_string_and_the_same_key_bare_are_one_key(line: bytes, key: str
         [b"a,b"],
         [b"a, b"],
         [b"a b"],
-        [b'"a b"'],
         [b"a;b"],
         [b'a"b'],
         [b'"'],
@@ -87,7 +88,7 @@ def test_strict_takes_what_the_standard_has() -> None:
 
 
 def test_a_refusal_never_tells_the_key() -> None:
-    for line in (b'"s3cret', b"s3cret key", b'"s3cret key"', b"s3cret" * 60):
+    for line in (b'"s3cret', b"s3cret key", b'"s3cret key\xe4"', b"s3cret" * 60):
         with pytest.raises(InvalidKey) as raised:
             read_key([line])
         assert "s3cret" not in str(raised.value)

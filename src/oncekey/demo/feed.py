@@ -136,19 +136,19 @@ class _Heard:
         problem = ""
         if self._is_problem:
             try:
-                problem = str(json.loads(self._body).get("type", ""))
+                problem = str(json.loads(self._body).get("code", ""))
             except ValueError:
                 pass  # longer than what is looked at
         return name_of(self.status, replayed=self._replayed, problem=problem)
 
 
 def name_of(status: int, *, replayed: bool, problem: str) -> Got:
-    """What an answer is called; `problem` is the type in its problem details."""
+    """What an answer is called; `problem` is the code in its problem details."""
     if replayed:
         return Got.REPLAYED
-    if problem.endswith(":in-flight"):
+    if problem == "in-flight":
         return Got.IN_FLIGHT
-    if problem.endswith(":key-reused"):
+    if problem == "key-reused":
         return Got.MISMATCH
     if status == 402:
         return Got.DECLINED

@@ -23,9 +23,16 @@ from oncekey.core.errors import ConfigurationError
 from oncekey.engine.aio.attempt import AsyncAttempt
 from oncekey.engine.aio.once import AsyncOnce
 from oncekey.http import lifespan
-from oncekey.http.exchange import OPERATION_DEFAULT, Exchange
+from oncekey.http.exchange import (
+    OPERATION_DEFAULT,
+    POLICY_URL_DEFAULT,
+    REPLAY_HEADER_DEFAULT,
+    Exchange,
+)
 from oncekey.http.message import Response
 from oncekey.http.paths import below, segments_read
+from oncekey.http.policy_page import is_asked, through_asgi
+from oncekey.http.problem import Render
 from oncekey.http.recording import Message, Recording, Send
 from oncekey.http.responder import UNSTORED, App, Reading, Receive, Responder, Scope, Tasks
 from oncekey.http.rules import Rule, Rules
@@ -57,7 +64,10 @@ class IdempotencyMiddleware:
     caller      a function of the scope that gives the verified principal, or None to refuse
     rules       see Rule; the first that fits counts
     operation   what its keys are for; two apps on one store want two names
-    policy_url  where clients find the published policy
+    policy_url  where clients find the published policy: a path of the app, where a built-in page
+                is served unless the app has one of its own, or a whole URL; None for none
+    replay_header   the header that marks a replay
+    render_refusal  a function that gives a Refusal the shape of the app's own errors
     drain       how long a shutdown waits for what is running
     close       whether the engine is closed with the app
     """
@@ -70,8 +80,10 @@ class IdempotencyMiddleware:
         caller: Caller,
         rules: Iterable[Rule] = (),
         operation: str = OPERATION_DEFAULT,
-        policy_url: str | None = None,
+        policy_url: str | None = POLICY_URL_DEFAULT,
         challenge: str = "Bearer",
+        replay_header: str = REPLAY_HEADER_DEFAULT,
+        render_refusal: Render | None = None,
         drain: Duration = DRAIN_DEFAULT,
         close: bool = True,
     ) -> None:
@@ -82,7 +94,12 @@ class IdempotencyMiddleware:
         self.once = once
         self.caller = caller
         self.exchange = Exchange(
-            Rules(rules), operation=operation, policy_url=policy_url, challenge=challenge
+            Rules(rules),
+            operation=operation,
+            policy_url=policy_url,
+            challenge=challenge,
+            replay_header=replay_header,
+            render_refusal=render_refusal,
         )
         self.unprotected = 0  # runs without a key's protection because the store was down
         self._find = self.exchange.rules.find
@@ -100,6 +117,9 @@ class IdempotencyMiddleware:
                 and (rule.required or self.exchange.has_key(scope["headers"]))
             ):
                 await _OfApp(self, rule, scope, receive, send).respond()
+                return
+            if rule is None and is_asked(scope["method"], path_of(scope), self.exchange.page_path):
+                await through_asgi(self.app, self, scope, receive, send)
                 return
         elif scope["type"] == "lifespan":
             await self._live(scope, receive, send)
@@ -182,7 +202,12 @@ class _OfApp(Responder):
         return self._task, recording
 
     async def _run_unprotected(self) -> None:
-        await self._owner.app(self._scope, self._given_body, self._send)
+        await self._owner.app(self._scope, self._given_body, self._send_unprotected)
+
+
+def path_of(scope: Scope) -> str:
+    """The path as the app's own routes see it: without what it is mounted under."""
+    return below(scope["path"], scope.get("root_path", ""))
 
 
 def paths_of(scope: Scope) -> tuple[str, ...]:

@@ -6,17 +6,26 @@ request as data, a function that makes the response, and send what comes back. K
 
 from __future__ import annotations
 
+import copy
 import logging
 import time
 from collections.abc import Callable, Iterable
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Protocol, Self, TypeVar
 
 from oncekey.core.errors import ConfigurationError, OncekeyError, StoreUnavailable
 from oncekey.engine.blocking.attempt import Attempt
 from oncekey.engine.blocking.once import Once
 from oncekey.engine.blocking.operations import Operations
-from oncekey.http.exchange import OPERATION_DEFAULT, Asking, Exchange, Keyed, marks
+from oncekey.http.exchange import (
+    OPERATION_DEFAULT,
+    REPLAY_HEADER_DEFAULT,
+    STORE_DOWN_MARK,
+    Asking,
+    Exchange,
+    Keyed,
+)
 from oncekey.http.message import Headers, Request, Response
+from oncekey.http.problem import Render
 from oncekey.http.rules import Rule, Rules
 from oncekey.http.running import Unstored, outcome, principal
 
@@ -57,14 +66,38 @@ class Guard:
         operation: str = OPERATION_DEFAULT,
         policy_url: str | None = None,
         challenge: str = "Bearer",
+        replay_header: str = REPLAY_HEADER_DEFAULT,
+        render_refusal: Render | None = None,
     ) -> None:
         if not isinstance(once, Once):
             raise ConfigurationError(f"once must be a Once, not a {type(once).__name__}")
         self.once = once
         self.exchange = Exchange(
-            Rules(rules), operation=operation, policy_url=policy_url, challenge=challenge
+            Rules(rules),
+            operation=operation,
+            policy_url=policy_url,
+            challenge=challenge,
+            replay_header=replay_header,
+            render_refusal=render_refusal,
         )
-        self.unprotected = 0  # runs without a key's protection because the store was down
+        self._unprotected = [0]  # shared by those that `under` makes
+
+    @property
+    def unprotected(self) -> int:
+        """Runs without a key's protection because the store was down."""
+        return self._unprotected[0]
+
+    def count_unprotected(self) -> None:
+        self._unprotected[0] += 1
+
+    def under(self, prefix: str) -> Self:
+        """The same for an app that is mounted under a prefix, see Exchange."""
+        exchange = self.exchange.under(prefix)
+        if exchange is self.exchange:
+            return self
+        made = copy.copy(self)
+        made.exchange = exchange
+        return made
 
     def passes(self, rule: Rule, headers: Headers) -> bool:
         """Whether a request may do without a key, and has none."""
@@ -134,7 +167,8 @@ class _Run(Generic[A]):
         if result.replayed or self._answer is None:
             self.drop()  # where another attempt has overtaken ours, its answer counts
             return self._exchange.replay(result.value, result.expires_in)
-        return Made(self._answer, marks(result.expires_in, replayed=False), stored=True)
+        marks = self._exchange.marks(result.expires_in, replayed=False)
+        return Made(self._answer, marks, stored=True)
 
     def _body(self, attempt: Attempt) -> Response:
         self._began = True
@@ -152,9 +186,9 @@ class _Run(Generic[A]):
     def _failed(self, error: OncekeyError) -> Made[A] | Response:
         is_down = isinstance(error, StoreUnavailable) and not error.final and not self._began
         if is_down and self._rule.store_down == "run":
-            self._guard.unprotected += 1
+            self._guard.count_unprotected()
             _log.warning("the store is down, a request runs without protection: %s", error)
-            return Made(self._make(None), (), stored=False)
+            return Made(self._make(None), STORE_DOWN_MARK, stored=False)
         self.drop()
         return self._exchange.refuse(error, self._rule)
 

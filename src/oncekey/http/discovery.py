@@ -7,10 +7,12 @@ the `app` that a middleware wraps, the routes an app tells, and what guarded vie
 from __future__ import annotations
 
 from collections.abc import Iterable
+from importlib import import_module
 from typing import Any, NamedTuple
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.policy import Policy
+from oncekey.http.exchange import REPLAY_HEADER_DEFAULT
 from oncekey.http.guarded_views import GuardedViews, guard_of
 from oncekey.http.route_table import Route, layers_of, routes_of, served_by_all
 from oncekey.http.rules import Rule, Rules
@@ -27,6 +29,8 @@ class Guarded(NamedTuple):
 class Found(NamedTuple):
     guarded: list[Guarded]
     policy: Policy
+    replay_header: str = REPLAY_HEADER_DEFAULT
+    hidden: frozenset[str] = frozenset()  # paths that the app itself tells nobody of
 
 
 def find(app: Any) -> Found:
@@ -34,12 +38,13 @@ def find(app: Any) -> Found:
     routes = list(routes_of(app))
     _check_served(app)
     found = _by_views(app, routes) or _by_middleware(app, routes) or _by_settings(app)
-    if found is None:
-        raise ConfigurationError(
-            f"found no idempotency middleware in this {type(app).__name__}, and no guarded view; "
-            "name the object that it was added to, or the middleware itself"
-        )
-    return found
+    if found is not None:
+        hidden = frozenset(route.path for route in routes if not route.listed)
+        return found._replace(hidden=hidden)
+    raise ConfigurationError(
+        f"found no idempotency middleware in this {type(app).__name__}, and no guarded view; "
+        "name the object that it was added to, or the middleware itself"
+    )
 
 
 def _check_served(app: Any) -> None:
@@ -63,11 +68,13 @@ def _by_middleware(app: Any, routes: list[Route]) -> Found | None:
     for layer in layers_of(app):
         exchange, once = getattr(layer, "exchange", None), getattr(layer, "once", None)
         if exchange is not None and once is not None:
-            return Found(_named(exchange.rules, routes), once.policy)
+            return Found(_named(exchange.rules, routes), once.policy, exchange.replay_header)
         for middleware in getattr(layer, "user_middleware", ()):
             given = getattr(middleware, "kwargs", {})
             if "once" in given and "caller" in given:
-                return Found(_named(Rules(given.get("rules", ())), routes), given["once"].policy)
+                name = given.get("replay_header", REPLAY_HEADER_DEFAULT)
+                rules = Rules(given.get("rules", ()))
+                return Found(_named(rules, routes), given["once"].policy, name)
     return None
 
 
@@ -91,12 +98,13 @@ def _named(rules: Rules, routes: Iterable[Route]) -> list[Guarded]:
 
 def _by_views(app: Any, routes: Iterable[Route]) -> Found | None:
     extension = getattr(app, "extensions", {}).get("oncekey")
-    engine = getattr(getattr(extension, "guard", None), "once", None)
-    policy: Policy | None = getattr(engine, "policy", None)
+    owner = getattr(extension, "guard", None)
+    policy: Policy | None = getattr(getattr(owner, "once", None), "policy", None)
     found: list[Guarded] = []
     for route in routes:
         guarding = getattr(route.view, "__oncekey_guarding__", None)
         if guarding is not None:
+            owner = guarding.owner
             policy = guarding.owner.once.policy
         by_rule: dict[int, Guarded] = {}
         for method in route.methods:
@@ -105,7 +113,9 @@ def _by_views(app: Any, routes: Iterable[Route]) -> Found | None:
                 at = by_rule.setdefault(id(rule), Guarded([], route.path, rule))
                 at.methods.append(method)
         found += by_rule.values()
-    return Found(found, policy) if found and policy is not None else None
+    if not found or policy is None or owner is None:
+        return None
+    return Found(found, policy, owner.exchange.replay_header)
 
 
 def _rule_for(view: Any, guarding: Any, method: str) -> Rule | None:
@@ -120,7 +130,7 @@ def _by_settings(app: Any) -> Found | None:
     """A Django project tells neither its middleware nor, in one list, its routes."""
     if not type(app).__module__.startswith("django.core.handlers"):
         return None
-    from oncekey.http.django.configuration import configured
-
-    guard = configured().guard
-    return Found(_named(guard.exchange.rules, ()), guard.once.policy)
+    # By its name, as a store is found by its URL: an adapter is nothing this module knows.
+    guard = import_module("oncekey.http.django.configuration").configured().guard
+    rules = _named(guard.exchange.rules, ())
+    return Found(rules, guard.once.policy, guard.exchange.replay_header)

@@ -9,8 +9,11 @@ Pure but for the durations it has seen; the adapters read, run and send.
 
 from __future__ import annotations
 
+import copy
+import re
 from collections.abc import Iterable
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self
+from urllib.parse import quote
 
 from oncekey.core.errors import (
     ConfigurationError,
@@ -27,13 +30,17 @@ from oncekey.http.durations import Durations
 from oncekey.http.fingerprint import described
 from oncekey.http.keys import HEADER, RefusedField, read_key
 from oncekey.http.message import Headers, Request, Response, values
-from oncekey.http.problem import Problem, problem_of, refusal
+from oncekey.http.problem import Problem, Render, problem_of, refusal
 from oncekey.http.rules import Rule, Rules
 from oncekey.http.stored import CODEC
 
 OPERATION_DEFAULT: Final = "http"
-REPLAYED: Final = b"x-idempotency-replayed"
+POLICY_URL_DEFAULT: Final = "/idempotency-policy"
+REPLAY_HEADER_DEFAULT: Final = "X-Idempotency-Replayed"
 RETENTION: Final = b"x-idempotency-retention"
+UNPROTECTED: Final = b"x-idempotency-unprotected"
+STORE_DOWN_MARK: Final[Headers] = ((UNPROTECTED, b"store-down"),)
+_TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _LENGTH_DIGITS: Final = 18
 _BODILESS: Final = frozenset({204, 205, 304})
 
@@ -63,14 +70,37 @@ class Exchange:
         operation: str = OPERATION_DEFAULT,
         policy_url: str | None = None,
         challenge: str = "Bearer",
+        replay_header: str = REPLAY_HEADER_DEFAULT,
+        render_refusal: Render | None = None,
     ) -> None:
         if not 0 < len(operation) <= OPERATION_MAX_CHARS:
             raise ConfigurationError(f"operation={operation!r} is empty or too long")
+        if not isinstance(replay_header, str) or not _TOKEN.fullmatch(replay_header):
+            raise ConfigurationError(f"replay_header={replay_header!r} is no name of a header")
+        if render_refusal is not None and not callable(render_refusal):
+            raise ConfigurationError("render_refusal= must be a function of a Refusal")
         self.rules = rules
         self.operation = operation
         self.durations = Durations()
-        self._policy_url = policy_url
+        self.policy_url = policy_url
+        self.replay_header = replay_header
         self._challenge = challenge.encode("latin-1")
+        self._replay_mark = (replay_header.lower().encode("ascii"), b"true")
+        self._render = render_refusal
+
+    @property
+    def page_path(self) -> str | None:
+        """Where the built-in policy page is served, unless the app has one of its own there."""
+        url = self.policy_url
+        return url if url is not None and url.startswith("/") else None
+
+    def under(self, prefix: str) -> Self:
+        """The same for an app that is mounted under a prefix: so is its built-in page."""
+        if not prefix or self.policy_url != POLICY_URL_DEFAULT:
+            return self
+        made = copy.copy(self)
+        made.policy_url = quote(prefix.rstrip("/")) + POLICY_URL_DEFAULT
+        return made
 
     # --- before the run -----------------------------------------------------------------------
 
@@ -119,7 +149,7 @@ class Exchange:
     # --- refusals -----------------------------------------------------------------------------
 
     def refused(self, problem: Problem, **more: Any) -> Response:
-        return refusal(problem, policy_url=self._policy_url, **more)
+        return refusal(problem, policy_url=self.policy_url, render=self._render, **more)
 
     def too_large(self, rule: Rule, most: int | None = None) -> Response:
         detail = f"At most {most or rule.max_request} bytes are accepted, decompressed too."
@@ -151,13 +181,13 @@ class Exchange:
         """A stored response, given again; its key expires in so many seconds."""
         if response.omitted:
             return self.refused(problems.NOT_REPLAYABLE, original_status=response.status)
-        headers = [*response.headers, *marks(expires_in, replayed=True)]
+        headers = [*response.headers, *self.marks(expires_in, replayed=True)]
         if response.status not in _BODILESS:
             headers.append((b"content-length", b"%d" % len(response.body)))
         return Response(response.status, tuple(headers), response.body)
 
-
-def marks(expires_in: float, *, replayed: bool) -> Headers:
-    """What we add: whether this is a replay, and for how many seconds the key is still kept."""
-    kept = (RETENTION, b"%d" % expires_in)
-    return ((REPLAYED, b"true"), kept) if replayed else (kept,)
+    def marks(self, expires_in: float, *, replayed: bool) -> Headers:
+        """What we add: whether this is a replay, and for how many seconds the key is still
+        kept."""
+        kept = (RETENTION, b"%d" % expires_in)
+        return (self._replay_mark, kept) if replayed else (kept,)

@@ -6,6 +6,7 @@ preceded by its length, so no two different requests give the same bytes.
 
 from __future__ import annotations
 
+import json
 import re
 from functools import lru_cache
 from struct import Struct
@@ -39,7 +40,16 @@ def described(request: Request, rule: Rule) -> bytes:
     kind = content_type.kind if is_form or not content_type.boundary else line
     method = request.method.upper().encode("ascii", "backslashreplace")
     parts = (method, request.path, _query(request.query), kind, left, content)
-    return _lengths(*map(len, parts)) + b"".join(parts)
+    told = _lengths(*map(len, parts)) + b"".join(parts)
+    return told + _chosen(request.headers, rule.compared) if rule.compared else told
+
+
+def _chosen(headers: Headers, names: tuple[bytes, ...]) -> bytes:
+    """The headers that a rule wants compared. One that is missing is not an empty one; several
+    lines are one, as servers may have joined them."""
+    found = [(name, [value.strip() for value in values(headers, name)]) for name in names]
+    told = [[n.decode("latin-1"), b", ".join(v).decode("latin-1") if v else None] for n, v in found]
+    return json.dumps(told).encode()
 
 
 def _joined(headers: Headers, name: bytes) -> bytes:

@@ -26,10 +26,16 @@ from oncekey.engine.blocking.once import Once
 from oncekey.http import message, wsgi
 from oncekey.http import problem as problems
 from oncekey.http.blocking import Guard, Made
-from oncekey.http.exchange import OPERATION_DEFAULT
+from oncekey.http.exchange import (
+    OPERATION_DEFAULT,
+    POLICY_URL_DEFAULT,
+    REPLAY_HEADER_DEFAULT,
+)
 from oncekey.http.extras import needs
 from oncekey.http.guarded_views import UNSERVED, GuardedViews, guard_of
 from oncekey.http.held import Held
+from oncekey.http.policy_page import is_asked, through_wsgi
+from oncekey.http.problem import Render
 from oncekey.http.route_table import served_by_all
 from oncekey.http.rules import ANY_METHOD, Rule, rule_of
 from oncekey.http.running import ATTEMPT, check_caller
@@ -65,7 +71,8 @@ class Idempotency:
                 views that are decorated are
     unserved    a decorated function that no route serves is an error at the first request;
                 "allow" where another app of the process will serve it
-    operation, policy_url, challenge and close are those of IdempotencyWSGI
+    operation, policy_url, challenge, replay_header, render_refusal and close are those of
+    IdempotencyWSGI
     """
 
     def __init__(
@@ -76,8 +83,10 @@ class Idempotency:
         caller: Callable[..., str | None],
         rules: Iterable[Rule] | None = None,
         operation: str = OPERATION_DEFAULT,
-        policy_url: str | None = None,
+        policy_url: str | None = POLICY_URL_DEFAULT,
         challenge: str = "Bearer",
+        replay_header: str = REPLAY_HEADER_DEFAULT,
+        render_refusal: Render | None = None,
         close: bool = True,
         unserved: str = "refuse",
     ) -> None:
@@ -91,6 +100,8 @@ class Idempotency:
             "operation": operation,
             "policy_url": policy_url,
             "challenge": challenge,
+            "replay_header": replay_header,
+            "render_refusal": render_refusal,
         }
         self.guard = Guard(once, rules=self._rules or (), **self._options)
         if close:
@@ -106,6 +117,7 @@ class Idempotency:
         # First of all: what parses a form leaves no body to compare.
         app.before_request_funcs.setdefault(None, []).insert(0, _read_first)
         if self._rules is None:
+            self._serve_page(app)
             return
         whole = wsgi.IdempotencyWSGI(
             app.wsgi_app,
@@ -117,6 +129,17 @@ class Idempotency:
         )
         self.guard = whole.guard
         app.wsgi_app = whole  # type: ignore[method-assign]
+
+    def _serve_page(self, app: Flask) -> None:
+        """Serve the built-in policy page where the app has none of its own."""
+        inner, page_path = app.wsgi_app, self.guard.exchange.page_path
+
+        def wsgi_app(environ: wsgi.Environ, start_response: wsgi.StartResponse) -> Any:
+            if is_asked(environ["REQUEST_METHOD"], wsgi.path_of(environ), page_path):
+                return through_wsgi(inner, app, environ, start_response)
+            return inner(environ, start_response)
+
+        app.wsgi_app = wsgi_app  # type: ignore[method-assign]
 
     @property
     def unprotected(self) -> int:
@@ -200,7 +223,8 @@ def _read_first() -> None:
 
 
 def _respond(extension: Idempotency, rule: Rule, call: Callable[[], Any]) -> Any:
-    guard, environ = extension.guard, request.environ
+    environ = request.environ
+    guard = extension.guard.under(environ.get("SCRIPT_NAME", ""))
     headers = wsgi.headers_of(environ)
     if guard.passes(rule, headers):
         return call()

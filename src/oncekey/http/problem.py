@@ -1,12 +1,14 @@
-"""Refusals as RFC 9457 problem details.
+"""Refusals: as RFC 9457 problem details, or in the shape an app's own errors have.
 
-Owns the names of the problems and what a client reads: what happened and what to do next. Never
+Owns the codes of the problems and what a client reads: what happened and what to do next. Never
 tells a key, and says the same to everybody about a key of somebody else: nothing.
 """
 
 from __future__ import annotations
 
 import json
+import logging
+from collections.abc import Callable, Mapping
 from math import ceil
 from typing import Any, Final, NamedTuple
 
@@ -30,6 +32,47 @@ RETRY_AFTER_MAX_SECONDS: Final = 3_600
 # What a duplicate is told at most while nobody knows how long such requests take. The rest of the
 # lease would be right only for an owner that has died.
 RETRY_AFTER_UNLEARNED_SECONDS: Final = 2
+
+
+_log = logging.getLogger("oncekey")
+
+
+class Refusal(NamedTuple):
+    """What a client is refused with, as `render_refusal=` is given it.
+
+    code          which problem it is; never changes, so that clients can go by it
+    status        the HTTP status
+    title         what happened, in one line
+    detail        what to do about it
+    retryable     whether the same request with the same key is worth sending again
+    safe_new_key  whether the request may be sent again under a new key
+    retry_after   after how many seconds, None where that is not said
+    type          where this problem is documented
+    more          what else is known: `original_status` of an answer that was not kept
+    """
+
+    code: str
+    status: int
+    title: str
+    detail: str
+    retryable: bool
+    safe_new_key: bool
+    retry_after: int | None
+    type: str
+    more: Mapping[str, Any]
+
+
+class Rendered(NamedTuple):
+    """A refusal in another shape. Retry-After, Link, Cache-Control and WWW-Authenticate are sent
+    beside it; `status` None leaves it as it is."""
+
+    body: bytes
+    content_type: str = "application/json"
+    status: int | None = None
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+Render = Callable[[Refusal], Rendered | Mapping[str, Any]]
 
 
 class Problem(NamedTuple):
@@ -158,28 +201,51 @@ def refusal(
     retry_after: float | None = None,
     policy_url: str | None = None,
     headers: tuple[tuple[bytes, bytes], ...] = (),
+    render: Render | None = None,
     **more: Any,
 ) -> Response:
     """The response for a problem."""
-    told: dict[str, Any] = {
-        "type": f"{policy_url}#{problem.name}" if policy_url else TYPE_BASE + problem.name,
-        "title": problem.title,
-        "status": problem.status,
-        "detail": problem.detail,
-        "retryable": problem.retryable,
-        "safe_new_key": problem.safe_new_key,
-        **more,
-    }
-    body = json.dumps({name: value for name, value in told.items() if value != ""}).encode()
-    lines = [
-        (b"content-type", b"application/problem+json"),
-        (b"content-length", b"%d" % len(body)),
-        (b"cache-control", b"no-store"),
-    ]
+    seconds = None
     if retry_after is not None:
         seconds = max(1, min(ceil(retry_after), RETRY_AFTER_MAX_SECONDS))
+    kind = f"{policy_url}#{problem.name}" if policy_url else TYPE_BASE + problem.name
+    refused = Refusal(problem.name, *problem[1:], seconds, kind, more)
+    rendered = _rendered(refused, render)
+    lines = [
+        (b"content-type", rendered.content_type.encode("latin-1")),
+        (b"content-length", b"%d" % len(rendered.body)),
+        (b"cache-control", b"no-store"),
+    ]
+    if seconds is not None:
         lines.append((b"retry-after", b"%d" % seconds))
     if policy_url:
         link = f'<{policy_url}>; rel="describedby"; type="text/html"'
         lines.append((b"link", link.encode("latin-1")))
-    return Response(problem.status, (*lines, *headers), body)
+    own = [(n.lower().encode("latin-1"), v.encode("latin-1")) for n, v in rendered.headers]
+    return Response(rendered.status or problem.status, (*lines, *headers, *own), rendered.body)
+
+
+def _rendered(refused: Refusal, render: Render | None) -> Rendered:
+    if render is not None:
+        try:
+            made = render(refused)
+            if isinstance(made, Rendered):
+                return made
+            return Rendered(json.dumps(made).encode())
+        except Exception:  # whatever it raises, the client is to know that it was refused
+            _log.exception("render_refusal failed on %s; problem details are sent", refused.code)
+    return Rendered(_problem_details(refused), "application/problem+json")
+
+
+def _problem_details(refused: Refusal) -> bytes:
+    told = {
+        "type": refused.type,
+        "title": refused.title,
+        "status": refused.status,
+        "detail": refused.detail,
+        "code": refused.code,
+        "retryable": refused.retryable,
+        "safe_new_key": refused.safe_new_key,
+        **refused.more,
+    }
+    return json.dumps({name: value for name, value in told.items() if value != ""}).encode()

@@ -15,6 +15,7 @@ from typing import Any
 from oncekey.core.duration import human
 from oncekey.core.identity import KEY_MAX_CHARS
 from oncekey.core.policy import Policy
+from oncekey.http.exchange import REPLAY_HEADER_DEFAULT
 from oncekey.http.outcomes import NEVER_STORED
 from oncekey.http.problem import ALL
 from oncekey.http.rules import Rule
@@ -69,35 +70,39 @@ def _entry(rule: Rule, path: str, methods: Sequence[str], engine: Policy) -> Ent
 
 
 def _key_format(rule: Rule) -> str:
-    quoted = f"a quoted string of 1 to {KEY_MAX_CHARS} visible ASCII characters"
-    form = quoted if rule.strict else f"{quoted}, or the same without quotes"
+    quoted = f"a quoted string of 1 to {KEY_MAX_CHARS} printable ASCII characters"
+    form = quoted if rule.strict else f"{quoted}, or without quotes where it has no spaces"
     if rule.namespaces is None:
         return form
     return f"{form}, beginning with " + " or ".join(f"{name}:" for name in rule.namespaces)
 
 
 def _compared(rule: Rule) -> str:
+    names = ", ".join(rule.request_headers)
+    more = f"; and the headers {names}" if names else ""
     if rule.only is not None:
         chosen = ", ".join(rule.only)
-        return f"method, path, query, and of the body only {chosen}; all of it if it has none"
+        told = f"method, path, query, and of the body only {chosen}; all of it if it has none"
+        return told + more
     rest = " except " + ", ".join(rule.ignore) if rule.ignore else ""
-    return f"method, path, query, content type and body{rest}"
+    return f"method, path, query, content type and body{rest}{more}"
 
 
 # --- forms ----------------------------------------------------------------------------------
 
 
-def as_data(some: Sequence[Entry]) -> dict[str, Any]:
+def as_data(some: Sequence[Entry], *, replay_header: str = REPLAY_HEADER_DEFAULT) -> dict[str, Any]:
     return {
         "header": HEADER,
-        "replay_header": "X-Idempotency-Replayed",
+        "replay_header": replay_header,
         "retention_header": "X-Idempotency-Retention",
+        "unprotected_header": "X-Idempotency-Unprotected",
         "scope": "keys belong to the authenticated caller",
         "never_stored": sorted(NEVER_STORED),
         "routes": [asdict(entry) for entry in some],
         "problems": [
             {
-                "name": problem.name,
+                "code": problem.name,
                 "status": problem.status,
                 "title": problem.title,
                 "retryable": problem.retryable,
@@ -108,12 +113,17 @@ def as_data(some: Sequence[Entry]) -> dict[str, Any]:
     }
 
 
-def as_markdown(some: Sequence[Entry], title: str = "Idempotency policy") -> str:
-    lines = [f"# {title}", "", *_wrapped(_GENERAL), "", "## Routes", ""]
+def as_markdown(
+    some: Sequence[Entry],
+    title: str = "Idempotency policy",
+    *,
+    replay_header: str = REPLAY_HEADER_DEFAULT,
+) -> str:
+    lines = [f"# {title}", "", *_wrapped(_general(replay_header)), "", "## Routes", ""]
     for entry in some:
         lines += [f"### {' '.join(entry.methods)} {entry.path}", ""]
         lines += [f"* {name}: {value}" for name, value in _facts(entry)] + [""]
-    lines += ["## Refusals", "", "| status | name | meaning | retry with the same key |"]
+    lines += ["## Refusals", "", "| status | code | meaning | retry with the same key |"]
     lines += ["|---|---|---|---|"]
     lines += [
         f"| {p.status} | {p.name} | {p.title} | {'yes' if p.retryable else 'no'} |" for p in ALL
@@ -121,9 +131,15 @@ def as_markdown(some: Sequence[Entry], title: str = "Idempotency policy") -> str
     return "\n".join([*lines, ""])
 
 
-def as_html(some: Sequence[Entry], title: str = "Idempotency policy") -> str:
+def as_html(
+    some: Sequence[Entry],
+    title: str = "Idempotency policy",
+    *,
+    replay_header: str = REPLAY_HEADER_DEFAULT,
+) -> str:
     told = html.escape
-    parts = [f"<h1>{told(title)}</h1>", *(f"<p>{told(text)}</p>" for text in _GENERAL)]
+    general = _general(replay_header)
+    parts = [f"<h1>{told(title)}</h1>", *(f"<p>{told(text)}</p>" for text in general)]
     parts.append("<h2>Routes</h2>")
     for entry in some:
         parts.append(f"<h3><code>{told(' '.join(entry.methods))} {told(entry.path)}</code></h3>")
@@ -134,7 +150,8 @@ def as_html(some: Sequence[Entry], title: str = "Idempotency policy") -> str:
         retry = "Retry with the same key." if problem.retryable else "Do not retry unchanged."
         parts.append(
             f'<section id="{told(problem.name)}"><h3>{problem.status} {told(problem.title)}</h3>'
-            f"<p>{told(problem.detail)} {retry}</p></section>"
+            f"<p>{told(problem.detail)} {retry} <code>code: {told(problem.name)}</code></p>"
+            "</section>"
         )
     return _PAGE.format(title=told(title), body="\n".join(parts))
 
@@ -154,17 +171,20 @@ def _facts(entry: Entry) -> list[tuple[str, str]]:
     return facts
 
 
-_GENERAL = (
-    f"Send {HEADER} with a new random key for each new request, and the same key again when you "
-    "retry it. A request is carried out once for its key; every retry gets the stored answer, "
-    "marked with X-Idempotency-Replayed: true.",
-    "Keys belong to the authenticated caller; another caller's key is another key. A key that was "
-    "used for one request is refused with 422 for another. While the first request is being "
-    "processed, a retry is answered 409 with Retry-After.",
-    "Answers "
-    + ", ".join(map(str, sorted(NEVER_STORED)))
-    + " are never kept: they say nothing about the operation.",
-)
+def _general(replay_header: str) -> tuple[str, ...]:
+    return (
+        f"Send {HEADER} with a new random key for each new request, and the same key again when "
+        "you retry it. A request is carried out once for its key; every retry gets the stored "
+        f"answer, marked with {replay_header}: true.",
+        "Keys belong to the authenticated caller; another caller's key is another key. A key that "
+        "was used for one request is refused with 422 for another. While the first request is "
+        "being processed, a retry is answered 409 with Retry-After.",
+        "Refusals are problem details (RFC 9457). Their member `code` is the name given below and "
+        "never changes. An answer with X-Idempotency-Unprotected was given without protection.",
+        "Answers "
+        + ", ".join(map(str, sorted(NEVER_STORED)))
+        + " are never kept: they say nothing about the operation.",
+    )
 
 
 def _wrapped(texts: Iterable[str]) -> list[str]:

@@ -18,7 +18,7 @@ from oncekey.core.errors import OncekeyError, StoreUnavailable
 from oncekey.engine.aio.attempt import AsyncAttempt
 from oncekey.engine.aio.once import AsyncOnce
 from oncekey.engine.results import Result
-from oncekey.http.exchange import Asking, Exchange, Keyed, marks
+from oncekey.http.exchange import STORE_DOWN_MARK, Asking, Exchange, Keyed
 from oncekey.http.message import Headers, Request, Response
 from oncekey.http.recording import Message, Recording, Send
 from oncekey.http.rules import Rule
@@ -80,7 +80,7 @@ class Responder:
         self, owner: Owner, rule: Rule, scope: Scope, receive: Receive, send: Send
     ) -> None:
         self._owner = owner
-        self._exchange = owner.exchange
+        self._exchange = owner.exchange.under(scope.get("root_path", ""))
         self._rule = rule
         self._scope = scope
         self._receive = receive
@@ -142,7 +142,8 @@ class Responder:
             await self._give(self._exchange.replay(result.value, result.expires_in))
         else:
             assert self._recording is not None
-            await self._deliver(self._recording, marks(result.expires_in, replayed=False))
+            marks = self._exchange.marks(result.expires_in, replayed=False)
+            await self._deliver(self._recording, marks)
 
     async def _ask(self, asking: Asking) -> Result[Response]:
         once = self._owner.once
@@ -211,6 +212,13 @@ class Responder:
         return {"type": "http.request", "body": self._body, "more_body": False}
 
     # --- responses ----------------------------------------------------------------------------
+
+    async def _send_unprotected(self, message: Message) -> None:
+        """Send what the app says, marked as the answer of a run that no key protects."""
+        if message["type"] == "http.response.start":
+            lines = [*message.get("headers", ()), *STORE_DOWN_MARK]
+            message = {**message, "headers": lines}
+        await self._send(message)
 
     async def _deliver(self, recording: Recording, more: Headers) -> None:
         """The app's own response; then the app's own end, as if we were not there."""

@@ -25,6 +25,7 @@ class Route(NamedTuple):
     methods: list[str]
     path: str
     view: Any
+    listed: bool = True  # whether the app tells of it in its own documentation
 
 
 def routes_of(app: Any) -> Iterator[Route]:
@@ -63,7 +64,8 @@ def _of_routes(routes: Iterable[Any], prefix: str) -> Iterator[Route]:
         path = prefix + str(getattr(route, "path", None) or "")
         methods = _unsafe(getattr(route, "methods", None))
         if methods:
-            yield Route(methods, path, getattr(route, "endpoint", None))
+            listed = bool(getattr(route, "include_in_schema", True))
+            yield Route(methods, path, getattr(route, "endpoint", None), listed)
         inner = getattr(getattr(route, "original_route", route), "routes", None)
         if inner:
             yield from _of_routes(inner, path)

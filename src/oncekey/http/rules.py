@@ -47,6 +47,7 @@ class Rule:
     ignore        JSON members (or form fields) that may differ between retries: "meta.sent_at"
     only          ... or the only ones that count; a body that has none of them counts whole
     headers       response headers to keep, beside the usual ones
+    request_headers  request headers that are compared too, such as ("X-Tenant",)
     max_request   longer request bodies are refused with 413 before anything is claimed
     max_response  longer response bodies are given to the first caller only
     store_down    "refuse" answers 503; "run" goes on without protection, and counts it
@@ -64,6 +65,7 @@ class Rule:
     ignore: Sequence[str] = ()
     only: Sequence[str] | None = None
     headers: Sequence[str] = ()
+    request_headers: Sequence[str] = ()
     max_request: int = MAX_REQUEST_DEFAULT
     max_response: int = MAX_RESPONSE_DEFAULT
     store_down: str = "refuse"
@@ -75,6 +77,7 @@ class Rule:
     require: str | None = None
     recover: Callable[..., Any] | None = None
     kept: frozenset[bytes] = field(init=False, repr=False, compare=False)
+    compared: tuple[bytes, ...] = field(init=False, repr=False, compare=False)
     options: dict[str, Any] = field(init=False, repr=False, compare=False)
     _pattern: re.Pattern[str] = field(init=False, repr=False, compare=False)
 
@@ -91,6 +94,8 @@ class Rule:
         object.__setattr__(
             self, "kept", frozenset(n.lower().encode("latin-1") for n in self.headers)
         )
+        names = {name.lower().encode("latin-1") for name in self.request_headers}
+        object.__setattr__(self, "compared", tuple(sorted(names)))
         object.__setattr__(self, "_pattern", _compiled(self.path))
 
     def _check(self) -> None:
@@ -109,9 +114,11 @@ class Rule:
             raise ConfigurationError("give either ignore= or only=, not both")
         if self.only is not None and not self.only:
             raise ConfigurationError("only=[] names no member; leave it out to compare all of them")
-        for name in ("ignore", "only", "headers"):
+        for name in ("ignore", "only", "headers", "request_headers"):
             if isinstance(getattr(self, name), str):
                 raise ConfigurationError(f"{name} must be a list of names, not one text")
+        if any(name.lower() == "idempotency-key" for name in self.request_headers):
+            raise ConfigurationError("request_headers=: the key itself is compared in any case")
         for name, cap in (("max_request", MAX_REQUEST_CAP), ("max_response", MAX_BYTES_CAP)):
             if not 0 < getattr(self, name) <= cap:
                 raise ConfigurationError(f"{name}={getattr(self, name)!r} must be 1 to {cap}")

@@ -25,9 +25,16 @@ from oncekey.engine.blocking.attempt import Attempt
 from oncekey.engine.blocking.once import Once
 from oncekey.http import problem as problems
 from oncekey.http.blocking import Guard, Made
-from oncekey.http.exchange import OPERATION_DEFAULT, Keyed
+from oncekey.http.exchange import (
+    OPERATION_DEFAULT,
+    POLICY_URL_DEFAULT,
+    REPLAY_HEADER_DEFAULT,
+    Keyed,
+)
 from oncekey.http.held import Held
 from oncekey.http.message import Headers, Request, Response
+from oncekey.http.policy_page import is_asked, through_wsgi
+from oncekey.http.problem import Render
 from oncekey.http.rules import Rule
 from oncekey.http.running import ATTEMPT, Incomplete, check_caller
 
@@ -55,8 +62,11 @@ class IdempotencyWSGI:
     caller      a function of the environ that gives the verified principal, or None to refuse
     rules       see Rule; the first that fits counts. Their paths are those of PATH_INFO
     operation   what its keys are for; two apps on one store want two names
-    policy_url  where clients find the published policy
+    policy_url  where clients find the published policy: a path of the app, where a built-in page
+                is served unless the app has one of its own, or a whole URL; None for none
     challenge   the WWW-Authenticate of a refused caller; "" for none
+    replay_header   the header that marks a replay
+    render_refusal  a function that gives a Refusal the shape of the app's own errors
     close       whether the engine is closed when the process ends
     """
 
@@ -68,13 +78,21 @@ class IdempotencyWSGI:
         caller: Caller,
         rules: Iterable[Rule] = (),
         operation: str = OPERATION_DEFAULT,
-        policy_url: str | None = None,
+        policy_url: str | None = POLICY_URL_DEFAULT,
         challenge: str = "Bearer",
+        replay_header: str = REPLAY_HEADER_DEFAULT,
+        render_refusal: Render | None = None,
         close: bool = True,
     ) -> None:
         check_caller(caller)
         self.guard = Guard(
-            once, rules=rules, operation=operation, policy_url=policy_url, challenge=challenge
+            once,
+            rules=rules,
+            operation=operation,
+            policy_url=policy_url,
+            challenge=challenge,
+            replay_header=replay_header,
+            render_refusal=render_refusal,
         )
         self.app = app
         self.once = once
@@ -91,37 +109,42 @@ class IdempotencyWSGI:
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         rule = self._find(environ["REQUEST_METHOD"], path_of(environ))
+        if rule is None and is_asked(
+            environ["REQUEST_METHOD"], path_of(environ), self.exchange.page_path
+        ):
+            return through_wsgi(self.app, self, environ, start_response)
         if rule is None or environ.get(ATTEMPT) is not None:  # or it is guarded already
             return self.app(environ, start_response)
+        guard = self.guard.under(environ.get("SCRIPT_NAME", ""))
         headers = headers_of(environ)
-        if self.guard.passes(rule, headers):
+        if guard.passes(rule, headers):
             return self.app(environ, start_response)
-        admitted = self.guard.admitted(rule, headers, lambda: self.caller(environ))
+        admitted = guard.admitted(rule, headers, lambda: self.caller(environ))
         # A refused one is read too, for the connection's next one comes behind it.
         body = read_body(environ, rule.max_request, keep=not isinstance(admitted, Response))
         answer: Response | Made[WSGIAnswer]
         if isinstance(admitted, Response):
             answer = admitted
         elif body is None:
-            answer = self.exchange.too_large(rule)
+            answer = guard.exchange.too_large(rule)
         else:
-            answer = self._guarded(*admitted, environ, headers, body)
+            answer = self._guarded(guard, *admitted, environ, headers, body)
         if isinstance(answer, Response):
             start_response(status_line(answer.status), text_lines(answer.headers))
             return [answer.body]
         return answer.answer.sent(start_response, answer.more)
 
     def _guarded(
-        self, keyed: Keyed, who: str, environ: Environ, headers: Headers, body: bytes
+        self, guard: Guard, keyed: Keyed, who: str, environ: Environ, headers: Headers, body: bytes
     ) -> Response | Made[WSGIAnswer]:
         if is_cut_short(environ, body):
             detail = "The request ended before all of its body was here."
-            return self.exchange.refused(problems.UNREADABLE._replace(detail=detail))
+            return guard.exchange.refused(problems.UNREADABLE._replace(detail=detail))
 
         def make(attempt: Attempt | None) -> WSGIAnswer:
             return WSGIAnswer(self.app, private(environ, body, attempt))
 
-        return self.guard.run(keyed, who, request_of(environ, headers, body), make)
+        return guard.run(keyed, who, request_of(environ, headers, body), make)
 
 
 class WSGIAnswer(Held):

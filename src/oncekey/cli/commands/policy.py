@@ -29,8 +29,9 @@ def policy(app: str, form: str, title: str, as_json: bool) -> None:
 
     Imports the app (from the current folder too), looks at its middleware and its routes, and
     writes what holds for each of them: whether a key is required, how it looks, how long it is
-    kept, what is compared, which refusals there are and what to do about them. Publish it and give
-    its address to the middleware as policy_url; refusals then link to it.
+    kept, what is compared, which refusals there are and what to do about them. The middleware
+    serves the same as a page at /idempotency-policy; to publish it elsewhere, give the middleware
+    its address as policy_url. Refusals link to it.
 
     \b
     Examples:
@@ -42,11 +43,11 @@ def policy(app: str, form: str, title: str, as_json: bool) -> None:
     published, found = _found(app)
     entries = published.entries(found.guarded, found.policy)
     if as_json or form == "json":
-        out.data(published.as_data(entries))
+        out.data(published.as_data(entries, replay_header=found.replay_header))
     elif form == "html":
-        out.text(published.as_html(entries, title))
+        out.text(published.as_html(entries, title, replay_header=found.replay_header))
     else:
-        out.text(published.as_markdown(entries, title))
+        out.text(published.as_markdown(entries, title, replay_header=found.replay_header))
 
 
 def _found(name: str) -> tuple[Any, Any]:

@@ -35,6 +35,7 @@ def told(
         "title": HTTPStatus(status).phrase,
         "status": status,
         "detail": detail,
+        "code": name,
         **more,
     }
     return JSONResponse(body, status, headers, MEDIA_TYPE)

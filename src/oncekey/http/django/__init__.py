@@ -11,6 +11,11 @@ Imports nothing that needs settings to be there.
 from oncekey.http.extras import needs
 
 with needs("django"):
-    from oncekey.http.django.guarding import IdempotencyMiddleware, attempt_of, idempotent
+    from oncekey.http.django.guarding import (
+        IdempotencyMiddleware,
+        attempt_of,
+        idempotent,
+        policy_page,
+    )
 
-__all__ = ["IdempotencyMiddleware", "attempt_of", "idempotent"]
+__all__ = ["IdempotencyMiddleware", "attempt_of", "idempotent", "policy_page"]

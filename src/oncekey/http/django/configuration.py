@@ -6,7 +6,11 @@
     transaction  for the middleware: True, or the alias of the database the keys are in
     unserved     "allow" for decorated views that no URL pattern of ROOT_URLCONF leads to; they
                  are an error at the first request otherwise
-    operation, policy_url, challenge and close: see IdempotencyWSGI
+    render_refusal  a function that gives a Refusal the shape of the app's own errors, or its path
+    operation, policy_url, challenge, replay_header and close: see IdempotencyWSGI
+
+The built-in policy page is served by the middleware. Where only views are decorated, put
+`path("idempotency-policy", policy_page)` into the URLs and give its address as policy_url.
 
 Owns the meaning of these names. Knows no request.
 """
@@ -25,6 +29,7 @@ from django.utils.module_loading import import_string
 from oncekey.core.errors import ConfigurationError
 from oncekey.engine.blocking.once import Once
 from oncekey.http.blocking import Guard
+from oncekey.http.exchange import POLICY_URL_DEFAULT
 from oncekey.http.rules import Rule, rule_of
 from oncekey.http.running import check_caller
 from oncekey.http.wsgi import close_at_exit
@@ -39,6 +44,8 @@ _NAMES: Final = frozenset(
         "operation",
         "policy_url",
         "challenge",
+        "replay_header",
+        "render_refusal",
         "close",
         "unserved",
     }
@@ -66,10 +73,18 @@ class Configured:
         if given.get("once") is None:
             raise ConfigurationError(f'{SETTING}["once"] is missing: an Once, or a store\'s URL')
         once = _engine(given["once"])
-        more = ("operation", "policy_url", "challenge")
-        self.guard = Guard(once, rules=rules, **{n: given[n] for n in more if n in given})
+        more = ("operation", "policy_url", "challenge", "replay_header")
+        options = {name: given[name] for name in more if name in given}
+        render = _found(given.get("render_refusal"))
+        self.guard = Guard(once, rules=rules, render_refusal=render, **options)
+        self._serves_page = "policy_url" not in given
         if given.get("close", True):
             close_at_exit(once)
+
+    def serve_page(self) -> None:
+        """The middleware is there: link to the page it serves, unless another is named."""
+        if self._serves_page:
+            self.guard.exchange.policy_url = POLICY_URL_DEFAULT
 
 
 def configured() -> Configured:

@@ -24,6 +24,7 @@ from oncekey.engine.blocking.attempt import Attempt
 from oncekey.engine.blocking.once import Once
 from oncekey.engine.blocking.operations import Operations
 from oncekey.http import problem as problems
+from oncekey.http import published
 from oncekey.http.blocking import Made
 from oncekey.http.bodies import UnreadableBody
 from oncekey.http.django.answers import (
@@ -45,6 +46,7 @@ from oncekey.http.django.configuration import (
 )
 from oncekey.http.guarded_views import GuardedViews, Served
 from oncekey.http.message import Response
+from oncekey.http.policy_page import is_asked, page_of
 from oncekey.http.rules import ANY_METHOD, Rule, rule_of
 
 VIEWS: Final = GuardedViews(
@@ -75,7 +77,9 @@ class IdempotencyMiddleware:
     def __init__(self, get_response: Callable[[Any], Any]) -> None:
         self.get_response = get_response
         self._configured = configured()  # what is missing is missed now
-        self._find = self._configured.guard.exchange.rules.find
+        self._configured.serve_page()
+        self._exchange = self._configured.guard.exchange
+        self._find = self._exchange.rules.find
 
     @property
     def unprotected(self) -> int:
@@ -85,9 +89,21 @@ class IdempotencyMiddleware:
     def __call__(self, request: Any) -> Any:
         rule = self._find(request.method, *paths_of(request))
         if rule is None:
-            return self.get_response(request)
+            response = self.get_response(request)
+            is_page = is_asked(request.method, request.path_info, self._exchange.page_path)
+            return policy_page(request) if is_page and response.status_code == 404 else response
         call = functools.partial(self.get_response, request)
         return respond(self._configured, rule, self._configured.alias, request, call)
+
+
+def policy_page(request: Any) -> Any:
+    """The built-in policy page as a view, for projects that only decorate views."""
+    guard = configured().guard
+    found = published.entries(
+        [(rule.methods, rule.path, rule) for rule in guard.exchange.rules.all if rule.guarded],
+        guard.once.policy,
+    )
+    return given(page_of(found, guard.exchange.replay_header, request.method))
 
 
 def idempotent(*, transaction: bool | str = False, **options: Any) -> Callable[[Any], Any]:
@@ -142,7 +158,8 @@ def respond(
     setup: Configured, rule: Rule, alias: str | None, request: Any, call: Callable[[], Any]
 ) -> Any:
     """The response to a request that a rule fits."""
-    guard, headers = setup.guard, headers_of(request)
+    guard = setup.guard.under(plain(request).META.get("SCRIPT_NAME", ""))
+    headers = headers_of(request)
     if guard.passes(rule, headers):
         return call()
     admitted = guard.admitted(rule, headers, lambda: setup.caller(request))

@@ -12,18 +12,26 @@ from typing import Any, Final, TypeVar
 import fastapi
 from fastapi import FastAPI, Request
 from fastapi.params import Depends
+from starlette.types import ASGIApp
 
 from oncekey.core.duration import Duration, microseconds
 from oncekey.core.errors import ConfigurationError
 from oncekey.engine.aio.once import AsyncOnce
 from oncekey.engine.blocking.once import Once
 from oncekey.http import lifespan as engines
-from oncekey.http.asgi import DRAIN_DEFAULT
-from oncekey.http.exchange import OPERATION_DEFAULT, Exchange
+from oncekey.http.asgi import DRAIN_DEFAULT, path_of
+from oncekey.http.exchange import (
+    OPERATION_DEFAULT,
+    POLICY_URL_DEFAULT,
+    REPLAY_HEADER_DEFAULT,
+    Exchange,
+)
 from oncekey.http.fastapi.door import Guarding, behind_door
 from oncekey.http.fastapi.routes import GuardedRoute, bare_endpoints, misplaced, route_class
 from oncekey.http.fastapi.watch import RouteWatch
 from oncekey.http.guarded_views import GuardedViews
+from oncekey.http.policy_page import is_asked, through_asgi
+from oncekey.http.problem import Render
 from oncekey.http.responder import Tasks
 from oncekey.http.route_table import served_by_all
 from oncekey.http.rules import ANY_METHOD, METHODS_DEFAULT, Rules, rule_of
@@ -42,7 +50,11 @@ class Idempotency:
                 refuses the request
     blocking    a `Once` on the same database, for transactions in sessions that are not async
     operation   what its keys are for; two apps on one store want two names
-    policy_url  where clients find the published policy
+    policy_url  where clients find the published policy: a path of the app, where `attach` lets a
+                built-in page be served unless the app has one of its own, or a whole URL; None
+                for none
+    replay_header   the header that marks a replay
+    render_refusal  a function that gives a Refusal the shape of the app's own errors
     drain       how long a shutdown waits for what is running
     close       whether the engines are closed with the app
     unserved    a guarded function that no route of an attached app serves is an error when the app
@@ -56,8 +68,10 @@ class Idempotency:
         caller: Any = None,
         blocking: Once | None = None,
         operation: str = OPERATION_DEFAULT,
-        policy_url: str | None = None,
+        policy_url: str | None = POLICY_URL_DEFAULT,
         challenge: str = "Bearer",
+        replay_header: str = REPLAY_HEADER_DEFAULT,
+        render_refusal: Render | None = None,
         drain: Duration = DRAIN_DEFAULT,
         close: bool = True,
         unserved: str = "refuse",
@@ -69,8 +83,15 @@ class Idempotency:
         self.once = once
         self.blocking = blocking
         self.caller: Caller = caller
+        # What nobody serves is not linked to: the built-in page comes with `attach`.
+        self._serves_page = policy_url == POLICY_URL_DEFAULT
         self.exchange = Exchange(
-            Rules(), operation=operation, policy_url=policy_url, challenge=challenge
+            Rules(),
+            operation=operation,
+            policy_url=None if self._serves_page else policy_url,
+            challenge=challenge,
+            replay_header=replay_header,
+            render_refusal=render_refusal,
         )
         self.tasks = Tasks()
         self.unprotected = 0  # runs without a key's protection because the store was down
@@ -139,6 +160,9 @@ class Idempotency:
                     self._forget()
 
         router.lifespan_context = lifespan
+        if self._serves_page:
+            self.exchange.policy_url = POLICY_URL_DEFAULT
+        serve_page(app, self.exchange)
 
     def check(self, app: FastAPI) -> None:
         """Raise ConfigurationError if a guarded function is served unguarded, or not at all. An
@@ -206,6 +230,25 @@ def all_routes(app: FastAPI) -> list[Any]:
     except ImportError:
         return list(app.routes)
     return [context.original_route for context in iter_route_contexts(app.routes)]
+
+
+def serve_page(app: FastAPI, exchange: Exchange) -> None:
+    """Serve the built-in policy page where the app has nothing of its own."""
+    build = app.build_middleware_stack
+
+    def build_middleware_stack() -> ASGIApp:
+        inner = build()
+
+        async def stack(scope: Any, receive: Any, send: Any) -> None:
+            path = exchange.page_path
+            if scope["type"] == "http" and is_asked(scope["method"], path_of(scope), path):
+                await through_asgi(inner, app, scope, receive, send)
+            else:
+                await inner(scope, receive, send)
+
+        return stack
+
+    app.build_middleware_stack = build_middleware_stack  # type: ignore[method-assign]
 
 
 def _too_late(route: Any) -> ConfigurationError:

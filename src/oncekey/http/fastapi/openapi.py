@@ -17,6 +17,7 @@ from fastapi.utils import deep_dict_update
 
 from oncekey.core.identity import KEY_MAX_CHARS
 from oncekey.http import problem as problems
+from oncekey.http.exchange import REPLAY_HEADER_DEFAULT
 from oncekey.http.keys import HEADER_NAME
 from oncekey.http.rules import Rule, Rules
 
@@ -27,12 +28,17 @@ _PROBLEM: Final[Json] = {
     "type": "object",
     "title": "Problem",
     "description": "Problem details, RFC 9457",
-    "required": ["type", "title", "status", "retryable", "safe_new_key"],
+    "required": ["type", "title", "status", "code", "retryable", "safe_new_key"],
     "properties": {
         "type": {"type": "string", "format": "uri-reference"},
         "title": {"type": "string"},
         "status": {"type": "integer"},
         "detail": {"type": "string"},
+        "code": {
+            "type": "string",
+            "description": "Which problem it is; never changes",
+            "enum": [problem.name for problem in problems.ALL],
+        },
         "retryable": {
             "type": "boolean",
             "description": "Whether the same request with the same key is worth sending again",
@@ -43,14 +49,20 @@ _PROBLEM: Final[Json] = {
         },
     },
 }
-_REPLAY_HEADERS: Final[Json] = {
-    "X-Idempotency-Replayed": {
-        "description": "`true`: this is the stored answer to an earlier request with this key",
-        "schema": {"type": "string", "enum": ["true"]},
-    },
+_REPLAYED: Final[Json] = {
+    "description": "`true`: this is the stored answer to an earlier request with this key",
+    "schema": {"type": "string", "enum": ["true"]},
+}
+_MARKS: Final[Json] = {
     "X-Idempotency-Retention": {
-        "description": "For how many seconds the key is kept",
+        "description": "For how many seconds the key is still kept",
         "schema": {"type": "integer"},
+    },
+}
+_UNPROTECTED: Final[Json] = {
+    "X-Idempotency-Unprotected": {
+        "description": "This was carried out without protection: the same key may run again",
+        "schema": {"type": "string", "enum": ["store-down"]},
     },
 }
 _RETRY_AFTER: Final[Json] = {
@@ -61,23 +73,28 @@ _RETRY_AFTER: Final[Json] = {
 }
 
 
-def extras(rule: Rule, successes: Iterable[str]) -> Json:
+def extras(rule: Rule, successes: Iterable[str], replay_header: str) -> Json:
     """What is added to an operation with these success statuses."""
+    marks = {replay_header: _REPLAYED, **_MARKS}
+    if rule.store_down == "run":
+        marks.update(_UNPROTECTED)
     responses = {str(status): _refusal(status) for status in _REFUSALS}
     for status in successes:
-        responses[status] = {"headers": copy.deepcopy(_REPLAY_HEADERS)}
+        responses[status] = {"headers": copy.deepcopy(marks)}
     return {"parameters": [_parameter(rule)], "responses": responses}
 
 
-def extended(route: APIRoute, rule: Rule) -> Json:
+def extended(route: APIRoute, rule: Rule, replay_header: str = REPLAY_HEADER_DEFAULT) -> Json:
     """The route's own additions to the document, and ours; the same when asked again."""
     extra: Json = copy.deepcopy(route.openapi_extra or {})
     if not _has_key(extra):
-        deep_dict_update(extra, extras(rule, [str(_status(route))]))
+        deep_dict_update(extra, extras(rule, [str(_status(route))], replay_header))
     return extra
 
 
-def describe(app: FastAPI, rules: Iterable[Rule] = ()) -> None:
+def describe(
+    app: FastAPI, rules: Iterable[Rule] = (), *, replay_header: str = REPLAY_HEADER_DEFAULT
+) -> None:
     """Add the same for the operations that an `IdempotencyMiddleware` with these rules guards."""
     guarded = Rules(rules)
     original: Callable[[], Json] = app.openapi
@@ -90,15 +107,16 @@ def describe(app: FastAPI, rules: Iterable[Rule] = ()) -> None:
                 for method, operation in operations.items():
                     rule = guarded.find(method.upper(), path)
                     if rule is not None and not _has_key(operation):
-                        _add(operation, rule)
+                        _add(operation, rule, replay_header)
         return document
 
     app.openapi = openapi  # type: ignore[method-assign]
 
 
-def _add(operation: Json, rule: Rule) -> None:
+def _add(operation: Json, rule: Rule, replay_header: str) -> None:
     responses = operation.setdefault("responses", {})
-    deep_dict_update(operation, extras(rule, [s for s in responses if s[:1] in "23"]))
+    successes = [s for s in responses if s[:1] in "23"]
+    deep_dict_update(operation, extras(rule, successes, replay_header))
     for status in _REFUSALS:
         responses[str(status)].setdefault("description", "")
 
@@ -122,9 +140,15 @@ def _parameter(rule: Rule) -> Json:
         "name": HEADER_NAME,
         "in": "header",
         "required": rule.required,
-        "description": "A new random key for each new request, the same key again for a retry.",
+        "description": "A new random key for each new request, the same key again for a retry."
+        + _headers_told(rule),
         "schema": {"type": "string", "minLength": 1, "maxLength": KEY_MAX_CHARS},
     }
+
+
+def _headers_told(rule: Rule) -> str:
+    names = ", ".join(rule.request_headers)
+    return f" A retry has the same {names}." if names else ""
 
 
 def _refusal(status: int) -> Json:

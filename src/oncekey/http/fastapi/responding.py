@@ -19,7 +19,7 @@ from starlette.responses import Response as Starlette
 from oncekey.engine.aio.attempt import AsyncAttempt
 from oncekey.engine.current import enter as enter_body
 from oncekey.engine.results import Result
-from oncekey.http.exchange import Asking
+from oncekey.http.exchange import STORE_DOWN_MARK, Asking
 from oncekey.http.fastapi.door import DOOR, Guarding, Visit
 from oncekey.http.message import Headers, Response
 from oncekey.http.recording import Message, Recording, Send
@@ -143,7 +143,7 @@ class AtRoute(Responder):
 
     async def _run_unprotected(self) -> None:
         self._sign.set_result(None)
-        await self._finish()
+        await self._finish(STORE_DOWN_MARK)
 
     def _let_go(self) -> None:
         if not self._over.done():
@@ -158,13 +158,13 @@ class AtRoute(Responder):
         self._sign.set_result(response._replace(headers=(*response.headers, *more)))
         await self._finish()
 
-    async def _finish(self) -> None:
+    async def _finish(self, more: Headers = ()) -> None:
         """What the handler answers by itself."""
         waits = {self._task, self._recording.settled}
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         if not self._recording.settled.done():
             raise error_of(self._task)
-        await self._deliver(self._recording, ())
+        await self._deliver(self._recording, more)
 
 
 def as_starlette(response: Response) -> Starlette:

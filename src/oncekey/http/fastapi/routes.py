@@ -60,7 +60,8 @@ class GuardedRoute(APIRoute):
         self._guarding = own if own is not None and own.rule.guarded else None
         super().__init__(path, endpoint, **options)
         if self._guarding is not None:
-            self.openapi_extra = extended(self, self._guarding.rule)
+            replay_header = self._guarding.owner.exchange.replay_header
+            self.openapi_extra = extended(self, self._guarding.rule, replay_header)
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         guarding = self._guarding

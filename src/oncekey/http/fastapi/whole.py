@@ -18,6 +18,7 @@ from starlette.types import ASGIApp
 from oncekey.core.errors import ConfigurationError
 from oncekey.engine.aio.once import AsyncOnce
 from oncekey.http.asgi import Caller, IdempotencyMiddleware, leave_unstored
+from oncekey.http.exchange import REPLAY_HEADER_DEFAULT
 from oncekey.http.fastapi.openapi import describe
 from oncekey.http.rules import Rule
 from oncekey.http.running import check_caller
@@ -39,7 +40,7 @@ def install(
         rules=rules,
         **options,
     )
-    describe(app, rules)
+    describe(app, rules, replay_header=options.get("replay_header", REPLAY_HEADER_DEFAULT))
     build = app.build_middleware_stack
 
     def build_middleware_stack() -> ASGIApp:

@@ -1,0 +1,85 @@
+"""The built-in policy page: what a refusal's Link leads to where nobody publishes a policy.
+
+Made from the app's own rules when it is asked for. It never stands in an app's way: the app is
+asked first, and only its 404 is replaced. Owns this page and its headers; knows ASGI and WSGI, no
+engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, Final
+
+from oncekey.http import published
+from oncekey.http.discovery import find
+from oncekey.http.message import Headers, Response
+
+_READ: Final = frozenset({"GET", "HEAD"})
+_HEADERS: Final[Headers] = (
+    (b"content-type", b"text/html; charset=utf-8"),
+    (b"cache-control", b"max-age=300"),
+    (b"content-security-policy", b"default-src 'none'; style-src 'unsafe-inline'"),
+    (b"x-content-type-options", b"nosniff"),
+)
+_NOT_FOUND: Final = 404
+
+Asgi = Callable[[Any, Any, Any], Awaitable[None]]
+Wsgi = Callable[[Any, Any], Iterable[bytes]]
+
+
+def is_asked(method: str, path: str, page_path: str | None) -> bool:
+    """Whether a request is for the page."""
+    return path == page_path and method in _READ
+
+
+def policy_page(app: Any, method: str = "GET") -> Response:
+    """The page about this guarded app (or the middleware around it)."""
+    found = find(app)
+    shown = [guarded for guarded in found.guarded if guarded.path not in found.hidden]
+    return page_of(published.entries(shown, found.policy), found.replay_header, method)
+
+
+def page_of(entries: Sequence[published.Entry], replay_header: str, method: str) -> Response:
+    """The page with these entries."""
+    body = published.as_html(entries, replay_header=replay_header).encode()
+    headers = (*_HEADERS, (b"content-length", b"%d" % len(body)))
+    return Response(200, headers, b"" if method == "HEAD" else body)
+
+
+async def through_asgi(app: Asgi, guarded: Any, scope: Any, receive: Any, send: Any) -> None:
+    """Ask the app; where it has nothing at this path, send the page about `guarded`."""
+    is_replaced = False
+
+    async def replaced(message: Any) -> None:
+        nonlocal is_replaced
+        if message["type"] == "http.response.start" and message["status"] == _NOT_FOUND:
+            is_replaced = True
+            page = policy_page(guarded, scope["method"])
+            start = {"type": "http.response.start", "status": page.status}
+            await send({**start, "headers": list(page.headers)})
+            await send({"type": "http.response.body", "body": page.body})
+        elif not is_replaced:
+            await send(message)
+
+    await app(scope, receive, replaced)
+
+
+def through_wsgi(app: Wsgi, guarded: Any, environ: Any, start_response: Any) -> Iterable[bytes]:
+    """The same for a WSGI app."""
+    missing: list[bool] = []
+
+    def started(line: str, lines: Any, exc_info: Any = None) -> Any:
+        if line.startswith(str(_NOT_FOUND)):
+            missing.append(True)
+            return lambda chunk: None
+        return start_response(line, lines, *([exc_info] if exc_info else []))
+
+    parts = app(environ, started)
+    if not missing:
+        return parts
+    if hasattr(parts, "close"):
+        parts.close()
+    page = policy_page(guarded, environ["REQUEST_METHOD"])
+    lines = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in page.headers]
+    start_response("200 OK", lines)
+    return [page.body]

@@ -1,0 +1,56 @@
+"""A payments API that looks like Stripe's to its SDK, behind the middleware."""
+
+from __future__ import annotations
+
+import json
+from urllib.parse import parse_qs
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from tests.http.apps.guarded import LEASE, STORE, effect, gate
+
+from oncekey import AsyncOnce, Policy
+from oncekey.http.asgi import IdempotencyMiddleware
+from oncekey.http.problem import Refusal, Rendered
+from oncekey.http.rules import Rule
+
+KEYS = {b"Bearer sk_test_1": "acct_1"}
+
+
+def as_stripe(refusal: Refusal) -> Rendered:
+    """A refusal as Stripe words it: the SDK raises IdempotencyError for a key that was reused."""
+    kinds = {"key-reused": "idempotency_error", "in-flight": "idempotency_error"}
+    error = {
+        "type": kinds.get(refusal.code, "invalid_request_error"),
+        "code": refusal.code.replace("-", "_"),
+        "message": f"{refusal.title}. {refusal.detail}",
+        "doc_url": refusal.type,
+    }
+    return Rendered(
+        json.dumps({"error": error}).encode(),
+        status=400 if refusal.code == "key-reused" else None,
+        headers=(("Stripe-Should-Retry", "true" if refusal.retryable else "false"),),
+    )
+
+
+async def charge(request: Request) -> Response:
+    asked = {name: value[0] for name, value in parse_qs((await request.body()).decode()).items()}
+    number = effect(asked["description"])
+    if asked["description"].startswith("gated"):
+        await gate(asked["description"])
+    if asked["source"] == "tok_declined":
+        error = {"type": "card_error", "code": "card_declined", "message": f"No. {number}"}
+        return JSONResponse({"error": error}, 402)
+    return JSONResponse({"id": f"ch_{number}", "object": "charge", "amount": int(asked["amount"])})
+
+
+app = IdempotencyMiddleware(
+    Starlette(routes=[Route("/v1/charges", charge, methods=["POST"])]),
+    AsyncOnce(STORE, policy=Policy(lease=LEASE)),
+    caller=lambda scope: KEYS.get(dict(scope["headers"]).get(b"authorization", b"")),
+    rules=[Rule("/v1/*")],
+    replay_header="Idempotent-Replayed",
+    render_refusal=as_stripe,
+)

@@ -1,0 +1,114 @@
+"""What clients of other libraries expect of our answers, in every framework."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.http.shapes import CHECKS, PAGE, App
+
+from oncekey import AsyncOnce, ConfigurationError
+from oncekey.http.asgi import IdempotencyMiddleware
+from oncekey.http.exchange import Exchange
+from oncekey.http.problem import ALL, MISSING, Rendered
+from oncekey.http.rules import Rule, Rules
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("check", CHECKS.values(), ids=CHECKS)
+@pytest.mark.parametrize("kind", ["asgi", "fastapi", "wsgi", "flask"])
+def test_answers_have_the_shape_that_clients_expect(kind: str, check: Any) -> None:
+    check(kind)
+
+
+def test_answers_have_the_shape_that_clients_expect_in_django() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.http.shapes", "django"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_codes_are_what_they_were() -> None:
+    """Clients go by them: one may be added, none may change."""
+    assert [problem.name for problem in ALL] == [
+        "invalid-key",
+        "missing-key",
+        "unreadable-body",
+        "unknown-caller",
+        "request-too-large",
+        "key-reused",
+        "in-flight",
+        "outcome-unknown",
+        "failed",
+        "overtaken",
+        "not-replayable",
+        "unavailable",
+    ]
+
+
+def test_mounted_app_links_to_its_own_page() -> None:
+    from starlette.applications import Starlette
+    from starlette.routing import Mount
+
+    app = App("asgi")
+    app.app = Starlette(routes=[Mount("/api/v1", app.app)])
+    refused = app.ask("POST", "/api/v1/pay")
+    assert refused.json()["type"] == f"/api/v1{PAGE}#missing-key"
+    assert "code: missing-key" in app.ask("GET", f"/api/v1{PAGE}").text
+
+
+def test_rendered_refusal_may_change_status_and_headers() -> None:
+    exchange = Exchange(
+        Rules(),
+        render_refusal=lambda r: Rendered(b"no", "text/plain", 418, (("X-Code", r.code),)),
+    )
+    response = exchange.refused(MISSING, retry_after=3.2)
+    assert (response.status, response.body) == (418, b"no")
+    headers = dict(response.headers)
+    assert (headers[b"content-type"], headers[b"x-code"]) == (b"text/plain", b"missing-key")
+    assert (headers[b"retry-after"], headers[b"content-length"]) == (b"4", b"2")
+
+
+@pytest.mark.parametrize("render", [lambda refusal: 1 / 0, lambda refusal: {"no": object()}])
+def test_broken_renderer_is_logged_and_problem_details_are_sent(
+    render: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.ERROR, "oncekey"):
+        response = Exchange(Rules(), render_refusal=render).refused(MISSING)
+    assert (response.status, json.loads(response.body)["code"]) == (400, "missing-key")
+    assert "render_refusal failed on missing-key" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "options", [{"replay_header": "Not a name"}, {"replay_header": ""}, {"render_refusal": "text"}]
+)
+def test_options_that_cannot_work_are_refused(options: dict[str, Any]) -> None:
+    once = AsyncOnce("memory://")
+    with pytest.raises(ConfigurationError):
+        IdempotencyMiddleware(lambda *_: None, once, caller=lambda scope: "me", **options)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError):
+        Rule(request_headers="X-Tenant")
+    with pytest.raises(ConfigurationError):
+        Rule(request_headers=["Idempotency-Key"])
+    asyncio.run(once.close())
+
+
+def test_every_code_is_in_the_reference() -> None:
+    told = (ROOT / "docs/reference/errors.md").read_text()
+    for problem in ALL:
+        words = ["yes" if fact else "no" for fact in (problem.retryable, problem.safe_new_key)]
+        row = [f"`{problem.name}`", str(problem.status), problem.title, *words]
+        assert f"| {' | '.join(row)} |" in told, problem.name
