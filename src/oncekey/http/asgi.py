@@ -34,9 +34,13 @@ from oncekey.http.paths import below, segments_read
 from oncekey.http.policy_page import is_asked, through_asgi
 from oncekey.http.problem import Render
 from oncekey.http.recording import Message, Recording, Send
-from oncekey.http.responder import UNSTORED, App, Reading, Receive, Responder, Scope, Tasks
+from oncekey.http.responder import App, Reading, Receive, Responder, Scope, Tasks
+from oncekey.http.route_table import layers_of
 from oncekey.http.rules import Rule, Rules
 from oncekey.http.running import ATTEMPT, check_caller, principal
+from oncekey.http.unhandled import WatchedScope, leave_unstored, watch
+
+__all__ = ["IdempotencyMiddleware", "attempt_of", "leave_unstored"]
 
 Caller = Callable[[Scope], str | Awaitable[str | None] | None]
 
@@ -48,14 +52,6 @@ def attempt_of(scope: Any) -> AsyncAttempt | None:
     Starlette request): for steps, child keys and the fence. None where no key guards it."""
     found: AsyncAttempt | None = getattr(scope, "scope", scope).get(ATTEMPT)
     return found
-
-
-def leave_unstored(scope: Any) -> None:
-    """Say that the response which follows is no outcome, whatever its status: its key is free
-    again. For refusals that come before a handler ran."""
-    said: list[bool] | None = getattr(scope, "scope", scope).get(UNSTORED)
-    if said is not None:
-        said.append(True)  # a list, since layers in between may have copied the scope
 
 
 class IdempotencyMiddleware:
@@ -90,6 +86,7 @@ class IdempotencyMiddleware:
         if not isinstance(once, AsyncOnce):
             raise ConfigurationError(f"once must be an AsyncOnce, not a {type(once).__name__}")
         check_caller(caller)
+        watch(layers_of(app))
         self.app = app
         self.once = once
         self.caller = caller
@@ -196,7 +193,7 @@ class _OfApp(Responder):
 
     def _begin(self, attempt: AsyncAttempt) -> tuple[asyncio.Task[None], Recording]:
         recording = self._recording = Recording()
-        scope = {**self._private_scope(), ATTEMPT: attempt}
+        scope = WatchedScope({**self._private_scope(), ATTEMPT: attempt})
         work = _run(self._owner.app, scope, self._private_receive, recording.send)
         self._task = self._owner.tasks.start(work)
         return self._task, recording

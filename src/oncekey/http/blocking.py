@@ -33,7 +33,9 @@ _log = logging.getLogger("oncekey")
 
 
 class Answer(Protocol):
-    """A response in an adapter's own form."""
+    """A response in an adapter's own form. `unhandled`: no handler has made it."""
+
+    unhandled: bool
 
     def response(self, most: int, /) -> Response:
         """As data; without its body where that is longer than `most`."""
@@ -179,6 +181,8 @@ class _Run(Generic[A]):
             self._app_error = error
             raise
         self._exchange.durations.saw(self._rule, time.monotonic() - began)
+        if answer.unhandled:
+            raise Unstored
         return outcome(
             answer.response(self._rule.max_response), self._rule, self._operations.policy
         )

@@ -49,16 +49,22 @@ def find(app: Any) -> Found:
 
 def _check_served(app: Any) -> None:
     """Refuse an app with a decorated function that runs unguarded, or that no route serves."""
+    layers = list(layers_of(app))
     frameworks = {
-        kind.__module__.partition(".")[0]
-        for layer in layers_of(app)
-        for kind in type(layer).__mro__
+        kind.__module__.partition(".")[0] for layer in layers for kind in type(layer).__mro__
     }
     extension = getattr(app, "extensions", {}).get("oncekey")
     for views in list(GuardedViews.known):
-        if views.framework in frameworks:
-            served = views.served() if views.served else served_by_all([app, *views.apps])
-            views.check(served, unserved=getattr(extension, "unserved", None))
+        if views.framework not in frameworks:
+            continue
+        if views.served is not None:
+            views.check(views.served())
+            continue
+        known = list(views.apps)
+        is_ours = any(one is layer for one in known for layer in layers)
+        # What belongs to another app may still be served here in its bare form.
+        unserved = getattr(extension, "unserved", None) if is_ours else "allow"
+        views.check(served_by_all([app, *known]), unserved=unserved)
 
 
 # --- by middleware --------------------------------------------------------------------------

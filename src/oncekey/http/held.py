@@ -20,13 +20,14 @@ _CHUNK: Final = 64 * 1024
 class Held:
     """The parts of a body, in order. One per run; iterate it once to send them.
 
-    `status` and `headers` are set by whoever holds the response.
+    `status`, `headers` and `unhandled` are set by whoever holds the response.
     """
 
     def __init__(self) -> None:
         self.status = 0
         self.headers: Headers = ()
         self.size = 0
+        self.unhandled = False  # whether no handler has made it, see unhandled.py
         self._file: SpooledTemporaryFile[bytes] = SpooledTemporaryFile(max_size=SPILL_BYTES)  # noqa: SIM115
         self._source: Any = None
         self._rest: Iterator[bytes] | None = None  # what was not read yet of a very long one

@@ -23,12 +23,12 @@ from oncekey.http.message import Headers, Request, Response
 from oncekey.http.recording import Message, Recording, Send
 from oncekey.http.rules import Rule
 from oncekey.http.running import Incomplete, Unstored, outcome
+from oncekey.http.unhandled import UNSTORED, is_unstored
 
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 App = Callable[[Any, Any, Any], Awaitable[None]]
 
-UNSTORED: Final = "oncekey.unstored"  # in the scope: where an app says that this is no outcome
 _CLOSE: Final[Headers] = ((b"connection", b"close"),)
 
 _log = logging.getLogger("oncekey")
@@ -92,7 +92,7 @@ class Responder:
         self._task: asyncio.Task[None] | None = None
         self._app_error: BaseException | None = None
         self._began = False
-        self._unstored: list[bool] = []
+        self._unstored: list[int] = []
 
     async def _read(self, *, keep: bool = True) -> Reading:
         """Read the whole request: a refused one too, for the connection's next one comes behind
@@ -169,7 +169,7 @@ class Responder:
         with recording:
             await self._settle(task, recording)
             self._exchange.durations.saw(self._rule, time.monotonic() - began)
-            if self._unstored:
+            if is_unstored(self._unstored, recording.status):
                 raise Unstored
             response = recording.response(self._rule.max_response)
         return outcome(response, self._rule, self._owner.once.policy)

@@ -35,8 +35,12 @@ from oncekey.http.held import Held
 from oncekey.http.message import Headers, Request, Response
 from oncekey.http.policy_page import is_asked, through_wsgi
 from oncekey.http.problem import Render
+from oncekey.http.route_table import layers_of
 from oncekey.http.rules import Rule
 from oncekey.http.running import ATTEMPT, Incomplete, check_caller
+from oncekey.http.unhandled import UNSTORED, is_unstored, leave_unstored, watch
+
+__all__ = ["IdempotencyWSGI", "attempt_of", "leave_unstored"]
 
 Environ = dict[str, Any]
 Lines = list[tuple[str, str]]
@@ -94,6 +98,7 @@ class IdempotencyWSGI:
             replay_header=replay_header,
             render_refusal=render_refusal,
         )
+        watch(layers_of(app))
         self.app = app
         self.once = once
         self.exchange = self.guard.exchange
@@ -165,6 +170,7 @@ class WSGIAnswer(Held):
         self.headers = tuple(
             (name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in self._lines
         )
+        self.unhandled = is_unstored(environ.get(UNSTORED, ()), self.status)
 
     def _start(self, line: str, lines: Lines, exc_info: Any = None) -> Callable[[bytes], None]:
         """The app's `start_response`."""
@@ -256,7 +262,7 @@ def is_cut_short(environ: Environ, body: bytes) -> bool:
 
 def private(environ: Environ, body: bytes, attempt: Attempt | None) -> Environ:
     """The same request with its body in memory."""
-    made = {**environ, ATTEMPT: attempt}
+    made = {**environ, ATTEMPT: attempt, UNSTORED: []}
     made.pop("HTTP_TRANSFER_ENCODING", None)
     keep_body(made, body)
     return made

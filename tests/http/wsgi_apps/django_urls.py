@@ -67,6 +67,16 @@ class Orders(View):  # type: ignore[misc]
         return HttpResponse("read")
 
 
+class Reading(View):  # type: ignore[misc]
+    def get(self, request: Any) -> Any:
+        return HttpResponse("read")
+
+
+def lost(request: Any) -> Any:
+    ledger.effect("lost")
+    raise Http404
+
+
 def insert(item: str) -> None:
     with connection.cursor() as cursor:
         cursor.execute("INSERT INTO orders VALUES (%s)", [item])
@@ -97,6 +107,8 @@ urlpatterns = [
     path("refuses/<how>", refuses),
     path("template", template),
     path("untyped", untyped),
+    path("reading", Reading.as_view()),
+    path("lost", lost),
     path("orders", Orders.as_view()),
     path("buy/<how>", buy),
 ]

@@ -7,12 +7,14 @@ ours is given. Knows Django REST framework by its shape only.
 from __future__ import annotations
 
 import sys
+from http import HTTPStatus
 from typing import Any, Final
 from urllib.parse import quote
 
 from django.core.exceptions import RequestDataTooBig
 from django.http import HttpResponse
 from django.http.request import RawPostDataException
+from django.urls import Resolver404, resolve
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.http import wsgi
@@ -37,6 +39,26 @@ def paths_of(request: Any) -> tuple[str, ...]:
     if dot and "/" not in suffix and "rest_framework" in sys.modules:
         return path, head
     return (path,)
+
+
+def is_unrouted(request: Any, status: int) -> bool:
+    """Whether no view has run: no URL pattern fits, or the class of the view lacks the method."""
+    match = getattr(request, "resolver_match", None)
+    if status == HTTPStatus.NOT_FOUND and match is None:
+        try:
+            resolve(request.path_info, getattr(request, "urlconf", None))
+        except Resolver404:
+            return True
+    if status == HTTPStatus.METHOD_NOT_ALLOWED and match is not None:
+        made_of = getattr(match.func, "view_class", None) or getattr(match.func, "cls", None)
+        actions = getattr(match.func, "actions", None)
+        name = request.method.lower()
+        if actions is not None:
+            return name not in actions
+        return made_of is not None and (
+            name not in made_of.http_method_names or not hasattr(made_of, name)
+        )
+    return False
 
 
 def headers_of(request: Any) -> Headers:

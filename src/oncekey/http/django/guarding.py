@@ -32,6 +32,7 @@ from oncekey.http.django.answers import (
     body_of,
     given,
     headers_of,
+    is_unrouted,
     paths_of,
     plain,
     rendered,
@@ -53,6 +54,7 @@ VIEWS: Final = GuardedViews(
     "django", "@idempotent(...) stands above the function or method that a URL pattern leads to."
 )
 _ATTEMPT: Final = "oncekey_attempt"
+_UNHANDLED: Final = "oncekey_unhandled"  # on a response that no view has made
 _FIRST_REFUSAL: Final = 400
 # What Django answers with 400, 403 or 404; all else that a view raises is a failure.
 _ANSWERED: Final = (Http404, PermissionDenied, BadRequest, SuspiciousOperation)
@@ -92,7 +94,7 @@ class IdempotencyMiddleware:
             response = self.get_response(request)
             is_page = is_asked(request.method, request.path_info, self._exchange.page_path)
             return policy_page(request) if is_page and response.status_code == 404 else response
-        call = functools.partial(self.get_response, request)
+        call = functools.partial(_respond_by_view, self.get_response, request)
         return respond(self._configured, rule, self._configured.alias, request, call)
 
 
@@ -177,7 +179,9 @@ def respond(
     def make(attempt: Attempt | None) -> DjangoAnswer:
         setattr(plain(request), _ATTEMPT, attempt)
         try:
-            return DjangoAnswer(call())
+            made = DjangoAnswer(call())
+            made.unhandled = getattr(made.final, _UNHANDLED, False)
+            return made
         finally:
             setattr(plain(request), _ATTEMPT, None)
 
@@ -270,6 +274,14 @@ def _check_requests(alias: str | None) -> None:
 
 
 # --- what views give ----------------------------------------------------------------------------
+
+
+def _respond_by_view(get_response: Callable[[Any], Any], request: Any) -> Any:
+    """What the rest of the project answers; marked where no view of it has run."""
+    response = get_response(request)
+    if is_unrouted(request, response.status_code):
+        setattr(response, _UNHANDLED, True)
+    return response
 
 
 def _view_call(request: Any, call: Callable[[], Any]) -> Any:

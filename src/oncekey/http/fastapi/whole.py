@@ -1,7 +1,7 @@
 """The plain ASGI middleware around a whole FastAPI app.
 
-It claims before the app looks at a request, so a body that fails validation has claimed its key.
-Owns how FastAPI's refusal of such a request frees it again.
+It claims before the app looks at a request, so a body that fails validation has claimed its key;
+unhandled.py sees to it that FastAPI's refusal frees it again.
 """
 
 from __future__ import annotations
@@ -9,15 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
-from starlette._utils import is_async_callable
-from starlette.concurrency import run_in_threadpool
-from starlette.types import ASGIApp
+from fastapi import FastAPI
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.engine.aio.once import AsyncOnce
-from oncekey.http.asgi import Caller, IdempotencyMiddleware, leave_unstored
+from oncekey.http.asgi import Caller, IdempotencyMiddleware
 from oncekey.http.exchange import REPLAY_HEADER_DEFAULT
 from oncekey.http.fastapi.openapi import describe
 from oncekey.http.rules import Rule
@@ -41,22 +37,3 @@ def install(
         **options,
     )
     describe(app, rules, replay_header=options.get("replay_header", REPLAY_HEADER_DEFAULT))
-    build = app.build_middleware_stack
-
-    def build_middleware_stack() -> ASGIApp:
-        _free_invalid(app)  # last of all, so that it meets the handler the app has chosen
-        return build()
-
-    app.build_middleware_stack = build_middleware_stack  # type: ignore[method-assign]
-
-
-def _free_invalid(app: FastAPI) -> None:
-    handler: Any = app.exception_handlers[RequestValidationError]
-
-    async def refuse(request: Request, error: Exception) -> Any:
-        leave_unstored(request)
-        if is_async_callable(handler):
-            return await handler(request, error)
-        return await run_in_threadpool(handler, request, error)
-
-    app.add_exception_handler(RequestValidationError, refuse)

@@ -1,0 +1,294 @@
+"""What no handler has answered ends no key; what a handler has answered always does.
+
+A client whose request met no route, or did not validate, sends it again under the same key, and is
+served. A handler that did something and then answered 404 or 422 never runs again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import Depends, FastAPI, HTTPException
+from fastapi.exceptions import RequestValidationError
+from flask import Flask, abort, request
+from litestar import Litestar, post
+from litestar.exceptions import NotFoundException, ValidationException
+from litestar.params import JSONBody
+from pydantic import BaseModel
+from quart import Quart
+from quart import request as quart_request
+from starlette.applications import Starlette
+from starlette.endpoints import HTTPEndpoint
+from starlette.middleware.base import BaseHTTPMiddleware
+from starlette.responses import PlainTextResponse
+from starlette.routing import Mount, Route
+from tests.http.served import Served, served
+from werkzeug.test import Client
+
+from oncekey import AsyncOnce, Once
+from oncekey.http.asgi import IdempotencyMiddleware
+from oncekey.http.asgi import leave_unstored as leave_scope_unstored
+from oncekey.http.fastapi import install
+from oncekey.http.wsgi import IdempotencyWSGI, leave_unstored
+from oncekey.testing.servers import require
+from oncekey.testing.servers.http import Gunicorn
+
+RAN: list[str] = []
+Ask = Callable[..., tuple[int, bool]]
+
+
+class Order(BaseModel):
+    cents: int
+
+
+def ran(what: str) -> str:
+    RAN.append(what)
+    return what
+
+
+# --- apps -----------------------------------------------------------------------------------------
+
+
+def guarded(app: Any) -> Any:
+    return IdempotencyMiddleware(app, AsyncOnce("memory://"), caller=lambda scope: "me")
+
+
+def added(app: Any) -> Any:
+    app.add_middleware(
+        IdempotencyMiddleware, once=AsyncOnce("memory://"), caller=lambda scope: "me"
+    )
+    return app
+
+
+def starlette() -> Any:
+    async def pay(request: Any) -> Any:
+        return PlainTextResponse(ran("pay"), 201)
+
+    async def lost(request: Any) -> Any:
+        ran("lost")
+        raise HTTPException(404)
+
+    class Reading(HTTPEndpoint):
+        async def get(self, request: Any) -> Any: ...
+
+    async def page(request: Any, error: Any) -> Any:
+        if request.url.path != "/legacy":
+            return PlainTextResponse("", error.status_code)
+        return PlainTextResponse(ran("legacy"), 200)  # a handler of its own kind
+
+    routes = [
+        Route("/pay", pay, methods=["POST"]),
+        Route("/lost", lost, methods=["POST"]),
+        Route("/read", pay, methods=["GET"]),
+        Route("/reading", Reading),
+    ]
+    inner = Mount("/in", app=Starlette(routes=routes))
+    return Starlette(routes=[*routes, inner], exception_handlers={404: page})
+
+
+async def passing(request: Any, call_next: Any) -> Any:
+    return await call_next(request)
+
+
+def starlette_inside() -> Any:
+    app = starlette()
+    app.add_middleware(BaseHTTPMiddleware, dispatch=passing)  # another task between it and us
+    return guarded(app)
+
+
+def fastapi() -> Any:
+    app = FastAPI()
+
+    def known(id: int) -> int:
+        if id > 1:
+            raise HTTPException(404, "a dependency does not know it")
+        return id
+
+    @app.post("/pay", status_code=201)
+    async def pay(order: Order) -> str:
+        return ran("pay")
+
+    @app.post("/items/{id}")
+    def item(id: int = Depends(known)) -> str:
+        return ran("item")
+
+    @app.post("/lost")
+    async def lost() -> None:
+        ran("lost")
+        raise HTTPException(404)
+
+    @app.post("/invalid")
+    def invalid() -> None:
+        ran("invalid")
+        raise RequestValidationError([])
+
+    @app.exception_handler(RequestValidationError)
+    def refuse(request: Any, error: Any) -> Any:
+        return PlainTextResponse("our own form", 422)
+
+    app.get("/read")(pay)
+    return app
+
+
+def fastapi_installed() -> Any:
+    app = fastapi()
+    install(app, AsyncOnce("memory://"), caller=lambda scope: "me")
+    return app
+
+
+def litestar() -> Any:
+    @post("/pay")
+    async def pay(data: JSONBody[dict[str, int]]) -> str:
+        return ran("pay")
+
+    @post("/lost")
+    async def lost() -> None:
+        ran("lost")
+        raise NotFoundException
+
+    @post("/invalid")
+    async def invalid() -> None:
+        ran("invalid")
+        raise ValidationException("of the handler's own")
+
+    return Litestar([pay, lost, invalid], openapi_config=None, logging_config=None)
+
+
+def views(app: Any) -> Any:
+    """Flask's and Quart's."""
+
+    def pay() -> Any:
+        return ran("pay"), 201
+
+    def lost() -> Any:
+        ran("lost")
+        abort(404)
+
+    def page(error: Any) -> Any:
+        is_legacy = (request if isinstance(app, Flask) else quart_request).path == "/legacy"
+        return (ran("legacy"), 200) if is_legacy else ("", 404)
+
+    app.register_error_handler(404, page)
+    app.add_url_rule("/pay", "pay", pay, methods=["POST"])
+    app.add_url_rule("/lost", "lost", lost, methods=["POST"])
+    app.add_url_rule("/read", "read", pay, methods=["GET"])
+    return app
+
+
+def of_asgi(app: Any) -> Ask:
+    def ask(path: str, key: str, body: Any = None) -> tuple[int, bool]:
+        async def main() -> Any:
+            transport = httpx.ASGITransport(app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+                return await client.post(path, json=body, headers={"Idempotency-Key": key})
+
+        answer = asyncio.run(main())
+        return answer.status_code, "x-idempotency-replayed" in answer.headers
+
+    return ask
+
+
+def of_wsgi(app: Any) -> Ask:
+    client = Client(IdempotencyWSGI(app, Once("memory://"), caller=lambda environ: "me"))
+
+    def ask(path: str, key: str, body: Any = None) -> tuple[int, bool]:
+        answer = client.post(path, json=body, headers={"Idempotency-Key": key}, buffered=True)
+        return answer.status_code, "X-Idempotency-Replayed" in answer.headers
+
+    return ask
+
+
+APPS: dict[str, Callable[[], Ask]] = {
+    "starlette": lambda: of_asgi(guarded(starlette())),
+    "starlette-added": lambda: of_asgi(added(starlette())),
+    "starlette-inside": lambda: of_asgi(starlette_inside()),
+    "fastapi": lambda: of_asgi(guarded(fastapi())),
+    "fastapi-added": lambda: of_asgi(added(fastapi())),
+    "fastapi-installed": lambda: of_asgi(fastapi_installed()),
+    "litestar": lambda: of_asgi(guarded(litestar())),
+    "quart": lambda: of_asgi(guarded(views(Quart("x")))),
+    "flask": lambda: of_wsgi(views(Flask("x"))),
+}
+# Framework, a path that it refuses by itself, its status; the body that it refuses.
+REFUSED: list[tuple[str, str, int, Any]] = [
+    *((name, "/nowhere", 404, None) for name in APPS),
+    *((name, "/read", 405, None) for name in APPS if name != "litestar"),
+    ("starlette", "/reading", 405, None),
+    ("starlette", "/in/nowhere", 404, None),
+    ("starlette", "/in/read", 405, None),
+    ("litestar", "/pay", 400, "no object"),
+    *((name, "/pay", 422, {"cents": "many"}) for name in APPS if name.startswith("fastapi")),
+    *((name, "/items/7", 404, None) for name in APPS if name.startswith("fastapi")),
+]
+HANDLED = [
+    *((name, "/lost", 404) for name in APPS),
+    ("starlette", "/in/lost", 404),
+    ("starlette", "/legacy", 200),
+    ("flask", "/legacy", 200),
+    ("quart", "/legacy", 200),
+    *((name, "/invalid", 422) for name in APPS if name.startswith("fastapi")),
+    ("litestar", "/invalid", 400),
+]
+
+
+@pytest.mark.parametrize(("name", "path", "status", "body"), REFUSED)
+def test_what_the_framework_refuses_by_itself_frees_its_key(
+    name: str, path: str, status: int, body: Any
+) -> None:
+    ask = APPS[name]()
+    RAN.clear()
+    assert [ask(path, "k", body) for _ in range(2)] == [(status, False), (status, False)]
+    assert RAN == []
+    assert [ask("/pay", "k", {"cents": 5}) for _ in range(2)] == [(201, False), (201, True)]
+    assert RAN == ["pay"]
+
+
+@pytest.mark.parametrize(("name", "path", "status"), HANDLED)
+def test_what_a_handler_answers_is_stored(name: str, path: str, status: int) -> None:
+    ask = APPS[name]()
+    RAN.clear()
+    assert [ask(path, "k") for _ in range(2)] == [(status, False), (status, True)]
+    assert len(RAN) == 1
+    assert ask("/pay", "k", {"cents": 5})[0] == 422
+
+
+def test_of_an_unknown_framework_everything_is_stored_but_what_it_says_itself() -> None:
+    async def asgi(scope: Any, receive: Any, send: Any) -> None:
+        if b"plain" not in scope["query_string"]:
+            leave_scope_unstored(scope)
+        await PlainTextResponse("", 404)(scope, receive, send)
+
+    def wsgi(environ: Any, start_response: Any) -> list[bytes]:
+        if "plain" not in environ["QUERY_STRING"]:
+            leave_unstored(environ)
+        start_response("404 Not Found", [])
+        return [b""]
+
+    for ask in (of_asgi(guarded(asgi)), of_wsgi(wsgi)):
+        assert [ask("/x?plain", "k") for _ in range(2)] == [(404, False), (404, True)]
+        assert [ask("/x", "said") for _ in range(2)] == [(404, False), (404, False)]
+
+
+# --- Django ---------------------------------------------------------------------------------------
+
+
+def test_django_what_no_view_answered_frees_its_key() -> None:
+    require(lambda: Gunicorn("x:y"))
+    env = {"GUARDED_KIND": "middleware"}
+    with served(Gunicorn, "tests.http.wsgi_apps.djangos:app", env=env) as app:
+        for number, (path, status) in enumerate({"/nowhere": 404, "/reading": 405}.items()):
+            key = f"k-{number}"
+            assert [statuses(app, path, key) for _ in range(2)] == [(status, False)] * 2
+            assert [statuses(app, "/charges", key) for _ in "12"] == [(201, False), (201, True)]
+        assert app.effects() == 2
+        assert [statuses(app, "/lost", "own") for _ in "12"] == [(404, False), (404, True)]
+        assert app.effects("lost") == 1
+
+
+def statuses(app: Served, path: str, key: str) -> tuple[int, bool]:
+    answer = app.post(path, key, {"a": 1})
+    return answer.status, answer.one("X-Idempotency-Replayed") == "true"
