@@ -63,7 +63,9 @@ def logged(f: Callable[..., Any]) -> Callable[..., Any]:
 
 def fastapi(**options: Any) -> tuple[FastAPI, Idempotency]:
     app = FastAPI()
-    made = Idempotency(AsyncOnce("memory://"), caller=lambda request: "me", **options)
+    made = Idempotency(
+        AsyncOnce("memory://"), caller=lambda request: "me", close=False, **options
+    )
     made.attach(app)
     return app, made
 
