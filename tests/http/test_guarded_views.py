@@ -63,9 +63,7 @@ def logged(f: Callable[..., Any]) -> Callable[..., Any]:
 
 def fastapi(**options: Any) -> tuple[FastAPI, Idempotency]:
     app = FastAPI()
-    made = Idempotency(
-        AsyncOnce("memory://"), caller=lambda request: "me", close=False, **options
-    )
+    made = Idempotency(AsyncOnce("memory://"), caller=lambda request: "me", close=False, **options)
     made.attach(app)
     return app, made
 
