@@ -19,7 +19,7 @@ from oncekey.core.commands import (
     Resolve,
     SaveStep,
 )
-from oncekey.core.record import Record, State, Step
+from oncekey.core.record import FOREVER_US, Record, State, Step
 
 ID = b"i" * 16
 ME, OTHER = b"me" * 8, b"it" * 8
@@ -87,6 +87,7 @@ def resolve(**changes: Any) -> Resolve:
 
 times = st.integers(1, 60)
 _spans = st.integers(1, 20)
+_unknown_spans = st.one_of(_spans, st.just(FOREVER_US))
 _owners = st.sampled_from([ME, OTHER, b"3rd" + bytes(13)])
 _fences = st.integers(1, 6)
 _prints = st.sampled_from([ASKED, ELSE])
@@ -121,11 +122,20 @@ def records(draw: st.DrawFn) -> Record:
         steps=draw(_steps),
         body=draw(_bodies),
         note=draw(_notes),
+        keep_unknown=draw(_unknown_spans),
     )
 
 
 claims = st.builds(
-    Claim, st.just(ID), _owners, _prints, _spans, _spans, st.integers(0, 20), st.booleans()
+    Claim,
+    st.just(ID),
+    _owners,
+    _prints,
+    _spans,
+    _spans,
+    st.integers(0, 20),
+    st.booleans(),
+    keep_unknown=_unknown_spans,
 )
 commands: st.SearchStrategy[Command] = st.one_of(
     claims,

@@ -45,7 +45,7 @@ def dead(**changes: Any) -> Record:
         record(State.FAILED),
         record(State.ABSENT),
         dead(keep=1),
-        record(State.UNKNOWN, keep=1),
+        record(State.UNKNOWN, keep_unknown=1),
     ],
     ids=["gone", "succeeded", "failed", "freed", "expired", "expired unknown"],
 )

@@ -197,7 +197,7 @@ def test_a_freed_key_with_steps_is_fresh_again_once_expired() -> None:
 
 
 def test_a_freed_key_forgets_who_resolved_it() -> None:
-    assert written(record(ABSENT, note="by hand", body=b"x"))[-2:] == (b"", "")
+    assert written(record(ABSENT, note="by hand", body=b"x"))[-3:-1] == (b"", "")
 
 
 # --- fences (I6) ------------------------------------------------------------------------------
@@ -234,9 +234,27 @@ def test_i6_the_fence_rises_also_when_the_clock_steps_back(before: Record) -> No
 
 
 def test_expiry_counts_from_the_end_or_else_from_the_lease() -> None:
-    assert record().expires_at == NOW + 50 + KEEP
+    assert record(retry_safe=True).expires_at == NOW + 50 + KEEP
     assert record(SUCCEEDED).expires_at == NOW - 10 + KEEP
     assert record(SUCCEEDED).audit_until == NOW - 10 + KEEP + AUDIT
+
+
+def test_what_is_undecided_stays_for_keep_unknown_and_by_default_for_ever() -> None:
+    """A claim that is not retry-safe counts too: nobody may have met it since its owner died."""
+    assert record(keep_unknown=7).expires_at == NOW + 50 + 7
+    assert record(UNKNOWN, keep_unknown=7).audit_until == NOW - 10 + 7 + AUDIT
+    monday = NOW + 3 * 86_400_000_000
+    for undecided in (record(), record(UNKNOWN), record(UNKNOWN, retry_safe=True)):
+        assert undecided.is_undecided
+        assert isinstance(decide(undecided, claim(retry_safe=True), monday).reply, Unsure)
+        assert not is_garbage(undecided, monday + 100 * KEEP)
+
+
+@pytest.mark.parametrize("state", list(State))
+def test_a_sweeper_looks_at_a_claim_when_it_would_be_garbage_had_it_ended(state: State) -> None:
+    old = record(state)
+    due = NOW + 50 + KEEP + AUDIT if state is PENDING else old.audit_until
+    assert old.sweep_at == due
 
 
 @pytest.mark.parametrize("state", list(State))

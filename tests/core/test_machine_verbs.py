@@ -22,7 +22,7 @@ from tests.core.making import (
 
 from oncekey.core.commands import Command, Done, Look, Lost, Seen
 from oncekey.core.machine import decide
-from oncekey.core.record import Record, State, Step
+from oncekey.core.record import FOREVER_US, Record, State, Step
 
 ABSENT, PENDING = State.ABSENT, State.PENDING
 SUCCEEDED, FAILED, UNKNOWN = State.SUCCEEDED, State.FAILED, State.UNKNOWN
@@ -63,7 +63,7 @@ def test_renew_and_save_step_need_a_pending_record(verb: Verb, state: State) -> 
     assert decide(record(state), verb(), NOW) == LOST
 
 
-@pytest.mark.parametrize("was", [ABSENT, SUCCEEDED, FAILED, UNKNOWN])
+@pytest.mark.parametrize("was", [ABSENT, SUCCEEDED, FAILED])
 @pytest.mark.parametrize("into", [SUCCEEDED, FAILED, UNKNOWN])
 def test_i2_i9_a_second_finish_is_done_only_if_it_is_the_same(was: State, into: State) -> None:
     before = record(was, body=b"answer")
@@ -82,7 +82,7 @@ def test_an_interrupted_owner_of_a_key_given_up_meanwhile_is_told_done() -> None
     assert decide(record(UNKNOWN, body=b""), finish(state=UNKNOWN), NOW) == DONE
 
 
-@pytest.mark.parametrize("was", [ABSENT, SUCCEEDED, FAILED, UNKNOWN])
+@pytest.mark.parametrize("was", [ABSENT, SUCCEEDED, FAILED])
 def test_i9_a_second_release_is_done_only_if_the_key_is_free(was: State) -> None:
     assert decide(record(was), release(), NOW) == (DONE if was is ABSENT else LOST)
 
@@ -101,7 +101,7 @@ def test_finish_writes_outcome_and_end(state: State) -> None:
     before = record()
     after = written(before, finish(state=state))
     assert after == before._replace(state=state, finished_at=NOW, body=b"answer")
-    assert after.expires_at == NOW + KEEP
+    assert after.expires_at == NOW + (FOREVER_US if state is UNKNOWN else KEEP)
 
 
 def test_renew_moves_the_lease_from_now() -> None:
@@ -178,7 +178,7 @@ def test_resolve_meets_a_dead_owner_that_nobody_has_met_yet(state: State) -> Non
         record(FAILED),
         record(SUCCEEDED, note="by somebody else"),
         record(ABSENT),
-        record(UNKNOWN, finished_at=NOW - KEEP),
+        record(UNKNOWN, finished_at=NOW - KEEP, keep_unknown=KEEP),
         record(UNKNOWN, fence=FENCE + 1),
     ],
     ids=["alive", "retry-safe", "failed", "resolved otherwise", "freed", "expired", "newer"],
@@ -198,15 +198,33 @@ def test_i9_a_repeated_resolve_is_done(state: State) -> None:
     assert decide(after, command, NOW + 1) == DONE
 
 
-def test_a_dead_owner_cannot_finish_what_was_given_up() -> None:
+@pytest.mark.parametrize("state", [SUCCEEDED, FAILED])
+def test_a_late_owner_is_the_one_witness_of_what_was_given_up(state: State) -> None:
     given_up = record(UNKNOWN, body=b"")
-    assert decide(given_up, finish(state=SUCCEEDED), NOW) == LOST
-    assert decide(given_up, finish(state=FAILED), NOW) == LOST
+    after = written(given_up, finish(state=state))
+    assert after == given_up._replace(state=state, finished_at=NOW, body=b"answer")
+    assert after.expires_at == NOW + KEEP
+    assert decide(after, finish(state=state), NOW + 1) == DONE, "I9: its reply may be lost"
+
+
+def test_a_late_owner_may_say_that_nothing_happened() -> None:
+    given_up = record(UNKNOWN, body=b"")
+    for command in (release(), release(fence=None)):
+        after = written(given_up, command)
+        assert (after.state, after.finished_at, after.lease_until) == (ABSENT, 0, NOW)
+        assert decide(after, command, NOW + 1) == DONE
+
+
+def test_what_was_given_up_is_nobody_elses_to_finish() -> None:
+    given_up = record(UNKNOWN, body=b"")
+    for verb in (finish, release):
+        assert decide(given_up, verb(owner=ME), NOW) == LOST
+        assert decide(given_up, verb(fence=FENCE - 1), NOW) == LOST
     assert decide(given_up, renew(), NOW) == LOST
 
 
-def test_a_dead_owner_cannot_finish_what_was_freed_or_failed_by_hand() -> None:
-    freed = written(record(UNKNOWN), resolve(state=ABSENT))
-    failed = written(record(UNKNOWN), resolve(state=FAILED))
-    assert decide(freed, finish(), NOW) == LOST
-    assert decide(failed, finish(), NOW) == LOST
+@pytest.mark.parametrize("state", [SUCCEEDED, FAILED, ABSENT])
+def test_a_late_owner_cannot_finish_what_somebody_has_resolved(state: State) -> None:
+    resolved = written(record(UNKNOWN), resolve(state=state))
+    assert decide(resolved, finish(), NOW) == LOST
+    assert decide(resolved, finish(state=FAILED), NOW) == LOST

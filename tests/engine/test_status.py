@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from tests.core.making import KEEP, record
+from tests.core.making import record
 
 from oncekey.core.codec import (
     JSON,
@@ -52,7 +52,7 @@ def test_a_running_key() -> None:
         created_at=THEN,
         lease_until=THEN + 50 * US,
         finished_at=None,
-        expires_at=THEN + (50 + KEEP) * US,
+        expires_at=None,
         expired=False,
         value=None,
         error=None,

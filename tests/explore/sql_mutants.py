@@ -26,6 +26,10 @@ class SQLMutant:
     breaks: str
 
 
+_LONE = "AND (t.state = 1 OR (t.state = 4 AND p_state[1] <> 4))"
+_MANY = "            AND (t.state = 1 OR (t.state = 4 AND u.state <> 4))\n            AND (v_barred"
+
+
 def _mutant(
     number: str, name: str, setup: Setup, where: str, breaks: str, *edits: tuple[str, str]
 ) -> SQLMutant:
@@ -81,23 +85,21 @@ SQL_MUTANTS = (
     _mutant(
         "q6", "finish without owner check", Setup(PLAIN, in_batches=True),
         "takeover and the zombie's finish", "I2",
-        ("AND t.owner = u.owner AND t.fence = u.fence AND t.state = 1\n"
-         "            AND (v_barred", "AND t.state = 1\n            AND (v_barred"),
+        (f"AND t.owner = u.owner AND t.fence = u.fence\n{_MANY}", _MANY),
     ),
     _mutant(
         "q7", "a lone finish without owner check", Setup(PLAIN),
         "takeover and the zombie's finish", "I2",
-        ("WHERE t.id = p_id[1] AND t.owner = p_owner[1] AND t.fence = p_fence[1] AND t.state = 1;",
-         "WHERE t.id = p_id[1] AND t.state = 1;"),
+        ("WHERE t.id = p_id[1] AND t.owner = p_owner[1] AND t.fence = p_fence[1]",
+         "WHERE t.id = p_id[1]"),
     ),
     _mutant(
         "q8", "a lone finish without state check", Setup(PLAIN), "two endings", "I4",
-        ("AND t.fence = p_fence[1] AND t.state = 1;", "AND t.fence = p_fence[1];"),
+        (_LONE, ""),
     ),
     _mutant(
         "q9", "finish without state check", Setup(PLAIN, in_batches=True), "two endings", "I4",
-        ("AND t.fence = u.fence AND t.state = 1\n            AND (v_barred",
-         "AND t.fence = u.fence\n            AND (v_barred"),
+        (_MANY, "            AND (v_barred"),
     ),
     _mutant(
         "q10", "clock read twice in one decision", Setup(PLAIN), "a new key", "S3",
@@ -114,16 +116,16 @@ SQL_MUTANTS = (
     ),
     _mutant(
         "q13", "sweeper blind to live leases", Setup(PLAIN), "a live record and the sweeper", "I12",
-        ("FROM {schema}.records t\n        WHERE t.sweep_at <= coalesce(",
-         "FROM {schema}.records t\n        WHERE t.created_at <= coalesce("),
+        ("AND due.audit_until <= c.n", ""),
+        ("AND t.sweep_at <= (SELECT c.n FROM c)", "AND t.created_at <= (SELECT c.n FROM c)"),
     ),
     _mutant(
         "q14", "rotation blind to live records", Setup(RING), "a live record and the sweeper",
         "I12",
         ("CONTINUE WHEN v_live > CASE WHEN back = p_slots - 1 THEN p_moves ELSE 0 END;", ""),
         ("CONTINUE WHEN v_rows = v_live;", "CONTINUE WHEN v_rows = 0;"),
-        ("operation, key, steps, body, note FROM %s WHERE sweep_at > $1', v_table)",
-         "operation, key, steps, body, note FROM %s WHERE sweep_at > $1 AND false', v_table)"),
+        ("FROM %1$s t WHERE t.sweep_at > $1 OR (%3$s)'",
+         "FROM %1$s t WHERE (t.sweep_at > $1 OR (%3$s)) AND false'"),
     ),
     _mutant(
         "q15", "a moved record is left behind as well", Setup(RING), "renewal and the sweeper",
@@ -131,6 +133,22 @@ SQL_MUTANTS = (
         ("EXECUTE format('TRUNCATE %s', v_table);",
          "EXECUTE format('DELETE FROM %s WHERE sweep_at <= $1', v_table) USING n;"),
         ("CONTINUE WHEN v_rows = v_live;", "CONTINUE WHEN v_rows = 0;"),
+        ("more := removed = 0;", ""),
+    ),
+    _mutant(
+        "q16", "the sweeper takes what nobody has decided", Setup(PLAIN),
+        "an undecided key and the sweeper", "I12",
+        ("AND due.audit_until <= c.n", ""),
+    ),
+    _mutant(
+        "q17", "rotation drops what nobody has decided", Setup(RING),
+        "an undecided key and the sweeper", "I12",
+        ("SELECT gone.*, -1 FROM gone'", "SELECT gone.*, -1 FROM gone WHERE false'"),
+    ),
+    _mutant(
+        "q18", "a late finish over what somebody resolved", Setup(PLAIN),
+        "an unknown key's owner and recovery", "I2",
+        (_LONE, "AND t.state IN (1, 2, 3, 4)"),
     ),
 )  # fmt: skip
 

@@ -46,7 +46,10 @@ def _mutant(
 
 
 _OWNS = "not _owns(record, command.owner, command.fence)"
-_AGAIN = "    if record.state != PENDING:\n        # The same owner again"
+_AGAIN = (
+    "    if record.state != PENDING and (record.state != UNKNOWN or command.state == UNKNOWN):\n"
+    "        # The same owner again"
+)
 
 MUTANTS = (
     _mutant(
@@ -168,7 +171,7 @@ MORE = (
         "x9", "a dead claim is never swept", machine,
         "return now >= record.audit_until",
         "return now >= record.audit_until and record.state != PENDING",
-        "at most once, three attempts", "I11",
+        "fenced, three attempts", "I11",
     ),
     _mutant(
         "x10", "another request's outcome for the overtaken", flow,
@@ -186,6 +189,32 @@ MORE = (
         "return _DONE if record.state == command.state and same else _LOST",
         "return _DONE if record.state == command.state else _LOST",
         "recovery", "I4",
+    ),
+    _mutant(
+        "x13", "what is unknown expires as what has ended", machine,
+        "return now >= record.expires_at",
+        "return now >= (record.finished_at or record.lease_until) + record.keep",
+        "undecided for longer than keep", "I11",
+    ),
+    _mutant(
+        "x14", "anybody finishes what was given up", machine,
+        f"if record is None or {_OWNS}:\n        return _LOST\n{_AGAIN}",
+        f"if record is None or (record.state != UNKNOWN and {_OWNS}):\n"
+        f"        return _LOST\n{_AGAIN}",
+        "retry-safe and not, mixed", "I2",
+    ),
+    Mutant(
+        "x15", "a late finish over what recovery decided", machine,
+        (
+            Edit(_AGAIN, "    if record.state == command.state:\n        # The same owner again"),
+            Edit("_next(record.state, FINISH_EVENTS[command.state])", "command.state"),
+        ),
+        "recovery", "I2",
+    ),
+    _mutant(
+        "x16", "a late owner's result is refused", machine,
+        "(record.state != UNKNOWN or command.state == UNKNOWN)", "True",
+        "at most once, heartbeat", "I14",
     ),
 )  # fmt: skip
 

@@ -31,7 +31,7 @@ from oncekey.core.commands import (
     SaveStep,
 )
 from oncekey.core.machine import decide, has_ended, is_expired, is_garbage
-from oncekey.core.record import Record, State
+from oncekey.core.record import FOREVER_US, Record, State
 from oncekey.stores.memory import AsyncMemoryStore, MemoryStore
 from oncekey.stores.sqlite import AsyncSQLiteStore, SQLiteStore
 from oncekey.testing.clock import FakeClock
@@ -146,7 +146,15 @@ def command_of(spec: Spec, record: Record | None) -> Command:
         claimer = owner if spec.choice == 0 else spec.owner
         label = spec.body.hex()
         return Claim(
-            spec.id, claimer, spec.fingerprint, *terms, spec.retry_safe, label, label, label
+            spec.id,
+            claimer,
+            spec.fingerprint,
+            *terms,
+            spec.retry_safe,
+            label,
+            label,
+            label,
+            keep_unknown=(FOREVER_US, KEEP, 3 * KEEP)[spec.choice],
         )
     if spec.verb == "finish":
         return Finish(spec.id, owner, fence, FINALS[spec.choice], spec.body)

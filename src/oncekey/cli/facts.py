@@ -55,7 +55,8 @@ def _course(status: KeyStatus) -> dict[str, str]:
         facts["lease until"] = when(status.lease_until)
     else:
         facts["finished"] = when(status.finished_at)
-    facts["kept until"] = when(status.expires_at)
+    expiry = status.expires_at
+    facts["kept until"] = "somebody decides it" if expiry is None else when(expiry)
     if status.error is not None:
         facts["error"] = _short(status.error, VALUE_MAX_CHARS)
     elif status.finished_at is not None:

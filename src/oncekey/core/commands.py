@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from oncekey.core.record import Record, State, Step
+from oncekey.core.record import FOREVER_US, Record, State, Step
 
 # --- commands ------------------------------------------------------------------------------
 
@@ -35,6 +35,7 @@ class Claim(NamedTuple):
     operation: str = ""
     key: str = ""
     in_transaction: bool = False
+    keep_unknown: int = FOREVER_US
 
 
 class Finish(NamedTuple):

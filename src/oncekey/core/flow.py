@@ -116,6 +116,7 @@ def _claim(task: Task) -> Generator[Ask, object, Answer]:
         task.operation,
         task.key,
         task.in_transaction,
+        task.terms.keep_unknown,
     )
     pause = RETRY_FIRST_US
     perhaps_held = False
@@ -157,12 +158,6 @@ def _run(task: Task, claimed: Claimed, sent_at: int) -> Flow:
         if refused is not None:
             return refused
     result = yield RunBody(grant)
-    return (yield from close(task, grant, result))
-
-
-def close(task: Task, grant: Grant, result: object) -> Flow:
-    """Close the key by what came of the body: the end of `attempt`, and by itself where whoever
-    drove that was interrupted."""
     if isinstance(result, Returned):
         done = Verdict(
             Fact.FINISHED,

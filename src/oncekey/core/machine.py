@@ -10,11 +10,15 @@ Rules, in words:
     A different request is told so before anything else, also while the key is held.
 3.  Rejections and replays change nothing.
 4.  Finish, renew, release and save-step are compare-and-set on (owner, fence, pending). Sent
-    twice they say Done twice. Anyone else is told Lost.
+    twice they say Done twice. Anyone else is told Lost. One exception: the owner of a record
+    that became unknown may still say how it ended, by finish or release, for nobody else has
+    run and it is the only witness. Whoever resolved the record before that has won.
 5.  A fence is above every fence this key ever had, also after its record was deleted:
     max(previous + 1, the store's clock).
 6.  A dead owner's key is taken over only if both the dead and the new owner are retry-safe.
-7.  Unknown is left only by Resolve.
+7.  Unknown is left only by Resolve and by rule 4, and it does not expire by `keep`: it lasts
+    until it is decided, or for `keep_unknown`. So does the claim of a dead owner that would
+    become unknown if anybody looked.
     Freed is free for any request, unless steps were saved: those belong to the request they
     were made for, so such a key stays bound to it and the next run skips what is done.
 8.  One decision sees one reading of the clock: `now`, given by the store.
@@ -87,6 +91,9 @@ TRANSITIONS: Final = MappingProxyType(
         (PENDING, Event.FAIL): FAILED,
         (PENDING, Event.INTERRUPT): UNKNOWN,
         (PENDING, Event.RELEASE): ABSENT,
+        (UNKNOWN, Event.SUCCEED): SUCCEEDED,
+        (UNKNOWN, Event.FAIL): FAILED,
+        (UNKNOWN, Event.RELEASE): ABSENT,
         (UNKNOWN, Event.RESOLVE_SUCCEEDED): SUCCEEDED,
         (UNKNOWN, Event.RESOLVE_FAILED): FAILED,
         (UNKNOWN, Event.RESOLVE_FREE): ABSENT,
@@ -209,6 +216,7 @@ def _start(record: Record | None, claim: Claim, now: int) -> Decision:
         steps,
         b"",  # body
         "",  # note
+        claim.keep_unknown,
     )
     worth_keeping = record is not None and record.state != ABSENT and not is_garbage(record, now)
     return Decision(Claimed(fence, attempt, steps), write, record if worth_keeping else None)
@@ -281,6 +289,7 @@ def _take_over(record: Record, claim: Claim, now: int) -> Decision:
         lease_until=now + claim.lease,
         keep=claim.keep,
         audit=claim.audit,
+        keep_unknown=claim.keep_unknown,
     )
     return Decision(Claimed(fence, write.attempt, record.steps, taken_over=True), write)
 
@@ -323,7 +332,7 @@ def _owns(record: Record | None, owner: bytes, fence: int | None) -> bool:
 def _finish(record: Record | None, command: Finish, now: int) -> Decision:
     if record is None or not _owns(record, command.owner, command.fence):
         return _LOST
-    if record.state != PENDING:
+    if record.state != PENDING and (record.state != UNKNOWN or command.state == UNKNOWN):
         # The same owner again: its first Finish was applied and the reply was lost (I9). But if
         # others decided meanwhile (given up as unknown, then resolved), their outcome stands.
         same = record.body == command.body or command.state == UNKNOWN
@@ -348,11 +357,14 @@ def _renew(record: Record | None, command: Renew, now: int) -> Decision:
 def _release(record: Record | None, command: Release, now: int) -> Decision:
     if record is None or not _owns(record, command.owner, command.fence):
         return _LOST
-    if record.state != PENDING:
+    given_up = record.state == UNKNOWN and not record.body  # not by its owner, who would say why
+    if record.state != PENDING and not given_up:
         return _DONE if record.state == ABSENT else _LOST
-    # The freed record stays as a stone with its fence until it is swept: the next fence must be
-    # higher even if the clock steps back, and a repeated release must be known for what it is.
-    write = record._replace(state=_next(record.state, Event.RELEASE), lease_until=now)
+    # The freed record stays as a tombstone with its fence until it is swept: the next fence must
+    # be higher even if the clock steps back, and a repeated release must be known for what it is.
+    write = record._replace(
+        state=_next(record.state, Event.RELEASE), lease_until=now, finished_at=0
+    )
     return Decision(Done(), write)
 
 

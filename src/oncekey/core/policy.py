@@ -13,6 +13,7 @@ from typing import Any, TypedDict
 from oncekey.core.duration import Duration, human, microseconds
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.levels import Level, parse_level
+from oncekey.core.record import FOREVER_US
 
 LEASE_MIN_US = 10_000
 LEASE_MAX_US = 24 * 3_600_000_000
@@ -32,6 +33,7 @@ class Terms:
     audit: int
     wait: int
     retry_safe: bool
+    keep_unknown: int = FOREVER_US
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,8 @@ class Policy:
     recover     asks the outside world what became of an unknown key
     require     refuse to run below this level: "at_most_once", "fenced", "transactional"
     max_bytes   a larger result is not stored; a tombstone says that it ran
+    keep_unknown  how long a key of unknown outcome stays so; None: until it is decided. After
+                it the key is fresh again, and a retry runs a second time
     """
 
     lease: Duration = "30s"
@@ -56,6 +60,7 @@ class Policy:
     recover: Callable[..., Any] | None = None
     require: Level | str = Level.BEST_EFFORT
     max_bytes: int = MAX_BYTES_DEFAULT
+    keep_unknown: Duration | None = None
     terms: Terms = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -71,6 +76,9 @@ class Policy:
             audit=_within("audit", self.audit, 0, KEEP_MAX_US),
             wait=_within("wait", self.wait, 0, WAIT_MAX_US),
             retry_safe=self.retry_safe,
+            keep_unknown=FOREVER_US
+            if self.keep_unknown is None
+            else _within("keep_unknown", self.keep_unknown, KEEP_MIN_US, KEEP_MAX_US),
         )
         object.__setattr__(self, "require", parse_level(self.require))
         object.__setattr__(self, "terms", terms)

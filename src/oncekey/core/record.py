@@ -7,7 +7,11 @@ record ends; knows nothing of how stores write it down.
 from __future__ import annotations
 
 import enum
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+# "Until it is decided", as a span: about a thousand years, so that sums with it still are times
+# that every database and calendar can write.
+FOREVER_US: Final = 1_000 * 366 * 86_400_000_000
 
 
 class State(enum.IntEnum):
@@ -50,16 +54,38 @@ class Record(NamedTuple):
     steps: tuple[Step, ...]
     body: bytes
     note: str
+    keep_unknown: int = FOREVER_US
+
+    @property
+    def is_undecided(self) -> bool:
+        """Whether nobody but its owner could tell what happened: unknown, or pending under an
+        owner whose death would make it so."""
+        return self.state == State.UNKNOWN or (self.state == State.PENDING and not self.retry_safe)
+
+    @property
+    def lasts_until_decided(self) -> bool:
+        """Whether no time of its own makes the key fresh again."""
+        return self.is_undecided and self.keep_unknown >= FOREVER_US
 
     @property
     def expires_at(self) -> int:
-        """From here on the key is fresh again. A pending record outlives its lease by `keep`."""
-        return (self.finished_at or self.lease_until) + self.keep
+        """From here on the key is fresh again. What has ended stays for `keep`, and so does a
+        retry-safe claim beyond its lease; what is undecided for `keep_unknown`."""
+        span = self.keep_unknown if self.is_undecided else self.keep
+        return (self.finished_at or self.lease_until) + span
 
     @property
     def audit_until(self) -> int:
         """From here on nothing needs the record any more."""
         return self.expires_at + self.audit
+
+    @property
+    def sweep_at(self) -> int:
+        """When a sweeper should look at it first. For a pending record the time at which it would
+        be garbage had it ended with its lease, as most do: so that ending it moves nothing."""
+        if self.state == State.PENDING:
+            return self.lease_until + self.keep + self.audit
+        return self.audit_until
 
     def ended(self, *, state: State, finished_at: int, body: bytes = b"") -> Record:
         """This record with its outcome. By position: `_replace` takes several times as long, and
@@ -83,4 +109,5 @@ class Record(NamedTuple):
             self.steps,
             body,
             self.note,
+            self.keep_unknown,
         )

@@ -9,7 +9,6 @@ from typing import Any
 
 from oncekey.core.errors import ConfigurationError, NotStarted
 from oncekey.core.identity import KeyLike
-from oncekey.engine.progress import whole_call
 
 Picker = Callable[..., Any]
 
@@ -21,9 +20,8 @@ class NeverCalled(NotStarted, TypeError):
 def call(fn: Callable[..., Any], arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
     """Call a guarded function; a call that never reached it must not be stored as its failure."""
     args, kwargs = arguments
-    whole = whole_call(fn, *args, **kwargs)
     try:
-        return whole[0]
+        return fn(*args, **kwargs)
     except TypeError as error:
         here = error.__traceback__
         if here is not None and here.tb_next is None and inspect.isroutine(fn):

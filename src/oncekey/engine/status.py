@@ -25,7 +25,8 @@ _JSON_CODECS = frozenset(("json", "dataclass", "pydantic"))
 
 @dataclass(frozen=True, slots=True)
 class KeyStatus:
-    """One key: where it stands, what it answered, and until when that holds."""
+    """One key: where it stands, what it answered, and until when that holds (`expires_at`; None:
+    until somebody decides it)."""
 
     state: str
     operation: str
@@ -36,7 +37,7 @@ class KeyStatus:
     created_at: datetime
     lease_until: datetime
     finished_at: datetime | None
-    expires_at: datetime
+    expires_at: datetime | None
     expired: bool
     value: Any
     error: str | None
@@ -67,7 +68,7 @@ def status_of(seen: Seen, codec: Codec) -> KeyStatus | None:
         created_at=_time(record.created_at),
         lease_until=_time(record.lease_until),
         finished_at=_time(record.finished_at) if record.finished_at else None,
-        expires_at=_time(record.expires_at),
+        expires_at=None if record.lasts_until_decided else _time(record.expires_at),
         expired=expired,
         value=value,
         error=error,

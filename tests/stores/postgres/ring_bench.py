@@ -141,7 +141,7 @@ class Ring:
     # --- keys ---------------------------------------------------------------------------------
 
     def claimed(self, **changes: Any) -> Key:
-        terms = {"lease": LEASE, "keep": KEEP, "audit": AUDIT, **changes}
+        terms = {"lease": LEASE, "keep": KEEP, "audit": AUDIT, "keep_unknown": KEEP, **changes}
         id, owner = token("id"), token("own")
         (reply,) = self.apply(claim(id, owner, **terms))
         assert isinstance(reply, Claimed)

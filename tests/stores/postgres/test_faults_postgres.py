@@ -188,7 +188,7 @@ def test_a_ring_is_swept_with_the_rights_the_message_names(
     )
     now = [3_600_000_000]
     store = faces.store(poor, **ring, clock=lambda: now[0])
-    store.claim(make_claim("k", keep=1))
+    store.claim(make_claim("k", keep=1, keep_unknown=1))
     now[0] += 3 * 3_600_000_000
     assert store.sweep(10) == 1
 

@@ -18,7 +18,7 @@ from oncekey.core.commands import Busy, Claimed, Done, Lost, Replay
 from oncekey.core.record import State
 from oncekey.testing.contract.base import claim, token
 
-TERMS = {"lease": LEASE, "keep": KEEP, "audit": AUDIT}
+TERMS = {"lease": LEASE, "keep": KEEP, "audit": AUDIT, "keep_unknown": KEEP}
 STALL_MAX = 0.1
 VERBS = ["finish", "renew", "step", "release"]
 LEAVES = {"finish": State.SUCCEEDED, "renew": State.PENDING, "step": State.PENDING}

@@ -24,7 +24,7 @@ from oncekey.stores.postgres import PostgresStore
 from oncekey.stores.postgres.program import MOVES_MAX
 from oncekey.testing.contract.base import claim, token
 
-TERMS = {"lease": LEASE, "keep": KEEP, "audit": AUDIT}
+TERMS = {"lease": LEASE, "keep": KEEP, "audit": AUDIT, "keep_unknown": KEEP}
 
 
 @pytest.fixture(scope="module")
@@ -162,7 +162,7 @@ def test_i12_too_many_live_records_are_left_where_they_are(ring: Ring) -> None:
     """Moving takes time under a lock that claims wait for."""
     ring.garbage()
     ids = [token("many") for _ in range(MOVES_MAX + 1)]
-    terms = {"lease": SECOND, "keep": SECOND, "audit": 2 * SECOND}
+    terms = {"lease": SECOND, "keep": SECOND, "audit": 2 * SECOND, "retry_safe": True}
     replies = ring.apply(*(claim(id, id, **terms) for id in ids))
     ring.wait(3 * SECOND)
     renewals = [
@@ -177,14 +177,31 @@ def test_i12_too_many_live_records_are_left_where_they_are(ring: Ring) -> None:
     assert ring.apply(renewals[0]._replace(lease=1)) == [Done()]
 
 
+def test_i12_any_number_of_undecided_records_outlive_their_slot(ring: Ring) -> None:
+    """They go one by one, without a lock that claims wait for; then the slot is emptied."""
+    garbage = ring.garbage()
+    ids = [token("many") for _ in range(MOVES_MAX + 1)]
+    ring.apply(*(claim(id, id, lease=SECOND, keep=SECOND, audit=SECOND) for id in ids))
+    ring.wait(4 * SECOND)
+    assert ring.sweep_all() == 1
+    assert ring.record(garbage.id) is None
+    assert ring.ask("SELECT count(*) FROM {schema}.records_0") == [(0,)]
+    assert ring.ask("SELECT count(*) FROM {schema}.records_kept") == [(MOVES_MAX + 1,)]
+    ring.wait(100 * SECOND)
+    ring.sweep_all()
+    (reply,) = ring.apply(claim(ids[0], token(), **TERMS))
+    assert isinstance(reply, Unsure)
+
+
 def test_a_key_claimed_anew_in_an_old_slot_keeps_its_one_record(ring: Ring) -> None:
     """Its new generation is written in place and outlives the slot's first round (I1, I6)."""
     ring.garbage()
-    key = ring.finished(keep=SECOND, audit=2 * SECOND)
+    terms = {"keep": SECOND, "audit": 2 * SECOND}
+    key = ring.finished(**terms)
     ring.wait(SECOND + 1)
     fences = [key.fence]
     for _ in range(SLOTS):
-        (reply,) = ring.apply(claim(key.id, token(), lease=1, keep=SECOND, audit=2 * SECOND))
+        (reply,) = ring.apply(claim(key.id, token(), lease=1, retry_safe=True, **terms))
         assert isinstance(reply, Claimed)
         assert reply.attempt == 1
         fences.append(reply.fence)
@@ -248,7 +265,7 @@ def test_the_same_layout_is_welcome(ring: Ring) -> None:
 
 
 def test_i12_a_removed_owner_is_lost(ring: Ring) -> None:
-    key = ring.claimed(lease=1, keep=1, audit=0)
+    key = ring.claimed(lease=1, keep=1, audit=0, keep_unknown=1)
     ring.wait(2 * SECOND)
     assert ring.sweep() == 1
     for command in key.verbs():

@@ -192,7 +192,7 @@ def test_a_schema_may_have_any_name(postgres: Postgres, schema: str, shape: dict
         faces = Faces(colour)
         now = [3_600_000_000]
         store = faces.store(postgres.url(), schema=schema, clock=lambda: now[0], **shape)  # noqa: B023
-        store.claim(make_claim("k", keep=1))
+        store.claim(make_claim("k", keep=1, keep_unknown=1))
         now[0] += 4 * 3_600_000_000
         assert store.sweep(10) == 1
         faces.close()

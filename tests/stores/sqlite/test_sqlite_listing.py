@@ -115,8 +115,8 @@ def test_what_an_older_release_left_is_listed(path: Path) -> None:
         run(file, schema.prepare(lambda: 7, schema.MIGRATIONS[:1]))
         file.execute(
             "INSERT INTO oncekey_records VALUES (NULL, ?, 1, x'', x'', 5, 1, 0, 5, 5, 0, ?, 0, "
-            "'', '', '', 5, x'', '', x'')",
-            (claim(3).id, 2**62),
+            "'', '', '', ?, 5, x'', '', x'')",
+            (claim(3).id, 2**62, 2**62),
         )
     with closing(SQLiteStore(path)) as store:
         assert found(store) == [3]

@@ -36,7 +36,10 @@ def store(tmp_path: Path, clock: Clock) -> Iterator[SQLiteStore]:
 
 
 def claim(n: int, owner: bytes = b"o") -> Claim:
-    return Claim(n.to_bytes(16, "big"), owner, b"\x01f", LEASE, KEEP, AUDIT, retry_safe=False)
+    terms = (LEASE, KEEP, AUDIT)
+    return Claim(
+        n.to_bytes(16, "big"), owner, b"\x01f", *terms, retry_safe=False, keep_unknown=KEEP
+    )
 
 
 def fences(store: SQLiteStore, numbers: range) -> dict[int, int]:

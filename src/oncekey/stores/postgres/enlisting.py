@@ -233,6 +233,7 @@ class Participant:
                 pack_steps(record.steps),
                 record.body,
                 record.note,
+                record.keep_unknown,
             ),
         )
 

@@ -34,6 +34,7 @@ TURNS_MAX: Final = 20
 # How long a caller should wait where somebody's open transaction holds the key: nobody can tell.
 TRANSACTION_HINT_US: Final = 1_000_000
 MOVES_MAX: Final = 1_000
+KEPT_SLOT: Final = -1  # of a ring: where undecided records go when their slot is emptied
 CLAIM_HOW: Final = {"insert": 0, "row_lock": 1, "advisory_lock": 2}
 
 _CHECK: Final = "secret-check"
@@ -258,12 +259,23 @@ class Program:
             rows = yield Statement("sweep_history", (self.now(), limit))
             removed += rows[0][0]
         if removed < limit and tier != "audit":
-            if self._layout.is_ring:
-                shape = (self._layout.slots, self._layout.period, MOVES_MAX)
-                rows = yield Statement("rotate", (self.now(), *shape))
-            else:
-                rows = yield Statement("sweep_records", (self.now(), limit - removed))
-            removed += rows[0][0]
+            removed += yield from self._sweep_records(limit - removed)
+        return removed
+
+    def _sweep_records(self, limit: int) -> Steps[int]:
+        """On a ring a slot, and some of the undecided that outlived theirs. What is put off hides
+        nothing: 0 means that there is no more."""
+        removed, more = 0, True
+        layout = self._layout
+        while layout.is_ring and removed == 0 and more:
+            shape = (layout.slots, layout.period, MOVES_MAX)
+            rows = yield Statement("rotate", (self.now(), *shape))
+            removed, more = rows[0]
+        more = removed < limit
+        slot = KEPT_SLOT if layout.is_ring else 0
+        while removed == 0 and more:
+            rows = yield Statement("sweep_records", (self.now(), limit, slot))
+            removed, more = rows[0]
         return removed
 
 

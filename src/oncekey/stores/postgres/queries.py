@@ -12,6 +12,7 @@ from functools import cache
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple
 
+from oncekey.core.record import FOREVER_US
 from oncekey.stores.sql import Migration, load_migrations, load_queries
 
 _PACKAGE: Final = "oncekey.stores.postgres"
@@ -125,6 +126,7 @@ def fill(sql: str, layout: Layout) -> str:
         "seed": str(layout.seed),
         "slots": str(layout.slots),
         "period": str(layout.period),
+        "forever": str(FOREVER_US),
     }
     for name, value in values.items():
         sql = sql.replace("{" + name + "}", value)

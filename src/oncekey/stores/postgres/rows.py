@@ -17,10 +17,10 @@ Row = Sequence[Any]
 Columns = list[Sequence[Any]]
 
 _STATES: Final = tuple(State)
-_CLAIM_COLUMNS: Final = 10
+_CLAIM_COLUMNS: Final = 11
 _FINISH_COLUMNS: Final = 5
-_RECORD_COLUMNS: Final = 19
-_REPLACE_COLUMNS: Final = 22
+_RECORD_COLUMNS: Final = 20
+_REPLACE_COLUMNS: Final = 23
 
 
 class Met(NamedTuple):
@@ -54,8 +54,9 @@ def met_of(row: Row) -> Met | None:
         unpack_steps(steps) if steps else (),
         row[19],
         row[20],
+        row[21],
     )
-    return Met(record, row[21])
+    return Met(record, row[22])
 
 
 def claim_columns(claims: Sequence[Claim]) -> Columns:
@@ -64,7 +65,8 @@ def claim_columns(claims: Sequence[Claim]) -> Columns:
     if not claims:
         return [[] for _ in range(_CLAIM_COLUMNS)]
     # By position: a claim's fields are in this order, and this is done for every operation.
-    columns = list(zip(*claims, strict=True))[:_CLAIM_COLUMNS]
+    columns = list(zip(*claims, strict=True))
+    columns[_CLAIM_COLUMNS - 1 :] = [columns[-1]]  # what the SQL need not know is left out
     return [
         column[:1] if number > 2 and column.count(column[0]) == len(column) else column
         for number, column in enumerate(columns)
@@ -90,7 +92,8 @@ def record_columns(records: Sequence[Record]) -> Columns:
             pack_steps(record.steps),
             record.body,
             record.note,
-            record.audit_until,
+            record.keep_unknown,
+            record.sweep_at,
         )
         for column, value in zip(columns, values, strict=True):
             column.append(value)

@@ -19,11 +19,20 @@ from typing import Any, Final, NamedTuple, TypeVar
 from oncekey.core.commands import Claim, Command, Done, Finish, Look, Reply
 from oncekey.core.contract import Unfinished
 from oncekey.core.machine import decide, is_garbage
-from oncekey.core.record import Record
+from oncekey.core.record import Record, State
 from oncekey.stores.clock import StoreClock
 from oncekey.stores.secrets import refuse_another_secret
 from oncekey.stores.sql import load_queries
-from oncekey.stores.sqlite.rows import Row, claimed_row, finish_row, held_row, record_of, whole_row
+from oncekey.stores.sqlite.rows import (
+    Row,
+    claimed_row,
+    ended_row,
+    finish_row,
+    held_row,
+    past_row,
+    record_of,
+    whole_row,
+)
 
 SELECT_IDS_MAX: Final = 512  # SQLite before 3.32 takes 999 parameters
 _CHECK: Final = "secret-check"
@@ -156,7 +165,8 @@ class Program:
 
     def _sweep_some(self, limit: int) -> Steps[int]:
         """One short transaction's worth: garbage goes, and what is due but not garbage (its
-        lease was renewed) is put off, so that it does not hide what comes after it."""
+        lease was renewed, or nobody has decided it) is put off, so that it does not hide what
+        comes after it."""
         now = self._clock()
         ended = yield Statement(QUERIES["select_ended"], (now, limit))
         if ended:
@@ -244,7 +254,7 @@ class Program:
                 records[id] = write
                 changed[id] = type(command) is Claim or changed.get(id, False)
             if archive is not None:
-                archived.append(whole_row(archive))
+                archived.append(past_row(archive))
             replies.append(reply)
         return replies, _writes(records, stored, changed, archived)
 
@@ -258,18 +268,22 @@ def _writes(
     new: list[Row] = []
     claimed: list[Row] = []
     held: list[Row] = []
+    ended: list[Row] = []
     for id, by_claim in changed.items():
         if id not in stored:
             new.append(whole_row(records[id]))
         elif by_claim:
             claimed.append(claimed_row(records[id]))
-        else:
+        elif records[id].state is State.PENDING:
             held.append(held_row(records[id]))
+        else:
+            ended.append(ended_row(records[id]))
     work = (
         ("insert_history", archived),
         ("insert_record", new),
         ("update_claimed", claimed),
         ("update_held", held),
+        ("update_ended", ended),
     )
     return [Statement(QUERIES[name], rows, many=True) for name, rows in work if rows]
 

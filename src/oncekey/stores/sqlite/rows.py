@@ -40,11 +40,21 @@ def record_of(row: Row) -> Record:
         unpack_steps(steps) if steps else (),
         row[16],
         row[17].decode(),
+        row[18],
     )
 
 
 def whole_row(record: Record) -> Row:
-    """All of a record, for insert_record and insert_history."""
+    """All of a record and when to look at it, for insert_record."""
+    return (*_row(record), record.sweep_at)
+
+
+def past_row(record: Record) -> Row:
+    """All of a record and when its audit ends, for insert_history."""
+    return (*_row(record), record.audit_until)
+
+
+def _row(record: Record) -> Row:
     return (
         record.id,
         record.state.value,  # a plain int: sqlite3 looks for adapters of anything else
@@ -64,7 +74,7 @@ def whole_row(record: Record) -> Row:
         pack_steps(record.steps),
         record.body,
         record.note,
-        record.audit_until,
+        record.keep_unknown,
     )
 
 
@@ -72,6 +82,12 @@ def claimed_row(record: Record) -> Row:
     """All of a record, for update_claimed, which has the id last."""
     id, *rest = whole_row(record)
     return (*rest, id)
+
+
+def ended_row(record: Record) -> Row:
+    """The same as held_row with the time to look again, for update_ended."""
+    *changed, id = held_row(record)
+    return (*changed, record.sweep_at, id)
 
 
 def held_row(record: Record) -> Row:

@@ -188,14 +188,14 @@ class Matter:
             with pytest.raises(ConfigurationError, match="shorten"):
                 case.claimed(lease=day, keep=ten_years, audit=ten_years)
             return
-        held = case.claimed(lease=day, keep=ten_years, audit=ten_years)
+        held = case.claimed(lease=day, keep=ten_years, audit=ten_years, keep_unknown=ten_years)
         record = case.record(held.id)
         assert record.audit_until == case.now() + day + ten_years * 2
         assert record.retry_safe is False
         assert type(record.state).__name__ == "State"
 
     def test_the_shortest_durations_end(self, case: Case) -> None:
-        held = case.claimed(lease=1, keep=1, audit=0)
+        held = case.claimed(lease=1, keep=1, audit=0, keep_unknown=1)
         case.wait(2)
         case.wait_for_sweeper()
         assert case.store.sweep() == 1

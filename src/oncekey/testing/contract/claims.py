@@ -89,7 +89,7 @@ class FreshClaims:
     def test_i2_a_finished_key_holds_until_the_microsecond_it_expires(
         self, case: Case, state: State
     ) -> None:
-        held = case.key_in(state)
+        held = case.key_in(state, keep_unknown=KEEP)
         case.wait(KEEP - 1)
         (reply,) = case.unchanged_by(held.rival())
         assert isinstance(reply, Unsure if state is UNKNOWN else Replay)
@@ -99,7 +99,7 @@ class FreshClaims:
         assert case.record(held.id).created_at == case.now()
 
     def test_i11_a_dead_owners_key_is_fresh_after_lease_and_keep(self, case: Case) -> None:
-        held = case.claimed()
+        held = case.claimed(retry_safe=True)
         case.expect(Done, held.step())
         case.wait(LEASE + KEEP)
         fresh = case.expect(Claimed, held.rival(fingerprint=OTHER_FINGERPRINT))

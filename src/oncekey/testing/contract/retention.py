@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from oncekey.core.commands import Claimed, Done, Lost
+from oncekey.core.commands import Claimed, Different, Done, Lost, Replay, Unsure
 from oncekey.core.record import State
 from oncekey.testing.contract.base import (
     ABSENT,
@@ -12,10 +12,13 @@ from oncekey.testing.contract.base import (
     FAILED,
     KEEP,
     LEASE,
+    OTHER_FINGERPRINT,
     PENDING,
+    SECOND,
     SUCCEEDED,
     UNKNOWN,
     Case,
+    Held,
 )
 
 EVERY_STATE = [ABSENT, PENDING, SUCCEEDED, FAILED, UNKNOWN]
@@ -27,7 +30,7 @@ class Retention:
         self, case: Case, state: State
     ) -> None:
         """A store may note at the claim when to look: then it comes up to one lease late."""
-        held = case.key_in(state)
+        held = case.key_in(state, keep_unknown=KEEP)
         record = case.record(held.id)
         while (left := record.audit_until - case.now()) > 1:
             assert case.store.sweep() == 0
@@ -48,7 +51,7 @@ class Retention:
         case.expect(Done, held.finish())
 
     def test_i12_a_swept_owner_is_lost(self, case: Case) -> None:
-        held = case.claimed(keep=1, audit=0)
+        held = case.claimed(keep=1, audit=0, keep_unknown=1)
         case.wait(LEASE + 1)
         case.wait_for_sweeper()
         assert case.store.sweep() == 1
@@ -68,7 +71,7 @@ class Retention:
         for _ in range(3):
             held = case.key_in(SUCCEEDED, keep=1, audit=10)
             case.wait(1)
-            second = case.expect(Claimed, held.rival(keep=1, audit=10))
+            second = case.expect(Claimed, held.rival(keep=1, audit=10, keep_unknown=1))
             assert second.attempt == 1
         case.wait(LEASE * 2)
         case.wait_for_sweeper()
@@ -86,20 +89,93 @@ class Retention:
         assert case.record(held.id).body == b"answer"
 
     def test_i11_a_key_used_for_ever_leaves_a_bounded_trail(self, case: Case) -> None:
-        held = case.claimed(keep=1, audit=0)
+        terms = {"keep": 1, "audit": 0, "keep_unknown": 1}
+        held = case.claimed(**terms)
         for _ in range(20):
             case.wait(LEASE + 1)
-            case.expect(Claimed, held.rival(keep=1, audit=0))
+            case.expect(Claimed, held.rival(**terms))
         case.wait(LEASE + 1)
         case.wait_for_sweeper()
         assert case.store.sweep(100) == 1
         assert case.store.sweep(100) == 0
 
 
+class Undecided:
+    """An operation nobody can tell the outcome of stays so until somebody decides: a crash on
+    Friday that is retried on Monday does not run again, whatever was swept in between."""
+
+    @pytest.mark.parametrize("met", [True, False], ids=["met on Friday", "met by nobody"])
+    @pytest.mark.parametrize("sweeps", [0, 1, 12], ids=["unswept", "swept", "swept all weekend"])
+    def test_friday_to_monday(self, case: Case, met: bool, sweeps: int) -> None:
+        held = case.key_in(UNKNOWN) if met else case.claimed()
+        if not met:
+            case.wait(LEASE)
+        before = case.record(held.id)
+        ended = [case.key_in(SUCCEEDED) for _ in range(3)]
+        for _ in range(max(sweeps, 1)):
+            case.wait(3 * 86_400 * SECOND // max(sweeps, 1))
+            while sweeps and case.store.sweep():
+                pass
+        assert case.record(held.id) == before
+        assert held.id in [record.id for record in case.store.unfinished(0, 10).records]
+        assert case.expect(Unsure, held.rival()).record.fence == held.fence
+        assert case.expect(Unsure, held.rival(retry_safe=True)).record.fence == held.fence
+        assert case.expect(Different, held.rival(fingerprint=OTHER_FINGERPRINT))
+        if sweeps == 12:
+            assert [case.seen(one.id).record for one in ended] == [None] * 3
+        case.expect(Done, held.finish(body=b"the late owner's"))
+        assert case.expect(Replay, held.rival()).body == b"the late owner's"
+        self.is_swept_in_the_end(case, held)
+
+    @pytest.mark.parametrize("state", [SUCCEEDED, FAILED, ABSENT])
+    def test_once_decided_it_expires_and_is_swept_as_any_other(
+        self, case: Case, state: State
+    ) -> None:
+        held = case.key_in(UNKNOWN)
+        for _ in range(12):
+            case.wait(10 * KEEP)
+            case.store.sweep()
+        case.expect(Done, held.resolve(state))
+        if state is not ABSENT:
+            case.expect(Replay, held.rival())
+        self.is_swept_in_the_end(case, held)
+
+    def test_a_retry_safe_claim_of_a_dead_owner_expires_by_keep(self, case: Case) -> None:
+        held = case.claimed(retry_safe=True)
+        case.wait(LEASE + KEEP)
+        assert case.expect(Claimed, held.rival()).attempt == 1
+
+    def test_an_explicit_bound_ends_it(self, case: Case) -> None:
+        held = case.key_in(UNKNOWN, keep_unknown=KEEP)
+        case.wait(KEEP - 1)
+        case.expect(Unsure, held.rival())
+        case.wait(1)
+        assert held.id not in [record.id for record in case.store.unfinished(0, 10).records]
+        assert case.expect(Claimed, held.rival()).attempt == 1
+
+    def test_a_long_sweep_is_not_held_up_by_what_it_must_leave(self, case: Case) -> None:
+        undecided = [case.claimed() for _ in range(5)]
+        ended = [case.key_in(SUCCEEDED) for _ in range(2)]
+        case.wait(LEASE + KEEP + AUDIT)
+        case.wait_for_sweeper()
+        removed = [case.store.sweep(2) for _ in range(3)]
+        assert sum(removed) == 2
+        assert removed[-1] == 0
+        assert [case.seen(one.id).record for one in ended] == [None] * 2
+        for held in undecided:
+            case.expect(Unsure, held.rival())
+
+    def is_swept_in_the_end(self, case: Case, held: Held) -> None:
+        for _ in range(30):
+            case.wait(KEEP + AUDIT + LEASE)
+            case.store.sweep()
+        assert case.seen(held.id).record is None
+
+
 class History:
     @pytest.mark.parametrize("state", [PENDING, SUCCEEDED, FAILED, UNKNOWN])
     def test_a_new_generation_archives_the_old_one(self, case: Case, state: State) -> None:
-        held = case.key_in(state, body=b"old answer")
+        held = case.key_in(state, body=b"old answer", keep_unknown=KEEP)
         old = case.record(held.id)
         case.wait(old.expires_at - case.now())
         assert case.history(held.id) == []
@@ -107,13 +183,14 @@ class History:
         assert case.history(held.id) == [old]
 
     def test_generations_are_archived_oldest_first(self, case: Case) -> None:
-        held = case.claimed()
+        held = case.claimed(keep_unknown=KEEP)
         records = []
         for number in range(3):
             record = case.record(held.id)
             records.append(record)
             case.wait(record.expires_at - case.now())
-            assert case.expect(Claimed, held.rival()).attempt == 1, number
+            again = case.expect(Claimed, held.rival(keep_unknown=KEEP))
+            assert again.attempt == 1, number
         past = case.history(held.id)
         assert past == records
         assert [old.fence for old in past] == sorted(old.fence for old in past)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from oncekey.testing.contract.base import ContractBase
 from oncekey.testing.contract.batches import Batches, Crowds, Matter
 from oncekey.testing.contract.claims import FreshClaims, MetClaims
-from oncekey.testing.contract.retention import History, Retention
+from oncekey.testing.contract.retention import History, Retention, Undecided
 from oncekey.testing.contract.unfinished import Unfinished
 from oncekey.testing.contract.verbs import OwnerVerbs, Resolving, Steps
 
@@ -29,6 +29,7 @@ class StoreContract(
     Matter,
     Crowds,
     Retention,
+    Undecided,
     History,
     Unfinished,
     ContractBase,

@@ -217,7 +217,7 @@ class HowMany:
     def test_s10_what_has_expired_does_not_count(self, case: Case) -> None:
         """Else a full page would look like the last one."""
         for _ in range(3):
-            case.claimed(keep=SECOND)
+            case.claimed(keep_unknown=SECOND)
         case.wait(LEASE + SECOND)
         helds = [case.claimed() for _ in range(3)]
         assert len(listed(case, limit=2)) >= 2

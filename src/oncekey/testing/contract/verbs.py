@@ -16,6 +16,7 @@ from oncekey.core.record import State, Step
 from oncekey.testing.contract.base import (
     ABSENT,
     FAILED,
+    KEEP,
     LEASE,
     PENDING,
     SECOND,
@@ -56,6 +57,10 @@ class OwnerVerbs:
     ) -> None:
         held = case.claimed()
         case.expect(Done, held.finish(first, b"first"))
+        if first is UNKNOWN and second is not UNKNOWN:  # it says at last how it ended
+            case.expect(Done, held.finish(second, b"second"))
+            assert case.expect(Replay, held.rival()).body == b"second"
+            return
         (reply,) = case.unchanged_by(held.finish(second, b"second"))
         if not first == second == UNKNOWN:  # unknown is unknown, whatever was said of it
             assert reply == Lost()
@@ -96,9 +101,39 @@ class OwnerVerbs:
 
     @pytest.mark.parametrize("state", FINAL)
     def test_i2_after_the_end_the_other_verbs_are_lost(self, case: Case, state: State) -> None:
-        held = case.key_in(state)
+        held = case.claimed()
+        case.expect(Done, held.finish(state))
         late = case.unchanged_by(held.renew(), held.release(), held.release_blind(), held.step())
         assert late == [Lost()] * 4
+
+    @pytest.mark.parametrize("state", [SUCCEEDED, FAILED])
+    def test_the_owner_of_a_key_given_up_says_how_it_ended(self, case: Case, state: State) -> None:
+        """It was late, not dead: nobody else has run, and it is the only witness."""
+        held, other = case.key_in(UNKNOWN), case.key_in(UNKNOWN)
+        stranger = held.finish()._replace(owner=other.owner)
+        stale = held.finish()._replace(fence=held.fence - 1)
+        assert case.unchanged_by(stranger, stale) == [Lost(), Lost()]
+        assert case.unchanged_by(held.renew(), held.step()) == [Lost(), Lost()]
+        in_a_batch = case.send_all(held.finish(state, b"it did"), other.finish(state, b"it did"))
+        assert in_a_batch == [Done(), Done()]
+        assert case.unchanged_by(held.finish(state, b"it did")) == [Done()]
+        assert case.expect(Replay, held.rival()).body == b"it did"
+        assert case.record(held.id).expires_at == case.now() + KEEP
+
+    def test_the_owner_of_a_key_given_up_says_that_nothing_happened(self, case: Case) -> None:
+        for blind in (False, True):
+            held = case.key_in(UNKNOWN)
+            case.expect(Done, held.release_blind() if blind else held.release())
+            assert case.expect(Claimed, held.rival()).attempt == 2
+
+    @pytest.mark.parametrize("state", [SUCCEEDED, FAILED, ABSENT])
+    def test_whoever_resolved_a_key_before_its_late_owner_has_won(
+        self, case: Case, state: State
+    ) -> None:
+        held = case.key_in(UNKNOWN)
+        case.expect(Done, held.resolve(state))
+        late = (held.finish(), held.finish(FAILED, b"x"), held.finish(UNKNOWN, b""))
+        assert case.unchanged_by(*late) == [Lost()] * 3
 
     def test_a_zombie_of_a_past_generation_is_told_lost(self, case: Case) -> None:
         held = case.key_in(SUCCEEDED)

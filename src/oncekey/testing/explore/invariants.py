@@ -18,13 +18,14 @@ from oncekey.core.commands import (
     Done,
     Finish,
     Lost,
+    Release,
     Replay,
     Resolve,
     Seen,
     Unsure,
 )
 from oncekey.core.events import Fact
-from oncekey.core.record import Record, State
+from oncekey.core.record import FOREVER_US, Record, State
 from oncekey.testing.explore.kit import Kit
 from oncekey.testing.explore.ledger import ENDED, Book, Change, Effect, is_live
 from oncekey.testing.explore.process import Hold
@@ -51,18 +52,20 @@ def i1_at_most_one_effect(
 
 
 def i2_one_finish(change: Change) -> str | None:
-    """I2: only the pending owner finishes; a finished record never changes until it expires."""
+    """I2: only the owner finishes, pending or given up as unknown; a finished record never changes
+    until it expires."""
     before, wrote = change.before, change.wrote
     if before is None or wrote is None:
         return None
     if is_live(before, change.now) and before.state in ENDED:
         return f"finished as {record_words(before)}, changed to {record_words(wrote)}"
-    decided = isinstance(change.command, Resolve)
+    command = change.command
+    decided = isinstance(command, (Resolve, Finish, Release))
     if is_live(before, change.now) and before.state is State.UNKNOWN and not decided:
-        return f"unknown was left by something else than resolve: {record_words(wrote)}"
-    if isinstance(change.command, Finish):
-        mine = before.owner == change.command.owner and before.fence == change.command.fence
-        if not mine or before.state is not State.PENDING:
+        return f"unknown was left by something else than a decision: {record_words(wrote)}"
+    if isinstance(command, (Finish, Release)):
+        mine = before.owner == command.owner and command.fence in (None, before.fence)
+        if not mine or before.state not in (State.PENDING, State.UNKNOWN):
             return f"a finish of another owner was taken over {record_words(before)}"
     if sum(end.state in ENDED for end in change.new.ends) > 1:
         return "two outcomes in one generation"
@@ -162,6 +165,17 @@ def i9_no_second_life(change: Change) -> str | None:
     return None
 
 
+def i14_the_witness_is_heard(change: Change) -> str | None:
+    """I14: the owner of a key that was given up meanwhile is told done for its known result."""
+    before, command = change.before, change.command
+    if not isinstance(command, Finish) or before is None or before.state is not State.UNKNOWN:
+        return None
+    mine = (before.owner, before.fence) == (command.owner, command.fence)
+    if not mine or isinstance(change.reply, Done):
+        return None
+    return f"{owner_name(command.owner)} ended {record_words(before)}, and was told {change.reply}"
+
+
 ON_CHANGE: Final[tuple[tuple[str, Callable[[Change], str | None]], ...]] = (
     ("I2", i2_one_finish),
     ("I3", i3_first_bytes),
@@ -171,6 +185,7 @@ ON_CHANGE: Final[tuple[tuple[str, Callable[[Change], str | None]], ...]] = (
     ("I5", i5_no_early_takeover),
     ("I6", i6_fence_grows),
     ("I9", i9_no_second_life),
+    ("I14", i14_the_witness_is_heard),
 )
 
 # --- on a sweep --------------------------------------------------------------------------------
@@ -252,10 +267,14 @@ def i10_a_crashed_key_answers(record: Record | None, now: int, kit: Kit) -> str 
 def i11_nothing_stays_for_ever(
     record: Record | None, now: int, kit: Kit, longest: int
 ) -> str | None:
-    """I11: once all windows have passed the key is fresh again and its record is garbage."""
+    """I11: once all windows have passed the key is fresh again and its record is garbage; what
+    nobody has decided has no window, unless one was asked for."""
     if record is None:
         return None
     later = now + longest
+    if is_live(record, later) and record.keep_unknown == FOREVER_US:
+        reply = kit.decide(record, _fresh_claim(record.fingerprint, False), later).reply
+        return None if isinstance(reply, Unsure) else f"at {later} it is told {reply}"
     reply = kit.decide(record, _fresh_claim(b"\x01new", False), later).reply
     if not isinstance(reply, Claimed):
         return f"at {later} a new claim on {record_words(record)} is told {reply}"

@@ -39,4 +39,6 @@ def kind_of(change: Change) -> str:
     verb = verbs.get(type(command), "look")
     if isinstance(reply, Lost):
         return f"{verb} refused"
+    if verb == "finish" and change.wrote is not None and before is not None:
+        return "finish of an unknown key" if before.state is State.UNKNOWN else verb
     return verb if change.wrote is not None or verb == "look" else f"{verb} again"

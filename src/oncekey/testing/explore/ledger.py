@@ -91,7 +91,13 @@ class Change(NamedTuple):
 
 def is_live(record: Record | None, now: int) -> bool:
     """Not absent and not expired; written out here so as not to ask the code under test."""
-    return record is not None and now < (record.finished_at or record.lease_until) + record.keep
+    if record is None:
+        return False
+    undecided = record.state is State.UNKNOWN or (
+        record.state is State.PENDING and not record.retry_safe
+    )
+    span = record.keep_unknown if undecided else record.keep
+    return now < (record.finished_at or record.lease_until) + span
 
 
 def turned(

@@ -25,6 +25,7 @@ from oncekey.core.commands import (
     Renew,
     Replay,
     Reply,
+    Resolve,
     SaveStep,
 )
 from oncekey.core.machine import decide, is_garbage
@@ -111,6 +112,9 @@ _FINISH: Final = Finish(KEY, _FIRST, _FENCE, State.SUCCEEDED, b"A's")
 _FAILURE: Final = Finish(KEY, _FIRST, _FENCE, State.FAILED, b"A's failure")
 _STEP: Final = SaveStep(KEY, _FIRST, _FENCE, "pay", False, b"intent")
 _RENEWAL: Final = Renew(KEY, _FIRST, _FENCE, _LEASE)
+_RECOVERY: Final = Resolve(KEY, _FENCE, State.FAILED, b"declined", "by hand")
+_UNKNOWN: Final = held(state=State.UNKNOWN, finished_at=EARLY, retry_safe=False)
+_SILENT: Final = held(lease_until=_FENCE, retry_safe=False, keep=1, audit=0)
 _ENDED: Final = held(state=State.SUCCEEDED, finished_at=_FENCE, body=b"first", keep=1_000, audit=0)
 
 RACES: Final = (
@@ -132,6 +136,10 @@ RACES: Final = (
     Race("two endings", held(), (_FINISH, _FAILURE)),
     Race("ending and renewal", held(), (_FINISH, _RENEWAL)),
     Race("renewal and a step", held(), (_RENEWAL, _STEP)),
+    Race("giving up and the finish", held(retry_safe=False), (claim("B"), _FINISH)),
+    Race("an unknown key's owner and recovery", _UNKNOWN, (_FINISH, _RECOVERY)),
+    Race("an unknown key's two endings", _UNKNOWN, (_FINISH, _FAILURE)),
+    Race("an undecided key and the sweeper", _SILENT, (claim("B"), Sweep())),
 )
 
 
@@ -193,10 +201,14 @@ def _settled_twice(
     told: Sequence[tuple[Command | Sweep, Reply | int]], after: Record | None
 ) -> str | None:
     """One outcome, and its owner's."""
-    done = [c for c, reply in told if isinstance(c, Finish) and isinstance(reply, Done)]
+    done: list[Finish | Resolve] = [
+        c for c, reply in told if isinstance(c, (Finish, Resolve)) and isinstance(reply, Done)
+    ]
     if len({(finish.state, finish.body) for finish in done}) > 1:
         return "two different outcomes were both told done"
     for finish in done:
+        if isinstance(finish, Resolve):
+            continue
         if after is not None and after.owner != finish.owner and after.body == finish.body:
             return f"{owner_name(finish.owner)}'s outcome is in {record_words(after)}"
     return None

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from oncekey.core.asks import Task
 from oncekey.core.policy import Terms
+from oncekey.core.record import FOREVER_US
 
 TICK = 10
 START = 100
@@ -30,7 +31,8 @@ class Ending(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Actor:
-    """One attempt. Durations are in ticks; `beats` bounds its renewals.
+    """One attempt. Durations are in ticks, `keep_unknown` None is for ever; `beats` bounds its
+    renewals.
 
     The calls of a `quick` one are sent, applied and answered in one move: with some quick ones a
     scenario can have more attempts, or go on for longer.
@@ -41,6 +43,7 @@ class Actor:
     lease: int = 2
     keep: int = 2
     audit: int = 1
+    keep_unknown: int | None = None
     wait: int = 0
     beats: int = 0
     recoverable: bool = False
@@ -56,6 +59,7 @@ class Actor:
             self.audit * TICK,
             self.wait * TICK,
             self.retry_safe,
+            FOREVER_US if self.keep_unknown is None else self.keep_unknown * TICK,
         )
         owner = self.name.encode() * 16
         return Task(KEY, owner, self.fingerprint, terms, recoverable=self.recoverable)

@@ -85,9 +85,18 @@ SCENARIOS: Final = (
     Scenario(
         "generations: expiry and sweep",
         (
-            Actor("A", lease=1, keep=1, audit=1),
+            Actor("A", lease=1, keep=1, audit=1, keep_unknown=1),
+            Actor("B", lease=1, keep=1, audit=0, keep_unknown=1, quick=True),
+            Actor("C", lease=1, keep=1, audit=0, keep_unknown=1, quick=True, fingerprint=OTHER),
+        ),
+        ticks=4,
+    ),
+    Scenario(
+        "undecided for longer than keep",
+        (
+            Actor("A", lease=1, keep=1, audit=0),
             Actor("B", lease=1, keep=1, audit=0, quick=True),
-            Actor("C", lease=1, keep=1, audit=0, quick=True, fingerprint=OTHER),
+            Actor("C", retry_safe=True, lease=1, keep=1, audit=0, quick=True),
         ),
         ticks=4,
     ),
@@ -155,8 +164,8 @@ MUST_MEET: Final = frozenset(
     {
         "claim", "claim again", "claim of a freed key", "expiry", "takeover", "give-up", "unknown",
         "replay", "mismatch", "in flight", "renew", "renew refused", "finish",
-        "finish again", "finish refused", "release", "release again", "release refused", "resolve",
-        "look", "late", "late: claim", "late: straggler", "late: renew", "late: finish",
+        "finish again", "finish refused", "finish of an unknown key", "release", "release again",
+        "release refused", "resolve", "look", "late", "late: claim", "late: straggler", "late: renew", "late: finish",
         "late: release", "lost ack", "crash", "sweep", "effect", "recover", "heartbeat ends",
         "overtaken", "tick", *(f"body {ending.value}" for ending in Ending),
         "verdict finished", "verdict released", "verdict replayed", "verdict mismatch",

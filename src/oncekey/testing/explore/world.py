@@ -92,7 +92,7 @@ class World:
         actors = scenario.actors
         self._longest = TICK * (
             max(a.lease for a in actors)
-            + max(a.keep for a in actors)
+            + max(max(a.keep, a.keep_unknown or 0) for a in actors)
             + max(a.audit for a in actors)
         )
 

@@ -9,16 +9,16 @@ SELECT f.at, f.ord, f.wrote,
     uuid_send((f.rec).id), (f.rec).state, (f.rec).fingerprint, uuid_send((f.rec).owner),
     (f.rec).fence, (f.rec).attempt, (f.rec).retry_safe, (f.rec).created_at, (f.rec).lease_until,
     (f.rec).finished_at, (f.rec).keep, (f.rec).audit, (f.rec).scope, (f.rec).operation,
-    (f.rec).key, (f.rec).steps, (f.rec).body, (f.rec).note, (f.rec).revision
+    (f.rec).key, (f.rec).steps, (f.rec).body, (f.rec).note, (f.rec).keep_unknown, (f.rec).revision
 FROM (
     SELECT * FROM {schema}.claim_1(
         $1::bigint, $2::integer, $3::boolean, $4::integer, $5::bigint,
         $6::uuid[], $7::uuid[], $8::bytea[], $9::bigint[], $10::bigint[], $11::bigint[],
-        $12::boolean[], $13::text[], $14::text[], $15::text[])
+        $12::boolean[], $13::text[], $14::text[], $15::text[], $16::bigint[])
     UNION ALL
     SELECT * FROM {schema}.finish_1(
-        $1::bigint, $3::boolean, $16::uuid[], $17::uuid[], $18::bigint[], $19::smallint[],
-        $20::bytea[])
+        $1::bigint, $3::boolean, $17::uuid[], $18::uuid[], $19::bigint[], $20::smallint[],
+        $21::bytea[])
 ) f;
 
 -- name: claim
@@ -26,18 +26,18 @@ SELECT f.at, f.ord, f.wrote,
     uuid_send((f.rec).id), (f.rec).state, (f.rec).fingerprint, uuid_send((f.rec).owner),
     (f.rec).fence, (f.rec).attempt, (f.rec).retry_safe, (f.rec).created_at, (f.rec).lease_until,
     (f.rec).finished_at, (f.rec).keep, (f.rec).audit, (f.rec).scope, (f.rec).operation,
-    (f.rec).key, (f.rec).steps, (f.rec).body, (f.rec).note, (f.rec).revision
+    (f.rec).key, (f.rec).steps, (f.rec).body, (f.rec).note, (f.rec).keep_unknown, (f.rec).revision
 FROM {schema}.claim_1(
     $1::bigint, $2::integer, $3::boolean, $4::integer, $5::bigint,
     $6::uuid[], $7::uuid[], $8::bytea[], $9::bigint[], $10::bigint[], $11::bigint[],
-    $12::boolean[], $13::text[], $14::text[], $15::text[]) f;
+    $12::boolean[], $13::text[], $14::text[], $15::text[], $16::bigint[]) f;
 
 -- name: finish
 SELECT f.at, f.ord, f.wrote,
     uuid_send((f.rec).id), (f.rec).state, (f.rec).fingerprint, uuid_send((f.rec).owner),
     (f.rec).fence, (f.rec).attempt, (f.rec).retry_safe, (f.rec).created_at, (f.rec).lease_until,
     (f.rec).finished_at, (f.rec).keep, (f.rec).audit, (f.rec).scope, (f.rec).operation,
-    (f.rec).key, (f.rec).steps, (f.rec).body, (f.rec).note, (f.rec).revision
+    (f.rec).key, (f.rec).steps, (f.rec).body, (f.rec).note, (f.rec).keep_unknown, (f.rec).revision
 FROM {schema}.finish_1(
     $1::bigint, $2::boolean, $3::uuid[], $4::uuid[], $5::bigint[], $6::smallint[], $7::bytea[]) f;
 
@@ -45,10 +45,10 @@ FROM {schema}.finish_1(
 INSERT INTO {schema}.records AS t (
     id, owner, fence, created_at, lease_until, finished_at, keep, audit, sweep_at,
     attempt, revision, state, slot, retry_safe, fingerprint,
-    scope, operation, key, steps, body, note)
+    scope, operation, key, steps, body, note, keep_unknown)
 SELECT u.id, u.owner, c.n, c.n, c.n + u.lease, 0, u.keep, u.audit,
     c.n + u.lease + u.keep + u.audit, 1, 0, 1, 0, u.retry_safe, u.fingerprint,
-    u.scope, u.operation, u.key, '', '', ''
+    u.scope, u.operation, u.key, '', '', '', u.keep_unknown
 FROM (
     SELECT coalesce($1::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS n
 ) c, (
@@ -58,15 +58,17 @@ FROM (
         coalesce(u.audit, (x.audit)[1]) AS audit,
         coalesce(u.retry_safe, (x.retry_safe)[1]) AS retry_safe,
         coalesce(u.scope, (x.scope)[1]) AS scope,
-        coalesce(u.operation, (x.operation)[1]) AS operation, coalesce(u.key, (x.key)[1]) AS key
+        coalesce(u.operation, (x.operation)[1]) AS operation, coalesce(u.key, (x.key)[1]) AS key,
+        coalesce(u.keep_unknown, (x.keep_unknown)[1]) AS keep_unknown
     FROM (
         SELECT $2::uuid[] AS id, $3::uuid[] AS owner, $4::bytea[] AS fingerprint,
             $5::bigint[] AS lease, $6::bigint[] AS keep, $7::bigint[] AS audit,
             $8::boolean[] AS retry_safe, $9::text[] AS scope, $10::text[] AS operation,
-            $11::text[] AS key
+            $11::text[] AS key, $12::bigint[] AS keep_unknown
     ) x, unnest(x.id, x.owner, x.fingerprint, x.lease, x.keep, x.audit, x.retry_safe, x.scope,
-        x.operation, x.key)
-        AS u(id, owner, fingerprint, lease, keep, audit, retry_safe, scope, operation, key)
+        x.operation, x.key, x.keep_unknown)
+        AS u(id, owner, fingerprint, lease, keep, audit, retry_safe, scope, operation, key,
+            keep_unknown)
 ) u
 ON CONFLICT DO NOTHING
 RETURNING uuid_send(t.id), t.fence;
@@ -74,26 +76,27 @@ RETURNING uuid_send(t.id), t.fence;
 -- name: finish_held
 UPDATE {schema}.records AS t SET
     state = u.state, finished_at = c.n, body = u.body, revision = t.revision + 1,
-    sweep_at = greatest(t.sweep_at, c.n + t.keep + t.audit)
+    sweep_at = {schema}.sweep_at_1(t, u.state, c.n)
 FROM (
     SELECT coalesce($1::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS n
 ) c, unnest($2::uuid[], $3::uuid[], $4::bigint[], $5::smallint[], $6::bytea[])
     AS u(id, owner, fence, state, body)
-WHERE t.id = u.id AND t.owner = u.owner AND t.fence = u.fence AND t.state = 1
+WHERE t.id = u.id AND t.owner = u.owner AND t.fence = u.fence
+    AND (t.state = 1 OR (t.state = 4 AND u.state <> 4))
 RETURNING uuid_send(t.id);
 
 -- name: look
 SELECT coalesce($1::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint), 0, false,
     uuid_send(t.id), t.state, t.fingerprint, uuid_send(t.owner), t.fence, t.attempt, t.retry_safe,
     t.created_at, t.lease_until, t.finished_at, t.keep, t.audit, t.scope, t.operation, t.key,
-    t.steps, t.body, t.note, t.revision
+    t.steps, t.body, t.note, t.keep_unknown, t.revision
 FROM (SELECT 1) one LEFT JOIN {schema}.records t ON t.id = ANY ($2::uuid[]);
 
 -- name: history
 SELECT 0, 0, false,
     uuid_send(t.id), t.state, t.fingerprint, uuid_send(t.owner), t.fence, t.attempt, t.retry_safe,
     t.created_at, t.lease_until, t.finished_at, t.keep, t.audit, t.scope, t.operation, t.key,
-    t.steps, t.body, t.note, t.revision
+    t.steps, t.body, t.note, t.keep_unknown, t.revision
 FROM {schema}.history t WHERE t.id = ANY ($1::uuid[]) ORDER BY t.fence;
 
 -- What was claimed after $2 and has not ended and not expired (the machine's has_ended and
@@ -107,7 +110,9 @@ WITH c AS MATERIALIZED (
 ), seen AS MATERIALIZED (
     SELECT t.fence, t.id, t.slot,
         (t.state IN (1, 4) OR (t.state = 0 AND t.steps <> ''))
-        AND c.n < t.keep + CASE WHEN t.finished_at <> 0 THEN t.finished_at ELSE t.lease_until END
+        AND c.n < CASE WHEN t.state = 4 OR (t.state = 1 AND NOT t.retry_safe)
+                THEN t.keep_unknown ELSE t.keep END
+            + CASE WHEN t.finished_at <> 0 THEN t.finished_at ELSE t.lease_until END
         AND substring(t.steps FROM 1 FOR 1) IN ('', '\x01')
             AS is_open
     FROM (
@@ -121,7 +126,7 @@ WITH c AS MATERIALIZED (
 SELECT c.n, e.last, e.looks >= $4::bigint,
     uuid_send(t.id), t.state, t.fingerprint, uuid_send(t.owner), t.fence, t.attempt, t.retry_safe,
     t.created_at, t.lease_until, t.finished_at, t.keep, t.audit, t.scope, t.operation, t.key,
-    t.steps, t.body, t.note, t.revision
+    t.steps, t.body, t.note, t.keep_unknown, t.revision
 FROM c CROSS JOIN (SELECT max(s.fence) AS last, count(*) AS looks FROM seen s) e
 LEFT JOIN (found f JOIN {schema}.records t ON t.id = f.id AND t.slot = f.slot) ON true
 ORDER BY t.fence, t.id;
@@ -137,7 +142,7 @@ SELECT identity, address FROM {schema}.identify_1();
 SELECT {schema}.record_1($1::bigint, $2::uuid, $3::bigint, $4::integer, $5::boolean, $6::boolean,
     $7::smallint, $8::smallint, $9::bytea, $10::uuid, $11::bigint, $12::integer, $13::boolean,
     $14::bigint, $15::bigint, $16::bigint, $17::bigint, $18::text, $19::text, $20::text,
-    $21::bytea, $22::bytea, $23::text);
+    $21::bytea, $22::bytea, $23::text, $24::bigint);
 
 -- name: let_go
 SELECT set_config('oncekey.running',
@@ -148,19 +153,23 @@ SELECT set_config('oncekey.running',
 -- name: insert_whole
 INSERT INTO {schema}.records AS t (
     id, state, fingerprint, owner, fence, attempt, retry_safe, created_at, lease_until,
-    finished_at, keep, audit, scope, operation, key, steps, body, note, sweep_at, revision, slot)
+    finished_at, keep, audit, scope, operation, key, steps, body, note, keep_unknown, sweep_at,
+    revision, slot)
 SELECT u.id, u.state, u.fingerprint, u.owner, u.fence, u.attempt, u.retry_safe, u.created_at,
     u.lease_until, CASE u.finished_at WHEN -1 THEN c.n ELSE u.finished_at END, u.keep, u.audit,
-    u.scope, u.operation, u.key, u.steps, u.body, u.note,
-    CASE u.finished_at WHEN -1 THEN c.n + u.keep + u.audit ELSE u.sweep_at END, 0, $21::smallint
+    u.scope, u.operation, u.key, u.steps, u.body, u.note, u.keep_unknown,
+    CASE u.finished_at WHEN -1
+        THEN c.n + CASE u.state WHEN 4 THEN u.keep_unknown ELSE u.keep END + u.audit
+        ELSE u.sweep_at END, 0, $22::smallint
 FROM (
     SELECT coalesce($1::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS n
 ) c, unnest(
     $2::uuid[], $3::smallint[], $4::bytea[], $5::uuid[], $6::bigint[], $7::integer[],
     $8::boolean[], $9::bigint[], $10::bigint[], $11::bigint[], $12::bigint[], $13::bigint[],
-    $14::text[], $15::text[], $16::text[], $17::bytea[], $18::bytea[], $19::text[], $20::bigint[]
+    $14::text[], $15::text[], $16::text[], $17::bytea[], $18::bytea[], $19::text[], $20::bigint[],
+    $21::bigint[]
 ) AS u(id, state, fingerprint, owner, fence, attempt, retry_safe, created_at, lease_until,
-    finished_at, keep, audit, scope, operation, key, steps, body, note, sweep_at)
+    finished_at, keep, audit, scope, operation, key, steps, body, note, keep_unknown, sweep_at)
 ON CONFLICT DO NOTHING
 RETURNING uuid_send(t.id);
 
@@ -175,9 +184,9 @@ WITH u AS (
         $2::uuid[], $3::smallint[], $4::bytea[], $5::uuid[], $6::bigint[], $7::integer[],
         $8::boolean[], $9::bigint[], $10::bigint[], $11::bigint[], $12::bigint[], $13::bigint[],
         $14::text[], $15::text[], $16::text[], $17::bytea[], $18::bytea[], $19::text[],
-        $20::bigint[], $21::bigint[], $22::integer[], $23::boolean[]
+        $20::bigint[], $21::bigint[], $22::bigint[], $23::integer[], $24::boolean[]
     ) AS r(id, state, fingerprint, owner, fence, attempt, retry_safe, created_at, lease_until,
-        finished_at, keep, audit, scope, operation, key, steps, body, note, sweep_at,
+        finished_at, keep, audit, scope, operation, key, steps, body, note, keep_unknown, sweep_at,
         old_fence, old_revision, archive)
 ), free AS (
     SELECT t.id FROM {schema}.records t WHERE t.id = ANY ($2::uuid[]) FOR UPDATE SKIP LOCKED
@@ -188,8 +197,10 @@ WITH u AS (
         lease_until = u.lease_until, keep = u.keep, audit = u.audit,
         finished_at = CASE u.finished_at WHEN -1 THEN u.n ELSE u.finished_at END,
         scope = u.scope, operation = u.operation, key = u.key, steps = u.steps, body = u.body,
-        note = u.note, revision = t.revision + 1,
-        sweep_at = CASE u.finished_at WHEN -1 THEN u.n + u.keep + u.audit ELSE u.sweep_at END
+        note = u.note, keep_unknown = u.keep_unknown, revision = t.revision + 1,
+        sweep_at = CASE u.finished_at WHEN -1
+            THEN u.n + CASE u.state WHEN 4 THEN u.keep_unknown ELSE u.keep END + u.audit
+            ELSE u.sweep_at END
     FROM u, free
     WHERE t.id = u.id AND free.id = u.id
         AND t.fence = u.old_fence AND t.revision = u.old_revision
@@ -197,11 +208,14 @@ WITH u AS (
 ), old AS (
     INSERT INTO {schema}.history (
         id, owner, fence, created_at, lease_until, finished_at, keep, audit, sweep_at, attempt,
-        revision, state, slot, retry_safe, fingerprint, scope, operation, key, steps, body, note)
+        revision, state, slot, retry_safe, fingerprint, scope, operation, key, steps, body, note,
+        keep_unknown)
     SELECT t.id, t.owner, t.fence, t.created_at, t.lease_until, t.finished_at, t.keep, t.audit,
-        t.keep + t.audit + CASE WHEN t.finished_at <> 0 THEN t.finished_at ELSE t.lease_until END,
+        CASE WHEN t.state = 4 OR (t.state = 1 AND NOT t.retry_safe)
+            THEN t.keep_unknown ELSE t.keep END + t.audit
+            + CASE WHEN t.finished_at <> 0 THEN t.finished_at ELSE t.lease_until END,
         t.attempt, t.revision, t.state, t.slot, t.retry_safe, t.fingerprint, t.scope, t.operation,
-        t.key, t.steps, t.body, t.note
+        t.key, t.steps, t.body, t.note, t.keep_unknown
     FROM {schema}.records t JOIN done ON done.id = t.id JOIN u ON u.id = t.id
     WHERE u.archive
     ON CONFLICT DO NOTHING
@@ -236,16 +250,25 @@ ON CONFLICT (name) DO UPDATE SET value = excluded.value, until = excluded.until
     WHERE m.until <= excluded.until - $4::bigint OR m.value = excluded.value
 RETURNING 1;
 
+-- Of what is due in a slot: garbage goes, and what nobody has decided is put off, so that it does not
+-- hide what comes after it. How many went and how many were put off.
 -- name: sweep_records
-WITH gone AS (
-    DELETE FROM {schema}.records WHERE ctid = ANY (ARRAY(
-        SELECT t.ctid FROM {schema}.records t
-        WHERE t.sweep_at <= coalesce($1::bigint,
-            (extract(epoch FROM statement_timestamp()) * 1000000)::bigint)
-        ORDER BY t.sweep_at LIMIT $2::bigint FOR UPDATE SKIP LOCKED))
+WITH c AS MATERIALIZED (
+    SELECT coalesce($1::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS n
+), due AS MATERIALIZED (
+    SELECT t.id, {schema}.expiry_1(t) + t.audit AS audit_until FROM {schema}.records t
+    WHERE t.slot = $3::smallint AND t.sweep_at <= (SELECT c.n FROM c)
+    ORDER BY t.sweep_at LIMIT $2::bigint FOR UPDATE SKIP LOCKED
+), gone AS (
+    DELETE FROM {schema}.records t USING due, c
+    WHERE t.id = due.id AND t.slot = $3::smallint AND due.audit_until <= c.n
+    RETURNING 1
+), put_off AS (
+    UPDATE {schema}.records t SET sweep_at = due.audit_until FROM due, c
+    WHERE t.id = due.id AND t.slot = $3::smallint AND due.audit_until > c.n
     RETURNING 1
 )
-SELECT count(*) FROM gone;
+SELECT (SELECT count(*) FROM gone), (SELECT count(*) FROM put_off);
 
 -- name: sweep_history
 WITH gone AS (
@@ -259,7 +282,7 @@ WITH gone AS (
 SELECT count(*) FROM gone;
 
 -- name: rotate
-SELECT {schema}.rotate_1($1::bigint, $2::integer, $3::bigint, $4::bigint);
+SELECT * FROM {schema}.rotate_1($1::bigint, $2::integer, $3::bigint, $4::bigint);
 
 -- name: server
 SELECT current_setting('server_version_num')::integer,

@@ -8,14 +8,14 @@
 -- name: select_records
 SELECT +id, +state, +fingerprint, +owner, +fence, +attempt, +retry_safe, +created_at,
        +lease_until, +finished_at, +keep, +audit, CAST(scope AS BLOB), CAST(operation AS BLOB),
-       CAST("key" AS BLOB), +steps, +body, CAST(note AS BLOB)
+       CAST("key" AS BLOB), +steps, +body, CAST(note AS BLOB), +keep_unknown
 FROM oncekey_records
 WHERE id IN (/*ids*/);
 
 -- name: select_history
 SELECT +id, +state, +fingerprint, +owner, +fence, +attempt, +retry_safe, +created_at,
        +lease_until, +finished_at, +keep, +audit, CAST(scope AS BLOB), CAST(operation AS BLOB),
-       CAST("key" AS BLOB), +steps, +body, CAST(note AS BLOB)
+       CAST("key" AS BLOB), +steps, +body, CAST(note AS BLOB), +keep_unknown
 FROM oncekey_history
 WHERE id = ?
 ORDER BY fence;
@@ -23,7 +23,7 @@ ORDER BY fence;
 -- The same shape without what the sweeper does not weigh.
 -- name: select_due
 SELECT +id, +state, +fingerprint, +owner, +fence, +attempt, +retry_safe, +created_at,
-       +lease_until, +finished_at, +keep, +audit, x'', x'', x'', x'', x'', x''
+       +lease_until, +finished_at, +keep, +audit, x'', x'', x'', x'', x'', x'', +keep_unknown
 FROM oncekey_records
 WHERE sweep_at <= ?
 ORDER BY sweep_at
@@ -39,15 +39,17 @@ SELECT EXISTS (SELECT 1 FROM oncekey_records WHERE sweep_at <= ?)
 -- name: select_unfinished
 SELECT +id, +state, +fingerprint, +owner, +fence, +attempt, +retry_safe, +created_at,
        +lease_until, +finished_at, +keep, +audit, CAST(scope AS BLOB), CAST(operation AS BLOB),
-       CAST("key" AS BLOB), +steps, +body, CAST(note AS BLOB)
+       CAST("key" AS BLOB), +steps, +body, CAST(note AS BLOB), +keep_unknown
 FROM oncekey_records
 WHERE fence > ? AND (state IN (1, 4) OR (state = 0 AND steps <> x''))
-  AND keep + CASE finished_at WHEN 0 THEN lease_until ELSE finished_at END > ?
+  AND CASE WHEN state = 4 OR (state = 1 AND retry_safe = 0) THEN keep_unknown ELSE keep END
+      + CASE finished_at WHEN 0 THEN lease_until ELSE finished_at END > ?
   AND (steps = x'' OR substr(steps, 1, 1) = x'01')
   AND fence <= coalesce((
       SELECT fence FROM oncekey_records
       WHERE fence > ? AND (state IN (1, 4) OR (state = 0 AND steps <> x''))
-        AND keep + CASE finished_at WHEN 0 THEN lease_until ELSE finished_at END > ?
+        AND CASE WHEN state = 4 OR (state = 1 AND retry_safe = 0) THEN keep_unknown ELSE keep END
+      + CASE finished_at WHEN 0 THEN lease_until ELSE finished_at END > ?
         AND (steps = x'' OR substr(steps, 1, 1) = x'01')
       ORDER BY fence LIMIT 1 OFFSET ?
   ), 9223372036854775807)
@@ -59,31 +61,39 @@ SELECT +id, +fence FROM oncekey_history WHERE audit_until <= ? ORDER BY audit_un
 -- name: insert_record
 INSERT INTO oncekey_records (
     id, state, fingerprint, owner, fence, attempt, retry_safe, created_at, lease_until,
-    finished_at, keep, audit, scope, operation, "key", steps, body, note, sweep_at
-) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+    finished_at, keep, audit, scope, operation, "key", steps, body, note, keep_unknown, sweep_at
+) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- A first claim, unless somebody was faster.
 -- name: insert_new
 INSERT INTO oncekey_records (
     id, state, fingerprint, owner, fence, attempt, retry_safe, created_at, lease_until,
-    finished_at, keep, audit, scope, operation, "key", steps, body, note, sweep_at
-) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+    finished_at, keep, audit, scope, operation, "key", steps, body, note, keep_unknown, sweep_at
+) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (id) DO NOTHING;
 
--- A finish as compare-and-set: no row changes unless this owner still holds the key (state 1).
+-- A finish as compare-and-set: no row changes unless this owner still holds the key (state 1). The
+-- last term passes over what a sweeper has put off, which needs an earlier time to look again.
 -- name: finish_held
 UPDATE oncekey_records SET state = ?, finished_at = ?, body = ?
-WHERE id = ? AND owner = ? AND fence = ? AND state = 1;
+WHERE id = ? AND owner = ? AND fence = ? AND state = 1
+  AND sweep_at <= lease_until + keep + audit;
 
 -- name: update_claimed
 UPDATE oncekey_records SET
     state = ?, fingerprint = ?, owner = ?, fence = ?, attempt = ?, retry_safe = ?,
     created_at = ?, lease_until = ?, finished_at = ?, keep = ?, audit = ?, scope = ?,
-    operation = ?, "key" = ?, steps = ?, body = ?, note = ?, sweep_at = ?
+    operation = ?, "key" = ?, steps = ?, body = ?, note = ?, keep_unknown = ?, sweep_at = ?
 WHERE id = ?;
 
--- All that a command other than a claim can change; no indexed column is among it, only what says
--- whether the row is in the index of what has not ended.
+-- The same columns with the time to look again: how a record ends that did not go the usual way.
+-- name: update_ended
+UPDATE oncekey_records SET
+    state = ?, lease_until = ?, finished_at = ?, steps = ?, body = ?, note = ?, sweep_at = ?
+WHERE id = ?;
+
+-- All that a command other than a claim can change while the record is pending; no indexed column
+-- is among it, only what says whether the row is in the index of what has not ended.
 -- name: update_held
 UPDATE oncekey_records SET
     state = ?, lease_until = ?, finished_at = ?, steps = ?, body = ?, note = ?
@@ -92,8 +102,8 @@ WHERE id = ?;
 -- name: insert_history
 INSERT OR REPLACE INTO oncekey_history (
     id, state, fingerprint, owner, fence, attempt, retry_safe, created_at, lease_until,
-    finished_at, keep, audit, scope, operation, "key", steps, body, note, audit_until
-) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+    finished_at, keep, audit, scope, operation, "key", steps, body, note, keep_unknown, audit_until
+) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: delete_record
 DELETE FROM oncekey_records WHERE id = ?;

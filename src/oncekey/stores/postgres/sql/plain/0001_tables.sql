@@ -4,7 +4,8 @@
 -- each of its rows, which with an answer of some hundred bytes is three times as large (fillfactor:
 -- a batch finishes all of them at once), and no index on anything a finish changes: so a finish is
 -- a heap-only update and touches no index.
--- sweep_at is when the sweeper may look: never before the record's audit has ended.
+-- sweep_at is when the sweeper looks: never after the record's audit has ended, unless its owner fell
+-- silent; what is not garbage then is put off.
 -- revision counts the writes of one fence: (fence, revision) names one version of one row.
 CREATE TABLE {schema}.records (
     id          uuid     NOT NULL,
@@ -15,6 +16,7 @@ CREATE TABLE {schema}.records (
     finished_at bigint   NOT NULL,
     keep        bigint   NOT NULL,
     audit       bigint   NOT NULL,
+    keep_unknown bigint  NOT NULL,
     sweep_at    bigint   NOT NULL,
     attempt     integer  NOT NULL,
     revision    integer  NOT NULL,

@@ -10,6 +10,7 @@ CREATE TABLE {schema}.records (
     finished_at bigint   NOT NULL,
     keep        bigint   NOT NULL,
     audit       bigint   NOT NULL,
+    keep_unknown bigint  NOT NULL,
     sweep_at    bigint   NOT NULL,
     attempt     integer  NOT NULL,
     revision    integer  NOT NULL,
@@ -37,6 +38,10 @@ BEGIN
     END LOOP;
 END
 $make$;
+-- What nobody has decided when its slot is emptied: it stays for longer than any slot, and is swept
+-- row by row.
+CREATE TABLE {schema}.records_kept PARTITION OF {schema}.records FOR VALUES IN (-1)
+WITH (autovacuum_vacuum_scale_factor = 0.02);
 
 -- Past generations, while their audit lasts. Written once, never updated.
 CREATE TABLE {schema}.history (

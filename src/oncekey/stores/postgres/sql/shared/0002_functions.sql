@@ -14,13 +14,20 @@
 -- The other ({seed} + 1) is for claims only, where the index does not make keys unique (the ring)
 -- or that were told to lock. It is waited for: who has it is another claim, and soon done.
 
+-- When a record's key is fresh again: what is undecided (unknown, or a claim whose owner's death would
+-- make it so) stays for keep_unknown, all else for keep.
+CREATE FUNCTION {schema}.expiry_1(t {schema}.records) RETURNS bigint LANGUAGE sql IMMUTABLE AS $expiry$
+    SELECT CASE WHEN t.state = 4 OR (t.state = 1 AND NOT t.retry_safe)
+            THEN t.keep_unknown ELSE t.keep END
+        + CASE WHEN t.finished_at <> 0 THEN t.finished_at ELSE t.lease_until END
+$expiry$;
+
 -- Which rule of the machine a claim that writes falls under; 0 if it writes nothing.
 CREATE FUNCTION {schema}.claim_rule_1(
     t {schema}.records, p_owner uuid, p_fingerprint bytea, p_retry_safe boolean, n bigint
 ) RETURNS integer LANGUAGE sql IMMUTABLE AS $rule$
     SELECT CASE
-        WHEN n >= t.keep + CASE WHEN t.finished_at <> 0 THEN t.finished_at ELSE t.lease_until END
-            THEN 1  -- expired: a new generation
+        WHEN n >= {schema}.expiry_1(t) THEN 1  -- expired: a new generation
         WHEN t.state = 0 AND t.owner = p_owner THEN 0  -- a straggler
         WHEN t.state = 0 AND (t.steps = '' OR t.fingerprint = p_fingerprint) THEN 2  -- freed
         WHEN t.state = 1 AND t.owner = p_owner THEN 3  -- mine: its reply was lost
@@ -34,18 +41,17 @@ $rule$;
 CREATE FUNCTION {schema}.rewrite_1(
     t {schema}.records, p_rule integer, n bigint,
     p_owner uuid, p_fingerprint bytea, p_lease bigint, p_keep bigint, p_audit bigint,
-    p_retry_safe boolean, p_scope text, p_operation text, p_key text
+    p_retry_safe boolean, p_scope text, p_operation text, p_key text, p_keep_unknown bigint
 ) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $rewrite$
 DECLARE
-    v_expiry CONSTANT bigint :=
-        t.keep + CASE WHEN t.finished_at <> 0 THEN t.finished_at ELSE t.lease_until END;
+    v_expiry CONSTANT bigint := {schema}.expiry_1(t);
     r {schema}.records := t;
 BEGIN
     r.revision := t.revision + 1;
     IF p_rule = 5 THEN
         r.state := 4;
         r.finished_at := n;
-        r.sweep_at := n + t.keep + t.audit;
+        r.sweep_at := n + t.keep_unknown + t.audit;
     ELSE
         r.state := 1;
         r.finished_at := 0;
@@ -57,6 +63,7 @@ BEGIN
             r.retry_safe := p_retry_safe;
             r.keep := p_keep;
             r.audit := p_audit;
+            r.keep_unknown := p_keep_unknown;
         END IF;
         r.sweep_at := r.lease_until + r.keep + r.audit;
         IF p_rule <= 2 THEN
@@ -74,7 +81,8 @@ BEGIN
     END IF;
     UPDATE {schema}.records AS o SET
         owner = r.owner, fence = r.fence, created_at = r.created_at, lease_until = r.lease_until,
-        finished_at = r.finished_at, keep = r.keep, audit = r.audit, sweep_at = r.sweep_at,
+        finished_at = r.finished_at, keep = r.keep, audit = r.audit,
+        keep_unknown = r.keep_unknown, sweep_at = r.sweep_at,
         attempt = r.attempt, revision = r.revision, state = r.state, retry_safe = r.retry_safe,
         fingerprint = r.fingerprint, scope = r.scope, operation = r.operation, key = r.key,
         steps = r.steps, body = r.body, note = r.note
@@ -103,7 +111,8 @@ $rewrite$;
 CREATE FUNCTION {schema}.claim_1(
     p_now bigint, p_how integer, p_guard boolean, p_slots integer, p_period bigint,
     p_id uuid[], p_owner uuid[], p_fingerprint bytea[], p_lease bigint[], p_keep bigint[],
-    p_audit bigint[], p_retry_safe boolean[], p_scope text[], p_operation text[], p_key text[]
+    p_audit bigint[], p_retry_safe boolean[], p_scope text[], p_operation text[], p_key text[],
+    p_keep_unknown bigint[]
 ) RETURNS TABLE (at bigint, ord integer, wrote boolean, rec {schema}.records)
 LANGUAGE plpgsql VOLATILE AS $claim$
 DECLARE
@@ -145,6 +154,9 @@ BEGIN
         IF cardinality(p_key) = 1 THEN
             p_key := array_fill(p_key[1], ARRAY[v_left]);
         END IF;
+        IF cardinality(p_keep_unknown) = 1 THEN
+            p_keep_unknown := array_fill(p_keep_unknown[1], ARRAY[v_left]);
+        END IF;
     ELSIF v_left = 0 THEN
         RETURN;
     ELSIF p_how = 0 AND p_slots = 1 AND (NOT p_guard
@@ -154,10 +166,10 @@ BEGIN
         INSERT INTO {schema}.records (
             id, owner, fence, created_at, lease_until, finished_at, keep, audit, sweep_at,
             attempt, revision, state, slot, retry_safe, fingerprint,
-            scope, operation, key, steps, body, note)
+            scope, operation, key, steps, body, note, keep_unknown)
         VALUES (p_id[1], p_owner[1], n, n, n + p_lease[1], 0, p_keep[1], p_audit[1],
             n + p_lease[1] + p_keep[1] + p_audit[1], 1, 0, 1, 0, p_retry_safe[1],
-            p_fingerprint[1], p_scope[1], p_operation[1], p_key[1], '', '', '')
+            p_fingerprint[1], p_scope[1], p_operation[1], p_key[1], '', '', '', p_keep_unknown[1])
         ON CONFLICT DO NOTHING;
         IF FOUND THEN
             RETURN;
@@ -205,14 +217,14 @@ BEGIN
                 INSERT INTO {schema}.records AS t (
                     id, owner, fence, created_at, lease_until, finished_at, keep, audit, sweep_at,
                     attempt, revision, state, slot, retry_safe, fingerprint,
-                    scope, operation, key, steps, body, note)
+                    scope, operation, key, steps, body, note, keep_unknown)
                 SELECT u.id, u.owner, n, n, n + u.lease, 0, u.keep, u.audit,
                     n + u.lease + u.keep + u.audit, 1, 0, 1, v_slot, u.retry_safe, u.fingerprint,
-                    u.scope, u.operation, u.key, '', '', ''
+                    u.scope, u.operation, u.key, '', '', '', u.keep_unknown
                 FROM unnest(p_id, p_owner, p_fingerprint, p_lease, p_keep, p_audit, p_retry_safe,
-                    p_scope, p_operation, p_key) WITH ORDINALITY
+                    p_scope, p_operation, p_key, p_keep_unknown) WITH ORDINALITY
                     AS u(id, owner, fingerprint, lease, keep, audit, retry_safe,
-                        scope, operation, key, ord)
+                        scope, operation, key, keep_unknown, ord)
                 WHERE (v_todo IS NULL OR u.ord = ANY (v_todo))
                     AND (v_may IS NULL OR u.ord = ANY (v_may))
                     AND (v_seen IS NULL OR u.ord <> ALL (v_seen))
@@ -255,7 +267,8 @@ BEGIN
                 wrote := v_rule > 0;
                 CONTINUE WHEN wrote AND NOT {schema}.rewrite_1(  -- it changed: look again
                     rec, v_rule, n, p_owner[ord], p_fingerprint[ord], p_lease[ord], p_keep[ord],
-                    p_audit[ord], p_retry_safe[ord], p_scope[ord], p_operation[ord], p_key[ord]);
+                    p_audit[ord], p_retry_safe[ord], p_scope[ord], p_operation[ord], p_key[ord],
+                    p_keep_unknown[ord]);
             END IF;
             RETURN NEXT;
             v_answered := v_answered || ord;
@@ -283,7 +296,20 @@ BEGIN
 END
 $claim$;
 
--- A batch of finishes, as compare-and-set. One that is not mentioned has ended its record; any
+-- When to look at a record that ends now: as its claim has written it where that will do, so that no
+-- index is touched; not where a sweeper has put it off.
+CREATE FUNCTION {schema}.sweep_at_1(t {schema}.records, p_state smallint, n bigint) RETURNS bigint
+LANGUAGE sql IMMUTABLE AS $sweep$
+    SELECT CASE
+        WHEN p_state = 4 THEN n + t.keep_unknown + t.audit
+        WHEN t.sweep_at BETWEEN n + t.keep + t.audit
+            AND greatest(n, t.lease_until) + t.keep + t.audit THEN t.sweep_at
+        ELSE n + t.keep + t.audit
+    END
+$sweep$;
+
+-- A batch of finishes, as compare-and-set: of the pending owner, or of the owner of a record that was
+-- given up as unknown, who is the only witness. One that is not mentioned has ended its record; any
 -- other is answered by the record there is, under its negated number.
 CREATE FUNCTION {schema}.finish_1(
     p_now bigint, p_guard boolean,
@@ -303,8 +329,9 @@ BEGIN
     THEN
         UPDATE {schema}.records AS t SET
             state = p_state[1], finished_at = n, body = p_body[1], revision = t.revision + 1,
-            sweep_at = greatest(t.sweep_at, n + t.keep + t.audit)
-        WHERE t.id = p_id[1] AND t.owner = p_owner[1] AND t.fence = p_fence[1] AND t.state = 1;
+            sweep_at = {schema}.sweep_at_1(t, p_state[1], n)
+        WHERE t.id = p_id[1] AND t.owner = p_owner[1] AND t.fence = p_fence[1]
+            AND (t.state = 1 OR (t.state = 4 AND p_state[1] <> 4));
         IF FOUND THEN
             RETURN;
         END IF;
@@ -325,10 +352,11 @@ BEGIN
     WITH done AS (
         UPDATE {schema}.records AS t SET
             state = u.state, finished_at = n, body = u.body, revision = t.revision + 1,
-            sweep_at = greatest(t.sweep_at, n + t.keep + t.audit)
+            sweep_at = {schema}.sweep_at_1(t, u.state, n)
         FROM unnest(p_id, p_owner, p_fence, p_state, p_body) WITH ORDINALITY
             AS u(id, owner, fence, state, body, ord)
-        WHERE t.id = u.id AND t.owner = u.owner AND t.fence = u.fence AND t.state = 1
+        WHERE t.id = u.id AND t.owner = u.owner AND t.fence = u.fence
+            AND (t.state = 1 OR (t.state = 4 AND u.state <> 4))
             AND (v_barred IS NULL OR u.ord <> ALL (v_barred))
         RETURNING t.id
     )
@@ -406,7 +434,7 @@ CREATE FUNCTION {schema}.enlist_1(
     OUT r_fence bigint, OUT r_attempt integer, OUT r_retry_safe boolean, OUT r_created_at bigint,
     OUT r_lease_until bigint, OUT r_finished_at bigint, OUT r_keep bigint, OUT r_audit bigint,
     OUT r_scope text, OUT r_operation text, OUT r_key text, OUT r_steps bytea, OUT r_body bytea,
-    OUT r_note text, OUT r_revision integer
+    OUT r_note text, OUT r_keep_unknown bigint, OUT r_revision integer
 ) LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $enlist$
 DECLARE
     n CONSTANT bigint := coalesce(p_now, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint);
@@ -470,6 +498,7 @@ BEGIN
         r_steps := t.steps;
         r_body := t.body;
         r_note := t.note;
+        r_keep_unknown := t.keep_unknown;
         r_revision := t.revision;
     END IF;
 END
@@ -484,12 +513,15 @@ CREATE FUNCTION {schema}.record_1(
     p_leave boolean, p_slot smallint,
     p_state smallint, p_fingerprint bytea, p_owner uuid, p_fence bigint, p_attempt integer,
     p_retry_safe boolean, p_created_at bigint, p_lease_until bigint, p_keep bigint, p_audit bigint,
-    p_scope text, p_operation text, p_key text, p_steps bytea, p_body bytea, p_note text
+    p_scope text, p_operation text, p_key text, p_steps bytea, p_body bytea, p_note text,
+    p_keep_unknown bigint
 ) RETURNS void LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $record$
 DECLARE
     n CONSTANT bigint := coalesce(p_now, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint);
     v_name CONSTANT text := p_id::text || '/{seed} ';
     v_running CONSTANT text := coalesce(current_setting('oncekey.running', true), '');
+    v_sweep_at CONSTANT bigint :=
+        n + CASE WHEN p_state = 4 THEN p_keep_unknown ELSE p_keep END + p_audit;
 BEGIN
     IF position(v_name IN v_running) = 0 THEN
         RAISE EXCEPTION 'oncekey: the transaction that claimed the key is over'
@@ -499,11 +531,11 @@ BEGIN
         INSERT INTO {schema}.records (
             id, owner, fence, created_at, lease_until, finished_at, keep, audit, sweep_at,
             attempt, revision, state, slot, retry_safe, fingerprint,
-            scope, operation, key, steps, body, note)
+            scope, operation, key, steps, body, note, keep_unknown)
         VALUES (
             p_id, p_owner, p_fence, p_created_at, p_lease_until, n, p_keep, p_audit,
-            n + p_keep + p_audit, p_attempt, 0, p_state, p_slot, p_retry_safe, p_fingerprint,
-            p_scope, p_operation, p_key, p_steps, p_body, p_note)
+            v_sweep_at, p_attempt, 0, p_state, p_slot, p_retry_safe, p_fingerprint,
+            p_scope, p_operation, p_key, p_steps, p_body, p_note, p_keep_unknown)
         ON CONFLICT DO NOTHING;
     ELSE
         -- Whoever is writing this row at this moment is first: never wait for them.
@@ -515,19 +547,18 @@ BEGIN
                 INSERT INTO {schema}.history (
                     id, owner, fence, created_at, lease_until, finished_at, keep, audit, sweep_at,
                     attempt, revision, state, slot, retry_safe, fingerprint,
-                    scope, operation, key, steps, body, note)
+                    scope, operation, key, steps, body, note, keep_unknown)
                 SELECT t.id, t.owner, t.fence, t.created_at, t.lease_until, t.finished_at, t.keep,
-                    t.audit, t.keep + t.audit
-                        + CASE WHEN t.finished_at <> 0 THEN t.finished_at ELSE t.lease_until END,
+                    t.audit, {schema}.expiry_1(t) + t.audit,
                     t.attempt, t.revision, t.state, t.slot, t.retry_safe, t.fingerprint,
-                    t.scope, t.operation, t.key, t.steps, t.body, t.note
+                    t.scope, t.operation, t.key, t.steps, t.body, t.note, t.keep_unknown
                 FROM {schema}.records t WHERE t.id = p_id
                 ON CONFLICT DO NOTHING;
             END IF;
             UPDATE {schema}.records AS t SET
                 owner = p_owner, fence = p_fence, created_at = p_created_at,
                 lease_until = p_lease_until, finished_at = n, keep = p_keep, audit = p_audit,
-                sweep_at = n + p_keep + p_audit, attempt = p_attempt, revision = t.revision + 1,
+                keep_unknown = p_keep_unknown, sweep_at = v_sweep_at, attempt = p_attempt, revision = t.revision + 1,
                 state = p_state, retry_safe = p_retry_safe, fingerprint = p_fingerprint,
                 scope = p_scope, operation = p_operation, key = p_key, steps = p_steps,
                 body = p_body, note = p_note

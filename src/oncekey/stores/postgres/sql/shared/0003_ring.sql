@@ -5,12 +5,19 @@
 -- the present slot. Nobody misses one on its way: a statement locks all slots before it takes its
 -- snapshot, and whoever has looked keeps its slots locked until the end of its transaction.
 --
+-- What nobody has decided outlives every slot. Before its slot is emptied it moves to records_kept,
+-- row by row and without that lock: each goes with its own transaction, so that every snapshot has it
+-- in one place, and who is about to write it finds it gone and looks again.
+--
 -- The look before the lock is long and harms nobody; what happens under the lock is short. The
 -- lock is waited for only briefly, since claims queue behind a waiter. One rotates at a time: two
--- would look and then wait for each other. Gives the number of records removed; 0 where nothing was
--- due or a lock could not be had, to be tried again later.
-CREATE FUNCTION {schema}.rotate_1(p_now bigint, p_slots integer, p_period bigint, p_moves bigint)
-RETURNS bigint LANGUAGE plpgsql VOLATILE AS $rotate$
+-- would look and then wait for each other. Gives the number of records removed, 0 where nothing was
+-- due or a lock could not be had, to be tried again later; and whether there is more to do, so
+-- that it should be called again.
+CREATE FUNCTION {schema}.rotate_1(
+    p_now bigint, p_slots integer, p_period bigint, p_moves bigint,
+    OUT removed bigint, OUT more boolean
+) LANGUAGE plpgsql VOLATILE AS $rotate$
 DECLARE
     n CONSTANT bigint := coalesce(p_now, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint);
     v_turn CONSTANT bigint := n / p_period;
@@ -19,16 +26,25 @@ DECLARE
     v_rows bigint;
     v_live bigint;
     v_moved bigint := 0;
+    -- The columns of a record in the order they are moved; then its slot.
+    v_columns CONSTANT text := 'id, owner, fence, created_at, lease_until, finished_at, keep, audit, '
+        'keep_unknown, sweep_at, attempt, revision, state, retry_safe, fingerprint, scope, '
+        'operation, key, steps, body, note';
+    -- Of an owner that fell silent, and not yet garbage.
+    v_undecided CONSTANT text := '(t.state = 4 OR (t.state = 1 AND NOT t.retry_safe)) '
+        'AND t.lease_until <= $1 AND {schema}.expiry_1(t) + t.audit > $1';
 BEGIN
+    removed := 0;
+    more := false;
     IF NOT pg_try_advisory_xact_lock({seed}) THEN
-        RETURN 0;  -- another one is at it, or the tables are being migrated
+        RETURN;  -- another one is at it, or the tables are being migrated
     END IF;
     PERFORM set_config('lock_timeout', '50ms', true);
     FOR back IN REVERSE p_slots - 1 .. 2 LOOP
         v_slot := (v_turn - back + p_slots) % p_slots;
         v_table := format('{schema}.records_%s', v_slot);
-        EXECUTE format('SELECT count(*) FROM (SELECT 1 FROM %s WHERE sweep_at > $1 LIMIT $2) live',
-            v_table) INTO v_live USING n, p_moves + 1;
+        EXECUTE format('SELECT count(*) FROM (SELECT 1 FROM %s t WHERE t.sweep_at > $1 '
+            'AND NOT (%s) LIMIT $2) live', v_table, v_undecided) INTO v_live USING n, p_moves + 1;
         CONTINUE WHEN v_live > CASE WHEN back = p_slots - 1 THEN p_moves ELSE 0 END;
         -- Counted up to a point: beyond it the planner's estimate will do.
         EXECUTE format('SELECT count(*) FROM (SELECT 1 FROM %s LIMIT 100001) counted', v_table)
@@ -38,21 +54,30 @@ BEGIN
             FROM pg_class c WHERE c.oid = v_table::regclass;
         END IF;
         CONTINUE WHEN v_rows = v_live;  -- nothing to remove
+        EXECUTE format(
+            'WITH gone AS (DELETE FROM %1$s d WHERE d.id = ANY (ARRAY('
+            'SELECT t.id FROM %1$s t WHERE %2$s LIMIT $2 FOR UPDATE SKIP LOCKED)) RETURNING %3$s) '
+            'INSERT INTO {schema}.records (%3$s, slot) SELECT gone.*, -1 FROM gone',
+            v_table, v_undecided, v_columns) USING n, p_moves;
+        GET DIAGNOSTICS v_moved = ROW_COUNT;
+        IF v_moved = p_moves THEN
+            more := true;
+            RETURN;
+        END IF;
+        v_rows := v_rows - v_moved;
         EXECUTE format('LOCK TABLE %s IN ACCESS EXCLUSIVE MODE', v_table);
         EXECUTE format(
-            'INSERT INTO {schema}.records (id, owner, fence, created_at, lease_until, '
-            'finished_at, keep, audit, sweep_at, attempt, revision, state, slot, retry_safe, '
-            'fingerprint, scope, operation, key, steps, body, note) '
-            'SELECT id, owner, fence, created_at, lease_until, finished_at, keep, audit, '
-            'sweep_at, attempt, revision, state, $2, retry_safe, fingerprint, scope, '
-            'operation, key, steps, body, note FROM %s WHERE sweep_at > $1', v_table)
-            USING n, (v_turn % p_slots)::smallint;
+            'INSERT INTO {schema}.records (%2$s, slot) '
+            'SELECT %2$s, $2 FROM %1$s t WHERE t.sweep_at > $1 OR (%3$s)',
+            v_table, v_columns, v_undecided) USING n, (v_turn % p_slots)::smallint;
         GET DIAGNOSTICS v_moved = ROW_COUNT;
         EXECUTE format('TRUNCATE %s', v_table);
-        RETURN v_rows - v_moved;
+        removed := greatest(v_rows - v_moved, 0);
+        more := removed = 0;
+        RETURN;
     END LOOP;
-    RETURN 0;
 EXCEPTION WHEN lock_not_available THEN
-    RETURN 0;
+    removed := 0;
+    more := false;
 END
 $rotate$;

@@ -92,7 +92,7 @@ $steps$;
 
 -- One row per key in its present generation, in the words of `oncekey show`. A dead owner's key is
 -- unknown from the moment its lease is over, before anybody has met it; `absent` was freed; what
--- has expired keeps the state it had. `tag` is the key's name in logs, `key` is filled only where
+-- has expired keeps the state it had; what stays until somebody decides it has no expires_at. `tag` is the key's name in logs, `key` is filled only where
 -- raw keys are stored.
 CREATE VIEW {schema}.operations AS
 SELECT r.id, left(replace(r.id::text, '-', ''), 12) AS tag, r.scope, r.operation, r.key,
@@ -105,8 +105,8 @@ SELECT r.id, left(replace(r.id::text, '-', ''), 12) AS tag, r.scope, r.operation
     'epoch'::timestamptz + interval '1 microsecond' * r.created_at AS created_at,
     'epoch'::timestamptz + interval '1 microsecond' * r.lease_until AS lease_until,
     'epoch'::timestamptz + interval '1 microsecond' * nullif(r.finished_at, 0) AS finished_at,
-    'epoch'::timestamptz + interval '1 microsecond' * e.us AS expires_at,
-    'epoch'::timestamptz + interval '1 microsecond' * (e.us + r.audit) AS audit_until,
+    'epoch'::timestamptz + interval '1 microsecond' * e.shown AS expires_at,
+    'epoch'::timestamptz + interval '1 microsecond' * (e.shown + r.audit) AS audit_until,
     CASE WHEN length(r.body) < 3 THEN NULL ELSE
         CASE get_byte(h.head, 0) WHEN 1
             THEN (ARRAY['value', 'error', 'tombstone'])[get_byte(h.head, 1)] END
@@ -115,7 +115,8 @@ SELECT r.id, left(replace(r.id::text, '-', ''), 12) AS tag, r.scope, r.operation
 FROM {schema}.records r
 CROSS JOIN (SELECT (extract(epoch FROM statement_timestamp()) * 1000000)::bigint AS us) n
 CROSS JOIN LATERAL (
-    SELECT r.keep + CASE WHEN r.finished_at <> 0 THEN r.finished_at ELSE r.lease_until END AS us
+    SELECT {schema}.expiry_1(r) AS us, CASE WHEN r.keep_unknown < {forever}
+        OR NOT (r.state = 4 OR (r.state = 1 AND NOT r.retry_safe)) THEN {schema}.expiry_1(r) END AS shown
 ) e
 CROSS JOIN LATERAL (SELECT substring(r.body FROM 1 FOR 3) AS head) h;
 

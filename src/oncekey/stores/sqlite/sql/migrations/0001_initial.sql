@@ -17,8 +17,9 @@ CREATE TABLE oncekey_records (
     scope TEXT NOT NULL,
     operation TEXT NOT NULL,
     "key" TEXT NOT NULL,
-    -- When to look whether the record is garbage. Written by the claim only, and by the sweeper
-    -- where it came too early.
+    keep_unknown INTEGER NOT NULL,
+    -- When to look whether the record is garbage. Written by the claim, by the sweeper where it came
+    -- too early, and by what ends a record that had been put off.
     sweep_at INTEGER NOT NULL,
     steps BLOB NOT NULL,
     note TEXT NOT NULL,
@@ -44,6 +45,7 @@ CREATE TABLE oncekey_history (
     scope TEXT NOT NULL,
     operation TEXT NOT NULL,
     "key" TEXT NOT NULL,
+    keep_unknown INTEGER NOT NULL,
     audit_until INTEGER NOT NULL,
     steps BLOB NOT NULL,
     note TEXT NOT NULL,
