@@ -206,8 +206,10 @@ def test_a_leader_interrupted_alone_passes_the_lead_on() -> None:
     assert outcomes[1:] == [1, 2, 3]
 
 
-def test_an_interrupted_follower_does_not_strand_those_behind_it() -> None:
-    """Ctrl-C in the main thread while it queues: the lead falls to it although it has left."""
+@pytest.mark.parametrize("times", [1, 2])
+def test_an_interrupted_follower_does_not_strand_those_behind_it(times: int) -> None:
+    """Ctrl-C in the main thread while it queues: it goes once its command is through, and a second
+    time at once; then the lead falls to it although it has left."""
     store = Store()
     coalescer = Coalescer(store.apply)
     leader = threading.Thread(target=reply_of, args=(coalescer, look(0)), daemon=True)
@@ -217,6 +219,7 @@ def test_an_interrupted_follower_does_not_strand_those_behind_it() -> None:
     assert main is not None
 
     stopped = threading.Event()
+    stops = 0
 
     def interrupt() -> None:
         deadline = time.monotonic() + PATIENCE
@@ -226,10 +229,15 @@ def test_an_interrupted_follower_does_not_strand_those_behind_it() -> None:
         # Again and again: a signal that comes just before the thread begins to wait is not seen.
         while not stopped.wait(0.005):
             signal.pthread_kill(main, signal.SIGUSR1)
+        if times == 1:
+            store.gate.set()
 
     def stop(*_: object) -> None:
-        if not stopped.is_set():
-            stopped.set()
+        nonlocal stops
+        if stops < times:
+            stops += 1
+            if stops == times:
+                stopped.set()
             raise Stop
 
     before = signal.signal(signal.SIGUSR1, stop)

@@ -158,6 +158,12 @@ def _run(task: Task, claimed: Claimed, sent_at: int) -> Flow:
         if refused is not None:
             return refused
     result = yield RunBody(grant)
+    return (yield from close(task, grant, result))
+
+
+def close(task: Task, grant: Grant, result: object) -> Flow:
+    """Close the key by what came of the body: the end of `attempt`, and by itself where whoever
+    drove that was interrupted."""
     if isinstance(result, Returned):
         done = Verdict(
             Fact.FINISHED,

@@ -62,6 +62,7 @@ def current_step() -> RunningStep | None:
 # A body begins, in this context; what `enter` returns is given to `leave` when it has ended.
 enter = _here.set
 leave = _here.reset
+entered = _here.get
 
 
 @contextmanager

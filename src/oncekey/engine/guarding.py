@@ -9,6 +9,7 @@ from typing import Any
 
 from oncekey.core.errors import ConfigurationError, NotStarted
 from oncekey.core.identity import KeyLike
+from oncekey.engine.progress import whole_call
 
 Picker = Callable[..., Any]
 
@@ -20,8 +21,9 @@ class NeverCalled(NotStarted, TypeError):
 def call(fn: Callable[..., Any], arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
     """Call a guarded function; a call that never reached it must not be stored as its failure."""
     args, kwargs = arguments
+    whole = whole_call(fn, *args, **kwargs)
     try:
-        return fn(*args, **kwargs)
+        return whole[0]
     except TypeError as error:
         here = error.__traceback__
         if here is not None and here.tb_next is None and inspect.isroutine(fn):

@@ -228,6 +228,8 @@ class Kernel:
         try:
             body = codecs.pack_value(codec, value)
         except Exception as error:  # the codec may be the user's: whatever it raises, it ran
+            if _packs(codec, value):
+                raise  # it was not the codec's: a signal handler raised it
             reason = f"{type(error).__name__}: {error}"
             body = codecs.pack_tombstone(reason, too_large=False)
             return Returned(body, deadline, value, kept=False)
@@ -352,3 +354,11 @@ class Kernel:
                 subscriber(notice)
             except Exception:  # a broken metric must not break a payment
                 _log.exception("a subscriber failed on %s", fact)
+
+
+def _packs(codec: Codec, value: Any) -> bool:
+    try:
+        codecs.pack_value(codec, value)
+    except Exception:
+        return False
+    return True

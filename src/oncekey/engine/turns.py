@@ -27,19 +27,25 @@ def depth(connection: Any) -> int:
 def turn(connection: Any, holder: object) -> Iterator[None]:
     """Hold the connection for this thread or task; refuse if another one does."""
     key = id(connection)
-    with _lock:
-        _, other, depth = _held.get(key, (None, holder, 0))
-        if other != holder:
-            raise ConfigurationError(
-                "another operation is under way on this connection; one transaction cannot hold "
-                "two at once. Run them one after the other, or give each a connection of its own"
-            )
-        _held[key] = (connection, holder, depth + 1)
+    before: tuple[Any, object, int] | None = None
+    mine: tuple[Any, object, int] | None = None
     try:
+        with _lock:
+            before = _held.get(key)
+            if before is not None and before[1] != holder:
+                raise ConfigurationError(
+                    "another operation is under way on this connection; one transaction cannot "
+                    "hold two at once. Run them one after the other, or give each a connection of "
+                    "its own"
+                )
+            mine = (connection, holder, 1 if before is None else before[2] + 1)
+            _held[key] = mine
         yield
     finally:
         with _lock:
-            if depth:
-                _held[key] = (connection, holder, depth)
-            else:
-                del _held[key]
+            # Also where a signal's handler raised just after it was taken.
+            if mine is not None and _held.get(key) is mine:
+                if before is None:
+                    del _held[key]
+                else:
+                    _held[key] = before

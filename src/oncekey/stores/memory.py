@@ -96,7 +96,10 @@ class MemoryStore:
             found = [
                 record
                 for record in self._unended.values()
-                if record.fence > after and not is_expired(record, now)
+                if record.fence > after
+                and not is_expired(record, now)
+                # Whoever wrote it may have been interrupted between the two.
+                and self._records.get(record.id) is record
             ]
         found.sort(key=lambda record: (record.fence, record.id))
         if len(found) > limit:

@@ -192,12 +192,22 @@ class Coalescer:
     # --- interrupted --------------------------------------------------------------------------
 
     def _leave(self, ticket: _Ticket) -> None:
-        """The caller goes: what it owes is done now, or by a thread if it must be waited for."""
+        """The caller goes, once its command is through: were it still on its way, what the caller
+        does next about its key could overtake it. Told to go again, it leaves a thread behind."""
         if ticket.ended:
             return
         if ticket.leads or ticket.called:
             self._make_up(ticket)
         elif ticket.turn is not None:
+            try:
+                self._stand_in(ticket)
+            except BaseException:
+                self._leave_behind(ticket)
+
+    def _leave_behind(self, ticket: _Ticket) -> None:
+        if ticket.leads or ticket.called:
+            self._make_up(ticket)
+        else:
             threading.Thread(target=self._stand_in, args=(ticket,), daemon=True).start()
 
     def _make_up(self, ticket: _Ticket) -> None:
@@ -211,7 +221,7 @@ class Coalescer:
         self._move_on(ticket)
 
     def _stand_in(self, ticket: _Ticket) -> None:
-        """In a thread of its own: wait for the ticket's turn in its caller's place."""
+        """Wait for the ticket's turn, in its caller's place."""
         assert ticket.turn is not None
         ticket.turn.acquire()
         if ticket.leads:

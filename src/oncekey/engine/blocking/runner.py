@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from types import FunctionType
 from typing import Any, TypeVar
 
 from oncekey.core.asks import (
@@ -28,14 +29,16 @@ from oncekey.core.commands import Command, Look, Release, Reply, Seen
 from oncekey.core.contract import Enlisted
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.flow import attempt as attempt_flow
+from oncekey.core.flow import close
 from oncekey.core.flow import recover as recover_flow
 from oncekey.core.record import Record, State
 from oncekey.engine.attempt import AttemptBase
 from oncekey.engine.blocking.attempt import Attempt
 from oncekey.engine.blocking.coalescer import Coalescer
 from oncekey.engine.blocking.heart import Heart
-from oncekey.engine.current import enter, leave
-from oncekey.engine.kernel import Job, Kernel
+from oncekey.engine.current import enter, entered, leave
+from oncekey.engine.kernel import BodyNotRun, Job, Kernel
+from oncekey.engine.progress import MAKE_UP_TRIES, NOTHING, Progress, whole_call
 from oncekey.engine.results import Result
 from oncekey.engine.turns import depth, turn
 
@@ -75,12 +78,9 @@ class Runner:
     def run(self, job: Job, body: Body[T]) -> Result[T]:
         if self._enlisted is not None:
             with turn(self._connection, threading.get_ident()):
-                verdict = self._drive(job, body)
+                verdict = self._drive(Progress(self.kernel.task(job), entered()), job, body)
         else:
-            try:
-                verdict = self._drive(job, body)
-            finally:
-                self.kernel.waiters.ended(job.identity.id)
+            verdict = self._run(job, body)
         stored = self.kernel.settle(job, verdict)
         return self.kernel.conclude(job, verdict, stored)
 
@@ -114,37 +114,69 @@ class Runner:
 
     # --- answers ------------------------------------------------------------------------------
 
-    def _drive(self, job: Job, body: Body[Any]) -> Verdict:
-        task = self.kernel.task(job)
-        flow = attempt_flow(task)
+    def _run(self, job: Job, body: Body[Any]) -> Verdict:
+        progress = Progress(self.kernel.task(job), entered())
+        try:
+            return self._drive(progress, job, body)
+        except BaseException:
+            # Interrupted (Ctrl-C), or the user's recover raised. That is what the caller has to
+            # see, but first the key.
+            for _ in range(MAKE_UP_TRIES):
+                with suppress(BaseException):  # told again, or the store failed
+                    self._make_up(progress, job)
+                    break
+            raise
+        finally:
+            self.kernel.waiters.ended(job.identity.id)
+
+    def _drive(self, progress: Progress, job: Job, body: Body[Any]) -> Verdict:
+        flow = attempt_flow(progress.task)
         answer: object = None
         deadline: int | None = None
-        begun = False
-        try:
-            while True:
-                try:
+        while True:
+            try:
+                ask = flow.send(answer)
+            except StopIteration as stop:
+                progress.ended = True
+                verdict: Verdict = stop.value
+                return verdict
+            if type(ask) is Call:
+                answer = self.answer(ask.command, deadline)
+            elif type(ask) is RunBody:
+                answer = self._run_body(progress, ask.grant, job, body)
+                deadline = getattr(answer, "deadline", None)
+            elif type(ask) is Sleep:
+                answer = self.sleep(ask)
+            else:
+                assert type(ask) is Recover
+                answer = self._recover(ask, job)
+
+    def _make_up(self, progress: Progress, job: Job) -> None:
+        """Leave the key as it has to be left. May itself be interrupted, and is then done again."""
+        if progress.ended:
+            return
+        task, attempt = progress.task, progress.attempt
+        if attempt is None or not progress.begun:
+            # Nothing has happened, so a claim that may have been taken is given back.
+            if attempt is not None:
+                self._let_go(progress, attempt)
+            self.answer(Release(task.id, task.owner, None))
+        else:
+            self._let_go(progress, attempt)
+            result = self._result(progress, attempt, job)
+            flow = close(task, attempt._grant, result)
+            answer: object = None
+            try:
+                while True:
                     ask = flow.send(answer)
-                except StopIteration as stop:
-                    verdict: Verdict = stop.value
-                    return verdict
-                if type(ask) is Call:
-                    answer = self.answer(ask.command, deadline)
-                elif type(ask) is RunBody:
-                    begun = True
-                    answer = self._run_body(ask.grant, job, body)
-                    deadline = getattr(answer, "deadline", None)
-                elif type(ask) is Sleep:
-                    answer = self.sleep(ask)
-                else:
-                    assert type(ask) is Recover
-                    answer = self._recover(ask, job)
-        except BaseException:
-            # Interrupted (Ctrl-C), or the user's recover raised. Before the body began nothing
-            # has happened, so a claim that may have been taken is given back.
-            if not begun and self._enlisted is None:
-                with suppress(Exception):  # what interrupted us is what the caller has to see
-                    self.answer(Release(task.id, task.owner, None))
-            raise
+                    if type(ask) is Call:
+                        answer = self.answer(ask.command, result.deadline)
+                    else:
+                        assert type(ask) is Sleep
+                        answer = self.sleep(ask)
+            except StopIteration as stop:
+                self.kernel.settle(job, stop.value)
+        progress.ended = True
 
     def answer(self, command: Command, deadline: int | None = None) -> Answer:
         """What the store said, and when it was asked; `deadline` is the command's owner's."""
@@ -159,28 +191,45 @@ class Runner:
             reply = error
         return Answer(reply, sent_at, now())
 
-    def _run_body(self, grant: Grant, job: Job, body: Body[Any]) -> Returned | Raised | Overtaken:
+    def _run_body(
+        self, progress: Progress, grant: Grant, job: Job, body: Body[Any]
+    ) -> Returned | Raised | Overtaken:
         attempt = Attempt(self, job, grant)
+        progress.attempt = attempt
         self.kernel.tell_claimed(job, grant)
         if self._enlisted is not None:
             return self._run_enlisted(self._enlisted, attempt, job, body)
+        call = None if type(body) is FunctionType else whole_call(body, attempt)
         self._heart.watch(attempt)
-        result: Returned | Raised
-        here = enter(attempt)
+        enter(attempt)
+        progress.begun = True
         try:
-            value = body(attempt)
-            self.kernel.refuse_unstarted(job, value)
+            progress.value = body(attempt) if call is None else call[0]
         except BaseException as error:
-            result = Raised(error, attempt._deadline)
-        else:
-            result = self.kernel.pack(job.codec, job.policy, value, attempt._deadline)
-        finally:
-            leave(here)
-            self._heart.forget(attempt)
-            attempt._close()
+            progress.error = error
+        self._let_go(progress, attempt)
+        result = self._result(progress, attempt, job)
         if not attempt._lost:
             return result
         return Overtaken(result.error if isinstance(result, Raised) else None)
+
+    def _let_go(self, progress: Progress, attempt: AttemptBase) -> None:
+        """The body is through. Done again after an interruption, it changes nothing."""
+        self._heart.forget(attempt)
+        attempt._close()
+        enter(progress.outer)
+
+    def _result(self, progress: Progress, attempt: AttemptBase, job: Job) -> Returned | Raised:
+        """What the body came to, as the flow needs it."""
+        deadline = attempt._deadline
+        if progress.value is NOTHING:
+            # Interrupted on its way into the body, if nothing else is known.
+            return Raised(progress.error or KeyboardInterrupt(), deadline)
+        try:
+            self.kernel.refuse_unstarted(job, progress.value)
+        except BodyNotRun as error:
+            return Raised(error, deadline)
+        return self.kernel.pack(job.codec, job.policy, progress.value, deadline)
 
     def _run_enlisted(
         self, enlisted: Enlisted, attempt: Attempt, job: Job, body: Body[Any]
@@ -212,8 +261,8 @@ class Runner:
         if ask.watch is None:
             self._clock.wait(event, self._clock.jitter(ask.us))
             return self._clock.now()
-        self.kernel.waiters.add(ask.watch, event.set)
         try:
+            self.kernel.waiters.add(ask.watch, event.set)
             self._clock.wait(event, self._clock.jitter(ask.us))
         finally:
             self.kernel.waiters.remove(ask.watch, event.set)
