@@ -16,11 +16,13 @@ from typing import Any, Final
 
 from oncekey.core.contract import AsyncEnlisted, Enlisted
 from oncekey.core.errors import ConfigurationError
+from oncekey.stores import sqlalchemy_savepoints
 from oncekey.stores.postgres.enlisting import Action, Standing
 from oncekey.stores.postgres.executing import Async, savepoint_text
 from oncekey.stores.postgres.options import Options
 from oncekey.stores.postgres.program import Program, Statement
 from oncekey.stores.postgres.rows import Row
+from oncekey.stores.sqlalchemy_savepoints import is_a
 
 _BLOCKING: Final = (
     "a psycopg Connection, an SQLAlchemy Session or Connection, or Django's connection; with "
@@ -42,7 +44,7 @@ def enlist_blocking(
         from oncekey.stores.postgres.psycopg_enlisted import Psycopg
 
         return Psycopg(connection, program, identify)
-    if is_a(connection, "sqlalchemy", "Session", "scoped_session", "Connection"):
+    if sqlalchemy_savepoints.is_blocking(connection):
         from oncekey.stores.postgres.frameworks import Alchemy
 
         return Alchemy(connection, program, identify)
@@ -65,19 +67,11 @@ def enlist_async(
         from oncekey.stores.postgres.psycopg_enlisted import AsyncPsycopg
 
         return AsyncPsycopg(connection, program, identify)
-    if is_a(connection, "sqlalchemy", "AsyncSession", "async_scoped_session", "AsyncConnection"):
+    if sqlalchemy_savepoints.is_async(connection):
         from oncekey.stores.postgres.frameworks import AsyncAlchemy
 
         return AsyncAlchemy(connection, program, identify)
     raise _refusal(connection, _ASYNC)
-
-
-def is_a(connection: Any, module: str, *names: str) -> bool:
-    """Whether one of the object's classes is of this module and has one of these names."""
-    return any(
-        kind.__module__.partition(".")[0] == module and kind.__name__ in names
-        for kind in type(connection).__mro__
-    )
 
 
 def _check_allowed(options: Options) -> None:

@@ -104,9 +104,8 @@ def is_aiosqlite(connection: Any) -> bool:
 
 def refuse(connection: Any, wanted: str) -> ConfigurationError:
     return ConfigurationError(
-        f"in_transaction needs {wanted} connection to the store's file, not a "
-        f"{type(connection).__module__}.{type(connection).__qualname__}; from SQLAlchemy pass "
-        "connection.connection.driver_connection"
+        f"in_transaction needs {wanted} on the store's file, not a "
+        f"{type(connection).__module__}.{type(connection).__qualname__}"
     )
 
 

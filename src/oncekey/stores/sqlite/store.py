@@ -19,6 +19,7 @@ from oncekey.core.duration import Duration, microseconds
 from oncekey.core.errors import ConfigurationError, StoreUnavailable
 from oncekey.core.record import Record
 from oncekey.stores.clock import StoreClock, wall_clock
+from oncekey.stores.sqlalchemy_savepoints import is_async, is_blocking
 from oncekey.stores.sqlite import library
 from oncekey.stores.sqlite.connection import Database
 from oncekey.stores.sqlite.enlisting import (
@@ -30,6 +31,7 @@ from oncekey.stores.sqlite.enlisting import (
 )
 from oncekey.stores.sqlite.executors import EnlistedAio, EnlistedOnLoop, EnlistedSQLite
 from oncekey.stores.sqlite.program import Program, Steps
+from oncekey.stores.sqlite.sqlalchemy_enlisted import EnlistedAlchemy, EnlistedAsyncAlchemy
 
 T = TypeVar("T")
 
@@ -126,12 +128,15 @@ class SQLiteStore(_Base):
         return self._database.run(self._program.history(id))
 
     def enlist(self, connection: Any, /) -> Enlisted:
-        """The same records on your sqlite3 connection, inside its transaction.
+        """The same records on your sqlite3 connection, or on your SQLAlchemy session or connection,
+        inside its transaction.
 
         If it is in none, one is begun (BEGIN IMMEDIATE); `with connection:` or commit() ends it.
         """
+        if is_blocking(connection):
+            return EnlistedAlchemy(connection, self._participant)
         if not is_sqlite3(connection):
-            raise refuse(connection, "a sqlite3")
+            raise refuse(connection, "a sqlite3 connection, an SQLAlchemy Session or Connection")
         return EnlistedSQLite(connection, self._participant(connection))
 
     def close(self) -> None:
@@ -189,12 +194,18 @@ class AsyncSQLiteStore(_Base):
         return await self._run(self._program.history(id))
 
     def enlist(self, connection: Any, /) -> AsyncEnlisted:
-        """The same records on your aiosqlite or sqlite3 connection, inside its transaction."""
+        """The same records on your aiosqlite or sqlite3 connection, or on your SQLAlchemy
+        AsyncSession or AsyncConnection, inside its transaction."""
+        if is_async(connection):
+            return EnlistedAsyncAlchemy(connection, self._participant)
         if is_aiosqlite(connection):
             return EnlistedAio(connection, self._participant(connection))
         if is_sqlite3(connection):
             return EnlistedOnLoop(connection, self._participant(connection))
-        raise refuse(connection, "an aiosqlite or sqlite3")
+        raise refuse(
+            connection,
+            "an aiosqlite or sqlite3 connection, an SQLAlchemy AsyncSession or AsyncConnection",
+        )
 
     async def close(self) -> None:
         self._closed = True

@@ -1,0 +1,377 @@
+"""SQLAlchemy on SQLite: records in the transaction of a session or connection, of either kind and
+under every way of controlling transactions. What sqlite3 connections promise holds here too."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import sqlite3
+import threading
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import create_engine, event, text
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scoped_session
+from sqlalchemy.orm import sessionmaker as make_session
+from sqlalchemy.pool import StaticPool
+
+from oncekey import AsyncOnce, Once, OperationFailed, Terminal
+from oncekey.core.errors import ConfigurationError, StoreUnavailable
+
+KINDS = ["session", "scoped", "core", "async-session", "async-core"]
+SESSIONS = ["session", "scoped", "async-session"]
+# How an engine begins transactions: as SQLAlchemy does by itself, or by its documented recipes.
+CONTROLS = ["as it comes", "BEGIN", "BEGIN IMMEDIATE", "AUTOCOMMIT"]
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Line(Base):
+    """The table of orders as a mapped class; no two alike."""
+
+    __tablename__ = "orders"
+    item: Mapped[str] = mapped_column(primary_key=True)
+
+
+async def done(given: Any) -> Any:
+    return await given if inspect.isawaitable(given) else given
+
+
+class Shop:
+    """An engine of oncekey's, one of SQLAlchemy's, and a session or connection of that one."""
+
+    def __init__(self, path: Path, kind: str, control: str = "as it comes", url: str = "") -> None:
+        self.path = path
+        self.kind = kind
+        self.is_async = kind.startswith("async")
+        dialect = "sqlite+aiosqlite" if self.is_async else "sqlite"
+        make: Any = create_async_engine if self.is_async else create_engine
+        options: dict[str, Any] = {"connect_args": {"timeout": 0}}
+        if control == "AUTOCOMMIT":
+            options["isolation_level"] = control
+        if url.endswith("://"):
+            options["poolclass"] = StaticPool
+        self.engine = make(f"{dialect}{url.removeprefix('sqlite') or f':///{path}'}", **options)
+        if control.startswith("BEGIN"):
+            begin_with(self.engine.sync_engine if self.is_async else self.engine, control)
+
+    async def __aenter__(self) -> Shop:
+        address = f"sqlite:///{self.path}?busy_timeout=0s"
+        self.once: Any = AsyncOnce(address) if self.is_async else Once(address)
+        await done(self.once.get("order", "-"))  # the tables are there
+        connection = sqlite3.connect(self.path)
+        connection.execute("CREATE TABLE IF NOT EXISTS orders (item TEXT PRIMARY KEY)")
+        connection.close()
+        self.db = await self.open()
+        return self
+
+    async def open(self) -> Any:
+        """Another session or connection of the same kind."""
+        if self.kind == "session":
+            return Session(self.engine)
+        if self.kind == "scoped":
+            return scoped_session(make_session(self.engine))
+        if self.kind == "async-session":
+            return AsyncSession(self.engine)
+        return await done(self.engine.connect())
+
+    async def __aexit__(self, *_: object) -> None:
+        await done(self.db.close())
+        await done(self.engine.dispose())
+        await done(self.once.close())
+
+    async def run(self, key: str, body: Callable[..., Any], db: Any = None, **options: Any) -> Any:
+        tx = self.once.in_transaction(self.db if db is None else db)
+        return await done(tx.run("order", key, self.body(body), **options))
+
+    def body(self, body: Callable[..., Any]) -> Callable[[Any], Any]:
+        """A body of the engine's kind that awaits whatever it is given."""
+
+        async def awaited(attempt: Any) -> Any:
+            return await done(body(attempt))
+
+        return awaited if self.is_async else body
+
+    def insert(self, item: str, then: Any = None) -> Callable[[Any], Any]:
+        """A body that inserts a row, and then answers, or raises."""
+        sql = text("INSERT INTO orders VALUES (:item)").bindparams(item=item)
+
+        def answer() -> Any:
+            if isinstance(then, Exception):
+                raise then
+            return item
+
+        async def awaited() -> Any:
+            await self.db.execute(sql)
+            return answer()
+
+        def body(attempt: Any) -> Any:
+            if self.is_async:
+                return awaited()
+            self.db.execute(sql)
+            return answer()
+
+        return body
+
+    async def execute(self, sql: str) -> None:
+        await done(self.db.execute(text(sql)))
+
+    async def commit(self) -> None:
+        await done(self.db.commit())
+
+    async def rollback(self) -> None:
+        await done(self.db.rollback())
+
+    def orders(self) -> list[str]:
+        connection = sqlite3.connect(self.path)
+        rows = connection.execute("SELECT item FROM orders ORDER BY 1").fetchall()
+        connection.close()
+        return [item for (item,) in rows]
+
+    async def state(self, key: str) -> Any:
+        status = await done(self.once.get("order", key))
+        return None if status is None else status.state
+
+
+def begin_with(engine: Any, begin: str) -> None:
+    """SQLAlchemy's documented recipe: the driver begins nothing by itself."""
+
+    @event.listens_for(engine, "connect")
+    def _(connection: Any, record: object) -> None:
+        connection.isolation_level = None
+
+    @event.listens_for(engine, "begin")
+    def _(connection: Any) -> None:
+        connection.exec_driver_sql(begin)
+
+
+Scene = Callable[[Shop], Awaitable[None]]
+
+
+@pytest.fixture
+def play(tmp_path: Path) -> Callable[..., None]:
+    def play(scene: Scene, kind: str, control: str = "as it comes") -> None:
+        async def main() -> None:
+            async with Shop(tmp_path / "app.db", kind, control) as shop:
+                await scene(shop)
+
+        asyncio.run(main())
+
+    return play
+
+
+def never(attempt: Any) -> Any:
+    raise AssertionError("this body must not run")
+
+
+# --- all or nothing -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("control", CONTROLS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_and_outcome_commit_together_or_not_at_all(play: Any, kind: str, control: str) -> None:
+    async def scene(shop: Shop) -> None:
+        await shop.run("k", shop.insert("tea"))
+        assert (shop.orders(), await shop.state("k")) == ([], None)  # nobody else sees it yet
+        await shop.rollback()
+        assert (shop.orders(), await shop.state("k")) == ([], None)
+        assert not (await shop.run("k", shop.insert("tea"))).replayed
+        await shop.commit()
+        assert (shop.orders(), await shop.state("k")) == (["tea"], "succeeded")
+        again = await shop.run("k", never)
+        assert (again.value, again.replayed) == ("tea", True)
+        await shop.commit()
+        other = sqlite3.connect(shop.path, isolation_level=None, timeout=0)
+        other.execute("BEGIN IMMEDIATE")  # nothing holds the lock any more
+        other.close()
+        assert shop.orders() == ["tea"]
+
+    play(scene, kind, control)
+
+
+@pytest.mark.parametrize("control", CONTROLS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_raising_body_undoes_its_own_rows_only(play: Any, kind: str, control: str) -> None:
+    async def scene(shop: Shop) -> None:
+        if control == "AUTOCOMMIT":
+            await shop.execute("BEGIN IMMEDIATE")  # else each statement commits by itself
+        await shop.execute("INSERT INTO orders VALUES ('before')")
+        with pytest.raises(ValueError, match="no tea"):
+            await shop.run("k", shop.insert("tea", ValueError("no tea")))
+        await shop.execute("INSERT INTO orders VALUES ('after')")
+        assert (await shop.run("k", shop.insert("milk"))).value == "milk"
+        with pytest.raises(Terminal):
+            await shop.run("k2", shop.insert("wine", Terminal("too young")))
+        await shop.commit()
+        assert shop.orders() == ["after", "before", "milk"]
+        with pytest.raises(OperationFailed, match="too young"):
+            await shop.run("k2", never)
+
+    play(scene, kind, control)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_runs_may_be_nested_and_undone_halfway(play: Any, kind: str) -> None:
+    async def scene(shop: Shop) -> None:
+        async def outer(attempt: Any) -> str:
+            await done(shop.insert("undone")(attempt))
+            await done(attempt.undo())
+            await done(shop.insert("outer")(attempt))
+            return str((await shop.run("inner", shop.insert("inner"))).value)
+
+        def blocking(attempt: Any) -> str:
+            shop.insert("undone")(attempt)
+            attempt.undo()
+            shop.insert("outer")(attempt)
+            tx = shop.once.in_transaction(shop.db)
+            return str(tx.run("order", "inner", shop.insert("inner")).value)
+
+        assert (await shop.run("outer", outer if shop.is_async else blocking)).value == "inner"
+        await shop.commit()
+        assert shop.orders() == ["inner", "outer"]
+        assert (await shop.state("inner"), await shop.state("outer")) == ("succeeded", "succeeded")
+
+    play(scene, kind)
+
+
+# --- what a session remembers ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", SESSIONS)
+def test_objects_that_a_body_has_added_go_the_way_of_its_rows(play: Any, kind: str) -> None:
+    async def scene(shop: Shop) -> None:
+        def adding(item: str, error: Exception | None = None) -> Callable[[Any], str]:
+            def body(attempt: Any) -> str:
+                shop.db.add(Line(item=item))
+                if error is not None:
+                    raise error
+                return "added"
+
+            return body
+
+        shop.db.add(Line(item="before"))
+        with pytest.raises(ValueError, match="mine"):
+            await shop.run("k", adding("tea", ValueError("mine")))
+        assert not (await shop.run("k", adding("milk"))).replayed
+        with pytest.raises(IntegrityError):
+            await shop.run("k2", adding("milk"))  # found out when the session writes it
+        assert not (await shop.run("k2", adding("wine"))).replayed
+        await shop.commit()
+        assert shop.orders() == ["before", "milk", "wine"]
+        assert (await shop.state("k"), await shop.state("k2")) == ("succeeded", "succeeded")
+
+    play(scene, kind)
+
+
+# --- refusals -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_body_must_not_end_the_transaction(play: Any, kind: str) -> None:
+    async def scene(shop: Shop) -> None:
+        with pytest.raises(ConfigurationError, match="must not commit"):
+            await shop.run("k", lambda attempt: shop.db.commit())
+        await shop.rollback()
+
+        async def begins_anew() -> None:
+            await done(shop.db.rollback())
+            await shop.execute("INSERT INTO orders VALUES ('astray')")
+
+        def blocking(attempt: Any) -> None:
+            shop.db.rollback()
+            shop.db.execute(text("INSERT INTO orders VALUES ('astray')"))
+
+        rolls_back = pytest.raises(ConfigurationError, match="is over")
+        with rolls_back:
+            await shop.run("k", lambda attempt: shop.db.rollback())
+        await shop.rollback()
+        with rolls_back:
+            await shop.run("k", (lambda attempt: begins_anew()) if shop.is_async else blocking)
+        await shop.rollback()
+        assert (shop.orders(), await shop.state("k")) == ([], None)
+        assert (await shop.run("k", shop.insert("tea"))).value == "tea"
+
+    play(scene, kind)
+
+
+@pytest.mark.parametrize("control", ["as it comes", "BEGIN"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_another_writer_and_a_stale_transaction_are_told(
+    play: Any, kind: str, control: str
+) -> None:
+    async def scene(shop: Shop) -> None:
+        other = sqlite3.connect(shop.path, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StoreUnavailable, match="busy_timeout"):
+            await shop.run("k", never)
+        await shop.rollback()
+        other.execute("ROLLBACK")
+        if control == "BEGIN":
+            await shop.execute("SELECT * FROM orders")
+            other.execute("INSERT INTO orders VALUES ('theirs')")
+            with pytest.raises(StoreUnavailable, match="begin it with BEGIN IMMEDIATE"):
+                await shop.run("k", never)
+            await shop.rollback()
+        other.close()
+        assert (await shop.run("k", shop.insert("tea"))).value == "tea"
+
+    play(scene, kind, control)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("where", ["another file", "in memory"])
+def test_another_database_is_refused(tmp_path: Path, kind: str, where: str) -> None:
+    url = "sqlite://" if where == "in memory" else f"sqlite:///{tmp_path / 'second.db'}"
+    Once(f"sqlite:///{tmp_path / 'second.db'}").close()
+
+    async def main() -> None:
+        async with Shop(tmp_path / "app.db", kind, url=url) as shop:
+            with pytest.raises(ConfigurationError, match="must be the same file"):
+                await shop.run("k", never)
+
+    asyncio.run(main())
+
+
+def test_sessions_of_the_other_kind_and_of_other_databases_are_refused(tmp_path: Path) -> None:
+    with Once(f"sqlite:///{tmp_path / 'app.db'}") as once:
+        elsewhere = create_engine("postgresql+psycopg://nowhere")
+        with pytest.raises(ConfigurationError, match="needs a sqlite3 connection, an SQLAlchemy"):
+            once.in_transaction(AsyncSession(create_async_engine("sqlite+aiosqlite://")))
+        with pytest.raises(ConfigurationError, match="needs a sqlite3 connection, an SQLAlchemy"):
+            once.in_transaction(elsewhere)
+
+
+# --- several at once ------------------------------------------------------------------------------
+
+
+def test_duplicates_in_sessions_of_many_threads_run_once(tmp_path: Path) -> None:
+    path = tmp_path / "app.db"
+    engine = create_engine(f"sqlite:///{path}", connect_args={"timeout": 30})
+    Base.metadata.create_all(engine)
+    barrier = threading.Barrier(8)
+    replayed: list[bool] = []
+    with Once(f"sqlite:///{path}") as once:
+
+        def work() -> None:
+            with Session(engine) as session:
+                barrier.wait()
+                with session.begin():
+                    tx = once.in_transaction(session)
+                    result = tx.run("order", "k", lambda attempt: session.add(Line(item="tea")))
+                replayed.append(result.replayed)
+
+        threads = [threading.Thread(target=work) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        with Session(engine) as session:
+            assert session.query(Line).count() == 1
+    engine.dispose()
+    assert sorted(replayed) == [False] + [True] * 7
