@@ -108,6 +108,7 @@ class PolicyOptions(TypedDict, total=False):
     recover: Callable[..., Any] | None
     require: Level | str
     max_bytes: int
+    keep_unknown: Duration | None
 
 
 OPTION_NAMES = tuple(item.name for item in fields(Policy) if item.init)
