@@ -10,7 +10,7 @@ from tests.core.making import ASKED, FENCE, ID, ME
 from oncekey.core.asks import Answer, Ask, Call, Grant, RunBody, Sleep, Task, Verdict
 from oncekey.core.commands import Reply
 from oncekey.core.errors import StoreUnavailable
-from oncekey.core.policy import Terms
+from oncekey.core.policy import STORE_TIMEOUT_DEFAULT_US, Terms
 
 C = TypeVar("C")
 
@@ -21,8 +21,14 @@ MAYBE = StoreUnavailable("no answer", ambiguous=True)
 REFUSED = StoreUnavailable("no connection", ambiguous=False)
 
 
-def task(*, wait: int = 0, retry_safe: bool = False, recoverable: bool = False) -> Task:
-    terms = Terms(LEASE, KEEP, 0, wait, retry_safe)
+def task(
+    *,
+    wait: int = 0,
+    retry_safe: bool = False,
+    recoverable: bool = False,
+    store_timeout: int = STORE_TIMEOUT_DEFAULT_US,
+) -> Task:
+    terms = Terms(LEASE, KEEP, 0, wait, retry_safe, store_timeout=store_timeout)
     return Task(ID, ME, ASKED, terms, recoverable, "acct", "charge", "")
 
 

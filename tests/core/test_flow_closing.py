@@ -41,7 +41,7 @@ from oncekey.core.steps import ARGUMENTS
 SUCCEEDED, FAILED, UNKNOWN = State.SUCCEEDED, State.FAILED, State.UNKNOWN
 
 
-def running(**terms: bool) -> Script:
+def running(**terms: Any) -> Script:
     """An attempt whose body is about to run."""
     script = Script(attempt(task(**terms)))
     script.reply(Claimed(FENCE, 2, ()))
@@ -86,7 +86,22 @@ def test_i4_finish_is_repeated_until_the_deadline(failure: StoreUnavailable) -> 
     assert script.now == 5 * SECOND, "the last try is at the deadline"
     assert pauses[:3] == [RETRY_FIRST_US, 2 * RETRY_FIRST_US, 4 * RETRY_FIRST_US]
     assert max(pauses) <= RETRY_MAX_US
-    assert script.verdict() == Verdict(Fact.UNAVAILABLE, b"answer", raw=raw, error=failure)
+    assert script.verdict() == Verdict(
+        Fact.UNAVAILABLE, b"answer", raw=raw, error=failure, leftover=first
+    )
+
+
+def test_a_caller_waits_no_longer_for_a_store_than_its_terms_say() -> None:
+    script = running(store_timeout=SECOND)
+    script.send(Returned(b"answer", 5 * SECOND))
+    finish = script.command(Finish)
+    begun = script.now
+    while not script.ended:
+        script.reply(MAYBE)
+        if not script.ended:
+            script.sleep()
+    assert SECOND <= script.now - begun < SECOND + RETRY_MAX_US
+    assert script.verdict().leftover == finish
 
 
 def test_i9_a_finish_whose_reply_was_lost_is_done_when_repeated() -> None:

@@ -126,7 +126,8 @@ Ask = Call | RunBody | Sleep | Recover | RunStep | Probe | Extended
 
 class Verdict(NamedTuple):
     """How one attempt ended for its caller. `error` is the body's own, to be raised again;
-    `version` is the fingerprint's of a key that belongs to another request."""
+    `version` is the fingerprint's of a key that belongs to another request; `leftover` is what the
+    store did not take and is to be offered again after the caller has left."""
 
     fact: Fact
     body: bytes = b""
@@ -139,6 +140,7 @@ class Verdict(NamedTuple):
     kept: bool = True
     error: BaseException | None = None
     version: int = 0
+    leftover: Command | None = None
 
 
 class Task(NamedTuple):

@@ -71,7 +71,7 @@ def attempt(task: Task) -> Flow:
     pause = POLL_FIRST_US
     may_recover = task.recoverable
     while True:
-        answer = yield from _claim(task)
+        answer, leftover = yield from _claim(task)
         if first_sent is None:
             first_sent = answer.sent_at
         reply = answer.reply
@@ -97,13 +97,14 @@ def attempt(task: Task) -> Flow:
             if decided is None:
                 return Verdict(Fact.UNKNOWN, fence=reply.record.fence)
         elif isinstance(reply, StoreUnavailable):
-            return Verdict(Fact.UNAVAILABLE, error=reply)
+            return Verdict(Fact.UNAVAILABLE, error=reply, leftover=leftover)
         else:
             return Verdict(Fact.LOST)
 
 
-def _claim(task: Task) -> Generator[Ask, object, Answer]:
-    """Claim, and claim again with the same owner where the reply may have been lost (I9)."""
+def _claim(task: Task) -> Generator[Ask, object, tuple[Answer, Release | None]]:
+    """Claim, and claim again with the same owner where the reply may have been lost (I9). Where the
+    store gave no answer and the claim may be there, also what takes it back once it does."""
     claim = Claim(
         task.id,
         task.owner,
@@ -125,7 +126,7 @@ def _claim(task: Task) -> Generator[Ask, object, Answer]:
         answer = yield Call(claim)
         assert isinstance(answer, Answer)
         if not isinstance(answer.reply, StoreUnavailable):
-            return answer
+            return answer, None
         perhaps_held = perhaps_held or answer.reply.ambiguous
         tries -= 1
         if tries == 0 or not answer.reply.ambiguous:
@@ -135,8 +136,12 @@ def _claim(task: Task) -> Generator[Ask, object, Answer]:
     if perhaps_held:
         # Perhaps the claim is there and only its reply is not. The body will not run, so take
         # the claim back: else the key would be held, then unknown, though nothing happened.
-        yield Call(Release(task.id, task.owner, None))
-    return answer
+        release = Release(task.id, task.owner, None)
+        released = yield Call(release)
+        assert isinstance(released, Answer)
+        if isinstance(released.reply, StoreUnavailable):
+            return answer, release
+    return answer, None
 
 
 def _run(task: Task, claimed: Claimed, sent_at: int) -> Flow:
@@ -220,20 +225,26 @@ def closing_command(task: Task, grant: Grant, error: BaseException) -> Finish | 
 
 
 def _close(task: Task, command: Finish | Release, deadline: int, verdict: Verdict) -> Flow:
-    """Make the outcome durable before the caller sees it (I13); repeat until the lease is over."""
+    """Make the outcome durable before the caller sees it (I13); repeat until the lease is over, or
+    the caller has waited for as long as its terms say. Then it is left to be offered again."""
     pause = RETRY_FIRST_US
+    patient_until = None
     while True:
         answer = yield Call(command)
         assert isinstance(answer, Answer)
+        if patient_until is None:
+            patient_until = answer.sent_at + task.terms.store_timeout
         if isinstance(answer.reply, Done):
             return verdict
         if isinstance(answer.reply, Lost):
             return (yield from _lost(task, verdict.error))
         assert isinstance(answer.reply, StoreUnavailable)
-        if answer.at >= deadline or answer.reply.final:
+        if answer.at >= min(deadline, patient_until) or answer.reply.final:
             # The body's own error says more than ours; its answer goes along, unrecorded.
             error = verdict.error or answer.reply
-            return Verdict(Fact.UNAVAILABLE, verdict.body, raw=verdict.raw, error=error)
+            return Verdict(
+                Fact.UNAVAILABLE, verdict.body, raw=verdict.raw, error=error, leftover=command
+            )
         yield Sleep(min(pause, deadline - answer.at))
         pause = min(pause * 2, RETRY_MAX_US)
 

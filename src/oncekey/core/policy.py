@@ -20,6 +20,7 @@ LEASE_MAX_US = 24 * 3_600_000_000
 KEEP_MIN_US = 1_000
 KEEP_MAX_US = 10 * 366 * 86_400_000_000
 WAIT_MAX_US = 3_600_000_000
+STORE_TIMEOUT_DEFAULT_US = 10_000_000
 MAX_BYTES_DEFAULT = 1024 * 1024
 MAX_BYTES_CAP = 256 * 1024 * 1024
 
@@ -34,6 +35,7 @@ class Terms:
     wait: int
     retry_safe: bool
     keep_unknown: int = FOREVER_US
+    store_timeout: int = STORE_TIMEOUT_DEFAULT_US
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,9 @@ class Policy:
     max_bytes   a larger result is not stored; a tombstone says that it ran
     keep_unknown  how long a key of unknown outcome stays so; None: until it is decided. After
                 it the key is fresh again, and a retry runs a second time
+    store_timeout  how long a caller whose operation ran waits for a store that does not take its
+                outcome; then it gets StoreUnavailable with the value, and the outcome is offered
+                to the store on
     """
 
     lease: Duration = "30s"
@@ -61,6 +66,7 @@ class Policy:
     require: Level | str = Level.BEST_EFFORT
     max_bytes: int = MAX_BYTES_DEFAULT
     keep_unknown: Duration | None = None
+    store_timeout: Duration = "10s"
     terms: Terms = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -79,6 +85,7 @@ class Policy:
             keep_unknown=FOREVER_US
             if self.keep_unknown is None
             else _within("keep_unknown", self.keep_unknown, KEEP_MIN_US, KEEP_MAX_US),
+            store_timeout=_within("store_timeout", self.store_timeout, 0, WAIT_MAX_US),
         )
         object.__setattr__(self, "require", parse_level(self.require))
         object.__setattr__(self, "terms", terms)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -106,12 +107,12 @@ def shown(face: Face, *names: str) -> list[str]:
     """What the store's own session says of some settings."""
     lines = face.store._database.lines
     if face.loop is None:
-        with lines.lend() as line:
+        with lines.lend(time.monotonic() + 30) as line:
             line.allow(30)
             return [line.connection.execute(f"SHOW {name}").fetchone()[0] for name in names]
 
     async def show() -> list[str]:
-        async with lines.lend() as line:
+        async with lines.lend(time.monotonic() + 30) as line:
             return [await line.connection.fetchval(f"SHOW {name}") for name in names]
 
     said: list[str] = face.loop.run(show())

@@ -13,16 +13,19 @@ from typing import Final, NamedTuple
 
 from oncekey.engine.aio.coalescer import AsyncCoalescer
 from oncekey.engine.aio.heart import AsyncHeart
+from oncekey.engine.aio.leftovers import AsyncOffering
 
 # For what another loop cancels after its drain to close its keys.
 DRAIN_MARGIN_SECONDS: Final = 5.0
 
 
 class Home(NamedTuple):
-    """What belongs to one event loop: its coalescer, its heart, the attempts running on it."""
+    """What belongs to one event loop: its coalescer, its heart, what it still offers
+    to the store, the attempts running on it."""
 
     coalescer: AsyncCoalescer
     heart: AsyncHeart
+    offering: AsyncOffering
     tasks: set[asyncio.Task[None]]
 
 
@@ -40,6 +43,7 @@ async def drain(home: Home, seconds: float) -> None:
         if late:
             await asyncio.wait(late)
     home.heart.stop()
+    await home.offering.stop()
 
 
 async def drain_others(homes: Mapping[asyncio.AbstractEventLoop, Home], seconds: float) -> None:

@@ -39,6 +39,7 @@ from oncekey.core.record import Record, State
 from oncekey.engine.aio.attempt import AsyncAttempt, leave
 from oncekey.engine.aio.coalescer import AsyncCoalescer
 from oncekey.engine.aio.heart import AsyncHeart, sleep
+from oncekey.engine.aio.leftovers import AsyncOffering
 from oncekey.engine.aio.loop_state import Home, drain, drain_others
 from oncekey.engine.attempt import AttemptBase
 from oncekey.engine.body_check import warn_blocking
@@ -106,6 +107,7 @@ class AsyncRunner:
         made = Home(
             AsyncCoalescer(self._apply, lanes=self._lanes, now=self._clock.now),
             AsyncHeart(self._clock, self._renew),
+            AsyncOffering(self._renew, self._clock),
             set(),
         )
         with self._lock:
@@ -161,7 +163,11 @@ class AsyncRunner:
 
     def _settled(self, job: Job, verdict: Verdict | None) -> Ending | None:
         """Tell and remember how it ended, also when nobody waits for it any more."""
-        return None if verdict is None else (verdict, self.kernel.settle(job, verdict))
+        if verdict is None:
+            return None
+        if verdict.leftover is not None and self._enlisted is None:
+            self.home().offering.add(verdict.leftover)
+        return verdict, self.kernel.settle(job, verdict)
 
     async def look(self, id: bytes) -> Seen:
         reply = (await self.answer(Look(id), leave)).reply

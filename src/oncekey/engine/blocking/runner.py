@@ -36,6 +36,7 @@ from oncekey.engine.attempt import AttemptBase
 from oncekey.engine.blocking.attempt import Attempt
 from oncekey.engine.blocking.coalescer import Coalescer
 from oncekey.engine.blocking.heart import Heart
+from oncekey.engine.blocking.leftovers import Offering
 from oncekey.engine.current import enter, entered, leave
 from oncekey.engine.kernel import BodyNotRun, Job, Kernel
 from oncekey.engine.progress import MAKE_UP_TRIES, NOTHING, Progress, whole_call
@@ -73,6 +74,7 @@ class Runner:
         if self._enlisted is None:  # in a caller's transaction nothing is shared or kept alive
             self._coalescer = Coalescer(self._apply, lanes=self._lanes, now=self._clock.now)
             self._heart = Heart(self._coalescer.answer_many, self._clock)
+            self._offering = Offering(self._coalescer.answer_many, self._clock)
             self.kernel.reset()
 
     def run(self, job: Job, body: Body[T]) -> Result[T]:
@@ -81,6 +83,7 @@ class Runner:
                 verdict = self._drive(Progress(self.kernel.task(job), entered()), job, body)
         else:
             verdict = self._run(job, body)
+            self._offer(verdict.leftover)
         stored = self.kernel.settle(job, verdict)
         return self.kernel.conclude(job, verdict, stored)
 
@@ -111,6 +114,7 @@ class Runner:
 
     def stop(self) -> None:
         self._heart.stop()
+        self._offering.stop()
 
     # --- answers ------------------------------------------------------------------------------
 
@@ -160,7 +164,9 @@ class Runner:
             # Nothing has happened, so a claim that may have been taken is given back.
             if attempt is not None:
                 self._let_go(progress, attempt)
-            self.answer(Release(task.id, task.owner, None))
+            release = Release(task.id, task.owner, None)
+            if isinstance(self.answer(release).reply, StoreUnavailable):
+                self._offer(release)
         else:
             self._let_go(progress, attempt)
             result = self._result(progress, attempt, job)
@@ -175,8 +181,14 @@ class Runner:
                         assert type(ask) is Sleep
                         answer = self.sleep(ask)
             except StopIteration as stop:
+                self._offer(stop.value.leftover)
                 self.kernel.settle(job, stop.value)
         progress.ended = True
+
+    def _offer(self, leftover: Command | None) -> None:
+        """Have the store take later what it did not take now."""
+        if leftover is not None:
+            self._offering.add(leftover)
 
     def answer(self, command: Command, deadline: int | None = None) -> Answer:
         """What the store said, and when it was asked; `deadline` is the command's owner's."""

@@ -20,13 +20,17 @@ from oncekey.core.contract import SWEEP_LIMIT_DEFAULT, AsyncEnlisted, Unfinished
 from oncekey.core.errors import ConfigurationError, OncekeyError, StoreUnavailable
 from oncekey.core.record import Record
 from oncekey.stores.postgres import faults
-from oncekey.stores.postgres.asyncpg_lines import ERRORS, GivenLines, Line, OwnLines
+from oncekey.stores.postgres.asyncpg_lines import (
+    CANCEL_SECONDS,
+    ERRORS,
+    GivenLines,
+    Line,
+    OwnLines,
+)
 from oncekey.stores.postgres.base import (
     DEADLOCK_TRIES,
-    GRACE_SECONDS,
     SCRIPT_SECONDS,
     PostgresBase,
-    must_be_repeated,
 )
 from oncekey.stores.postgres.listing import Listing
 from oncekey.stores.postgres.options import Options
@@ -34,6 +38,7 @@ from oncekey.stores.postgres.program import Statement, Steps
 from oncekey.stores.postgres.queries import literal, make_queries
 from oncekey.stores.postgres.rows import Row
 from oncekey.stores.postgres.schema import Preparation, Script
+from oncekey.stores.postgres.timing import answer_by
 
 T = TypeVar("T")
 
@@ -54,18 +59,22 @@ class AsyncDatabase:
         self._wrap = options.pooler or not isinstance(address, str)
         self._begin = "; ".join(("BEGIN", *options.local_settings))
         self._queries = make_queries(options.layout)
-        self._seconds = options.us("statement_timeout") / 1_000_000 + GRACE_SECONDS
+        self._seconds = options.patience_seconds
+        self._call_seconds = options.call_us / 1_000_000
 
-    async def run(self, steps: Steps[T] | Preparation[T]) -> T:
-        """Run a program; each of its statements is a transaction."""
+    async def run(self, steps: Steps[T] | Preparation[T], end: float | None = None) -> T:
+        """Run a program, until `end` at the latest; each of its statements is a transaction."""
         statement: Statement | Script | None = None
-        async with self.lines.lend() as line:
+        end = time.monotonic() + self._call_seconds if end is None else end
+        async with self.lines.lend(end) as line:
             try:
                 statement = next(steps)
                 while True:
                     line.begin()
-                    rows = await self._execute(line, statement)
+                    rows = await self._execute(line, statement, end)
                     line.is_idle = True
+                    if isinstance(statement, Script):  # which may take longer than any call
+                        end = time.monotonic() + self._call_seconds
                     statement = steps.send(rows)
             except StopIteration as stop:
                 result: T = stop.value
@@ -74,6 +83,8 @@ class AsyncDatabase:
                 await line.recover()
                 if line.unreplicated:
                     raise faults.not_replicated() from error
+                if line.is_closed:  # not even to being asked to stop
+                    raise faults.no_answer() from error
                 raise StoreUnavailable(
                     "no answer from the server in time", timed_out=True
                 ) from error
@@ -88,16 +99,20 @@ class AsyncDatabase:
                     line.end()
                 raise meaning from error
 
-    async def _execute(self, line: Line, statement: Statement | Script) -> Sequence[Row]:
+    async def _execute(
+        self, line: Line, statement: Statement | Script, end: float
+    ) -> Sequence[Row]:
         if isinstance(statement, Script):
             await self._script(line, statement.sql)
             return ()
+        now = time.monotonic()
+        seconds = max(0.0, answer_by(now, self._seconds, end) - now)
         query = self._queries[statement.name]
         params = [literal(k, v) for k, v in zip(query.kinds, statement.params, strict=True)]
         if self._wrap:
-            rows = await self._in_transaction(line, query.sql, params)
+            rows = await self._in_transaction(line, query.sql, params, seconds)
         else:
-            rows = await line.connection.fetch(query.sql, *params, timeout=self._seconds)
+            rows = await line.connection.fetch(query.sql, *params, timeout=seconds)
         if line.unreplicated:
             line.is_idle = True
             raise faults.not_replicated()
@@ -110,21 +125,23 @@ class AsyncDatabase:
             await self._roll_back(line)  # the script's own BEGIN is still open
             raise
 
-    async def _in_transaction(self, line: Line, sql: str, params: Sequence[Any]) -> Sequence[Row]:
+    async def _in_transaction(
+        self, line: Line, sql: str, params: Sequence[Any], seconds: float
+    ) -> Sequence[Row]:
         """With our settings, on a connection whose session is not ours to set."""
         connection = line.connection
         try:
-            await connection.execute(self._begin, timeout=self._seconds)
-            rows: Sequence[Row] = await connection.fetch(sql, *params, timeout=self._seconds)
+            await connection.execute(self._begin, timeout=seconds)
+            rows: Sequence[Row] = await connection.fetch(sql, *params, timeout=seconds)
         except asyncpg.PostgresError:
             await self._roll_back(line)
             raise
-        await connection.execute("COMMIT", timeout=self._seconds)
+        await connection.execute("COMMIT", timeout=seconds)
         return rows
 
     async def _roll_back(self, line: Line) -> None:
         if not line.is_closed:
-            await line.connection.execute("ROLLBACK", timeout=self._seconds)
+            await line.connection.execute("ROLLBACK", timeout=CANCEL_SECONDS)
 
 
 class AsyncPostgresStore(PostgresBase):
@@ -141,7 +158,8 @@ class AsyncPostgresStore(PostgresBase):
         self._preparing = weakref.WeakKeyDictionary()
 
     async def apply(self, commands: Sequence[Command], /) -> list[Reply]:
-        return await self._run(lambda: self._program.apply(commands))
+        end = self._end()
+        return await self._run(lambda: self._program.apply(commands, end), end)
 
     async def bind(self, check: bytes, /) -> None:
         await self._run(lambda: self._program.bind(check))
@@ -187,24 +205,34 @@ class AsyncPostgresStore(PostgresBase):
             if self._is_prepared(arrived):
                 return
             try:
-                self._learn(await self._database.run(self._preparation()))
+                since = time.monotonic()
+                self._learn(await self._database.run(self._preparation()), since)
             except OncekeyError as error:
                 raise self._failed(error) from error.__cause__
 
-    async def _run(self, program: Callable[[], Steps[T]]) -> T:
+    async def _run(self, program: Callable[[], Steps[T]], end: float | None = None) -> T:
         if not self._ready:
             await self.prepare()
-        result = await self._repeated(program)
+        tries = self._breaker.enter()
+        answered: bool | None = None
+        try:
+            result = await self._repeated(program, end or self._end())
+            answered = True
+        except Exception as error:
+            answered = not isinstance(error, faults.NoAnswer)
+            raise
+        finally:
+            self._breaker.leave(tries, answered=answered)
         if self._doubts:
             await self._confirm()
         return result
 
-    async def _repeated(self, program: Callable[[], Steps[T]]) -> T:
+    async def _repeated(self, program: Callable[[], Steps[T]], end: float) -> T:
         for turn in range(DEADLOCK_TRIES):
             try:
-                return await self._database.run(program())
+                return await self._database.run(program(), end)
             except StoreUnavailable as error:
-                if not must_be_repeated(error, turn):
+                if not self._must_be_repeated(error, turn, end):
                     self._note(error)
                     raise
         raise AssertionError("the last turn returns or raises")

@@ -24,10 +24,11 @@ from oncekey.stores.postgres import faults
 from oncekey.stores.postgres.durability import UNREPLICATED
 from oncekey.stores.postgres.faults import none_free, was_closed
 from oncekey.stores.postgres.options import Options
+from oncekey.stores.postgres.timing import STOP_SECONDS
 
 CONNECT_SECONDS: Final = 5.0
 # How long to wait for what the server says to being asked to stop.
-CANCEL_SECONDS: Final = 2.0
+CANCEL_SECONDS: Final = STOP_SECONDS / 2  # for each: asking, and hearing
 # A session keeps plans and caches for ever, and an address may come to mean another host.
 LIFETIME_SECONDS: Final = 3_600.0
 
@@ -156,18 +157,19 @@ class OwnLines:
         return home
 
     @asynccontextmanager
-    async def lend(self) -> AsyncIterator[Line]:
+    async def lend(self, end: float) -> AsyncIterator[Line]:
+        """One of them, had before `end` of the monotonic clock."""
         home = self._homes.get(asyncio.get_running_loop()) or await self._make_home()
         if home.slots.locked():
             try:
-                async with asyncio.timeout(self._seconds):
+                async with asyncio.timeout(min(self._seconds, max(0.0, end - time.monotonic()))):
                     await home.slots.acquire()
             except TimeoutError:
                 raise none_free(self._size) from None
         else:
             await home.slots.acquire()  # at once: a timer would cost more than the waiting
         try:
-            line = await self._take(home)
+            line = await self._take(home, end)
             try:
                 yield line
             finally:
@@ -175,7 +177,7 @@ class OwnLines:
         finally:
             home.slots.release()
 
-    async def _take(self, home: Home) -> Line:
+    async def _take(self, home: Home, end: float) -> Line:
         if self._closed:
             raise was_closed()
         while home.free:
@@ -183,10 +185,12 @@ class OwnLines:
             if line.is_fresh():
                 return line
             line.end()
+        left = max(CANCEL_SECONDS, end - time.monotonic())
+        allowed = {"timeout": min(self._kwargs["timeout"], left)}
         try:
-            line = Line(await asyncpg.connect(self._address, **self._kwargs))
+            line = Line(await asyncpg.connect(self._address, **{**self._kwargs, **allowed}))
         except TimeoutError as error:
-            raise faults.opening(TimeoutError("no answer in time")) from error
+            raise faults.not_connected() from error
         except (*ERRORS, ValueError) as error:
             raise faults.opening(error) from error
         self._lines.add(line)
@@ -262,11 +266,12 @@ class GivenLines:
         self._closed = False
 
     @asynccontextmanager
-    async def lend(self) -> AsyncIterator[Line]:
+    async def lend(self, end: float) -> AsyncIterator[Line]:
         if self._closed:
             raise was_closed()
+        seconds = min(self._seconds, max(0.0, end - time.monotonic()))
         try:
-            connection: Any = await self._pool.acquire(timeout=self._seconds)
+            connection: Any = await self._pool.acquire(timeout=seconds)
         except TimeoutError as error:
             raise StoreUnavailable(
                 "the pool that was given had no connection within pool_timeout", ambiguous=False

@@ -15,12 +15,10 @@ from oncekey.stores.postgres.options import Options
 from oncekey.stores.postgres.program import Statement
 from oncekey.stores.postgres.queries import make_migrations
 from oncekey.stores.postgres.schema import Preparation, prepare
+from oncekey.stores.postgres.timing import STOP_SECONDS, Breaker
 
 LANES: Final = 2  # while the server works on one batch, we make the next
 DEADLOCK_TRIES: Final = 5
-# The client's own patience. The server's statement_timeout ends most things sooner, but not a
-# commit that waits for a standby, and it cannot be heard of when the network is silent.
-GRACE_SECONDS: Final = 1.0
 # Migrations take as long as they take; the script itself bounds its wait for its turn.
 SCRIPT_SECONDS: Final = 86_400.0
 
@@ -45,6 +43,8 @@ class PostgresBase:
         self._ready = False
         self._failure: _Failure | None = None
         self._doubts: set[object] = set()
+        self._breaker = Breaker()
+        self._call_seconds = self._options.call_us / 1_000_000
         self.guarantee = durability.UNSEEN
         layout = self._options.layout
         if layout.is_ring:
@@ -57,11 +57,14 @@ class PostgresBase:
         options = self._options
         return prepare(options.layout, make_migrations(options.layout), migrate=options.migrate)
 
-    def _learn(self, server: durability.Server) -> None:
+    def _learn(self, server: durability.Server, since: float | None = None) -> None:
+        """`since`: the monotonic time before the server was asked."""
         options = self._options
         self.guarantee = durability.guarantee(server, options.synchronous_commit, options.failover)
         if server.identity:
             self._program.identity, self._program.address = server.identity, server.address
+            if since is not None:
+                self._program.server_clock.heard(server.clock, int(since * 1_000_000))
         self._ready = True
 
     def _is_prepared(self, arrived: float) -> bool:
@@ -76,6 +79,22 @@ class PostgresBase:
         meaning = faults.preparing(error)
         self._failure = _Failure(time.monotonic(), meaning)
         return meaning
+
+    # --- calls ----------------------------------------------------------------------------------
+
+    def _end(self) -> float:
+        """When a call that begins now has to be over."""
+        return time.monotonic() + self._call_seconds
+
+    def _must_be_repeated(self, error: StoreUnavailable, turn: int, end: float) -> bool:
+        """Whether nothing of a batch was done, and another turn may do it: two of them stood in
+        each other's way, which sorted ids make rare; or the server's clock was set ahead, so that
+        a claim seemed too late while its sender was still waiting."""
+        state = faults.state_of(error.__cause__)
+        if state == faults.NOT_IN_TIME:
+            self._program.server_clock.forget()
+            return turn == 0 and time.monotonic() < end - STOP_SECONDS
+        return turn < DEADLOCK_TRIES - 1 and state in faults.SERIALIZATION
 
     # --- commits that may be here alone ---------------------------------------------------------
     #
@@ -96,9 +115,3 @@ class PostgresBase:
     def _confirmed(self, doubts: set[object], server: durability.Server) -> None:
         self._doubts.difference_update(doubts)
         self._learn(server)
-
-
-def must_be_repeated(error: StoreUnavailable, turn: int) -> bool:
-    """Whether a batch that two of them stood in each other's way for is worth another turn: the
-    statement was undone as a whole. Sorted ids make this rare."""
-    return turn < DEADLOCK_TRIES - 1 and faults.state_of(error.__cause__) in faults.SERIALIZATION

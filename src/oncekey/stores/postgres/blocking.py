@@ -23,18 +23,22 @@ from oncekey.core.record import Record
 from oncekey.stores.postgres import faults
 from oncekey.stores.postgres.base import (
     DEADLOCK_TRIES,
-    GRACE_SECONDS,
     SCRIPT_SECONDS,
     PostgresBase,
-    must_be_repeated,
 )
 from oncekey.stores.postgres.listing import Listing
 from oncekey.stores.postgres.options import Options
 from oncekey.stores.postgres.program import Statement, Steps
-from oncekey.stores.postgres.psycopg_lines import GivenLines, Line, OwnLines
+from oncekey.stores.postgres.psycopg_lines import (
+    GivenLines,
+    Line,
+    OwnLines,
+    Silence,
+)
 from oncekey.stores.postgres.queries import literal, make_queries
 from oncekey.stores.postgres.rows import Row
 from oncekey.stores.postgres.schema import Preparation, Script
+from oncekey.stores.postgres.timing import answer_by
 
 if TYPE_CHECKING:
     from psycopg_pool import ConnectionPool
@@ -58,20 +62,27 @@ class Database:
         is_ours = isinstance(address, str) and not options.pooler
         self._local = None if is_ours else [word.encode() for word in options.local_settings]
         self._queries = make_queries(options.layout)
-        self._seconds = options.us("statement_timeout") / 1_000_000 + GRACE_SECONDS
+        self._seconds = options.patience_seconds
+        self._call_seconds = options.call_us / 1_000_000
 
-    def run(self, steps: Steps[T] | Preparation[T]) -> T:
-        """Run a program; each of its statements is a transaction."""
+    def run(self, steps: Steps[T] | Preparation[T], end: float | None = None) -> T:
+        """Run a program, until `end` at the latest; each of its statements is a transaction."""
         statement: Statement | Script | None = None
-        with self.lines.lend() as line:
+        end = time.monotonic() + self._call_seconds if end is None else end
+        with self.lines.lend(end) as line:
             try:
                 statement = next(steps)
                 while True:
-                    statement = steps.send(self._execute(line, statement))
+                    rows = self._execute(line, statement, end)
+                    if isinstance(statement, Script):  # which may take longer than any call
+                        end = time.monotonic() + self._call_seconds
+                    statement = steps.send(rows)
             except StopIteration as stop:
                 result: T = stop.value
                 return result
             except psycopg.Error as error:
+                if isinstance(error, Silence):
+                    raise faults.no_answer() from error
                 line.tidy()
                 told = faults.making if isinstance(statement, Script) else faults.serving
                 meaning = told(error, broken=line.is_closed)
@@ -81,12 +92,13 @@ class Database:
                     line.connection.close()
                 raise meaning from error
 
-    def _execute(self, line: Line, statement: Statement | Script) -> Sequence[Row]:
+    def _execute(self, line: Line, statement: Statement | Script, end: float) -> Sequence[Row]:
         if isinstance(statement, Script):
             line.allow(SCRIPT_SECONDS)
             line.connection.execute(statement.sql.encode(), prepare=False)
             return ()
-        line.allow(self._seconds)
+        now = time.monotonic()
+        line.allow(answer_by(now, self._seconds, end) - now)
         cursor = line.cursor()
         query = self._queries[statement.name]
         params = [literal(k, v) for k, v in zip(query.kinds, statement.params, strict=True)]
@@ -128,7 +140,8 @@ class PostgresStore(PostgresBase):
         self._preparing: dict[int, threading.Lock] = {}  # by process: a fork may copy a held lock
 
     def apply(self, commands: Sequence[Command], /) -> list[Reply]:
-        return self._run(lambda: self._program.apply(commands))
+        end = self._end()
+        return self._run(lambda: self._program.apply(commands, end), end)
 
     def bind(self, check: bytes, /) -> None:
         self._run(lambda: self._program.bind(check))
@@ -173,24 +186,34 @@ class PostgresStore(PostgresBase):
             if self._is_prepared(arrived):
                 return
             try:
-                self._learn(self._database.run(self._preparation()))
+                since = time.monotonic()
+                self._learn(self._database.run(self._preparation()), since)
             except OncekeyError as error:
                 raise self._failed(error) from error.__cause__
 
-    def _run(self, program: Callable[[], Steps[T]]) -> T:
+    def _run(self, program: Callable[[], Steps[T]], end: float | None = None) -> T:
         if not self._ready:
             self.prepare()
-        result = self._repeated(program)
+        tries = self._breaker.enter()
+        answered: bool | None = None
+        try:
+            result = self._repeated(program, end or self._end())
+            answered = True
+        except Exception as error:
+            answered = not isinstance(error, faults.NoAnswer)
+            raise
+        finally:
+            self._breaker.leave(tries, answered=answered)
         if self._doubts:
             self._confirm()
         return result
 
-    def _repeated(self, program: Callable[[], Steps[T]]) -> T:
+    def _repeated(self, program: Callable[[], Steps[T]], end: float) -> T:
         for turn in range(DEADLOCK_TRIES):
             try:
-                return self._database.run(program())
+                return self._database.run(program(), end)
             except StoreUnavailable as error:
-                if not must_be_repeated(error, turn):
+                if not self._must_be_repeated(error, turn, end):
                     self._note(error)
                     raise
         raise AssertionError("the last turn returns or raises")

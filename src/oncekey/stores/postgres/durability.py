@@ -34,6 +34,7 @@ class Server(NamedTuple):
     replicas: int
     identity: bytes = b""  # of the store in it, and where that is
     address: str = ""
+    clock: int = 0
 
 
 def server_of(row: Sequence[Any]) -> Server:

@@ -19,6 +19,7 @@ READ_ONLY: Final = "25006"
 RING_ISOLATION: Final = "OK001"
 TOO_LATE: Final = "OK002"  # another owner has ended the key
 CLAIM_GONE: Final = "OK003"  # the transaction that claimed the key is over
+NOT_IN_TIME: Final = "OK005"  # a claim that came after its sender had stopped waiting
 POOLED: Final = "OK004"  # never sent by a server: what libpq's words about a pooler stand for
 
 # The schema, a table or a function of ours is missing.
@@ -89,6 +90,10 @@ _STORES: Final = frozenset(("08", "25", "28", "3D", "3F", "40", "42", "53", "55"
 _SESSIONS: Final = frozenset(("0A", "26"))
 
 
+class NoAnswer(StoreUnavailable):
+    """Not a word came from the server."""
+
+
 def state_of(error: BaseException | None) -> str:
     """The SQLSTATE of an error or of what it wraps (SQLAlchemy, Django); "" if it has none."""
     seen = 0
@@ -109,6 +114,8 @@ def serving(error: BaseException, *, broken: bool) -> StoreUnavailable | None:
     `broken`: the driver's connection ended with it.
     """
     state = state_of(error)
+    if state == NOT_IN_TIME:
+        return StoreUnavailable("the server came to it too late", ambiguous=False)
     if not state:
         if not broken:
             return None
@@ -124,6 +131,14 @@ def opening(error: BaseException) -> StoreUnavailable:
     if _reason_of(error):
         return StoreUnavailable(text(error), ambiguous=False)
     return StoreUnavailable(f"{_UNREACHABLE} ({_said(error)})", ambiguous=False)
+
+
+def no_answer() -> NoAnswer:
+    return NoAnswer("no answer from the server in time")
+
+
+def not_connected() -> NoAnswer:
+    return NoAnswer(f"{_UNREACHABLE} (no answer in time)", ambiguous=False)
 
 
 def unreadable(said: str = "") -> ConfigurationError:

@@ -15,6 +15,7 @@ from oncekey.core.errors import ConfigurationError
 from oncekey.stores.postgres.durability import FAILOVER, SYNCHRONOUS_COMMIT
 from oncekey.stores.postgres.program import Program, TestClock
 from oncekey.stores.postgres.queries import Layout
+from oncekey.stores.postgres.timing import MARGIN_SECONDS, STOP_SECONDS
 
 CLAIMS: Final = ("insert", "row_lock", "advisory_lock", "portable")
 RETENTIONS: Final = ("plain", "ring")
@@ -27,6 +28,8 @@ POOL_SIZE_MAX: Final = 64
 # of them where only the first rows in an index's order are wanted: it collects all of them first.
 NO_SCANS: Final = ("enable_seqscan", "enable_bitmapscan", "enable_hashjoin", "enable_mergejoin")
 TIMEOUT_MAX_MS: Final = 2**31 - 1  # the server's own limit
+
+CALL_GRACE_US: Final = int((MARGIN_SECONDS + STOP_SECONDS) * 1_000_000)
 
 _TRUE: Final = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
@@ -47,6 +50,8 @@ class Options:
     lock_timeout        how long it may wait for a lock
     pool_size           how many connections a store of this process opens at most
     pool_timeout        how long to wait for one of them
+    call_timeout        how long a call may take in all, the connecting and the giving up included;
+                        a second and a half more than statement_timeout, unless given
     synchronous_commit  what our commits wait for
     failover            never: no asynchronous standby is ever promoted
     """
@@ -63,6 +68,7 @@ class Options:
     lock_timeout: Duration = "2s"
     pool_size: int = 4
     pool_timeout: Duration = "5s"
+    call_timeout: Duration | None = None
     synchronous_commit: str = "on"
     failover: str = "auto"
     clock: TestClock | None = None
@@ -92,7 +98,10 @@ class Options:
                 "retention='ring' needs advisory locks, which claim='portable' does without; "
                 "choose another claim, or plain retention"
             )
-        for name in ("statement_timeout", "lock_timeout", "pool_timeout", "ring_period"):
+        timeouts = ("statement_timeout", "lock_timeout", "pool_timeout", "call_timeout")
+        for name in (*timeouts, "ring_period"):
+            if getattr(self, name) is None:
+                continue
             if self.us(name) < 1_000:
                 raise ConfigurationError(f"{name}={getattr(self, name)!r} must be 1ms or longer")
             if name.endswith("_timeout") and self.us(name) // 1_000 > TIMEOUT_MAX_MS:
@@ -122,6 +131,18 @@ class Options:
         return microseconds(getattr(self, name), name=name)
 
     @property
+    def patience_seconds(self) -> float:
+        """How long the answer to a statement is waited for."""
+        return self.us("statement_timeout") / 1_000_000 + MARGIN_SECONDS
+
+    @property
+    def call_us(self) -> int:
+        """How long a call may take in all."""
+        if self.call_timeout is not None:
+            return self.us("call_timeout")
+        return self.us("statement_timeout") + CALL_GRACE_US
+
+    @property
     def layout(self) -> Layout:
         if self.retention == "plain":
             return Layout(self.schema)
@@ -140,7 +161,8 @@ class Options:
     def program(self) -> Program:
         layout = self.layout
         guard = self.takes_part or layout.is_ring  # moving a record takes its key's lock as well
-        return Program(layout, claim=self.claim, guard=guard, clock=self.clock)
+        patience = self.patience_seconds
+        return Program(layout, claim=self.claim, guard=guard, clock=self.clock, patience=patience)
 
     @property
     def session(self) -> dict[str, str]:

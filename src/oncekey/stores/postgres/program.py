@@ -28,6 +28,7 @@ from oncekey.stores.postgres.rows import (
     record_columns,
     replace_columns,
 )
+from oncekey.stores.postgres.timing import ServerClock
 from oncekey.stores.secrets import refuse_another_secret
 
 TURNS_MAX: Final = 20
@@ -67,12 +68,14 @@ class Program:
         claim: str = "insert",
         guard: bool = True,
         clock: TestClock | None = None,
+        patience: float = 0.0,
     ) -> None:
         self._layout = layout
         self._portable = claim == "portable"
         self._how = CLAIM_HOW.get(claim, 0)
         self._guard = guard
         self._clock = clock
+        self.server_clock = ServerClock(patience)
         # Learnt when the store is first used: which one it is, and where, in words.
         self.identity = b""
         self.address = ""
@@ -85,20 +88,23 @@ class Program:
         """What to send for the clock: nothing, unless a test turns it."""
         return self._clock() if self._clock is not None else None
 
-    def apply(self, commands: Sequence[Command]) -> Steps[list[Reply]]:
-        """The verb: commands of one id one after the other, all others together."""
+    def apply(self, commands: Sequence[Command], end: float | None = None) -> Steps[list[Reply]]:
+        """The verb: commands of one id one after the other, all others together. Claims are not
+        made after `end`, a moment of our monotonic clock."""
         replies: list[Reply | None] = [None] * len(commands)
         for todo in _rounds(commands):
-            yield from self._round(todo, replies)
+            yield from self._round(todo, replies, end)
         return replies  # type: ignore[return-value]
 
-    def _round(self, todo: Todo, replies: list[Reply | None]) -> Steps[None]:
+    def _round(self, todo: Todo, replies: list[Reply | None], end: float | None) -> Steps[None]:
         """Commands of distinct ids."""
         claims = sorted((c.id, i) for i, c in todo.items() if type(c) is Claim)
         finishes = sorted((c.id, i) for i, c in todo.items() if type(c) is Finish)
         if claims or finishes:
             first = self._first_portable if self._portable else self._first
-            left = yield from first(todo, [i for _, i in claims], [i for _, i in finishes], replies)
+            left = yield from first(
+                todo, [i for _, i in claims], [i for _, i in finishes], replies, end
+            )
         else:
             left = todo
         for turn in range(TURNS_MAX):
@@ -116,7 +122,12 @@ class Program:
     # --- the usual way ------------------------------------------------------------------------
 
     def _first(
-        self, todo: Todo, claims: list[int], finishes: list[int], replies: list[Reply | None]
+        self,
+        todo: Todo,
+        claims: list[int],
+        finishes: list[int],
+        replies: list[Reply | None],
+        end: float | None,
     ) -> Steps[Todo]:
         """Claims and finishes in one statement; what they leave to be decided here."""
         layout = self._layout
@@ -129,9 +140,14 @@ class Program:
             rows = yield Statement("finish", (self.now(), self._guard, *ends))
         else:
             begins = (self.now(), self._how, self._guard, *shape, *claim_columns(asked))
+            not_after = self._not_after(end)
+            sent = self.server_clock.sending()
             # What there is nothing of is not even asked for: a lone claim is quicker that way.
-            whole = Statement("apply", (*begins, *ends)) if finishes else Statement("claim", begins)
-            first, *rows = yield whole
+            if finishes:
+                first, *rows = yield Statement("apply", (*begins, *ends, not_after))
+            else:
+                first, *rows = yield Statement("claim", (*begins, not_after))
+            self.server_clock.heard(first[0], sent)
             fresh = Claimed(first[0], 1, ())
             for i in claims:
                 replies[i] = fresh
@@ -146,6 +162,11 @@ class Program:
                 left[i] = todo[i]
         return left
 
+    def _not_after(self, end: float | None) -> int | None:
+        if end is None or self._clock is not None:
+            return None
+        return self.server_clock.not_after(end)
+
     def _met(self, command: Command, row: Row) -> Reply | None:
         """The reply to a command that did not go the usual way; None where it must be tried
         again."""
@@ -159,7 +180,12 @@ class Program:
         return decision.reply if wrote or decision.write is None else None
 
     def _first_portable(
-        self, todo: Todo, claims: list[int], finishes: list[int], replies: list[Reply | None]
+        self,
+        todo: Todo,
+        claims: list[int],
+        finishes: list[int],
+        replies: list[Reply | None],
+        end: float | None,
     ) -> Steps[Todo]:
         """The same in plain statements, without functions or advisory locks."""
         by_id = {todo[i].id: i for i in (*claims, *finishes)}

@@ -27,15 +27,17 @@ from oncekey.stores.postgres import faults
 from oncekey.stores.postgres.durability import UNREPLICATED
 from oncekey.stores.postgres.faults import none_free, was_closed
 from oncekey.stores.postgres.options import Options
+from oncekey.stores.postgres.timing import STOP_SECONDS
 
 if TYPE_CHECKING:
     from psycopg_pool import ConnectionPool
 
 CONNECT_SECONDS: Final = 5
+CONNECT_MIN_SECONDS: Final = 2  # libpq allows no less
 # A session keeps plans and caches for ever, and an address may come to mean another host.
 LIFETIME_SECONDS: Final = 3_600.0
 # How long to wait for what the server says to being asked to stop.
-CANCEL_SECONDS: Final = 2.0
+CANCEL_SECONDS: Final = STOP_SECONDS / 2  # for each: asking, and hearing
 _PROBE_SECONDS: Final = 2
 
 
@@ -171,12 +173,13 @@ class OwnLines:
         self._closed = threading.Event()
 
     @contextmanager
-    def lend(self) -> Iterator[Line]:
+    def lend(self, end: float) -> Iterator[Line]:
+        """One of them, had before `end` of the monotonic clock."""
         place = self._place()
-        if not place.slots.acquire(timeout=self._seconds):
+        if not place.slots.acquire(timeout=max(0.0, min(self._seconds, end - time.monotonic()))):
             raise none_free(self._size)
         try:
-            line = self._take(place)
+            line = self._take(place, end)
             try:
                 yield line
             finally:
@@ -189,15 +192,19 @@ class OwnLines:
         place = self._places.get(here)
         return place or self._places.setdefault(here, Place(self._size))
 
-    def _take(self, place: Place) -> Line:
+    def _take(self, place: Place, end: float) -> Line:
         if self._closed.is_set():
             raise was_closed()
         while (line := _pop(place.free)) is not None:
             if line.is_fresh():
                 return line
             line.connection.close()
+        left = max(CONNECT_MIN_SECONDS, int(end - time.monotonic()))
+        allowed = {"connect_timeout": min(int(self._kwargs["connect_timeout"]), left)}
         try:
-            return Line(psycopg.connect(self._address, **self._kwargs))
+            return Line(psycopg.connect(self._address, **{**self._kwargs, **allowed}))
+        except psycopg.errors.ConnectionTimeout as error:
+            raise faults.not_connected() from error
         except psycopg.Error as error:
             raise faults.opening(error) from error
 
@@ -254,8 +261,8 @@ class GivenLines:
         self._closed = False
 
     @contextmanager
-    def lend(self) -> Iterator[Line]:
-        connection = self._take()
+    def lend(self, end: float) -> Iterator[Line]:
+        connection = self._take(min(end, time.monotonic() + self._seconds))
         line = Line(connection)
         try:
             yield line
@@ -263,10 +270,9 @@ class GivenLines:
             line.leave()
             self._pool.putconn(connection)
 
-    def _take(self) -> psycopg.Connection[Any]:
+    def _take(self, end: float) -> psycopg.Connection[Any]:
         if self._closed:
             raise was_closed()
-        end = time.monotonic() + self._seconds
         while True:
             try:
                 connection = self._pool.getconn(max(0.0, end - time.monotonic()))

@@ -62,8 +62,8 @@ def prepare(
 
 
 def _identify(server: Server) -> Preparation[Server]:
-    rows = yield Statement("identify")
-    return server._replace(identity=bytes(rows[0][0] or b""), address=rows[0][1])
+    identity, address, clock = (yield Statement("identify"))[0]
+    return server._replace(identity=bytes(identity or b""), address=address, clock=clock)
 
 
 def missing_steps(layout: Layout, known: Sequence[Migration]) -> Preparation[list[Migration]]:

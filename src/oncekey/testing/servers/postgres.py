@@ -6,6 +6,7 @@ tests and benchmarks and must not know oncekey's tables or any test.
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import subprocess
@@ -118,6 +119,17 @@ class Postgres:
         if self._process is not None:
             self._process.kill()
             self._process = None
+
+    def freeze(self) -> None:
+        """Stop the postmaster and all its children, as when their machine hangs: connections stay
+        open, what is sent arrives, and nothing answers."""
+        for pid in self.pids():
+            os.kill(pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let them go on with whatever has arrived."""
+        for pid in reversed(self.pids()):
+            os.kill(pid, signal.SIGCONT)
 
     def restart(self, mode: StopMode = "fast") -> None:
         self.stop(mode)

@@ -12,7 +12,7 @@ SELECT f.at, f.ord, f.wrote,
     (f.rec).key, (f.rec).steps, (f.rec).body, (f.rec).note, (f.rec).keep_unknown, (f.rec).revision
 FROM (
     SELECT * FROM {schema}.claim_1(
-        $1::bigint, $2::integer, $3::boolean, $4::integer, $5::bigint,
+        {schema}.in_time_1($1::bigint, $22::bigint), $2::integer, $3::boolean, $4::integer, $5::bigint,
         $6::uuid[], $7::uuid[], $8::bytea[], $9::bigint[], $10::bigint[], $11::bigint[],
         $12::boolean[], $13::text[], $14::text[], $15::text[], $16::bigint[])
     UNION ALL
@@ -28,7 +28,7 @@ SELECT f.at, f.ord, f.wrote,
     (f.rec).finished_at, (f.rec).keep, (f.rec).audit, (f.rec).scope, (f.rec).operation,
     (f.rec).key, (f.rec).steps, (f.rec).body, (f.rec).note, (f.rec).keep_unknown, (f.rec).revision
 FROM {schema}.claim_1(
-    $1::bigint, $2::integer, $3::boolean, $4::integer, $5::bigint,
+    {schema}.in_time_1($1::bigint, $17::bigint), $2::integer, $3::boolean, $4::integer, $5::bigint,
     $6::uuid[], $7::uuid[], $8::bytea[], $9::bigint[], $10::bigint[], $11::bigint[],
     $12::boolean[], $13::text[], $14::text[], $15::text[], $16::bigint[]) f;
 
@@ -136,7 +136,8 @@ SELECT * FROM {schema}.enlist_1($1::bigint, $2::boolean, $3::uuid, $4::uuid, $5:
     $7::integer);
 
 -- name: identify
-SELECT identity, address FROM {schema}.identify_1();
+SELECT identity, address, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint
+FROM {schema}.identify_1();
 
 -- name: record
 SELECT {schema}.record_1($1::bigint, $2::uuid, $3::bigint, $4::integer, $5::boolean, $6::boolean,

@@ -98,6 +98,18 @@ BEGIN
 END
 $rewrite$;
 
+-- Raises OK005 where it is later than p_not_after: whoever sent this has stopped waiting and was told
+-- that nothing ran. Gives p_now, so that it can stand for it and comes before all else.
+CREATE FUNCTION {schema}.in_time_1(p_now bigint, p_not_after bigint)
+RETURNS bigint LANGUAGE plpgsql VOLATILE AS $in_time$
+BEGIN
+    IF p_not_after < (extract(epoch FROM clock_timestamp()) * 1000000)::bigint THEN
+        RAISE EXCEPTION 'oncekey: too late, nobody waits for this claim' USING ERRCODE = 'OK005';
+    END IF;
+    RETURN p_now;
+END
+$in_time$;
+
 -- A batch of claims, of distinct ids in order. The first row is the clock reading of them all.
 -- A claim that is not mentioned after it has inserted a fresh record. Any other is answered by
 -- the record it met and `wrote`: true, it has rewritten that record; false, it wrote nothing; null,

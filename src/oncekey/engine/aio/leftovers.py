@@ -1,0 +1,50 @@
+"""A task that offers leftovers to the store until it has taken them; it lives no longer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextvars import Context
+
+from oncekey.core.asks import Answer
+from oncekey.core.commands import Command
+from oncekey.engine.aio.heart import sleep
+from oncekey.engine.clock import Clock
+from oncekey.engine.leftovers import OFFER_EVERY_US, Leftovers
+
+
+class AsyncOffering:
+    """One per event loop: all its calls must come from that loop."""
+
+    def __init__(self, answer: Callable[[Command], Awaitable[Answer]], clock: Clock) -> None:
+        self._answer = answer
+        self._clock = clock
+        self._left = Leftovers()
+        self._task: asyncio.Task[None] | None = None
+
+    def add(self, command: Command) -> None:
+        self._left.add(command, self._clock.now())
+        if self._task is None:
+            # In no context: it must not keep alive what the caller's holds.
+            self._task = Context().run(asyncio.get_running_loop().create_task, self._run())
+
+    async def stop(self) -> None:
+        """One last offer, and no more."""
+        task, self._task = self._task, None
+        if task is None:
+            return
+        task.cancel()
+        await asyncio.wait([task])
+        await self._offer()
+
+    async def _run(self) -> None:
+        while len(self._left):
+            await sleep(self._clock, OFFER_EVERY_US)
+            await self._offer()
+        self._task = None
+
+    async def _offer(self) -> None:
+        due = self._left.due(self._clock.now())
+        answers = await asyncio.gather(*map(self._answer, due))
+        for command, answer in zip(due, answers, strict=True):
+            self._left.take(command, answer)

@@ -1,0 +1,57 @@
+"""A thread that offers leftovers to the store until it has taken them; it lives no longer."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+from oncekey.core.asks import Answer
+from oncekey.core.commands import Command
+from oncekey.engine.clock import Clock
+from oncekey.engine.leftovers import OFFER_EVERY_US, Leftovers
+
+_JOIN_SECONDS = 5
+
+
+class Offering:
+    def __init__(
+        self, answer_many: Callable[[Sequence[Command]], list[Answer]], clock: Clock
+    ) -> None:
+        self._answer_many = answer_many
+        self._clock = clock
+        self._left = Leftovers()
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def add(self, command: Command) -> None:
+        with self._lock:
+            self._left.add(command, self._clock.now())
+            if self._thread is None and not self._stop.is_set():
+                self._thread = threading.Thread(
+                    target=self._run, name="oncekey-leftovers", daemon=True
+                )
+                self._thread.start()
+
+    def stop(self) -> None:
+        """One last offer, and no more."""
+        self._stop.set()
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(_JOIN_SECONDS)
+
+    def _run(self) -> None:
+        while True:
+            self._clock.wait(self._stop, OFFER_EVERY_US)
+            self._offer()
+            with self._lock:
+                if not len(self._left) or self._stop.is_set():
+                    self._thread = None
+                    return
+
+    def _offer(self) -> None:
+        with self._lock:
+            due = self._left.due(self._clock.now())
+        for command, answer in zip(due, self._answer_many(due) if due else (), strict=True):
+            with self._lock:
+                self._left.take(command, answer)

@@ -1,0 +1,66 @@
+"""Commands a store did not take while their callers waited: what is still to be offered to it.
+
+A claim that may have been made although no answer came is given back, so that the key is not held,
+and then unknown, though nothing ran. An outcome that could not be stored in the caller's time is
+offered on, for the attempt that reached it is the one witness. Both are compare-and-set on their
+owner: whoever goes on with the key has another.
+
+Owns the list and its limits. Knows no store, thread or loop; blocking/leftovers.py and
+aio/leftovers.py offer what is in it.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from oncekey.core.asks import Answer
+from oncekey.core.commands import Command, Lost, Release
+from oncekey.core.errors import StoreUnavailable
+
+LEFTOVERS_MAX: Final = 10_000
+LEFTOVER_KEPT_US: Final = 3_600_000_000
+OFFER_EVERY_US: Final = 1_000_000
+# A release that found nothing is made once more: the claim may just have been on its way in.
+RELEASE_AGAIN_US: Final = 5_000_000
+
+
+class _Leftover(NamedTuple):
+    command: Command
+    since: int
+    due: int
+    found_nothing: bool = False
+
+
+class Leftovers:
+    """Times are the engine's own clock's."""
+
+    def __init__(self) -> None:
+        self._kept: dict[Command, _Leftover] = {}
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def add(self, command: Command, now: int) -> None:
+        while len(self._kept) >= LEFTOVERS_MAX:
+            self._kept.pop(next(iter(self._kept)))
+        self._kept[command] = _Leftover(command, now, now)
+
+    def due(self, now: int) -> list[Command]:
+        for leftover in tuple(self._kept.values()):
+            if now - leftover.since >= LEFTOVER_KEPT_US:
+                del self._kept[leftover.command]
+        return [leftover.command for leftover in self._kept.values() if leftover.due <= now]
+
+    def take(self, command: Command, answer: Answer) -> None:
+        """What the store said to one of them."""
+        leftover = self._kept.get(command)
+        if leftover is None:
+            return
+        reply = answer.reply
+        if isinstance(reply, StoreUnavailable) and not reply.final:
+            return
+        if isinstance(command, Release) and reply == Lost() and not leftover.found_nothing:
+            due = answer.at + RELEASE_AGAIN_US
+            self._kept[command] = leftover._replace(due=due, found_nothing=True)
+        else:
+            del self._kept[command]

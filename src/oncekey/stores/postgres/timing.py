@@ -1,0 +1,104 @@
+"""How long a call may take, until when a claim may be made, and when not to ask at all.
+
+A caller that was told "nothing ran" must be right, also where the server goes on later with what it
+finds in its sockets. So each claim names the moment, on the server's clock, after which it is not
+to be made. And one call that got no answer is enough for those behind it: they are told at once,
+until one of them gets through.
+
+Knows no driver and no statement.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+from oncekey.core.errors import StoreUnavailable
+
+# After a call without an answer nobody asks for this long, so that those who were queued behind it
+# need not wait as long again; then one at a time does.
+REST_SECONDS: Final = 0.1
+
+
+# The answer is waited for a little longer than the server's statement_timeout, which ends most
+# things and says so. It does not end a commit that waits for a standby, and it is not heard of
+# when the network is silent.
+MARGIN_SECONDS: Final = 0.5
+# What is left of a call then: to have the server stop, and to hear that it has.
+STOP_SECONDS: Final = 1.0
+
+
+def answer_by(now: float, patience: float, end: float) -> float:
+    """Until when the answer to a statement is waited for."""
+    return min(now + patience, end - STOP_SECONDS)
+
+
+class ServerClock:
+    """The server's clock, as far as its replies have told."""
+
+    def __init__(self, patience: float = 0.0, now: Callable[[], float] = time.monotonic) -> None:
+        """`patience`: for how many seconds the answer to a statement is waited for."""
+        self._patience = patience
+        self._now = now
+        self._ahead: int | None = None  # microseconds before our monotonic clock, at most
+
+    def sending(self) -> int:
+        """The moment something is sent, to be given to `heard`."""
+        return int(self._now() * 1_000_000)
+
+    def heard(self, at: int, sent: int) -> None:
+        """The server read its clock after `sent`, so it is no further ahead than this. The smallest
+        such bound is the best; a clock that was set back gives smaller ones."""
+        ahead = at - sent
+        if self._ahead is None or ahead < self._ahead:
+            self._ahead = ahead
+
+    def forget(self) -> None:
+        """The server's clock was set ahead: what was learnt of it is of no use."""
+        self._ahead = None
+
+    def not_after(self, end: float) -> int | None:
+        """When, on the server's clock, nobody waits any more for the answer to what is sent now, in
+        a call that ends at `end`; None while nothing is known of that clock."""
+        if self._ahead is None:
+            return None
+        return self._ahead + int(answer_by(self._now(), self._patience, end) * 1_000_000)
+
+
+class Breaker:
+    """Keeps calls from waiting for a server that does not answer.
+
+    Many threads and event loops may use one. A fork begins with the parent's knowledge and a turn
+    of its own.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._rests_until: float | None = None  # None: the last call was answered
+        self._turns: dict[int, threading.Lock] = {}  # by process: a fork may copy a held lock
+
+    def enter(self) -> bool:
+        """Whether this call is the one that tries; raises where it need not be tried."""
+        rests_until = self._rests_until
+        if rests_until is None:
+            return False
+        if self._now() < rests_until or not self._turn().acquire(blocking=False):
+            raise StoreUnavailable(
+                "the server gave no answer to the calls before this one; nothing was sent",
+                ambiguous=False,
+            )
+        return True
+
+    def leave(self, tries: bool, *, answered: bool | None) -> None:
+        """After the call: whether the server has said anything at all; None where it was not
+        waited for."""
+        if answered is not None:
+            self._rests_until = None if answered else self._now() + REST_SECONDS
+        if tries:
+            self._turn().release()
+
+    def _turn(self) -> threading.Lock:
+        return self._turns.setdefault(os.getpid(), threading.Lock())

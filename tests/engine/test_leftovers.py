@@ -1,0 +1,158 @@
+"""What a store did not take in its callers' time is offered to it on, within limits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from oncekey import AsyncOnce, Once, Policy
+from oncekey.core.asks import Answer
+from oncekey.core.commands import Claim, Command, Done, Finish, Lost, Release, Reply
+from oncekey.core.errors import StoreUnavailable
+from oncekey.core.record import State
+from oncekey.engine.leftovers import (
+    LEFTOVER_KEPT_US,
+    LEFTOVERS_MAX,
+    OFFER_EVERY_US,
+    RELEASE_AGAIN_US,
+    Leftovers,
+)
+from oncekey.stores.memory import AsyncMemoryStore, MemoryStore
+from oncekey.testing.clock import FakeClock
+from oncekey.testing.colours import turn_until
+
+DOWN = StoreUnavailable("no answer")
+
+
+class Vanishing(MemoryStore):
+    """Carries out the first command of a kind, loses its answer, and is away until it is back."""
+
+    immediate = False
+
+    def __init__(self, clock: FakeClock, kind: type) -> None:
+        super().__init__(clock=clock.wall)
+        self._kind = kind
+        self.away = False
+        self.offers = 0
+
+    def apply(self, commands: Sequence[Command], /) -> list[Reply]:
+        if self.away:
+            self.offers += 1
+            raise StoreUnavailable("away", ambiguous=False)
+        if self._kind in map(type, commands):
+            self.away = True
+            if self._kind is Claim:
+                super().apply(commands)
+            raise DOWN
+        return super().apply(commands)
+
+    def back(self) -> None:
+        self.away, self._kind = False, type(None)
+
+
+class AsyncVanishing(AsyncMemoryStore):
+    immediate = False
+
+    def __init__(self, store: Vanishing) -> None:
+        super().__init__()
+        self._inner = store
+
+    async def apply(self, commands: Sequence[Command], /) -> list[Reply]:
+        return self._inner.apply(commands)
+
+
+CASES = [(Claim, "absent"), (Finish, "succeeded")]
+
+
+@pytest.mark.parametrize(("kind", "state"), CASES)
+def test_a_claim_is_given_back_and_an_outcome_stored_once_the_store_is_back(
+    kind: type, state: str
+) -> None:
+    clock = FakeClock()
+    store = Vanishing(clock, kind)
+    once = Once(store, policy=Policy(store_timeout="0s"), clock=clock)
+    runs = 1 if kind is Finish else 0
+    ran: list[int] = []
+    with pytest.raises(StoreUnavailable) as told:
+        _moving(clock, once, lambda attempt: ran.append(1))
+    assert len(ran) == runs
+    del told
+    clock.wait_until_due(OFFER_EVERY_US)
+    before = store.offers
+    clock.advance(OFFER_EVERY_US)
+    clock.wait_until_due(OFFER_EVERY_US)
+    assert store.offers > before  # in vain
+    store.back()
+    clock.advance(OFFER_EVERY_US)
+    once.close()  # waits for the thread
+    (record,) = store._records.values()
+    assert record.state.name.lower() == state
+
+
+def _moving(clock: FakeClock, once: Once, body: Any) -> None:
+    """A run whose pauses take no time."""
+    clock.wait = lambda event, us: False  # type: ignore[method-assign]
+    try:
+        once.run("op", "k", body)
+    finally:
+        del clock.wait
+
+
+@pytest.mark.parametrize(("kind", "state"), CASES)
+def test_the_same_on_an_event_loop(kind: type, state: str) -> None:
+    async def scene() -> None:
+        clock = FakeClock()
+        store = Vanishing(clock, kind)
+        once = AsyncOnce(AsyncVanishing(store), policy=Policy(store_timeout="0s"), clock=clock)
+
+        async def body(attempt: Any) -> None:
+            return None
+
+        run = asyncio.ensure_future(once.run("op", "k", body))
+        while not run.done():
+            await asyncio.sleep(0)
+            clock.advance(50_000)
+        with pytest.raises(StoreUnavailable):
+            run.result()
+        store.back()
+        clock.advance(OFFER_EVERY_US)
+        await turn_until(lambda: [r.state.name.lower() for r in store._records.values()] == [state])
+        await once.close()
+
+    asyncio.run(scene())
+
+
+# --- the list -------------------------------------------------------------------------------------
+
+
+def command(number: int) -> Release:
+    return Release(number.to_bytes(16, "big"), b"o" * 16, None)
+
+
+def test_a_release_that_finds_nothing_is_made_once_more() -> None:
+    left = Leftovers()
+    left.add(command(1), 0)
+    left.take(command(1), Answer(Lost(), 0, 10))
+    assert left.due(10 + RELEASE_AGAIN_US - 1) == []
+    assert left.due(10 + RELEASE_AGAIN_US) == [command(1)]
+    left.take(command(1), Answer(Lost(), 0, 20))
+    assert len(left) == 0
+
+
+def test_the_list_is_bounded_and_forgets() -> None:
+    left = Leftovers()
+    for number in range(LEFTOVERS_MAX + 1):
+        left.add(command(number), number)
+    assert len(left) == LEFTOVERS_MAX
+    assert command(0) not in left.due(0) + left.due(10**9)
+    left.take(command(1), Answer(DOWN, 0, 0))
+    left.take(command(2), Answer(Done(), 0, 0))
+    assert len(left) == LEFTOVERS_MAX - 1
+    assert left.due(LEFTOVER_KEPT_US + LEFTOVERS_MAX) == []
+    finish = Finish(b"i" * 16, b"o" * 16, 1, State.SUCCEEDED, b"")
+    left.add(finish, 0)
+    left.take(finish, Answer(StoreUnavailable("closed", final=True), 0, 0))
+    assert len(left) == 0
