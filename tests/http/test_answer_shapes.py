@@ -56,6 +56,7 @@ def test_codes_are_what_they_were() -> None:
         "overtaken",
         "not-replayable",
         "unavailable",
+        "unguarded",
     ]
 
 

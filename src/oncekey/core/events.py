@@ -24,6 +24,7 @@ class Fact(enum.StrEnum):
     RECOVERED = "recovered"
     LOST = "lost"
     UNAVAILABLE = "unavailable"
+    UNGUARDED = "unguarded"
 
 
 @dataclass(frozen=True, slots=True)

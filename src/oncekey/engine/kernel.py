@@ -349,11 +349,15 @@ class Kernel:
             self.clock.now() - job.started_at,
             from_cache,
         )
+        self.notify(notice)
+
+    def notify(self, notice: Notice) -> None:
+        """Give a notice to every subscriber."""
         for subscriber in self._subscribers:
             try:
                 subscriber(notice)
             except Exception:  # a broken metric must not break a payment
-                _log.exception("a subscriber failed on %s", fact)
+                _log.exception("a subscriber failed on %s", notice.fact)
 
 
 def _packs(codec: Codec, value: Any) -> bool:

@@ -38,6 +38,7 @@ from oncekey.http.responder import App, Reading, Receive, Responder, Scope, Task
 from oncekey.http.route_table import layers_of
 from oncekey.http.rules import Rule, Rules
 from oncekey.http.running import ATTEMPT, check_caller, principal
+from oncekey.http.unguarded import TAKEN, UNGUARDED_MARK, UnguardedKeys, take
 from oncekey.http.unhandled import WatchedScope, leave_unstored, watch
 
 __all__ = ["IdempotencyMiddleware", "attempt_of", "leave_unstored"]
@@ -66,6 +67,8 @@ class IdempotencyMiddleware:
     render_refusal  a function that gives a Refusal the shape of the app's own errors
     drain       how long a shutdown waits for what is running
     close       whether the engine is closed with the app
+    unguarded   what to do about a key on a request that no rule guards: "warn" says so in the
+                response and in the log, "refuse" answers 400
     """
 
     def __init__(
@@ -82,6 +85,7 @@ class IdempotencyMiddleware:
         render_refusal: Render | None = None,
         drain: Duration = DRAIN_DEFAULT,
         close: bool = True,
+        unguarded: str = "warn",
     ) -> None:
         if not isinstance(once, AsyncOnce):
             raise ConfigurationError(f"once must be an AsyncOnce, not a {type(once).__name__}")
@@ -103,6 +107,7 @@ class IdempotencyMiddleware:
         self._drain = microseconds(drain, name="drain") / 1_000_000
         self._close = close
         self.tasks = Tasks()
+        self.unguarded = UnguardedKeys(self.exchange, once.notify, unguarded)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -115,6 +120,9 @@ class IdempotencyMiddleware:
             ):
                 await _OfApp(self, rule, scope, receive, send).respond()
                 return
+            if rule is None and self._is_unguarded(scope):
+                await self._warn_or_refuse(scope, receive, send)
+                return
             if rule is None and is_asked(scope["method"], path_of(scope), self.exchange.page_path):
                 await through_asgi(self.app, self, scope, receive, send)
                 return
@@ -122,6 +130,22 @@ class IdempotencyMiddleware:
             await self._live(scope, receive, send)
             return
         await self.app(scope, receive, send)
+
+    def _is_unguarded(self, scope: Scope) -> bool:
+        return self.unguarded.watches(scope["method"], scope) and self.exchange.has_key(
+            scope["headers"]
+        )
+
+    async def _warn_or_refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """A request that no rule guards has a key."""
+        if self.unguarded.refuses and not self.exchange.rules.leaves_out(
+            scope["method"], *paths_of(scope)
+        ):
+            self.unguarded.note(scope["method"], scope["path"])
+            refusal = self.unguarded.refusal(scope.get("root_path", ""))
+            await _OfApp(self, Rule(), scope, receive, send).refuse(refusal)
+            return
+        await watched(self.app, self.unguarded, scope, receive, send)
 
     async def _live(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Hold the app's shutdown back until what runs has ended: it closes what that needs. The
@@ -170,6 +194,7 @@ class _OfApp(Responder):
     _owner: IdempotencyMiddleware
 
     async def respond(self) -> None:
+        take(self._scope)
         rule, exchange = self._rule, self._exchange
         caller = await self._caller()
         keyed = exchange.key_of(rule, self._headers) if caller else exchange.nobody()
@@ -184,6 +209,11 @@ class _OfApp(Responder):
             return
         assert keyed is not None
         await self._guarded(keyed, caller)
+
+    async def refuse(self, response: Response) -> None:
+        reading = await self._read(keep=False)
+        if reading is not Reading.GONE:
+            await self._give(response, self._last() if reading is Reading.TOO_LARGE else ())
 
     async def _caller(self) -> str:
         caller = self._owner.caller(self._scope)
@@ -220,6 +250,25 @@ def paths_of(scope: Scope) -> tuple[str, ...]:
         read += [below(one, root) for one in read]
         read += [one.partition(root)[2] for one in read if root in one]
     return tuple(dict.fromkeys(read))
+
+
+async def watched(
+    app: App, unguarded: UnguardedKeys, scope: Scope, receive: Receive, send: Send
+) -> None:
+    """Run an app with a key that we do not guard; tell the client unless a guard inside does."""
+    if TAKEN in scope:  # whoever stands outside tells the client
+        await app(scope, receive, send)
+        return
+    taken: list[bool] = []
+    scope[TAKEN] = taken
+
+    async def marked(message: Message) -> None:
+        if message["type"] == "http.response.start" and not taken:
+            unguarded.note(scope["method"], scope["path"])
+            message = {**message, "headers": [*message.get("headers", ()), *UNGUARDED_MARK]}
+        await send(message)
+
+    await app(scope, receive, marked)
 
 
 async def _run(app: App, scope: Scope, receive: Receive, send: Send) -> None:

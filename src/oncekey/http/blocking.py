@@ -28,6 +28,7 @@ from oncekey.http.message import Headers, Request, Response
 from oncekey.http.problem import Render
 from oncekey.http.rules import Rule, Rules
 from oncekey.http.running import Unstored, outcome, principal
+from oncekey.http.unguarded import UnguardedKeys
 
 _log = logging.getLogger("oncekey")
 
@@ -70,6 +71,7 @@ class Guard:
         challenge: str = "Bearer",
         replay_header: str = REPLAY_HEADER_DEFAULT,
         render_refusal: Render | None = None,
+        unguarded: str = "warn",
     ) -> None:
         if not isinstance(once, Once):
             raise ConfigurationError(f"once must be a Once, not a {type(once).__name__}")
@@ -82,6 +84,7 @@ class Guard:
             replay_header=replay_header,
             render_refusal=render_refusal,
         )
+        self.unguarded = UnguardedKeys(self.exchange, once.notify, unguarded)
         self._unprotected = [0]  # shared by those that `under` makes
 
     @property

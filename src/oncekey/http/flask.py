@@ -32,13 +32,14 @@ from oncekey.http.exchange import (
     REPLAY_HEADER_DEFAULT,
 )
 from oncekey.http.extras import needs
-from oncekey.http.guarded_views import UNSERVED, GuardedViews, guard_of
+from oncekey.http.guarded_views import UNSERVED, GuardedViews, guard_of, mark_of
 from oncekey.http.held import Held
 from oncekey.http.policy_page import is_asked, through_wsgi
 from oncekey.http.problem import Render
 from oncekey.http.route_table import served_by_all
 from oncekey.http.rules import ANY_METHOD, Rule, rule_of
 from oncekey.http.running import ATTEMPT, check_caller
+from oncekey.http.unguarded import TAKEN, UNGUARDED_MARK, take
 
 with needs("flask"):
     from flask import Flask, Response, current_app, request, request_started
@@ -48,6 +49,7 @@ P = ParamSpec("P")
 View = Callable[..., Any]
 
 EXTENSION: Final = "oncekey"
+_WARN: Final = "oncekey.warn"  # in the environ: whether its client is to be told
 _BODY: Final = "oncekey.body"  # in the environ: what was read before anything else could
 VIEWS: Final = GuardedViews(
     "flask", "@idempotent(...) stands directly above the function, below @app.post(...)."
@@ -71,6 +73,8 @@ class Idempotency:
                 views that are decorated are
     unserved    a decorated function that no route serves is an error at the first request;
                 "allow" where another app of the process will serve it
+    unguarded   what to do about a key on a request that nothing guards: "warn" says so in the
+                response and in the log, "refuse" answers 400
     operation, policy_url, challenge, replay_header, render_refusal and close are those of
     IdempotencyWSGI
     """
@@ -89,6 +93,7 @@ class Idempotency:
         render_refusal: Render | None = None,
         close: bool = True,
         unserved: str = "refuse",
+        unguarded: str = "warn",
     ) -> None:
         check_caller(caller)
         if unserved not in UNSERVED:
@@ -102,6 +107,7 @@ class Idempotency:
             "challenge": challenge,
             "replay_header": replay_header,
             "render_refusal": render_refusal,
+            "unguarded": unguarded,
         }
         self.guard = Guard(once, rules=self._rules or (), **self._options)
         if close:
@@ -117,6 +123,8 @@ class Idempotency:
         # First of all: what parses a form leaves no body to compare.
         app.before_request_funcs.setdefault(None, []).insert(0, _read_first)
         if self._rules is None:
+            app.before_request_funcs[None].insert(1, _watch)
+            app.after_request_funcs.setdefault(None, []).append(_warn)
             self._serve_page(app)
             return
         whole = wsgi.IdempotencyWSGI(
@@ -169,7 +177,8 @@ def idempotent(**options: Any) -> Callable[[Callable[P, Any]], Callable[P, Any]]
         @functools.wraps(view)
         def guarded(*args: P.args, **kwargs: P.kwargs) -> Any:
             call = functools.partial(current_app.ensure_sync(view), *args, **kwargs)
-            if not rule.guards(request.method) or ATTEMPT in request.environ:
+            is_guarded = rule.guarded and rule.guards(request.method)
+            if not is_guarded or ATTEMPT in request.environ:
                 return call()  # nothing to guard, or the whole app is
             return _respond(_extension(), rule, call)
 
@@ -222,12 +231,36 @@ def _read_first() -> None:
         wsgi.keep_body(environ, body)
 
 
+def _watch() -> Any:
+    """Refuse a request whose key nothing guards, or see to it that its client is told."""
+    extension, environ = _extension(), request.environ
+    view = current_app.view_functions.get(request.endpoint or "")
+    if view is None or not wsgi.is_unguarded(extension.guard, environ):
+        return None
+    if guard_of(view, request.method) is not None:
+        return None
+    unguarded, left_out = extension.guard.unguarded, mark_of(view)
+    unguarded.note(request.method, request.path)
+    if unguarded.refuses and (left_out is None or left_out.rule.guarded):
+        return _given(unguarded.refusal(environ.get("SCRIPT_NAME", "")))
+    environ[_WARN] = TAKEN not in environ
+    return None
+
+
+def _warn(response: Response) -> Response:
+    if request.environ.get(_WARN):
+        for name, value in wsgi.text_lines(UNGUARDED_MARK):
+            response.headers[name] = value
+    return response
+
+
 def _respond(extension: Idempotency, rule: Rule, call: Callable[[], Any]) -> Any:
     environ = request.environ
     guard = extension.guard.under(environ.get("SCRIPT_NAME", ""))
     headers = wsgi.headers_of(environ)
     if guard.passes(rule, headers):
         return call()
+    take(environ)
     admitted = guard.admitted(rule, headers, extension.caller_now)
     if isinstance(admitted, message.Response):
         return _given(admitted)

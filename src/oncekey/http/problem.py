@@ -107,6 +107,14 @@ UNKNOWN_CALLER = Problem(
     "Authenticate first; idempotency keys belong to callers.",
     False,
 )
+UNGUARDED = Problem(
+    "unguarded",
+    400,
+    "Idempotency keys have no effect here",
+    "This request would not be protected against duplicates, so it was not carried out. Send it "
+    "without an Idempotency-Key if it may be carried out more than once.",
+    False,
+)
 TOO_LARGE = Problem("request-too-large", 413, "The request body is too large", "", False)
 MISMATCH = Problem(
     "key-reused",
@@ -172,6 +180,7 @@ ALL: Final = (
     OVERTAKEN,
     NOT_REPLAYABLE,
     UNAVAILABLE,
+    UNGUARDED,
 )
 
 _OF_ERRORS: Final[tuple[tuple[type[OncekeyError], Problem], ...]] = (

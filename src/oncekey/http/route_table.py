@@ -26,6 +26,7 @@ class Route(NamedTuple):
     path: str
     view: Any
     listed: bool = True  # whether the app tells of it in its own documentation
+    entry: Any = None  # what the framework has in its own table
 
 
 def routes_of(app: Any) -> Iterator[Route]:
@@ -63,10 +64,11 @@ def _of_routes(routes: Iterable[Any], prefix: str) -> Iterator[Route]:
     for route in contexts(routes) if contexts is not None else routes:
         path = prefix + str(getattr(route, "path", None) or "")
         methods = _unsafe(getattr(route, "methods", None))
+        entry = getattr(route, "original_route", route)
         if methods:
             listed = bool(getattr(route, "include_in_schema", True))
-            yield Route(methods, path, getattr(route, "endpoint", None), listed)
-        inner = getattr(getattr(route, "original_route", route), "routes", None)
+            yield Route(methods, path, getattr(route, "endpoint", None), listed, entry)
+        inner = getattr(entry, "routes", None)
         if inner:
             yield from _of_routes(inner, path)
 

@@ -194,6 +194,11 @@ class Rules:
         guarded = [rule for rule in self.all if rule.guarded and id(rule) in found_ids]
         return min(guarded, key=lambda rule: not rule.required, default=None)
 
+    def leaves_out(self, method: str, *paths: str) -> bool:
+        """Whether a rule with guarded=False says that such a request passes."""
+        found = [self._first(method.upper(), one) for path in paths for one in readings(path)]
+        return any(rule is not None and not rule.guarded for rule in found)
+
     def _first(self, method: str, path: str) -> Rule | None:
         return next((rule for rule in self.all if rule.fits(method, path)), None)
 

@@ -38,6 +38,7 @@ from oncekey.http.problem import Render
 from oncekey.http.route_table import layers_of
 from oncekey.http.rules import Rule
 from oncekey.http.running import ATTEMPT, Incomplete, check_caller
+from oncekey.http.unguarded import TAKEN, UNGUARDED_MARK, take
 from oncekey.http.unhandled import UNSTORED, is_unstored, leave_unstored, watch
 
 __all__ = ["IdempotencyWSGI", "attempt_of", "leave_unstored"]
@@ -72,6 +73,8 @@ class IdempotencyWSGI:
     replay_header   the header that marks a replay
     render_refusal  a function that gives a Refusal the shape of the app's own errors
     close       whether the engine is closed when the process ends
+    unguarded   what to do about a key on a request that no rule guards: "warn" says so in the
+                response and in the log, "refuse" answers 400
     """
 
     def __init__(
@@ -87,6 +90,7 @@ class IdempotencyWSGI:
         replay_header: str = REPLAY_HEADER_DEFAULT,
         render_refusal: Render | None = None,
         close: bool = True,
+        unguarded: str = "warn",
     ) -> None:
         check_caller(caller)
         self.guard = Guard(
@@ -97,6 +101,7 @@ class IdempotencyWSGI:
             challenge=challenge,
             replay_header=replay_header,
             render_refusal=render_refusal,
+            unguarded=unguarded,
         )
         watch(layers_of(app))
         self.app = app
@@ -118,12 +123,15 @@ class IdempotencyWSGI:
             environ["REQUEST_METHOD"], path_of(environ), self.exchange.page_path
         ):
             return through_wsgi(self.app, self, environ, start_response)
+        if rule is None and is_unguarded(self.guard, environ):
+            return self._warn_or_refuse(environ, start_response)
         if rule is None or environ.get(ATTEMPT) is not None:  # or it is guarded already
             return self.app(environ, start_response)
         guard = self.guard.under(environ.get("SCRIPT_NAME", ""))
         headers = headers_of(environ)
         if guard.passes(rule, headers):
             return self.app(environ, start_response)
+        take(environ)
         admitted = guard.admitted(rule, headers, lambda: self.caller(environ))
         # A refused one is read too, for the connection's next one comes behind it.
         body = read_body(environ, rule.max_request, keep=not isinstance(admitted, Response))
@@ -138,6 +146,28 @@ class IdempotencyWSGI:
             start_response(status_line(answer.status), text_lines(answer.headers))
             return [answer.body]
         return answer.answer.sent(start_response, answer.more)
+
+    def _warn_or_refuse(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+        """A request that no rule guards has a key."""
+        unguarded, method = self.guard.unguarded, environ["REQUEST_METHOD"]
+        if unguarded.refuses and not self.exchange.rules.leaves_out(method, path_of(environ)):
+            unguarded.note(method, path_of(environ))
+            read_body(environ, Rule().max_request, keep=False)
+            answer = unguarded.refusal(environ.get("SCRIPT_NAME", ""))
+            start_response(status_line(answer.status), text_lines(answer.headers))
+            return [answer.body]
+        if TAKEN in environ:  # whoever stands outside tells the client
+            return self.app(environ, start_response)
+        taken: list[bool] = []
+        environ[TAKEN] = taken
+
+        def marked(line: str, lines: Lines, *exc_info: Any) -> Any:
+            if not taken:
+                unguarded.note(method, path_of(environ))
+                lines = [*lines, *text_lines(UNGUARDED_MARK)]
+            return start_response(line, lines, *exc_info)
+
+        return self.app(environ, marked)
 
     def _guarded(
         self, guard: Guard, keyed: Keyed, who: str, environ: Environ, headers: Headers, body: bytes
@@ -202,6 +232,12 @@ def path_of(environ: Environ) -> str:
     """The path within the app, as rules have it."""
     path: str = environ.get("PATH_INFO", "")
     return path.encode("latin-1").decode("utf-8", "replace") or "/"
+
+
+def is_unguarded(guard: Guard, environ: Environ) -> bool:
+    """Whether a request has a key, if nothing guards it."""
+    is_ours = guard.unguarded.watches(environ["REQUEST_METHOD"], environ)
+    return is_ours and "HTTP_IDEMPOTENCY_KEY" in environ
 
 
 def headers_of(environ: Environ) -> Headers:

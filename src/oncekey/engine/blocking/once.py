@@ -14,6 +14,7 @@ from typing import Any, Self, TypeVar, Unpack
 from oncekey.core.completing import TRIES_DEFAULT
 from oncekey.core.contract import SWEEP_LIMIT_DEFAULT, Store
 from oncekey.core.duration import Duration
+from oncekey.core.events import Notice
 from oncekey.core.identity import KeyLike
 from oncekey.core.levels import Guarantee
 from oncekey.core.policy import Policy, PolicyOptions
@@ -152,6 +153,10 @@ class Once(Operations):
     def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
         """Give every decision to `subscriber` as a Notice; the returned function ends that."""
         return self._kernel.subscribe(subscriber)
+
+    def notify(self, notice: Notice) -> None:
+        """Give the subscribers a notice of an adapter's own."""
+        self._kernel.notify(notice)
 
     def sweep(self, limit: int = SWEEP_LIMIT_DEFAULT) -> int:
         """Remove at most `limit` records nothing needs any more; how many were removed."""

@@ -2,11 +2,14 @@
 
     once         an Once, the dotted path of one (or of a function that makes one), or a store's URL
     caller       a function of the request that gives the verified principal or None, or its path
-    rules        for the middleware: Rule objects, or dicts of their options
+    rules        for the middleware: Rule objects, or dicts of their options; None where views are
+                 decorated and the middleware only watches for keys that nothing guards
     transaction  for the middleware: True, or the alias of the database the keys are in
     unserved     "allow" for decorated views that no URL pattern of ROOT_URLCONF leads to; they
                  are an error at the first request otherwise
     render_refusal  a function that gives a Refusal the shape of the app's own errors, or its path
+    unguarded    for the middleware, about a key on a request that nothing guards: "warn" (the
+                 default) says so in the response and in the log, "refuse" answers 400
     operation, policy_url, challenge, replay_header and close: see IdempotencyWSGI
 
 The built-in policy page is served by the middleware. Where only views are decorated, put
@@ -48,6 +51,7 @@ _NAMES: Final = frozenset(
         "render_refusal",
         "close",
         "unserved",
+        "unguarded",
     }
 )
 _lock = threading.Lock()
@@ -67,13 +71,14 @@ class Configured:
         self.caller: Callable[[Any], str | None] = _found(given["caller"])
         check_caller(self.caller)
         self.alias = alias_of(given.get("transaction", False))
-        rules = tuple(map(_rule, given.get("rules", ())))
+        self.guards_paths = given.get("rules", ()) is not None
+        rules = tuple(map(_rule, given.get("rules") or ()))
         for rule in rules:
             check_transaction(rule, self.alias)
         if given.get("once") is None:
             raise ConfigurationError(f'{SETTING}["once"] is missing: an Once, or a store\'s URL')
         once = _engine(given["once"])
-        more = ("operation", "policy_url", "challenge", "replay_header")
+        more = ("operation", "policy_url", "challenge", "replay_header", "unguarded")
         options = {name: given[name] for name in more if name in given}
         render = _found(given.get("render_refusal"))
         self.guard = Guard(once, rules=rules, render_refusal=render, **options)

@@ -45,15 +45,18 @@ from oncekey.http.django.configuration import (
     check_transaction,
     configured,
 )
-from oncekey.http.guarded_views import GuardedViews, Served
+from oncekey.http.guarded_views import GuardedViews, Served, guard_of, mark_of
 from oncekey.http.message import Response
 from oncekey.http.policy_page import is_asked, page_of
 from oncekey.http.rules import ANY_METHOD, Rule, rule_of
+from oncekey.http.unguarded import TAKEN, UNGUARDED_MARK, take
+from oncekey.http.wsgi import is_unguarded, text_lines
 
 VIEWS: Final = GuardedViews(
     "django", "@idempotent(...) stands above the function or method that a URL pattern leads to."
 )
 _ATTEMPT: Final = "oncekey_attempt"
+_WARN: Final = "oncekey_warn"  # on a request: whether its client is to be told
 _UNHANDLED: Final = "oncekey_unhandled"  # on a response that no view has made
 _FIRST_REFUSAL: Final = 400
 # What Django answers with 400, 403 or 404; all else that a view raises is a failure.
@@ -89,13 +92,35 @@ class IdempotencyMiddleware:
         return self._configured.guard.unprotected
 
     def __call__(self, request: Any) -> Any:
-        rule = self._find(request.method, *paths_of(request))
+        is_by_path = self._configured.guards_paths
+        rule = self._find(request.method, *paths_of(request)) if is_by_path else None
         if rule is None:
             response = self.get_response(request)
+            if getattr(request, _WARN, False):
+                for name, value in text_lines(UNGUARDED_MARK):
+                    response[name] = value
             is_page = is_asked(request.method, request.path_info, self._exchange.page_path)
             return policy_page(request) if is_page and response.status_code == 404 else response
         call = functools.partial(_respond_by_view, self.get_response, request)
         return respond(self._configured, rule, self._configured.alias, request, call)
+
+    def process_view(self, request: Any, view: Any, args: Any, kwargs: Any) -> Any:
+        """Refuse a request whose key nothing guards, or see to it that its client is told."""
+        guard, method = self._configured.guard, request.method
+        if attempt_of(request) is not None or not is_unguarded(guard, request.META):
+            return None
+        if guard_of(view, method) is not None:
+            return None
+        mark = mark_of(view)
+        is_left_out = (mark is not None and not mark.rule.guarded) or (
+            self._configured.guards_paths
+            and self._exchange.rules.leaves_out(method, *paths_of(request))
+        )
+        guard.unguarded.note(method, request.path_info)
+        if guard.unguarded.refuses and not is_left_out:
+            return given(guard.unguarded.refusal(request.META.get("SCRIPT_NAME", "")))
+        setattr(request, _WARN, TAKEN not in request.META)
+        return None
 
 
 def policy_page(request: Any) -> Any:
@@ -141,7 +166,8 @@ def idempotent(*, transaction: bool | str = False, **options: Any) -> Callable[[
             # A method of a view has its instance first.
             request = next(one for one in args if hasattr(one, "META"))
             call = functools.partial(view, *args, **kwargs)
-            if not rule.guards(request.method) or attempt_of(request) is not None:
+            is_guarded = rule.guarded and rule.guards(request.method)
+            if not is_guarded or attempt_of(request) is not None:
                 return call()  # nothing to guard, or the middleware does
             if request is not plain(request):
                 call = functools.partial(_rest_call, request, call)
@@ -164,6 +190,7 @@ def respond(
     headers = headers_of(request)
     if guard.passes(rule, headers):
         return call()
+    take(plain(request).META)
     admitted = guard.admitted(rule, headers, lambda: setup.caller(request))
     if isinstance(admitted, Response):
         return given(admitted)

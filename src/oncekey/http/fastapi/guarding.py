@@ -5,7 +5,7 @@ Owns the options of a route and the end of the app. What happens to a request is
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import Any, Final, TypeVar
 
@@ -33,9 +33,10 @@ from oncekey.http.guarded_views import GuardedViews
 from oncekey.http.policy_page import is_asked, through_asgi
 from oncekey.http.problem import Render
 from oncekey.http.responder import Tasks
-from oncekey.http.route_table import served_by_all
+from oncekey.http.route_table import Route, routes_of, served_by_all
 from oncekey.http.rules import ANY_METHOD, METHODS_DEFAULT, Rules, rule_of
 from oncekey.http.running import check_caller
+from oncekey.http.unguarded import UnguardedKeys
 
 F = TypeVar("F", bound=Callable[..., Any])
 Caller = Depends | Callable[[Request], Any]
@@ -59,6 +60,8 @@ class Idempotency:
     close       whether the engines are closed with the app
     unserved    a guarded function that no route of an attached app serves is an error when the app
                 starts; "allow" where it is meant
+    unguarded   what an attached app does about a key on a request to a route without a guard:
+                "warn" says so in the response and in the log, "refuse" answers 400
     """
 
     def __init__(
@@ -75,6 +78,7 @@ class Idempotency:
         drain: Duration = DRAIN_DEFAULT,
         close: bool = True,
         unserved: str = "refuse",
+        unguarded: str = "warn",
     ) -> None:
         if not isinstance(once, AsyncOnce):
             raise ConfigurationError(f"once must be an AsyncOnce, not a {type(once).__name__}")
@@ -98,6 +102,7 @@ class Idempotency:
         self.route_class = route_class(None)
         self._drain = microseconds(drain, name="drain") / 1_000_000
         self._close = close
+        self.unguarded = UnguardedKeys(self.exchange, once.notify, unguarded)
         self.views = GuardedViews(
             "fastapi",
             "@idempotency.guard(...) stands directly above the function, below @app.post(...).",
@@ -137,7 +142,12 @@ class Idempotency:
                 raise _too_late(route)
         self.views.apps.add(app)
         app.add_middleware(
-            RouteWatch, check=lambda: self.check(app), routes=app.router.routes, views=self.views
+            RouteWatch,
+            check=lambda: self.check(app),
+            routes=app.router.routes,
+            views=self.views,
+            unguarded=self.unguarded,
+            exchange=self.exchange,
         )
         router = app.router
         router.route_class = route_class(None, router.route_class)
@@ -171,6 +181,8 @@ class Idempotency:
             if misplaced(route):
                 raise _too_late(route)
         self.views.check(served_by_all([app, *self.views.apps]))
+        if self.unguarded.refuses:
+            _check_refusing(routes_of(app))
 
     def _guarding(self, transaction: Any, options: dict[str, Any]) -> Guarding:
         if transaction is None:
@@ -249,6 +261,16 @@ def serve_page(app: FastAPI, exchange: Exchange) -> None:
         return stack
 
     app.build_middleware_stack = build_middleware_stack  # type: ignore[method-assign]
+
+
+def _check_refusing(routes: Iterable[Route]) -> None:
+    """Only a route of ours can refuse a key after it was found, and before its endpoint runs."""
+    for route in routes:
+        if not isinstance(route.entry, GuardedRoute):
+            raise ConfigurationError(
+                f'unguarded="refuse" cannot refuse keys at {route.path}: its router needs '
+                "APIRouter(route_class=idempotency.route_class)"
+            )
 
 
 def _too_late(route: Any) -> ConfigurationError:

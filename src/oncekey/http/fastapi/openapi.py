@@ -62,7 +62,7 @@ _MARKS: Final[Json] = {
 _UNPROTECTED: Final[Json] = {
     "X-Idempotency-Unprotected": {
         "description": "This was carried out without protection: the same key may run again",
-        "schema": {"type": "string", "enum": ["store-down"]},
+        "schema": {"type": "string", "enum": ["store-down", "unguarded"]},
     },
 }
 _RETRY_AFTER: Final[Json] = {

@@ -25,6 +25,7 @@ from oncekey.http.message import Headers, Response
 from oncekey.http.recording import Message, Recording, Send
 from oncekey.http.responder import App, Reading, Receive, Responder, Scope, error_of
 from oncekey.http.running import ATTEMPT, principal
+from oncekey.http.unguarded import take
 
 # Where FastAPI puts what closes the files of a form.
 _FILES: Final = "fastapi_middleware_astack"
@@ -51,6 +52,7 @@ class AtRoute(Responder):
     async def respond(self) -> None:
         """Answer it. Cancelling this takes nothing away from what runs."""
         is_free = not self._rule.required and not self._exchange.has_key(self._headers)
+        take(self._scope)
         if is_free or ATTEMPT in self._scope:  # no key, or guarded by whoever stands outside
             await self._app({**self._scope, DOOR: None}, self._receive, self._send)
             return

@@ -15,9 +15,11 @@ from starlette.types import Receive, Scope, Send
 from oncekey.core.errors import ConfigurationError
 from oncekey.http.fastapi.door import DOOR, Guarding, behind_door, guarding_of
 from oncekey.http.fastapi.openapi import extended
-from oncekey.http.fastapi.responding import AtRoute
+from oncekey.http.fastapi.responding import AtRoute, as_starlette
 from oncekey.http.fastapi.transactional import InTransaction
+from oncekey.http.fastapi.watch import REFUSING
 from oncekey.http.rules import SAFE_METHODS
+from oncekey.http.unguarded import UnguardedKeys, take
 
 
 class _Endpoints:
@@ -66,12 +68,27 @@ class GuardedRoute(APIRoute):
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         guarding = self._guarding
         if guarding is None or not guarding.rule.guards(scope["method"].upper()):
+            if self._is_refused(scope):
+                unguarded: UnguardedKeys = scope[REFUSING]
+                unguarded.note(scope["method"], scope["path"])
+                take(scope)
+                response = as_starlette(unguarded.refusal(scope.get("app_root_path", "")))
+                await response(scope, receive, send)
+                return
             if guarding_of(self.endpoint) is not None:
                 scope = {**scope, DOOR: None}
             await super().handle(scope, receive, send)
             return
         kind = AtRoute if guarding.session is None else InTransaction
         await kind(guarding, super().handle, dict(scope), receive, send).respond()
+
+    def _is_refused(self, scope: Scope) -> bool:
+        """Whether a key is refused here: this route serves the request, and does not guard it.
+        One that was left out by `guard(guarded=False)` lets it pass."""
+        own = guarding_of(self.endpoint)
+        is_left_out = own is not None and not own.rule.guarded
+        serves = self.methods is None or scope["method"] in self.methods
+        return REFUSING in scope and serves and not is_left_out
 
 
 def route_class(guarding: Guarding | None, base: type[APIRoute] = APIRoute) -> type[GuardedRoute]:
