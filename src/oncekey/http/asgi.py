@@ -253,7 +253,7 @@ def paths_of(scope: Scope) -> tuple[str, ...]:
 
 
 async def watched(
-    app: App, unguarded: UnguardedKeys, scope: Scope, receive: Receive, send: Send
+    app: App, unguarded: UnguardedKeys, scope: Any, receive: Receive, send: Send
 ) -> None:
     """Run an app with a key that we do not guard; tell the client unless a guard inside does."""
     if TAKEN in scope:  # whoever stands outside tells the client
