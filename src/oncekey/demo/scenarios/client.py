@@ -82,7 +82,7 @@ class Client:
         got = name_of(
             answer.status_code,
             replayed=answer.headers.get("x-idempotency-replayed") == "true",
-            problem=str(body.get("type", "")),
+            problem=str(body.get("code", "")),
         )
         return Reply(answer.status_code, got, body, float(answer.headers.get("retry-after", 0)))
 
