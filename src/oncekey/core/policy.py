@@ -105,7 +105,8 @@ class Policy:
 
 
 class PolicyOptions(TypedDict, total=False):
-    """The fields of a Policy as options of one operation, for type checkers."""
+    """The fields of a Policy as options of one operation, for type checkers: every one of them, in
+    the same order."""
 
     lease: Duration
     keep: Duration
@@ -116,6 +117,7 @@ class PolicyOptions(TypedDict, total=False):
     require: Level | str
     max_bytes: int
     keep_unknown: Duration | None
+    store_timeout: Duration
 
 
 OPTION_NAMES = tuple(item.name for item in fields(Policy) if item.init)
