@@ -25,6 +25,7 @@ class Fact(enum.StrEnum):
     LOST = "lost"
     UNAVAILABLE = "unavailable"
     UNGUARDED = "unguarded"
+    GUARANTEE = "guarantee"
 
 
 @dataclass(frozen=True, slots=True)

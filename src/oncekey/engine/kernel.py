@@ -25,6 +25,7 @@ from oncekey.core.policy import Policy
 from oncekey.core.record import Record, State
 from oncekey.core.recovery import Recovery, UnknownKey
 from oncekey.engine.clock import Clock, new_owner
+from oncekey.engine.guarantees import GuaranteeLost, log_change, refusal_of
 from oncekey.engine.replay_cache import CACHE_AGE_MAX_US, ReplayCache
 from oncekey.engine.results import Result, error_of, not_kept, result_of
 from oncekey.engine.status import arguments_of, step_statuses
@@ -75,12 +76,15 @@ class Kernel:
         self.raw_keys = raw_keys
         self.transactional = transactional
         self._subscribers: tuple[Subscriber, ...] = ()
+        self.promise: Callable[[], Guarantee] = lambda: self.guarantee
+        self._told = [guarantee]  # the last one that was told; shared with those in transactions
         self.adopt(guarantee)
 
     def adopt(self, guarantee: Guarantee) -> None:
         """Hold every `require` against this guarantee: of the default policy now, of each
         operation before it runs next. A lazy store tells its own only once it was reached."""
         self.guarantee = guarantee
+        self._told[0] = guarantee
         # Policies that were checked. Made anew, and after the guarantee is known: whoever checks
         # against the old one meanwhile remembers that in the old dict.
         self._policies: dict[tuple[tuple[str, Any], ...], Policy] = {}
@@ -111,7 +115,7 @@ class Kernel:
         return inside
 
     def _for_transaction(self) -> Kernel:
-        return Kernel(
+        inside = Kernel(
             policy=replace(self.policy, retry_safe=True),
             identities=self.identities,
             guarantee=self.guarantee,
@@ -121,6 +125,8 @@ class Kernel:
             raw_keys=self.raw_keys,
             transactional=True,
         )
+        inside.promise, inside._told = self.promise, self._told
+        return inside
 
     # --- before the run ---------------------------------------------------------------------
 
@@ -199,6 +205,18 @@ class Kernel:
             retry_safe=policy.retry_safe, transactional=self.transactional
         )
         check_level(policy.required_level, effective, self.guarantee, operation)
+
+    def refusal(self, job: Job) -> GuaranteeLost | None:
+        """Asked between the claim and the body: what forbids to run, since the store may promise
+        less by now than when it was opened."""
+        promised = self.promise()
+        if promised is not self._told[0]:
+            before, self._told[0] = self._told[0], promised
+            log_change(before, promised)
+            self.notify(Notice(Fact.GUARANTEE, "", "", ""))
+        if promised.level >= self.guarantee.level:
+            return None
+        return refusal_of(promised, job.policy, job.identity, transactional=self.transactional)
 
     def replay(
         self, operation: str, key: KeyLike, scope: str, request: Any, codec: Any

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from typing import Any
 
+import psycopg
 import pytest
 from tests.postgres_faces import (
     COLOURS,
@@ -22,9 +24,11 @@ from tests.postgres_faces import (
 
 from oncekey.core.commands import Claimed, Done, Look
 from oncekey.core.errors import ConfigurationError, StoreUnavailable
+from oncekey.core.events import Fact
 from oncekey.core.levels import Level
 from oncekey.core.policy import Policy
 from oncekey.stores.postgres.durability import Server, guarantee
+from oncekey.stores.postgres.timing import SettingsWatch
 from oncekey.testing.servers import Postgres
 
 ALONE = Server(
@@ -223,3 +227,71 @@ def test_the_guarantee_is_read_again_after_trouble(
     store._database._seconds = 30
     store.claim(make_claim("k"))
     assert store.guarantee.reason == "PostgreSQL: every commit is on disk before it returns"
+
+
+# --- a guarantee that changes while it is relied on -----------------------------------------------
+
+
+def lowered_and_raised(
+    faces: Faces, primary: Postgres, standby: Postgres, run: Callable[[Any, str, Any], object]
+) -> None:
+    """An asynchronous standby attaches: promoted, it would not know the last keys. From then on
+    nothing runs that requires more; once the standby is synchronous it does again."""
+    standby.stop()
+    store = faces.store(primary.url(), guarantee_interval="1ms")
+    once = faces.once(store, policy=Policy(require="at_most_once"))
+    heard: list[Fact] = []
+    once.subscribe(lambda notice: heard.append(notice.fact))
+    ran: list[str] = []
+
+    def attempt(key: str) -> None:
+        run(once, key, lambda attempt: ran.append(key))
+
+    attempt("before")
+    standby.start()
+    primary.wait_for_standby()
+    for key in ("a", "b"):
+        with pytest.raises(StoreUnavailable, match=r"become best effort.*Nothing ran") as told:
+            attempt(key)
+        assert not told.value.ambiguous
+    assert ran == ["before"]
+    assert once.guarantee.level is Level.BEST_EFFORT
+    assert once.run("op", "any", lambda attempt: "ran", require="best_effort").value == "ran"
+    require_synchronous(primary)
+    attempt("a")
+    assert ran == ["before", "a"]
+    assert heard.count(Fact.GUARANTEE) == 2
+    primary.configure({"synchronous_standby_names": ""})  # and cleared again
+    with pytest.raises(StoreUnavailable, match="become best effort"):
+        attempt("b")
+
+
+def test_a_guarantee_that_was_lowered_is_noticed_told_and_held_against_require(
+    faces: Faces, primary: Postgres, standby: Postgres
+) -> None:
+    lowered_and_raised(faces, primary, standby, lambda once, key, body: once.run("op", key, body))
+
+
+def test_the_same_in_a_callers_transaction(primary: Postgres, standby: Postgres) -> None:
+    def run(once: Any, key: str, body: Any) -> None:
+        with psycopg.connect(primary.url()) as connection:
+            once.in_transaction(connection).run("op", key, body)
+
+    faces = Faces("psycopg")
+    try:
+        lowered_and_raised(faces, primary, standby, run)
+    finally:
+        faces.close()
+
+
+def test_the_settings_are_read_again_after_the_interval_and_not_before() -> None:
+    now = [100.0]
+    watch = SettingsWatch(5.0, lambda: now[0])
+    assert watch.is_due()
+    now[0] += 4.9
+    assert not watch.is_due()
+    now[0] += 0.1
+    assert watch.is_due()
+    assert not watch.is_due()
+    watch.expire()
+    assert watch.is_due()

@@ -33,7 +33,7 @@ from oncekey.stores.postgres.psycopg_enlisted import _SENT_AS_TEXT
 CLAIM = Claim(b"i" * 16, b"o" * 16, b"\x01f", 30_000_000, 60_000_000, 0, True, "Łódź", "op", "k")
 FENCE = 1_800_000_000_000_000
 FINISH = Finish(CLAIM.id, CLAIM.owner, FENCE, State.SUCCEEDED, b"x")
-NOTHING_MET = (FENCE, 0, True, *[None] * 19)
+NOTHING_MET = (FENCE, 0, True, *[None] * 21)
 
 
 class Said(Exception):
@@ -132,12 +132,13 @@ def test_nothing_a_caller_chose_is_ever_part_of_a_text() -> None:
     texts = texts_of(Options().layout)
     for name in _SENT_AS_TEXT:
         assert {"text", "text[]", "bytea[]"}.isdisjoint(texts[name].kinds)
-    params = (None, True, b"\x00'\\\"%$1" + b"i" * 9, b"o" * 16, b"\x01';--", b"s", 0)
+    params = (None, True, b"\x00'\\\"%$1" + b"i" * 9, b"o" * 16, b"\x01';--", b"s", 0, False)
     sent = texts["enlist"].inline(params)
     assert sent == (
         'SELECT * FROM "oncekey".enlist_1(NULL::bigint, true::boolean, '
         "'00275c22252431696969696969696969'::uuid, '6f6f6f6f6f6f6f6f6f6f6f6f6f6f6f6f'::uuid, "
-        "decode('01273b2d2d', 'hex')::bytea, decode('73', 'hex')::bytea,\n    0::integer)"
+        "decode('01273b2d2d', 'hex')::bytea, decode('73', 'hex')::bytea,\n"
+        "    0::integer, false::boolean)"
     )
 
 
@@ -212,5 +213,5 @@ def test_only_so_many_savepoints_are_left_open() -> None:
         steps = mine.apply([CLAIM], Standing.OPEN)
         next(steps)
         with pytest.raises(StopIteration):
-            steps.send([(FENCE, left_open, True, *[None] * 19)])
+            steps.send([(FENCE, left_open, True, *[None] * 21)])
         assert names(next(mine.apply([FINISH], Standing.OPEN))) == ["record", ends]

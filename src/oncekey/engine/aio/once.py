@@ -91,6 +91,8 @@ class AsyncOnce(AsyncOperations):
             lanes=self._store.lanes,
         )
         super().__init__(kernel, runner)
+        store_ = self._store
+        kernel.promise = lambda: store_.guarantee
         self._is_ready = False
         self._closed = False
         self._completing = Completing(kernel)

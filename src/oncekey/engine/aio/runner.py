@@ -261,6 +261,9 @@ class AsyncRunner:
         if control.abandoned:
             error = NotStarted("the caller was cancelled before the operation began")
             return Raised(error, grant.deadline)
+        refusal = self.kernel.refusal(job)
+        if refusal is not None:
+            return Raised(refusal, grant.deadline)
         control.started = True
         attempt = AsyncAttempt(self, job, grant)
         self.kernel.tell_claimed(job, grant)

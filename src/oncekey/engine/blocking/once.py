@@ -107,6 +107,8 @@ class Once(Operations):
             lanes=self._store.lanes,
         )
         super().__init__(kernel, runner)
+        store_ = self._store
+        kernel.promise = lambda: store_.guarantee
         self._is_ready = not self._store.lazy
         self._closed = False
         self._completing = Completing(kernel)

@@ -206,6 +206,9 @@ class Runner:
     def _run_body(
         self, progress: Progress, grant: Grant, job: Job, body: Body[Any]
     ) -> Returned | Raised | Overtaken:
+        refusal = self.kernel.refusal(job)
+        if refusal is not None:
+            return Raised(refusal, grant.deadline)
         attempt = Attempt(self, job, grant)
         progress.attempt = attempt
         self.kernel.tell_claimed(job, grant)

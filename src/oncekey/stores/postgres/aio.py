@@ -163,6 +163,8 @@ class AsyncPostgresStore(PostgresBase):
 
     async def bind(self, check: bytes, /) -> None:
         await self._run(lambda: self._program.bind(check))
+        if self._program.watch.is_due():
+            self._promise(await self._run(self._program.server))
 
     async def elect(self, token: bytes, lease: int, /) -> bool:
         return await self._run(lambda: self._program.elect(token, lease))

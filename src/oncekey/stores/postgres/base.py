@@ -46,6 +46,7 @@ class PostgresBase:
         self._breaker = Breaker()
         self._call_seconds = self._options.call_us / 1_000_000
         self.guarantee = durability.UNSEEN
+        self._program.watch.tell = self._heard_settings
         layout = self._options.layout
         if layout.is_ring:
             self.sweep_lag = layout.sweep_lag
@@ -59,13 +60,23 @@ class PostgresBase:
 
     def _learn(self, server: durability.Server, since: float | None = None) -> None:
         """`since`: the monotonic time before the server was asked."""
-        options = self._options
-        self.guarantee = durability.guarantee(server, options.synchronous_commit, options.failover)
+        self._promise(server)
+        self._program.watch.renew()
         if server.identity:
             self._program.identity, self._program.address = server.identity, server.address
             if since is not None:
                 self._program.server_clock.heard(server.clock, int(since * 1_000_000))
         self._ready = True
+
+    def _heard_settings(self, settings: str) -> None:
+        """A claim's reply has told what the server is set to now."""
+        self._promise(durability.settings_of(settings))
+
+    def _promise(self, server: durability.Server) -> None:
+        options = self._options
+        told = durability.guarantee(server, options.synchronous_commit, options.failover)
+        if told != self.guarantee:
+            self.guarantee = told
 
     def _is_prepared(self, arrived: float) -> bool:
         """Asked when the turn to prepare has come. Whoever waited for another one's vain try
@@ -104,6 +115,7 @@ class PostgresBase:
     # commit that comes later in the log was confirmed.
 
     def _note(self, error: StoreUnavailable) -> None:
+        self._program.watch.expire()  # perhaps it is another server now
         if error.ambiguous and self._options.waits_for_standbys:
             self._doubts.add(object())
 

@@ -145,6 +145,8 @@ class PostgresStore(PostgresBase):
 
     def bind(self, check: bytes, /) -> None:
         self._run(lambda: self._program.bind(check))
+        if self._program.watch.is_due():
+            self._promise(self._run(self._program.server))
 
     def elect(self, token: bytes, lease: int, /) -> bool:
         return self._run(lambda: self._program.elect(token, lease))

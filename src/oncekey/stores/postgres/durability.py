@@ -48,6 +48,19 @@ def server_of(row: Sequence[Any]) -> Server:
     )
 
 
+def settings_of(text: str) -> Server:
+    """The same as settings_1 tells it, on the way: without version and identity."""
+    fsync, full_page_writes, standbys, standby, replicas, logical = text.split()
+    return Server(
+        version=0,
+        fsync=fsync == "on",
+        full_page_writes=full_page_writes == "on",
+        synchronous_standbys=standbys == "t",
+        standby=standby == "t",
+        replicas=max(0, int(replicas) - int(logical)),
+    )
+
+
 def guarantee(server: Server, synchronous_commit: str, failover: str) -> Guarantee:
     """The level this server supports, and why it is no higher."""
     weak = _weakness(server, synchronous_commit, failover)

@@ -160,6 +160,8 @@ class Participant:
         if now is None:
             yield (Saving(Save.DROP, mark),)
             raise self._another_store(rows[0])
+        if rows[0][-1] is not None:
+            self._program.watch.tell(rows[0][-1])
         if locked is None:
             yield (Saving(Save.DROP, mark),)
             return Busy(TRANSACTION_HINT_US)
@@ -276,7 +278,8 @@ class Participant:
     def _asking(self, how: int, id: bytes, owner: bytes, fingerprint: bytes) -> Statement:
         program = self._program
         asked = (program.now(), program.layout.is_ring, id, owner, fingerprint)
-        return Statement("enlist", (*asked, program.identity, how))
+        asks_settings = how == _TO_RUN and program.watch.is_due()
+        return Statement("enlist", (*asked, program.identity, how, asks_settings))
 
     def _another_store(self, row: Row) -> AnotherStore:
         return AnotherStore(

@@ -53,6 +53,7 @@ class Options:
     call_timeout        how long a call may take in all, the connecting and the giving up included;
                         a second and a half more than statement_timeout, unless given
     synchronous_commit  what our commits wait for
+    guarantee_interval  how old the reading of the server's settings may be when a claim is made
     failover            never: no asynchronous standby is ever promoted
     """
 
@@ -71,6 +72,7 @@ class Options:
     call_timeout: Duration | None = None
     synchronous_commit: str = "on"
     failover: str = "auto"
+    guarantee_interval: Duration = "5s"
     clock: TestClock | None = None
 
     def __post_init__(self) -> None:
@@ -99,7 +101,7 @@ class Options:
                 "choose another claim, or plain retention"
             )
         timeouts = ("statement_timeout", "lock_timeout", "pool_timeout", "call_timeout")
-        for name in (*timeouts, "ring_period"):
+        for name in (*timeouts, "ring_period", "guarantee_interval"):
             if getattr(self, name) is None:
                 continue
             if self.us(name) < 1_000:
@@ -162,7 +164,14 @@ class Options:
         layout = self.layout
         guard = self.takes_part or layout.is_ring  # moving a record takes its key's lock as well
         patience = self.patience_seconds
-        return Program(layout, claim=self.claim, guard=guard, clock=self.clock, patience=patience)
+        return Program(
+            layout,
+            claim=self.claim,
+            guard=guard,
+            clock=self.clock,
+            patience=patience,
+            interval=self.us("guarantee_interval") / 1_000_000,
+        )
 
     @property
     def session(self) -> dict[str, str]:

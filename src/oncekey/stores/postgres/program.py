@@ -18,6 +18,7 @@ from oncekey.core.commands import Busy, Claim, Claimed, Command, Done, Finish, L
 from oncekey.core.errors import ConfigurationError, StoreUnavailable
 from oncekey.core.machine import decide
 from oncekey.core.record import Record
+from oncekey.stores.postgres.durability import Server, server_of
 from oncekey.stores.postgres.queries import Layout
 from oncekey.stores.postgres.rows import (
     Met,
@@ -28,7 +29,7 @@ from oncekey.stores.postgres.rows import (
     record_columns,
     replace_columns,
 )
-from oncekey.stores.postgres.timing import ServerClock
+from oncekey.stores.postgres.timing import ServerClock, SettingsWatch
 from oncekey.stores.secrets import refuse_another_secret
 
 TURNS_MAX: Final = 20
@@ -69,6 +70,7 @@ class Program:
         guard: bool = True,
         clock: TestClock | None = None,
         patience: float = 0.0,
+        interval: float = 0.0,
     ) -> None:
         self._layout = layout
         self._portable = claim == "portable"
@@ -76,6 +78,7 @@ class Program:
         self._guard = guard
         self._clock = clock
         self.server_clock = ServerClock(patience)
+        self.watch = SettingsWatch(interval)
         # Learnt when the store is first used: which one it is, and where, in words.
         self.identity = b""
         self.address = ""
@@ -140,14 +143,16 @@ class Program:
             rows = yield Statement("finish", (self.now(), self._guard, *ends))
         else:
             begins = (self.now(), self._how, self._guard, *shape, *claim_columns(asked))
-            not_after = self._not_after(end)
+            along = (self._not_after(end), self.watch.is_due())
             sent = self.server_clock.sending()
             # What there is nothing of is not even asked for: a lone claim is quicker that way.
             if finishes:
-                first, *rows = yield Statement("apply", (*begins, *ends, not_after))
+                first, *rows = yield Statement("apply", (*begins, *ends, *along))
             else:
-                first, *rows = yield Statement("claim", (*begins, not_after))
+                first, *rows = yield Statement("claim", (*begins, *along))
             self.server_clock.heard(first[0], sent)
+            if first[20] is not None:
+                self.watch.tell(first[20])
             fresh = Claimed(first[0], 1, ())
             for i in claims:
                 replies[i] = fresh
@@ -272,6 +277,10 @@ class Program:
         if not rows:
             raise StoreUnavailable("the store's own settings vanished while it was opened")
         refuse_another_secret(bytes(rows[0][0]), check)
+
+    def server(self) -> Steps[Server]:
+        """What the server says of itself now."""
+        return server_of((yield Statement("server"))[0])
 
     def elect(self, token: bytes, lease: int) -> Steps[bool]:
         """Whether this token may do the background work for `lease` more microseconds."""

@@ -68,6 +68,31 @@ class ServerClock:
         return self._ahead + int(answer_by(self._now(), self._patience, end) * 1_000_000)
 
 
+class SettingsWatch:
+    """When to have the server's settings told along with a claim, and whom to tell them."""
+
+    def __init__(self, seconds: float, now: Callable[[], float] = time.monotonic) -> None:
+        self._seconds = seconds
+        self._now = now
+        self._due = 0.0
+        self.tell: Callable[[str], None] = lambda settings: None
+
+    def is_due(self) -> bool:
+        """Whether this claim asks; the next one then need not."""
+        if self._now() < self._due:
+            return False
+        self.renew()
+        return True
+
+    def renew(self) -> None:
+        """They were read just now."""
+        self._due = self._now() + self._seconds
+
+    def expire(self) -> None:
+        """Something has happened: the next claim asks."""
+        self._due = 0.0
+
+
 class Breaker:
     """Keeps calls from waiting for a server that does not answer.
 

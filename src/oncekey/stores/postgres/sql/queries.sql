@@ -9,7 +9,8 @@ SELECT f.at, f.ord, f.wrote,
     uuid_send((f.rec).id), (f.rec).state, (f.rec).fingerprint, uuid_send((f.rec).owner),
     (f.rec).fence, (f.rec).attempt, (f.rec).retry_safe, (f.rec).created_at, (f.rec).lease_until,
     (f.rec).finished_at, (f.rec).keep, (f.rec).audit, (f.rec).scope, (f.rec).operation,
-    (f.rec).key, (f.rec).steps, (f.rec).body, (f.rec).note, (f.rec).keep_unknown, (f.rec).revision
+    (f.rec).key, (f.rec).steps, (f.rec).body, CASE WHEN f.ord = 0 AND $23::boolean THEN {schema}.settings_1() ELSE (f.rec).note END,
+    (f.rec).keep_unknown, (f.rec).revision
 FROM (
     SELECT * FROM {schema}.claim_1(
         {schema}.in_time_1($1::bigint, $22::bigint), $2::integer, $3::boolean, $4::integer, $5::bigint,
@@ -26,7 +27,8 @@ SELECT f.at, f.ord, f.wrote,
     uuid_send((f.rec).id), (f.rec).state, (f.rec).fingerprint, uuid_send((f.rec).owner),
     (f.rec).fence, (f.rec).attempt, (f.rec).retry_safe, (f.rec).created_at, (f.rec).lease_until,
     (f.rec).finished_at, (f.rec).keep, (f.rec).audit, (f.rec).scope, (f.rec).operation,
-    (f.rec).key, (f.rec).steps, (f.rec).body, (f.rec).note, (f.rec).keep_unknown, (f.rec).revision
+    (f.rec).key, (f.rec).steps, (f.rec).body, CASE WHEN f.ord = 0 AND $18::boolean THEN {schema}.settings_1() ELSE (f.rec).note END,
+    (f.rec).keep_unknown, (f.rec).revision
 FROM {schema}.claim_1(
     {schema}.in_time_1($1::bigint, $17::bigint), $2::integer, $3::boolean, $4::integer, $5::bigint,
     $6::uuid[], $7::uuid[], $8::bytea[], $9::bigint[], $10::bigint[], $11::bigint[],
@@ -133,7 +135,7 @@ ORDER BY t.fence, t.id;
 
 -- name: enlist
 SELECT * FROM {schema}.enlist_1($1::bigint, $2::boolean, $3::uuid, $4::uuid, $5::bytea, $6::bytea,
-    $7::integer);
+    $7::integer, $8::boolean);
 
 -- name: identify
 SELECT identity, address, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint

@@ -428,10 +428,18 @@ BEGIN
 END
 $identify$;
 
+-- What a guarantee rests on, in few words (see durability.py): it may change while the server runs.
+CREATE FUNCTION {schema}.settings_1() RETURNS text LANGUAGE sql STABLE AS $settings$
+    SELECT concat_ws(' ', current_setting('fsync'), current_setting('full_page_writes'),
+        current_setting('synchronous_standby_names') !~ '^\s*$', pg_is_in_recovery(),
+        (SELECT count(*) FROM pg_stat_replication),
+        (SELECT count(*) FROM pg_replication_slots WHERE slot_type = 'logical' AND active))
+$settings$;
+
 -- What a caller's transaction meets: the record, and whether the transaction may write it:
 -- `locked` is null, another one holds the key; true, this one now does; false, the record answers
 -- by itself, and replays and rejections take no lock. `at` is null where the connection leads to
--- another store than p_store; then r_note says where to.
+-- another store than p_store; then r_note says where to. `settings` are given where asked for.
 --
 -- p_how    0 to run the operation   1 only to look   2 to decide an unknown key
 --
@@ -440,13 +448,13 @@ $identify$;
 -- `left_open` counts the savepoints that finished runs have left in this transaction.
 CREATE FUNCTION {schema}.enlist_1(
     p_now bigint, p_ring boolean, p_id uuid, p_owner uuid, p_fingerprint bytea, p_store bytea,
-    p_how integer,
+    p_how integer, p_settings boolean,
     OUT at bigint, OUT left_open integer, OUT locked boolean,
     OUT r_id bytea, OUT r_state smallint, OUT r_fingerprint bytea, OUT r_owner bytea,
     OUT r_fence bigint, OUT r_attempt integer, OUT r_retry_safe boolean, OUT r_created_at bigint,
     OUT r_lease_until bigint, OUT r_finished_at bigint, OUT r_keep bigint, OUT r_audit bigint,
     OUT r_scope text, OUT r_operation text, OUT r_key text, OUT r_steps bytea, OUT r_body bytea,
-    OUT r_note text, OUT r_keep_unknown bigint, OUT r_revision integer
+    OUT r_note text, OUT r_keep_unknown bigint, OUT r_revision integer, OUT settings text
 ) LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $enlist$
 DECLARE
     n CONSTANT bigint := coalesce(p_now, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint);
@@ -458,6 +466,9 @@ BEGIN
     IF (SELECT m.value FROM {schema}.meta m WHERE m.name = 'identity') IS DISTINCT FROM p_store THEN
         r_note := {schema}.address_1();
         RETURN;
+    END IF;
+    IF p_settings THEN
+        settings := {schema}.settings_1();
     END IF;
     IF p_ring AND p_how <> 1 AND current_setting('transaction_isolation') <> 'read committed' THEN
         RAISE EXCEPTION 'oncekey: the ring needs transactions at READ COMMITTED'
