@@ -4,6 +4,7 @@ are known by name and type. One run of mypy over a file with what it must say be
 from __future__ import annotations
 
 import re
+from dataclasses import fields
 from pathlib import Path
 from typing import get_type_hints
 
@@ -11,12 +12,14 @@ import pytest
 from mypy import api
 
 from oncekey.core.policy import OPTION_NAMES, PolicyOptions
+from oncekey.http.rules import Rule, RuleOptions
 
 ROOT = Path(__file__).parent.parent
 
 # In a comment: what mypy says of the line. "-> " is a revealed type, "! " an error.
 CHECKED = """
 from oncekey import AsyncAttempt, AsyncOnce, Attempt, Once
+from oncekey.http.flask import idempotent
 
 once = Once("memory://")
 aonce = AsyncOnce("memory://")
@@ -88,6 +91,8 @@ def use() -> None:
     once.guard("op", key=str, max_bytes="1 MB")  # ! expected "int"
     once.operation("op", ttl="5s")  # ! Unexpected keyword argument "ttl"
     once.in_transaction(0).run("op", "k", lambda attempt: 1, wait=5)  # ! "timedelta | str"
+    idempotent(keep=5)  # ! expected "timedelta | str | None"
+    idempotent(ttl="5s")  # ! Unexpected keyword argument "ttl"
 
 
 async def use_async() -> None:
@@ -127,5 +132,7 @@ def test_mypy_sees_signatures_results_and_options(
     assert said == {}
 
 
-def test_the_typed_options_are_the_fields_of_a_policy() -> None:
+def test_the_typed_options_are_the_fields_of_a_policy_and_of_a_rule() -> None:
     assert tuple(get_type_hints(PolicyOptions)) == OPTION_NAMES
+    of_rule = [one.name for one in fields(Rule) if one.init and one.name != "path"]
+    assert list(get_type_hints(RuleOptions)) == of_rule

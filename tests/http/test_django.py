@@ -188,7 +188,7 @@ def test_a_decorator_checks_its_options_and_its_view() -> None:
     from oncekey.http.django import idempotent
 
     with pytest.raises(ConfigurationError, match="path"):
-        idempotent(path="/x")
+        idempotent(path="/x")  # type: ignore[call-arg]
     with pytest.raises(ConfigurationError, match="retry_safe"):
         idempotent(transaction=True, retry_safe=False)
 

@@ -95,7 +95,7 @@ def test_the_set_up_is_checked() -> None:
     with pytest.raises(ConfigurationError, match="caller"):
         Idempotency(Flask("x"), once=once, caller=None, close=False)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="path"):
-        idempotent(path="/x")
+        idempotent(path="/x")  # type: ignore[call-arg]
     with pytest.raises(ConfigurationError, match="store_down"):
         idempotent(store_down="maybe")
     app = Flask("x")

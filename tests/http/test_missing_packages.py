@@ -82,4 +82,4 @@ def test_unknown_option_of_a_guard_names_the_one_meant(given: str, meant: str) -
         ):
             guard(**options)
     with pytest.raises(ConfigurationError, match=r"unknown option frobnicate\. Known are methods,"):
-        for_flask.idempotent(frobnicate=1)
+        for_flask.idempotent(frobnicate=1)  # type: ignore[call-arg]

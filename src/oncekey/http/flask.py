@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
-from typing import Any, Final, ParamSpec
+from typing import Any, Final, ParamSpec, Unpack
 from weakref import WeakKeyDictionary
 
 from oncekey.core.errors import ConfigurationError
@@ -37,7 +37,7 @@ from oncekey.http.held import Held
 from oncekey.http.policy_page import is_asked, through_wsgi
 from oncekey.http.problem import Render
 from oncekey.http.route_table import served_by_all
-from oncekey.http.rules import ANY_METHOD, Rule, rule_of
+from oncekey.http.rules import ANY_METHOD, Rule, RuleOptions, rule_of
 from oncekey.http.running import ATTEMPT, check_caller
 from oncekey.http.unguarded import TAKEN, UNGUARDED_MARK, take
 
@@ -164,7 +164,7 @@ class Idempotency:
         _check_app(app)
 
 
-def idempotent(**options: Any) -> Callable[[Callable[P, Any]], Callable[P, Any]]:
+def idempotent(**options: Unpack[RuleOptions]) -> Callable[[Callable[P, Any]], Callable[P, Any]]:
     """Guard a view; `options` are those of a Rule, but for its path. Stands below `@app.post`."""
     if "path" in options:
         raise ConfigurationError("a view has its path already; give rules= to guard by path")

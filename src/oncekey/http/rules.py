@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
-from typing import Any, Final
+from typing import Any, Final, TypedDict
 
 from oncekey.core.duration import Duration
 from oncekey.core.errors import ConfigurationError
@@ -152,6 +152,31 @@ _OTHER_NAMES: Final = {
     "max_body": "max_request",
     "fail_open": "store_down",
 }
+
+
+class RuleOptions(TypedDict, total=False):
+    """The fields of a Rule but for its path, as options of a decorator, for type checkers: every
+    one of them, in the same order."""
+
+    methods: Sequence[str]
+    guarded: bool
+    required: bool
+    strict: bool
+    namespaces: Sequence[str] | None
+    ignore: Sequence[str]
+    only: Sequence[str] | None
+    headers: Sequence[str]
+    request_headers: Sequence[str]
+    max_request: int
+    max_response: int
+    store_down: str
+    lease: Duration | None
+    keep: Duration | None
+    audit: Duration | None
+    wait: Duration | None
+    retry_safe: bool | None
+    require: str | None
+    recover: Callable[..., Any] | None
 
 
 def rule_of(options: Mapping[str, Any]) -> Rule:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Any, Final, Unpack
 
 from asgiref.sync import iscoroutinefunction
 from django.conf import settings
@@ -48,7 +48,7 @@ from oncekey.http.django.configuration import (
 from oncekey.http.guarded_views import GuardedViews, Served, guard_of, mark_of
 from oncekey.http.message import Response
 from oncekey.http.policy_page import is_asked, page_of
-from oncekey.http.rules import ANY_METHOD, Rule, rule_of
+from oncekey.http.rules import ANY_METHOD, Rule, RuleOptions, rule_of
 from oncekey.http.unguarded import TAKEN, UNGUARDED_MARK, take
 from oncekey.http.wsgi import is_unguarded, text_lines
 
@@ -133,7 +133,9 @@ def policy_page(request: Any) -> Any:
     return given(page_of(found, guard.exchange.replay_header, request.method))
 
 
-def idempotent(*, transaction: bool | str = False, **options: Any) -> Callable[[Any], Any]:
+def idempotent(
+    *, transaction: bool | str = False, **options: Unpack[RuleOptions]
+) -> Callable[[Any], Any]:
     """Guard a view, a method of a REST framework view, or by `method_decorator` a class's dispatch.
 
     transaction   True, or the alias of the database that the keys are in too: the handler's rows,

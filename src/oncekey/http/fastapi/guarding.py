@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, Unpack
 
 import fastapi
 from fastapi import FastAPI, Request
@@ -34,7 +34,7 @@ from oncekey.http.policy_page import is_asked, through_asgi
 from oncekey.http.problem import Render
 from oncekey.http.responder import Tasks
 from oncekey.http.route_table import Route, routes_of, served_by_all
-from oncekey.http.rules import ANY_METHOD, METHODS_DEFAULT, Rules, rule_of
+from oncekey.http.rules import ANY_METHOD, METHODS_DEFAULT, RuleOptions, Rules, rule_of
 from oncekey.http.running import check_caller
 from oncekey.http.unguarded import UnguardedKeys
 
@@ -111,7 +111,7 @@ class Idempotency:
 
     # --- which routes -------------------------------------------------------------------------
 
-    def guard(self, *, transaction: Any = None, **options: Any) -> Callable[[F], F]:
+    def guard(self, *, transaction: Any = None, **options: Unpack[RuleOptions]) -> Callable[[F], F]:
         """Guard one endpoint, below `@app.post(...)`. The options are those of a `Rule`.
 
         `transaction` is the app's dependency that yields a session: the handler's rows, the record
@@ -129,7 +129,9 @@ class Idempotency:
 
         return decorate
 
-    def route(self, *, transaction: Any = None, **options: Any) -> type[GuardedRoute]:
+    def route(
+        self, *, transaction: Any = None, **options: Unpack[RuleOptions]
+    ) -> type[GuardedRoute]:
         """A route class that guards every POST and PATCH of a router:
         `APIRouter(route_class=idempotency.route())`. Endpoints may have a `guard` of their own."""
         return route_class(self._guarding(transaction, {"methods": METHODS_DEFAULT, **options}))
