@@ -128,7 +128,10 @@ else:
 def bare(request):
     return answer()
 
+from django.core.checks import run_checks
+assert run_checks() == []
 lost = idempotent()(bare)
+assert [found.id for found in run_checks()] == ["oncekey.E001"]
 from django.core.wsgi import get_wsgi_application
 app = get_wsgi_application()
 for words, view in (("no route serves it", None), ("bare function", bare)):

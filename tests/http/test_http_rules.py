@@ -65,10 +65,31 @@ def test_the_first_rule_that_fits_counts_and_none_means_pass() -> None:
         assert Rules().find(method, "/x") is not None
 
 
+def test_a_client_does_not_choose_its_rule_by_the_way_it_spells_a_path() -> None:
+    hooks, pay = Rule("/hooks/*", guarded=False), Rule("/pay", methods=["*"])
+    rest = Rule("*", required=False, methods=["*"])
+    rules = Rules([hooks, rest, pay])
+    assert rules.find("POST", "/pay") is rest  # the first that fits, where there is one reading
+    rules = Rules([hooks, pay, rest])
+    for path in ("/pay", "//pay", "/hooks/../pay", "/x/../pay/", "http://x/pay", "/pay\n"):
+        assert rules.find("PUT", path) is pay
+    loose, strict = Rule("/a/*", required=False), Rule("/pay")
+    assert Rules([loose, strict]).find("POST", "/a/../pay") is strict
+    assert rules.find("POST", "/hooks/x") is None
+    assert rules.leaves_out("POST", "/hooks/x")
+    assert not rules.leaves_out("POST", "/pay")
+    for method in ("PUT", "DELETE", "charge"):
+        assert rules.find(method, "/x") is rest
+    for method in ("GET", "head", "OPTIONS", "TRACE"):
+        assert rules.find(method, "/x") is None
+
+
 @pytest.mark.parametrize(
     "options",
     [
         {"methods": ["GET"]},
+        {"methods": []},
+        {"methods": ["PO ST"]},
         {"methods": "POST"},
         {"path": "charges"},
         {"path": "/a*b"},

@@ -81,7 +81,7 @@ class GuardedViews:
     def check_order(self, function: Callable[..., Any], served: Iterable[Any]) -> None:
         """Raise ConfigurationError if a route holds what is about to be guarded."""
         held = {id(view) for view in served}
-        if any(id(one) in held for one in _chain(function)):
+        if any(id(one) in held for one in chain_of(function)):
             raise ConfigurationError(self._wrong_order(function))
 
     def check(self, served: Iterable[Served], *, unserved: str | None = None) -> None:
@@ -101,7 +101,7 @@ class GuardedViews:
             raise ConfigurationError("; ".join(sorted(mistakes)))
 
     def _mistake(self, view: GuardedView, holding: dict[int, bool], allowed: bool) -> str:
-        bare = [holding[id(one)] for one in _chain(view.function) if id(one) in holding]
+        bare = [holding[id(one)] for one in chain_of(view.function) if id(one) in holding]
         # Where methods are not told, a bare one beside a guarded one may be for reading only.
         if any(bare) or (bare and not view.is_served):
             return self._wrong_order(view.function)
@@ -127,7 +127,7 @@ class GuardedViews:
 
 def _place(function: Any) -> str:
     """The name of a function, and where it is written."""
-    innermost = list(_chain(function))[-1]
+    innermost = list(chain_of(function))[-1]
     code = getattr(innermost, "__code__", None)
     name = getattr(innermost, "__qualname__", repr(innermost))
     return f"{name} ({code.co_filename}:{code.co_firstlineno})" if code is not None else name
@@ -169,14 +169,14 @@ def _is_safe(methods: Iterable[str] | None) -> bool:
     return methods is not None and set(methods) <= SAFE_METHODS
 
 
-def _bare(view: Any) -> Iterator[Any]:
+def _bare(view: Any) -> list[Any]:
     """The functions that a route runs without any guard in between."""
-    return (
-        (one for one in _chain(view) if mark_of(one) is None) if mark_of(view) is None else iter(())
-    )
+    if mark_of(view) is not None:
+        return []
+    return [one for one in chain_of(view) if mark_of(one) is None]
 
 
-def _chain(view: Any) -> Iterator[Any]:
+def chain_of(view: Any) -> Iterator[Any]:
     """A function and what it wraps, as functools.wraps and partial tell it."""
     for _ in range(_DEEPEST):
         if view is None:
@@ -194,7 +194,7 @@ def _reachable(view: Any) -> Iterator[Any]:
     for _ in range(_DEEPEST * _DEEPEST):
         if not todo:
             return
-        for one in _chain(todo.pop()):
+        for one in chain_of(todo.pop()):
             if id(one) in seen:
                 break
             seen.add(id(one))

@@ -12,6 +12,7 @@ from typing import Any, Final, Unpack
 
 from asgiref.sync import iscoroutinefunction
 from django.conf import settings
+from django.core import checks
 from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOperation
 from django.core.handlers.exception import response_for_exception
 from django.core.signals import request_started
@@ -254,6 +255,17 @@ def _check_served(**_: Any) -> None:
         given = getattr(settings, SETTING, None) or {}
         VIEWS.check(_served(), unserved=given.get("unserved"))
         _checked = version
+
+
+@checks.register(checks.Tags.urls)  # type: ignore[untyped-decorator]
+def _system_check(app_configs: Any, **_: Any) -> list[Any]:
+    """For `manage.py check` and `runserver`."""
+    given = getattr(settings, SETTING, None) or {}
+    try:
+        VIEWS.check(_served(), unserved=given.get("unserved"))
+    except ConfigurationError as error:
+        return [checks.Error(str(error), id="oncekey.E001")]
+    return []
 
 
 VIEWS.served = _served

@@ -5,6 +5,7 @@ Owns the options of a route and the end of the app. What happens to a request is
 
 from __future__ import annotations
 
+import sys
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import Any, Final, TypeVar, Unpack
@@ -27,9 +28,15 @@ from oncekey.http.exchange import (
     Exchange,
 )
 from oncekey.http.fastapi.door import Guarding, behind_door
-from oncekey.http.fastapi.routes import GuardedRoute, bare_endpoints, misplaced, route_class
+from oncekey.http.fastapi.routes import (
+    GuardedRoute,
+    bare_endpoints,
+    is_held_by_a_route,
+    misplaced,
+    route_class,
+)
 from oncekey.http.fastapi.watch import RouteWatch
-from oncekey.http.guarded_views import GuardedViews
+from oncekey.http.guarded_views import GuardedViews, chain_of
 from oncekey.http.policy_page import is_asked, through_asgi
 from oncekey.http.problem import Render
 from oncekey.http.responder import Tasks
@@ -42,6 +49,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 Caller = Depends | Callable[[Request], Any]
 # Before it, dependencies ended before their response was sent, and their sessions with them.
 _TRANSACTIONS_SINCE: Final = (0, 118)
+# To a function that was just defined: our callers' frames and arguments, and nobody's table.
+_REFERENCES_OF_A_FRESH_ONE: Final = 6
 
 
 class Idempotency:
@@ -122,12 +131,24 @@ class Idempotency:
         def decorate(endpoint: F) -> F:
             if not guarding.rule.guarded:
                 return behind_door(endpoint, guarding)  # type: ignore[return-value]
-            self.views.check_order(endpoint, bare_endpoints)
+            self.views.check_order(endpoint, self._held(endpoint))
             made: Any = behind_door(endpoint, guarding)
             self.views.add(made, endpoint, guarding.rule)
             return made  # type: ignore[no-any-return]
 
         return decorate
+
+    def _held(self, endpoint: Any) -> list[Any]:
+        """The functions that routes hold without a guard, as far as `endpoint` may be one."""
+        held = list(bare_endpoints)
+        if self.views.apps:
+            return held  # whose routes are checked when they start
+        # The search is slow, so it is for functions only that somebody else has as well.
+        return held + [
+            one
+            for one in chain_of(endpoint)
+            if sys.getrefcount(one) > _REFERENCES_OF_A_FRESH_ONE and is_held_by_a_route(one)
+        ]
 
     def route(
         self, *, transaction: Any = None, **options: Unpack[RuleOptions]

@@ -5,6 +5,7 @@ Owns which requests of a route are guarded; everything else of it is FastAPI's.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, Final
 from weakref import WeakSet
@@ -95,6 +96,15 @@ def route_class(guarding: Guarding | None, base: type[APIRoute] = APIRoute) -> t
     """A route class for a router; over `base`, where the app has one of its own."""
     bases = (GuardedRoute,) if issubclass(GuardedRoute, base) else (GuardedRoute, base)
     return type("GuardedRoute", bases, {"guarding": guarding})
+
+
+def is_held_by_a_route(endpoint: Any) -> bool:
+    """Whether a route of any app holds this function already. For an app that was never attached:
+    nobody would look at its routes later, so whoever refers to the function is asked."""
+    return any(
+        isinstance(holder, dict) and holder.get("endpoint") is endpoint and "path_regex" in holder
+        for holder in gc.get_referrers(endpoint)
+    )
 
 
 def misplaced(route: Any) -> bool:

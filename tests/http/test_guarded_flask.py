@@ -1,0 +1,175 @@
+"""A decorated function is served guarded, or the app says so before it runs: Flask.
+
+In the wrong order (the guard above `@app.post`) the route holds the bare function: it would run as
+often as it is asked, and nobody would notice.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from flask import Blueprint, Flask
+from flask.views import MethodView
+from tests.http.decorators import bare, logged
+
+from oncekey import ConfigurationError, Once
+from oncekey.http.discovery import find
+from oncekey.http.flask import Idempotency, current_attempt, idempotent
+
+KEY = {"Idempotency-Key": "k"}
+RAN: list[int] = []
+
+
+@pytest.fixture(autouse=True)
+def forget() -> Iterator[None]:
+    """Flask's decorator belongs to no app: what one test leaves unserved must not meet another."""
+    yield
+    gc.collect()
+
+
+def flask(**options: Any) -> Flask:
+    app = Flask("x")
+    app.testing = True
+    Idempotency(app, once=Once("memory://"), caller=lambda: "me", close=False, **options)
+    return app
+
+
+def flask_told(app: Flask, *words: str) -> None:
+    RAN.clear()
+    extension = app.extensions["oncekey"]
+    for ask in (lambda: app.test_client().post("/pay", headers=KEY), lambda: extension.check(app)):
+        with pytest.raises(ConfigurationError) as error:
+            ask()
+        for word in words:
+            assert word in str(error.value)
+    with pytest.raises(ConfigurationError, match=words[0]):
+        find(app)
+    assert RAN == []
+
+
+def test_flask_wrong_order_is_refused_at_import() -> None:
+    app = flask()
+    with pytest.raises(ConfigurationError, match=r"pay \(.*test_guarded_flask.py:\d+\)"):
+
+        @idempotent()
+        @app.post("/pay")
+        def pay() -> str:
+            return "paid"
+
+
+@pytest.mark.parametrize("between", [None, logged, bare])
+def test_flask_wrong_order_on_a_blueprint_is_refused_at_the_first_request(between: Any) -> None:
+    app, views = flask(), Blueprint("views", __name__)
+
+    @views.post("/pay")
+    def pay() -> str:
+        RAN.append(1)
+        return "paid"
+
+    wrong = idempotent()(between(pay) if between else pay)
+    app.register_blueprint(views)
+    flask_told(app, "pay", "bare function", "below @app.post")
+    assert wrong is not pay
+
+
+def test_flask_wrong_order_in_an_app_without_the_extension() -> None:
+    app = Flask("x")
+    app.testing = True
+
+    @idempotent()
+    @app.post("/pay")
+    def pay() -> str:
+        RAN.append(1)
+        return "paid"
+
+    with pytest.raises(ConfigurationError, match="bare function"):
+        app.test_client().post("/pay", headers=KEY)
+
+
+def test_flask_a_guarded_function_that_no_route_serves() -> None:
+    app = flask()
+
+    @idempotent()
+    def pay() -> str:
+        RAN.append(1)
+        return "paid"
+
+    app.add_url_rule("/read", view_func=pay, methods=["GET"])
+    flask_told(app, "pay", "no route serves it")
+    app = flask()
+    app.add_url_rule("/pay", view_func=pay, methods=["POST"])
+    assert app.test_client().post("/pay", headers=KEY).text == "paid"
+    assert flask(unserved="allow").test_client().post("/pay").status_code == 404
+
+
+def card() -> type[MethodView]:
+    """A class whose methods are decorated one by one."""
+
+    class Card(MethodView):
+        init_every_request = False
+
+        def get(self) -> str:
+            return "read"
+
+        @idempotent()
+        def post(self) -> str:
+            return self._ran()
+
+        @logged
+        @idempotent(required=False)
+        def put(self) -> str:
+            return self._ran()
+
+        def delete(self) -> str:
+            return self._ran()
+
+        def _ran(self) -> str:
+            RAN.append(1)
+            return "guarded" if current_attempt() else "passed"
+
+    return Card
+
+
+def test_flask_methods_of_a_class_are_guarded_one_by_one() -> None:
+    app = flask()
+    app.add_url_rule("/card", view_func=card().as_view("card"))
+    client = app.test_client()
+    RAN.clear()
+    for method, text in (("POST", "guarded"), ("PUT", "guarded"), ("DELETE", "passed")):
+        key = {"Idempotency-Key": method}
+        form = {"cents": "5"}
+        first, again = (client.open("/card", method=method, headers=key, data=form) for _ in "12")
+        assert (first.text, again.text) == (text, text)
+        assert ("X-Idempotency-Replayed" in again.headers) == (text == "guarded")
+    assert len(RAN) == 4
+    assert client.post("/card").status_code == 400
+    assert client.get("/card", headers=KEY).text == "read"
+    assert [(one.methods, one.rule.required) for one in find(app).guarded] == [
+        (["POST"], True),
+        (["PUT"], False),
+    ]
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "CHARGE"])
+def test_flask_guards_every_unsafe_method(method: str) -> None:
+    app = flask()
+
+    @app.route("/pay", methods=["GET", method])
+    @idempotent()
+    def pay() -> str:
+        RAN.append(1)
+        return "paid"
+
+    RAN.clear()
+    client = app.test_client()
+    asked = [client.open("/pay", method=method, headers=h).status_code for h in (KEY, KEY, {})]
+    assert (asked, RAN) == ([200, 200, 400], [1])
+    assert client.get("/pay").text == "paid"
+
+
+def test_flask_classes_are_not_decorated() -> None:
+    with pytest.raises(ConfigurationError, match="class"):
+        idempotent()(Flask)
