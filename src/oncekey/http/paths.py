@@ -15,10 +15,21 @@ _SLASHES = re.compile(r"//+")
 _ESCAPED_SLASH = re.compile(rb"%2[Ff]")
 
 
+def is_plain(path: str) -> bool:
+    """Whether there is one reading, as of nearly all paths: no step below would change it."""
+    return (
+        path[:1] == "/"
+        and "//" not in path
+        and "/." not in path
+        and "%" not in path
+        and path[-1:] != "\n"
+    )
+
+
 def readings(path: str) -> tuple[str, ...]:
     """The path, and whatever else a router may take it for."""
-    if not ("//" in path or "/." in path or "%" in path or path[:1] != "/" or path[-1:] == "\n"):
-        return (path,)  # as nearly all of them are: no step would change it
+    if is_plain(path):
+        return (path,)
     found = dict.fromkeys([path])
     for step in (_without_origin, _without_line_end, unquote, _rooted, _merged, _resolved):
         found.update(dict.fromkeys([step(one) for one in found]))

@@ -15,7 +15,7 @@ from oncekey.core.duration import Duration
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.keys import checked_namespaces
 from oncekey.core.policy import MAX_BYTES_CAP, Policy
-from oncekey.http.paths import readings
+from oncekey.http.paths import is_plain, readings
 
 METHODS_DEFAULT: Final = ("POST", "PATCH")
 ANY_METHOD: Final = "*"  # in the methods of a rule: all but the safe ones
@@ -130,7 +130,7 @@ class Rule:
         return method in self.methods or (ANY_METHOD in self.methods and method not in SAFE_METHODS)
 
     def fits(self, method: str, path: str) -> bool:
-        return self.guards(method) and self._pattern.fullmatch(path) is not None
+        return self._pattern.fullmatch(path) is not None and self.guards(method)
 
 
 # What other libraries call it.
@@ -211,10 +211,10 @@ class Rules:
         method = method.upper()  # some apps take a method in any case
         if method in SAFE_METHODS:
             return None
-        read = [one for path in paths for one in readings(path)]
-        if len(read) == 1:
-            found = self._first(method, read[0])
+        if len(paths) == 1 and is_plain(paths[0]):
+            found = self._first(method, paths[0])
             return found if found is not None and found.guarded else None
+        read = {one for path in paths for one in readings(path)}
         found_ids = {id(self._first(method, path)) for path in read}
         guarded = [rule for rule in self.all if rule.guarded and id(rule) in found_ids]
         return min(guarded, key=lambda rule: not rule.required, default=None)
@@ -225,7 +225,10 @@ class Rules:
         return any(rule is not None and not rule.guarded for rule in found)
 
     def _first(self, method: str, path: str) -> Rule | None:
-        return next((rule for rule in self.all if rule.fits(method, path)), None)
+        for rule in self.all:
+            if rule.fits(method, path):
+                return rule
+        return None
 
 
 def _compiled(path: str) -> re.Pattern[str]:
