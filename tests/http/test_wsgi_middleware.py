@@ -5,13 +5,12 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.http.served import Served, served
 
-from oncekey import AsyncOnce, ConfigurationError, Once
+from oncekey import AsyncOnce, ConfigurationError, Once, StoreUnavailable
 from oncekey.http.discovery import find
 from oncekey.http.rules import Rule
 from oncekey.http.wsgi import IdempotencyWSGI
@@ -127,14 +126,19 @@ def test_without_a_caller_function_it_is_not_even_built() -> None:
 
 
 @pytest.mark.parametrize("store_down", ["refuse", "run"])
-def test_while_the_store_is_down_a_rule_says_what_to_do(store_down: str, tmp_path: Path) -> None:
+def test_while_the_store_is_down_a_rule_says_what_to_do(
+    store_down: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def app(given: dict[str, Any], start: Any) -> Iterable[bytes]:
         assert given["oncekey.attempt"] is None
         start("200 OK", [])
         return [b"ran"]
 
-    once = Once(f"sqlite:///{tmp_path}/keys.db")
-    once.close()
+    def down(*args: Any, **options: Any) -> None:
+        raise StoreUnavailable("down", ambiguous=False)
+
+    once = Once("memory://")
+    monkeypatch.setattr(once, "run", down)
     rules = [Rule(store_down=store_down)]
     middleware = IdempotencyWSGI(app, once, caller=lambda environ: "me", rules=rules, close=False)
     start = Start()
