@@ -15,6 +15,7 @@ from contextvars import Context
 
 from oncekey.engine.aio.heart import sleep
 from oncekey.engine.clock import Clock
+from oncekey.engine.lifetime import weakly
 from oncekey.engine.periods import warn
 
 
@@ -32,9 +33,9 @@ class AsyncBackground:
     ) -> None:
         self._name = name
         self._every = every
-        self._work = work
+        self._work = weakly(work)
         self._clock = clock
-        self._tell_ended = ended
+        self._tell_ended = weakly(ended)
         self._stopped = False
         self.reset()
 
@@ -70,16 +71,30 @@ class AsyncBackground:
             with suppress(RuntimeError):  # that loop is closed already
                 task.get_loop().call_soon_threadsafe(task.cancel)
 
+    def abandon(self) -> None:
+        """Its engine was dropped, on whichever thread: stop, without waiting for it."""
+        self._stopped = True
+        task = self._task
+        if task is not None:
+            with suppress(RuntimeError):  # that loop is closed already
+                task.get_loop().call_soon_threadsafe(task.cancel)
+
     def _ended(self, task: asyncio.Task[None]) -> None:
         """Its loop is about to end, or the engine was closed."""
         if self._task is task:
             self._task = None
-            self._tell_ended()
+            tell_ended = self._tell_ended()
+            if tell_ended is not None:
+                tell_ended()
 
     async def _run(self) -> None:
         while True:
             await sleep(self._clock, self._clock.jitter(self._every))
+            work = self._work()
+            if work is None:
+                return  # its engine was dropped
             try:
-                await self._work()
+                await work()
             except Exception as error:  # whatever it was: the next period is another try
                 warn(self._name, error)
+            del work  # while it sleeps nothing of the engine is held

@@ -36,7 +36,7 @@ from oncekey.engine.completing import (
 )
 from oncekey.engine.guarding import check_operation
 from oncekey.engine.kernel import Kernel, Subscriber
-from oncekey.engine.lifetime import reopen_store, was_closed
+from oncekey.engine.lifetime import Holdings, free_when_dropped, reopen_store, was_closed
 from oncekey.engine.operation import Operation
 from oncekey.engine.periods import at_least_one, period
 from oncekey.engine.results import Result
@@ -95,6 +95,7 @@ class AsyncOnce(AsyncOperations):
         kernel.promise = lambda: store_.guarantee
         self._is_ready = False
         self._closed = False
+        self._holdings = Holdings(self._store if isinstance(store, str) else None, opened=False)
         self._completing = Completing(kernel)
         self._completer = AsyncCompleter(self._store, runner, self._completing, kernel.clock)
         self._complete_limit = complete_limit
@@ -108,7 +109,13 @@ class AsyncOnce(AsyncOperations):
                     "completer", complete_period, self._complete, kernel.clock, self._not_ready
                 )
             )
+        self._watch()
         _alive.add(self)
+
+    def _watch(self) -> None:
+        self._runner.engine = weakref.ref(self)
+        self._holdings.running = [*self._background]
+        self._if_dropped = free_when_dropped(self, self._holdings)
 
     async def _get_ready(self) -> None:
         if not self._closed:
@@ -116,6 +123,7 @@ class AsyncOnce(AsyncOperations):
         if self._closed:  # perhaps meanwhile
             raise was_closed(self)
         self._kernel.adopt(self._store.guarantee)
+        self._holdings.opened = True
         for background in self._background:
             background.start()
         self._is_ready = True
@@ -255,6 +263,7 @@ class AsyncOnce(AsyncOperations):
         await self._runner.drain_all(seconds)  # what came in between
         if self._closed:
             await self._store.close()
+            self._if_dropped.detach()
 
     def reopen(self) -> None:
         """After `close`: have everything work again, from the next use on. Nothing where it is
@@ -268,6 +277,7 @@ class AsyncOnce(AsyncOperations):
             background.restart()
         self._kernel.cache.reopen()
         self._closed = False
+        self._watch()
 
     async def __aenter__(self) -> Self:
         self.reopen()

@@ -89,6 +89,7 @@ class AsyncRunner:
         self._enlisted = enlisted
         self._connection = connection
         self._clock = kernel.clock
+        self.engine: Callable[[], object] = lambda: None
         self.reset()
 
     def reset(self) -> None:
@@ -149,6 +150,7 @@ class AsyncRunner:
         """The attempt's task, from claim to outcome; tells its caller, if that still waits."""
         task = control.task = asyncio.current_task()
         assert task is not None
+        engine = self.engine()  # held: else a caller that leaves could drop it while this runs
         try:
             ending = self._settled(job, await self._drive(job, body, control))
         except BaseException as error:
@@ -160,6 +162,7 @@ class AsyncRunner:
                 done.set_result(ending)
         finally:
             control.home.tasks.discard(task)
+            del engine
 
     def _settled(self, job: Job, verdict: Verdict | None) -> Ending | None:
         """Tell and remember how it ended, also when nobody waits for it any more."""

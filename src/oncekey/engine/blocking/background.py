@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 
 from oncekey.engine.clock import Clock
+from oncekey.engine.lifetime import weakly
 from oncekey.engine.periods import warn
 
 _JOIN_SECONDS = 5
@@ -28,9 +29,9 @@ class Background:
     ) -> None:
         self._name = name
         self._every = every
-        self._work = work
+        self._work = weakly(work)
         self._clock = clock
-        self._ready = ready
+        self._ready = weakly(ready)
         self._stopped = False
         self.reset()
 
@@ -60,11 +61,20 @@ class Background:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(_JOIN_SECONDS)
 
+    def abandon(self) -> None:
+        """Its engine was dropped: stop, without waiting for it."""
+        self._stopped = True
+        self._stop.set()
+
     def _run(self) -> None:
         while not self._clock.wait(self._stop, self._clock.jitter(self._every)):
+            ready, work = self._ready(), self._work()
+            if ready is None or work is None:
+                return  # its engine was dropped
             try:
-                self._ready()
-                self._work()
+                ready()
+                work()
             except Exception as error:  # whatever it was: the next period is another try
                 if not self._stop.is_set():
                     warn(self._name, error)
+            del ready, work  # while it sleeps nothing of the engine is held

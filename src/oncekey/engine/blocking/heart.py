@@ -92,6 +92,11 @@ class Heart:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout=5)
 
+    def abandon(self) -> None:
+        """Its engine was dropped: stop, without waiting for it."""
+        self._stopped = True
+        self._wake.set()
+
     def _start(self) -> None:
         with self._lock:
             if self._thread is None and not self._stopped:

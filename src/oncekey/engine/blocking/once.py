@@ -35,7 +35,7 @@ from oncekey.engine.completing import (
 )
 from oncekey.engine.guarding import check_operation, check_recover
 from oncekey.engine.kernel import Kernel, Subscriber
-from oncekey.engine.lifetime import reopen_store, was_closed
+from oncekey.engine.lifetime import Holdings, free_when_dropped, reopen_store, was_closed
 from oncekey.engine.operation import Operation
 from oncekey.engine.periods import at_least_one, period
 from oncekey.engine.results import Result
@@ -111,6 +111,8 @@ class Once(Operations):
         kernel.promise = lambda: store_.guarantee
         self._is_ready = not self._store.lazy
         self._closed = False
+        opened = self._store if isinstance(store, str) else None
+        self._holdings = Holdings(opened, opened=not self._store.lazy)
         self._completing = Completing(kernel)
         self._completer = Completer(self._store, runner, self._completing, kernel.clock)
         self._complete_limit = complete_limit
@@ -122,7 +124,12 @@ class Once(Operations):
             )
         for background in self._background:
             background.start()
+        self._watch()
         _alive.add(self)
+
+    def _watch(self) -> None:
+        self._holdings.running = [self._runner.heart, *self._background]
+        self._if_dropped = free_when_dropped(self, self._holdings)
 
     def _get_ready(self) -> None:
         if not self._closed:
@@ -130,6 +137,7 @@ class Once(Operations):
         if self._closed:  # perhaps meanwhile
             raise was_closed(self)
         self._kernel.adopt(self._store.guarantee)
+        self._holdings.opened = True
         for background in self._background:
             background.start()  # again, in a forked child
         self._is_ready = True
@@ -247,6 +255,7 @@ class Once(Operations):
         self._close_up()
         self._runner.stop()
         self._store.close()
+        self._if_dropped.detach()
 
     def _close_up(self) -> None:
         self._closed = True
@@ -265,6 +274,7 @@ class Once(Operations):
             background.restart()
         self._kernel.cache.reopen()
         self._closed = False
+        self._watch()
 
     def __enter__(self) -> Self:
         self.reopen()
@@ -309,6 +319,7 @@ def _after_fork() -> None:
     """A child has none of its parent's threads, and locks some of them may have held."""
     for once in list(_alive):
         once._runner.reset()
+        once._holdings.running = [once._runner.heart, *once._background]
         once._completer.reset()
         for background in once._background:
             background.reset()

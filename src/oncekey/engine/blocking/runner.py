@@ -116,6 +116,10 @@ class Runner:
         self._heart.stop()
         self._offering.stop()
 
+    @property
+    def heart(self) -> Heart:
+        return self._heart
+
     # --- answers ------------------------------------------------------------------------------
 
     def _run(self, job: Job, body: Body[Any]) -> Verdict:

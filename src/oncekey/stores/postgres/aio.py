@@ -195,6 +195,10 @@ class AsyncPostgresStore(PostgresBase):
     async def close(self) -> None:
         await self._database.lines.close()
 
+    def abandon(self) -> None:
+        """Close without waiting, from any thread: the engine that opened it was dropped."""
+        self._database.lines.abandon()
+
     def reopen(self) -> None:
         """After `close`: the next use connects again."""
         self._database.lines.reopen()

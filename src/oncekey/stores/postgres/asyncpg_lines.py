@@ -13,7 +13,7 @@ import threading
 import time
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
@@ -215,6 +215,15 @@ class OwnLines:
             elif not loop.is_closed():
                 loop.call_soon_threadsafe(home.end_all)
 
+    def abandon(self) -> None:
+        """From any thread, and without waiting: each loop ends its own connections."""
+        self._closed = True
+        with self._lock:
+            homes = list(self._homes.items())
+        for loop, home in homes:
+            with suppress(RuntimeError):  # it was closed, and they ended with it
+                loop.call_soon_threadsafe(home.end_all)
+
     def reopen(self) -> None:
         self._closed = False
 
@@ -289,6 +298,9 @@ class GivenLines:
 
     async def close(self) -> None:
         """The pool stays open: it is the caller's."""
+        self._closed = True
+
+    def abandon(self) -> None:
         self._closed = True
 
     def reopen(self) -> None:

@@ -216,6 +216,14 @@ class AsyncSQLiteStore(_Base):
         else:
             self._database.close()
 
+    def abandon(self) -> None:
+        """Close without waiting, from any thread: the engine that opened it was dropped."""
+        self._closed = True
+        worker = self._workers.pop(self._database.forks, None)
+        if worker is not None:
+            worker.submit(self._database.close)
+            worker.shutdown(wait=False)
+
     def reopen(self) -> None:
         """After `close`: the next use opens the file again."""
         self._database.reopen()

@@ -1,0 +1,74 @@
+"""The same for asyncio: an exception that a signal's handler raises anywhere in an attempt's task."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.engine.interrupting import Interrupter, Stop, TimeLimit
+
+from oncekey import AsyncOnce, NotReplayable, OncekeyError, current_attempt
+
+PLACES_MAX = 5_000
+PLACES_MIN = 50
+PATIENCE = 20
+
+
+class Body:
+    def __init__(self) -> None:
+        self.runs = 0
+        self.returned = False
+
+    async def __call__(self, attempt: Any) -> str:
+        self.runs += 1
+        await asyncio.sleep(0)
+        self.returned = True
+        return "charged"
+
+
+@pytest.mark.parametrize("kind", [Stop, TimeLimit])
+@pytest.mark.parametrize("store", ["memory", "sqlite"])
+def test_i14_interrupted_anywhere_the_key_is_left_in_order(
+    tmp_path: Path, store: str, kind: type[BaseException]
+) -> None:
+    url = "memory://" if store == "memory" else f"sqlite:///{tmp_path}/shop.db?synchronous=off"
+
+    async def main() -> None:
+        async with AsyncOnce(url, cache=0) as once:
+            asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
+            await once.run("op", "warm", Body())
+            for place in range(1, PLACES_MAX):
+                body, key = Body(), f"k{place}"
+                with Interrupter(place, kind) as interrupted:
+                    try:
+                        async with asyncio.timeout(PATIENCE):
+                            await once.run("op", key, body)
+                    except (Stop, TimeLimit, NotReplayable):
+                        pass
+                await once.drain(PATIENCE)
+                await check(once, key, body, interrupted.came)
+                if not interrupted.came:
+                    assert place > PLACES_MIN, "it was hardly interrupted at all"
+                    return
+        raise AssertionError("there is no end of places")
+
+    asyncio.run(main())
+
+
+async def check(once: AsyncOnce, key: str, body: Body, came: str) -> None:
+    heart = once._runner.home().heart
+    assert not heart._waiting, f"{came}: an attempt is kept alive for ever"
+    assert not heart._beats, f"{came}: an attempt is kept alive for ever"
+    assert current_attempt() is None, came
+    status = await once.get("op", key)
+    state = "free" if status is None else status.state
+    assert state != "pending", f"{came}: the key is left in flight"
+    assert body.runs <= 1
+    if body.returned:
+        assert state == "succeeded", f"{came}: a result that was returned is {state}"
+    elif state == "free":
+        assert (await once.run("op", key, Body())).value == "charged", came
+    else:
+        assert body.runs or state == "unknown" or state == "failed", came
