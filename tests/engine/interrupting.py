@@ -60,7 +60,8 @@ class Interrupter:
             inlined = frame in self._returned
             self._returned.discard(frame)
             looks = before.startswith(_ALWAYS) or (before.startswith("CALL") and not inlined)
-            if looks:
+            # The first instruction of a task belongs to asyncio: nothing of ours can catch it.
+            if looks and (before, frame.f_code.co_name) != ("RESUME", "_live"):
                 self.places += 1
                 if self.places == self.place:
                     self.came = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"

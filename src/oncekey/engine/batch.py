@@ -61,6 +61,9 @@ class Queue(Generic[T]):
     def __len__(self) -> int:
         return len(self._urgent) + len(self._others)
 
+    def __contains__(self, ticket: T) -> bool:
+        return ticket in self._urgent or ticket in self._others
+
     def add(self, ticket: T) -> None:
         kind = type(ticket.command)
         if kind is Claim or kind is Look:

@@ -2,8 +2,8 @@
 
 After `close` nothing answers, replays from the cache included. An app that is started again in the
 same process (a test client per test, a function that is frozen and thawed) reopens it. One that is
-dropped without `close` frees its threads and connections and says so: what runs for an engine refers
-to it weakly only.
+dropped without `close` frees its threads and connections and says so: what runs for an engine
+refers to it weakly only.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Holdings:
 
 
 def free_when_dropped(engine: object, holdings: Holdings) -> weakref.finalize[[Any, Any], Any]:
-    """Free them when nobody refers to the engine any more; `detach()` of what this gives ends it."""
+    """Free them when nobody refers to the engine any more, unless this is detached before."""
     watch = weakref.finalize(engine, _dropped, type(engine).__name__, holdings)
     watch.atexit = False  # the process frees everything by itself
     return watch

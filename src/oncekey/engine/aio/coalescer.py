@@ -84,7 +84,25 @@ class AsyncCoalescer:
         A cancellation meanwhile does not end the wait; it is told to `interrupted`. `deadline` is
         the command's owner's: what is nearest goes first."""
         ticket = _Ticket(command, deadline, self._now())
-        self._queue.add(ticket)
+        try:
+            self._queue.add(ticket)
+            await self._through(ticket, interrupted)
+        except (asyncio.CancelledError, GeneratorExit):
+            raise
+        except BaseException:
+            # A signal's handler. The command may be on its way, and what its caller does next
+            # about its key must not overtake it.
+            if ticket in self._queue or any(ticket in batch for batch in self._pumps.values()):
+                await self._through(ticket, interrupted)
+            raise
+        outcome = ticket.outcome
+        assert outcome is not None
+        if isinstance(outcome, Exception) and not isinstance(outcome, StoreUnavailable):
+            raise outcome
+        return Answer(outcome, ticket.sent_at, self._now())
+
+    async def _through(self, ticket: _Ticket, interrupted: Callable[[], None]) -> None:
+        """Wait for the ticket's outcome."""
         loop = asyncio.get_running_loop()
         self._use_lanes(loop)
         while ticket.outcome is None:
@@ -93,10 +111,6 @@ class AsyncCoalescer:
                 await ticket.waiter
             except asyncio.CancelledError:
                 interrupted()
-        outcome = ticket.outcome
-        if isinstance(outcome, Exception) and not isinstance(outcome, StoreUnavailable):
-            raise outcome
-        return Answer(outcome, ticket.sent_at, self._now())
 
     def _use_lanes(self, loop: asyncio.AbstractEventLoop) -> None:
         """Start one more pump if a lane is free and no pump is about to look anyway."""
@@ -134,14 +148,17 @@ class AsyncCoalescer:
         """
         if not pump.cancelled() and pump.exception() is None:
             return
-        tickets = self._pumps.pop(pump)
-        if not self._pumps:
+        tickets = self._pumps.pop(pump, [])
+        if not pump.cancelled():
+            if self._queue:  # a signal's handler raised in it; another one goes on
+                self._use_lanes(pump.get_loop())
+        elif not self._pumps:
             queued, self._queue = self._queue.split(len(self._queue), sys.maxsize)
             tickets += queued  # there is no other lane to serve them
         lost = StoreUnavailable("the event loop ended while the store was being called")
-        for ticket in tickets:
-            if ticket.outcome is None:
-                ticket.settle(lost)
+        for ticket in tickets:  # also who has an outcome, and was not woken any more
+            ticket.settle(lost if ticket.outcome is None else ticket.outcome)
+        self._in_flight = sum(map(len, self._pumps.values()))
 
     async def _settle(self, batch: Sequence[_Ticket]) -> list[Outcome]:
         """The outcome for each ticket; notes on it the moment its command was last sent."""

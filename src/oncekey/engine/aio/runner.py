@@ -13,6 +13,7 @@ import inspect
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
 from types import CoroutineType
 from typing import Any, TypeVar
 
@@ -27,13 +28,15 @@ from oncekey.core.asks import (
     Returned,
     RunBody,
     Sleep,
+    Task,
     Verdict,
 )
 from oncekey.core.codec import Stored
-from oncekey.core.commands import Command, Look, Reply, Seen
+from oncekey.core.commands import Command, Look, Release, Reply, Seen
 from oncekey.core.contract import AsyncEnlisted
 from oncekey.core.errors import NotStarted, StoreUnavailable
 from oncekey.core.flow import attempt as attempt_flow
+from oncekey.core.flow import close
 from oncekey.core.flow import recover as recover_flow
 from oncekey.core.record import Record, State
 from oncekey.engine.aio.attempt import AsyncAttempt, leave
@@ -44,8 +47,10 @@ from oncekey.engine.aio.loop_state import Home, drain, drain_others
 from oncekey.engine.attempt import AttemptBase
 from oncekey.engine.body_check import warn_blocking
 from oncekey.engine.current import enter as enter_body
+from oncekey.engine.current import entered
 from oncekey.engine.current import leave as leave_body
-from oncekey.engine.kernel import Job, Kernel
+from oncekey.engine.kernel import BodyNotRun, Job, Kernel
+from oncekey.engine.progress import MAKE_UP_TRIES, NOTHING, Progress
 from oncekey.engine.results import Result
 from oncekey.engine.turns import depth, turn
 
@@ -54,16 +59,23 @@ AsyncBody = Callable[[AsyncAttempt], Awaitable[T]]
 Ending = tuple[Verdict, Stored | None]
 
 
-class _Control:
-    """What the caller of one attempt and its task tell each other, and where they live."""
+class _Control(Progress):
+    """How far a run has come, and what its caller and its own task tell each other.
 
-    __slots__ = ("abandoned", "home", "started", "task")
+    home       what belongs to the loop it runs on
+    own        its own task
+    abandoned  its caller has left
+    waited     not empty once its body has waited for anything
+    """
 
-    def __init__(self, home: Home) -> None:
+    __slots__ = ("abandoned", "home", "own", "waited")
+
+    def __init__(self, home: Home, task: Task) -> None:
+        super().__init__(task, entered())
         self.home = home
-        self.task: asyncio.Task[Any] | None = None
+        self.own: asyncio.Task[Any] | None = None
         self.abandoned = False
-        self.started = False
+        self.waited: list[bool] = []
 
     def abandon(self) -> None:
         self.abandoned = True
@@ -117,22 +129,22 @@ class AsyncRunner:
             return self._homes.setdefault(loop, made)
 
     async def run(self, job: Job, body: AsyncBody[T]) -> Result[T]:
-        control = _Control(self.home())
+        control = _Control(self.home(), self.kernel.task(job))
         if self._enlisted is not None:
             # The caller's connection belongs to the caller's task; so does the attempt.
             with turn(self._connection, asyncio.current_task()):
-                ending = self._settled(job, await self._drive(job, body, control))
+                ending = self._settled(job, await self._drive(control, job, body))
         else:
             # A task of its own, which outlives a cancelled caller: only this future is cancelled
             # with the caller, never the task.
             loop = asyncio.get_running_loop()
             done: asyncio.Future[Ending | None] = loop.create_future()
-            task = _start(loop, self._live(job, body, control, done))
-            if not task.done():
-                control.home.tasks.add(task)
             try:
+                task = _start(loop, self._live(job, body, control, done))
+                if not task.done():
+                    control.home.tasks.add(task)
                 ending = await done
-            except asyncio.CancelledError:
+            except BaseException:
                 control.abandoned = True
                 raise
         if ending is None:
@@ -148,20 +160,23 @@ class AsyncRunner:
         done: asyncio.Future[Ending | None],
     ) -> None:
         """The attempt's task, from claim to outcome; tells its caller, if that still waits."""
-        task = control.task = asyncio.current_task()
-        assert task is not None
-        engine = self.engine()  # held: else a caller that leaves could drop it while this runs
+        engine: object = None
         try:
-            ending = self._settled(job, await self._drive(job, body, control))
+            control.own = asyncio.current_task()
+            engine = self.engine()  # held: else a caller that leaves could drop it while this runs
+            ending = self._settled(job, await self._drive(control, job, body))
+            if not done.done():
+                done.set_result(ending)
+        except GeneratorExit:
+            raise  # its loop is gone: nothing can be awaited any more
         except BaseException as error:
+            await self._put_in_order(control, job)
             if done.done():
                 raise  # the caller has left: the loop's exception handler is told
             done.set_exception(error)
-        else:
-            if not done.done():
-                done.set_result(ending)
         finally:
-            control.home.tasks.discard(task)
+            if control.own is not None:
+                control.home.tasks.discard(control.own)
             del engine
 
     def _settled(self, job: Job, verdict: Verdict | None) -> Ending | None:
@@ -211,9 +226,9 @@ class AsyncRunner:
 
     # --- answers ------------------------------------------------------------------------------
 
-    async def _drive(self, job: Job, body: AsyncBody[Any], control: _Control) -> Verdict | None:
+    async def _drive(self, control: _Control, job: Job, body: AsyncBody[Any]) -> Verdict | None:
         """The verdict; None where the caller left before anything was claimed."""
-        flow = attempt_flow(self.kernel.task(job))
+        flow = attempt_flow(control.task)
         answer: object = None
         deadline: int | None = None
         try:
@@ -221,24 +236,59 @@ class AsyncRunner:
                 try:
                     ask = flow.send(answer)
                 except StopIteration as stop:
+                    control.ended = True
                     verdict: Verdict = stop.value
                     return verdict
                 if type(ask) is Call:
                     answer = await self.answer(ask.command, control.abandon, deadline)
                 elif type(ask) is RunBody:
-                    answer = await self._run_body(ask.grant, job, body, control)
+                    answer = await self._run_body(control, ask.grant, job, body)
                     deadline = getattr(answer, "deadline", None)
                 elif type(ask) is Sleep:
                     answer = await self._sleep(ask, control)
                     # Waiting for another's attempt nothing is claimed. Any other pause is within a
                     # claim that may have been taken: the flow gives it back, its body not run.
-                    if control.abandoned and ask.watch is not None and not control.started:
+                    if control.abandoned and ask.watch is not None and control.attempt is None:
+                        control.ended = True
                         return None
                 else:
                     assert type(ask) is Recover
                     answer = await self._recover(ask, job)
         finally:
             self.kernel.waiters.ended(job.identity.id)
+
+    async def _put_in_order(self, control: _Control, job: Job) -> None:
+        """Interrupted anywhere (a signal's handler, the user's recover): first the key."""
+        for _ in range(MAKE_UP_TRIES):
+            with suppress(BaseException):  # told again, or the store failed
+                await self._make_up(control, job)
+                return
+
+    async def _make_up(self, control: _Control, job: Job) -> None:
+        """Leave the key as it has to be left. May itself be interrupted, and is then done again."""
+        if control.ended:
+            return
+        task, attempt = control.task, control.attempt
+        if attempt is not None:
+            self._let_go(control, attempt)
+        if attempt is None or not control.begun:
+            # Nothing has happened, so a claim that may have been taken is given back.
+            await self.answer(Release(task.id, task.owner, None), control.abandon)
+        else:
+            result = self._result(control, attempt, job)
+            flow = close(task, attempt._grant, result)
+            answer: object = None
+            try:
+                while True:
+                    ask = flow.send(answer)
+                    if type(ask) is Call:
+                        answer = await self.answer(ask.command, control.abandon, result.deadline)
+                    else:
+                        assert type(ask) is Sleep
+                        answer = await self._sleep(ask, control)
+            except StopIteration as stop:
+                self.kernel.settle(job, stop.value)
+        control.ended = True
 
     async def answer(
         self, command: Command, interrupted: Callable[[], None], deadline: int | None = None
@@ -259,7 +309,7 @@ class AsyncRunner:
         return await self.answer(command, leave)
 
     async def _run_body(
-        self, grant: Grant, job: Job, body: AsyncBody[Any], control: _Control
+        self, control: _Control, grant: Grant, job: Job, body: AsyncBody[Any]
     ) -> Returned | Raised | Overtaken:
         if control.abandoned:
             error = NotStarted("the caller was cancelled before the operation began")
@@ -267,30 +317,25 @@ class AsyncRunner:
         refusal = self.kernel.refusal(job)
         if refusal is not None:
             return Raised(refusal, grant.deadline)
-        control.started = True
         attempt = AsyncAttempt(self, job, grant)
+        control.attempt = attempt
         self.kernel.tell_claimed(job, grant)
         if self._enlisted is not None:
-            return await self._run_enlisted(self._enlisted, attempt, job, body)
-        task = control.task
+            return await self._run_enlisted(self._enlisted, control, attempt, job, body)
+        task = control.own
         assert task is not None
         attempt._on_lost = task.cancel
-        heart = control.home.heart
-        heart.watch(attempt)
-        result: Returned | Raised
-        here = enter_body(attempt)
+        control.home.heart.watch(attempt)
+        enter_body(attempt)
+        control.begun = True
         try:
-            value = await self._awaited(job, attempt, body)
+            await self._call(control, job, attempt, body)
         except BaseException as error:
-            result = Raised(error, attempt._deadline)
-        else:
-            result = self.kernel.pack(job.codec, job.policy, value, attempt._deadline)
-        finally:
-            leave_body(here)
-            heart.forget(attempt)
-            attempt._close()
-        while task.cancelling():
-            task.uncancel()  # it was the body's business; the outcome must still be stored
+            if control.value is not NOTHING:
+                raise  # a signal's handler, after the body: its value is stored first
+            control.error = error
+        self._let_go(control, attempt)
+        result = self._result(control, attempt, job)
         if not attempt._lost:
             return result
         # The cancellation was ours; any other interruption is the caller's to see.
@@ -298,15 +343,60 @@ class AsyncRunner:
             return Overtaken()
         return Overtaken(result.error)
 
+    async def _call(
+        self, control: _Control, job: Job, attempt: AsyncAttempt, body: AsyncBody[Any]
+    ) -> None:
+        """Run the body; what it gives is in `control` at once, whatever comes next."""
+        value: Any = body(attempt)
+        if type(value) is CoroutineType or inspect.isawaitable(value):
+            # Called in the loop's next turn: by then a body that waits for anything is waiting.
+            asyncio.get_running_loop().call_soon(control.waited.append, True)
+            control.value = await value
+        else:
+            control.value = value
+            warn_blocking(job.identity.operation)
+
+    def _let_go(self, control: _Control, attempt: AttemptBase) -> None:
+        """The body is through. Done again after an interruption, it changes nothing."""
+        control.home.heart.forget(attempt)
+        attempt._close()
+        enter_body(control.outer)
+        task = control.own
+        while task is not None and task.cancelling():
+            task.uncancel()  # it was the body's business; the outcome must still be stored
+
+    def _result(self, control: _Control, attempt: AttemptBase, job: Job) -> Returned | Raised:
+        """What the body came to, as the flow needs it."""
+        deadline = attempt._deadline
+        if control.value is NOTHING:
+            return Raised(control.error or asyncio.CancelledError(), deadline)
+        try:
+            self._refuse_unstarted(control, attempt, job)
+        except BodyNotRun as error:
+            return Raised(error, deadline)
+        return self.kernel.pack(job.codec, job.policy, control.value, deadline)
+
+    def _refuse_unstarted(self, control: _Control, attempt: AttemptBase, job: Job) -> None:
+        # One that waited, or took steps, did something before it forgot to await the rest: it
+        # counts as run, and that what it gave cannot be stored is told to its caller.
+        if not control.waited and not attempt._steps:
+            self.kernel.refuse_unstarted(job, control.value)
+
     async def _run_enlisted(
-        self, enlisted: AsyncEnlisted, attempt: AsyncAttempt, job: Job, body: AsyncBody[Any]
+        self,
+        enlisted: AsyncEnlisted,
+        control: _Control,
+        attempt: AsyncAttempt,
+        job: Job,
+        body: AsyncBody[Any],
     ) -> Returned | Raised:
         """In the caller's transaction: no lease to keep, and a raising body's rows are undone."""
         attempt._enter_transaction(depth(self._connection))
         await enlisted.mark()
         here = enter_body(attempt)
         try:
-            value = await self._awaited(job, attempt, body)
+            await self._call(control, job, attempt, body)
+            self._refuse_unstarted(control, attempt, job)
         except BaseException as error:
             await enlisted.undo()
             return Raised(error, attempt._repeat_until)
@@ -314,25 +404,7 @@ class AsyncRunner:
             leave_body(here)
             attempt._close()
         await enlisted.settle()
-        return self.kernel.pack(job.codec, job.policy, value, attempt._repeat_until)
-
-    async def _awaited(self, job: Job, attempt: AsyncAttempt, body: AsyncBody[Any]) -> Any:
-        """The body's value. Raises BodyNotRun where nothing of it has run."""
-        value: Any = body(attempt)
-        if type(value) is not CoroutineType and not inspect.isawaitable(value):
-            self.kernel.refuse_unstarted(job, value)
-            warn_blocking(job.identity.operation)
-            return value
-        # Called in the loop's next turn: by then a body that waits for anything is waiting.
-        waited: list[bool] = []
-        turn = asyncio.get_running_loop().call_soon(waited.append, True)
-        value = await value
-        turn.cancel()
-        if not waited and not attempt._steps:
-            self.kernel.refuse_unstarted(job, value)
-        # Else it did something before it forgot to await the rest: it counts as run, and what it
-        # gave cannot be stored, which its caller is told.
-        return value
+        return self.kernel.pack(job.codec, job.policy, control.value, attempt._repeat_until)
 
     async def undo(self, attempt: AttemptBase) -> None:
         attempt._check_undo(depth(self._connection))
@@ -352,9 +424,9 @@ class AsyncRunner:
             loop.call_soon_threadsafe(wake)
 
         timer = self._clock.later(self._clock.jitter(ask.us), wake)
-        if ask.watch is not None:
-            self.kernel.waiters.add(ask.watch, wake_from_anywhere)
         try:
+            if ask.watch is not None:
+                self.kernel.waiters.add(ask.watch, wake_from_anywhere)
             await future
         except asyncio.CancelledError:
             control.abandon()
