@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from oncekey.core.identity import KeyLike
 from oncekey.core.policy import Policy, PolicyOptions
-from oncekey.engine.aio.runner import AsyncBody, AsyncRunner
+from oncekey.engine.aio.body import AsyncBody
+from oncekey.engine.aio.runner import AsyncRunner
 from oncekey.engine.body_check import check_body
 from oncekey.engine.guarding import Picker, call, guarded
 from oncekey.engine.kernel import Kernel

@@ -14,7 +14,6 @@ import sys
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
-from types import CoroutineType
 from typing import Any, TypeVar
 
 from oncekey.core.asks import (
@@ -28,7 +27,6 @@ from oncekey.core.asks import (
     Returned,
     RunBody,
     Sleep,
-    Task,
     Verdict,
 )
 from oncekey.core.codec import Stored
@@ -40,45 +38,28 @@ from oncekey.core.flow import close
 from oncekey.core.flow import recover as recover_flow
 from oncekey.core.record import Record, State
 from oncekey.engine.aio.attempt import AsyncAttempt, leave
+from oncekey.engine.aio.body import (
+    AsyncBody,
+    Control,
+    call_body,
+    let_go,
+    refuse_unstarted,
+    result_of_body,
+)
 from oncekey.engine.aio.coalescer import AsyncCoalescer
 from oncekey.engine.aio.heart import AsyncHeart, sleep
 from oncekey.engine.aio.leftovers import AsyncOffering
 from oncekey.engine.aio.loop_state import Home, drain, drain_others
 from oncekey.engine.attempt import AttemptBase
-from oncekey.engine.body_check import warn_blocking
 from oncekey.engine.current import enter as enter_body
-from oncekey.engine.current import entered
 from oncekey.engine.current import leave as leave_body
-from oncekey.engine.kernel import BodyNotRun, Job, Kernel
-from oncekey.engine.progress import MAKE_UP_TRIES, NOTHING, Progress
+from oncekey.engine.kernel import Job, Kernel
+from oncekey.engine.progress import MAKE_UP_TRIES, NOTHING
 from oncekey.engine.results import Result
 from oncekey.engine.turns import depth, turn
 
 T = TypeVar("T")
-AsyncBody = Callable[[AsyncAttempt], Awaitable[T]]
 Ending = tuple[Verdict, Stored | None]
-
-
-class _Control(Progress):
-    """How far a run has come, and what its caller and its own task tell each other.
-
-    home       what belongs to the loop it runs on
-    own        its own task
-    abandoned  its caller has left
-    waited     not empty once its body has waited for anything
-    """
-
-    __slots__ = ("abandoned", "home", "own", "waited")
-
-    def __init__(self, home: Home, task: Task) -> None:
-        super().__init__(task, entered())
-        self.home = home
-        self.own: asyncio.Task[Any] | None = None
-        self.abandoned = False
-        self.waited: list[bool] = []
-
-    def abandon(self) -> None:
-        self.abandoned = True
 
 
 class AsyncRunner:
@@ -129,7 +110,7 @@ class AsyncRunner:
             return self._homes.setdefault(loop, made)
 
     async def run(self, job: Job, body: AsyncBody[T]) -> Result[T]:
-        control = _Control(self.home(), self.kernel.task(job))
+        control = Control(self.home(), self.kernel.task(job))
         if self._enlisted is not None:
             # The caller's connection belongs to the caller's task; so does the attempt.
             with turn(self._connection, asyncio.current_task()):
@@ -156,7 +137,7 @@ class AsyncRunner:
         self,
         job: Job,
         body: AsyncBody[Any],
-        control: _Control,
+        control: Control,
         done: asyncio.Future[Ending | None],
     ) -> None:
         """The attempt's task, from claim to outcome; tells its caller, if that still waits."""
@@ -226,7 +207,7 @@ class AsyncRunner:
 
     # --- answers ------------------------------------------------------------------------------
 
-    async def _drive(self, control: _Control, job: Job, body: AsyncBody[Any]) -> Verdict | None:
+    async def _drive(self, control: Control, job: Job, body: AsyncBody[Any]) -> Verdict | None:
         """The verdict; None where the caller left before anything was claimed."""
         flow = attempt_flow(control.task)
         answer: object = None
@@ -257,25 +238,28 @@ class AsyncRunner:
         finally:
             self.kernel.waiters.ended(job.identity.id)
 
-    async def _put_in_order(self, control: _Control, job: Job) -> None:
+    async def _put_in_order(self, control: Control, job: Job) -> None:
         """Interrupted anywhere (a signal's handler, the user's recover): first the key."""
         for _ in range(MAKE_UP_TRIES):
             with suppress(BaseException):  # told again, or the store failed
                 await self._make_up(control, job)
                 return
 
-    async def _make_up(self, control: _Control, job: Job) -> None:
+    async def _make_up(self, control: Control, job: Job) -> None:
         """Leave the key as it has to be left. May itself be interrupted, and is then done again."""
         if control.ended:
             return
         task, attempt = control.task, control.attempt
         if attempt is not None:
-            self._let_go(control, attempt)
+            let_go(control, attempt)
         if attempt is None or not control.begun:
             # Nothing has happened, so a claim that may have been taken is given back.
-            await self.answer(Release(task.id, task.owner, None), control.abandon)
+            release = Release(task.id, task.owner, None)
+            reply = (await self.answer(release, control.abandon)).reply
+            if isinstance(reply, StoreUnavailable):
+                self.home().offering.add(release)
         else:
-            result = self._result(control, attempt, job)
+            result = result_of_body(self.kernel, control, attempt, job)
             flow = close(task, attempt._grant, result)
             answer: object = None
             try:
@@ -287,7 +271,7 @@ class AsyncRunner:
                         assert type(ask) is Sleep
                         answer = await self._sleep(ask, control)
             except StopIteration as stop:
-                self.kernel.settle(job, stop.value)
+                self._settled(job, stop.value)
         control.ended = True
 
     async def answer(
@@ -309,7 +293,7 @@ class AsyncRunner:
         return await self.answer(command, leave)
 
     async def _run_body(
-        self, control: _Control, grant: Grant, job: Job, body: AsyncBody[Any]
+        self, control: Control, grant: Grant, job: Job, body: AsyncBody[Any]
     ) -> Returned | Raised | Overtaken:
         if control.abandoned:
             error = NotStarted("the caller was cancelled before the operation began")
@@ -329,13 +313,13 @@ class AsyncRunner:
         enter_body(attempt)
         control.begun = True
         try:
-            await self._call(control, job, attempt, body)
+            await call_body(control, job, attempt, body)
         except BaseException as error:
             if control.value is not NOTHING:
                 raise  # a signal's handler, after the body: its value is stored first
             control.error = error
-        self._let_go(control, attempt)
-        result = self._result(control, attempt, job)
+        let_go(control, attempt)
+        result = result_of_body(self.kernel, control, attempt, job)
         if not attempt._lost:
             return result
         # The cancellation was ours; any other interruption is the caller's to see.
@@ -343,49 +327,10 @@ class AsyncRunner:
             return Overtaken()
         return Overtaken(result.error)
 
-    async def _call(
-        self, control: _Control, job: Job, attempt: AsyncAttempt, body: AsyncBody[Any]
-    ) -> None:
-        """Run the body; what it gives is in `control` at once, whatever comes next."""
-        value: Any = body(attempt)
-        if type(value) is CoroutineType or inspect.isawaitable(value):
-            # Called in the loop's next turn: by then a body that waits for anything is waiting.
-            asyncio.get_running_loop().call_soon(control.waited.append, True)
-            control.value = await value
-        else:
-            control.value = value
-            warn_blocking(job.identity.operation)
-
-    def _let_go(self, control: _Control, attempt: AttemptBase) -> None:
-        """The body is through. Done again after an interruption, it changes nothing."""
-        control.home.heart.forget(attempt)
-        attempt._close()
-        enter_body(control.outer)
-        task = control.own
-        while task is not None and task.cancelling():
-            task.uncancel()  # it was the body's business; the outcome must still be stored
-
-    def _result(self, control: _Control, attempt: AttemptBase, job: Job) -> Returned | Raised:
-        """What the body came to, as the flow needs it."""
-        deadline = attempt._deadline
-        if control.value is NOTHING:
-            return Raised(control.error or asyncio.CancelledError(), deadline)
-        try:
-            self._refuse_unstarted(control, attempt, job)
-        except BodyNotRun as error:
-            return Raised(error, deadline)
-        return self.kernel.pack(job.codec, job.policy, control.value, deadline)
-
-    def _refuse_unstarted(self, control: _Control, attempt: AttemptBase, job: Job) -> None:
-        # One that waited, or took steps, did something before it forgot to await the rest: it
-        # counts as run, and that what it gave cannot be stored is told to its caller.
-        if not control.waited and not attempt._steps:
-            self.kernel.refuse_unstarted(job, control.value)
-
     async def _run_enlisted(
         self,
         enlisted: AsyncEnlisted,
-        control: _Control,
+        control: Control,
         attempt: AsyncAttempt,
         job: Job,
         body: AsyncBody[Any],
@@ -395,8 +340,8 @@ class AsyncRunner:
         await enlisted.mark()
         here = enter_body(attempt)
         try:
-            await self._call(control, job, attempt, body)
-            self._refuse_unstarted(control, attempt, job)
+            await call_body(control, job, attempt, body)
+            refuse_unstarted(self.kernel, control, attempt, job)
         except BaseException as error:
             await enlisted.undo()
             return Raised(error, attempt._repeat_until)
@@ -412,7 +357,7 @@ class AsyncRunner:
         await self._enlisted.undo()
         await self._enlisted.mark()
 
-    async def _sleep(self, ask: Sleep, control: _Control) -> int:
+    async def _sleep(self, ask: Sleep, control: Control) -> int:
         loop = asyncio.get_running_loop()
         future = loop.create_future()
 

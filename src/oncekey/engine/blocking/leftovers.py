@@ -40,6 +40,10 @@ class Offering:
         if thread is not None and thread is not threading.current_thread():
             thread.join(_JOIN_SECONDS)
 
+    def abandon(self) -> None:
+        """Its engine was dropped: one last offer, which is not waited for."""
+        self._stop.set()
+
     def _run(self) -> None:
         while True:
             self._clock.wait(self._stop, OFFER_EVERY_US)

@@ -128,7 +128,7 @@ class Once(Operations):
         _alive.add(self)
 
     def _watch(self) -> None:
-        self._holdings.running = [self._runner.heart, *self._background]
+        self._holdings.running = [*self._runner.parts, *self._background]
         self._if_dropped = free_when_dropped(self, self._holdings)
 
     def _get_ready(self) -> None:
@@ -319,7 +319,7 @@ def _after_fork() -> None:
     """A child has none of its parent's threads, and locks some of them may have held."""
     for once in list(_alive):
         once._runner.reset()
-        once._holdings.running = [once._runner.heart, *once._background]
+        once._holdings.running = [*once._runner.parts, *once._background]
         once._completer.reset()
         for background in once._background:
             background.reset()

@@ -117,8 +117,9 @@ class Runner:
         self._offering.stop()
 
     @property
-    def heart(self) -> Heart:
-        return self._heart
+    def parts(self) -> tuple[Heart, Offering]:
+        """Those with threads of their own."""
+        return self._heart, self._offering
 
     # --- answers ------------------------------------------------------------------------------
 
