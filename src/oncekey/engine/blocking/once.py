@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
@@ -98,7 +99,7 @@ class Once(Operations):
                 self._store.bind(kernel.identities.check_value())
         except BaseException:
             if isinstance(store, str):
-                self._store.close()  # it was opened here, nobody else can close it
+                self._store.close()
             raise
         runner = Runner(
             kernel,
@@ -107,11 +108,10 @@ class Once(Operations):
             lanes=self._store.lanes,
         )
         super().__init__(kernel, runner)
-        store_ = self._store
-        kernel.promise = lambda: store_.guarantee
+        kernel.promise = partial(getattr, self._store, "guarantee")
         self._is_ready = not self._store.lazy
         self._closed = False
-        opened = self._store if isinstance(store, str) else None
+        opened = self._store if isinstance(store, str) else None  # nobody else can close it
         self._holdings = Holdings(opened, opened=not self._store.lazy)
         self._completing = Completing(kernel)
         self._completer = Completer(self._store, runner, self._completing, kernel.clock)
@@ -122,8 +122,7 @@ class Once(Operations):
             self._background.append(
                 Background("completer", complete_period, self._complete, kernel.clock, self._ready)
             )
-        for background in self._background:
-            background.start()
+        self._start_background()
         self._watch()
         _alive.add(self)
 
@@ -138,9 +137,12 @@ class Once(Operations):
             raise was_closed(self)
         self._kernel.adopt(self._store.guarantee)
         self._holdings.opened = True
-        for background in self._background:
-            background.start()  # again, in a forked child
+        self._start_background()  # again, in a forked child
         self._is_ready = True
+
+    def _start_background(self) -> None:
+        for background in self._background:
+            background.start()
 
     @property
     def guarantee(self) -> Guarantee:
