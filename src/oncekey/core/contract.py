@@ -1,7 +1,8 @@
 """What a store is. Adapters and engines rely on this and on nothing else of it.
 
 S1  `apply` takes effect for each command exactly as `machine.decide` says, atomically per command.
-S2  Commands of one batch are independent: order within a batch is kept per id only.
+S2  Commands of one batch are independent: order within a batch is kept per id only. A
+    StoreUnavailable in place of a reply is that one command's alone.
 S3  One decision reads the store's clock once; no host clock of a caller is ever used.
 S4  When `apply` returns, what it changed is as durable as `guarantee` says.
 S5  When `apply` raises StoreUnavailable, each command took effect wholly or not at all;

@@ -11,6 +11,7 @@ import asyncio
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import asyncpg
@@ -159,7 +160,17 @@ class AsyncPostgresStore(PostgresBase):
 
     async def apply(self, commands: Sequence[Command], /) -> list[Reply]:
         end = self._end()
-        return await self._run(lambda: self._program.apply(commands, end), end)
+        batch = self._isolation(commands)
+        while True:
+            try:
+                if batch.suspects:
+                    asked = partial(self._program.locked, sorted(batch.suspects))
+                    batch.found(await self._run(asked, end))
+                work = partial(self._program.apply, batch.free, end)
+                return batch.merge(await self._run(work, end) if batch.free else [])
+            except StoreUnavailable as error:
+                if not batch.goes_on(error):
+                    raise
 
     async def bind(self, check: bytes, /) -> None:
         await self._run(lambda: self._program.bind(check))

@@ -7,10 +7,13 @@ ours may be on no standby yet. Opens nothing.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
+from oncekey.core.commands import Command
 from oncekey.core.errors import OncekeyError, StoreUnavailable
 from oncekey.stores.postgres import durability, faults
+from oncekey.stores.postgres.isolating import Isolation, LockedRows
 from oncekey.stores.postgres.options import Options
 from oncekey.stores.postgres.program import Statement
 from oncekey.stores.postgres.queries import make_migrations
@@ -44,6 +47,7 @@ class PostgresBase:
         self._failure: _Failure | None = None
         self._doubts: set[object] = set()
         self._breaker = Breaker()
+        self._locked_rows = LockedRows()
         self._call_seconds = self._options.call_us / 1_000_000
         self.guarantee = durability.UNSEEN
         self._program.watch.tell = self._heard_settings
@@ -92,6 +96,11 @@ class PostgresBase:
         return meaning
 
     # --- calls ----------------------------------------------------------------------------------
+
+    def _isolation(self, commands: Sequence[Command]) -> Isolation:
+        options = self._options
+        patience = 0.0 if options.claim == "portable" else options.us("lock_timeout") / 1_000_000
+        return Isolation(commands, self._locked_rows, patience)
 
     def _end(self) -> float:
         """When a call that begins now has to be over."""

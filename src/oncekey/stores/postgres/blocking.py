@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import psycopg
@@ -141,7 +142,17 @@ class PostgresStore(PostgresBase):
 
     def apply(self, commands: Sequence[Command], /) -> list[Reply]:
         end = self._end()
-        return self._run(lambda: self._program.apply(commands, end), end)
+        batch = self._isolation(commands)
+        while True:
+            try:
+                if batch.suspects:
+                    asked = partial(self._program.locked, sorted(batch.suspects))
+                    batch.found(self._run(asked, end))
+                work = partial(self._program.apply, batch.free, end)
+                return batch.merge(self._run(work, end) if batch.free else [])
+            except StoreUnavailable as error:
+                if not batch.goes_on(error):
+                    raise
 
     def bind(self, check: bytes, /) -> None:
         self._run(lambda: self._program.bind(check))

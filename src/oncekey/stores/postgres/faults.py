@@ -14,6 +14,7 @@ from oncekey.core.errors import ConfigurationError, OncekeyError, StoreUnavailab
 
 SERIALIZATION: Final = frozenset(("40001", "40P01"))
 READ_ONLY: Final = "25006"
+LOCKED: Final = "55P03"
 
 # Codes of ours, for what the server has none for, each with one meaning.
 RING_ISOLATION: Final = "OK001"

@@ -71,6 +71,7 @@ class Program:
         clock: TestClock | None = None,
         patience: float = 0.0,
         interval: float = 0.0,
+        lock_us: int = 0,
     ) -> None:
         self._layout = layout
         self._portable = claim == "portable"
@@ -79,6 +80,7 @@ class Program:
         self._clock = clock
         self.server_clock = ServerClock(patience)
         self.watch = SettingsWatch(interval)
+        self._lock_timeout = f"{lock_us // 1_000}ms"  # 0: none
         # Learnt when the store is first used: which one it is, and where, in words.
         self.identity = b""
         self.address = ""
@@ -114,7 +116,7 @@ class Program:
             if not left:
                 return
             if turn:  # rows were passed over: perhaps they are just being committed
-                yield Statement("wait_for_writers", (_ids(left), self._guard))
+                yield Statement("wait_for_writers", (_ids(left), self._guard, self._lock_timeout))
             left = yield from self._turn(left, replies)
         for i, command in left.items():
             # Somebody writes this row and holds the key: a caller's transaction, and those write
@@ -140,10 +142,10 @@ class Program:
         ends = finish_columns([todo[i] for i in finishes])  # type: ignore[misc]
         shape = (layout.slots, layout.period)
         if not claims:
-            rows = yield Statement("finish", (self.now(), self._guard, *ends))
+            rows = yield Statement("finish", (self.now(), self._guard, *ends, self._lock_timeout))
         else:
             begins = (self.now(), self._how, self._guard, *shape, *claim_columns(asked))
-            along = (self._not_after(end), self.watch.is_due())
+            along = (self._not_after(end), self.watch.is_due(), self._lock_timeout)
             sent = self.server_clock.sending()
             # What there is nothing of is not even asked for: a lone claim is quicker that way.
             if finishes:
@@ -277,6 +279,10 @@ class Program:
         if not rows:
             raise StoreUnavailable("the store's own settings vanished while it was opened")
         refuse_another_secret(bytes(rows[0][0]), check)
+
+    def locked(self, ids: Sequence[bytes]) -> Steps[list[bytes]]:
+        """Which of these records somebody else holds locked."""
+        return [bytes(row[0]) for row in (yield Statement("locked", (list(ids),)))]
 
     def server(self) -> Steps[Server]:
         """What the server says of itself now."""

@@ -13,7 +13,7 @@ SELECT f.at, f.ord, f.wrote,
     (f.rec).keep_unknown, (f.rec).revision
 FROM (
     SELECT * FROM {schema}.claim_1(
-        {schema}.in_time_1($1::bigint, $22::bigint), $2::integer, $3::boolean, $4::integer, $5::bigint,
+        {schema}.in_time_1($1::bigint, $22::bigint, $24::text), $2::integer, $3::boolean, $4::integer, $5::bigint,
         $6::uuid[], $7::uuid[], $8::bytea[], $9::bigint[], $10::bigint[], $11::bigint[],
         $12::boolean[], $13::text[], $14::text[], $15::text[], $16::bigint[])
     UNION ALL
@@ -30,7 +30,7 @@ SELECT f.at, f.ord, f.wrote,
     (f.rec).key, (f.rec).steps, (f.rec).body, CASE WHEN f.ord = 0 AND $18::boolean THEN {schema}.settings_1() ELSE (f.rec).note END,
     (f.rec).keep_unknown, (f.rec).revision
 FROM {schema}.claim_1(
-    {schema}.in_time_1($1::bigint, $17::bigint), $2::integer, $3::boolean, $4::integer, $5::bigint,
+    {schema}.in_time_1($1::bigint, $17::bigint, $19::text), $2::integer, $3::boolean, $4::integer, $5::bigint,
     $6::uuid[], $7::uuid[], $8::bytea[], $9::bigint[], $10::bigint[], $11::bigint[],
     $12::boolean[], $13::text[], $14::text[], $15::text[], $16::bigint[]) f;
 
@@ -41,7 +41,7 @@ SELECT f.at, f.ord, f.wrote,
     (f.rec).finished_at, (f.rec).keep, (f.rec).audit, (f.rec).scope, (f.rec).operation,
     (f.rec).key, (f.rec).steps, (f.rec).body, (f.rec).note, (f.rec).keep_unknown, (f.rec).revision
 FROM {schema}.finish_1(
-    $1::bigint, $2::boolean, $3::uuid[], $4::uuid[], $5::bigint[], $6::smallint[], $7::bytea[]) f;
+    {schema}.in_time_1($1::bigint, NULL, $8::text), $2::boolean, $3::uuid[], $4::uuid[], $5::bigint[], $6::smallint[], $7::bytea[]) f;
 
 -- name: insert_fresh
 INSERT INTO {schema}.records AS t (
@@ -230,12 +230,16 @@ SELECT uuid_send(done.id) FROM done;
 -- name: wait_for_writers
 WITH free AS MATERIALIZED (
     SELECT u.id FROM unnest($1::uuid[]) u(id)
-    WHERE NOT $2::boolean OR pg_try_advisory_xact_lock_shared(uuid_hash_extended(u.id, {seed}))
+    WHERE set_config('lock_timeout', $3::text, true) IS NOT NULL AND (
+        NOT $2::boolean OR pg_try_advisory_xact_lock_shared(uuid_hash_extended(u.id, {seed})))
 ), waited AS (
     SELECT t.id FROM {schema}.records t WHERE t.id IN (SELECT free.id FROM free)
     ORDER BY t.id FOR SHARE OF t
 )
 SELECT count(*) FROM waited;
+
+-- name: locked
+SELECT * FROM {schema}.locked_1($1::uuid[]);
 
 -- name: select_meta
 SELECT value FROM {schema}.meta WHERE name = $1::text;

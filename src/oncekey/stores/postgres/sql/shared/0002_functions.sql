@@ -99,16 +99,33 @@ END
 $rewrite$;
 
 -- Raises OK005 where it is later than p_not_after: whoever sent this has stopped waiting and was told
--- that nothing ran. Gives p_now, so that it can stand for it and comes before all else.
-CREATE FUNCTION {schema}.in_time_1(p_now bigint, p_not_after bigint)
+-- that nothing ran. Bounds the waits for locks in what follows. Gives p_now, so that it can stand for
+-- it and comes before all else.
+CREATE FUNCTION {schema}.in_time_1(p_now bigint, p_not_after bigint, p_lock_timeout text)
 RETURNS bigint LANGUAGE plpgsql VOLATILE AS $in_time$
 BEGIN
     IF p_not_after < (extract(epoch FROM clock_timestamp()) * 1000000)::bigint THEN
         RAISE EXCEPTION 'oncekey: too late, nobody waits for this claim' USING ERRCODE = 'OK005';
     END IF;
+    PERFORM set_config('lock_timeout', p_lock_timeout, true);
     RETURN p_now;
 END
 $in_time$;
+
+-- Which of these rows somebody else holds locked. In a function, so that the session's lock_timeout
+-- holds for the table itself.
+CREATE FUNCTION {schema}.locked_1(p_id uuid[]) RETURNS SETOF bytea
+LANGUAGE plpgsql VOLATILE AS $locked$
+DECLARE
+    v_free uuid[];
+BEGIN
+    SELECT array_agg(f.id) INTO v_free FROM (
+        SELECT t.id FROM {schema}.records t WHERE t.id = ANY (p_id) FOR UPDATE SKIP LOCKED
+    ) f;
+    RETURN QUERY SELECT uuid_send(t.id) FROM {schema}.records t
+    WHERE t.id = ANY (p_id) AND (v_free IS NULL OR t.id <> ALL (v_free));
+END
+$locked$;
 
 -- A batch of claims, of distinct ids in order. The first row is the clock reading of them all.
 -- A claim that is not mentioned after it has inserted a fresh record. Any other is answered by

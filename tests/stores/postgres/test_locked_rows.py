@@ -1,0 +1,102 @@
+"""A row that somebody else holds locked: the batch it is in does not wait for it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from typing import Any
+
+import psycopg
+import pytest
+from tests.postgres_faces import COLOURS, Faces, make_claim, make_finish
+from tests.postgres_stores import emptied, server
+
+from oncekey.core.commands import Claimed, Done, Release, Renew
+from oncekey.core.errors import StoreUnavailable
+
+PROMPT_SECONDS = 1.0  # of a lock_timeout of 2 s
+OPTIONS: dict[str, dict[str, Any]] = {
+    "insert": {},
+    "row_lock": {"claim": "row_lock"},
+    "advisory_lock": {"claim": "advisory_lock"},
+    "ring": {"retention": "ring", "ring_slots": 8, "ring_period": "3h"},
+}
+HOLDS = {
+    "for update": "SELECT 1 FROM {} WHERE id = %s FOR UPDATE",
+    "updated": "UPDATE {} SET note = 'mine' WHERE id = %s",
+}
+# What comes to the locked row: an expired or dead key's claim, an owner's finish and others.
+COMMANDS: dict[str, Callable[[Any, int], Any]] = {
+    "claim": lambda claim, fence: claim._replace(owner=b"n" * 16),
+    "claim again": lambda claim, fence: claim,
+    "finish": make_finish,
+    "renew": lambda claim, fence: Renew(claim.id, claim.owner, fence, 1_000_000),
+    "release": lambda claim, fence: Release(claim.id, claim.owner, fence),
+}
+
+
+@pytest.fixture(params=COLOURS)
+def faces(request: pytest.FixtureRequest) -> Iterator[Faces]:
+    faces = Faces(request.param)
+    yield faces
+    faces.close()
+
+
+@contextmanager
+def held(how: str, schema: str, id: bytes) -> Iterator[None]:
+    """An operator's transaction that was left open."""
+    with closing(psycopg.connect(server().url())) as other:
+        other.execute(HOLDS[how].format(f'"{schema}".records').encode(), (id.hex(),))
+        yield
+        other.rollback()
+
+
+@pytest.mark.parametrize("how", HOLDS)
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=list(OPTIONS))
+def test_neighbours_of_a_locked_row_are_served_at_once(
+    faces: Faces, options: dict[str, Any], how: str
+) -> None:
+    full = emptied(options)
+    store = faces.store(server().url(), **full)
+    claim = make_claim("held", lease=1)  # its lease is over: claims write
+    fence = store.claim(claim).fence
+    with held(how, full["schema"], claim.id):
+        for number, make in enumerate(COMMANDS.values()):
+            names = [f"{number}{side}" for side in "ab"]
+            begun = time.monotonic()
+            first, middle, last = store.apply(
+                [make_claim(names[0]), make(claim, fence), make_claim(names[1])]
+            )
+            assert isinstance(first, Claimed)
+            assert isinstance(last, Claimed)
+            assert isinstance(middle, StoreUnavailable), middle
+            assert "holds a lock on this key's row" in str(middle)
+            assert time.monotonic() - begun < PROMPT_SECONDS
+        with pytest.raises(StoreUnavailable, match="holds a lock on this key"):
+            store.apply([make_finish(claim, fence)])
+        assert store.sweep(10) == 0
+    assert store.apply([make_finish(claim, fence)]) == [Done()]
+
+
+def test_an_engine_serves_bystanders_while_a_row_is_locked(faces: Faces) -> None:
+    full = emptied({})
+    once = faces.once(faces.store(server().url(), **full))
+    claim = make_claim("held", lease=1)
+    store = faces.store(server().url(), **full)
+    store.claim(claim)
+    with held("for update", full["schema"], claim.id):
+        begun = time.monotonic()
+        stuck = [faces.start(refused, store, make_claim("held", f"o{n}")) for n in range(4)]
+        ran = [faces.start(once.run, "op", f"k{n}", lambda attempt: "ran") for n in range(12)]
+        assert [future.result().value for future in ran] == ["ran"] * 12
+        assert all(future.result() for future in stuck)
+        assert time.monotonic() - begun < PROMPT_SECONDS
+
+
+def refused(store: Any, command: Any) -> bool:
+    try:
+        (reply,) = store.apply([command])
+    except StoreUnavailable:
+        return True
+    return isinstance(reply, StoreUnavailable)
