@@ -147,7 +147,7 @@ def test_my_own_finished_key_is_replayed_too() -> None:
 
 def test_an_unknown_key_is_told_so_and_nothing_is_written() -> None:
     before = record(UNKNOWN)
-    assert decide(before, claim(retry_safe=True), NOW) == (Unsure(before), None, None)
+    assert decide(before, claim(retry_safe=True), NOW) == (Unsure(before, NOW), None, None)
 
 
 def test_i5_a_live_lease_is_in_flight_up_to_its_last_microsecond() -> None:
@@ -162,7 +162,7 @@ def test_takeover_needs_both_to_be_retry_safe(dead: bool, new: bool) -> None:
     before = record(retry_safe=dead, lease_until=NOW, steps=(DONE_STEP,))
     decision = decide(before, claim(retry_safe=new), NOW)
     given_up = before._replace(state=UNKNOWN, finished_at=NOW)
-    assert decision == (Unsure(given_up), given_up, None)
+    assert decision == (Unsure(given_up, NOW), given_up, None)
 
 
 def test_a_takeover_keeps_steps_and_birth_and_takes_the_new_terms() -> None:

@@ -117,8 +117,8 @@ MUTANTS = (
     ),
     _mutant(
         "m12", "deadline from the reply", flow,
-        "return (yield from _run(task, reply, answer.sent_at))",
-        "return (yield from _run(task, reply, answer.at))",
+        "ended = yield from _run(task, reply, answer.sent_at)",
+        "ended = yield from _run(task, reply, answer.at)",
         "fenced, three attempts", "I5",
     ),
 )  # fmt: skip
@@ -210,6 +210,12 @@ MORE = (
             Edit("_next(record.state, FINISH_EVENTS[command.state])", "command.state"),
         ),
         "recovery", "I2",
+    ),
+    _mutant(
+        "x17", "a body begins though its claim was refused again", flow,
+        "if isinstance(answer.reply, Lost):\n            # Taken over",
+        "if False:\n            # Taken over",
+        "fenced, three attempts", "I5",
     ),
     _mutant(
         "x16", "a late owner's result is refused", machine,

@@ -41,10 +41,12 @@ class Grant(NamedTuple):
     deadline: int
     steps: tuple[Step, ...]
     taken_over: bool
+    retry_safe: bool = False
 
 
 class RunBody(NamedTuple):
-    """Run the user's function under this grant; answered by `Returned`, `Raised` or `Overtaken`."""
+    """Run the user's function under this grant; answered by `Returned`, `Raised` or `Overtaken`,
+    or by `Late` where it was not begun."""
 
     grant: Grant
 
@@ -63,8 +65,15 @@ class Raised(NamedTuple):
     deadline: int
 
 
+class Late(NamedTuple):
+    """The body was not begun: too little of the lease was left when its turn came. `owner` is a
+    fresh token, for a claim anew where this one is gone."""
+
+    owner: bytes
+
+
 class Overtaken(NamedTuple):
-    """The heartbeat found the claim lost while the body ran; `error` is an interruption that
+    """The heartbeat found the claim lost and stopped the body; `error` is an interruption that
     must reach the caller all the same."""
 
     error: BaseException | None = None
@@ -127,7 +136,8 @@ Ask = Call | RunBody | Sleep | Recover | RunStep | Probe | Extended
 class Verdict(NamedTuple):
     """How one attempt ended for its caller. `error` is the body's own, to be raised again;
     `version` is the fingerprint's of a key that belongs to another request; `leftover` is what the
-    store did not take and is to be offered again after the caller has left."""
+    store did not take and is to be offered again after the caller has left; `unrecorded`: the body
+    ended in a way that is known and could not be stored."""
 
     fact: Fact
     body: bytes = b""
@@ -141,6 +151,7 @@ class Verdict(NamedTuple):
     error: BaseException | None = None
     version: int = 0
     leftover: Command | None = None
+    unrecorded: bool = False
 
 
 class Task(NamedTuple):

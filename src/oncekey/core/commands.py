@@ -129,9 +129,10 @@ class Busy(NamedTuple):
 
 
 class Unsure(NamedTuple):
-    """The owner died; the record as it stands, for `recover`."""
+    """The owner died; the record as it stands, for `recover`, and the store's clock."""
 
     record: Record
+    now: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ be asked about; retry-safe, run again; both only where it is registered. Rules, 
     ended, expired, or freed with nothing begun    forget it
     not registered here                            forget it
     an owner is alive                              look again when its lease is over
-    unknown                                        ask, if there is a `recover`
+    unknown                                        ask, if there is a `recover`, once it is settled
     freed with a step begun                        run again
     dead owner, retry-safe                         run again
 
@@ -23,6 +23,7 @@ from __future__ import annotations
 import enum
 from typing import Final, NamedTuple
 
+from oncekey.core.lateness import unsettled_for
 from oncekey.core.machine import has_ended, is_expired, state_now
 from oncekey.core.record import Record, State
 from oncekey.core.steps import ARGUMENTS
@@ -50,6 +51,7 @@ class Known(NamedTuple):
     runs: bool = False
     recovers: bool = False
     tries: int = TRIES_DEFAULT
+    settle: int = 0
 
 
 class Next(NamedTuple):
@@ -78,7 +80,7 @@ def decide(
         return Next(Todo.FORGET)
     state = state_now(record, now)
     if state is State.UNKNOWN:
-        return _unknown(known, asked)
+        return _unknown(record, now, known, asked)
     if state is State.ABSENT:
         if not (driven or begun(record)):
             return Next(Todo.FORGET)  # its caller's; claimed again, it is listed again
@@ -87,9 +89,12 @@ def decide(
     return _left_behind(record, now, known)
 
 
-def _unknown(known: Known, asked: int) -> Next:
+def _unknown(record: Record, now: int, known: Known, asked: int) -> Next:
     if not known.recovers:
         return _leave("it is unknown, and its operation has no recover=")
+    unsettled = unsettled_for(record, now, known.settle)
+    if unsettled:
+        return Next(Todo.LATER, unsettled)
     if asked >= known.tries:
         return _leave(f"asked {asked} times what became of it, in vain")
     return Next(Todo.ASK)

@@ -101,10 +101,17 @@ class OperationFailed(OncekeyError):
 
 
 class LeaseLost(OncekeyError):
-    """This attempt fell silent longer than its lease and another one may have taken over.
+    """This attempt fell silent longer than its lease, and another one took over or somebody decided
+    the key. Its outcome was not stored. Retry with the same key to get the stored answer.
 
-    Its outcome was not stored. Retry with the same key to get the stored answer.
+    `value` holds the operation's own answer where it ended with one.
     """
+
+    def __init__(
+        self, message: str = "", *, value: object = None, operation: str = "", tag: str = ""
+    ) -> None:
+        super().__init__(message, operation=operation, tag=tag)
+        self.value = value
 
 
 class NotReplayable(OncekeyError):

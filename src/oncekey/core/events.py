@@ -26,6 +26,7 @@ class Fact(enum.StrEnum):
     UNAVAILABLE = "unavailable"
     UNGUARDED = "unguarded"
     GUARANTEE = "guarantee"
+    UNRECORDED = "unrecorded"  # beside another: the body's known outcome could not be stored
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from oncekey.core.asks import (
     Call,
     Extended,
     Grant,
+    Late,
     Overtaken,
     Raised,
     Recover,
@@ -50,8 +51,9 @@ from oncekey.core.commands import (
     Seen,
     Unsure,
 )
-from oncekey.core.errors import NotStarted, StoreUnavailable, Terminal
+from oncekey.core.errors import LeaseLost, NotStarted, StoreUnavailable, Terminal
 from oncekey.core.events import Fact
+from oncekey.core.lateness import LATE_TRIES, is_witness, too_slow, unsettled_for
 from oncekey.core.record import Record, State
 from oncekey.core.stepping import RETRY_FIRST_US, RETRY_MAX_US, save
 from oncekey.core.steps import ARGUMENTS
@@ -70,13 +72,22 @@ def attempt(task: Task) -> Flow:
     first_sent = None
     pause = POLL_FIRST_US
     may_recover = task.recoverable
+    late = 0
     while True:
         answer, leftover = yield from _claim(task)
         if first_sent is None:
             first_sent = answer.sent_at
         reply = answer.reply
         if isinstance(reply, Claimed):
-            return (yield from _run(task, reply, answer.sent_at))
+            ended = yield from _run(task, reply, answer.sent_at)
+            if isinstance(ended, Verdict):
+                return ended
+            # The claim was gone before the body could begin: whoever has the key now decides.
+            late += 1
+            if late == LATE_TRIES:
+                return too_slow()
+            task = task._replace(owner=ended.owner)
+            continue
         if isinstance(reply, Replay):
             return _replayed(reply)
         if isinstance(reply, Busy):
@@ -91,8 +102,15 @@ def attempt(task: Task) -> Flow:
             return Verdict(Fact.MISMATCH, version=reply.version)
         elif isinstance(reply, Unsure):
             decided = None
+            unsettled = unsettled_for(reply.record, reply.now, task.terms.recover_settle)
             if may_recover:
-                decided = yield from recover(reply.record)
+                decided = yield from recover(reply.record, settled=unsettled == 0)
+            if decided is State.UNKNOWN:
+                left = first_sent + task.terms.wait - answer.at
+                if left < unsettled:
+                    return Verdict(Fact.IN_FLIGHT, retry_after=unsettled)
+                yield Sleep(unsettled, watch=task.id)
+                continue
             may_recover = False
             if decided is None:
                 return Verdict(Fact.UNKNOWN, fence=reply.record.fence)
@@ -144,8 +162,9 @@ def _claim(task: Task) -> Generator[Ask, object, tuple[Answer, Release | None]]:
     return answer, None
 
 
-def _run(task: Task, claimed: Claimed, sent_at: int) -> Flow:
-    """Run the body under the grant and close the key by what came of it."""
+def _run(task: Task, claimed: Claimed, sent_at: int) -> Generator[Ask, object, Verdict | Late]:
+    """Run the body under the grant and close the key by what came of it. Late where the claim was
+    lost before the body could begin."""
     # The store's lease began after the claim was sent, so counting from the sending makes the
     # owner stop first (I5).
     grant = Grant(
@@ -157,13 +176,27 @@ def _run(task: Task, claimed: Claimed, sent_at: int) -> Flow:
         sent_at + task.terms.lease,
         claimed.steps,
         claimed.taken_over,
+        task.terms.retry_safe,
     )
     if task.arguments and not any(step.name == ARGUMENTS for step in claimed.steps):
         refused = yield from _keep_arguments(task, grant)
         if refused is not None:
             return refused
-    result = yield RunBody(grant)
-    return (yield from close(task, grant, result))
+    for _ in range(LATE_TRIES):
+        result = yield RunBody(grant)
+        if not isinstance(result, Late):
+            return (yield from close(task, grant, result))
+        answer = yield Call(Renew(grant.id, grant.owner, grant.fence, grant.lease))
+        assert isinstance(answer, Answer)
+        if isinstance(answer.reply, Lost):
+            # Taken over, or given up as unknown: then we are the witness that nothing happened.
+            yield Call(Release(grant.id, grant.owner, grant.fence))
+            return result
+        if isinstance(answer.reply, StoreUnavailable):
+            break
+        grant = grant._replace(deadline=answer.sent_at + grant.lease)
+    yield Call(Release(grant.id, grant.owner, grant.fence))
+    return too_slow()
 
 
 def close(task: Task, grant: Grant, result: object) -> Flow:
@@ -180,7 +213,7 @@ def close(task: Task, grant: Grant, result: object) -> Flow:
             raw=result.raw,
             kept=result.kept,
         )
-        finish = Finish(task.id, task.owner, grant.fence, State.SUCCEEDED, result.body)
+        finish = Finish(grant.id, grant.owner, grant.fence, State.SUCCEEDED, result.body)
         return (yield from _close(task, finish, result.deadline, done))
     if isinstance(result, Raised):
         closing = closing_command(task, grant, result.error)
@@ -194,7 +227,7 @@ def close(task: Task, grant: Grant, result: object) -> Flow:
         )
         return (yield from _close(task, closing, result.deadline, failed))
     assert isinstance(result, Overtaken)
-    return (yield from _lost(task, result.error))
+    return (yield from _lost(task, Verdict(Fact.LOST, error=result.error)))
 
 
 def _keep_arguments(task: Task, grant: Grant) -> Generator[Ask, object, Verdict | None]:
@@ -205,7 +238,7 @@ def _keep_arguments(task: Task, grant: Grant) -> Generator[Ask, object, Verdict 
     if refused is None:
         return None
     if refused.lost:
-        return (yield from _lost(task, None))
+        return (yield from _lost(task, Verdict(Fact.LOST)))
     yield Call(Release(task.id, task.owner, grant.fence))
     return Verdict(Fact.UNAVAILABLE, error=refused.error)
 
@@ -215,47 +248,59 @@ def closing_command(task: Task, grant: Grant, error: BaseException) -> Finish | 
     if isinstance(error, Terminal):
         state = State.FAILED
     elif isinstance(error, NotStarted) or task.terms.retry_safe:
-        return Release(task.id, task.owner, grant.fence)
-    elif isinstance(error, Exception):
+        return Release(grant.id, grant.owner, grant.fence)
+    elif isinstance(error, Exception) and not isinstance(error, LeaseLost):
         state = State.FAILED
     else:
-        # Cancelled or interrupted from outside: the body decided nothing, nobody can tell.
+        # Cancelled or interrupted from outside, or by our own word that it was late: the body
+        # decided nothing, nobody can tell.
         state = State.UNKNOWN
-    return Finish(task.id, task.owner, grant.fence, state, pack_error(error))
+    return Finish(grant.id, grant.owner, grant.fence, state, pack_error(error))
 
 
 def _close(task: Task, command: Finish | Release, deadline: int, verdict: Verdict) -> Flow:
-    """Make the outcome durable before the caller sees it (I13); repeat until the lease is over, or
-    the caller has waited for as long as its terms say. Then it is left to be offered again."""
+    """Make the outcome durable before the caller sees it (I13); repeat until the caller has waited
+    for as long as its terms say. Then it is left to be offered again. A release is of no use once
+    the lease is over; a finish is taken whenever nobody else has decided the key."""
+    known = isinstance(command, Finish) and command.state != State.UNKNOWN
     pause = RETRY_FIRST_US
-    patient_until = None
+    until = None
     while True:
         answer = yield Call(command)
         assert isinstance(answer, Answer)
-        if patient_until is None:
-            patient_until = answer.sent_at + task.terms.store_timeout
         if isinstance(answer.reply, Done):
             return verdict
         if isinstance(answer.reply, Lost):
-            return (yield from _lost(task, verdict.error))
+            return (yield from _lost(task, verdict._replace(unrecorded=known)))
         assert isinstance(answer.reply, StoreUnavailable)
-        if answer.at >= min(deadline, patient_until) or answer.reply.final:
+        if until is None:
+            until = answer.sent_at + task.terms.store_timeout
+            if isinstance(command, Release) or task.in_transaction:
+                until = min(deadline, until)
+        if answer.at >= until or answer.reply.final:
             # The body's own error says more than ours; its answer goes along, unrecorded.
             error = verdict.error or answer.reply
             return Verdict(
-                Fact.UNAVAILABLE, verdict.body, raw=verdict.raw, error=error, leftover=command
+                Fact.UNAVAILABLE,
+                verdict.body,
+                raw=verdict.raw,
+                error=error,
+                leftover=command,
+                unrecorded=known,
             )
-        yield Sleep(min(pause, deadline - answer.at))
+        yield Sleep(min(pause, until - answer.at))
         pause = min(pause * 2, RETRY_MAX_US)
 
 
-def _lost(task: Task, error: BaseException | None) -> Flow:
-    """Overtaken: our outcome was refused, so give the caller the winner's, if there is one.
+def _lost(task: Task, own: Verdict) -> Flow:
+    """Overtaken: our outcome was refused, so give the caller the winner's, if there is one; else
+    its own goes along, unrecorded.
 
     An interruption (Ctrl-C, a cancellation) goes to the caller whoever won.
     """
-    if error is not None and not isinstance(error, Exception):
-        return Verdict(Fact.LOST, error=error)
+    unrecorded = own.unrecorded
+    if own.error is not None and not isinstance(own.error, Exception):
+        return Verdict(Fact.LOST, error=own.error, unrecorded=unrecorded)
     answer = yield Call(Look(task.id))
     assert isinstance(answer, Answer)
     seen = answer.reply
@@ -264,10 +309,11 @@ def _lost(task: Task, error: BaseException | None) -> Flow:
         same = record.fingerprint == task.fingerprint and seen.now < record.expires_at
         if same and record.state in (State.SUCCEEDED, State.FAILED):
             left = record.expires_at - seen.now
-            return _replayed(Replay(record.state, record.body, record.attempt, record.fence, left))
-        if same and record.state == State.UNKNOWN:
+            won = Replay(record.state, record.body, record.attempt, record.fence, left)
+            return _replayed(won)._replace(unrecorded=unrecorded)
+        if same and record.state == State.UNKNOWN and not unrecorded:
             return Verdict(Fact.UNKNOWN, fence=record.fence)
-    return Verdict(Fact.LOST)
+    return Verdict(Fact.LOST, own.body, raw=own.raw, unrecorded=unrecorded)
 
 
 def _replayed(reply: Replay) -> Verdict:
@@ -276,14 +322,17 @@ def _replayed(reply: Replay) -> Verdict:
     )
 
 
-def recover(record: Record) -> Generator[Ask, object, State | None]:
+def recover(record: Record, *, settled: bool = True) -> Generator[Ask, object, State | None]:
     """Ask what became of an unknown key, and decide it: the state it was given. None where nobody
     can tell yet, or the store did not take it; PENDING where another one decided first, so that
-    claiming tells."""
+    claiming tells; UNKNOWN where the answer is not believed yet: what has happened stays so, what
+    has not may happen until it is `settled`."""
     found = yield Recover(record)
     if found is None:
         return None
     assert isinstance(found, Recovered)
+    if found.state != State.SUCCEEDED and not settled:
+        return State.UNKNOWN
     command = Resolve(record.id, record.fence, found.state, found.body, found.note)
     for _ in range(CLAIM_TRIES):
         answer = yield Call(command)
@@ -302,8 +351,10 @@ def recover(record: Record) -> Generator[Ask, object, State | None]:
 def heartbeat(grant: Grant) -> Generator[Ask, object, None]:
     """Renew at a third of the lease until lost; returning means the claim is gone.
 
-    A renewal that fails is repeated; when the deadline passes without one, the claim counts as
-    lost although nobody has said so.
+    A renewal that fails is repeated. When the deadline passes without one, the claim of a
+    retry-safe body counts as lost although nobody has said so: it may have been taken over. That
+    of any other is nobody else's, given up as unknown at worst, and its body the only witness of
+    what it does: it is lost only where somebody has decided the key.
     """
     renew = Renew(grant.id, grant.owner, grant.fence, grant.lease)
     deadline = grant.deadline
@@ -319,5 +370,14 @@ def heartbeat(grant: Grant) -> Generator[Ask, object, None]:
             pause = beat
         elif isinstance(answer.reply, StoreUnavailable) and answer.at < deadline:
             pause = max(1, min(beat // 4, deadline - answer.at))
-        else:
+        elif grant.retry_safe:
             return
+        elif isinstance(answer.reply, StoreUnavailable):
+            pause = max(1, beat // 4)
+        else:
+            yield Sleep(1)
+            answer = yield Call(Look(grant.id))
+            assert isinstance(answer, Answer)
+            if isinstance(answer.reply, Seen) and not is_witness(answer.reply.record, grant):
+                return
+            pause = beat

@@ -263,7 +263,7 @@ def _unknown(record: Record, claim: Claim, now: int) -> bool:
 
 
 def _unsure(record: Record, claim: Claim, now: int) -> Decision:
-    return Decision(Unsure(record))
+    return Decision(Unsure(record, now))
 
 
 def _held(record: Record, claim: Claim, now: int) -> bool:
@@ -300,7 +300,7 @@ def _dead(record: Record, claim: Claim, now: int) -> bool:
 
 def _give_up(record: Record, claim: Claim, now: int) -> Decision:
     write = record._replace(state=_next(record.state, Event.GIVE_UP), finished_at=now)
-    return Decision(Unsure(write), write)
+    return Decision(Unsure(write, now), write)
 
 
 CLAIM_RULES: Final[tuple[tuple[Callable[..., bool], Callable[..., Decision]], ...]] = (

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 from uuid import UUID
 
-from oncekey.core.errors import InvalidKey
+from oncekey.core.errors import ConfigurationError, InvalidKey
 from oncekey.core.record import State
 from oncekey.core.steps import StepStatus
+
+NOTE_MAX_CHARS: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,18 @@ class Recovery:
     state: State
     value: Any = None
     note: str = "recover"
+
+    def __post_init__(self) -> None:
+        if self.state not in (State.SUCCEEDED, State.FAILED, State.ABSENT):
+            raise ConfigurationError(
+                "a Recovery is made by Recovery.succeeded(value), .failed(message) or .free()"
+            )
+        note = self.note
+        if not isinstance(note, str) or not (len(note) <= NOTE_MAX_CHARS and note.isprintable()):
+            raise ConfigurationError(
+                f"the note of a Recovery must be text of at most {NOTE_MAX_CHARS} printable "
+                "characters, on one line"
+            )
 
     @classmethod
     def succeeded(cls, value: Any, *, note: str = "recover: it happened") -> Recovery:

@@ -108,6 +108,11 @@ class AttemptBase:
         """
         return self._lost or self._clock.now() >= self._deadline
 
+    @property
+    def _is_late(self) -> bool:
+        """Late by the clock alone: whether it was overtaken the store can tell."""
+        return not self._lost and self._clock.now() >= self._deadline
+
     def check(self) -> None:
         """Raise LeaseLost if this attempt was overtaken. Call it before an irreversible act."""
         if self.lost:

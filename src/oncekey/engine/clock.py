@@ -33,9 +33,15 @@ class Clock(Protocol):
         """A delay near `us`, so that waiters do not march in step."""
 
 
+# It goes on while the host is suspended, as the store's does; the monotonic clock of Linux stands.
+_BOOTTIME = getattr(time, "CLOCK_BOOTTIME", None)
+
+
 class SystemClock:
     def now(self) -> int:
-        return time.monotonic_ns() // 1_000
+        if _BOOTTIME is None:
+            return time.monotonic_ns() // 1_000
+        return time.clock_gettime_ns(_BOOTTIME) // 1_000
 
     def wait(self, event: threading.Event, us: int) -> bool:
         return event.wait(us / 1_000_000)

@@ -124,7 +124,8 @@ class Completing:
         if not isinstance(tries, int) or not 1 <= tries <= TRIES_MAX:
             raise ConfigurationError(f"tries={tries!r} must be 1 to {TRIES_MAX}")
         policy = self._kernel.policy.with_options(**options)
-        known = Known(body is not None, policy.recover is not None, tries)
+        settle = policy.terms.recover_settle
+        known = Known(body is not None, policy.recover is not None, tries, settle)
         made = Registered(operation, body, codec, options, known)
         self.registered[operation] = made
         self.agenda.list_all()  # what was listed before was passed over

@@ -307,6 +307,8 @@ class Kernel:
         """Tell the subscribers and remember the outcome, whether or not a caller still waits."""
         if self._subscribers:
             self._tell(job, verdict.fact, verdict.fence, verdict.attempt)
+            if verdict.unrecorded:
+                self._tell(job, Fact.UNRECORDED, verdict.fence, verdict.attempt)
         if verdict.error is not None or verdict.fact not in (Fact.REPLAYED, Fact.FINISHED):
             return None
         stored = codecs.unpack(verdict.body)

@@ -28,6 +28,7 @@ NOTHING: Final = _Nothing()
 class Progress:
     """
     task     what is claimed, or may have been
+    spare    the owner of a claim anew, if the first one was too old to begin with
     attempt  the body's attempt, once the key is ours
     outer    what was current outside of the body
     begun    the body may have begun
@@ -36,10 +37,11 @@ class Progress:
     ended    nothing more is owed to the key
     """
 
-    __slots__ = ("attempt", "begun", "ended", "error", "outer", "task", "value")
+    __slots__ = ("attempt", "begun", "ended", "error", "outer", "spare", "task", "value")
 
     def __init__(self, task: Task, outer: Any) -> None:
         self.task = task
+        self.spare = b""
         self.attempt: AttemptBase | None = None
         self.outer = outer
         self.begun = False

@@ -132,8 +132,11 @@ def error_of(
             **where,
         )
     assert fact is Fact.LOST, fact
+    ran = " Its own answer is in this error's .value." if verdict.body else ""
     return LeaseLost(
-        "this attempt was overtaken and its outcome refused; retry with the same key", **where
+        "this attempt was overtaken and its outcome refused; retry with the same key." + ran,
+        value=_unrecorded(codec, verdict),
+        **where,
     )
 
 

@@ -160,6 +160,14 @@ NOT_REPLAYABLE = Problem(
     "under a new key.",
     False,
 )
+NOT_RECORDED = Problem(
+    "not-recorded",
+    503,
+    "It was carried out, but its answer could not be recorded",
+    "The request was carried out once. Send the same request with the same key again, never under "
+    "a new key.",
+    True,
+)
 UNAVAILABLE = Problem(
     "unavailable",
     503,
@@ -179,6 +187,7 @@ ALL: Final = (
     FAILED,
     OVERTAKEN,
     NOT_REPLAYABLE,
+    NOT_RECORDED,
     UNAVAILABLE,
     UNGUARDED,
 )
@@ -198,6 +207,8 @@ _OF_ERRORS: Final[tuple[tuple[type[OncekeyError], Problem], ...]] = (
 
 def problem_of(error: OncekeyError) -> Problem | None:
     """The kind of refusal an error is; None for mistakes of the set-up, which are no client's."""
+    if isinstance(error, StoreUnavailable) and error.value is not None:
+        return NOT_RECORDED
     found = next((problem for kind, problem in _OF_ERRORS if isinstance(error, kind)), None)
     if found is INVALID:
         return INVALID._replace(detail=str(error.args[0]) if error.args else "")

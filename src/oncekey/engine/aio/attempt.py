@@ -81,6 +81,8 @@ class AsyncAttempt(AttemptBase):
 
         `fn` and `probe` may be plain or async. Several steps may run at once, see `parallel`.
         """
+        if self._is_late:
+            await self.renew()
         call = self._begin_step(
             name,
             request=request,
@@ -112,7 +114,8 @@ class AsyncAttempt(AttemptBase):
 
     async def renew(self) -> None:
         """Renew the lease now, e.g. before a call that blocks the event loop."""
-        self.check()
+        if self._lost:
+            self.check()
         grant = self._grant
         renew = Renew(grant.id, grant.owner, grant.fence, grant.lease)
         answer = await self._hands.answer(renew, leave)
@@ -120,7 +123,7 @@ class AsyncAttempt(AttemptBase):
             raise answer.reply
         if isinstance(answer.reply, Lost):
             self._on_lost = None  # told by the error, no need to cancel as well
-            self._mark_lost()
+            self._lost = True
             self.check()
         self._extend(answer.sent_at + grant.lease)
 

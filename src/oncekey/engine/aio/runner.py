@@ -20,6 +20,7 @@ from oncekey.core.asks import (
     Answer,
     Call,
     Grant,
+    Late,
     Overtaken,
     Raised,
     Recover,
@@ -36,6 +37,7 @@ from oncekey.core.errors import NotStarted, StoreUnavailable
 from oncekey.core.flow import attempt as attempt_flow
 from oncekey.core.flow import close
 from oncekey.core.flow import recover as recover_flow
+from oncekey.core.lateness import starts_late
 from oncekey.core.record import Record, State
 from oncekey.engine.aio.attempt import AsyncAttempt, leave
 from oncekey.engine.aio.body import (
@@ -51,6 +53,7 @@ from oncekey.engine.aio.heart import AsyncHeart, sleep
 from oncekey.engine.aio.leftovers import AsyncOffering
 from oncekey.engine.aio.loop_state import Home, drain, drain_others
 from oncekey.engine.attempt import AttemptBase
+from oncekey.engine.clock import new_owner
 from oncekey.engine.current import enter as enter_body
 from oncekey.engine.current import leave as leave_body
 from oncekey.engine.kernel import Job, Kernel
@@ -229,7 +232,7 @@ class AsyncRunner:
                     answer = await self._sleep(ask, control)
                     # Waiting for another's attempt nothing is claimed. Any other pause is within a
                     # claim that may have been taken: the flow gives it back, its body not run.
-                    if control.abandoned and ask.watch is not None and control.attempt is None:
+                    if control.abandoned and ask.watch is not None and not control.begun:
                         control.ended = True
                         return None
                 else:
@@ -254,10 +257,11 @@ class AsyncRunner:
             let_go(control, attempt)
         if attempt is None or not control.begun:
             # Nothing has happened, so a claim that may have been taken is given back.
-            release = Release(task.id, task.owner, None)
-            reply = (await self.answer(release, control.abandon)).reply
-            if isinstance(reply, StoreUnavailable):
-                self.home().offering.add(release)
+            for owner in filter(None, (task.owner, control.spare)):
+                release = Release(task.id, owner, None)
+                reply = (await self.answer(release, control.abandon)).reply
+                if isinstance(reply, StoreUnavailable):
+                    self.home().offering.add(release)
         else:
             result = result_of_body(self.kernel, control, attempt, job)
             flow = close(task, attempt._grant, result)
@@ -294,7 +298,7 @@ class AsyncRunner:
 
     async def _run_body(
         self, control: Control, grant: Grant, job: Job, body: AsyncBody[Any]
-    ) -> Returned | Raised | Overtaken:
+    ) -> Returned | Raised | Overtaken | Late:
         if control.abandoned:
             error = NotStarted("the caller was cancelled before the operation began")
             return Raised(error, grant.deadline)
@@ -302,8 +306,12 @@ class AsyncRunner:
         if refusal is not None:
             return Raised(refusal, grant.deadline)
         attempt = AsyncAttempt(self, job, grant)
+        if control.attempt is None:
+            self.kernel.tell_claimed(job, grant)
         control.attempt = attempt
-        self.kernel.tell_claimed(job, grant)
+        if self._enlisted is None and starts_late(grant, self._clock.now()):
+            control.spare = new_owner()
+            return Late(control.spare)
         if self._enlisted is not None:
             return await self._run_enlisted(self._enlisted, control, attempt, job, body)
         task = control.own
@@ -320,12 +328,8 @@ class AsyncRunner:
             control.error = error
         let_go(control, attempt)
         result = result_of_body(self.kernel, control, attempt, job)
-        if not attempt._lost:
-            return result
-        # The cancellation was ours; any other interruption is the caller's to see.
-        if isinstance(result, Returned) or isinstance(result.error, asyncio.CancelledError):
-            return Overtaken()
-        return Overtaken(result.error)
+        cancelled = isinstance(result, Raised) and isinstance(result.error, asyncio.CancelledError)
+        return Overtaken() if cancelled and attempt._lost else result  # the cancellation was ours
 
     async def _run_enlisted(
         self,

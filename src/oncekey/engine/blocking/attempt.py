@@ -78,6 +78,8 @@ class Attempt(AttemptBase):
         settle    how long a call may be under way: a "nothing did" counts only after that time;
                   the lease unless said otherwise
         """
+        if self._is_late:
+            self.renew()
         call = self._begin_step(
             name,
             request=request,
@@ -105,13 +107,14 @@ class Attempt(AttemptBase):
 
     def renew(self) -> None:
         """Renew the lease now, e.g. before a long call that blocks heartbeats (a held GIL)."""
-        self.check()
+        if self._lost:
+            self.check()
         grant = self._grant
         answer = self._hands.answer(Renew(grant.id, grant.owner, grant.fence, grant.lease))
         if isinstance(answer.reply, StoreUnavailable):
             raise answer.reply
         if isinstance(answer.reply, Lost):
-            self._mark_lost()
+            self._lost = True
             self.check()
         self._extend(answer.sent_at + grant.lease)
 

@@ -16,7 +16,7 @@ from oncekey.core.asks import (
     Answer,
     Call,
     Grant,
-    Overtaken,
+    Late,
     Raised,
     Recover,
     Recovered,
@@ -31,12 +31,14 @@ from oncekey.core.errors import StoreUnavailable
 from oncekey.core.flow import attempt as attempt_flow
 from oncekey.core.flow import close
 from oncekey.core.flow import recover as recover_flow
+from oncekey.core.lateness import starts_late
 from oncekey.core.record import Record, State
 from oncekey.engine.attempt import AttemptBase
 from oncekey.engine.blocking.attempt import Attempt
 from oncekey.engine.blocking.coalescer import Coalescer
 from oncekey.engine.blocking.heart import Heart
 from oncekey.engine.blocking.leftovers import Offering
+from oncekey.engine.clock import new_owner
 from oncekey.engine.current import enter, entered, leave
 from oncekey.engine.kernel import BodyNotRun, Job, Kernel
 from oncekey.engine.progress import MAKE_UP_TRIES, NOTHING, Progress, whole_call
@@ -169,9 +171,10 @@ class Runner:
             # Nothing has happened, so a claim that may have been taken is given back.
             if attempt is not None:
                 self._let_go(progress, attempt)
-            release = Release(task.id, task.owner, None)
-            if isinstance(self.answer(release).reply, StoreUnavailable):
-                self._offer(release)
+            for owner in (task.owner, progress.spare):
+                release = Release(task.id, owner, None)
+                if owner and isinstance(self.answer(release).reply, StoreUnavailable):
+                    self._offer(release)
         else:
             self._let_go(progress, attempt)
             result = self._result(progress, attempt, job)
@@ -210,16 +213,20 @@ class Runner:
 
     def _run_body(
         self, progress: Progress, grant: Grant, job: Job, body: Body[Any]
-    ) -> Returned | Raised | Overtaken:
+    ) -> Returned | Raised | Late:
         refusal = self.kernel.refusal(job)
         if refusal is not None:
             return Raised(refusal, grant.deadline)
         attempt = Attempt(self, job, grant)
+        if progress.attempt is None:
+            self.kernel.tell_claimed(job, grant)
         progress.attempt = attempt
-        self.kernel.tell_claimed(job, grant)
         if self._enlisted is not None:
             return self._run_enlisted(self._enlisted, attempt, job, body)
         call = None if type(body) is FunctionType else whole_call(body, attempt)
+        if starts_late(grant, self._clock.now()):
+            progress.spare = new_owner()
+            return Late(progress.spare)
         self._heart.watch(attempt)
         enter(attempt)
         progress.begun = True
@@ -228,10 +235,7 @@ class Runner:
         except BaseException as error:
             progress.error = error
         self._let_go(progress, attempt)
-        result = self._result(progress, attempt, job)
-        if not attempt._lost:
-            return result
-        return Overtaken(result.error if isinstance(result, Raised) else None)
+        return self._result(progress, attempt, job)
 
     def _let_go(self, progress: Progress, attempt: AttemptBase) -> None:
         """The body is through. Done again after an interruption, it changes nothing."""

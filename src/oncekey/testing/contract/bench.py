@@ -25,7 +25,8 @@ from oncekey.testing.contract.base import LEASE, Case, ContractBase, Held, claim
 from oncekey.testing.faults import AsyncFaultyStore, FaultyStore, Script
 
 PATIENCE = 30.0
-POLICY = Policy(lease="30s", keep="1h", audit="2h")
+# Nothing has to settle, unless a test says so.
+POLICY = Policy(lease="30s", keep="1h", audit="2h", recover_settle="0s")
 CALLERS = 80
 
 Engine = Once | OnceFace

@@ -207,7 +207,7 @@ class MetClaims:
         held = case.key_in(UNKNOWN)
         case.wait(LEASE * 2)
         (reply,) = case.unchanged_by(held.rival(retry_safe=retry_safe))
-        assert reply == Unsure(case.record(held.id))
+        assert reply == Unsure(case.record(held.id), case.now())
 
     def test_i1_an_interrupted_key_is_unknown_though_it_was_retry_safe(self, case: Case) -> None:
         held = case.key_in(PENDING, retry_safe=True)

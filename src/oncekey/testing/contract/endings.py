@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from oncekey.core.commands import Lost
+from oncekey.core.codec import pack_error
+from oncekey.core.commands import Done, Lost
 from oncekey.core.errors import (
     ConfigurationError,
     InFlight,
@@ -123,13 +124,19 @@ class DeadOwners:
         assert bench.unchanged_by(zombie.finish(), zombie.renew()) == [Lost(), Lost()]
         assert bench.once().run("op", "k", Body(), retry_safe=True).value == "winner"
 
-    def test_i11_an_unknown_key_is_fresh_again_after_keep(self, bench: Bench) -> None:
-        bench.dead_owner("k")
+    def test_an_unknown_key_is_fresh_again_after_an_explicit_keep_unknown_only(
+        self, bench: Bench
+    ) -> None:
+        bench.dead_owner("friday")
+        bench.dead_owner("k", keep_unknown=3_600 * SECOND)
         once = bench.once()
         with pytest.raises(OutcomeUnknown):
             once.run("op", "k", Body())
         bench.wait(3_600 * SECOND)
         assert once.run("op", "k", Body("fresh")).attempt == 1
+        bench.wait(3 * 86_400 * SECOND)
+        with pytest.raises(OutcomeUnknown):
+            once.run("op", "friday", Body())
 
 
 class Recoveries:
@@ -170,6 +177,50 @@ class Recoveries:
     def test_it_never_happened(self, bench: Bench) -> None:
         outcome, body, _ = self.recover_with(bench, Recovery.free())
         assert (outcome, body.runs, body.numbers) == ("ran again", 1, [2])
+
+    @pytest.mark.parametrize("answer", [Recovery.free(), Recovery.failed("declined")], ids=str)
+    def test_i1_that_nothing_happened_is_not_believed_of_an_owner_that_may_wake(
+        self, bench: Bench, answer: Recovery
+    ) -> None:
+        """It was stopped half-way, the provider has not heard of it yet, and then it goes on."""
+        bench.dead_owner("k")
+        once, body = bench.once(cache=0), Body("second")
+        options: dict[str, Any] = {"recover": lambda unknown: answer, "recover_settle": "30s"}
+        for left in (30, 1):
+            with pytest.raises(InFlight) as caught:
+                once.run("op", "k", body, **options)
+            assert caught.value.retry_after == left
+            bench.wait((left - 1) * SECOND)
+        assert body.runs == 0
+        bench.wait(SECOND)
+        if answer.state is FAILED:
+            with pytest.raises(OperationFailed):
+                once.run("op", "k", body, **options)
+        else:
+            assert once.run("op", "k", body, **options).value == "second"
+
+    def test_that_it_happened_is_believed_at_once(self, bench: Bench) -> None:
+        bench.dead_owner("k")
+        found = bench.once().run(
+            "op",
+            "k",
+            Body(),
+            recover=lambda unknown: Recovery.succeeded("ch_1"),
+            recover_settle="30s",
+        )
+        assert found.value == "ch_1"
+
+    def test_an_owner_that_said_itself_that_it_was_interrupted_needs_no_settling(
+        self, bench: Bench
+    ) -> None:
+        held = bench.hold("k")
+        bench.expect(Done, held.finish(UNKNOWN, pack_error(KeyboardInterrupt())))
+        again = Body("again")
+        once, settle = bench.once(), "30s"
+        found = once.run(
+            "op", "k", again, recover=lambda unknown: Recovery.free(), recover_settle=settle
+        )
+        assert found.value == "again"
 
     def test_nobody_knows(self, bench: Bench) -> None:
         outcome, body, asked = self.recover_with(bench, None)

@@ -20,7 +20,7 @@ from oncekey.testing.contract.completing import (
     Registered,
 )
 from oncekey.testing.contract.endings import DeadOwners, Failures, Recoveries
-from oncekey.testing.contract.leases import Heartbeats, LostLeases, Waiting
+from oncekey.testing.contract.leases import Heartbeats, LateStarts, LostLeases, Waiting
 from oncekey.testing.contract.noticing import Caching, Crowding, Subscribers
 from oncekey.testing.contract.step_options import ParallelSteps, Probes, StepRequests
 from oncekey.testing.contract.steps import EngineSteps
@@ -35,6 +35,7 @@ class EngineContract(
     Recoveries,
     Heartbeats,
     LostLeases,
+    LateStarts,
     Waiting,
     EngineSteps,
     StepRequests,

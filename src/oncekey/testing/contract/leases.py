@@ -8,9 +8,17 @@ from typing import Any
 import pytest
 
 from oncekey.core.codec import JSON, pack_error, pack_value
-from oncekey.core.commands import Claimed, Command, Done, Renew
-from oncekey.core.errors import InFlight, LeaseLost, OperationFailed, OutcomeUnknown, WaitTimeout
+from oncekey.core.commands import Claimed, Command, Done, Renew, Resolve
+from oncekey.core.errors import (
+    InFlight,
+    LeaseLost,
+    OperationFailed,
+    OutcomeUnknown,
+    StoreUnavailable,
+    WaitTimeout,
+)
 from oncekey.core.events import Fact
+from oncekey.core.recovery import Recovery
 from oncekey.testing.contract.base import (
     FAILED,
     LEASE,
@@ -126,7 +134,10 @@ class LostLeases:
         outcome, _, facts = self.lose(bench, lambda winner: None)
         assert isinstance(outcome, LeaseLost)
         assert bench.record_of("k").state is PENDING
-        assert facts == [Fact.CLAIMED, Fact.LOST]
+        assert facts[:2] == [Fact.CLAIMED, Fact.LOST]
+        if not bench.asyncio:  # nothing stopped its body, so it ended with an answer
+            assert facts[2:] == [Fact.UNRECORDED]
+            assert outcome.value == "loser"
 
     def test_the_loser_gets_the_winners_answer(self, bench: Bench) -> None:
         def win(winner: Held) -> None:
@@ -134,7 +145,7 @@ class LostLeases:
 
         outcome, _, facts = self.lose(bench, win)
         assert outcome == "winner"
-        assert facts == [Fact.CLAIMED, Fact.REPLAYED]
+        assert facts[:2] == [Fact.CLAIMED, Fact.REPLAYED]
         assert bench.once().run("op", "k", Body()).value == "winner"
 
     def test_the_loser_gets_the_winners_failure(self, bench: Bench) -> None:
@@ -145,9 +156,10 @@ class LostLeases:
         assert isinstance(outcome, OperationFailed)
         assert outcome.error_type == "KeyError"
 
-    def test_a_paused_owner_that_is_not_retry_safe_learns_that_it_is_unknown(
+    def test_i14_a_paused_owner_that_is_not_retry_safe_says_how_it_ended(
         self, bench: Bench
     ) -> None:
+        """Everybody was told that it is unknown, and it alone knows."""
         faulty = bench.faulty(hold_renewals)
         once, body = bench.once(faulty), HeldBody("late")
         running = bench.start(once.run, "op", "k", body)
@@ -160,15 +172,73 @@ class LostLeases:
         faulty.release()
         until(lambda: body.attempt.lost)
         body.go.set()
-        with pytest.raises(OutcomeUnknown):
+        assert running.result().value == "late"
+        again = bench.once().run("op", "k", Body())
+        assert (again.value, again.replayed) == ("late", True)
+
+    def test_i14_a_store_away_for_longer_than_the_lease_costs_no_result(self, bench: Bench) -> None:
+        """Nobody may take over, so nobody stops the body; its outcome is offered all the same."""
+        faulty = bench.faulty()
+        once, body = bench.once(faulty), HeldBody("charged")
+        running = bench.start(once.run, "op", "k", body)
+        body.wait_inside()
+        faulty.down = True
+        for _ in range(20):
+            bench.clock.wait_until_due(LEASE // 3)
+            bench.clock.advance(LEASE // 3)
+        assert body.attempt.lost
+        faulty.down = False
+        body.go.set()
+        assert running.result().value == "charged"
+        assert bench.once().run("op", "k", Body()).value == "charged"
+
+    def test_i14_an_answer_that_cannot_be_stored_is_the_callers(self, bench: Bench) -> None:
+        faulty = bench.faulty()
+        once, body = bench.once(faulty), HeldBody("charged")
+        facts = bench.facts(once)
+        running = bench.start(once.run, "op", "k", body)
+        body.wait_inside()
+        faulty.down = True
+        body.go.set()
+        while not running.done():
+            bench.clock.advance(SECOND // 10)
+        with pytest.raises(StoreUnavailable) as caught:
             running.result()
-        assert bench.record_of("k").body == b""
+        assert caught.value.value == "charged"
+        assert facts == [Fact.CLAIMED, Fact.UNAVAILABLE, Fact.UNRECORDED]
+
+    def test_our_own_lease_lost_is_never_stored_as_its_failure(self, bench: Bench) -> None:
+        faulty = bench.faulty()
+        once, body = bench.once(faulty), HeldBody(error=LeaseLost("attempt.check() says so"))
+        running = bench.start(once.run, "op", "k", body)
+        body.wait_inside()
+        body.go.set()
+        with pytest.raises(LeaseLost):
+            running.result()
+        with pytest.raises(OutcomeUnknown):
+            bench.once().run("op", "k", Body())
+
+    def test_a_step_that_comes_late_renews_first(self, bench: Bench) -> None:
+        """Late by its clock is not overtaken: the store can tell."""
+        faulty = bench.faulty(hold_renewals)
+
+        def body(attempt: Any) -> Any:
+            bench.clock.advance(LEASE + 1)
+            assert attempt.lost
+            faulty.script = {}
+            faulty.release()
+            return attempt.step("pay", lambda key: "paid")
+
+        if bench.asyncio:
+            pytest.skip("its bodies are on another thread than their steps")
+        assert bench.once(faulty).run("op", "k", body).value == "paid"
 
     def test_renew_by_hand_of_a_lost_attempt_raises(self, bench: Bench) -> None:
         faulty = bench.faulty(hold_renewals)
         once, body = bench.once(faulty), HeldBody("loser")
         running = bench.start(once.run, "op", "k", body, retry_safe=True)
         self.overtake(bench, faulty, body)
+        faulty.script = {}
         faulty.release()
         until(lambda: body.attempt.lost)
         with pytest.raises(LeaseLost):
@@ -176,6 +246,75 @@ class LostLeases:
         body.go.set()
         with pytest.raises(LeaseLost):
             running.result()
+
+
+class LateStarts:
+    """A body whose owner was stopped between the claim's reply and its first line."""
+
+    def late(self, bench: Bench, meanwhile: Any, **options: Any) -> tuple[object, Body, list[str]]:
+        faulty = bench.faulty({1: Fault.HOLD_AFTER})
+        once, body = bench.once(faulty), Body("mine")
+        running = bench.start(once.run, "op", "k", body, **options)
+        faulty.wait_held()
+        bench.clock.advance(2 * LEASE)
+        meanwhile()
+        faulty.release()
+        try:
+            outcome: object = running.result().value
+        except Exception as error:
+            outcome = error
+        return outcome, body, faulty.kinds()
+
+    def test_i5_it_renews_its_claim_before_it_begins(self, bench: Bench) -> None:
+        outcome, body, kinds = self.late(bench, lambda: None)
+        assert (outcome, body.runs) == ("mine", 1)
+        assert kinds == ["Claim", "Renew", "Finish"]
+        record = bench.record_of("k")
+        assert record.lease_until == bench.now() + LEASE
+
+    def test_i1_it_does_not_begin_beside_the_one_who_took_over(self, bench: Bench) -> None:
+        def take_over() -> None:
+            assert bench.hold("k", retry_safe=True).fence
+
+        outcome, body, _ = self.late(bench, take_over, retry_safe=True)
+        assert isinstance(outcome, InFlight)
+        assert body.runs == 0
+
+    def test_it_gets_the_answer_of_whoever_was_faster(self, bench: Bench) -> None:
+        def win() -> None:
+            winner = bench.hold("k", retry_safe=True)
+            bench.expect(Done, winner.finish(SUCCEEDED, pack_value(JSON, "winner")))
+
+        outcome, body, _ = self.late(bench, win, retry_safe=True)
+        assert (outcome, body.runs) == ("winner", 0)
+
+    def test_i1_it_does_not_begin_once_recovery_has_freed_its_key(self, bench: Bench) -> None:
+        def free_and_run() -> None:
+            record = bench.record_of("k")
+            found = Recovery.free()
+            other = bench.once()
+            free = Resolve(record.id, record.fence, found.state, b"", found.note)
+            bench.expect(Done, free)
+            assert other.run("op", "k", Body("other")).value == "other"
+
+        outcome, body, _ = self.late(bench, free_and_run)
+        assert (outcome, body.runs) == ("other", 0)
+
+    def test_what_was_given_up_though_nothing_happened_is_run(self, bench: Bench) -> None:
+        """The owner is the only witness, and knows that its body has not begun."""
+
+        def give_up() -> None:
+            with pytest.raises(OutcomeUnknown):
+                bench.once().run("op", "k", Body())
+
+        outcome, body, kinds = self.late(bench, give_up)
+        assert (outcome, body.numbers) == ("mine", [2])
+        assert kinds == ["Claim", "Renew", "Release", "Claim", "Finish"]
+
+    def test_a_claim_in_time_costs_nothing_more(self, bench: Bench) -> None:
+        faulty = bench.faulty()
+        assert bench.once(faulty).run("op", "k", Body("mine")).value == "mine"
+        assert faulty.kinds() == ["Claim", "Finish"]
 
 
 class Waiting:

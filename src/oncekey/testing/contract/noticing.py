@@ -142,7 +142,7 @@ class Caching:
     def test_what_is_not_finished_is_never_cached(self, bench: Bench) -> None:
         faulty = bench.faulty()
         once = bench.once(faulty)
-        bench.hold("k")
+        bench.hold("k", keep_unknown=KEEP)
         for _ in range(3):
             with pytest.raises(InFlight):
                 once.run("op", "k", Body())

@@ -17,6 +17,7 @@ from oncekey.core.asks import (
     Answer,
     Call,
     Extended,
+    Late,
     Overtaken,
     Raised,
     Recover,
@@ -28,6 +29,7 @@ from oncekey.core.asks import (
 )
 from oncekey.core.commands import Done, Finish, Reply
 from oncekey.core.errors import NotStarted, StoreUnavailable, Terminal
+from oncekey.core.lateness import starts_late
 from oncekey.core.record import State
 from oncekey.testing.explore.kit import Kit
 from oncekey.testing.explore.ledger import ENDED
@@ -177,6 +179,9 @@ class Options:
                     proc.actor, proc.main, proc.beat, None, proc.acted, proc.beats
                 )
         local = self.locals.advance(line.local, answer)
+        if isinstance(local.ask, RunBody) and starts_late(local.ask.grant, answer.at):
+            words, kind = f"{words}, too late to begin", "late start"
+            local = self.locals.advance(local, Late(proc.actor.spare))
         return self._settle(
             proc, local, beating, words, kind, leaves=leaves, losses=losses, acked=acked
         )
@@ -259,6 +264,8 @@ class Options:
         endings = [e for e in proc.actor.endings if _can_end(e, proc.acted)]
         if proc.hold is None or (not proc.acted and now >= proc.hold.deadline):
             endings = [Ending.RAISED]  # attempt.check() lets it go no further
+            if proc.acted and Ending.RETURNED in proc.actor.endings:
+                endings.append(Ending.RETURNED)  # or nothing stopped it
         return found + [self._end(proc, ending) for ending in endings]
 
     def _end(self, proc: Proc, ending: Ending) -> Option:
@@ -266,8 +273,10 @@ class Options:
         assert grant is not None
         assert main is not None
         result: Returned | Raised | Overtaken
-        if proc.hold is None:
+        if proc.hold is None and ending is Ending.RAISED:
             result = Overtaken()
+        elif proc.hold is None:
+            result = Returned(f"{name}:{grant.fence}".encode(), grant.deadline)
         elif ending is Ending.RETURNED:
             result = Returned(f"{name}:{grant.fence}".encode(), proc.hold.deadline)
         else:
@@ -275,7 +284,7 @@ class Options:
         leaves = self._in_flight(proc)
         local = self.locals.advance(main.local, result)
         quiet = self.pool.proc(proc.actor, main, None, proc.hold)
-        kind = "overtaken" if proc.hold is None else f"body {ending.value}"
+        kind = "overtaken" if isinstance(result, Overtaken) else f"body {ending.value}"
         return self._settle(
             quiet, local, False, f"{name}'s body {ending.value}", kind, leaves=leaves
         )

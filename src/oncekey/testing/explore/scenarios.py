@@ -168,7 +168,7 @@ MUST_MEET: Final = frozenset(
         "release refused", "resolve", "look", "late", "late: claim", "late: straggler",
         "late: renew", "late: finish",
         "late: release", "lost ack", "crash", "sweep", "effect", "recover", "heartbeat ends",
-        "overtaken", "tick", *(f"body {ending.value}" for ending in Ending),
+        "overtaken", "late start", "tick", *(f"body {ending.value}" for ending in Ending),
         "verdict finished", "verdict released", "verdict replayed", "verdict mismatch",
         "verdict in_flight", "verdict wait_timeout", "verdict unknown", "verdict lost",
         "verdict unavailable",

@@ -1,0 +1,48 @@
+"""Rules about owners that are late: when a body must not begin any more, until when a silent owner
+may still act, and whether a late one is the only witness of what happened.
+
+Pure. Must not know how time passes; the flow and its drivers give the readings.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from oncekey.core.asks import Grant, Verdict
+from oncekey.core.errors import StoreUnavailable
+from oncekey.core.events import Fact
+from oncekey.core.record import Record
+
+# A body begins only with this part of its lease left; else the lease is renewed first.
+LATE_PART: Final = 3
+LATE_TRIES: Final = 3
+
+
+def starts_late(grant: Grant, now: int) -> bool:
+    """Whether a body must not begin now: its claim is old, and might be another's before it has
+    done anything. Asked by drivers directly before they call the body."""
+    return now > grant.deadline - grant.lease // LATE_PART
+
+
+def too_slow() -> Verdict:
+    error = StoreUnavailable(
+        "the store answers so slowly that leases end before their operations can begin; nothing "
+        "ran. Give them a longer lease, or the store less to do",
+        ambiguous=False,
+    )
+    return Verdict(Fact.UNAVAILABLE, error=error)
+
+
+def unsettled_for(record: Record, now: int, settle: int) -> int:
+    """How much longer its silent owner may wake and act, so that a "nothing happened" is not to be
+    believed. 0 where its owner has said itself that it ended, or told why it did."""
+    return 0 if record.body else max(0, record.lease_until + settle - now)
+
+
+def is_witness(record: Record | None, grant: Grant) -> bool:
+    """Whether nobody but the owner of this grant can say how its key ended."""
+    return (
+        record is not None
+        and record.is_undecided
+        and (record.owner, record.fence) == (grant.owner, grant.fence)
+    )

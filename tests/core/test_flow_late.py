@@ -1,0 +1,202 @@
+"""The flow where its owner is late: bodies not begun, and the heartbeat beside a body."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.core.making import FENCE, ID, ME, NOW, record
+from tests.core.scripted import LEASE, MAYBE, REFUSED, SECOND, Script, grant, task
+
+from oncekey.core.asks import (
+    Call,
+    Extended,
+    Late,
+    Returned,
+    Sleep,
+    Verdict,
+)
+from oncekey.core.commands import (
+    Busy,
+    Claim,
+    Claimed,
+    Done,
+    Finish,
+    Look,
+    Lost,
+    Release,
+    Renew,
+    Seen,
+)
+from oncekey.core.errors import StoreUnavailable
+from oncekey.core.events import Fact
+from oncekey.core.flow import (
+    RENEWALS_PER_LEASE,
+    attempt,
+    heartbeat,
+)
+from oncekey.core.lateness import LATE_PART, LATE_TRIES, starts_late
+from oncekey.core.record import State
+
+SUCCEEDED, FAILED, UNKNOWN = State.SUCCEEDED, State.FAILED, State.UNKNOWN
+
+
+def running(**terms: Any) -> Script:
+    """An attempt whose body is about to run."""
+    script = Script(attempt(task(**terms)))
+    script.reply(Claimed(FENCE, 2, ()))
+    assert script.grant().fence == FENCE
+    return script
+
+
+# --- too late to begin --------------------------------------------------------------------------
+
+FRESH = b"fresh" + bytes(11)
+
+
+def test_a_body_begins_only_with_some_of_its_lease_left() -> None:
+    assert not starts_late(grant(), LEASE - LEASE // LATE_PART)
+    assert starts_late(grant(), LEASE - LEASE // LATE_PART + 1)
+
+
+def test_a_late_start_renews_first_and_counts_from_there() -> None:
+    script = running()
+    script.now = LEASE
+    script.send(Late(FRESH))
+    assert script.command(Renew) == Renew(ID, ME, FENCE, LEASE)
+    script.reply(Done(), took=SECOND)
+    assert script.grant().deadline == 2 * LEASE, "from when the renewal was sent"
+    script.send(Returned(b"answer", 2 * LEASE))
+    assert script.command(Finish).owner == ME
+
+
+def test_a_late_start_whose_claim_is_gone_claims_anew_and_never_runs_beside_the_other() -> None:
+    """Given up as unknown, it is freed first: nobody else ran, and nothing happened here."""
+    script = running()
+    script.send(Late(FRESH))
+    script.reply(Lost())
+    assert script.command(Release) == Release(ID, ME, FENCE)
+    script.reply(Lost())
+    assert script.command(Claim).owner == FRESH
+    script.reply(Busy(7))
+    assert script.verdict() == Verdict(Fact.IN_FLIGHT, retry_after=7)
+
+
+@pytest.mark.parametrize("how", [Done(), Lost(), REFUSED], ids=str)
+def test_a_store_too_slow_to_begin_anything_ends_with_nothing_run(how: Any) -> None:
+    script = running()
+    bodies = 0
+    while not script.ended:
+        if isinstance(script.ask, Call) and isinstance(script.ask.command, Renew):
+            script.reply(how)
+        elif isinstance(script.ask, Call) and isinstance(script.ask.command, Claim):
+            script.reply(Claimed(FENCE + bodies, 1, ()))
+        elif isinstance(script.ask, Call):
+            script.reply(Done())
+        else:
+            script.grant()
+            bodies += 1
+            script.send(Late(FRESH))
+    assert bodies == (1 if how is REFUSED else LATE_TRIES)
+    verdict = script.verdict()
+    assert verdict.fact is Fact.UNAVAILABLE
+    assert isinstance(verdict.error, StoreUnavailable)
+    assert not verdict.error.ambiguous
+
+
+# --- heartbeat ----------------------------------------------------------------------------------
+
+BEAT = LEASE // RENEWALS_PER_LEASE
+
+
+def test_a_heartbeat_renews_at_a_third_of_the_lease() -> None:
+    script = Script(heartbeat(grant()))
+    for number in (1, 2, 3):
+        assert script.sleep().us == BEAT
+        assert script.command(Renew) == Renew(ID, ME, FENCE, LEASE)
+        sent_at = script.now
+        script.reply(Done(), took=number)
+        assert script.expect(Extended).deadline == sent_at + LEASE, "from the sending (I5)"
+        script.send(None)
+    assert not script.ended
+
+
+def test_a_lost_claim_ends_the_heartbeat_of_what_may_be_taken_over() -> None:
+    script = Script(heartbeat(grant(retry_safe=True)))
+    script.sleep()
+    script.reply(Lost())
+    assert script.ended
+
+
+@pytest.mark.parametrize(
+    ("seen", "ends"),
+    [
+        (Seen(record(UNKNOWN, owner=ME), NOW), False),
+        (Seen(record(owner=ME), NOW), False),
+        (MAYBE, False),
+        (Seen(record(State.ABSENT, owner=ME), NOW), True),
+        (Seen(record(SUCCEEDED, owner=ME), NOW), True),
+        (Seen(record(fence=FENCE + 1), NOW), True),
+        (Seen(None, NOW), True),
+    ],
+    ids=["given up", "renewed after all", "no answer", "freed", "decided", "another's", "gone"],
+)
+def test_a_claim_nobody_may_take_over_is_lost_only_where_somebody_decided(
+    seen: Any, ends: bool
+) -> None:
+    """Else its body is the only witness of what it does, and must not be stopped half-way."""
+    script = Script(heartbeat(grant()))
+    script.sleep()
+    script.reply(Lost())
+    script.sleep()
+    assert script.command(Look) == Look(ID)
+    script.reply(seen)
+    assert script.ended is ends
+    if not ends:
+        assert script.sleep().us == BEAT
+        script.command(Renew)
+
+
+def test_the_heartbeat_of_what_nobody_may_take_over_outlasts_its_store() -> None:
+    script = Script(heartbeat(grant()))
+    script.sleep()
+    while script.now < 10 * LEASE:
+        script.reply(MAYBE)
+        assert script.sleep().us >= 1
+    script.reply(Done())
+    assert script.expect(Extended).deadline == script.now + LEASE
+
+
+def test_a_failing_renewal_is_repeated_sooner_until_the_deadline() -> None:
+    script = Script(heartbeat(grant(retry_safe=True)))
+    script.sleep()
+    pauses = []
+    while True:
+        script.reply(MAYBE)
+        if script.ended:
+            break
+        pauses.append(script.sleep().us)
+    assert script.now == LEASE
+    assert set(pauses) == {BEAT // 4}
+
+
+def test_after_a_failure_and_a_success_the_beat_is_regular_again() -> None:
+    script = Script(heartbeat(grant()))
+    script.sleep()
+    script.reply(MAYBE)
+    script.sleep()
+    script.reply(Done())
+    assert script.expect(Extended).deadline == BEAT + BEAT // 4 + LEASE
+    script.send(None)
+    assert script.sleep().us == BEAT
+
+
+def test_the_last_pause_ends_at_the_deadline_and_is_never_nothing() -> None:
+    script = Script(heartbeat(grant()))
+    script.sleep()
+    script.reply(MAYBE, took=LEASE - BEAT - 3)
+    assert script.expect(Sleep).us == 3
+    tiny = Script(heartbeat(grant(lease=3, deadline=3)))
+    tiny.sleep()
+    tiny.reply(MAYBE)
+    assert tiny.expect(Sleep).us == 1
