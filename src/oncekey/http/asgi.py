@@ -209,6 +209,8 @@ class _OfApp(Responder):
             return
         assert keyed is not None
         await self._guarded(keyed, caller)
+        if self._task is None or self._task.done():
+            self._body.close()
 
     async def refuse(self, response: Response) -> None:
         reading = await self._read(keep=False)

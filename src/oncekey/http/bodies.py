@@ -8,16 +8,16 @@ that may refuse a retry, it never takes two requests for one. Owns the limits on
 
 from __future__ import annotations
 
-import io
 import json
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from decimal import Decimal
 from hashlib import blake2b
-from typing import Any, Final
+from typing import IO, Any, Final
 from urllib.parse import parse_qsl
 
 from oncekey.http.extras import MissingDependency, needs
+from oncekey.http.request_body import Body
 
 with needs("http"):
     import multipart
@@ -31,12 +31,19 @@ if not hasattr(multipart, "MultipartError"):
         name="multipart",
     )
 
-# Longer documents are compared byte by byte: putting them in order would stop everybody else.
+# Longer documents are compared byte by byte: putting them in order takes too long.
 CANONICAL_MAX_BYTES: Final = 256 * 1024
+FORM_MAX_BYTES: Final = 1024 * 1024  # the same for the fields of a form, parts of a multipart aside
+# Longer bodies than this are compared by a digest of theirs.
+RAW_MAX_BYTES: Final = 64 * 1024
+_INFLATED_AT_ONCE: Final = 64 * 1024
+_PART_IN_MEMORY: Final = 64 * 1024
 FORM_FIELDS_MAX: Final = 1_000
 PARTS_MAX: Final = 128
 CODINGS_MAX: Final = 3
 GZIP_MEMBERS_MAX: Final = 16
+
+_FORMS: Final = frozenset({b"application/x-www-form-urlencoded", b"multipart/form-data"})
 
 Fields = Sequence[str]
 
@@ -60,47 +67,81 @@ class _NotStrictError(ValueError):
 # --- content codings ------------------------------------------------------------------------
 
 
-def decoded(body: bytes, codings: bytes, limit: int) -> tuple[bytes, bytes]:
+def decoded(body: Body, codings: bytes, limit: int) -> tuple[Body, bytes]:
     """The body without its gzip and deflate, and the codings that are left on it.
 
-    A compressed body tells when it was compressed, so retries may differ in it.
+    A compressed body tells when it was compressed, so retries may differ in it. Where it had none,
+    the body itself; else a new one, to be closed.
     """
     names = [name.strip().lower() for name in codings.split(b",") if name.strip()]
     if len(names) > CODINGS_MAX:
         raise UnreadableBody(f"it has {len(names)} codings; at most {CODINGS_MAX} are undone")
+    given = body
     while names and names[-1] in (b"gzip", b"x-gzip", b"deflate", b"identity"):
         name = names.pop()
-        if name != b"identity":
-            body = _inflated(body, name, limit)
+        if name == b"identity":
+            continue
+        coded, body = body, Body()
+        try:
+            _inflate(coded, name, limit, body)
+        except BaseException:
+            body.close()
+            raise
+        finally:
+            if coded is not given:
+                coded.close()
     return body, b",".join(names)
 
 
-def _inflated(body: bytes, name: bytes, limit: int) -> bytes:
+def _inflate(body: Body, name: bytes, limit: int, made: Body) -> None:
+    """Write what the body holds under its coding to `made`."""
     bits = zlib.MAX_WBITS if name == b"deflate" else zlib.MAX_WBITS | 16
-    made = bytearray()
     members = 0
-    while body:
-        members += 1
-        if members > (1 if name == b"deflate" else GZIP_MEMBERS_MAX):
-            raise UnreadableBody(f"its {name.decode()} has too many parts")
-        stream = zlib.decompressobj(bits)
+    stream: Any = None
+    for chunk in body.chunks():
+        data = chunk
+        while data:
+            if stream is None:
+                members += 1
+                if members > (1 if name == b"deflate" else GZIP_MEMBERS_MAX):
+                    raise UnreadableBody(f"its {name.decode()} has too many parts")
+                stream = zlib.decompressobj(bits)
+            data = _decompress(stream, data, name, limit, made)
+            if stream.eof:
+                stream = None  # gzip files may be joined
+    if stream is not None:
+        raise UnreadableBody(f"its {name.decode()} is cut short")
+
+
+def _decompress(stream: Any, data: bytes, name: bytes, limit: int, made: Body) -> bytes:
+    """Take in these bytes; what is left of them belongs to the next part."""
+    while True:
         try:
-            made += stream.decompress(body, limit + 1 - len(made))
+            out = stream.decompress(data, _INFLATED_AT_ONCE)
         except zlib.error as error:
             raise UnreadableBody(f"its {name.decode()} cannot be decoded: {error}") from None
-        if len(made) > limit:
+        if out:
+            made.write(out)
+        if made.size > limit:
             raise TooLarge
-        if not stream.eof:
-            raise UnreadableBody(f"its {name.decode()} is cut short")
-        body = stream.unused_data  # gzip files may be joined
-    return bytes(made)
+        if stream.eof:
+            rest: bytes = stream.unused_data
+            return rest
+        data = stream.unconsumed_tail
+        if not data and len(out) < _INFLATED_AT_ONCE:
+            return b""
 
 
 # --- forms of content -----------------------------------------------------------------------
 
 
+def is_parsed(media: bytes) -> bool:
+    """Whether a body of this kind is looked into, which takes time."""
+    return media == b"application/json" or media.endswith(b"+json") or media in _FORMS
+
+
 def canonical(
-    body: bytes, media: bytes, boundary: str, ignore: Fields, only: Fields | None
+    body: Body, media: bytes, boundary: str, ignore: Fields, only: Fields | None
 ) -> bytes:
     """Bytes that are the same for the same content; their first one tells the form."""
     if media == b"application/json" or media.endswith(b"+json"):
@@ -109,23 +150,36 @@ def canonical(
         return _form(body, ignore, only)
     if media == b"multipart/form-data" and boundary:
         return _multipart(body, boundary, ignore, only)
-    return b"r" + body
+    return raw(body)
 
 
-def _json(body: bytes, ignore: Fields, only: Fields | None) -> bytes:
-    if len(body) > CANONICAL_MAX_BYTES:
-        if ignore or only is not None:
-            raise TooLarge(CANONICAL_MAX_BYTES)  # byte by byte it could not be compared
-        return b"r" + body
+def raw(body: Body) -> bytes:
+    """The body as it is, or a digest of it."""
+    if body.size <= RAW_MAX_BYTES:
+        return b"r" + body.read()
+    return b"d%d:" % body.size + body.digest()
+
+
+def _too_long(body: Body, most: int, ignore: Fields, only: Fields | None) -> bool:
+    if body.size <= most:
+        return False
+    if ignore or only is not None:
+        raise TooLarge(most)  # byte by byte it could not be compared
+    return True
+
+
+def _json(body: Body, ignore: Fields, only: Fields | None) -> bytes:
+    if _too_long(body, CANONICAL_MAX_BYTES, ignore, only):
+        return raw(body)
     try:
-        value = _strict(body.decode("utf-8"))
+        value = _strict(body.read().decode("utf-8"))
         if only is not None and (chosen := _chosen(value, only)) is not None:
             return b"o" + rfc8785.dumps(chosen)
         for path in ignore:
             _drop(value, path.split("."))
         return b"j" + rfc8785.dumps(value)
     except (ValueError, ArithmeticError, RecursionError):  # a CanonicalizationError is a ValueError
-        return b"r" + body
+        return raw(body)
 
 
 def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -186,40 +240,52 @@ def _wanted(names: Iterable[str], ignore: Fields, only: Fields | None) -> Callab
     return lambda name: name in only
 
 
-def _form(body: bytes, ignore: Fields, only: Fields | None) -> bytes:
+def _form(body: Body, ignore: Fields, only: Fields | None) -> bytes:
+    if _too_long(body, FORM_MAX_BYTES, ignore, only):
+        return raw(body)
     try:
         pairs = parse_qsl(
-            body.decode("utf-8"),
+            body.read().decode("utf-8"),
             keep_blank_values=True,
-            strict_parsing=bool(body),
+            strict_parsing=body.size > 0,
             errors="strict",
             max_num_fields=FORM_FIELDS_MAX,
         )
     except ValueError:
-        return b"r" + body
+        return raw(body)
     wanted = _wanted((name for name, _ in pairs), ignore, only)
     return b"f" + json.dumps([pair for pair in pairs if wanted(pair[0])]).encode()
 
 
-def _multipart(body: bytes, boundary: str, ignore: Fields, only: Fields | None) -> bytes:
+def _multipart(body: Body, boundary: str, ignore: Fields, only: Fields | None) -> bytes:
+    found: list[Any] = []
     try:
         parser = multipart.MultipartParser(
-            io.BytesIO(body),
+            body.opened(),
             boundary,
-            content_length=len(body),
+            content_length=body.size,
             strict=True,
             part_limit=PARTS_MAX,
-            spool_limit=len(body) + 1,
-            memory_limit=2 * len(body) + 1,
+            spool_limit=_PART_IN_MEMORY,
+            memory_limit=(PARTS_MAX + 1) * _PART_IN_MEMORY,
+            disk_limit=body.size + 1,
         )
-        found = list(parser)
+        for part in parser:
+            found.append(part)
         wanted = _wanted((part.name for part in found), ignore, only)
-        parts = [
-            # All its headers as they are: frameworks differ in which of them they heed.
-            [part.headerlist, blake2b(part.raw).hexdigest()]
-            for part in found
-            if wanted(part.name)
-        ]
+        # All its headers as they are: frameworks differ in which of them they heed.
+        parts = [[part.headerlist, _digest(part.file)] for part in found if wanted(part.name)]
     except (multipart.MultipartError, ValueError, TypeError):
-        return b"r" + body
+        return raw(body)
+    finally:
+        for part in found:
+            part.close()
     return b"m" + json.dumps(parts).encode()
+
+
+def _digest(file: IO[bytes]) -> str:
+    made = blake2b()
+    file.seek(0)
+    while chunk := file.read(_PART_IN_MEMORY):
+        made.update(chunk)
+    return made.hexdigest()

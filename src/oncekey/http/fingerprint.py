@@ -13,10 +13,13 @@ from struct import Struct
 from typing import Final, NamedTuple
 from urllib.parse import unquote_to_bytes
 
-from oncekey.http.bodies import canonical, decoded
+from oncekey.http.bodies import canonical, decoded, is_parsed, raw
 from oncekey.http.message import Headers, Request, values
+from oncekey.http.request_body import BODY_SPILL_BYTES, Body
 from oncekey.http.rules import Rule
 
+# Bodies up to here are looked into at once, longer ones in a thread.
+INLINE_MAX_BYTES: Final = 16 * 1024
 _lengths = Struct(">6I").pack
 
 _TOKEN: Final = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
@@ -26,13 +29,31 @@ _MEDIA: Final = re.compile(rf"[ \t]*({_TOKEN}/{_TOKEN})((?:{_PARAMETER.pattern})
 
 def described(request: Request, rule: Rule) -> bytes:
     """The bytes to compare. Raises bodies.UnreadableBody and bodies.TooLarge."""
-    body, left = decoded(
-        request.body, _joined(request.headers, b"content-encoding"), rule.max_request
-    )
+    given = request.body if isinstance(request.body, Body) else Body(request.body)
+    body, left = decoded(given, _joined(request.headers, b"content-encoding"), rule.max_request)
+    try:
+        return _described(request, rule, body, left)
+    finally:
+        if body is not given:
+            body.close()
+
+
+def takes_long(request: Request) -> bool:
+    """Whether `described` would hold up an event loop."""
+    size = request.body.size if isinstance(request.body, Body) else len(request.body)
+    if values(request.headers, b"content-encoding"):
+        return size > 0  # nobody knows how much is in it
+    if size <= INLINE_MAX_BYTES:
+        return False
+    media = _content_type(_joined(request.headers, b"content-type")).media
+    return size > BODY_SPILL_BYTES or is_parsed(media)
+
+
+def _described(request: Request, rule: Rule, body: Body, left: bytes) -> bytes:
     line = _joined(request.headers, b"content-type")
     content_type = _content_type(line)
     if left:
-        content = b"r" + body  # under a coding that we do not know
+        content = raw(body)  # under a coding that we do not know
     else:
         content = canonical(body, content_type.media, content_type.boundary, rule.ignore, rule.only)
     # The boundary of a form counts where its parts could not be told.

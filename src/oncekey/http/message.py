@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from oncekey.http.request_body import Body
+
 Headers = tuple[tuple[bytes, bytes], ...]
 
 
@@ -18,7 +20,7 @@ class Request(NamedTuple):
     path: bytes
     query: bytes
     headers: Headers
-    body: bytes = b""
+    body: bytes | Body = b""
 
 
 class Response(NamedTuple):

@@ -10,7 +10,7 @@ import asyncio
 import enum
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from typing import Any, Final, Protocol
 from urllib.parse import quote
 
@@ -19,8 +19,10 @@ from oncekey.engine.aio.attempt import AsyncAttempt
 from oncekey.engine.aio.once import AsyncOnce
 from oncekey.engine.results import Result
 from oncekey.http.exchange import STORE_DOWN_MARK, Asking, Exchange, Keyed
+from oncekey.http.fingerprint import takes_long
 from oncekey.http.message import Headers, Request, Response
 from oncekey.http.recording import Message, Recording, Send
+from oncekey.http.request_body import Body
 from oncekey.http.rules import Rule
 from oncekey.http.running import Incomplete, Unstored, outcome
 from oncekey.http.unhandled import UNSTORED, is_unstored
@@ -86,8 +88,10 @@ class Responder:
         self._receive = receive
         self._send = send
         self._headers: Headers = tuple((bytes(n).lower(), bytes(v)) for n, v in scope["headers"])
-        self._body = b""
+        self._body = Body()
+        self._given: Iterator[bytes] | None = None  # to the app, once it asks
         self._body_given = False
+        self._part = b""
         self._recording: Recording | None = None
         self._task: asyncio.Task[None] | None = None
         self._app_error: BaseException | None = None
@@ -95,12 +99,12 @@ class Responder:
         self._unstored: list[int] = []
 
     async def _read(self, *, keep: bool = True) -> Reading:
-        """Read the whole request: a refused one too, for the connection's next one comes behind
-        it, but without keeping it. Nothing is read of what is too large by its own word."""
+        """Read the whole request, or what is left of it: a refused one too, for the connection's
+        next one comes behind it, but without keeping it. Nothing is read of what is too large by
+        its own word."""
         if self._exchange.declared_too_large(self._rule, self._headers):
             return Reading.TOO_LARGE
-        chunks: list[bytes] = []
-        size = 0
+        size = self._body.size
         while True:
             message = await self._receive()
             if message["type"] == "http.disconnect":
@@ -110,13 +114,16 @@ class Responder:
             if size > self._rule.max_request:
                 return Reading.TOO_LARGE
             if keep:
-                chunks.append(chunk)
+                self._body.write(bytes(chunk))  # the server may use its buffer again
             if not message.get("more_body", False):
-                self._body = b"".join(chunks)
                 return Reading.WHOLE
 
     async def _guarded(self, keyed: Keyed, caller: str) -> None:
-        asking = self._exchange.asking(keyed, caller, self._request())
+        request = self._request()
+        if takes_long(request):
+            asking = await asyncio.to_thread(self._exchange.asking, keyed, caller, request)
+        else:
+            asking = self._exchange.asking(keyed, caller, request)
         if isinstance(asking, Response):
             await self._give(asking)
             return
@@ -208,8 +215,16 @@ class Responder:
     async def _given_body(self) -> Message:
         if self._body_given:
             return await self._receive()
-        self._body_given = True
-        return {"type": "http.request", "body": self._body, "more_body": False}
+        return self._next_part()
+
+    def _next_part(self, start: int = 0) -> Message:
+        """What was read, part by part; the last one says so."""
+        if self._given is None:
+            self._given = self._body.chunks(start)
+            self._part = next(self._given, b"")
+        part, self._part = self._part, next(self._given, b"")
+        self._body_given = not self._part
+        return {"type": "http.request", "body": part, "more_body": not self._body_given}
 
     # --- responses ----------------------------------------------------------------------------
 

@@ -1,6 +1,8 @@
 """One request to a guarded route, from its first byte to its last.
 
 The route's handler runs in a task of its own until it is at the door, all its dependencies solved.
+What it reads of the body until then is kept (in a file, if it is much); the rest is read once the
+caller is known.
 Only then is there a caller, and the engine is asked. A fresh key opens the door inside the run; a
 replay or a refusal is what the handler then answers, without the endpoint. What it sends is held
 back until the outcome is durable (I13), and neither task ends with the client (I14).
@@ -48,6 +50,9 @@ class AtRoute(Responder):
         self._visit: asyncio.Future[Visit] = loop.create_future()  # somebody is at the door
         self._sign: asyncio.Future[Response | None] = loop.create_future()  # None: come in
         self._over: asyncio.Future[None] = loop.create_future()  # its outcome is durable
+        self._stopped: asyncio.Future[Reading] = loop.create_future()  # it cannot be read
+        self._is_whole = False
+        self._pulled = 0  # how much of the body the handler has read before the door
 
     async def respond(self) -> None:
         """Answer it. Cancelling this takes nothing away from what runs."""
@@ -59,10 +64,7 @@ class AtRoute(Responder):
         await asyncio.shield(self._owner.tasks.start(self._respond()))
 
     async def _respond(self) -> None:
-        reading = await self._read()
-        if reading is Reading.GONE:
-            return
-        if reading is Reading.TOO_LARGE:
+        if self._exchange.declared_too_large(self._rule, self._headers):
             await super()._give(self._exchange.too_large(self._rule), self._last())
             return
         self._recording = Recording()
@@ -79,8 +81,16 @@ class AtRoute(Responder):
                 self._recording.close()
 
     async def _meet(self) -> None:
-        waits: set[asyncio.Future[Any]] = {self._task, self._visit, self._recording.settled}
+        waits: set[asyncio.Future[Any]] = {
+            self._task,
+            self._visit,
+            self._recording.settled,
+            self._stopped,
+        }
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        if self._stopped.done():
+            await self._give_up(self._stopped.result())
+            return
         if not self._visit.done():  # the app has refused it before the endpoint (I15)
             await self._finish()
             return
@@ -91,8 +101,21 @@ class AtRoute(Responder):
             await self._give(keyed)
             return
         assert keyed is not None
+        reading = Reading.WHOLE if self._is_whole else await self._read()
+        if reading is not Reading.WHOLE:
+            await self._give_up(reading)
+            return
         self._asked = True  # from here on the Responder closes it
         await self._guarded(keyed, caller)
+
+    async def _give_up(self, reading: Reading) -> None:
+        """Not all of the request can be read, so nothing is claimed. The handler, wherever it is,
+        ends by itself."""
+        refused = self._exchange.too_large(self._rule)
+        if not self._sign.done():
+            self._sign.set_result(refused)
+        if reading is Reading.TOO_LARGE:
+            await super()._give(refused, self._last())
 
     # --- the handler's task -------------------------------------------------------------------
 
@@ -125,10 +148,28 @@ class AtRoute(Responder):
             await asyncio.shield(self._over)
 
     async def _private_receive(self) -> Message:
-        if self._body_given and self._began:
+        if not self._is_whole and not self._visit.done():
+            return await self._pull()
+        if not self._body_given:
+            return self._next_part(self._pulled)
+        if self._began:
             # At a disconnect a streamed response is cut short, so not before all is over.
             await asyncio.shield(self._over)
         return await super()._private_receive()
+
+    async def _pull(self) -> Message:
+        """The client's next message, for a handler that reads before its endpoint, and kept."""
+        message = await self._receive()
+        chunk = message.get("body") or b""
+        gone = message["type"] == "http.disconnect"
+        if gone or self._body.size + len(chunk) > self._rule.max_request:
+            if not self._stopped.done():
+                self._stopped.set_result(Reading.GONE if gone else Reading.TOO_LARGE)
+            return {"type": "http.disconnect"}
+        self._body.write(bytes(chunk))  # the server may use its buffer again
+        self._pulled = self._body.size
+        self._is_whole = self._body_given = not message.get("more_body", False)
+        return message
 
     # --- the run ------------------------------------------------------------------------------
 

@@ -1,0 +1,84 @@
+"""Where a request is looked into: small ones at once, others where they hold up nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import threading
+from typing import Any
+
+import pytest
+from tests.http.test_asgi_corners import Counting, ask, guard
+
+from oncekey import AsyncOnce
+from oncekey.http import exchange
+from oncekey.http.fingerprint import INLINE_MAX_BYTES, described
+from oncekey.http.request_body import BODY_SPILL_BYTES
+from oncekey.http.rules import Rule
+
+JSON = b"application/json"
+FLOATS = json.dumps([n / 7 for n in range(12_000)]).encode()  # 240 kB, 200 ms to put in order
+FORM = b"&".join(b"field%d=value" % n for n in range(900)) + b"&rest=" + b"x" * INLINE_MAX_BYTES
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "coding", "in_thread"),
+    [
+        (JSON, b'{"cents": 500}', b"", False),
+        (JSON, FLOATS, b"", True),
+        (b"application/x-www-form-urlencoded", FORM, b"", True),
+        (JSON, gzip.compress(FLOATS), b"gzip", True),
+        (b"application/octet-stream", b"x" * (INLINE_MAX_BYTES + 1), b"", False),
+        (b"application/octet-stream", b"x" * (BODY_SPILL_BYTES + 1), b"", True),
+    ],
+    ids=["small", "floats", "form", "gzip", "bytes", "large"],
+)
+def test_large_bodies_are_fingerprinted_off_the_event_loop(
+    kind: bytes, body: bytes, coding: bytes, in_thread: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+
+    def recorded(*given: Any) -> bytes:
+        seen.append(threading.get_ident())
+        return described(*given)
+
+    monkeypatch.setattr(exchange, "described", recorded)
+
+    async def main() -> None:
+        once = AsyncOnce("memory://")
+        app = Counting()
+        guarded = guard(app, Rule(max_request=4 * BODY_SPILL_BYTES), once=once)
+        headers = [(b"idempotency-key", b"k"), (b"content-type", kind)]
+        headers += [(b"content-encoding", coding)] if coding else []
+        first = await ask(guarded, body=body, headers=headers)
+        again = await ask(guarded, body=body, headers=headers)
+        assert (first.statuses, again.statuses, app.runs) == ([201], [201], 1)
+        await once.close()
+
+    asyncio.run(main())
+    assert [ident != threading.get_ident() for ident in seen] == [in_thread] * 2
+
+
+def test_large_body_reaches_the_app_as_it_was_sent() -> None:
+    async def main() -> None:
+        body = bytes(range(256)) * (BODY_SPILL_BYTES // 128)
+        read: list[bytes] = []
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            more = True
+            while more:
+                message = await receive()
+                read.append(message["body"])
+                more = message["more_body"]
+            await Counting()(scope, receive, send)
+
+        once = AsyncOnce("memory://")
+        guarded = guard(app, Rule(max_request=len(body)), once=once)
+        assert (await ask(guarded, body=body)).statuses == [201]
+        assert b"".join(read) == body
+        assert len(read) > 1, "it came from a file, part by part"
+        assert (await ask(guarded, body=body[:-1] + b"?")).statuses == [422]
+        await once.close()
+
+    asyncio.run(main())

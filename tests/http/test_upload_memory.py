@@ -1,0 +1,94 @@
+"""Large guarded uploads to FastAPI: on disk, not in memory, and nothing is read for strangers.
+
+    UPLOAD_MIB=100 python -m pytest -s tests/http/test_upload_memory.py
+
+prints what the server process held at most.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+from tests.http.served import Served, served
+
+from oncekey.testing.servers import Uvicorn, require
+
+MIB = 1024 * 1024
+SIZE = int(os.environ.get("UPLOAD_MIB", "24")) * MIB
+UPLOADS = 3
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
+
+
+@pytest.fixture
+def app() -> Iterator[Served]:
+    require(lambda: Uvicorn("x:y"))
+    with served(Uvicorn, "tests.http.fastapi_apps.uploads:app") as made:
+        yield made
+
+
+def ask(app: Served, path: str, key: str, body: Any, kind: str) -> httpx.Response:
+    headers = {"Authorization": "Bearer alice", "Idempotency-Key": key, "Content-Type": kind}
+    url = f"http://127.0.0.1:{app.server.port}{path}"
+    return httpx.post(url, content=body, headers=headers, timeout=120)
+
+
+def parts(letter: bytes, boundary: bytes) -> Iterator[bytes]:
+    """A multipart form with one file, made as it is sent."""
+    head = b'Content-Disposition: form-data; name="upload"; filename="a.bin"'
+    yield b"--" + boundary + b"\r\n" + head + b"\r\n\r\n"
+    for _ in range(SIZE // 65536):
+        yield letter * 65536
+    yield b"\r\n--" + boundary + b"--\r\n"
+
+
+def plain(letter: bytes, boundary: bytes) -> Iterator[bytes]:
+    for _ in range(SIZE // 65536):
+        yield letter * 65536
+
+
+def peak(app: Served) -> int:
+    return int(httpx.get(f"http://127.0.0.1:{app.server.port}/peak").text)
+
+
+@pytest.mark.parametrize(
+    ("path", "made", "kind"),
+    [
+        ("/file", parts, "multipart/form-data; boundary={}"),
+        ("/stream", plain, "application/octet-stream"),
+    ],
+    ids=["form", "stream"],
+)
+def test_large_uploads_are_not_held_in_memory(app: Served, path: str, made: Any, kind: str) -> None:
+    before = peak(app)
+
+    def upload(number: int, letter: bytes, boundary: str = "one") -> httpx.Response:
+        body = made(letter, boundary.encode())
+        return ask(app, path, f"k-{number}", body, kind.format(boundary))
+
+    with ThreadPoolExecutor(UPLOADS) as threads:
+        answers = list(threads.map(upload, range(UPLOADS), [b"a", b"b", b"c"]))
+    grown = peak(app) - before
+    print(f"{path}: {UPLOADS} x {SIZE // MIB} MiB, the server grew by {grown / MIB:.0f} MiB")  # noqa: T201
+    assert [answer.json()["size"] for answer in answers] == [SIZE] * UPLOADS
+    again, other = upload(0, b"a", "another"), upload(0, b"x")
+    assert again.headers["x-idempotency-replayed"] == "true"
+    assert again.content == answers[0].content
+    assert other.status_code == 422
+    assert grown < SIZE // 2
+
+
+def test_body_is_not_read_for_a_caller_who_is_not_authenticated(app: Served) -> None:
+    """The endpoint takes no body parameter, so FastAPI has solved its dependencies first."""
+    with socket.create_connection(("127.0.0.1", app.server.port), timeout=20) as wire:
+        wire.sendall(
+            b"POST /stream HTTP/1.1\r\nHost: x\r\nIdempotency-Key: nobody\r\n"
+            b"Content-Length: 1000000\r\n\r\nonly the beginning"
+        )
+        assert wire.recv(65536).startswith(b"HTTP/1.1 401")
