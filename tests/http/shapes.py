@@ -7,10 +7,12 @@ process (Django) can run them in a process of its own: `python -m tests.http.sha
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import sys
 from collections.abc import Callable
 from typing import Any
+from wsgiref.util import setup_testing_defaults
 
 import httpx
 
@@ -45,7 +47,7 @@ class App:
         self.runs = 0
         self._own_page = own_page
         self._options = options
-        self._is_async = kind in ("asgi", "fastapi")
+        self.is_async = kind in ("asgi", "fastapi")
         self.app = getattr(self, f"_{kind}")()
 
     def ask(self, method: str, path: str, key: str | None = None, **headers: str) -> httpx.Response:
@@ -53,7 +55,7 @@ class App:
         lines |= {name.replace("_", "-"): value for name, value in headers.items()}
         if key is not None:
             lines["Idempotency-Key"] = key
-        if not self._is_async:
+        if not self.is_async:
             transport = httpx.WSGITransport(self.app)
             with httpx.Client(transport=transport, base_url="http://shop") as client:
                 return client.request(method, path, content=b"{}", headers=lines)
@@ -264,6 +266,50 @@ def check_chosen_request_headers_are_compared(kind: str) -> None:
     assert app.pay("empty").status_code == 422
     assert app.pay("without", X_Other="1").status_code == 201
     assert app.pay("without", X_Other="2").headers["x-idempotency-replayed"] == "true"
+
+
+class Reset(io.RawIOBase):
+    """A body whose sender is gone after a few bytes."""
+
+    def __init__(self) -> None:
+        self._is_first = True
+
+    def read(self, size: int = -1, /) -> bytes:
+        if not self._is_first:
+            raise ConnectionResetError(104, "Connection reset by peer")
+        self._is_first = False
+        return b'{"cents"'
+
+
+class Started:
+    status = 0
+
+    def __call__(self, line: str, lines: Any, exc_info: Any = None) -> None:
+        self.status = int(line[:3])
+
+
+def check_reset_while_the_body_is_read_ends_cleanly(kind: str) -> None:
+    app = App(kind)
+    if app.is_async:
+        return  # there it is a message, see test_asgi.py
+    for length in ({"CONTENT_LENGTH": "500"}, {"wsgi.input_terminated": True}):
+        environ: dict[str, Any] = {}
+        setup_testing_defaults(environ)
+        environ |= {
+            "REQUEST_METHOD": "POST",
+            "PATH_INFO": "/pay",
+            "HTTP_IDEMPOTENCY_KEY": "reset",
+            "CONTENT_TYPE": "application/json",
+            "wsgi.input": Reset(),
+            **length,
+        }
+        if kind == "django" and "CONTENT_LENGTH" not in environ:
+            continue  # it reads no chunked bodies
+        start = Started()
+        body = b"".join(app.app(environ, start))
+        assert (start.status, json.loads(body)["code"]) == (400, "unreadable-body")
+    assert app.runs == 0
+    assert app.pay("reset").json() == {"paid": 1}, "nothing was claimed"
 
 
 def check_quoted_key_may_have_spaces(kind: str) -> None:

@@ -142,7 +142,7 @@ class Exchange:
         except TooLarge as error:
             return self.too_large(keyed.rule, error.most)
         except UnreadableBody as error:
-            return self.refused(problems.UNREADABLE._replace(detail=str(error)))
+            return self.unreadable(str(error))
         options = {"scope": caller, "request": asked, "codec": CODEC, **keyed.rule.options}
         return Asking(self.operation, keyed.key, options)
 
@@ -150,6 +150,9 @@ class Exchange:
 
     def refused(self, problem: Problem, **more: Any) -> Response:
         return refusal(problem, policy_url=self.policy_url, render=self._render, **more)
+
+    def unreadable(self, detail: str) -> Response:
+        return self.refused(problems.UNREADABLE._replace(detail=detail))
 
     def too_large(self, rule: Rule, most: int | None = None) -> Response:
         detail = f"At most {most or rule.max_request} bytes are accepted, decompressed too."

@@ -24,8 +24,8 @@ from oncekey.core.errors import ConfigurationError
 from oncekey.engine.blocking.attempt import Attempt
 from oncekey.engine.blocking.once import Once
 from oncekey.http import message, wsgi
-from oncekey.http import problem as problems
 from oncekey.http.blocking import Guard, Made
+from oncekey.http.bodies import UnreadableBody
 from oncekey.http.exchange import (
     OPERATION_DEFAULT,
     POLICY_URL_DEFAULT,
@@ -216,19 +216,25 @@ def _extension() -> Idempotency:
     return found
 
 
-def _read_first() -> None:
-    """Read the body of a guarded request before anybody else does, and put it back."""
+def _read_first() -> Response | None:
+    """Read the body of a guarded request before anybody else does, and put it back. One that is
+    cut short is answered here: its client is gone, and nobody could read it either."""
     view = guard_of(current_app.view_functions.get(request.endpoint or ""), request.method)
     if view is None:
-        return
+        return None
     environ, rule = request.environ, view.rule
     if ATTEMPT in environ or _extension().guard.passes(rule, wsgi.headers_of(environ)):
-        return
-    body = wsgi.read_body(environ, rule.max_request)
-    is_cut_short = body is not None and wsgi.is_cut_short(environ, body)
-    environ[_BODY] = body, is_cut_short
-    if body is not None and not is_cut_short:
+        return None
+    try:
+        body = wsgi.read_body(environ, rule.max_request)
+        if body is not None and wsgi.is_cut_short(environ, body):
+            raise UnreadableBody(wsgi.CUT_SHORT)
+    except UnreadableBody as error:
+        return _given(_extension().guard.exchange.unreadable(str(error)))
+    environ[_BODY] = body
+    if body is not None:
         wsgi.keep_body(environ, body)
+    return None
 
 
 def _watch() -> Any:
@@ -269,11 +275,9 @@ def _respond(extension: Idempotency, rule: Rule, call: Callable[[], Any]) -> Any
             "@idempotent must be on the view that is registered, below @app.post: this request's "
             "body was not read in time to be compared"
         )
-    body, is_cut_short = environ[_BODY]
+    body: bytes | None = environ[_BODY]
     if body is None:
         return _given(guard.exchange.too_large(rule))
-    if is_cut_short:
-        return _given(guard.exchange.refused(problems.UNREADABLE))
 
     def make(attempt: Attempt | None) -> _Answer:
         environ[ATTEMPT] = attempt

@@ -23,8 +23,8 @@ from urllib.parse import quote
 
 from oncekey.engine.blocking.attempt import Attempt
 from oncekey.engine.blocking.once import Once
-from oncekey.http import problem as problems
 from oncekey.http.blocking import Guard, Made
+from oncekey.http.bodies import UnreadableBody
 from oncekey.http.exchange import (
     OPERATION_DEFAULT,
     POLICY_URL_DEFAULT,
@@ -51,6 +51,7 @@ Caller = Callable[[Environ], str | None]
 
 _LENGTH_DIGITS: Final = 18  # of a length; one with more is too large in any case
 _CHUNK: Final = 64 * 1024
+CUT_SHORT: Final = "The request ended before all of its body was here."
 _BARE: Final = {"CONTENT_TYPE": b"content-type", "CONTENT_LENGTH": b"content-length"}
 
 
@@ -133,9 +134,12 @@ class IdempotencyWSGI:
             return self.app(environ, start_response)
         take(environ)
         admitted = guard.admitted(rule, headers, lambda: self.caller(environ))
-        # A refused one is read too, for the connection's next one comes behind it.
-        body = read_body(environ, rule.max_request, keep=not isinstance(admitted, Response))
         answer: Response | Made[WSGIAnswer]
+        try:
+            # A refused one is read too, for the connection's next one comes behind it.
+            body = read_body(environ, rule.max_request, keep=not isinstance(admitted, Response))
+        except UnreadableBody as error:
+            admitted, body = guard.exchange.unreadable(str(error)), None
         if isinstance(admitted, Response):
             answer = admitted
         elif body is None:
@@ -173,8 +177,7 @@ class IdempotencyWSGI:
         self, guard: Guard, keyed: Keyed, who: str, environ: Environ, headers: Headers, body: bytes
     ) -> Response | Made[WSGIAnswer]:
         if is_cut_short(environ, body):
-            detail = "The request ended before all of its body was here."
-            return guard.exchange.refused(problems.UNREADABLE._replace(detail=detail))
+            return guard.exchange.unreadable(CUT_SHORT)
 
         def make(attempt: Attempt | None) -> WSGIAnswer:
             return WSGIAnswer(self.app, private(environ, body, attempt))
@@ -274,7 +277,7 @@ def _length(environ: Environ) -> int | None:
 def read_body(environ: Environ, limit: int, *, keep: bool = True) -> bytes | None:
     """The whole body, None where it is longer than `limit`; nothing is read of what is too long
     by its own word. Without a length it ends where the server says it does, or is empty. Unless
-    `keep`, it is read past only."""
+    `keep`, it is read past only. Raises UnreadableBody where the client went away meanwhile."""
     length = _length(environ)
     if length is None:
         length = limit + 1 if environ.get("wsgi.input_terminated") else 0
@@ -283,11 +286,19 @@ def read_body(environ: Environ, limit: int, *, keep: bool = True) -> bytes | Non
     source = environ["wsgi.input"]
     chunks: list[bytes] = []
     left = length
-    while left > 0 and (chunk := source.read(min(left, _CHUNK))):
+    while left > 0 and (chunk := _read(source, min(left, _CHUNK))):
         left -= len(chunk)
         if keep:
             chunks.append(chunk)
     return b"".join(chunks) if length - left <= limit else None
+
+
+def _read(source: Any, size: int) -> bytes:
+    try:
+        part: bytes = source.read(size)
+    except OSError as error:  # a reset, a timeout, a broken chunk
+        raise UnreadableBody(CUT_SHORT) from error
+    return part
 
 
 def is_cut_short(environ: Environ, body: bytes) -> bool:

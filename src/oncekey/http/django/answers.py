@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from django.core.exceptions import RequestDataTooBig
 from django.http import HttpResponse
-from django.http.request import RawPostDataException
+from django.http.request import RawPostDataException, UnreadablePostError
 from django.urls import Resolver404, resolve
 
 from oncekey.core.errors import ConfigurationError
@@ -79,6 +79,8 @@ def body_of(request: Any, rule: Rule, headers: Headers) -> bytes | None:
         body: bytes = base.body
     except RequestDataTooBig:
         return None
+    except UnreadablePostError:
+        raise UnreadableBody(wsgi.CUT_SHORT) from None
     except RawPostDataException:
         raise ConfigurationError(
             "this request's body was parsed before it could be compared: by CsrfViewMiddleware, "
@@ -86,7 +88,7 @@ def body_of(request: Any, rule: Rule, headers: Headers) -> bytes | None:
             "request.body in a middleware before that, or use IdempotencyMiddleware"
         ) from None
     if wsgi.is_cut_short(base.META, body):
-        raise UnreadableBody("The request ended before all of its body was here.")
+        raise UnreadableBody(wsgi.CUT_SHORT)
     return body if len(body) <= rule.max_request else None
 
 

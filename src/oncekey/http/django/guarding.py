@@ -24,7 +24,6 @@ from oncekey.core.errors import ConfigurationError
 from oncekey.engine.blocking.attempt import Attempt
 from oncekey.engine.blocking.once import Once
 from oncekey.engine.blocking.operations import Operations
-from oncekey.http import problem as problems
 from oncekey.http import published
 from oncekey.http.blocking import Made
 from oncekey.http.bodies import UnreadableBody
@@ -200,7 +199,7 @@ def respond(
     try:
         body = body_of(request, rule, headers)
     except UnreadableBody as error:
-        return given(guard.exchange.refused(problems.UNREADABLE._replace(detail=str(error))))
+        return given(guard.exchange.unreadable(str(error)))
     if body is None:
         return given(guard.exchange.too_large(rule))
     keyed, who = admitted
