@@ -30,6 +30,7 @@ from oncekey.http.exchange import (
     Exchange,
 )
 from oncekey.http.message import Response
+from oncekey.http.mounted import drain_untold, draining
 from oncekey.http.paths import below, segments_read
 from oncekey.http.policy_page import is_asked, through_asgi
 from oncekey.http.problem import Render
@@ -41,7 +42,7 @@ from oncekey.http.running import ATTEMPT, check_caller, principal
 from oncekey.http.unguarded import TAKEN, UNGUARDED_MARK, UnguardedKeys, take
 from oncekey.http.unhandled import WatchedScope, leave_unstored, watch
 
-__all__ = ["IdempotencyMiddleware", "attempt_of", "leave_unstored"]
+__all__ = ["IdempotencyMiddleware", "attempt_of", "draining", "leave_unstored"]
 
 Caller = Callable[[Scope], str | Awaitable[str | None] | None]
 
@@ -102,6 +103,7 @@ class IdempotencyMiddleware:
             replay_header=replay_header,
             render_refusal=render_refusal,
         )
+        self.lifespans = 0
         self.unprotected = 0  # runs without a key's protection because the store was down
         self._find = self.exchange.rules.find
         self._drain = microseconds(drain, name="drain") / 1_000_000
@@ -164,6 +166,7 @@ class IdempotencyMiddleware:
                 begun = True
             elif message["type"] == "lifespan.shutdown":
                 await self.drain()
+                await drain_untold()
             return message
 
         async def told(message: Message) -> None:
@@ -176,9 +179,11 @@ class IdempotencyMiddleware:
                     await self.once.close()
             await send(message)
 
+        self.lifespans += 1
         try:
             await self.app(scope, watched, told)
         finally:
+            self.lifespans -= 1
             if begun:  # it could not begin, or ended without a word
                 lifespan.end(self.once)
 

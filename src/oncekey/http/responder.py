@@ -21,6 +21,7 @@ from oncekey.engine.results import Result
 from oncekey.http.exchange import STORE_DOWN_MARK, Asking, Exchange, Keyed
 from oncekey.http.fingerprint import takes_long
 from oncekey.http.message import Headers, Request, Response
+from oncekey.http.mounted import serves
 from oncekey.http.recording import Message, Recording, Send
 from oncekey.http.request_body import Body
 from oncekey.http.rules import Rule
@@ -49,8 +50,10 @@ class Tasks:
         return task
 
     async def wait(self, seconds: float) -> None:
-        if self._tasks:
-            await asyncio.wait(set(self._tasks), timeout=seconds)
+        loop = asyncio.get_running_loop()
+        here = {task for task in self._tasks if task.get_loop() is loop}
+        if here:
+            await asyncio.wait(here, timeout=seconds)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -65,6 +68,9 @@ class Owner(Protocol):
     exchange: Exchange
     tasks: Tasks
     unprotected: int
+    lifespans: int
+
+    async def drain(self) -> None: ...
 
 
 class Reading(enum.Enum):
@@ -81,6 +87,7 @@ class Responder:
     def __init__(
         self, owner: Owner, rule: Rule, scope: Scope, receive: Receive, send: Send
     ) -> None:
+        serves(owner, scope)
         self._owner = owner
         self._exchange = owner.exchange.under(scope.get("root_path", ""))
         self._rule = rule

@@ -37,6 +37,7 @@ from oncekey.http.fastapi.routes import (
 )
 from oncekey.http.fastapi.watch import RouteWatch
 from oncekey.http.guarded_views import GuardedViews, chain_of
+from oncekey.http.mounted import drain_untold
 from oncekey.http.policy_page import is_asked, through_asgi
 from oncekey.http.problem import Render
 from oncekey.http.responder import Tasks
@@ -107,6 +108,7 @@ class Idempotency:
             render_refusal=render_refusal,
         )
         self.tasks = Tasks()
+        self.lifespans = 0
         self.unprotected = 0  # runs without a key's protection because the store was down
         self.route_class = route_class(None)
         self._drain = microseconds(drain, name="drain") / 1_000_000
@@ -183,11 +185,14 @@ class Idempotency:
             try:
                 async with inner(running) as state:
                     self.check(app)
+                    self.lifespans += 1
                     try:
                         yield state
                     finally:
                         begun = False
+                        self.lifespans -= 1
                         await self.end()
+                        await drain_untold()
             finally:
                 if begun:  # it could not begin
                     self._forget()
