@@ -55,6 +55,7 @@ def test_codes_are_what_they_were() -> None:
         "failed",
         "overtaken",
         "not-replayable",
+        "not-recorded",
         "unavailable",
         "unguarded",
     ]
