@@ -10,13 +10,13 @@ import asyncio
 from typing import Any
 
 import pytest
-from tests.shops import NEVER, RING, SHOPS, Order, Shop, done, locks, rows
+from tests.shops import INSERT, NEVER, RING, SHOPS, Order, Shop, done, locks, rows
 from tests.shops.rivals import CLOCK, apply, claim_of, finish_of, meanwhile_in
 from tests.stores.postgres.conftest import Play
 
-from oncekey import InFlight, OperationFailed, OutcomeUnknown, Terminal
+from oncekey import InFlight, Mismatch, OperationFailed, OutcomeUnknown, Terminal
 from oncekey.core.commands import Busy, Claimed, Done, Replay
-from oncekey.core.errors import LeaseLost
+from oncekey.core.errors import ConfigurationError, LeaseLost
 from oncekey.core.record import State
 from oncekey.core.recovery import Recovery
 
@@ -302,3 +302,29 @@ def test_i1_a_transaction_that_comes_too_late_is_undone(
         assert await shop.state("k") == ("succeeded" if wins else "pending")
 
     play_mainly(scene)
+
+
+def test_another_request_is_in_flight_until_the_first_is_on_record(play_on_driver: Play) -> None:
+    """What an open transaction was asked nobody else can see; the docs say so."""
+
+    async def scene(shop: Shop, other: Shop) -> None:
+        async with shop.transaction():
+            await shop.inside("k", request={"cents": 500})
+            with pytest.raises(InFlight):
+                await other.outside("k", NEVER, request={"cents": 900})
+        with pytest.raises(Mismatch):
+            await other.outside("k", NEVER, request={"cents": 900})
+
+    play_on_driver(scene)
+
+
+def test_a_raw_commit_in_a_body_fails_loudly_and_leaves_what_the_docs_say(
+    play_on_driver: Play,
+) -> None:
+    async def scene(shop: Shop) -> None:
+        await shop.begin()
+        with pytest.raises(ConfigurationError, match="is over"):
+            await shop.inside("k", Order((INSERT, "COMMIT")))
+        assert (rows(), await shop.state("k")) == (["tea"], None)
+
+    play_on_driver(scene)
