@@ -238,8 +238,8 @@ class OddResults:
 
         body = Body()
         id = bench.identity("k").id
-        bench.expect(Claimed, claim(id, token(), fingerprint=b"\x02new way"))
-        with pytest.raises(NotReplayable, match="format 2"):
+        bench.expect(Claimed, claim(id, token(), fingerprint=b"\x09new way"))
+        with pytest.raises(NotReplayable, match="format 9"):
             bench.once().run("op", "k", body)
         assert body.runs == 0
 
