@@ -141,7 +141,7 @@ def error_of(
 
 
 def _mismatch(version: int, asked: int, where: dict[str, str]) -> BaseException:
-    if NO_REQUEST in (version, asked) and version != asked:
+    if version in (VERSION, NO_REQUEST) and version != asked:
         had, has = ("without", "with") if version == NO_REQUEST else ("with", "without")
         return Mismatch(
             f"this key was first used {had} request=, this call came {has} one; give the same "
