@@ -10,14 +10,15 @@ from typing import Any
 
 import pytest
 
-from oncekey.core.commands import Claim, Claimed, Command, Renew
+from oncekey.core.commands import Claim, Claimed, Command, Renew, Replay
 from oncekey.core.errors import ConfigurationError, LeaseLost
 from oncekey.core.events import Fact, Notice
 from oncekey.core.policy import Policy
+from oncekey.core.record import State
 from oncekey.core.recovery import Recovery, UnknownKey
 from oncekey.engine.aio.once import AsyncOnce
 from oncekey.engine.blocking.once import Once
-from oncekey.engine.waiters import Waiters
+from oncekey.engine.duplicates import FOLLOWER_POLL_US, Duplicates, Waiter
 from oncekey.stores.memory import AsyncMemoryStore, MemoryStore
 from oncekey.stores.sqlite import AsyncSQLiteStore
 from oncekey.testing.clock import FakeClock
@@ -162,7 +163,7 @@ def test_a_waiter_on_another_loop_is_woken_there() -> None:
     first.start()
     assert inside.wait(30)
     second.start()
-    clock.wait_until_due(250_000)
+    clock.wait_until_due(FOLLOWER_POLL_US)
     go.set()
     first.join(30)
     second.join(30)
@@ -194,8 +195,7 @@ def test_a_waiting_caller_is_cancelled_by_close_not_crashed() -> None:
         running = asyncio.create_task(once.run("op", "k", body))
         await turn_until(lambda: len(store.calls) == 1)
         waiting = asyncio.create_task(once.run("op", "k", body, wait="20s"))
-        await turn_until(lambda: len(store.calls) == 2)
-        await turn_until(lambda: bool(once._kernel.waiters._wakes))
+        await turn_until(lambda: bool(once._runner.home().duplicates._rooms))
         await once.close(drain="0s")
         outcomes = await asyncio.gather(running, waiting, return_exceptions=True)
         assert isinstance(outcomes[1], asyncio.CancelledError)
@@ -233,14 +233,15 @@ def test_the_end_is_told_though_the_caller_left() -> None:
 
 def test_i14_a_waiter_that_cannot_be_woken_breaks_nobody() -> None:
     """Its loop was closed under it. The attempt that ends has paid; its caller must be told."""
-    waiters, woken = Waiters(), threading.Event()
+    duplicates, woken = Duplicates(), threading.Event()
     closed = asyncio.new_event_loop()
     closed.close()
 
     def wake_there() -> None:
         closed.call_soon_threadsafe(woken.clear)
 
-    waiters.add(b"id", wake_there)
-    waiters.add(b"id", woken.set)
-    waiters.ended(b"id")
+    one = Claim(b"id", b"o", b"f", 1, 1, 1, False)
+    duplicates.fall_asleep(Waiter(one, wake_there))
+    duplicates.fall_asleep(Waiter(one, woken.set))
+    duplicates.ended(one, Replay(State.SUCCEEDED, b"", 1, 1, 1))
     assert woken.is_set()

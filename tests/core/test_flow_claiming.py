@@ -6,7 +6,7 @@ import pytest
 from tests.core.making import ASKED, FENCE, ID, ME, record
 from tests.core.scripted import KEEP, LEASE, MAYBE, REFUSED, SECOND, Script, task
 
-from oncekey.core.asks import Grant, Recover, Recovered, Verdict
+from oncekey.core.asks import Answer, Call, Grant, Recover, Recovered, Sleep, Verdict
 from oncekey.core.commands import (
     Busy,
     Claim,
@@ -89,7 +89,24 @@ def test_i9_the_pauses_between_claims_grow_and_nobody_is_watched() -> None:
     for _ in range(CLAIM_TRIES - 1):
         script.reply(MAYBE)
         slept.append(script.sleep())
-    assert slept == [(RETRY_FIRST_US, None), (2 * RETRY_FIRST_US, None)]
+    assert slept == [Sleep(RETRY_FIRST_US), Sleep(2 * RETRY_FIRST_US)]
+
+
+def test_i9_only_a_claim_that_was_sent_must_have_a_reply_of_its_own() -> None:
+    """A failure that was another claim's leaves nothing behind; one's own may have been applied."""
+    script = Script(attempt(task()))
+    script.send(Answer(MAYBE, 0, 0, shared=True))
+    script.sleep()
+    assert script.expect(Call).repeated is False
+    script.reply(MAYBE)
+    script.sleep()
+    assert script.expect(Call).repeated is True
+    nothing_sent = Script(attempt(task()))
+    for tries in range(CLAIM_TRIES):
+        nothing_sent.send(Answer(MAYBE, 0, 0, shared=True))
+        if tries < CLAIM_TRIES - 1:
+            nothing_sent.sleep()
+    assert nothing_sent.verdict() == Verdict(Fact.UNAVAILABLE, error=MAYBE), "nothing to give back"
 
 
 @pytest.mark.parametrize("reply", [Done(), Lost(), MAYBE, REFUSED], ids=str)

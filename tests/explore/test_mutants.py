@@ -15,7 +15,7 @@ import pytest
 from tests.explore.sql_mutants import M11, SQL_MUTANTS, SQLMutant, look_for
 from tests.postgres_stores import DATABASE, server
 
-from oncekey.core import flow, machine
+from oncekey.core import flow, machine, shared_reply
 from oncekey.stores.sqlite import program
 from oncekey.testing.explore.explorer import explore
 from oncekey.testing.explore.interleave import interleave
@@ -222,6 +222,25 @@ MORE = (
         "(record.state != UNKNOWN or command.state == UNKNOWN)", "True",
         "at most once, heartbeat", "I14",
     ),
+    _mutant(
+        "x17", "a duplicate of another request is told to wait", shared_reply,
+        "return Busy(claim.lease) if same else Different(version_of(claim.fingerprint))",
+        "return Busy(claim.lease)",
+        "at most once, three attempts", "I7",
+    ),
+    _mutant(
+        "x18", "a duplicate of another request gets the answer", shared_reply,
+        "return reply if same else Different(version_of(claim.fingerprint))",
+        "return reply",
+        "at most once, three attempts", "I7",
+    ),
+    _mutant(
+        "x19", "a duplicate is told that it holds the key", shared_reply,
+        "    if isinstance(reply, Claimed):\n",
+        "    if isinstance(reply, Claimed) and same:\n        return reply\n"
+        "    if isinstance(reply, Claimed):\n",
+        "fenced, three attempts", "I7",
+    ),
 )  # fmt: skip
 
 
@@ -238,6 +257,8 @@ def _in_explorer(mutant: Mutant, copy: ModuleType) -> Caught | None:
     kit: Kit
     if mutant.module is machine:
         kit = replace(REAL, decide=copy.decide, is_garbage=copy.is_garbage)
+    elif mutant.module is shared_reply:
+        kit = replace(REAL, reply_to_duplicate=copy.reply_to_duplicate)
     else:
         kit = replace(REAL, attempt=copy.attempt, heartbeat=copy.heartbeat)
     scenario = next(one for one in SCENARIOS if one.name == mutant.where)
@@ -317,7 +338,9 @@ def test_a_mutant_cannot_go_stale() -> None:
 
 def test_an_unchanged_copy_is_no_mutant() -> None:
     copies = mutated(machine), mutated(flow)
-    kit = Kit(copies[0].decide, copies[0].is_garbage, copies[1].attempt, copies[1].heartbeat)
+    machines, flows = copies[:2]
+    share = REAL.reply_to_duplicate
+    kit = Kit(machines.decide, machines.is_garbage, flows.attempt, flows.heartbeat, share)
     report = explore(SCENARIOS[0], kit)
     assert report.violation is None
     assert report.states > 100_000

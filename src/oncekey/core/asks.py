@@ -17,17 +17,21 @@ from oncekey.core.record import Record, State, Step
 
 
 class Call(NamedTuple):
-    """Send one command to the store; answered by `Answer`."""
+    """Send one command to the store; answered by `Answer`. A claim that may have been applied
+    already is `repeated`: then only its own reply will do, never a duplicate's."""
 
     command: Command
+    repeated: bool = False
 
 
 class Answer(NamedTuple):
-    """The reply or the failure, and when the command was sent and the answer came."""
+    """The reply or the failure, and when the command was sent and the answer came. `shared`: it
+    was another claim's of the same key, this one was not sent."""
 
     reply: Reply | StoreUnavailable
     sent_at: int
     at: int
+    shared: bool = False
 
 
 class Grant(NamedTuple):
@@ -80,13 +84,15 @@ class Overtaken(NamedTuple):
 
 
 class Sleep(NamedTuple):
-    """Let time pass (drivers add jitter); `watch` wakes early if that key ends in this process.
+    """Let time pass (drivers add jitter). With `watch`, wake early if that key ends in this
+    process; where another one here learns of it first, sleep for as long as `most`.
 
     Answered by the clock reading at waking.
     """
 
     us: int
     watch: bytes | None = None
+    most: int = 0
 
 
 class Recover(NamedTuple):

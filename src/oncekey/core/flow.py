@@ -96,7 +96,7 @@ def attempt(task: Task) -> Flow:
                 waited = task.terms.wait > 0
                 fact = Fact.WAIT_TIMEOUT if waited else Fact.IN_FLIGHT
                 return Verdict(fact, retry_after=reply.remaining)
-            yield Sleep(min(pause, left), watch=task.id)
+            yield Sleep(min(pause, left), watch=task.id, most=left)
             pause = min(pause * POLL_GROWTH_PERCENT // 100, POLL_MAX_US)
         elif isinstance(reply, Different):
             return Verdict(Fact.MISMATCH, version=reply.version)
@@ -141,11 +141,11 @@ def _claim(task: Task) -> Generator[Ask, object, tuple[Answer, Release | None]]:
     perhaps_held = False
     tries = CLAIM_TRIES
     while True:
-        answer = yield Call(claim)
+        answer = yield Call(claim, perhaps_held)
         assert isinstance(answer, Answer)
         if not isinstance(answer.reply, StoreUnavailable):
             return answer, None
-        perhaps_held = perhaps_held or answer.reply.ambiguous
+        perhaps_held = perhaps_held or (answer.reply.ambiguous and not answer.shared)
         tries -= 1
         if tries == 0 or not answer.reply.ambiguous:
             break

@@ -1,6 +1,7 @@
 """What both engines share: jobs from arguments, results and errors from verdicts.
 
-Owns policy options, identities, fingerprints, the replay cache, the waiters and the subscribers.
+Owns policy options, identities, fingerprints, the replay cache, the running attempts and the
+subscribers.
 Runs nothing and waits for nothing; the drivers in blocking/ and aio/ do.
 """
 
@@ -26,10 +27,10 @@ from oncekey.core.record import Record, State
 from oncekey.core.recovery import Recovery, UnknownKey
 from oncekey.engine.clock import Clock, new_owner
 from oncekey.engine.guarantees import GuaranteeLost, log_change, refusal_of
+from oncekey.engine.holders import Holders
 from oncekey.engine.replay_cache import CACHE_AGE_MAX_US, ReplayCache
 from oncekey.engine.results import Result, error_of, not_kept, result_of
 from oncekey.engine.status import arguments_of, step_statuses
-from oncekey.engine.waiters import Waiters
 
 Subscriber = Callable[[Notice], None]
 
@@ -71,7 +72,7 @@ class Kernel:
         self.identities = identities
         self.clock = clock
         self.cache = cache
-        self.waiters = Waiters()
+        self.holders = Holders()
         self.codec = codecs.codec_for(codec)
         self.raw_keys = raw_keys
         self.transactional = transactional
@@ -101,7 +102,7 @@ class Kernel:
 
     def reset(self) -> None:
         """Fresh locks: at the start, and in a forked child."""
-        self.waiters.reset()
+        self.holders.reset()
         self.cache.reset()
         self._inside = None
 

@@ -14,16 +14,18 @@ from typing import Final, NamedTuple
 from oncekey.engine.aio.coalescer import AsyncCoalescer
 from oncekey.engine.aio.heart import AsyncHeart
 from oncekey.engine.aio.leftovers import AsyncOffering
+from oncekey.engine.duplicates import Duplicates
 
 # For what another loop cancels after its drain to close its keys.
 DRAIN_MARGIN_SECONDS: Final = 5.0
 
 
 class Home(NamedTuple):
-    """What belongs to one event loop: its coalescer, its heart, what it still offers
-    to the store, the attempts running on it."""
+    """What belongs to one event loop: its coalescer, what duplicates share there, its heart, what
+    it still offers to the store, the attempts running on it."""
 
     coalescer: AsyncCoalescer
+    duplicates: Duplicates
     heart: AsyncHeart
     offering: AsyncOffering
     tasks: set[asyncio.Task[None]]

@@ -52,10 +52,12 @@ from oncekey.engine.aio.coalescer import AsyncCoalescer
 from oncekey.engine.aio.heart import AsyncHeart, sleep
 from oncekey.engine.aio.leftovers import AsyncOffering
 from oncekey.engine.aio.loop_state import Home, drain, drain_others
+from oncekey.engine.aio.shared_claims import AsyncSharedClaims
 from oncekey.engine.attempt import AttemptBase
 from oncekey.engine.clock import new_owner
 from oncekey.engine.current import enter as enter_body
 from oncekey.engine.current import leave as leave_body
+from oncekey.engine.duplicates import Duplicates
 from oncekey.engine.kernel import Job, Kernel
 from oncekey.engine.progress import MAKE_UP_TRIES, NOTHING
 from oncekey.engine.results import Result
@@ -103,6 +105,7 @@ class AsyncRunner:
     def _make_home(self, loop: asyncio.AbstractEventLoop) -> Home:
         made = Home(
             AsyncCoalescer(self._apply, lanes=self._lanes, now=self._clock.now),
+            Duplicates(),
             AsyncHeart(self._clock, self._renew),
             AsyncOffering(self._renew, self._clock),
             set(),
@@ -215,6 +218,10 @@ class AsyncRunner:
         flow = attempt_flow(control.task)
         answer: object = None
         deadline: int | None = None
+        shared: AsyncSharedClaims | None = None
+        if self._enlisted is None:
+            places = (control.home.duplicates, self.kernel.holders)
+            shared = AsyncSharedClaims(*places, self._clock, self.answer, control.abandon)
         try:
             while True:
                 try:
@@ -224,12 +231,18 @@ class AsyncRunner:
                     verdict: Verdict = stop.value
                     return verdict
                 if type(ask) is Call:
-                    answer = await self.answer(ask.command, control.abandon, deadline)
+                    if shared is None:
+                        answer = await self.answer(ask.command, control.abandon, deadline)
+                    else:
+                        answer = await shared.answer(ask, deadline)
                 elif type(ask) is RunBody:
                     answer = await self._run_body(control, ask.grant, job, body)
                     deadline = getattr(answer, "deadline", None)
                 elif type(ask) is Sleep:
-                    answer = await self._sleep(ask, control)
+                    if shared is not None and ask.watch is not None:
+                        answer = await shared.sleep(ask)
+                    else:
+                        answer = await self._sleep(ask, control)
                     # Waiting for another's attempt nothing is claimed. Any other pause is within a
                     # claim that may have been taken: the flow gives it back, its body not run.
                     if control.abandoned and ask.watch is not None and not control.begun:
@@ -239,7 +252,8 @@ class AsyncRunner:
                     assert type(ask) is Recover
                     answer = await self._recover(ask, job)
         finally:
-            self.kernel.waiters.ended(job.identity.id)
+            if shared is not None:
+                shared.end([home.duplicates for home in tuple(self._homes.values())])
 
     async def _put_in_order(self, control: Control, job: Job) -> None:
         """Interrupted anywhere (a signal's handler, the user's recover): first the key."""
@@ -254,6 +268,7 @@ class AsyncRunner:
             return
         task, attempt = control.task, control.attempt
         if attempt is not None:
+            self.kernel.holders.remove(attempt)
             let_go(control, attempt)
         if attempt is None or not control.begun:
             # Nothing has happened, so a claim that may have been taken is given back.
@@ -319,6 +334,7 @@ class AsyncRunner:
         attempt._on_lost = task.cancel
         control.home.heart.watch(attempt)
         enter_body(attempt)
+        self.kernel.holders.add(job.fingerprint, attempt)
         control.begun = True
         try:
             await call_body(control, job, attempt, body)
@@ -326,6 +342,7 @@ class AsyncRunner:
             if control.value is not NOTHING:
                 raise  # a signal's handler, after the body: its value is stored first
             control.error = error
+        self.kernel.holders.remove(attempt)
         let_go(control, attempt)
         result = result_of_body(self.kernel, control, attempt, job)
         cancelled = isinstance(result, Raised) and isinstance(result.error, asyncio.CancelledError)
@@ -362,27 +379,10 @@ class AsyncRunner:
         await self._enlisted.mark()
 
     async def _sleep(self, ask: Sleep, control: Control) -> int:
-        loop = asyncio.get_running_loop()
-        future = loop.create_future()
-
-        def wake() -> None:
-            if not future.done():
-                future.set_result(None)
-
-        def wake_from_anywhere() -> None:
-            loop.call_soon_threadsafe(wake)
-
-        timer = self._clock.later(self._clock.jitter(ask.us), wake)
         try:
-            if ask.watch is not None:
-                self.kernel.waiters.add(ask.watch, wake_from_anywhere)
-            await future
+            await sleep(self._clock, self._clock.jitter(ask.us))
         except asyncio.CancelledError:
             control.abandon()
-        finally:
-            timer.cancel()
-            if ask.watch is not None:
-                self.kernel.waiters.remove(ask.watch, wake_from_anywhere)
         return self._clock.now()
 
     async def _recover(self, ask: Recover, job: Job) -> Recovered | None:

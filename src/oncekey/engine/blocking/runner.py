@@ -38,8 +38,10 @@ from oncekey.engine.blocking.attempt import Attempt
 from oncekey.engine.blocking.coalescer import Coalescer
 from oncekey.engine.blocking.heart import Heart
 from oncekey.engine.blocking.leftovers import Offering
+from oncekey.engine.blocking.shared_claims import SharedClaims
 from oncekey.engine.clock import new_owner
 from oncekey.engine.current import enter, entered, leave
+from oncekey.engine.duplicates import Duplicates
 from oncekey.engine.kernel import BodyNotRun, Job, Kernel
 from oncekey.engine.progress import MAKE_UP_TRIES, NOTHING, Progress, whole_call
 from oncekey.engine.results import Result
@@ -77,12 +79,13 @@ class Runner:
             self._coalescer = Coalescer(self._apply, lanes=self._lanes, now=self._clock.now)
             self._heart = Heart(self._coalescer.answer_many, self._clock)
             self._offering = Offering(self._coalescer.answer_many, self._clock)
+            self._duplicates = Duplicates()
             self.kernel.reset()
 
     def run(self, job: Job, body: Body[T]) -> Result[T]:
         if self._enlisted is not None:
             with turn(self._connection, threading.get_ident()):
-                verdict = self._drive(Progress(self.kernel.task(job), entered()), job, body)
+                verdict = self._drive(Progress(self.kernel.task(job), entered()), job, body, None)
         else:
             verdict = self._run(job, body)
             self._offer(verdict.leftover)
@@ -127,8 +130,9 @@ class Runner:
 
     def _run(self, job: Job, body: Body[Any]) -> Verdict:
         progress = Progress(self.kernel.task(job), entered())
+        shared = SharedClaims(self._duplicates, self.kernel.holders, self._clock, self.answer)
         try:
-            return self._drive(progress, job, body)
+            return self._drive(progress, job, body, shared)
         except BaseException:
             # Interrupted (Ctrl-C), or the user's recover raised. That is what the caller has to
             # see, but first the key.
@@ -138,9 +142,11 @@ class Runner:
                     break
             raise
         finally:
-            self.kernel.waiters.ended(job.identity.id)
+            shared.end()
 
-    def _drive(self, progress: Progress, job: Job, body: Body[Any]) -> Verdict:
+    def _drive(
+        self, progress: Progress, job: Job, body: Body[Any], shared: SharedClaims | None
+    ) -> Verdict:
         flow = attempt_flow(progress.task)
         answer: object = None
         deadline: int | None = None
@@ -152,12 +158,18 @@ class Runner:
                 verdict: Verdict = stop.value
                 return verdict
             if type(ask) is Call:
-                answer = self.answer(ask.command, deadline)
+                if shared is None:
+                    answer = self.answer(ask.command, deadline)
+                else:
+                    answer = shared.answer(ask, deadline)
             elif type(ask) is RunBody:
                 answer = self._run_body(progress, ask.grant, job, body)
                 deadline = getattr(answer, "deadline", None)
             elif type(ask) is Sleep:
-                answer = self.sleep(ask)
+                if shared is not None and ask.watch is not None:
+                    answer = shared.sleep(ask)
+                else:
+                    answer = self.sleep(ask)
             else:
                 assert type(ask) is Recover
                 answer = self._recover(ask, job)
@@ -229,6 +241,7 @@ class Runner:
             return Late(progress.spare)
         self._heart.watch(attempt)
         enter(attempt)
+        self.kernel.holders.add(job.fingerprint, attempt)
         progress.begun = True
         try:
             progress.value = body(attempt) if call is None else call[0]
@@ -239,6 +252,7 @@ class Runner:
 
     def _let_go(self, progress: Progress, attempt: AttemptBase) -> None:
         """The body is through. Done again after an interruption, it changes nothing."""
+        self.kernel.holders.remove(attempt)
         self._heart.forget(attempt)
         attempt._close()
         enter(progress.outer)
@@ -281,15 +295,7 @@ class Runner:
         self._enlisted.mark()
 
     def sleep(self, ask: Sleep) -> int:
-        event = threading.Event()
-        if ask.watch is None:
-            self._clock.wait(event, self._clock.jitter(ask.us))
-            return self._clock.now()
-        try:
-            self.kernel.waiters.add(ask.watch, event.set)
-            self._clock.wait(event, self._clock.jitter(ask.us))
-        finally:
-            self.kernel.waiters.remove(ask.watch, event.set)
+        self._clock.wait(threading.Event(), self._clock.jitter(ask.us))
         return self._clock.now()
 
     def _recover(self, ask: Recover, job: Job) -> Recovered | None:

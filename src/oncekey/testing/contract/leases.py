@@ -19,6 +19,7 @@ from oncekey.core.errors import (
 )
 from oncekey.core.events import Fact
 from oncekey.core.recovery import Recovery
+from oncekey.engine.duplicates import FOLLOWER_POLL_US
 from oncekey.testing.contract.base import (
     FAILED,
     LEASE,
@@ -323,7 +324,7 @@ class Waiting:
         running = bench.start(once.run, "op", "k", body)
         body.wait_inside()
         waiting = bench.start(once.run, "op", "k", Body("never"), wait="20s")
-        bench.clock.wait_until_due(POLL_MAX)
+        bench.clock.wait_until_due(FOLLOWER_POLL_US)
         before = bench.clock.now()
         body.go.set()
         assert (waiting.result().value, waiting.result().replayed) == ("answer", True)
@@ -347,7 +348,7 @@ class Waiting:
         body.wait_inside()
         second = Body("second")
         waiting = bench.start(once.run, "op", "k", second, wait="20s", retry_safe=True)
-        bench.clock.wait_until_due(POLL_MAX)
+        bench.clock.wait_until_due(FOLLOWER_POLL_US)
         body.go.set()
         with pytest.raises(ValueError, match="flaky"):
             running.result()
@@ -358,7 +359,7 @@ class Waiting:
         running = bench.start(once.run, "op", "k", body)
         body.wait_inside()
         waiting = bench.start(once.run, "op", "k", Body(), wait="5s")
-        bench.clock.wait_until_due(POLL_MAX)
+        bench.clock.wait_until_due(FOLLOWER_POLL_US)
         bench.clock.advance(5 * SECOND)
         with pytest.raises(WaitTimeout) as caught:
             waiting.result()

@@ -9,6 +9,7 @@ import pytest
 
 from oncekey.core.errors import InFlight, Mismatch, NotStarted, OutcomeUnknown, WaitTimeout
 from oncekey.core.events import Fact, Notice
+from oncekey.engine.duplicates import FOLLOWER_POLL_US
 from oncekey.testing.contract.base import KEEP, LEASE, SECOND
 from oncekey.testing.contract.bench import Bench, Body, HeldBody
 
@@ -169,7 +170,7 @@ class Crowding:
 
         def waiting_body(attempt: Any) -> Any:
             # Everyone else sleeps on the clock by now, to be woken by the end of this.
-            bench.clock.wait_until_due(POLL_MAX, CROWD - 1, timeout=60)
+            bench.clock.wait_until_due(FOLLOWER_POLL_US, CROWD - 1, timeout=60)
             return body(attempt)
 
         def caller() -> Any:

@@ -154,6 +154,22 @@ def i9_repeatable(change: Change, kit: Kit) -> str | None:
     return None
 
 
+def i7_duplicates_are_told_alike(change: Change, kit: Kit) -> str | None:
+    """I7: a duplicate that is answered from this claim's reply is told what the store would have
+    told it right after, and would have changed nothing."""
+    if not isinstance(change.command, Claim):
+        return None
+    for fingerprint in (change.command.fingerprint, change.command.fingerprint + b"!"):
+        duplicate = change.command._replace(owner=b"duplicate", fingerprint=fingerprint)
+        shared = kit.reply_to_duplicate(change.command, change.reply, duplicate)
+        sent = kit.decide(change.after, duplicate, change.now)
+        if shared is not None and (shared != sent.reply or sent.write is not None):
+            return (
+                f"a duplicate was told {shared} after {change.reply}, the store says {sent.reply}"
+            )
+    return None
+
+
 def i9_no_second_life(change: Change) -> str | None:
     """I9: a claim that arrives again after its owner gave the key back does not take it."""
     before, command = change.before, change.command

@@ -221,7 +221,9 @@ class World:
             what = rule(change)
             if what is not None:
                 return Broken(number, what)
-        return _broken("I9", rules.i9_repeatable(change, self._kit))
+        return _broken("I9", rules.i9_repeatable(change, self._kit)) or _broken(
+            "I7", rules.i7_duplicates_are_told_alike(change, self._kit)
+        )
 
     # --- a process's own moves -----------------------------------------------------------------
 

@@ -1,0 +1,107 @@
+"""One attempt's claims and waits, shared with its duplicates in other threads.
+
+Owns the blocking answers to a claim and to a sleep that watches a key. What is shared and with
+whom is engine/duplicates.py; the rules of an attempt are core/flow.py.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Final
+
+from oncekey.core.asks import Answer, Call, Sleep
+from oncekey.core.commands import Claim, Command
+from oncekey.engine.clock import Clock
+from oncekey.engine.duplicates import FOLLOWER_POLL_US, AttemptEnd, Duplicates, Told, Waiter
+from oncekey.engine.holders import Holders
+
+# A claim that takes longer than this is not waited for any more: its thread may be gone.
+LEADER_PATIENCE_US: Final = 10_000_000
+
+
+class SharedClaims:
+    """For one attempt, from its first claim to its end."""
+
+    __slots__ = ("_clock", "_duplicates", "_end", "_handed", "_holders", "_send")
+
+    def __init__(
+        self,
+        duplicates: Duplicates,
+        holders: Holders,
+        clock: Clock,
+        send: Callable[[Command, int | None], Answer],
+    ) -> None:
+        self._duplicates = duplicates
+        self._holders = holders
+        self._clock = clock
+        self._send = send
+        self._handed: Told | None = None
+        self._end = AttemptEnd()
+
+    def answer(self, ask: Call, deadline: int | None) -> Answer:
+        """The answer to a claim: an attempt's that runs here, a duplicate's, or the store's. To any
+        other command: the store's; one of them ends the attempt."""
+        claim = ask.command
+        if type(claim) is not Claim:
+            answer = self._send(claim, deadline)
+            self._end.answered(claim, answer)
+            return answer
+        self._end.asked(claim)
+        answer = self._send(claim, None) if ask.repeated else self._shared(claim)
+        self._end.claimed(claim, answer)
+        return answer
+
+    def _shared(self, claim: Claim) -> Answer:
+        now = self._clock.now()
+        told, self._handed = self._handed, None
+        if told is None:
+            told = self._holders.reply(claim, now)
+        if told is not None:
+            return Answer(told, now, now, shared=True)
+        waiter = Waiter(claim)
+        try:
+            if not self._duplicates.lead(waiter):
+                told = self._wait_for_reply(waiter)
+                if told is not None:
+                    return Answer(told, now, self._clock.now(), shared=True)
+            answer = self._send(claim, None)
+            self._duplicates.answered(waiter, answer.reply)
+        except BaseException:
+            self._duplicates.leave(waiter)
+            raise
+        return answer
+
+    def _wait_for_reply(self, waiter: Waiter) -> Told | None:
+        """What the claim that is on its way told this one; None where it must send its own."""
+        event = threading.Event()
+        waiter.wake = event.set
+        if self._duplicates.join(waiter):
+            return None
+        if not self._clock.wait(event, LEADER_PATIENCE_US):
+            self._duplicates.take_lead(waiter)
+        return waiter.reply
+
+    def sleep(self, ask: Sleep) -> int:
+        """Wait for the end of the attempt that holds the key, or for the time to poll again."""
+        claim = self._end.claim
+        assert claim is not None
+        event = threading.Event()
+        waiter = Waiter(claim, event.set, self._end.caller)
+        clock = self._clock
+        try:
+            if self._duplicates.fall_asleep(waiter):
+                # Only now, for an attempt that ends after this wakes those who sleep.
+                left = self._holders.left(claim.id, clock.now())
+                us = clock.jitter(ask.us) if not left else min(left, ask.most, FOLLOWER_POLL_US)
+            else:
+                us = min(ask.most, FOLLOWER_POLL_US)
+            clock.wait(event, us)
+        finally:
+            self._duplicates.leave(waiter)
+        self._handed = waiter.reply
+        return clock.now()
+
+    def end(self) -> None:
+        """The attempt is over, however it ended."""
+        self._end.tell((self._duplicates,))

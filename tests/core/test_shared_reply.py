@@ -1,0 +1,90 @@
+"""What a duplicate is told from another claim's reply is what the machine would have told it."""
+
+from __future__ import annotations
+
+from itertools import product
+
+from oncekey.core.commands import Busy, Claim, Claimed, Different, Done, Lost
+from oncekey.core.machine import decide
+from oncekey.core.record import Record, State, Step
+from oncekey.core.shared_reply import reply_to_duplicate
+
+NOW, LEASE, KEEP = 1_000, 10, 50
+ID = b"i" * 16
+FINGERPRINTS = (b"\x01same", b"\x01other", b"\x02new way")
+STEPS = (Step("a", True, b"", 1),)
+
+
+def claim(owner: bytes, fingerprint: bytes, retry_safe: bool) -> Claim:
+    return Claim(ID, owner, fingerprint, LEASE, KEEP, KEEP, retry_safe)
+
+
+def records() -> list[Record | None]:
+    """A key in every state: held, over, expired; with steps and without; of either owner."""
+    found: list[Record | None] = [None]
+    for state, lease_until, retry_safe, steps, owner in product(
+        State, (NOW - KEEP - 1, NOW - 1, NOW + 5), (False, True), ((), STEPS), (b"first", b"owner")
+    ):
+        ended = state not in (State.ABSENT, State.PENDING)
+        found.append(
+            Record(
+                ID,
+                state,
+                FINGERPRINTS[0],
+                owner,
+                7,
+                2,
+                retry_safe,
+                1,
+                lease_until,
+                lease_until if ended else 0,
+                KEEP,
+                KEEP,
+                "",
+                "",
+                "",
+                steps,
+                b"body",
+                "",
+            )
+        )
+    return found
+
+
+def test_i7_a_duplicate_is_told_what_the_machine_would_tell_it_and_writes_nothing() -> None:
+    told = 0
+    for record, first, second, safe, also in product(
+        records(), FINGERPRINTS, FINGERPRINTS, (False, True), (False, True)
+    ):
+        if record is not None and record.owner == b"first" and first != record.fingerprint:
+            continue  # an owner has one request
+        leader = claim(b"first", first, safe)
+        duplicate = claim(b"second", second, also)
+        reply, write, _ = decide(record, leader, NOW)
+        shared = reply_to_duplicate(leader, reply, duplicate)
+        if shared is None:
+            continue
+        told += 1
+        decision = decide(record if write is None else write, duplicate, NOW)
+        assert decision.reply == shared, (record, leader, duplicate)
+        assert decision.write is None
+    assert told > 1_000
+
+
+def test_a_duplicate_of_the_same_request_is_always_answered() -> None:
+    """Else a herd would be sent one by one. Only a straggler's Lost says nothing to others."""
+    for record, safe in product(records(), (False, True)):
+        leader = claim(b"first", FINGERPRINTS[0], safe)
+        reply = decide(record, leader, NOW).reply
+        shared = reply_to_duplicate(leader, reply, claim(b"second", FINGERPRINTS[0], safe))
+        assert (shared is None) == isinstance(reply, Lost)
+
+
+def test_what_says_nothing_about_another_request_is_not_shared() -> None:
+    """A key held by a caller's transaction, whose request nobody outside has seen."""
+    leader, other = (claim(b"o", fingerprint, False) for fingerprint in FINGERPRINTS[:2])
+    assert reply_to_duplicate(leader, Busy(5), leader) == Busy(5)
+    assert reply_to_duplicate(leader, Busy(5), other) is None
+    assert reply_to_duplicate(leader, Different(1), other) is None
+    assert reply_to_duplicate(leader, Claimed(1, 1, ()), other) == Different(1)
+    assert reply_to_duplicate(leader, Done(), leader) is None

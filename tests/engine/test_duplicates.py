@@ -1,0 +1,239 @@
+"""What the duplicates of a key share: a claim on its way, one that polls, an attempt's end."""
+
+from __future__ import annotations
+
+import pytest
+
+from oncekey.core.asks import Answer
+from oncekey.core.commands import Busy, Claim, Claimed, Different, Done, Finish, Replay, Unsure
+from oncekey.core.errors import StoreUnavailable
+from oncekey.core.machine import decide
+from oncekey.core.record import State
+from oncekey.engine.duplicates import AttemptEnd, Duplicates, Waiter
+
+ID = b"i" * 16
+OUTCOME = Replay(State.SUCCEEDED, b"body", 1, 7, 100)
+DEAD = decide(None, Claim(ID, b"dead", b"\x01f", 10, 100, 100, False), 1_000).write
+assert DEAD is not None
+UNSURE = Unsure(DEAD)
+
+
+class One(Waiter):
+    """A waiter that counts how often it is woken."""
+
+    def __init__(self, owner: bytes, fingerprint: bytes = b"\x01f", id: bytes = ID) -> None:
+        super().__init__(Claim(id, owner, fingerprint, 10, 100, 100, False), self._count)
+        self.woken = 0
+
+    def _count(self) -> None:
+        self.woken += 1
+
+
+def crowd(count: int) -> list[One]:
+    return [One(b"%d" % number) for number in range(count)]
+
+
+def empty(duplicates: Duplicates) -> bool:
+    return not duplicates._leaders and not duplicates._rooms
+
+
+# --- one claim on its way -------------------------------------------------------------------------
+
+
+def test_the_first_leads_and_leaves_nothing_behind() -> None:
+    duplicates, one = Duplicates(), One(b"a")
+    assert duplicates.lead(one)
+    duplicates.answered(one, Claimed(1, 1, ()))
+    assert empty(duplicates)
+
+
+@pytest.mark.parametrize(
+    ("reply", "told"), [(Claimed(7, 1, ()), Busy(10)), (OUTCOME, OUTCOME)], ids=["claimed", "ended"]
+)
+def test_who_came_while_a_claim_was_on_its_way_is_told_what_cannot_change(
+    reply: Claimed | Replay, told: object
+) -> None:
+    duplicates, (first, *others) = Duplicates(), crowd(5)
+    assert duplicates.lead(first)
+    assert not any(duplicates.lead(one) or duplicates.join(one) for one in others)
+    duplicates.answered(first, reply)
+    assert [(one.reply, one.leads, one.woken) for one in others] == [(told, False, 1)] * 4
+    assert empty(duplicates)
+
+
+@pytest.mark.parametrize("reply", [Busy(5), UNSURE, Different(1), StoreUnavailable("gone")])
+def test_nobody_is_told_what_may_have_been_decided_before_it_came(reply: Busy) -> None:
+    """One of them sends the next claim, whose reply is then theirs, whatever it says."""
+    duplicates, (first, second, *others) = Duplicates(), crowd(5)
+    duplicates.lead(first)
+    for one in (second, *others):
+        duplicates.join(one)
+    duplicates.answered(first, reply)
+    assert (second.leads, second.reply, second.woken) == (True, None, 1)
+    assert [one.woken for one in others] == [0, 0, 0]
+    duplicates.answered(second, reply)
+    assert [one.reply for one in others] == [reply] * 3
+    assert empty(duplicates)
+
+
+def test_i7_another_request_is_told_so_or_asks_for_itself() -> None:
+    duplicates, first = Duplicates(), One(b"a")
+    same, other = One(b"b"), One(b"c", b"\x01other")
+    duplicates.lead(first)
+    duplicates.join(same)
+    duplicates.join(other)
+    duplicates.answered(first, OUTCOME)
+    assert (same.reply, other.reply) == (OUTCOME, Different(1))
+    duplicates.lead(first)
+    duplicates.join(same)
+    duplicates.join(other)
+    duplicates.answered(first, Busy(5))
+    duplicates.answered(same, Busy(5))
+    assert other.leads, "a caller's transaction may hold a key whose request nobody has seen"
+
+
+def test_i8_other_keys_are_not_touched() -> None:
+    duplicates, one, other = Duplicates(), One(b"a"), One(b"b", id=b"j" * 16)
+    assert duplicates.lead(one)
+    assert duplicates.lead(other)
+    duplicates.answered(one, OUTCOME)
+    assert duplicates._leaders == {other.claim.id: other}
+
+
+def test_i11_a_leader_that_is_gone_leaves_nobody_waiting() -> None:
+    duplicates, (first, second, third) = Duplicates(), crowd(3)
+    duplicates.lead(first)
+    duplicates.join(second)
+    duplicates.join(third)
+    duplicates.leave(first)
+    assert (second.leads, second.woken) == (True, 1)
+    duplicates.leave(second)
+    assert (third.leads, third.woken) == (True, 1)
+    duplicates.leave(third)
+    duplicates.leave(third)
+    assert empty(duplicates)
+
+
+def test_i11_one_that_waits_too_long_for_a_leader_sends_its_own_claim() -> None:
+    duplicates, (first, second, third) = Duplicates(), crowd(3)
+    duplicates.lead(first)
+    duplicates.join(second)
+    duplicates.join(third)
+    duplicates.take_lead(second)
+    assert second.leads
+    duplicates.answered(first, OUTCOME)  # it came back after all
+    assert third.woken == 0
+    duplicates.answered(second, OUTCOME)
+    assert third.reply == OUTCOME
+    assert empty(duplicates)
+
+
+# --- waiting for an attempt's end -----------------------------------------------------------------
+
+
+def asleep(count: int) -> tuple[Duplicates, list[One]]:
+    duplicates, waiters = Duplicates(), crowd(count)
+    assert [duplicates.fall_asleep(one) for one in waiters] == [True] + [False] * (count - 1)
+    return duplicates, waiters
+
+
+def test_one_polls_and_the_others_sleep_until_it_is_told() -> None:
+    duplicates, (poller, *others) = asleep(4)
+    for reply in (Busy(5), OUTCOME):
+        duplicates.leave(poller)
+        assert duplicates.lead(poller)
+        duplicates.answered(poller, reply)
+        assert [one.woken for one in others] == [int(reply is OUTCOME)] * 3
+    assert [one.reply for one in others] == [OUTCOME] * 3
+    duplicates.depart(ID, poller.claim.owner)
+    assert empty(duplicates)
+
+
+def test_all_share_the_fate_of_the_one_that_polls() -> None:
+    duplicates, (poller, *others) = asleep(4)
+    duplicates.leave(poller)
+    duplicates.lead(poller)
+    duplicates.answered(poller, gone := StoreUnavailable("gone"))
+    assert [one.reply for one in others] == [gone] * 3
+
+
+def test_where_the_one_that_polls_leaves_another_one_polls() -> None:
+    duplicates, (poller, second, third) = asleep(3)
+    duplicates.leave(poller)
+    duplicates.depart(ID, poller.claim.owner)
+    assert [(second.woken, second.reply), (third.woken, third.reply)] == [(1, None), (0, None)]
+    assert duplicates.fall_asleep(second), "it polls from now on"
+    duplicates.leave(second)
+    duplicates.depart(ID, second.claim.owner)
+    assert third.woken == 1
+    duplicates.leave(third)
+    duplicates.depart(ID, third.claim.owner)
+    assert empty(duplicates)
+
+
+def test_one_that_polls_and_claims_keeps_the_others_asleep_until_it_ends() -> None:
+    duplicates, (poller, *others) = asleep(3)
+    duplicates.leave(poller)
+    duplicates.lead(poller)
+    duplicates.answered(poller, Claimed(7, 2, (), taken_over=True))
+    assert [one.woken for one in others] == [0, 0]
+    duplicates.ended(poller.claim, OUTCOME)
+    assert [one.reply for one in others] == [OUTCOME] * 2
+
+
+def test_the_end_of_an_attempt_answers_all_who_sleep_or_ask() -> None:
+    duplicates, sleepers = asleep(3)
+    leader, asking = One(b"x"), One(b"y")
+    duplicates.lead(leader)
+    duplicates.join(asking)
+    duplicates.ended(leader.claim, OUTCOME)
+    assert [one.reply for one in (*sleepers, asking)] == [OUTCOME] * 4
+    duplicates.answered(leader, Busy(1))
+    duplicates.depart(ID, sleepers[0].claim.owner)
+    assert empty(duplicates)
+
+
+def test_an_end_without_an_outcome_has_one_of_them_ask() -> None:
+    """Freed, or unknown: whatever it is, the first to ask is told, and tells the others."""
+    duplicates, (poller, *others) = asleep(3)
+    duplicates.ended(One(b"owner").claim, None)
+    assert (poller.woken, poller.reply, [one.woken for one in others]) == (1, None, [0, 0])
+
+
+def test_who_falls_asleep_while_a_claim_is_on_its_way_is_not_told_its_old_news() -> None:
+    duplicates, (poller, other) = asleep(2)
+    duplicates.leave(poller)
+    duplicates.lead(poller)
+    late = One(b"late")
+    duplicates.fall_asleep(late)
+    duplicates.answered(poller, UNSURE)
+    assert (other.reply, late.reply) == (UNSURE, None)
+    duplicates.depart(ID, poller.claim.owner)
+    assert late.woken == 1, "it asks for itself"
+
+
+def test_after_a_fork_nobody_waits_and_the_lock_is_free() -> None:
+    duplicates, _ = asleep(2)
+    duplicates._lock.acquire()
+    duplicates.reset()
+    assert duplicates.lead(One(b"a"))
+
+
+# --- how an attempt ended -------------------------------------------------------------------------
+
+
+def test_i3_an_end_is_handed_over_as_it_was_stored_and_never_outlives_its_record() -> None:
+    end, claim = AttemptEnd(), One(b"a").claim
+    end.claimed(claim, Answer(Claimed(7, 2, ()), 0, 0))
+    finish = Finish(ID, b"a", 7, State.FAILED, b"error")
+    end.answered(finish, Answer(StoreUnavailable("gone"), 0, 5))
+    assert end.outcome is None
+    end.answered(finish, Answer(Done(), 10, 40))
+    assert end.outcome == Replay(State.FAILED, b"error", 2, 7, 100 - 30)
+
+
+def test_an_unknown_end_is_nobodys_answer() -> None:
+    end = AttemptEnd()
+    end.claimed(One(b"a").claim, Answer(Claimed(7, 1, ()), 0, 0))
+    end.answered(Finish(ID, b"a", 7, State.UNKNOWN, b""), Answer(Done(), 0, 0))
+    assert end.outcome is None

@@ -1,0 +1,197 @@
+"""A herd on one key: what reaches the store, counted. Threads and tasks, no clock on the wall."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from oncekey.core.commands import Claim, Command, Finish, Renew
+from oncekey.core.errors import InFlight, Mismatch
+from oncekey.core.flow import POLL_MAX_US
+from oncekey.core.policy import Policy
+from oncekey.engine.aio.once import AsyncOnce
+from oncekey.engine.blocking.once import Once
+from oncekey.engine.duplicates import Duplicates
+from oncekey.stores.memory import AsyncMemoryStore, MemoryStore
+from oncekey.testing.clock import FakeClock
+from oncekey.testing.colours import LoopThread, OnceFace
+from oncekey.testing.contract.bench import PATIENCE, Body, HeldBody, Interrupted, until
+from oncekey.testing.faults import AsyncFaultyStore, Fault, FaultyStore
+
+HERD = 50
+LEASE_US = 3_000_000
+POLICY = Policy(lease="3s")
+
+
+class Herd:
+    """An engine whose store notes every command, and another one beside it on the same records."""
+
+    def __init__(self, kind: str) -> None:
+        self.clock = FakeClock()
+        memory = MemoryStore(clock=self.clock.wall)
+        self.store: Any
+        self.once: Any
+        self.elsewhere = Once(memory, clock=self.clock, policy=POLICY)
+        # Neither cache: what is shared must not depend on it.
+        options: dict[str, Any] = {"clock": self.clock, "policy": POLICY, "cache": 0}
+        if kind == "threads":
+            self.store = FaultyStore(memory, immediate=False)
+            self.once = Once(self.store, **options)
+        else:
+            self.store = AsyncFaultyStore(AsyncMemoryStore(memory), immediate=False)
+            self._loop = LoopThread()
+            self.once = OnceFace(AsyncOnce(self.store, **options), self._loop)
+        self._pool = ThreadPoolExecutor(3 * HERD)
+
+    def start(
+        self, count: int = 1, body: Callable[[Any], Any] | None = None, **options: Any
+    ) -> Any:
+        run = self.once.run
+        made = body or Body("never")
+        return [self._pool.submit(run, "op", "k", made, **options) for _ in range(count)]
+
+    def hold(self, once: Any) -> tuple[HeldBody, Future[Any]]:
+        """The key is being run, by this engine."""
+        body = HeldBody("answer")
+        running = self._pool.submit(once.run, "op", "k", body, request="a")
+        body.wait_inside()
+        return body, running
+
+    def duplicates(self) -> Duplicates:
+        inner = getattr(self.once, "inner", self.once)
+        if isinstance(inner, Once):
+            return inner._runner._duplicates
+        (home,) = inner._runner._homes.values()
+        found: Duplicates = home.duplicates
+        return found
+
+    def until_asleep(self, count: int) -> None:
+        until(lambda: sum(len(room.asleep) for room in self.duplicates()._rooms.values()) == count)
+
+    def until_asking(self, count: int) -> None:
+        until(lambda: sum(len(room.asking) for room in self.duplicates()._rooms.values()) == count)
+
+    def sent(self, kind: type[Command]) -> int:
+        return sum(type(command) is kind for call in self.store.calls for command in call)
+
+    def close(self) -> None:
+        self.once.close()
+        self.elsewhere.close()
+        self._pool.shutdown()
+
+
+@pytest.fixture(params=["threads", "tasks"])
+def herd(request: pytest.FixtureRequest) -> Iterator[Herd]:
+    made = Herd(request.param)
+    yield made
+    made.close()
+
+
+def kinds(futures: Sequence[Future[Any]]) -> set[type]:
+    return {type(future.exception(PATIENCE)) for future in futures}
+
+
+def test_duplicates_of_an_attempt_that_runs_here_send_nothing(herd: Herd) -> None:
+    body, running = herd.hold(herd.once)
+    assert kinds(herd.start(HERD, request="a")) == {InFlight}
+    assert kinds(herd.start(HERD, request="b")) == {Mismatch}, "before in flight (I7)"
+    assert herd.sent(Claim) == 1
+    body.go.set()
+    assert running.result(PATIENCE).value == "answer"
+
+
+def test_duplicates_that_wait_are_handed_the_answer(herd: Herd) -> None:
+    body, running = herd.hold(herd.once)
+    waiting = herd.start(HERD, wait="60s", request="a")
+    herd.until_asleep(HERD)
+    body.go.set()
+    told = [future.result(PATIENCE) for future in waiting]
+    assert {(one.value, one.replayed, one.fence) for one in told} == {
+        ("answer", True, running.result(PATIENCE).fence)
+    }
+    assert (herd.sent(Claim), herd.sent(Finish)) == (1, 1)
+
+
+def test_a_herd_does_not_keep_an_owner_from_its_heartbeat(herd: Herd) -> None:
+    body, running = herd.hold(herd.once)
+    waiting = herd.start(HERD, wait="60s", request="a")
+    for beats in range(6):
+        herd.until_asleep(HERD)
+        herd.clock.advance(LEASE_US // 4)  # at a third it is renewed: now, or a little later
+        until(lambda: _passes(herd) or herd.sent(Renew) > beats)  # noqa: B023
+    body.go.set()
+    assert running.result(PATIENCE).value == "answer"
+    assert [future.result(PATIENCE).value for future in waiting] == ["answer"] * HERD
+    assert herd.sent(Claim) == 1
+
+
+def _passes(herd: Herd) -> bool:
+    herd.clock.advance(LEASE_US // 500)
+    return False
+
+
+def test_duplicates_of_an_attempt_elsewhere_share_claims_and_polls(herd: Herd) -> None:
+    body, running = herd.hold(herd.elsewhere)
+    herd.store.script = {1: Fault.HOLD_BEFORE}
+    waiting = herd.start(HERD, wait="60s", request="a")
+    herd.store.wait_held()
+    herd.until_asking(HERD - 1)
+    herd.store.release()
+    herd.until_asleep(HERD)
+    assert herd.sent(Claim) == 2, "the first one's, and one for all who came meanwhile"
+    for poll in range(1, 9):
+        herd.clock.wait_until_due(POLL_MAX_US)
+        herd.clock.advance(POLL_MAX_US)
+        until(lambda: herd.sent(Claim) == 2 + poll)  # noqa: B023
+        herd.until_asleep(HERD)
+    body.go.set()
+    running.result(PATIENCE)
+    herd.clock.wait_until_due(POLL_MAX_US)
+    herd.clock.advance(POLL_MAX_US)
+    assert {future.result(PATIENCE).value for future in waiting} == {"answer"}
+    assert herd.sent(Claim) == 2 + 8 + 1
+    assert not herd.duplicates()._rooms, "nothing is left of them (I11)"
+
+
+def test_a_key_that_was_given_back_is_run_by_one_of_those_who_wait(herd: Herd) -> None:
+    flaky = HeldBody(error=ValueError("flaky"))
+    (running,) = herd.start(body=flaky, retry_safe=True)
+    flaky.wait_inside()
+    second = Body("second")
+    waiting = herd.start(HERD, second, wait="60s", retry_safe=True)
+    herd.until_asleep(HERD)
+    flaky.go.set()
+    assert kinds([running]) == {ValueError}
+    told = [future.result(PATIENCE) for future in waiting]
+    assert {one.value for one in told} == {"second"}
+    assert (second.runs, sum(not one.replayed for one in told)) == (1, 1)
+    assert herd.sent(Claim) == 2
+
+
+def test_i11_an_interrupted_claim_leaves_nobody_waiting() -> None:
+    herd = Herd("threads")
+    herd.store.script = {1: Fault.HOLD_BEFORE}
+    apply, calls = herd.once._runner._coalescer._apply, []
+
+    def interrupted(commands: Sequence[Command]) -> Any:
+        calls.append(commands)
+        replies = apply(commands)
+        if len(calls) == 1:
+            raise Interrupted
+        return replies
+
+    herd.once._runner._coalescer._apply = interrupted
+    body = Body("once")
+    callers = herd.start(HERD, body, wait="60s")
+    herd.store.wait_held()
+    herd.until_asking(HERD - 1)
+    herd.store.release()
+    until(lambda: _passes(herd) or all(future.done() for future in callers))
+    told = [future.exception(PATIENCE) for future in callers]
+    assert [type(error) for error in told].count(Interrupted) == 1
+    assert [error for error in told if error is not None and type(error) is not Interrupted] == []
+    assert body.runs == 1
+    herd.close()
