@@ -18,6 +18,7 @@ from oncekey.core.commands import Busy, Claim, Claimed, Command, Done, Finish, L
 from oncekey.core.errors import ConfigurationError, StoreUnavailable
 from oncekey.core.machine import decide
 from oncekey.core.record import Record
+from oncekey.core.shared_reply import reply_to_duplicate
 from oncekey.stores.postgres.durability import Server, server_of
 from oncekey.stores.postgres.queries import Layout
 from oncekey.stores.postgres.rows import (
@@ -97,18 +98,24 @@ class Program:
         """The verb: commands of one id one after the other, all others together. Claims are not
         made after `end`, a moment of our monotonic clock."""
         replies: list[Reply | None] = [None] * len(commands)
+        told = _Told()
         for todo in _rounds(commands):
-            yield from self._round(todo, replies, end)
+            left = {i: c for i, c in todo.items() if not told.answers(i, c, replies)}
+            if left:
+                yield from self._round(left, replies, end, told)
+                told.note(left, replies)
         return replies  # type: ignore[return-value]
 
-    def _round(self, todo: Todo, replies: list[Reply | None], end: float | None) -> Steps[None]:
+    def _round(
+        self, todo: Todo, replies: list[Reply | None], end: float | None, told: _Told
+    ) -> Steps[None]:
         """Commands of distinct ids."""
         claims = sorted((c.id, i) for i, c in todo.items() if type(c) is Claim)
         finishes = sorted((c.id, i) for i, c in todo.items() if type(c) is Finish)
         if claims or finishes:
             first = self._first_portable if self._portable else self._first
             left = yield from first(
-                todo, [i for _, i in claims], [i for _, i in finishes], replies, end
+                todo, [i for _, i in claims], [i for _, i in finishes], replies, end, told
             )
         else:
             left = todo
@@ -133,6 +140,7 @@ class Program:
         finishes: list[int],
         replies: list[Reply | None],
         end: float | None,
+        told: _Told,
     ) -> Steps[Todo]:
         """Claims and finishes in one statement; what they leave to be decided here."""
         layout = self._layout
@@ -165,6 +173,7 @@ class Program:
             number = row[1]
             i = claims[number - 1] if number > 0 else finishes[-number - 1]
             replies[i] = self._met(todo[i], row)
+            told.owners[todo[i].id] = row[6]
             if replies[i] is None:
                 left[i] = todo[i]
         return left
@@ -193,6 +202,7 @@ class Program:
         finishes: list[int],
         replies: list[Reply | None],
         end: float | None,
+        told: _Told,
     ) -> Steps[Todo]:
         """The same in plain statements, without functions or advisory locks."""
         by_id = {todo[i].id: i for i in (*claims, *finishes)}
@@ -318,6 +328,32 @@ class Program:
             rows = yield Statement("sweep_records", (self.now(), limit, slot))
             removed, more = rows[0]
         return removed
+
+
+class _Told:
+    """What a batch's claims were told, for later claims of the same ids: they are answered without
+    a statement where their reply follows, as in a herd on one key."""
+
+    def __init__(self) -> None:
+        self.owners: dict[bytes, bytes | None] = {}  # of the records that were met
+        self._last: dict[bytes, tuple[Claim, Reply] | None] = {}
+
+    def note(self, todo: Todo, replies: list[Reply | None]) -> None:
+        for i, command in todo.items():
+            reply = replies[i]
+            known = type(command) is Claim and reply is not None
+            self._last[command.id] = (command, reply) if known else None  # type: ignore[assignment]
+            if type(command) is Claim and type(reply) is Claimed:
+                self.owners[command.id] = command.owner
+
+    def answers(self, i: int, command: Command, replies: list[Reply | None]) -> bool:
+        last = self._last.get(command.id)
+        if last is None or type(command) is not Claim or command.id not in self.owners:
+            return False
+        if command.owner in (last[0].owner, self.owners[command.id]):
+            return False  # its own claim again, whose reply was lost
+        replies[i] = reply_to_duplicate(*last, command)
+        return replies[i] is not None
 
 
 def _ids(todo: Todo) -> list[bytes]:
