@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.engine.interrupting import Interrupter, Stop, TimeLimit
+from tests.engine.interrupts import Interrupter, Stop, TimeLimit
 
 from oncekey import NotReplayable, Once, current_attempt
 

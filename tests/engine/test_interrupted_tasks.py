@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.engine.interrupting import Interrupter, Stop, TimeLimit
+from tests.engine.interrupts import Interrupter, Stop, TimeLimit
 
 from oncekey import AsyncOnce, NotReplayable, current_attempt
 

@@ -1,5 +1,5 @@
-"""Rules about owners that are late: when a body must not begin any more, until when a silent owner
-may still act, and whether a late one is the only witness of what happened.
+"""Decides about owners that are late: when a body must not begin any more, until when a silent
+owner may still act, and whether a late one is the only witness of what happened.
 
 Pure. Must not know how time passes; the flow and its drivers give the readings.
 """

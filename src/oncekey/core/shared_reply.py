@@ -1,4 +1,4 @@
-"""What a duplicate of a claim is told, where the claim's own reply already says it.
+"""Derives what a duplicate of a claim is told from the reply to that claim.
 
 Two claims of one key that wait in one process need not both be sent: the second one's reply follows
 from the first one's, as if the store had decided the second right after the first, at the same time

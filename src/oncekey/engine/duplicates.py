@@ -1,4 +1,6 @@
-"""What the duplicates of a key share in one process (with asyncio: on one event loop).
+"""Lets the duplicates of a key share claims and polls in one process.
+
+With asyncio that is one event loop.
 
 1. One claim of a key is on its way at a time. Who comes meanwhile waits for its reply, which
    usually answers it as well; else one of those who wait sends the next claim for all of them.
@@ -81,6 +83,8 @@ class _Room:
 
 
 class Duplicates:
+    """Who claims, and who waits, by key; one per process, with asyncio one per event loop."""
+
     def __init__(self) -> None:
         self.reset()
 

@@ -1,4 +1,4 @@
-"""What a store promises now, against what an operation requires.
+"""Compares what a store promises now with what an operation requires.
 
 A store's guarantee may become lower while an engine relies on it. Owns the words for that. Knows no
 store, thread or loop.

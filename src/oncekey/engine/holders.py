@@ -1,4 +1,4 @@
-"""The attempts that run in this process, by key: they answer their duplicates without any command.
+"""Lists the attempts that run in this process, which answer their duplicates without a command.
 
 An attempt holds its key until its own deadline, by the store's word, so until then a duplicate's
 claim could only be told that. Owns the registry only; after the deadline, and once the attempt's

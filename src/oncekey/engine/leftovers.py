@@ -1,4 +1,4 @@
-"""Commands a store did not take while their callers waited: what is still to be offered to it.
+"""Keeps the commands that a store did not take while their callers waited.
 
 A claim that may have been made although no answer came is given back, so that the key is not held,
 and then unknown, though nothing ran. An outcome that could not be stored in the caller's time is
@@ -32,7 +32,7 @@ class _Leftover(NamedTuple):
 
 
 class Leftovers:
-    """Times are the engine's own clock's."""
+    """The list of such commands. Its times are those of the engine's own clock."""
 
     def __init__(self) -> None:
         self._kept: dict[Command, _Leftover] = {}

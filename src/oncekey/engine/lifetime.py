@@ -1,4 +1,4 @@
-"""The end of an engine, and what may come after it: what `Once` and `AsyncOnce` do alike.
+"""Ends an engine, and opens it again: what `Once` and `AsyncOnce` do alike.
 
 After `close` nothing answers, replays from the cache included. An app that is started again in the
 same process (a test client per test, a function that is frozen and thawed) reopens it. One that is

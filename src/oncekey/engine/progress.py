@@ -1,4 +1,4 @@
-"""How far one run has come, readable by whoever has to finish it after an interruption.
+"""Records how far one run has come, for whoever has to finish it after an interruption.
 
 A signal's handler may raise anywhere (Ctrl-C, a task's time limit), between any two instructions of
 ours. Whatever is owed to the key then must be known: so each step is written down here in one
@@ -26,7 +26,8 @@ NOTHING: Final = _Nothing()
 
 
 class Progress:
-    """
+    """How far one run has come.
+
     task     what is claimed, or may have been
     spare    the owner of a claim anew, if the first one was too old to begin with
     attempt  the body's attempt, once the key is ours

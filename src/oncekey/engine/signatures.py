@@ -1,4 +1,4 @@
-"""The types of what `guard` decorates and of what it makes of it. Nothing here runs.
+"""Declares the types of what `guard` decorates and of what it makes of it. Nothing here runs.
 
 A guarded function keeps its parameters. One that is given its attempt is called without it:
 

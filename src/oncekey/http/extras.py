@@ -1,6 +1,4 @@
-"""The packages that HTTP guards need beside the standard library, and what to say without them.
-
-Owns the sentence a user reads where one is missing. Knows no framework.
+"""Says what to install where a package that HTTP guards need is missing. Knows no framework.
 """
 
 from __future__ import annotations

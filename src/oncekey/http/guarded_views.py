@@ -1,4 +1,4 @@
-"""Which functions a decorator has guarded, and whether an app's routes serve them.
+"""Knows which functions a decorator has guarded, and checks that an app's routes serve them.
 
 A guard that stands above `@app.post` wraps a function whose bare form the route already holds: it
 runs unguarded, and nobody notices. So every decoration leaves a mark here, and every app is checked

@@ -1,4 +1,4 @@
-"""Engines that begin and end with their apps.
+"""Opens and closes engines with the apps that use them.
 
 An app may live several times in one process (a test client per test, Mangum), also several times
 at once, and several apps may share an engine. The first to begin reopens an engine that was closed,

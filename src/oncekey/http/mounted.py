@@ -1,4 +1,4 @@
-"""Guards that get no lifespan events, because their app is mounted in another one.
+"""Drains guards that get no lifespan events because their app is mounted in another one.
 
 A server tells the end to the app it serves, and that one does not tell what is mounted in it. So
 whoever is told waits for those too: another guard of the process, or `draining()` in the lifespan

@@ -1,4 +1,4 @@
-"""The readings of a request's path that a router may take.
+"""Lists the readings of a request's path that a router may take.
 
 Servers hand over what the client wrote, and routers differ in what they make of it: some merge
 slashes, some resolve dots, some take a whole URL for its path, and a pattern that ends in `$` takes

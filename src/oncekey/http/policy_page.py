@@ -1,4 +1,4 @@
-"""The built-in policy page: what a refusal's Link leads to where nobody publishes a policy.
+"""Serves the built-in policy page, to which a refusal's Link leads where nobody publishes a policy.
 
 Made from the app's own rules when it is asked for. It never stands in an app's way: the app is
 asked first, and only its 404 is replaced. Owns this page and its headers; knows ASGI and WSGI, no

@@ -1,4 +1,4 @@
-"""A request's body, as it was read: in memory while it is small, else in a temporary file.
+"""Holds a request's body as it was read: in memory while it is small, else in a temporary file.
 
 Hashed while it is written, so that comparing a large one never reads it again. Owns the file; who
 makes a body closes it. Knows no framework and no loop.

@@ -1,4 +1,4 @@
-"""The routes that an app tells, mounted and included ones too.
+"""Finds the routes that an app tells of, mounted and included ones too.
 
 Looks at attributes only, so that no framework has to be installed: Starlette's and FastAPI's
 routes, Flask's URL map, and the `app` that a middleware wraps.

@@ -1,4 +1,4 @@
-"""Keys on requests that nothing guards: their clients believe to be protected, and are not.
+"""Reports keys on requests that nothing guards, whose clients believe that they are protected.
 
 A client is told by a header of the response, the app's people by a log line now and then and by an
 event for each; or the request is refused. Safe methods are left alone: to repeat them does no harm.

@@ -1,4 +1,4 @@
-"""Whether a response was made before any handler ran: by a router, or by a framework's validation.
+"""Tells whether a response was made before any handler ran: by a router or by validation.
 
 Such a response says nothing about the operation, so its key is free again: a client that corrects
 its request, or comes back when the route is deployed, is served. Each framework lets this be seen

@@ -1,4 +1,4 @@
-"""SQLAlchemy's sessions and connections, as far as stores on a caller's transaction need them.
+"""Sets savepoints on SQLAlchemy's sessions and connections, for stores in a caller's transaction.
 
 Their own savepoints are used, so that what they remember goes back together with the rows: objects
 of a session that are not flushed yet. And where they would let a body commit the caller's

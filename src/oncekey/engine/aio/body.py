@@ -1,7 +1,7 @@
-"""The body of one attempt, run in the attempt's own task.
+"""Calls the body of one attempt, in the attempt's own task.
 
-Owns calling it, what is noted of that at once, and what it came to as the flow needs it. Whatever
-interrupts a run, its runner reads from here what is still owed to the key.
+Owns what is noted of that at once, and what it came to as the flow needs it. Whatever interrupts a
+run, its runner reads from here what is still owed to the key.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A task that offers leftovers to the store until it has taken them; it lives no longer."""
+"""Offers leftovers to the store from a task, which ends when the store has taken them all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an engine has on one event loop, and how that is brought to its end.
+"""Holds what an engine has on one event loop, and brings that to its end.
 
 Every loop has a coalescer, a heart and attempts of its own; none of it may be touched from another
 one. Owns waiting for the attempts of a loop, also from another loop's thread.

@@ -1,4 +1,4 @@
-"""One attempt's claims and waits, shared with its duplicates on the same event loop.
+"""Shares the claims and waits of one attempt with its duplicates on the same event loop.
 
 Owns the asyncio answers to a claim and to a sleep that watches a key. What is shared and with
 whom is engine/duplicates.py; the rules of an attempt are core/flow.py.

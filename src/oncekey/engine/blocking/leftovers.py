@@ -1,4 +1,4 @@
-"""A thread that offers leftovers to the store until it has taken them; it lives no longer."""
+"""Offers leftovers to the store from a thread, which ends when the store has taken them all."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ _JOIN_SECONDS = 5
 
 
 class Offering:
+    """One per engine; safe from any thread."""
+
     def __init__(
         self, answer_many: Callable[[Sequence[Command]], list[Answer]], clock: Clock
     ) -> None:

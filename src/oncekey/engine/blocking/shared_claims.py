@@ -1,4 +1,4 @@
-"""One attempt's claims and waits, shared with its duplicates in other threads.
+"""Shares the claims and waits of one attempt with its duplicates in other threads.
 
 Owns the blocking answers to a claim and to a sleep that watches a key. What is shared and with
 whom is engine/duplicates.py; the rules of an attempt are core/flow.py.

@@ -1,4 +1,4 @@
-"""The middleware that an attached FastAPI app has: it looks at every request before its route does.
+"""Looks at every request of an attached FastAPI app before its route does, as a middleware.
 
 Owns when the app's routes are checked, for an app that no server starts with a lifespan, and who
 tells a client that its key has no effect.

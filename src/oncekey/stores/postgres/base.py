@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 from oncekey.core.commands import Command
 from oncekey.core.errors import OncekeyError, StoreUnavailable
 from oncekey.stores.postgres import durability, faults
-from oncekey.stores.postgres.isolating import Isolation, LockedRows
+from oncekey.stores.postgres.locked_rows import Isolation, LockedRows
 from oncekey.stores.postgres.options import Options
 from oncekey.stores.postgres.program import Statement
 from oncekey.stores.postgres.queries import make_migrations

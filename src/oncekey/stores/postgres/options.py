@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 from oncekey.core.duration import Duration, microseconds
 from oncekey.core.errors import ConfigurationError
 from oncekey.stores.postgres.durability import FAILOVER, SYNCHRONOUS_COMMIT
-from oncekey.stores.postgres.isolating import BATCH_LOCK_US
+from oncekey.stores.postgres.locked_rows import BATCH_LOCK_US
 from oncekey.stores.postgres.program import Program, TestClock
 from oncekey.stores.postgres.queries import Layout
 from oncekey.stores.postgres.timing import MARGIN_SECONDS, STOP_SECONDS

@@ -1,4 +1,4 @@
-"""How long a call may take, until when a claim may be made, and when not to ask at all.
+"""Decides how long a call may take, until when a claim may be made, and when not to ask at all.
 
 A caller that was told "nothing ran" must be right, also where the server goes on later with what it
 finds in its sockets. So each claim names the moment, on the server's clock, after which it is not

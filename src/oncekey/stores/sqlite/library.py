@@ -12,7 +12,7 @@ from typing import Final
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.levels import Guarantee, Level
-from oncekey.stores.sqlite.sharing import is_shared
+from oncekey.stores.sqlite.other_processes import is_shared
 
 WAL_RESET_BUG: Final = "wal-reset-bug"
 SYNCHRONOUS: Final = ("full", "extra", "normal", "off")

@@ -1,4 +1,4 @@
-"""Taking part in the transaction of an SQLAlchemy session or connection on SQLite.
+"""Takes part in the transaction of an SQLAlchemy session or connection on SQLite.
 
 Statements of ours run on the driver's own connection below, as with a plain sqlite3 or aiosqlite
 connection; the body's savepoint is SQLAlchemy's, so that objects of a session go back with their

@@ -1,4 +1,4 @@
-"""A batch some of whose rows somebody holds locked: the others do not wait for them.
+"""Sends a batch on without those of its rows that another session holds locked.
 
 A batch waits for locks only briefly. Where that was not enough, it is found out whose rows are
 locked (an operator's open transaction, a report that locks what it reads); the batch goes again

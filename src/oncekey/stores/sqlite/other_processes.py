@@ -1,4 +1,4 @@
-"""Whether another process has a database file open, as the file's own locks tell.
+"""Tells whether another process has a database file open, by the file's own locks.
 
 In write-ahead mode every process that has the file open holds a shared lock on one byte of the
 `-shm` file beside it, for as long as it has it open. Asking about that lock takes none. It is asked

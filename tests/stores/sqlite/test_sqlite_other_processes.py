@@ -14,7 +14,7 @@ import pytest
 
 from oncekey import ConfigurationError, Once
 from oncekey.core.commands import Look
-from oncekey.stores.sqlite import connection, library, sharing
+from oncekey.stores.sqlite import connection, library, other_processes
 from oncekey.stores.sqlite.store import SQLiteStore
 
 OPENER = """
@@ -109,8 +109,8 @@ def test_where_it_cannot_be_told_it_is_warned_of(
     path: Path, log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
     if why == "no fcntl":
-        monkeypatch.setattr(sharing, "_fcntl", None)
+        monkeypatch.setattr(other_processes, "_fcntl", None)
     else:
-        monkeypatch.setattr(sharing, "_DESCRIPTORS", str(path / "none"))
+        monkeypatch.setattr(other_processes, "_DESCRIPTORS", str(path / "none"))
     SQLiteStore(path).close()
     assert len(log.records) == 1
