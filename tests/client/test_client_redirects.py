@@ -54,7 +54,7 @@ def test_the_get_of_a_redirect_goes_without_the_key_and_has_the_delivery(
     assert got.delivery.key == (server.keys[0] or "").strip('"')
 
 
-def test_nor_does_another_host_see_the_key(name: str) -> None:
+def test_a_redirect_to_another_host_goes_without_the_key(name: str) -> None:
     with serving(Answer()) as other:
         url = other.url.replace("127.0.0.1", "localhost")
         with serving(Answer(303, b"", {"Location": url})) as server, calling(name) as caller:

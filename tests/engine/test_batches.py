@@ -240,5 +240,5 @@ def test_i5_a_claim_that_was_queued_longer_than_its_lease_begins_with_a_whole_on
     line.once.close()
 
 
-def test_the_limits_are_as_documented() -> None:
+def test_batch_limits_are_as_documented() -> None:
     assert (BATCH_MAX, BATCH_BYTES_MAX) == (256, 4 * 1024 * KIB)

@@ -67,7 +67,7 @@ def postgres() -> str:
 
 
 @pytest.mark.usefixtures("postgres", "nothing_left")
-def test_so_do_engines_on_postgresql(postgres: str) -> None:
+def test_dropped_engines_on_postgresql_leave_no_thread_and_no_descriptor(postgres: str) -> None:
     async def main() -> None:
         once = AsyncOnce(postgres, **OPTIONS)
         await once.run("op", "async dropped", later)
@@ -83,7 +83,7 @@ def test_so_do_engines_on_postgresql(postgres: str) -> None:
 
 
 @pytest.mark.usefixtures("nothing_left")
-def test_what_holds_nothing_open_is_dropped_without_a_word(tmp_path: Path) -> None:
+def test_an_engine_that_holds_nothing_open_is_dropped_without_a_warning(tmp_path: Path) -> None:
     memory = Once("memory://", **OPTIONS)  # a thread, which ends with it
     memory.run("op", "k", lambda attempt: 1)
     AsyncOnce(f"sqlite:///{tmp_path}/never-used.db")

@@ -40,7 +40,7 @@ def empty(duplicates: Duplicates) -> bool:
 # --- one claim on its way -------------------------------------------------------------------------
 
 
-def test_the_first_leads_and_leaves_nothing_behind() -> None:
+def test_the_first_claim_of_a_key_leads_and_leaves_nothing_behind() -> None:
     duplicates, one = Duplicates(), One(b"a")
     assert duplicates.lead(one)
     duplicates.answered(one, Claimed(1, 1, ()))
@@ -92,7 +92,7 @@ def test_i7_another_request_is_told_so_or_asks_for_itself() -> None:
     assert other.leads, "a caller's transaction may hold a key whose request nobody has seen"
 
 
-def test_i8_other_keys_are_not_touched() -> None:
+def test_i8_duplicates_of_one_key_touch_no_other_key() -> None:
     duplicates, one, other = Duplicates(), One(b"a"), One(b"b", id=b"j" * 16)
     assert duplicates.lead(one)
     assert duplicates.lead(other)
@@ -149,7 +149,7 @@ def test_one_polls_and_the_others_sleep_until_it_is_told() -> None:
     assert empty(duplicates)
 
 
-def test_all_share_the_fate_of_the_one_that_polls() -> None:
+def test_waiters_share_the_failure_of_the_one_that_polls() -> None:
     duplicates, (poller, *others) = asleep(4)
     duplicates.leave(poller)
     duplicates.lead(poller)
@@ -232,7 +232,7 @@ def test_i3_an_end_is_handed_over_as_it_was_stored_and_never_outlives_its_record
     assert end.outcome == Replay(State.FAILED, b"error", 2, 7, 100 - 30)
 
 
-def test_an_unknown_end_is_nobodys_answer() -> None:
+def test_an_attempt_that_ended_unknown_answers_no_duplicate() -> None:
     end = AttemptEnd()
     end.claimed(One(b"a").claim, Answer(Claimed(7, 1, ()), 0, 0))
     end.answered(Finish(ID, b"a", 7, State.UNKNOWN, b""), Answer(Done(), 0, 0))

@@ -114,7 +114,7 @@ def closed_calls(once: Any, connection: Any, inside: Any) -> list[Callable[[], A
     ]
 
 
-def test_after_close_nothing_answers(tmp_path: Path) -> None:
+def test_after_close_an_async_engine_answers_nothing(tmp_path: Path) -> None:
     path = tmp_path / "shop.db"
 
     async def main() -> None:
@@ -132,7 +132,7 @@ def test_after_close_nothing_answers(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_after_close_nothing_answers_threads(url: str) -> None:
+def test_after_close_a_blocking_engine_answers_nothing(url: str) -> None:
     once = Once(url)
     once.run("op", "known", plain)
     once.close()

@@ -41,7 +41,7 @@ def test_answers_have_the_shape_that_clients_expect_in_django() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_codes_are_what_they_were() -> None:
+def test_codes_of_problems_never_change() -> None:
     """Clients go by them: one may be added, none may change."""
     assert [problem.name for problem in ALL] == [
         "invalid-key",
@@ -97,7 +97,7 @@ def test_broken_renderer_is_logged_and_problem_details_are_sent(
 @pytest.mark.parametrize(
     "options", [{"replay_header": "Not a name"}, {"replay_header": ""}, {"render_refusal": "text"}]
 )
-def test_options_that_cannot_work_are_refused(options: dict[str, Any]) -> None:
+def test_answer_options_that_cannot_work_are_refused(options: dict[str, Any]) -> None:
     once = AsyncOnce("memory://")
     with pytest.raises(ConfigurationError):
         IdempotencyMiddleware(lambda *_: None, once, caller=lambda scope: "me", **options)  # type: ignore[arg-type]

@@ -81,7 +81,7 @@ def test_an_app_that_begins_again_works_and_remembers(
 
 
 @pytest.mark.parametrize("build", [starlette, fastapi])
-def test_after_the_end_nothing_answers(url: str, build: Callable[[Shop], Any]) -> None:
+def test_after_its_end_an_app_answers_nothing(url: str, build: Callable[[Shop], Any]) -> None:
     shop = Shop(AsyncOnce(url), build)
     with TestClient(shop.app) as client:
         assert post(client).json() == {"charge": 1}

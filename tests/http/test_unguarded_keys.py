@@ -227,7 +227,9 @@ def test_fastapi_refusing_needs_routes_of_ours() -> None:
         Idempotency(awaited(), caller=lambda request: "me", unguarded="maybe")
 
 
-def test_the_log_is_told_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
+def test_unguarded_keys_are_logged_once_a_minute_with_their_number(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     now = 0.0
     keys = UnguardedKeys(Exchange(Rules()), lambda notice: None, "warn", clock=lambda: now)
     with caplog.at_level(logging.WARNING, "oncekey"):

@@ -17,7 +17,6 @@ import http_sf
 from oncekey.core.errors import InvalidKey
 from oncekey.core.identity import KEY_MAX_CHARS
 
-HEADER_DEFAULT: Final = "Idempotency-Key"
 HIDDEN: Final = "_oncekey_field"  # on a request: the key's field, taken off before a redirect
 REPLAYED_HEADERS: Final = ("X-Idempotency-Replayed", "Idempotent-Replayed")
 

@@ -1,5 +1,4 @@
-"""Says what to install where a package that HTTP guards need is missing. Knows no framework.
-"""
+"""Says what to install where a package that HTTP guards need is missing. Knows no framework."""
 
 from __future__ import annotations
 

@@ -46,7 +46,6 @@ with needs("flask"):
     from werkzeug.datastructures import Headers as FlaskHeaders
 
 P = ParamSpec("P")
-View = Callable[..., Any]
 
 EXTENSION: Final = "oncekey"
 _WARN: Final = "oncekey.warn"  # in the environ: whether its client is to be told

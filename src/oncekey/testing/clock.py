@@ -84,12 +84,6 @@ class FakeClock:
         for timer in due:
             timer.loop.call_soon_threadsafe(timer.fire)
 
-    def wait_until_waiting(self, count: int = 1, timeout: float = 10.0) -> None:
-        """Block until `count` threads are waiting on this clock."""
-        with self._changed:
-            if not self._changed.wait_for(lambda: len(self._waits) >= count, timeout):
-                raise AssertionError(f"{len(self._waits)} threads wait on the clock, not {count}")
-
     def wait_until_due(self, within: int, count: int = 1, timeout: float = 10.0) -> None:
         """Block until `count` threads or timers are waiting that `advance(within)` would wake."""
 

@@ -272,7 +272,9 @@ def test_a_guarantee_that_was_lowered_is_noticed_told_and_held_against_require(
     lowered_and_raised(faces, primary, standby, lambda once, key, body: once.run("op", key, body))
 
 
-def test_the_same_in_a_callers_transaction(primary: Postgres, standby: Postgres) -> None:
+def test_a_lowered_guarantee_is_held_against_require_in_a_callers_transaction(
+    primary: Postgres, standby: Postgres
+) -> None:
     def run(once: Any, key: str, body: Any) -> None:
         with psycopg.connect(primary.url()) as connection:
             once.in_transaction(connection).run("op", key, body)

@@ -81,7 +81,7 @@ def test_the_second_process_is_warned_once_with_what_to_do(
     assert "?acknowledge=wal-reset-bug" in told
 
 
-def test_a_process_that_comes_later_is_seen_too(
+def test_another_process_that_comes_later_is_seen_too(
     path: Path, log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "LOOK_FOR_OTHERS_SECONDS", 0.0)
@@ -96,7 +96,7 @@ def test_a_process_that_comes_later_is_seen_too(
     store.close()
 
 
-def test_who_knows_of_it_is_not_warned(path: Path, log: pytest.LogCaptureFixture) -> None:
+def test_acknowledging_the_bug_ends_the_warning(path: Path, log: pytest.LogCaptureFixture) -> None:
     with another_process(path):
         Once(f"sqlite:///{path}?acknowledge=wal-reset-bug").close()
     assert log.records == []
@@ -105,7 +105,7 @@ def test_who_knows_of_it_is_not_warned(path: Path, log: pytest.LogCaptureFixture
 
 
 @pytest.mark.parametrize("why", ["no fcntl", "no list of descriptors"])
-def test_where_it_cannot_be_told_it_is_warned_of(
+def test_the_bug_is_warned_of_where_other_processes_cannot_be_seen(
     path: Path, log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
     if why == "no fcntl":

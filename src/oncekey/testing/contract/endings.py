@@ -199,7 +199,7 @@ class Recoveries:
         else:
             assert once.run("op", "k", body, **options).value == "second"
 
-    def test_that_it_happened_is_believed_at_once(self, bench: Bench) -> None:
+    def test_a_recovery_that_it_happened_is_believed_at_once(self, bench: Bench) -> None:
         bench.dead_owner("k")
         found = bench.once().run(
             "op",

@@ -266,14 +266,14 @@ class LateStarts:
             outcome = error
         return outcome, body, faulty.kinds()
 
-    def test_i5_it_renews_its_claim_before_it_begins(self, bench: Bench) -> None:
+    def test_i5_a_late_start_renews_its_claim_before_the_body_begins(self, bench: Bench) -> None:
         outcome, body, kinds = self.late(bench, lambda: None)
         assert (outcome, body.runs) == ("mine", 1)
         assert kinds == ["Claim", "Renew", "Finish"]
         record = bench.record_of("k")
         assert record.lease_until == bench.now() + LEASE
 
-    def test_i1_it_does_not_begin_beside_the_one_who_took_over(self, bench: Bench) -> None:
+    def test_i1_a_late_body_does_not_begin_beside_the_one_who_took_over(self, bench: Bench) -> None:
         def take_over() -> None:
             assert bench.hold("k", retry_safe=True).fence
 
@@ -281,7 +281,7 @@ class LateStarts:
         assert isinstance(outcome, InFlight)
         assert body.runs == 0
 
-    def test_it_gets_the_answer_of_whoever_was_faster(self, bench: Bench) -> None:
+    def test_a_late_start_gets_the_answer_of_whoever_was_faster(self, bench: Bench) -> None:
         def win() -> None:
             winner = bench.hold("k", retry_safe=True)
             bench.expect(Done, winner.finish(SUCCEEDED, pack_value(JSON, "winner")))
@@ -289,7 +289,9 @@ class LateStarts:
         outcome, body, _ = self.late(bench, win, retry_safe=True)
         assert (outcome, body.runs) == ("winner", 0)
 
-    def test_i1_it_does_not_begin_once_recovery_has_freed_its_key(self, bench: Bench) -> None:
+    def test_i1_a_late_body_does_not_begin_once_recovery_has_freed_its_key(
+        self, bench: Bench
+    ) -> None:
         def free_and_run() -> None:
             record = bench.record_of("k")
             found = Recovery.free()
@@ -301,7 +303,7 @@ class LateStarts:
         outcome, body, _ = self.late(bench, free_and_run)
         assert (outcome, body.runs) == ("other", 0)
 
-    def test_what_was_given_up_though_nothing_happened_is_run(self, bench: Bench) -> None:
+    def test_a_key_given_up_before_its_late_body_began_is_run(self, bench: Bench) -> None:
         """The owner is the only witness, and knows that its body has not begun."""
 
         def give_up() -> None:
@@ -312,7 +314,7 @@ class LateStarts:
         assert (outcome, body.numbers) == ("mine", [2])
         assert kinds == ["Claim", "Renew", "Release", "Claim", "Finish"]
 
-    def test_a_claim_in_time_costs_nothing_more(self, bench: Bench) -> None:
+    def test_a_start_in_time_costs_no_further_command(self, bench: Bench) -> None:
         faulty = bench.faulty()
         assert bench.once(faulty).run("op", "k", Body("mine")).value == "mine"
         assert faulty.kinds() == ["Claim", "Finish"]

@@ -106,7 +106,9 @@ class Undecided:
 
     @pytest.mark.parametrize("met", [True, False], ids=["met on Friday", "met by nobody"])
     @pytest.mark.parametrize("sweeps", [0, 1, 12], ids=["unswept", "swept", "swept all weekend"])
-    def test_friday_to_monday(self, case: Case, met: bool, sweeps: int) -> None:
+    def test_what_crashed_on_friday_is_not_run_again_on_monday(
+        self, case: Case, met: bool, sweeps: int
+    ) -> None:
         held = case.key_in(UNKNOWN) if met else case.claimed()
         if not met:
             case.wait(LEASE)
@@ -128,7 +130,7 @@ class Undecided:
         self.is_swept_in_the_end(case, held)
 
     @pytest.mark.parametrize("state", [SUCCEEDED, FAILED, ABSENT])
-    def test_once_decided_it_expires_and_is_swept_as_any_other(
+    def test_an_unknown_key_expires_and_is_swept_once_it_is_decided(
         self, case: Case, state: State
     ) -> None:
         held = case.key_in(UNKNOWN)
@@ -145,7 +147,7 @@ class Undecided:
         case.wait(LEASE + KEEP)
         assert case.expect(Claimed, held.rival()).attempt == 1
 
-    def test_an_explicit_bound_ends_it(self, case: Case) -> None:
+    def test_keep_unknown_bounds_how_long_an_unknown_key_stays(self, case: Case) -> None:
         held = case.key_in(UNKNOWN, keep_unknown=KEEP)
         case.wait(KEEP - 1)
         case.expect(Unsure, held.rival())
