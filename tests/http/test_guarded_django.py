@@ -152,10 +152,88 @@ assert client.post("/function").status_code == 400
 """
 
 
+SEVERAL_URLCONFS = """
+import sys, types
+import django
+from django.conf import settings
+from django.http import HttpResponse
+from django.test import Client, override_settings
+from django.urls import path
+
+settings.configure(
+    ALLOWED_HOSTS=["testserver"], ROOT_URLCONF="shop_urls", SECRET_KEY="x",
+    ONCEKEY={"once": "memory://", "caller": lambda request: "me"},
+)
+django.setup()
+from oncekey import ConfigurationError
+from oncekey.http.django import idempotent
+import shop_views
+
+def urlconf(name, **views):
+    sys.modules[name] = made = types.ModuleType(name)
+    made.urlpatterns = [path(url, view) for url, view in views.items()]
+
+def bare(request):
+    return HttpResponse("paid")
+
+client, key = Client(), {"Idempotency-Key": "k"}
+urlconf("others", note=idempotent()(lambda request: HttpResponse("noted")))
+with override_settings(ROOT_URLCONF="others"):  # shop_urls was not imported yet
+    assert client.post("/note", headers={"Idempotency-Key": "n"}).content == b"noted"
+assert client.post("/pay", headers=key).content == b"paid"
+
+lost = idempotent()(bare)
+urlconf("wrong", pay=bare)
+assert client.post("/pay", headers=key).content == b"paid"  # bare is not in its URLconf
+with override_settings(ROOT_URLCONF="wrong"):
+    try:
+        client.post("/pay", headers=key)
+    except ConfigurationError as error:
+        assert "bare function" in str(error), error
+    else:
+        sys.exit("served a guarded view in its bare form")
+del sys.modules["wrong"]
+django.urls.clear_url_caches()
+try:
+    another = idempotent()(lambda request: None)
+    client.post("/pay", headers=key)
+except ConfigurationError as error:
+    assert 'ONCEKEY = {..., "unserved": "allow"}' in str(error), error
+else:
+    sys.exit("served an app with a lost view")
+"""
+SHOP_VIEWS = """
+from django.http import HttpResponse
+from oncekey.http.django import idempotent
+
+@idempotent()
+def pay(request):
+    return HttpResponse("paid")
+"""
+SHOP_URLS = """
+from django.urls import path
+from shop_views import pay
+
+urlpatterns = [path("pay", pay)]
+"""
+
+
+def test_django_views_of_other_urlconfs_are_served_too(tmp_path: Path) -> None:
+    """`override_settings(ROOT_URLCONF=...)` is common in test suites, and a URLconf per host or
+    tenant in projects. A wrong one is refused when it is used."""
+    (tmp_path / "shop_views.py").write_text(SHOP_VIEWS)
+    (tmp_path / "shop_urls.py").write_text(SHOP_URLS)
+    run_script(tmp_path, SEVERAL_URLCONFS)
+
+
 def test_django_guards_every_unsafe_method_of_every_kind_of_view(tmp_path: Path) -> None:
     """And says at a request, and by the command, which decorated view no URL pattern leads to."""
-    script = tmp_path / "project.py"
-    script.write_text(DJANGO)
+    run_script(tmp_path, DJANGO)
+
+
+def run_script(folder: Path, text: str) -> None:
+    script = folder / "project.py"
+    script.write_text(text)
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     done = subprocess.run(
         [sys.executable, "-W", "error", str(script)], env=env, capture_output=True, text=True

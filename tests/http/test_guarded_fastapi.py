@@ -176,6 +176,31 @@ def test_fastapi_serves_what_is_in_order() -> None:
     assert RAN == [1]
 
 
+def test_fastapi_an_app_may_leave_a_router_out_and_does_not_answer_for_another_app() -> None:
+    app, idempotency = fastapi()
+    left_out = APIRouter(route_class=idempotency.route_class)
+
+    @left_out.post("/other")
+    @logged
+    @idempotency.guard()
+    async def other() -> None: ...
+
+    @app.post("/pay")
+    @idempotency.guard()
+    async def pay() -> None: ...
+
+    wrong, router = FastAPI(), APIRouter()
+    idempotency.attach(wrong)
+    lost = idempotency.guard()(router.post("/pay")(lambda: None))
+    wrong.include_router(router)
+
+    asyncio.run(start(app))
+    assert asyncio.run(post(app, "/pay")).status_code == 200
+    assert [one.path for one in find(app).guarded] == ["/pay"]
+    told(wrong, "bare function")
+    assert lost is not None
+
+
 def test_fastapi_unserved_may_be_allowed_but_never_the_wrong_order() -> None:
     app, idempotency = fastapi(unserved="allow")
     kept: list[Any] = [idempotency.guard()(lambda: None)]

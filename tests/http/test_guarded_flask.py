@@ -105,6 +105,41 @@ def test_flask_a_guarded_function_that_no_route_serves() -> None:
     assert flask(unserved="allow").test_client().post("/pay").status_code == 404
 
 
+def test_flask_apps_of_one_process_do_not_answer_for_each_other() -> None:
+    """A blueprint that one app leaves out, and apps that could not be made or are in the wrong
+    order, are no reason to refuse another app."""
+    left_out = Blueprint("left_out", __name__)
+
+    @left_out.post("/pay")
+    @logged
+    @idempotent()
+    def pay() -> str:
+        return "paid"
+
+    half_made = Flask("half_made")
+    half_made.post("/pay")(idempotent()(lambda: "paid"))
+    wrong, views = flask(), Blueprint("views", __name__)
+    lost = idempotent()(views.post("/pay")(lambda: "paid"))
+    wrong.register_blueprint(views)
+
+    app = flask()
+    app.post("/note")(idempotent()(lambda: "noted"))
+    assert app.test_client().post("/note", headers=KEY).text == "noted"
+    app.extensions["oncekey"].check(app)
+    assert len(find(app).guarded) == 1
+    flask_told(wrong, "bare function")
+    assert lost is not None
+    app = flask()
+    app.register_blueprint(left_out)
+    assert app.test_client().post("/pay", headers=KEY).text == "paid"
+
+
+def test_flask_a_blueprint_that_serves_it_for_reading_only_does_not_count() -> None:
+    app, views = flask(), Blueprint("views", __name__)
+    views.get("/pay")(idempotent()(lambda: "paid"))
+    flask_told(app, "no route serves it", 'Idempotency(..., unserved="allow")')
+
+
 def card() -> type[MethodView]:
     """A class whose methods are decorated one by one."""
 

@@ -45,14 +45,19 @@ with needs("flask"):
     from flask import Flask, Response, current_app, request, request_started
     from werkzeug.datastructures import Headers as FlaskHeaders
 
+    from oncekey.http.flask_routes import all_served
+
 P = ParamSpec("P")
 
 EXTENSION: Final = "oncekey"
 _WARN: Final = "oncekey.warn"  # in the environ: whether its client is to be told
 _BODY: Final = "oncekey.body"  # in the environ: what was read before anything else could
 VIEWS: Final = GuardedViews(
-    "flask", "@idempotent(...) stands directly above the function, below @app.post(...)."
+    "flask",
+    "@idempotent(...) stands directly above the function, below @app.post(...).",
+    'Idempotency(..., unserved="allow")',
 )
+VIEWS.elsewhere = all_served
 _checked: Final[WeakKeyDictionary[Flask, tuple[int, int]]] = WeakKeyDictionary()
 
 
@@ -70,8 +75,8 @@ class Idempotency:
                 looks at flask.g or flask.request; with `rules` a function of the environ
     rules       where given, all of the app is guarded by them, outside of Flask; where not, the
                 views that are decorated are
-    unserved    a decorated function that no route serves is an error at the first request;
-                "allow" where another app of the process will serve it
+    unserved    a decorated function that no app or blueprint of the process serves is an error at
+                the first request; "allow" where one is registered later, or never
     unguarded   what to do about a key on a request that nothing guards: "warn" says so in the
                 response and in the log, "refuse" answers 400
     operation, policy_url, challenge, replay_header, render_refusal and close are those of
@@ -199,7 +204,7 @@ def _check_app(app: Flask) -> None:
     extension = app.extensions.get(EXTENSION)
     # An app that guards nothing may still hold the bare form of a guarded function.
     unserved = getattr(extension, "unserved", "allow")
-    VIEWS.check(served_by_all([app, *VIEWS.apps]), unserved=unserved)
+    VIEWS.check(served_by_all([app]), unserved=unserved)
 
 
 request_started.connect(_check_served)

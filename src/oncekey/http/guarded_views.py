@@ -44,21 +44,26 @@ class Served(NamedTuple):
 class GuardedViews:
     """All functions that one decorator, or one set-up of it, has guarded.
 
-    apps      those that are known to use it
-    unserved  "refuse" or "allow": whether a function that none of them serves is an error
+    apps       those that are known to use it
+    unserved   "refuse" or "allow": whether a function that no route serves is an error
+    elsewhere  gives the routes of the other apps of the process, and of the routers or blueprints
+               that an app may leave out; asked only for functions that an app does not serve
     """
 
     known: ClassVar[WeakSet[GuardedViews]] = WeakSet()
 
-    def __init__(self, framework: str, order: str, unserved: str = "refuse") -> None:
-        """`framework` is the package of its apps; `order` says which decorator stands where."""
+    def __init__(self, framework: str, order: str, allow: str, unserved: str = "refuse") -> None:
+        """`framework` is the package of its apps; `order` says which decorator stands where, and
+        `allow` how a user says unserved="allow"."""
         if unserved not in UNSERVED:
             raise ConfigurationError(f"unserved={unserved!r} must be 'refuse' or 'allow'")
         self.framework = framework
         self.unserved = unserved
         self.apps: WeakSet[Any] = WeakSet()
+        self.elsewhere: Callable[[], Iterable[Served]] = tuple
         self.served: Callable[[], Iterable[Served]] | None = None  # of a framework with one app
         self._order = order
+        self._allow = allow
         self._all: WeakSet[GuardedView] = WeakSet()
         self._lock = threading.Lock()
         GuardedViews.known.add(self)
@@ -85,38 +90,44 @@ class GuardedViews:
             raise ConfigurationError(self._wrong_order(function))
 
     def check(self, served: Iterable[Served], *, unserved: str | None = None) -> None:
-        """Raise ConfigurationError for functions that run unguarded, or that no route serves."""
-        routes = [route for route in served if not _is_safe(route.methods)]
-        for route in routes:
-            for view in marks_in(route.view):
-                view.is_served = True
+        """Raise ConfigurationError for functions that the routes of one app, `served`, run
+        unguarded, and for those that no route of the process leads to."""
+        routes = _note_served(served)
         with self._lock:
             known = list(self._all)
         holding = {
             id(one): route.methods is not None for route in routes for one in _bare(route.view)
         }
-        allowed = (unserved or self.unserved) == "allow"
-        mistakes = [text for view in known if (text := self._mistake(view, holding, allowed))]
+        mistakes = [text for view in known if (text := self._mistake(view, holding))]
+        if not mistakes and (unserved or self.unserved) != "allow":
+            mistakes = self._unserved(known)
         if mistakes:
             raise ConfigurationError("; ".join(sorted(mistakes)))
 
-    def _mistake(self, view: GuardedView, holding: dict[int, bool], allowed: bool) -> str:
+    def _mistake(self, view: GuardedView, holding: dict[int, bool]) -> str:
         bare = [holding[id(one)] for one in chain_of(view.function) if id(one) in holding]
         # Where methods are not told, a bare one beside a guarded one may be for reading only.
         if any(bare) or (bare and not view.is_served):
             return self._wrong_order(view.function)
-        if view.is_served:
-            return ""
-        for one in _reachable(view.function):
-            if id(one) in holding:
-                return self._wrong_order(one)
-        if allowed:
-            return ""
-        return (
+        if not view.is_served:
+            for one in _reachable(view.function):
+                if id(one) in holding:
+                    return self._wrong_order(one)
+        return ""
+
+    def _unserved(self, known: list[GuardedView]) -> list[str]:
+        """What to say of functions that no app serves, and that no router or blueprint holds. One
+        that another app holds in its bare form is refused there, not here."""
+        if all(view.is_served for view in known):
+            return []
+        held = {id(one) for route in _note_served(self.elsewhere()) for one in _bare(route.view)}
+        return [
             f"{_place(view.function)} is guarded, but no route serves it with a method that can be "
-            f"guarded. {self._order} Register it so, take its guard away, or say "
-            'unserved="allow" if another app serves it'
-        )
+            f"guarded. {self._order} Register it so, take its guard away, or say {self._allow} if "
+            "it is served elsewhere"
+            for view in known
+            if not view.is_served and not any(id(one) in held for one in _reachable(view.function))
+        ]
 
     def _wrong_order(self, function: Any) -> str:
         return (
@@ -163,6 +174,16 @@ def marks_in(view: Any) -> Iterator[GuardedView]:
     for one in _reachable(view):
         if (mark := mark_of(one)) is not None:
             yield mark
+
+
+def _note_served(served: Iterable[Served]) -> list[Served]:
+    """Note on the marks that routes lead to that they are served. Gives the routes that count:
+    those with a method that can be guarded."""
+    routes = [route for route in served if not _is_safe(route.methods)]
+    for route in routes:
+        for view in marks_in(route.view):
+            view.is_served = True
+    return routes
 
 
 def _is_safe(methods: Iterable[str] | None) -> bool:

@@ -5,7 +5,7 @@
     rules        for the middleware: Rule objects, or dicts of their options; None where views are
                  decorated and the middleware only watches for keys that nothing guards
     transaction  for the middleware: True, or the alias of the database the keys are in
-    unserved     "allow" for decorated views that no URL pattern of ROOT_URLCONF leads to; they
+    unserved     "allow" for decorated views that no URL pattern of any URLconf leads to; they
                  are an error at the first request otherwise
     render_refusal  a function that gives a Refusal the shape of the app's own errors, or its path
     unguarded    for the middleware, about a key on a request that nothing guards: "warn" (the

@@ -7,7 +7,7 @@ http/blocking.py, the setting in configuration.py.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Final, Unpack
 
 from asgiref.sync import iscoroutinefunction
@@ -18,7 +18,6 @@ from django.core.handlers.exception import response_for_exception
 from django.core.signals import request_started
 from django.db import connections, transaction
 from django.http import Http404
-from django.urls import get_resolver
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.engine.blocking.attempt import Attempt
@@ -45,7 +44,8 @@ from oncekey.http.django.configuration import (
     check_transaction,
     configured,
 )
-from oncekey.http.guarded_views import GuardedViews, Served, guard_of, mark_of
+from oncekey.http.django.url_patterns import served, served_elsewhere
+from oncekey.http.guarded_views import GuardedViews, guard_of, mark_of
 from oncekey.http.message import Response
 from oncekey.http.policy_page import is_asked, page_of
 from oncekey.http.rules import ANY_METHOD, Rule, RuleOptions, rule_of
@@ -53,8 +53,11 @@ from oncekey.http.unguarded import TAKEN, UNGUARDED_MARK, take
 from oncekey.http.wsgi import is_unguarded, text_lines
 
 VIEWS: Final = GuardedViews(
-    "django", "@idempotent(...) stands above the function or method that a URL pattern leads to."
+    "django",
+    "@idempotent(...) stands above the function or method that a URL pattern leads to.",
+    'ONCEKEY = {..., "unserved": "allow"}',
 )
+VIEWS.served, VIEWS.elsewhere = served, served_elsewhere
 _ATTEMPT: Final = "oncekey_attempt"
 _WARN: Final = "oncekey_warn"  # on a request: whether its client is to be told
 _UNHANDLED: Final = "oncekey_unhandled"  # on a response that no view has made
@@ -231,29 +234,18 @@ def _sent(answer: Made[DjangoAnswer] | Response) -> Any:
 # --- which views are served ---------------------------------------------------------------------
 
 
-def _served() -> Iterator[Served]:
-    """The views of all URL patterns. Which methods they serve is their own affair."""
-    todo = [get_resolver()]
-    while todo:
-        for pattern in todo.pop().url_patterns:
-            if hasattr(pattern, "url_patterns"):
-                todo.append(pattern)
-            else:
-                yield Served(pattern.callback, None)
-
-
-_checked = 0
+_checked: tuple[int, str] | None = None
 
 
 def _check_served(**_: Any) -> None:
-    """At the first request, and when more views were decorated since; there is no earlier moment
-    that all projects have."""
+    """At the first request, and when more views were decorated since, or the URLconf is another
+    one; there is no earlier moment that all projects have."""
     global _checked
-    version = VIEWS.version
-    if version != _checked:
+    state = (VIEWS.version, settings.ROOT_URLCONF)
+    if state != _checked:
         given = getattr(settings, SETTING, None) or {}
-        VIEWS.check(_served(), unserved=given.get("unserved"))
-        _checked = version
+        VIEWS.check(served(), unserved=given.get("unserved"))
+        _checked = state
 
 
 @checks.register(checks.Tags.urls)  # type: ignore[untyped-decorator]
@@ -261,13 +253,12 @@ def _system_check(app_configs: Any, **_: Any) -> list[Any]:
     """For `manage.py check` and `runserver`."""
     given = getattr(settings, SETTING, None) or {}
     try:
-        VIEWS.check(_served(), unserved=given.get("unserved"))
+        VIEWS.check(served(), unserved=given.get("unserved"))
     except ConfigurationError as error:
         return [checks.Error(str(error), id="oncekey.E001")]
     return []
 
 
-VIEWS.served = _served
 request_started.connect(_check_served, dispatch_uid="oncekey")
 
 

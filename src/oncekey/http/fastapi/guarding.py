@@ -5,6 +5,7 @@ Owns the options of a route and the end of the app. What happens to a request is
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
@@ -68,8 +69,8 @@ class Idempotency:
     render_refusal  a function that gives a Refusal the shape of the app's own errors
     drain       how long a shutdown waits for what is running
     close       whether the engines are closed with the app
-    unserved    a guarded function that no route of an attached app serves is an error when the app
-                starts; "allow" where it is meant
+    unserved    a guarded function that no route of any app or router serves is an error when the
+                app starts; "allow" where one gets its route later, or never
     unguarded   what an attached app does about a key on a request to a route without a guard:
                 "warn" says so in the response and in the log, "refuse" answers 400
     """
@@ -117,8 +118,10 @@ class Idempotency:
         self.views = GuardedViews(
             "fastapi",
             "@idempotency.guard(...) stands directly above the function, below @app.post(...).",
+            'Idempotency(..., unserved="allow")',
             unserved,
         )
+        self.views.elsewhere = functools.partial(served_by_all, self.views.apps)
 
     # --- which routes -------------------------------------------------------------------------
 
@@ -208,7 +211,7 @@ class Idempotency:
         for route in all_routes(app):
             if misplaced(route):
                 raise _too_late(route)
-        self.views.check(served_by_all([app, *self.views.apps]))
+        self.views.check(served_by_all([app]))
         if self.unguarded.refuses:
             _check_refusing(routes_of(app))
 

@@ -19,6 +19,7 @@ from oncekey.http.fastapi.openapi import extended
 from oncekey.http.fastapi.responding import AtRoute, as_starlette
 from oncekey.http.fastapi.transactional import InTransaction
 from oncekey.http.fastapi.watch import REFUSING
+from oncekey.http.guarded_views import mark_of
 from oncekey.http.rules import SAFE_METHODS
 from oncekey.http.unguarded import UnguardedKeys, take
 
@@ -50,8 +51,11 @@ class GuardedRoute(APIRoute):
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
         methods = {method.upper() for method in options.get("methods") or ("GET",)}
         own = guarding_of(endpoint)
-        if own is None and methods - SAFE_METHODS:
-            bare_endpoints.append(endpoint)
+        if methods - SAFE_METHODS:
+            if own is None:
+                bare_endpoints.append(endpoint)
+            elif (mark := mark_of(endpoint)) is not None:
+                mark.is_served = True  # also where an app leaves this route's router out
         if own is not None and own.rule.guarded and not any(map(own.rule.guards, methods)):
             raise ConfigurationError(
                 f"{path} is guarded, but not for its methods: " + ", ".join(sorted(methods))
