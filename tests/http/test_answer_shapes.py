@@ -84,7 +84,19 @@ def test_rendered_refusal_may_change_status_and_headers() -> None:
     assert (headers[b"retry-after"], headers[b"content-length"]) == (b"4", b"2")
 
 
-@pytest.mark.parametrize("render", [lambda refusal: 1 / 0, lambda refusal: {"no": object()}])
+@pytest.mark.parametrize(
+    "render",
+    [
+        lambda refusal: 1 / 0,
+        lambda refusal: {"no": object()},
+        lambda refusal: None,
+        lambda refusal: "text",
+        lambda refusal: Rendered("text"),  # type: ignore[arg-type]
+        lambda refusal: Rendered(b"", status=100),
+        lambda refusal: Rendered(b"", headers=(("X-Why", "a\r\nSet-Cookie: b"),)),
+        lambda refusal: Rendered(b"", headers=(("X-Why", "zażółć"),)),
+    ],
+)
 def test_broken_renderer_is_logged_and_problem_details_are_sent(
     render: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

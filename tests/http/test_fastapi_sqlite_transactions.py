@@ -116,3 +116,33 @@ def test_rows_record_and_response_commit_together(tmp_path: Path, kind: str) -> 
         await shop.close()
 
     asyncio.run(main())
+
+
+def test_async_sessions_alone_open_the_store_of_a_new_file(tmp_path: Path) -> None:
+    """An app whose one guarded route is transactional: nothing else has made the tables yet."""
+
+    async def main() -> None:
+        path = tmp_path / "shop.db"
+        engine = create_async_engine(f"sqlite+aiosqlite:///{path}")
+
+        async def session() -> AsyncIterator[AsyncSession]:
+            async with AsyncSession(engine) as made:
+                yield made
+
+        app = FastAPI()
+        guarded = Idempotency(AsyncOnce(f"sqlite:///{path}"), caller=Depends(account))
+        guarded.attach(app)
+
+        @app.post("/things")
+        @guarded.guard(transaction=session)
+        async def place(db: AsyncSession = Depends(session)) -> None:  # noqa: B008
+            await db.execute(text("CREATE TABLE things (what TEXT)"))
+
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://shop") as client:
+            answers = [await post(client, "/things", "k") for _ in range(2)]
+        assert [answer.status_code for answer in answers] == [200, 200]
+        await guarded.end()
+        await engine.dispose()
+
+    asyncio.run(main())

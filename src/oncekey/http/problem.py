@@ -250,11 +250,27 @@ def _rendered(refused: Refusal, render: Render | None) -> Rendered:
         try:
             made = render(refused)
             if isinstance(made, Rendered):
-                return made
-            return Rendered(json.dumps(made).encode())
+                return _checked(made)
+            if isinstance(made, Mapping):
+                return Rendered(json.dumps(dict(made)).encode())
+            raise TypeError(f"it gave a {type(made).__name__}, not a dict or a Rendered")
         except Exception:  # whatever it raises, the client is to know that it was refused
             _log.exception("render_refusal failed on %s; problem details are sent", refused.code)
     return Rendered(_problem_details(refused), "application/problem+json")
+
+
+def _checked(made: Rendered) -> Rendered:
+    """What cannot be sent is found here, where problem details can still take its place."""
+    if not isinstance(made.body, bytes):
+        raise TypeError(f"the body of a Rendered is bytes, not a {type(made.body).__name__}")
+    status = made.status
+    if status is not None and not (isinstance(status, int) and 200 <= status <= 599):
+        raise ValueError(f"a refusal's status is 200 to 599, not {status!r}")
+    for name, value in (("content-type", made.content_type), *made.headers):
+        if not f"{name}{value}".isprintable():
+            raise ValueError(f"the header {name!r} cannot be sent")
+        f"{name}{value}".encode("latin-1")
+    return made
 
 
 def _problem_details(refused: Refusal) -> bytes:

@@ -11,6 +11,7 @@ from typing import Any
 import aiosqlite
 import pytest
 
+from oncekey import AsyncOnce
 from oncekey.core.commands import Busy, Claim, Claimed, Done, Finish, Look, Replay, Seen
 from oncekey.core.contract import AsyncEnlisted
 from oncekey.core.errors import ConfigurationError, StoreUnavailable
@@ -185,5 +186,32 @@ def test_another_file_is_refused(path: Path, tmp_path: Path) -> None:
         async with aiosqlite.connect(tmp_path / "other.db") as connection:
             with pytest.raises(ConfigurationError, match="same file"):
                 await store.enlist(connection).apply([CLAIM])
+
+    run(work())
+
+
+def test_a_transaction_opens_the_store_of_a_new_file_unless_it_is_in_the_way(
+    tmp_path: Path,
+) -> None:
+    async def body(attempt: Any) -> str:
+        return "done"
+
+    async def work() -> None:
+        for is_writing in (False, True):
+            path = tmp_path / f"{is_writing}.db"
+            once = AsyncOnce(f"sqlite:///{path}?busy_timeout=10ms")
+            connection = sqlite3.connect(path)
+            if is_writing:
+                connection.execute("CREATE TABLE orders (item TEXT)")
+                connection.execute("INSERT INTO orders VALUES ('tea')")
+                with pytest.raises(StoreUnavailable, match="before your transaction writes"):
+                    await once.in_transaction(connection).run("order", "k", body)
+                connection.rollback()
+            for _ in range(2):
+                with connection:
+                    result = await once.in_transaction(connection).run("order", "k", body)
+            assert result.replayed
+            connection.close()
+            await once.close()
 
     run(work())

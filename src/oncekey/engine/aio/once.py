@@ -15,6 +15,7 @@ from typing import Any, Self, TypeVar, Unpack
 from oncekey.core.completing import TRIES_DEFAULT
 from oncekey.core.contract import SWEEP_LIMIT_DEFAULT, AsyncStore
 from oncekey.core.duration import Duration, microseconds
+from oncekey.core.errors import StoreUnavailable
 from oncekey.core.events import Notice
 from oncekey.core.identity import KeyLike
 from oncekey.core.levels import Guarantee
@@ -294,18 +295,26 @@ class AsyncOnce(AsyncOperations):
 
 
 class _InTransaction(AsyncOperations):
-    """A lazy store must have been reached before anything is claimed in its name.
-
-    Others are left alone: what `bind` writes may wait for the caller's own transaction.
-    """
+    """The store must have been reached before anything is claimed in its name: a file may still
+    be without its tables."""
 
     def __init__(self, kernel: Kernel, runner: AsyncRunner, once: AsyncOnce) -> None:
         super().__init__(kernel, runner)
         self._once = once
-        self._is_adopted = once._is_ready or not once._store.lazy
+        self._is_adopted = once._is_ready
 
     async def _get_ready(self) -> None:
-        await self._once._ready()
+        try:
+            await self._once._ready()
+        except StoreUnavailable as error:
+            if self._once._store.lazy or error.final:
+                raise
+            # Only what a new file needs is written, and that may wait for the caller's own lock.
+            raise StoreUnavailable(
+                f"{error}. A new file is set up before its first use: have that done before your "
+                "transaction writes, by `async with once:` when the app starts",
+                ambiguous=False,
+            ) from error
         self._kernel.adopt(self._once.guarantee)
         self._is_adopted = True
 
