@@ -207,10 +207,10 @@ def test_a_transaction_opens_the_store_of_a_new_file_unless_it_is_in_the_way(
                 with pytest.raises(StoreUnavailable, match="before your transaction writes"):
                     await once.in_transaction(connection).run("order", "k", body)
                 connection.rollback()
-            for _ in range(2):
+            for is_retry in (False, True):
                 with connection:
                     result = await once.in_transaction(connection).run("order", "k", body)
-            assert result.replayed
+                assert result.replayed is is_retry
             connection.close()
             await once.close()
 
