@@ -13,7 +13,7 @@ import pytest
 from tests.postgres_faces import COLOURS, KEEP, LEASE, Face, Faces, fresh_server, make_claim
 from tests.postgres_faces import make_finish as finish_of
 
-from oncekey.core.commands import Claimed, Done, Renew, Replay, SaveStep
+from oncekey.core.commands import Claimed, Done, Renew, Replay, SaveStep, Unsure
 from oncekey.core.errors import ConfigurationError
 from oncekey.stores.migrations import plan
 from oncekey.stores.postgres import base
@@ -356,3 +356,30 @@ def test_two_releases_ahead_is_too_far_unless_both_say_so(
     else:
         with pytest.raises(ConfigurationError, match="install the release"):
             store.prepare()
+
+
+# --- without functions ----------------------------------------------------------------------------
+
+DROP_FUNCTIONS = """DO $$ DECLARE f record; BEGIN
+    FOR f IN SELECT oid::regprocedure AS name FROM pg_proc
+        WHERE pronamespace = 'oncekey'::regnamespace
+    LOOP EXECUTE 'DROP FUNCTION ' || f.name || ' CASCADE'; END LOOP; END $$"""
+
+
+def test_portable_claims_need_none_of_the_schemas_functions(
+    faces: Faces, postgres: Postgres
+) -> None:
+    store = faces.store(postgres.url(), claim="portable")
+    store.bind(b"check")
+    postgres.execute(DROP_FUNCTIONS)
+    claim = make_claim("k", lease=1, keep=1)
+    held = store.claim(claim)
+    unknown = make_claim("unknown", lease=1, keep=1)
+    store.claim(unknown)
+    assert store.apply([finish_of(claim, held.fence)]) == [Done()]
+    assert isinstance(store.apply([make_claim("unknown", "another")])[0], Unsure)
+    assert store.elect(b"t" * 16, LEASE)
+    assert len(store.unfinished(0, 10).records) == 1
+    assert store.sweep() == 1
+    assert store.record(claim.id) is None
+    assert store.history(claim.id) == []

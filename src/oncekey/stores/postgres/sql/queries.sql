@@ -75,10 +75,17 @@ FROM (
 ON CONFLICT DO NOTHING
 RETURNING uuid_send(t.id), t.fence;
 
+-- As sweep_at_1 and expiry_1 have it, for stores that use no functions: here and in all that such a
+-- store runs.
 -- name: finish_held
 UPDATE {schema}.records AS t SET
     state = u.state, finished_at = c.n, body = u.body, revision = t.revision + 1,
-    sweep_at = {schema}.sweep_at_1(t, u.state, c.n)
+    sweep_at = CASE
+        WHEN u.state = 4 THEN c.n + t.keep_unknown + t.audit
+        WHEN t.sweep_at BETWEEN c.n + t.keep + t.audit
+            AND greatest(c.n, t.lease_until) + t.keep + t.audit THEN t.sweep_at
+        ELSE c.n + t.keep + t.audit
+    END
 FROM (
     SELECT coalesce($1::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS n
 ) c, unnest($2::uuid[], $3::uuid[], $4::bigint[], $5::smallint[], $6::bytea[])
@@ -263,7 +270,11 @@ RETURNING 1;
 WITH c AS MATERIALIZED (
     SELECT coalesce($1::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS n
 ), due AS MATERIALIZED (
-    SELECT t.id, {schema}.expiry_1(t) + t.audit AS audit_until FROM {schema}.records t
+    SELECT t.id,
+        CASE WHEN t.state = 4 OR (t.state = 1 AND NOT t.retry_safe)
+            THEN t.keep_unknown ELSE t.keep END + t.audit
+            + CASE WHEN t.finished_at <> 0 THEN t.finished_at ELSE t.lease_until END AS audit_until
+    FROM {schema}.records t
     WHERE t.slot = $3::smallint AND t.sweep_at <= (SELECT c.n FROM c)
     ORDER BY t.sweep_at LIMIT $2::bigint FOR UPDATE SKIP LOCKED
 ), gone AS (
