@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
 import pytest
+from tests.postgres_faces import COLOURS, Faces
 from tests.postgres_views import MAJORS, QUOTED, Bench, NewRecord, make_benches, record_maker
 from tests.shops import SHOPS, Shop, empty
 
@@ -116,6 +117,14 @@ def play_mainly(request: pytest.FixtureRequest, stage: Stage) -> Play:
 def play_on_driver(request: pytest.FixtureRequest, stage: Stage) -> Play:
     """Plays a scene on each driver's own connection."""
     return _player(stage, request.param)
+
+
+@pytest.fixture(params=COLOURS)
+def faces(request: pytest.FixtureRequest) -> Iterator[Faces]:
+    """Opens stores and engines of each colour."""
+    faces = Faces(request.param)
+    yield faces
+    faces.close()
 
 
 # --- views ----------------------------------------------------------------------------------------

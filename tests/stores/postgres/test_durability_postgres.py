@@ -9,7 +9,6 @@ from typing import Any
 import psycopg
 import pytest
 from tests.postgres_faces import (
-    COLOURS,
     Face,
     Faces,
     Reach,
@@ -66,13 +65,6 @@ def test_the_rules(server: Server, commit: str, failover: str, level: Level, sai
 
 
 WAITING = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
-
-
-@pytest.fixture(params=COLOURS)
-def faces(request: pytest.FixtureRequest) -> Iterator[Faces]:
-    faces = Faces(request.param)
-    yield faces
-    faces.close()
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,6 @@ from typing import Any
 import psycopg
 import pytest
 from tests.postgres_faces import (
-    COLOURS,
     Face,
     Faces,
     Reach,
@@ -37,13 +36,6 @@ from oncekey.testing.servers.processes import User
 
 SCHEMA = "oncekey"
 HBA = "host all secretive 127.0.0.1/32 scram-sha-256\n"
-
-
-@pytest.fixture(params=COLOURS)
-def faces(request: pytest.FixtureRequest) -> Iterator[Faces]:
-    faces = Faces(request.param)
-    yield faces
-    faces.close()
 
 
 @pytest.fixture(scope="module")

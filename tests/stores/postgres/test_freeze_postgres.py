@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.postgres_faces import COLOURS, Faces, fresh_server, make_claim
+from tests.postgres_faces import Faces, fresh_server, make_claim
 
 from oncekey import AsyncOnce
 from oncekey.core.errors import StoreUnavailable
@@ -27,13 +27,6 @@ from oncekey.testing.servers import Postgres
 KEYS = [f"order-{number}" for number in range(12)]
 QUICK = {"statement_timeout": "250ms"}
 BUDGET_SECONDS = 3.0  # of 1.75 s: the machine may be busy
-
-
-@pytest.fixture(params=COLOURS)
-def faces(request: pytest.FixtureRequest) -> Iterator[Faces]:
-    faces = Faces(request.param)
-    yield faces
-    faces.close()
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.postgres_faces import COLOURS, Face, Faces, fresh_server, make_claim, make_finish, token
+from tests.postgres_faces import Face, Faces, fresh_server, make_claim, make_finish, token
 
 from oncekey.core.commands import Done, Release, SaveStep
 from oncekey.stores.memory import MemoryStore
@@ -35,13 +35,6 @@ class Clock:
 
     def __call__(self) -> int:
         return self.now
-
-
-@pytest.fixture(params=COLOURS)
-def faces(request: pytest.FixtureRequest) -> Iterator[Faces]:
-    faces = Faces(request.param)
-    yield faces
-    faces.close()
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.postgres_faces import COLOURS, Faces, make_claim, make_finish
+from tests.postgres_faces import Faces, make_claim, make_finish
 from tests.postgres_stores import emptied, server
 
 from oncekey.core.commands import Claimed, Done, Release, Renew
@@ -34,13 +34,6 @@ COMMANDS: dict[str, Callable[[Any, int], Any]] = {
     "renew": lambda claim, fence: Renew(claim.id, claim.owner, fence, 1_000_000),
     "release": lambda claim, fence: Release(claim.id, claim.owner, fence),
 }
-
-
-@pytest.fixture(params=COLOURS)
-def faces(request: pytest.FixtureRequest) -> Iterator[Faces]:
-    faces = Faces(request.param)
-    yield faces
-    faces.close()
 
 
 @contextmanager

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from tests.postgres_faces import COLOURS, Face, Faces
+from tests.postgres_faces import Face, Faces
 from tests.postgres_stores import server
 
 from oncekey.core.errors import ConfigurationError
@@ -94,13 +93,6 @@ def test_durations_may_be_given_as_such() -> None:
 
 
 # --- in force -----------------------------------------------------------------------------------
-
-
-@pytest.fixture(params=COLOURS)
-def faces(request: pytest.FixtureRequest) -> Iterator[Faces]:
-    faces = Faces(request.param)
-    yield faces
-    faces.close()
 
 
 def shown(face: Face, *names: str) -> list[str]:

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 from tests.postgres_faces import (
-    COLOURS,
     Face,
     Faces,
     fresh_server,
@@ -35,13 +34,6 @@ from oncekey.testing.servers.processes import free_port
 
 ROWS = "SELECT attempt, fence FROM oncekey.records WHERE uuid_send(id) = %s"
 PROMPT_SECONDS = 4.0  # far below pool_timeout, with room for a busy machine
-
-
-@pytest.fixture(params=COLOURS)
-def faces(request: pytest.FixtureRequest) -> Iterator[Faces]:
-    faces = Faces(request.param)
-    yield faces
-    faces.close()
 
 
 @pytest.fixture(scope="module")

@@ -32,13 +32,6 @@ from oncekey.testing.servers import Postgres
 SCHEMA = "oncekey"
 
 
-@pytest.fixture(params=COLOURS)
-def faces(request: pytest.FixtureRequest) -> Iterator[Faces]:
-    faces = Faces(request.param)
-    yield faces
-    faces.close()
-
-
 @pytest.fixture(scope="module")
 def postgres() -> Iterator[Postgres]:
     server = fresh_server()

@@ -29,13 +29,6 @@ LAST = KNOWN[-1].version
 AT_ONCE = 6
 
 
-@pytest.fixture(params=COLOURS)
-def faces(request: pytest.FixtureRequest) -> Iterator[Faces]:
-    faces = Faces(request.param)
-    yield faces
-    faces.close()
-
-
 @pytest.fixture(scope="module")
 def postgres() -> Iterator[Postgres]:
     server = fresh_server()
