@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.core.making import FENCE, ID, ME, NOW, record
+from tests.core.making import FENCE, ID, ME, NOW, OTHER, record
 from tests.core.scripted import LEASE, MAYBE, REFUSED, SECOND, Script, grant, task
 
 from oncekey.core.asks import (
@@ -26,7 +26,9 @@ from oncekey.core.commands import (
     Lost,
     Release,
     Renew,
+    SaveStep,
     Seen,
+    Unsure,
 )
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.events import Fact
@@ -102,6 +104,83 @@ def test_a_store_too_slow_to_begin_anything_ends_with_nothing_run(how: Any) -> N
     assert verdict.fact is Fact.UNAVAILABLE
     assert isinstance(verdict.error, StoreUnavailable)
     assert not verdict.error.ambiguous
+
+
+# --- what is owed to the key where the body did not begin -----------------------------------------
+
+
+def test_a_claim_that_cannot_be_given_back_is_left_to_be_offered_on() -> None:
+    """Else the key ends unknown although its caller was told that nothing ran."""
+    script = running()
+    script.send(Late(FRESH))
+    script.reply(REFUSED)
+    release = script.command(Release)
+    script.reply(REFUSED)
+    assert script.verdict().leftover == release
+    gone = running()
+    gone.send(Late(FRESH))
+    gone.reply(Lost())
+    gone.reply(REFUSED)
+    assert gone.verdict().leftover == release, "not claimed anew: the old one must be freed first"
+    unkept = Script(attempt(task()._replace(arguments=b"request")))
+    unkept.reply(Claimed(FENCE, 1, ()))
+    unkept.command(SaveStep)
+    unkept.now = LEASE
+    unkept.reply(REFUSED)
+    unkept.reply(REFUSED)
+    assert unkept.verdict().leftover == release
+
+
+@pytest.mark.parametrize("reply", [Done(), Lost(), MAYBE], ids=str)
+def test_arguments_that_come_too_late_free_a_key_that_was_given_up(reply: Any) -> None:
+    """The body has not begun: its owner is the witness that nothing happened."""
+    script = Script(attempt(task()._replace(arguments=b"request")))
+    script.reply(Claimed(FENCE, 1, ()))
+    script.command(SaveStep)
+    script.reply(Lost())
+    release = script.command(Release)
+    script.reply(reply)
+    if reply == Lost():  # taken over: the other one's outcome
+        script.reply(Seen(record(SUCCEEDED, owner=OTHER, fence=FENCE + 1), NOW))
+        assert script.verdict().fact is Fact.REPLAYED
+    else:
+        assert script.verdict().fact is Fact.UNAVAILABLE
+        assert script.verdict().leftover == (release if reply is MAYBE else None)
+
+
+def test_a_claim_whose_reply_was_lost_until_it_was_given_up_is_freed() -> None:
+    script = Script(attempt(task(recoverable=True)))
+    script.reply(MAYBE)
+    script.sleep()
+    script.reply(Unsure(record(UNKNOWN, owner=ME), NOW))
+    assert script.command(Release) == Release(ID, ME, FENCE)
+    script.reply(Done())
+    assert script.verdict().fact is Fact.UNAVAILABLE
+
+
+@pytest.mark.parametrize(
+    ("seen", "offered"),
+    [
+        (record(UNKNOWN, owner=ME), True),
+        (record(owner=ME), True),
+        (record(State.ABSENT, owner=ME), False),
+        (record(owner=OTHER, fence=FENCE + 1), False),
+    ],
+    ids=["given up", "pending", "freed", "another's"],
+)
+def test_an_outcome_refused_while_the_key_is_still_its_owners_is_offered_on(
+    seen: Any, offered: bool
+) -> None:
+    """A transaction that was deciding the key stood in the way, and may yet roll back."""
+    script = running()
+    script.send(Returned(b"answer", LEASE))
+    finish = script.command(Finish)
+    script.reply(Lost())
+    script.command(Look)
+    script.reply(Seen(seen, NOW))
+    verdict = script.verdict()
+    assert (verdict.fact, verdict.unrecorded) == (Fact.LOST, True)
+    assert verdict.leftover == (finish if offered else None)
 
 
 # --- heartbeat ----------------------------------------------------------------------------------

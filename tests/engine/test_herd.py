@@ -12,6 +12,7 @@ from oncekey.core.commands import Claim, Command, Finish, Renew
 from oncekey.core.errors import InFlight, Mismatch
 from oncekey.core.flow import POLL_MAX_US
 from oncekey.core.policy import Policy
+from oncekey.core.recovery import Recovery
 from oncekey.engine.aio.once import AsyncOnce
 from oncekey.engine.blocking.once import Once
 from oncekey.engine.duplicates import Duplicates
@@ -195,3 +196,25 @@ def test_i11_an_interrupted_claim_leaves_nobody_waiting() -> None:
     assert [error for error in told if error is not None and type(error) is not Interrupted] == []
     assert body.runs == 1
     herd.close()
+
+
+def test_duplicates_that_wait_for_a_silent_owner_do_not_ask_again_and_again(herd: Herd) -> None:
+    """What `recover` says is believed only once the owner cannot act any more: until then all
+    sleep, also beside one that polls."""
+    kernel = herd.elsewhere._kernel
+    dead = kernel.task(kernel.job("op", "k", "", "a", None, {}))
+    herd.elsewhere._store.apply(
+        [Claim(dead.id, dead.owner, dead.fingerprint, LEASE_US, 10**9, 0, False)]
+    )
+    herd.clock.advance(LEASE_US)
+    asked: list[object] = []
+
+    def recover(key: object) -> Recovery:
+        asked.append(key)
+        return Recovery.free()
+
+    waiting = herd.start(5, Body("ran"), wait="60s", request="a", recover=recover)
+    herd.until_asleep(5)
+    assert len(asked) <= 5
+    herd.clock.advance(LEASE_US)
+    assert {future.result(PATIENCE).value for future in waiting} == {"ran"}

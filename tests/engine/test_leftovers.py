@@ -13,8 +13,12 @@ from oncekey.core.asks import Answer
 from oncekey.core.commands import Claim, Command, Done, Finish, Lost, Release, Reply
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.record import State
+from oncekey.engine.aio.leftovers import AsyncOffering
+from oncekey.engine.batch import BATCH_BYTES_MAX, size_of
+from oncekey.engine.blocking.coalescer import Coalescer
 from oncekey.engine.leftovers import (
     LEFTOVER_KEPT_US,
+    LEFTOVERS_BYTES_MAX,
     LEFTOVERS_MAX,
     OFFER_EVERY_US,
     RELEASE_AGAIN_US,
@@ -125,11 +129,52 @@ def test_the_same_on_an_event_loop(kind: type, state: str) -> None:
     asyncio.run(scene())
 
 
+def test_a_leftover_the_store_chokes_on_keeps_no_other_from_being_offered() -> None:
+    async def scene() -> None:
+        clock = FakeClock()
+        taken: list[Command] = []
+
+        async def answer(offered: Command) -> Answer:
+            if offered == command(1):
+                raise ValueError("choked")
+            taken.append(offered)
+            return Answer(Done(), 0, clock.now())
+
+        offering = AsyncOffering(answer, clock)
+        offering.add(command(1))
+        for number in (2, 3):
+            offering.add(command(number))
+            while command(number) not in taken:
+                await asyncio.sleep(0)
+                clock.advance(OFFER_EVERY_US)
+        await offering.stop()
+
+    asyncio.run(asyncio.wait_for(scene(), 10))
+
+
+def test_leftovers_are_offered_in_batches_bounded_by_bytes() -> None:
+    sizes: list[int] = []
+
+    def apply(commands: Sequence[Command]) -> list[Reply]:
+        sizes.append(sum(map(size_of, commands)))
+        return [Done()] * len(commands)
+
+    large = [finish(number, 1_000_000) for number in range(10)]
+    answers = Coalescer(apply).answer_many([command(1), *large, command(2)])
+    assert [answer.reply for answer in answers] == [Done()] * 12
+    assert max(sizes) <= BATCH_BYTES_MAX
+    assert len(sizes) == 3
+
+
 # --- the list -------------------------------------------------------------------------------------
 
 
 def command(number: int) -> Release:
     return Release(number.to_bytes(16, "big"), b"o" * 16, None)
+
+
+def finish(number: int, size: int = 0) -> Finish:
+    return Finish(number.to_bytes(16, "big"), b"o" * 16, 1, State.SUCCEEDED, bytes(size))
 
 
 def test_a_release_that_finds_nothing_is_made_once_more() -> None:
@@ -152,7 +197,20 @@ def test_the_list_is_bounded_and_forgets() -> None:
     left.take(command(2), Answer(Done(), 0, 0))
     assert len(left) == LEFTOVERS_MAX - 1
     assert left.due(LEFTOVER_KEPT_US + LEFTOVERS_MAX) == []
-    finish = Finish(b"i" * 16, b"o" * 16, 1, State.SUCCEEDED, b"")
-    left.add(finish, 0)
-    left.take(finish, Answer(StoreUnavailable("closed", final=True), 0, 0))
+    left.add(finish(1), 0)
+    left.take(finish(1), Answer(StoreUnavailable("closed", final=True), 0, 0))
     assert len(left) == 0
+
+
+def test_the_list_is_bounded_by_bytes_too() -> None:
+    """Large outcomes of a long outage must not fill the memory; small ones stay."""
+    left = Leftovers()
+    left.add(command(1), 0)
+    size = LEFTOVERS_BYTES_MAX // 4
+    for number in range(6):
+        left.add(finish(number, size), 0)
+        left.add(finish(number, size), 0)  # again: counted once
+    assert left.due(0) == [command(1), *(finish(number, size) for number in (2, 3, 4, 5))]
+    left.take(finish(5, size), Answer(Done(), 0, 0))
+    left.add(finish(7, size), 0)
+    assert len(left) == 5

@@ -53,7 +53,13 @@ from oncekey.core.commands import (
 )
 from oncekey.core.errors import LeaseLost, NotStarted, StoreUnavailable, Terminal
 from oncekey.core.events import Fact
-from oncekey.core.lateness import LATE_TRIES, is_witness, too_slow, unsettled_for
+from oncekey.core.lateness import (
+    LATE_TRIES,
+    is_undecided_of,
+    is_witness,
+    too_slow,
+    unsettled_for,
+)
 from oncekey.core.record import Record, State
 from oncekey.core.stepping import RETRY_FIRST_US, RETRY_MAX_US, save
 from oncekey.core.steps import ARGUMENTS
@@ -101,6 +107,10 @@ def attempt(task: Task) -> Flow:
         elif isinstance(reply, Different):
             return Verdict(Fact.MISMATCH, version=reply.version)
         elif isinstance(reply, Unsure):
+            if reply.record.owner == task.owner:
+                # Our own claim, whose reply was lost for longer than its lease: nothing ran.
+                fence = reply.record.fence
+                return too_slow((yield from _give_back(task.id, task.owner, fence)))
             decided = None
             unsettled = unsettled_for(reply.record, reply.now, task.terms.recover_settle)
             if may_recover:
@@ -109,7 +119,7 @@ def attempt(task: Task) -> Flow:
                 left = first_sent + task.terms.wait - answer.at
                 if left < unsettled:
                     return Verdict(Fact.IN_FLIGHT, retry_after=unsettled)
-                yield Sleep(unsettled, watch=task.id)
+                yield Sleep(unsettled, watch=task.id, most=unsettled)
                 continue
             may_recover = False
             if decided is None:
@@ -152,14 +162,20 @@ def _claim(task: Task) -> Generator[Ask, object, tuple[Answer, Release | None]]:
         yield Sleep(pause)
         pause = min(pause * 2, RETRY_MAX_US)
     if perhaps_held:
-        # Perhaps the claim is there and only its reply is not. The body will not run, so take
-        # the claim back: else the key would be held, then unknown, though nothing happened.
-        release = Release(task.id, task.owner, None)
-        released = yield Call(release)
-        assert isinstance(released, Answer)
-        if isinstance(released.reply, StoreUnavailable):
-            return answer, release
+        # Perhaps the claim is there and only its reply is not. The body will not run.
+        return answer, (yield from _give_back(task.id, task.owner, None))
     return answer, None
+
+
+def _give_back(
+    id: bytes, owner: bytes, fence: int | None
+) -> Generator[Ask, object, Release | None]:
+    """Free a key whose body has not begun: else it would be held, then unknown, though nothing
+    happened. What is left to be offered again where the store does not answer."""
+    release = Release(id, owner, fence)
+    answer = yield Call(release)
+    assert isinstance(answer, Answer)
+    return release if isinstance(answer.reply, StoreUnavailable) else None
 
 
 def _run(task: Task, claimed: Claimed, sent_at: int) -> Generator[Ask, object, Verdict | Late]:
@@ -190,13 +206,12 @@ def _run(task: Task, claimed: Claimed, sent_at: int) -> Generator[Ask, object, V
         assert isinstance(answer, Answer)
         if isinstance(answer.reply, Lost):
             # Taken over, or given up as unknown: then we are the witness that nothing happened.
-            yield Call(Release(grant.id, grant.owner, grant.fence))
-            return result
+            leftover = yield from _give_back(grant.id, grant.owner, grant.fence)
+            return result if leftover is None else too_slow(leftover)
         if isinstance(answer.reply, StoreUnavailable):
             break
         grant = grant._replace(deadline=answer.sent_at + grant.lease)
-    yield Call(Release(grant.id, grant.owner, grant.fence))
-    return too_slow()
+    return too_slow((yield from _give_back(grant.id, grant.owner, grant.fence)))
 
 
 def close(task: Task, grant: Grant, result: object) -> Flow:
@@ -237,10 +252,15 @@ def _keep_arguments(task: Task, grant: Grant) -> Generator[Ask, object, Verdict 
     refused = yield from save(command, grant.deadline)
     if refused is None:
         return None
-    if refused.lost:
-        return (yield from _lost(task, Verdict(Fact.LOST)))
-    yield Call(Release(task.id, task.owner, grant.fence))
-    return Verdict(Fact.UNAVAILABLE, error=refused.error)
+    release = Release(task.id, task.owner, grant.fence)
+    answer = yield Call(release)
+    assert isinstance(answer, Answer)
+    if refused.lost and isinstance(answer.reply, Lost):
+        return (yield from _lost(task, Verdict(Fact.LOST)))  # taken over
+    leftover = release if isinstance(answer.reply, StoreUnavailable) else None
+    if refused.lost:  # given up as unknown, and we are the witness that nothing happened
+        return too_slow(leftover)
+    return Verdict(Fact.UNAVAILABLE, error=refused.error, leftover=leftover)
 
 
 def closing_command(task: Task, grant: Grant, error: BaseException) -> Finish | Release:
@@ -271,7 +291,8 @@ def _close(task: Task, command: Finish | Release, deadline: int, verdict: Verdic
         if isinstance(answer.reply, Done):
             return verdict
         if isinstance(answer.reply, Lost):
-            return (yield from _lost(task, verdict._replace(unrecorded=known)))
+            refused = verdict._replace(unrecorded=known, leftover=command if known else None)
+            return (yield from _lost(task, refused))
         assert isinstance(answer.reply, StoreUnavailable)
         if until is None:
             until = answer.sent_at + task.terms.store_timeout
@@ -294,11 +315,12 @@ def _close(task: Task, command: Finish | Release, deadline: int, verdict: Verdic
 
 def _lost(task: Task, own: Verdict) -> Flow:
     """Overtaken: our outcome was refused, so give the caller the winner's, if there is one; else
-    its own goes along, unrecorded.
+    its own goes along, unrecorded; and is offered on where the key is still its own after all (a
+    transaction that decides it stood in the way, and may yet roll back).
 
     An interruption (Ctrl-C, a cancellation) goes to the caller whoever won.
     """
-    unrecorded = own.unrecorded
+    unrecorded, leftover = own.unrecorded, None
     if own.error is not None and not isinstance(own.error, Exception):
         return Verdict(Fact.LOST, error=own.error, unrecorded=unrecorded)
     answer = yield Call(Look(task.id))
@@ -313,7 +335,9 @@ def _lost(task: Task, own: Verdict) -> Flow:
             return _replayed(won)._replace(unrecorded=unrecorded)
         if same and record.state == State.UNKNOWN and not unrecorded:
             return Verdict(Fact.UNKNOWN, fence=record.fence)
-    return Verdict(Fact.LOST, own.body, raw=own.raw, unrecorded=unrecorded)
+        if is_undecided_of(record, own.leftover):
+            leftover = own.leftover
+    return Verdict(Fact.LOST, own.body, raw=own.raw, unrecorded=unrecorded, leftover=leftover)
 
 
 def _replayed(reply: Replay) -> Verdict:

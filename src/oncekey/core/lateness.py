@@ -9,9 +9,10 @@ from __future__ import annotations
 from typing import Final
 
 from oncekey.core.asks import Grant, Verdict
+from oncekey.core.commands import Command, Finish, Release
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.events import Fact
-from oncekey.core.record import Record
+from oncekey.core.record import Record, State
 
 # A body begins only with this part of its lease left; else the lease is renewed first.
 LATE_PART: Final = 3
@@ -24,13 +25,14 @@ def starts_late(grant: Grant, now: int) -> bool:
     return now > grant.deadline - grant.lease // LATE_PART
 
 
-def too_slow() -> Verdict:
+def too_slow(leftover: Release | None = None) -> Verdict:
+    """Nothing ran; `leftover` is to be offered again, where the claim could not be given back."""
     error = StoreUnavailable(
         "the store answers so slowly that leases end before their operations can begin; nothing "
         "ran. Give them a longer lease, or the store less to do",
         ambiguous=False,
     )
-    return Verdict(Fact.UNAVAILABLE, error=error)
+    return Verdict(Fact.UNAVAILABLE, error=error, leftover=leftover)
 
 
 def unsettled_for(record: Record, now: int, settle: int) -> int:
@@ -45,4 +47,14 @@ def is_witness(record: Record | None, grant: Grant) -> bool:
         record is not None
         and record.is_undecided
         and (record.owner, record.fence) == (grant.owner, grant.fence)
+    )
+
+
+def is_undecided_of(record: Record, finish: Command | None) -> bool:
+    """Whether the record is still that of the owner whose finish was refused, and without an end:
+    then nobody has decided it, and the finish is worth offering again."""
+    return (
+        isinstance(finish, Finish)
+        and (record.owner, record.fence) == (finish.owner, finish.fence)
+        and record.state in (State.PENDING, State.UNKNOWN)
     )

@@ -34,6 +34,7 @@ from oncekey.core.commands import (
     Finish,
     Replay,
     Reply,
+    Unsure,
 )
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.record import State
@@ -53,14 +54,21 @@ class Waiter:
     leads   it sends its claim now, for itself and for those who wait
     behind  the claim that was on its way when it came, which may have been decided before
     caller  names its attempt, which may claim again as another owner
+    unsure  it was told that nobody knows what became of the key: hearing that again is no news
     """
 
-    __slots__ = ("behind", "caller", "claim", "leads", "reply", "wake")
+    __slots__ = ("behind", "caller", "claim", "leads", "reply", "unsure", "wake")
 
     def __init__(
-        self, claim: Claim, wake: Callable[[], None] | None = None, caller: bytes = b""
+        self,
+        claim: Claim,
+        wake: Callable[[], None] | None = None,
+        caller: bytes = b"",
+        *,
+        unsure: bool = False,
     ) -> None:
         self.claim = claim
+        self.unsure = unsure
         self.caller = caller or claim.owner
         self.wake = wake
         self.reply: Told | None = None
@@ -216,7 +224,10 @@ class Duplicates:
         for waiter in woken:
             del room.asking[waiter]
         if not isinstance(reply, (Busy, Claimed)):  # those who sleep know that much
-            roused = _told(room.asleep, leader, reply)
+            asleep: Iterable[Waiter] = room.asleep
+            if isinstance(reply, Unsure):
+                asleep = [waiter for waiter in room.asleep if not waiter.unsure]
+            roused = _told(asleep, leader, reply)
             for waiter in roused:
                 del room.asleep[waiter]
             woken += roused
@@ -270,21 +281,23 @@ def _wake(waiters: Iterable[Waiter]) -> None:
 class AttemptEnd:
     """How one attempt came to its end, for its duplicates."""
 
-    __slots__ = ("_number", "_unsure", "caller", "claim", "outcome")
+    __slots__ = ("_number", "_unanswered", "caller", "claim", "outcome", "unsure")
 
     def __init__(self) -> None:
         self.claim: Claim | None = None
         self.caller = b""
         self.outcome: Replay | None = None
         self._number = 0  # of the attempt, once it holds the key
-        self._unsure = False  # a claim was sent, and interrupted before its reply
+        self._unanswered = False  # a claim was sent, and interrupted before its reply
+        self.unsure = False  # the last reply was that nobody knows
 
     def asked(self, claim: Claim) -> None:
         self.caller = self.caller or claim.owner
-        self.claim, self._unsure = claim, True
+        self.claim, self._unanswered = claim, True
 
     def claimed(self, claim: Claim, answer: Answer) -> None:
-        self.claim, self._unsure = claim, False
+        self.claim, self._unanswered = claim, False
+        self.unsure = isinstance(answer.reply, Unsure)
         if isinstance(answer.reply, Claimed):
             self._number = answer.reply.attempt
 
@@ -302,6 +315,6 @@ class AttemptEnd:
         if self.claim is None:
             return
         for some in duplicates:
-            if self._number or self._unsure:
+            if self._number or self._unanswered:
                 some.ended(self.claim, self.outcome)
             some.depart(self.claim.id, self.caller)

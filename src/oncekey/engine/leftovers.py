@@ -16,8 +16,10 @@ from typing import Final, NamedTuple
 from oncekey.core.asks import Answer
 from oncekey.core.commands import Command, Lost, Release
 from oncekey.core.errors import StoreUnavailable
+from oncekey.engine.batch import size_of
 
 LEFTOVERS_MAX: Final = 10_000
+LEFTOVERS_BYTES_MAX: Final = 64 * 1024 * 1024
 LEFTOVER_KEPT_US: Final = 3_600_000_000
 OFFER_EVERY_US: Final = 1_000_000
 # A release that found nothing is made once more: the claim may just have been on its way in.
@@ -36,19 +38,25 @@ class Leftovers:
 
     def __init__(self) -> None:
         self._kept: dict[Command, _Leftover] = {}
+        self._bytes = 0
 
     def __len__(self) -> int:
         return len(self._kept)
 
     def add(self, command: Command, now: int) -> None:
+        """Keep it; where there is no more room, the oldest goes, or the oldest large one."""
+        self._drop(command)
         while len(self._kept) >= LEFTOVERS_MAX:
-            self._kept.pop(next(iter(self._kept)))
+            self._drop(next(iter(self._kept)))
+        self._bytes += size_of(command)
+        while self._bytes > LEFTOVERS_BYTES_MAX and (large := self._oldest_large()) is not None:
+            self._drop(large)
         self._kept[command] = _Leftover(command, now, now)
 
     def due(self, now: int) -> list[Command]:
         for leftover in tuple(self._kept.values()):
             if now - leftover.since >= LEFTOVER_KEPT_US:
-                del self._kept[leftover.command]
+                self._drop(leftover.command)
         return [leftover.command for leftover in self._kept.values() if leftover.due <= now]
 
     def take(self, command: Command, answer: Answer) -> None:
@@ -63,4 +71,11 @@ class Leftovers:
             due = answer.at + RELEASE_AGAIN_US
             self._kept[command] = leftover._replace(due=due, found_nothing=True)
         else:
-            del self._kept[command]
+            self._drop(command)
+
+    def _oldest_large(self) -> Command | None:
+        return next((command for command in self._kept if size_of(command)), None)
+
+    def _drop(self, command: Command) -> None:
+        if self._kept.pop(command, None) is not None:
+            self._bytes -= size_of(command)

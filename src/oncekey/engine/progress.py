@@ -29,7 +29,7 @@ class Progress:
     """How far one run has come.
 
     task     what is claimed, or may have been
-    spare    the owner of a claim anew, if the first one was too old to begin with
+    spare    the owner of a claim anew, if the one before was too old to begin with
     attempt  the body's attempt, once the key is ours
     outer    what was current outside of the body
     begun    the body may have begun
@@ -49,6 +49,12 @@ class Progress:
         self.value: Any = NOTHING
         self.error: BaseException | None = None
         self.ended = False
+
+    def owners(self) -> list[bytes]:
+        """Whose claim may be there: the first one's, the last one's that was too old to begin
+        with, or that of the claim anew."""
+        held = self.attempt._grant.owner if self.attempt is not None else b""
+        return [owner for owner in dict.fromkeys((self.task.owner, held, self.spare)) if owner]
 
 
 def whole_call(fn: Any, /, *args: Any, **kwargs: Any) -> defaultdict[int, Any]:

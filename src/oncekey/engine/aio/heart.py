@@ -79,7 +79,7 @@ class AsyncHeart:
             self._plan(min(self._waiting.values()))
 
     async def _beat(self, attempt: AttemptBase) -> None:
-        flow = heartbeat(attempt._grant)
+        flow = heartbeat(attempt._grant._replace(deadline=attempt._deadline))
         next(flow)  # the first sleep is over: the timer was it
         answer: object = self._clock.now()
         while True:

@@ -45,6 +45,8 @@ class AsyncOffering:
 
     async def _offer(self) -> None:
         due = self._left.due(self._clock.now())
-        answers = await asyncio.gather(*map(self._answer, due))
+        # Whatever else the store raises for one of them counts as no answer: it is offered again.
+        answers = await asyncio.gather(*map(self._answer, due), return_exceptions=True)
         for command, answer in zip(due, answers, strict=True):
-            self._left.take(command, answer)
+            if isinstance(answer, Answer):
+                self._left.take(command, answer)

@@ -272,7 +272,7 @@ class AsyncRunner:
             let_go(control, attempt)
         if attempt is None or not control.begun:
             # Nothing has happened, so a claim that may have been taken is given back.
-            for owner in filter(None, (task.owner, control.spare)):
+            for owner in control.owners():
                 release = Release(task.id, owner, None)
                 reply = (await self.answer(release, control.abandon)).reply
                 if isinstance(reply, StoreUnavailable):

@@ -94,7 +94,7 @@ class AsyncSharedClaims:
         claim = self._end.claim
         assert claim is not None
         alarm = _Alarm()
-        waiter = Waiter(claim, alarm.ring, self._end.caller)
+        waiter = Waiter(claim, alarm.ring, self._end.caller, unsure=self._end.unsure)
         clock = self._clock
         try:
             if self._duplicates.fall_asleep(waiter):

@@ -123,12 +123,13 @@ class Coalescer:
         return _answer(ticket, self._now())
 
     def answer_many(self, commands: Sequence[Command]) -> list[Answer]:
-        """Answers to several small commands of one caller, in batches of their own beside the
-        lanes; whatever the store raised, it counts as unavailable for that command."""
+        """Answers to several commands of one caller, in batches of their own beside the lanes;
+        whatever the store raised, it counts as unavailable for that command."""
         tickets = [_Ticket(command) for command in commands]
-        most = self._limits.count
-        for start in range(0, len(tickets), most):
-            self._settle(tickets[start : start + most])
+        queue = Queue(list(tickets))
+        while queue:
+            batch, queue = queue.split(self._limits.count, self._limits.size)
+            self._settle(batch)
         at = self._now()
         return [Answer(_unavailable(ticket.outcome), ticket.sent_at, at) for ticket in tickets]
 

@@ -88,7 +88,6 @@ class Runner:
                 verdict = self._drive(Progress(self.kernel.task(job), entered()), job, body, None)
         else:
             verdict = self._run(job, body)
-            self._offer(verdict.leftover)
         stored = self.kernel.settle(job, verdict)
         return self.kernel.conclude(job, verdict, stored)
 
@@ -154,8 +153,10 @@ class Runner:
             try:
                 ask = flow.send(answer)
             except StopIteration as stop:
-                progress.ended = True
                 verdict: Verdict = stop.value
+                if shared is not None:
+                    self._offer(verdict.leftover)
+                progress.ended = True
                 return verdict
             if type(ask) is Call:
                 if shared is None:
@@ -183,9 +184,9 @@ class Runner:
             # Nothing has happened, so a claim that may have been taken is given back.
             if attempt is not None:
                 self._let_go(progress, attempt)
-            for owner in (task.owner, progress.spare):
+            for owner in progress.owners():
                 release = Release(task.id, owner, None)
-                if owner and isinstance(self.answer(release).reply, StoreUnavailable):
+                if isinstance(self.answer(release).reply, StoreUnavailable):
                     self._offer(release)
         else:
             self._let_go(progress, attempt)

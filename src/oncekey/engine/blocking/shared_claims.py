@@ -87,7 +87,7 @@ class SharedClaims:
         claim = self._end.claim
         assert claim is not None
         event = threading.Event()
-        waiter = Waiter(claim, event.set, self._end.caller)
+        waiter = Waiter(claim, event.set, self._end.caller, unsure=self._end.unsure)
         clock = self._clock
         try:
             if self._duplicates.fall_asleep(waiter):

@@ -46,9 +46,9 @@ class PostgresBase:
         self._ready = False
         self._failure: _Failure | None = None
         self._doubts: set[object] = set()
-        self._breaker = Breaker()
         self._locked_rows = LockedRows()
         self._call_seconds = self._options.call_us / 1_000_000
+        self._breaker = Breaker(self._call_seconds)
         self.guarantee = durability.UNSEEN
         self._program.watch.tell = self._heard_settings
         layout = self._options.layout

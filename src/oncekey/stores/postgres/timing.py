@@ -10,8 +10,6 @@ Knows no driver and no statement.
 
 from __future__ import annotations
 
-import os
-import threading
 import time
 from collections.abc import Callable
 from typing import Final
@@ -96,25 +94,28 @@ class SettingsWatch:
 class Breaker:
     """Keeps calls from waiting for a server that does not answer.
 
-    Many threads and event loops may use one. A fork begins with the parent's knowledge and a turn
-    of its own.
+    Many threads, event loops and processes may use one. Who tries has a time for it, not a lock:
+    were it interrupted in the wrong place, nobody would ever try again.
     """
 
-    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, seconds: float, now: Callable[[], float] = time.monotonic) -> None:
+        """`seconds`: how long a call takes at most."""
+        self._seconds = seconds
         self._now = now
         self._rests_until: float | None = None  # None: the last call was answered
-        self._turns: dict[int, threading.Lock] = {}  # by process: a fork may copy a held lock
 
     def enter(self) -> bool:
         """Whether this call is the one that tries; raises where it need not be tried."""
         rests_until = self._rests_until
         if rests_until is None:
             return False
-        if self._now() < rests_until or not self._turn().acquire(blocking=False):
+        now = self._now()
+        if now < rests_until:
             raise StoreUnavailable(
                 "the server gave no answer to the calls before this one; nothing was sent",
                 ambiguous=False,
             )
+        self._rests_until = now + self._seconds
         return True
 
     def leave(self, tries: bool, *, answered: bool | None) -> None:
@@ -122,8 +123,5 @@ class Breaker:
         waited for."""
         if answered is not None:
             self._rests_until = None if answered else self._now() + REST_SECONDS
-        if tries:
-            self._turn().release()
-
-    def _turn(self) -> threading.Lock:
-        return self._turns.setdefault(os.getpid(), threading.Lock())
+        elif tries:
+            self._rests_until = self._now()

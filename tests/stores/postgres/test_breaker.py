@@ -1,0 +1,46 @@
+"""After a call without an answer one at a time tries again, whatever becomes of who did."""
+
+from __future__ import annotations
+
+import pytest
+
+from oncekey.core.errors import StoreUnavailable
+from oncekey.stores.postgres.timing import REST_SECONDS, Breaker
+
+CALL_SECONDS = 5.0
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_one_tries_and_an_answer_lets_all_pass() -> None:
+    clock = Clock()
+    breaker = Breaker(CALL_SECONDS, clock)
+    assert not breaker.enter()
+    breaker.leave(False, answered=False)
+    with pytest.raises(StoreUnavailable, match="nothing was sent"):
+        breaker.enter()
+    clock.now += REST_SECONDS
+    assert breaker.enter()
+    with pytest.raises(StoreUnavailable):
+        breaker.enter()
+    breaker.leave(True, answered=True)
+    assert not breaker.enter()
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_i11_who_was_interrupted_while_it_tried_keeps_nobody_from_trying(leaves: bool) -> None:
+    clock = Clock()
+    breaker = Breaker(CALL_SECONDS, clock)
+    breaker.leave(False, answered=False)
+    clock.now += REST_SECONDS
+    assert breaker.enter()
+    if leaves:
+        breaker.leave(True, answered=None)
+    else:  # a signal came before it could
+        clock.now += CALL_SECONDS
+    assert breaker.enter()
