@@ -1,4 +1,4 @@
-"""Interrupted while a late start is being put right: whichever claim it has by then is given back."""
+"""Interrupted while a late start is put right: whichever claim it has by then is given back."""
 
 from __future__ import annotations
 
