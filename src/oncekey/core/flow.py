@@ -110,7 +110,8 @@ def attempt(task: Task) -> Flow:
             if reply.record.owner == task.owner:
                 # Our own claim, whose reply was lost for longer than its lease: nothing ran.
                 fence = reply.record.fence
-                return too_slow((yield from _give_back(task.id, task.owner, fence)))
+                leftover = yield from _give_back(task.id, task.owner, fence)
+                return too_slow(leftover)
             decided = None
             unsettled = unsettled_for(reply.record, reply.now, task.terms.recover_settle)
             if may_recover:
@@ -163,7 +164,8 @@ def _claim(task: Task) -> Generator[Ask, object, tuple[Answer, Release | None]]:
         pause = min(pause * 2, RETRY_MAX_US)
     if perhaps_held:
         # Perhaps the claim is there and only its reply is not. The body will not run.
-        return answer, (yield from _give_back(task.id, task.owner, None))
+        leftover = yield from _give_back(task.id, task.owner, None)
+        return answer, leftover
     return answer, None
 
 
@@ -211,7 +213,8 @@ def _run(task: Task, claimed: Claimed, sent_at: int) -> Generator[Ask, object, V
         if isinstance(answer.reply, StoreUnavailable):
             break
         grant = grant._replace(deadline=answer.sent_at + grant.lease)
-    return too_slow((yield from _give_back(grant.id, grant.owner, grant.fence)))
+    leftover = yield from _give_back(grant.id, grant.owner, grant.fence)
+    return too_slow(leftover)
 
 
 def close(task: Task, grant: Grant, result: object) -> Flow:
