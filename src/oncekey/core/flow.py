@@ -55,6 +55,7 @@ from oncekey.core.errors import LeaseLost, NotStarted, StoreUnavailable, Termina
 from oncekey.core.events import Fact
 from oncekey.core.lateness import (
     LATE_TRIES,
+    give_back,
     is_undecided_of,
     is_witness,
     too_slow,
@@ -110,7 +111,7 @@ def attempt(task: Task) -> Flow:
             if reply.record.owner == task.owner:
                 # Our own claim, whose reply was lost for longer than its lease: nothing ran.
                 fence = reply.record.fence
-                leftover = yield from _give_back(task.id, task.owner, fence)
+                leftover = yield from give_back(task.id, task.owner, fence)
                 return too_slow(leftover)
             decided = None
             unsettled = unsettled_for(reply.record, reply.now, task.terms.recover_settle)
@@ -164,20 +165,9 @@ def _claim(task: Task) -> Generator[Ask, object, tuple[Answer, Release | None]]:
         pause = min(pause * 2, RETRY_MAX_US)
     if perhaps_held:
         # Perhaps the claim is there and only its reply is not. The body will not run.
-        leftover = yield from _give_back(task.id, task.owner, None)
+        leftover = yield from give_back(task.id, task.owner, None)
         return answer, leftover
     return answer, None
-
-
-def _give_back(
-    id: bytes, owner: bytes, fence: int | None
-) -> Generator[Ask, object, Release | None]:
-    """Free a key whose body has not begun: else it would be held, then unknown, though nothing
-    happened. What is left to be offered again where the store does not answer."""
-    release = Release(id, owner, fence)
-    answer = yield Call(release)
-    assert isinstance(answer, Answer)
-    return release if isinstance(answer.reply, StoreUnavailable) else None
 
 
 def _run(task: Task, claimed: Claimed, sent_at: int) -> Generator[Ask, object, Verdict | Late]:
@@ -208,12 +198,12 @@ def _run(task: Task, claimed: Claimed, sent_at: int) -> Generator[Ask, object, V
         assert isinstance(answer, Answer)
         if isinstance(answer.reply, Lost):
             # Taken over, or given up as unknown: then we are the witness that nothing happened.
-            leftover = yield from _give_back(grant.id, grant.owner, grant.fence)
+            leftover = yield from give_back(grant.id, grant.owner, grant.fence)
             return result if leftover is None else too_slow(leftover)
         if isinstance(answer.reply, StoreUnavailable):
             break
         grant = grant._replace(deadline=answer.sent_at + grant.lease)
-    leftover = yield from _give_back(grant.id, grant.owner, grant.fence)
+    leftover = yield from give_back(grant.id, grant.owner, grant.fence)
     return too_slow(leftover)
 
 

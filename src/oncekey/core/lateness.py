@@ -6,9 +6,10 @@ Pure. Must not know how time passes; the flow and its drivers give the readings.
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from typing import Final
 
-from oncekey.core.asks import Grant, Verdict
+from oncekey.core.asks import Answer, Ask, Call, Grant, Verdict
 from oncekey.core.commands import Command, Finish, Release
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.events import Fact
@@ -33,6 +34,15 @@ def too_slow(leftover: Release | None = None) -> Verdict:
         ambiguous=False,
     )
     return Verdict(Fact.UNAVAILABLE, error=error, leftover=leftover)
+
+
+def give_back(id: bytes, owner: bytes, fence: int | None) -> Generator[Ask, object, Release | None]:
+    """Free a key whose body has not begun: else it would be held, then unknown, though nothing
+    happened. What is left to be offered again where the store does not answer."""
+    release = Release(id, owner, fence)
+    answer = yield Call(release)
+    assert isinstance(answer, Answer)
+    return release if isinstance(answer.reply, StoreUnavailable) else None
 
 
 def unsettled_for(record: Record, now: int, settle: int) -> int:
