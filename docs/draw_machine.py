@@ -1,11 +1,11 @@
-"""Draws docs/explanation/state-machine.md from the transition table in core/machine.py."""
+"""Draws docs/explanation/state-machine.md from the transition table in core/transitions.py."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-from oncekey.core import machine
+from oncekey.core import machine, transitions
 from oncekey.core.record import State
 
 PAGE = Path(__file__).parent / "explanation" / "state-machine.md"
@@ -22,11 +22,11 @@ MEANING = {
 def page() -> str:
     rules = [line.strip() for line in (machine.__doc__ or "").splitlines()]
     start = next(i for i, line in enumerate(rules) if line.startswith("1."))
-    end = next(i for i, line in enumerate(rules) if line.startswith("TRANSITIONS"))
+    end = next(i for i, line in enumerate(rules) if line.startswith("The table of"))
     lines = [
         "# The state machine",
         "",
-        "Generated from `core/machine.py` by `make docs`; do not edit.",
+        "Generated from `core/transitions.py` and `core/machine.py` by `make docs`; do not edit.",
         "",
         "```mermaid",
         "stateDiagram-v2",
@@ -34,14 +34,14 @@ def page() -> str:
     ]
     lines += [
         f"    {before.name.lower()} --> {after.name.lower()} : {event.value.replace(':', ' -')}"
-        for (before, event), after in machine.TRANSITIONS.items()
+        for (before, event), after in transitions.TRANSITIONS.items()
     ]
     lines += ["```", "", "| state | meaning |", "|---|---|"]
     lines += [f"| {state.name.lower()} | {meaning} |" for state, meaning in MEANING.items()]
     lines += ["", "| from | what happens | to |", "|---|---|---|"]
     lines += [
         f"| {before.name.lower()} | {event.value} | {after.name.lower()} |"
-        for (before, event), after in machine.TRANSITIONS.items()
+        for (before, event), after in transitions.TRANSITIONS.items()
     ]
     lines += ["", "## The rules, in words", "", *rules[start:end]]
     return "\n".join(lines).rstrip() + "\n"

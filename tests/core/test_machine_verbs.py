@@ -74,7 +74,7 @@ def test_i2_i9_a_second_finish_is_done_only_if_it_is_the_same(was: State, into: 
 def test_i2_a_late_finish_does_not_pass_for_what_others_decided_meanwhile(state: State) -> None:
     """Given up, resolved by hand; then the owner wakes and ends the same way with other bytes."""
     resolved = written(record(UNKNOWN), resolve(state=state))
-    assert decide(resolved, finish(state=state, body=b"mine"), NOW) == LOST
+    assert decide(resolved, finish(state=state, body=b"mine"), NOW).reply == Lost()
     assert decide(resolved, finish(state=state, body=b"found"), NOW) == DONE
 
 
@@ -226,5 +226,14 @@ def test_what_was_given_up_is_nobody_elses_to_finish() -> None:
 @pytest.mark.parametrize("state", [SUCCEEDED, FAILED, ABSENT])
 def test_a_late_owner_cannot_finish_what_somebody_has_resolved(state: State) -> None:
     resolved = written(record(UNKNOWN), resolve(state=state))
-    assert decide(resolved, finish(), NOW) == LOST
-    assert decide(resolved, finish(state=FAILED), NOW) == LOST
+    for said in (SUCCEEDED, FAILED):
+        late = finish(state=said, body=b"its own")
+        refused = decide(resolved, late, NOW)
+        # The decision stands; the record notes what the only witness says, once.
+        noted = resolved._replace(
+            note=f"by hand; its late owner then reported: {said.name.lower()}"
+        )
+        assert refused == (Lost(), noted, None)
+        assert decide(noted, late, NOW) == LOST
+        assert decide(noted, resolve(state=state), NOW) == DONE  # repeated: its reply was lost
+    assert decide(resolved, finish(state=UNKNOWN), NOW) == LOST

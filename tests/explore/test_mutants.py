@@ -186,8 +186,8 @@ MORE = (
     ),
     _mutant(
         "x12", "a late finish is told done for what recovery decided", machine,
-        "return _DONE if record.state == command.state and same else _LOST",
-        "return _DONE if record.state == command.state else _LOST",
+        "return _DONE if record.state == command.state and same else _refused(record, command)",
+        "return _DONE if record.state == command.state else _refused(record, command)",
         "recovery", "I4",
     ),
     _mutant(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from oncekey.core.errors import (
     StoreUnavailable,
     WaitTimeout,
 )
+from oncekey.core.policy import OPTION_NAMES
 from oncekey.http import problem as problems
 from oncekey.http.exchange import Exchange, Keyed
 from oncekey.http.message import Response, first
@@ -108,6 +110,14 @@ def test_a_client_does_not_choose_its_rule_by_the_way_it_spells_a_path() -> None
 def test_mistakes_are_found_when_a_rule_is_made(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError):
         Rule(**options)
+
+
+def test_a_rule_takes_every_option_of_a_policy() -> None:
+    """All but max_bytes, which follows from max_response."""
+    rule_options = {item.name for item in fields(Rule) if item.init}
+    assert set(OPTION_NAMES) - {"max_bytes"} <= rule_options
+    given: dict[str, Any] = {"keep_unknown": "9d", "store_timeout": "3s", "recover_settle": "2m"}
+    assert given.items() <= Rule(**given).options.items()
 
 
 def test_only_what_was_given_goes_to_the_engine() -> None:

@@ -12,7 +12,8 @@ Rules, in words:
 4.  Finish, renew, release and save-step are compare-and-set on (owner, fence, pending). Sent
     twice they say Done twice. Anyone else is told Lost. One exception: the owner of a record
     that became unknown may still say how it ended, by finish or release, for nobody else has
-    run and it is the only witness. Whoever resolved the record before that has won.
+    run and it is the only witness. Whoever resolved the record before that has won; then what
+    the owner said is added to the record's note, and nothing else changes.
 5.  A fence is above every fence this key ever had, also after its record was deleted:
     max(previous + 1, the store's clock).
 6.  A dead owner's key is taken over only if both the dead and the new owner are retry-safe.
@@ -23,15 +24,13 @@ Rules, in words:
     were made for, so such a key stays bound to it and the next run skips what is done.
 8.  One decision sees one reading of the clock: `now`, given by the store.
 
-TRANSITIONS is the whole machine; the diagram in docs/ is drawn from it. Pure: no clock, no
-randomness, no I/O. Must not know stores, sync or async.
+The table of states and events is in transitions.py. Pure: no clock, no randomness, no I/O. Must
+not know stores, sync or async.
 """
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable
-from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from oncekey.core.commands import (
@@ -55,65 +54,10 @@ from oncekey.core.commands import (
 )
 from oncekey.core.fingerprint import version_of
 from oncekey.core.record import Record, State, Step
+from oncekey.core.transitions import FINISH_EVENTS, RESOLVE_EVENTS, TRANSITIONS, Event
 
 ABSENT, PENDING = State.ABSENT, State.PENDING
 SUCCEEDED, FAILED, UNKNOWN = State.SUCCEEDED, State.FAILED, State.UNKNOWN
-
-
-class Event(enum.StrEnum):
-    """What can happen to a key."""
-
-    CLAIM = "claim"
-    CLAIM_AGAIN = "claim again (lost reply)"
-    TAKE_OVER = "take over (lease over, retry-safe)"
-    GIVE_UP = "give up (lease over, not retry-safe)"
-    RENEW = "renew"
-    SAVE_STEP = "save step"
-    SUCCEED = "finish: succeeded"
-    FAIL = "finish: failed"
-    INTERRUPT = "finish: interrupted"
-    RELEASE = "release"
-    RESOLVE_SUCCEEDED = "resolve: succeeded"
-    RESOLVE_FAILED = "resolve: failed"
-    RESOLVE_FREE = "resolve: free"
-    EXPIRE = "expire"
-
-
-TRANSITIONS: Final = MappingProxyType(
-    {
-        (ABSENT, Event.CLAIM): PENDING,
-        (PENDING, Event.CLAIM_AGAIN): PENDING,
-        (PENDING, Event.TAKE_OVER): PENDING,
-        (PENDING, Event.GIVE_UP): UNKNOWN,
-        (PENDING, Event.RENEW): PENDING,
-        (PENDING, Event.SAVE_STEP): PENDING,
-        (PENDING, Event.SUCCEED): SUCCEEDED,
-        (PENDING, Event.FAIL): FAILED,
-        (PENDING, Event.INTERRUPT): UNKNOWN,
-        (PENDING, Event.RELEASE): ABSENT,
-        (UNKNOWN, Event.SUCCEED): SUCCEEDED,
-        (UNKNOWN, Event.FAIL): FAILED,
-        (UNKNOWN, Event.RELEASE): ABSENT,
-        (UNKNOWN, Event.RESOLVE_SUCCEEDED): SUCCEEDED,
-        (UNKNOWN, Event.RESOLVE_FAILED): FAILED,
-        (UNKNOWN, Event.RESOLVE_FREE): ABSENT,
-        (PENDING, Event.EXPIRE): ABSENT,
-        (SUCCEEDED, Event.EXPIRE): ABSENT,
-        (FAILED, Event.EXPIRE): ABSENT,
-        (UNKNOWN, Event.EXPIRE): ABSENT,
-    }
-)
-
-FINISH_EVENTS: Final = {
-    SUCCEEDED: Event.SUCCEED,
-    FAILED: Event.FAIL,
-    UNKNOWN: Event.INTERRUPT,
-}
-RESOLVE_EVENTS: Final = {
-    SUCCEEDED: Event.RESOLVE_SUCCEEDED,
-    FAILED: Event.RESOLVE_FAILED,
-    ABSENT: Event.RESOLVE_FREE,
-}
 
 
 class Decision(NamedTuple):
@@ -126,6 +70,7 @@ class Decision(NamedTuple):
 
 _DONE: Final = Decision(Done())
 _LOST: Final = Decision(Lost())
+_LATE_OWNER: Final = "; its late owner then reported: "
 
 
 def decide(record: Record | None, command: Command, now: int) -> Decision:
@@ -336,13 +281,25 @@ def _finish(record: Record | None, command: Finish, now: int) -> Decision:
         # The same owner again: its first Finish was applied and the reply was lost (I9). But if
         # others decided meanwhile (given up as unknown, then resolved), their outcome stands.
         same = record.body == command.body or command.state == UNKNOWN
-        return _DONE if record.state == command.state and same else _LOST
+        return _DONE if record.state == command.state and same else _refused(record, command)
     write = record.ended(
         state=_next(record.state, FINISH_EVENTS[command.state]),
         finished_at=now,
         body=command.body,
     )
     return Decision(Done(), write)
+
+
+def _refused(record: Record, command: Finish) -> Decision:
+    """The owner comes back after somebody resolved its key otherwise. Their decision stands; the
+    record notes what the owner said, for whoever has to find out what happened."""
+    if not record.note or command.state == UNKNOWN:
+        return _LOST
+    decided, _, reported = record.note.partition(_LATE_OWNER)
+    said = command.state.name.lower()
+    if said == reported:
+        return _LOST
+    return Decision(Lost(), record._replace(note=f"{decided}{_LATE_OWNER}{said}"))
 
 
 def _renew(record: Record | None, command: Renew, now: int) -> Decision:
@@ -385,7 +342,8 @@ def _resolve(record: Record | None, command: Resolve, now: int) -> Decision:
     if record is None or record.fence != command.fence:
         return _LOST
     if state_now(record, now) != UNKNOWN:
-        repeated = record.state == command.state and record.note == command.note
+        decided = record.note.partition(_LATE_OWNER)[0]
+        repeated = record.state == command.state and decided == command.note
         return _DONE if repeated else _LOST
     write = record._replace(
         state=_next(UNKNOWN, RESOLVE_EVENTS[command.state]),

@@ -27,7 +27,10 @@ MAX_RESPONSE_DEFAULT: Final = 1024 * 1024
 HEAD_MAX_BYTES: Final = 64 * 1024
 HEADERS_MAX: Final = 1_000  # ... and how many headers it may have
 STORE_DOWN: Final = ("refuse", "run")
-_POLICY_OPTIONS: Final = ("lease", "keep", "audit", "wait", "retry_safe", "require", "recover")
+_POLICY_OPTIONS: Final = (
+    "lease", "keep", "audit", "wait", "retry_safe", "require", "recover", "keep_unknown",
+    "store_timeout", "recover_settle",
+)  # fmt: skip
 _METHOD = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _PARAMETER = re.compile(r"\{[^{}/]*\}")
 _OTHER_PARAMETER = re.compile(r"\{[^{}]*:|[<>]")  # as other routers write them
@@ -52,8 +55,8 @@ class Rule:
     max_response  longer response bodies are given to the first caller only
     store_down    "refuse" answers 503; "run" goes on without protection, and counts it
 
-    lease, keep, audit, wait, retry_safe, require and recover are those of a Policy; None leaves
-    them as the engine has them.
+    lease, keep, audit, wait, retry_safe, require, recover, keep_unknown, store_timeout and
+    recover_settle are those of a Policy; None leaves them as the engine has them.
     """
 
     path: str = "*"
@@ -76,6 +79,9 @@ class Rule:
     retry_safe: bool | None = None
     require: str | None = None
     recover: Callable[..., Any] | None = None
+    keep_unknown: Duration | None = None
+    store_timeout: Duration | None = None
+    recover_settle: Duration | None = None
     kept: frozenset[bytes] = field(init=False, repr=False, compare=False)
     compared: tuple[bytes, ...] = field(init=False, repr=False, compare=False)
     options: dict[str, Any] = field(init=False, repr=False, compare=False)
@@ -177,6 +183,9 @@ class RuleOptions(TypedDict, total=False):
     retry_safe: bool | None
     require: str | None
     recover: Callable[..., Any] | None
+    keep_unknown: Duration | None
+    store_timeout: Duration | None
+    recover_settle: Duration | None
 
 
 def rule_of(options: Mapping[str, Any]) -> Rule:

@@ -35,7 +35,7 @@ from oncekey.stores.postgres.base import (
 )
 from oncekey.stores.postgres.listing import Listing
 from oncekey.stores.postgres.options import Options
-from oncekey.stores.postgres.program import Statement, Steps
+from oncekey.stores.postgres.program import Statement, Steps, is_write
 from oncekey.stores.postgres.queries import literal, make_queries
 from oncekey.stores.postgres.rows import Row
 from oncekey.stores.postgres.schema import Preparation, Script
@@ -66,6 +66,7 @@ class AsyncDatabase:
     async def run(self, steps: Steps[T] | Preparation[T], end: float | None = None) -> T:
         """Run a program, until `end` at the latest; each of its statements is a transaction."""
         statement: Statement | Script | None = None
+        written = False
         end = time.monotonic() + self._call_seconds if end is None else end
         async with self.lines.lend(end) as line:
             try:
@@ -74,6 +75,7 @@ class AsyncDatabase:
                     line.begin()
                     rows = await self._execute(line, statement, end)
                     line.is_idle = True
+                    written = written or is_write(statement)
                     if isinstance(statement, Script):  # which may take longer than any call
                         end = time.monotonic() + self._call_seconds
                     statement = steps.send(rows)
@@ -96,6 +98,8 @@ class AsyncDatabase:
                 meaning = told(error, broken=line.is_closed)
                 if meaning is None:
                     raise
+                if written and isinstance(meaning, StoreUnavailable):
+                    meaning.ambiguous = True  # what was committed before this statement stays (S5)
                 if faults.is_over(error):
                     line.end()
                 raise meaning from error

@@ -29,7 +29,7 @@ from oncekey.stores.postgres.base import (
 )
 from oncekey.stores.postgres.listing import Listing
 from oncekey.stores.postgres.options import Options
-from oncekey.stores.postgres.program import Statement, Steps
+from oncekey.stores.postgres.program import Statement, Steps, is_write
 from oncekey.stores.postgres.psycopg_lines import (
     GivenLines,
     Line,
@@ -69,12 +69,14 @@ class Database:
     def run(self, steps: Steps[T] | Preparation[T], end: float | None = None) -> T:
         """Run a program, until `end` at the latest; each of its statements is a transaction."""
         statement: Statement | Script | None = None
+        written = False
         end = time.monotonic() + self._call_seconds if end is None else end
         with self.lines.lend(end) as line:
             try:
                 statement = next(steps)
                 while True:
                     rows = self._execute(line, statement, end)
+                    written = written or is_write(statement)
                     if isinstance(statement, Script):  # which may take longer than any call
                         end = time.monotonic() + self._call_seconds
                     statement = steps.send(rows)
@@ -89,6 +91,8 @@ class Database:
                 meaning = told(error, broken=line.is_closed)
                 if meaning is None:
                     raise
+                if written and isinstance(meaning, StoreUnavailable):
+                    meaning.ambiguous = True  # what was committed before this statement stays (S5)
                 if faults.is_over(error):
                     line.connection.close()
                 raise meaning from error

@@ -55,6 +55,16 @@ class Statement(NamedTuple):
     params: Sequence[Any] = ()
 
 
+_WRITES: Final = frozenset(
+    ("apply", "claim", "finish", "insert_fresh", "finish_held", "insert_whole", "replace")
+)
+
+
+def is_write(statement: object) -> bool:
+    """Whether it may have changed records, and committed that."""
+    return isinstance(statement, Statement) and statement.name in _WRITES
+
+
 Steps = Generator[Statement, Sequence[Row], T]
 TestClock = Callable[[], int]
 Todo = dict[int, Command]

@@ -132,8 +132,12 @@ class OwnerVerbs:
     ) -> None:
         held = case.key_in(UNKNOWN)
         case.expect(Done, held.resolve(state))
-        late = (held.finish(), held.finish(FAILED, b"x"), held.finish(UNKNOWN, b""))
-        assert case.unchanged_by(*late) == [Lost()] * 3
+        resolved = case.record(held.id)
+        for said in (SUCCEEDED, FAILED, UNKNOWN):
+            assert case.send(held.finish(said, b"its own")) == Lost()
+        noted = "by hand; its late owner then reported: failed"
+        assert case.record(held.id) == resolved._replace(note=noted)
+        assert case.unchanged_by(held.finish(FAILED, b"its own")) == [Lost()]
 
     def test_a_zombie_of_a_past_generation_is_told_lost(self, case: Case) -> None:
         held = case.key_in(SUCCEEDED)

@@ -51,11 +51,15 @@ def i1_at_most_one_effect(
 # --- on a decision of the store ----------------------------------------------------------------
 
 
+def _is_only_noted(before: Record, wrote: Record) -> bool:
+    return wrote._replace(note=before.note) == before
+
+
 def i2_one_finish(change: Change) -> str | None:
     """I2: only the owner finishes, pending or given up as unknown; a finished record never changes
     until it expires."""
     before, wrote = change.before, change.wrote
-    if before is None or wrote is None:
+    if before is None or wrote is None or _is_only_noted(before, wrote):
         return None
     if is_live(before, change.now) and before.state in ENDED:
         return f"finished as {record_words(before)}, changed to {record_words(wrote)}"
@@ -132,9 +136,11 @@ def i7_mismatch_exactly(change: Change) -> str | None:
 
 
 def i7_rejections_change_nothing(change: Change) -> str | None:
-    """I7: rejections and replays write nothing."""
+    """I7: rejections and replays write nothing; a late owner's finish may add to the note."""
     before, wrote, reply = change.before, change.wrote, change.reply
     if wrote is None or not isinstance(reply, (Different, Busy, Replay, Lost, Seen, Unsure)):
+        return None
+    if isinstance(change.command, Finish) and before and _is_only_noted(before, wrote):
         return None
     if isinstance(reply, Unsure) and before is not None and before.state is State.PENDING:
         return None  # giving up is a change; that it is not early is I5

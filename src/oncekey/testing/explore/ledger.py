@@ -8,7 +8,17 @@ from __future__ import annotations
 import enum
 from typing import Final, NamedTuple
 
-from oncekey.core.commands import Claim, Claimed, Command, Finish, Release, Reply, Resolve, Unsure
+from oncekey.core.commands import (
+    Claim,
+    Claimed,
+    Command,
+    Finish,
+    Lost,
+    Release,
+    Reply,
+    Resolve,
+    Unsure,
+)
 from oncekey.core.record import Record, State
 
 ENDED: Final = (State.SUCCEEDED, State.FAILED)
@@ -116,6 +126,8 @@ def turned(
             older = tuple(end._replace(until=0) for end in book.ends)
             book = Book(top=book.top, past=(*book.past, *older), acked=book.acked)
         return book._replace(top=max(book.top, reply.fence))
+    if isinstance(reply, Lost):
+        return book  # no decision: a late owner's word was noted
     if isinstance(command, (Finish, Release, Resolve)) or isinstance(reply, Unsure):
         until = wrote.finished_at + wrote.keep if wrote.finished_at else 0
         end = End(wrote.state, wrote.body, wrote.fence, wrote.fingerprint, until)

@@ -1,0 +1,52 @@
+"""A batch that fails after its first statement: what was committed before that stays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+from tests.postgres_faces import COLOURS, Faces, make_claim
+from tests.postgres_stores import address, emptied
+
+from oncekey.core.commands import Renew
+from oncekey.core.errors import StoreUnavailable
+
+
+@pytest.fixture(params=COLOURS)
+def faces(request: pytest.FixtureRequest) -> Iterator[Faces]:
+    faces = Faces(request.param)
+    yield faces
+    faces.close()
+
+
+_CANCELS = """
+CREATE OR REPLACE FUNCTION half.cancel() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN RAISE EXCEPTION 'as by a timeout' USING ERRCODE = '57014'; END $$;
+CREATE OR REPLACE TRIGGER cancels BEFORE UPDATE ON half.records
+FOR EACH ROW EXECUTE FUNCTION half.cancel()
+"""
+
+
+def test_s5_a_batch_that_fails_after_its_claims_were_made_may_have_taken_effect(
+    faces: Faces,
+) -> None:
+    """The claims of a batch commit before its renewals are written: were their callers told that
+    nothing happened, nobody would give those keys back."""
+    url = address({})
+    store = faces.store(url, **emptied({"schema": "half"}))
+    held = make_claim("held")
+    renewal = Renew(held.id, held.owner, store.claim(held).fence, 1_000_000)
+    claim = make_claim("claimed before that")
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(_CANCELS)
+        try:
+            with pytest.raises(StoreUnavailable) as told:
+                store.apply([claim, renewal])
+            assert told.value.ambiguous
+            assert store.record(claim.id) is not None
+            with pytest.raises(StoreUnavailable) as told:
+                store.apply([renewal])
+            assert not told.value.ambiguous  # alone, it surely changed nothing
+        finally:
+            connection.execute("DROP TRIGGER cancels ON half.records")
