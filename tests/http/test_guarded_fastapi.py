@@ -201,6 +201,29 @@ def test_fastapi_an_app_may_leave_a_router_out_and_does_not_answer_for_another_a
     assert lost is not None
 
 
+def test_fastapi_two_set_ups_on_one_app_guard_their_own_routes_but_none_is_attached_twice() -> None:
+    app, first = fastapi()
+    second = Idempotency(
+        AsyncOnce("memory://"), caller=lambda request: "me", operation="second", close=False
+    )
+    second.attach(app)
+    with pytest.raises(ConfigurationError, match="already"):
+        second.attach(app)
+    RAN.clear()
+    for idempotency, path in ((first, "/first"), (second, "/second")):
+
+        @app.post(path)
+        @idempotency.guard()
+        async def pay() -> None:
+            RAN.append(1)
+
+        answers = [asyncio.run(post(app, path)) for _ in range(2)]
+        assert [answer.status_code for answer in answers] == [200, 200]
+        assert "X-Idempotency-Unprotected" not in answers[1].headers
+    assert RAN == [1, 1]
+    asyncio.run(start(app))
+
+
 def test_fastapi_unserved_may_be_allowed_but_never_the_wrong_order() -> None:
     app, idempotency = fastapi(unserved="allow")
     kept: list[Any] = [idempotency.guard()(lambda: None)]

@@ -165,6 +165,8 @@ class Idempotency:
     def attach(self, app: FastAPI) -> None:
         """Let `guard` be used on this app's routes, and wait for what runs when it ends. Before
         its routes."""
+        if app in self.views.apps:
+            raise ConfigurationError("this Idempotency is attached to the app already")
         for route in app.routes:
             if misplaced(route):
                 raise _too_late(route)
@@ -178,7 +180,8 @@ class Idempotency:
             exchange=self.exchange,
         )
         router = app.router
-        router.route_class = route_class(None, router.route_class)
+        if not issubclass(router.route_class, GuardedRoute):  # else another one is attached too
+            router.route_class = route_class(None, router.route_class)
         inner = router.lifespan_context
 
         @asynccontextmanager
