@@ -62,7 +62,8 @@ def fill(postgres: Postgres, schema: str, rows: range, slots: int = 1) -> None:
     postgres.execute(
         f"""INSERT INTO {schema}.records
         SELECT lpad(to_hex(n), 32, '0')::uuid, gen_random_uuid(), n, {NOW}, {NOW}, {NOW}, {KEPT},
-            0, {NOW + KEPT} + n, 1, 1, 2, n % {slots}, false, '\\x0166', 's', 'o', '', '', '', ''
+            0, {KEPT}, {NOW + KEPT} + n, 1, 1, 2, n % {slots},
+            false, '\\x0166', 's', 'o', '', '', '', ''
         FROM generate_series({rows[0]}, {rows[-1]}) n"""  # noqa: S608
     )
 
@@ -121,7 +122,8 @@ def stored(number: int, owner: str = "owner", **changes: Any) -> Claim:
 
 def every_verb(store: Face, name: str, clock: Clock) -> None:
     """Whatever a store does, each way of deciding it once."""
-    fresh = [make_claim(f"{name} {n}", retry_safe=n % 2 == 0) for n in range(20)]
+    asked = [make_claim(f"{name} {n}", retry_safe=n % 2 == 0) for n in range(20)]
+    fresh = [claim._replace(keep_unknown=KEEP) for claim in asked]
     fences = [reply.fence for reply in store.apply(fresh)]
     held = dict(zip((claim.id for claim in fresh), fences, strict=True))
     assert {type(r) for r in store.apply([stored(n) for n in range(1, 40)])} == {Replay}
