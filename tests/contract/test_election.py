@@ -58,6 +58,17 @@ class TestElection(ContractBase):
         case.wait(5 * SECOND)
         assert case.store.elect(second, SECOND)
 
+    def test_a_dead_one_is_not_elected_until_a_clock_that_stepped_back_has_caught_up(
+        self, case: Case
+    ) -> None:
+        dead, second = token(), token()
+        assert case.store.elect(dead, 10 * SECOND)
+        case.wait(-5 * SECOND)
+        assert not case.store.elect(second, SECOND), "a small step is no reason"
+        case.wait(-86_400 * SECOND)
+        assert case.store.elect(second, SECOND)
+        assert not case.store.elect(dead, 10 * SECOND)
+
     def test_of_many_at_once_one_is_elected(self, case: Case) -> None:
         many = 8
         together = threading.Barrier(many)

@@ -213,8 +213,12 @@ def test_i6_the_next_fence_is_above_the_last_and_not_below_the_clock(
     assert next_fence(record(fence=fence), now) == expected
 
 
-def test_i6_without_a_record_the_clock_is_the_fence() -> None:
-    assert next_fence(None, NOW) == NOW
+@pytest.mark.parametrize(("floor", "expected"), [(0, NOW), (NOW - 1, NOW), (NOW, NOW + 1)])
+def test_i6_without_a_record_the_fence_is_the_clock_or_above_what_was_deleted(
+    floor: int, expected: int
+) -> None:
+    assert next_fence(None, NOW, floor) == expected
+    assert decide(None, claim(), NOW, floor).reply == Claimed(expected, 1, ())
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,8 @@ _LOCK_AND_PROBE = """
             AND EXISTS (SELECT FROM {schema}.records t WHERE t.id = p_id[probe.i]);
 """
 _CLOCK = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
+_SET_BACK = "a key from before the clock was set back"
+_FLOOR = "SELECT m.until INTO v_floor FROM {schema}.meta m WHERE m.name = 'deleted-fences';"
 _INSERT_IN_ANY_TURN = ("IF turn > 1 OR (p_how = 0 AND p_slots = 1) THEN", "IF true THEN")
 
 M11 = _mutant(
@@ -74,7 +76,7 @@ SQL_MUTANTS = (
         "q4", "row lock without looking again", Setup(PLAIN, "row_lock"), "a dead owner's key",
         "S1",
         ("v_rule := {schema}.claim_rule_1(\n"
-         "                        rec, p_owner[ord], p_fingerprint[ord], p_retry_safe[ord], n);",
+         "                        rec, p_owner[ord], p_fingerprint[ord], p_retry_safe[ord], at);",
          "v_rule := v_rule;"),
     ),
     _mutant(
@@ -149,6 +151,29 @@ SQL_MUTANTS = (
         "q18", "a late finish over what somebody resolved", Setup(PLAIN),
         "an unknown key's owner and recovery", "I2",
         (_LONE, "AND t.state IN (1, 2, 3, 4)"),
+    ),
+    _mutant(
+        "q19", "the sweeper forgets the fences it deletes", Setup(PLAIN), _SET_BACK, "I6",
+        ("FROM gone HAVING count(*) > 0", "FROM gone HAVING false"),
+    ),
+    _mutant(
+        "q20", "rotation forgets the fences it deletes", Setup(RING), _SET_BACK, "I6",
+        ("IF v_fence IS NOT NULL THEN", "IF false THEN"),
+    ),
+    _mutant(
+        "q21", "the deleted fences are read before the insert", Setup(PLAIN), _SET_BACK, "I6",
+        ("        -- A lone claim goes without arrays: that saves a third of its time.\n",
+         f"        {_FLOOR}\n"),
+        (f"        IF FOUND THEN\n            {_FLOOR}\n", "        IF FOUND THEN\n"),
+    ),
+    _mutant(
+        "q22", "a batch forgets what was deleted", Setup(PLAIN, in_batches=True), _SET_BACK, "I6",
+        (f"                {_FLOOR}\n                IF v_floor", "                IF v_floor"),
+    ),
+    _mutant(
+        "q23", "the portable claim takes the place of what is being deleted",
+        Setup(PLAIN, "portable", guard=False), _SET_BACK, "I6",
+        ("WHERE NOT EXISTS (SELECT FROM {schema}.records r WHERE r.id = u.id)", ""),
     ),
 )  # fmt: skip
 

@@ -93,7 +93,7 @@ MUTANTS = (
     ),
     _mutant(
         "m7", "per-row fence counter", machine,
-        "return max(record.fence + 1, now) if record is not None else now",
+        "return max((record.fence if record is not None else floor) + 1, now)",
         "return record.fence + 1 if record is not None else 1",
         "generations: expiry and sweep", "I6",
     ),
@@ -240,6 +240,21 @@ MORE = (
         "    if isinstance(reply, Claimed) and same:\n        return reply\n"
         "    if isinstance(reply, Claimed):\n",
         "fenced, three attempts", "I7",
+    ),
+    _mutant(
+        "x22", "a fresh key's fence is the clock", machine,
+        "if record is not None else floor) + 1", "if record is not None else 0) + 1",
+        "the clock is set back after a sweep", "I6",
+    ),
+    _mutant(
+        "x20", "the sweeper forgets the fences it deletes", program,
+        "            yield from _raise_floor(max(record.fence for record in garbage))\n", "",
+        "a key from before the clock was set back", "I6",
+    ),
+    _mutant(
+        "x21", "a first claim forgets what was deleted", program,
+        "decide(None, command, now, floor)", "decide(None, command, now)",
+        "a key from before the clock was set back", "I6",
     ),
 )  # fmt: skip
 

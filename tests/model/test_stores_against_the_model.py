@@ -68,6 +68,7 @@ STEPS_OF_TIME = [
     KEEP,
     KEEP + AUDIT,
     -700,
+    -3 * (KEEP + AUDIT),
 ]
 
 # The clock passes a boundary of the ring at nearly every step.
@@ -185,6 +186,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.records: dict[bytes, Record] = {}
         self.past: dict[tuple[bytes, int], Record] = {}
         self.last: list[Command] = []
+        self.floor = 0  # the highest fence among what was swept
 
     def _loop(self) -> LoopThread:
         if type(self).shares_loop:
@@ -199,7 +201,8 @@ class StoreMachine(RuleBasedStateMachine):
         shutil.rmtree(self.directory)
 
     def model(self, command: Command) -> Reply:
-        decision = decide(self.records.get(command.id), command, self.clock.wall())
+        record, now = self.records.get(command.id), self.clock.wall()
+        decision = decide(record, command, now, self.floor)
         if decision.write is not None:
             self.records[command.id] = decision.write
         if decision.archive is not None:
@@ -240,7 +243,9 @@ class StoreMachine(RuleBasedStateMachine):
         if limit == 0 or not hasattr(self.store, "sweep_lag"):  # others remove whole slots
             assert removed <= limit
         for id in gone:
-            assert is_garbage(self.records.pop(id), now)
+            old = self.records.pop(id)
+            assert is_garbage(old, now)
+            self.floor = max(self.floor, old.fence)
         for key in ended:
             assert is_garbage(self.past.pop(key), now)
 

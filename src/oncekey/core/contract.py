@@ -9,7 +9,7 @@ S5  When `apply` raises StoreUnavailable, each command took effect wholly or not
     `ambiguous=False` promises that none did.
 S6  Replays and rejections write nothing.
 S7  `sweep` removes only what `machine.is_garbage` allows, at most `limit` records a call; 0 means
-    that there was nothing to remove.
+    that there was nothing to remove. The highest fence ever removed is kept, for `decide` (I6).
 S8  `bind` remembers the first check value and refuses another one with ConfigurationError. A
     `lazy` store learns its `guarantee` there at the latest.
 S9  All but `enlist` and `close` may be called from many threads (blocking) or tasks (async).

@@ -15,7 +15,8 @@ Rules, in words:
     run and it is the only witness. Whoever resolved the record before that has won; then what
     the owner said is added to the record's note, and nothing else changes.
 5.  A fence is above every fence this key ever had, also after its record was deleted:
-    max(previous + 1, the store's clock).
+    max(previous + 1, the store's clock), and for a key without a record above the `floor`, the
+    highest fence among all that the store has deleted.
 6.  A dead owner's key is taken over only if both the dead and the new owner are retry-safe.
 7.  Unknown is left only by Resolve and by rule 4, and it does not expire by `keep`: it lasts
     until it is decided, or for `keep_unknown`. So does the claim of a dead owner that would
@@ -73,9 +74,11 @@ _LOST: Final = Decision(Lost())
 _LATE_OWNER: Final = "; its late owner then reported: "
 
 
-def decide(record: Record | None, command: Command, now: int) -> Decision:
-    """What `command` does to `record` at the store's time `now`."""
+def decide(record: Record | None, command: Command, now: int, floor: int = 0) -> Decision:
+    """What `command` does to `record` at the store's time `now`; `floor` as in rule 5."""
     if isinstance(command, Claim):
+        if record is None:
+            return _start(None, command, now, floor)
         for holds, decision in CLAIM_RULES:
             if holds(record, command, now):
                 return decision(record, command, now)
@@ -127,8 +130,8 @@ def _next(state: State, event: Event) -> State:
 # --- claim: predicates and decisions, paired in CLAIM_RULES -----------------------------------
 
 
-def _expired(record: Record | None, claim: Claim, now: int) -> bool:
-    return record is None or is_expired(record, now)
+def _expired(record: Record, claim: Claim, now: int) -> bool:
+    return is_expired(record, now)
 
 
 def _freed(record: Record, claim: Claim, now: int) -> bool:
@@ -136,11 +139,11 @@ def _freed(record: Record, claim: Claim, now: int) -> bool:
     return record.state == ABSENT and (not record.steps or not _differs(record, claim, now))
 
 
-def _start(record: Record | None, claim: Claim, now: int) -> Decision:
+def _start(record: Record | None, claim: Claim, now: int, floor: int = 0) -> Decision:
     freed = record if record is not None and not is_expired(record, now) else None
     attempt = freed.attempt + 1 if freed else 1
     steps = freed.steps if freed else ()
-    fence = next_fence(record, now)
+    fence = next_fence(record, now, floor)
     # In the order of Record's fields: by position, because this is made for every first run.
     write = Record(
         claim.id,
@@ -262,9 +265,9 @@ CLAIM_RULES: Final[tuple[tuple[Callable[..., bool], Callable[..., Decision]], ..
 )
 
 
-def next_fence(record: Record | None, now: int) -> int:
+def next_fence(record: Record | None, now: int, floor: int = 0) -> int:
     """Above every fence this key ever had, also across deletion (I6)."""
-    return max(record.fence + 1, now) if record is not None else now
+    return max((record.fence if record is not None else floor) + 1, now)
 
 
 # --- the owner's verbs: compare-and-set on (owner, fence, pending) ----------------------------

@@ -1,4 +1,4 @@
-"""The clock of stores that live in this host: SQLite, memory.
+"""The clock of stores that live in this host: SQLite, memory; and how long an election holds.
 
 One reading per decision, injected so that tests can turn it. Knows no store.
 """
@@ -14,3 +14,9 @@ StoreClock = Callable[[], int]
 def wall_clock() -> int:
     """The host's clock in microseconds: the store's clock where the store lives in this host."""
     return time.time_ns() // 1_000
+
+
+def is_elected(since: int, until: int, now: int) -> bool:
+    """Whether an election holds: for its lease, and where the clock was set back for as long before
+    it began, so that one who died is not elected until the clock has caught up."""
+    return 2 * since - until < now < until

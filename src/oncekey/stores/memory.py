@@ -18,7 +18,7 @@ from oncekey.core.errors import ConfigurationError
 from oncekey.core.levels import Guarantee, Level
 from oncekey.core.machine import decide, has_ended, is_expired, is_garbage
 from oncekey.core.record import Record
-from oncekey.stores.clock import wall_clock
+from oncekey.stores.clock import is_elected, wall_clock
 from oncekey.stores.secrets import refuse_another_secret
 
 _GUARANTEE = Guarantee(
@@ -41,7 +41,8 @@ class MemoryStore:
         self._unended: dict[bytes, Record] = {}  # those among them that have not ended
         self._history: dict[tuple[bytes, int], Record] = {}
         self._check: bytes | None = None
-        self._elected = (b"", 0)  # who, and until when
+        self._elected = (b"", 0, 0)  # who, since and until when
+        self._floor = 0  # the highest fence among what was deleted
         _alive.add(self)
 
     def apply(self, commands: Sequence[Command], /) -> list[Reply]:
@@ -49,7 +50,8 @@ class MemoryStore:
         replies: list[Reply] = []
         with self._lock:
             for command in commands:
-                decision = decide(records.get(command.id), command, self._clock())
+                record = records.get(command.id)
+                decision = decide(record, command, self._clock(), self._floor)
                 if decision.write is not None:
                     records[command.id] = decision.write
                     if has_ended(decision.write):
@@ -77,6 +79,7 @@ class MemoryStore:
             room = limit - len(ended)
             garbage = [id for id, old in self._records.items() if is_garbage(old, now)][:room]
             for id in garbage:
+                self._floor = max(self._floor, self._records[id].fence)
                 del self._records[id]
                 self._unended.pop(id, None)
         return len(ended) + len(garbage)
@@ -84,10 +87,10 @@ class MemoryStore:
     def elect(self, token: bytes, lease: int, /) -> bool:
         with self._lock:
             now = self._clock()
-            holder, until = self._elected
-            if holder != token and now < until:
+            holder, since, until = self._elected
+            if holder != token and is_elected(since, until, now):
                 return False
-            self._elected = (token, now + lease)
+            self._elected = (token, now, now + lease)
             return True
 
     def unfinished(self, after: int, limit: int, /) -> Unfinished:

@@ -166,7 +166,7 @@ class Participant:
             yield (Saving(Save.DROP, mark),)
             return Busy(TRANSACTION_HINT_US)
         met = met_of(rows[0])
-        reply, write, archive = decide(met.record if met else None, claim, now)
+        reply, write, archive = decide(met.record if met else None, claim, now, rows[0][23] or 0)
         if isinstance(reply, Claimed):
             assert write is not None
             self._runs.append(_Run(write, met, archive is not None, now, left_open, mark))

@@ -167,9 +167,10 @@ class Program:
             sent = self.server_clock.sending()
             # What there is nothing of is not even asked for: a lone claim is quicker that way.
             if finishes:
-                first, *rows = yield Statement("apply", (*begins, *ends, *along))
+                rows = yield Statement("apply", (*begins, *ends, *along))
             else:
-                first, *rows = yield Statement("claim", (*begins, *along))
+                rows = yield Statement("claim", (*begins, *along))
+            first = rows[0] if rows[0][1] == 0 else next(row for row in rows if row[1] == 0)
             self.server_clock.heard(first[0], sent)
             if first[20] is not None:
                 self.watch.tell(first[20])
@@ -181,6 +182,8 @@ class Program:
         left = {i: c for i, c in todo.items() if replies[i] is None}
         for row in rows:
             number = row[1]
+            if number == 0:
+                continue
             i = claims[number - 1] if number > 0 else finishes[-number - 1]
             replies[i] = self._met(todo[i], row)
             told.owners[todo[i].id] = row[6]
@@ -243,13 +246,13 @@ class Program:
 
     def _turn(self, left: Todo, replies: list[Reply | None]) -> Steps[Todo]:
         """What is still to be decided after one more turn."""
-        found, now = yield from self.look(_ids(left))
+        found, now, floor = yield from self.look(_ids(left))
         new: dict[bytes, tuple[int, Record]] = {}
         changed: dict[bytes, tuple[int, Record, Met, bool]] = {}
         told: dict[int, Reply] = {}
         for i, command in left.items():
             met = found.get(command.id)
-            reply, write, archive = decide(met.record if met else None, command, now)
+            reply, write, archive = decide(met.record if met else None, command, now, floor)
             told[i] = reply
             if write is None:
                 replies[i] = reply
@@ -269,11 +272,12 @@ class Program:
                 replies[i] = told[i]
         return {i: command for i, command in left.items() if replies[i] is None}
 
-    def look(self, ids: Sequence[bytes]) -> Steps[tuple[dict[bytes, Met], int]]:
-        """Records by id, and the one clock reading that belongs to them."""
+    def look(self, ids: Sequence[bytes]) -> Steps[tuple[dict[bytes, Met], int, int]]:
+        """Records by id, the one clock reading that belongs to them, and the highest fence among
+        what was deleted."""
         rows = yield Statement("look", (self.now(), list(ids)))
         found = [met for row in rows if (met := met_of(row)) is not None]
-        return {met.record.id: met for met in found}, rows[0][0]
+        return {met.record.id: met for met in found}, rows[0][0], rows[0][23] or 0
 
     def insertion(self, records: Sequence[Record], now: int) -> Statement:
         layout = self._layout

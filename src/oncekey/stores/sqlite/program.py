@@ -20,7 +20,7 @@ from oncekey.core.commands import Claim, Command, Done, Finish, Look, Reply
 from oncekey.core.contract import Unfinished
 from oncekey.core.machine import decide, is_garbage
 from oncekey.core.record import Record, State
-from oncekey.stores.clock import StoreClock
+from oncekey.stores.clock import StoreClock, is_elected
 from oncekey.stores.secrets import refuse_another_secret
 from oncekey.stores.sql import load_queries
 from oncekey.stores.sqlite.rows import (
@@ -37,7 +37,9 @@ from oncekey.stores.sqlite.rows import (
 SELECT_IDS_MAX: Final = 512  # SQLite before 3.32 takes 999 parameters
 _CHECK: Final = "secret-check"
 _ELECTED: Final = "elected"
-_UNTIL: Final = struct.Struct(">q")  # before the token: until when it is elected
+_TERM: Final = struct.Struct(">qq")  # before the token: since when and until when it is elected
+_DELETED: Final = "deleted-fences"
+_FENCE: Final = struct.Struct(">q")  # the highest fence among what was deleted
 
 T = TypeVar("T")
 
@@ -105,6 +107,7 @@ class Program:
         without reading. None, and nothing written, if one of them came too late: then `decide`
         says what that means."""
         yield BEGIN
+        floor = (yield from _load_floor()) if any(type(c) is Claim for c in commands) else 0
         now = self._clock()
         replies: list[Reply] = []
         claimed: list[Row] = []
@@ -114,7 +117,7 @@ class Program:
                 finished.append(finish_row(command, now))
                 replies.append(_DONE)
             else:
-                decision = decide(None, command, now)
+                decision = decide(None, command, now, floor)
                 assert decision.write is not None
                 claimed.append(whole_row(decision.write))
                 replies.append(decision.reply)
@@ -173,10 +176,12 @@ class Program:
             yield Statement(QUERIES["delete_history"], ended, many=True)
         due = yield Statement(QUERIES["select_due"], (now, limit - len(ended)))
         records = [record_of(row) for row in due]
-        garbage = [(record.id,) for record in records if is_garbage(record, now)]
+        garbage = [record for record in records if is_garbage(record, now)]
         living = [(r.audit_until, r.id) for r in records if not is_garbage(r, now)]
         if garbage:
-            yield Statement(QUERIES["delete_record"], garbage, many=True)
+            ids = [(record.id,) for record in garbage]
+            yield Statement(QUERIES["delete_record"], ids, many=True)
+            yield from _raise_floor(max(record.fence for record in garbage))
         if living:
             yield Statement(QUERIES["postpone"], living, many=True)
         return len(ended) + len(garbage)
@@ -193,7 +198,7 @@ class Program:
         if _elected_other(rows, token, now):
             yield ROLLBACK
             return False
-        value = _UNTIL.pack(now + lease) + token
+        value = _TERM.pack(now, now + lease) + token
         yield Statement(QUERIES["upsert_meta"], (_ELECTED, value))
         yield COMMIT
         return True
@@ -242,6 +247,8 @@ class Program:
     def _decide(self, commands: Sequence[Command]) -> Steps[tuple[list[Reply], list[Statement]]]:
         """Replies and writes, from rows and a clock read under the lock."""
         stored = yield from _load(commands)
+        fresh = any(type(c) is Claim and c.id not in stored for c in commands)
+        floor = (yield from _load_floor()) if fresh else 0
         now = self._clock()
         records = dict(stored)
         changed: dict[bytes, bool] = {}  # id: whether a claim was among what changed it
@@ -249,7 +256,7 @@ class Program:
         replies: list[Reply] = []
         for command in commands:
             id = command.id
-            reply, write, archive = decide(records.get(id), command, now)
+            reply, write, archive = decide(records.get(id), command, now, floor)
             if write is not None:
                 records[id] = write
                 changed[id] = type(command) is Claim or changed.get(id, False)
@@ -293,8 +300,8 @@ def _elected_other(rows: Sequence[Row], token: bytes, now: int) -> bool:
     if not rows:
         return False
     value: bytes = rows[0][0]
-    (until,) = _UNTIL.unpack_from(value)
-    return now < until and value[_UNTIL.size :] != token
+    since, until = _TERM.unpack_from(value)
+    return is_elected(since, until, now) and value[_TERM.size :] != token
 
 
 def _usual(commands: Sequence[Command]) -> bool:
@@ -318,6 +325,17 @@ def _load(commands: Sequence[Command]) -> Steps[dict[bytes, Record]]:
         for row in rows:
             found[row[0]] = record_of(row)
     return found
+
+
+def _load_floor() -> Steps[int]:
+    """The highest fence among what was deleted: those of fresh keys are above it."""
+    rows = yield Statement(QUERIES["select_meta"], (_DELETED,))
+    return int(_FENCE.unpack(rows[0][0])[0]) if rows else 0
+
+
+def _raise_floor(fence: int) -> Steps[None]:
+    if fence > (yield from _load_floor()):
+        yield Statement(QUERIES["upsert_meta"], (_DELETED, _FENCE.pack(fence)))
 
 
 @cache

@@ -21,7 +21,9 @@ from oncekey.core.events import Fact
 from oncekey.core.recovery import Recovery
 from oncekey.engine.duplicates import FOLLOWER_POLL_US
 from oncekey.testing.contract.base import (
+    AUDIT,
     FAILED,
+    KEEP,
     LEASE,
     PENDING,
     SECOND,
@@ -176,6 +178,24 @@ class LostLeases:
         assert running.result().value == "late"
         again = bench.once().run("op", "k", Body())
         assert (again.value, again.replayed) == ("late", True)
+
+    def test_i1_a_store_clock_set_ahead_by_more_than_lease_and_keep_lets_nobody_run_beside_it(
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The owner's own clock goes on as before, so nothing tells it to hurry."""
+        body, second = HeldBody("first"), Body("second")
+        running = bench.start(bench.once().run, "op", "k", body)
+        body.wait_inside()
+        wall = bench.clock.wall
+        monkeypatch.setattr(bench.clock, "wall", lambda: wall() + 20 * (LEASE + KEEP + AUDIT))
+        for _ in range(3):
+            bench.store.sweep()
+        with pytest.raises(OutcomeUnknown):
+            bench.once().run("op", "k", second)
+        body.go.set()
+        assert running.result().value == "first"
+        assert bench.once().run("op", "k", second).value == "first"
+        assert second.runs == 0
 
     def test_i14_a_store_away_for_longer_than_the_lease_costs_no_result(self, bench: Bench) -> None:
         """Nobody may take over, so nobody stops the body; its outcome is offered all the same."""

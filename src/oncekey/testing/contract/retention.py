@@ -19,6 +19,8 @@ from oncekey.testing.contract.base import (
     UNKNOWN,
     Case,
     Held,
+    claim,
+    token,
 )
 
 EVERY_STATE = [ABSENT, PENDING, SUCCEEDED, FAILED, UNKNOWN]
@@ -82,6 +84,30 @@ class Retention:
             expected = [sum(expected)]
             removed = [sum(removed)]
         assert removed == expected
+
+    @pytest.mark.parametrize("batch", [1, 3])
+    def test_i6_the_fence_grows_across_a_sweep_and_a_clock_that_stepped_back(
+        self, case: Case, batch: int
+    ) -> None:
+        """By more than keep and audit: nothing is left of what was there but the highest fence."""
+        ids = [case.key_in(SUCCEEDED).id for _ in range(batch)]
+        highest = max(case.record(id).fence for id in ids)
+        for _ in range(2):
+            case.wait(KEEP + AUDIT + LEASE)
+            case.wait_for_sweeper()
+            while case.store.sweep():
+                pass
+            assert [case.seen(id).record for id in ids] == [None] * batch
+            case.wait(-30 * (KEEP + AUDIT + LEASE))
+            claims = [claim(id, token("own")) for id in ids]
+            for asked, reply in zip(claims, case.send_all(*claims), strict=True):
+                assert isinstance(reply, Claimed)
+                assert reply.fence > highest
+                held = Held(case, asked.id, asked.owner, reply.fence)
+                assert case.record(asked.id).fence == held.fence
+                assert case.record(asked.id).lease_until == case.now() + LEASE
+                case.expect(Done, held.finish())
+            highest = max(case.record(id).fence for id in ids)
 
     def test_an_expired_record_stays_readable_through_its_audit(self, case: Case) -> None:
         held = case.key_in(SUCCEEDED, body=b"answer")

@@ -86,6 +86,8 @@ class Database:
         name = self.setup.layout.quoted
         emptied = (f"DELETE FROM {name}.{table}" for table in ("records", "history"))  # noqa: S608
         self.judge.connection.execute("; ".join(emptied).encode())
+        floor = f"DELETE FROM {name}.meta WHERE name = 'deleted-fences'"  # noqa: S608
+        self.judge.connection.execute(floor.encode())
         if before is not None:
             slot = NEXT_SLOT if self.setup.layout.is_ring else 0
             statement = self.setup.program().insertion([before], 0)

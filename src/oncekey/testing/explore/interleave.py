@@ -160,6 +160,7 @@ class Course:
     def _reset(self) -> None:
         self._judge.execute("DELETE FROM oncekey_records")
         self._judge.execute("DELETE FROM oncekey_history")
+        self._judge.execute("DELETE FROM oncekey_meta")
         if self._race.before is not None:
             sql = real_program.QUERIES["insert_record"]
             self._judge.execute(sql, whole_row(self._race.before))

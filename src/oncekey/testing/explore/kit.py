@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from oncekey.core import flow, machine, shared_reply
 from oncekey.core.asks import Ask, Grant, Task, Verdict
-from oncekey.core.commands import Claim, Command, Reply
+from oncekey.core.commands import Claim, Reply
 from oncekey.core.machine import Decision
 from oncekey.core.record import Record
 
@@ -20,7 +20,7 @@ from oncekey.core.record import Record
 class Kit:
     """The code under test."""
 
-    decide: Callable[[Record | None, Command, int], Decision]
+    decide: Callable[..., Decision]  # (record, command, now, floor)
     is_garbage: Callable[[Record, int], bool]
     attempt: Callable[[Task], Generator[Ask, object, Verdict]]
     heartbeat: Callable[[Grant], Generator[Ask, object, None]]

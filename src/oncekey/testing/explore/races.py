@@ -116,6 +116,8 @@ _RECOVERY: Final = Resolve(KEY, _FENCE, State.FAILED, b"declined", "by hand")
 _UNKNOWN: Final = held(state=State.UNKNOWN, finished_at=EARLY, retry_safe=False)
 _SILENT: Final = held(lease_until=_FENCE, retry_safe=False, keep=1, audit=0)
 _ENDED: Final = held(state=State.SUCCEEDED, finished_at=_FENCE, body=b"first", keep=1_000, audit=0)
+# Of before the clock was set back: swept, its fence must not come again.
+_AHEAD: Final = _ENDED._replace(fence=LATE + 1_000, keep=100)
 
 RACES: Final = (
     Race("a new key", None, (claim("B"), claim("C"))),
@@ -129,6 +131,7 @@ RACES: Final = (
     Race("another request", held(), (claim("B", fingerprint=OTHER), _FINISH)),
     Race("an expiring outcome", _ENDED, (claim("B"), claim("C", fingerprint=OTHER))),
     Race("an expiring outcome and the sweeper", _ENDED, (claim("B"), Sweep())),
+    Race("a key from before the clock was set back", _AHEAD, (claim("B"), Sweep())),
     Race("finish and the sweeper", held(keep=1, audit=0), (_FINISH, Sweep())),
     Race("renewal and the sweeper", held(keep=1, audit=0), (_RENEWAL, Sweep())),
     Race("takeover and the sweeper", held(keep=1, audit=0), (claim("B"), Sweep())),
@@ -164,6 +167,7 @@ def judge(race: Race, ending: Ending) -> tuple[str, str] | None:
     for invariant, what in (
         ("I2", _settled_twice(told, ending.after)),
         ("S3", _told_another_fence(told, ending.after)),
+        ("I6", _fence_fell(told, race.before)),
         ("I12", _swept_too_early(race, ending)),
     ):
         if what is not None:
@@ -194,6 +198,18 @@ def _told_another_fence(
             continue
         if after.owner == command.owner and after.fence != reply.fence:
             return f"told fence {reply.fence}, but the store has {record_words(after)}"
+    return None
+
+
+def _fence_fell(
+    told: Sequence[tuple[Command | Sweep, Reply | int]], before: Record | None
+) -> str | None:
+    """A new grant's fence is above the last one's, also where that was swept."""
+    for command, reply in told:
+        if before is None or not isinstance(command, Claim) or not isinstance(reply, Claimed):
+            continue
+        if command.owner != before.owner and reply.fence <= before.fence:
+            return f"granted fence {reply.fence} after {before.fence}"
     return None
 
 
@@ -239,18 +255,20 @@ def _serial(race: Race, ending: Ending) -> bool:
 
 
 def _gives(race: Race, order: Sequence[int], times: Sequence[int], ending: Ending) -> bool:
-    record = race.before
+    record, floor = race.before, 0
     for i in order:
         racer, now = race.racers[i], times[i]
         if isinstance(racer, Sweep):
             if race.lazy and ending.replies[i] == 0:
                 continue
-            removed = int(record is not None and is_garbage(record, now))
-            record = None if removed else record
+            removed = 0
+            if record is not None and is_garbage(record, now):
+                floor, removed = record.fence, 1
+                record = None
             if ending.replies[i] != removed:
                 return False
             continue
-        decision = decide(record, racer, now)
+        decision = decide(record, racer, now, floor)
         record = record if decision.write is None else decision.write
         if decision.reply != ending.replies[i]:
             return False

@@ -72,13 +72,15 @@ class Actor:
 
 @dataclass(frozen=True)
 class Scenario:
-    """Some attempts on one key. `losses` counts lost replies and late commands together."""
+    """Some attempts on one key. `losses` counts lost replies and late commands together;
+    `set_backs` how often the clock is set back, once the key was swept."""
 
     name: str
     actors: tuple[Actor, ...]
     ticks: int
     losses: int = 0
     crashes: int = 0
+    set_backs: int = 0
     until: int = field(init=False)
 
     def __post_init__(self) -> None:

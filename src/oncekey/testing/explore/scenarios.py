@@ -92,6 +92,16 @@ SCENARIOS: Final = (
         ticks=4,
     ),
     Scenario(
+        "the clock is set back after a sweep",
+        (
+            Actor("A", lease=1, keep=1, audit=0, keep_unknown=1, quick=True),
+            Actor("B", lease=1, keep=1, audit=0, keep_unknown=1, quick=True),
+            Actor("C", retry_safe=True, lease=1, keep=1, audit=0, quick=True),
+        ),
+        ticks=2,
+        set_backs=1,
+    ),
+    Scenario(
         "undecided for longer than keep",
         (
             Actor("A", lease=1, keep=1, audit=0),
@@ -168,7 +178,8 @@ MUST_MEET: Final = frozenset(
         "release refused", "resolve", "look", "late", "late: claim", "late: straggler",
         "late: renew", "late: finish",
         "late: release", "lost ack", "crash", "sweep", "effect", "recover", "heartbeat ends",
-        "overtaken", "late start", "tick", *(f"body {ending.value}" for ending in Ending),
+        "overtaken", "late start", "tick", "set back",
+        *(f"body {ending.value}" for ending in Ending),
         "verdict finished", "verdict released", "verdict replayed", "verdict mismatch",
         "verdict in_flight", "verdict wait_timeout", "verdict unknown", "verdict lost",
         "verdict unavailable",

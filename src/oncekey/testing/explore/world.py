@@ -31,12 +31,14 @@ from oncekey.testing.explore.words import command_words, record_words, reply_wor
 
 
 class Cell:
-    """What the store holds for the key; equal contents are one object."""
+    """What the store holds for the key, and the highest fence it has deleted; equal contents are
+    one object."""
 
-    __slots__ = ("record",)
+    __slots__ = ("floor", "record")
 
-    def __init__(self, record: Record | None) -> None:
+    def __init__(self, record: Record | None, floor: int) -> None:
         self.record = record
+        self.floor = floor
 
 
 class Whole(NamedTuple):
@@ -49,6 +51,7 @@ class Whole(NamedTuple):
     crashes: int
     wire: tuple[Message, ...]
     procs: tuple[Proc, ...]
+    set_backs: int  # how often the clock may still be set back
 
 
 class Broken(NamedTuple):
@@ -84,7 +87,7 @@ class World:
         self._kit = kit
         self.options = Options(kit)
         self._ledgers = Ledgers()
-        self._cells: dict[Record | None, Cell] = {}
+        self._cells: dict[tuple[Record | None, int], Cell] = {}
         self._applied: dict[tuple[Cell, Message, int, Ledger], Applied] = {}
         self._answered: dict[tuple[Option, Applied], Proc] = {}
         self._heard: dict[tuple[Proc, int], Option] = {}
@@ -100,7 +103,8 @@ class World:
         procs = tuple(self.options.start(actor) for actor in self.scenario.actors)
         ledger = self._ledgers.of(Book())
         crashes, losses = self.scenario.crashes, self.scenario.losses
-        return Whole(START, self._cell(None), ledger, losses, crashes, (), procs)
+        cell, set_backs = self._cell(None, 0), self.scenario.set_backs
+        return Whole(START, cell, ledger, losses, crashes, (), procs, set_backs)
 
     def steps(self, state: Whole) -> Iterator[Step]:
         """Everything that can happen next."""
@@ -109,6 +113,11 @@ class World:
         record = state.cell.record
         if record is not None and self._kit.is_garbage(record, state.now):
             yield self._sweep(state, record)
+        # Owners count on clocks of their own, which nobody sets back. Here there is one clock for
+        # all, so it is set back only while there is no owner.
+        idle = state.set_backs and all(proc.hold is None for proc in state.procs)
+        if idle and record is None and state.cell.floor:
+            yield self._set_back(state)
         for place, message in enumerate(state.wire):
             yield self._arrival(state, place, message)
         now, losses, crashes = state.now, state.losses, state.crashes
@@ -155,8 +164,15 @@ class World:
     def _sweep(self, state: Whole, record: Record) -> Step:
         what = rules.i12_sweep_spares_the_living(record, state.now)
         words = f"the sweeper removes: {record_words(record)}"
-        after = state._replace(cell=self._cell(None))
+        # Where the clock only goes on, the floor decides nothing and would only make more states.
+        floor = max(state.cell.floor, record.fence) if self.scenario.set_backs else 0
+        after = state._replace(cell=self._cell(None, floor))
         return Step(words, "sweep", after, _broken("I12", what))
+
+    def _set_back(self, state: Whole) -> Step:
+        """By all the time that has passed: nothing is left of what was there."""
+        after = state._replace(now=START, set_backs=state.set_backs - 1)
+        return Step(f"clock is set back to {START}", "set back", after)
 
     # --- the store -----------------------------------------------------------------------------
 
@@ -169,7 +185,7 @@ class World:
         procs = state.procs
         after = Whole(
             state.now, applied.cell, applied.ledger, state.losses, state.crashes, state.wire,
-            (*procs[:index], proc, *procs[index + 1 :]),
+            (*procs[:index], proc, *procs[index + 1 :]), state.set_backs,
         )  # fmt: skip
         if not proc.actor.quick or applied.broken is not None:
             return Step(applied.words, applied.kind, after, applied.broken)
@@ -203,7 +219,7 @@ class World:
         command = message.command
         said = f"store, on {message.actor.name}'s {command_words(command)}"
         try:
-            reply, wrote, _ = self._kit.decide(before, command, now)
+            reply, wrote, _ = self._kit.decide(before, command, now, state.cell.floor)
             new = turned(book, before, command, now, reply, wrote)
             change = Change(before, command, now, reply, wrote, book, new)
             broken = self._verify(change)
@@ -213,7 +229,7 @@ class World:
         words = f"{said}: {reply_words(reply)}"
         if wrote is not None:
             words = f"{words}; {record_words(wrote)}"
-        cell = self._cell(change.after)
+        cell = self._cell(change.after, state.cell.floor)
         return Applied(cell, self._ledgers.of(new), reply, kind_of(change), words, broken)
 
     def _verify(self, change: Change) -> Broken | None:
@@ -247,7 +263,7 @@ class World:
         after = Whole(
             state.now, state.cell, ledger, state.losses - option.losses,
             state.crashes - option.crashes, wire,
-            (*procs[:index], option.after, *procs[index + 1 :]),
+            (*procs[:index], option.after, *procs[index + 1 :]), state.set_backs,
         )  # fmt: skip
         return Step(option.words, option.kind, after, broken)
 
@@ -261,10 +277,10 @@ class World:
         effect = Effect.REPEATABLE if proc.actor.retry_safe else Effect.FINAL
         return self._ledgers.of(book._replace(effect=effect)), _broken("I1", what)
 
-    def _cell(self, record: Record | None) -> Cell:
-        known = self._cells.get(record)
+    def _cell(self, record: Record | None, floor: int) -> Cell:
+        known = self._cells.get((record, floor))
         if known is None:
-            known = self._cells[record] = Cell(record)
+            known = self._cells[record, floor] = Cell(record, floor)
         return known
 
 

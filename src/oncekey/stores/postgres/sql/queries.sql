@@ -13,7 +13,8 @@ SELECT f.at, f.ord, f.wrote,
     (f.rec).keep_unknown, (f.rec).revision
 FROM (
     SELECT * FROM {schema}.claim_1(
-        {schema}.in_time_1($1::bigint, $22::bigint, $24::text), $2::integer, $3::boolean, $4::integer, $5::bigint,
+        {schema}.in_time_1($1::bigint, $22::bigint, $24::text), $22::bigint, $2::integer, $3::boolean,
+        $4::integer, $5::bigint,
         $6::uuid[], $7::uuid[], $8::bytea[], $9::bigint[], $10::bigint[], $11::bigint[],
         $12::boolean[], $13::text[], $14::text[], $15::text[], $16::bigint[])
     UNION ALL
@@ -30,7 +31,8 @@ SELECT f.at, f.ord, f.wrote,
     (f.rec).key, (f.rec).steps, (f.rec).body, CASE WHEN f.ord = 0 AND $18::boolean THEN {schema}.settings_1() ELSE (f.rec).note END,
     (f.rec).keep_unknown, (f.rec).revision
 FROM {schema}.claim_1(
-    {schema}.in_time_1($1::bigint, $17::bigint, $19::text), $2::integer, $3::boolean, $4::integer, $5::bigint,
+    {schema}.in_time_1($1::bigint, $17::bigint, $19::text), $17::bigint, $2::integer, $3::boolean,
+    $4::integer, $5::bigint,
     $6::uuid[], $7::uuid[], $8::bytea[], $9::bigint[], $10::bigint[], $11::bigint[],
     $12::boolean[], $13::text[], $14::text[], $15::text[], $16::bigint[]) f;
 
@@ -48,11 +50,12 @@ INSERT INTO {schema}.records AS t (
     id, owner, fence, created_at, lease_until, finished_at, keep, audit, sweep_at,
     attempt, revision, state, slot, retry_safe, fingerprint,
     scope, operation, key, steps, body, note, keep_unknown)
-SELECT u.id, u.owner, c.n, c.n, c.n + u.lease, 0, u.keep, u.audit,
+SELECT u.id, u.owner, greatest(c.n, c.floor + 1), c.n, c.n + u.lease, 0, u.keep, u.audit,
     c.n + u.lease + u.keep + u.audit, 1, 0, 1, 0, u.retry_safe, u.fingerprint,
     u.scope, u.operation, u.key, '', '', '', u.keep_unknown
 FROM (
-    SELECT coalesce($1::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS n
+    SELECT coalesce($1::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS n,
+        (SELECT m.until FROM {schema}.meta m WHERE m.name = 'deleted-fences') AS floor
 ) c, (
     -- What all claims share was sent once: unnest gives it to the first and null to the others.
     SELECT u.id, u.owner, u.fingerprint,
@@ -72,6 +75,8 @@ FROM (
         AS u(id, owner, fingerprint, lease, keep, audit, retry_safe, scope, operation, key,
             keep_unknown)
 ) u
+-- Not in place of one that is being deleted at this moment: the floor was read before that.
+WHERE NOT EXISTS (SELECT FROM {schema}.records r WHERE r.id = u.id)
 ON CONFLICT DO NOTHING
 RETURNING uuid_send(t.id), t.fence;
 
@@ -98,7 +103,8 @@ RETURNING uuid_send(t.id);
 SELECT coalesce($1::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint), 0, false,
     uuid_send(t.id), t.state, t.fingerprint, uuid_send(t.owner), t.fence, t.attempt, t.retry_safe,
     t.created_at, t.lease_until, t.finished_at, t.keep, t.audit, t.scope, t.operation, t.key,
-    t.steps, t.body, t.note, t.keep_unknown, t.revision
+    t.steps, t.body, t.note, t.keep_unknown, t.revision,
+    (SELECT m.until FROM {schema}.meta m WHERE m.name = 'deleted-fences')
 FROM (SELECT 1) one LEFT JOIN {schema}.records t ON t.id = ANY ($2::uuid[]);
 
 -- name: history
@@ -254,14 +260,18 @@ SELECT value FROM {schema}.meta WHERE name = $1::text;
 -- name: insert_meta
 INSERT INTO {schema}.meta (name, value) VALUES ($1::text, $2::bytea) ON CONFLICT DO NOTHING;
 
+-- An election holds for its lease, and where the clock was set back for as long before it began (as
+-- is_elected of stores/clock.py).
 -- name: elect
-INSERT INTO {schema}.meta AS m (name, value, until)
-SELECT $2::text, $3::bytea, c.n + $4::bigint
+INSERT INTO {schema}.meta AS m (name, value, since, until)
+SELECT $2::text, $3::bytea, c.n, c.n + $4::bigint
 FROM (
     SELECT coalesce($1::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS n
 ) c
-ON CONFLICT (name) DO UPDATE SET value = excluded.value, until = excluded.until
-    WHERE m.until <= excluded.until - $4::bigint OR m.value = excluded.value
+ON CONFLICT (name) DO UPDATE
+    SET value = excluded.value, since = excluded.since, until = excluded.until
+    WHERE excluded.since >= m.until OR excluded.since <= 2 * m.since - m.until
+        OR m.value = excluded.value
 RETURNING 1;
 
 -- Of what is due in a slot: garbage goes, and what nobody has decided is put off, so that it does not
@@ -280,7 +290,11 @@ WITH c AS MATERIALIZED (
 ), gone AS (
     DELETE FROM {schema}.records t USING due, c
     WHERE t.id = due.id AND t.slot = $3::smallint AND due.audit_until <= c.n
-    RETURNING 1
+    RETURNING t.fence
+), floor AS (
+    INSERT INTO {schema}.meta AS m (name, value, until)
+    SELECT 'deleted-fences', '', max(gone.fence) FROM gone HAVING count(*) > 0
+    ON CONFLICT (name) DO UPDATE SET until = excluded.until WHERE m.until < excluded.until
 ), put_off AS (
     UPDATE {schema}.records t SET sweep_at = due.audit_until FROM due, c
     WHERE t.id = due.id AND t.slot = $3::smallint AND due.audit_until > c.n

@@ -47,9 +47,12 @@ CREATE TABLE {schema}.history (
 ) WITH (autovacuum_vacuum_scale_factor = 0.02);
 CREATE INDEX history_sweep ON {schema}.history (sweep_at);
 
+-- Beside settings: who is elected, since when and until when; and 'deleted-fences', the highest fence
+-- among the records that were deleted (until): those of fresh keys are above it, whatever the clock says.
 CREATE TABLE {schema}.meta (
     name  text   PRIMARY KEY,
     value bytea  NOT NULL,
+    since bigint NOT NULL DEFAULT 0,
     until bigint NOT NULL DEFAULT 0
 );
 INSERT INTO {schema}.meta (name, value) VALUES ('retention', 'plain');

@@ -112,6 +112,19 @@ BEGIN
 END
 $in_time$;
 
+-- The clock, read again after a wait for others. Raises as in_time_1 where nobody waits any more.
+CREATE FUNCTION {schema}.clock_1(p_now bigint, p_not_after bigint) RETURNS bigint
+LANGUAGE plpgsql VOLATILE AS $clock$
+DECLARE
+    n CONSTANT bigint := coalesce(p_now, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint);
+BEGIN
+    IF p_not_after < n THEN
+        RAISE EXCEPTION 'oncekey: too late, nobody waits for this claim' USING ERRCODE = 'OK005';
+    END IF;
+    RETURN n;
+END
+$clock$;
+
 -- Which of these rows somebody else holds locked. In a function, so that the session's lock_timeout
 -- holds for the table itself.
 CREATE FUNCTION {schema}.locked_1(p_id uuid[]) RETURNS SETOF bytea
@@ -127,10 +140,15 @@ BEGIN
 END
 $locked$;
 
--- A batch of claims, of distinct ids in order. The first row is the clock reading of them all.
--- A claim that is not mentioned after it has inserted a fresh record. Any other is answered by
--- the record it met and `wrote`: true, it has rewritten that record; false, it wrote nothing; null,
--- an open transaction holds the key.
+-- A batch of claims, of distinct ids in order. The row with ord 0 is a clock reading: a claim that is
+-- not mentioned has inserted a fresh record with it as fence. Any other is answered by the record it
+-- met and `wrote`: true, it has rewritten that record; false, it wrote nothing; null, an open
+-- transaction holds the key. `at` is the reading that decided. A fresh record with another fence is
+-- shown like one that this claim met as its own.
+--
+-- The clock is read again after every wait: for a claim's lock, for who writes the same key.
+-- Fresh fences are above the floor. That is looked at after the insert, in a statement of its own: the
+-- insert may have waited for a sweeper that has just deleted the key's last record.
 --
 -- p_how    0 insert first, then compare-and-set
 --          1 look first, and lock the row to be rewritten
@@ -138,15 +156,17 @@ $locked$;
 -- p_guard  whether to heed callers' transactions
 -- p_slots  more than 1: the ring, where only the lock makes a key unique
 CREATE FUNCTION {schema}.claim_1(
-    p_now bigint, p_how integer, p_guard boolean, p_slots integer, p_period bigint,
+    p_now bigint, p_not_after bigint, p_how integer, p_guard boolean, p_slots integer, p_period bigint,
     p_id uuid[], p_owner uuid[], p_fingerprint bytea[], p_lease bigint[], p_keep bigint[],
     p_audit bigint[], p_retry_safe boolean[], p_scope text[], p_operation text[], p_key text[],
     p_keep_unknown bigint[]
 ) RETURNS TABLE (at bigint, ord integer, wrote boolean, rec {schema}.records)
 LANGUAGE plpgsql VOLATILE AS $claim$
 DECLARE
-    n CONSTANT bigint := coalesce(p_now, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint);
-    v_slot CONSTANT smallint := CASE WHEN p_slots > 1 THEN (n / p_period) % p_slots ELSE 0 END;
+    n bigint := coalesce(p_now, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint);
+    v_told bigint := n;  -- what the row with ord 0 says
+    v_waited boolean := false;  -- since n was read
+    v_floor bigint;
     v_todo integer[];  -- claims without an answer; null: all
     v_may integer[];   -- claims that may write; null: all
     v_seen integer[];  -- claims whose record the last look found
@@ -157,8 +177,10 @@ DECLARE
     r record;
 BEGIN
     at := n;
-    ord := 0;
-    RETURN NEXT;
+    IF p_how < 2 AND p_slots = 1 THEN
+        ord := 0;
+        RETURN NEXT;
+    END IF;
 
     IF v_left > 1 THEN
         -- What all claims share was sent once.
@@ -201,8 +223,17 @@ BEGIN
             p_fingerprint[1], p_scope[1], p_operation[1], p_key[1], '', '', '', p_keep_unknown[1])
         ON CONFLICT DO NOTHING;
         IF FOUND THEN
+            SELECT m.until INTO v_floor FROM {schema}.meta m WHERE m.name = 'deleted-fences';
+            IF v_floor >= n THEN
+                UPDATE {schema}.records t SET fence = v_floor + 1 WHERE t.id = p_id[1]
+                RETURNING t.* INTO rec;
+                ord := 1;
+                wrote := true;
+                RETURN NEXT;
+            END IF;
             RETURN;
         END IF;
+        v_waited := true;
     END IF;
 
     IF p_how = 2 OR p_slots > 1 THEN
@@ -222,7 +253,11 @@ BEGIN
             v_answered := v_answered || ord;
             v_left := v_left - 1;
         END LOOP;
+        rec := NULL;
+        wrote := NULL;
+        ord := 0;
         IF v_left = 0 THEN
+            RETURN NEXT;
             RETURN;
         END IF;
         SELECT array_agg(i) INTO v_todo FROM generate_subscripts(p_id, 1) i
@@ -231,6 +266,10 @@ BEGIN
         WHERE NOT p_guard OR pg_try_advisory_xact_lock_shared(uuid_hash_extended(p_id[i], {seed}));
         -- The lock in a statement of its own: the look that follows must be younger than it.
         PERFORM pg_advisory_xact_lock(uuid_hash_extended(p_id[i], {seed} + 1)) FROM unnest(v_may) i;
+        n := {schema}.clock_1(p_now, p_not_after);
+        v_told := n;
+        at := n;
+        RETURN NEXT;
     ELSIF p_guard THEN
         SELECT array_agg(u.ord) INTO v_may FROM unnest(p_id) WITH ORDINALITY AS u(id, ord)
         WHERE NOT pg_try_advisory_xact_lock_shared(uuid_hash_extended(u.id, {seed}));
@@ -242,13 +281,19 @@ BEGIN
 
     FOR turn IN 1 .. 20 LOOP
         IF turn > 1 OR (p_how = 0 AND p_slots = 1) THEN
+            IF v_waited THEN
+                n := {schema}.clock_1(p_now, p_not_after);
+                v_waited := false;
+            END IF;
             WITH fresh AS (
                 INSERT INTO {schema}.records AS t (
                     id, owner, fence, created_at, lease_until, finished_at, keep, audit, sweep_at,
                     attempt, revision, state, slot, retry_safe, fingerprint,
                     scope, operation, key, steps, body, note, keep_unknown)
                 SELECT u.id, u.owner, n, n, n + u.lease, 0, u.keep, u.audit,
-                    n + u.lease + u.keep + u.audit, 1, 0, 1, v_slot, u.retry_safe, u.fingerprint,
+                    n + u.lease + u.keep + u.audit, 1, 0, 1,
+                    CASE WHEN p_slots > 1 THEN (n / p_period) % p_slots ELSE 0 END,
+                    u.retry_safe, u.fingerprint,
                     u.scope, u.operation, u.key, '', '', '', u.keep_unknown
                 FROM unnest(p_id, p_owner, p_fingerprint, p_lease, p_keep, p_audit, p_retry_safe,
                     p_scope, p_operation, p_key, p_keep_unknown) WITH ORDINALITY
@@ -261,13 +306,37 @@ BEGIN
                 RETURNING t.id
             )
             SELECT array_agg(fresh.id), v_left - count(*) INTO v_fresh, v_left FROM fresh;
+            IF v_fresh IS NOT NULL THEN
+                SELECT m.until INTO v_floor FROM {schema}.meta m WHERE m.name = 'deleted-fences';
+                IF v_floor >= n THEN
+                    UPDATE {schema}.records t SET fence = v_floor + 1 WHERE t.id = ANY (v_fresh);
+                END IF;
+                IF n <> v_told OR v_floor >= n THEN
+                    at := n;
+                    wrote := true;
+                    FOR r IN
+                        SELECT u.ord::integer AS ord, t AS rec
+                        FROM unnest(p_id) WITH ORDINALITY AS u(id, ord)
+                        JOIN {schema}.records t ON t.id = u.id WHERE u.id = ANY (v_fresh)
+                    LOOP
+                        ord := r.ord;
+                        rec := r.rec;
+                        RETURN NEXT;
+                    END LOOP;
+                END IF;
+            END IF;
             EXIT WHEN v_left = 0;
+            v_waited := true;  -- whoever is writing one of the others was waited for
             IF v_fresh IS NOT NULL THEN
                 SELECT array_agg(i) INTO v_todo FROM generate_subscripts(p_id, 1) i
                 WHERE (v_todo IS NULL OR i = ANY (v_todo)) AND p_id[i] <> ALL (v_fresh);
             END IF;
         END IF;
 
+        IF v_waited THEN
+            n := {schema}.clock_1(p_now, p_not_after);
+            v_waited := false;
+        END IF;
         v_seen := '{}';
         v_answered := '{}';
         FOR r IN
@@ -278,6 +347,7 @@ BEGIN
             JOIN {schema}.records t ON t.id = u.id
             WHERE v_todo IS NULL OR u.ord = ANY (v_todo)
         LOOP
+            at := n;
             ord := r.ord;
             rec := r.rec;
             v_rule := r.rule;
@@ -287,15 +357,17 @@ BEGIN
             ELSIF ord <> ALL (v_may) THEN
                 wrote := NULL;
             ELSE
+                v_waited := true;
                 IF p_how = 1 THEN
                     SELECT t.* INTO rec FROM {schema}.records t WHERE t.id = p_id[ord] FOR UPDATE;
                     CONTINUE WHEN NOT FOUND;
+                    at := {schema}.clock_1(p_now, p_not_after);
                     v_rule := {schema}.claim_rule_1(
-                        rec, p_owner[ord], p_fingerprint[ord], p_retry_safe[ord], n);
+                        rec, p_owner[ord], p_fingerprint[ord], p_retry_safe[ord], at);
                 END IF;
                 wrote := v_rule > 0;
                 CONTINUE WHEN wrote AND NOT {schema}.rewrite_1(  -- it changed: look again
-                    rec, v_rule, n, p_owner[ord], p_fingerprint[ord], p_lease[ord], p_keep[ord],
+                    rec, v_rule, at, p_owner[ord], p_fingerprint[ord], p_lease[ord], p_keep[ord],
                     p_audit[ord], p_retry_safe[ord], p_scope[ord], p_operation[ord], p_key[ord],
                     p_keep_unknown[ord]);
             END IF;
@@ -471,7 +543,8 @@ CREATE FUNCTION {schema}.enlist_1(
     OUT r_fence bigint, OUT r_attempt integer, OUT r_retry_safe boolean, OUT r_created_at bigint,
     OUT r_lease_until bigint, OUT r_finished_at bigint, OUT r_keep bigint, OUT r_audit bigint,
     OUT r_scope text, OUT r_operation text, OUT r_key text, OUT r_steps bytea, OUT r_body bytea,
-    OUT r_note text, OUT r_keep_unknown bigint, OUT r_revision integer, OUT settings text
+    OUT r_note text, OUT r_keep_unknown bigint, OUT r_revision integer, OUT floor bigint,
+    OUT settings text
 ) LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $enlist$
 DECLARE
     n CONSTANT bigint := coalesce(p_now, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint);
@@ -519,7 +592,9 @@ BEGIN
         -- The look in a statement of its own: it must be younger than the lock.
         SELECT o.* INTO t FROM {schema}.records o WHERE o.id = p_id;
     END IF;
-    IF t.id IS NOT NULL THEN
+    IF t.id IS NULL THEN
+        SELECT m.until INTO floor FROM {schema}.meta m WHERE m.name = 'deleted-fences';
+    ELSE
         r_id := uuid_send(t.id);
         r_state := t.state;
         r_fingerprint := t.fingerprint;

@@ -26,6 +26,7 @@ DECLARE
     v_rows bigint;
     v_live bigint;
     v_moved bigint := 0;
+    v_fence bigint;  -- the highest that is deleted
     -- The columns of a record in the order they are moved; then its slot.
     v_columns CONSTANT text := 'id, owner, fence, created_at, lease_until, finished_at, keep, audit, '
         'keep_unknown, sweep_at, attempt, revision, state, retry_safe, fingerprint, scope, '
@@ -71,6 +72,13 @@ BEGIN
             'SELECT %2$s, $2 FROM %1$s t WHERE t.sweep_at > $1 OR (%3$s)',
             v_table, v_columns, v_undecided) USING n, (v_turn % p_slots)::smallint;
         GET DIAGNOSTICS v_moved = ROW_COUNT;
+        -- By the index of fences, from its end: few at the end are among those that move.
+        EXECUTE format('SELECT t.fence FROM %s t WHERE NOT (t.sweep_at > $1 OR (%s)) '
+            'ORDER BY t.fence + 0 DESC LIMIT 1', v_table, v_undecided) INTO v_fence USING n;
+        IF v_fence IS NOT NULL THEN
+            INSERT INTO {schema}.meta AS m (name, value, until) VALUES ('deleted-fences', '', v_fence)
+            ON CONFLICT (name) DO UPDATE SET until = excluded.until WHERE m.until < excluded.until;
+        END IF;
         EXECUTE format('TRUNCATE %s', v_table);
         removed := greatest(v_rows - v_moved, 0);
         more := removed = 0;

@@ -1,0 +1,100 @@
+"""A claim that had to wait for others reads the server's clock after that, not before (S3)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+
+import psycopg
+import pytest
+from tests.postgres_stores import DATABASE, server
+
+from oncekey.core.commands import Claim, Claimed
+from oncekey.stores.postgres import faults
+from oncekey.stores.postgres.program import Statement
+from oncekey.testing.explore.database import PLAIN, RING, Database, Session, Setup
+from oncekey.testing.explore.races import claim, held
+from oncekey.testing.explore.scenario import KEY
+from oncekey.testing.servers.processes import wait_until
+
+# What somebody else holds while the claim comes: the claims' lock of a new key, or a dead owner's
+# row.
+SETUPS = {
+    "advisory_lock": (Setup(PLAIN, "advisory_lock"), False),
+    "ring": (Setup(RING), False),
+    "row_lock": (Setup(PLAIN, "row_lock"), True),
+}
+
+
+class Scene:
+    """A claim, and somebody who keeps it waiting."""
+
+    def __init__(self, database: Database, has_row: bool) -> None:
+        self.database = database
+        self.layout = database.setup.layout
+        database.reset(held(keep=1 << 60) if has_row else None)
+        schema, lock = self.layout.quoted, f"uuid_hash_extended(%s::uuid, {self.layout.seed} + 1)"
+        self.holding = f"SELECT pg_advisory_xact_lock({lock})"
+        if has_row:
+            self.holding = f"SELECT 1 FROM {schema}.records WHERE id = %s::uuid FOR UPDATE"  # noqa: S608
+        self.claim: Claim = claim("B")
+
+    def now(self) -> int:
+        return int(self.database.judge.run(Statement("clock", (None,)))[0][0])
+
+    def hold(self, session: Session) -> None:
+        session.connection.execute(b"BEGIN")
+        session.connection.execute(self.holding.encode(), (KEY.hex(),))
+
+
+@pytest.fixture(params=SETUPS)
+def scene(request: pytest.FixtureRequest) -> Iterator[Scene]:
+    setup, has_row = SETUPS[request.param]
+    with closing(Database(server().url(DATABASE), setup)) as database:
+        yield Scene(database, has_row)
+
+
+def test_a_lease_counts_from_the_end_of_the_wait(scene: Scene) -> None:
+    database = scene.database
+    steps = database.setup.program().apply([scene.claim])
+    with (
+        closing(database.connect()) as other,
+        closing(database.connect()) as mine,
+        ThreadPoolExecutor(1) as thread,
+    ):
+        scene.hold(other)
+        asked = thread.submit(mine.run, next(steps))
+        wait_until(lambda: asked.done() or database.blocks(mine), "the claim waits")
+        released_at = scene.now()
+        other.commit()
+        with pytest.raises(StopIteration) as stop:
+            steps.send(asked.result(20))
+    (reply,) = stop.value.value
+    assert isinstance(reply, Claimed)
+    (met,) = database.records(KEY)
+    assert met.record.fence == reply.fence >= released_at
+    assert met.record.lease_until == reply.fence + scene.claim.lease
+
+
+def test_nothing_is_claimed_when_the_wait_was_too_long(scene: Scene) -> None:
+    database = scene.database
+    program = database.setup.program()
+    not_after = scene.now() + 100_000
+    program._not_after = lambda end: not_after  # type: ignore[method-assign]
+    before = database.records(KEY)
+    steps = program.apply([scene.claim])
+    with (
+        closing(database.connect()) as other,
+        closing(database.connect()) as mine,
+        ThreadPoolExecutor(1) as thread,
+    ):
+        scene.hold(other)
+        asked = thread.submit(mine.run, next(steps))
+        wait_until(lambda: asked.done() or database.blocks(mine), "the claim waits")
+        wait_until(lambda: scene.now() > not_after, "its caller has left")
+        other.commit()
+        with pytest.raises(psycopg.Error) as refused:
+            asked.result(20)
+    assert faults.state_of(refused.value) == "OK005"
+    assert database.records(KEY) == before
