@@ -13,7 +13,7 @@ import pytest
 import oncekey
 from oncekey.core import errors
 
-# The names DESIGN.md promises. A change here is a change of the contract with users.
+# The public names. A change here is a change of the contract with users.
 PROMISED = {
     "AsyncOnce",
     "ConfigurationError",

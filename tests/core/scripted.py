@@ -8,8 +8,9 @@ from typing import Any, TypeVar
 from tests.core.making import ASKED, FENCE, ID, ME
 
 from oncekey.core.asks import Answer, Ask, Call, Grant, RunBody, Sleep, Task, Verdict
-from oncekey.core.commands import Reply
+from oncekey.core.commands import Claimed, Reply
 from oncekey.core.errors import StoreUnavailable
+from oncekey.core.flow import attempt
 from oncekey.core.policy import STORE_TIMEOUT_DEFAULT_US, Terms
 
 C = TypeVar("C")
@@ -35,6 +36,14 @@ def task(
 def grant(**changes: Any) -> Grant:
     """ME's grant, sent at 0."""
     return Grant(ID, ME, FENCE, 1, LEASE, LEASE, (), False)._replace(**changes)
+
+
+def running(**terms: Any) -> Script:
+    """An attempt whose body is about to run, its second."""
+    script = Script(attempt(task(**terms)))
+    script.reply(Claimed(FENCE, 2, ()))
+    assert script.grant().fence == FENCE
+    return script
 
 
 class Script:

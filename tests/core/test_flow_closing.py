@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from tests.core.making import ELSE, FENCE, ID, ME, NOW, record
-from tests.core.scripted import KEEP, LEASE, MAYBE, REFUSED, SECOND, Script, grant, task
+from tests.core.scripted import KEEP, LEASE, MAYBE, REFUSED, SECOND, Script, grant, running, task
 
 from oncekey.core.asks import (
     Call,
@@ -41,14 +41,6 @@ from oncekey.core.stepping import RETRY_FIRST_US, RETRY_MAX_US
 from oncekey.core.steps import ARGUMENTS
 
 SUCCEEDED, FAILED, UNKNOWN = State.SUCCEEDED, State.FAILED, State.UNKNOWN
-
-
-def running(**terms: Any) -> Script:
-    """An attempt whose body is about to run."""
-    script = Script(attempt(task(**terms)))
-    script.reply(Claimed(FENCE, 2, ()))
-    assert script.grant().fence == FENCE
-    return script
 
 
 # --- returning ----------------------------------------------------------------------------------

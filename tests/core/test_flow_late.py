@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from tests.core.making import FENCE, ID, ME, NOW, OTHER, record
-from tests.core.scripted import LEASE, MAYBE, REFUSED, SECOND, Script, grant, task
+from tests.core.scripted import LEASE, MAYBE, REFUSED, SECOND, Script, grant, running, task
 
 from oncekey.core.asks import (
     Call,
@@ -32,23 +32,12 @@ from oncekey.core.commands import (
 )
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.events import Fact
-from oncekey.core.flow import (
-    RENEWALS_PER_LEASE,
-    attempt,
-    heartbeat,
-)
+from oncekey.core.flow import attempt
+from oncekey.core.heartbeat import RENEWALS_PER_LEASE, heartbeat
 from oncekey.core.lateness import LATE_PART, LATE_TRIES, starts_late
 from oncekey.core.record import State
 
 SUCCEEDED, FAILED, UNKNOWN = State.SUCCEEDED, State.FAILED, State.UNKNOWN
-
-
-def running(**terms: Any) -> Script:
-    """An attempt whose body is about to run."""
-    script = Script(attempt(task(**terms)))
-    script.reply(Claimed(FENCE, 2, ()))
-    assert script.grant().fence == FENCE
-    return script
 
 
 # --- too late to begin --------------------------------------------------------------------------

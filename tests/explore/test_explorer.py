@@ -1,4 +1,4 @@
-"""Every interleaving and crash point of the real flow on the real machine (DESIGN 4 and 12)."""
+"""Every interleaving and crash point of the real flow on the real machine."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import random
 from collections import Counter
 from dataclasses import replace
 from functools import cache
+from types import ModuleType
 
 import pytest
 
-from oncekey.core import flow
+from oncekey.core import flow, heartbeat
 from oncekey.testing.explore.explorer import Report, explore
 from oncekey.testing.explore.kit import REAL
 from oncekey.testing.explore.local import AnyFlow, Local, asked
@@ -120,9 +121,10 @@ def _walk(walks: random.Random, live: AnyFlow, local: Local) -> int:
         return steps
 
 
-def test_the_flow_keeps_nothing_on_the_stack_while_it_waits() -> None:
+@pytest.mark.parametrize("module", [flow, heartbeat])
+def test_the_flow_keeps_nothing_on_the_stack_while_it_waits(module: ModuleType) -> None:
     """What a frame holds is read off its variables, so a yield must stand alone (liveness.py)."""
-    tree = ast.parse(inspect.getsource(flow))
+    tree = ast.parse(inspect.getsource(module))
     parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
     yields = [node for node in ast.walk(tree) if isinstance(node, (ast.Yield, ast.YieldFrom))]
     assert yields

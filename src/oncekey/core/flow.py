@@ -1,7 +1,7 @@
 """The life of one attempt, as generators that ask for what they want.
 
-`attempt()` claims a key, has the body run, and closes the key; `heartbeat()` keeps a claim alive
-beside a running body; `recover()` decides an unknown key; for a step of a body see stepping.py.
+`attempt()` claims a key, has the body run, and closes the key; `recover()` decides an unknown key.
+What goes on beside the body is in heartbeat.py, a step of a body in stepping.py.
 They yield asks (see asks.py) and are sent answers. Results and failures alike come back as values:
 nothing is thrown into a generator, so an abandoned one is exactly a crash, and the lease recovers
 it.
@@ -20,7 +20,6 @@ from oncekey.core.asks import (
     Answer,
     Ask,
     Call,
-    Extended,
     Grant,
     Late,
     Overtaken,
@@ -57,7 +56,6 @@ from oncekey.core.lateness import (
     LATE_TRIES,
     give_back,
     is_undecided_of,
-    is_witness,
     too_slow,
     unsettled_for,
 )
@@ -69,7 +67,6 @@ CLAIM_TRIES: Final = 3
 POLL_FIRST_US: Final = 25_000
 POLL_GROWTH_PERCENT: Final = 160
 POLL_MAX_US: Final = 250_000
-RENEWALS_PER_LEASE: Final = 3
 
 Flow = Generator[Ask, object, Verdict]
 
@@ -360,41 +357,3 @@ def recover(record: Record, *, settled: bool = True) -> Generator[Ask, object, S
             return found.state
         yield Sleep(RETRY_FIRST_US)
     return None
-
-
-# --- beside the body -----------------------------------------------------------------------
-
-
-def heartbeat(grant: Grant) -> Generator[Ask, object, None]:
-    """Renew at a third of the lease until lost; returning means the claim is gone.
-
-    A renewal that fails is repeated. When the deadline passes without one, the claim of a
-    retry-safe body counts as lost although nobody has said so: it may have been taken over. That
-    of any other is nobody else's, given up as unknown at worst, and its body the only witness of
-    what it does: it is lost only where somebody has decided the key.
-    """
-    renew = Renew(grant.id, grant.owner, grant.fence, grant.lease)
-    deadline = grant.deadline
-    beat = grant.lease // RENEWALS_PER_LEASE
-    pause = beat
-    while True:
-        yield Sleep(pause)
-        answer = yield Call(renew)
-        assert isinstance(answer, Answer)
-        if isinstance(answer.reply, Done):
-            deadline = answer.sent_at + grant.lease
-            yield Extended(deadline)
-            pause = beat
-        elif isinstance(answer.reply, StoreUnavailable) and answer.at < deadline:
-            pause = max(1, min(beat // 4, deadline - answer.at))
-        elif grant.retry_safe:
-            return
-        elif isinstance(answer.reply, StoreUnavailable):
-            pause = max(1, beat // 4)
-        else:
-            yield Sleep(1)
-            answer = yield Call(Look(grant.id))
-            assert isinstance(answer, Answer)
-            if isinstance(answer.reply, Seen) and not is_witness(answer.reply.record, grant):
-                return
-            pause = beat

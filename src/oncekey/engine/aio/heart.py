@@ -1,8 +1,8 @@
 """Keeps the running attempts of one event loop alive.
 
 An attempt that ends before a third of its lease never costs more than an entry in a dict; one timer
-serves them all. For each that lasts a task drives `flow.heartbeat`. Renewals of many attempts meet
-in the coalescer and share their round trips.
+serves them all. For each that lasts a task drives `core/heartbeat.py`. Renewals of many attempts
+meet in the coalescer and share their round trips.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from contextvars import Context
 from oncekey.core.asks import Answer, Call, Extended, Sleep
 from oncekey.core.commands import Command
 from oncekey.core.errors import StoreUnavailable
-from oncekey.core.flow import RENEWALS_PER_LEASE, heartbeat
+from oncekey.core.heartbeat import RENEWALS_PER_LEASE, heartbeat
 from oncekey.engine.attempt import AttemptBase
 from oncekey.engine.clock import Clock, Timer
 

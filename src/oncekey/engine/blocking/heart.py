@@ -1,7 +1,7 @@
 """One thread that keeps all running attempts of a process alive.
 
 Attempts that end before a third of their lease never cost more than an entry in a dict. Those
-that last are renewed together, in one batch. Owns the thread; the rules are `flow.heartbeat`.
+that last are renewed together, in one batch. Owns the thread; the rules are `core/heartbeat.py`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from oncekey.core.asks import Answer, Call, Extended, Sleep
 from oncekey.core.commands import Command
-from oncekey.core.flow import RENEWALS_PER_LEASE, heartbeat
+from oncekey.core.heartbeat import RENEWALS_PER_LEASE, heartbeat
 from oncekey.engine.attempt import AttemptBase
 from oncekey.engine.clock import Clock
 

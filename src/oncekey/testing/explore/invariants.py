@@ -1,4 +1,4 @@
-"""The invariants of DESIGN.md section 12 that one key can break, each by its number.
+"""The invariants of CONTRIBUTING.md that one key can break, each by its number.
 
 Every check is written from the promise, not from the code: it must not call what it judges.
 None means that it holds; a text says what is wrong. The mutant gate shows that each bites.

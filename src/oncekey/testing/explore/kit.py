@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
-from oncekey.core import flow, machine, shared_reply
+from oncekey.core import flow, heartbeat, machine, shared_reply
 from oncekey.core.asks import Ask, Grant, Task, Verdict
 from oncekey.core.commands import Claim, Reply
 from oncekey.core.machine import Decision
@@ -31,6 +31,6 @@ REAL = Kit(
     machine.decide,
     machine.is_garbage,
     flow.attempt,
-    flow.heartbeat,
+    heartbeat.heartbeat,
     shared_reply.reply_to_duplicate,
 )
