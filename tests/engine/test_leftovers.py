@@ -106,7 +106,7 @@ def _moving(clock: FakeClock, once: Once, body: Any) -> None:
 
 
 @pytest.mark.parametrize(("kind", "state"), CASES)
-def test_the_same_on_an_event_loop(kind: type, state: str) -> None:
+def test_async_leftovers_reach_the_store_once_it_is_back(kind: type, state: str) -> None:
     async def scene() -> None:
         clock = FakeClock()
         store = Vanishing(clock, kind)
@@ -187,7 +187,7 @@ def test_a_release_that_finds_nothing_is_made_once_more() -> None:
     assert len(left) == 0
 
 
-def test_the_list_is_bounded_and_forgets() -> None:
+def test_leftovers_are_bounded_in_number_and_time() -> None:
     left = Leftovers()
     for number in range(LEFTOVERS_MAX + 1):
         left.add(command(number), number)
@@ -202,7 +202,7 @@ def test_the_list_is_bounded_and_forgets() -> None:
     assert len(left) == 0
 
 
-def test_the_list_is_bounded_by_bytes_too() -> None:
+def test_leftovers_are_bounded_by_bytes_too() -> None:
     """Large outcomes of a long outage must not fill the memory; small ones stay."""
     left = Leftovers()
     left.add(command(1), 0)
