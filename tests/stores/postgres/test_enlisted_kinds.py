@@ -308,17 +308,17 @@ def test_steps_commit_with_the_record(play: Play) -> None:
         def blocking(attempt: Any) -> Any:
             attempt.renew()
             shop.send(INSERT)
-            return [attempt.step(name, call) for name in "aba"]
+            return [attempt.step(name, call) for name in "ab"]
 
         async def awaited(attempt: Any) -> Any:
             await attempt.renew()
             await shop.send(INSERT)
-            return [await attempt.step(name, call) for name in "aba"]
+            return [await attempt.step(name, call) for name in "ab"]
 
         tx = shop.once.in_transaction(shop.subject)
         async with shop.transaction():
             told = await done(tx.run("order", "k", awaited if shop.is_async else blocking))
-            assert told.value == [1, 2, 1]
+            assert told.value == [1, 2]
         status = await done(shop.once.get("order", "k"))
         assert [(step.name, step.done) for step in status.steps] == [("a", True), ("b", True)]
         assert (len(set(called)), rows()) == (2, ["tea"])
