@@ -13,7 +13,8 @@ def test_i11_what_was_swept_is_forgotten() -> None:
     """Seen when the clock steps back to a time at which it would not have expired."""
     clock = FakeClock()
     store = MemoryStore(clock=clock.wall)
-    store.apply([Claim(b"i" * 16, b"o" * 16, b"\x01f", LEASE, KEEP, 0, retry_safe=False)])
+    claim = Claim(b"i" * 16, b"o" * 16, b"\x01f", LEASE, KEEP, 0, retry_safe=False)
+    store.apply([claim._replace(keep_unknown=KEEP)])
     assert len(store.unfinished(0, 10).records) == 1
     clock.advance(LEASE + KEEP)
     assert store.sweep() == 1

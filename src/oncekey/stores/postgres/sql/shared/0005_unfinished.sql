@@ -16,6 +16,6 @@
 --
 --     CREATE INDEX CONCURRENTLY records_fence ON {schema}.records ((fence + 0));
 --
--- (on the ring for each slot, records_0 and so on; then this attaches them). If that fails it leaves
--- an invalid index: drop it before you go on, else nothing would be built here.
+-- (on the ring for each slot, records_0 and so on, and for records_kept; then this attaches them). If
+-- that fails it leaves an invalid index: drop it before you go on, else nothing would be built here.
 CREATE INDEX IF NOT EXISTS records_fence ON {schema}.records ((fence + 0));
