@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from oncekey.core.commands import Claim, Claimed, Command, Renew, Replay
+from oncekey.core.commands import Claim, Claimed, Command, Look, Renew, Replay, Seen
 from oncekey.core.errors import ConfigurationError, LeaseLost
 from oncekey.core.events import Fact, Notice
 from oncekey.core.policy import Policy
@@ -66,7 +66,10 @@ def test_a_heartbeat_on_its_way_when_the_body_ends_ends_too() -> None:
     asyncio.run(main())
 
 
-def test_i5_a_lost_lease_cancels_the_body() -> None:
+@pytest.mark.parametrize("swallows", [False, True])
+def test_i5_a_lost_lease_cancels_the_body(swallows: bool) -> None:
+    """A body that returns all the same has its outcome offered, and refused."""
+
     async def main() -> None:
         once, store, clock = slow_engine(hold_renewals)
         seen: list[object] = []
@@ -76,7 +79,9 @@ def test_i5_a_lost_lease_cancels_the_body() -> None:
                 await asyncio.Event().wait()
             except asyncio.CancelledError:
                 seen.append(attempt.lost)
-                return "swallowed the cancellation"
+                if swallows:
+                    return "swallowed the cancellation"
+                raise
             return "never"
 
         running = asyncio.create_task(once.run("op", "k", body, retry_safe=True))
@@ -93,7 +98,12 @@ def test_i5_a_lost_lease_cancels_the_body() -> None:
         with pytest.raises(LeaseLost):
             await running
         assert seen == [True]
-        assert store.kinds() == ["Claim", "Renew", "Look"]
+        assert store.kinds() == ["Claim", "Renew", *(["Finish"] if swallows else []), "Look"]
+        (found,) = await store.inner.apply([Look(first.id)])
+        assert isinstance(found, Seen)
+        assert found.record is not None
+        kept = (found.record.state, found.record.owner, found.record.body)
+        assert kept == (State.PENDING, rival.owner, b"")
 
     asyncio.run(main())
 

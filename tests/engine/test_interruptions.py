@@ -1,4 +1,4 @@
-"""A thread may be interrupted anywhere in the coalescer: nobody else is left waiting (I11).
+"""A thread may be interrupted anywhere in the coalescer or its queue: nobody is left waiting (I11).
 
 Python runs signal handlers where a function begins, after a call and where a loop turns. The victim
 of a scene is interrupted at one such place, in every scene at the next one.
@@ -18,11 +18,13 @@ from tests.coalescer_replies import reply_of
 
 from oncekey.core.commands import Command, Look, Reply, Seen
 from oncekey.core.errors import StoreUnavailable
+from oncekey.engine import batch
 from oncekey.engine.blocking import coalescer as module
 from oncekey.engine.blocking.coalescer import Coalescer
 from oncekey.testing.contract.bench import until
 
 PATIENCE = 20.0
+TRACED = (module.__file__, batch.__file__)
 PLACES_MAX = 500
 ROLES = ["leads alone", "leads others", "follows", "follows last"]
 
@@ -58,7 +60,7 @@ class Caller(threading.Thread):
             sys.settrace(None)
 
     def _trace(self, frame: FrameType, event: str, arg: Any) -> Any:
-        if frame.f_code.co_filename != module.__file__:
+        if frame.f_code.co_filename not in TRACED:
             return None
         frame.f_trace_opcodes = True
         if event == "opcode":

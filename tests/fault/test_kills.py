@@ -6,6 +6,7 @@ store is opened again with a clock that is ahead of the host's (I1, I2, I10).
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import os
@@ -21,6 +22,7 @@ import pytest
 
 from oncekey.core.errors import InFlight, OperationFailed, OutcomeUnknown
 from oncekey.core.policy import Policy
+from oncekey.core.recovery import Recovery
 from oncekey.engine.blocking.once import Once
 from oncekey.stores.clock import wall_clock
 from oncekey.stores.sqlite import SQLiteStore
@@ -176,6 +178,7 @@ def victim() -> Iterator[Callable[..., Victim]]:
 def test_i2_a_process_stopped_past_its_lease_finds_its_outcome_refused(
     tmp_path: Path, victim: Callable[..., Victim], retry_safe: bool
 ) -> None:
+    """Where another one has decided the key: by taking over, or by recovery."""
     zombie = victim("stop", tmp_path, json.dumps(retry_safe))
     fence = zombie.hear()["inside"]
     zombie.pause()
@@ -184,17 +187,38 @@ def test_i2_a_process_stopped_past_its_lease_finds_its_outcome_refused(
             result = once.run("op", "k", lambda attempt: "winner", retry_safe=True)
             assert (result.value, result.replayed, result.fence > fence) == ("winner", False, True)
         else:
-            with pytest.raises(OutcomeUnknown):
-                once.run("op", "k", lambda attempt: "winner")
+            result = once.run("op", "k", never, recover=lambda key: Recovery.succeeded("winner"))
+            assert (result.value, result.replayed) == ("winner", True)
         before = once.get("op", "k")
+        assert before is not None
+        note = (
+            before.note if retry_safe else f"{before.note}; its late owner then reported: succeeded"
+        )
         zombie.process.send_signal(signal.SIGCONT)
         zombie.go_on()
-        told = zombie.hear()
-        if retry_safe:
-            assert told == {"value": "winner", "replayed": True}
-        else:
-            assert told == {"error": "OutcomeUnknown"}
-        assert once.get("op", "k") == before
+        assert zombie.hear() == {"value": "winner", "replayed": True}
+        assert once.get("op", "k") == dataclasses.replace(before, note=note)
+
+
+def test_i14_a_process_stopped_past_its_lease_says_how_an_unknown_key_ended(
+    tmp_path: Path, victim: Callable[..., Victim]
+) -> None:
+    """At most once, and nobody has decided: it alone knows."""
+    zombie = victim("stop", tmp_path, json.dumps(False))
+    fence = zombie.hear()["inside"]
+    zombie.pause()
+    with engine(tmp_path / "keys.db", LEASE_US + MARGIN_US) as once:
+        with pytest.raises(OutcomeUnknown):
+            once.run("op", "k", never)
+        zombie.process.send_signal(signal.SIGCONT)
+        zombie.go_on()
+        assert zombie.hear() == {"value": "zombie", "replayed": False}
+        again = once.run("op", "k", never)
+        assert (again.value, again.replayed, again.fence) == ("zombie", True, fence)
+
+
+def never(attempt: Any) -> str:
+    raise AssertionError("must not run")
 
 
 def test_i1_two_processes_of_eight_threads_run_it_once(

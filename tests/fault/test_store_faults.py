@@ -23,7 +23,7 @@ from oncekey.core.events import Fact
 from oncekey.core.flow import CLAIM_TRIES
 from oncekey.core.record import State
 from oncekey.core.stepping import RETRY_FIRST_US, RETRY_MAX_US
-from oncekey.testing.contract.base import LEASE
+from oncekey.testing.contract.base import LEASE, Held
 from oncekey.testing.contract.bench import Bench, BenchBase, Body, until
 from oncekey.testing.contract.steps import Checkout
 from oncekey.testing.faults import Fault
@@ -147,7 +147,33 @@ class TestStoreFaults(BenchBase):
             running.result()
 
     def test_i5_no_renewal_until_the_deadline_means_lost(self, bench: Bench) -> None:
+        """What is retry-safe may have been taken over by then, as it is here."""
         faulty = bench.faulty(only(Renew, Fault.REFUSE))
+        once = bench.once(faulty)
+        facts = bench.facts(once)
+        rivals: list[Held] = []
+
+        def body(attempt: Any) -> str:
+            bench.next_beat()
+            faulty.wait_calls(2)
+            bench.clock.wait_until_due(LEASE // 12)
+            bench.clock.advance(LEASE)
+            until(lambda: attempt._lost)  # its heartbeat has given up
+            rivals.append(bench.hold("k", retry_safe=True))
+            return "too late"
+
+        with pytest.raises(LeaseLost):
+            once.run("op", "k", body, retry_safe=True)
+        until(lambda: bool(rivals))  # a task is cancelled, its body's thread is not
+        assert facts[:2] == [Fact.CLAIMED, Fact.LOST]
+        record = bench.record_of("k")
+        assert (record.state, record.fence, record.body) == (State.PENDING, rivals[0].fence, b"")
+
+    def test_i14_no_renewal_until_the_deadline_stops_nobody_who_cannot_be_replaced(
+        self, bench: Bench
+    ) -> None:
+        """At most once: the heartbeat goes on past the deadline, and the outcome is taken."""
+        faulty, rival = bench.faulty(only(Renew, Fault.REFUSE)), Body("rival")
         once = bench.once(faulty)
         facts = bench.facts(once)
 
@@ -156,13 +182,21 @@ class TestStoreFaults(BenchBase):
             faulty.wait_calls(2)
             bench.clock.wait_until_due(LEASE // 12)
             bench.clock.advance(LEASE)
-            until(lambda: attempt._lost)  # its heartbeat has given up
-            return "too late"
+            faulty.wait_calls(3)
+            with pytest.raises(OutcomeUnknown):
+                bench.once().run("op", "k", rival)
+            bench.clock.wait_until_due(LEASE // 12)
+            bench.clock.advance(LEASE // 12)
+            faulty.wait_calls(4)
+            assert attempt.lost  # late by its clock ...
+            assert not attempt._lost  # ... but overtaken by nobody
+            return "late"
 
-        with pytest.raises(LeaseLost):
-            once.run("op", "k", body)
-        assert facts == [Fact.CLAIMED, Fact.LOST]
-        assert bench.record_of("k").body == b""
+        assert once.run("op", "k", body).value == "late"
+        assert faulty.kinds()[:4] == ["Claim", "Renew", "Renew", "Renew"]
+        assert facts == [Fact.CLAIMED, Fact.FINISHED]
+        again = bench.once().run("op", "k", rival)
+        assert (again.value, again.replayed, rival.runs) == ("late", True, 0)
 
     def test_i9_a_claim_that_arrives_after_the_end_changes_nothing(self, bench: Bench) -> None:
         faulty, body = bench.faulty({1: Fault.APPLY_LATE}), Body("ran")

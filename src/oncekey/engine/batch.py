@@ -65,11 +65,12 @@ class Queue(Generic[T]):
         return ticket in self._urgent or ticket in self._others
 
     def add(self, ticket: T) -> None:
+        self.line_of(ticket).append(ticket)
+
+    def line_of(self, ticket: T) -> list[T]:
+        """Where it is to be appended, for whom a signal must not come on the way into `add`."""
         kind = type(ticket.command)
-        if kind is Claim or kind is Look:
-            self._others.append(ticket)
-        else:
-            self._urgent.append(ticket)
+        return self._others if kind is Claim or kind is Look else self._urgent
 
     def split(self, count: int, size: int, *, some: bool = True) -> tuple[list[T], Queue[T]]:
         """At most `count` commands with at most `size` bytes, and the queue without them. With

@@ -143,8 +143,10 @@ class Coalescer:
             else:
                 turn = threading.Lock()
                 turn.acquire()
+                line = self._queue.line_of(ticket)
+                # No signal is looked for between these two: who has a turn is queued.
                 ticket.turn = turn
-                self._queue.add(ticket)
+                line.append(ticket)
 
     def _lead(self, leader: _Ticket) -> None:
         """Send one batch and give everyone in it their outcome."""
@@ -206,6 +208,8 @@ class Coalescer:
                 self._leave_behind(ticket)
 
     def _leave_behind(self, ticket: _Ticket) -> None:
+        if ticket.ended:  # else its lane would be given up twice
+            return
         if ticket.leads or ticket.called:
             self._make_up(ticket)
         else:
