@@ -48,7 +48,7 @@ bench-http: $(VENV)/.bench ## an HTTP API bare, guarded by oncekey, and by its p
 	@$(BIN)/python -m bench http
 
 soak: setup ## the long forms of hammer, model, crashes and kills (minutes)
-	@ONCEKEY_SOAK=1 $(BIN)/python -m pytest tests/hammer tests/model tests/fault tests/stores tests/http -s --timeout 1800
+	@ONCEKEY_SOAK=1 $(BIN)/python -m pytest tests/contract tests/hammer tests/model tests/fault tests/stores tests/http -s --timeout 1800
 
 soak-services: setup ## 500 checkouts through four services that are killed all the time (minutes)
 	@ONCEKEY_SOAK=1 $(BIN)/python -m pytest tests/fleet -s --timeout 1800
