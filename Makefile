@@ -1,7 +1,8 @@
-# Everything a contributor types. `make setup` is run by the others and does nothing when current.
+# Everything a contributor types. Each target first installs what it needs, unless that is current.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
 .PHONY: help setup run test check bench bench-postgres bench-http soak soak-services hammer-postgres lock docs clean
@@ -11,21 +12,30 @@ help: ## show this
 
 setup: $(VENV)/.dev ## make .venv with everything, hash-checked
 
-$(VENV)/.dev: requirements/dev.txt pyproject.toml
+$(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "oncekey needs Python 3.11 or newer; try: make PYTHON=python3.12"; exit 1; }
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
+	@$(PYTHON) -m venv $(VENV) || \
 	  { echo "Python's venv module is missing (on Debian: the package python3-venv)"; exit 1; }
+
+# The sets share one .venv: versions in the smaller sets are those of the development set.
+$(VENV)/.demo: requirements/demo.txt pyproject.toml | $(BIN)/python
+	@echo "installing what the demo needs into $(VENV) ..."
+	@$(PIP) --require-hashes -r requirements/demo.txt
+	@$(PIP) --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(VENV)/.dev: requirements/dev.txt pyproject.toml | $(BIN)/python
 	@echo "installing the development set into $(VENV) ..."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@$(PIP) --require-hashes -r requirements/dev.txt
+	@$(PIP) --no-deps --no-build-isolation -e .
 	@touch $@
 
 $(VENV)/.bench: requirements/bench.txt $(VENV)/.dev
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/bench.txt
+	@$(PIP) --require-hashes -r requirements/bench.txt
 	@touch $@
 
-run: setup ## start the demo: a payments API and its page (ARGS=--play plays it in the terminal)
+run: $(VENV)/.demo ## start the demo: a payments API and its page (ARGS=--play plays it in the terminal)
 	@$(BIN)/oncekey demo $(ARGS)
 
 test: setup ## run every test, on two cores
@@ -60,8 +70,8 @@ docs: setup ## draw what is generated in docs/
 	@$(BIN)/python docs/draw_machine.py
 
 lock: setup ## pin requirements/*.in again, with hashes
-	@$(BIN)/python -m pip install --quiet uv
-	@for set in dev bench; do \
+	@$(PIP) uv
+	@for set in dev demo bench; do \
 	  $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	    --no-emit-index-url --no-header --output-file requirements/$$set.txt requirements/$$set.in; done
 
