@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from oncekey.core import machine, transitions
+from oncekey.core import state_machine, transitions
 from oncekey.core.record import State
 
 PAGE = Path(__file__).parent / "explanation" / "state-machine.md"
@@ -20,13 +20,13 @@ MEANING = {
 
 
 def page() -> str:
-    rules = [line.strip() for line in (machine.__doc__ or "").splitlines()]
+    rules = [line.strip() for line in (state_machine.__doc__ or "").splitlines()]
     start = next(i for i, line in enumerate(rules) if line.startswith("1."))
     end = next(i for i, line in enumerate(rules) if line.startswith("The table of"))
     lines = [
         "# The state machine",
         "",
-        "Generated from `core/transitions.py` and `core/machine.py` by `make docs`; do not edit.",
+        "Generated from `core/transitions.py` and `core/state_machine.py` by `make docs`; do not edit.",
         "",
         "```mermaid",
         "stateDiagram-v2",

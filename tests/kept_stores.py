@@ -18,7 +18,7 @@ from psycopg_pool import ConnectionPool
 from tests.postgres_stores import DATABASE, address, emptied, server
 
 from oncekey.stores.postgres import AsyncPostgresStore, PostgresStore
-from oncekey.testing.colours import LoopThread
+from oncekey.testing.sync_facade import LoopThread
 
 WallClock = Callable[[], int]
 

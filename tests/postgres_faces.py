@@ -18,7 +18,7 @@ from oncekey.core.record import Record, State
 from oncekey.engine.aio.once import AsyncOnce
 from oncekey.engine.blocking.once import Once
 from oncekey.stores.postgres import AsyncPostgresStore, PostgresStore
-from oncekey.testing.colours import LoopThread, OnceFace
+from oncekey.testing.sync_facade import LoopThread, OnceFace
 from oncekey.testing.servers import PgBouncer, require
 from oncekey.testing.servers.postgres import Postgres, Settings
 

@@ -15,7 +15,7 @@ from tests.postgres_stores import server
 from oncekey.core.codec import JSON, pack_value
 from oncekey.core.record import Record, State
 from oncekey.stores.postgres import migrate
-from oncekey.stores.steps import pack_steps
+from oncekey.stores.step_column import pack_steps
 from oncekey.testing.servers import Postgres, find_postgres
 
 HOUR = 3_600_000_000

@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.kept_stores import kept_async, kept_blocking
 from tests.postgres_stores import RING
 
-from oncekey.core.contract import AsyncStore, Store
+from oncekey.core.store import AsyncStore, Store
 from oncekey.stores.memory import AsyncMemoryStore, MemoryStore
 from oncekey.stores.sqlite import AsyncSQLiteStore, SQLiteStore
 

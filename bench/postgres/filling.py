@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from bench.figures import progress
 from oncekey import Once
 from oncekey.engine.sweeping import rest_after
-from oncekey.stores.sql import load_queries
+from oncekey.stores.sql_files import load_queries
 from oncekey.testing.servers.postgres import Postgres
 
 CHUNK = 1_000_000

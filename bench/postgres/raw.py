@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bench.postgres.load import SECONDS
-from oncekey.stores.sql import load_queries
+from oncekey.stores.sql_files import load_queries
 from oncekey.testing.servers.postgres import Postgres
 
 JOBS = 2

@@ -24,21 +24,21 @@ from oncekey.core.errors import (
 )
 from oncekey.core.events import Fact, Notice
 from oncekey.core.identity import child_key, child_uuid
-from oncekey.core.keys import check_key, key_for, namespace_of
+from oncekey.core.derived_keys import check_key, key_for, namespace_of
 from oncekey.core.levels import Guarantee, Level
 from oncekey.core.policy import Policy
 from oncekey.core.recovery import Recovery, UnknownKey
-from oncekey.core.steps import StepResult, StepStatus
+from oncekey.core.step_format import StepResult, StepStatus
 from oncekey.engine.aio.attempt import AsyncAttempt
 from oncekey.engine.aio.once import AsyncOnce
 from oncekey.engine.blocking.attempt import Attempt
 from oncekey.engine.blocking.once import Once
 from oncekey.engine.completing import Completed, Completion
-from oncekey.engine.current import current_attempt, current_step
-from oncekey.engine.keys import new_key
-from oncekey.engine.operation import Operation
+from oncekey.engine.context import current_attempt, current_step
+from oncekey.engine.new_key import new_key
+from oncekey.engine.registered_operation import Operation
 from oncekey.engine.results import Result
-from oncekey.engine.status import KeyStatus
+from oncekey.engine.key_status import KeyStatus
 
 __version__ = "0.1.0"
 

@@ -15,7 +15,7 @@ import pytest
 
 from oncekey import Attempt, ConfigurationError, Once, Policy, __version__
 from oncekey.cli.exits import Exit
-from oncekey.engine import urls
+from oncekey.engine import store_urls
 from oncekey.stores.memory import MemoryStore
 from oncekey.stores.sqlite import SQLiteStore
 
@@ -174,7 +174,7 @@ def test_a_store_of_another_package_needs_not_offer_everything(
     module = ModuleType("other_store")
     vars(module)["open_blocking"] = lambda url: MemoryStore()
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setitem(urls.BUILT_IN, "other", module.__name__)
+    monkeypatch.setitem(store_urls.BUILT_IN, "other", module.__name__)
     assert here("sweep", "other://x", "--json").data["removed"] == 0
     assert here("show", "other://x", "charge", "k").code == Exit.NOT_FOUND
     assert_refused(here("migrate", "other://x"), Exit.USAGE, "other://", "migrate")

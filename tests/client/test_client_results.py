@@ -13,7 +13,7 @@ import requests
 
 from oncekey import Once
 from oncekey.client.results import step_result
-from oncekey.core.steps import StepResult
+from oncekey.core.step_format import StepResult
 
 JSON = "application/json"
 

@@ -18,7 +18,7 @@ from oncekey.core.policy import Policy
 from oncekey.core.record import Record, State
 from oncekey.engine.aio.once import AsyncOnce
 from oncekey.stores.memory import AsyncMemoryStore, MemoryStore
-from oncekey.testing.colours import turn_until
+from oncekey.testing.sync_facade import turn_until
 
 STEP = ["before SaveStep", "after SaveStep", "in step", "before SaveStep", "after SaveStep"]
 POINTS = [

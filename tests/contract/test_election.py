@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from oncekey.core.contract import AsyncStore, Store
+from oncekey.core.store import AsyncStore, Store
 from oncekey.testing.contract.base import SECOND, Case, ContractBase, token
 
 Opener = Callable[[Callable[[], int]], Store | AsyncStore]

@@ -9,8 +9,8 @@ import pytest
 from tests.kept_stores import kept_async, kept_blocking, loop_for
 from tests.tables import STORES, Opener, Row
 
-from oncekey.core.contract import AsyncStore, Store
-from oncekey.testing.colours import LoopThread
+from oncekey.core.store import AsyncStore, Store
+from oncekey.testing.sync_facade import LoopThread
 from oncekey.testing.contract import EngineContract
 
 ROWS: dict[str, Row] = {

@@ -12,7 +12,7 @@ SCRIPT = """
 import asyncio, os, signal, sys, threading
 from oncekey import AsyncOnce, InFlight, Once, Policy
 from oncekey.stores.sqlite import SQLiteStore
-from oncekey.testing.faults import Fault, FaultyStore
+from oncekey.testing.faulty_store import Fault, FaultyStore
 
 path, colour = sys.argv[1:]
 policy = Policy(lease="60s")

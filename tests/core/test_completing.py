@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.core.making import NOW, record
 
-from oncekey.core.completing import (
+from oncekey.core.abandoned import (
     BACKOFF_FIRST_US,
     BACKOFF_MAX_US,
     LEFT_LOOK_US,
@@ -18,7 +18,7 @@ from oncekey.core.completing import (
     decide,
 )
 from oncekey.core.record import Record, State, Step
-from oncekey.core.steps import ARGUMENTS
+from oncekey.core.step_format import ARGUMENTS
 
 KEPT = Step(ARGUMENTS, True, b"arguments", NOW)
 BEGUN = Step("pay", False, b"intent", NOW)

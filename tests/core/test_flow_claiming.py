@@ -6,7 +6,7 @@ import pytest
 from tests.core.making import ASKED, FENCE, ID, ME, record
 from tests.core.scripted import KEEP, LEASE, MAYBE, REFUSED, SECOND, Script, task
 
-from oncekey.core.asks import Answer, Call, Grant, Recover, Recovered, Sleep, Verdict
+from oncekey.core.effects import Answer, Call, Grant, Recover, Recovered, Sleep, Verdict
 from oncekey.core.commands import (
     Busy,
     Claim,
@@ -22,9 +22,9 @@ from oncekey.core.commands import (
 )
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.events import Fact
-from oncekey.core.flow import CLAIM_TRIES, POLL_FIRST_US, POLL_GROWTH_PERCENT, POLL_MAX_US, attempt
+from oncekey.core.attempt_flow import CLAIM_TRIES, POLL_FIRST_US, POLL_GROWTH_PERCENT, POLL_MAX_US, attempt
 from oncekey.core.record import State, Step
-from oncekey.core.stepping import RETRY_FIRST_US
+from oncekey.core.step_flow import RETRY_FIRST_US
 
 CLAIMED = Claimed(FENCE, 1, ())
 REPLAY = Replay(State.SUCCEEDED, b"stored", 2, FENCE, 77)

@@ -9,7 +9,7 @@ import pytest
 from tests.core.making import ELSE, FENCE, ID, ME, NOW, record
 from tests.core.scripted import KEEP, LEASE, MAYBE, REFUSED, SECOND, Script, grant, running, task
 
-from oncekey.core.asks import (
+from oncekey.core.effects import (
     Call,
     Overtaken,
     Raised,
@@ -31,14 +31,14 @@ from oncekey.core.commands import (
 )
 from oncekey.core.errors import LeaseLost, NotStarted, StoreUnavailable, Terminal
 from oncekey.core.events import Fact
-from oncekey.core.flow import (
+from oncekey.core.attempt_flow import (
     attempt,
     closing_command,
 )
 from oncekey.core.policy import STORE_TIMEOUT_DEFAULT_US
 from oncekey.core.record import State, Step
-from oncekey.core.stepping import RETRY_FIRST_US, RETRY_MAX_US
-from oncekey.core.steps import ARGUMENTS
+from oncekey.core.step_flow import RETRY_FIRST_US, RETRY_MAX_US
+from oncekey.core.step_format import ARGUMENTS
 
 SUCCEEDED, FAILED, UNKNOWN = State.SUCCEEDED, State.FAILED, State.UNKNOWN
 

@@ -8,7 +8,7 @@ import pytest
 from tests.core.making import FENCE, ID, ME, NOW, OTHER, record
 from tests.core.scripted import LEASE, MAYBE, REFUSED, SECOND, Script, grant, running, task
 
-from oncekey.core.asks import (
+from oncekey.core.effects import (
     Call,
     Extended,
     Late,
@@ -32,9 +32,9 @@ from oncekey.core.commands import (
 )
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.events import Fact
-from oncekey.core.flow import attempt
-from oncekey.core.heartbeat import RENEWALS_PER_LEASE, heartbeat
-from oncekey.core.lateness import LATE_PART, LATE_TRIES, starts_late
+from oncekey.core.attempt_flow import attempt
+from oncekey.core.heartbeat_flow import RENEWALS_PER_LEASE, heartbeat
+from oncekey.core.late_owner import LATE_PART, LATE_TRIES, starts_late
 from oncekey.core.record import State
 
 SUCCEEDED, FAILED, UNKNOWN = State.SUCCEEDED, State.FAILED, State.UNKNOWN

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from oncekey.core.errors import ConfigurationError, InvalidKey
 from oncekey.core.identity import KEY_MAX_CHARS, OPERATION_MAX_CHARS, Identities
-from oncekey.core.keys import (
+from oncekey.core.derived_keys import (
     NAMESPACE_MAX_CHARS,
     NAMESPACES_MAX,
     check_key,
@@ -189,7 +189,7 @@ def test_a_secret_makes_other_keys() -> None:
 
 def test_another_process_makes_the_same() -> None:
     script = (
-        "from oncekey.core.keys import key_for\n"
+        "from oncekey.core.derived_keys import key_for\n"
         "print(key_for('buy', {'z': {'b', 'a', 'c'}, 'a': 1}, occurrence=3, namespace='v2'))\n"
     )
     here = key_for("buy", {"a": 1, "z": {"c", "a", "b"}}, occurrence=3, namespace="v2")

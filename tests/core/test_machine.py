@@ -41,7 +41,7 @@ from oncekey.core.commands import (
     SaveStep,
     Seen,
 )
-from oncekey.core.machine import _next, decide, has_ended, is_expired, state_now
+from oncekey.core.state_machine import _next, decide, has_ended, is_expired, state_now
 from oncekey.core.record import Record, State, Step
 from oncekey.core.transitions import FINISH_EVENTS, RESOLVE_EVENTS, TRANSITIONS, Event
 

@@ -21,7 +21,7 @@ from tests.core.making import (
 )
 
 from oncekey.core.commands import Command, Done, Look, Lost, Seen
-from oncekey.core.machine import decide
+from oncekey.core.state_machine import decide
 from oncekey.core.record import FOREVER_US, Record, State, Step
 
 ABSENT, PENDING = State.ABSENT, State.PENDING

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from tests.core.making import record
 
-from oncekey.core.contract import Unfinished
+from oncekey.core.store import Unfinished
 from oncekey.core.record import Record, State, Step
-from oncekey.core.steps import ARGUMENTS
-from oncekey.engine import agenda as module
-from oncekey.engine.agenda import MARGIN_US, PAGE, WHOLE_US, Agenda
+from oncekey.core.step_format import ARGUMENTS
+from oncekey.engine import watchlist as module
+from oncekey.engine.watchlist import MARGIN_US, PAGE, WHOLE_US, Agenda
 
 HERE = {"charge"}
 NOW = 10**12

@@ -10,17 +10,17 @@ from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Any
 
-from oncekey.core.asks import Answer, Grant
+from oncekey.core.effects import Answer, Grant
 from oncekey.core.commands import Command, Done, Renew, Reply
 from oncekey.core.identity import Identities
 from oncekey.core.policy import Policy
-from oncekey.engine.aio.heart import AsyncHeart
+from oncekey.engine.aio.heartbeat import AsyncHeart
 from oncekey.engine.aio.once import AsyncOnce
-from oncekey.engine.attempt import AttemptBase
-from oncekey.engine.blocking.heart import Heart
+from oncekey.engine.attempt_base import AttemptBase
+from oncekey.engine.blocking.heartbeat import Heart
 from oncekey.engine.clock import Clock, SystemClock, Timer
 from oncekey.stores.memory import AsyncMemoryStore
-from oncekey.testing.colours import turn_until
+from oncekey.testing.sync_facade import turn_until
 
 SECOND = 1_000_000
 request: ContextVar[str] = ContextVar("request")

@@ -13,12 +13,12 @@ from oncekey.core.codec import JSON, pack_value
 from oncekey.core.commands import Claim, Claimed, SaveStep
 from oncekey.core.errors import ConfigurationError, StoreUnavailable
 from oncekey.core.identity import Identities
-from oncekey.core.steps import ARGUMENTS, pack_step
+from oncekey.core.step_format import ARGUMENTS, pack_step
 from oncekey.engine.aio.once import AsyncOnce
 from oncekey.engine.blocking.once import Once
 from oncekey.stores.memory import AsyncMemoryStore, MemoryStore
-from oncekey.testing.clock import FakeClock
-from oncekey.testing.colours import LoopThread, OnceFace
+from oncekey.testing.fake_clock import FakeClock
+from oncekey.testing.sync_facade import LoopThread, OnceFace
 from oncekey.testing.contract.bench import until
 
 SECOND = 1_000_000

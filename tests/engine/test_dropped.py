@@ -15,7 +15,7 @@ from tests.postgres_stores import address
 
 from oncekey import AsyncOnce, Once
 from oncekey.stores.sqlite import SQLiteStore
-from oncekey.testing.colours import turn_until
+from oncekey.testing.sync_facade import turn_until
 from oncekey.testing.contract.bench import until
 
 ENGINES = 60

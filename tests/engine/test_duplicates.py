@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from oncekey.core.asks import Answer
+from oncekey.core.effects import Answer
 from oncekey.core.commands import Busy, Claim, Claimed, Different, Done, Finish, Replay, Unsure
 from oncekey.core.errors import StoreUnavailable
-from oncekey.core.machine import decide
+from oncekey.core.state_machine import decide
 from oncekey.core.record import State
 from oncekey.engine.duplicates import AttemptEnd, Duplicates, Waiter
 

@@ -1,7 +1,7 @@
 """In a caller's transaction: what a store is asked for, in which order, and what a lost finish is.
 
 A store may find only at Finish that another owner has decided the key. It has then undone the
-body's rows itself (core/contract.py), so the caller is given the winner's answer.
+body's rows itself (core/store.py), so the caller is given the winner's answer.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from oncekey.core.errors import ConfigurationError
 from oncekey.engine.aio.once import AsyncOnce
 from oncekey.engine.blocking.attempt import Attempt
 from oncekey.engine.blocking.once import Once
-from oncekey.engine.guarding import Guarded, guarded
+from oncekey.engine.guard import Guarded, guarded
 
 
 def plain(order: str, cents: int = 5) -> str:

@@ -10,17 +10,17 @@ import pytest
 
 from oncekey.core.commands import Claim, Command, Finish, Renew
 from oncekey.core.errors import InFlight, Mismatch
-from oncekey.core.flow import POLL_MAX_US
+from oncekey.core.attempt_flow import POLL_MAX_US
 from oncekey.core.policy import Policy
 from oncekey.core.recovery import Recovery
 from oncekey.engine.aio.once import AsyncOnce
 from oncekey.engine.blocking.once import Once
 from oncekey.engine.duplicates import Duplicates
 from oncekey.stores.memory import AsyncMemoryStore, MemoryStore
-from oncekey.testing.clock import FakeClock
-from oncekey.testing.colours import LoopThread, OnceFace
+from oncekey.testing.fake_clock import FakeClock
+from oncekey.testing.sync_facade import LoopThread, OnceFace
 from oncekey.testing.contract.bench import PATIENCE, Body, HeldBody, Interrupted, until
-from oncekey.testing.faults import AsyncFaultyStore, Fault, FaultyStore
+from oncekey.testing.faulty_store import AsyncFaultyStore, Fault, FaultyStore
 
 HERD = 50
 LEASE_US = 3_000_000

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.core.making import record
 
-from oncekey.core.asks import Grant, Verdict
+from oncekey.core.effects import Grant, Verdict
 from oncekey.core.codec import JSON, Tombstone, pack_error, pack_value, unpack
 from oncekey.core.errors import ConfigurationError, InvalidKey, NotReplayable, OperationFailed
 from oncekey.core.events import Fact, Notice
@@ -21,7 +21,7 @@ from oncekey.engine.kernel import Job, Kernel
 from oncekey.engine.replay_cache import CACHE_AGE_MAX_US
 from oncekey.engine.results import Result
 from oncekey.engine.setup import make_kernel
-from oncekey.testing.clock import FakeClock
+from oncekey.testing.fake_clock import FakeClock
 
 STRONG = Guarantee(Level.TRANSACTIONAL, "a file")
 WEAK = Guarantee(Level.BEST_EFFORT, "it forgets")

@@ -19,7 +19,7 @@ from oncekey.engine.batch import SHARE_MIN, batch_size
 from oncekey.engine.blocking.coalescer import Coalescer
 from oncekey.engine.blocking.once import Once
 from oncekey.stores.memory import AsyncMemoryStore, MemoryStore
-from oncekey.testing.colours import turn_until
+from oncekey.testing.sync_facade import turn_until
 from oncekey.testing.contract.bench import until
 
 PATIENCE = 20.0

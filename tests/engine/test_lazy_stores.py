@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from oncekey.core.commands import Reply
-from oncekey.core.contract import AsyncEnlisted, Enlisted, Unfinished
+from oncekey.core.store import AsyncEnlisted, Enlisted, Unfinished
 from oncekey.core.errors import ConfigurationError, StoreUnavailable
 from oncekey.core.levels import Guarantee, Level
 from oncekey.core.policy import Policy
 from oncekey.engine.aio.once import AsyncOnce
 from oncekey.engine.blocking.once import Once
 from oncekey.stores.memory import AsyncMemoryStore, MemoryStore
-from oncekey.testing.colours import LoopThread, OnceFace
+from oncekey.testing.sync_facade import LoopThread, OnceFace
 
 HOPED = Guarantee(Level.TRANSACTIONAL, "a server, by its address")
 POOR = Guarantee(Level.BEST_EFFORT, "the server does not wait for its disk")

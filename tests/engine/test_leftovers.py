@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from oncekey import AsyncOnce, Once, Policy
-from oncekey.core.asks import Answer
+from oncekey.core.effects import Answer
 from oncekey.core.commands import Claim, Command, Done, Finish, Lost, Release, Reply
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.record import State
-from oncekey.engine.aio.leftovers import AsyncOffering
+from oncekey.engine.aio.deferred_writes import AsyncOffering
 from oncekey.engine.batch import BATCH_BYTES_MAX, size_of
 from oncekey.engine.blocking.coalescer import Coalescer
-from oncekey.engine.leftovers import (
+from oncekey.engine.deferred_writes import (
     LEFTOVER_KEPT_US,
     LEFTOVERS_BYTES_MAX,
     LEFTOVERS_MAX,
@@ -25,8 +25,8 @@ from oncekey.engine.leftovers import (
     Leftovers,
 )
 from oncekey.stores.memory import AsyncMemoryStore, MemoryStore
-from oncekey.testing.clock import FakeClock
-from oncekey.testing.colours import turn_until
+from oncekey.testing.fake_clock import FakeClock
+from oncekey.testing.sync_facade import turn_until
 
 DOWN = StoreUnavailable("no answer")
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from oncekey.core.asks import Verdict
+from oncekey.core.effects import Verdict
 from oncekey.core.codec import (
     JSON,
     StoredError,

@@ -19,8 +19,8 @@ from oncekey.core.codec import (
 )
 from oncekey.core.commands import Seen
 from oncekey.core.record import State, Step
-from oncekey.core.steps import ARGUMENTS, StepStatus, pack_step
-from oncekey.engine.status import KeyStatus, status_of
+from oncekey.core.step_format import ARGUMENTS, StepStatus, pack_step
+from oncekey.engine.key_status import KeyStatus, status_of
 
 NOW = 1_700_000_000_123_456
 THEN = datetime(2023, 11, 14, 22, 13, 20, 123_456, tzinfo=UTC)

@@ -15,7 +15,7 @@ from oncekey.core.errors import ConfigurationError
 from oncekey.engine.aio.once import AsyncOnce
 from oncekey.engine.blocking.once import Once
 from oncekey.stores.memory import AsyncMemoryStore
-from oncekey.testing.clock import FakeClock
+from oncekey.testing.fake_clock import FakeClock
 
 
 def test_when_its_event_loop_ends_the_next_use_starts_it_again() -> None:

@@ -11,8 +11,8 @@ import pytest
 
 from oncekey import AsyncOnce, Once
 from oncekey.core.errors import ConfigurationError
-from oncekey.engine import urls
-from oncekey.engine.urls import BUILT_IN, GROUP, async_store, blocking_store
+from oncekey.engine import store_urls
+from oncekey.engine.store_urls import BUILT_IN, GROUP, async_store, blocking_store
 from oncekey.stores.memory import AsyncMemoryStore, MemoryStore
 
 
@@ -85,7 +85,7 @@ def test_a_memory_store_has_no_name() -> None:
 
 @pytest.mark.parametrize("scheme", BUILT_IN)
 def test_every_built_in_scheme_has_a_module_with_both_openers(scheme: str) -> None:
-    module = urls.store_module(f"{scheme}://")
+    module = store_urls.store_module(f"{scheme}://")
     assert callable(module.open_blocking)
     assert callable(module.open_async)
 
@@ -111,7 +111,7 @@ def added(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         assert group == GROUP
         return EntryPoints([EntryPoint("papyrus", "papyrus_store", group)])
 
-    monkeypatch.setattr(urls, "entry_points", entry_points)
+    monkeypatch.setattr(store_urls, "entry_points", entry_points)
     return opened
 
 

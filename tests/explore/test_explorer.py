@@ -12,7 +12,7 @@ from types import ModuleType
 
 import pytest
 
-from oncekey.core import flow, heartbeat
+from oncekey.core import attempt_flow, heartbeat_flow
 from oncekey.testing.explore.explorer import Report, explore
 from oncekey.testing.explore.kit import REAL
 from oncekey.testing.explore.local import AnyFlow, Local, asked
@@ -121,7 +121,7 @@ def _walk(walks: random.Random, live: AnyFlow, local: Local) -> int:
         return steps
 
 
-@pytest.mark.parametrize("module", [flow, heartbeat])
+@pytest.mark.parametrize("module", [attempt_flow, heartbeat_flow])
 def test_the_flow_keeps_nothing_on_the_stack_while_it_waits(module: ModuleType) -> None:
     """What a frame holds is read off its variables, so a yield must stand alone (liveness.py)."""
     tree = ast.parse(inspect.getsource(module))

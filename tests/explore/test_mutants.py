@@ -15,7 +15,7 @@ import pytest
 from tests.explore.sql_mutants import M11, SQL_MUTANTS, SQLMutant, look_for
 from tests.postgres_stores import DATABASE, server
 
-from oncekey.core import flow, heartbeat, machine, shared_reply
+from oncekey.core import attempt_flow, heartbeat_flow, state_machine, duplicate_reply
 from oncekey.stores.sqlite import program
 from oncekey.testing.explore.explorer import explore
 from oncekey.testing.explore.interleave import interleave
@@ -53,13 +53,13 @@ _AGAIN = (
 
 MUTANTS = (
     _mutant(
-        "m1", "finish without owner check", machine,
+        "m1", "finish without owner check", state_machine,
         f"if record is None or {_OWNS}:\n        return _LOST\n{_AGAIN}",
         f"if record is None:\n        return _LOST\n{_AGAIN}",
         "fenced, three attempts", "I2",
     ),
     Mutant(
-        "m2", "finish without state check", machine,
+        "m2", "finish without state check", state_machine,
         (
             Edit(_AGAIN, "    if False:\n        # The same owner again"),
             Edit("_next(record.state, FINISH_EVENTS[command.state])", "command.state"),
@@ -73,7 +73,7 @@ MUTANTS = (
         "a dead owner's key", "I5",
     ),
     _mutant(
-        "m4", "in flight before mismatch", machine,
+        "m4", "in flight before mismatch", state_machine,
         "    (_differs, _different),\n",
         "    (lambda r, c, now: r.state == PENDING and _held(r, c, now), _busy),\n"
         "    (_differs, _different),\n",
@@ -86,37 +86,37 @@ MUTANTS = (
         "a new key", "S3",
     ),
     _mutant(
-        "m6", "free on error when not retry-safe", flow,
+        "m6", "free on error when not retry-safe", attempt_flow,
         "elif isinstance(error, NotStarted) or task.terms.retry_safe:",
         "elif isinstance(error, Exception):",
         "at most once, every ending", "I1",
     ),
     _mutant(
-        "m7", "per-row fence counter", machine,
+        "m7", "per-row fence counter", state_machine,
         "return max((record.fence if record is not None else floor) + 1, now)",
         "return record.fence + 1 if record is not None else 1",
         "generations: expiry and sweep", "I6",
     ),
     _mutant(
-        "m8", "sweeper blind to live leases", machine,
+        "m8", "sweeper blind to live leases", state_machine,
         "return now >= record.audit_until",
         "return now >= record.created_at + record.keep",
         "at most once, heartbeat", "I12",
     ),
     _mutant(
-        "m9", "mismatch that writes", machine,
+        "m9", "mismatch that writes", state_machine,
         "Decision(Different(version_of(record.fingerprint)))",
         'Decision(Different(version_of(record.fingerprint)), record._replace(note="mismatch"))',
         "another request under the same key", "I7",
     ),
     _mutant(
-        "m10", "completion after the first byte", flow,
+        "m10", "completion after the first byte", attempt_flow,
         "if isinstance(answer.reply, Done):\n            return verdict",
         "if not isinstance(answer.reply, Lost):\n            return verdict",
         "at most once, lost and late", "I13",
     ),
     _mutant(
-        "m12", "deadline from the reply", flow,
+        "m12", "deadline from the reply", attempt_flow,
         "ended = yield from _run(task, reply, answer.sent_at)",
         "ended = yield from _run(task, reply, answer.at)",
         "fenced, three attempts", "I5",
@@ -126,85 +126,85 @@ MUTANTS = (
 # Not in the list of twelve: each shows that one more check bites.
 MORE = (
     _mutant(
-        "x1", "takeover without the other's consent", machine,
+        "x1", "takeover without the other's consent", state_machine,
         "return record.retry_safe and claim.retry_safe", "return claim.retry_safe",
         "retry-safe and not, mixed", "I1",
     ),
     _mutant(
-        "x2", "replay of other bytes", machine,
+        "x2", "replay of other bytes", state_machine,
         "Replay(record.state, record.body, record.attempt",
         "Replay(record.state, record.body[1:], record.attempt",
         "at most once, three attempts", "I3",
     ),
     _mutant(
-        "x3", "finish that forgets the body", machine,
+        "x3", "finish that forgets the body", state_machine,
         "finished_at=now,\n        body=command.body,", "finished_at=now,",
         "at most once, three attempts", "I4",
     ),
     _mutant(
-        "x4", "takeover before the lease is over", machine,
+        "x4", "takeover before the lease is over", state_machine,
         "return now < record.lease_until", "return now < record.lease_until - 10",
         "fenced, heartbeat", "I5",
     ),
     _mutant(
-        "x5", "heartbeat's deadline from the reply", heartbeat,
+        "x5", "heartbeat's deadline from the reply", heartbeat_flow,
         "deadline = answer.sent_at + grant.lease", "deadline = answer.at + grant.lease",
         "fenced, heartbeat", "I5",
     ),
     _mutant(
-        "x6", "a repeated claim is a stranger's", machine,
+        "x6", "a repeated claim is a stranger's", state_machine,
         "return record.state == PENDING and record.owner == claim.owner", "return False",
         "at most once, lost and late", "I9",
     ),
     _mutant(
-        "x7", "a repeated release is refused", machine,
+        "x7", "a repeated release is refused", state_machine,
         "return _DONE if record.state == ABSENT else _LOST", "return _LOST",
         "fenced, every ending", "I9",
     ),
     _mutant(
-        "x8", "a dead owner holds for ever", machine,
+        "x8", "a dead owner holds for ever", state_machine,
         "return now < record.lease_until",
         "return now < record.lease_until or not record.retry_safe",
         "at most once, three attempts", "I10",
     ),
     _mutant(
-        "x9", "a dead claim is never swept", machine,
+        "x9", "a dead claim is never swept", state_machine,
         "return now >= record.audit_until",
         "return now >= record.audit_until and record.state != PENDING",
         "fenced, three attempts", "I11",
     ),
     _mutant(
-        "x10", "another request's outcome for the overtaken", flow,
+        "x10", "another request's outcome for the overtaken", attempt_flow,
         "same = record.fingerprint == task.fingerprint and seen.now < record.expires_at",
         "same = seen.now < record.expires_at",
         "generations: expiry and sweep", "I3",
     ),
     _mutant(
-        "x11", "a straggler's claim is taken", machine,
+        "x11", "a straggler's claim is taken", state_machine,
         "    (_spent, _too_late),\n", "",
         "outage: no claim is answered", "I9",
     ),
     _mutant(
-        "x12", "a late finish is told done for what recovery decided", machine,
+        "x12", "a late finish is told done for what recovery decided", state_machine,
         "return _DONE if record.state == command.state and same else _refused(record, command)",
         "return _DONE if record.state == command.state else _refused(record, command)",
         "recovery", "I4",
     ),
     _mutant(
-        "x13", "what is unknown expires as what has ended", machine,
+        "x13", "what is unknown expires as what has ended", state_machine,
         "return now >= record.expires_at",
         "return now >= (record.finished_at or record.lease_until) + record.keep",
         "undecided for longer than keep", "I11",
     ),
     _mutant(
-        "x14", "anybody finishes what was given up", machine,
+        "x14", "anybody finishes what was given up", state_machine,
         f"if record is None or {_OWNS}:\n        return _LOST\n{_AGAIN}",
         f"if record is None or (record.state != UNKNOWN and {_OWNS}):\n"
         f"        return _LOST\n{_AGAIN}",
         "retry-safe and not, mixed", "I2",
     ),
     Mutant(
-        "x15", "a late finish over what recovery decided", machine,
+        "x15", "a late finish over what recovery decided", state_machine,
         (
             Edit(_AGAIN, "    if record.state == command.state:\n        # The same owner again"),
             Edit("_next(record.state, FINISH_EVENTS[command.state])", "command.state"),
@@ -212,31 +212,31 @@ MORE = (
         "recovery", "I2",
     ),
     _mutant(
-        "x16", "a late owner's result is refused", machine,
+        "x16", "a late owner's result is refused", state_machine,
         "(record.state != UNKNOWN or command.state == UNKNOWN)", "True",
         "at most once, heartbeat", "I14",
     ),
     _mutant(
-        "x17", "a duplicate of another request is told to wait", shared_reply,
+        "x17", "a duplicate of another request is told to wait", duplicate_reply,
         "return Busy(claim.lease) if same else Different(version_of(claim.fingerprint))",
         "return Busy(claim.lease)",
         "at most once, three attempts", "I7",
     ),
     _mutant(
-        "x18", "a duplicate of another request gets the answer", shared_reply,
+        "x18", "a duplicate of another request gets the answer", duplicate_reply,
         "return reply if same else Different(version_of(claim.fingerprint))",
         "return reply",
         "at most once, three attempts", "I7",
     ),
     _mutant(
-        "x19", "a duplicate is told that it holds the key", shared_reply,
+        "x19", "a duplicate is told that it holds the key", duplicate_reply,
         "    if isinstance(reply, Claimed):\n",
         "    if isinstance(reply, Claimed) and same:\n        return reply\n"
         "    if isinstance(reply, Claimed):\n",
         "fenced, three attempts", "I7",
     ),
     _mutant(
-        "x22", "a fresh key's fence is the clock", machine,
+        "x22", "a fresh key's fence is the clock", state_machine,
         "if record is not None else floor) + 1", "if record is not None else 0) + 1",
         "the clock is set back after a sweep", "I6",
     ),
@@ -251,7 +251,7 @@ MORE = (
         "a key from before the clock was set back", "I6",
     ),
     _mutant(
-        "x23", "a body begins though its claim was refused again", flow,
+        "x23", "a body begins though its claim was refused again", attempt_flow,
         "if isinstance(answer.reply, Lost):\n            # Taken over",
         "if False:\n            # Taken over",
         "fenced, three attempts", "I5",
@@ -270,12 +270,12 @@ class Caught:
 
 def _in_explorer(mutant: Mutant, copy: ModuleType) -> Caught | None:
     kit: Kit
-    if mutant.module is machine:
+    if mutant.module is state_machine:
         kit = replace(REAL, decide=copy.decide, is_garbage=copy.is_garbage)
-    elif mutant.module is shared_reply:
+    elif mutant.module is duplicate_reply:
         kit = replace(REAL, reply_to_duplicate=copy.reply_to_duplicate)
-    elif mutant.module is heartbeat:
-        kit = replace(REAL, heartbeat=copy.heartbeat)
+    elif mutant.module is heartbeat_flow:
+        kit = replace(REAL, heartbeat_flow=copy.heartbeat)
     else:
         kit = replace(REAL, attempt=copy.attempt)
     scenario = next(one for one in SCENARIOS if one.name == mutant.where)
@@ -348,13 +348,13 @@ def test_none_of_the_twelve_is_missing() -> None:
 
 def test_a_mutant_cannot_go_stale() -> None:
     with pytest.raises(ValueError, match="occurs 0 times"):
-        mutated(machine, Edit("no such text", ""))
+        mutated(state_machine, Edit("no such text", ""))
     with pytest.raises(ValueError, match="needs text that occurs once"):
-        mutated(machine, Edit("return", ""))
+        mutated(state_machine, Edit("return", ""))
 
 
 def test_an_unchanged_copy_is_no_mutant() -> None:
-    machines, flows, beats = mutated(machine), mutated(flow), mutated(heartbeat)
+    machines, flows, beats = mutated(state_machine), mutated(attempt_flow), mutated(heartbeat_flow)
     share = REAL.reply_to_duplicate
     kit = Kit(machines.decide, machines.is_garbage, flows.attempt, beats.heartbeat, share)
     report = explore(SCENARIOS[0], kit)

@@ -18,7 +18,7 @@ from oncekey.core.commands import Claim, Claimed, Command, Done, Finish, Reply
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.record import State
 from oncekey.stores.postgres import AsyncPostgresStore, PostgresStore
-from oncekey.testing.colours import LoopThread
+from oncekey.testing.sync_facade import LoopThread
 from oncekey.testing.servers import Postgres
 
 LEASE = 3_600_000_000

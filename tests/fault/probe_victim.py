@@ -24,7 +24,7 @@ from typing import Any
 
 from oncekey import AsyncOnce, Once, Policy, StepResult, child_key
 from oncekey.core.commands import Command, Reply
-from oncekey.stores.clock import wall_clock
+from oncekey.stores.store_clock import wall_clock
 from oncekey.stores.sqlite import AsyncSQLiteStore, SQLiteStore
 
 LEASE = "1h"

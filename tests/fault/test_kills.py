@@ -24,7 +24,7 @@ from oncekey.core.errors import InFlight, OperationFailed, OutcomeUnknown
 from oncekey.core.policy import Policy
 from oncekey.core.recovery import Recovery
 from oncekey.engine.blocking.once import Once
-from oncekey.stores.clock import wall_clock
+from oncekey.stores.store_clock import wall_clock
 from oncekey.stores.sqlite import SQLiteStore
 
 VICTIM = Path(__file__).with_name("victim.py")

@@ -21,7 +21,7 @@ from tests.postgres_stores import server
 from oncekey.core.errors import InFlight, OperationFailed, OutcomeUnknown
 from oncekey.core.policy import Policy
 from oncekey.engine.blocking.once import Once
-from oncekey.stores.clock import wall_clock
+from oncekey.stores.store_clock import wall_clock
 from oncekey.stores.postgres import PostgresStore
 
 VICTIM = Path(__file__).with_name("postgres_store_victim.py")

@@ -23,7 +23,7 @@ from tests.fault.probe_victim import AHEAD_US, LEASE, Plan, Points, Shop, get, p
 
 from oncekey import Once, Policy
 from oncekey.engine.clock import SystemClock
-from oncekey.stores.clock import wall_clock
+from oncekey.stores.store_clock import wall_clock
 from oncekey.stores.sqlite import SQLiteStore
 from oncekey.testing.servers import Proxy
 from oncekey.testing.servers.processes import User, free_port, launch, wait_until

@@ -20,7 +20,7 @@ from oncekey import AsyncOnce, Once
 from oncekey.http.problem import Refusal
 from oncekey.http.rules import Rule
 from oncekey.stores.memory import AsyncMemoryStore, MemoryStore
-from oncekey.testing.faults import AsyncFaultyStore, Fault, FaultyStore
+from oncekey.testing.faulty_store import AsyncFaultyStore, Fault, FaultyStore
 
 PAGE = "/idempotency-policy"
 RULE: dict[str, Any] = {"request_headers": ["X-Tenant"], "store_down": "run"}

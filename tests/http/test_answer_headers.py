@@ -11,7 +11,7 @@ from tests.http.test_asgi_corners import Counting, ask, guard
 from oncekey import AsyncOnce
 from oncekey.http.rules import HEAD_MAX_BYTES, HEADERS_MAX, Rule
 from oncekey.stores.memory import AsyncMemoryStore
-from oncekey.testing.clock import FakeClock
+from oncekey.testing.fake_clock import FakeClock
 
 
 @pytest.mark.parametrize("later_seconds", [30, 3600], ids=["from the cache", "from the store"])

@@ -14,8 +14,8 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from oncekey import AsyncOnce, ConfigurationError, Policy
-from oncekey.core.keys import key_for
-from oncekey.engine.keys import new_key
+from oncekey.core.derived_keys import key_for
+from oncekey.engine.new_key import new_key
 from oncekey.http.asgi import IdempotencyMiddleware
 from oncekey.http.exchange import Exchange, Keyed
 from oncekey.http.message import Response

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from oncekey.core.commands import Claim
 from oncekey.stores.memory import MemoryStore
-from oncekey.testing.clock import FakeClock
+from oncekey.testing.fake_clock import FakeClock
 
 LEASE, KEEP = 30_000_000, 60_000_000
 

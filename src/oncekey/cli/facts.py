@@ -9,8 +9,8 @@ import json
 from datetime import UTC, datetime
 from typing import Any
 
-from oncekey.core.steps import StepStatus
-from oncekey.engine.status import KeyStatus
+from oncekey.core.step_format import StepStatus
+from oncekey.engine.key_status import KeyStatus
 
 VALUE_MAX_CHARS = 2_000
 STEP_MAX_CHARS = 300

@@ -12,8 +12,8 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from oncekey.core.contract import Store
-from oncekey.engine.urls import blocking_store, store_module
+from oncekey.core.store import Store
+from oncekey.engine.store_urls import blocking_store, store_module
 from oncekey.stores.inspection import Inspection
 
 

@@ -19,7 +19,7 @@ from typing import Any, Final, NoReturn, TypeVar
 from oncekey.client.errors import NotSent
 from oncekey.core.errors import ConfigurationError, InvalidKey
 from oncekey.core.fingerprint import fingerprint
-from oncekey.engine.current import RunningStep, current_attempt, current_step
+from oncekey.engine.context import RunningStep, current_attempt, current_step
 
 C = TypeVar("C")
 

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TypeVar
 
 from oncekey.client.asks import Answer, Answered, Begin, Broke, Leave, Send, Verdict, Wait
-from oncekey.client.clock import AsyncClock, Clock
+from oncekey.client.retry_clock import AsyncClock, Clock
 from oncekey.client.errand import Errand
 
 R = TypeVar("R")

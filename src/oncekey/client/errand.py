@@ -25,7 +25,7 @@ from oncekey.client.asks import (
     Trouble,
     Verdict,
 )
-from oncekey.client.clock import Readings
+from oncekey.client.retry_clock import Readings
 from oncekey.client.delivery import Delivery, Progress
 from oncekey.client.errors import RetriesExhausted
 from oncekey.client.flow import Flow, deliver

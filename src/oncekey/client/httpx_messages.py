@@ -12,7 +12,7 @@ from typing import Any, Final
 import httpx
 
 from oncekey.client.asks import SECOND_US, Answered, Broke, Trouble
-from oncekey.client.clock import Readings
+from oncekey.client.retry_clock import Readings
 from oncekey.client.delivery import EXTENSION, Delivery
 from oncekey.client.errand import Errand
 from oncekey.client.errors import RetriesExhausted, unguarded

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from oncekey.client.asks import SECOND_US
-from oncekey.client.clock import Readings
+from oncekey.client.retry_clock import Readings
 
 
 class Pace:

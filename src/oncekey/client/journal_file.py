@@ -20,8 +20,8 @@ from typing import Final
 from oncekey.client.errors import NotSent
 from oncekey.client.journal_lock import LockFile
 from oncekey.core.errors import ConfigurationError
-from oncekey.stores.forking import Forkables, file_identity
-from oncekey.stores.sql import load_queries
+from oncekey.stores.fork_safety import Forkables, file_identity
+from oncekey.stores.sql_files import load_queries
 
 QUERIES: Final = load_queries("oncekey.client", "sql/journal.sql")
 APPLICATION_ID: Final = 0x6F6E6A31  # "onj1"

@@ -16,7 +16,7 @@ from requests.exceptions import InvalidURL, ProxyError, ReadTimeout, RequestExce
 from urllib3 import exceptions as below
 
 from oncekey.client.asks import SECOND_US, Trouble
-from oncekey.client.clock import Readings
+from oncekey.client.retry_clock import Readings
 from oncekey.client.delivery import EXTENSION, Delivery
 from oncekey.client.errand import Errand
 from oncekey.client.errors import RetriesExhausted

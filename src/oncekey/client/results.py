@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from oncekey.core.steps import StepResult
+from oncekey.core.step_format import StepResult
 
 
 class Response(Protocol):

@@ -16,7 +16,7 @@ from oncekey.client.message import REPLAYED_HEADERS
 from oncekey.client.retry import Retry, Terms
 from oncekey.core.errors import ConfigurationError, InvalidKey
 from oncekey.core.identity import check_text
-from oncekey.core.keys import checked_namespace
+from oncekey.core.derived_keys import checked_namespace
 
 if TYPE_CHECKING:
     from oncekey.client.journal import Journal

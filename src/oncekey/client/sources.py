@@ -18,8 +18,8 @@ from typing import Final, NamedTuple
 from oncekey.client.errors import NotSent
 from oncekey.client.message import Asked, field_of
 from oncekey.core.identity import check_text
-from oncekey.engine.current import RunningStep, current_attempt, current_step
-from oncekey.engine.keys import new_key
+from oncekey.engine.context import RunningStep, current_attempt, current_step
+from oncekey.engine.new_key import new_key
 
 INTENT_MAX_CHARS: Final = 255
 

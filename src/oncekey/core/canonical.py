@@ -18,7 +18,7 @@ from typing import Any
 from uuid import UUID
 
 from oncekey.core.errors import InvalidKey
-from oncekey.core.jsontext import make_encode, refuse_other_keys
+from oncekey.core.json_encoder import make_encode, refuse_other_keys
 
 
 class _NotPlainError(Exception):

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 from oncekey.core.errors import ConfigurationError
-from oncekey.core.jsontext import make_encode, refuse_other_keys
+from oncekey.core.json_encoder import make_encode, refuse_other_keys
 
 ENVELOPE_VERSION = 1
 ERROR_MESSAGE_MAX_CHARS = 4_000

@@ -6,7 +6,7 @@ meet, keyed where a secret is configured, so a leaked table cannot be probed for
 The personalisation string carries the format's version.
 
 Child keys are what an operation sends downstream. Services in other languages make them too, so
-they are HMAC-SHA-256 (see derive.py) where ids, which nobody else makes, are BLAKE2b.
+they are HMAC-SHA-256 (see key_derivation.py) where ids, which nobody else makes, are BLAKE2b.
 
 Owns the limits on the parts. No text is normalised: two spellings of "é" are two keys. Knows no
 store.
@@ -19,7 +19,7 @@ from struct import Struct
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from oncekey.core.derive import CHILD_KEY, CHILD_UUID, derived
+from oncekey.core.key_derivation import CHILD_KEY, CHILD_UUID, derived
 from oncekey.core.errors import ConfigurationError, InvalidKey, MissingKey
 from oncekey.core.fingerprint import fingerprint
 

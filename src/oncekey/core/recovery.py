@@ -12,7 +12,7 @@ from uuid import UUID
 
 from oncekey.core.errors import ConfigurationError, InvalidKey
 from oncekey.core.record import State
-from oncekey.core.steps import StepStatus
+from oncekey.core.step_format import StepStatus
 
 NOTE_MAX_CHARS: Final = 1_000
 

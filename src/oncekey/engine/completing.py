@@ -1,7 +1,7 @@
 """Operations that are driven to an end without their caller: what both colours share.
 
 Owns the registered operations, what is kept of a call so that it can be finished by somebody else,
-and what a round came to. When to act is decided in core/completing.py, when to look in agenda.py;
+and what a round came to. When to act is decided in core/abandoned.py, when to look in watchlist.py;
 the colours run it.
 """
 
@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 from oncekey.core import codec as codecs
 from oncekey.core.codec import JSON
 from oncekey.core.commands import Seen
-from oncekey.core.completing import LEFT_LOOK_US, Known, Todo, decide
+from oncekey.core.abandoned import LEFT_LOOK_US, Known, Todo, decide
 from oncekey.core.errors import (
     ConfigurationError,
     InFlight,
@@ -25,11 +25,11 @@ from oncekey.core.errors import (
 )
 from oncekey.core.identity import Identity, KeyLike
 from oncekey.core.record import Record, State
-from oncekey.core.steps import pack_step
-from oncekey.engine.agenda import LOOKS, Agenda
+from oncekey.core.step_format import pack_step
+from oncekey.engine.watchlist import LOOKS, Agenda
 from oncekey.engine.kernel import Job, Kernel
 from oncekey.engine.results import Result
-from oncekey.engine.status import Arguments, arguments_of
+from oncekey.engine.key_status import Arguments, arguments_of
 
 COMPLETE_LIMIT_DEFAULT: Final = 100
 TRIES_MAX: Final = 1_000

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from oncekey.core.commands import Busy, Claim, Different
 from oncekey.core.fingerprint import version_of
-from oncekey.engine.attempt import AttemptBase
+from oncekey.engine.attempt_base import AttemptBase
 
 
 class Holders:

@@ -15,7 +15,7 @@ from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any, NamedTuple
 
 from oncekey.core import codec as codecs
-from oncekey.core.asks import Grant, Recovered, Returned, Task, Verdict
+from oncekey.core.effects import Grant, Recovered, Returned, Task, Verdict
 from oncekey.core.codec import Codec, Stored
 from oncekey.core.errors import ConfigurationError, NotStarted
 from oncekey.core.events import Fact, Notice
@@ -26,11 +26,11 @@ from oncekey.core.policy import Policy
 from oncekey.core.record import Record, State
 from oncekey.core.recovery import Recovery, UnknownKey
 from oncekey.engine.clock import Clock, new_owner
-from oncekey.engine.guarantees import GuaranteeLost, log_change, refusal_of
+from oncekey.engine.guarantee_check import GuaranteeLost, log_change, refusal_of
 from oncekey.engine.holders import Holders
 from oncekey.engine.replay_cache import CACHE_AGE_MAX_US, ReplayCache
 from oncekey.engine.results import Result, error_of, not_kept, result_of
-from oncekey.engine.status import arguments_of, step_statuses
+from oncekey.engine.key_status import arguments_of, step_statuses
 
 Subscriber = Callable[[Notice], None]
 
@@ -46,7 +46,7 @@ class Job(NamedTuple):
     policy: Policy
     codec: Codec
     started_at: int
-    arguments: bytes = b""  # kept before the body begins, see core/steps.py
+    arguments: bytes = b""  # kept before the body begins, see core/step_format.py
 
 
 class BodyNotRun(NotStarted, ConfigurationError):

@@ -11,8 +11,8 @@ from collections import defaultdict
 from functools import partial
 from typing import Any, Final
 
-from oncekey.core.asks import Task
-from oncekey.engine.attempt import AttemptBase
+from oncekey.core.effects import Task
+from oncekey.engine.attempt_base import AttemptBase
 
 # What is tried to leave a key in order, each time a further interruption or failure comes.
 MAKE_UP_TRIES: Final = 3

@@ -23,11 +23,11 @@ from oncekey.core.errors import (
     StoreUnavailable,
 )
 from oncekey.core.identity import OPERATION_MAX_CHARS
-from oncekey.core.keys import require_namespace
+from oncekey.core.derived_keys import require_namespace
 from oncekey.http import problem as problems
 from oncekey.http.bodies import TooLarge, UnreadableBody
 from oncekey.http.durations import Durations
-from oncekey.http.fingerprint import described
+from oncekey.http.request_fingerprint import described
 from oncekey.http.keys import HEADER, RefusedField, read_key
 from oncekey.http.message import Headers, Request, Response, values
 from oncekey.http.problem import Problem, Render, problem_of, refusal

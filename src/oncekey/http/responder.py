@@ -19,7 +19,7 @@ from oncekey.engine.aio.attempt import AsyncAttempt
 from oncekey.engine.aio.once import AsyncOnce
 from oncekey.engine.results import Result
 from oncekey.http.exchange import STORE_DOWN_MARK, Asking, Exchange, Keyed
-from oncekey.http.fingerprint import takes_long
+from oncekey.http.request_fingerprint import takes_long
 from oncekey.http.message import Headers, Request, Response
 from oncekey.http.mounted import serves
 from oncekey.http.recording import Message, Recording, Send

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from oncekey.core.errors import ConfigurationError
-from oncekey.stores.sql import Migration
+from oncekey.stores.sql_files import Migration
 
 
 def plan(

@@ -11,7 +11,7 @@ import pytest
 from tests.postgres_stores import DATABASE, server
 
 from oncekey.core.commands import Claim, Claimed
-from oncekey.stores.postgres import faults
+from oncekey.stores.postgres import errors
 from oncekey.stores.postgres.program import Statement
 from oncekey.testing.explore.database import PLAIN, RING, Database, Session, Setup
 from oncekey.testing.explore.races import claim, held
@@ -96,5 +96,5 @@ def test_nothing_is_claimed_when_the_wait_was_too_long(scene: Scene) -> None:
         other.commit()
         with pytest.raises(psycopg.Error) as refused:
             asked.result(20)
-    assert faults.state_of(refused.value) == "OK005"
+    assert errors.state_of(refused.value) == "OK005"
     assert database.records(KEY) == before

@@ -17,7 +17,7 @@ from oncekey import Terminal
 from oncekey.core.commands import Claim, Claimed, Done, Finish, Lost, Release
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.record import State
-from oncekey.stores.postgres import faults
+from oncekey.stores.postgres import errors
 from oncekey.stores.postgres.enlisting import (
     LEFT_OPEN_MAX,
     Mark,
@@ -75,7 +75,7 @@ def test_a_record_that_comes_too_late_is_told_so() -> None:
     mine = participant()
     steps = mine.apply([FINISH], Standing.OPEN)
     next(steps)
-    assert names(steps.throw(Said(faults.TOO_LATE))) == ["BACK", "let_go"]
+    assert names(steps.throw(Said(errors.TOO_LATE))) == ["BACK", "let_go"]
     with pytest.raises(StopIteration) as stop:
         steps.send(())
     assert stop.value.value == [Lost()]

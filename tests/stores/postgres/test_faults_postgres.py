@@ -28,7 +28,7 @@ from tests.postgres_stores import server as shared_server
 
 from oncekey.core.commands import Claimed, Done, Look
 from oncekey.core.errors import ConfigurationError, StoreUnavailable
-from oncekey.stores.postgres import faults
+from oncekey.stores.postgres import errors
 from oncekey.stores.postgres.queries import Layout, make_migrations
 from oncekey.testing.contract.bench import until
 from oncekey.testing.servers import Postgres
@@ -357,7 +357,7 @@ def test_a_command_at_fault_is_not_the_stores(faces: Faces, postgres: Postgres) 
 
 
 def test_every_code_of_ours_has_one_meaning() -> None:
-    codes = [value for value in vars(faults).values() if re.fullmatch(r"OK\d+", str(value))]
+    codes = [value for value in vars(errors).values() if re.fullmatch(r"OK\d+", str(value))]
     assert len(codes) == len(set(codes))
     raised = {
         code
@@ -367,6 +367,6 @@ def test_every_code_of_ours_has_one_meaning() -> None:
     assert raised <= set(codes)
 
     class Ended(Exception):
-        sqlstate = faults.TOO_LATE
+        sqlstate = errors.TOO_LATE
 
-    assert "pooler" not in faults.text(Ended("another owner has ended the key"))
+    assert "pooler" not in errors.text(Ended("another owner has ended the key"))

@@ -13,7 +13,7 @@ from oncekey.core.record import State
 from oncekey.stores.memory import MemoryStore
 from oncekey.stores.postgres import PostgresStore
 from oncekey.stores.postgres.program import Statement
-from oncekey.testing.clock import FakeClock
+from oncekey.testing.fake_clock import FakeClock
 
 LEASE, KEEP = 30_000_000, 3_600_000_000
 ID = b"i" * 16

@@ -19,7 +19,7 @@ from oncekey.stores.migrations import plan
 from oncekey.stores.postgres import base
 from oncekey.stores.postgres.queries import Layout, make_migrations
 from oncekey.stores.postgres.schema import upgrade
-from oncekey.stores.sql import Migration, make_migration
+from oncekey.stores.sql_files import Migration, make_migration
 from oncekey.testing.servers import Postgres
 
 PLAIN = Layout("oncekey")

@@ -11,9 +11,9 @@ from tests.postgres_views import HOUR, NO_JSON, Bench, NewRecord, at, value
 
 from oncekey.core.codec import JSON, StoredValue, Tombstone, pack_tombstone, unpack
 from oncekey.core.record import Record, State, Step
-from oncekey.core.steps import ARGUMENTS, pack_step, unpack_step
-from oncekey.engine.status import step_statuses
-from oncekey.stores.steps import pack_steps, unpack_steps
+from oncekey.core.step_format import ARGUMENTS, pack_step, unpack_step
+from oncekey.engine.key_status import step_statuses
+from oncekey.stores.step_column import pack_steps, unpack_steps
 
 
 def json_in(envelope: bytes) -> str | None:

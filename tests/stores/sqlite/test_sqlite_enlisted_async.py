@@ -13,7 +13,7 @@ import pytest
 
 from oncekey import AsyncOnce
 from oncekey.core.commands import Busy, Claim, Claimed, Done, Finish, Look, Replay, Seen
-from oncekey.core.contract import AsyncEnlisted
+from oncekey.core.store import AsyncEnlisted
 from oncekey.core.errors import ConfigurationError, StoreUnavailable
 from oncekey.core.record import State
 from oncekey.stores.sqlite import AsyncSQLiteStore, SQLiteStore

@@ -14,10 +14,10 @@ from oncekey.core.commands import Claim, Claimed, Finish, Replay
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.record import State, Step
 from oncekey.stores.migrations import plan
-from oncekey.stores.sql import Migration, parse_queries
+from oncekey.stores.sql_files import Migration, parse_queries
 from oncekey.stores.sqlite import SQLiteStore, schema
 from oncekey.stores.sqlite.executors import run
-from oncekey.stores.steps import pack_steps, unpack_steps
+from oncekey.stores.step_column import pack_steps, unpack_steps
 
 LAST = schema.MIGRATIONS[-1].version
 ONE, TWO, THREE = (Migration(n, f"m{n}", "") for n in (1, 2, 3))

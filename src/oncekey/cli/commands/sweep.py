@@ -15,7 +15,7 @@ from oncekey.cli.hiding import redacted
 from oncekey.cli.opening import has_records, open_store
 from oncekey.cli.output import Output, error_line
 from oncekey.cli.sweeping import TIERS, Round, Tell, batch_of, sweep_for_ever, sweep_round
-from oncekey.core.contract import SWEEP_LIMIT_DEFAULT
+from oncekey.core.store import SWEEP_LIMIT_DEFAULT
 from oncekey.core.duration import human
 
 LIMIT_MAX = 100_000

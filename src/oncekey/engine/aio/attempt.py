@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from oncekey.core.asks import (
+from oncekey.core.effects import (
     Answer,
     Call,
     Grant,
@@ -26,11 +26,11 @@ from oncekey.core.codec import codec_for
 from oncekey.core.commands import Command, Lost, Renew
 from oncekey.core.duration import Duration
 from oncekey.core.errors import StoreUnavailable
-from oncekey.core.stepping import step as step_flow
-from oncekey.engine.aio.heart import sleep
+from oncekey.core.step_flow import step as step_flow
+from oncekey.engine.aio.heartbeat import sleep
 from oncekey.engine.aio.parallel import AsyncParallel
-from oncekey.engine.attempt import AttemptBase
-from oncekey.engine.current import in_step
+from oncekey.engine.attempt_base import AttemptBase
+from oncekey.engine.context import in_step
 from oncekey.engine.kernel import Job, Kernel
 from oncekey.engine.step_calls import StepCall, bare, packed
 

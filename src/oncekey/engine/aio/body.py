@@ -12,12 +12,12 @@ from collections.abc import Awaitable, Callable
 from types import CoroutineType
 from typing import Any, TypeVar
 
-from oncekey.core.asks import Raised, Returned, Task
+from oncekey.core.effects import Raised, Returned, Task
 from oncekey.engine.aio.attempt import AsyncAttempt
 from oncekey.engine.aio.loop_state import Home
-from oncekey.engine.attempt import AttemptBase
+from oncekey.engine.attempt_base import AttemptBase
 from oncekey.engine.body_check import warn_blocking
-from oncekey.engine.current import enter, entered
+from oncekey.engine.context import enter, entered
 from oncekey.engine.kernel import BodyNotRun, Job, Kernel
 from oncekey.engine.progress import NOTHING, Progress
 

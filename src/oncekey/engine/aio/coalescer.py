@@ -16,7 +16,7 @@ import sys
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import Context
 
-from oncekey.core.asks import Answer
+from oncekey.core.effects import Answer
 from oncekey.core.commands import Command, Reply
 from oncekey.core.errors import StoreUnavailable
 from oncekey.engine.batch import (

@@ -1,6 +1,6 @@
 """Finishes what others left behind, in tasks.
 
-Owns a round: list, look, act. What to do about a record is decided in core/completing.py.
+Owns a round: list, look, act. What to do about a record is decided in core/abandoned.py.
 """
 
 from __future__ import annotations
@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 
 from oncekey.core.commands import Look, Seen
-from oncekey.core.completing import Todo
-from oncekey.core.contract import AsyncStore
+from oncekey.core.abandoned import Todo
+from oncekey.core.store import AsyncStore
 from oncekey.core.errors import StoreUnavailable
-from oncekey.engine.agenda import PAGE
+from oncekey.engine.watchlist import PAGE
 from oncekey.engine.aio.runner import AsyncRunner
 from oncekey.engine.clock import Clock
 from oncekey.engine.completing import (

@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
-from oncekey.core.completing import TRIES_DEFAULT
-from oncekey.core.contract import SWEEP_LIMIT_DEFAULT, AsyncStore
+from oncekey.core.abandoned import TRIES_DEFAULT
+from oncekey.core.store import SWEEP_LIMIT_DEFAULT, AsyncStore
 from oncekey.core.duration import Duration, microseconds
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.events import Notice
@@ -21,7 +21,7 @@ from oncekey.core.identity import KeyLike
 from oncekey.core.levels import Guarantee
 from oncekey.core.policy import Policy, PolicyOptions
 from oncekey.engine.aio.attempt import AsyncAttempt
-from oncekey.engine.aio.background import AsyncBackground
+from oncekey.engine.aio.periodic import AsyncBackground
 from oncekey.engine.aio.completer import AsyncCompleter
 from oncekey.engine.aio.operations import AsyncOperations
 from oncekey.engine.aio.runner import AsyncRunner
@@ -35,15 +35,15 @@ from oncekey.engine.completing import (
     Registered,
     as_kept,
 )
-from oncekey.engine.guarding import check_operation
+from oncekey.engine.guard import check_operation
 from oncekey.engine.kernel import Kernel, Subscriber
 from oncekey.engine.lifetime import Holdings, free_when_dropped, reopen_store, was_closed
-from oncekey.engine.operation import Operation
+from oncekey.engine.registered_operation import Operation
 from oncekey.engine.periods import at_least_one, period
 from oncekey.engine.results import Result
 from oncekey.engine.setup import make_kernel
 from oncekey.engine.sweeping import sweep_plan
-from oncekey.engine.urls import async_store
+from oncekey.engine.store_urls import async_store
 
 T = TypeVar("T")
 

@@ -14,10 +14,10 @@ from oncekey.core.policy import Policy, PolicyOptions
 from oncekey.engine.aio.body import AsyncBody
 from oncekey.engine.aio.runner import AsyncRunner
 from oncekey.engine.body_check import check_body
-from oncekey.engine.guarding import Picker, call, guarded
+from oncekey.engine.guard import Picker, call, guarded
 from oncekey.engine.kernel import Kernel
 from oncekey.engine.results import Result
-from oncekey.engine.status import KeyStatus, status_of
+from oncekey.engine.key_status import KeyStatus, status_of
 
 if TYPE_CHECKING:
     from oncekey.engine.signatures import AsyncGuard

@@ -3,7 +3,7 @@
 Each attempt is a task of its own: a caller that is cancelled leaves at once, the attempt goes on
 to its end and its outcome is stored (I14). Cancelled before the body began, it gives the key back.
 
-Owns the asyncio answers to each ask. The rules are in core/flow.py.
+Owns the asyncio answers to each ask. The rules are in core/attempt_flow.py.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from oncekey.core.asks import (
+from oncekey.core.effects import (
     Answer,
     Call,
     Grant,
@@ -32,12 +32,12 @@ from oncekey.core.asks import (
 )
 from oncekey.core.codec import Stored
 from oncekey.core.commands import Command, Look, Release, Reply, Seen
-from oncekey.core.contract import AsyncEnlisted
+from oncekey.core.store import AsyncEnlisted
 from oncekey.core.errors import NotStarted, StoreUnavailable
-from oncekey.core.flow import attempt as attempt_flow
-from oncekey.core.flow import close
-from oncekey.core.flow import recover as recover_flow
-from oncekey.core.lateness import starts_late
+from oncekey.core.attempt_flow import attempt as attempt_flow
+from oncekey.core.attempt_flow import close
+from oncekey.core.attempt_flow import recover as recover_flow
+from oncekey.core.late_owner import starts_late
 from oncekey.core.record import Record, State
 from oncekey.engine.aio.attempt import AsyncAttempt, leave
 from oncekey.engine.aio.body import (
@@ -49,14 +49,14 @@ from oncekey.engine.aio.body import (
     result_of_body,
 )
 from oncekey.engine.aio.coalescer import AsyncCoalescer
-from oncekey.engine.aio.heart import AsyncHeart, sleep
-from oncekey.engine.aio.leftovers import AsyncOffering
+from oncekey.engine.aio.heartbeat import AsyncHeart, sleep
+from oncekey.engine.aio.deferred_writes import AsyncOffering
 from oncekey.engine.aio.loop_state import Home, drain, drain_others
 from oncekey.engine.aio.shared_claims import AsyncSharedClaims
-from oncekey.engine.attempt import AttemptBase
+from oncekey.engine.attempt_base import AttemptBase
 from oncekey.engine.clock import new_owner
-from oncekey.engine.current import enter as enter_body
-from oncekey.engine.current import leave as leave_body
+from oncekey.engine.context import enter as enter_body
+from oncekey.engine.context import leave as leave_body
 from oncekey.engine.duplicates import Duplicates
 from oncekey.engine.kernel import Job, Kernel
 from oncekey.engine.progress import MAKE_UP_TRIES, NOTHING

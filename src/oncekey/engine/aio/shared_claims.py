@@ -1,7 +1,7 @@
 """Shares the claims and waits of one attempt with its duplicates on the same event loop.
 
 Owns the asyncio answers to a claim and to a sleep that watches a key. What is shared and with
-whom is engine/duplicates.py; the rules of an attempt are core/flow.py.
+whom is engine/duplicates.py; the rules of an attempt are core/attempt_flow.py.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 
-from oncekey.core.asks import Answer, Call, Sleep
+from oncekey.core.effects import Answer, Call, Sleep
 from oncekey.core.commands import Claim, Command
 from oncekey.engine.clock import Clock
 from oncekey.engine.duplicates import FOLLOWER_POLL_US, AttemptEnd, Duplicates, Told, Waiter

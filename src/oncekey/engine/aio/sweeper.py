@@ -1,15 +1,15 @@
 """A task that sweeps the store while its engine is elected to.
 
-When and how much is in engine/sweeping.py, the task in background.py.
+When and how much is in engine/sweeping.py, the task in periodic.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from oncekey.core.contract import AsyncStore
-from oncekey.engine.aio.background import AsyncBackground
-from oncekey.engine.aio.heart import sleep
+from oncekey.core.store import AsyncStore
+from oncekey.engine.aio.periodic import AsyncBackground
+from oncekey.engine.aio.heartbeat import sleep
 from oncekey.engine.clock import Clock, new_owner
 from oncekey.engine.sweeping import SweepPlan, rest_after
 

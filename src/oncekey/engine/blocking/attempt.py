@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
-from oncekey.core.asks import (
+from oncekey.core.effects import (
     Answer,
     Call,
     Grant,
@@ -24,11 +24,11 @@ from oncekey.core.codec import codec_for
 from oncekey.core.commands import Command, Lost, Renew
 from oncekey.core.duration import Duration
 from oncekey.core.errors import StoreUnavailable
-from oncekey.core.stepping import step as step_flow
-from oncekey.core.steps import StepResult
-from oncekey.engine.attempt import AttemptBase
+from oncekey.core.step_flow import step as step_flow
+from oncekey.core.step_format import StepResult
+from oncekey.engine.attempt_base import AttemptBase
 from oncekey.engine.blocking.parallel import Parallel
-from oncekey.engine.current import in_step
+from oncekey.engine.context import in_step
 from oncekey.engine.kernel import Job, Kernel
 from oncekey.engine.step_calls import StepCall, bare, packed
 

@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from oncekey.core.asks import Answer
+from oncekey.core.effects import Answer
 from oncekey.core.commands import Command, Reply
 from oncekey.core.errors import StoreUnavailable
 from oncekey.engine.batch import (

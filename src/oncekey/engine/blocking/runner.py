@@ -1,7 +1,7 @@
 """Drives the flow in the caller's thread.
 
 Owns the blocking answers to each ask: calling the store, running the body, sleeping, recovering.
-The rules are in core/flow.py; this file only does what it is asked.
+The rules are in core/attempt_flow.py; this file only does what it is asked.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from contextlib import suppress
 from types import FunctionType
 from typing import Any, TypeVar
 
-from oncekey.core.asks import (
+from oncekey.core.effects import (
     Answer,
     Call,
     Grant,
@@ -26,21 +26,21 @@ from oncekey.core.asks import (
     Verdict,
 )
 from oncekey.core.commands import Command, Look, Release, Reply, Seen
-from oncekey.core.contract import Enlisted
+from oncekey.core.store import Enlisted
 from oncekey.core.errors import StoreUnavailable
-from oncekey.core.flow import attempt as attempt_flow
-from oncekey.core.flow import close
-from oncekey.core.flow import recover as recover_flow
-from oncekey.core.lateness import starts_late
+from oncekey.core.attempt_flow import attempt as attempt_flow
+from oncekey.core.attempt_flow import close
+from oncekey.core.attempt_flow import recover as recover_flow
+from oncekey.core.late_owner import starts_late
 from oncekey.core.record import Record, State
-from oncekey.engine.attempt import AttemptBase
+from oncekey.engine.attempt_base import AttemptBase
 from oncekey.engine.blocking.attempt import Attempt
 from oncekey.engine.blocking.coalescer import Coalescer
-from oncekey.engine.blocking.heart import Heart
-from oncekey.engine.blocking.leftovers import Offering
+from oncekey.engine.blocking.heartbeat import Heart
+from oncekey.engine.blocking.deferred_writes import Offering
 from oncekey.engine.blocking.shared_claims import SharedClaims
 from oncekey.engine.clock import new_owner
-from oncekey.engine.current import enter, entered, leave
+from oncekey.engine.context import enter, entered, leave
 from oncekey.engine.duplicates import Duplicates
 from oncekey.engine.kernel import BodyNotRun, Job, Kernel
 from oncekey.engine.progress import MAKE_UP_TRIES, NOTHING, Progress, whole_call

@@ -1,14 +1,14 @@
 """A thread that sweeps the store while its engine is elected to.
 
-When and how much is in engine/sweeping.py, the thread in background.py.
+When and how much is in engine/sweeping.py, the thread in periodic.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from oncekey.core.contract import Store
-from oncekey.engine.blocking.background import Background
+from oncekey.core.store import Store
+from oncekey.engine.blocking.periodic import Background
 from oncekey.engine.clock import Clock, new_owner
 from oncekey.engine.sweeping import SweepPlan, rest_after
 

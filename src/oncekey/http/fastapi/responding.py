@@ -19,7 +19,7 @@ from typing import Any, Final
 from starlette.responses import Response as Starlette
 
 from oncekey.engine.aio.attempt import AsyncAttempt
-from oncekey.engine.current import enter as enter_body
+from oncekey.engine.context import enter as enter_body
 from oncekey.engine.results import Result
 from oncekey.http.exchange import STORE_DOWN_MARK, Asking
 from oncekey.http.fastapi.door import DOOR, Guarding, Visit

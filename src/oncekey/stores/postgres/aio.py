@@ -17,10 +17,10 @@ from typing import Any, TypeVar
 import asyncpg
 
 from oncekey.core.commands import Command, Reply
-from oncekey.core.contract import SWEEP_LIMIT_DEFAULT, AsyncEnlisted, Unfinished
+from oncekey.core.store import SWEEP_LIMIT_DEFAULT, AsyncEnlisted, Unfinished
 from oncekey.core.errors import ConfigurationError, OncekeyError, StoreUnavailable
 from oncekey.core.record import Record
-from oncekey.stores.postgres import faults
+from oncekey.stores.postgres import errors
 from oncekey.stores.postgres.asyncpg_lines import (
     CANCEL_SECONDS,
     ERRORS,
@@ -85,22 +85,22 @@ class AsyncDatabase:
             except TimeoutError as error:
                 await line.recover()
                 if line.unreplicated:
-                    raise faults.not_replicated() from error
+                    raise errors.not_replicated() from error
                 if line.is_closed:  # not even to being asked to stop
-                    raise faults.no_answer() from error
+                    raise errors.no_answer() from error
                 raise StoreUnavailable(
                     "no answer from the server in time", timed_out=True
                 ) from error
             except ERRORS as error:
                 # A server's error is the regular end of a statement, unless it is the last word.
                 line.is_idle = isinstance(error, asyncpg.PostgresError)
-                told = faults.making if isinstance(statement, Script) else faults.serving
+                told = errors.making if isinstance(statement, Script) else errors.serving
                 meaning = told(error, broken=line.is_closed)
                 if meaning is None:
                     raise
                 if written and isinstance(meaning, StoreUnavailable):
                     meaning.ambiguous = True  # what was committed before this statement stays (S5)
-                if faults.is_over(error):
+                if errors.is_over(error):
                     line.end()
                 raise meaning from error
 
@@ -120,7 +120,7 @@ class AsyncDatabase:
             rows = await line.connection.fetch(query.sql, *params, timeout=seconds)
         if line.unreplicated:
             line.is_idle = True
-            raise faults.not_replicated()
+            raise errors.not_replicated()
         return rows
 
     async def _script(self, line: Line, sql: str) -> None:
@@ -240,7 +240,7 @@ class AsyncPostgresStore(PostgresBase):
             result = await self._repeated(program, end or self._end())
             answered = True
         except Exception as error:
-            answered = not isinstance(error, faults.NoAnswer)
+            answered = not isinstance(error, errors.NoAnswer)
             raise
         finally:
             self._breaker.leave(tries, answered=answered)
@@ -263,5 +263,5 @@ class AsyncPostgresStore(PostgresBase):
         try:
             server = await self._database.run(self._confirmation())
         except StoreUnavailable as error:
-            raise faults.not_replicated() from error
+            raise errors.not_replicated() from error
         self._confirmed(doubts, server)

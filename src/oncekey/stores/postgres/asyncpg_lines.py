@@ -20,9 +20,9 @@ from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 import asyncpg
 
 from oncekey.core.errors import StoreUnavailable
-from oncekey.stores.postgres import faults
+from oncekey.stores.postgres import errors
 from oncekey.stores.postgres.durability import UNREPLICATED
-from oncekey.stores.postgres.faults import none_free, was_closed
+from oncekey.stores.postgres.errors import none_free, was_closed
 from oncekey.stores.postgres.options import Options
 from oncekey.stores.postgres.timing import STOP_SECONDS
 
@@ -190,9 +190,9 @@ class OwnLines:
         try:
             line = Line(await asyncpg.connect(self._address, **{**self._kwargs, **allowed}))
         except TimeoutError as error:
-            raise faults.not_connected() from error
+            raise errors.not_connected() from error
         except (*ERRORS, ValueError) as error:
-            raise faults.opening(error) from error
+            raise errors.opening(error) from error
         self._lines.add(line)
         return line
 
@@ -249,7 +249,7 @@ def _settings(address: str, options: Options) -> tuple[str, dict[str, Any]]:
         query = parse_qsl(parts.query, keep_blank_values=True)
         seconds = float(dict(query).get("connect_timeout") or CONNECT_SECONDS)
     except ValueError:
-        raise faults.unreadable() from None
+        raise errors.unreadable() from None
     if any(name == "application_name" for name, _ in query):
         settings = {}
     if not options.pooler:
@@ -286,7 +286,7 @@ class GivenLines:
                 "the pool that was given had no connection within pool_timeout", ambiguous=False
             ) from error
         except (*ERRORS, ValueError) as error:
-            raise faults.opening(error) from error
+            raise errors.opening(error) from error
         line = Line(connection)
         try:
             yield line

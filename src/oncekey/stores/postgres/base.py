@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from oncekey.core.commands import Command
 from oncekey.core.errors import OncekeyError, StoreUnavailable
-from oncekey.stores.postgres import durability, faults
+from oncekey.stores.postgres import durability, errors
 from oncekey.stores.postgres.locked_rows import Isolation, LockedRows
 from oncekey.stores.postgres.options import Options
 from oncekey.stores.postgres.program import Statement
@@ -91,7 +91,7 @@ class PostgresBase:
         return self._ready
 
     def _failed(self, error: OncekeyError) -> OncekeyError:
-        meaning = faults.preparing(error)
+        meaning = errors.preparing(error)
         self._failure = _Failure(time.monotonic(), meaning)
         return meaning
 
@@ -110,11 +110,11 @@ class PostgresBase:
         """Whether nothing of a batch was done, and another turn may do it: two of them stood in
         each other's way, which sorted ids make rare; or the server's clock was set ahead, so that
         a claim seemed too late while its sender was still waiting."""
-        state = faults.state_of(error.__cause__)
-        if state == faults.NOT_IN_TIME:
+        state = errors.state_of(error.__cause__)
+        if state == errors.NOT_IN_TIME:
             self._program.server_clock.forget()
             return turn == 0 and time.monotonic() < end - STOP_SECONDS
-        return turn < DEADLOCK_TRIES - 1 and state in faults.SERIALIZATION
+        return turn < DEADLOCK_TRIES - 1 and state in errors.SERIALIZATION
 
     # --- commits that may be here alone ---------------------------------------------------------
     #

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import psycopg
 
 from oncekey.core.commands import Command, Reply
-from oncekey.core.contract import SWEEP_LIMIT_DEFAULT, Enlisted, Unfinished
+from oncekey.core.store import SWEEP_LIMIT_DEFAULT, Enlisted, Unfinished
 from oncekey.core.errors import ConfigurationError, OncekeyError, StoreUnavailable
 from oncekey.core.record import Record
-from oncekey.stores.postgres import faults
+from oncekey.stores.postgres import errors
 from oncekey.stores.postgres.base import (
     DEADLOCK_TRIES,
     SCRIPT_SECONDS,
@@ -85,15 +85,15 @@ class Database:
                 return result
             except psycopg.Error as error:
                 if isinstance(error, Silence):
-                    raise faults.no_answer() from error
+                    raise errors.no_answer() from error
                 line.tidy()
-                told = faults.making if isinstance(statement, Script) else faults.serving
+                told = errors.making if isinstance(statement, Script) else errors.serving
                 meaning = told(error, broken=line.is_closed)
                 if meaning is None:
                     raise
                 if written and isinstance(meaning, StoreUnavailable):
                     meaning.ambiguous = True  # what was committed before this statement stays (S5)
-                if faults.is_over(error):
+                if errors.is_over(error):
                     line.connection.close()
                 raise meaning from error
 
@@ -113,7 +113,7 @@ class Database:
             self._execute_in_transaction(line, cursor, query.sql.encode(), params)
         rows: Sequence[Row] = cursor.fetchall() if cursor.description else ()
         if line.unreplicated:
-            raise faults.not_replicated()
+            raise errors.not_replicated()
         return rows
 
     def _execute_in_transaction(
@@ -217,7 +217,7 @@ class PostgresStore(PostgresBase):
             result = self._repeated(program, end or self._end())
             answered = True
         except Exception as error:
-            answered = not isinstance(error, faults.NoAnswer)
+            answered = not isinstance(error, errors.NoAnswer)
             raise
         finally:
             self._breaker.leave(tries, answered=answered)
@@ -240,5 +240,5 @@ class PostgresStore(PostgresBase):
         try:
             server = self._database.run(self._confirmation())
         except StoreUnavailable as error:
-            raise faults.not_replicated() from error
+            raise errors.not_replicated() from error
         self._confirmed(doubts, server)

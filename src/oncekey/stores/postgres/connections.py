@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
-from oncekey.core.contract import AsyncEnlisted, Enlisted
+from oncekey.core.store import AsyncEnlisted, Enlisted
 from oncekey.core.errors import ConfigurationError
 from oncekey.stores import sqlalchemy_savepoints
 from oncekey.stores.postgres.enlisting import Action, Standing

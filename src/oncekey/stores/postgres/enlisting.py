@@ -33,12 +33,12 @@ from oncekey.core.commands import (
     Resolve,
 )
 from oncekey.core.errors import ConfigurationError
-from oncekey.core.machine import decide
+from oncekey.core.state_machine import decide
 from oncekey.core.record import Record
-from oncekey.stores.postgres import faults
+from oncekey.stores.postgres import errors
 from oncekey.stores.postgres.program import TRANSACTION_HINT_US, Program, Statement
 from oncekey.stores.postgres.rows import Met, Row, met_of
-from oncekey.stores.steps import pack_steps
+from oncekey.stores.step_column import pack_steps
 
 T = TypeVar("T")
 
@@ -200,7 +200,7 @@ class Participant:
         except BaseException as error:
             # Rows without their record must not be committed, whoever catches this.
             yield from self._give_up(run, standing)
-            if faults.state_of(error) == faults.TOO_LATE:
+            if errors.state_of(error) == errors.TOO_LATE:
                 return Lost()
             raise
         self._runs.remove(run)

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from oncekey.core.commands import Command, Reply
 from oncekey.core.errors import ConfigurationError
-from oncekey.stores.postgres import faults
+from oncekey.stores.postgres import errors
 from oncekey.stores.postgres.enlisting import (
     NO_SAVEPOINT,
     Action,
@@ -178,16 +178,16 @@ def meaning_of(error: BaseException, program: Program) -> Exception | None:
     """The error to raise for a driver's; None where that one is to be raised as it is."""
     if isinstance(error, ConfigurationError):
         return None
-    if faults.state_of(error) in faults.NOT_THERE:
+    if errors.state_of(error) in errors.NOT_THERE:
         return ConfigurationError(
             f"the connection leads to a database without oncekey's schema "
             f"{program.layout.schema!r}; the store is in {program.address}. Give in_transaction a "
             f"connection to that database, or open the store where the connection leads and run "
             f"`oncekey migrate` there ({faults.text(error)})"
         )
-    if faults.state_of(error) in (faults.CLAIM_GONE, NO_SAVEPOINT):
+    if errors.state_of(error) in (errors.CLAIM_GONE, NO_SAVEPOINT):
         return transaction_over()
-    return faults.enlisted(error)
+    return errors.enlisted(error)
 
 
 # --- texts ------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from oncekey.core.errors import ConfigurationError
 from oncekey.stores.inspection import Inspection
 from oncekey.stores.migrations import plan
-from oncekey.stores.postgres import durability, faults
+from oncekey.stores.postgres import durability, errors
 from oncekey.stores.postgres.options import Options, split_url
 from oncekey.stores.postgres.program import Statement
 from oncekey.stores.postgres.queries import (
@@ -128,7 +128,7 @@ def _connected(address: str, options: Options) -> Iterator[psycopg.Connection[An
                 connection.execute(f"SET LOCAL {name} = '{options.session[name]}'".encode())
             yield connection
     except psycopg.Error as error:
-        raise faults.opening(error) from error
+        raise errors.opening(error) from error
 
 
 def _driver(address: str) -> dict[str, Any]:

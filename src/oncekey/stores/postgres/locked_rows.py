@@ -16,7 +16,7 @@ from typing import Final
 
 from oncekey.core.commands import Command, Reply
 from oncekey.core.errors import StoreUnavailable
-from oncekey.stores.postgres import faults
+from oncekey.stores.postgres import errors
 
 # How long a batch waits for a row lock before it is found out whose that is. Other batches are
 # done sooner, as a rule.
@@ -68,7 +68,7 @@ class Isolation:
 
     def goes_on(self, error: StoreUnavailable) -> bool:
         """Whether the batch failed for a lock and may do without who is locked."""
-        if faults.state_of(error.__cause__) != faults.LOCKED or time.monotonic() > self._end:
+        if errors.state_of(error.__cause__) != errors.LOCKED or time.monotonic() > self._end:
             return False
         self.suspects = {command.id for command in self.free}
         return True

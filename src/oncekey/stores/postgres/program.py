@@ -16,9 +16,9 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from oncekey.core.commands import Busy, Claim, Claimed, Command, Done, Finish, Lost, Reply
 from oncekey.core.errors import ConfigurationError, StoreUnavailable
-from oncekey.core.machine import decide
+from oncekey.core.state_machine import decide
 from oncekey.core.record import Record
-from oncekey.core.shared_reply import reply_to_duplicate
+from oncekey.core.duplicate_reply import reply_to_duplicate
 from oncekey.stores.postgres.durability import Server, server_of
 from oncekey.stores.postgres.queries import Layout
 from oncekey.stores.postgres.rows import (
@@ -31,7 +31,7 @@ from oncekey.stores.postgres.rows import (
     replace_columns,
 )
 from oncekey.stores.postgres.timing import ServerClock, SettingsWatch
-from oncekey.stores.secrets import refuse_another_secret
+from oncekey.stores.secret_check import refuse_another_secret
 
 TURNS_MAX: Final = 20
 # How long a caller should wait where somebody's open transaction holds the key: nobody can tell.

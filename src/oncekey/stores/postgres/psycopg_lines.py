@@ -23,9 +23,9 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
 from oncekey.core.errors import StoreUnavailable
-from oncekey.stores.postgres import faults
+from oncekey.stores.postgres import errors
 from oncekey.stores.postgres.durability import UNREPLICATED
-from oncekey.stores.postgres.faults import none_free, was_closed
+from oncekey.stores.postgres.errors import none_free, was_closed
 from oncekey.stores.postgres.options import Options
 from oncekey.stores.postgres.timing import STOP_SECONDS
 
@@ -204,9 +204,9 @@ class OwnLines:
         try:
             return Line(psycopg.connect(self._address, **{**self._kwargs, **allowed}))
         except psycopg.errors.ConnectionTimeout as error:
-            raise faults.not_connected() from error
+            raise errors.not_connected() from error
         except psycopg.Error as error:
-            raise faults.opening(error) from error
+            raise errors.opening(error) from error
 
     def _put_back(self, place: Place, line: Line) -> None:
         if line.is_closed:
@@ -235,7 +235,7 @@ def _settings(address: str, options: Options) -> dict[str, Any]:
     try:
         given = conninfo_to_dict(address)
     except psycopg.ProgrammingError as error:
-        raise faults.unreadable(str(error)) from None
+        raise errors.unreadable(str(error)) from None
     settings: dict[str, Any] = {
         "autocommit": True,
         "prepare_threshold": None if options.pooler else 0,
@@ -291,7 +291,7 @@ class GivenLines:
             try:
                 psycopg.connect(conninfo, **{**plain, "connect_timeout": _PROBE_SECONDS}).close()
             except psycopg.Error as why:
-                return faults.opening(why)
+                return errors.opening(why)
         return StoreUnavailable(
             f"the pool that was given has no connection: {error}", ambiguous=False
         )

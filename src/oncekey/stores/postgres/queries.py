@@ -13,7 +13,7 @@ from hashlib import blake2b
 from typing import Any, Final, NamedTuple
 
 from oncekey.core.record import FOREVER_US
-from oncekey.stores.sql import Migration, load_migrations, load_queries
+from oncekey.stores.sql_files import Migration, load_migrations, load_queries
 
 _PACKAGE: Final = "oncekey.stores.postgres"
 _PARAMETER: Final = re.compile(r"\$(\d+)::(\w+(?:\[\])?)")

@@ -16,7 +16,7 @@ from oncekey.stores.postgres.durability import Server, server_of
 from oncekey.stores.postgres.program import Statement
 from oncekey.stores.postgres.queries import Layout, fill
 from oncekey.stores.postgres.rows import Row
-from oncekey.stores.sql import Migration, load_queries
+from oncekey.stores.sql_files import Migration, load_queries
 
 T = TypeVar("T")
 

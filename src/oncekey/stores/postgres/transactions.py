@@ -16,7 +16,7 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import TypeVar
 
 from oncekey.core.errors import ConfigurationError
-from oncekey.stores.postgres import faults
+from oncekey.stores.postgres import errors
 
 C = TypeVar("C")
 T = TypeVar("T")
@@ -70,7 +70,7 @@ async def run_transaction_async(
 
 def must_be_repeated(error: BaseException) -> bool:
     """Whether the transaction failed only because of another one."""
-    return faults.state_of(error) in faults.SERIALIZATION
+    return errors.state_of(error) in errors.SERIALIZATION
 
 
 def _turns(tries: int) -> list[bool]:

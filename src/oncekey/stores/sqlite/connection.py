@@ -18,9 +18,9 @@ from contextlib import closing
 from typing import Final, TypeVar
 
 from oncekey.core.errors import ConfigurationError, OncekeyError, StoreUnavailable
-from oncekey.stores.clock import StoreClock
-from oncekey.stores.forking import Forkables, file_identity
-from oncekey.stores.sqlite import faults, library, schema
+from oncekey.stores.store_clock import StoreClock
+from oncekey.stores.fork_safety import Forkables, file_identity
+from oncekey.stores.sqlite import errors, library, schema
 from oncekey.stores.sqlite.executors import run
 from oncekey.stores.sqlite.program import Steps
 
@@ -79,7 +79,7 @@ class Database:
                 return run(connection, steps)
             except Exception as error:
                 cause = error.__cause__ if isinstance(error, StoreUnavailable) else None
-                if isinstance(cause, sqlite3.Error) and faults.spoils(cause):
+                if isinstance(cause, sqlite3.Error) and errors.spoils(cause):
                     self._disconnect()
                 raise
             finally:
@@ -116,7 +116,7 @@ class Database:
             self._disconnect()
             cause = error.__cause__ if isinstance(error, StoreUnavailable) else error
             if isinstance(cause, sqlite3.Error):
-                raise self._unusable(faults.opening(cause, self.path)) from cause
+                raise self._unusable(errors.opening(cause, self.path)) from cause
             if isinstance(error, ConfigurationError):
                 raise self._unusable(ConfigurationError(f"{self.path}: {error}")) from None
             raise
@@ -209,7 +209,7 @@ def _use_wal(connection: sqlite3.Connection, timeout_seconds: float) -> None:
                 return
             patience = max(timeout_seconds, _WAL_PATIENCE_SECONDS)
         except sqlite3.OperationalError as error:
-            if not faults.waits(error) or time.monotonic() - begun >= patience:
+            if not errors.waits(error) or time.monotonic() - begun >= patience:
                 raise
         if time.monotonic() - begun >= patience:
             raise ConfigurationError(

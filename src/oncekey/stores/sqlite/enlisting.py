@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from oncekey.core.commands import Claim, Command, Done, Look, Release, Reply
 from oncekey.core.errors import ConfigurationError
-from oncekey.stores.sqlite import faults
+from oncekey.stores.sqlite import errors
 from oncekey.stores.sqlite.program import BEGIN, LOCK, QUERIES, Program, Statement, Steps
 
 _SAVEPOINT: Final = Statement("SAVEPOINT oncekey_body")
@@ -50,7 +50,7 @@ class Participant:
                 # and the body's own error is what its caller has to see.
                 return [Done() for _ in commands]
             elif any(type(command) is not Look for command in commands):
-                raise faults.transaction_over()
+                raise errors.transaction_over()
         return (yield from self._program.apply_locked(commands))
 
     def mark(self) -> Steps[None]:
@@ -66,7 +66,7 @@ class Participant:
         # write lock since the claim, so nobody else has decided the key; and if it was ended or
         # rolled back to before the claim, the savepoint went with it and this fails.
         if not in_transaction:
-            raise faults.transaction_over()
+            raise errors.transaction_over()
         yield _RELEASE
 
     def _check_location(self, rows: Sequence[Sequence[Any]]) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn, TypeVar
 
 from oncekey.core.commands import Command, Reply
-from oncekey.stores.sqlite import faults
+from oncekey.stores.sqlite import errors
 from oncekey.stores.sqlite.enlisting import Participant
 from oncekey.stores.sqlite.program import COMMIT, Statement, Steps
 from oncekey.stores.sqlite.rows import Row
@@ -43,7 +43,7 @@ def run(connection: sqlite3.Connection, steps: Steps[T]) -> T:
     except BaseException as error:
         _roll_back(connection)
         if isinstance(error, sqlite3.Error):
-            _raise(faults.serving(error, committing=statement is COMMIT), error)
+            _raise(errors.serving(error, committing=statement is COMMIT), error)
         raise
     finally:
         cursor.close()
@@ -101,7 +101,7 @@ class EnlistedSQLite:
             result: T = stop.value
             return result
         except sqlite3.Error as error:
-            _raise(faults.enlisted(error), error)
+            _raise(errors.enlisted(error), error)
         finally:
             cursor.close()
 
@@ -147,7 +147,7 @@ class EnlistedOnLoop(_AsyncEnlisted):
             result: T = stop.value
             return result
         except sqlite3.Error as error:
-            _raise(faults.enlisted(error), error)
+            _raise(errors.enlisted(error), error)
         finally:
             cursor.close()
 
@@ -165,7 +165,7 @@ class EnlistedOnLoop(_AsyncEnlisted):
                 _execute(cursor, statement)
                 return
             except sqlite3.OperationalError as error:
-                if not faults.waits(error) or loop.time() >= deadline:
+                if not errors.waits(error) or loop.time() >= deadline:
                     raise
             finally:
                 cursor.execute(f"PRAGMA busy_timeout = {timeout_ms:d}")
@@ -194,6 +194,6 @@ class EnlistedAio(_AsyncEnlisted):
             result: T = stop.value
             return result
         except sqlite3.Error as error:
-            _raise(faults.enlisted(error), error)
+            _raise(errors.enlisted(error), error)
         finally:
             await cursor.close()

@@ -15,7 +15,7 @@ from urllib.parse import quote
 from oncekey.core.errors import ConfigurationError
 from oncekey.stores.inspection import Inspection
 from oncekey.stores.migrations import plan
-from oncekey.stores.sqlite import faults
+from oncekey.stores.sqlite import errors
 from oncekey.stores.sqlite.schema import MIGRATIONS
 from oncekey.stores.sqlite.store import AsyncSQLiteStore
 
@@ -49,7 +49,7 @@ def inspect(path: str, options: dict[str, Any]) -> Inspection:
                 if "oncekey_records" in tables:
                     has_records = bool(file.execute(_ANY).fetchone()[0])
         except sqlite3.Error as error:
-            raise faults.opening(error, path) from error
+            raise errors.opening(error, path) from error
     exists = "oncekey_records" in tables
     return Inspection(
         name=path,

@@ -17,12 +17,12 @@ from functools import cache
 from typing import Any, Final, NamedTuple, TypeVar
 
 from oncekey.core.commands import Claim, Command, Done, Finish, Look, Reply
-from oncekey.core.contract import Unfinished
-from oncekey.core.machine import decide, is_garbage
+from oncekey.core.store import Unfinished
+from oncekey.core.state_machine import decide, is_garbage
 from oncekey.core.record import Record, State
-from oncekey.stores.clock import StoreClock, is_elected
-from oncekey.stores.secrets import refuse_another_secret
-from oncekey.stores.sql import load_queries
+from oncekey.stores.store_clock import StoreClock, is_elected
+from oncekey.stores.secret_check import refuse_another_secret
+from oncekey.stores.sql_files import load_queries
 from oncekey.stores.sqlite.rows import (
     Row,
     claimed_row,

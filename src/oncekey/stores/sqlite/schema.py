@@ -13,9 +13,9 @@ from typing import Final
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.record import Record
-from oncekey.stores.clock import StoreClock
+from oncekey.stores.store_clock import StoreClock
 from oncekey.stores.migrations import plan
-from oncekey.stores.sql import Migration, load_migrations
+from oncekey.stores.sql_files import Migration, load_migrations
 from oncekey.stores.sqlite.program import BEGIN, COMMIT, QUERIES, Statement, Steps
 
 MIGRATIONS: Final = load_migrations("oncekey.stores.sqlite", "sql/migrations")

@@ -26,7 +26,7 @@ from oncekey.stores.sqlalchemy_savepoints import (
     set_savepoint,
     unscoped,
 )
-from oncekey.stores.sqlite import faults
+from oncekey.stores.sqlite import errors
 from oncekey.stores.sqlite.enlisting import Participant
 from oncekey.stores.sqlite.executors import EnlistedAio, EnlistedSQLite
 
@@ -87,7 +87,7 @@ class _Books:
         try:
             self._savepoints.pop().end(keep=True)
         except InvalidRequestError as error:  # it ended with its transaction; another has begun
-            raise faults.transaction_over() from error
+            raise errors.transaction_over() from error
 
     def given_up(self) -> list[Command]:
         """What frees the key of the innermost run."""
@@ -122,7 +122,7 @@ class EnlistedAlchemy:
         try:
             self._books.flush()
             if not self._books.driver().in_transaction:
-                raise faults.transaction_over()
+                raise errors.transaction_over()
         except BaseException:
             # Rows without their record must not be committed, whoever catches this.
             with suppress(Exception):
@@ -174,7 +174,7 @@ class EnlistedAsyncAlchemy:
         try:
             await self._inside(self._books.flush)
             if not (await self._inside(self._books.driver)).in_transaction:
-                raise faults.transaction_over()
+                raise errors.transaction_over()
         except BaseException:
             with suppress(Exception):
                 await self._inside(self._books.undo)

@@ -27,10 +27,10 @@ from oncekey.core.commands import (
     Seen,
     Unsure,
 )
-from oncekey.core.contract import AsyncStore, Store
+from oncekey.core.store import AsyncStore, Store
 from oncekey.core.record import Record, State
-from oncekey.testing.clock import FakeClock
-from oncekey.testing.colours import LoopThread, StoreFace, is_async
+from oncekey.testing.fake_clock import FakeClock
+from oncekey.testing.sync_facade import LoopThread, StoreFace, is_async
 
 SECOND = 1_000_000
 LEASE = 30 * SECOND

@@ -8,11 +8,11 @@ import pytest
 
 from oncekey.core.codec import JSON, pack_value
 from oncekey.core.commands import Done, SaveStep
-from oncekey.core.completing import BACKOFF_FIRST_US, backoff
+from oncekey.core.abandoned import BACKOFF_FIRST_US, backoff
 from oncekey.core.errors import ConfigurationError, InvalidKey, OperationFailed, Terminal
 from oncekey.core.identity import child_uuid
 from oncekey.core.recovery import Recovery, UnknownKey
-from oncekey.core.steps import ARGUMENTS, pack_step
+from oncekey.core.step_format import ARGUMENTS, pack_step
 from oncekey.testing.contract.base import FAILED, LEASE, PENDING, SECOND, SUCCEEDED, UNKNOWN, Held
 from oncekey.testing.contract.bench import Bench, Engine
 

@@ -33,7 +33,7 @@ from oncekey.testing.contract.base import (
     token,
 )
 from oncekey.testing.contract.bench import Bench, Body, Faulty, HeldBody, until
-from oncekey.testing.faults import Fault
+from oncekey.testing.faulty_store import Fault
 
 POLL_MAX = 250_000
 

@@ -9,7 +9,7 @@ import pytest
 
 from oncekey.core.commands import Done
 from oncekey.core.errors import ConfigurationError, InvalidKey, NotStarted, Terminal
-from oncekey.core.steps import StepResult
+from oncekey.core.step_format import StepResult
 from oncekey.testing.contract.base import LEASE, SECOND
 from oncekey.testing.contract.bench import PATIENCE, Bench
 

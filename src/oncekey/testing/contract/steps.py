@@ -15,7 +15,7 @@ from oncekey.core.errors import (
 )
 from oncekey.core.identity import child_key
 from oncekey.core.record import Step
-from oncekey.core.steps import unpack_step
+from oncekey.core.step_format import unpack_step
 from oncekey.testing.contract.base import ABSENT, LEASE, Case
 from oncekey.testing.contract.bench import Bench, Body, Engine
 

@@ -6,7 +6,7 @@
         def open_store(self, clock):
             return MyStore(clock=clock)          # or an async store
 
-The names cite core/contract.py (S1-S10) and the design's invariants (I1-I15).
+The names cite core/store.py (S1-S10) and the design's invariants (I1-I15).
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from oncekey.stores.postgres.program import Program, Statement
 from oncekey.stores.postgres.queries import Layout, Query, fill, literal, make_query
 from oncekey.stores.postgres.rows import Met, Row, met_of
 from oncekey.stores.postgres.schema import upgrade
-from oncekey.stores.sql import load_migrations, load_queries
+from oncekey.stores.sql_files import load_migrations, load_queries
 from oncekey.testing.explore.mutation import Edit, edited
 from oncekey.testing.explore.races import LATE
 

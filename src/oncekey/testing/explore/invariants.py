@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from oncekey.core.asks import Verdict
+from oncekey.core.effects import Verdict
 from oncekey.core.commands import (
     Busy,
     Claim,

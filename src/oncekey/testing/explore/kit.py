@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
-from oncekey.core import flow, heartbeat, machine, shared_reply
-from oncekey.core.asks import Ask, Grant, Task, Verdict
+from oncekey.core import attempt_flow, heartbeat_flow, state_machine, duplicate_reply
+from oncekey.core.effects import Ask, Grant, Task, Verdict
 from oncekey.core.commands import Claim, Reply
-from oncekey.core.machine import Decision
+from oncekey.core.state_machine import Decision
 from oncekey.core.record import Record
 
 
@@ -23,14 +23,14 @@ class Kit:
     decide: Callable[..., Decision]  # (record, command, now, floor)
     is_garbage: Callable[[Record, int], bool]
     attempt: Callable[[Task], Generator[Ask, object, Verdict]]
-    heartbeat: Callable[[Grant], Generator[Ask, object, None]]
+    heartbeat_flow: Callable[[Grant], Generator[Ask, object, None]]
     reply_to_duplicate: Callable[[Claim, Reply, Claim], Reply | None]
 
 
 REAL = Kit(
-    machine.decide,
-    machine.is_garbage,
-    flow.attempt,
-    heartbeat.heartbeat,
-    shared_reply.reply_to_duplicate,
+    state_machine.decide,
+    state_machine.is_garbage,
+    attempt_flow.attempt,
+    heartbeat_flow.heartbeat,
+    duplicate_reply.reply_to_duplicate,
 )

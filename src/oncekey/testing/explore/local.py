@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from types import FrameType, GeneratorType
 
-from oncekey.core.asks import Ask, Sleep
+from oncekey.core.effects import Ask, Sleep
 from oncekey.testing.explore.liveness import held
 
 AnyFlow = Generator[Ask, object, object]

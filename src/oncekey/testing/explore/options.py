@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
-from oncekey.core.asks import (
+from oncekey.core.effects import (
     Answer,
     Call,
     Extended,
@@ -29,7 +29,7 @@ from oncekey.core.asks import (
 )
 from oncekey.core.commands import Done, Finish, Reply
 from oncekey.core.errors import NotStarted, StoreUnavailable, Terminal
-from oncekey.core.lateness import starts_late
+from oncekey.core.late_owner import starts_late
 from oncekey.core.record import State
 from oncekey.testing.explore.kit import Kit
 from oncekey.testing.explore.ledger import ENDED

@@ -13,7 +13,7 @@ from __future__ import annotations
 import enum
 from typing import NamedTuple
 
-from oncekey.core.asks import Call, Grant, RunBody
+from oncekey.core.effects import Call, Grant, RunBody
 from oncekey.core.commands import Command, Reply
 from oncekey.testing.explore.local import Local
 from oncekey.testing.explore.scenario import Actor

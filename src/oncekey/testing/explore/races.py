@@ -28,7 +28,7 @@ from oncekey.core.commands import (
     Resolve,
     SaveStep,
 )
-from oncekey.core.machine import decide, is_garbage
+from oncekey.core.state_machine import decide, is_garbage
 from oncekey.core.record import Record, State
 from oncekey.testing.explore.scenario import KEY, OTHER, SAME
 from oncekey.testing.explore.words import command_words, owner_name, record_words

@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from oncekey.core.asks import Task
+from oncekey.core.effects import Task
 from oncekey.core.policy import Terms
 from oncekey.core.record import FOREVER_US
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from oncekey.core.asks import Verdict
+from oncekey.core.effects import Verdict
 from oncekey.core.commands import (
     Busy,
     Claim,

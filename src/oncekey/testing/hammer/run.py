@@ -18,9 +18,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from oncekey.core.contract import Store
+from oncekey.core.store import Store
 from oncekey.core.errors import StoreUnavailable
-from oncekey.engine.urls import blocking_store
+from oncekey.engine.store_urls import blocking_store
 from oncekey.testing.hammer.checker import Verdict, check
 from oncekey.testing.hammer.history import Log, read_logs
 from oncekey.testing.hammer.saboteurs import SABOTEURS

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from oncekey.core.commands import Claim, Command, Finish, Look, Release, Reply, Seen
-from oncekey.core.contract import SWEEP_LIMIT_DEFAULT, Enlisted, Store, Unfinished
+from oncekey.core.store import SWEEP_LIMIT_DEFAULT, Enlisted, Store, Unfinished
 from oncekey.core.record import Record, State
 
 

@@ -27,7 +27,7 @@ from oncekey.core.commands import (
     SaveStep,
     Unsure,
 )
-from oncekey.core.contract import SWEEP_LIMIT_DEFAULT, Enlisted, Store, Unfinished
+from oncekey.core.store import SWEEP_LIMIT_DEFAULT, Enlisted, Store, Unfinished
 from oncekey.core.errors import NotStarted, OncekeyError, StoreUnavailable, Terminal
 from oncekey.core.identity import Identities
 from oncekey.core.policy import Policy

@@ -261,7 +261,7 @@ SELECT value FROM {schema}.meta WHERE name = $1::text;
 INSERT INTO {schema}.meta (name, value) VALUES ($1::text, $2::bytea) ON CONFLICT DO NOTHING;
 
 -- An election holds for its lease, and where the clock was set back for as long before it began (as
--- is_elected of stores/clock.py).
+-- is_elected of stores/store_clock.py).
 -- name: elect
 INSERT INTO {schema}.meta AS m (name, value, since, until)
 SELECT $2::text, $3::bytea, c.n, c.n + $4::bigint

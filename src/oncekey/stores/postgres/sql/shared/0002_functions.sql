@@ -1,6 +1,6 @@
 -- Claims and finishes as functions: a batch of them is one round trip and one commit.
 --
--- They do what core/machine.py decides, for records as they find them, and hand back the records
+-- They do what core/state_machine.py decides, for records as they find them, and hand back the records
 -- they met, so that the machine words the reply. A test drives both with the same random commands.
 -- A later release adds claim_2 beside claim_1 and drops claim_1 one release after that.
 --

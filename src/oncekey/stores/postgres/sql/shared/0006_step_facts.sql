@@ -7,7 +7,7 @@
 -- PUBLIC, a role that reads this view needs it on answer_1, steps_1 and step_1; those that have it
 -- on the first two are given it on the third here.
 
--- What is written down about one step, taken apart as core/steps.py does; all null where that cannot
+-- What is written down about one step, taken apart as core/step_format.py does; all null where that cannot
 -- be. Bytes: version, u16 length of the facts, the facts as a JSON object, the envelope of an
 -- outcome (see answer_1).
 CREATE FUNCTION {schema}.step_1(

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from contextvars import Context
 
-from oncekey.engine.aio.heart import sleep
+from oncekey.engine.aio.heartbeat import sleep
 from oncekey.engine.clock import Clock
 from oncekey.engine.lifetime import weakly
 from oncekey.engine.periods import warn

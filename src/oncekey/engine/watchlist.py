@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Container
 from typing import Any, Final, NamedTuple
 
-from oncekey.core.completing import backoff, begun
-from oncekey.core.contract import Unfinished
+from oncekey.core.abandoned import backoff, begun
+from oncekey.core.store import Unfinished
 from oncekey.core.record import State
 
 WATCHED_MAX: Final = 10_000

@@ -1,7 +1,7 @@
 """Keeps the running attempts of one event loop alive.
 
 An attempt that ends before a third of its lease never costs more than an entry in a dict; one timer
-serves them all. For each that lasts a task drives `core/heartbeat.py`. Renewals of many attempts
+serves them all. For each that lasts a task drives `core/heartbeat_flow.py`. Renewals of many attempts
 meet in the coalescer and share their round trips.
 """
 
@@ -12,11 +12,11 @@ import logging
 from collections.abc import Awaitable, Callable
 from contextvars import Context
 
-from oncekey.core.asks import Answer, Call, Extended, Sleep
+from oncekey.core.effects import Answer, Call, Extended, Sleep
 from oncekey.core.commands import Command
 from oncekey.core.errors import StoreUnavailable
-from oncekey.core.heartbeat import RENEWALS_PER_LEASE, heartbeat
-from oncekey.engine.attempt import AttemptBase
+from oncekey.core.heartbeat_flow import RENEWALS_PER_LEASE, heartbeat
+from oncekey.engine.attempt_base import AttemptBase
 from oncekey.engine.clock import Clock, Timer
 
 _log = logging.getLogger("oncekey")

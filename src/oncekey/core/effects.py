@@ -162,7 +162,7 @@ class Verdict(NamedTuple):
 
 class Task(NamedTuple):
     """What to attempt: the identity's id, a fresh random owner, what was asked, on which terms.
-    `arguments` are kept before the body begins, if there are any (see steps.py)."""
+    `arguments` are kept before the body begins, if there are any (see step_format.py)."""
 
     id: bytes
     owner: bytes

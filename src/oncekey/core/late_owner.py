@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Final
 
-from oncekey.core.asks import Answer, Ask, Call, Grant, Verdict
+from oncekey.core.effects import Answer, Ask, Call, Grant, Verdict
 from oncekey.core.commands import Command, Finish, Release
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.events import Fact

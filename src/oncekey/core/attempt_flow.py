@@ -1,8 +1,8 @@
 """The life of one attempt, as generators that ask for what they want.
 
 `attempt()` claims a key, has the body run, and closes the key; `recover()` decides an unknown key.
-What goes on beside the body is in heartbeat.py, a step of a body in stepping.py.
-They yield asks (see asks.py) and are sent answers. Results and failures alike come back as values:
+What goes on beside the body is in heartbeat_flow.py, a step of a body in step_flow.py.
+They yield asks (see effects.py) and are sent answers. Results and failures alike come back as values:
 nothing is thrown into a generator, so an abandoned one is exactly a crash, and the lease recovers
 it.
 
@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Final
 
-from oncekey.core.asks import (
+from oncekey.core.effects import (
     Answer,
     Ask,
     Call,
@@ -52,7 +52,7 @@ from oncekey.core.commands import (
 )
 from oncekey.core.errors import LeaseLost, NotStarted, StoreUnavailable, Terminal
 from oncekey.core.events import Fact
-from oncekey.core.lateness import (
+from oncekey.core.late_owner import (
     LATE_TRIES,
     give_back,
     is_undecided_of,
@@ -60,8 +60,8 @@ from oncekey.core.lateness import (
     unsettled_for,
 )
 from oncekey.core.record import Record, State
-from oncekey.core.stepping import RETRY_FIRST_US, RETRY_MAX_US, save
-from oncekey.core.steps import ARGUMENTS
+from oncekey.core.step_flow import RETRY_FIRST_US, RETRY_MAX_US, save
+from oncekey.core.step_format import ARGUMENTS
 
 CLAIM_TRIES: Final = 3
 POLL_FIRST_US: Final = 25_000

@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
-from oncekey.core.asks import Answer
+from oncekey.core.effects import Answer
 from oncekey.core.commands import Command
 from oncekey.engine.clock import Clock
-from oncekey.engine.leftovers import OFFER_EVERY_US, Leftovers
+from oncekey.engine.deferred_writes import OFFER_EVERY_US, Leftovers
 
 _JOIN_SECONDS = 5
 

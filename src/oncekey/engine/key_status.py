@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 from oncekey.core.codec import JSON, Codec, StoredError, StoredValue, unpack
 from oncekey.core.commands import Seen
 from oncekey.core.errors import OncekeyError
-from oncekey.core.machine import is_expired, state_now
+from oncekey.core.state_machine import is_expired, state_now
 from oncekey.core.record import State, Step
-from oncekey.core.steps import ARGUMENTS, StepStatus, unpack_step
+from oncekey.core.step_format import ARGUMENTS, StepStatus, unpack_step
 from oncekey.engine.results import value_of
 
 # Their bytes are JSON, whatever class they were written for. Each step may have a codec of its own.

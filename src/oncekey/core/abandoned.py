@@ -23,10 +23,10 @@ from __future__ import annotations
 import enum
 from typing import Final, NamedTuple
 
-from oncekey.core.lateness import unsettled_for
-from oncekey.core.machine import has_ended, is_expired, state_now
+from oncekey.core.late_owner import unsettled_for
+from oncekey.core.state_machine import has_ended, is_expired, state_now
 from oncekey.core.record import Record, State
-from oncekey.core.steps import ARGUMENTS
+from oncekey.core.step_format import ARGUMENTS
 
 TRIES_DEFAULT: Final = 10
 BACKOFF_FIRST_US: Final = 1_000_000

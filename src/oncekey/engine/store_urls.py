@@ -12,7 +12,7 @@ import inspect
 from importlib.metadata import entry_points
 from typing import Any
 
-from oncekey.core.contract import AsyncStore, Store
+from oncekey.core.store import AsyncStore, Store
 from oncekey.core.errors import ConfigurationError
 
 BUILT_IN = {

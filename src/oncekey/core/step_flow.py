@@ -1,4 +1,4 @@
-"""One step of a body, as a generator that asks for what it wants (see flow.py).
+"""One step of a body, as a generator that asks for what it wants (see attempt_flow.py).
 
 Rules: what is done is skipped. Else the intent is written before the call and the result after it,
 so that a crash in between leaves the child key and the request that may have arrived. A step met
@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Final, NamedTuple
 
-from oncekey.core.asks import (
+from oncekey.core.effects import (
     Answer,
     Ask,
     Call,

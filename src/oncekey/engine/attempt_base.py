@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
-from oncekey.core.asks import Grant, StepVerdict
+from oncekey.core.effects import Grant, StepVerdict
 from oncekey.core.codec import Codec
 from oncekey.core.duration import Duration
 from oncekey.core.errors import (
@@ -23,8 +23,8 @@ from oncekey.core.errors import (
 from oncekey.core.identity import Identities, Identity
 from oncekey.core.policy import Policy
 from oncekey.core.record import Step
-from oncekey.core.stepping import UNSAVED
-from oncekey.core.steps import ARGUMENTS
+from oncekey.core.step_flow import UNSAVED
+from oncekey.core.step_format import ARGUMENTS
 from oncekey.engine.clock import Clock
 from oncekey.engine.step_calls import StepCall, step_call, value_for_body
 

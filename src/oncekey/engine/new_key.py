@@ -2,7 +2,7 @@
 
 Owns the randomness and the clock that keys need, which is why it is not in the core. What is
 made here is stored by its caller before the first attempt; what cannot be stored is derived
-instead, by `key_for` in core/keys.py.
+instead, by `key_for` in core/derived_keys.py.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Final
 from uuid import UUID, uuid4
 
-from oncekey.core.keys import in_namespace
+from oncekey.core.derived_keys import in_namespace
 
 _NS_PER_MS: Final = 1_000_000
 _TICK_BITS: Final = 12  # of rand_a: a tick is a 4,096th of a millisecond, about 244 ns

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from oncekey.core.commands import Command, Reply
-from oncekey.core.contract import SWEEP_LIMIT_DEFAULT, AsyncStore, Enlisted, Store, Unfinished
+from oncekey.core.store import SWEEP_LIMIT_DEFAULT, AsyncStore, Enlisted, Store, Unfinished
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.levels import Guarantee
 from oncekey.core.record import Record
@@ -26,7 +26,7 @@ from oncekey.engine.aio.parallel import AsyncParallel
 from oncekey.engine.completing import COMPLETE_LIMIT_DEFAULT, Completed
 from oncekey.engine.kernel import Subscriber
 from oncekey.engine.results import Result
-from oncekey.engine.status import KeyStatus
+from oncekey.engine.key_status import KeyStatus
 
 T = TypeVar("T")
 

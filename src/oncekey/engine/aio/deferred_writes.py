@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextvars import Context
 
-from oncekey.core.asks import Answer
+from oncekey.core.effects import Answer
 from oncekey.core.commands import Command
-from oncekey.engine.aio.heart import sleep
+from oncekey.engine.aio.heartbeat import sleep
 from oncekey.engine.clock import Clock
-from oncekey.engine.leftovers import OFFER_EVERY_US, Leftovers
+from oncekey.engine.deferred_writes import OFFER_EVERY_US, Leftovers
 
 
 class AsyncOffering:

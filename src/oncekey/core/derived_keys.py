@@ -5,7 +5,7 @@
 
 A namespace says what a key's request means. Bump it when that changes, and no old key ever meets
 a new request. Owns the form of both and what is said about a key that cannot be used; a message
-never tells the key. Knows no store and no request; random keys are in engine/keys.py.
+never tells the key. Knows no store and no request; random keys are in engine/new_key.py.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from oncekey.core.canonical import canonical
-from oncekey.core.derive import KEY_FOR, derived
+from oncekey.core.key_derivation import KEY_FOR, derived
 from oncekey.core.errors import ConfigurationError, InvalidKey
 from oncekey.core.identity import (
     OPERATION_MAX_CHARS,

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from oncekey.core.commands import Command, Reply
-from oncekey.core.contract import (
+from oncekey.core.store import (
     SWEEP_LIMIT_DEFAULT,
     AsyncEnlisted,
     AsyncStore,

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from oncekey.engine.attempt import AttemptBase
+from oncekey.engine.attempt_base import AttemptBase
 
 
 class RunningStep:
