@@ -26,7 +26,7 @@ def page() -> str:
     lines = [
         "# The state machine",
         "",
-        "Generated from `core/transitions.py` and `core/state_machine.py` by `make docs`; do not edit.",
+        "Generated from `core/transitions.py` by `make docs`; do not edit.",
         "",
         "```mermaid",
         "stateDiagram-v2",

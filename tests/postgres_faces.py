@@ -12,6 +12,8 @@ import asyncpg
 import psycopg
 from psycopg_pool import ConnectionPool
 from tests.postgres_stores import server
+from tests.support.servers import PgBouncer, require
+from tests.support.servers.postgres import Postgres, Settings
 
 from oncekey.core.commands import Claim, Claimed, Finish, Look, Seen
 from oncekey.core.record import Record, State
@@ -19,8 +21,6 @@ from oncekey.engine.aio.once import AsyncOnce
 from oncekey.engine.blocking.once import Once
 from oncekey.stores.postgres import AsyncPostgresStore, PostgresStore
 from oncekey.testing.sync_facade import LoopThread, OnceFace
-from oncekey.testing.servers import PgBouncer, require
-from oncekey.testing.servers.postgres import Postgres, Settings
 
 COLOURS = ["psycopg", "asyncpg"]
 LEASE = 30_000_000

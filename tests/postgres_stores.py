@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+from tests.support.servers import processes
+from tests.support.servers.fixtures import require
+from tests.support.servers.installations import pick_postgres
+from tests.support.servers.pgbouncer import PgBouncer
+from tests.support.servers.postgres import Postgres
 
 from oncekey.stores.postgres import AsyncPostgresStore, PostgresStore
 from oncekey.stores.postgres.queries import Layout
-from oncekey.testing.servers import processes
-from oncekey.testing.servers.fixtures import require
-from oncekey.testing.servers.installations import pick_postgres
-from oncekey.testing.servers.pgbouncer import PgBouncer
-from oncekey.testing.servers.postgres import Postgres
 
 MEMORY = Path("/dev/shm")
 DATABASE = "postgres"

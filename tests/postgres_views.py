@@ -11,12 +11,12 @@ from typing import Any
 import psycopg
 from tests.core.making import record
 from tests.postgres_stores import server
+from tests.support.servers import Postgres, find_postgres
 
 from oncekey.core.codec import JSON, pack_value
 from oncekey.core.record import Record, State
 from oncekey.stores.postgres import migrate
 from oncekey.stores.step_column import pack_steps
-from oncekey.testing.servers import Postgres, find_postgres
 
 HOUR = 3_600_000_000
 SCHEMA = 'views "of" all'

@@ -133,9 +133,7 @@ def test_every_ignored_type_error_says_which() -> None:
 
 
 def _may_print(name: str) -> bool:
-    """The command line, and modules of the testing tools that are run with `python -m`."""
-    in_cli = name.startswith("src/oncekey/cli/")
-    return in_cli or (name.startswith("src/oncekey/testing/") and name.endswith("__main__.py"))
+    return name.startswith("src/oncekey/cli/")
 
 
 def test_only_the_command_line_prints() -> None:

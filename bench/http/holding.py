@@ -9,9 +9,10 @@ import time
 import urllib.request
 from pathlib import Path
 
+from tests.support.servers.http import Uvicorn
+
 from bench.figures import Ratio, Report, progress
 from oncekey.http.recording import SPILL_BYTES
-from oncekey.testing.servers.http import Uvicorn
 
 ROOT = Path(__file__).parents[2]
 IN_FLIGHT = 50

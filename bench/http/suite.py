@@ -17,10 +17,11 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tests.support.servers.http import Uvicorn
+
 from bench.figures import Ratio, Report, Timing, in_turns
 from bench.http import holding
 from bench.postgres import server as servers
-from oncekey.testing.servers.http import Uvicorn
 
 ROUNDS = 3
 CONNECTIONS = 128

@@ -16,11 +16,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from tests.support.servers.postgres import Postgres
+
 from bench.figures import progress
 from oncekey import Once
 from oncekey.engine.sweeping import rest_after
 from oncekey.stores.sql_files import load_queries
-from oncekey.testing.servers.postgres import Postgres
 
 CHUNK = 1_000_000
 SWEEP_SECONDS_MAX = 240.0

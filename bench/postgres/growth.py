@@ -14,11 +14,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from tests.support.servers.postgres import Postgres
+
 from bench.figures import Ratio, Report, in_turns, progress
 from bench.postgres import filling, load, ours
 from bench.postgres import server as servers
 from oncekey import AsyncOnce, Policy
-from oncekey.testing.servers.postgres import Postgres
 
 ROUNDS = 5
 SMALL = 10_000

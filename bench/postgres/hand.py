@@ -10,10 +10,10 @@ import asyncio
 from collections.abc import Callable
 
 import asyncpg
+from tests.support.servers.postgres import Postgres
 
 from bench.postgres import load
 from bench.postgres.raw import SQL
-from oncekey.testing.servers.postgres import Postgres
 
 CALLERS = (1, 64)
 

@@ -22,9 +22,9 @@ from exactly_once import once as exactly_once
 from exactly_once.stores.postgres import PostgresStore as ExactlyOnceStore
 from idemkit import MethodConfig, idempotent
 from idemkit.backends.postgres import PostgresBackend, init_pg
+from tests.support.servers.postgres import Postgres
 
 from bench.postgres import load
-from oncekey.testing.servers.postgres import Postgres
 
 CALLERS = 64
 OUTCOME = {"id": "ch_1"}

@@ -14,9 +14,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.support.servers.postgres import Postgres
+
 from bench.postgres.load import SECONDS
 from oncekey.stores.sql_files import load_queries
-from oncekey.testing.servers.postgres import Postgres
 
 JOBS = 2
 WARM_UP = 1  # seconds; a new session's first statements are slow

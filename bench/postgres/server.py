@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from oncekey.testing.servers.postgres import Postgres
+from tests.support.servers.postgres import Postgres
 
 SETTINGS: dict[str, str | int | bool] = {
     "shared_buffers": "256MB",

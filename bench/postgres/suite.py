@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from tests.support.servers.postgres import Postgres
+
 from bench.figures import Ratio, Report, Timing, in_turns
 from bench.postgres import ours, transactions, wal
 from bench.postgres import server as servers
@@ -15,7 +17,6 @@ from bench.postgres.hand import CALLERS as HAND_CALLERS
 from bench.postgres.hand import by_hand
 from bench.postgres.peers import peers
 from bench.postgres.raw import Pgbench, pgbench
-from oncekey.testing.servers.postgres import Postgres
 
 ROUNDS = 5
 CALLERS = (1, 64, 256)

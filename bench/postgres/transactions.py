@@ -12,11 +12,11 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 import psycopg
+from tests.support.servers.postgres import Postgres
 
 from bench.figures import Ratio, Report, Timing, in_turns, median, progress
 from bench.postgres import load
 from oncekey import Once
-from oncekey.testing.servers.postgres import Postgres
 
 ROUNDS = 5
 THREADS = 8

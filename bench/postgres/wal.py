@@ -13,12 +13,13 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from tests.support.servers.postgres import Postgres
+
 from bench.figures import Ratio, Report, progress
 from bench.postgres import load
 from bench.postgres.ours import POLICY, REQUEST, body, never
 from bench.postgres.server import wal_position
 from oncekey import AsyncOnce, InFlight, Mismatch
-from oncekey.testing.servers.postgres import Postgres
 
 CALLS = 2_000
 TASKS = 64

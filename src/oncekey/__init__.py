@@ -6,6 +6,7 @@ Everything public is here, by name. See `Once` for a start.
 """
 
 from oncekey.core.codec import Codec
+from oncekey.core.derived_keys import check_key, key_for, namespace_of
 from oncekey.core.errors import (
     ConfigurationError,
     InFlight,
@@ -23,9 +24,8 @@ from oncekey.core.errors import (
     WaitTimeout,
 )
 from oncekey.core.events import Fact, Notice
+from oncekey.core.guarantees import Guarantee, Level
 from oncekey.core.identity import child_key, child_uuid
-from oncekey.core.derived_keys import check_key, key_for, namespace_of
-from oncekey.core.levels import Guarantee, Level
 from oncekey.core.policy import Policy
 from oncekey.core.recovery import Recovery, UnknownKey
 from oncekey.core.step_format import StepResult, StepStatus
@@ -35,10 +35,10 @@ from oncekey.engine.blocking.attempt import Attempt
 from oncekey.engine.blocking.once import Once
 from oncekey.engine.completing import Completed, Completion
 from oncekey.engine.context import current_attempt, current_step
+from oncekey.engine.key_status import KeyStatus
 from oncekey.engine.new_key import new_key
 from oncekey.engine.registered_operation import Operation
 from oncekey.engine.results import Result
-from oncekey.engine.key_status import KeyStatus
 
 __version__ = "0.1.0"
 

@@ -18,9 +18,9 @@ from urllib.parse import unquote, urlsplit
 import httpx
 import pytest
 from tests.postgres_stores import server
+from tests.support.servers.processes import children_of, is_running
 
 from oncekey.cli.exits import Exit
-from oncekey.testing.servers.processes import children_of, is_running
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Command, Ran

@@ -13,13 +13,13 @@ import psycopg
 import pytest
 from tests.cli.conftest import Command, Ran
 from tests.postgres_stores import pooler, server
+from tests.support.servers.processes import wait_until
 
 from oncekey import Once, Policy
 from oncekey.cli.exits import Exit
 from oncekey.stores.postgres import PostgresStore, inspect
 from oncekey.stores.postgres.queries import Layout, make_migrations
 from oncekey.stores.postgres.schema import upgrade
-from oncekey.testing.servers.processes import wait_until
 
 HOUR_US = 3_600_000_000
 ALL_STEPS = [step.name for step in make_migrations(Layout("any"))]

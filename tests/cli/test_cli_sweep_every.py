@@ -11,10 +11,10 @@ import pytest
 from tests.cli.conftest import Command
 from tests.cli.running import Start
 from tests.postgres_stores import server
+from tests.support.servers import Postgres, require
 
 from oncekey.cli.exits import Exit
 from oncekey.stores.postgres import migrate
-from oncekey.testing.servers import Postgres, require
 
 PATIENCE_SECONDS = 60
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from tests.client.callers import calling
 from tests.http.served import ALICE, Served, served
+from tests.support.servers import Proxy, Uvicorn
+from tests.support.servers.processes import wait_until
 
 from oncekey.client import Journal, RetriesExhausted, Retry
-from oncekey.testing.servers import Proxy, Uvicorn
-from oncekey.testing.servers.processes import wait_until
 
 HEADERS = dict([ALICE, ("Content-Type", "application/json")])
 

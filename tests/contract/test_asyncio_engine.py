@@ -21,10 +21,10 @@ from oncekey.engine.blocking.once import Once
 from oncekey.engine.duplicates import FOLLOWER_POLL_US, Duplicates, Waiter
 from oncekey.stores.memory import AsyncMemoryStore, MemoryStore
 from oncekey.stores.sqlite import AsyncSQLiteStore
-from oncekey.testing.fake_clock import FakeClock
-from oncekey.testing.sync_facade import turn_until
 from oncekey.testing.contract.base import LEASE, claim, token
+from oncekey.testing.fake_clock import FakeClock
 from oncekey.testing.faulty_store import AsyncFaultyStore, Fault
+from oncekey.testing.sync_facade import turn_until
 
 POLICY = Policy(lease="30s", keep="1h", audit="1h")
 LOOPS = 4

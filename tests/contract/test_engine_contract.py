@@ -10,8 +10,8 @@ from tests.kept_stores import kept_async, kept_blocking, loop_for
 from tests.tables import STORES, Opener, Row
 
 from oncekey.core.store import AsyncStore, Store
-from oncekey.testing.sync_facade import LoopThread
 from oncekey.testing.contract import EngineContract
+from oncekey.testing.sync_facade import LoopThread
 
 ROWS: dict[str, Row] = {
     **STORES,

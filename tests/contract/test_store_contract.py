@@ -17,11 +17,11 @@ from tests.kept_stores import kept_async, kept_blocking, loop_for
 from tests.postgres_stores import RING
 from tests.tables import STORES, Opener, Row
 
-from oncekey.core.store import AsyncStore, Store
 from oncekey.core.errors import ConfigurationError
+from oncekey.core.store import AsyncStore, Store
 from oncekey.stores.postgres import AsyncPostgresStore, PostgresStore
-from oncekey.testing.sync_facade import LoopThread
 from oncekey.testing.contract import StoreContract
+from oncekey.testing.sync_facade import LoopThread
 
 SOAK = bool(os.environ.get("ONCEKEY_SOAK"))
 

@@ -7,10 +7,10 @@ from typing import Any, TypeVar
 
 from tests.core.making import ASKED, FENCE, ID, ME
 
-from oncekey.core.effects import Answer, Ask, Call, Grant, RunBody, Sleep, Task, Verdict
-from oncekey.core.commands import Claimed, Reply
-from oncekey.core.errors import StoreUnavailable
 from oncekey.core.attempt_flow import attempt
+from oncekey.core.commands import Claimed, Reply
+from oncekey.core.effects import Answer, Ask, Call, Grant, RunBody, Sleep, Task, Verdict
+from oncekey.core.errors import StoreUnavailable
 from oncekey.core.policy import STORE_TIMEOUT_DEFAULT_US, Terms
 
 C = TypeVar("C")

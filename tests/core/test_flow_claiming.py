@@ -6,7 +6,13 @@ import pytest
 from tests.core.making import ASKED, FENCE, ID, ME, record
 from tests.core.scripted import KEEP, LEASE, MAYBE, REFUSED, SECOND, Script, task
 
-from oncekey.core.effects import Answer, Call, Grant, Recover, Recovered, Sleep, Verdict
+from oncekey.core.attempt_flow import (
+    CLAIM_TRIES,
+    POLL_FIRST_US,
+    POLL_GROWTH_PERCENT,
+    POLL_MAX_US,
+    attempt,
+)
 from oncekey.core.commands import (
     Busy,
     Claim,
@@ -20,9 +26,9 @@ from oncekey.core.commands import (
     Resolve,
     Unsure,
 )
+from oncekey.core.effects import Answer, Call, Grant, Recover, Recovered, Sleep, Verdict
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.events import Fact
-from oncekey.core.attempt_flow import CLAIM_TRIES, POLL_FIRST_US, POLL_GROWTH_PERCENT, POLL_MAX_US, attempt
 from oncekey.core.record import State, Step
 from oncekey.core.step_flow import RETRY_FIRST_US
 

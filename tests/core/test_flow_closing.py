@@ -9,13 +9,9 @@ import pytest
 from tests.core.making import ELSE, FENCE, ID, ME, NOW, record
 from tests.core.scripted import KEEP, LEASE, MAYBE, REFUSED, SECOND, Script, grant, running, task
 
-from oncekey.core.effects import (
-    Call,
-    Overtaken,
-    Raised,
-    Returned,
-    Sleep,
-    Verdict,
+from oncekey.core.attempt_flow import (
+    attempt,
+    closing_command,
 )
 from oncekey.core.codec import StoredError, unpack
 from oncekey.core.commands import (
@@ -29,12 +25,16 @@ from oncekey.core.commands import (
     SaveStep,
     Seen,
 )
+from oncekey.core.effects import (
+    Call,
+    Overtaken,
+    Raised,
+    Returned,
+    Sleep,
+    Verdict,
+)
 from oncekey.core.errors import LeaseLost, NotStarted, StoreUnavailable, Terminal
 from oncekey.core.events import Fact
-from oncekey.core.attempt_flow import (
-    attempt,
-    closing_command,
-)
 from oncekey.core.policy import STORE_TIMEOUT_DEFAULT_US
 from oncekey.core.record import State, Step
 from oncekey.core.step_flow import RETRY_FIRST_US, RETRY_MAX_US

@@ -8,14 +8,7 @@ import pytest
 from tests.core.making import FENCE, ID, ME, NOW, OTHER, record
 from tests.core.scripted import LEASE, MAYBE, REFUSED, SECOND, Script, grant, running, task
 
-from oncekey.core.effects import (
-    Call,
-    Extended,
-    Late,
-    Returned,
-    Sleep,
-    Verdict,
-)
+from oncekey.core.attempt_flow import attempt
 from oncekey.core.commands import (
     Busy,
     Claim,
@@ -30,9 +23,16 @@ from oncekey.core.commands import (
     Seen,
     Unsure,
 )
+from oncekey.core.effects import (
+    Call,
+    Extended,
+    Late,
+    Returned,
+    Sleep,
+    Verdict,
+)
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.events import Fact
-from oncekey.core.attempt_flow import attempt
 from oncekey.core.heartbeat_flow import RENEWALS_PER_LEASE, heartbeat
 from oncekey.core.late_owner import LATE_PART, LATE_TRIES, starts_late
 from oncekey.core.record import State

@@ -18,8 +18,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncekey.core.errors import ConfigurationError, InvalidKey
-from oncekey.core.identity import KEY_MAX_CHARS, OPERATION_MAX_CHARS, Identities
 from oncekey.core.derived_keys import (
     NAMESPACE_MAX_CHARS,
     NAMESPACES_MAX,
@@ -28,6 +26,8 @@ from oncekey.core.derived_keys import (
     key_for,
     namespace_of,
 )
+from oncekey.core.errors import ConfigurationError, InvalidKey
+from oncekey.core.identity import KEY_MAX_CHARS, OPERATION_MAX_CHARS, Identities
 
 SECRET = b"0123456789abcdef"
 PARAMS = {"sku": "A-1", "count": 2}

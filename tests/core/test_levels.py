@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from oncekey.core.errors import ConfigurationError
-from oncekey.core.levels import Guarantee, Level, check_level, parse_level
+from oncekey.core.guarantees import Guarantee, Level, check_level, parse_level
 
 STRONG = Guarantee(Level.TRANSACTIONAL, "one file, synchronous=FULL")
 WEAK = Guarantee(Level.BEST_EFFORT, "it forgets")

@@ -41,8 +41,8 @@ from oncekey.core.commands import (
     SaveStep,
     Seen,
 )
-from oncekey.core.state_machine import _next, decide, has_ended, is_expired, state_now
 from oncekey.core.record import Record, State, Step
+from oncekey.core.state_machine import _next, decide, has_ended, is_expired, state_now
 from oncekey.core.transitions import FINISH_EVENTS, RESOLVE_EVENTS, TRANSITIONS, Event
 
 ABSENT, PENDING = State.ABSENT, State.PENDING

@@ -21,8 +21,15 @@ from tests.core.making import (
 
 from oncekey.core.commands import Busy, Claimed, Different, Lost, Replay, Unsure
 from oncekey.core.fingerprint import VERSION, fingerprint
-from oncekey.core.state_machine import CLAIM_RULES, decide, is_expired, is_garbage, next_fence, state_now
 from oncekey.core.record import Record, State, Step
+from oncekey.core.state_machine import (
+    CLAIM_RULES,
+    decide,
+    is_expired,
+    is_garbage,
+    next_fence,
+    state_now,
+)
 
 ABSENT, PENDING = State.ABSENT, State.PENDING
 SUCCEEDED, FAILED, UNKNOWN = State.SUCCEEDED, State.FAILED, State.UNKNOWN

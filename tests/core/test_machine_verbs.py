@@ -21,8 +21,8 @@ from tests.core.making import (
 )
 
 from oncekey.core.commands import Command, Done, Look, Lost, Seen
-from oncekey.core.state_machine import decide
 from oncekey.core.record import FOREVER_US, Record, State, Step
+from oncekey.core.state_machine import decide
 
 ABSENT, PENDING = State.ABSENT, State.PENDING
 SUCCEEDED, FAILED, UNKNOWN = State.SUCCEEDED, State.FAILED, State.UNKNOWN

@@ -10,7 +10,7 @@ import pytest
 
 from oncekey.core.duration import human
 from oncekey.core.errors import ConfigurationError
-from oncekey.core.levels import Level
+from oncekey.core.guarantees import Level
 from oncekey.core.policy import (
     KEEP_MAX_US,
     KEEP_MIN_US,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from itertools import product
 
 from oncekey.core.commands import Busy, Claim, Claimed, Different, Done, Lost
-from oncekey.core.state_machine import decide
-from oncekey.core.record import Record, State, Step
 from oncekey.core.duplicate_reply import reply_to_duplicate
+from oncekey.core.record import Record, State, Step
+from oncekey.core.state_machine import decide
 
 NOW, LEASE, KEEP = 1_000, 10, 50
 ID = b"i" * 16

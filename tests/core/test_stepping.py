@@ -6,8 +6,8 @@ import pytest
 from tests.core.making import FENCE, ID, ME, NOW, record
 from tests.core.scripted import LEASE, MAYBE, REFUSED, SECOND, Script, grant
 
-from oncekey.core.effects import Call, Nothing, Probe, Raised, Returned, RunStep, Sleep, StepVerdict
 from oncekey.core.commands import Done, Look, Lost, SaveStep, Seen
+from oncekey.core.effects import Call, Nothing, Probe, Raised, Returned, RunStep, Sleep, StepVerdict
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.record import Step
 from oncekey.core.step_flow import RETRY_FIRST_US, UNSAVED, StepPlan, step

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from oncekey.core.canonical import canonical
-from oncekey.core.identity import child_key, child_uuid
 from oncekey.core.derived_keys import key_for
+from oncekey.core.identity import child_key, child_uuid
 
 FILE = Path(__file__).parents[2] / "docs" / "reference" / "child-key-vectors.json"
 SPECIFICATION = "child-keys.md"

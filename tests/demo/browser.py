@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from oncekey.testing.servers.debian import cache_folder, fetch
-from oncekey.testing.servers.processes import ServerMissing
+from tests.support.servers.debian import cache_folder, fetch
+from tests.support.servers.processes import ServerMissing
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.demo.browser import chromium, program
-
-from oncekey.testing.servers import require
+from tests.support.servers import require
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

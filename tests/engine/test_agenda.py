@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from tests.core.making import record
 
-from oncekey.core.store import Unfinished
 from oncekey.core.record import Record, State, Step
 from oncekey.core.step_format import ARGUMENTS
+from oncekey.core.store import Unfinished
 from oncekey.engine import watchlist as module
 from oncekey.engine.watchlist import MARGIN_US, PAGE, WHOLE_US, Agenda
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Any
 
-from oncekey.core.effects import Answer, Grant
 from oncekey.core.commands import Command, Done, Renew, Reply
+from oncekey.core.effects import Answer, Grant
 from oncekey.core.identity import Identities
 from oncekey.core.policy import Policy
 from oncekey.engine.aio.heartbeat import AsyncHeart

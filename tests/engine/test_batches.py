@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from oncekey.core.effects import Answer
 from oncekey.core.commands import Claim, Command, Done, Finish, Look, Release, Renew, Reply
+from oncekey.core.effects import Answer
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.policy import Policy
 from oncekey.core.record import State
@@ -22,10 +22,10 @@ from oncekey.engine.batch import BATCH_BYTES_MAX, BATCH_MAX, CLAIMS_PART
 from oncekey.engine.blocking.coalescer import Coalescer
 from oncekey.engine.blocking.once import Once
 from oncekey.stores.memory import AsyncMemoryStore, MemoryStore
-from oncekey.testing.fake_clock import FakeClock
-from oncekey.testing.sync_facade import LoopThread, OnceFace, turn_until
 from oncekey.testing.contract.bench import PATIENCE, until
+from oncekey.testing.fake_clock import FakeClock
 from oncekey.testing.faulty_store import AsyncFaultyStore, Fault, FaultyStore
+from oncekey.testing.sync_facade import LoopThread, OnceFace, turn_until
 
 KIB = 1024
 Todo = tuple[Command, int | None]

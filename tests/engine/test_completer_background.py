@@ -17,9 +17,9 @@ from oncekey.core.step_format import ARGUMENTS, pack_step
 from oncekey.engine.aio.once import AsyncOnce
 from oncekey.engine.blocking.once import Once
 from oncekey.stores.memory import AsyncMemoryStore, MemoryStore
+from oncekey.testing.contract.bench import until
 from oncekey.testing.fake_clock import FakeClock
 from oncekey.testing.sync_facade import LoopThread, OnceFace
-from oncekey.testing.contract.bench import until
 
 SECOND = 1_000_000
 PERIOD = 10 * SECOND

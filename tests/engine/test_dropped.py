@@ -15,8 +15,8 @@ from tests.postgres_stores import address
 
 from oncekey import AsyncOnce, Once
 from oncekey.stores.sqlite import SQLiteStore
-from oncekey.testing.sync_facade import turn_until
 from oncekey.testing.contract.bench import until
+from oncekey.testing.sync_facade import turn_until
 
 ENGINES = 60
 OPTIONS: dict[str, Any] = {"sweep_every": "1h", "complete_every": "1h"}

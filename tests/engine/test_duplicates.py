@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from oncekey.core.effects import Answer
 from oncekey.core.commands import Busy, Claim, Claimed, Different, Done, Finish, Replay, Unsure
+from oncekey.core.effects import Answer
 from oncekey.core.errors import StoreUnavailable
-from oncekey.core.state_machine import decide
 from oncekey.core.record import State
+from oncekey.core.state_machine import decide
 from oncekey.engine.duplicates import AttemptEnd, Duplicates, Waiter
 
 ID = b"i" * 16

@@ -8,19 +8,19 @@ from typing import Any
 
 import pytest
 
+from oncekey.core.attempt_flow import POLL_MAX_US
 from oncekey.core.commands import Claim, Command, Finish, Renew
 from oncekey.core.errors import InFlight, Mismatch
-from oncekey.core.attempt_flow import POLL_MAX_US
 from oncekey.core.policy import Policy
 from oncekey.core.recovery import Recovery
 from oncekey.engine.aio.once import AsyncOnce
 from oncekey.engine.blocking.once import Once
 from oncekey.engine.duplicates import Duplicates
 from oncekey.stores.memory import AsyncMemoryStore, MemoryStore
-from oncekey.testing.fake_clock import FakeClock
-from oncekey.testing.sync_facade import LoopThread, OnceFace
 from oncekey.testing.contract.bench import PATIENCE, Body, HeldBody, Interrupted, until
+from oncekey.testing.fake_clock import FakeClock
 from oncekey.testing.faulty_store import AsyncFaultyStore, Fault, FaultyStore
+from oncekey.testing.sync_facade import LoopThread, OnceFace
 
 HERD = 50
 LEASE_US = 3_000_000

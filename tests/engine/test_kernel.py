@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from tests.core.making import record
 
-from oncekey.core.effects import Grant, Verdict
 from oncekey.core.codec import JSON, Tombstone, pack_error, pack_value, unpack
+from oncekey.core.effects import Grant, Verdict
 from oncekey.core.errors import ConfigurationError, InvalidKey, NotReplayable, OperationFailed
 from oncekey.core.events import Fact, Notice
-from oncekey.core.levels import Guarantee, Level
+from oncekey.core.guarantees import Guarantee, Level
 from oncekey.core.policy import Policy
 from oncekey.core.record import State
 from oncekey.core.recovery import Recovery

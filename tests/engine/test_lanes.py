@@ -19,8 +19,8 @@ from oncekey.engine.batch import SHARE_MIN, batch_size
 from oncekey.engine.blocking.coalescer import Coalescer
 from oncekey.engine.blocking.once import Once
 from oncekey.stores.memory import AsyncMemoryStore, MemoryStore
-from oncekey.testing.sync_facade import turn_until
 from oncekey.testing.contract.bench import until
+from oncekey.testing.sync_facade import turn_until
 
 PATIENCE = 20.0
 

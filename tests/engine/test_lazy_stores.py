@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from oncekey.core.commands import Reply
-from oncekey.core.store import AsyncEnlisted, Enlisted, Unfinished
 from oncekey.core.errors import ConfigurationError, StoreUnavailable
-from oncekey.core.levels import Guarantee, Level
+from oncekey.core.guarantees import Guarantee, Level
 from oncekey.core.policy import Policy
+from oncekey.core.store import AsyncEnlisted, Enlisted, Unfinished
 from oncekey.engine.aio.once import AsyncOnce
 from oncekey.engine.blocking.once import Once
 from oncekey.stores.memory import AsyncMemoryStore, MemoryStore

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from oncekey import AsyncOnce, Once, Policy
-from oncekey.core.effects import Answer
 from oncekey.core.commands import Claim, Command, Done, Finish, Lost, Release, Reply
+from oncekey.core.effects import Answer
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.record import State
 from oncekey.engine.aio.deferred_writes import AsyncOffering

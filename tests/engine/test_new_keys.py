@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncekey.core.errors import InvalidKey
 from oncekey.core.derived_keys import check_key, namespace_of
+from oncekey.core.errors import InvalidKey
 from oncekey.engine.new_key import SortableUUIDs, new_key
 
 NOW = 1_760_000_000_123_456_789
@@ -127,8 +127,8 @@ def test_they_grow_whatever_the_clock_says(readings: list[int]) -> None:
 
 
 def test_keys_of_this_process_grow() -> None:
-    new_key = [new_key(sortable=True) for _ in range(5_000)]
-    assert new_key == sorted(set(new_key))
+    keys = [new_key(sortable=True) for _ in range(5_000)]
+    assert keys == sorted(set(keys))
 
 
 def test_threads_get_different_ones_and_each_sees_them_grow() -> None:
@@ -239,12 +239,12 @@ def test_a_child_forked_with_the_clock_standing_still_draws_its_own() -> None:
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_child_forked_while_a_key_is_made_does_not_hang() -> None:
     """Another thread holds the lock at the moment of the fork, and is not in the child."""
-    from oncekey.engine import new_key
+    from oncekey.engine.new_key import _sortable
 
     holding, done = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with new_key._sortable._lock:
+        with _sortable._lock:
             holding.set()
             done.wait(60)
 

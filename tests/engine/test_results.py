@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from oncekey.core.effects import Verdict
 from oncekey.core.codec import (
     JSON,
     StoredError,
@@ -16,6 +15,7 @@ from oncekey.core.codec import (
     pack_tombstone,
     pack_value,
 )
+from oncekey.core.effects import Verdict
 from oncekey.core.errors import (
     InFlight,
     LeaseLost,

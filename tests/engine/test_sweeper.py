@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from oncekey.core.store import SWEEP_LIMIT_DEFAULT, Unfinished
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.policy import Policy
+from oncekey.core.store import SWEEP_LIMIT_DEFAULT, Unfinished
 from oncekey.engine.aio.once import AsyncOnce
 from oncekey.engine.blocking.once import Once
 from oncekey.stores.memory import AsyncMemoryStore, MemoryStore
+from oncekey.testing.contract.bench import until
 from oncekey.testing.fake_clock import FakeClock
 from oncekey.testing.sync_facade import LoopThread, OnceFace
-from oncekey.testing.contract.bench import until
 
 MINUTE = 60_000_000
 KEY = "the-callers-own-key"

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from oncekey.testing.explore.database import PLAIN, RING, Database, Setup
-from oncekey.testing.explore.interleave import RaceReport
-from oncekey.testing.explore.mutation import Edit
-from oncekey.testing.explore.overlap import overlap
-from oncekey.testing.explore.races import RACES
+from tests.support.explorer.database import PLAIN, RING, Database, Setup
+from tests.support.explorer.interleave import RaceReport
+from tests.support.explorer.mutation import Edit
+from tests.support.explorer.overlap import overlap
+from tests.support.explorer.races import RACES
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,13 @@ from contextlib import closing, contextmanager
 import psycopg
 import pytest
 from tests.postgres_stores import DATABASE, server
+from tests.support.explorer.database import RING, Database, Session, Setup
+from tests.support.explorer.mutation import Edit
+from tests.support.explorer.races import EARLY, LATE, claim
+from tests.support.servers.processes import wait_until
 
 from oncekey.core.commands import Busy, Claimed, Reply
 from oncekey.stores.postgres import PostgresStore
-from oncekey.testing.explore.database import RING, Database, Session, Setup
-from oncekey.testing.explore.mutation import Edit
-from oncekey.testing.explore.races import EARLY, LATE, claim
-from oncekey.testing.servers.processes import wait_until
 
 GATE = 7_000_001
 _TRY = "IF position(v_name IN v_running) > 0"

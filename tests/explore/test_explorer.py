@@ -11,15 +11,15 @@ from functools import cache
 from types import ModuleType
 
 import pytest
+from tests.support.explorer.explorer import Report, explore
+from tests.support.explorer.kit import REAL
+from tests.support.explorer.local import AnyFlow, Local, asked
+from tests.support.explorer.process import Proc
+from tests.support.explorer.scenario import Actor, Scenario
+from tests.support.explorer.scenarios import MUST_MEET, SCENARIOS
+from tests.support.explorer.world import World
 
 from oncekey.core import attempt_flow, heartbeat_flow
-from oncekey.testing.explore.explorer import Report, explore
-from oncekey.testing.explore.kit import REAL
-from oncekey.testing.explore.local import AnyFlow, Local, asked
-from oncekey.testing.explore.process import Proc
-from oncekey.testing.explore.scenario import Actor, Scenario
-from oncekey.testing.explore.scenarios import MUST_MEET, SCENARIOS
-from oncekey.testing.explore.world import World
 
 STATES_MIN = 100_000
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
-from oncekey.testing.explore.interleave import interleave
-from oncekey.testing.explore.races import RACES, Race
+from tests.support.explorer.interleave import interleave
+from tests.support.explorer.races import RACES, Race
 
 
 @pytest.mark.parametrize("race", RACES, ids=lambda race: race.name)

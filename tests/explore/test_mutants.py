@@ -14,15 +14,15 @@ from types import ModuleType
 import pytest
 from tests.explore.sql_mutants import M11, SQL_MUTANTS, SQLMutant, look_for
 from tests.postgres_stores import DATABASE, server
+from tests.support.explorer.explorer import explore
+from tests.support.explorer.interleave import interleave
+from tests.support.explorer.kit import REAL, Kit
+from tests.support.explorer.mutation import Edit, mutated
+from tests.support.explorer.races import RACES
+from tests.support.explorer.scenarios import SCENARIOS
 
-from oncekey.core import attempt_flow, heartbeat_flow, state_machine, duplicate_reply
+from oncekey.core import attempt_flow, duplicate_reply, heartbeat_flow, state_machine
 from oncekey.stores.sqlite import program
-from oncekey.testing.explore.explorer import explore
-from oncekey.testing.explore.interleave import interleave
-from oncekey.testing.explore.kit import REAL, Kit
-from oncekey.testing.explore.mutation import Edit, mutated
-from oncekey.testing.explore.races import RACES
-from oncekey.testing.explore.scenarios import SCENARIOS
 
 TWELVE = {f"m{number}" for number in range(1, 13)}
 
@@ -275,7 +275,7 @@ def _in_explorer(mutant: Mutant, copy: ModuleType) -> Caught | None:
     elif mutant.module is duplicate_reply:
         kit = replace(REAL, reply_to_duplicate=copy.reply_to_duplicate)
     elif mutant.module is heartbeat_flow:
-        kit = replace(REAL, heartbeat_flow=copy.heartbeat)
+        kit = replace(REAL, heartbeat=copy.heartbeat)
     else:
         kit = replace(REAL, attempt=copy.attempt)
     scenario = next(one for one in SCENARIOS if one.name == mutant.where)

@@ -14,12 +14,13 @@ import threading
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from typing import Any, NamedTuple
 
+from tests.support.servers import Postgres
+
 from oncekey.core.commands import Claim, Claimed, Command, Done, Finish, Reply
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.record import State
 from oncekey.stores.postgres import AsyncPostgresStore, PostgresStore
 from oncekey.testing.sync_facade import LoopThread
-from oncekey.testing.servers import Postgres
 
 LEASE = 3_600_000_000
 BATCH = 4

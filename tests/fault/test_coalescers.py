@@ -17,9 +17,9 @@ from oncekey.core.errors import StoreUnavailable
 from oncekey.engine.aio.coalescer import AsyncCoalescer
 from oncekey.engine.blocking.coalescer import Coalescer
 from oncekey.stores.memory import AsyncMemoryStore, MemoryStore
-from oncekey.testing.sync_facade import turn_until
 from oncekey.testing.contract.bench import PATIENCE, Interrupted, until
 from oncekey.testing.faulty_store import AsyncFaultyStore, Fault, FaultyStore
+from oncekey.testing.sync_facade import turn_until
 
 BAD = b"bad".ljust(16)
 IDS = [b"%d".ljust(16) % n for n in range(20)]

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from tests.fault.postgres_load import Load, lost
 from tests.postgres_faces import Faces, fresh_server, make_claim, make_finish
+from tests.support.servers import Postgres
 
-from oncekey.core.levels import Level
-from oncekey.testing.servers import Postgres
+from oncekey.core.guarantees import Level
 
 SOAK = bool(os.environ.get("ONCEKEY_SOAK"))
 ROUNDS = 100 if SOAK else 10

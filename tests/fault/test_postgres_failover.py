@@ -14,11 +14,11 @@ from contextlib import ExitStack
 import pytest
 from tests.fault.postgres_load import LEASE, Load, Told, lost
 from tests.postgres_faces import fresh_server, with_standby
+from tests.support.servers import Postgres, Proxy
 
 from oncekey.core.commands import Claim, Replay
-from oncekey.core.levels import Level
+from oncekey.core.guarantees import Level
 from oncekey.stores.postgres import PostgresStore
-from oncekey.testing.servers import Postgres, Proxy
 
 KEYS = 300
 

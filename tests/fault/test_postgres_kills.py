@@ -21,8 +21,8 @@ from tests.postgres_stores import server
 from oncekey.core.errors import InFlight, OperationFailed, OutcomeUnknown
 from oncekey.core.policy import Policy
 from oncekey.engine.blocking.once import Once
-from oncekey.stores.store_clock import wall_clock
 from oncekey.stores.postgres import PostgresStore
+from oncekey.stores.store_clock import wall_clock
 
 VICTIM = Path(__file__).with_name("postgres_store_victim.py")
 SCHEMA = "kills"

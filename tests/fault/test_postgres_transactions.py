@@ -19,9 +19,9 @@ from tests.fault import postgres_victim
 from tests.fault.postgres_victim import KEYS, KINDS, order
 from tests.shops import SHOPS, Shop, empty, locks, rows, watch
 from tests.shops.watching import database
+from tests.support.servers import processes
 
 from oncekey import OperationFailed, Terminal
-from oncekey.testing.servers import processes
 
 ROOT = Path(__file__).parents[2]
 MOMENTS = 170 if os.environ.get("ONCEKEY_SOAK") else 10

@@ -20,13 +20,13 @@ from typing import Any
 
 import pytest
 from tests.fault.probe_victim import AHEAD_US, LEASE, Plan, Points, Shop, get, pay
+from tests.support.servers import Proxy
+from tests.support.servers.processes import User, free_port, launch, wait_until
 
 from oncekey import Once, Policy
 from oncekey.engine.clock import SystemClock
-from oncekey.stores.store_clock import wall_clock
 from oncekey.stores.sqlite import SQLiteStore
-from oncekey.testing.servers import Proxy
-from oncekey.testing.servers.processes import User, free_port, launch, wait_until
+from oncekey.stores.store_clock import wall_clock
 
 
 def both_sides(calls: list[str]) -> list[str]:

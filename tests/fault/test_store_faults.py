@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from oncekey.core.attempt_flow import CLAIM_TRIES
 from oncekey.core.commands import Claim, Command, Finish, Release, Renew, SaveStep
-from oncekey.core.store import AsyncStore, Store
 from oncekey.core.errors import (
     InFlight,
     LeaseLost,
@@ -20,9 +20,9 @@ from oncekey.core.errors import (
     StoreUnavailable,
 )
 from oncekey.core.events import Fact
-from oncekey.core.attempt_flow import CLAIM_TRIES
 from oncekey.core.record import State
 from oncekey.core.step_flow import RETRY_FIRST_US, RETRY_MAX_US
+from oncekey.core.store import AsyncStore, Store
 from oncekey.testing.contract.base import LEASE, Held
 from oncekey.testing.contract.bench import Bench, BenchBase, Body, until
 from oncekey.testing.contract.steps import Checkout

@@ -21,9 +21,8 @@ from types import TracebackType
 from typing import Self
 
 from tests.fleet import common
-
-from oncekey.testing.servers import Gunicorn, HttpServer, Proxy, ServerFailed, Uvicorn
-from oncekey.testing.servers.processes import User, launch, tail, wait_until
+from tests.support.servers import Gunicorn, HttpServer, Proxy, ServerFailed, Uvicorn
+from tests.support.servers.processes import User, launch, tail, wait_until
 
 ROOT = Path(__file__).parents[2]
 SHOPPER = "shopper"

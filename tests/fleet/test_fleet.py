@@ -20,9 +20,8 @@ import pytest
 from tests.fleet import common
 from tests.fleet.audit import Report, audit
 from tests.fleet.fleet import SHOPPER, VICTIMS, Fleet
-
-from oncekey.testing.servers import Gunicorn, Uvicorn, require
-from oncekey.testing.servers.processes import wait_until
+from tests.support.servers import Gunicorn, Uvicorn, require
+from tests.support.servers.processes import wait_until
 
 SOAK = os.environ.get("ONCEKEY_SOAK") == "1"
 ORDERS, KILLS, SECONDS = (500, 100, 1_500) if SOAK else (50, 10, 270)

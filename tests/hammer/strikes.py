@@ -10,8 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 
 import pytest
-
-from oncekey.testing.hammer import Hammer, Verdict, hammer
+from tests.support.hammer import Hammer, Verdict, hammer
 
 SOAK = os.environ.get("ONCEKEY_SOAK") == "1"
 RUNS_MAX = 5

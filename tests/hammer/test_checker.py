@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.support.hammer.checker import RULES, check
+from tests.support.hammer.history import Entry
+from tests.support.hammer.lost import settle
 
 from oncekey.core.record import State
-from oncekey.testing.hammer.checker import RULES, check
-from oncekey.testing.hammer.history import Entry
-from oncekey.testing.hammer.lost import settle
 
 KEEP = 1_000_000
 LEASE = 100_000

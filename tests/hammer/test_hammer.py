@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.hammer.strikes import SOAK, caught_at, strike
-
-from oncekey.testing.hammer import Hammer
+from tests.support.hammer import Hammer
 
 SECONDS = 60.0 if SOAK else 8.0
 

@@ -18,9 +18,8 @@ import pytest
 from tests.hammer.strikes import SOAK, caught_at, strike
 from tests.hammer.test_hammer import CAUGHT_AT
 from tests.postgres_stores import DATABASE, pooler, server
-
-from oncekey.testing.hammer import Hammer
-from oncekey.testing.servers import Postgres, Proxy, ServerFailed, require
+from tests.support.hammer import Hammer
+from tests.support.servers import Postgres, Proxy, ServerFailed, require
 
 # What must have happened in the main run.
 LEAST = {

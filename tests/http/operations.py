@@ -13,9 +13,8 @@ from typing import Any
 
 from tests.http.served import Served
 from tests.http.wire import Connection, Response
-
-from oncekey.testing.servers import Granian, HttpServer, Hypercorn, Uvicorn
-from oncekey.testing.servers.processes import wait_until
+from tests.support.servers import Granian, HttpServer, Hypercorn, Uvicorn
+from tests.support.servers.processes import wait_until
 
 APP = "tests.http.apps.held:app"
 SERVERS: dict[str, tuple[type[HttpServer], dict[str, Any]]] = {

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.http.wire import Connection, Response
-
-from oncekey.testing.servers.http import HttpServer
-from oncekey.testing.servers.processes import wait_until
+from tests.support.servers.http import HttpServer
+from tests.support.servers.processes import wait_until
 
 ROOT = Path(__file__).parents[2]
 ALICE = ("Authorization", "Bearer alice")

@@ -12,12 +12,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from tests.http.served import BOB, Served, served
 from tests.http.wire import Response
+from tests.support.servers import require
+from tests.support.servers.http import Uvicorn
+from tests.support.servers.processes import wait_until
 
 from oncekey import AsyncOnce, ConfigurationError, Once
 from oncekey.http.asgi import IdempotencyMiddleware
-from oncekey.testing.servers import require
-from oncekey.testing.servers.http import Uvicorn
-from oncekey.testing.servers.processes import wait_until
 
 
 @pytest.fixture(scope="module")

@@ -13,10 +13,9 @@ from typing import Any
 
 import pytest
 from tests.http.served import Served, served
-
-from oncekey.testing.servers import require
-from oncekey.testing.servers.http import Gunicorn, HttpServer, Uvicorn
-from oncekey.testing.servers.processes import wait_until
+from tests.support.servers import require
+from tests.support.servers.http import Gunicorn, HttpServer, Uvicorn
+from tests.support.servers.processes import wait_until
 
 APP = "tests.http.apps.currents:app"
 ON_LOOPS = ("asgi", "fastapi", "fastapi-whole")

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from tests.http.served import BOB, Served, served
 from tests.http.wire import Response
+from tests.support.servers import require
+from tests.support.servers.http import Gunicorn, Uvicorn
 
 from oncekey import ConfigurationError, Once
-from oncekey.testing.servers import require
-from oncekey.testing.servers.http import Gunicorn, Uvicorn
 
 DJANGO = "tests.http.wsgi_apps.djangos:app"
 

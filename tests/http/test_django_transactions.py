@@ -14,10 +14,9 @@ import pytest
 from tests.http.served import Served, served
 from tests.http.wire import Response
 from tests.postgres_stores import server
-
-from oncekey.testing.servers import require
-from oncekey.testing.servers.http import Gunicorn
-from oncekey.testing.servers.processes import wait_until
+from tests.support.servers import require
+from tests.support.servers.http import Gunicorn
+from tests.support.servers.processes import wait_until
 
 DJANGO = "tests.http.wsgi_apps.djangos:app"
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 from tests.http.served import served
+from tests.support.servers import require
+from tests.support.servers.http import Uvicorn
 
 from oncekey import AsyncOnce
 from oncekey.core.commands import Command, Finish, Reply
 from oncekey.http.asgi import IdempotencyMiddleware
 from oncekey.stores.memory import AsyncMemoryStore
-from oncekey.testing.servers import require
-from oncekey.testing.servers.http import Uvicorn
 
 SCOPE = {
     "type": "http",

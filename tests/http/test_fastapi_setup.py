@@ -16,11 +16,11 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from tests.http.served import ALICE, Served, served
 from tests.http.wire import Response
+from tests.support.servers import require
+from tests.support.servers.http import Uvicorn
 
 from oncekey import AsyncOnce, ConfigurationError, Once, StoreUnavailable
 from oncekey.http.fastapi import CurrentAttempt, Idempotency, OptionalAttempt, install
-from oncekey.testing.servers import require
-from oncekey.testing.servers.http import Uvicorn
 
 KEY = {"Idempotency-Key": "k"}
 

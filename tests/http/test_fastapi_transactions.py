@@ -18,12 +18,12 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from tests.http.served import Served, served
 from tests.http.wire import Response
 from tests.postgres_stores import server
+from tests.support.servers import require
+from tests.support.servers.http import Uvicorn
+from tests.support.servers.processes import wait_until
 
 from oncekey import AsyncOnce
 from oncekey.http.fastapi import Idempotency
-from oncekey.testing.servers import require
-from oncekey.testing.servers.http import Uvicorn
-from oncekey.testing.servers.processes import wait_until
 
 KINDS = pytest.mark.parametrize("kind", ["async", "blocking"])
 ALL_KINDS = pytest.mark.parametrize("kind", ["async", "blocking", "begun", "stubborn"])

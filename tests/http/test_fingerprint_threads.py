@@ -13,8 +13,8 @@ from tests.http.test_asgi_corners import Counting, ask, guard
 
 from oncekey import AsyncOnce
 from oncekey.http import exchange
-from oncekey.http.request_fingerprint import INLINE_MAX_BYTES, described
 from oncekey.http.request_body import BODY_SPILL_BYTES
+from oncekey.http.request_fingerprint import INLINE_MAX_BYTES, described
 from oncekey.http.rules import Rule
 
 JSON = b"application/json"

@@ -9,11 +9,11 @@ import pytest
 from flask import Flask
 from tests.http.served import Served, served
 from tests.http.wire import Response
+from tests.support.servers import require
+from tests.support.servers.http import Gunicorn
 
 from oncekey import ConfigurationError, Once
 from oncekey.http.flask import Idempotency, current_attempt, idempotent
-from oncekey.testing.servers import require
-from oncekey.testing.servers.http import Gunicorn
 
 FORM = "application/x-www-form-urlencoded"
 

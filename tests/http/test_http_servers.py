@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.http.wire import Closed, Connection
-
-from oncekey.testing.servers import (
+from tests.support.servers import (
     Granian,
     Gunicorn,
     HttpServer,
@@ -177,7 +176,7 @@ def test_no_worker_outlives_a_main_process_that_was_killed(name: str) -> None:
 
 _RUN = """
 import sys
-from oncekey.testing import servers
+from tests.support import servers
 server = getattr(servers, sys.argv[1])(sys.argv[2])
 server.start()
 print(*server.pids(), flush=True)

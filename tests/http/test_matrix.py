@@ -31,8 +31,7 @@ from tests.http.operations import (
 )
 from tests.http.served import Served, served
 from tests.http.wire import Connection, Response
-
-from oncekey.testing.servers import require
+from tests.support.servers import require
 
 SOAK = os.environ.get("ONCEKEY_SOAK") == "1"
 AROUND = ("plain", "within", "compressed")

@@ -24,9 +24,8 @@ from typing import Any
 import pytest
 from tests.http.operations import APP, SERVERS, Operation, check_outcome, problem
 from tests.http.served import Served, served
-
-from oncekey.testing.servers import require
-from oncekey.testing.servers.processes import wait_until
+from tests.support.servers import require
+from tests.support.servers.processes import wait_until
 
 SOAK = os.environ.get("ONCEKEY_SOAK") == "1"
 LEAST = {name: 1 if name == "granian" else 0 for name in SERVERS}

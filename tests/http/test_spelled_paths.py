@@ -19,11 +19,10 @@ import uvicorn
 from tests.http.apps import spelled
 from tests.http.served import ROOT
 from tests.http.wire import Closed, Connection
+from tests.support.servers import Granian, require
+from tests.support.servers.http import Gunicorn
+from tests.support.servers.processes import free_port, wait_until
 from werkzeug.serving import make_server
-
-from oncekey.testing.servers import Granian, require
-from oncekey.testing.servers.http import Gunicorn
-from oncekey.testing.servers.processes import free_port, wait_until
 
 TARGETS = """
     /pay //pay /pay/ /pay// ///pay/// /./pay /pay/. /x/../pay /../pay /%2e/pay /pay/%2e%2e/pay

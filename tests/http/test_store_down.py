@@ -12,9 +12,8 @@ import pytest
 from tests import postgres_stores
 from tests.http.operations import APP, Operation, check_outcome, problem
 from tests.http.served import Served, served
-
-from oncekey.testing.servers import Proxy, Uvicorn, require
-from oncekey.testing.servers.processes import wait_until
+from tests.support.servers import Proxy, Uvicorn, require
+from tests.support.servers.processes import wait_until
 
 
 @pytest.fixture(scope="module")

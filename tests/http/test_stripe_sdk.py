@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import stripe
 from tests.http.served import Served, served
-
-from oncekey.testing.servers import Proxy, Uvicorn, require
+from tests.support.servers import Proxy, Uvicorn, require
 
 _names = itertools.count(1)
 

@@ -27,6 +27,8 @@ from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route
 from tests.http.served import Served, served
+from tests.support.servers import require
+from tests.support.servers.http import Gunicorn
 from werkzeug.test import Client
 
 from oncekey import AsyncOnce, Once
@@ -34,8 +36,6 @@ from oncekey.http.asgi import IdempotencyMiddleware
 from oncekey.http.asgi import leave_unstored as leave_scope_unstored
 from oncekey.http.fastapi import install
 from oncekey.http.wsgi import IdempotencyWSGI, leave_unstored
-from oncekey.testing.servers import require
-from oncekey.testing.servers.http import Gunicorn
 
 RAN: list[str] = []
 Ask = Callable[..., tuple[int, bool]]

@@ -17,8 +17,7 @@ from typing import Any
 import httpx
 import pytest
 from tests.http.served import Served, served
-
-from oncekey.testing.servers import Uvicorn, require
+from tests.support.servers import Uvicorn, require
 
 MIB = 1024 * 1024
 SIZE = int(os.environ.get("UPLOAD_MIB", "24")) * MIB

@@ -16,10 +16,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from tests.http.served import BOB, Served, served
 from tests.http.wire import Response
-
-from oncekey.testing.servers import require
-from oncekey.testing.servers.http import Gunicorn
-from oncekey.testing.servers.processes import wait_until
+from tests.support.servers import require
+from tests.support.servers.http import Gunicorn
+from tests.support.servers.processes import wait_until
 
 APPS = {
     "wsgi": ("plain:app", ""),

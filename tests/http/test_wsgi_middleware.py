@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 from tests.http.served import Served, served
+from tests.support.servers import require
+from tests.support.servers.http import Gunicorn
 
 from oncekey import AsyncOnce, ConfigurationError, Once, StoreUnavailable
 from oncekey.http.discovery import find
 from oncekey.http.rules import Rule
 from oncekey.http.wsgi import IdempotencyWSGI
-from oncekey.testing.servers import require
-from oncekey.testing.servers.http import Gunicorn
 
 
 @pytest.fixture(scope="module")

@@ -30,13 +30,13 @@ from oncekey.core.commands import (
     Resolve,
     SaveStep,
 )
-from oncekey.core.state_machine import decide, has_ended, is_expired, is_garbage
 from oncekey.core.record import FOREVER_US, Record, State
+from oncekey.core.state_machine import decide, has_ended, is_expired, is_garbage
 from oncekey.stores.memory import AsyncMemoryStore, MemoryStore
 from oncekey.stores.sqlite import AsyncSQLiteStore, SQLiteStore
+from oncekey.testing.contract.base import face_of
 from oncekey.testing.fake_clock import FakeClock
 from oncekey.testing.sync_facade import LoopThread
-from oncekey.testing.contract.base import face_of
 
 SOAK = os.environ.get("ONCEKEY_SOAK") == "1"
 LEASE, KEEP, AUDIT = 1_000, 5_000, 3_000

@@ -9,8 +9,7 @@ from collections.abc import Iterator
 
 import psycopg
 import pytest
-
-from oncekey.testing.servers import Postgres, Proxy, ServerFailed, require
+from tests.support.servers import Postgres, Proxy, ServerFailed, require
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,7 @@ from pathlib import Path
 import psycopg
 import pytest
 from psycopg import errors
-
-from oncekey.testing.servers import (
+from tests.support.servers import (
     Installation,
     PgBouncer,
     Postgres,
@@ -148,7 +147,7 @@ def test_a_bad_setting_is_reported_with_the_log() -> None:
 
 _RUN = """
 import pathlib, sys
-from oncekey.testing.servers import Postgres
+from tests.support.servers import Postgres
 server = Postgres(pathlib.Path(sys.argv[1]), fast=True)
 server.start()
 print(server.name, *server.pids(), flush=True)

@@ -7,9 +7,9 @@ from typing import Any
 
 import psycopg
 from tests.postgres_stores import server
+from tests.support.servers import processes
 
 from oncekey.stores.postgres import PostgresStore
-from oncekey.testing.servers import processes
 
 DATABASE = "shops"
 LOCK_TIMEOUT = "400ms"

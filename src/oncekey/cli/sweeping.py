@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 from oncekey.cli.opening import UsageProblem
 from oncekey.cli.stopping import Stop, until_told
-from oncekey.core.store import Store
 from oncekey.core.errors import StoreUnavailable
+from oncekey.core.store import Store
 from oncekey.engine.sweeping import rest_after
 
 TIERS = ("all", "keys", "audit")

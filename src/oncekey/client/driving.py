@@ -11,8 +11,8 @@ from functools import partial
 from typing import TypeVar
 
 from oncekey.client.asks import Answer, Answered, Begin, Broke, Leave, Send, Verdict, Wait
-from oncekey.client.retry_clock import AsyncClock, Clock
 from oncekey.client.errand import Errand
+from oncekey.client.retry_clock import AsyncClock, Clock
 
 R = TypeVar("R")
 

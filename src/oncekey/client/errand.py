@@ -25,11 +25,11 @@ from oncekey.client.asks import (
     Trouble,
     Verdict,
 )
-from oncekey.client.retry_clock import Readings
 from oncekey.client.delivery import Delivery, Progress
 from oncekey.client.errors import RetriesExhausted
 from oncekey.client.flow import Flow, deliver
 from oncekey.client.message import Asked, field_of, tag_of
+from oncekey.client.retry_clock import Readings
 from oncekey.client.settings import Settings
 from oncekey.client.sources import choose
 

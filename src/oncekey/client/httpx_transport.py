@@ -15,10 +15,10 @@ import httpx
 
 from oncekey.client import rules
 from oncekey.client.asks import SECOND_US, Answered, Broke, Send
-from oncekey.client.retry_clock import AsyncClock, AsyncSystemClock, Clock, SystemClock
 from oncekey.client.driving import deliver_async, deliver_blocking
 from oncekey.client.httpx_bodies import load, load_async, take, take_async
 from oncekey.client.httpx_messages import HttpxErrand, refuse_given
+from oncekey.client.retry_clock import AsyncClock, AsyncSystemClock, Clock, SystemClock
 from oncekey.client.settings import Options, Settings
 from oncekey.core.errors import ConfigurationError
 

@@ -14,12 +14,12 @@ from requests.adapters import DEFAULT_POOLBLOCK, DEFAULT_POOLSIZE, HTTPAdapter
 
 from oncekey.client import rules
 from oncekey.client.asks import Answered, Broke, Send
-from oncekey.client.retry_clock import Clock, SystemClock
 from oncekey.client.driving import deliver_blocking
 from oncekey.client.errors import unguarded
 from oncekey.client.requests_bodies import load, take
 from oncekey.client.requests_messages import INTENT_HEADER, RequestsErrand, read_timeout_of
 from oncekey.client.requests_pools import attend
+from oncekey.client.retry_clock import Clock, SystemClock
 from oncekey.client.settings import Options, Settings
 
 

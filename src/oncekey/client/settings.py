@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Final, TypedDict
 from oncekey.client.delivery import Progress
 from oncekey.client.message import REPLAYED_HEADERS
 from oncekey.client.retry import Retry, Terms
+from oncekey.core.derived_keys import checked_namespace
 from oncekey.core.errors import ConfigurationError, InvalidKey
 from oncekey.core.identity import check_text
-from oncekey.core.derived_keys import checked_namespace
 
 if TYPE_CHECKING:
     from oncekey.client.journal import Journal

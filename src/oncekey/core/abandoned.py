@@ -24,8 +24,8 @@ import enum
 from typing import Final, NamedTuple
 
 from oncekey.core.late_owner import unsettled_for
-from oncekey.core.state_machine import has_ended, is_expired, state_now
 from oncekey.core.record import Record, State
+from oncekey.core.state_machine import has_ended, is_expired, state_now
 from oncekey.core.step_format import ARGUMENTS
 
 TRIES_DEFAULT: Final = 10

@@ -2,7 +2,7 @@
 
 `attempt()` claims a key, has the body run, and closes the key; `recover()` decides an unknown key.
 What goes on beside the body is in heartbeat_flow.py, a step of a body in step_flow.py.
-They yield asks (see effects.py) and are sent answers. Results and failures alike come back as values:
+They yield effects (see effects.py) and are sent their results. Failures come back as values too:
 nothing is thrown into a generator, so an abandoned one is exactly a crash, and the lease recovers
 it.
 
@@ -16,22 +16,6 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Final
 
-from oncekey.core.effects import (
-    Answer,
-    Ask,
-    Call,
-    Grant,
-    Late,
-    Overtaken,
-    Raised,
-    Recover,
-    Recovered,
-    Returned,
-    RunBody,
-    Sleep,
-    Task,
-    Verdict,
-)
 from oncekey.core.codec import pack_error
 from oncekey.core.commands import (
     Busy,
@@ -49,6 +33,22 @@ from oncekey.core.commands import (
     SaveStep,
     Seen,
     Unsure,
+)
+from oncekey.core.effects import (
+    Answer,
+    Ask,
+    Call,
+    Grant,
+    Late,
+    Overtaken,
+    Raised,
+    Recover,
+    Recovered,
+    Returned,
+    RunBody,
+    Sleep,
+    Task,
+    Verdict,
 )
 from oncekey.core.errors import LeaseLost, NotStarted, StoreUnavailable, Terminal
 from oncekey.core.events import Fact

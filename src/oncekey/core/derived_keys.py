@@ -17,7 +17,6 @@ from typing import Any, Final
 from uuid import UUID
 
 from oncekey.core.canonical import canonical
-from oncekey.core.key_derivation import KEY_FOR, derived
 from oncekey.core.errors import ConfigurationError, InvalidKey
 from oncekey.core.identity import (
     OPERATION_MAX_CHARS,
@@ -26,6 +25,7 @@ from oncekey.core.identity import (
     key_text,
     secret_bytes,
 )
+from oncekey.core.key_derivation import KEY_FOR, derived
 
 NAMESPACE_MAX_CHARS: Final = 16
 NAMESPACES_MAX: Final = 16

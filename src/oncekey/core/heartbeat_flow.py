@@ -1,6 +1,7 @@
 """Keeps a claim alive beside a running body, as a generator that asks for what it wants.
 
-Pure, like attempt_flow.py: it yields asks and is sent answers, and must not know threads or asyncio.
+Pure, like attempt_flow.py: it yields effects and is sent their results. Must not know threads or
+asyncio.
 """
 
 from __future__ import annotations
@@ -8,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Final
 
-from oncekey.core.effects import Answer, Ask, Call, Extended, Grant, Sleep
 from oncekey.core.commands import Done, Look, Renew, Seen
+from oncekey.core.effects import Answer, Ask, Call, Extended, Grant, Sleep
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.late_owner import is_witness
 

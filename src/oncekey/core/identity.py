@@ -19,9 +19,9 @@ from struct import Struct
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from oncekey.core.key_derivation import CHILD_KEY, CHILD_UUID, derived
 from oncekey.core.errors import ConfigurationError, InvalidKey, MissingKey
 from oncekey.core.fingerprint import fingerprint
+from oncekey.core.key_derivation import CHILD_KEY, CHILD_UUID, derived
 
 KEY_MAX_CHARS = 255
 SCOPE_MAX_CHARS = 255

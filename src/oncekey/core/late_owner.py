@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Final
 
-from oncekey.core.effects import Answer, Ask, Call, Grant, Verdict
 from oncekey.core.commands import Command, Finish, Release
+from oncekey.core.effects import Answer, Ask, Call, Grant, Verdict
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.events import Fact
 from oncekey.core.record import Record, State

@@ -12,7 +12,7 @@ from typing import Any, TypedDict
 
 from oncekey.core.duration import Duration, human, microseconds
 from oncekey.core.errors import ConfigurationError
-from oncekey.core.levels import Level, parse_level
+from oncekey.core.guarantees import Level, parse_level
 from oncekey.core.record import FOREVER_US
 
 LEASE_MIN_US = 10_000

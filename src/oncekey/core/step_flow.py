@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Final, NamedTuple
 
+from oncekey.core.commands import Done, Look, Lost, SaveStep, Seen
 from oncekey.core.effects import (
     Answer,
     Ask,
@@ -26,7 +27,6 @@ from oncekey.core.effects import (
     Sleep,
     StepVerdict,
 )
-from oncekey.core.commands import Done, Look, Lost, SaveStep, Seen
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.record import Step
 

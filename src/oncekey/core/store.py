@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 from oncekey.core.commands import Command, Reply
-from oncekey.core.levels import Guarantee
+from oncekey.core.guarantees import Guarantee
 from oncekey.core.record import Record
 
 SWEEP_LIMIT_DEFAULT = 1_000

@@ -1,6 +1,6 @@
 """The transition table: which event leads from which state to which.
 
-The diagram in docs/ is drawn from it. When an event happens is decided in state_machine.py, the only
+The diagram in docs/ is drawn from it. state_machine.py decides when a trigger fires, and is the only
 place that looks anything up here. Pure data.
 """
 

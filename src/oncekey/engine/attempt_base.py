@@ -10,9 +10,9 @@ from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
-from oncekey.core.effects import Grant, StepVerdict
 from oncekey.core.codec import Codec
 from oncekey.core.duration import Duration
+from oncekey.core.effects import Grant, StepVerdict
 from oncekey.core.errors import (
     ConfigurationError,
     InvalidKey,

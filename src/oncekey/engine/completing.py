@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from oncekey.core import codec as codecs
+from oncekey.core.abandoned import LEFT_LOOK_US, Known, Todo, decide
 from oncekey.core.codec import JSON
 from oncekey.core.commands import Seen
-from oncekey.core.abandoned import LEFT_LOOK_US, Known, Todo, decide
 from oncekey.core.errors import (
     ConfigurationError,
     InFlight,
@@ -26,10 +26,10 @@ from oncekey.core.errors import (
 from oncekey.core.identity import Identity, KeyLike
 from oncekey.core.record import Record, State
 from oncekey.core.step_format import pack_step
-from oncekey.engine.watchlist import LOOKS, Agenda
 from oncekey.engine.kernel import Job, Kernel
-from oncekey.engine.results import Result
 from oncekey.engine.key_status import Arguments, arguments_of
+from oncekey.engine.results import Result
+from oncekey.engine.watchlist import LOOKS, Agenda
 
 COMPLETE_LIMIT_DEFAULT: Final = 100
 TRIES_MAX: Final = 1_000

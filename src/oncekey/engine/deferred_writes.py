@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from oncekey.core.effects import Answer
 from oncekey.core.commands import Command, Lost, Release
+from oncekey.core.effects import Answer
 from oncekey.core.errors import StoreUnavailable
 from oncekey.engine.batch import size_of
 

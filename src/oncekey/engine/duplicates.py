@@ -24,7 +24,6 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Final
 
-from oncekey.core.effects import Answer
 from oncekey.core.commands import (
     Busy,
     Claim,
@@ -36,9 +35,10 @@ from oncekey.core.commands import (
     Reply,
     Unsure,
 )
+from oncekey.core.duplicate_reply import reply_to_duplicate
+from oncekey.core.effects import Answer
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.record import State
-from oncekey.core.duplicate_reply import reply_to_duplicate
 
 # A duplicate that waits beside a polling one looks for itself after this time: nothing hangs on
 # one that was interrupted in the wrong place.

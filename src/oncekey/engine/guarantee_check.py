@@ -9,8 +9,8 @@ from __future__ import annotations
 import logging
 
 from oncekey.core.errors import NotStarted, StoreUnavailable
+from oncekey.core.guarantees import Guarantee
 from oncekey.core.identity import Identity
-from oncekey.core.levels import Guarantee
 from oncekey.core.policy import Policy
 
 _log = logging.getLogger("oncekey")

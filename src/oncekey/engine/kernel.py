@@ -15,22 +15,22 @@ from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any, NamedTuple
 
 from oncekey.core import codec as codecs
-from oncekey.core.effects import Grant, Recovered, Returned, Task, Verdict
 from oncekey.core.codec import Codec, Stored
+from oncekey.core.effects import Grant, Recovered, Returned, Task, Verdict
 from oncekey.core.errors import ConfigurationError, NotStarted
 from oncekey.core.events import Fact, Notice
 from oncekey.core.fingerprint import version_of
+from oncekey.core.guarantees import Guarantee, Level, check_level
 from oncekey.core.identity import Identities, Identity, KeyLike
-from oncekey.core.levels import Guarantee, Level, check_level
 from oncekey.core.policy import Policy
 from oncekey.core.record import Record, State
 from oncekey.core.recovery import Recovery, UnknownKey
 from oncekey.engine.clock import Clock, new_owner
 from oncekey.engine.guarantee_check import GuaranteeLost, log_change, refusal_of
 from oncekey.engine.holders import Holders
+from oncekey.engine.key_status import arguments_of, step_statuses
 from oncekey.engine.replay_cache import CACHE_AGE_MAX_US, ReplayCache
 from oncekey.engine.results import Result, error_of, not_kept, result_of
-from oncekey.engine.key_status import arguments_of, step_statuses
 
 Subscriber = Callable[[Notice], None]
 

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from oncekey.core.codec import JSON, Codec, StoredError, StoredValue, unpack
 from oncekey.core.commands import Seen
 from oncekey.core.errors import OncekeyError
-from oncekey.core.state_machine import is_expired, state_now
 from oncekey.core.record import State, Step
+from oncekey.core.state_machine import is_expired, state_now
 from oncekey.core.step_format import ARGUMENTS, StepStatus, unpack_step
 from oncekey.engine.results import value_of
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from oncekey.core.effects import Verdict
 from oncekey.core.codec import Codec, Stored, StoredError, StoredValue, Tombstone, unpack
+from oncekey.core.effects import Verdict
 from oncekey.core.errors import (
     InFlight,
     LeaseLost,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from oncekey.core.errors import ConfigurationError
+from oncekey.core.guarantees import Guarantee
 from oncekey.core.identity import Identities
-from oncekey.core.levels import Guarantee
 from oncekey.core.policy import Policy
 from oncekey.engine.clock import Clock, SystemClock
 from oncekey.engine.kernel import Kernel

@@ -9,14 +9,20 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from oncekey.core import codec as codecs
-from oncekey.core.effects import Returned, StepVerdict
 from oncekey.core.codec import JSON, Codec, StoredError, StoredValue, Tombstone, unpack
 from oncekey.core.duration import Duration, microseconds
+from oncekey.core.effects import Returned, StepVerdict
 from oncekey.core.errors import ConfigurationError, NotReplayable
 from oncekey.core.policy import Policy
 from oncekey.core.record import Step
 from oncekey.core.step_flow import StepPlan
-from oncekey.core.step_format import StepResult, pack_step, refuse_reserved, result_facts, unpack_step
+from oncekey.core.step_format import (
+    StepResult,
+    pack_step,
+    refuse_reserved,
+    result_facts,
+    unpack_step,
+)
 from oncekey.engine.results import value_of
 
 

@@ -12,8 +12,8 @@ import inspect
 from importlib.metadata import entry_points
 from typing import Any
 
-from oncekey.core.store import AsyncStore, Store
 from oncekey.core.errors import ConfigurationError
+from oncekey.core.store import AsyncStore, Store
 
 BUILT_IN = {
     "memory": "oncekey.stores.memory",

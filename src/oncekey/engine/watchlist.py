@@ -11,8 +11,8 @@ from collections.abc import Container
 from typing import Any, Final, NamedTuple
 
 from oncekey.core.abandoned import backoff, begun
-from oncekey.core.store import Unfinished
 from oncekey.core.record import State
+from oncekey.core.store import Unfinished
 
 WATCHED_MAX: Final = 10_000
 PAGE: Final = 500  # how many are listed at a time

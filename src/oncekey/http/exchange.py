@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from typing import Any, Final, NamedTuple, Self
 from urllib.parse import quote
 
+from oncekey.core.derived_keys import require_namespace
 from oncekey.core.errors import (
     ConfigurationError,
     InFlight,
@@ -23,14 +24,13 @@ from oncekey.core.errors import (
     StoreUnavailable,
 )
 from oncekey.core.identity import OPERATION_MAX_CHARS
-from oncekey.core.derived_keys import require_namespace
 from oncekey.http import problem as problems
 from oncekey.http.bodies import TooLarge, UnreadableBody
 from oncekey.http.durations import Durations
-from oncekey.http.request_fingerprint import described
 from oncekey.http.keys import HEADER, RefusedField, read_key
 from oncekey.http.message import Headers, Request, Response, values
 from oncekey.http.problem import Problem, Render, problem_of, refusal
+from oncekey.http.request_fingerprint import described
 from oncekey.http.rules import Rule, Rules
 from oncekey.http.stored import CODEC
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from typing import Any, Final, TypedDict
 
+from oncekey.core.derived_keys import checked_namespaces
 from oncekey.core.duration import Duration
 from oncekey.core.errors import ConfigurationError
-from oncekey.core.derived_keys import checked_namespaces
 from oncekey.core.policy import MAX_BYTES_CAP, Policy
 from oncekey.http.paths import is_plain, readings
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from oncekey.core.levels import Guarantee
+from oncekey.core.guarantees import Guarantee
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,13 +13,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from oncekey.core.commands import Command, Reply
-from oncekey.core.store import SWEEP_LIMIT_DEFAULT, AsyncEnlisted, Enlisted, Unfinished
 from oncekey.core.errors import ConfigurationError
-from oncekey.core.levels import Guarantee, Level
-from oncekey.core.state_machine import decide, has_ended, is_expired, is_garbage
+from oncekey.core.guarantees import Guarantee, Level
 from oncekey.core.record import Record
-from oncekey.stores.store_clock import is_elected, wall_clock
+from oncekey.core.state_machine import decide, has_ended, is_expired, is_garbage
+from oncekey.core.store import SWEEP_LIMIT_DEFAULT, AsyncEnlisted, Enlisted, Unfinished
 from oncekey.stores.secret_check import refuse_another_secret
+from oncekey.stores.store_clock import is_elected, wall_clock
 
 _GUARANTEE = Guarantee(
     Level.BEST_EFFORT, "memory:// forgets every claim when the process ends; use sqlite:///file"

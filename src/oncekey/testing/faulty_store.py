@@ -16,6 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from oncekey.core.commands import Command, Reply
+from oncekey.core.errors import StoreUnavailable
+from oncekey.core.guarantees import Guarantee
 from oncekey.core.store import (
     SWEEP_LIMIT_DEFAULT,
     AsyncEnlisted,
@@ -24,8 +26,6 @@ from oncekey.core.store import (
     Store,
     Unfinished,
 )
-from oncekey.core.errors import StoreUnavailable
-from oncekey.core.levels import Guarantee
 
 ARRIVE_SECONDS = 30.0
 

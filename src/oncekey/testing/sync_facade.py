@@ -16,17 +16,17 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from oncekey.core.commands import Command, Reply
-from oncekey.core.store import SWEEP_LIMIT_DEFAULT, AsyncStore, Enlisted, Store, Unfinished
 from oncekey.core.errors import ConfigurationError
-from oncekey.core.levels import Guarantee
+from oncekey.core.guarantees import Guarantee
 from oncekey.core.record import Record
+from oncekey.core.store import SWEEP_LIMIT_DEFAULT, AsyncStore, Enlisted, Store, Unfinished
 from oncekey.engine.aio.attempt import AsyncAttempt
 from oncekey.engine.aio.once import AsyncOnce
 from oncekey.engine.aio.parallel import AsyncParallel
 from oncekey.engine.completing import COMPLETE_LIMIT_DEFAULT, Completed
 from oncekey.engine.kernel import Subscriber
-from oncekey.engine.results import Result
 from oncekey.engine.key_status import KeyStatus
+from oncekey.engine.results import Result
 
 T = TypeVar("T")
 

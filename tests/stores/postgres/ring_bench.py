@@ -6,6 +6,9 @@ from collections.abc import Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from tests.support.explorer.database import Database, Session, Setup
+from tests.support.servers.processes import wait_until
+
 from oncekey.core.commands import (
     Claimed,
     Command,
@@ -20,8 +23,6 @@ from oncekey.core.record import Record, State
 from oncekey.stores.postgres.program import Program, Statement
 from oncekey.stores.postgres.queries import Layout
 from oncekey.testing.contract.base import claim, token
-from oncekey.testing.explore.database import Database, Session, Setup
-from oncekey.testing.servers.processes import wait_until
 
 T = TypeVar("T")
 

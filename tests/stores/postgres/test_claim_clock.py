@@ -9,14 +9,14 @@ from contextlib import closing
 import psycopg
 import pytest
 from tests.postgres_stores import DATABASE, server
+from tests.support.explorer.database import PLAIN, RING, Database, Session, Setup
+from tests.support.explorer.races import claim, held
+from tests.support.explorer.scenario import KEY
+from tests.support.servers.processes import wait_until
 
 from oncekey.core.commands import Claim, Claimed
 from oncekey.stores.postgres import errors
 from oncekey.stores.postgres.program import Statement
-from oncekey.testing.explore.database import PLAIN, RING, Database, Session, Setup
-from oncekey.testing.explore.races import claim, held
-from oncekey.testing.explore.scenario import KEY
-from oncekey.testing.servers.processes import wait_until
 
 # What somebody else holds while the claim comes: the claims' lock of a new key, or a dead owner's
 # row.

@@ -20,15 +20,15 @@ from tests.postgres_faces import (
     pooled,
     with_standby,
 )
+from tests.support.servers import Postgres
 
 from oncekey.core.commands import Claimed, Done, Look
 from oncekey.core.errors import ConfigurationError, StoreUnavailable
 from oncekey.core.events import Fact
-from oncekey.core.levels import Level
+from oncekey.core.guarantees import Level
 from oncekey.core.policy import Policy
 from oncekey.stores.postgres.durability import Server, guarantee
 from oncekey.stores.postgres.timing import SettingsWatch
-from oncekey.testing.servers import Postgres
 
 ALONE = Server(
     version=180_000,

@@ -25,14 +25,14 @@ from tests.postgres_faces import (
     waiting,
 )
 from tests.postgres_stores import server as shared_server
+from tests.support.servers import Postgres
+from tests.support.servers.processes import User
 
 from oncekey.core.commands import Claimed, Done, Look
 from oncekey.core.errors import ConfigurationError, StoreUnavailable
 from oncekey.stores.postgres import errors
 from oncekey.stores.postgres.queries import Layout, make_migrations
 from oncekey.testing.contract.bench import until
-from oncekey.testing.servers import Postgres
-from oncekey.testing.servers.processes import User
 
 SCHEMA = "oncekey"
 HBA = "host all secretive 127.0.0.1/32 scram-sha-256\n"

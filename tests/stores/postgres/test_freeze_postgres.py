@@ -16,13 +16,13 @@ from typing import Any
 import httpx
 import pytest
 from tests.postgres_faces import Faces, fresh_server, make_claim
+from tests.support.servers import Postgres
 
 from oncekey import AsyncOnce
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.policy import Policy
 from oncekey.http.asgi import IdempotencyMiddleware
 from oncekey.stores.postgres import AsyncPostgresStore
-from oncekey.testing.servers import Postgres
 
 KEYS = [f"order-{number}" for number in range(12)]
 QUICK = {"statement_timeout": "250ms"}

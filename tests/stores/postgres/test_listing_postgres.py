@@ -11,13 +11,13 @@ from typing import Any
 import psycopg
 import pytest
 from tests.postgres_faces import Face, Faces, fresh_server, make_claim, make_finish, token
+from tests.support.servers import Postgres
 
 from oncekey.core.commands import Done, Release, SaveStep
 from oncekey.stores.memory import MemoryStore
 from oncekey.stores.postgres import aio, blocking, listing
 from oncekey.stores.postgres.queries import Layout, make_migrations
 from oncekey.stores.postgres.schema import upgrade
-from oncekey.testing.servers import Postgres
 
 HOUR = 3_600_000_000
 ALL = 10_000

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from tests.postgres_faces import KEEP, LEASE, Face, Faces, fresh_server, make_claim, make_finish
+from tests.support.servers import Postgres
 
 from oncekey.core.commands import (
     Busy,
@@ -31,7 +32,6 @@ from oncekey.core.commands import (
 )
 from oncekey.core.record import State
 from oncekey.stores.postgres.options import CLAIMS
-from oncekey.testing.servers import Postgres
 
 SOAK = bool(os.environ.get("ONCEKEY_SOAK"))
 ROWS = 1_000_000 if SOAK else 200_000

@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 from tests.postgres_stores import DATABASE, server
+from tests.support.explorer.database import PLAIN, RING, Database, Session, Setup
+from tests.support.explorer.overlap import overlap
+from tests.support.explorer.races import EARLY, LATE, RACES, Race
+from tests.support.explorer.scenario import KEY
+from tests.support.servers.processes import wait_until
 
 from oncekey.core.commands import Done, Renew, Reply, SaveStep
 from oncekey.stores.postgres.program import Statement
-from oncekey.testing.explore.database import PLAIN, RING, Database, Session, Setup
-from oncekey.testing.explore.overlap import overlap
-from oncekey.testing.explore.races import EARLY, LATE, RACES, Race
-from oncekey.testing.explore.scenario import KEY
-from oncekey.testing.servers.processes import wait_until
 
 SOAK = os.environ.get("ONCEKEY_SOAK") == "1"
 SETUPS = {

@@ -22,6 +22,8 @@ from tests.postgres_faces import (
     make_claim,
     make_finish,
 )
+from tests.support.servers import Postgres, Proxy
+from tests.support.servers.processes import free_port
 
 from oncekey.core.commands import Claimed, Done, Replay
 from oncekey.core.errors import StoreUnavailable
@@ -29,8 +31,6 @@ from oncekey.core.policy import Policy
 from oncekey.core.record import State
 from oncekey.stores.postgres import asyncpg_lines, psycopg_lines, timing
 from oncekey.testing.contract.bench import until
-from oncekey.testing.servers import Postgres, Proxy
-from oncekey.testing.servers.processes import free_port
 
 ROWS = "SELECT attempt, fence FROM oncekey.records WHERE uuid_send(id) = %s"
 PROMPT_SECONDS = 4.0  # far below pool_timeout, with room for a busy machine

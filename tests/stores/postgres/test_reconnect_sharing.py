@@ -22,12 +22,12 @@ from tests.postgres_faces import (
     make_claim,
     waiting,
 )
+from tests.support.servers import Postgres
 
 from oncekey.core.commands import Claimed
 from oncekey.core.errors import StoreUnavailable
 from oncekey.stores.postgres import PostgresStore
 from oncekey.testing.contract.bench import until
-from oncekey.testing.servers import Postgres
 
 SCHEMA = "oncekey"
 

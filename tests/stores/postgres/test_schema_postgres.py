@@ -12,6 +12,7 @@ import psycopg
 import pytest
 from tests.postgres_faces import COLOURS, KEEP, LEASE, Face, Faces, fresh_server, make_claim
 from tests.postgres_faces import make_finish as finish_of
+from tests.support.servers import Postgres
 
 from oncekey.core.commands import Claimed, Done, Renew, Replay, SaveStep, Unsure
 from oncekey.core.errors import ConfigurationError
@@ -20,7 +21,6 @@ from oncekey.stores.postgres import base
 from oncekey.stores.postgres.queries import Layout, make_migrations
 from oncekey.stores.postgres.schema import upgrade
 from oncekey.stores.sql_files import Migration, make_migration
-from oncekey.testing.servers import Postgres
 
 PLAIN = Layout("oncekey")
 RING = {"retention": "ring", "ring_slots": 5, "ring_period": "1h"}

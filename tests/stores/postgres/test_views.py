@@ -23,8 +23,8 @@ from tests.postgres_views import (
 from oncekey import Once
 from oncekey.core.codec import JSON, StoredValue, pack_error, pack_tombstone, pack_value, unpack
 from oncekey.core.commands import Seen
-from oncekey.core.state_machine import is_expired, state_now
 from oncekey.core.record import State, Step
+from oncekey.core.state_machine import is_expired, state_now
 from oncekey.core.step_format import StepResult, pack_step
 from oncekey.engine.key_status import status_of
 from oncekey.stores.postgres.queries import Layout, make_migrations

@@ -13,9 +13,9 @@ import pytest
 
 from oncekey import AsyncOnce
 from oncekey.core.commands import Busy, Claim, Claimed, Done, Finish, Look, Replay, Seen
-from oncekey.core.store import AsyncEnlisted
 from oncekey.core.errors import ConfigurationError, StoreUnavailable
 from oncekey.core.record import State
+from oncekey.core.store import AsyncEnlisted
 from oncekey.stores.sqlite import AsyncSQLiteStore, SQLiteStore
 
 CLAIM = Claim(b"i" * 16, b"o", b"\x01f", 30_000_000, 60_000_000, 0, True, "Łódź", "op", "k")

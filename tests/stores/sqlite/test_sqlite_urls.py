@@ -8,7 +8,7 @@ import pytest
 
 import oncekey
 from oncekey.core.errors import ConfigurationError
-from oncekey.core.levels import Level
+from oncekey.core.guarantees import Level
 from oncekey.stores.sqlite import AsyncSQLiteStore, SQLiteStore, library, open_async, open_blocking
 
 

@@ -16,8 +16,8 @@ from oncekey.cli.opening import UsageProblem, has_records, open_store, secret_fr
 from oncekey.cli.output import Output
 from oncekey.core.codec import JSON
 from oncekey.core.commands import Look, Seen
-from oncekey.core.store import Store
 from oncekey.core.identity import Identities, Identity
+from oncekey.core.store import Store
 from oncekey.engine.key_status import status_of
 
 

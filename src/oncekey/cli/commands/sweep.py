@@ -15,8 +15,8 @@ from oncekey.cli.hiding import redacted
 from oncekey.cli.opening import has_records, open_store
 from oncekey.cli.output import Output, error_line
 from oncekey.cli.sweeping import TIERS, Round, Tell, batch_of, sweep_for_ever, sweep_round
-from oncekey.core.store import SWEEP_LIMIT_DEFAULT
 from oncekey.core.duration import human
+from oncekey.core.store import SWEEP_LIMIT_DEFAULT
 
 LIMIT_MAX = 100_000
 EVERY_MIN_US = 1_000_000

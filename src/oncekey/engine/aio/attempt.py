@@ -10,6 +10,9 @@ import inspect
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from oncekey.core.codec import codec_for
+from oncekey.core.commands import Command, Lost, Renew
+from oncekey.core.duration import Duration
 from oncekey.core.effects import (
     Answer,
     Call,
@@ -22,9 +25,6 @@ from oncekey.core.effects import (
     Sleep,
     StepVerdict,
 )
-from oncekey.core.codec import codec_for
-from oncekey.core.commands import Command, Lost, Renew
-from oncekey.core.duration import Duration
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.step_flow import step as step_flow
 from oncekey.engine.aio.heartbeat import sleep

@@ -16,8 +16,8 @@ import sys
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import Context
 
-from oncekey.core.effects import Answer
 from oncekey.core.commands import Command, Reply
+from oncekey.core.effects import Answer
 from oncekey.core.errors import StoreUnavailable
 from oncekey.engine.batch import (
     BATCH_BYTES_MAX,

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import asyncio
 
-from oncekey.core.commands import Look, Seen
 from oncekey.core.abandoned import Todo
-from oncekey.core.store import AsyncStore
+from oncekey.core.commands import Look, Seen
 from oncekey.core.errors import StoreUnavailable
-from oncekey.engine.watchlist import PAGE
+from oncekey.core.store import AsyncStore
 from oncekey.engine.aio.runner import AsyncRunner
 from oncekey.engine.clock import Clock
 from oncekey.engine.completing import (
@@ -24,6 +23,7 @@ from oncekey.engine.completing import (
     Tell,
     say,
 )
+from oncekey.engine.watchlist import PAGE
 
 
 class AsyncCompleter:

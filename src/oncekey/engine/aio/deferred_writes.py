@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextvars import Context
 
-from oncekey.core.effects import Answer
 from oncekey.core.commands import Command
+from oncekey.core.effects import Answer
 from oncekey.engine.aio.heartbeat import sleep
 from oncekey.engine.clock import Clock
 from oncekey.engine.deferred_writes import OFFER_EVERY_US, Leftovers

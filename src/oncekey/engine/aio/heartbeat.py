@@ -1,8 +1,8 @@
 """Keeps the running attempts of one event loop alive.
 
 An attempt that ends before a third of its lease never costs more than an entry in a dict; one timer
-serves them all. For each that lasts a task drives `core/heartbeat_flow.py`. Renewals of many attempts
-meet in the coalescer and share their round trips.
+serves them all. For each that lasts, a task drives `core/heartbeat_flow.py`. Renewals of many
+attempts meet in the coalescer and share their round trips.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import logging
 from collections.abc import Awaitable, Callable
 from contextvars import Context
 
-from oncekey.core.effects import Answer, Call, Extended, Sleep
 from oncekey.core.commands import Command
+from oncekey.core.effects import Answer, Call, Extended, Sleep
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.heartbeat_flow import RENEWALS_PER_LEASE, heartbeat
 from oncekey.engine.attempt_base import AttemptBase

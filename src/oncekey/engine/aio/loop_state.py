@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from oncekey.engine.aio.coalescer import AsyncCoalescer
-from oncekey.engine.aio.heartbeat import AsyncHeart
 from oncekey.engine.aio.deferred_writes import AsyncOffering
+from oncekey.engine.aio.heartbeat import AsyncHeart
 from oncekey.engine.duplicates import Duplicates
 
 # For what another loop cancels after its drain to close its keys.

@@ -13,17 +13,17 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
 from oncekey.core.abandoned import TRIES_DEFAULT
-from oncekey.core.store import SWEEP_LIMIT_DEFAULT, AsyncStore
 from oncekey.core.duration import Duration, microseconds
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.events import Notice
+from oncekey.core.guarantees import Guarantee
 from oncekey.core.identity import KeyLike
-from oncekey.core.levels import Guarantee
 from oncekey.core.policy import Policy, PolicyOptions
+from oncekey.core.store import SWEEP_LIMIT_DEFAULT, AsyncStore
 from oncekey.engine.aio.attempt import AsyncAttempt
-from oncekey.engine.aio.periodic import AsyncBackground
 from oncekey.engine.aio.completer import AsyncCompleter
 from oncekey.engine.aio.operations import AsyncOperations
+from oncekey.engine.aio.periodic import AsyncBackground
 from oncekey.engine.aio.runner import AsyncRunner
 from oncekey.engine.aio.sweeper import AsyncSweeper
 from oncekey.engine.clock import Clock
@@ -38,12 +38,12 @@ from oncekey.engine.completing import (
 from oncekey.engine.guard import check_operation
 from oncekey.engine.kernel import Kernel, Subscriber
 from oncekey.engine.lifetime import Holdings, free_when_dropped, reopen_store, was_closed
-from oncekey.engine.registered_operation import Operation
 from oncekey.engine.periods import at_least_one, period
+from oncekey.engine.registered_operation import Operation
 from oncekey.engine.results import Result
 from oncekey.engine.setup import make_kernel
-from oncekey.engine.sweeping import sweep_plan
 from oncekey.engine.store_urls import async_store
+from oncekey.engine.sweeping import sweep_plan
 
 T = TypeVar("T")
 

@@ -16,6 +16,11 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
+from oncekey.core.attempt_flow import attempt as attempt_flow
+from oncekey.core.attempt_flow import close
+from oncekey.core.attempt_flow import recover as recover_flow
+from oncekey.core.codec import Stored
+from oncekey.core.commands import Command, Look, Release, Reply, Seen
 from oncekey.core.effects import (
     Answer,
     Call,
@@ -30,15 +35,10 @@ from oncekey.core.effects import (
     Sleep,
     Verdict,
 )
-from oncekey.core.codec import Stored
-from oncekey.core.commands import Command, Look, Release, Reply, Seen
-from oncekey.core.store import AsyncEnlisted
 from oncekey.core.errors import NotStarted, StoreUnavailable
-from oncekey.core.attempt_flow import attempt as attempt_flow
-from oncekey.core.attempt_flow import close
-from oncekey.core.attempt_flow import recover as recover_flow
 from oncekey.core.late_owner import starts_late
 from oncekey.core.record import Record, State
+from oncekey.core.store import AsyncEnlisted
 from oncekey.engine.aio.attempt import AsyncAttempt, leave
 from oncekey.engine.aio.body import (
     AsyncBody,
@@ -49,8 +49,8 @@ from oncekey.engine.aio.body import (
     result_of_body,
 )
 from oncekey.engine.aio.coalescer import AsyncCoalescer
-from oncekey.engine.aio.heartbeat import AsyncHeart, sleep
 from oncekey.engine.aio.deferred_writes import AsyncOffering
+from oncekey.engine.aio.heartbeat import AsyncHeart, sleep
 from oncekey.engine.aio.loop_state import Home, drain, drain_others
 from oncekey.engine.aio.shared_claims import AsyncSharedClaims
 from oncekey.engine.attempt_base import AttemptBase

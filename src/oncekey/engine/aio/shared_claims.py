@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 
-from oncekey.core.effects import Answer, Call, Sleep
 from oncekey.core.commands import Claim, Command
+from oncekey.core.effects import Answer, Call, Sleep
 from oncekey.engine.clock import Clock
 from oncekey.engine.duplicates import FOLLOWER_POLL_US, AttemptEnd, Duplicates, Told, Waiter
 from oncekey.engine.holders import Holders

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from oncekey.core.store import AsyncStore
-from oncekey.engine.aio.periodic import AsyncBackground
 from oncekey.engine.aio.heartbeat import sleep
+from oncekey.engine.aio.periodic import AsyncBackground
 from oncekey.engine.clock import Clock, new_owner
 from oncekey.engine.sweeping import SweepPlan, rest_after
 

@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
+from oncekey.core.codec import codec_for
+from oncekey.core.commands import Command, Lost, Renew
+from oncekey.core.duration import Duration
 from oncekey.core.effects import (
     Answer,
     Call,
@@ -20,9 +23,6 @@ from oncekey.core.effects import (
     Sleep,
     StepVerdict,
 )
-from oncekey.core.codec import codec_for
-from oncekey.core.commands import Command, Lost, Renew
-from oncekey.core.duration import Duration
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.step_flow import step as step_flow
 from oncekey.core.step_format import StepResult

@@ -17,8 +17,8 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from oncekey.core.effects import Answer
 from oncekey.core.commands import Command, Reply
+from oncekey.core.effects import Answer
 from oncekey.core.errors import StoreUnavailable
 from oncekey.engine.batch import (
     BATCH_BYTES_MAX,

@@ -9,11 +9,10 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-from oncekey.core.commands import Look, Seen
 from oncekey.core.abandoned import Todo
-from oncekey.core.store import Store
+from oncekey.core.commands import Look, Seen
 from oncekey.core.errors import StoreUnavailable
-from oncekey.engine.watchlist import PAGE
+from oncekey.core.store import Store
 from oncekey.engine.blocking.runner import Runner
 from oncekey.engine.clock import Clock
 from oncekey.engine.completing import (
@@ -26,6 +25,7 @@ from oncekey.engine.completing import (
     Tell,
     say,
 )
+from oncekey.engine.watchlist import PAGE
 
 STOP_SECONDS = 30.0
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
-from oncekey.core.effects import Answer
 from oncekey.core.commands import Command
+from oncekey.core.effects import Answer
 from oncekey.engine.clock import Clock
 from oncekey.engine.deferred_writes import OFFER_EVERY_US, Leftovers
 

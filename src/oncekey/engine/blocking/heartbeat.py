@@ -1,7 +1,8 @@
 """One thread that keeps all running attempts of a process alive.
 
 Attempts that end before a third of their lease never cost more than an entry in a dict. Those
-that last are renewed together, in one batch. Owns the thread; the rules are `core/heartbeat_flow.py`.
+that last are renewed together, in one batch. Owns the thread; the rules are in
+`core/heartbeat_flow.py`.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 
-from oncekey.core.effects import Answer, Call, Extended, Sleep
 from oncekey.core.commands import Command
+from oncekey.core.effects import Answer, Call, Extended, Sleep
 from oncekey.core.heartbeat_flow import RENEWALS_PER_LEASE, heartbeat
 from oncekey.engine.attempt_base import AttemptBase
 from oncekey.engine.clock import Clock

@@ -13,16 +13,16 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
 from oncekey.core.abandoned import TRIES_DEFAULT
-from oncekey.core.store import SWEEP_LIMIT_DEFAULT, Store
 from oncekey.core.duration import Duration
 from oncekey.core.events import Notice
+from oncekey.core.guarantees import Guarantee
 from oncekey.core.identity import KeyLike
-from oncekey.core.levels import Guarantee
 from oncekey.core.policy import Policy, PolicyOptions
+from oncekey.core.store import SWEEP_LIMIT_DEFAULT, Store
 from oncekey.engine.blocking.attempt import Attempt
-from oncekey.engine.blocking.periodic import Background
 from oncekey.engine.blocking.completer import Completer
 from oncekey.engine.blocking.operations import Operations
+from oncekey.engine.blocking.periodic import Background
 from oncekey.engine.blocking.runner import Runner
 from oncekey.engine.blocking.sweeper import Sweeper
 from oncekey.engine.clock import Clock
@@ -37,12 +37,12 @@ from oncekey.engine.completing import (
 from oncekey.engine.guard import check_operation, check_recover
 from oncekey.engine.kernel import Kernel, Subscriber
 from oncekey.engine.lifetime import Holdings, free_when_dropped, reopen_store, was_closed
-from oncekey.engine.registered_operation import Operation
 from oncekey.engine.periods import at_least_one, period
+from oncekey.engine.registered_operation import Operation
 from oncekey.engine.results import Result
 from oncekey.engine.setup import make_kernel
-from oncekey.engine.sweeping import sweep_plan
 from oncekey.engine.store_urls import blocking_store
+from oncekey.engine.sweeping import sweep_plan
 
 T = TypeVar("T")
 

@@ -12,6 +12,10 @@ from contextlib import suppress
 from types import FunctionType
 from typing import Any, TypeVar
 
+from oncekey.core.attempt_flow import attempt as attempt_flow
+from oncekey.core.attempt_flow import close
+from oncekey.core.attempt_flow import recover as recover_flow
+from oncekey.core.commands import Command, Look, Release, Reply, Seen
 from oncekey.core.effects import (
     Answer,
     Call,
@@ -25,19 +29,15 @@ from oncekey.core.effects import (
     Sleep,
     Verdict,
 )
-from oncekey.core.commands import Command, Look, Release, Reply, Seen
-from oncekey.core.store import Enlisted
 from oncekey.core.errors import StoreUnavailable
-from oncekey.core.attempt_flow import attempt as attempt_flow
-from oncekey.core.attempt_flow import close
-from oncekey.core.attempt_flow import recover as recover_flow
 from oncekey.core.late_owner import starts_late
 from oncekey.core.record import Record, State
+from oncekey.core.store import Enlisted
 from oncekey.engine.attempt_base import AttemptBase
 from oncekey.engine.blocking.attempt import Attempt
 from oncekey.engine.blocking.coalescer import Coalescer
-from oncekey.engine.blocking.heartbeat import Heart
 from oncekey.engine.blocking.deferred_writes import Offering
+from oncekey.engine.blocking.heartbeat import Heart
 from oncekey.engine.blocking.shared_claims import SharedClaims
 from oncekey.engine.clock import new_owner
 from oncekey.engine.context import enter, entered, leave

@@ -10,8 +10,8 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-from oncekey.core.effects import Answer, Call, Sleep
 from oncekey.core.commands import Claim, Command
+from oncekey.core.effects import Answer, Call, Sleep
 from oncekey.engine.clock import Clock
 from oncekey.engine.duplicates import FOLLOWER_POLL_US, AttemptEnd, Duplicates, Told, Waiter
 from oncekey.engine.holders import Holders

@@ -17,9 +17,9 @@ from typing import Any, TypeVar
 import asyncpg
 
 from oncekey.core.commands import Command, Reply
-from oncekey.core.store import SWEEP_LIMIT_DEFAULT, AsyncEnlisted, Unfinished
 from oncekey.core.errors import ConfigurationError, OncekeyError, StoreUnavailable
 from oncekey.core.record import Record
+from oncekey.core.store import SWEEP_LIMIT_DEFAULT, AsyncEnlisted, Unfinished
 from oncekey.stores.postgres import errors
 from oncekey.stores.postgres.asyncpg_lines import (
     CANCEL_SECONDS,

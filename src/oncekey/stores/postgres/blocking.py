@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import psycopg
 
 from oncekey.core.commands import Command, Reply
-from oncekey.core.store import SWEEP_LIMIT_DEFAULT, Enlisted, Unfinished
 from oncekey.core.errors import ConfigurationError, OncekeyError, StoreUnavailable
 from oncekey.core.record import Record
+from oncekey.core.store import SWEEP_LIMIT_DEFAULT, Enlisted, Unfinished
 from oncekey.stores.postgres import errors
 from oncekey.stores.postgres.base import (
     DEADLOCK_TRIES,

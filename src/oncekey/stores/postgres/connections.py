@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
-from oncekey.core.store import AsyncEnlisted, Enlisted
 from oncekey.core.errors import ConfigurationError
+from oncekey.core.store import AsyncEnlisted, Enlisted
 from oncekey.stores import sqlalchemy_savepoints
 from oncekey.stores.postgres.enlisting import Action, Standing
 from oncekey.stores.postgres.executing import Async, savepoint_text

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from oncekey.core.levels import Guarantee, Level
+from oncekey.core.guarantees import Guarantee, Level
 
 # What we ask of every commit of ours. remote_apply promises no more than on, only later.
 SYNCHRONOUS_COMMIT: Final = ("on", "remote_apply", "local", "off")

@@ -33,8 +33,8 @@ from oncekey.core.commands import (
     Resolve,
 )
 from oncekey.core.errors import ConfigurationError
-from oncekey.core.state_machine import decide
 from oncekey.core.record import Record
+from oncekey.core.state_machine import decide
 from oncekey.stores.postgres import errors
 from oncekey.stores.postgres.program import TRANSACTION_HINT_US, Program, Statement
 from oncekey.stores.postgres.rows import Met, Row, met_of

@@ -183,7 +183,7 @@ def meaning_of(error: BaseException, program: Program) -> Exception | None:
             f"the connection leads to a database without oncekey's schema "
             f"{program.layout.schema!r}; the store is in {program.address}. Give in_transaction a "
             f"connection to that database, or open the store where the connection leads and run "
-            f"`oncekey migrate` there ({faults.text(error)})"
+            f"`oncekey migrate` there ({errors.text(error)})"
         )
     if errors.state_of(error) in (errors.CLAIM_GONE, NO_SAVEPOINT):
         return transaction_over()

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from oncekey.core.store import Unfinished
 from oncekey.core.record import Record
+from oncekey.core.store import Unfinished
 from oncekey.stores.postgres.program import Statement, Steps
 from oncekey.stores.postgres.rows import met_of
 

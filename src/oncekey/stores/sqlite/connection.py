@@ -18,11 +18,11 @@ from contextlib import closing
 from typing import Final, TypeVar
 
 from oncekey.core.errors import ConfigurationError, OncekeyError, StoreUnavailable
-from oncekey.stores.store_clock import StoreClock
 from oncekey.stores.fork_safety import Forkables, file_identity
 from oncekey.stores.sqlite import errors, library, schema
 from oncekey.stores.sqlite.executors import run
 from oncekey.stores.sqlite.program import Steps
+from oncekey.stores.store_clock import StoreClock
 
 T = TypeVar("T")
 

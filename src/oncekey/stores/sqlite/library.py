@@ -11,7 +11,7 @@ import sqlite3
 from typing import Final
 
 from oncekey.core.errors import ConfigurationError
-from oncekey.core.levels import Guarantee, Level
+from oncekey.core.guarantees import Guarantee, Level
 from oncekey.stores.sqlite.other_processes import is_shared
 
 WAL_RESET_BUG: Final = "wal-reset-bug"

@@ -13,10 +13,10 @@ from typing import Final
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.record import Record
-from oncekey.stores.store_clock import StoreClock
 from oncekey.stores.migrations import plan
 from oncekey.stores.sql_files import Migration, load_migrations
 from oncekey.stores.sqlite.program import BEGIN, COMMIT, QUERIES, Statement, Steps
+from oncekey.stores.store_clock import StoreClock
 
 MIGRATIONS: Final = load_migrations("oncekey.stores.sqlite", "sql/migrations")
 

@@ -14,11 +14,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from oncekey.core.commands import Command, Reply
-from oncekey.core.store import SWEEP_LIMIT_DEFAULT, AsyncEnlisted, Enlisted, Unfinished
 from oncekey.core.duration import Duration, microseconds
 from oncekey.core.errors import ConfigurationError, StoreUnavailable
 from oncekey.core.record import Record
-from oncekey.stores.store_clock import StoreClock, wall_clock
+from oncekey.core.store import SWEEP_LIMIT_DEFAULT, AsyncEnlisted, Enlisted, Unfinished
 from oncekey.stores.sqlalchemy_savepoints import is_async, is_blocking
 from oncekey.stores.sqlite import library
 from oncekey.stores.sqlite.connection import Database
@@ -32,6 +31,7 @@ from oncekey.stores.sqlite.enlisting import (
 from oncekey.stores.sqlite.executors import EnlistedAio, EnlistedOnLoop, EnlistedSQLite
 from oncekey.stores.sqlite.program import Program, Steps
 from oncekey.stores.sqlite.sqlalchemy_enlisted import EnlistedAlchemy, EnlistedAsyncAlchemy
+from oncekey.stores.store_clock import StoreClock, wall_clock
 
 T = TypeVar("T")
 

@@ -16,7 +16,7 @@ from oncekey.core.errors import (
     Mismatch,
     NotReplayable,
 )
-from oncekey.core.levels import Level
+from oncekey.core.guarantees import Level
 from oncekey.testing.contract.base import LEASE, SECOND, SUCCEEDED, claim, token
 from oncekey.testing.contract.bench import Bench, Body, HeldBody
 

@@ -27,8 +27,8 @@ from oncekey.core.commands import (
     Seen,
     Unsure,
 )
-from oncekey.core.store import AsyncStore, Store
 from oncekey.core.record import Record, State
+from oncekey.core.store import AsyncStore, Store
 from oncekey.testing.fake_clock import FakeClock
 from oncekey.testing.sync_facade import LoopThread, StoreFace, is_async
 

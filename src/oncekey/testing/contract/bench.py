@@ -11,18 +11,18 @@ import pytest
 
 from oncekey.core.codec import JSON, pack_value
 from oncekey.core.commands import Claimed, Done, SaveStep
-from oncekey.core.store import AsyncStore, Store
 from oncekey.core.events import Fact, Notice
 from oncekey.core.identity import Identities, Identity
 from oncekey.core.policy import Policy
 from oncekey.core.record import Record
 from oncekey.core.step_format import pack_step
+from oncekey.core.store import AsyncStore, Store
 from oncekey.engine.aio.once import AsyncOnce
 from oncekey.engine.blocking.once import Once
-from oncekey.testing.fake_clock import FakeClock
-from oncekey.testing.sync_facade import LoopThread, OnceFace, is_async
 from oncekey.testing.contract.base import LEASE, Case, ContractBase, Held, claim, token
+from oncekey.testing.fake_clock import FakeClock
 from oncekey.testing.faulty_store import AsyncFaultyStore, FaultyStore, Script
+from oncekey.testing.sync_facade import LoopThread, OnceFace, is_async
 
 PATIENCE = 30.0
 # Nothing has to settle, unless a test says so.

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from oncekey.core.abandoned import BACKOFF_FIRST_US, backoff
 from oncekey.core.codec import JSON, pack_value
 from oncekey.core.commands import Done, SaveStep
-from oncekey.core.abandoned import BACKOFF_FIRST_US, backoff
 from oncekey.core.errors import ConfigurationError, InvalidKey, OperationFailed, Terminal
 from oncekey.core.identity import child_uuid
 from oncekey.core.recovery import Recovery, UnknownKey

@@ -1,0 +1,57 @@
+"""`python -m tests.support.explorer`: explore every scenario and race, and say what was seen."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import TextIO
+
+from tests.support.explorer.explorer import explore
+from tests.support.explorer.interleave import interleave
+from tests.support.explorer.races import RACES
+from tests.support.explorer.scenarios import SCENARIOS
+
+
+def main() -> int:
+    """0 if every promise holds."""
+    broken = 0
+    states = transitions = 0
+    seconds = 0.0
+    for scenario in SCENARIOS:
+        report = explore(scenario, progress=_progress(scenario.name))
+        states += report.states
+        transitions += report.transitions
+        seconds += report.seconds
+        _say(f"{report}")
+        if report.violation is not None:
+            broken += 1
+            _say(f"{report.violation}")
+    with tempfile.TemporaryDirectory() as directory:
+        for number, race in enumerate(RACES):
+            raced = interleave(race, Path(directory) / f"race{number}.db")
+            broken += bool(raced.invariant)
+            _say(f"{raced}")
+    _say(f"{states:,} states, {transitions:,} transitions, {seconds:.1f} s, {broken} violations")
+    return 1 if broken else 0
+
+
+def _progress(name: str) -> Callable[[int], None] | None:
+    if not sys.stderr.isatty():
+        return None
+    return lambda states: _write(sys.stderr, f"\r{name:<34} {states:>9,} states")
+
+
+def _say(line: str) -> None:
+    lead = "\r" if sys.stderr.isatty() else ""
+    _write(sys.stdout, f"{lead}{line}\n")
+
+
+def _write(stream: TextIO, text: str) -> None:
+    stream.write(text)
+    stream.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

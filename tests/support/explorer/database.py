@@ -1,0 +1,161 @@
+"""A schema in a PostgreSQL database for races: made from the real SQL, or from an edited copy.
+
+Owns the editing of migrations and queries and how one statement is run in a transaction that stays
+open. Which statements run when is in overlap.py. Needs psycopg and a server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import psycopg
+from psycopg.rows import tuple_row
+from tests.support.explorer.mutation import Edit, edited
+from tests.support.explorer.races import LATE
+
+from oncekey.core.commands import Claim, Command, Finish
+from oncekey.core.record import Record
+from oncekey.stores.postgres.program import Program, Statement
+from oncekey.stores.postgres.queries import Layout, Query, fill, literal, make_query
+from oncekey.stores.postgres.rows import Met, Row, met_of
+from oncekey.stores.postgres.schema import upgrade
+from oncekey.stores.sql_files import load_migrations, load_queries
+
+_PACKAGE: Final = "oncekey.stores.postgres"
+_BETWEEN: Final = "\n--8<--\n"
+_SESSION: Final = "-c lock_timeout=0 -c statement_timeout=20s"
+# For the races: a ring that holds their terms, with a boundary between EARLY and LATE.
+PLAIN: Final = Layout("races")
+RING: Final = Layout("races on a ring", 12, 1_500)
+# Its slot whose turn comes next at LATE: emptied, with live records moved.
+NEXT_SLOT: Final = (LATE // RING.period + 1) % RING.slots
+
+_READ_ONLY: Final = b"SELECT pg_current_xact_id_if_assigned() IS NULL"
+
+
+@dataclass(frozen=True)
+class Setup:
+    """How the store is set up; what is edited in its SQL, if anything.
+
+    `in_batches`: no command comes alone, for some statements have a shorter way for that.
+    """
+
+    layout: Layout
+    claim: str = "insert"
+    guard: bool = True
+    in_batches: bool = False
+    edits: tuple[Edit, ...] = ()
+
+    def program(self, clock: Any = None) -> Program:
+        return Program(self.layout, claim=self.claim, guard=self.guard, clock=clock)
+
+    def batch(self, command: Command, number: int) -> list[Command]:
+        """The command first, with company of the same kind on another key."""
+        if not self.in_batches or not isinstance(command, Claim | Finish):
+            return [command]
+        return [command, command._replace(id=b"companion %06d" % number)]
+
+
+class Database:
+    """The schema, made anew, and connections to it."""
+
+    def __init__(self, url: str, setup: Setup) -> None:
+        self.setup = setup
+        self._url = url
+        script, self.queries = _texts(setup)
+        self.judge = self.connect()
+        self.judge.connection.execute(
+            f"DROP SCHEMA IF EXISTS {setup.layout.quoted} CASCADE".encode()
+        )
+        self.judge.connection.execute(script.encode(), prepare=False)
+
+    def connect(self) -> Session:
+        connection = psycopg.connect(self._url, autocommit=True, options=_SESSION)
+        return Session(connection, self.queries)
+
+    def close(self) -> None:
+        self.judge.connection.execute(
+            f"DROP SCHEMA IF EXISTS {self.setup.layout.quoted} CASCADE".encode()
+        )
+        self.judge.close()
+
+    def reset(self, before: Record | None) -> None:
+        """The one record, or none."""
+        name = self.setup.layout.quoted
+        emptied = (f"DELETE FROM {name}.{table}" for table in ("records", "history"))  # noqa: S608
+        self.judge.connection.execute("; ".join(emptied).encode())
+        floor = f"DELETE FROM {name}.meta WHERE name = 'deleted-fences'"  # noqa: S608
+        self.judge.connection.execute(floor.encode())
+        if before is not None:
+            slot = NEXT_SLOT if self.setup.layout.is_ring else 0
+            statement = self.setup.program().insertion([before], 0)
+            self.judge.run(Statement(statement.name, (*statement.params[:-1], slot)))
+
+    def records(self, id: bytes) -> list[Met]:
+        """More than one would be a key that is not unique."""
+        rows = self.judge.run(Statement("look", (0, [id])))
+        return [met for row in rows if (met := met_of(row)) is not None]
+
+    def blocks(self, session: Session) -> bool:
+        """Whether a statement of this session waits for another one's lock."""
+        rows = self.judge.connection.execute(
+            "SELECT cardinality(pg_blocking_pids(%s)) > 0", (session.pid,)
+        )
+        row = rows.fetchone()
+        return bool(row and row[0])
+
+
+class Session:
+    """One connection, and statements of a program on it."""
+
+    def __init__(self, connection: psycopg.Connection[Any], queries: dict[str, Query]) -> None:
+        self.connection = connection
+        self.pid = connection.info.backend_pid
+        self._queries = queries
+        self._cursor: psycopg.RawCursor[Any] = psycopg.RawCursor(connection, row_factory=tuple_row)
+
+    def run(self, statement: Statement) -> Sequence[Row]:
+        """In a transaction of its own, or in the one that is open."""
+        self._execute(statement)
+        return self._rows()
+
+    def begin(self, statement: Statement) -> tuple[Sequence[Row], bool]:
+        """Its rows, and whether it wrote: then its transaction is still open."""
+        with self.connection.pipeline():
+            self.connection.execute(b"BEGIN")
+            self._execute(statement)
+            asked = self.connection.execute(_READ_ONLY)
+        row = asked.fetchone()
+        if row == (True,):
+            self.commit()
+        return self._rows(), row != (True,)
+
+    def _execute(self, statement: Statement) -> None:
+        query = self._queries[statement.name]
+        params = [literal(k, v) for k, v in zip(query.kinds, statement.params, strict=True)]
+        self._cursor.execute(query.sql.encode(), params, binary=True)
+
+    def _rows(self) -> Sequence[Row]:
+        return self._cursor.fetchall() if self._cursor.description else ()
+
+    def commit(self) -> None:
+        self.connection.execute(b"COMMIT")
+
+    def close(self) -> None:
+        self.connection.close()
+
+
+def _texts(setup: Setup) -> tuple[str, dict[str, Query]]:
+    """The script that makes the schema, and the queries, with the edits made."""
+    layout = setup.layout
+    shape = "ring" if layout.is_ring else "plain"
+    steps = load_migrations(_PACKAGE, f"sql/{shape}", "sql/shared")
+    queries = load_queries(_PACKAGE, "sql/queries.sql")
+    parts = [*(step.sql for step in steps), *queries.values()]
+    parts = edited(_BETWEEN.join(parts), "the SQL", *setup.edits).split(_BETWEEN)
+    parts = [fill(part, layout) for part in parts]
+    made = [step._replace(sql=sql) for step, sql in zip(steps, parts, strict=False)]
+    told = zip(queries, parts[len(steps) :], strict=True)
+    return upgrade(layout, made), {name: make_query(sql) for name, sql in told}

@@ -1,0 +1,217 @@
+"""Every order of the statements of racing SQLite programs, on a real file.
+
+Each program has its own connection; a schedule says whose statement comes next. SQLite cannot be
+copied in the middle of a transaction, so each schedule is played from the start. A program whose
+next statement needs the write lock while another has it is not enabled; SQLite itself is asked
+whether that is so. The clock passes the lease's end at any one of its readings.
+
+Owns the schedules. What may race and what must hold is in races.py.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Generator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from tests.support.explorer.races import (
+    EARLY,
+    Ending,
+    Race,
+    Sweep,
+    TurningClock,
+    judge,
+    racer_words,
+)
+from tests.support.explorer.scenario import KEY
+
+from oncekey.core.record import Record
+from oncekey.stores.sqlite import program as real_program
+from oncekey.stores.sqlite import schema
+from oncekey.stores.sqlite.connection import connect
+from oncekey.stores.sqlite.executors import run
+from oncekey.stores.sqlite.rows import record_of, whole_row
+
+RUNS_MAX = 200_000
+_ENDS = ("COMMIT", "ROLLBACK")
+
+
+@dataclass(frozen=True)
+class RaceReport:
+    """How many schedules were played, and the first that broke something."""
+
+    race: str
+    runs: int
+    statements: int
+    refusals: int
+    invariant: str = ""
+    what: str = ""
+    trace: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        if not self.invariant:
+            return f"{self.race:<38} {self.runs:>7,} schedules {self.statements:>9,} statements"
+        steps = "\n".join(f"{n:3}. {words}" for n, words in enumerate(self.trace, 1))
+        return f"{self.race}: {self.invariant} is broken: {self.what}\n{steps}"
+
+
+class _Racer:
+    """One program on one connection, standing before its next statement."""
+
+    def __init__(self, steps: Generator[Any, Any, Any], connection: sqlite3.Connection) -> None:
+        self._steps = steps
+        self._connection = connection
+        self.reply: Any = None
+        self.next: Any = next(steps)
+
+    def step(self) -> None:
+        statement = self.next
+        if statement.many:
+            many = self._connection.executemany(statement.sql, statement.params)
+            rows: Sequence[Any] = [(many.rowcount,)]
+        else:
+            rows = self._connection.execute(statement.sql, statement.params).fetchall()
+        try:
+            self.next = self._steps.send(rows)
+        except StopIteration as stop:
+            self.next = None
+            self.reply = stop.value if isinstance(stop.value, int) else stop.value[0]
+
+    def is_refused(self) -> bool:
+        """Ask SQLite for the lock that another racer has."""
+        try:
+            self._connection.execute(self.next.sql)
+        except sqlite3.OperationalError as error:
+            return error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
+        return False
+
+
+class Course:
+    """A file, and a connection for each racer and one for the judge."""
+
+    def __init__(self, path: Path, race: Race, module: ModuleType) -> None:
+        self._race = race
+        self._module = module
+        self._judge = connect(str(path), 0, "off")
+        run(self._judge, schema.prepare(lambda: EARLY))
+        self._connections = [connect(str(path), 0, "off") for _ in race.racers]
+        self.refusals = 0
+        self.statements = 0
+
+    def close(self) -> None:
+        for connection in (*self._connections, self._judge):
+            connection.close()
+
+    def play(self, prefix: Sequence[int], early: int) -> _Game:
+        """One schedule: the given choices, then always the first racer that can go on."""
+        self._reset()
+        game = _Game(TurningClock(early))
+        for i, (racer, connection) in enumerate(
+            zip(self._race.racers, self._connections, strict=True)
+        ):
+            program = self._module.Program(game.clock.of(i))
+            steps = program.sweep(10) if isinstance(racer, Sweep) else program.apply([racer])
+            game.racers.append(_Racer(steps, connection))
+        holder: int | None = None
+        while any(racer.next is not None for racer in game.racers):
+            enabled = self._enabled(game, holder)
+            chosen = prefix[len(game.choices)] if len(game.choices) < len(prefix) else enabled[0]
+            game.choices.append((chosen, enabled))
+            statement = game.racers[chosen].next
+            self.statements += 1
+            try:
+                game.racers[chosen].step()
+            except sqlite3.Error as error:
+                game.error = ("error", f"{error!r} from {statement.sql}")
+            game.note(self._race, chosen, statement)
+            if game.error is not None:
+                break
+            if statement.locks:
+                holder = chosen
+            elif statement.sql in _ENDS:
+                holder = None
+        return game
+
+    def _enabled(self, game: _Game, holder: int | None) -> tuple[int, ...]:
+        enabled = []
+        for i, racer in enumerate(game.racers):
+            if racer.next is None:
+                continue
+            if racer.next.locks and holder is not None and holder != i:
+                self.refusals += 1
+                assert racer.is_refused(), "two racers have the write lock"
+                continue
+            enabled.append(i)
+        return tuple(enabled)
+
+    def ending(self, game: _Game) -> Ending:
+        replies = tuple(racer.reply for racer in game.racers)
+        readings = tuple(game.clock.readings(i) for i in range(len(game.racers)))
+        return Ending(replies, readings, self._record())
+
+    def _record(self) -> Record | None:
+        sql = real_program.QUERIES["select_records"].replace("/*ids*/", "?")
+        rows = self._judge.execute(sql, (KEY,)).fetchall()
+        return record_of(rows[0]) if rows else None
+
+    def _reset(self) -> None:
+        self._judge.execute("DELETE FROM oncekey_records")
+        self._judge.execute("DELETE FROM oncekey_history")
+        self._judge.execute("DELETE FROM oncekey_meta")
+        if self._race.before is not None:
+            sql = real_program.QUERIES["insert_record"]
+            self._judge.execute(sql, whole_row(self._race.before))
+
+
+class _Game:
+    """One schedule as it was played."""
+
+    def __init__(self, clock: TurningClock) -> None:
+        self.clock = clock
+        self.racers: list[_Racer] = []
+        self.choices: list[tuple[int, tuple[int, ...]]] = []
+        self.words: list[str] = []
+        self.error: tuple[str, str] | None = None
+
+    def note(self, race: Race, chosen: int, statement: Any) -> None:
+        who = racer_words(race.racers[chosen])
+        verb = " ".join(statement.sql.split()[:3])
+        now = self.clock.last
+        reply = self.racers[chosen].reply
+        told = f" -> {reply}" if self.racers[chosen].next is None else ""
+        self.words.append(f"[clock {now}] {who}: {verb}{told}")
+
+
+def interleave(race: Race, path: Path, module: ModuleType = real_program) -> RaceReport:
+    """Play every schedule with every passing of the clock, or stop at the first that breaks."""
+    runs = 0
+    early, most = 0, 1
+    with closing(Course(path, race, module)) as course:
+        while early <= most:
+            prefix: list[int] | None = []
+            while prefix is not None:
+                game = course.play(prefix, early)
+                runs += 1
+                assert runs <= RUNS_MAX, f"{race.name}: too many schedules"
+                most = max(most, len(game.clock.read))
+                wrong = game.error or judge(race, course.ending(game))
+                if wrong is not None:
+                    counts = (race.name, runs, course.statements, course.refusals)
+                    return RaceReport(*counts, *wrong, tuple(game.words))
+                prefix = next_prefix(game.choices)
+            early += 1
+        return RaceReport(race.name, runs, course.statements, course.refusals)
+
+
+def next_prefix(choices: list[tuple[int, tuple[int, ...]]]) -> list[int] | None:
+    """The next schedule in order: the last choice that can be raised is raised."""
+    for depth in range(len(choices) - 1, -1, -1):
+        chosen, enabled = choices[depth]
+        later = [one for one in enabled if one > chosen]
+        if later:
+            return [choice for choice, _ in choices[:depth]] + [min(later)]
+    return None

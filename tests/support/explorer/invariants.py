@@ -1,0 +1,319 @@
+"""The invariants of CONTRIBUTING.md that one key can break, each by its number.
+
+Every check is written from the promise, not from the code: it must not call what it judges.
+None means that it holds; a text says what is wrong. The mutant gate shows that each bites.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from tests.support.explorer.kit import Kit
+from tests.support.explorer.ledger import ENDED, Book, Change, Effect, is_live
+from tests.support.explorer.process import Hold
+from tests.support.explorer.scenario import KEY, Actor
+from tests.support.explorer.words import owner_name, record_words
+
+from oncekey.core.commands import (
+    Busy,
+    Claim,
+    Claimed,
+    Different,
+    Done,
+    Finish,
+    Lost,
+    Release,
+    Replay,
+    Resolve,
+    Seen,
+    Unsure,
+)
+from oncekey.core.effects import Verdict
+from oncekey.core.events import Fact
+from oncekey.core.record import FOREVER_US, Record, State
+
+# --- on a body's effect ----------------------------------------------------------------------
+
+
+def i1_at_most_one_effect(
+    record: Record | None, actor: Actor, hold: Hold, now: int, book: Book
+) -> str | None:
+    """I1: an effect is the owner's, and one that cannot be repeated is its generation's last."""
+    if not _holds(record, hold):
+        return (
+            f"{actor.name} acts under fence {hold.fence}, but the store has {record_words(record)}"
+        )
+    if book.effect is Effect.FINAL:
+        return f"{actor.name} acts, and this generation already had an effect"
+    return None
+
+
+# --- on a decision of the store ----------------------------------------------------------------
+
+
+def _is_only_noted(before: Record, wrote: Record) -> bool:
+    return wrote._replace(note=before.note) == before
+
+
+def i2_one_finish(change: Change) -> str | None:
+    """I2: only the owner finishes, pending or given up as unknown; a finished record never changes
+    until it expires."""
+    before, wrote = change.before, change.wrote
+    if before is None or wrote is None or _is_only_noted(before, wrote):
+        return None
+    if is_live(before, change.now) and before.state in ENDED:
+        return f"finished as {record_words(before)}, changed to {record_words(wrote)}"
+    command = change.command
+    decided = isinstance(command, (Resolve, Finish, Release))
+    if is_live(before, change.now) and before.state is State.UNKNOWN and not decided:
+        return f"unknown was left by something else than a decision: {record_words(wrote)}"
+    if isinstance(command, (Finish, Release)):
+        mine = before.owner == command.owner and command.fence in (None, before.fence)
+        if not mine or before.state not in (State.PENDING, State.UNKNOWN):
+            return f"a finish of another owner was taken over {record_words(before)}"
+    if sum(end.state in ENDED for end in change.new.ends) > 1:
+        return "two outcomes in one generation"
+    return None
+
+
+def i3_first_bytes(change: Change) -> str | None:
+    """I3: a replay carries the bytes stored first."""
+    reply = change.reply
+    if not isinstance(reply, Replay):
+        return None
+    stored = [end for end in change.old.ends if end.state in ENDED]
+    if len(stored) == 1 and (reply.state, reply.body) == (stored[0].state, stored[0].body):
+        return None
+    return f"replayed {reply.body!r}, first stored {[end.body for end in stored]}"
+
+
+def i4_done_is_stored(change: Change) -> str | None:
+    """I4: who is told that its outcome is stored finds exactly that in the store."""
+    command, after = change.command, change.after
+    if not isinstance(command, Finish) or not isinstance(change.reply, Done):
+        return None
+    if command.state not in ENDED:
+        return None
+    if after is not None and (after.state, after.body) == (command.state, command.body):
+        return None
+    return f"told done for {command.body!r}, but the store has {record_words(after)}"
+
+
+def i5_no_early_takeover(change: Change) -> str | None:
+    """I5: while a lease is alive nobody but its owner changes a pending record."""
+    before, wrote = change.before, change.wrote
+    if before is None or wrote is None or before.state is not State.PENDING:
+        return None
+    if change.now >= before.lease_until:
+        return None
+    owner = None if isinstance(change.command, Resolve) else getattr(change.command, "owner", None)
+    if owner == before.owner:
+        return None
+    return f"{record_words(before)}, and it was changed to {record_words(wrote)} at {change.now}"
+
+
+def i6_fence_grows(change: Change) -> str | None:
+    """I6: a new grant's fence is above every earlier one, over all generations."""
+    before, reply = change.before, change.reply
+    if not isinstance(reply, Claimed):
+        return None
+    again = before is not None and before.state is State.PENDING and before.fence == reply.fence
+    if again or reply.fence > change.old.top:
+        return None
+    return f"granted fence {reply.fence} after {change.old.top}"
+
+
+def i7_mismatch_exactly(change: Change) -> str | None:
+    """I7: mismatch exactly when the live record is bound to another request."""
+    before, command = change.before, change.command
+    if not isinstance(command, Claim):
+        return None
+    bound = before is not None and is_live(before, change.now) and before.state is not State.ABSENT
+    differs = bound and before is not None and before.fingerprint != command.fingerprint
+    if differs == isinstance(change.reply, Different):
+        return None
+    return f"the fingerprints {'differ' if differs else 'agree'}, the reply is {change.reply}"
+
+
+def i7_rejections_change_nothing(change: Change) -> str | None:
+    """I7: rejections and replays write nothing; a late owner's finish may add to the note."""
+    before, wrote, reply = change.before, change.wrote, change.reply
+    if wrote is None or not isinstance(reply, (Different, Busy, Replay, Lost, Seen, Unsure)):
+        return None
+    if isinstance(change.command, Finish) and before and _is_only_noted(before, wrote):
+        return None
+    if isinstance(reply, Unsure) and before is not None and before.state is State.PENDING:
+        return None  # giving up is a change; that it is not early is I5
+    return f"{type(reply).__name__} wrote {record_words(wrote)}"
+
+
+def i9_repeatable(change: Change, kit: Kit) -> str | None:
+    """I9: the same command again is answered alike and changes nothing but the lease."""
+    after = change.after
+    again = kit.decide(after, change.command, change.now)
+    if type(again.reply) is not type(change.reply):
+        return f"answered {change.reply}, repeated at once {again.reply}"
+    if again.write is None or after is None:
+        return None
+    if again.write._replace(lease_until=0) != after._replace(lease_until=0):
+        return f"repeating it changed {record_words(after)} to {record_words(again.write)}"
+    return None
+
+
+def i7_duplicates_are_told_alike(change: Change, kit: Kit) -> str | None:
+    """I7: a duplicate that is answered from this claim's reply is told what the store would have
+    told it right after, and would have changed nothing."""
+    if not isinstance(change.command, Claim):
+        return None
+    for fingerprint in (change.command.fingerprint, change.command.fingerprint + b"!"):
+        duplicate = change.command._replace(owner=b"duplicate", fingerprint=fingerprint)
+        shared = kit.reply_to_duplicate(change.command, change.reply, duplicate)
+        sent = kit.decide(change.after, duplicate, change.now)
+        if shared is not None and (shared != sent.reply or sent.write is not None):
+            return (
+                f"a duplicate was told {shared} after {change.reply}, the store says {sent.reply}"
+            )
+    return None
+
+
+def i9_no_second_life(change: Change) -> str | None:
+    """I9: a claim that arrives again after its owner gave the key back does not take it."""
+    before, command = change.before, change.command
+    if before is None or not is_live(before, change.now) or not isinstance(command, Claim):
+        return None
+    gone = before.state is State.ABSENT and before.owner == command.owner
+    if gone and isinstance(change.reply, Claimed):
+        return f"{owner_name(command.owner)} had given the key back and was granted it again"
+    return None
+
+
+def i14_the_witness_is_heard(change: Change) -> str | None:
+    """I14: the owner of a key that was given up meanwhile is told done for its known result."""
+    before, command = change.before, change.command
+    if not isinstance(command, Finish) or before is None or before.state is not State.UNKNOWN:
+        return None
+    mine = (before.owner, before.fence) == (command.owner, command.fence)
+    if not mine or isinstance(change.reply, Done):
+        return None
+    return f"{owner_name(command.owner)} ended {record_words(before)}, and was told {change.reply}"
+
+
+ON_CHANGE: Final[tuple[tuple[str, Callable[[Change], str | None]], ...]] = (
+    ("I2", i2_one_finish),
+    ("I3", i3_first_bytes),
+    ("I4", i4_done_is_stored),
+    ("I7", i7_mismatch_exactly),
+    ("I7", i7_rejections_change_nothing),
+    ("I5", i5_no_early_takeover),
+    ("I6", i6_fence_grows),
+    ("I9", i9_no_second_life),
+    ("I14", i14_the_witness_is_heard),
+)
+
+# --- on a sweep --------------------------------------------------------------------------------
+
+
+def i12_sweep_spares_the_living(record: Record, now: int) -> str | None:
+    """I12: no live claim, no unexpired outcome."""
+    if record.state is State.PENDING and now < record.lease_until:
+        return f"swept a live claim: {record_words(record)}"
+    if record.state is not State.ABSENT and is_live(record, now):
+        return f"swept what is still of use: {record_words(record)}"
+    return None
+
+
+# --- on a verdict ------------------------------------------------------------------------------
+
+
+def i3_verdict_is_stored(verdict: Verdict, actor: Actor, book: Book) -> str | None:
+    """I3: a replayed verdict is an outcome that was stored, of the same request."""
+    if verdict.fact is not Fact.REPLAYED:
+        return None
+    told = (verdict.state, verdict.body, verdict.fence)
+    for end in book.all_ends:
+        if told == (end.state, end.body, end.fence) and end.fingerprint == actor.fingerprint:
+            return None
+    return f"{actor.name} replays {told}, which was never stored for this request"
+
+
+def i13_durable_first(verdict: Verdict, actor: Actor, book: Book) -> str | None:
+    """I13: what a caller is told was in the store before."""
+    ends = [end for end in book.all_ends if end.fence == verdict.fence]
+    if verdict.fact is Fact.FINISHED and verdict.error is None:
+        told = (verdict.state, verdict.body)
+        if told not in [(end.state, end.body) for end in ends]:
+            return f"{actor.name}'s caller is told {verdict.body!r}, the store never had it"
+    elif verdict.fact is Fact.FINISHED:
+        if not any(end.state is not State.ABSENT for end in ends):
+            return f"{actor.name}'s caller is told a stored failure, the store never had it"
+    elif verdict.fact is Fact.RELEASED and not ends:
+        return f"{actor.name}'s caller is told the key is free, it never was"
+    return None
+
+
+# --- on a state --------------------------------------------------------------------------------
+
+
+def i4_acked_stays(record: Record | None, now: int, book: Book) -> str | None:
+    """I4: an acknowledged finish is in the store until it expires."""
+    acked = book.acked
+    if acked is None or now >= acked.until:
+        return None
+    if record is not None and (record.state, record.body, record.fence) == acked[:3]:
+        return None
+    return f"acknowledged {acked.body!r}, now there is {record_words(record)}"
+
+
+def i5_owner_holds(record: Record | None, hold: Hold, now: int) -> str | None:
+    """I5: before its deadline (send time + lease) an owner has the key, pending, in the store."""
+    if now >= hold.deadline or _holds(record, hold):
+        return None
+    return (
+        f"{owner_name(hold.owner)} believes to hold fence {hold.fence} until {hold.deadline}, "
+        f"but at {now} the store has {record_words(record)}"
+    )
+
+
+def i10_a_crashed_key_answers(record: Record | None, now: int, kit: Kit) -> str | None:
+    """I10: were all to crash now, then after the lease a new claim is granted or told."""
+    if record is None:
+        return None
+    later = max(now, record.lease_until)
+    for retry_safe in (True, False):
+        reply = kit.decide(record, _fresh_claim(record.fingerprint, retry_safe), later).reply
+        if not isinstance(reply, (Claimed, Unsure, Replay)):
+            return f"at {later} a new claim on {record_words(record)} is told {reply}"
+    return None
+
+
+def i11_nothing_stays_for_ever(
+    record: Record | None, now: int, kit: Kit, longest: int
+) -> str | None:
+    """I11: once all windows have passed the key is fresh again and its record is garbage; what
+    nobody has decided has no window, unless one was asked for."""
+    if record is None:
+        return None
+    later = now + longest
+    if is_live(record, later) and record.keep_unknown == FOREVER_US:
+        reply = kit.decide(record, _fresh_claim(record.fingerprint, False), later).reply
+        return None if isinstance(reply, Unsure) else f"at {later} it is told {reply}"
+    reply = kit.decide(record, _fresh_claim(b"\x01new", False), later).reply
+    if not isinstance(reply, Claimed):
+        return f"at {later} a new claim on {record_words(record)} is told {reply}"
+    if not kit.is_garbage(record, later):
+        return f"at {later} the sweeper still keeps {record_words(record)}"
+    return None
+
+
+def _fresh_claim(fingerprint: bytes, retry_safe: bool) -> Claim:
+    return Claim(KEY, b"new" * 6, fingerprint, 1, 1, 1, retry_safe)
+
+
+def _holds(record: Record | None, hold: Hold) -> bool:
+    return (
+        record is not None
+        and record.state is State.PENDING
+        and record.owner == hold.owner
+        and record.fence == hold.fence
+    )

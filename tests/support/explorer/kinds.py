@@ -1,0 +1,45 @@
+"""The kinds of decisions, so that an exploration can say what it met."""
+
+from __future__ import annotations
+
+from tests.support.explorer.ledger import Change, is_live
+
+from oncekey.core.commands import (
+    Busy,
+    Claim,
+    Claimed,
+    Different,
+    Finish,
+    Lost,
+    Release,
+    Renew,
+    Replay,
+    Resolve,
+    Unsure,
+)
+from oncekey.core.record import State
+
+
+def kind_of(change: Change) -> str:
+    """The kind of a decision, for counting what the exploration met."""
+    before, command, reply = change.before, change.command, change.reply
+    if isinstance(command, Claim):
+        if isinstance(reply, Claimed):
+            if reply.taken_over:
+                return "takeover"
+            if before is None:
+                return "claim"
+            if not is_live(before, change.now):
+                return "expiry"
+            return "claim of a freed key" if before.state is State.ABSENT else "claim again"
+        if isinstance(reply, Unsure):
+            return "give-up" if change.wrote is not None else "unknown"
+        kinds = {Replay: "replay", Different: "mismatch", Busy: "in flight", Lost: "straggler"}
+        return kinds[type(reply)]
+    verbs = {Finish: "finish", Renew: "renew", Release: "release", Resolve: "resolve"}
+    verb = verbs.get(type(command), "look")
+    if isinstance(reply, Lost):
+        return f"{verb} refused"
+    if verb == "finish" and change.wrote is not None and before is not None:
+        return "finish of an unknown key" if before.state is State.UNKNOWN else verb
+    return verb if change.wrote is not None or verb == "look" else f"{verb} again"

@@ -1,0 +1,36 @@
+"""What is explored: the decision, the sweeper's test, both flows, and what duplicates are told.
+
+The real ones come from core. A mutant is the same kit with one function of a changed copy of its
+module, so the gate tests exactly the text that ships.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+
+from oncekey.core import attempt_flow, duplicate_reply, heartbeat_flow, state_machine
+from oncekey.core.commands import Claim, Reply
+from oncekey.core.effects import Ask, Grant, Task, Verdict
+from oncekey.core.record import Record
+from oncekey.core.state_machine import Decision
+
+
+@dataclass(frozen=True)
+class Kit:
+    """The code under test."""
+
+    decide: Callable[..., Decision]  # (record, command, now, floor)
+    is_garbage: Callable[[Record, int], bool]
+    attempt: Callable[[Task], Generator[Ask, object, Verdict]]
+    heartbeat: Callable[[Grant], Generator[Ask, object, None]]
+    reply_to_duplicate: Callable[[Claim, Reply, Claim], Reply | None]
+
+
+REAL = Kit(
+    state_machine.decide,
+    state_machine.is_garbage,
+    attempt_flow.attempt,
+    heartbeat_flow.heartbeat,
+    duplicate_reply.reply_to_duplicate,
+)

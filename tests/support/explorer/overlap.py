@@ -1,0 +1,207 @@
+"""Every order of the statements and commits of racing PostgreSQL programs, on a real server.
+
+Each program has its own connection. A statement that writes is two steps: it is executed, and later
+it is committed; between the two the others go on, and see nothing of it or wait for its locks. The
+server itself is asked who waits. A schedule says whose step comes next; each is played from the
+start. The clock passes the lease's end at any one of its readings.
+
+Owns the schedules. What may race and what must hold is in races.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as NotYet
+from contextlib import closing
+from typing import Any
+
+from tests.support.explorer.database import Database, Session
+from tests.support.explorer.interleave import RUNS_MAX, RaceReport, next_prefix
+from tests.support.explorer.races import Ending, Race, Sweep, TurningClock, judge, racer_words
+from tests.support.explorer.scenario import KEY
+
+from oncekey.stores.postgres.program import Statement
+from oncekey.stores.postgres.rows import Row
+
+_GLANCE_SECONDS = 0.001
+_PATIENCE_SECONDS = 20.0
+
+
+class Disagreement(Exception):
+    """The program found that the database had done what the machine would not have decided."""
+
+
+class _Racer:
+    """One program on one connection: before a statement, before its commit, or waiting."""
+
+    def __init__(
+        self,
+        steps: Generator[Statement, Any, Any],
+        session: Session,
+        thread: ThreadPoolExecutor,
+    ) -> None:
+        self._steps = steps
+        self._session = session
+        self._thread = thread
+        self._rows: Sequence[Row] = ()
+        self._running: Future[tuple[Sequence[Row], bool]] | None = None
+        self.is_open = False
+        self.reply: Any = None
+        self.next: Statement | None = next(steps)
+
+    @property
+    def is_waiting(self) -> bool:
+        return self._running is not None
+
+    def step(self, database: Database) -> None:
+        """Execute the next statement, or commit the last one."""
+        assert self.next is not None
+        if self.is_open:
+            self._session.commit()
+            self.is_open = False
+            self._go_on()
+        else:
+            self._running = self._thread.submit(self._session.begin, self.next)
+            self.goes_on(database)
+
+    def goes_on(self, database: Database) -> bool:
+        """Wait until the statement is done: True; or waits for somebody else's lock: False."""
+        assert self._running is not None
+        assert self.next is not None
+        while True:
+            try:
+                self._rows, self.is_open = self._running.result(_GLANCE_SECONDS)
+            except NotYet:
+                # A rotation waits only briefly and then leaves it: see that through.
+                if self.next.name != "rotate" and database.blocks(self._session):
+                    return False
+                continue
+            self._running = None
+            if not self.is_open:
+                self._go_on()
+            return True
+
+    def _go_on(self) -> None:
+        try:
+            self.next = self._steps.send(self._rows)
+        except AssertionError as error:
+            raise Disagreement(error) from error
+        except StopIteration as stop:
+            self.next = None
+            self.reply = stop.value if isinstance(stop.value, int) else stop.value[0]
+
+    def settle(self) -> None:
+        """The game is over, perhaps before its time: leave nothing open."""
+        if self._running is not None:
+            self._rows, self.is_open = self._running.result(_PATIENCE_SECONDS)
+        if self.is_open:
+            self._session.commit()
+
+
+class _Game:
+    """One schedule as it was played."""
+
+    def __init__(self, early: int) -> None:
+        self.clock = TurningClock(early)
+        self.racers: list[_Racer] = []
+        self.choices: list[tuple[int, tuple[int, ...]]] = []
+        self.words: list[str] = []
+        self.error: tuple[str, str] | None = None
+
+    def enabled(self) -> tuple[int, ...]:
+        racers = enumerate(self.racers)
+        return tuple(i for i, one in racers if one.next is not None and not one.is_waiting)
+
+    def note(self, race: Race, chosen: int, what: str) -> None:
+        racer = self.racers[chosen]
+        told = f" -> {racer.reply}" if racer.next is None else ""
+        waits = " (waits)" if racer.is_waiting else ""
+        who = racer_words(race.racers[chosen])
+        self.words.append(f"[clock {self.clock.last}] {who}: {what}{waits}{told}")
+
+
+class Track:
+    """A schema, and a connection for each racer."""
+
+    def __init__(self, database: Database, race: Race) -> None:
+        self.database = database
+        self._race = race
+        self._sessions = [database.connect() for _ in race.racers]
+        self._threads = [ThreadPoolExecutor(1) for _ in race.racers]
+        self.steps = 0
+
+    def close(self) -> None:
+        for thread in self._threads:
+            thread.shutdown()
+        for session in self._sessions:
+            session.close()
+
+    def play(self, prefix: Sequence[int], early: int) -> _Game:
+        """One schedule: the given choices, then always the first racer that can go on."""
+        self.database.reset(self._race.before)
+        game = _Game(early)
+        for i, racer in enumerate(self._race.racers):
+            setup = self.database.setup
+            program = setup.program(game.clock.of(i))
+            steps: Any
+            if isinstance(racer, Sweep):
+                steps = program.sweep(10)
+            else:
+                steps = program.apply(setup.batch(racer, i))
+            game.racers.append(_Racer(steps, self._sessions[i], self._threads[i]))
+        try:
+            while any(racer.next is not None for racer in game.racers):
+                self._one_step(game, prefix)
+        except Disagreement as error:
+            game.error = ("S1", str(error))
+        finally:
+            for one in game.racers:
+                one.settle()
+        return game
+
+    def _one_step(self, game: _Game, prefix: Sequence[int]) -> None:
+        enabled = game.enabled()
+        assert enabled, "everybody waits for somebody else"
+        chosen = prefix[len(game.choices)] if len(game.choices) < len(prefix) else enabled[0]
+        game.choices.append((chosen, enabled))
+        racer = game.racers[chosen]
+        assert racer.next is not None
+        what = "COMMIT" if racer.is_open else racer.next.name
+        racer.step(self.database)
+        self.steps += 1
+        game.note(self._race, chosen, what)
+        for i, other in enumerate(game.racers):
+            if i != chosen and other.is_waiting and other.goes_on(self.database):
+                game.note(self._race, i, "goes on")
+
+    def verdict(self, game: _Game) -> tuple[str, str] | None:
+        found = self.database.records(KEY)
+        if len(found) > 1:
+            return "I1", f"the key has {len(found)} records"
+        ending = Ending(
+            tuple(racer.reply for racer in game.racers),
+            tuple(game.clock.readings(i) for i in range(len(game.racers))),
+            found[0].record if found else None,
+        )
+        return judge(self._race, ending)
+
+
+def overlap(race: Race, database: Database) -> RaceReport:
+    """Play every schedule with every passing of the clock, or stop at the first that breaks."""
+    runs = 0
+    early, most = 0, 1
+    with closing(Track(database, race)) as track:
+        while early <= most:
+            prefix: list[int] | None = []
+            while prefix is not None:
+                game = track.play(prefix, early)
+                runs += 1
+                assert runs <= RUNS_MAX, f"{race.name}: too many schedules"
+                most = max(most, len(game.clock.read))
+                wrong = game.error or track.verdict(game)
+                if wrong is not None:
+                    return RaceReport(race.name, runs, track.steps, 0, *wrong, tuple(game.words))
+                prefix = next_prefix(game.choices)
+            early += 1
+        return RaceReport(race.name, runs, track.steps, 0)

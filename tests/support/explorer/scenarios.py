@@ -1,0 +1,187 @@
+"""The scenarios that are explored on every change.
+
+Each goes deep in one thing: the product of everything at once is out of reach, the sum of these
+is not. Together they must meet every kind of action in MUST_MEET, or they would prove nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.support.explorer.scenario import OTHER, Actor, Ending, Scenario
+
+_EVERY_ENDING: Final = tuple(Ending)
+_ENDINGS: Final = (Ending.RETURNED, Ending.RAISED, Ending.NOT_STARTED)
+
+SCENARIOS: Final = (
+    Scenario(
+        "at most once, three attempts",
+        (
+            Actor("A", lease=1, keep=1),
+            Actor("B", lease=1, keep=1),
+            Actor("C", lease=1, keep=1),
+        ),
+        ticks=2,
+        crashes=1,
+    ),
+    Scenario(
+        "fenced, three attempts",
+        (
+            Actor("A", retry_safe=True, lease=1, keep=1),
+            Actor("B", retry_safe=True, lease=1, keep=1),
+            Actor("C", retry_safe=True, lease=1, keep=1, quick=True),
+        ),
+        ticks=2,
+        crashes=1,
+    ),
+    Scenario(
+        "at most once, heartbeat",
+        (Actor("A", beats=2), Actor("B", quick=True), Actor("C", quick=True)),
+        ticks=4,
+    ),
+    Scenario(
+        "fenced, heartbeat",
+        (
+            Actor("A", retry_safe=True, beats=1),
+            Actor("B", retry_safe=True, beats=1, quick=True),
+            Actor("C", retry_safe=True, quick=True),
+        ),
+        ticks=3,
+    ),
+    Scenario(
+        "at most once, lost and late",
+        (Actor("A", beats=1), Actor("B", quick=True), Actor("C", quick=True)),
+        ticks=2,
+        losses=2,
+    ),
+    Scenario(
+        "fenced, lost and late",
+        (
+            Actor("A", retry_safe=True, beats=1),
+            Actor("B", retry_safe=True, quick=True),
+            Actor("C", retry_safe=True, quick=True),
+        ),
+        ticks=3,
+        losses=1,
+    ),
+    Scenario(
+        "outage: no claim is answered",
+        (
+            Actor("A", lease=1, keep=1),
+            Actor("B", lease=1, keep=1, quick=True, endings=_ENDINGS),
+        ),
+        ticks=2,
+        losses=4,
+    ),
+    Scenario(
+        "another request under the same key",
+        (
+            Actor("A", retry_safe=True, endings=_ENDINGS),
+            Actor("B", retry_safe=True, fingerprint=OTHER, lease=1),
+            Actor("C", fingerprint=OTHER, quick=True),
+        ),
+        ticks=3,
+    ),
+    Scenario(
+        "generations: expiry and sweep",
+        (
+            Actor("A", lease=1, keep=1, audit=1, keep_unknown=1),
+            Actor("B", lease=1, keep=1, audit=0, keep_unknown=1, quick=True),
+            Actor("C", lease=1, keep=1, audit=0, keep_unknown=1, quick=True, fingerprint=OTHER),
+        ),
+        ticks=4,
+    ),
+    Scenario(
+        "the clock is set back after a sweep",
+        (
+            Actor("A", lease=1, keep=1, audit=0, keep_unknown=1, quick=True),
+            Actor("B", lease=1, keep=1, audit=0, keep_unknown=1, quick=True),
+            Actor("C", retry_safe=True, lease=1, keep=1, audit=0, quick=True),
+        ),
+        ticks=2,
+        set_backs=1,
+    ),
+    Scenario(
+        "undecided for longer than keep",
+        (
+            Actor("A", lease=1, keep=1, audit=0),
+            Actor("B", lease=1, keep=1, audit=0, quick=True),
+            Actor("C", retry_safe=True, lease=1, keep=1, audit=0, quick=True),
+        ),
+        ticks=4,
+    ),
+    Scenario(
+        "at most once, every ending",
+        (
+            Actor("A", endings=_EVERY_ENDING),
+            Actor("B", endings=_EVERY_ENDING),
+            Actor("C", quick=True),
+        ),
+        ticks=2,
+    ),
+    Scenario(
+        "fenced, every ending",
+        (
+            Actor("A", retry_safe=True, endings=_EVERY_ENDING, lease=1),
+            Actor("B", retry_safe=True, endings=_ENDINGS, quick=True),
+            Actor("C", retry_safe=True, quick=True),
+        ),
+        ticks=1,
+        losses=1,
+    ),
+    Scenario(
+        "recovery",
+        (
+            Actor("A", lease=1, keep=3, endings=(Ending.RETURNED, Ending.INTERRUPTED)),
+            Actor("B", lease=1, keep=3, recoverable=True),
+            Actor("C", lease=1, keep=3, recoverable=True, quick=True),
+        ),
+        ticks=2,
+    ),
+    Scenario(
+        "waiting for the other",
+        (
+            Actor("A", endings=_ENDINGS, quick=True),
+            Actor("B", wait=2),
+            Actor("C", wait=1, quick=True),
+        ),
+        ticks=2,
+    ),
+    Scenario(
+        "retry-safe and not, mixed",
+        (
+            Actor("A", retry_safe=True, lease=1, keep=2),
+            Actor("B", retry_safe=False, lease=1, keep=2),
+            Actor("C", retry_safe=True, lease=1, keep=2, quick=True),
+        ),
+        ticks=2,
+        crashes=1,
+    ),
+    Scenario(
+        "four attempts",
+        (
+            Actor("A", retry_safe=True, beats=1, quick=True),
+            Actor("B", retry_safe=True, lease=1, quick=True),
+            Actor("C", retry_safe=True, lease=1, quick=True),
+            Actor("D", retry_safe=True, quick=True),
+        ),
+        ticks=3,
+        crashes=1,
+    ),
+)
+
+MUST_MEET: Final = frozenset(
+    {
+        "claim", "claim again", "claim of a freed key", "expiry", "takeover", "give-up", "unknown",
+        "replay", "mismatch", "in flight", "renew", "renew refused", "finish",
+        "finish again", "finish refused", "finish of an unknown key", "release", "release again",
+        "release refused", "resolve", "look", "late", "late: claim", "late: straggler",
+        "late: renew", "late: finish",
+        "late: release", "lost ack", "crash", "sweep", "effect", "recover", "heartbeat ends",
+        "overtaken", "late start", "tick", "set back",
+        *(f"body {ending.value}" for ending in Ending),
+        "verdict finished", "verdict released", "verdict replayed", "verdict mismatch",
+        "verdict in_flight", "verdict wait_timeout", "verdict unknown", "verdict lost",
+        "verdict unavailable",
+    }
+)  # fmt: skip

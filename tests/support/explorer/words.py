@@ -1,0 +1,85 @@
+"""What happened, in words: for the counter-examples a person is to read."""
+
+from __future__ import annotations
+
+from oncekey.core.commands import (
+    Busy,
+    Claim,
+    Claimed,
+    Command,
+    Different,
+    Done,
+    Finish,
+    Look,
+    Lost,
+    Release,
+    Renew,
+    Replay,
+    Reply,
+    Resolve,
+    SaveStep,
+    Seen,
+    Unsure,
+)
+from oncekey.core.effects import Verdict
+from oncekey.core.record import Record
+
+
+def command_words(command: Command) -> str:
+    if isinstance(command, Claim):
+        return "claim"
+    if isinstance(command, Finish):
+        return f"finish({command.state.name}, {command.body!r}, fence {command.fence})"
+    if isinstance(command, Renew):
+        return f"renew(fence {command.fence})"
+    if isinstance(command, Release):
+        return f"release(fence {command.fence})"
+    if isinstance(command, Resolve):
+        return f"resolve({command.state.name}, fence {command.fence})"
+    if isinstance(command, SaveStep):
+        return f"step({command.name})"
+    assert isinstance(command, Look)
+    return "look"
+
+
+def reply_words(reply: Reply) -> str:
+    if isinstance(reply, Claimed):
+        how = "taken over" if reply.taken_over else "claimed"
+        return f"{how}, fence {reply.fence}"
+    if isinstance(reply, Replay):
+        return f"finished before: {reply.state.name} {reply.body!r}, fence {reply.fence}"
+    if isinstance(reply, Different):
+        return "mismatch"
+    if isinstance(reply, Busy):
+        return f"in flight for {reply.remaining} more"
+    if isinstance(reply, Unsure):
+        return f"outcome unknown, fence {reply.record.fence}"
+    if isinstance(reply, Done):
+        return "done"
+    if isinstance(reply, Lost):
+        return "lost"
+    assert isinstance(reply, Seen)
+    return f"seen: {record_words(reply.record)}"
+
+
+def record_words(record: Record | None) -> str:
+    if record is None:
+        return "no record"
+    name = owner_name(record.owner)
+    if record.state.name == "PENDING":
+        return f"{name} holds fence {record.fence} until {record.lease_until}"
+    return (
+        f"{record.state.name} {record.body!r} of {name} with fence {record.fence}, "
+        f"expires at {record.expires_at}"
+    )
+
+
+def owner_name(owner: bytes) -> str:
+    return owner[:1].decode("ascii", "replace")
+
+
+def verdict_words(verdict: Verdict) -> str:
+    words = f"{verdict.fact.value.upper()} to its caller"
+    if verdict.error is not None:
+        return f"{words} ({verdict.error!r})"
+    return f"{words} with {verdict.body!r}" if verdict.body else words

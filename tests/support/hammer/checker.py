@@ -1,0 +1,263 @@
+"""The offline checker: the invariants over the union of all logs, key by key.
+
+Each rule yields violations in words. It trusts only what was sent and answered when, never the
+store: an overlap is an overlap of what two owners could rightly believe.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from tests.support.hammer.grants import FINAL, Grant, KeyHistory, histories
+from tests.support.hammer.history import Entry
+
+# The store's clock is the wall's, the logs' is monotonic; NTP may slew one against the other.
+TOLERANCE_US = 1_500
+OWNER_VERBS = ("Finish", "Renew", "SaveStep", "Release", "Resolve")
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a run of the hammer came to."""
+
+    counts: dict[str, int]
+    violations: list[str]
+
+
+Rule = Callable[[KeyHistory, int], Iterator[str]]
+
+
+def check(entries: Iterable[Entry], counts: dict[str, int], keep: int) -> Verdict:
+    """Hold every rule against every key."""
+    everything = list(entries)
+    keys = histories(everything, keep)
+    violations = [
+        f"{rule.__name__} {history.key[:8]}: {words}"
+        for history in keys
+        for rule in (RULES if history.certain else CERTAIN_RULES)
+        for words in rule(history, keep)
+    ]
+    return Verdict({**_counts(everything, keys), **counts}, violations)
+
+
+def i6_fences_are_unique_and_grow(history: KeyHistory, keep: int) -> Iterator[str]:
+    for fence, owners in Counter(grant.fence for grant in history.grants).items():
+        if owners > 1:
+            yield f"fence {fence} was granted to {owners} owners"
+    for grant, overtaken in _with_next_came(history.grants):
+        if overtaken is not None and overtaken < grant.sent:
+            yield f"fence {grant.fence} was asked for after a higher one had been granted"
+
+
+def i2_one_settlement_per_generation(history: KeyHistory, keep: int) -> Iterator[str]:
+    last = {grant.generation: grant.fence for grant in history.grants}
+    seen: Counter[int] = Counter()
+    for fence, some in history.settlements.items():
+        grant = history.grant(fence)
+        if grant is None:
+            yield f"fence {fence} settled but was never granted"
+            continue
+        seen[grant.generation] += len(some)
+        if last[grant.generation] != fence:
+            yield f"fence {fence} settled, yet fence {last[grant.generation]} was granted after it"
+    for generation, number in seen.items():
+        if number > 1:
+            yield f"generation {generation} was settled {number} times"
+
+
+def i2_the_overtaken_are_refused(history: KeyHistory, keep: int) -> Iterator[str]:
+    came_after = {grant.fence: came for grant, came in _with_next_came(history.grants)}
+    for entry in history.entries:
+        if entry.verb in OWNER_VERBS and entry.reply == "Done" and entry.fence:
+            overtaken = came_after.get(entry.fence)
+            if overtaken is not None and overtaken < entry.sent:
+                yield f"{entry.verb} of fence {entry.fence} was done after it was overtaken"
+
+
+def i5_leases_never_overlap(history: KeyHistory, keep: int) -> Iterator[str]:
+    for grant, overtaken in _with_next_came(history.grants):
+        if overtaken is None or overtaken >= grant.until - TOLERANCE_US:
+            continue
+        if grant.closing_sent is None or grant.closing_sent > overtaken:
+            early = grant.until - overtaken
+            yield f"fence {grant.fence} was overtaken {early} us before its lease ended"
+
+
+def i1_every_run_has_its_reason(history: KeyHistory, keep: int) -> Iterator[str]:
+    """Within a generation the next owner took over (both retry-safe) or the key was freed."""
+    safe = False
+    for before, after in pairwise([None, *history.grants]):
+        assert after is not None
+        if before is None or before.generation != after.generation:
+            safe = after.retry_safe
+            continue
+        if after.attempt != before.attempt + 1:
+            yield f"attempt {after.attempt} follows attempt {before.attempt}"
+        if after.taken_over:
+            if not (safe and after.retry_safe):
+                yield f"fence {after.fence} took over what is not retry-safe"
+            if after.fingerprint != before.fingerprint:
+                yield f"fence {after.fence} took over another request"
+        elif before.fence not in history.freed:
+            yield f"fence {after.fence} ran again though nobody freed fence {before.fence}"
+        else:
+            safe = after.retry_safe
+
+
+def i12_a_fresh_start_only_after_expiry(history: KeyHistory, keep: int) -> Iterator[str]:
+    for before, after in pairwise(history.grants):
+        if before.generation == after.generation:
+            continue
+        some = history.settlements.get(before.fence)
+        if some:
+            since = min(settlement.sent for settlement in some)
+        elif before.fence in history.freed:
+            since = history.freed[before.fence]
+        elif before.fence in history.unknown:
+            since = history.unknown[before.fence]
+        else:
+            since = before.until
+        if after.came < since + keep - TOLERANCE_US:
+            early = since + keep - after.came
+            yield f"fence {after.fence} began afresh {early} us before its forerunner expired"
+
+
+def i3_replays_are_what_was_stored(history: KeyHistory, keep: int) -> Iterator[str]:
+    for entry in history.entries:
+        if entry.reply != "Replay":
+            continue
+        some = history.settlements.get(entry.given_fence, [])
+        if not any(s.state == entry.given_state and s.body == entry.given_body for s in some):
+            yield f"a replay of fence {entry.given_fence} is not what was stored"
+        grant = history.grant(entry.given_fence)
+        if grant is not None and grant.fingerprint != entry.fingerprint:
+            yield f"another request was answered with fence {entry.given_fence}"
+
+
+def i4_what_was_stored_stays(history: KeyHistory, keep: int) -> Iterator[str]:
+    claims = sorted((e for e in history.entries if e.verb == "Claim"), key=lambda e: e.sent)
+    times = [entry.sent for entry in claims]
+    for fence, some in history.settlements.items():
+        settlement = some[0]
+        expiry = settlement.sent + keep - TOLERANCE_US
+        after = bisect_right(times, settlement.came)
+        for entry in claims[after : bisect_left(times, expiry)]:
+            right = entry.reply == "Replay" and entry.given_fence == fence
+            if not right and entry.reply != "Different" and entry.came < expiry:
+                yield f"after fence {fence} was stored a claim was answered {entry.reply}"
+
+
+def i7_mismatch_exactly_when_it_differs(history: KeyHistory, keep: int) -> Iterator[str]:
+    for entry in history.entries:
+        if entry.reply == "Unsure" and entry.given_fingerprint != entry.fingerprint:
+            yield "another request was told unknown instead of mismatch"
+        if entry.reply in ("Different", "Busy"):
+            holders = history.holders(entry.sent, entry.came)
+            same = [grant.fingerprint == entry.fingerprint for grant in holders]
+            if entry.reply == "Different" and all(same):
+                yield "a claim was called a mismatch though nobody asked for anything else"
+            if entry.reply == "Busy" and not any(same):
+                yield "a claim was called busy though only another request held the key"
+
+
+def i9_repeats_are_known(history: KeyHistory, keep: int) -> Iterator[str]:
+    claimed: dict[str, Entry] = {}
+    finished: dict[tuple[str, int, int, str], Entry] = {}
+    closing: dict[str, int] = {}
+    for grant in history.grants:
+        if grant.closing_sent is not None:
+            earlier = closing.get(grant.owner, grant.closing_sent)
+            closing[grant.owner] = min(earlier, grant.closing_sent)
+    for entry in history.entries:
+        if entry.verb == "Claim":
+            first = claimed.get(entry.owner)
+            if first is not None:
+                in_time = entry.came < first.sent + first.lease - TOLERANCE_US
+                still = closing.get(entry.owner, entry.came + 1) > entry.came
+                same = entry.given_fence == first.given_fence and entry.reply == "Claimed"
+                if entry.sent > first.came and in_time and still and not same:
+                    yield f"a repeated claim of fence {first.given_fence} was {entry.reply}"
+            if entry.reply == "Claimed":
+                claimed[entry.owner] = entry
+        elif entry.verb == "Finish" and entry.state in FINAL:
+            what = (entry.owner, entry.fence, entry.state, entry.body)
+            done = finished.get(what)
+            if done is None:
+                if entry.reply == "Done":
+                    finished[what] = entry
+            elif entry.reply not in ("Done", "error"):
+                in_time = entry.came < done.sent + keep - TOLERANCE_US
+                if entry.sent > done.came and in_time:
+                    yield f"a repeated finish of fence {entry.fence} was {entry.reply}"
+
+
+def i14_a_living_owner_is_heard(history: KeyHistory, keep: int) -> Iterator[str]:
+    """Whoever's lease is not over and who has not ended it holds the key: it cannot be lost."""
+    closing = {(grant.owner, grant.fence): grant.closing_sent for grant in history.grants}
+    alive: dict[tuple[str, int], tuple[int, int]] = {}  # known since, at least until
+    for entry in history.entries:
+        if entry.verb == "Claim" and entry.reply == "Claimed":
+            alive[entry.owner, entry.given_fence] = entry.came, entry.sent + entry.lease
+        elif entry.verb == "Renew" and entry.reply == "Done":
+            alive[entry.owner, entry.fence] = entry.came, entry.sent + entry.lease
+        elif entry.verb in OWNER_VERBS and entry.reply == "Lost":
+            since, until = alive.get((entry.owner, entry.fence), (entry.sent, entry.sent))
+            ended = closing.get((entry.owner, entry.fence))
+            in_time = since <= entry.sent and entry.came < until - TOLERANCE_US
+            is_first = ended is None or ended == entry.sent or ended > entry.came
+            if in_time and is_first:
+                early = until - entry.came
+                yield f"{entry.verb} of fence {entry.fence} was lost {early} us too early"
+
+
+def _with_next_came(grants: Sequence[Grant]) -> Iterator[tuple[Grant, int | None]]:
+    """Each grant, and when the first grant with a higher fence was known to its owner."""
+    came: int | None = None
+    for grant in reversed(grants):
+        yield grant, came
+        came = grant.came if came is None else min(came, grant.came)
+
+
+# Rules that hold even where the store failed and nobody knows what came of it.
+CERTAIN_RULES: tuple[Rule, ...] = (
+    i6_fences_are_unique_and_grow,
+    i2_the_overtaken_are_refused,
+    i5_leases_never_overlap,
+)
+RULES: tuple[Rule, ...] = (
+    *CERTAIN_RULES,
+    i2_one_settlement_per_generation,
+    i1_every_run_has_its_reason,
+    i12_a_fresh_start_only_after_expiry,
+    i3_replays_are_what_was_stored,
+    i4_what_was_stored_stays,
+    i7_mismatch_exactly_when_it_differs,
+    i9_repeats_are_known,
+    i14_a_living_owner_is_heard,
+)
+
+
+def _counts(entries: Sequence[Entry], keys: Sequence[KeyHistory]) -> dict[str, int]:
+    verbs = Counter((entry.verb, entry.reply) for entry in entries)
+    return {
+        "commands": len(entries),
+        "claims": sum(n for (verb, _), n in verbs.items() if verb == "Claim"),
+        "grants": sum(len(history.grants) for history in keys),
+        "takeovers": sum(g.taken_over for history in keys for g in history.grants),
+        "give-ups": sum(len(history.unknown) for history in keys),
+        "fenced zombies": verbs["Finish", "Lost"] + verbs["Renew", "Lost"],
+        "replays": verbs["Claim", "Replay"],
+        "mismatches": verbs["Claim", "Different"],
+        "in flight": verbs["Claim", "Busy"],
+        "renewals": verbs["Renew", "Done"],
+        "releases": verbs["Release", "Done"],
+        "resolved": verbs["Resolve", "Done"],
+        "finishes": verbs["Finish", "Done"],
+        "generations": sum(h.grants[-1].generation for h in keys if h.grants),
+        "store errors": sum(n for (_, reply), n in verbs.items() if reply == "error"),
+        "uncertain keys": sum(not history.certain for history in keys),
+    }

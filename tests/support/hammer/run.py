@@ -1,0 +1,150 @@
+"""Running the hammer: a parent of its own forks the workers and a sweeper, then checks the logs.
+
+    python -m tests.support.hammer --store sqlite:////tmp/keys.db --seconds 60
+
+The parent is a fresh process with one thread, so that forking is safe; a worker that crashes (on
+purpose) is replaced at once. Works on any store with a URL that several processes can open.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.support.hammer.checker import Verdict, check
+from tests.support.hammer.history import Log, read_logs
+from tests.support.hammer.saboteurs import SABOTEURS
+from tests.support.hammer.worker import CRASHED, Load, Worker
+
+from oncekey.core.errors import StoreUnavailable
+from oncekey.core.store import Store
+from oncekey.engine.store_urls import blocking_store
+
+SWEEP_PAUSE_SECONDS = 0.02
+SWEEP_LIMIT = 50
+STORE_TRIES = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Hammer:
+    """One run: `store` is a URL; durations in microseconds."""
+
+    store: str
+    seconds: float = 8.0
+    processes: int = 16
+    keys: int = 40
+    lease: int = 30_000
+    keep: int = 150_000
+    audit: int = 100_000
+    crashes: bool = True
+    sabotage: str = ""
+    seed: int = 0
+
+    @property
+    def load(self) -> Load:
+        return Load(self.keys, self.lease, self.keep, self.audit, self.crashes)
+
+
+def hammer(plan: Hammer) -> Verdict:
+    """Run it in a process of its own; what was counted and what was violated."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.support.hammer", "--plan", json.dumps(asdict(plan))],
+        cwd=Path(__file__).parents[3],
+        capture_output=True,
+        text=True,
+        timeout=plan.seconds * 4 + 120,
+        check=False,
+    )
+    if done.returncode not in (0, 1) or not done.stdout.strip():
+        raise AssertionError(f"the hammer itself failed:\n{done.stderr}")
+    found: dict[str, Any] = json.loads(done.stdout)
+    return Verdict(**found)
+
+
+def strike(plan: Hammer) -> Verdict:
+    """The parent: only in a process without other threads."""
+    with tempfile.TemporaryDirectory(prefix="oncekey-hammer-") as name:
+        logs = Path(name)
+        _make_tables(plan)
+        end = time.monotonic() + plan.seconds
+        living: dict[int, int] = {}
+        started = 0
+        for _ in range(plan.processes):
+            living[_fork(plan, logs, started, end)] = started
+            started += 1
+        sweeper = _fork(plan, logs, -1, end)
+        failures = []
+        while living:
+            pid, status = os.wait()
+            code = os.waitstatus_to_exitcode(status)
+            if pid == sweeper:
+                sweeper = 0
+                if code:
+                    failures.append(f"the sweeper ended with {code}")
+                continue
+            living.pop(pid)
+            if code == CRASHED and time.monotonic() < end:
+                living[_fork(plan, logs, started, end)] = started
+                started += 1
+            elif code not in (0, CRASHED):
+                failures.append(f"a worker ended with {code}")
+        if sweeper and os.waitstatus_to_exitcode(os.waitpid(sweeper, 0)[1]):
+            failures.append("the sweeper failed")
+        entries, counts = read_logs(logs.iterdir())
+        verdict = check(entries, counts, plan.keep)
+        return Verdict(verdict.counts, failures + verdict.violations)
+
+
+def _open(plan: Hammer) -> Store:
+    store = blocking_store(plan.store)
+    return SABOTEURS[plan.sabotage](store) if plan.sabotage else store
+
+
+def _make_tables(plan: Hammer) -> None:
+    """Before the crowd comes; the line to the store may be bad."""
+    store = _open(plan)
+    for left in reversed(range(STORE_TRIES)):
+        try:
+            store.sweep(0)  # a lazy store makes them when it is first used
+            break
+        except StoreUnavailable:
+            if not left:
+                raise
+    store.close()
+
+
+def _fork(plan: Hammer, logs: Path, number: int, end: float) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        log = Log(logs / f"{number}.jsonl")
+        if number < 0:
+            _sweep(plan, log, end)
+        else:
+            Worker(_open(plan), log, plan.load, plan.seed * 10_000 + number).run_until(end)
+        code = 0
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _sweep(plan: Hammer, log: Log, end: float) -> None:
+    store = _open(plan)
+    while time.monotonic() < end:
+        try:
+            log.count("swept", store.sweep(SWEEP_LIMIT))
+            log.count("sweeps")
+        except StoreUnavailable:
+            log.count("sweeps that failed")
+        time.sleep(SWEEP_PAUSE_SECONDS)

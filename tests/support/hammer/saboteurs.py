@@ -1,0 +1,113 @@
+"""Stores broken on purpose, on top of any store: a hammer that finds nothing here proves nothing.
+
+Each names the rule of the design it breaks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from oncekey.core.commands import Claim, Command, Finish, Look, Release, Reply, Seen
+from oncekey.core.record import Record, State
+from oncekey.core.store import SWEEP_LIMIT_DEFAULT, Enlisted, Store, Unfinished
+
+
+class Saboteur:
+    """A store that changes each command before it is applied."""
+
+    immediate = True
+    lanes = 1
+
+    def __init__(self, inner: Store) -> None:
+        self.inner = inner
+        self.guarantee = inner.guarantee
+        self.lazy = inner.lazy
+
+    def twist(self, command: Command) -> Command:
+        raise NotImplementedError
+
+    def look(self, id: bytes) -> Record | None:
+        (seen,) = self.inner.apply([Look(id)])
+        assert isinstance(seen, Seen)
+        return seen.record
+
+    def apply(self, commands: Sequence[Command], /) -> list[Reply]:
+        return [self.inner.apply([self.twist(command)])[0] for command in commands]
+
+    def bind(self, check: bytes, /) -> None:
+        self.inner.bind(check)
+
+    def sweep(self, limit: int = SWEEP_LIMIT_DEFAULT, /) -> int:
+        return self.inner.sweep(limit)
+
+    def elect(self, token: bytes, lease: int, /) -> bool:
+        return self.inner.elect(token, lease)
+
+    def unfinished(self, after: int, limit: int, /) -> Unfinished:
+        return self.inner.unfinished(after, limit)
+
+    def enlist(self, connection: Any, /) -> Enlisted:
+        return self.inner.enlist(connection)
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+class FinishWithoutOwner(Saboteur):
+    """I2: whoever finishes, finishes."""
+
+    def twist(self, command: Command) -> Command:
+        if isinstance(command, Finish) and (record := self.look(command.id)) is not None:
+            return command._replace(owner=record.owner, fence=record.fence)
+        return command
+
+
+class StealsLeases(Saboteur):
+    """I5: a claim puts a living owner out."""
+
+    def twist(self, command: Command) -> Command:
+        if isinstance(command, Claim):
+            record = self.look(command.id)
+            if record is not None and record.state is State.PENDING:
+                self.inner.apply([Release(record.id, record.owner, record.fence)])
+        return command
+
+
+class ForgetsEarly(Saboteur):
+    """I4, I12: outcomes are dropped before their time."""
+
+    def twist(self, command: Command) -> Command:
+        if isinstance(command, Claim):
+            return command._replace(keep=command.keep // 10)
+        return command
+
+
+class BlindToRequests(Saboteur):
+    """I7: every request looks the same."""
+
+    def twist(self, command: Command) -> Command:
+        if isinstance(command, Claim):
+            return command._replace(fingerprint=b"\x01same")
+        return command
+
+
+class EveryoneIsRetrySafe(Saboteur):
+    """I1: a dead owner's key runs again though nobody said that it may."""
+
+    def twist(self, command: Command) -> Command:
+        if isinstance(command, Claim):
+            return command._replace(retry_safe=True)
+        return command
+
+
+SABOTEURS = {
+    kind.__name__: kind
+    for kind in (
+        FinishWithoutOwner,
+        StealsLeases,
+        ForgetsEarly,
+        BlindToRequests,
+        EveryoneIsRetrySafe,
+    )
+}

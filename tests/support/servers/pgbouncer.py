@@ -1,0 +1,140 @@
+"""PgBouncer in front of a server of ours, pooling by transaction as most who run it do.
+
+Owns the pooler's program, its configuration and its life. It must not know what is stored in the
+server behind it, which it neither starts nor stops.
+"""
+
+from __future__ import annotations
+
+import shutil
+import socket
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from tests.support.servers import debian, processes
+from tests.support.servers.postgres import Postgres, Setting
+from tests.support.servers.processes import Process, ServerFailed
+
+DEFAULTS: dict[str, Setting] = {
+    "listen_addr": "127.0.0.1",
+    "unix_socket_dir": "",
+    "auth_type": "any",
+    "pool_mode": "transaction",
+    "max_client_conn": 500,
+    "default_pool_size": 20,
+    "ignore_startup_parameters": "extra_float_digits",
+}
+_SYSTEM_FOLDERS = "/usr/sbin:/usr/local/sbin"
+
+
+class PgBouncer:
+    """`with PgBouncer(server) as pooler:` and then connect to `pooler.url()`."""
+
+    def __init__(
+        self,
+        server: Postgres,
+        *,
+        settings: Mapping[str, Setting] | None = None,
+        cache: Path | None = None,
+    ) -> None:
+        """`cache` is where the program is kept if it has to be fetched."""
+        self.server = server
+        self.settings = {**DEFAULTS, **(settings or {})}
+        self.name = processes.fresh_name("pgbouncer")
+        self.directory = server.base / self.name
+        self._source = _find(cache)
+        self._program: Path = Path()
+        self._env: dict[str, str] = {}
+        self.user = server.user
+        self.port = 0
+        self._process: Process | None = None
+        self._hook: Callable[[], object] | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def start(self) -> None:
+        if self._process is not None:
+            raise ServerFailed(f"{self.name} is running already")
+        if self._hook is None:
+            self._hook = processes.at_exit(self.close)
+            self.user.make_directory(self.directory)
+            self._program, self._env = _place(self._source, self.directory)
+        self.port = self.port or processes.free_port()
+        config = self.directory / "pgbouncer.ini"
+        config.write_text(self._config(), encoding="utf-8")
+        config.chmod(0o644)
+        self._process = processes.launch(
+            self.name,
+            [self._program, config],
+            self.user,
+            self.directory,
+            dying="SIGKILL",
+            env=self._env,
+        )
+        self._process.wait_ready(self._answers)
+
+    def stop(self) -> None:
+        """It keeps nothing, so there is no gentler way than to kill it."""
+        if self._process is not None:
+            self._process.kill()
+            self._process = None
+
+    def close(self) -> None:
+        self.stop()
+        shutil.rmtree(self.directory, ignore_errors=True)
+        if self._hook is not None:
+            processes.forget(self._hook)
+            self._hook = None
+
+    @property
+    def pid(self) -> int:
+        if self._process is None:
+            raise ServerFailed(f"{self.name} is not running")
+        return self._process.pid
+
+    @property
+    def log(self) -> str:
+        return processes.tail(self.directory / "log", lines=10_000)
+
+    def url(self, database: str = "postgres") -> str:
+        return self.server.url(database, port=self.port)
+
+    def _config(self) -> str:
+        lines = [f"{name} = {value}" for name, value in self.settings.items()]
+        behind = f"* = host=127.0.0.1 port={self.server.port} user=postgres"
+        lines = ["[databases]", behind, "[pgbouncer]", f"listen_port = {self.port}", *lines]
+        return "\n".join([*lines, ""])
+
+    def _answers(self) -> bool:
+        try:
+            socket.create_connection(("127.0.0.1", self.port), timeout=5).close()
+        except ConnectionRefusedError:
+            return False
+        return True
+
+
+def _find(cache: Path | None) -> Path:
+    """The program, or the folder of the package it comes in."""
+    installed = shutil.which("pgbouncer") or shutil.which("pgbouncer", path=_SYSTEM_FOLDERS)
+    return Path(installed) if installed is not None else debian.fetch("pgbouncer", cache)
+
+
+def _place(source: Path, directory: Path) -> tuple[Path, dict[str, str]]:
+    """The program where the pooler's user can read it, and the environment it needs."""
+    if source.is_file():
+        return source, {}
+    copy = directory / "program"
+    shutil.copytree(source, copy, symlinks=True)  # root's cache is closed to others
+    return copy / "usr" / "sbin" / "pgbouncer", debian.libraries(copy)

@@ -1,0 +1,309 @@
+"""A TCP proxy on the loopback that breaks connections on demand, in ways networks do.
+
+Owns the links between clients and one server, and what happens to bytes on their way. It must not
+know the protocol that is spoken. Its controls are for any thread and in force when they return.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+import threading
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Literal, Self, TypeVar, cast
+
+from tests.support.servers.processes import ServerFailed, wait_until
+
+Way = Literal["requests", "replies"]
+Result = TypeVar("Result")
+_RESET = struct.pack("ii", 1, 0)  # close at once, without a goodbye
+_SECONDS = 30
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """The sender closed: properly, or by a reset."""
+
+    reset: bool
+
+
+class _Pipe(asyncio.Protocol):
+    """What one side sends, on its way to the other."""
+
+    def __init__(self, link: _Link, way: Way) -> None:
+        self.link = link
+        self.way = way
+        self.source: asyncio.Transport | None = None
+        self.other: _Pipe | None = None
+        self.waiting: list[bytes | _End] = []
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.source = cast(asyncio.Transport, transport)
+        if self.link not in self.link.proxy.links:
+            reset(self.source)  # it was cut before it was made
+
+    def data_received(self, data: bytes) -> None:
+        if not self.link.swallows(self.way):
+            self.push(data)
+
+    def eof_received(self) -> None:
+        return None  # close our half too; connection_lost tells the other side
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.push(_End(reset=error is not None))
+
+    def pause_writing(self) -> None:
+        if self.other is not None and self.other.source is not None:
+            self.other.source.pause_reading()
+
+    def resume_writing(self) -> None:
+        if self.other is not None and self.other.source is not None:
+            self.other.source.resume_reading()
+
+    def push(self, item: bytes | _End) -> None:
+        self.waiting.append(item)
+        self.flush()
+
+    def flush(self) -> None:
+        """Pass on what waits, unless this way is held."""
+        target = self.other.source if self.other is not None else None
+        if self.link.proxy.holds(self.way) or target is None:
+            return
+        items, self.waiting = self.waiting, []
+        for item in items:
+            if isinstance(item, _End):
+                reset(target) if item.reset else target.close()
+                self.link.proxy.links.discard(self.link)
+            else:
+                self.link.passes(self.way, item)
+                target.write(item)
+
+
+class _Link:
+    """One client's connection and the one behind it."""
+
+    def __init__(self, proxy: Proxy) -> None:
+        self.proxy = proxy
+        self.requests = _Pipe(self, "requests")
+        self.replies = _Pipe(self, "replies")
+        self.drops = False
+        proxy.links.add(self)
+
+    async def connect(self, host: str, port: int) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.create_connection(lambda: self.replies, host, port)
+        except OSError:
+            self.cut()
+            return
+        if self not in self.proxy.links:
+            self.cut()  # again: it was cut on the way
+            return
+        self.requests.other, self.replies.other = self.replies, self.requests
+        self.flush()
+
+    def flush(self) -> None:
+        self.requests.flush()
+        self.replies.flush()
+
+    def cut(self) -> None:
+        self.proxy.links.discard(self)
+        for pipe in (self.requests, self.replies):
+            pipe.waiting.clear()
+            pipe.other = None
+        for pipe in (self.requests, self.replies):
+            if pipe.source is not None:
+                reset(pipe.source)
+
+    def passes(self, way: Way, data: bytes) -> None:
+        if way == "requests" and self.proxy.wants_to_drop(data):
+            self.drops = True
+
+    def swallows(self, way: Way) -> bool:
+        """Whether this is the answer that gets lost; if so, the link is cut."""
+        if way == "requests" or not self.drops:
+            return False
+        self.cut()
+        self.proxy.count_drop()
+        return True
+
+
+class Proxy:
+    """`with Proxy(server.port) as proxy:` and then connect to `proxy.port` instead."""
+
+    def __init__(self, port: int, host: str = "127.0.0.1") -> None:
+        self._target = (host, port)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
+        self._listener: asyncio.Server | None = None
+        self._held: set[Way] = set()
+        self._drop_after: bytes = b""
+        self._to_drop = 0
+        self._dropped = threading.Semaphore(0)
+        self.links: set[_Link] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.port = 0
+
+    # --- life -----------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def start(self) -> None:
+        self._thread.start()
+        self.accept()
+
+    def close(self) -> None:
+        """Reset what is open and end. It cannot be started again."""
+        if self._thread.is_alive():
+            self.refuse()
+            self.cut()
+            self._do(self._settle)
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+        self._loop.close()
+
+    # --- controls -------------------------------------------------------------------------------
+
+    def cut(self) -> None:
+        """Reset every open connection, on both sides. New ones are welcome."""
+
+        def cut_all() -> None:
+            for link in tuple(self.links):
+                link.cut()
+
+        self._call(cut_all)
+
+    def drop_replies(self, after: bytes = b"", times: int = 1) -> None:
+        """Lose acknowledgements: the server gets the request, the client a reset for an answer.
+
+        Counts from the next request that has `after` in it, such as b"COMMIT"; `times` of them.
+        """
+
+        def arm() -> None:
+            self._drop_after, self._to_drop = after, times
+
+        self._call(arm)
+
+    def wait_until_dropped(self, seconds: float = _SECONDS) -> None:
+        """Wait until one more reply was lost: the server has done its work by then."""
+        if not self._dropped.acquire(timeout=seconds):
+            raise ServerFailed(f"no reply was lost within {seconds:g} s")
+
+    def hold(self, *ways: Way) -> None:
+        """Let nothing through until `resume`, on both ways or on the one given."""
+        self._call(lambda: self._held.update(ways or ("requests", "replies")))
+
+    def wait_until_held(self, way: Way = "requests", seconds: float = _SECONDS) -> None:
+        """Wait until something is being held back on that way."""
+
+        def something() -> bool:
+            return any(getattr(link, way).waiting for link in self.links)
+
+        wait_until(lambda: self._call(something), f"{way} are held", seconds)
+
+    def resume(self) -> None:
+        def flush() -> None:
+            self._held.clear()
+            for link in tuple(self.links):
+                link.flush()
+
+        self._call(flush)
+
+    def refuse(self) -> None:
+        """Refuse new connections. Those that are open stay."""
+
+        async def stop_listening() -> None:
+            if self._listener is None:
+                return
+            for door in self._listener.sockets:
+                self._loop.remove_reader(door.fileno())
+            # Those being taken just now are taken first: a server that closes meanwhile forgets
+            # them, and nobody would close them.
+            taking = asyncio.all_tasks() - {asyncio.current_task()} - self._tasks
+            if taking:
+                await asyncio.wait(taking, timeout=_SECONDS)
+            self._listener.close()
+            self._listener = None
+
+        self._do(stop_listening)
+
+    def accept(self) -> None:
+        """Take connections again, on the same port."""
+
+        async def listen() -> None:
+            if self._listener is None:
+                self._listener = await self._loop.create_server(
+                    self._welcome, "127.0.0.1", self.port, reuse_address=True
+                )
+                self.port = self._listener.sockets[0].getsockname()[1]
+
+        self._do(listen)
+
+    def heal(self) -> None:
+        """As new: nothing is lost, held or refused any more."""
+        self.drop_replies(times=0)
+        self.resume()
+        self.accept()
+
+    @property
+    def connections(self) -> int:
+        return self._call(lambda: len(self.links))
+
+    # --- for the links, on the loop's thread ----------------------------------------------------
+
+    def holds(self, way: Way) -> bool:
+        return way in self._held
+
+    def wants_to_drop(self, request: bytes) -> bool:
+        if self._to_drop == 0 or self._drop_after not in request:
+            return False
+        self._to_drop -= 1
+        return True
+
+    def count_drop(self) -> None:
+        self._dropped.release()
+
+    def _welcome(self) -> asyncio.Protocol:
+        link = _Link(self)
+        task = self._loop.create_task(link.connect(*self._target))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return link.requests
+
+    async def _settle(self) -> None:
+        for task in tuple(self._tasks):
+            task.cancel()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # closed transports say goodbye to their protocols in the first
+
+    # --- crossing to it -------------------------------------------------------------------------
+
+    def _call(self, function: Callable[[], Result]) -> Result:
+        async def called() -> Result:
+            return function()
+
+        return self._do(called)
+
+    def _do(self, make: Callable[[], Coroutine[None, None, Result]]) -> Result:
+        return asyncio.run_coroutine_threadsafe(make(), self._loop).result(_SECONDS)
+
+
+def reset(transport: asyncio.Transport) -> None:
+    """Close with a reset, as when the other machine has vanished and come back."""
+    sock = transport.get_extra_info("socket")
+    if sock is not None and not transport.is_closing():
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+    transport.abort()
