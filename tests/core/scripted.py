@@ -9,9 +9,18 @@ from tests.core.making import ASKED, FENCE, ID, ME
 
 from oncekey.core.attempt_flow import attempt
 from oncekey.core.commands import Claimed, Reply
-from oncekey.core.effects import Answer, Ask, Call, Grant, RunBody, Sleep, Task, Verdict
+from oncekey.core.effects import (
+    ApplyCommand,
+    AttemptOutcome,
+    CommandResult,
+    Effect,
+    Grant,
+    RunBody,
+    Sleep,
+    Task,
+)
 from oncekey.core.errors import StoreUnavailable
-from oncekey.core.policy import STORE_TIMEOUT_DEFAULT_US, Terms
+from oncekey.core.policy import STORE_TIMEOUT_DEFAULT_US, PolicyTimes
 
 C = TypeVar("C")
 
@@ -29,7 +38,7 @@ def task(
     recoverable: bool = False,
     store_timeout: int = STORE_TIMEOUT_DEFAULT_US,
 ) -> Task:
-    terms = Terms(LEASE, KEEP, 0, wait, retry_safe, store_timeout=store_timeout)
+    terms = PolicyTimes(LEASE, KEEP, 0, wait, retry_safe, store_timeout=store_timeout)
     return Task(ID, ME, ASKED, terms, recoverable, "acct", "charge", "")
 
 
@@ -49,12 +58,12 @@ def running(**terms: Any) -> Script:
 class Script:
     """A flow, the ask it stands at, and the caller's clock."""
 
-    def __init__(self, flow: Generator[Ask, object, Any]) -> None:
+    def __init__(self, flow: Generator[Effect, object, Any]) -> None:
         self._flow = flow
         self.now = 0
         self.ended = False
         self.result: Any = None
-        self.ask: Ask | None = None
+        self.ask: Effect | None = None
         self.send(None)
 
     def send(self, answer: object) -> None:
@@ -70,14 +79,14 @@ class Script:
 
     def command(self, kind: type[C]) -> C:
         """The command it wants to send."""
-        command = self.expect(Call).command
+        command = self.expect(ApplyCommand).command
         assert isinstance(command, kind), f"sends {command}"
         return command
 
     def reply(self, reply: Reply | StoreUnavailable, *, took: int = 0) -> None:
-        self.expect(Call)
+        self.expect(ApplyCommand)
         sent_at, self.now = self.now, self.now + took
-        self.send(Answer(reply, sent_at, self.now))
+        self.send(CommandResult(reply, sent_at, self.now))
 
     def sleep(self) -> Sleep:
         """Let the time pass that it asks for."""
@@ -89,7 +98,7 @@ class Script:
     def grant(self) -> Grant:
         return self.expect(RunBody).grant
 
-    def verdict(self) -> Verdict:
+    def verdict(self) -> AttemptOutcome:
         assert self.ended, f"still asks {self.ask}"
-        assert isinstance(self.result, Verdict)
+        assert isinstance(self.result, AttemptOutcome)
         return self.result

@@ -26,7 +26,15 @@ from oncekey.core.commands import (
     Resolve,
     Unsure,
 )
-from oncekey.core.effects import Answer, Call, Grant, Recover, Recovered, Sleep, Verdict
+from oncekey.core.effects import (
+    ApplyCommand,
+    AttemptOutcome,
+    CommandResult,
+    Grant,
+    Recover,
+    Recovered,
+    Sleep,
+)
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.events import Fact
 from oncekey.core.record import State, Step
@@ -58,18 +66,18 @@ def test_i5_the_deadline_counts_from_the_sending_of_the_claim() -> None:
 @pytest.mark.parametrize(
     ("reply", "verdict"),
     [
-        (REPLAY, Verdict(Fact.REPLAYED, b"stored", State.SUCCEEDED, 2, FENCE, 77)),
-        (Different(1), Verdict(Fact.MISMATCH, version=1)),
-        (Different(9), Verdict(Fact.MISMATCH, version=9)),
-        (Unsure(record(State.UNKNOWN)), Verdict(Fact.UNKNOWN, fence=FENCE)),
-        (Busy(4_000), Verdict(Fact.IN_FLIGHT, retry_after=4_000)),
-        (Lost(), Verdict(Fact.LOST)),
-        (REFUSED, Verdict(Fact.UNAVAILABLE, error=REFUSED)),
+        (REPLAY, AttemptOutcome(Fact.REPLAYED, b"stored", State.SUCCEEDED, 2, FENCE, 77)),
+        (Different(1), AttemptOutcome(Fact.MISMATCH, version=1)),
+        (Different(9), AttemptOutcome(Fact.MISMATCH, version=9)),
+        (Unsure(record(State.UNKNOWN)), AttemptOutcome(Fact.UNKNOWN, fence=FENCE)),
+        (Busy(4_000), AttemptOutcome(Fact.IN_FLIGHT, retry_after=4_000)),
+        (Lost(), AttemptOutcome(Fact.LOST)),
+        (REFUSED, AttemptOutcome(Fact.UNAVAILABLE, error=REFUSED)),
     ],
     ids=lambda value: type(value).__name__,
 )
 def test_what_each_reply_comes_to_without_running_anything(
-    reply: Reply | StoreUnavailable, verdict: Verdict
+    reply: Reply | StoreUnavailable, verdict: AttemptOutcome
 ) -> None:
     script = Script(attempt(task()))
     script.reply(reply)
@@ -101,18 +109,20 @@ def test_i9_the_pauses_between_claims_grow_and_nobody_is_watched() -> None:
 def test_i9_only_a_claim_that_was_sent_must_have_a_reply_of_its_own() -> None:
     """A failure that was another claim's leaves nothing behind; one's own may have been applied."""
     script = Script(attempt(task()))
-    script.send(Answer(MAYBE, 0, 0, shared=True))
+    script.send(CommandResult(MAYBE, 0, 0, shared=True))
     script.sleep()
-    assert script.expect(Call).repeated is False
+    assert script.expect(ApplyCommand).repeated is False
     script.reply(MAYBE)
     script.sleep()
-    assert script.expect(Call).repeated is True
+    assert script.expect(ApplyCommand).repeated is True
     nothing_sent = Script(attempt(task()))
     for tries in range(CLAIM_TRIES):
-        nothing_sent.send(Answer(MAYBE, 0, 0, shared=True))
+        nothing_sent.send(CommandResult(MAYBE, 0, 0, shared=True))
         if tries < CLAIM_TRIES - 1:
             nothing_sent.sleep()
-    assert nothing_sent.verdict() == Verdict(Fact.UNAVAILABLE, error=MAYBE), "nothing to give back"
+    assert nothing_sent.verdict() == AttemptOutcome(Fact.UNAVAILABLE, error=MAYBE), (
+        "nothing to give back"
+    )
 
 
 @pytest.mark.parametrize("reply", [Done(), Lost(), MAYBE, REFUSED], ids=str)
@@ -125,7 +135,7 @@ def test_a_claim_that_never_was_answered_is_given_back(reply: Reply | StoreUnava
     assert script.command(Release) == Release(ID, ME, None)
     script.reply(reply)
     leftover = Release(ID, ME, None) if isinstance(reply, StoreUnavailable) else None
-    assert script.verdict() == Verdict(Fact.UNAVAILABLE, error=MAYBE, leftover=leftover)
+    assert script.verdict() == AttemptOutcome(Fact.UNAVAILABLE, error=MAYBE, leftover=leftover)
 
 
 @pytest.mark.parametrize("unclear", range(1, CLAIM_TRIES))
@@ -138,7 +148,7 @@ def test_a_clear_failure_after_an_unclear_one_gives_the_claim_back_too(unclear: 
     script.reply(REFUSED)
     assert script.command(Release) == Release(ID, ME, None)
     script.reply(Done())
-    assert script.verdict() == Verdict(Fact.UNAVAILABLE, error=REFUSED)
+    assert script.verdict() == AttemptOutcome(Fact.UNAVAILABLE, error=REFUSED)
 
 
 # --- waiting ----------------------------------------------------------------------------------
@@ -166,7 +176,7 @@ def test_waiting_ends_exactly_with_wait() -> None:
         if not script.ended:
             script.sleep()
     assert script.now == SECOND
-    assert script.verdict() == Verdict(Fact.WAIT_TIMEOUT, retry_after=123)
+    assert script.verdict() == AttemptOutcome(Fact.WAIT_TIMEOUT, retry_after=123)
 
 
 def test_the_wait_counts_from_the_first_sending() -> None:
@@ -228,7 +238,7 @@ def test_a_key_decided_by_somebody_else_meanwhile_is_claimed_again_too() -> None
 def test_recovery_that_finds_nothing_leaves_it_unknown() -> None:
     script = recovering()
     script.send(None)
-    assert script.verdict() == Verdict(Fact.UNKNOWN, fence=FENCE)
+    assert script.verdict() == AttemptOutcome(Fact.UNKNOWN, fence=FENCE)
 
 
 def test_recovery_is_asked_once_only() -> None:
@@ -236,7 +246,7 @@ def test_recovery_is_asked_once_only() -> None:
     script.send(FOUND)
     script.reply(Done())
     script.reply(UNSURE)
-    assert script.verdict() == Verdict(Fact.UNKNOWN, fence=FENCE)
+    assert script.verdict() == AttemptOutcome(Fact.UNKNOWN, fence=FENCE)
 
 
 def test_without_recover_nobody_is_asked() -> None:
@@ -252,7 +262,7 @@ def test_resolving_is_repeated_and_then_given_up() -> None:
         script.command(Resolve)
         script.reply(MAYBE)
         script.sleep()
-    assert script.verdict() == Verdict(Fact.UNKNOWN, fence=FENCE)
+    assert script.verdict() == AttemptOutcome(Fact.UNKNOWN, fence=FENCE)
 
 
 def test_i9_a_lost_reply_to_resolve_is_asked_for_again() -> None:

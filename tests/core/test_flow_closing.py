@@ -26,12 +26,12 @@ from oncekey.core.commands import (
     Seen,
 )
 from oncekey.core.effects import (
-    Call,
+    ApplyCommand,
+    AttemptOutcome,
     Overtaken,
     Raised,
     Returned,
     Sleep,
-    Verdict,
 )
 from oncekey.core.errors import LeaseLost, NotStarted, StoreUnavailable, Terminal
 from oncekey.core.events import Fact
@@ -52,7 +52,7 @@ def test_i13_the_outcome_is_stored_before_there_is_a_verdict() -> None:
     assert script.command(Finish) == Finish(ID, ME, FENCE, SUCCEEDED, b"answer")
     assert not script.ended
     script.reply(Done())
-    assert script.verdict() == Verdict(Fact.FINISHED, b"answer", SUCCEEDED, 2, FENCE, KEEP)
+    assert script.verdict() == AttemptOutcome(Fact.FINISHED, b"answer", SUCCEEDED, 2, FENCE, KEEP)
 
 
 def test_what_was_not_kept_goes_along_raw() -> None:
@@ -86,7 +86,7 @@ def test_i4_finish_is_repeated_for_the_stores_timeout_whatever_the_deadline(
     assert script.now == STORE_TIMEOUT_DEFAULT_US
     assert pauses[:3] == [RETRY_FIRST_US, 2 * RETRY_FIRST_US, 4 * RETRY_FIRST_US]
     assert max(pauses) <= RETRY_MAX_US
-    assert script.verdict() == Verdict(
+    assert script.verdict() == AttemptOutcome(
         Fact.UNAVAILABLE, b"answer", raw=raw, error=failure, leftover=first, unrecorded=True
     )
 
@@ -167,7 +167,7 @@ def test_the_bodys_own_error_is_raised_again(
     script.send(Raised(error, LEASE))
     script.command(kind)
     script.reply(Done())
-    assert script.verdict() == Verdict(fact, b"", FAILED, 2, FENCE, error=error)
+    assert script.verdict() == AttemptOutcome(fact, b"", FAILED, 2, FENCE, error=error)
 
 
 def test_the_bodys_own_error_says_more_than_the_stores() -> None:
@@ -186,18 +186,18 @@ WON = record(SUCCEEDED, owner=b"winner", fence=FENCE + 1, attempt=3)
 @pytest.mark.parametrize(
     ("seen", "verdict"),
     [
-        (Seen(WON, NOW), Verdict(Fact.REPLAYED, b"stored", SUCCEEDED, 3, FENCE + 1, 990)),
+        (Seen(WON, NOW), AttemptOutcome(Fact.REPLAYED, b"stored", SUCCEEDED, 3, FENCE + 1, 990)),
         (
             Seen(WON._replace(state=FAILED), NOW),
-            Verdict(Fact.REPLAYED, b"stored", FAILED, 3, FENCE + 1, 990),
+            AttemptOutcome(Fact.REPLAYED, b"stored", FAILED, 3, FENCE + 1, 990),
         ),
-        (Seen(WON._replace(state=UNKNOWN), NOW), Verdict(Fact.UNKNOWN, fence=FENCE + 1)),
-        (Seen(record(), NOW), Verdict(Fact.LOST)),
-        (Seen(record(State.ABSENT), NOW), Verdict(Fact.LOST)),
-        (Seen(WON._replace(fingerprint=ELSE), NOW), Verdict(Fact.LOST)),
-        (Seen(WON, WON.expires_at), Verdict(Fact.LOST)),
-        (Seen(None, NOW), Verdict(Fact.LOST)),
-        (MAYBE, Verdict(Fact.LOST)),
+        (Seen(WON._replace(state=UNKNOWN), NOW), AttemptOutcome(Fact.UNKNOWN, fence=FENCE + 1)),
+        (Seen(record(), NOW), AttemptOutcome(Fact.LOST)),
+        (Seen(record(State.ABSENT), NOW), AttemptOutcome(Fact.LOST)),
+        (Seen(WON._replace(fingerprint=ELSE), NOW), AttemptOutcome(Fact.LOST)),
+        (Seen(WON, WON.expires_at), AttemptOutcome(Fact.LOST)),
+        (Seen(None, NOW), AttemptOutcome(Fact.LOST)),
+        (MAYBE, AttemptOutcome(Fact.LOST)),
     ],
     ids=[
         "winner succeeded",
@@ -213,7 +213,7 @@ WON = record(SUCCEEDED, owner=b"winner", fence=FENCE + 1, attempt=3)
 )
 @pytest.mark.parametrize("how", ["finish", "release", "heartbeat"])
 def test_i2_who_lost_gets_the_winners_outcome_if_there_is_one(
-    how: str, seen: Reply | StoreUnavailable, verdict: Verdict
+    how: str, seen: Reply | StoreUnavailable, verdict: AttemptOutcome
 ) -> None:
     script = running()
     if how == "heartbeat":
@@ -226,7 +226,7 @@ def test_i2_who_lost_gets_the_winners_outcome_if_there_is_one(
     if how == "finish":  # its own answer goes along where there is no other
         verdict = verdict._replace(unrecorded=True)
         if verdict.fact in (Fact.LOST, Fact.UNKNOWN):
-            verdict = Verdict(Fact.LOST, b"mine", unrecorded=True)
+            verdict = AttemptOutcome(Fact.LOST, b"mine", unrecorded=True)
     assert script.verdict() == verdict
 
 
@@ -238,7 +238,7 @@ def test_an_interruption_reaches_the_caller_whoever_won(how: str) -> None:
     else:
         script.send(Raised(STOP, LEASE))
         script.reply(Lost())
-    assert script.verdict() == Verdict(Fact.LOST, error=STOP)
+    assert script.verdict() == AttemptOutcome(Fact.LOST, error=STOP)
 
 
 def test_an_error_of_an_overtaken_body_gives_way_to_the_winners_outcome() -> None:
@@ -279,13 +279,13 @@ def test_arguments_on_record_are_not_written_again() -> None:
 
 def test_without_its_arguments_on_record_nothing_runs_and_the_key_is_free() -> None:
     script = with_arguments()
-    while not isinstance(script.expect(Call).command, Release):
+    while not isinstance(script.expect(ApplyCommand).command, Release):
         script.reply(MAYBE)
         if isinstance(script.ask, Sleep):
             script.sleep()
     assert script.command(Release) == Release(ID, ME, FENCE)
     script.reply(Done())
-    assert script.verdict() == Verdict(Fact.UNAVAILABLE, error=MAYBE)
+    assert script.verdict() == AttemptOutcome(Fact.UNAVAILABLE, error=MAYBE)
 
 
 def test_who_is_overtaken_before_its_arguments_are_on_record_gets_the_winners_outcome() -> None:

@@ -24,12 +24,12 @@ from oncekey.core.commands import (
     Unsure,
 )
 from oncekey.core.effects import (
-    Call,
-    Extended,
-    Late,
+    ApplyCommand,
+    AttemptOutcome,
+    DeadlineExtended,
     Returned,
     Sleep,
-    Verdict,
+    StartedTooLate,
 )
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.events import Fact
@@ -53,7 +53,7 @@ def test_a_body_begins_only_with_some_of_its_lease_left() -> None:
 def test_a_late_start_renews_first_and_counts_from_there() -> None:
     script = running()
     script.now = LEASE
-    script.send(Late(FRESH))
+    script.send(StartedTooLate(FRESH))
     assert script.command(Renew) == Renew(ID, ME, FENCE, LEASE)
     script.reply(Done(), took=SECOND)
     assert script.grant().deadline == 2 * LEASE, "from when the renewal was sent"
@@ -64,13 +64,13 @@ def test_a_late_start_renews_first_and_counts_from_there() -> None:
 def test_a_late_start_whose_claim_is_gone_claims_anew_and_never_runs_beside_the_other() -> None:
     """Given up as unknown, it is freed first: nobody else ran, and nothing happened here."""
     script = running()
-    script.send(Late(FRESH))
+    script.send(StartedTooLate(FRESH))
     script.reply(Lost())
     assert script.command(Release) == Release(ID, ME, FENCE)
     script.reply(Lost())
     assert script.command(Claim).owner == FRESH
     script.reply(Busy(7))
-    assert script.verdict() == Verdict(Fact.IN_FLIGHT, retry_after=7)
+    assert script.verdict() == AttemptOutcome(Fact.IN_FLIGHT, retry_after=7)
 
 
 @pytest.mark.parametrize("how", [Done(), Lost(), REFUSED], ids=str)
@@ -78,16 +78,16 @@ def test_a_store_too_slow_to_begin_anything_ends_with_nothing_run(how: Any) -> N
     script = running()
     bodies = 0
     while not script.ended:
-        if isinstance(script.ask, Call) and isinstance(script.ask.command, Renew):
+        if isinstance(script.ask, ApplyCommand) and isinstance(script.ask.command, Renew):
             script.reply(how)
-        elif isinstance(script.ask, Call) and isinstance(script.ask.command, Claim):
+        elif isinstance(script.ask, ApplyCommand) and isinstance(script.ask.command, Claim):
             script.reply(Claimed(FENCE + bodies, 1, ()))
-        elif isinstance(script.ask, Call):
+        elif isinstance(script.ask, ApplyCommand):
             script.reply(Done())
         else:
             script.grant()
             bodies += 1
-            script.send(Late(FRESH))
+            script.send(StartedTooLate(FRESH))
     assert bodies == (1 if how is REFUSED else LATE_TRIES)
     verdict = script.verdict()
     assert verdict.fact is Fact.UNAVAILABLE
@@ -101,13 +101,13 @@ def test_a_store_too_slow_to_begin_anything_ends_with_nothing_run(how: Any) -> N
 def test_a_claim_that_cannot_be_given_back_is_left_to_be_offered_on() -> None:
     """Else the key ends unknown although its caller was told that nothing ran."""
     script = running()
-    script.send(Late(FRESH))
+    script.send(StartedTooLate(FRESH))
     script.reply(REFUSED)
     release = script.command(Release)
     script.reply(REFUSED)
     assert script.verdict().leftover == release
     gone = running()
-    gone.send(Late(FRESH))
+    gone.send(StartedTooLate(FRESH))
     gone.reply(Lost())
     gone.reply(REFUSED)
     assert gone.verdict().leftover == release, "not claimed anew: the old one must be freed first"
@@ -184,7 +184,7 @@ def test_a_heartbeat_renews_at_a_third_of_the_lease() -> None:
         assert script.command(Renew) == Renew(ID, ME, FENCE, LEASE)
         sent_at = script.now
         script.reply(Done(), took=number)
-        assert script.expect(Extended).deadline == sent_at + LEASE, "from the sending (I5)"
+        assert script.expect(DeadlineExtended).deadline == sent_at + LEASE, "from the sending (I5)"
         script.send(None)
     assert not script.ended
 
@@ -232,7 +232,7 @@ def test_the_heartbeat_of_what_nobody_may_take_over_outlasts_its_store() -> None
         script.reply(MAYBE)
         assert script.sleep().us >= 1
     script.reply(Done())
-    assert script.expect(Extended).deadline == script.now + LEASE
+    assert script.expect(DeadlineExtended).deadline == script.now + LEASE
 
 
 def test_a_failing_renewal_is_repeated_sooner_until_the_deadline() -> None:
@@ -254,7 +254,7 @@ def test_after_a_failure_and_a_success_the_beat_is_regular_again() -> None:
     script.reply(MAYBE)
     script.sleep()
     script.reply(Done())
-    assert script.expect(Extended).deadline == BEAT + BEAT // 4 + LEASE
+    assert script.expect(DeadlineExtended).deadline == BEAT + BEAT // 4 + LEASE
     script.send(None)
     assert script.sleep().us == BEAT
 

@@ -43,74 +43,74 @@ from oncekey.core.commands import (
 )
 from oncekey.core.record import Record, State, Step
 from oncekey.core.state_machine import _next, decide, has_ended, is_expired, state_now
-from oncekey.core.transitions import FINISH_EVENTS, RESOLVE_EVENTS, TRANSITIONS, Event
+from oncekey.core.transitions import FINISH_EVENTS, RESOLVE_EVENTS, TRANSITIONS, Trigger
 
 ABSENT, PENDING = State.ABSENT, State.PENDING
 SUCCEEDED, FAILED, UNKNOWN = State.SUCCEEDED, State.FAILED, State.UNKNOWN
 
 # The whole machine, written down a second time: a change of the table must be meant.
 EXPECTED = {
-    ABSENT: {Event.CLAIM: PENDING},
+    ABSENT: {Trigger.CLAIM: PENDING},
     PENDING: {
-        Event.CLAIM_AGAIN: PENDING,
-        Event.TAKE_OVER: PENDING,
-        Event.GIVE_UP: UNKNOWN,
-        Event.RENEW: PENDING,
-        Event.SAVE_STEP: PENDING,
-        Event.SUCCEED: SUCCEEDED,
-        Event.FAIL: FAILED,
-        Event.INTERRUPT: UNKNOWN,
-        Event.RELEASE: ABSENT,
-        Event.EXPIRE: ABSENT,
+        Trigger.CLAIM_AGAIN: PENDING,
+        Trigger.TAKE_OVER: PENDING,
+        Trigger.GIVE_UP: UNKNOWN,
+        Trigger.RENEW: PENDING,
+        Trigger.SAVE_STEP: PENDING,
+        Trigger.SUCCEED: SUCCEEDED,
+        Trigger.FAIL: FAILED,
+        Trigger.INTERRUPT: UNKNOWN,
+        Trigger.RELEASE: ABSENT,
+        Trigger.EXPIRE: ABSENT,
     },
-    SUCCEEDED: {Event.EXPIRE: ABSENT},
-    FAILED: {Event.EXPIRE: ABSENT},
+    SUCCEEDED: {Trigger.EXPIRE: ABSENT},
+    FAILED: {Trigger.EXPIRE: ABSENT},
     UNKNOWN: {
-        Event.SUCCEED: SUCCEEDED,
-        Event.FAIL: FAILED,
-        Event.RELEASE: ABSENT,
-        Event.RESOLVE_SUCCEEDED: SUCCEEDED,
-        Event.RESOLVE_FAILED: FAILED,
-        Event.RESOLVE_FREE: ABSENT,
-        Event.EXPIRE: ABSENT,
+        Trigger.SUCCEED: SUCCEEDED,
+        Trigger.FAIL: FAILED,
+        Trigger.RELEASE: ABSENT,
+        Trigger.RESOLVE_SUCCEEDED: SUCCEEDED,
+        Trigger.RESOLVE_FAILED: FAILED,
+        Trigger.RESOLVE_FREE: ABSENT,
+        Trigger.EXPIRE: ABSENT,
     },
 }
 
 # Which events a command may be. Expiring is nobody's command: time does it.
-EVENTS_OF: dict[type[object], set[Event]] = {
-    Claim: {Event.CLAIM, Event.CLAIM_AGAIN, Event.TAKE_OVER, Event.GIVE_UP},
+EVENTS_OF: dict[type[object], set[Trigger]] = {
+    Claim: {Trigger.CLAIM, Trigger.CLAIM_AGAIN, Trigger.TAKE_OVER, Trigger.GIVE_UP},
     Finish: set(FINISH_EVENTS.values()),
-    Renew: {Event.RENEW},
-    Release: {Event.RELEASE},
-    SaveStep: {Event.SAVE_STEP},
+    Renew: {Trigger.RENEW},
+    Release: {Trigger.RELEASE},
+    SaveStep: {Trigger.SAVE_STEP},
     Resolve: set(RESOLVE_EVENTS.values()),
     Look: set(),
 }
 
 LAPSED: dict[str, Any] = {"lease_until": NOW}
-CASES: list[tuple[Event, Record | None, Command]] = [
-    (Event.CLAIM, None, claim()),
-    (Event.CLAIM, record(ABSENT), claim()),
-    (Event.CLAIM_AGAIN, record(owner=ME), claim()),
-    (Event.TAKE_OVER, record(retry_safe=True, **LAPSED), claim(retry_safe=True)),
-    (Event.GIVE_UP, record(**LAPSED), claim()),
-    (Event.RENEW, record(), renew()),
-    (Event.SAVE_STEP, record(), save_step()),
-    (Event.SUCCEED, record(), finish(state=SUCCEEDED)),
-    (Event.FAIL, record(), finish(state=FAILED)),
-    (Event.INTERRUPT, record(), finish(state=UNKNOWN)),
-    (Event.RELEASE, record(), release()),
-    (Event.SUCCEED, record(UNKNOWN), finish(state=SUCCEEDED)),
-    (Event.FAIL, record(UNKNOWN), finish(state=FAILED)),
-    (Event.RELEASE, record(UNKNOWN, body=b""), release()),
-    (Event.RESOLVE_SUCCEEDED, record(UNKNOWN), resolve(state=SUCCEEDED)),
-    (Event.RESOLVE_FAILED, record(UNKNOWN), resolve(state=FAILED)),
-    (Event.RESOLVE_FREE, record(UNKNOWN), resolve(state=ABSENT)),
+CASES: list[tuple[Trigger, Record | None, Command]] = [
+    (Trigger.CLAIM, None, claim()),
+    (Trigger.CLAIM, record(ABSENT), claim()),
+    (Trigger.CLAIM_AGAIN, record(owner=ME), claim()),
+    (Trigger.TAKE_OVER, record(retry_safe=True, **LAPSED), claim(retry_safe=True)),
+    (Trigger.GIVE_UP, record(**LAPSED), claim()),
+    (Trigger.RENEW, record(), renew()),
+    (Trigger.SAVE_STEP, record(), save_step()),
+    (Trigger.SUCCEED, record(), finish(state=SUCCEEDED)),
+    (Trigger.FAIL, record(), finish(state=FAILED)),
+    (Trigger.INTERRUPT, record(), finish(state=UNKNOWN)),
+    (Trigger.RELEASE, record(), release()),
+    (Trigger.SUCCEED, record(UNKNOWN), finish(state=SUCCEEDED)),
+    (Trigger.FAIL, record(UNKNOWN), finish(state=FAILED)),
+    (Trigger.RELEASE, record(UNKNOWN, body=b""), release()),
+    (Trigger.RESOLVE_SUCCEEDED, record(UNKNOWN), resolve(state=SUCCEEDED)),
+    (Trigger.RESOLVE_FAILED, record(UNKNOWN), resolve(state=FAILED)),
+    (Trigger.RESOLVE_FREE, record(UNKNOWN), resolve(state=ABSENT)),
 ]
 
 
-@pytest.mark.parametrize(("state", "event"), list(itertools.product(State, Event)))
-def test_every_pair_of_state_and_event_is_as_written_down(state: State, event: Event) -> None:
+@pytest.mark.parametrize(("state", "event"), list(itertools.product(State, Trigger)))
+def test_every_pair_of_state_and_event_is_as_written_down(state: State, event: Trigger) -> None:
     expected = EXPECTED[state].get(event)
     if expected is not None:
         assert TRANSITIONS[state, event] is expected
@@ -122,12 +122,12 @@ def test_every_pair_of_state_and_event_is_as_written_down(state: State, event: E
 
 def test_the_table_cannot_be_changed_at_run_time() -> None:
     with pytest.raises(TypeError):
-        TRANSITIONS[SUCCEEDED, Event.RENEW] = PENDING  # type: ignore[index]
+        TRANSITIONS[SUCCEEDED, Trigger.RENEW] = PENDING  # type: ignore[index]
 
 
 @pytest.mark.parametrize(("event", "before", "command"), CASES)
 def test_each_event_leads_where_the_table_says(
-    event: Event, before: Record | None, command: Command
+    event: Trigger, before: Record | None, command: Command
 ) -> None:
     write = decide(before, command, NOW).write
     assert write is not None
@@ -135,7 +135,7 @@ def test_each_event_leads_where_the_table_says(
 
 
 def test_each_event_of_the_table_has_a_case_above() -> None:
-    assert {event for event, _, _ in CASES} == set(Event) - {Event.EXPIRE}
+    assert {event for event, _, _ in CASES} == set(Trigger) - {Trigger.EXPIRE}
 
 
 @pytest.mark.parametrize("state", [PENDING, SUCCEEDED, FAILED, UNKNOWN])

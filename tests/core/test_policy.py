@@ -21,7 +21,7 @@ from oncekey.core.policy import (
     OPTION_NAMES,
     WAIT_MAX_US,
     Policy,
-    Terms,
+    PolicyTimes,
 )
 
 SECOND = 1_000_000
@@ -34,7 +34,7 @@ def us(count: int) -> timedelta:
 def test_the_defaults_are_the_safe_ones() -> None:
     policy = Policy()
     day = 86_400 * SECOND
-    assert policy.terms == Terms(
+    assert policy.terms == PolicyTimes(
         30 * SECOND, day, 7 * day, 0, retry_safe=False, recover_settle=30 * SECOND
     )
     assert policy.require is Level.BEST_EFFORT
@@ -44,7 +44,7 @@ def test_the_defaults_are_the_safe_ones() -> None:
 
 def test_terms_are_what_was_asked_in_microseconds() -> None:
     policy = Policy(lease="2s", keep=timedelta(hours=1), audit="0s", wait="250ms", retry_safe=True)
-    assert policy.terms == Terms(
+    assert policy.terms == PolicyTimes(
         2 * SECOND, 3_600 * SECOND, 0, 250_000, retry_safe=True, recover_settle=2 * SECOND
     )
 

@@ -7,7 +7,16 @@ from tests.core.making import FENCE, ID, ME, NOW, record
 from tests.core.scripted import LEASE, MAYBE, REFUSED, SECOND, Script, grant
 
 from oncekey.core.commands import Done, Look, Lost, SaveStep, Seen
-from oncekey.core.effects import Call, Nothing, Probe, Raised, Returned, RunStep, Sleep, StepVerdict
+from oncekey.core.effects import (
+    ApplyCommand,
+    Probe,
+    ProbeFoundNothing,
+    Raised,
+    Returned,
+    RunStep,
+    Sleep,
+    StepOutcome,
+)
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.record import Step
 from oncekey.core.step_flow import RETRY_FIRST_US, UNSAVED, StepPlan, step
@@ -22,7 +31,7 @@ RESULT = SaveStep(ID, ME, FENCE, "pay", True, b"paid")
 
 def test_a_finished_step_is_not_run_again() -> None:
     script = Script(step(grant(), LEASE, PLAN, Step("pay", True, b"paid", 1)))
-    assert script.result == StepVerdict(b"paid")
+    assert script.result == StepOutcome(b"paid")
 
 
 def test_a_step_is_intent_then_run_then_result() -> None:
@@ -33,7 +42,7 @@ def test_a_step_is_intent_then_run_then_result() -> None:
     script.send(Returned(b"paid", LEASE, raw="r", kept=False))
     assert script.command(SaveStep) == SaveStep(ID, ME, FENCE, "pay", True, b"paid")
     script.reply(Done())
-    assert script.result == StepVerdict(b"paid", "r", False, called=True)
+    assert script.result == StepOutcome(b"paid", "r", False, called=True)
 
 
 def test_a_step_met_unfinished_writes_its_intent_again_and_runs() -> None:
@@ -55,21 +64,21 @@ def running(plan: StepPlan = PLAN) -> Script:
 def test_a_raising_step_records_nothing() -> None:
     script = running()
     script.send(Raised(PLAIN, LEASE))
-    assert script.result == StepVerdict(error=PLAIN, called=True)
+    assert script.result == StepOutcome(error=PLAIN, called=True)
 
 
 @pytest.mark.parametrize("saved", [None, BEGUN], ids=["first", "again"])
 def test_a_step_of_an_overtaken_attempt_is_not_called(saved: Step | None) -> None:
     script = Script(step(grant(), LEASE, PLAN, saved))
     script.reply(Lost())
-    assert script.result == StepVerdict(lost=True)
+    assert script.result == StepOutcome(lost=True)
 
 
 def test_a_result_of_an_overtaken_attempt_is_not_recorded() -> None:
     script = running()
     script.send(Returned(b"paid", LEASE))
     script.reply(Lost())
-    assert script.result == StepVerdict(lost=True, called=True)
+    assert script.result == StepOutcome(lost=True, called=True)
 
 
 def test_saving_a_step_is_repeated_until_the_deadline() -> None:
@@ -83,7 +92,7 @@ def test_saving_a_step_is_repeated_until_the_deadline() -> None:
             pauses.append(script.sleep().us)
     assert script.now == SECOND
     assert pauses[:2] == [RETRY_FIRST_US, 2 * RETRY_FIRST_US]
-    assert script.result == StepVerdict(error=MAYBE, unrecorded=True)
+    assert script.result == StepOutcome(error=MAYBE, unrecorded=True)
 
 
 def test_the_result_of_a_step_is_saved_until_the_deadline_of_that_moment() -> None:
@@ -101,8 +110,8 @@ def test_the_result_of_a_step_is_saved_until_the_deadline_of_that_moment() -> No
 def test_the_body_of_a_step_never_runs_before_its_intent_is_on_record() -> None:
     script = Script(step(grant(), LEASE, PLAN, None))
     for _ in range(5):
-        assert isinstance(script.ask, (Call, Sleep))
-        if isinstance(script.ask, Call):
+        assert isinstance(script.ask, (ApplyCommand, Sleep))
+        if isinstance(script.ask, ApplyCommand):
             script.reply(MAYBE)
         else:
             script.sleep()
@@ -116,7 +125,7 @@ def test_i14_a_step_in_doubt_whose_result_is_there_is_not_called_again() -> None
     script = Script(step(grant(), LEASE, PLAN, BEGUN._replace(at=UNSAVED)))
     assert script.command(Look) == Look(ID)
     script.reply(Seen(record(steps=(Step("pay", True, b"paid", NOW),)), NOW))
-    assert script.result == StepVerdict(b"paid")
+    assert script.result == StepOutcome(b"paid")
 
 
 def test_i11_a_step_in_doubt_writes_its_intent_before_it_counts_from_it() -> None:
@@ -166,13 +175,13 @@ def test_what_the_probe_finds_is_recorded_and_nothing_is_called() -> None:
     script.send(Returned(b"paid", LEASE))
     assert script.command(SaveStep) == RESULT
     script.reply(Done())
-    assert script.result == StepVerdict(b"paid")
+    assert script.result == StepOutcome(b"paid")
 
 
 def test_a_no_is_believed_once_the_call_has_had_its_time() -> None:
     script = probing(begun=NOW, now=NOW + 10 * SECOND)
     script.expect(Probe)
-    script.send(Nothing(LEASE))
+    script.send(ProbeFoundNothing(LEASE))
     # The intent again, with a new time: from here on another call is under way.
     assert script.command(SaveStep) == INTENT
     script.reply(Done())
@@ -182,22 +191,22 @@ def test_a_no_is_believed_once_the_call_has_had_its_time() -> None:
 def test_a_no_is_not_believed_while_the_call_may_be_under_way() -> None:
     script = probing(begun=NOW, now=NOW + 4 * SECOND)
     script.expect(Probe)
-    script.send(Nothing(LEASE))
+    script.send(ProbeFoundNothing(LEASE))
     assert script.sleep().us == 6 * SECOND
     # It slept less (waiters are spread): the store's clock decides, not the sleep.
     look(script, NOW, NOW + 10 * SECOND - 1)
     script.expect(Probe)
-    script.send(Nothing(LEASE))
+    script.send(ProbeFoundNothing(LEASE))
     script.sleep()
     look(script, NOW, NOW + 10 * SECOND)
     script.expect(Probe)
-    script.send(Nothing(LEASE))
+    script.send(ProbeFoundNothing(LEASE))
     assert script.command(SaveStep) == INTENT
 
 
 def test_a_call_that_arrived_late_is_found_by_the_later_probe() -> None:
     script = probing(begun=NOW, now=NOW + 4 * SECOND)
-    script.send(Nothing(LEASE))
+    script.send(ProbeFoundNothing(LEASE))
     script.sleep()
     look(script, NOW, NOW + 11 * SECOND)
     script.expect(Probe)
@@ -208,13 +217,13 @@ def test_a_call_that_arrived_late_is_found_by_the_later_probe() -> None:
 def test_the_clock_is_read_before_the_other_side_is_asked() -> None:
     """Asked first, a call that arrives between the two would be missed."""
     script = Script(step(grant(), LEASE, PROBED, BEGUN))
-    script.expect(Call)
+    script.expect(ApplyCommand)
 
 
 def test_after_a_long_wait_the_deadline_is_that_of_the_moment() -> None:
     script = Script(step(grant(), SECOND, PROBED, BEGUN))
     look(script, NOW, NOW)
-    script.send(Nothing(60 * SECOND))
+    script.send(ProbeFoundNothing(60 * SECOND))
     script.sleep()  # ten seconds, in which heartbeats have held the lease
     script.reply(MAYBE)
     script.expect(Sleep)
@@ -223,7 +232,7 @@ def test_after_a_long_wait_the_deadline_is_that_of_the_moment() -> None:
 def test_a_probe_that_raises_ends_the_step_unfinished() -> None:
     script = probing()
     script.send(Raised(PLAIN, LEASE))
-    assert script.result == StepVerdict(error=PLAIN)
+    assert script.result == StepOutcome(error=PLAIN)
 
 
 @pytest.mark.parametrize("told", [MAYBE, REFUSED], ids=["no answer", "refused"])
@@ -234,11 +243,11 @@ def test_without_the_stores_clock_nothing_is_asked_or_called(told: StoreUnavaila
         script.reply(told)
         if not script.ended:
             script.sleep()
-    assert script.result == StepVerdict(error=told, unrecorded=True)
+    assert script.result == StepOutcome(error=told, unrecorded=True)
 
 
 def test_an_overtaken_attempt_that_waited_for_a_probe_calls_nothing() -> None:
     script = probing(now=NOW + 20 * SECOND)
-    script.send(Nothing(LEASE))
+    script.send(ProbeFoundNothing(LEASE))
     script.reply(Lost())
-    assert script.result == StepVerdict(lost=True)
+    assert script.result == StepOutcome(lost=True)

@@ -11,13 +11,13 @@ from contextvars import ContextVar
 from typing import Any
 
 from oncekey.core.commands import Command, Done, Renew, Reply
-from oncekey.core.effects import Answer, Grant
+from oncekey.core.effects import CommandResult, Grant
 from oncekey.core.identity import Identities
 from oncekey.core.policy import Policy
-from oncekey.engine.aio.heartbeat import AsyncHeart
+from oncekey.engine.aio.heartbeat import AsyncHeartbeat
 from oncekey.engine.aio.once import AsyncOnce
 from oncekey.engine.attempt_base import AttemptBase
-from oncekey.engine.blocking.heartbeat import Heart
+from oncekey.engine.blocking.heartbeat import Heartbeat
 from oncekey.engine.clock import Clock, SystemClock, Timer
 from oncekey.stores.memory import AsyncMemoryStore
 from oncekey.testing.sync_facade import turn_until
@@ -68,12 +68,12 @@ class Scene:
         self.clock = Hand()
         self.renewed: list[bytes] = []
         clock: Any = self.clock
-        self.heart = AsyncHeart(clock, self.answer)
+        self.heart = AsyncHeartbeat(clock, self.answer)
 
-    async def answer(self, command: Command) -> Answer:
+    async def answer(self, command: Command) -> CommandResult:
         assert isinstance(command, Renew)
         self.renewed.append(command.id)
-        return Answer(Done(), self.clock.time, self.clock.time)
+        return CommandResult(Done(), self.clock.time, self.clock.time)
 
     def attempt(self, name: bytes, *, lease: int = 30 * SECOND) -> AttemptBase:
         """An attempt claimed now, which the heart watches."""
@@ -231,12 +231,12 @@ def test_so_does_the_heartbeat() -> None:
         clock: Clock = Impatient()
         ended = asyncio.Event()
 
-        async def answer(command: Command) -> Answer:
+        async def answer(command: Command) -> CommandResult:
             seen.append(request.get("nobody's"))
             ended.set()
-            return Answer(Done(), clock.now(), clock.now())
+            return CommandResult(Done(), clock.now(), clock.now())
 
-        heart = AsyncHeart(clock, answer)
+        heart = AsyncHeartbeat(clock, answer)
         identities = Identities()
         grant = Grant(b"a", b"o", 1, 1, 10, clock.now() + 10, (), False)
         attempt = AttemptBase(
@@ -265,7 +265,7 @@ def test_a_heartbeat_survives_whatever_the_store_raises() -> None:
         scene = Scene()
         answer, raised = scene.heart._answer, [RuntimeError("a bug"), OSError("a socket")]
 
-        async def failing(command: Command) -> Answer:
+        async def failing(command: Command) -> CommandResult:
             if raised:
                 raise raised.pop(0)
             return await answer(command)
@@ -289,13 +289,13 @@ def test_the_thread_that_keeps_attempts_alive_survives_whatever_is_raised() -> N
     clock = SystemClock()
     raised: list[Exception] = [RuntimeError("a bug"), OSError("a socket")]
 
-    def answer_many(commands: Sequence[Command]) -> list[Answer]:
+    def answer_many(commands: Sequence[Command]) -> list[CommandResult]:
         if raised:
             raise raised.pop(0)
         renewed.set()
-        return [Answer(Done(), clock.now(), clock.now()) for _ in commands]
+        return [CommandResult(Done(), clock.now(), clock.now()) for _ in commands]
 
-    heart = Heart(answer_many, clock)
+    heart = Heartbeat(answer_many, clock)
     attempt = _attempt(clock, 30 * SECOND)
     attempt._grant = attempt._grant._replace(deadline=clock.now() + SECOND)  # due for long
     heart.watch(attempt)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from oncekey.core.commands import Claim, Command, Done, Finish, Look, Release, Renew, Reply
-from oncekey.core.effects import Answer
+from oncekey.core.effects import CommandResult
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.policy import Policy
 from oncekey.core.record import State
@@ -79,7 +79,7 @@ def send(
     todo: Sequence[Todo],
     fails: Callable[[Sequence[Command]], Exception | None] = lambda commands: None,
     **options: Any,
-) -> tuple[list[list[Command]], list[Answer]]:
+) -> tuple[list[list[Command]], list[CommandResult]]:
     """The batches of a crowd that queued up behind one command, and each one's answer."""
     store = Held(fails)
     if kind == "threads":
@@ -95,7 +95,7 @@ def send(
             answers = [future.result(PATIENCE) for future in futures]
             return store.batches[1:], answers
 
-    async def main() -> list[Answer]:
+    async def main() -> list[CommandResult]:
         coalescer = AsyncCoalescer(store.apply_async, **options)
         tasks = [asyncio.create_task(coalescer.answer(Look(b"first"), lambda: None))]
         await turn_until(lambda: len(store.batches) == 1)

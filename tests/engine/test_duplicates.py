@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from oncekey.core.commands import Busy, Claim, Claimed, Different, Done, Finish, Replay, Unsure
-from oncekey.core.effects import Answer
+from oncekey.core.effects import CommandResult
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.record import State
 from oncekey.core.state_machine import decide
@@ -224,16 +224,16 @@ def test_after_a_fork_nobody_waits_and_the_lock_is_free() -> None:
 
 def test_i3_an_end_is_handed_over_as_it_was_stored_and_never_outlives_its_record() -> None:
     end, claim = AttemptEnd(), One(b"a").claim
-    end.claimed(claim, Answer(Claimed(7, 2, ()), 0, 0))
+    end.claimed(claim, CommandResult(Claimed(7, 2, ()), 0, 0))
     finish = Finish(ID, b"a", 7, State.FAILED, b"error")
-    end.answered(finish, Answer(StoreUnavailable("gone"), 0, 5))
+    end.answered(finish, CommandResult(StoreUnavailable("gone"), 0, 5))
     assert end.outcome is None
-    end.answered(finish, Answer(Done(), 10, 40))
+    end.answered(finish, CommandResult(Done(), 10, 40))
     assert end.outcome == Replay(State.FAILED, b"error", 2, 7, 100 - 30)
 
 
 def test_an_attempt_that_ended_unknown_answers_no_duplicate() -> None:
     end = AttemptEnd()
-    end.claimed(One(b"a").claim, Answer(Claimed(7, 1, ()), 0, 0))
-    end.answered(Finish(ID, b"a", 7, State.UNKNOWN, b""), Answer(Done(), 0, 0))
+    end.claimed(One(b"a").claim, CommandResult(Claimed(7, 1, ()), 0, 0))
+    end.answered(Finish(ID, b"a", 7, State.UNKNOWN, b""), CommandResult(Done(), 0, 0))
     assert end.outcome is None

@@ -9,7 +9,7 @@ import pytest
 from tests.core.making import record
 
 from oncekey.core.codec import JSON, Tombstone, pack_error, pack_value, unpack
-from oncekey.core.effects import Grant, Verdict
+from oncekey.core.effects import AttemptOutcome, Grant
 from oncekey.core.errors import ConfigurationError, InvalidKey, NotReplayable, OperationFailed
 from oncekey.core.events import Fact, Notice
 from oncekey.core.guarantees import Guarantee, Level
@@ -43,12 +43,12 @@ def job(kernel: Kernel, request: Any = None, **options: Any) -> Job:
     return kernel.job("charge", "k", "acct", request, None, options)
 
 
-def finished(value: Any, **changes: Any) -> Verdict:
-    verdict = Verdict(Fact.FINISHED, pack_value(JSON, value), State.SUCCEEDED, 1, 7, 10**12)
+def finished(value: Any, **changes: Any) -> AttemptOutcome:
+    verdict = AttemptOutcome(Fact.FINISHED, pack_value(JSON, value), State.SUCCEEDED, 1, 7, 10**12)
     return verdict._replace(**changes)
 
 
-def conclude(kernel: Kernel, begun: Job, verdict: Verdict) -> Result[Any]:
+def conclude(kernel: Kernel, begun: Job, verdict: AttemptOutcome) -> Result[Any]:
     return kernel.conclude(begun, verdict, kernel.settle(begun, verdict))
 
 
@@ -240,7 +240,7 @@ def test_i3_a_finished_outcome_is_replayed_without_the_store() -> None:
 def test_a_stored_failure_is_replayed_without_the_store() -> None:
     kernel = made()
     body = pack_error(ValueError("no"))
-    verdict = Verdict(Fact.REPLAYED, body, State.FAILED, 1, 7, 10**12)
+    verdict = AttemptOutcome(Fact.REPLAYED, body, State.FAILED, 1, 7, 10**12)
     with pytest.raises(OperationFailed) as first:
         conclude(kernel, job(kernel), verdict)
     with pytest.raises(OperationFailed) as again:
@@ -308,14 +308,14 @@ def test_only_finished_outcomes_are_remembered(fact: Fact) -> None:
 def test_the_bodys_own_error_is_raised_again_and_not_remembered() -> None:
     kernel, own = made(), ValueError("no")
     with pytest.raises(ValueError) as caught:
-        conclude(kernel, job(kernel), Verdict(Fact.FINISHED, state=State.FAILED, error=own))
+        conclude(kernel, job(kernel), AttemptOutcome(Fact.FINISHED, state=State.FAILED, error=own))
     assert caught.value is own
     assert len(kernel.cache) == 0
 
 
 def test_an_empty_stored_outcome_is_told_as_unreadable() -> None:
     kernel = made()
-    verdict = Verdict(Fact.REPLAYED, b"", State.SUCCEEDED, 1, 7, 10**12)
+    verdict = AttemptOutcome(Fact.REPLAYED, b"", State.SUCCEEDED, 1, 7, 10**12)
     with pytest.raises(NotReplayable, match="empty or cut short"):
         conclude(kernel, job(kernel), verdict)
 

@@ -13,7 +13,7 @@ from oncekey.core.commands import Reply
 from oncekey.core.errors import ConfigurationError, StoreUnavailable
 from oncekey.core.guarantees import Guarantee, Level
 from oncekey.core.policy import Policy
-from oncekey.core.store import AsyncEnlisted, Enlisted, Unfinished
+from oncekey.core.store import AsyncCallerTransaction, CallerTransaction, Unfinished
 from oncekey.engine.aio.once import AsyncOnce
 from oncekey.engine.blocking.once import Once
 from oncekey.stores.memory import AsyncMemoryStore, MemoryStore
@@ -69,7 +69,7 @@ class LazyStore(_Lazy):
     def unfinished(self, after: int, limit: int, /) -> Unfinished:
         return self.memory.unfinished(after, limit)
 
-    def enlist(self, connection: Any, /) -> Enlisted:
+    def enlist(self, connection: Any, /) -> CallerTransaction:
         return _EnlistedLazy(self)
 
     def close(self) -> None:
@@ -103,7 +103,7 @@ class AsyncLazyStore(_Lazy):
     async def unfinished(self, after: int, limit: int, /) -> Unfinished:
         return self.memory.unfinished(after, limit)
 
-    def enlist(self, connection: Any, /) -> AsyncEnlisted:
+    def enlist(self, connection: Any, /) -> AsyncCallerTransaction:
         return _AsyncEnlistedLazy(self)
 
     async def close(self) -> None:

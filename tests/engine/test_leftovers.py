@@ -10,10 +10,10 @@ import pytest
 
 from oncekey import AsyncOnce, Once, Policy
 from oncekey.core.commands import Claim, Command, Done, Finish, Lost, Release, Reply
-from oncekey.core.effects import Answer
+from oncekey.core.effects import CommandResult
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.record import State
-from oncekey.engine.aio.deferred_writes import AsyncOffering
+from oncekey.engine.aio.deferred_writes import AsyncDeferredWriter
 from oncekey.engine.batch import BATCH_BYTES_MAX, size_of
 from oncekey.engine.blocking.coalescer import Coalescer
 from oncekey.engine.deferred_writes import (
@@ -22,7 +22,7 @@ from oncekey.engine.deferred_writes import (
     LEFTOVERS_MAX,
     OFFER_EVERY_US,
     RELEASE_AGAIN_US,
-    Leftovers,
+    DeferredWrites,
 )
 from oncekey.stores.memory import AsyncMemoryStore, MemoryStore
 from oncekey.testing.fake_clock import FakeClock
@@ -134,13 +134,13 @@ def test_a_leftover_the_store_chokes_on_keeps_no_other_from_being_offered() -> N
         clock = FakeClock()
         taken: list[Command] = []
 
-        async def answer(offered: Command) -> Answer:
+        async def answer(offered: Command) -> CommandResult:
             if offered == command(1):
                 raise ValueError("choked")
             taken.append(offered)
-            return Answer(Done(), 0, clock.now())
+            return CommandResult(Done(), 0, clock.now())
 
-        offering = AsyncOffering(answer, clock)
+        offering = AsyncDeferredWriter(answer, clock)
         offering.add(command(1))
         for number in (2, 3):
             offering.add(command(number))
@@ -178,39 +178,39 @@ def finish(number: int, size: int = 0) -> Finish:
 
 
 def test_a_release_that_finds_nothing_is_made_once_more() -> None:
-    left = Leftovers()
+    left = DeferredWrites()
     left.add(command(1), 0)
-    left.take(command(1), Answer(Lost(), 0, 10))
+    left.take(command(1), CommandResult(Lost(), 0, 10))
     assert left.due(10 + RELEASE_AGAIN_US - 1) == []
     assert left.due(10 + RELEASE_AGAIN_US) == [command(1)]
-    left.take(command(1), Answer(Lost(), 0, 20))
+    left.take(command(1), CommandResult(Lost(), 0, 20))
     assert len(left) == 0
 
 
 def test_leftovers_are_bounded_in_number_and_time() -> None:
-    left = Leftovers()
+    left = DeferredWrites()
     for number in range(LEFTOVERS_MAX + 1):
         left.add(command(number), number)
     assert len(left) == LEFTOVERS_MAX
     assert command(0) not in left.due(0) + left.due(10**9)
-    left.take(command(1), Answer(DOWN, 0, 0))
-    left.take(command(2), Answer(Done(), 0, 0))
+    left.take(command(1), CommandResult(DOWN, 0, 0))
+    left.take(command(2), CommandResult(Done(), 0, 0))
     assert len(left) == LEFTOVERS_MAX - 1
     assert left.due(LEFTOVER_KEPT_US + LEFTOVERS_MAX) == []
     left.add(finish(1), 0)
-    left.take(finish(1), Answer(StoreUnavailable("closed", final=True), 0, 0))
+    left.take(finish(1), CommandResult(StoreUnavailable("closed", final=True), 0, 0))
     assert len(left) == 0
 
 
 def test_leftovers_are_bounded_by_bytes_too() -> None:
     """Large outcomes of a long outage must not fill the memory; small ones stay."""
-    left = Leftovers()
+    left = DeferredWrites()
     left.add(command(1), 0)
     size = LEFTOVERS_BYTES_MAX // 4
     for number in range(6):
         left.add(finish(number, size), 0)
         left.add(finish(number, size), 0)  # again: counted once
     assert left.due(0) == [command(1), *(finish(number, size) for number in (2, 3, 4, 5))]
-    left.take(finish(5, size), Answer(Done(), 0, 0))
+    left.take(finish(5, size), CommandResult(Done(), 0, 0))
     left.add(finish(7, size), 0)
     assert len(left) == 5

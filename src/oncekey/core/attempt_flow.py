@@ -35,11 +35,11 @@ from oncekey.core.commands import (
     Unsure,
 )
 from oncekey.core.effects import (
-    Answer,
-    Ask,
-    Call,
+    ApplyCommand,
+    AttemptOutcome,
+    CommandResult,
+    Effect,
     Grant,
-    Late,
     Overtaken,
     Raised,
     Recover,
@@ -47,8 +47,8 @@ from oncekey.core.effects import (
     Returned,
     RunBody,
     Sleep,
+    StartedTooLate,
     Task,
-    Verdict,
 )
 from oncekey.core.errors import LeaseLost, NotStarted, StoreUnavailable, Terminal
 from oncekey.core.events import Fact
@@ -68,7 +68,7 @@ POLL_FIRST_US: Final = 25_000
 POLL_GROWTH_PERCENT: Final = 160
 POLL_MAX_US: Final = 250_000
 
-Flow = Generator[Ask, object, Verdict]
+Flow = Generator[Effect, object, AttemptOutcome]
 
 
 def attempt(task: Task) -> Flow:
@@ -84,7 +84,7 @@ def attempt(task: Task) -> Flow:
         reply = answer.reply
         if isinstance(reply, Claimed):
             ended = yield from _run(task, reply, answer.sent_at)
-            if isinstance(ended, Verdict):
+            if isinstance(ended, AttemptOutcome):
                 return ended
             # The claim was gone before the body could begin: whoever has the key now decides.
             late += 1
@@ -99,11 +99,11 @@ def attempt(task: Task) -> Flow:
             if left <= 0:
                 waited = task.terms.wait > 0
                 fact = Fact.WAIT_TIMEOUT if waited else Fact.IN_FLIGHT
-                return Verdict(fact, retry_after=reply.remaining)
+                return AttemptOutcome(fact, retry_after=reply.remaining)
             yield Sleep(min(pause, left), watch=task.id, most=left)
             pause = min(pause * POLL_GROWTH_PERCENT // 100, POLL_MAX_US)
         elif isinstance(reply, Different):
-            return Verdict(Fact.MISMATCH, version=reply.version)
+            return AttemptOutcome(Fact.MISMATCH, version=reply.version)
         elif isinstance(reply, Unsure):
             if reply.record.owner == task.owner:
                 # Our own claim, whose reply was lost for longer than its lease: nothing ran.
@@ -117,19 +117,19 @@ def attempt(task: Task) -> Flow:
             if decided is State.UNKNOWN:
                 left = first_sent + task.terms.wait - answer.at
                 if left < unsettled:
-                    return Verdict(Fact.IN_FLIGHT, retry_after=unsettled)
+                    return AttemptOutcome(Fact.IN_FLIGHT, retry_after=unsettled)
                 yield Sleep(unsettled, watch=task.id, most=unsettled)
                 continue
             may_recover = False
             if decided is None:
-                return Verdict(Fact.UNKNOWN, fence=reply.record.fence)
+                return AttemptOutcome(Fact.UNKNOWN, fence=reply.record.fence)
         elif isinstance(reply, StoreUnavailable):
-            return Verdict(Fact.UNAVAILABLE, error=reply, leftover=leftover)
+            return AttemptOutcome(Fact.UNAVAILABLE, error=reply, leftover=leftover)
         else:
-            return Verdict(Fact.LOST)
+            return AttemptOutcome(Fact.LOST)
 
 
-def _claim(task: Task) -> Generator[Ask, object, tuple[Answer, Release | None]]:
+def _claim(task: Task) -> Generator[Effect, object, tuple[CommandResult, Release | None]]:
     """Claim, and claim again with the same owner where the reply may have been lost (I9). Where the
     store gave no answer and the claim may be there, also what takes it back once it does."""
     claim = Claim(
@@ -150,8 +150,8 @@ def _claim(task: Task) -> Generator[Ask, object, tuple[Answer, Release | None]]:
     perhaps_held = False
     tries = CLAIM_TRIES
     while True:
-        answer = yield Call(claim, perhaps_held)
-        assert isinstance(answer, Answer)
+        answer = yield ApplyCommand(claim, perhaps_held)
+        assert isinstance(answer, CommandResult)
         if not isinstance(answer.reply, StoreUnavailable):
             return answer, None
         perhaps_held = perhaps_held or (answer.reply.ambiguous and not answer.shared)
@@ -167,7 +167,9 @@ def _claim(task: Task) -> Generator[Ask, object, tuple[Answer, Release | None]]:
     return answer, None
 
 
-def _run(task: Task, claimed: Claimed, sent_at: int) -> Generator[Ask, object, Verdict | Late]:
+def _run(
+    task: Task, claimed: Claimed, sent_at: int
+) -> Generator[Effect, object, AttemptOutcome | StartedTooLate]:
     """Run the body under the grant and close the key by what came of it. Late where the claim was
     lost before the body could begin."""
     # The store's lease began after the claim was sent, so counting from the sending makes the
@@ -189,10 +191,10 @@ def _run(task: Task, claimed: Claimed, sent_at: int) -> Generator[Ask, object, V
             return refused
     for _ in range(LATE_TRIES):
         result = yield RunBody(grant)
-        if not isinstance(result, Late):
+        if not isinstance(result, StartedTooLate):
             return (yield from close(task, grant, result))
-        answer = yield Call(Renew(grant.id, grant.owner, grant.fence, grant.lease))
-        assert isinstance(answer, Answer)
+        answer = yield ApplyCommand(Renew(grant.id, grant.owner, grant.fence, grant.lease))
+        assert isinstance(answer, CommandResult)
         if isinstance(answer.reply, Lost):
             # Taken over, or given up as unknown: then we are the witness that nothing happened.
             leftover = yield from give_back(grant.id, grant.owner, grant.fence)
@@ -208,7 +210,7 @@ def close(task: Task, grant: Grant, result: object) -> Flow:
     """Close the key by what came of the body: the end of `attempt`, and by itself where whoever
     drove that was interrupted."""
     if isinstance(result, Returned):
-        done = Verdict(
+        done = AttemptOutcome(
             Fact.FINISHED,
             result.body,
             State.SUCCEEDED,
@@ -223,7 +225,7 @@ def close(task: Task, grant: Grant, result: object) -> Flow:
     if isinstance(result, Raised):
         closing = closing_command(task, grant, result.error)
         fact = Fact.RELEASED if isinstance(closing, Release) else Fact.FINISHED
-        failed = Verdict(
+        failed = AttemptOutcome(
             fact,
             state=State.FAILED,
             attempt=grant.attempt,
@@ -232,10 +234,10 @@ def close(task: Task, grant: Grant, result: object) -> Flow:
         )
         return (yield from _close(task, closing, result.deadline, failed))
     assert isinstance(result, Overtaken)
-    return (yield from _lost(task, Verdict(Fact.LOST, error=result.error)))
+    return (yield from _lost(task, AttemptOutcome(Fact.LOST, error=result.error)))
 
 
-def _keep_arguments(task: Task, grant: Grant) -> Generator[Ask, object, Verdict | None]:
+def _keep_arguments(task: Task, grant: Grant) -> Generator[Effect, object, AttemptOutcome | None]:
     """Before the body begins: who finds this key abandoned can then run it to its end, and who
     finds it without them knows that nothing has happened. None where they are kept."""
     command = SaveStep(task.id, task.owner, grant.fence, ARGUMENTS, True, task.arguments)
@@ -243,14 +245,14 @@ def _keep_arguments(task: Task, grant: Grant) -> Generator[Ask, object, Verdict 
     if refused is None:
         return None
     release = Release(task.id, task.owner, grant.fence)
-    answer = yield Call(release)
-    assert isinstance(answer, Answer)
+    answer = yield ApplyCommand(release)
+    assert isinstance(answer, CommandResult)
     if refused.lost and isinstance(answer.reply, Lost):
-        return (yield from _lost(task, Verdict(Fact.LOST)))  # taken over
+        return (yield from _lost(task, AttemptOutcome(Fact.LOST)))  # taken over
     leftover = release if isinstance(answer.reply, StoreUnavailable) else None
     if refused.lost:  # given up as unknown, and we are the witness that nothing happened
         return too_slow(leftover)
-    return Verdict(Fact.UNAVAILABLE, error=refused.error, leftover=leftover)
+    return AttemptOutcome(Fact.UNAVAILABLE, error=refused.error, leftover=leftover)
 
 
 def closing_command(task: Task, grant: Grant, error: BaseException) -> Finish | Release:
@@ -268,7 +270,7 @@ def closing_command(task: Task, grant: Grant, error: BaseException) -> Finish | 
     return Finish(grant.id, grant.owner, grant.fence, state, pack_error(error))
 
 
-def _close(task: Task, command: Finish | Release, deadline: int, verdict: Verdict) -> Flow:
+def _close(task: Task, command: Finish | Release, deadline: int, verdict: AttemptOutcome) -> Flow:
     """Make the outcome durable before the caller sees it (I13); repeat until the caller has waited
     for as long as its terms say. Then it is left to be offered again. A release is of no use once
     the lease is over; a finish is taken whenever nobody else has decided the key."""
@@ -276,8 +278,8 @@ def _close(task: Task, command: Finish | Release, deadline: int, verdict: Verdic
     pause = RETRY_FIRST_US
     until = None
     while True:
-        answer = yield Call(command)
-        assert isinstance(answer, Answer)
+        answer = yield ApplyCommand(command)
+        assert isinstance(answer, CommandResult)
         if isinstance(answer.reply, Done):
             return verdict
         if isinstance(answer.reply, Lost):
@@ -291,7 +293,7 @@ def _close(task: Task, command: Finish | Release, deadline: int, verdict: Verdic
         if answer.at >= until or answer.reply.final:
             # The body's own error says more than ours; its answer goes along, unrecorded.
             error = verdict.error or answer.reply
-            return Verdict(
+            return AttemptOutcome(
                 Fact.UNAVAILABLE,
                 verdict.body,
                 raw=verdict.raw,
@@ -303,7 +305,7 @@ def _close(task: Task, command: Finish | Release, deadline: int, verdict: Verdic
         pause = min(pause * 2, RETRY_MAX_US)
 
 
-def _lost(task: Task, own: Verdict) -> Flow:
+def _lost(task: Task, own: AttemptOutcome) -> Flow:
     """Overtaken: our outcome was refused, so give the caller the winner's, if there is one; else
     its own goes along, unrecorded; and is offered on where the key is still its own after all (a
     transaction that decides it stood in the way, and may yet roll back).
@@ -312,9 +314,9 @@ def _lost(task: Task, own: Verdict) -> Flow:
     """
     unrecorded, leftover = own.unrecorded, None
     if own.error is not None and not isinstance(own.error, Exception):
-        return Verdict(Fact.LOST, error=own.error, unrecorded=unrecorded)
-    answer = yield Call(Look(task.id))
-    assert isinstance(answer, Answer)
+        return AttemptOutcome(Fact.LOST, error=own.error, unrecorded=unrecorded)
+    answer = yield ApplyCommand(Look(task.id))
+    assert isinstance(answer, CommandResult)
     seen = answer.reply
     if isinstance(seen, Seen) and seen.record is not None:
         record = seen.record
@@ -324,19 +326,21 @@ def _lost(task: Task, own: Verdict) -> Flow:
             won = Replay(record.state, record.body, record.attempt, record.fence, left)
             return _replayed(won)._replace(unrecorded=unrecorded)
         if same and record.state == State.UNKNOWN and not unrecorded:
-            return Verdict(Fact.UNKNOWN, fence=record.fence)
+            return AttemptOutcome(Fact.UNKNOWN, fence=record.fence)
         if is_undecided_of(record, own.leftover):
             leftover = own.leftover
-    return Verdict(Fact.LOST, own.body, raw=own.raw, unrecorded=unrecorded, leftover=leftover)
+    return AttemptOutcome(
+        Fact.LOST, own.body, raw=own.raw, unrecorded=unrecorded, leftover=leftover
+    )
 
 
-def _replayed(reply: Replay) -> Verdict:
-    return Verdict(
+def _replayed(reply: Replay) -> AttemptOutcome:
+    return AttemptOutcome(
         Fact.REPLAYED, reply.body, reply.state, reply.attempt, reply.fence, reply.expires_in
     )
 
 
-def recover(record: Record, *, settled: bool = True) -> Generator[Ask, object, State | None]:
+def recover(record: Record, *, settled: bool = True) -> Generator[Effect, object, State | None]:
     """Ask what became of an unknown key, and decide it: the state it was given. None where nobody
     can tell yet, or the store did not take it; PENDING where another one decided first, so that
     claiming tells; UNKNOWN where the answer is not believed yet: what has happened stays so, what
@@ -349,8 +353,8 @@ def recover(record: Record, *, settled: bool = True) -> Generator[Ask, object, S
         return State.UNKNOWN
     command = Resolve(record.id, record.fence, found.state, found.body, found.note)
     for _ in range(CLAIM_TRIES):
-        answer = yield Call(command)
-        assert isinstance(answer, Answer)
+        answer = yield ApplyCommand(command)
+        assert isinstance(answer, CommandResult)
         if isinstance(answer.reply, Lost):
             return State.PENDING
         if not isinstance(answer.reply, StoreUnavailable):

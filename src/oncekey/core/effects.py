@@ -10,21 +10,21 @@ from typing import NamedTuple
 from oncekey.core.commands import Command, Reply
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.events import Fact
-from oncekey.core.policy import Terms
+from oncekey.core.policy import PolicyTimes
 from oncekey.core.record import Record, State, Step
 
 # --- asks and their answers ----------------------------------------------------------------
 
 
-class Call(NamedTuple):
-    """Send one command to the store; answered by `Answer`. A claim that may have been applied
+class ApplyCommand(NamedTuple):
+    """Send one command to the store; answered by `CommandResult`. A claim that may have been applied
     already is `repeated`: then only its own reply will do, never a duplicate's."""
 
     command: Command
     repeated: bool = False
 
 
-class Answer(NamedTuple):
+class CommandResult(NamedTuple):
     """The reply or the failure, and when the command was sent and the answer came. `shared`: it
     was another claim's of the same key, this one was not sent."""
 
@@ -50,7 +50,7 @@ class Grant(NamedTuple):
 
 class RunBody(NamedTuple):
     """Run the user's function under this grant; answered by `Returned`, `Raised` or `Overtaken`,
-    or by `Late` where it was not begun."""
+    or by `StartedTooLate` where it was not begun."""
 
     grant: Grant
 
@@ -69,7 +69,7 @@ class Raised(NamedTuple):
     deadline: int
 
 
-class Late(NamedTuple):
+class StartedTooLate(NamedTuple):
     """The body was not begun: too little of the lease was left when its turn came. `owner` is a
     fresh token, for a claim anew where this one is gone."""
 
@@ -117,29 +117,29 @@ class RunStep(NamedTuple):
 
 class Probe(NamedTuple):
     """Ask the other side whether this step has happened; answered by `Returned` with what it did,
-    by `Raised`, or by `Nothing` for a definite no."""
+    by `Raised`, or by `ProbeFoundNothing` for a definite no."""
 
     name: str
 
 
-class Nothing(NamedTuple):
+class ProbeFoundNothing(NamedTuple):
     """It did not happen; `deadline` is the owner's now."""
 
     deadline: int
 
 
-class Extended(NamedTuple):
+class DeadlineExtended(NamedTuple):
     """The heartbeat held: the owner's new deadline. Answered by nothing."""
 
     deadline: int
 
 
-Ask = Call | RunBody | Sleep | Recover | RunStep | Probe | Extended
+Effect = ApplyCommand | RunBody | Sleep | Recover | RunStep | Probe | DeadlineExtended
 
 # --- what an attempt comes to --------------------------------------------------------------
 
 
-class Verdict(NamedTuple):
+class AttemptOutcome(NamedTuple):
     """How one attempt ended for its caller. `error` is the body's own, to be raised again;
     `version` is the fingerprint's of a key that belongs to another request; `leftover` is what the
     store did not take and is to be offered again after the caller has left; `unrecorded`: the body
@@ -167,7 +167,7 @@ class Task(NamedTuple):
     id: bytes
     owner: bytes
     fingerprint: bytes
-    terms: Terms
+    terms: PolicyTimes
     recoverable: bool = False
     scope: str = ""
     operation: str = ""
@@ -176,7 +176,7 @@ class Task(NamedTuple):
     arguments: bytes = b""
 
 
-class StepVerdict(NamedTuple):
+class StepOutcome(NamedTuple):
     """A step's packed result; or the error to raise in the body. `unrecorded`: the error is the
     store's. `called`: its function was, so its intent is on record."""
 

@@ -10,14 +10,14 @@ from collections.abc import Generator
 from typing import Final
 
 from oncekey.core.commands import Done, Look, Renew, Seen
-from oncekey.core.effects import Answer, Ask, Call, Extended, Grant, Sleep
+from oncekey.core.effects import ApplyCommand, CommandResult, DeadlineExtended, Effect, Grant, Sleep
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.late_owner import is_witness
 
 RENEWALS_PER_LEASE: Final = 3
 
 
-def heartbeat(grant: Grant) -> Generator[Ask, object, None]:
+def heartbeat(grant: Grant) -> Generator[Effect, object, None]:
     """Renew at a third of the lease until lost; returning means the claim is gone.
 
     A renewal that fails is repeated. When the deadline passes without one, the claim of a
@@ -31,11 +31,11 @@ def heartbeat(grant: Grant) -> Generator[Ask, object, None]:
     pause = beat
     while True:
         yield Sleep(pause)
-        answer = yield Call(renew)
-        assert isinstance(answer, Answer)
+        answer = yield ApplyCommand(renew)
+        assert isinstance(answer, CommandResult)
         if isinstance(answer.reply, Done):
             deadline = answer.sent_at + grant.lease
-            yield Extended(deadline)
+            yield DeadlineExtended(deadline)
             pause = beat
         elif isinstance(answer.reply, StoreUnavailable) and answer.at < deadline:
             pause = max(1, min(beat // 4, deadline - answer.at))
@@ -45,8 +45,8 @@ def heartbeat(grant: Grant) -> Generator[Ask, object, None]:
             pause = max(1, beat // 4)
         else:
             yield Sleep(1)
-            answer = yield Call(Look(grant.id))
-            assert isinstance(answer, Answer)
+            answer = yield ApplyCommand(Look(grant.id))
+            assert isinstance(answer, CommandResult)
             if isinstance(answer.reply, Seen) and not is_witness(answer.reply.record, grant):
                 return
             pause = beat

@@ -10,7 +10,7 @@ from collections.abc import Generator
 from typing import Final
 
 from oncekey.core.commands import Command, Finish, Release
-from oncekey.core.effects import Answer, Ask, Call, Grant, Verdict
+from oncekey.core.effects import ApplyCommand, AttemptOutcome, CommandResult, Effect, Grant
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.events import Fact
 from oncekey.core.record import Record, State
@@ -26,22 +26,24 @@ def starts_late(grant: Grant, now: int) -> bool:
     return now > grant.deadline - grant.lease // LATE_PART
 
 
-def too_slow(leftover: Release | None = None) -> Verdict:
+def too_slow(leftover: Release | None = None) -> AttemptOutcome:
     """Nothing ran; `leftover` is to be offered again, where the claim could not be given back."""
     error = StoreUnavailable(
         "the store answers so slowly that leases end before their operations can begin; nothing "
         "ran. Give them a longer lease, or the store less to do",
         ambiguous=False,
     )
-    return Verdict(Fact.UNAVAILABLE, error=error, leftover=leftover)
+    return AttemptOutcome(Fact.UNAVAILABLE, error=error, leftover=leftover)
 
 
-def give_back(id: bytes, owner: bytes, fence: int | None) -> Generator[Ask, object, Release | None]:
+def give_back(
+    id: bytes, owner: bytes, fence: int | None
+) -> Generator[Effect, object, Release | None]:
     """Free a key whose body has not begun: else it would be held, then unknown, though nothing
     happened. What is left to be offered again where the store does not answer."""
     release = Release(id, owner, fence)
-    answer = yield Call(release)
-    assert isinstance(answer, Answer)
+    answer = yield ApplyCommand(release)
+    assert isinstance(answer, CommandResult)
     return release if isinstance(answer.reply, StoreUnavailable) else None
 
 

@@ -26,7 +26,7 @@ MAX_BYTES_CAP = 256 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class PolicyTimes:
     """The durations of a policy in microseconds: what the flow and the stores read."""
 
     lease: int
@@ -71,7 +71,7 @@ class Policy:
     keep_unknown: Duration | None = None
     store_timeout: Duration = "10s"
     recover_settle: Duration | None = None
-    terms: Terms = field(init=False, repr=False, compare=False)
+    terms: PolicyTimes = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.retry_safe, bool):
@@ -81,7 +81,7 @@ class Policy:
         if not isinstance(self.max_bytes, int) or not 0 < self.max_bytes <= MAX_BYTES_CAP:
             raise ConfigurationError(f"max_bytes={self.max_bytes!r} must be 1 to {MAX_BYTES_CAP}")
         lease = _within("lease", self.lease, LEASE_MIN_US, LEASE_MAX_US)
-        terms = Terms(
+        terms = PolicyTimes(
             lease=lease,
             keep=_within("keep", self.keep, KEEP_MIN_US, KEEP_MAX_US),
             audit=_within("audit", self.audit, 0, KEEP_MAX_US),

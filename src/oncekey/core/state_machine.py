@@ -55,7 +55,7 @@ from oncekey.core.commands import (
 )
 from oncekey.core.fingerprint import version_of
 from oncekey.core.record import Record, State, Step
-from oncekey.core.transitions import FINISH_EVENTS, RESOLVE_EVENTS, TRANSITIONS, Event
+from oncekey.core.transitions import FINISH_EVENTS, RESOLVE_EVENTS, TRANSITIONS, Trigger
 
 ABSENT, PENDING = State.ABSENT, State.PENDING
 SUCCEEDED, FAILED, UNKNOWN = State.SUCCEEDED, State.FAILED, State.UNKNOWN
@@ -123,7 +123,7 @@ def state_now(record: Record | None, now: int) -> State:
     return record.state
 
 
-def _next(state: State, event: Event) -> State:
+def _next(state: State, event: Trigger) -> State:
     return TRANSITIONS[state, event]  # an unknown pair is a bug here: KeyError, nothing written
 
 
@@ -147,7 +147,7 @@ def _start(record: Record | None, claim: Claim, now: int, floor: int = 0) -> Dec
     # In the order of Record's fields: by position, because this is made for every first run.
     write = Record(
         claim.id,
-        _next(ABSENT, Event.CLAIM),
+        _next(ABSENT, Trigger.CLAIM),
         claim.fingerprint,
         claim.owner,
         fence,
@@ -184,7 +184,7 @@ def _mine(record: Record, claim: Claim, now: int) -> bool:
 
 def _again(record: Record, claim: Claim, now: int) -> Decision:
     write = record._replace(
-        state=_next(record.state, Event.CLAIM_AGAIN), lease_until=now + claim.lease
+        state=_next(record.state, Trigger.CLAIM_AGAIN), lease_until=now + claim.lease
     )
     return Decision(Claimed(record.fence, record.attempt, record.steps), write)
 
@@ -229,7 +229,7 @@ def _both_safe(record: Record, claim: Claim, now: int) -> bool:
 def _take_over(record: Record, claim: Claim, now: int) -> Decision:
     fence = next_fence(record, now)
     write = record._replace(
-        state=_next(record.state, Event.TAKE_OVER),
+        state=_next(record.state, Trigger.TAKE_OVER),
         owner=claim.owner,
         fence=fence,
         attempt=record.attempt + 1,
@@ -247,7 +247,7 @@ def _dead(record: Record, claim: Claim, now: int) -> bool:
 
 
 def _give_up(record: Record, claim: Claim, now: int) -> Decision:
-    write = record._replace(state=_next(record.state, Event.GIVE_UP), finished_at=now)
+    write = record._replace(state=_next(record.state, Trigger.GIVE_UP), finished_at=now)
     return Decision(Unsure(write, now), write)
 
 
@@ -310,7 +310,9 @@ def _renew(record: Record | None, command: Renew, now: int) -> Decision:
         return _LOST
     if record.state != PENDING:
         return _LOST
-    write = record._replace(state=_next(record.state, Event.RENEW), lease_until=now + command.lease)
+    write = record._replace(
+        state=_next(record.state, Trigger.RENEW), lease_until=now + command.lease
+    )
     return Decision(Done(), write)
 
 
@@ -323,7 +325,7 @@ def _release(record: Record | None, command: Release, now: int) -> Decision:
     # The freed record stays as a tombstone with its fence until it is swept: the next fence must
     # be higher even if the clock steps back, and a repeated release must be known for what it is.
     write = record._replace(
-        state=_next(record.state, Event.RELEASE), lease_until=now, finished_at=0
+        state=_next(record.state, Trigger.RELEASE), lease_until=now, finished_at=0
     )
     return Decision(Done(), write)
 
@@ -337,7 +339,7 @@ def _save_step(record: Record | None, command: SaveStep, now: int) -> Decision:
         return _DONE  # a finished step never changes; this is a repeat
     step = Step(command.name, command.done, command.body, now)
     others = tuple(old for old in record.steps if old.name != command.name)
-    write = record._replace(state=_next(record.state, Event.SAVE_STEP), steps=(*others, step))
+    write = record._replace(state=_next(record.state, Trigger.SAVE_STEP), steps=(*others, step))
     return Decision(Done(), write)
 
 

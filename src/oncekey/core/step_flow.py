@@ -15,17 +15,17 @@ from typing import Final, NamedTuple
 
 from oncekey.core.commands import Done, Look, Lost, SaveStep, Seen
 from oncekey.core.effects import (
-    Answer,
-    Ask,
-    Call,
+    ApplyCommand,
+    CommandResult,
+    Effect,
     Grant,
-    Nothing,
     Probe,
+    ProbeFoundNothing,
     Raised,
     Returned,
     RunStep,
     Sleep,
-    StepVerdict,
+    StepOutcome,
 )
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.record import Step
@@ -35,7 +35,7 @@ RETRY_FIRST_US: Final = 20_000
 RETRY_MAX_US: Final = 1_000_000
 _SETTLE_SLEEP_MIN_US: Final = 1_000
 
-Asking = Generator[Ask, object, StepVerdict | None]
+Asking = Generator[Effect, object, StepOutcome | None]
 
 
 class StepPlan(NamedTuple):
@@ -50,10 +50,10 @@ class StepPlan(NamedTuple):
 
 def step(
     grant: Grant, deadline: int, plan: StepPlan, saved: Step | None
-) -> Generator[Ask, object, StepVerdict]:
+) -> Generator[Effect, object, StepOutcome]:
     """`deadline` is the owner's at this moment; heartbeats have moved it since the grant."""
     if saved is not None and saved.done:
-        return StepVerdict(saved.body)
+        return StepOutcome(saved.body)
     intended = SaveStep(grant.id, grant.owner, grant.fence, plan.name, False, plan.intent)
     if saved is not None and saved.at == UNSAVED:
         known = yield from _known(grant, deadline, plan, intended)
@@ -61,7 +61,7 @@ def step(
             return known
     if saved is not None and plan.probed:
         found = yield from _probe(grant, deadline, plan)
-        if isinstance(found, StepVerdict):
+        if isinstance(found, StepOutcome):
             return found
         deadline = found
     # Also before it is called again: `settle` runs from the last call, and who was overtaken
@@ -78,41 +78,41 @@ def _known(grant: Grant, deadline: int, plan: StepPlan, intended: SaveStep) -> A
     """A step whose record is in doubt: its result, if that is there after all; else its intent is
     written down, so that there is a time to count from."""
     seen = yield from _look(grant, deadline)
-    if isinstance(seen, StepVerdict):
+    if isinstance(seen, StepOutcome):
         return seen
     for step in seen.record.steps if seen.record is not None else ():
         if step.name == plan.name and step.done:
-            return StepVerdict(step.body)
+            return StepOutcome(step.body)
     return (yield from save(intended, deadline))
 
 
-def _record(grant: Grant, name: str, result: object) -> Generator[Ask, object, StepVerdict]:
+def _record(grant: Grant, name: str, result: object) -> Generator[Effect, object, StepOutcome]:
     if isinstance(result, Raised):
-        return StepVerdict(error=result.error)
+        return StepOutcome(error=result.error)
     assert isinstance(result, Returned)
     done = SaveStep(grant.id, grant.owner, grant.fence, name, True, result.body)
     refused = yield from save(done, result.deadline)
     if refused is not None:
         return refused
-    return StepVerdict(result.body, result.raw, result.kept)
+    return StepOutcome(result.body, result.raw, result.kept)
 
 
 def _probe(
     grant: Grant, deadline: int, plan: StepPlan
-) -> Generator[Ask, object, StepVerdict | int]:
+) -> Generator[Effect, object, StepOutcome | int]:
     """What the other side says happened; the owner's deadline where it is certain that nothing
     did."""
     while True:
         # Looked at before asking: a call that arrives after the question was asked is then one
         # that had less than `settle` when we looked.
         seen = yield from _look(grant, deadline)
-        if isinstance(seen, StepVerdict):
+        if isinstance(seen, StepOutcome):
             return seen
         steps = seen.record.steps if seen.record is not None else ()
         at = max((step.at for step in steps if step.name == plan.name), default=0)
         left = at + plan.settle - seen.now
         result = yield Probe(plan.name)
-        if not isinstance(result, Nothing):
+        if not isinstance(result, ProbeFoundNothing):
             return (yield from _record(grant, plan.name, result))
         deadline = result.deadline
         if left <= 0:
@@ -120,16 +120,16 @@ def _probe(
         yield Sleep(max(left, _SETTLE_SLEEP_MIN_US))
 
 
-def _look(grant: Grant, deadline: int) -> Generator[Ask, object, Seen | StepVerdict]:
+def _look(grant: Grant, deadline: int) -> Generator[Effect, object, Seen | StepOutcome]:
     pause = RETRY_FIRST_US
     while True:
-        answer = yield Call(Look(grant.id))
-        assert isinstance(answer, Answer)
+        answer = yield ApplyCommand(Look(grant.id))
+        assert isinstance(answer, CommandResult)
         if isinstance(answer.reply, Seen):
             return answer.reply
         assert isinstance(answer.reply, StoreUnavailable)
         if answer.at >= deadline or answer.reply.final:
-            return StepVerdict(error=answer.reply, unrecorded=True)
+            return StepOutcome(error=answer.reply, unrecorded=True)
         yield Sleep(min(pause, deadline - answer.at))
         pause = min(pause * 2, RETRY_MAX_US)
 
@@ -138,14 +138,14 @@ def save(command: SaveStep, deadline: int) -> Asking:
     """None once the step is saved; what to tell the body where it could not be."""
     pause = RETRY_FIRST_US
     while True:
-        answer = yield Call(command)
-        assert isinstance(answer, Answer)
+        answer = yield ApplyCommand(command)
+        assert isinstance(answer, CommandResult)
         if isinstance(answer.reply, Done):
             return None
         if isinstance(answer.reply, Lost):
-            return StepVerdict(lost=True)
+            return StepOutcome(lost=True)
         assert isinstance(answer.reply, StoreUnavailable)
         if answer.at >= deadline or answer.reply.final:
-            return StepVerdict(error=answer.reply, unrecorded=True)
+            return StepOutcome(error=answer.reply, unrecorded=True)
         yield Sleep(min(pause, deadline - answer.at))
         pause = min(pause * 2, RETRY_MAX_US)

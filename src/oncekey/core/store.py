@@ -79,7 +79,7 @@ class Store(Protocol):
         with what is stored; it must not hold up claims. What is claimed at `now` may be committed
         later: the next `after` should be some time before it."""
 
-    def enlist(self, connection: Any, /) -> Enlisted:
+    def enlist(self, connection: Any, /) -> CallerTransaction:
         """This store's records inside the caller's own open transaction."""
 
     def close(self) -> None:
@@ -87,7 +87,7 @@ class Store(Protocol):
         waits for nothing: the next call opens what it needs."""
 
 
-class Enlisted(Protocol):
+class CallerTransaction(Protocol):
     """A store's records on the caller's connection: nothing here begins, commits or rolls back
     the caller's transaction; `undo` goes back to `mark` and no further.
 
@@ -134,11 +134,11 @@ class AsyncStore(Protocol):
     async def sweep(self, limit: int = SWEEP_LIMIT_DEFAULT, /) -> int: ...
     async def elect(self, token: bytes, lease: int, /) -> bool: ...
     async def unfinished(self, after: int, limit: int, /) -> Unfinished: ...
-    def enlist(self, connection: Any, /) -> AsyncEnlisted: ...
+    def enlist(self, connection: Any, /) -> AsyncCallerTransaction: ...
     async def close(self) -> None: ...
 
 
-class AsyncEnlisted(Protocol):
+class AsyncCallerTransaction(Protocol):
     """The same for asyncio."""
 
     async def apply(self, commands: Sequence[Command], /) -> list[Reply]: ...

@@ -16,7 +16,7 @@ ABSENT, PENDING = State.ABSENT, State.PENDING
 SUCCEEDED, FAILED, UNKNOWN = State.SUCCEEDED, State.FAILED, State.UNKNOWN
 
 
-class Event(enum.StrEnum):
+class Trigger(enum.StrEnum):
     """What can happen to a key."""
 
     CLAIM = "claim"
@@ -37,36 +37,36 @@ class Event(enum.StrEnum):
 
 TRANSITIONS: Final = MappingProxyType(
     {
-        (ABSENT, Event.CLAIM): PENDING,
-        (PENDING, Event.CLAIM_AGAIN): PENDING,
-        (PENDING, Event.TAKE_OVER): PENDING,
-        (PENDING, Event.GIVE_UP): UNKNOWN,
-        (PENDING, Event.RENEW): PENDING,
-        (PENDING, Event.SAVE_STEP): PENDING,
-        (PENDING, Event.SUCCEED): SUCCEEDED,
-        (PENDING, Event.FAIL): FAILED,
-        (PENDING, Event.INTERRUPT): UNKNOWN,
-        (PENDING, Event.RELEASE): ABSENT,
-        (UNKNOWN, Event.SUCCEED): SUCCEEDED,
-        (UNKNOWN, Event.FAIL): FAILED,
-        (UNKNOWN, Event.RELEASE): ABSENT,
-        (UNKNOWN, Event.RESOLVE_SUCCEEDED): SUCCEEDED,
-        (UNKNOWN, Event.RESOLVE_FAILED): FAILED,
-        (UNKNOWN, Event.RESOLVE_FREE): ABSENT,
-        (PENDING, Event.EXPIRE): ABSENT,
-        (SUCCEEDED, Event.EXPIRE): ABSENT,
-        (FAILED, Event.EXPIRE): ABSENT,
-        (UNKNOWN, Event.EXPIRE): ABSENT,
+        (ABSENT, Trigger.CLAIM): PENDING,
+        (PENDING, Trigger.CLAIM_AGAIN): PENDING,
+        (PENDING, Trigger.TAKE_OVER): PENDING,
+        (PENDING, Trigger.GIVE_UP): UNKNOWN,
+        (PENDING, Trigger.RENEW): PENDING,
+        (PENDING, Trigger.SAVE_STEP): PENDING,
+        (PENDING, Trigger.SUCCEED): SUCCEEDED,
+        (PENDING, Trigger.FAIL): FAILED,
+        (PENDING, Trigger.INTERRUPT): UNKNOWN,
+        (PENDING, Trigger.RELEASE): ABSENT,
+        (UNKNOWN, Trigger.SUCCEED): SUCCEEDED,
+        (UNKNOWN, Trigger.FAIL): FAILED,
+        (UNKNOWN, Trigger.RELEASE): ABSENT,
+        (UNKNOWN, Trigger.RESOLVE_SUCCEEDED): SUCCEEDED,
+        (UNKNOWN, Trigger.RESOLVE_FAILED): FAILED,
+        (UNKNOWN, Trigger.RESOLVE_FREE): ABSENT,
+        (PENDING, Trigger.EXPIRE): ABSENT,
+        (SUCCEEDED, Trigger.EXPIRE): ABSENT,
+        (FAILED, Trigger.EXPIRE): ABSENT,
+        (UNKNOWN, Trigger.EXPIRE): ABSENT,
     }
 )
 
 FINISH_EVENTS: Final = {
-    SUCCEEDED: Event.SUCCEED,
-    FAILED: Event.FAIL,
-    UNKNOWN: Event.INTERRUPT,
+    SUCCEEDED: Trigger.SUCCEED,
+    FAILED: Trigger.FAIL,
+    UNKNOWN: Trigger.INTERRUPT,
 }
 RESOLVE_EVENTS: Final = {
-    SUCCEEDED: Event.RESOLVE_SUCCEEDED,
-    FAILED: Event.RESOLVE_FAILED,
-    ABSENT: Event.RESOLVE_FREE,
+    SUCCEEDED: Trigger.RESOLVE_SUCCEEDED,
+    FAILED: Trigger.RESOLVE_FAILED,
+    ABSENT: Trigger.RESOLVE_FREE,
 }

@@ -12,7 +12,7 @@ from uuid import UUID
 
 from oncekey.core.codec import Codec
 from oncekey.core.duration import Duration
-from oncekey.core.effects import Grant, StepVerdict
+from oncekey.core.effects import Grant, StepOutcome
 from oncekey.core.errors import (
     ConfigurationError,
     InvalidKey,
@@ -255,7 +255,7 @@ class AttemptBase:
         self._steps[name] = Step(name, False, call.plan.intent, UNSAVED)
         self._running.pop(name, None)
 
-    def _end_step(self, call: StepCall, verdict: StepVerdict) -> Any:
+    def _end_step(self, call: StepCall, verdict: StepOutcome) -> Any:
         """The step's value for the body, or the error to raise there."""
         name = call.plan.name
         if verdict.unrecorded:

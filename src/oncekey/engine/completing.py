@@ -29,7 +29,7 @@ from oncekey.core.step_format import pack_step
 from oncekey.engine.kernel import Job, Kernel
 from oncekey.engine.key_status import Arguments, arguments_of
 from oncekey.engine.results import Result
-from oncekey.engine.watchlist import LOOKS, Agenda
+from oncekey.engine.watchlist import LOOKS, Watchlist
 
 COMPLETE_LIMIT_DEFAULT: Final = 100
 TRIES_MAX: Final = 1_000
@@ -106,7 +106,7 @@ class Completing:
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
         self.registered: dict[str, Registered] = {}
-        self.agenda = Agenda()
+        self.agenda = Watchlist()
 
     def register(
         self,

@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from oncekey.core.commands import Command, Lost, Release
-from oncekey.core.effects import Answer
+from oncekey.core.effects import CommandResult
 from oncekey.core.errors import StoreUnavailable
 from oncekey.engine.batch import size_of
 
@@ -26,18 +26,18 @@ OFFER_EVERY_US: Final = 1_000_000
 RELEASE_AGAIN_US: Final = 5_000_000
 
 
-class _Leftover(NamedTuple):
+class _DeferredWrite(NamedTuple):
     command: Command
     since: int
     due: int
     found_nothing: bool = False
 
 
-class Leftovers:
+class DeferredWrites:
     """The list of such commands. Its times are those of the engine's own clock."""
 
     def __init__(self) -> None:
-        self._kept: dict[Command, _Leftover] = {}
+        self._kept: dict[Command, _DeferredWrite] = {}
         self._bytes = 0
 
     def __len__(self) -> int:
@@ -51,7 +51,7 @@ class Leftovers:
         self._bytes += size_of(command)
         while self._bytes > LEFTOVERS_BYTES_MAX and (large := self._oldest_large()) is not None:
             self._drop(large)
-        self._kept[command] = _Leftover(command, now, now)
+        self._kept[command] = _DeferredWrite(command, now, now)
 
     def due(self, now: int) -> list[Command]:
         for leftover in tuple(self._kept.values()):
@@ -59,7 +59,7 @@ class Leftovers:
                 self._drop(leftover.command)
         return [leftover.command for leftover in self._kept.values() if leftover.due <= now]
 
-    def take(self, command: Command, answer: Answer) -> None:
+    def take(self, command: Command, answer: CommandResult) -> None:
         """What the store said to one of them."""
         leftover = self._kept.get(command)
         if leftover is None:

@@ -36,7 +36,7 @@ from oncekey.core.commands import (
     Unsure,
 )
 from oncekey.core.duplicate_reply import reply_to_duplicate
-from oncekey.core.effects import Answer
+from oncekey.core.effects import CommandResult
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.record import State
 
@@ -295,13 +295,13 @@ class AttemptEnd:
         self.caller = self.caller or claim.owner
         self.claim, self._unanswered = claim, True
 
-    def claimed(self, claim: Claim, answer: Answer) -> None:
+    def claimed(self, claim: Claim, answer: CommandResult) -> None:
         self.claim, self._unanswered = claim, False
         self.unsure = isinstance(answer.reply, Unsure)
         if isinstance(answer.reply, Claimed):
             self._number = answer.reply.attempt
 
-    def answered(self, command: Command, answer: Answer) -> None:
+    def answered(self, command: Command, answer: CommandResult) -> None:
         if type(command) is not Finish or type(answer.reply) is not Done or self.claim is None:
             return
         if command.state is not State.UNKNOWN:

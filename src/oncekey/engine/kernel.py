@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from oncekey.core import codec as codecs
 from oncekey.core.codec import Codec, Stored
-from oncekey.core.effects import Grant, Recovered, Returned, Task, Verdict
+from oncekey.core.effects import AttemptOutcome, Grant, Recovered, Returned, Task
 from oncekey.core.errors import ConfigurationError, NotStarted
 from oncekey.core.events import Fact, Notice
 from oncekey.core.fingerprint import version_of
@@ -304,7 +304,7 @@ class Kernel:
 
     # --- after the run ------------------------------------------------------------------------
 
-    def settle(self, job: Job, verdict: Verdict) -> Stored | None:
+    def settle(self, job: Job, verdict: AttemptOutcome) -> Stored | None:
         """Tell the subscribers and remember the outcome, whether or not a caller still waits."""
         if self._subscribers:
             self._tell(job, verdict.fact, verdict.fence, verdict.attempt)
@@ -316,7 +316,7 @@ class Kernel:
         self._remember(job, verdict)
         return stored
 
-    def conclude(self, job: Job, verdict: Verdict, stored: Stored | None) -> Result[Any]:
+    def conclude(self, job: Job, verdict: AttemptOutcome, stored: Stored | None) -> Result[Any]:
         """The caller's result, or the error to raise."""
         if stored is None:
             raise error_of(job.identity, job.codec, verdict, version_of(job.fingerprint))
@@ -333,7 +333,7 @@ class Kernel:
             verdict.expires_in,
         )
 
-    def _remember(self, job: Job, verdict: Verdict) -> None:
+    def _remember(self, job: Job, verdict: AttemptOutcome) -> None:
         id = job.identity
         # Counted from before the run: an entry never outlives its record.
         expires_at = job.started_at + verdict.expires_in

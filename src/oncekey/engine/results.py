@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from oncekey.core.codec import Codec, Stored, StoredError, StoredValue, Tombstone, unpack
-from oncekey.core.effects import Verdict
+from oncekey.core.effects import AttemptOutcome
 from oncekey.core.errors import (
     InFlight,
     LeaseLost,
@@ -83,7 +83,7 @@ def result_of(
     )
 
 
-def not_kept(identity: Identity, verdict: Verdict, stored: Stored) -> Result[Any]:
+def not_kept(identity: Identity, verdict: AttemptOutcome, stored: Stored) -> Result[Any]:
     """This very call ran it. A large answer is the caller's; one no codec took is a mistake to
     be found on the first run, not on the first retry."""
     if isinstance(stored, Tombstone) and stored.too_large:
@@ -99,7 +99,7 @@ def not_kept(identity: Identity, verdict: Verdict, stored: Stored) -> Result[Any
 
 
 def error_of(
-    identity: Identity, codec: Codec, verdict: Verdict, asked: int = VERSION
+    identity: Identity, codec: Codec, verdict: AttemptOutcome, asked: int = VERSION
 ) -> BaseException:
     """The error of a verdict that gave no outcome: the body's own, or one of ours. `asked` is the
     version of this call's own fingerprint."""
@@ -161,7 +161,7 @@ def _mismatch(version: int, asked: int, where: dict[str, str]) -> BaseException:
 
 
 def _unavailable(
-    codec: Codec, verdict: Verdict, error: StoreUnavailable, where: dict[str, str]
+    codec: Codec, verdict: AttemptOutcome, error: StoreUnavailable, where: dict[str, str]
 ) -> Exception:
     ran = " The operation ran, its outcome is not recorded." if verdict.body else ""
     made = StoreUnavailable(
@@ -176,7 +176,7 @@ def _unavailable(
     return made
 
 
-def _unrecorded(codec: Codec, verdict: Verdict) -> object:
+def _unrecorded(codec: Codec, verdict: AttemptOutcome) -> object:
     """What the body answered, as a retry would have got it, where it could not be recorded."""
     stored = unpack(verdict.body) if verdict.body else None
     if not isinstance(stored, StoredValue):

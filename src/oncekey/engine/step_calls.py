@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from oncekey.core import codec as codecs
 from oncekey.core.codec import JSON, Codec, StoredError, StoredValue, Tombstone, unpack
 from oncekey.core.duration import Duration, microseconds
-from oncekey.core.effects import Returned, StepVerdict
+from oncekey.core.effects import Returned, StepOutcome
 from oncekey.core.errors import ConfigurationError, NotReplayable
 from oncekey.core.policy import Policy
 from oncekey.core.record import Step
@@ -99,7 +99,7 @@ def bare(answer: Any) -> Any:
     return answer.value if isinstance(answer, StepResult) else answer
 
 
-def value_for_body(call: StepCall, verdict: StepVerdict) -> Any:
+def value_for_body(call: StepCall, verdict: StepOutcome) -> Any:
     """What the step gives its body: on the first run what a later run would get. A large result is
     the body's; one no codec took is a mistake to be found on the first run, not on the first
     re-run."""

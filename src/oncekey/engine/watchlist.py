@@ -30,7 +30,7 @@ class _Watched(NamedTuple):
     left: str = ""  # why nothing is done about it, as it was told
 
 
-class Agenda:
+class Watchlist:
     """Times are the engine's own clock's, `due` and `now` alike; the cursor is the store's."""
 
     def __init__(self) -> None:

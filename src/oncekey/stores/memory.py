@@ -17,7 +17,12 @@ from oncekey.core.errors import ConfigurationError
 from oncekey.core.guarantees import Guarantee, Level
 from oncekey.core.record import Record
 from oncekey.core.state_machine import decide, has_ended, is_expired, is_garbage
-from oncekey.core.store import SWEEP_LIMIT_DEFAULT, AsyncEnlisted, Enlisted, Unfinished
+from oncekey.core.store import (
+    SWEEP_LIMIT_DEFAULT,
+    AsyncCallerTransaction,
+    CallerTransaction,
+    Unfinished,
+)
 from oncekey.stores.secret_check import refuse_another_secret
 from oncekey.stores.store_clock import is_elected, wall_clock
 
@@ -118,7 +123,7 @@ class MemoryStore:
                 key=lambda old: old.fence,
             )
 
-    def enlist(self, connection: Any, /) -> Enlisted:
+    def enlist(self, connection: Any, /) -> CallerTransaction:
         raise ConfigurationError("memory:// has no transactions to take part in")
 
     def close(self) -> None:
@@ -159,7 +164,7 @@ class AsyncMemoryStore:
     async def history(self, id: bytes, /) -> list[Record]:
         return self.memory.history(id)
 
-    def enlist(self, connection: Any, /) -> AsyncEnlisted:
+    def enlist(self, connection: Any, /) -> AsyncCallerTransaction:
         raise ConfigurationError("memory:// has no transactions to take part in")
 
     async def close(self) -> None:

@@ -20,9 +20,9 @@ from oncekey.core.errors import StoreUnavailable
 from oncekey.core.guarantees import Guarantee
 from oncekey.core.store import (
     SWEEP_LIMIT_DEFAULT,
-    AsyncEnlisted,
+    AsyncCallerTransaction,
     AsyncStore,
-    Enlisted,
+    CallerTransaction,
     Store,
     Unfinished,
 )
@@ -170,7 +170,7 @@ class FaultyStore(_Scripted):
             raise self._refused(Fault.REFUSE, ())
         return self.inner.unfinished(after, limit)
 
-    def enlist(self, connection: Any, /) -> Enlisted:
+    def enlist(self, connection: Any, /) -> CallerTransaction:
         return self.inner.enlist(connection)
 
     def close(self) -> None:
@@ -253,7 +253,7 @@ class AsyncFaultyStore(_Scripted):
             raise self._refused(Fault.REFUSE, ())
         return await self.inner.unfinished(after, limit)
 
-    def enlist(self, connection: Any, /) -> AsyncEnlisted:
+    def enlist(self, connection: Any, /) -> AsyncCallerTransaction:
         return self.inner.enlist(connection)
 
     async def close(self) -> None:

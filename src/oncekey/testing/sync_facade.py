@@ -19,7 +19,7 @@ from oncekey.core.commands import Command, Reply
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.guarantees import Guarantee
 from oncekey.core.record import Record
-from oncekey.core.store import SWEEP_LIMIT_DEFAULT, AsyncStore, Enlisted, Store, Unfinished
+from oncekey.core.store import SWEEP_LIMIT_DEFAULT, AsyncStore, CallerTransaction, Store, Unfinished
 from oncekey.engine.aio.attempt import AsyncAttempt
 from oncekey.engine.aio.once import AsyncOnce
 from oncekey.engine.aio.parallel import AsyncParallel
@@ -121,7 +121,7 @@ class StoreFace:
         past: list[Record] = self._loop.run(self.inner.history(id))  # type: ignore[attr-defined]
         return past
 
-    def enlist(self, connection: Any, /) -> Enlisted:
+    def enlist(self, connection: Any, /) -> CallerTransaction:
         raise ConfigurationError("a blocking face takes part in no transaction")
 
     def close(self) -> None:

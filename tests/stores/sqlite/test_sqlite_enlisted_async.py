@@ -15,7 +15,7 @@ from oncekey import AsyncOnce
 from oncekey.core.commands import Busy, Claim, Claimed, Done, Finish, Look, Replay, Seen
 from oncekey.core.errors import ConfigurationError, StoreUnavailable
 from oncekey.core.record import State
-from oncekey.core.store import AsyncEnlisted
+from oncekey.core.store import AsyncCallerTransaction
 from oncekey.stores.sqlite import AsyncSQLiteStore, SQLiteStore
 
 CLAIM = Claim(b"i" * 16, b"o", b"\x01f", 30_000_000, 60_000_000, 0, True, "Łódź", "op", "k")
@@ -42,7 +42,7 @@ def run(work: Coroutine[Any, Any, None]) -> None:
     asyncio.run(work)
 
 
-async def claimed(enlisted: AsyncEnlisted, command: Claim = CLAIM) -> Finish:
+async def claimed(enlisted: AsyncCallerTransaction, command: Claim = CLAIM) -> Finish:
     reply = (await enlisted.apply([command]))[0]
     assert isinstance(reply, Claimed)
     return Finish(command.id, command.owner, reply.fence, State.SUCCEEDED, b"x")

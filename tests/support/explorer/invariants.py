@@ -29,7 +29,7 @@ from oncekey.core.commands import (
     Seen,
     Unsure,
 )
-from oncekey.core.effects import Verdict
+from oncekey.core.effects import AttemptOutcome
 from oncekey.core.events import Fact
 from oncekey.core.record import FOREVER_US, Record, State
 
@@ -226,7 +226,7 @@ def i12_sweep_spares_the_living(record: Record, now: int) -> str | None:
 # --- on a verdict ------------------------------------------------------------------------------
 
 
-def i3_verdict_is_stored(verdict: Verdict, actor: Actor, book: Book) -> str | None:
+def i3_verdict_is_stored(verdict: AttemptOutcome, actor: Actor, book: Book) -> str | None:
     """I3: a replayed verdict is an outcome that was stored, of the same request."""
     if verdict.fact is not Fact.REPLAYED:
         return None
@@ -237,7 +237,7 @@ def i3_verdict_is_stored(verdict: Verdict, actor: Actor, book: Book) -> str | No
     return f"{actor.name} replays {told}, which was never stored for this request"
 
 
-def i13_durable_first(verdict: Verdict, actor: Actor, book: Book) -> str | None:
+def i13_durable_first(verdict: AttemptOutcome, actor: Actor, book: Book) -> str | None:
     """I13: what a caller is told was in the store before."""
     ends = [end for end in book.all_ends if end.fence == verdict.fence]
     if verdict.fact is Fact.FINISHED and verdict.error is None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from oncekey.core import attempt_flow, duplicate_reply, heartbeat_flow, state_machine
 from oncekey.core.commands import Claim, Reply
-from oncekey.core.effects import Ask, Grant, Task, Verdict
+from oncekey.core.effects import AttemptOutcome, Effect, Grant, Task
 from oncekey.core.record import Record
 from oncekey.core.state_machine import Decision
 
@@ -22,8 +22,8 @@ class Kit:
 
     decide: Callable[..., Decision]  # (record, command, now, floor)
     is_garbage: Callable[[Record, int], bool]
-    attempt: Callable[[Task], Generator[Ask, object, Verdict]]
-    heartbeat: Callable[[Grant], Generator[Ask, object, None]]
+    attempt: Callable[[Task], Generator[Effect, object, AttemptOutcome]]
+    heartbeat: Callable[[Grant], Generator[Effect, object, None]]
     reply_to_duplicate: Callable[[Claim, Reply, Claim], Reply | None]
 
 

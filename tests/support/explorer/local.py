@@ -18,9 +18,9 @@ from types import FrameType, GeneratorType
 
 from tests.support.explorer.liveness import held
 
-from oncekey.core.effects import Ask, Sleep
+from oncekey.core.effects import Effect, Sleep
 
-AnyFlow = Generator[Ask, object, object]
+AnyFlow = Generator[Effect, object, object]
 
 
 class Local:
@@ -33,7 +33,7 @@ class Local:
         self._history = history
         self._live: AnyFlow | None = None
         self._after: dict[str, tuple[object, Local]] = {}
-        self.ask: Ask | None = None
+        self.ask: Effect | None = None
         self.value: object = None
         self.broke: Exception | None = None
 
@@ -91,7 +91,7 @@ class Locals:
         return self._known.setdefault(signature, found)
 
 
-def asked(ask: Ask | None) -> str:
+def asked(ask: Effect | None) -> str:
     """An ask as far as it matters here."""
     return f"sleep, watching {ask.watch!r}" if isinstance(ask, Sleep) else repr(ask)
 

@@ -22,10 +22,10 @@ from tests.support.explorer.words import command_words, reply_words, verdict_wor
 
 from oncekey.core.commands import Done, Finish, Reply
 from oncekey.core.effects import (
-    Answer,
-    Call,
-    Extended,
-    Late,
+    ApplyCommand,
+    AttemptOutcome,
+    CommandResult,
+    DeadlineExtended,
     Overtaken,
     Raised,
     Recover,
@@ -33,7 +33,7 @@ from oncekey.core.effects import (
     Returned,
     RunBody,
     Sleep,
-    Verdict,
+    StartedTooLate,
 )
 from oncekey.core.errors import NotStarted, StoreUnavailable, Terminal
 from oncekey.core.late_owner import starts_late
@@ -69,7 +69,7 @@ class Option:
     acts: bool = False
     truth: bool | None = None
     acked: Finish | None = None
-    verdict: Verdict | None = None
+    verdict: AttemptOutcome | None = None
     broke: Exception | None = None
 
 
@@ -122,7 +122,7 @@ class Options:
         message = self.pool.message(proc.actor, line)
         what = command_words(message.command)
         if line.phase is Phase.SENT:
-            late = Answer(NO_ANSWER, line.sent_at, now)
+            late = CommandResult(NO_ANSWER, line.sent_at, now)
             return [
                 Option("", "", proc, applies=message, beating=beating),
                 self._answered(
@@ -131,8 +131,8 @@ class Options:
                 ),
             ]  # fmt: skip
         assert line.reply is not None
-        said = Answer(line.reply, line.sent_at, now)
-        unheard = Answer(NO_ANSWER, line.sent_at, now)
+        said = CommandResult(line.reply, line.sent_at, now)
+        unheard = CommandResult(NO_ANSWER, line.sent_at, now)
         command = message.command
         acked = None
         if isinstance(command, Finish) and command.state in ENDED and type(line.reply) is Done:
@@ -150,7 +150,7 @@ class Options:
         local = line.local
         if isinstance(local.ask, Sleep):
             local = self.locals.advance(local, now)
-        if not isinstance(local.ask, Call):
+        if not isinstance(local.ask, ApplyCommand):
             return self._settle(proc, local, beating, f"{name} wakes", "wake")
         after = self.pool.with_line(proc, beating, Line(local, Phase.SENT, now))
         if beating:
@@ -163,7 +163,7 @@ class Options:
         self,
         proc: Proc,
         line: Line,
-        answer: Answer,
+        answer: CommandResult,
         beating: bool,
         words: str,
         *,
@@ -182,7 +182,7 @@ class Options:
         local = self.locals.advance(line.local, answer)
         if isinstance(local.ask, RunBody) and starts_late(local.ask.grant, answer.at):
             words, kind = f"{words}, too late to begin", "late start"
-            local = self.locals.advance(local, Late(proc.actor.spare))
+            local = self.locals.advance(local, StartedTooLate(proc.actor.spare))
         return self._settle(
             proc, local, beating, words, kind, leaves=leaves, losses=losses, acked=acked
         )
@@ -223,7 +223,7 @@ class Options:
                 kind, words = "heartbeat ends", f"{words}, and stops: the key may be lost"
         elif local.ask is None:
             after = self.pool.gone(proc.actor)
-            if isinstance(local.value, Verdict):
+            if isinstance(local.value, AttemptOutcome):
                 verdict = local.value
                 words = f"{words}. {proc.actor.name} returns {verdict_words(verdict)}"
                 kind = f"verdict {verdict.fact.value}"
@@ -245,7 +245,7 @@ class Options:
     def _settle_beat(self, proc: Proc, local: Local) -> tuple[Proc, Local]:
         """Extend the belief by what the heartbeat reached; without a heartbeat there is none."""
         hold = proc.hold
-        while isinstance(local.ask, Extended):
+        while isinstance(local.ask, DeadlineExtended):
             if hold is not None:
                 hold = hold._replace(deadline=max(hold.deadline, local.ask.deadline))
             local = self.locals.advance(local, None)

@@ -17,7 +17,7 @@ from tests.support.explorer.local import Local
 from tests.support.explorer.scenario import Actor
 
 from oncekey.core.commands import Command, Reply
-from oncekey.core.effects import Call, Grant, RunBody
+from oncekey.core.effects import ApplyCommand, Grant, RunBody
 
 
 class Phase(enum.Enum):
@@ -96,7 +96,7 @@ class Pool:
         self._messages: dict[tuple[str, Command], Message] = {}
 
     def message(self, actor: Actor, line: Line) -> Message:
-        assert isinstance(line.local.ask, Call)
+        assert isinstance(line.local.ask, ApplyCommand)
         command = line.local.ask.command
         known = self._messages.get((actor.name, command))
         if known is None:

@@ -10,7 +10,7 @@ import enum
 from dataclasses import dataclass, field
 
 from oncekey.core.effects import Task
-from oncekey.core.policy import Terms
+from oncekey.core.policy import PolicyTimes
 from oncekey.core.record import FOREVER_US
 
 TICK = 10
@@ -58,7 +58,7 @@ class Actor:
 
     @property
     def task(self) -> Task:
-        terms = Terms(
+        terms = PolicyTimes(
             self.lease * TICK,
             self.keep * TICK,
             self.audit * TICK,

@@ -21,7 +21,7 @@ from oncekey.core.commands import (
     Seen,
     Unsure,
 )
-from oncekey.core.effects import Verdict
+from oncekey.core.effects import AttemptOutcome
 from oncekey.core.record import Record
 
 
@@ -78,7 +78,7 @@ def owner_name(owner: bytes) -> str:
     return owner[:1].decode("ascii", "replace")
 
 
-def verdict_words(verdict: Verdict) -> str:
+def verdict_words(verdict: AttemptOutcome) -> str:
     words = f"{verdict.fact.value.upper()} to its caller"
     if verdict.error is not None:
         return f"{words} ({verdict.error!r})"

@@ -10,7 +10,7 @@ from typing import Any
 
 from oncekey.core.commands import Claim, Command, Finish, Look, Release, Reply, Seen
 from oncekey.core.record import Record, State
-from oncekey.core.store import SWEEP_LIMIT_DEFAULT, Enlisted, Store, Unfinished
+from oncekey.core.store import SWEEP_LIMIT_DEFAULT, CallerTransaction, Store, Unfinished
 
 
 class Saboteur:
@@ -47,7 +47,7 @@ class Saboteur:
     def unfinished(self, after: int, limit: int, /) -> Unfinished:
         return self.inner.unfinished(after, limit)
 
-    def enlist(self, connection: Any, /) -> Enlisted:
+    def enlist(self, connection: Any, /) -> CallerTransaction:
         return self.inner.enlist(connection)
 
     def close(self) -> None:

@@ -33,7 +33,7 @@ from oncekey.core.errors import NotStarted, OncekeyError, StoreUnavailable, Term
 from oncekey.core.identity import Identities
 from oncekey.core.policy import Policy
 from oncekey.core.record import State
-from oncekey.core.store import SWEEP_LIMIT_DEFAULT, Enlisted, Store, Unfinished
+from oncekey.core.store import SWEEP_LIMIT_DEFAULT, CallerTransaction, Store, Unfinished
 from oncekey.engine.blocking.once import Once
 
 CRASHED = 7  # the exit code of a worker that ended on purpose
@@ -124,7 +124,7 @@ class Recorder:
     def unfinished(self, after: int, limit: int, /) -> Unfinished:
         return self.inner.unfinished(after, limit)
 
-    def enlist(self, connection: Any, /) -> Enlisted:
+    def enlist(self, connection: Any, /) -> CallerTransaction:
         return self.inner.enlist(connection)
 
     def close(self) -> None:

@@ -14,16 +14,16 @@ from oncekey.core.codec import codec_for
 from oncekey.core.commands import Command, Lost, Renew
 from oncekey.core.duration import Duration
 from oncekey.core.effects import (
-    Answer,
-    Call,
+    ApplyCommand,
+    CommandResult,
     Grant,
-    Nothing,
     Probe,
+    ProbeFoundNothing,
     Raised,
     Returned,
     RunStep,
     Sleep,
-    StepVerdict,
+    StepOutcome,
 )
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.step_flow import step as step_flow
@@ -42,7 +42,7 @@ class AsyncHands(Protocol):
 
     async def answer(
         self, command: Command, interrupted: Callable[[], None], deadline: int | None = None
-    ) -> Answer: ...
+    ) -> CommandResult: ...
     async def undo(self, attempt: AttemptBase) -> None: ...
 
 
@@ -140,7 +140,7 @@ class AsyncAttempt(AttemptBase):
         fn: Callable[..., Any],
         probe: Callable[..., Any] | None,
         interrupts: _Interrupts,
-    ) -> StepVerdict:
+    ) -> StepOutcome:
         flow = step_flow(self._grant, self._repeat_until, call.plan, call.saved)
         clock = self._hands.kernel.clock
         answer: object = None
@@ -148,7 +148,7 @@ class AsyncAttempt(AttemptBase):
             try:
                 ask = flow.send(answer)
             except StopIteration as stop:
-                verdict: StepVerdict = stop.value
+                verdict: StepOutcome = stop.value
                 return verdict
             if type(ask) is RunStep or type(ask) is Probe:
                 answer = await self._ask(call, fn, probe, ask, interrupts)
@@ -159,7 +159,7 @@ class AsyncAttempt(AttemptBase):
                     interrupts.note()  # what has happened must still be recorded (I14)
                 answer = clock.now()
             else:
-                assert type(ask) is Call
+                assert type(ask) is ApplyCommand
                 answer = await self._hands.answer(ask.command, interrupts.note, self._deadline)
 
     async def _ask(
@@ -169,7 +169,7 @@ class AsyncAttempt(AttemptBase):
         probe: Callable[..., Any] | None,
         ask: RunStep | Probe,
         interrupts: _Interrupts,
-    ) -> Returned | Raised | Nothing:
+    ) -> Returned | Raised | ProbeFoundNothing:
         if interrupts.came:
             return Raised(asyncio.CancelledError(), self._repeat_until)
         try:
@@ -180,7 +180,7 @@ class AsyncAttempt(AttemptBase):
                 assert probe is not None
                 answer = await _awaited(probe(*call.args))
                 if answer is None:
-                    return Nothing(self._repeat_until)
+                    return ProbeFoundNothing(self._repeat_until)
             self._hands.kernel.refuse_unstarted(self._job, bare(answer), f"step {call.plan.name!r}")
         except BaseException as error:
             return Raised(error, self._repeat_until)

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from oncekey.core.effects import Raised, Returned, Task
 from oncekey.engine.aio.attempt import AsyncAttempt
-from oncekey.engine.aio.loop_state import Home
+from oncekey.engine.aio.loop_state import LoopState
 from oncekey.engine.attempt_base import AttemptBase
 from oncekey.engine.body_check import warn_blocking
 from oncekey.engine.context import enter, entered
@@ -36,7 +36,7 @@ class Control(Progress):
 
     __slots__ = ("abandoned", "home", "own", "waited")
 
-    def __init__(self, home: Home, task: Task) -> None:
+    def __init__(self, home: LoopState, task: Task) -> None:
         super().__init__(task, entered())
         self.home = home
         self.own: asyncio.Task[Any] | None = None

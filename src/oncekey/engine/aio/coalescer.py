@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextvars import Context
 
 from oncekey.core.commands import Command, Reply
-from oncekey.core.effects import Answer
+from oncekey.core.effects import CommandResult
 from oncekey.core.errors import StoreUnavailable
 from oncekey.engine.batch import (
     BATCH_BYTES_MAX,
@@ -78,7 +78,7 @@ class AsyncCoalescer:
 
     async def answer(
         self, command: Command, interrupted: Callable[[], None], deadline: int | None = None
-    ) -> Answer:
+    ) -> CommandResult:
         """The store's reply, or that it is unavailable; raises what else the store raised.
 
         A cancellation meanwhile does not end the wait; it is told to `interrupted`. `deadline` is
@@ -99,7 +99,7 @@ class AsyncCoalescer:
         assert outcome is not None
         if isinstance(outcome, Exception) and not isinstance(outcome, StoreUnavailable):
             raise outcome
-        return Answer(outcome, ticket.sent_at, self._now())
+        return CommandResult(outcome, ticket.sent_at, self._now())
 
     async def _through(self, ticket: _Ticket, interrupted: Callable[[], None]) -> None:
         """Wait for the ticket's outcome."""

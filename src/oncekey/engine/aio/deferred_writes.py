@@ -7,19 +7,19 @@ from collections.abc import Awaitable, Callable
 from contextvars import Context
 
 from oncekey.core.commands import Command
-from oncekey.core.effects import Answer
+from oncekey.core.effects import CommandResult
 from oncekey.engine.aio.heartbeat import sleep
 from oncekey.engine.clock import Clock
-from oncekey.engine.deferred_writes import OFFER_EVERY_US, Leftovers
+from oncekey.engine.deferred_writes import OFFER_EVERY_US, DeferredWrites
 
 
-class AsyncOffering:
+class AsyncDeferredWriter:
     """One per event loop: all its calls must come from that loop."""
 
-    def __init__(self, answer: Callable[[Command], Awaitable[Answer]], clock: Clock) -> None:
+    def __init__(self, answer: Callable[[Command], Awaitable[CommandResult]], clock: Clock) -> None:
         self._answer = answer
         self._clock = clock
-        self._left = Leftovers()
+        self._left = DeferredWrites()
         self._task: asyncio.Task[None] | None = None
 
     def add(self, command: Command) -> None:
@@ -48,5 +48,5 @@ class AsyncOffering:
         # Whatever else the store raises for one of them counts as no answer: it is offered again.
         answers = await asyncio.gather(*map(self._answer, due), return_exceptions=True)
         for command, answer in zip(due, answers, strict=True):
-            if isinstance(answer, Answer):
+            if isinstance(answer, CommandResult):
                 self._left.take(command, answer)

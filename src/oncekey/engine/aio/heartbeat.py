@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from contextvars import Context
 
 from oncekey.core.commands import Command
-from oncekey.core.effects import Answer, Call, Extended, Sleep
+from oncekey.core.effects import ApplyCommand, CommandResult, DeadlineExtended, Sleep
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.heartbeat_flow import RENEWALS_PER_LEASE, heartbeat
 from oncekey.engine.attempt_base import AttemptBase
@@ -26,10 +26,10 @@ _log = logging.getLogger("oncekey")
 _ALONG = 4 * RENEWALS_PER_LEASE
 
 
-class AsyncHeart:
+class AsyncHeartbeat:
     """One per event loop: all its calls must come from that loop."""
 
-    def __init__(self, clock: Clock, answer: Callable[[Command], Awaitable[Answer]]) -> None:
+    def __init__(self, clock: Clock, answer: Callable[[Command], Awaitable[CommandResult]]) -> None:
         self._clock = clock
         self._answer = answer
         self._waiting: dict[AttemptBase, int] = {}  # when each is due first
@@ -89,15 +89,15 @@ class AsyncHeart:
                 attempt._mark_lost()
                 return
             answer = None
-            if type(ask) is Call:
+            if type(ask) is ApplyCommand:
                 answer = await self._renewed(ask.command)
-            elif type(ask) is Extended:
+            elif type(ask) is DeadlineExtended:
                 attempt._extend(ask.deadline)
             else:
                 assert type(ask) is Sleep
                 await sleep(self._clock, ask.us)
 
-    async def _renewed(self, command: Command) -> Answer:
+    async def _renewed(self, command: Command) -> CommandResult:
         """The store's answer; whatever it raised counts as none, and is tried again."""
         sent_at = self._clock.now()
         try:
@@ -105,7 +105,7 @@ class AsyncHeart:
         except Exception as error:
             _log.exception("a heartbeat could not be sent; it is tried again")
             failed = StoreUnavailable(f"{type(error).__name__}: {error}")
-            return Answer(failed, sent_at, self._clock.now())
+            return CommandResult(failed, sent_at, self._clock.now())
 
 
 async def sleep(clock: Clock, us: int) -> None:

@@ -12,26 +12,26 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from oncekey.engine.aio.coalescer import AsyncCoalescer
-from oncekey.engine.aio.deferred_writes import AsyncOffering
-from oncekey.engine.aio.heartbeat import AsyncHeart
+from oncekey.engine.aio.deferred_writes import AsyncDeferredWriter
+from oncekey.engine.aio.heartbeat import AsyncHeartbeat
 from oncekey.engine.duplicates import Duplicates
 
 # For what another loop cancels after its drain to close its keys.
 DRAIN_MARGIN_SECONDS: Final = 5.0
 
 
-class Home(NamedTuple):
+class LoopState(NamedTuple):
     """What belongs to one event loop: its coalescer, what duplicates share there, its heart, what
     it still offers to the store, the attempts running on it."""
 
     coalescer: AsyncCoalescer
     duplicates: Duplicates
-    heart: AsyncHeart
-    offering: AsyncOffering
+    heart: AsyncHeartbeat
+    offering: AsyncDeferredWriter
     tasks: set[asyncio.Task[None]]
 
 
-async def drain(home: Home, seconds: float) -> None:
+async def drain(home: LoopState, seconds: float) -> None:
     """On its own loop: let its attempts end; after `seconds` cancel what is left, and let that
     close its keys."""
     loop = asyncio.get_running_loop()
@@ -48,7 +48,9 @@ async def drain(home: Home, seconds: float) -> None:
     await home.offering.stop()
 
 
-async def drain_others(homes: Mapping[asyncio.AbstractEventLoop, Home], seconds: float) -> None:
+async def drain_others(
+    homes: Mapping[asyncio.AbstractEventLoop, LoopState], seconds: float
+) -> None:
     """The same for the loops of other threads. On one that does not run nothing can end."""
     here = asyncio.get_running_loop()
     drained = [
@@ -61,7 +63,7 @@ async def drain_others(homes: Mapping[asyncio.AbstractEventLoop, Home], seconds:
 
 
 def _drain_there(
-    loop: asyncio.AbstractEventLoop, home: Home, seconds: float
+    loop: asyncio.AbstractEventLoop, home: LoopState, seconds: float
 ) -> concurrent.futures.Future[None]:
     work = drain(home, seconds)
     try:

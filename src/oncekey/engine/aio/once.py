@@ -23,7 +23,7 @@ from oncekey.core.store import SWEEP_LIMIT_DEFAULT, AsyncStore
 from oncekey.engine.aio.attempt import AsyncAttempt
 from oncekey.engine.aio.completer import AsyncCompleter
 from oncekey.engine.aio.operations import AsyncOperations
-from oncekey.engine.aio.periodic import AsyncBackground
+from oncekey.engine.aio.periodic import AsyncPeriodicTask
 from oncekey.engine.aio.runner import AsyncRunner
 from oncekey.engine.aio.sweeper import AsyncSweeper
 from oncekey.engine.clock import Clock
@@ -103,10 +103,10 @@ class AsyncOnce(AsyncOperations):
         self._sweeper = (
             AsyncSweeper(self._store, plan, kernel.clock, self._not_ready) if plan else None
         )
-        self._background: list[AsyncBackground] = [self._sweeper] if self._sweeper else []
+        self._background: list[AsyncPeriodicTask] = [self._sweeper] if self._sweeper else []
         if complete_period is not None:
             self._background.append(
-                AsyncBackground(
+                AsyncPeriodicTask(
                     "completer", complete_period, self._complete, kernel.clock, self._not_ready
                 )
             )

@@ -19,7 +19,7 @@ from oncekey.engine.lifetime import weakly
 from oncekey.engine.periods import warn
 
 
-class AsyncBackground:
+class AsyncPeriodicTask:
     """`work` is awaited every `every` microseconds, more or less; what it raises is logged and the
     next period is another try. `ended` is told when the loop took the task with it."""
 

@@ -22,10 +22,10 @@ from oncekey.core.attempt_flow import recover as recover_flow
 from oncekey.core.codec import Stored
 from oncekey.core.commands import Command, Look, Release, Reply, Seen
 from oncekey.core.effects import (
-    Answer,
-    Call,
+    ApplyCommand,
+    AttemptOutcome,
+    CommandResult,
     Grant,
-    Late,
     Overtaken,
     Raised,
     Recover,
@@ -33,12 +33,12 @@ from oncekey.core.effects import (
     Returned,
     RunBody,
     Sleep,
-    Verdict,
+    StartedTooLate,
 )
 from oncekey.core.errors import NotStarted, StoreUnavailable
 from oncekey.core.late_owner import starts_late
 from oncekey.core.record import Record, State
-from oncekey.core.store import AsyncEnlisted
+from oncekey.core.store import AsyncCallerTransaction
 from oncekey.engine.aio.attempt import AsyncAttempt, leave
 from oncekey.engine.aio.body import (
     AsyncBody,
@@ -49,9 +49,9 @@ from oncekey.engine.aio.body import (
     result_of_body,
 )
 from oncekey.engine.aio.coalescer import AsyncCoalescer
-from oncekey.engine.aio.deferred_writes import AsyncOffering
-from oncekey.engine.aio.heartbeat import AsyncHeart, sleep
-from oncekey.engine.aio.loop_state import Home, drain, drain_others
+from oncekey.engine.aio.deferred_writes import AsyncDeferredWriter
+from oncekey.engine.aio.heartbeat import AsyncHeartbeat, sleep
+from oncekey.engine.aio.loop_state import LoopState, drain, drain_others
 from oncekey.engine.aio.shared_claims import AsyncSharedClaims
 from oncekey.engine.attempt_base import AttemptBase
 from oncekey.engine.clock import new_owner
@@ -64,7 +64,7 @@ from oncekey.engine.results import Result
 from oncekey.engine.turns import depth, turn
 
 T = TypeVar("T")
-Ending = tuple[Verdict, Stored | None]
+Ending = tuple[AttemptOutcome, Stored | None]
 
 
 class AsyncRunner:
@@ -77,7 +77,7 @@ class AsyncRunner:
         *,
         coalesce: bool = True,
         lanes: int = 1,
-        enlisted: AsyncEnlisted | None = None,
+        enlisted: AsyncCallerTransaction | None = None,
         connection: Any = None,
     ) -> None:
         self.kernel = kernel
@@ -93,21 +93,21 @@ class AsyncRunner:
     def reset(self) -> None:
         """No loops, no tasks: at the start, and in a forked child."""
         self._lock = threading.Lock()
-        self._homes: dict[asyncio.AbstractEventLoop, Home] = {}
+        self._homes: dict[asyncio.AbstractEventLoop, LoopState] = {}
         if self._enlisted is None:
             self.kernel.reset()
 
-    def home(self) -> Home:
+    def home(self) -> LoopState:
         loop = asyncio.get_running_loop()
         home = self._homes.get(loop)
         return self._make_home(loop) if home is None else home
 
-    def _make_home(self, loop: asyncio.AbstractEventLoop) -> Home:
-        made = Home(
+    def _make_home(self, loop: asyncio.AbstractEventLoop) -> LoopState:
+        made = LoopState(
             AsyncCoalescer(self._apply, lanes=self._lanes, now=self._clock.now),
             Duplicates(),
-            AsyncHeart(self._clock, self._renew),
-            AsyncOffering(self._renew, self._clock),
+            AsyncHeartbeat(self._clock, self._renew),
+            AsyncDeferredWriter(self._renew, self._clock),
             set(),
         )
         with self._lock:
@@ -166,7 +166,7 @@ class AsyncRunner:
                 control.home.tasks.discard(control.own)
             del engine
 
-    def _settled(self, job: Job, verdict: Verdict | None) -> Ending | None:
+    def _settled(self, job: Job, verdict: AttemptOutcome | None) -> Ending | None:
         """Tell and remember how it ended, also when nobody waits for it any more."""
         if verdict is None:
             return None
@@ -191,7 +191,7 @@ class AsyncRunner:
             except StopIteration as stop:
                 state: State | None = stop.value
                 return state
-            if type(ask) is Call:
+            if type(ask) is ApplyCommand:
                 answer = await self.answer(ask.command, leave)
             elif type(ask) is Sleep:
                 await sleep(self._clock, self._clock.jitter(ask.us))
@@ -213,7 +213,9 @@ class AsyncRunner:
 
     # --- answers ------------------------------------------------------------------------------
 
-    async def _drive(self, control: Control, job: Job, body: AsyncBody[Any]) -> Verdict | None:
+    async def _drive(
+        self, control: Control, job: Job, body: AsyncBody[Any]
+    ) -> AttemptOutcome | None:
         """The verdict; None where the caller left before anything was claimed."""
         flow = attempt_flow(control.task)
         answer: object = None
@@ -228,9 +230,9 @@ class AsyncRunner:
                     ask = flow.send(answer)
                 except StopIteration as stop:
                     control.ended = True
-                    verdict: Verdict = stop.value
+                    verdict: AttemptOutcome = stop.value
                     return verdict
-                if type(ask) is Call:
+                if type(ask) is ApplyCommand:
                     if shared is None:
                         answer = await self.answer(ask.command, control.abandon, deadline)
                     else:
@@ -284,7 +286,7 @@ class AsyncRunner:
             try:
                 while True:
                     ask = flow.send(answer)
-                    if type(ask) is Call:
+                    if type(ask) is ApplyCommand:
                         answer = await self.answer(ask.command, control.abandon, result.deadline)
                     else:
                         assert type(ask) is Sleep
@@ -295,7 +297,7 @@ class AsyncRunner:
 
     async def answer(
         self, command: Command, interrupted: Callable[[], None], deadline: int | None = None
-    ) -> Answer:
+    ) -> CommandResult:
         """What the store said, and when it was asked; `deadline` is the command's owner's."""
         if self._coalesce:
             return await self.home().coalescer.answer(command, interrupted, deadline)
@@ -306,14 +308,14 @@ class AsyncRunner:
             (reply,) = await self._apply((command,))
         except StoreUnavailable as error:
             reply = error
-        return Answer(reply, sent_at, now())
+        return CommandResult(reply, sent_at, now())
 
-    async def _renew(self, command: Command) -> Answer:
+    async def _renew(self, command: Command) -> CommandResult:
         return await self.answer(command, leave)
 
     async def _run_body(
         self, control: Control, grant: Grant, job: Job, body: AsyncBody[Any]
-    ) -> Returned | Raised | Overtaken | Late:
+    ) -> Returned | Raised | Overtaken | StartedTooLate:
         if control.abandoned:
             error = NotStarted("the caller was cancelled before the operation began")
             return Raised(error, grant.deadline)
@@ -326,7 +328,7 @@ class AsyncRunner:
         control.attempt = attempt
         if self._enlisted is None and starts_late(grant, self._clock.now()):
             control.spare = new_owner()
-            return Late(control.spare)
+            return StartedTooLate(control.spare)
         if self._enlisted is not None:
             return await self._run_enlisted(self._enlisted, control, attempt, job, body)
         task = control.own
@@ -350,7 +352,7 @@ class AsyncRunner:
 
     async def _run_enlisted(
         self,
-        enlisted: AsyncEnlisted,
+        enlisted: AsyncCallerTransaction,
         control: Control,
         attempt: AsyncAttempt,
         job: Job,

@@ -10,12 +10,12 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 
 from oncekey.core.commands import Claim, Command
-from oncekey.core.effects import Answer, Call, Sleep
+from oncekey.core.effects import ApplyCommand, CommandResult, Sleep
 from oncekey.engine.clock import Clock
 from oncekey.engine.duplicates import FOLLOWER_POLL_US, AttemptEnd, Duplicates, Told, Waiter
 from oncekey.engine.holders import Holders
 
-Send = Callable[[Command, Callable[[], None], int | None], Awaitable[Answer]]
+Send = Callable[[Command, Callable[[], None], int | None], Awaitable[CommandResult]]
 
 
 class AsyncSharedClaims:
@@ -40,7 +40,7 @@ class AsyncSharedClaims:
         self._handed: Told | None = None
         self._end = AttemptEnd()
 
-    async def answer(self, ask: Call, deadline: int | None) -> Answer:
+    async def answer(self, ask: ApplyCommand, deadline: int | None) -> CommandResult:
         """The answer to a claim: an attempt's that runs here, a duplicate's, or the store's. To any
         other command: the store's; one of them ends the attempt."""
         claim = ask.command
@@ -56,19 +56,19 @@ class AsyncSharedClaims:
         self._end.claimed(claim, answer)
         return answer
 
-    async def _shared(self, claim: Claim) -> Answer:
+    async def _shared(self, claim: Claim) -> CommandResult:
         now = self._clock.now()
         told, self._handed = self._handed, None
         if told is None:
             told = self._holders.reply(claim, now)
         if told is not None:
-            return Answer(told, now, now, shared=True)
+            return CommandResult(told, now, now, shared=True)
         waiter = Waiter(claim)
         try:
             if not self._duplicates.lead(waiter):
                 told = await self._wait_for_reply(waiter)
                 if told is not None:
-                    return Answer(told, now, self._clock.now(), shared=True)
+                    return CommandResult(told, now, self._clock.now(), shared=True)
             answer = await self._send(claim, self._interrupted, None)
             self._duplicates.answered(waiter, answer.reply)
         except BaseException:

@@ -9,12 +9,12 @@ from collections.abc import Callable
 
 from oncekey.core.store import AsyncStore
 from oncekey.engine.aio.heartbeat import sleep
-from oncekey.engine.aio.periodic import AsyncBackground
+from oncekey.engine.aio.periodic import AsyncPeriodicTask
 from oncekey.engine.clock import Clock, new_owner
 from oncekey.engine.sweeping import SweepPlan, rest_after
 
 
-class AsyncSweeper(AsyncBackground):
+class AsyncSweeper(AsyncPeriodicTask):
     def __init__(
         self, store: AsyncStore, plan: SweepPlan, clock: Clock, ended: Callable[[], None]
     ) -> None:

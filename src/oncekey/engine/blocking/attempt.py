@@ -12,16 +12,16 @@ from oncekey.core.codec import codec_for
 from oncekey.core.commands import Command, Lost, Renew
 from oncekey.core.duration import Duration
 from oncekey.core.effects import (
-    Answer,
-    Call,
+    ApplyCommand,
+    CommandResult,
     Grant,
-    Nothing,
     Probe,
+    ProbeFoundNothing,
     Raised,
     Returned,
     RunStep,
     Sleep,
-    StepVerdict,
+    StepOutcome,
 )
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.step_flow import step as step_flow
@@ -40,7 +40,7 @@ class Hands(Protocol):
 
     kernel: Kernel
 
-    def answer(self, command: Command, deadline: int | None = None) -> Answer: ...
+    def answer(self, command: Command, deadline: int | None = None) -> CommandResult: ...
     def sleep(self, ask: Sleep) -> int: ...
     def undo(self, attempt: AttemptBase) -> None: ...
 
@@ -127,14 +127,14 @@ class Attempt(AttemptBase):
 
     def _drive_step(
         self, call: StepCall, fn: Callable[..., Any], probe: Callable[..., Any] | None
-    ) -> StepVerdict:
+    ) -> StepOutcome:
         flow = step_flow(self._grant, self._repeat_until, call.plan, call.saved)
         answer: object = None
         while True:
             try:
                 ask = flow.send(answer)
             except StopIteration as stop:
-                verdict: StepVerdict = stop.value
+                verdict: StepOutcome = stop.value
                 return verdict
             if type(ask) is RunStep:
                 with in_step(self, call.plan.name, call.child):
@@ -145,12 +145,12 @@ class Attempt(AttemptBase):
             elif type(ask) is Sleep:
                 answer = self._hands.sleep(ask)
             else:
-                assert type(ask) is Call
+                assert type(ask) is ApplyCommand
                 answer = self._hands.answer(ask.command, self._deadline)
 
     def _ask(
         self, call: StepCall, fn: Callable[..., Any], *, none_is_no: bool = False
-    ) -> Returned | Raised | Nothing:
+    ) -> Returned | Raised | ProbeFoundNothing:
         kernel = self._hands.kernel
         try:
             answer = fn(*call.args)
@@ -158,6 +158,6 @@ class Attempt(AttemptBase):
         except BaseException as error:
             return Raised(error, self._repeat_until)
         if answer is None and none_is_no:
-            return Nothing(self._repeat_until)
+            return ProbeFoundNothing(self._repeat_until)
         made = kernel.pack(call.codec, self._job.policy, bare(answer), self._repeat_until)
         return packed(answer, made)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from oncekey.core.commands import Command, Reply
-from oncekey.core.effects import Answer
+from oncekey.core.effects import CommandResult
 from oncekey.core.errors import StoreUnavailable
 from oncekey.engine.batch import (
     BATCH_BYTES_MAX,
@@ -106,7 +106,7 @@ class Coalescer:
         self._taken = 0
         self._in_flight = 0
 
-    def answer(self, command: Command, deadline: int | None = None) -> Answer:
+    def answer(self, command: Command, deadline: int | None = None) -> CommandResult:
         """The store's reply, or that it is unavailable; raises what else the store raised for
         this command. `deadline` is its owner's: what is nearest goes first."""
         ticket = _Ticket(command, deadline)
@@ -122,7 +122,7 @@ class Coalescer:
             raise
         return _answer(ticket, self._now())
 
-    def answer_many(self, commands: Sequence[Command]) -> list[Answer]:
+    def answer_many(self, commands: Sequence[Command]) -> list[CommandResult]:
         """Answers to several commands of one caller, in batches of their own beside the lanes;
         whatever the store raised, it counts as unavailable for that command."""
         tickets = [_Ticket(command) for command in commands]
@@ -131,7 +131,9 @@ class Coalescer:
             batch, queue = queue.split(self._limits.count, self._limits.size)
             self._settle(batch)
         at = self._now()
-        return [Answer(_unavailable(ticket.outcome), ticket.sent_at, at) for ticket in tickets]
+        return [
+            CommandResult(_unavailable(ticket.outcome), ticket.sent_at, at) for ticket in tickets
+        ]
 
     # --- one ticket's way ---------------------------------------------------------------------
 
@@ -258,12 +260,12 @@ class Coalescer:
             ticket.outcome = outcome
 
 
-def _answer(ticket: _Ticket, at: int) -> Answer:
+def _answer(ticket: _Ticket, at: int) -> CommandResult:
     outcome = ticket.outcome
     assert outcome is not None
     if isinstance(outcome, Exception) and not isinstance(outcome, StoreUnavailable):
         raise outcome
-    return Answer(outcome, ticket.sent_at, at)
+    return CommandResult(outcome, ticket.sent_at, at)
 
 
 def _unavailable(outcome: Outcome | None) -> Reply | StoreUnavailable:

@@ -6,22 +6,22 @@ import threading
 from collections.abc import Callable, Sequence
 
 from oncekey.core.commands import Command
-from oncekey.core.effects import Answer
+from oncekey.core.effects import CommandResult
 from oncekey.engine.clock import Clock
-from oncekey.engine.deferred_writes import OFFER_EVERY_US, Leftovers
+from oncekey.engine.deferred_writes import OFFER_EVERY_US, DeferredWrites
 
 _JOIN_SECONDS = 5
 
 
-class Offering:
+class DeferredWriter:
     """One per engine; safe from any thread."""
 
     def __init__(
-        self, answer_many: Callable[[Sequence[Command]], list[Answer]], clock: Clock
+        self, answer_many: Callable[[Sequence[Command]], list[CommandResult]], clock: Clock
     ) -> None:
         self._answer_many = answer_many
         self._clock = clock
-        self._left = Leftovers()
+        self._left = DeferredWrites()
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None

@@ -12,12 +12,12 @@ import threading
 from collections.abc import Callable, Sequence
 
 from oncekey.core.commands import Command
-from oncekey.core.effects import Answer, Call, Extended, Sleep
+from oncekey.core.effects import ApplyCommand, CommandResult, DeadlineExtended, Sleep
 from oncekey.core.heartbeat_flow import RENEWALS_PER_LEASE, heartbeat
 from oncekey.engine.attempt_base import AttemptBase
 from oncekey.engine.clock import Clock
 
-AnswerMany = Callable[[Sequence[Command]], list[Answer]]
+AnswerMany = Callable[[Sequence[Command]], list[CommandResult]]
 
 _FOREVER_US = 3_600_000_000
 _AFTER_FAILURE_US = 100_000
@@ -39,14 +39,14 @@ class _Beat:
     def renewal(self, now: int) -> Command:
         """The command to send now; the generator stands at a Sleep and goes on to a Call."""
         ask = self.flow.send(now)
-        assert isinstance(ask, Call)
+        assert isinstance(ask, ApplyCommand)
         return ask.command
 
-    def take(self, answer: Answer) -> bool:
+    def take(self, answer: CommandResult) -> bool:
         """Whether the attempt still lives after this answer."""
         try:
             ask = self.flow.send(answer)
-            while isinstance(ask, Extended):
+            while isinstance(ask, DeadlineExtended):
                 self.attempt._extend(ask.deadline)
                 ask = self.flow.send(None)
         except StopIteration:
@@ -57,7 +57,7 @@ class _Beat:
         return True
 
 
-class Heart:
+class Heartbeat:
     def __init__(self, answer_many: AnswerMany, clock: Clock) -> None:
         self._answer_many = answer_many
         self._clock = clock

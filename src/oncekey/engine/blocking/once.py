@@ -22,7 +22,7 @@ from oncekey.core.store import SWEEP_LIMIT_DEFAULT, Store
 from oncekey.engine.blocking.attempt import Attempt
 from oncekey.engine.blocking.completer import Completer
 from oncekey.engine.blocking.operations import Operations
-from oncekey.engine.blocking.periodic import Background
+from oncekey.engine.blocking.periodic import PeriodicTask
 from oncekey.engine.blocking.runner import Runner
 from oncekey.engine.blocking.sweeper import Sweeper
 from oncekey.engine.clock import Clock
@@ -117,10 +117,12 @@ class Once(Operations):
         self._completer = Completer(self._store, runner, self._completing, kernel.clock)
         self._complete_limit = complete_limit
         self._sweeper = Sweeper(self._store, plan, kernel.clock, self._ready) if plan else None
-        self._background: list[Background] = [self._sweeper] if self._sweeper else []
+        self._background: list[PeriodicTask] = [self._sweeper] if self._sweeper else []
         if complete_period is not None:
             self._background.append(
-                Background("completer", complete_period, self._complete, kernel.clock, self._ready)
+                PeriodicTask(
+                    "completer", complete_period, self._complete, kernel.clock, self._ready
+                )
             )
         self._start_background()
         self._watch()

@@ -15,7 +15,7 @@ from oncekey.engine.periods import warn
 _JOIN_SECONDS = 5
 
 
-class Background:
+class PeriodicTask:
     """`work` is called every `every` microseconds, more or less; what it raises is logged and the
     next period is another try. `ready` is called before, since a store may be lazy."""
 

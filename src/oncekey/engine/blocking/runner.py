@@ -17,27 +17,27 @@ from oncekey.core.attempt_flow import close
 from oncekey.core.attempt_flow import recover as recover_flow
 from oncekey.core.commands import Command, Look, Release, Reply, Seen
 from oncekey.core.effects import (
-    Answer,
-    Call,
+    ApplyCommand,
+    AttemptOutcome,
+    CommandResult,
     Grant,
-    Late,
     Raised,
     Recover,
     Recovered,
     Returned,
     RunBody,
     Sleep,
-    Verdict,
+    StartedTooLate,
 )
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.late_owner import starts_late
 from oncekey.core.record import Record, State
-from oncekey.core.store import Enlisted
+from oncekey.core.store import CallerTransaction
 from oncekey.engine.attempt_base import AttemptBase
 from oncekey.engine.blocking.attempt import Attempt
 from oncekey.engine.blocking.coalescer import Coalescer
-from oncekey.engine.blocking.deferred_writes import Offering
-from oncekey.engine.blocking.heartbeat import Heart
+from oncekey.engine.blocking.deferred_writes import DeferredWriter
+from oncekey.engine.blocking.heartbeat import Heartbeat
 from oncekey.engine.blocking.shared_claims import SharedClaims
 from oncekey.engine.clock import new_owner
 from oncekey.engine.context import enter, entered, leave
@@ -61,7 +61,7 @@ class Runner:
         *,
         coalesce: bool = True,
         lanes: int = 1,
-        enlisted: Enlisted | None = None,
+        enlisted: CallerTransaction | None = None,
         connection: Any = None,
     ) -> None:
         self.kernel = kernel
@@ -77,8 +77,8 @@ class Runner:
         """Fresh locks and threads: at the start, and in a forked child."""
         if self._enlisted is None:  # in a caller's transaction nothing is shared or kept alive
             self._coalescer = Coalescer(self._apply, lanes=self._lanes, now=self._clock.now)
-            self._heart = Heart(self._coalescer.answer_many, self._clock)
-            self._offering = Offering(self._coalescer.answer_many, self._clock)
+            self._heart = Heartbeat(self._coalescer.answer_many, self._clock)
+            self._offering = DeferredWriter(self._coalescer.answer_many, self._clock)
             self._duplicates = Duplicates()
             self.kernel.reset()
 
@@ -108,7 +108,7 @@ class Runner:
             except StopIteration as stop:
                 state: State | None = stop.value
                 return state
-            if type(ask) is Call:
+            if type(ask) is ApplyCommand:
                 answer = self.answer(ask.command)
             elif type(ask) is Sleep:
                 answer = self.sleep(ask)
@@ -121,13 +121,13 @@ class Runner:
         self._offering.stop()
 
     @property
-    def parts(self) -> tuple[Heart, Offering]:
+    def parts(self) -> tuple[Heartbeat, DeferredWriter]:
         """Those with threads of their own."""
         return self._heart, self._offering
 
     # --- answers ------------------------------------------------------------------------------
 
-    def _run(self, job: Job, body: Body[Any]) -> Verdict:
+    def _run(self, job: Job, body: Body[Any]) -> AttemptOutcome:
         progress = Progress(self.kernel.task(job), entered())
         shared = SharedClaims(self._duplicates, self.kernel.holders, self._clock, self.answer)
         try:
@@ -145,7 +145,7 @@ class Runner:
 
     def _drive(
         self, progress: Progress, job: Job, body: Body[Any], shared: SharedClaims | None
-    ) -> Verdict:
+    ) -> AttemptOutcome:
         flow = attempt_flow(progress.task)
         answer: object = None
         deadline: int | None = None
@@ -153,12 +153,12 @@ class Runner:
             try:
                 ask = flow.send(answer)
             except StopIteration as stop:
-                verdict: Verdict = stop.value
+                verdict: AttemptOutcome = stop.value
                 if shared is not None:
                     self._offer(verdict.leftover)
                 progress.ended = True
                 return verdict
-            if type(ask) is Call:
+            if type(ask) is ApplyCommand:
                 if shared is None:
                     answer = self.answer(ask.command, deadline)
                 else:
@@ -196,7 +196,7 @@ class Runner:
             try:
                 while True:
                     ask = flow.send(answer)
-                    if type(ask) is Call:
+                    if type(ask) is ApplyCommand:
                         answer = self.answer(ask.command, result.deadline)
                     else:
                         assert type(ask) is Sleep
@@ -211,7 +211,7 @@ class Runner:
         if leftover is not None:
             self._offering.add(leftover)
 
-    def answer(self, command: Command, deadline: int | None = None) -> Answer:
+    def answer(self, command: Command, deadline: int | None = None) -> CommandResult:
         """What the store said, and when it was asked; `deadline` is the command's owner's."""
         if self._coalesce:
             return self._coalescer.answer(command, deadline)
@@ -222,11 +222,11 @@ class Runner:
             (reply,) = self._apply((command,))
         except StoreUnavailable as error:
             reply = error
-        return Answer(reply, sent_at, now())
+        return CommandResult(reply, sent_at, now())
 
     def _run_body(
         self, progress: Progress, grant: Grant, job: Job, body: Body[Any]
-    ) -> Returned | Raised | Late:
+    ) -> Returned | Raised | StartedTooLate:
         refusal = self.kernel.refusal(job)
         if refusal is not None:
             return Raised(refusal, grant.deadline)
@@ -239,7 +239,7 @@ class Runner:
         call = None if type(body) is FunctionType else whole_call(body, attempt)
         if starts_late(grant, self._clock.now()):
             progress.spare = new_owner()
-            return Late(progress.spare)
+            return StartedTooLate(progress.spare)
         self._heart.watch(attempt)
         enter(attempt)
         self.kernel.holders.add(job.fingerprint, attempt)
@@ -271,7 +271,7 @@ class Runner:
         return self.kernel.pack(job.codec, job.policy, progress.value, deadline)
 
     def _run_enlisted(
-        self, enlisted: Enlisted, attempt: Attempt, job: Job, body: Body[Any]
+        self, enlisted: CallerTransaction, attempt: Attempt, job: Job, body: Body[Any]
     ) -> Returned | Raised:
         """In the caller's transaction: no lease to keep, and a raising body's rows are undone."""
         attempt._enter_transaction(depth(self._connection))

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Final
 
 from oncekey.core.commands import Claim, Command
-from oncekey.core.effects import Answer, Call, Sleep
+from oncekey.core.effects import ApplyCommand, CommandResult, Sleep
 from oncekey.engine.clock import Clock
 from oncekey.engine.duplicates import FOLLOWER_POLL_US, AttemptEnd, Duplicates, Told, Waiter
 from oncekey.engine.holders import Holders
@@ -30,7 +30,7 @@ class SharedClaims:
         duplicates: Duplicates,
         holders: Holders,
         clock: Clock,
-        send: Callable[[Command, int | None], Answer],
+        send: Callable[[Command, int | None], CommandResult],
     ) -> None:
         self._duplicates = duplicates
         self._holders = holders
@@ -39,7 +39,7 @@ class SharedClaims:
         self._handed: Told | None = None
         self._end = AttemptEnd()
 
-    def answer(self, ask: Call, deadline: int | None) -> Answer:
+    def answer(self, ask: ApplyCommand, deadline: int | None) -> CommandResult:
         """The answer to a claim: an attempt's that runs here, a duplicate's, or the store's. To any
         other command: the store's; one of them ends the attempt."""
         claim = ask.command
@@ -52,19 +52,19 @@ class SharedClaims:
         self._end.claimed(claim, answer)
         return answer
 
-    def _shared(self, claim: Claim) -> Answer:
+    def _shared(self, claim: Claim) -> CommandResult:
         now = self._clock.now()
         told, self._handed = self._handed, None
         if told is None:
             told = self._holders.reply(claim, now)
         if told is not None:
-            return Answer(told, now, now, shared=True)
+            return CommandResult(told, now, now, shared=True)
         waiter = Waiter(claim)
         try:
             if not self._duplicates.lead(waiter):
                 told = self._wait_for_reply(waiter)
                 if told is not None:
-                    return Answer(told, now, self._clock.now(), shared=True)
+                    return CommandResult(told, now, self._clock.now(), shared=True)
             answer = self._send(claim, None)
             self._duplicates.answered(waiter, answer.reply)
         except BaseException:

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from oncekey.core.store import Store
-from oncekey.engine.blocking.periodic import Background
+from oncekey.engine.blocking.periodic import PeriodicTask
 from oncekey.engine.clock import Clock, new_owner
 from oncekey.engine.sweeping import SweepPlan, rest_after
 
 
-class Sweeper(Background):
+class Sweeper(PeriodicTask):
     def __init__(
         self, store: Store, plan: SweepPlan, clock: Clock, ready: Callable[[], None]
     ) -> None:

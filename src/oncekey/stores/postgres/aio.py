@@ -19,7 +19,7 @@ import asyncpg
 from oncekey.core.commands import Command, Reply
 from oncekey.core.errors import ConfigurationError, OncekeyError, StoreUnavailable
 from oncekey.core.record import Record
-from oncekey.core.store import SWEEP_LIMIT_DEFAULT, AsyncEnlisted, Unfinished
+from oncekey.core.store import SWEEP_LIMIT_DEFAULT, AsyncCallerTransaction, Unfinished
 from oncekey.stores.postgres import errors
 from oncekey.stores.postgres.asyncpg_lines import (
     CANCEL_SECONDS,
@@ -197,7 +197,7 @@ class AsyncPostgresStore(PostgresBase):
         """Past generations of a key that are still in their audit window, oldest first."""
         return await self._run(lambda: self._program.history(id))
 
-    def enlist(self, connection: Any, /) -> AsyncEnlisted:
+    def enlist(self, connection: Any, /) -> AsyncCallerTransaction:
         """The same records on your connection or session, inside its transaction."""
         from oncekey.stores.postgres.connections import enlist_async
 

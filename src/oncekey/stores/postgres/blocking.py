@@ -20,7 +20,7 @@ import psycopg
 from oncekey.core.commands import Command, Reply
 from oncekey.core.errors import ConfigurationError, OncekeyError, StoreUnavailable
 from oncekey.core.record import Record
-from oncekey.core.store import SWEEP_LIMIT_DEFAULT, Enlisted, Unfinished
+from oncekey.core.store import SWEEP_LIMIT_DEFAULT, CallerTransaction, Unfinished
 from oncekey.stores.postgres import errors
 from oncekey.stores.postgres.base import (
     DEADLOCK_TRIES,
@@ -179,7 +179,7 @@ class PostgresStore(PostgresBase):
         """Past generations of a key that are still in their audit window, oldest first."""
         return self._run(lambda: self._program.history(id))
 
-    def enlist(self, connection: Any, /) -> Enlisted:
+    def enlist(self, connection: Any, /) -> CallerTransaction:
         """The same records on your connection or session, inside its transaction."""
         from oncekey.stores.postgres.connections import enlist_blocking
 

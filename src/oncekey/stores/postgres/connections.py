@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
 from oncekey.core.errors import ConfigurationError
-from oncekey.core.store import AsyncEnlisted, Enlisted
+from oncekey.core.store import AsyncCallerTransaction, CallerTransaction
 from oncekey.stores import sqlalchemy_savepoints
 from oncekey.stores.postgres.enlisting import Action, Standing
 from oncekey.stores.postgres.executing import Async, savepoint_text
@@ -36,7 +36,7 @@ _ASYNC: Final = (
 
 def enlist_blocking(
     connection: Any, options: Options, program: Program, identify: Callable[[], None]
-) -> Enlisted:
+) -> CallerTransaction:
     """The kind of `connection`, made to take part. `identify` makes the program learn anew which
     store it is of."""
     _check_allowed(options)
@@ -57,7 +57,7 @@ def enlist_blocking(
 
 def enlist_async(
     connection: Any, options: Options, program: Program, identify: Callable[[], Awaitable[None]]
-) -> AsyncEnlisted:
+) -> AsyncCallerTransaction:
     """The kind of `connection`, made to take part. `identify` makes the program learn anew which
     store it is of."""
     _check_allowed(options)

@@ -17,7 +17,12 @@ from oncekey.core.commands import Command, Reply
 from oncekey.core.duration import Duration, microseconds
 from oncekey.core.errors import ConfigurationError, StoreUnavailable
 from oncekey.core.record import Record
-from oncekey.core.store import SWEEP_LIMIT_DEFAULT, AsyncEnlisted, Enlisted, Unfinished
+from oncekey.core.store import (
+    SWEEP_LIMIT_DEFAULT,
+    AsyncCallerTransaction,
+    CallerTransaction,
+    Unfinished,
+)
 from oncekey.stores.sqlalchemy_savepoints import is_async, is_blocking
 from oncekey.stores.sqlite import library
 from oncekey.stores.sqlite.connection import Database
@@ -127,7 +132,7 @@ class SQLiteStore(_Base):
         """Past generations of a key that are still in their audit window, oldest first."""
         return self._database.run(self._program.history(id))
 
-    def enlist(self, connection: Any, /) -> Enlisted:
+    def enlist(self, connection: Any, /) -> CallerTransaction:
         """The same records on your sqlite3 connection, or on your SQLAlchemy session or connection,
         inside its transaction.
 
@@ -193,7 +198,7 @@ class AsyncSQLiteStore(_Base):
         """Past generations of a key that are still in their audit window, oldest first."""
         return await self._run(self._program.history(id))
 
-    def enlist(self, connection: Any, /) -> AsyncEnlisted:
+    def enlist(self, connection: Any, /) -> AsyncCallerTransaction:
         """The same records on your aiosqlite or sqlite3 connection, or on your SQLAlchemy
         AsyncSession or AsyncConnection, inside its transaction."""
         if is_async(connection):
