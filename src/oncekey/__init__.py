@@ -23,7 +23,7 @@ from oncekey.core.errors import (
     Terminal,
     WaitTimeout,
 )
-from oncekey.core.events import Fact, Notice
+from oncekey.core.events import Event, EventKind
 from oncekey.core.guarantees import Guarantee, Level
 from oncekey.core.identity import child_key, child_uuid
 from oncekey.core.policy import Policy
@@ -50,7 +50,8 @@ __all__ = [
     "Completed",
     "Completion",
     "ConfigurationError",
-    "Fact",
+    "Event",
+    "EventKind",
     "Guarantee",
     "InFlight",
     "InvalidKey",
@@ -61,7 +62,6 @@ __all__ = [
     "MissingKey",
     "NotReplayable",
     "NotStarted",
-    "Notice",
     "Once",
     "OncekeyError",
     "Operation",

@@ -24,7 +24,7 @@ from oncekey.client.asks import (
     Verdict,
     Wait,
 )
-from oncekey.client.delivery import What
+from oncekey.client.delivery import ProgressKind
 from oncekey.client.flow import deliver
 from oncekey.client.retry import Retry
 
@@ -88,7 +88,7 @@ class Play:
         return [ask.left for ask in self.asks if isinstance(ask, Send)]
 
     def told(self) -> list[tuple[str, int]]:
-        return [(ask.what.value, ask.attempt) for ask in self.asks if isinstance(ask, Tell)]
+        return [(ask.kind.value, ask.attempt) for ask in self.asks if isinstance(ask, Tell)]
 
 
 def head(status: int, retry_after: str | None = None, broke: Trouble | None = None) -> Answered:
@@ -102,9 +102,9 @@ def test_the_plain_case_asks_for_the_key_first_and_lets_go_of_it_last() -> None:
     play = Play(201)
     assert play.asks == [
         Begin(),
-        Tell(What.SENDING, 1),
+        Tell(ProgressKind.SENDING, 1),
         Send(1, 60 * SECOND),
-        Tell(What.ANSWERED, 1, status=201),
+        Tell(ProgressKind.ANSWERED, 1, status=201),
         Leave(settled=True),
     ]
     assert play.verdict == Verdict(Ending.ANSWERED, 1, 0, SECOND // 10, settled=True)
@@ -311,6 +311,6 @@ def test_every_step_is_told_before_it_is_taken() -> None:
     ]
     for before, after in pairwise(play.asks):
         if isinstance(after, Send):
-            assert before == Tell(What.SENDING, after.attempt)
+            assert before == Tell(ProgressKind.SENDING, after.attempt)
         if isinstance(after, Wait):
-            assert before == Tell(What.WAITING, 1, us=after.us, why="no answer in time")
+            assert before == Tell(ProgressKind.WAITING, 1, us=after.us, why="no answer in time")

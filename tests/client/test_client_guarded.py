@@ -83,7 +83,7 @@ def test_a_request_in_flight_is_waited_out(app: Served, name: str) -> None:
     assert got.delivery is not None
     assert (got.delivery.attempts, got.delivery.replayed) == (3, True)
     assert app.effects() == 1
-    assert [progress.status for progress in told if progress.what == "answered"] == [409, 200]
+    assert [progress.status for progress in told if progress.kind == "answered"] == [409, 200]
     assert caller.time.slept[1] >= 1_000_000, "as the server asked"
 
 

@@ -49,7 +49,7 @@ def test_the_key_is_on_disk_before_the_first_byte_is_sent(name: str, journal: Jo
     ):
 
         def _entries(progress: Any) -> int:
-            return journal.open_entries() if progress.what == "sending" else -1
+            return journal.open_entries() if progress.kind == "sending" else -1
 
         caller.post(server.url, timeout=0.5)
     assert [count for count in counts if count >= 0] == [1, 1]

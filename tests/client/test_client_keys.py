@@ -197,7 +197,7 @@ def test_progress_is_told_as_it_happens(name: str) -> None:
         calling(name, on_progress=told.append, chances=[0.5, 0.5]) as caller,
     ):
         got = caller.post(server.url + "/pay?x=1")
-    assert [(p.what.value, p.attempt, p.status, p.seconds) for p in told] == [
+    assert [(p.kind.value, p.attempt, p.status, p.seconds) for p in told] == [
         ("sending", 1, None, 0.0),
         ("broke", 1, None, 0.0),
         ("waiting", 1, None, 0.05),

@@ -12,7 +12,7 @@ import pytest
 
 from oncekey.core.commands import Claim, Claimed, Command, Look, Renew, Replay, Seen
 from oncekey.core.errors import ConfigurationError, LeaseLost
-from oncekey.core.events import Fact, Notice
+from oncekey.core.events import Event, EventKind
 from oncekey.core.policy import Policy
 from oncekey.core.record import State
 from oncekey.core.recovery import Recovery, UnknownKey
@@ -216,10 +216,10 @@ def test_a_waiting_caller_is_cancelled_by_close_not_crashed() -> None:
 def test_the_end_is_told_though_the_caller_left() -> None:
     async def main() -> None:
         once, store, _ = slow_engine(None)
-        heard: list[Fact] = []
+        heard: list[EventKind] = []
 
-        def hear(notice: Notice) -> None:
-            heard.append(notice.fact)
+        def hear(notice: Event) -> None:
+            heard.append(notice.kind)
 
         once.subscribe(hear)
         go = asyncio.Event()
@@ -229,14 +229,14 @@ def test_the_end_is_told_though_the_caller_left() -> None:
             return "done"
 
         caller = asyncio.create_task(once.run("op", "k", body))
-        await turn_until(lambda: heard == [Fact.CLAIMED])
+        await turn_until(lambda: heard == [EventKind.CLAIMED])
         caller.cancel()
         with pytest.raises(asyncio.CancelledError):
             await caller
         go.set()
         await once.close()
         assert store.kinds() == ["Claim", "Finish"]
-        assert heard == [Fact.CLAIMED, Fact.FINISHED]
+        assert heard == [EventKind.CLAIMED, EventKind.FINISHED]
 
     asyncio.run(main())
 

@@ -36,7 +36,7 @@ from oncekey.core.effects import (
     Sleep,
 )
 from oncekey.core.errors import StoreUnavailable
-from oncekey.core.events import Fact
+from oncekey.core.events import EventKind
 from oncekey.core.record import State, Step
 from oncekey.core.step_flow import RETRY_FIRST_US
 
@@ -66,13 +66,13 @@ def test_i5_the_deadline_counts_from_the_sending_of_the_claim() -> None:
 @pytest.mark.parametrize(
     ("reply", "verdict"),
     [
-        (REPLAY, AttemptOutcome(Fact.REPLAYED, b"stored", State.SUCCEEDED, 2, FENCE, 77)),
-        (Different(1), AttemptOutcome(Fact.MISMATCH, version=1)),
-        (Different(9), AttemptOutcome(Fact.MISMATCH, version=9)),
-        (Unsure(record(State.UNKNOWN)), AttemptOutcome(Fact.UNKNOWN, fence=FENCE)),
-        (Busy(4_000), AttemptOutcome(Fact.IN_FLIGHT, retry_after=4_000)),
-        (Lost(), AttemptOutcome(Fact.LOST)),
-        (REFUSED, AttemptOutcome(Fact.UNAVAILABLE, error=REFUSED)),
+        (REPLAY, AttemptOutcome(EventKind.REPLAYED, b"stored", State.SUCCEEDED, 2, FENCE, 77)),
+        (Different(1), AttemptOutcome(EventKind.MISMATCH, version=1)),
+        (Different(9), AttemptOutcome(EventKind.MISMATCH, version=9)),
+        (Unsure(record(State.UNKNOWN)), AttemptOutcome(EventKind.UNKNOWN, fence=FENCE)),
+        (Busy(4_000), AttemptOutcome(EventKind.IN_FLIGHT, retry_after=4_000)),
+        (Lost(), AttemptOutcome(EventKind.LOST)),
+        (REFUSED, AttemptOutcome(EventKind.UNAVAILABLE, error=REFUSED)),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -120,7 +120,7 @@ def test_i9_only_a_claim_that_was_sent_must_have_a_reply_of_its_own() -> None:
         nothing_sent.send(CommandResult(MAYBE, 0, 0, shared=True))
         if tries < CLAIM_TRIES - 1:
             nothing_sent.sleep()
-    assert nothing_sent.verdict() == AttemptOutcome(Fact.UNAVAILABLE, error=MAYBE), (
+    assert nothing_sent.verdict() == AttemptOutcome(EventKind.UNAVAILABLE, error=MAYBE), (
         "nothing to give back"
     )
 
@@ -134,8 +134,8 @@ def test_a_claim_that_never_was_answered_is_given_back(reply: Reply | StoreUnava
     script.reply(MAYBE)
     assert script.command(Release) == Release(ID, ME, None)
     script.reply(reply)
-    leftover = Release(ID, ME, None) if isinstance(reply, StoreUnavailable) else None
-    assert script.verdict() == AttemptOutcome(Fact.UNAVAILABLE, error=MAYBE, leftover=leftover)
+    deferred = Release(ID, ME, None) if isinstance(reply, StoreUnavailable) else None
+    assert script.verdict() == AttemptOutcome(EventKind.UNAVAILABLE, error=MAYBE, deferred=deferred)
 
 
 @pytest.mark.parametrize("unclear", range(1, CLAIM_TRIES))
@@ -148,7 +148,7 @@ def test_a_clear_failure_after_an_unclear_one_gives_the_claim_back_too(unclear: 
     script.reply(REFUSED)
     assert script.command(Release) == Release(ID, ME, None)
     script.reply(Done())
-    assert script.verdict() == AttemptOutcome(Fact.UNAVAILABLE, error=REFUSED)
+    assert script.verdict() == AttemptOutcome(EventKind.UNAVAILABLE, error=REFUSED)
 
 
 # --- waiting ----------------------------------------------------------------------------------
@@ -176,7 +176,7 @@ def test_waiting_ends_exactly_with_wait() -> None:
         if not script.ended:
             script.sleep()
     assert script.now == SECOND
-    assert script.verdict() == AttemptOutcome(Fact.WAIT_TIMEOUT, retry_after=123)
+    assert script.verdict() == AttemptOutcome(EventKind.WAIT_TIMEOUT, retry_after=123)
 
 
 def test_the_wait_counts_from_the_first_sending() -> None:
@@ -184,7 +184,7 @@ def test_the_wait_counts_from_the_first_sending() -> None:
     script.reply(Busy(5), took=SECOND - 1)
     assert script.sleep().us == 1
     script.reply(Busy(5))
-    assert script.verdict().fact is Fact.WAIT_TIMEOUT
+    assert script.verdict().kind is EventKind.WAIT_TIMEOUT
 
 
 def test_who_waited_gets_the_outcome() -> None:
@@ -192,7 +192,7 @@ def test_who_waited_gets_the_outcome() -> None:
     script.reply(Busy(5))
     script.sleep()
     script.reply(REPLAY)
-    assert script.verdict().fact is Fact.REPLAYED
+    assert script.verdict().kind is EventKind.REPLAYED
 
 
 def test_i5_who_waited_and_got_the_key_counts_from_its_last_claim() -> None:
@@ -225,7 +225,7 @@ def test_what_recovery_finds_is_resolved_and_claimed_again() -> None:
     script.reply(Done())
     script.command(Claim)
     script.reply(REPLAY)
-    assert script.verdict().fact is Fact.REPLAYED
+    assert script.verdict().kind is EventKind.REPLAYED
 
 
 def test_a_key_decided_by_somebody_else_meanwhile_is_claimed_again_too() -> None:
@@ -238,7 +238,7 @@ def test_a_key_decided_by_somebody_else_meanwhile_is_claimed_again_too() -> None
 def test_recovery_that_finds_nothing_leaves_it_unknown() -> None:
     script = recovering()
     script.send(None)
-    assert script.verdict() == AttemptOutcome(Fact.UNKNOWN, fence=FENCE)
+    assert script.verdict() == AttemptOutcome(EventKind.UNKNOWN, fence=FENCE)
 
 
 def test_recovery_is_asked_once_only() -> None:
@@ -246,13 +246,13 @@ def test_recovery_is_asked_once_only() -> None:
     script.send(FOUND)
     script.reply(Done())
     script.reply(UNSURE)
-    assert script.verdict() == AttemptOutcome(Fact.UNKNOWN, fence=FENCE)
+    assert script.verdict() == AttemptOutcome(EventKind.UNKNOWN, fence=FENCE)
 
 
 def test_without_recover_nobody_is_asked() -> None:
     script = Script(attempt(task(recoverable=False)))
     script.reply(UNSURE)
-    assert script.verdict().fact is Fact.UNKNOWN
+    assert script.verdict().kind is EventKind.UNKNOWN
 
 
 def test_resolving_is_repeated_and_then_given_up() -> None:
@@ -262,7 +262,7 @@ def test_resolving_is_repeated_and_then_given_up() -> None:
         script.command(Resolve)
         script.reply(MAYBE)
         script.sleep()
-    assert script.verdict() == AttemptOutcome(Fact.UNKNOWN, fence=FENCE)
+    assert script.verdict() == AttemptOutcome(EventKind.UNKNOWN, fence=FENCE)
 
 
 def test_i9_a_lost_reply_to_resolve_is_asked_for_again() -> None:

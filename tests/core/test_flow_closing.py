@@ -34,7 +34,7 @@ from oncekey.core.effects import (
     Sleep,
 )
 from oncekey.core.errors import LeaseLost, NotStarted, StoreUnavailable, Terminal
-from oncekey.core.events import Fact
+from oncekey.core.events import EventKind
 from oncekey.core.policy import STORE_TIMEOUT_DEFAULT_US
 from oncekey.core.record import State, Step
 from oncekey.core.step_flow import RETRY_FIRST_US, RETRY_MAX_US
@@ -52,7 +52,9 @@ def test_i13_the_outcome_is_stored_before_there_is_a_verdict() -> None:
     assert script.command(Finish) == Finish(ID, ME, FENCE, SUCCEEDED, b"answer")
     assert not script.ended
     script.reply(Done())
-    assert script.verdict() == AttemptOutcome(Fact.FINISHED, b"answer", SUCCEEDED, 2, FENCE, KEEP)
+    assert script.verdict() == AttemptOutcome(
+        EventKind.FINISHED, b"answer", SUCCEEDED, 2, FENCE, KEEP
+    )
 
 
 def test_what_was_not_kept_goes_along_raw() -> None:
@@ -87,7 +89,7 @@ def test_i4_finish_is_repeated_for_the_stores_timeout_whatever_the_deadline(
     assert pauses[:3] == [RETRY_FIRST_US, 2 * RETRY_FIRST_US, 4 * RETRY_FIRST_US]
     assert max(pauses) <= RETRY_MAX_US
     assert script.verdict() == AttemptOutcome(
-        Fact.UNAVAILABLE, b"answer", raw=raw, error=failure, leftover=first, unrecorded=True
+        EventKind.UNAVAILABLE, b"answer", raw=raw, error=failure, deferred=first, unrecorded=True
     )
 
 
@@ -101,7 +103,7 @@ def test_a_caller_waits_no_longer_for_a_store_than_its_terms_say() -> None:
         if not script.ended:
             script.sleep()
     assert SECOND <= script.now - begun < SECOND + RETRY_MAX_US
-    assert script.verdict().leftover == finish
+    assert script.verdict().deferred == finish
 
 
 def test_i9_a_finish_whose_reply_was_lost_is_done_when_repeated() -> None:
@@ -110,7 +112,7 @@ def test_i9_a_finish_whose_reply_was_lost_is_done_when_repeated() -> None:
     script.reply(MAYBE)
     script.sleep()
     script.reply(Done())
-    assert script.verdict().fact is Fact.FINISHED
+    assert script.verdict().kind is EventKind.FINISHED
 
 
 # --- raising ------------------------------------------------------------------------------------
@@ -152,22 +154,22 @@ def test_what_a_raising_body_leaves_behind(
 
 
 @pytest.mark.parametrize(
-    ("error", "kind", "fact"),
+    ("error", "command", "kind"),
     [
-        (PLAIN, Finish, Fact.FINISHED),
-        (STOP, Finish, Fact.FINISHED),
-        (EARLY, Release, Fact.RELEASED),
+        (PLAIN, Finish, EventKind.FINISHED),
+        (STOP, Finish, EventKind.FINISHED),
+        (EARLY, Release, EventKind.RELEASED),
     ],
     ids=repr,
 )
 def test_the_bodys_own_error_is_raised_again(
-    error: BaseException, kind: type[Any], fact: Fact
+    error: BaseException, command: type[Any], kind: EventKind
 ) -> None:
     script = running()
     script.send(Raised(error, LEASE))
-    script.command(kind)
+    script.command(command)
     script.reply(Done())
-    assert script.verdict() == AttemptOutcome(fact, b"", FAILED, 2, FENCE, error=error)
+    assert script.verdict() == AttemptOutcome(kind, b"", FAILED, 2, FENCE, error=error)
 
 
 def test_the_bodys_own_error_says_more_than_the_stores() -> None:
@@ -175,7 +177,7 @@ def test_the_bodys_own_error_says_more_than_the_stores() -> None:
     script.send(Raised(PLAIN, deadline=0))
     script.reply(MAYBE, took=STORE_TIMEOUT_DEFAULT_US)
     verdict = script.verdict()
-    assert (verdict.fact, verdict.error) == (Fact.UNAVAILABLE, PLAIN)
+    assert (verdict.kind, verdict.error) == (EventKind.UNAVAILABLE, PLAIN)
 
 
 # --- overtaken ----------------------------------------------------------------------------------
@@ -186,18 +188,24 @@ WON = record(SUCCEEDED, owner=b"winner", fence=FENCE + 1, attempt=3)
 @pytest.mark.parametrize(
     ("seen", "verdict"),
     [
-        (Seen(WON, NOW), AttemptOutcome(Fact.REPLAYED, b"stored", SUCCEEDED, 3, FENCE + 1, 990)),
+        (
+            Seen(WON, NOW),
+            AttemptOutcome(EventKind.REPLAYED, b"stored", SUCCEEDED, 3, FENCE + 1, 990),
+        ),
         (
             Seen(WON._replace(state=FAILED), NOW),
-            AttemptOutcome(Fact.REPLAYED, b"stored", FAILED, 3, FENCE + 1, 990),
+            AttemptOutcome(EventKind.REPLAYED, b"stored", FAILED, 3, FENCE + 1, 990),
         ),
-        (Seen(WON._replace(state=UNKNOWN), NOW), AttemptOutcome(Fact.UNKNOWN, fence=FENCE + 1)),
-        (Seen(record(), NOW), AttemptOutcome(Fact.LOST)),
-        (Seen(record(State.ABSENT), NOW), AttemptOutcome(Fact.LOST)),
-        (Seen(WON._replace(fingerprint=ELSE), NOW), AttemptOutcome(Fact.LOST)),
-        (Seen(WON, WON.expires_at), AttemptOutcome(Fact.LOST)),
-        (Seen(None, NOW), AttemptOutcome(Fact.LOST)),
-        (MAYBE, AttemptOutcome(Fact.LOST)),
+        (
+            Seen(WON._replace(state=UNKNOWN), NOW),
+            AttemptOutcome(EventKind.UNKNOWN, fence=FENCE + 1),
+        ),
+        (Seen(record(), NOW), AttemptOutcome(EventKind.LOST)),
+        (Seen(record(State.ABSENT), NOW), AttemptOutcome(EventKind.LOST)),
+        (Seen(WON._replace(fingerprint=ELSE), NOW), AttemptOutcome(EventKind.LOST)),
+        (Seen(WON, WON.expires_at), AttemptOutcome(EventKind.LOST)),
+        (Seen(None, NOW), AttemptOutcome(EventKind.LOST)),
+        (MAYBE, AttemptOutcome(EventKind.LOST)),
     ],
     ids=[
         "winner succeeded",
@@ -225,8 +233,8 @@ def test_i2_who_lost_gets_the_winners_outcome_if_there_is_one(
     script.reply(seen)
     if how == "finish":  # its own answer goes along where there is no other
         verdict = verdict._replace(unrecorded=True)
-        if verdict.fact in (Fact.LOST, Fact.UNKNOWN):
-            verdict = AttemptOutcome(Fact.LOST, b"mine", unrecorded=True)
+        if verdict.kind in (EventKind.LOST, EventKind.UNKNOWN):
+            verdict = AttemptOutcome(EventKind.LOST, b"mine", unrecorded=True)
     assert script.verdict() == verdict
 
 
@@ -238,14 +246,14 @@ def test_an_interruption_reaches_the_caller_whoever_won(how: str) -> None:
     else:
         script.send(Raised(STOP, LEASE))
         script.reply(Lost())
-    assert script.verdict() == AttemptOutcome(Fact.LOST, error=STOP)
+    assert script.verdict() == AttemptOutcome(EventKind.LOST, error=STOP)
 
 
 def test_an_error_of_an_overtaken_body_gives_way_to_the_winners_outcome() -> None:
     script = running()
     script.send(Overtaken(PLAIN))
     script.reply(Seen(WON, NOW))
-    assert script.verdict().fact is Fact.REPLAYED
+    assert script.verdict().kind is EventKind.REPLAYED
 
 
 def test_i7_the_winners_outcome_is_given_up_to_its_last_microsecond() -> None:
@@ -285,7 +293,7 @@ def test_without_its_arguments_on_record_nothing_runs_and_the_key_is_free() -> N
             script.sleep()
     assert script.command(Release) == Release(ID, ME, FENCE)
     script.reply(Done())
-    assert script.verdict() == AttemptOutcome(Fact.UNAVAILABLE, error=MAYBE)
+    assert script.verdict() == AttemptOutcome(EventKind.UNAVAILABLE, error=MAYBE)
 
 
 def test_who_is_overtaken_before_its_arguments_are_on_record_gets_the_winners_outcome() -> None:
@@ -294,7 +302,7 @@ def test_who_is_overtaken_before_its_arguments_are_on_record_gets_the_winners_ou
     script.command(Release)  # had it been given up as unknown: nothing happened
     script.reply(Lost())
     script.reply(Seen(record(SUCCEEDED, fingerprint=task().fingerprint), NOW))
-    assert (script.verdict().fact, script.verdict().body) == (Fact.REPLAYED, b"stored")
+    assert (script.verdict().kind, script.verdict().body) == (EventKind.REPLAYED, b"stored")
 
 
 def test_an_abandoned_flow_asks_for_nothing_more() -> None:

@@ -32,7 +32,7 @@ from oncekey.core.effects import (
     StartedTooLate,
 )
 from oncekey.core.errors import StoreUnavailable
-from oncekey.core.events import Fact
+from oncekey.core.events import EventKind
 from oncekey.core.heartbeat_flow import RENEWALS_PER_LEASE, heartbeat
 from oncekey.core.late_owner import LATE_PART, LATE_TRIES, starts_late
 from oncekey.core.record import State
@@ -70,7 +70,7 @@ def test_a_late_start_whose_claim_is_gone_claims_anew_and_never_runs_beside_the_
     script.reply(Lost())
     assert script.command(Claim).owner == FRESH
     script.reply(Busy(7))
-    assert script.verdict() == AttemptOutcome(Fact.IN_FLIGHT, retry_after=7)
+    assert script.verdict() == AttemptOutcome(EventKind.IN_FLIGHT, retry_after=7)
 
 
 @pytest.mark.parametrize("how", [Done(), Lost(), REFUSED], ids=str)
@@ -90,7 +90,7 @@ def test_a_store_too_slow_to_begin_anything_ends_with_nothing_run(how: Any) -> N
             script.send(StartedTooLate(FRESH))
     assert bodies == (1 if how is REFUSED else LATE_TRIES)
     verdict = script.verdict()
-    assert verdict.fact is Fact.UNAVAILABLE
+    assert verdict.kind is EventKind.UNAVAILABLE
     assert isinstance(verdict.error, StoreUnavailable)
     assert not verdict.error.ambiguous
 
@@ -105,19 +105,19 @@ def test_a_claim_that_cannot_be_given_back_is_left_to_be_offered_on() -> None:
     script.reply(REFUSED)
     release = script.command(Release)
     script.reply(REFUSED)
-    assert script.verdict().leftover == release
+    assert script.verdict().deferred == release
     gone = running()
     gone.send(StartedTooLate(FRESH))
     gone.reply(Lost())
     gone.reply(REFUSED)
-    assert gone.verdict().leftover == release, "not claimed anew: the old one must be freed first"
+    assert gone.verdict().deferred == release, "not claimed anew: the old one must be freed first"
     unkept = Script(attempt(task()._replace(arguments=b"request")))
     unkept.reply(Claimed(FENCE, 1, ()))
     unkept.command(SaveStep)
     unkept.now = LEASE
     unkept.reply(REFUSED)
     unkept.reply(REFUSED)
-    assert unkept.verdict().leftover == release
+    assert unkept.verdict().deferred == release
 
 
 @pytest.mark.parametrize("reply", [Done(), Lost(), MAYBE], ids=str)
@@ -131,10 +131,10 @@ def test_arguments_that_come_too_late_free_a_key_that_was_given_up(reply: Any) -
     script.reply(reply)
     if reply == Lost():  # taken over: the other one's outcome
         script.reply(Seen(record(SUCCEEDED, owner=OTHER, fence=FENCE + 1), NOW))
-        assert script.verdict().fact is Fact.REPLAYED
+        assert script.verdict().kind is EventKind.REPLAYED
     else:
-        assert script.verdict().fact is Fact.UNAVAILABLE
-        assert script.verdict().leftover == (release if reply is MAYBE else None)
+        assert script.verdict().kind is EventKind.UNAVAILABLE
+        assert script.verdict().deferred == (release if reply is MAYBE else None)
 
 
 def test_a_claim_whose_reply_was_lost_until_it_was_given_up_is_freed() -> None:
@@ -144,7 +144,7 @@ def test_a_claim_whose_reply_was_lost_until_it_was_given_up_is_freed() -> None:
     script.reply(Unsure(record(UNKNOWN, owner=ME), NOW))
     assert script.command(Release) == Release(ID, ME, FENCE)
     script.reply(Done())
-    assert script.verdict().fact is Fact.UNAVAILABLE
+    assert script.verdict().kind is EventKind.UNAVAILABLE
 
 
 @pytest.mark.parametrize(
@@ -168,8 +168,8 @@ def test_an_outcome_refused_while_the_key_is_still_its_owners_is_offered_on(
     script.command(Look)
     script.reply(Seen(seen, NOW))
     verdict = script.verdict()
-    assert (verdict.fact, verdict.unrecorded) == (Fact.LOST, True)
-    assert verdict.leftover == (finish if offered else None)
+    assert (verdict.kind, verdict.unrecorded) == (EventKind.LOST, True)
+    assert verdict.deferred == (finish if offered else None)
 
 
 # --- heartbeat ----------------------------------------------------------------------------------

@@ -96,12 +96,12 @@ class AsyncEnlisted(Rows):
 class Store(MemoryStore):
     """Its connections are its enlisted selves."""
 
-    def enlist(self, connection: Any, /) -> Any:
+    def join(self, connection: Any, /) -> Any:
         return connection
 
 
 class AsyncStore(AsyncMemoryStore):
-    def enlist(self, connection: Any, /) -> Any:
+    def join(self, connection: Any, /) -> Any:
         return connection
 
 

@@ -11,7 +11,7 @@ from tests.core.making import record
 from oncekey.core.codec import JSON, Tombstone, pack_error, pack_value, unpack
 from oncekey.core.effects import AttemptOutcome, Grant
 from oncekey.core.errors import ConfigurationError, InvalidKey, NotReplayable, OperationFailed
-from oncekey.core.events import Fact, Notice
+from oncekey.core.events import Event, EventKind
 from oncekey.core.guarantees import Guarantee, Level
 from oncekey.core.policy import Policy
 from oncekey.core.record import State
@@ -44,7 +44,9 @@ def job(kernel: Kernel, request: Any = None, **options: Any) -> Job:
 
 
 def finished(value: Any, **changes: Any) -> AttemptOutcome:
-    verdict = AttemptOutcome(Fact.FINISHED, pack_value(JSON, value), State.SUCCEEDED, 1, 7, 10**12)
+    verdict = AttemptOutcome(
+        EventKind.FINISHED, pack_value(JSON, value), State.SUCCEEDED, 1, 7, 10**12
+    )
     return verdict._replace(**changes)
 
 
@@ -240,7 +242,7 @@ def test_i3_a_finished_outcome_is_replayed_without_the_store() -> None:
 def test_a_stored_failure_is_replayed_without_the_store() -> None:
     kernel = made()
     body = pack_error(ValueError("no"))
-    verdict = AttemptOutcome(Fact.REPLAYED, body, State.FAILED, 1, 7, 10**12)
+    verdict = AttemptOutcome(EventKind.REPLAYED, body, State.FAILED, 1, 7, 10**12)
     with pytest.raises(OperationFailed) as first:
         conclude(kernel, job(kernel), verdict)
     with pytest.raises(OperationFailed) as again:
@@ -298,24 +300,28 @@ def test_an_outcome_is_remembered_also_when_nobody_waits_for_it_any_more() -> No
     assert again.value == 1
 
 
-@pytest.mark.parametrize("fact", [Fact.LOST, Fact.RELEASED, Fact.UNAVAILABLE, Fact.UNKNOWN])
-def test_only_finished_outcomes_are_remembered(fact: Fact) -> None:
+@pytest.mark.parametrize(
+    "kind", [EventKind.LOST, EventKind.RELEASED, EventKind.UNAVAILABLE, EventKind.UNKNOWN]
+)
+def test_only_finished_outcomes_are_remembered(kind: EventKind) -> None:
     kernel = made()
-    assert kernel.settle(job(kernel), finished(1, fact=fact)) is None
+    assert kernel.settle(job(kernel), finished(1, kind=kind)) is None
     assert len(kernel.cache) == 0
 
 
 def test_the_bodys_own_error_is_raised_again_and_not_remembered() -> None:
     kernel, own = made(), ValueError("no")
     with pytest.raises(ValueError) as caught:
-        conclude(kernel, job(kernel), AttemptOutcome(Fact.FINISHED, state=State.FAILED, error=own))
+        conclude(
+            kernel, job(kernel), AttemptOutcome(EventKind.FINISHED, state=State.FAILED, error=own)
+        )
     assert caught.value is own
     assert len(kernel.cache) == 0
 
 
 def test_an_empty_stored_outcome_is_told_as_unreadable() -> None:
     kernel = made()
-    verdict = AttemptOutcome(Fact.REPLAYED, b"", State.SUCCEEDED, 1, 7, 10**12)
+    verdict = AttemptOutcome(EventKind.REPLAYED, b"", State.SUCCEEDED, 1, 7, 10**12)
     with pytest.raises(NotReplayable, match="empty or cut short"):
         conclude(kernel, job(kernel), verdict)
 
@@ -326,7 +332,7 @@ def test_an_empty_stored_outcome_is_told_as_unreadable() -> None:
 def test_subscribers_are_told_until_they_leave() -> None:
     clock = FakeClock()
     kernel = made(clock=clock)
-    told: list[Notice] = []
+    told: list[Event] = []
     leave = kernel.subscribe(told.append)
     begun = job(kernel)
     clock.advance(250)
@@ -337,27 +343,27 @@ def test_subscribers_are_told_until_they_leave() -> None:
     kernel.replay("charge", "k", "acct", None, None)
     tag = begun.identity.tag
     assert told == [
-        Notice(Fact.FINISHED, "charge", "acct", tag, 7, 1, 250),
-        Notice(Fact.REPLAYED, "charge", "acct", tag, 7, 1, 0, from_cache=True),
+        Event(EventKind.FINISHED, "charge", "acct", tag, 7, 1, 250),
+        Event(EventKind.REPLAYED, "charge", "acct", tag, 7, 1, 0, from_cache=True),
     ]
 
 
 @pytest.mark.parametrize("taken_over", [True, False])
 def test_subscribers_are_told_of_claims_and_takeovers(taken_over: bool) -> None:
     kernel = made()
-    told: list[Fact] = []
-    kernel.subscribe(lambda notice: told.append(notice.fact))
+    told: list[EventKind] = []
+    kernel.subscribe(lambda notice: told.append(notice.kind))
     kernel.tell_claimed(job(kernel), Grant(b"", b"", 7, 1, 1, 1, (), taken_over))
-    assert told == [Fact.TAKEOVER if taken_over else Fact.CLAIMED]
+    assert told == [EventKind.TAKEOVER if taken_over else EventKind.CLAIMED]
 
 
 def test_a_broken_subscriber_is_logged_and_breaks_nothing(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     kernel = made()
-    told: list[Notice] = []
+    told: list[Event] = []
 
-    def broken(notice: Notice) -> None:
+    def broken(notice: Event) -> None:
         raise RuntimeError("no metrics today")
 
     kernel.subscribe(broken)

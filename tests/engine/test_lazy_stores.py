@@ -28,7 +28,7 @@ class _Lazy:
 
     lazy = True
     immediate = False
-    lanes = 1
+    max_in_flight = 1
 
     def __init__(self, learned: Guarantee = HOPED) -> None:
         self.guarantee = HOPED
@@ -69,7 +69,7 @@ class LazyStore(_Lazy):
     def unfinished(self, after: int, limit: int, /) -> Unfinished:
         return self.memory.unfinished(after, limit)
 
-    def enlist(self, connection: Any, /) -> CallerTransaction:
+    def join(self, connection: Any, /) -> CallerTransaction:
         return _EnlistedLazy(self)
 
     def close(self) -> None:
@@ -103,7 +103,7 @@ class AsyncLazyStore(_Lazy):
     async def unfinished(self, after: int, limit: int, /) -> Unfinished:
         return self.memory.unfinished(after, limit)
 
-    def enlist(self, connection: Any, /) -> AsyncCallerTransaction:
+    def join(self, connection: Any, /) -> AsyncCallerTransaction:
         return _AsyncEnlistedLazy(self)
 
     async def close(self) -> None:

@@ -27,7 +27,7 @@ from oncekey.core.errors import (
     StoreUnavailable,
     WaitTimeout,
 )
-from oncekey.core.events import Fact
+from oncekey.core.events import EventKind
 from oncekey.core.fingerprint import VERSION
 from oncekey.core.identity import Identities
 from oncekey.engine.results import Result, error_of, not_kept, result_of
@@ -39,22 +39,24 @@ WHO = Identities().identify("acct", "charge", "very-secret-key")
     ("verdict", "kind", "words"),
     [
         (
-            AttemptOutcome(Fact.MISMATCH, version=VERSION),
+            AttemptOutcome(EventKind.MISMATCH, version=VERSION),
             Mismatch,
             "use a new key for a new request",
         ),
         (
-            AttemptOutcome(Fact.MISMATCH, version=VERSION + 1),
+            AttemptOutcome(EventKind.MISMATCH, version=VERSION + 1),
             NotReplayable,
             "another release of oncekey",
         ),
-        (AttemptOutcome(Fact.MISMATCH, version=0), NotReplayable, "has format 0"),
-        (AttemptOutcome(Fact.IN_FLIGHT, retry_after=1), InFlight, "retry with the same key"),
-        (AttemptOutcome(Fact.WAIT_TIMEOUT), WaitTimeout, "after the whole wait"),
-        (AttemptOutcome(Fact.UNKNOWN), OutcomeUnknown, "do not use a new key"),
-        (AttemptOutcome(Fact.LOST), LeaseLost, "overtaken"),
+        (AttemptOutcome(EventKind.MISMATCH, version=0), NotReplayable, "has format 0"),
+        (AttemptOutcome(EventKind.IN_FLIGHT, retry_after=1), InFlight, "retry with the same key"),
+        (AttemptOutcome(EventKind.WAIT_TIMEOUT), WaitTimeout, "after the whole wait"),
+        (AttemptOutcome(EventKind.UNKNOWN), OutcomeUnknown, "do not use a new key"),
+        (AttemptOutcome(EventKind.LOST), LeaseLost, "overtaken"),
         (
-            AttemptOutcome(Fact.UNAVAILABLE, error=StoreUnavailable("disk full", ambiguous=False)),
+            AttemptOutcome(
+                EventKind.UNAVAILABLE, error=StoreUnavailable("disk full", ambiguous=False)
+            ),
             StoreUnavailable,
             "disk full. Retry with the same key",
         ),
@@ -72,7 +74,7 @@ def test_each_verdict_has_its_error(
 
 
 def test_retry_after_is_in_seconds() -> None:
-    error = error_of(WHO, JSON, AttemptOutcome(Fact.IN_FLIGHT, retry_after=2_500_000))
+    error = error_of(WHO, JSON, AttemptOutcome(EventKind.IN_FLIGHT, retry_after=2_500_000))
     assert isinstance(error, InFlight)
     assert error.retry_after == 2.5
 
@@ -81,7 +83,7 @@ def test_retry_after_is_in_seconds() -> None:
 def test_an_unrecorded_answer_goes_along_with_the_error(ambiguous: bool) -> None:
     cause = StoreUnavailable("gone", ambiguous=ambiguous)
     body = pack_value(JSON, ("answer",))
-    error = error_of(WHO, JSON, AttemptOutcome(Fact.UNAVAILABLE, body, error=cause))
+    error = error_of(WHO, JSON, AttemptOutcome(EventKind.UNAVAILABLE, body, error=cause))
     assert isinstance(error, StoreUnavailable)
     assert (error.value, error.ambiguous, error.__cause__) == (["answer"], ambiguous, cause)
     assert "The operation ran, its outcome is not recorded" in str(error)
@@ -90,13 +92,15 @@ def test_an_unrecorded_answer_goes_along_with_the_error(ambiguous: bool) -> None
 def test_an_unrecorded_answer_no_codec_took_goes_along_raw() -> None:
     raw, cause = object(), StoreUnavailable("gone")
     body = pack_tombstone("no codec", too_large=False)
-    error = error_of(WHO, JSON, AttemptOutcome(Fact.UNAVAILABLE, body, raw=raw, error=cause))
+    error = error_of(WHO, JSON, AttemptOutcome(EventKind.UNAVAILABLE, body, raw=raw, error=cause))
     assert isinstance(error, StoreUnavailable)
     assert error.value is raw
 
 
 def test_a_claim_that_failed_carries_no_answer() -> None:
-    error = error_of(WHO, JSON, AttemptOutcome(Fact.UNAVAILABLE, error=StoreUnavailable("gone")))
+    error = error_of(
+        WHO, JSON, AttemptOutcome(EventKind.UNAVAILABLE, error=StoreUnavailable("gone"))
+    )
     assert isinstance(error, StoreUnavailable)
     assert error.value is None
     assert "ran" not in str(error)
@@ -104,9 +108,9 @@ def test_a_claim_that_failed_carries_no_answer() -> None:
 
 def test_the_bodys_own_error_is_raised_as_it_is() -> None:
     own = ValueError("no")
-    assert error_of(WHO, JSON, AttemptOutcome(Fact.LOST, error=own)) is own
-    assert error_of(WHO, JSON, AttemptOutcome(Fact.RELEASED, error=own)) is own
-    assert error_of(WHO, JSON, AttemptOutcome(Fact.UNAVAILABLE, error=own)) is own
+    assert error_of(WHO, JSON, AttemptOutcome(EventKind.LOST, error=own)) is own
+    assert error_of(WHO, JSON, AttemptOutcome(EventKind.RELEASED, error=own)) is own
+    assert error_of(WHO, JSON, AttemptOutcome(EventKind.UNAVAILABLE, error=own)) is own
 
 
 def test_a_stored_value_is_decoded() -> None:
@@ -151,7 +155,7 @@ def test_an_error_of_a_users_codec_is_told_as_ours() -> None:
 
 
 def test_a_large_answer_is_given_to_who_ran_it() -> None:
-    verdict = AttemptOutcome(Fact.FINISHED, raw="large", attempt=1, fence=7, kept=False)
+    verdict = AttemptOutcome(EventKind.FINISHED, raw="large", attempt=1, fence=7, kept=False)
     assert not_kept(WHO, verdict, Tombstone("big", True)) == Result("large", False, 1, 7)
 
 
@@ -159,5 +163,5 @@ def test_a_large_answer_is_given_to_who_ran_it() -> None:
 def test_an_answer_no_codec_took_is_an_error_that_carries_it(stored: Any) -> None:
     raw = object()
     with pytest.raises(NotReplayable, match="cannot be stored") as caught:
-        not_kept(WHO, AttemptOutcome(Fact.FINISHED, raw=raw, kept=False), stored)
+        not_kept(WHO, AttemptOutcome(EventKind.FINISHED, raw=raw, kept=False), stored)
     assert caught.value.value is raw

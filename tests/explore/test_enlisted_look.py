@@ -55,7 +55,7 @@ def replies(*edits: Edit) -> tuple[Reply, Reply]:
         gate_closed(database) as gate,
     ):
         mine = Session(connection, database.queries)
-        enlisted = late.enlist(connection)
+        enlisted = late.join(connection)
         running = thread.submit(enlisted.apply, [claim("B")._replace(in_transaction=True)])
         wait_until(lambda: database.blocks(mine), "the claim is held between look and lock")
         (other,) = early.apply([claim("C")])

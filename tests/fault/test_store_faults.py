@@ -19,7 +19,7 @@ from oncekey.core.errors import (
     OutcomeUnknown,
     StoreUnavailable,
 )
-from oncekey.core.events import Fact
+from oncekey.core.events import EventKind
 from oncekey.core.record import State
 from oncekey.core.step_flow import RETRY_FIRST_US, RETRY_MAX_US
 from oncekey.core.store import AsyncStore, Store
@@ -75,7 +75,7 @@ class TestStoreFaults(BenchBase):
         repeated = POINTS[:point] + POINTS[point - 1 :]
         assert faulty.kinds() == repeated
         assert bench.once().run("op", "k", checkout).value == result.value
-        assert facts == [Fact.CLAIMED, Fact.FINISHED]
+        assert facts == [EventKind.CLAIMED, EventKind.FINISHED]
 
     @pytest.mark.parametrize("point", range(2, len(POINTS) + 1))
     def test_a_refused_call_is_repeated_while_the_lease_holds(
@@ -111,7 +111,7 @@ class TestStoreFaults(BenchBase):
             running.result()
         assert faulty.kinds() == ["Claim"] * CLAIM_TRIES + ["Release"]
         assert (body.runs, bench.record_of("k").state) == (0, State.ABSENT)
-        assert facts == [Fact.UNAVAILABLE]
+        assert facts == [EventKind.UNAVAILABLE]
         assert bench.once().run("op", "k", body).attempt == 2
 
     @pytest.mark.parametrize("lost", [False, True])
@@ -165,7 +165,7 @@ class TestStoreFaults(BenchBase):
         with pytest.raises(LeaseLost):
             once.run("op", "k", body, retry_safe=True)
         until(lambda: bool(rivals))  # a task is cancelled, its body's thread is not
-        assert facts[:2] == [Fact.CLAIMED, Fact.LOST]
+        assert facts[:2] == [EventKind.CLAIMED, EventKind.LOST]
         record = bench.record_of("k")
         assert (record.state, record.fence, record.body) == (State.PENDING, rivals[0].fence, b"")
 
@@ -194,7 +194,7 @@ class TestStoreFaults(BenchBase):
 
         assert once.run("op", "k", body).value == "late"
         assert faulty.kinds()[:4] == ["Claim", "Renew", "Renew", "Renew"]
-        assert facts == [Fact.CLAIMED, Fact.FINISHED]
+        assert facts == [EventKind.CLAIMED, EventKind.FINISHED]
         again = bench.once().run("op", "k", rival)
         assert (again.value, again.replayed, rival.runs) == ("late", True, 0)
 

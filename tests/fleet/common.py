@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from oncekey import Once
-from oncekey.core.events import Notice
+from oncekey.core.events import Event
 
 SERVICES: Final = ("inventory", "payments", "notifications", "checkout")
 LEDGERS: Final = {"inventory": "reservation", "payments": "charge", "notifications": "receipt"}
@@ -71,8 +71,8 @@ def tell_facts(once: Any, service: str) -> None:
     """Append every decision to a file, one line each, on its way even if the process is killed."""
     file = os.open(folder() / f"{service}.facts", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
-    def tell(notice: Notice) -> None:
-        os.write(file, f"{notice.fact} {notice.operation} {notice.tag}\n".encode())
+    def tell(notice: Event) -> None:
+        os.write(file, f"{notice.kind} {notice.operation} {notice.tag}\n".encode())
 
     os.write(file, b"started - -\n")
     once.subscribe(tell)

@@ -149,12 +149,12 @@ class Fleet:
     def _is_busy(self, name: str) -> bool:
         """Whether a service has begun something since it was started, and not ended it."""
         running: set[str] = set()
-        for fact, _, tag in map(str.split, self._facts(name)):
-            if fact == "started":
+        for kind, _, tag in map(str.split, self._facts(name)):
+            if kind == "started":
                 running.clear()
-            elif fact in ("claimed", "takeover"):
+            elif kind in ("claimed", "takeover"):
                 running.add(tag)
-            elif fact in ("finished", "released"):
+            elif kind in ("finished", "released"):
                 running.discard(tag)
         return bool(running)
 

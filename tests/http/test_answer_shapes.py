@@ -123,6 +123,6 @@ def test_answer_options_that_cannot_work_are_refused(options: dict[str, Any]) ->
 def test_every_code_is_in_the_reference() -> None:
     told = (ROOT / "docs/reference/errors.md").read_text()
     for problem in ALL:
-        words = ["yes" if fact else "no" for fact in (problem.retryable, problem.safe_new_key)]
+        words = ["yes" if kind else "no" for kind in (problem.retryable, problem.safe_new_key)]
         row = [f"`{problem.name}`", str(problem.status), problem.title, *words]
         assert f"| {' | '.join(row)} |" in told, problem.name

@@ -22,7 +22,7 @@ from starlette.routing import Mount, Route
 from tests.http.served import ROOT
 from werkzeug.test import Client
 
-from oncekey import AsyncOnce, ConfigurationError, Fact, Once
+from oncekey import AsyncOnce, ConfigurationError, EventKind, Once
 from oncekey.http.asgi import IdempotencyMiddleware
 from oncekey.http.exchange import Exchange
 from oncekey.http.fastapi import Idempotency
@@ -33,7 +33,7 @@ from oncekey.http.unguarded import LOG_EVERY_SECONDS, UnguardedKeys
 from oncekey.http.wsgi import IdempotencyWSGI
 
 RAN: list[str] = []
-TOLD: list[Fact] = []
+TOLD: list[EventKind] = []
 RULES = [Rule("/guarded"), Rule("/out", guarded=False)]
 PATHS = ("/guarded", "/open", "/out")
 Answer = tuple[int, str | None, str]
@@ -42,13 +42,13 @@ Ask = Callable[[str, str], Answer]
 
 def blocking() -> Once:
     once = Once("memory://")
-    once.subscribe(lambda notice: TOLD.append(notice.fact))
+    once.subscribe(lambda notice: TOLD.append(notice.kind))
     return once
 
 
 def awaited() -> AsyncOnce:
     once = AsyncOnce("memory://")
-    once.subscribe(lambda notice: TOLD.append(notice.fact))
+    once.subscribe(lambda notice: TOLD.append(notice.kind))
     return once
 
 
@@ -166,14 +166,14 @@ def test_a_key_that_nothing_guards_is_told_to_everybody(
         status, mark, body = ask("POST", path)
         assert (status, mark, body.strip('"')) == (200, "unguarded", "ran")
     assert len(RAN) == 3
-    assert TOLD == [Fact.UNGUARDED] * 3
+    assert TOLD == [EventKind.UNGUARDED] * 3
     (line,) = [r.getMessage() for r in caplog.records if r.name == "oncekey"]
     assert "1 request" in line
     assert "POST '/open'" in line
     assert '"k"' not in line
     assert ask("GET", "/open")[:2] == (200, None)
     assert [ask("POST", "/guarded")[1] for _ in range(2)] == [None, None]
-    assert Fact.REPLAYED in TOLD
+    assert EventKind.REPLAYED in TOLD
 
 
 @pytest.mark.parametrize("name", APPS)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
-from oncekey.client.delivery import Delivery, Progress, What, delivery_of
+from oncekey.client.delivery import Delivery, Progress, ProgressKind, delivery_of
 from oncekey.client.errors import NotSent, RetriesExhausted
 from oncekey.client.retry import Retry
 from oncekey.core.errors import ConfigurationError
@@ -30,9 +30,9 @@ __all__ = [
     "Journal",
     "NotSent",
     "Progress",
+    "ProgressKind",
     "RetriesExhausted",
     "Retry",
-    "What",
     "delivery_of",
 ]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import Enum, StrEnum
 from typing import Final, NamedTuple
 
-from oncekey.client.delivery import What
+from oncekey.client.delivery import ProgressKind
 
 SECOND_US: Final = 1_000_000
 
@@ -90,7 +90,7 @@ class Wait(NamedTuple):
 class Tell(NamedTuple):
     """Tell whoever wants to know. Answered by nothing."""
 
-    what: What
+    kind: ProgressKind
     attempt: int
     status: int | None = None
     us: int = 0

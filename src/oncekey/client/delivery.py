@@ -32,7 +32,7 @@ class Delivery:
     elapsed: float
 
 
-class What(StrEnum):
+class ProgressKind(StrEnum):
     """What a `Progress` tells of."""
 
     SENDING = "sending"
@@ -50,7 +50,7 @@ class Progress:
     `why` says what broke, what it waits for, or why it gives up. `tag` is a short name of the key.
     """
 
-    what: What
+    kind: ProgressKind
     method: str
     url: str
     tag: str

@@ -140,7 +140,7 @@ class Errand(ABC, Generic[R]):
         if hook is None:
             return
         progress = Progress(
-            what=ask.what,
+            kind=ask.kind,
             method=self._asked.method,
             url=self._asked.shown,
             tag=tag_of(self.key),
@@ -152,7 +152,7 @@ class Errand(ABC, Generic[R]):
         try:
             hook(progress)
         except Exception:
-            _logger.exception("on_progress raised at %r; the request goes on", ask.what.value)
+            _logger.exception("on_progress raised at %r; the request goes on", ask.kind.value)
 
     # --- what came of a try -----------------------------------------------------------------------
 

@@ -28,7 +28,7 @@ from oncekey.client.asks import (
     Verdict,
     Wait,
 )
-from oncekey.client.delivery import What
+from oncekey.client.delivery import ProgressKind
 from oncekey.client.retry import Terms
 
 Flow = Generator[Ask, Answer, Verdict]
@@ -44,7 +44,7 @@ def deliver(terms: Terms | None) -> Flow:
     lost = False  # ... and whether that was one of our own tries
     while True:
         attempt += 1
-        yield Tell(What.SENDING, attempt)
+        yield Tell(ProgressKind.SENDING, attempt)
         left = None if terms is None else started + terms.deadline - at
         fact = yield Send(attempt, left)
         assert isinstance(fact, (Answered, Broke))
@@ -59,7 +59,7 @@ def deliver(terms: Terms | None) -> Flow:
         pause = _pause(terms, attempt, fact, left)
         why = _why_not(terms, attempt, pause, left)
         if not why:
-            yield Tell(What.WAITING, attempt, us=pause, why=judged.why)
+            yield Tell(ProgressKind.WAITING, attempt, us=pause, why=judged.why)
             woken = yield Wait(pause)
             assert isinstance(woken, int)
             waited += woken - at
@@ -67,7 +67,7 @@ def deliver(terms: Terms | None) -> Flow:
             # A host that slept, or a timer that came late.
             why = "" if at < started + terms.deadline else "the deadline passed while waiting"
         if why:
-            yield Tell(What.GAVE_UP, attempt, why=why)
+            yield Tell(ProgressKind.GAVE_UP, attempt, why=why)
             yield Leave(settled=False)
             return Verdict(
                 Ending.EXHAUSTED,
@@ -94,17 +94,17 @@ def _end(
     # An error of this kind would be raised as it is, but an earlier try may have had an effect,
     # and only RetriesExhausted says so and has the key.
     why = "the last error is not one that passes by itself"
-    yield Tell(What.GAVE_UP, attempt, why=why)
+    yield Tell(ProgressKind.GAVE_UP, attempt, why=why)
     last = rules.judge(fact).why
     return Verdict(Ending.EXHAUSTED, attempt, waited, elapsed, why=why, last=last)
 
 
 def _told(fact: Answered | Broke, attempt: int, why: str) -> Tell:
     if isinstance(fact, Broke):
-        return Tell(What.BROKE, attempt, why=why)
+        return Tell(ProgressKind.BROKE, attempt, why=why)
     if fact.broke is not None:
-        return Tell(What.BROKE, attempt, status=fact.status, why=why)
-    return Tell(What.ANSWERED, attempt, status=fact.status)
+        return Tell(ProgressKind.BROKE, attempt, status=fact.status, why=why)
+    return Tell(ProgressKind.ANSWERED, attempt, status=fact.status)
 
 
 def _pause(terms: Terms, attempt: int, fact: Answered | Broke, left: int) -> int:

@@ -51,7 +51,7 @@ from oncekey.core.effects import (
     Task,
 )
 from oncekey.core.errors import LeaseLost, NotStarted, StoreUnavailable, Terminal
-from oncekey.core.events import Fact
+from oncekey.core.events import EventKind
 from oncekey.core.late_owner import (
     LATE_TRIES,
     give_back,
@@ -78,7 +78,7 @@ def attempt(task: Task) -> Flow:
     may_recover = task.recoverable
     late = 0
     while True:
-        answer, leftover = yield from _claim(task)
+        answer, deferred = yield from _claim(task)
         if first_sent is None:
             first_sent = answer.sent_at
         reply = answer.reply
@@ -98,18 +98,18 @@ def attempt(task: Task) -> Flow:
             left = first_sent + task.terms.wait - answer.at
             if left <= 0:
                 waited = task.terms.wait > 0
-                fact = Fact.WAIT_TIMEOUT if waited else Fact.IN_FLIGHT
-                return AttemptOutcome(fact, retry_after=reply.remaining)
+                kind = EventKind.WAIT_TIMEOUT if waited else EventKind.IN_FLIGHT
+                return AttemptOutcome(kind, retry_after=reply.remaining)
             yield Sleep(min(pause, left), watch=task.id, most=left)
             pause = min(pause * POLL_GROWTH_PERCENT // 100, POLL_MAX_US)
         elif isinstance(reply, Different):
-            return AttemptOutcome(Fact.MISMATCH, version=reply.version)
+            return AttemptOutcome(EventKind.MISMATCH, version=reply.version)
         elif isinstance(reply, Unsure):
             if reply.record.owner == task.owner:
                 # Our own claim, whose reply was lost for longer than its lease: nothing ran.
                 fence = reply.record.fence
-                leftover = yield from give_back(task.id, task.owner, fence)
-                return too_slow(leftover)
+                deferred = yield from give_back(task.id, task.owner, fence)
+                return too_slow(deferred)
             decided = None
             unsettled = unsettled_for(reply.record, reply.now, task.terms.recover_settle)
             if may_recover:
@@ -117,16 +117,16 @@ def attempt(task: Task) -> Flow:
             if decided is State.UNKNOWN:
                 left = first_sent + task.terms.wait - answer.at
                 if left < unsettled:
-                    return AttemptOutcome(Fact.IN_FLIGHT, retry_after=unsettled)
+                    return AttemptOutcome(EventKind.IN_FLIGHT, retry_after=unsettled)
                 yield Sleep(unsettled, watch=task.id, most=unsettled)
                 continue
             may_recover = False
             if decided is None:
-                return AttemptOutcome(Fact.UNKNOWN, fence=reply.record.fence)
+                return AttemptOutcome(EventKind.UNKNOWN, fence=reply.record.fence)
         elif isinstance(reply, StoreUnavailable):
-            return AttemptOutcome(Fact.UNAVAILABLE, error=reply, leftover=leftover)
+            return AttemptOutcome(EventKind.UNAVAILABLE, error=reply, deferred=deferred)
         else:
-            return AttemptOutcome(Fact.LOST)
+            return AttemptOutcome(EventKind.LOST)
 
 
 def _claim(task: Task) -> Generator[Effect, object, tuple[CommandResult, Release | None]]:
@@ -162,8 +162,8 @@ def _claim(task: Task) -> Generator[Effect, object, tuple[CommandResult, Release
         pause = min(pause * 2, RETRY_MAX_US)
     if perhaps_held:
         # Perhaps the claim is there and only its reply is not. The body will not run.
-        leftover = yield from give_back(task.id, task.owner, None)
-        return answer, leftover
+        deferred = yield from give_back(task.id, task.owner, None)
+        return answer, deferred
     return answer, None
 
 
@@ -197,13 +197,13 @@ def _run(
         assert isinstance(answer, CommandResult)
         if isinstance(answer.reply, Lost):
             # Taken over, or given up as unknown: then we are the witness that nothing happened.
-            leftover = yield from give_back(grant.id, grant.owner, grant.fence)
-            return result if leftover is None else too_slow(leftover)
+            deferred = yield from give_back(grant.id, grant.owner, grant.fence)
+            return result if deferred is None else too_slow(deferred)
         if isinstance(answer.reply, StoreUnavailable):
             break
         grant = grant._replace(deadline=answer.sent_at + grant.lease)
-    leftover = yield from give_back(grant.id, grant.owner, grant.fence)
-    return too_slow(leftover)
+    deferred = yield from give_back(grant.id, grant.owner, grant.fence)
+    return too_slow(deferred)
 
 
 def close(task: Task, grant: Grant, result: object) -> Flow:
@@ -211,7 +211,7 @@ def close(task: Task, grant: Grant, result: object) -> Flow:
     drove that was interrupted."""
     if isinstance(result, Returned):
         done = AttemptOutcome(
-            Fact.FINISHED,
+            EventKind.FINISHED,
             result.body,
             State.SUCCEEDED,
             grant.attempt,
@@ -224,9 +224,9 @@ def close(task: Task, grant: Grant, result: object) -> Flow:
         return (yield from _close(task, finish, result.deadline, done))
     if isinstance(result, Raised):
         closing = closing_command(task, grant, result.error)
-        fact = Fact.RELEASED if isinstance(closing, Release) else Fact.FINISHED
+        kind = EventKind.RELEASED if isinstance(closing, Release) else EventKind.FINISHED
         failed = AttemptOutcome(
-            fact,
+            kind,
             state=State.FAILED,
             attempt=grant.attempt,
             fence=grant.fence,
@@ -234,7 +234,7 @@ def close(task: Task, grant: Grant, result: object) -> Flow:
         )
         return (yield from _close(task, closing, result.deadline, failed))
     assert isinstance(result, Overtaken)
-    return (yield from _lost(task, AttemptOutcome(Fact.LOST, error=result.error)))
+    return (yield from _lost(task, AttemptOutcome(EventKind.LOST, error=result.error)))
 
 
 def _keep_arguments(task: Task, grant: Grant) -> Generator[Effect, object, AttemptOutcome | None]:
@@ -248,11 +248,11 @@ def _keep_arguments(task: Task, grant: Grant) -> Generator[Effect, object, Attem
     answer = yield ApplyCommand(release)
     assert isinstance(answer, CommandResult)
     if refused.lost and isinstance(answer.reply, Lost):
-        return (yield from _lost(task, AttemptOutcome(Fact.LOST)))  # taken over
-    leftover = release if isinstance(answer.reply, StoreUnavailable) else None
+        return (yield from _lost(task, AttemptOutcome(EventKind.LOST)))  # taken over
+    deferred = release if isinstance(answer.reply, StoreUnavailable) else None
     if refused.lost:  # given up as unknown, and we are the witness that nothing happened
-        return too_slow(leftover)
-    return AttemptOutcome(Fact.UNAVAILABLE, error=refused.error, leftover=leftover)
+        return too_slow(deferred)
+    return AttemptOutcome(EventKind.UNAVAILABLE, error=refused.error, deferred=deferred)
 
 
 def closing_command(task: Task, grant: Grant, error: BaseException) -> Finish | Release:
@@ -283,7 +283,7 @@ def _close(task: Task, command: Finish | Release, deadline: int, verdict: Attemp
         if isinstance(answer.reply, Done):
             return verdict
         if isinstance(answer.reply, Lost):
-            refused = verdict._replace(unrecorded=known, leftover=command if known else None)
+            refused = verdict._replace(unrecorded=known, deferred=command if known else None)
             return (yield from _lost(task, refused))
         assert isinstance(answer.reply, StoreUnavailable)
         if until is None:
@@ -294,11 +294,11 @@ def _close(task: Task, command: Finish | Release, deadline: int, verdict: Attemp
             # The body's own error says more than ours; its answer goes along, unrecorded.
             error = verdict.error or answer.reply
             return AttemptOutcome(
-                Fact.UNAVAILABLE,
+                EventKind.UNAVAILABLE,
                 verdict.body,
                 raw=verdict.raw,
                 error=error,
-                leftover=command,
+                deferred=command,
                 unrecorded=known,
             )
         yield Sleep(min(pause, until - answer.at))
@@ -312,9 +312,9 @@ def _lost(task: Task, own: AttemptOutcome) -> Flow:
 
     An interruption (Ctrl-C, a cancellation) goes to the caller whoever won.
     """
-    unrecorded, leftover = own.unrecorded, None
+    unrecorded, deferred = own.unrecorded, None
     if own.error is not None and not isinstance(own.error, Exception):
-        return AttemptOutcome(Fact.LOST, error=own.error, unrecorded=unrecorded)
+        return AttemptOutcome(EventKind.LOST, error=own.error, unrecorded=unrecorded)
     answer = yield ApplyCommand(Look(task.id))
     assert isinstance(answer, CommandResult)
     seen = answer.reply
@@ -326,17 +326,17 @@ def _lost(task: Task, own: AttemptOutcome) -> Flow:
             won = Replay(record.state, record.body, record.attempt, record.fence, left)
             return _replayed(won)._replace(unrecorded=unrecorded)
         if same and record.state == State.UNKNOWN and not unrecorded:
-            return AttemptOutcome(Fact.UNKNOWN, fence=record.fence)
-        if is_undecided_of(record, own.leftover):
-            leftover = own.leftover
+            return AttemptOutcome(EventKind.UNKNOWN, fence=record.fence)
+        if is_undecided_of(record, own.deferred):
+            deferred = own.deferred
     return AttemptOutcome(
-        Fact.LOST, own.body, raw=own.raw, unrecorded=unrecorded, leftover=leftover
+        EventKind.LOST, own.body, raw=own.raw, unrecorded=unrecorded, deferred=deferred
     )
 
 
 def _replayed(reply: Replay) -> AttemptOutcome:
     return AttemptOutcome(
-        Fact.REPLAYED, reply.body, reply.state, reply.attempt, reply.fence, reply.expires_in
+        EventKind.REPLAYED, reply.body, reply.state, reply.attempt, reply.fence, reply.expires_in
     )
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from oncekey.core.commands import Command, Reply
 from oncekey.core.errors import StoreUnavailable
-from oncekey.core.events import Fact
+from oncekey.core.events import EventKind
 from oncekey.core.policy import PolicyTimes
 from oncekey.core.record import Record, State, Step
 
@@ -17,8 +17,8 @@ from oncekey.core.record import Record, State, Step
 
 
 class ApplyCommand(NamedTuple):
-    """Send one command to the store; answered by `CommandResult`. A claim that may have been applied
-    already is `repeated`: then only its own reply will do, never a duplicate's."""
+    """Send one command to the store; its result is a `CommandResult`. A claim that may have been
+    applied already is `repeated`: then only its own reply will do, never a duplicate's."""
 
     command: Command
     repeated: bool = False
@@ -141,11 +141,11 @@ Effect = ApplyCommand | RunBody | Sleep | Recover | RunStep | Probe | DeadlineEx
 
 class AttemptOutcome(NamedTuple):
     """How one attempt ended for its caller. `error` is the body's own, to be raised again;
-    `version` is the fingerprint's of a key that belongs to another request; `leftover` is what the
+    `version` is the fingerprint's of a key that belongs to another request; `deferred` is what the
     store did not take and is to be offered again after the caller has left; `unrecorded`: the body
     ended in a way that is known and could not be stored."""
 
-    fact: Fact
+    kind: EventKind
     body: bytes = b""
     state: State = State.ABSENT
     attempt: int = 0
@@ -156,7 +156,7 @@ class AttemptOutcome(NamedTuple):
     kept: bool = True
     error: BaseException | None = None
     version: int = 0
-    leftover: Command | None = None
+    deferred: Command | None = None
     unrecorded: bool = False
 
 

@@ -1,6 +1,6 @@
 """Facts about what oncekey decided, one value each, for metrics and logs.
 
-Owns the vocabulary. Subscribers get `Fact` values; without subscribers none is made.
+Owns the vocabulary. Subscribers get `EventKind` values; without subscribers none is made.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import enum
 from dataclasses import dataclass
 
 
-class Fact(enum.StrEnum):
+class EventKind(enum.StrEnum):
     """What was decided for one caller."""
 
     CLAIMED = "claimed"
@@ -30,10 +30,10 @@ class Fact(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Notice:
+class Event:
     """One decision: which operation and key (by tag), how it went, how long it took."""
 
-    fact: Fact
+    kind: EventKind
     operation: str
     scope: str
     tag: str

@@ -12,7 +12,7 @@ from typing import Final
 from oncekey.core.commands import Command, Finish, Release
 from oncekey.core.effects import ApplyCommand, AttemptOutcome, CommandResult, Effect, Grant
 from oncekey.core.errors import StoreUnavailable
-from oncekey.core.events import Fact
+from oncekey.core.events import EventKind
 from oncekey.core.record import Record, State
 
 # A body begins only with this part of its lease left; else the lease is renewed first.
@@ -26,14 +26,14 @@ def starts_late(grant: Grant, now: int) -> bool:
     return now > grant.deadline - grant.lease // LATE_PART
 
 
-def too_slow(leftover: Release | None = None) -> AttemptOutcome:
-    """Nothing ran; `leftover` is to be offered again, where the claim could not be given back."""
+def too_slow(deferred: Release | None = None) -> AttemptOutcome:
+    """Nothing ran; `deferred` is to be offered again, where the claim could not be given back."""
     error = StoreUnavailable(
         "the store answers so slowly that leases end before their operations can begin; nothing "
         "ran. Give them a longer lease, or the store less to do",
         ambiguous=False,
     )
-    return AttemptOutcome(Fact.UNAVAILABLE, error=error, leftover=leftover)
+    return AttemptOutcome(EventKind.UNAVAILABLE, error=error, deferred=deferred)
 
 
 def give_back(

@@ -83,7 +83,7 @@ def unpack_step(body: bytes) -> Written:
         if version != VERSION or end > len(body):
             return Written({}, b"")
         facts = json.loads(body[_HEAD.size : end])
-        return Written({str(name): str(fact) for name, fact in facts.items()}, body[end:])
+        return Written({str(name): str(kind) for name, kind in facts.items()}, body[end:])
     except (struct.error, ValueError, AttributeError, RecursionError):
         return Written({}, b"")
 
@@ -98,10 +98,10 @@ def result_facts(result: StepResult[Any]) -> dict[str, str]:
     return facts
 
 
-def _printable(fact: object, longest: int) -> str:
+def _printable(kind: object, longest: int) -> str:
     try:
-        text = str(fact)
-    except Exception:  # the fact is the user's object; what it says of itself may fail
+        text = str(kind)
+    except Exception:  # the kind is the user's object; what it says of itself may fail
         text = "(unreadable)"
     # A lone surrogate is text to Python and to no database.
     return text.encode("utf-8", "backslashreplace").decode()[:longest]

@@ -12,7 +12,7 @@ S7  `sweep` removes only what `machine.is_garbage` allows, at most `limit` recor
     that there was nothing to remove. The highest fence ever removed is kept, for `decide` (I6).
 S8  `bind` remembers the first check value and refuses another one with ConfigurationError. A
     `lazy` store learns its `guarantee` there at the latest.
-S9  All but `enlist` and `close` may be called from many threads (blocking) or tasks (async).
+S9  All but `join` and `close` may be called from many threads (blocking) or tasks (async).
 S10 `unfinished` gives each record claimed after the given time (its fence is above it) that has
     not ended: pending, unknown, or freed with steps saved; oldest claim first, and nothing of
     what has expired. A cut never goes through records of one fence.
@@ -57,7 +57,7 @@ class Store(Protocol):
         """True where `apply` never waits (memory): batching would only cost."""
 
     @property
-    def lanes(self) -> int:
+    def max_in_flight(self) -> int:
         """How many batches of one engine (of one of its event loops) are worth having in flight
         at once, 1 or more. Heartbeats, sweeps and elections go beside them."""
 
@@ -79,7 +79,7 @@ class Store(Protocol):
         with what is stored; it must not hold up claims. What is claimed at `now` may be committed
         later: the next `after` should be some time before it."""
 
-    def enlist(self, connection: Any, /) -> CallerTransaction:
+    def join(self, connection: Any, /) -> CallerTransaction:
         """This store's records inside the caller's own open transaction."""
 
     def close(self) -> None:
@@ -127,14 +127,14 @@ class AsyncStore(Protocol):
     def immediate(self) -> bool: ...
 
     @property
-    def lanes(self) -> int: ...
+    def max_in_flight(self) -> int: ...
 
     async def apply(self, commands: Sequence[Command], /) -> list[Reply]: ...
     async def bind(self, check: bytes, /) -> None: ...
     async def sweep(self, limit: int = SWEEP_LIMIT_DEFAULT, /) -> int: ...
     async def elect(self, token: bytes, lease: int, /) -> bool: ...
     async def unfinished(self, after: int, limit: int, /) -> Unfinished: ...
-    def enlist(self, connection: Any, /) -> AsyncCallerTransaction: ...
+    def join(self, connection: Any, /) -> AsyncCallerTransaction: ...
     async def close(self) -> None: ...
 
 

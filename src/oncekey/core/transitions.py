@@ -1,7 +1,7 @@
-"""The transition table: which event leads from which state to which.
+"""The transition table: which trigger leads from which state to which.
 
-The diagram in docs/ is drawn from it. state_machine.py decides when a trigger fires, and is the only
-place that looks anything up here. Pure data.
+The diagram in docs/ is drawn from it. state_machine.py decides when a trigger fires and is the
+only place that looks anything up here. Pure data.
 """
 
 from __future__ import annotations

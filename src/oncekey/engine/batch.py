@@ -121,13 +121,14 @@ class Limits:
             self.size = min(self._size_max, self.size + -(-self._size_max // _LIMITS_GROW))
 
 
-def batch_size(queued: int, in_flight: int, lanes: int, most: int) -> int:
-    """How many of the queued commands go now: one lane's share of all that is under way.
+def batch_size(queued: int, in_flight: int, max_in_flight: int, most: int) -> int:
+    """How many of the queued commands go now: one batch's share of all that is under way.
 
-    Were a free lane to take all, a crowd would move as one: the other lanes would stay empty, and
-    Python and the store would work in turns instead of side by side. A few are not split.
+    If one batch took everything, a crowd would move as one: the other batches in flight would stay
+    empty, and Python and the store would alternate instead of working side by side. A few commands
+    are not split.
     """
-    share = -(-(queued + in_flight) // lanes)
+    share = -(-(queued + in_flight) // max_in_flight)
     return min(queued, max(share, SHARE_MIN), most)
 
 

@@ -54,22 +54,22 @@ class DeferredWrites:
         self._kept[command] = _DeferredWrite(command, now, now)
 
     def due(self, now: int) -> list[Command]:
-        for leftover in tuple(self._kept.values()):
-            if now - leftover.since >= LEFTOVER_KEPT_US:
-                self._drop(leftover.command)
-        return [leftover.command for leftover in self._kept.values() if leftover.due <= now]
+        for deferred in tuple(self._kept.values()):
+            if now - deferred.since >= LEFTOVER_KEPT_US:
+                self._drop(deferred.command)
+        return [deferred.command for deferred in self._kept.values() if deferred.due <= now]
 
     def take(self, command: Command, answer: CommandResult) -> None:
         """What the store said to one of them."""
-        leftover = self._kept.get(command)
-        if leftover is None:
+        deferred = self._kept.get(command)
+        if deferred is None:
             return
         reply = answer.reply
         if isinstance(reply, StoreUnavailable) and not reply.final:
             return
-        if isinstance(command, Release) and reply == Lost() and not leftover.found_nothing:
+        if isinstance(command, Release) and reply == Lost() and not deferred.found_nothing:
             due = answer.at + RELEASE_AGAIN_US
-            self._kept[command] = leftover._replace(due=due, found_nothing=True)
+            self._kept[command] = deferred._replace(due=due, found_nothing=True)
         else:
             self._drop(command)
 

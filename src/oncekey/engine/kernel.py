@@ -18,7 +18,7 @@ from oncekey.core import codec as codecs
 from oncekey.core.codec import Codec, Stored
 from oncekey.core.effects import AttemptOutcome, Grant, Recovered, Returned, Task
 from oncekey.core.errors import ConfigurationError, NotStarted
-from oncekey.core.events import Fact, Notice
+from oncekey.core.events import Event, EventKind
 from oncekey.core.fingerprint import version_of
 from oncekey.core.guarantees import Guarantee, Level, check_level
 from oncekey.core.identity import Identities, Identity, KeyLike
@@ -32,7 +32,7 @@ from oncekey.engine.key_status import arguments_of, step_statuses
 from oncekey.engine.replay_cache import CACHE_AGE_MAX_US, ReplayCache
 from oncekey.engine.results import Result, error_of, not_kept, result_of
 
-Subscriber = Callable[[Notice], None]
+Subscriber = Callable[[Event], None]
 
 _POLICIES_MAX = 256
 _log = logging.getLogger("oncekey")
@@ -214,7 +214,7 @@ class Kernel:
         if promised is not self._told[0]:
             before, self._told[0] = self._told[0], promised
             log_change(before, promised)
-            self.notify(Notice(Fact.GUARANTEE, "", "", ""))
+            self.notify(Event(EventKind.GUARANTEE, "", "", ""))
         if promised.level >= self.guarantee.level:
             return None
         return refusal_of(promised, job.policy, job.identity, transactional=self.transactional)
@@ -236,7 +236,7 @@ class Kernel:
         identity = Identity(scope, operation, key, id)
         if self._subscribers:
             job = Job(identity, fingerprint, self.policy, chosen, now)
-            self._tell(job, Fact.REPLAYED, fence, attempt, from_cache=True)
+            self._tell(job, EventKind.REPLAYED, fence, attempt, from_cache=True)
         left = expires_at - now
         return result_of(identity, chosen, codecs.unpack(body), True, attempt, fence, left)
 
@@ -293,7 +293,7 @@ class Kernel:
                 "return Recovery.succeeded(value), .failed(message), .free(), or None"
             )
         if self._subscribers:
-            self._tell(job, Fact.RECOVERED)
+            self._tell(job, EventKind.RECOVERED)
         if answer.state is State.SUCCEEDED:
             body = self.pack(job.codec, job.policy, answer.value, 0).body
         elif answer.state is State.FAILED:
@@ -307,10 +307,13 @@ class Kernel:
     def settle(self, job: Job, verdict: AttemptOutcome) -> Stored | None:
         """Tell the subscribers and remember the outcome, whether or not a caller still waits."""
         if self._subscribers:
-            self._tell(job, verdict.fact, verdict.fence, verdict.attempt)
+            self._tell(job, verdict.kind, verdict.fence, verdict.attempt)
             if verdict.unrecorded:
-                self._tell(job, Fact.UNRECORDED, verdict.fence, verdict.attempt)
-        if verdict.error is not None or verdict.fact not in (Fact.REPLAYED, Fact.FINISHED):
+                self._tell(job, EventKind.UNRECORDED, verdict.fence, verdict.attempt)
+        if verdict.error is not None or verdict.kind not in (
+            EventKind.REPLAYED,
+            EventKind.FINISHED,
+        ):
             return None
         stored = codecs.unpack(verdict.body)
         self._remember(job, verdict)
@@ -322,7 +325,7 @@ class Kernel:
             raise error_of(job.identity, job.codec, verdict, version_of(job.fingerprint))
         if not verdict.kept:
             return not_kept(job.identity, verdict, stored)
-        replayed = verdict.fact is Fact.REPLAYED
+        replayed = verdict.kind is EventKind.REPLAYED
         return result_of(
             job.identity,
             job.codec,
@@ -354,14 +357,14 @@ class Kernel:
 
     def tell_claimed(self, job: Job, grant: Grant) -> None:
         if self._subscribers:
-            fact = Fact.TAKEOVER if grant.taken_over else Fact.CLAIMED
-            self._tell(job, fact, grant.fence, grant.attempt)
+            kind = EventKind.TAKEOVER if grant.taken_over else EventKind.CLAIMED
+            self._tell(job, kind, grant.fence, grant.attempt)
 
     def _tell(
-        self, job: Job, fact: Fact, fence: int = 0, attempt: int = 0, from_cache: bool = False
+        self, job: Job, kind: EventKind, fence: int = 0, attempt: int = 0, from_cache: bool = False
     ) -> None:
-        notice = Notice(
-            fact,
+        notice = Event(
+            kind,
             job.identity.operation,
             job.identity.scope,
             job.identity.tag,
@@ -372,13 +375,13 @@ class Kernel:
         )
         self.notify(notice)
 
-    def notify(self, notice: Notice) -> None:
+    def notify(self, notice: Event) -> None:
         """Give a notice to every subscriber."""
         for subscriber in self._subscribers:
             try:
                 subscriber(notice)
             except Exception:  # a broken metric must not break a payment
-                _log.exception("a subscriber failed on %s", notice.fact)
+                _log.exception("a subscriber failed on %s", notice.kind)
 
 
 def _packs(codec: Codec, value: Any) -> bool:

@@ -20,7 +20,7 @@ from oncekey.core.errors import (
     StoreUnavailable,
     WaitTimeout,
 )
-from oncekey.core.events import Fact
+from oncekey.core.events import EventKind
 from oncekey.core.fingerprint import NO_REQUEST, VERSION
 from oncekey.core.identity import Identity
 
@@ -104,34 +104,34 @@ def error_of(
     """The error of a verdict that gave no outcome: the body's own, or one of ours. `asked` is the
     version of this call's own fingerprint."""
     where = _where(identity)
-    fact = verdict.fact
-    if isinstance(verdict.error, StoreUnavailable) and fact is Fact.UNAVAILABLE:
+    kind = verdict.kind
+    if isinstance(verdict.error, StoreUnavailable) and kind is EventKind.UNAVAILABLE:
         return _unavailable(codec, verdict, verdict.error, where)
     if verdict.error is not None:
         return verdict.error
     seconds = verdict.retry_after / 1_000_000
-    if fact is Fact.MISMATCH:
+    if kind is EventKind.MISMATCH:
         return _mismatch(verdict.version, asked, where)
-    if fact is Fact.IN_FLIGHT:
+    if kind is EventKind.IN_FLIGHT:
         return InFlight(
             "another attempt holds this key; retry with the same key",
             retry_after=seconds,
             **where,
         )
-    if fact is Fact.WAIT_TIMEOUT:
+    if kind is EventKind.WAIT_TIMEOUT:
         return WaitTimeout(
             "another attempt still holds this key after the whole wait; retry with the same key",
             retry_after=seconds,
             **where,
         )
-    if fact is Fact.UNKNOWN:
+    if kind is EventKind.UNKNOWN:
         return OutcomeUnknown(
             "the attempt on this key ended without telling what it did; it is not run again. "
             "Give the operation recover=, or resolve the key by hand; do not use a new key "
             "before you know",
             **where,
         )
-    assert fact is Fact.LOST, fact
+    assert kind is EventKind.LOST, kind
     ran = " Its own answer is in this error's .value." if verdict.body else ""
     return LeaseLost(
         "this attempt was overtaken and its outcome refused; retry with the same key." + ran,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from oncekey.core.errors import ConfigurationError
-from oncekey.core.events import Fact, Notice
+from oncekey.core.events import Event, EventKind
 from oncekey.http import problem as problems
 from oncekey.http.exchange import UNPROTECTED, Exchange
 from oncekey.http.message import Headers, Response
@@ -36,7 +36,7 @@ class UnguardedKeys:
     def __init__(
         self,
         exchange: Exchange,
-        notify: Callable[[Notice], object],
+        notify: Callable[[Event], object],
         mode: str,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -59,7 +59,7 @@ class UnguardedKeys:
     def note(self, method: str, path: str) -> None:
         """Count it, tell subscribers, and log it unless that was done a moment ago."""
         self.seen += 1
-        self._notify(Notice(Fact.UNGUARDED, self._exchange.operation, "", ""))
+        self._notify(Event(EventKind.UNGUARDED, self._exchange.operation, "", ""))
         now = self._clock()
         if self._logged_at is not None and now - self._logged_at < LOG_EVERY_SECONDS:
             return

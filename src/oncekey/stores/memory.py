@@ -37,7 +37,7 @@ class MemoryStore:
     guarantee = _GUARANTEE
     lazy = False
     immediate = True
-    lanes = 1
+    max_in_flight = 1
 
     def __init__(self, *, clock: Callable[[], int] = wall_clock) -> None:
         self._clock = clock
@@ -123,7 +123,7 @@ class MemoryStore:
                 key=lambda old: old.fence,
             )
 
-    def enlist(self, connection: Any, /) -> CallerTransaction:
+    def join(self, connection: Any, /) -> CallerTransaction:
         raise ConfigurationError("memory:// has no transactions to take part in")
 
     def close(self) -> None:
@@ -139,7 +139,7 @@ class AsyncMemoryStore:
     guarantee = _GUARANTEE
     lazy = False
     immediate = True
-    lanes = 1
+    max_in_flight = 1
 
     def __init__(
         self, memory: MemoryStore | None = None, *, clock: Callable[[], int] = wall_clock
@@ -164,7 +164,7 @@ class AsyncMemoryStore:
     async def history(self, id: bytes, /) -> list[Record]:
         return self.memory.history(id)
 
-    def enlist(self, connection: Any, /) -> AsyncCallerTransaction:
+    def join(self, connection: Any, /) -> AsyncCallerTransaction:
         raise ConfigurationError("memory:// has no transactions to take part in")
 
     async def close(self) -> None:

@@ -115,8 +115,8 @@ class FaultyStore(_Scripted):
         return self.inner.lazy
 
     @property
-    def lanes(self) -> int:
-        return self.inner.lanes
+    def max_in_flight(self) -> int:
+        return self.inner.max_in_flight
 
     def apply(self, commands: Sequence[Command], /) -> list[Reply]:
         fault = self._next(commands)
@@ -170,8 +170,8 @@ class FaultyStore(_Scripted):
             raise self._refused(Fault.REFUSE, ())
         return self.inner.unfinished(after, limit)
 
-    def enlist(self, connection: Any, /) -> CallerTransaction:
-        return self.inner.enlist(connection)
+    def join(self, connection: Any, /) -> CallerTransaction:
+        return self.inner.join(connection)
 
     def close(self) -> None:
         self.inner.close()
@@ -196,8 +196,8 @@ class AsyncFaultyStore(_Scripted):
         return self.inner.lazy
 
     @property
-    def lanes(self) -> int:
-        return self.inner.lanes
+    def max_in_flight(self) -> int:
+        return self.inner.max_in_flight
 
     async def apply(self, commands: Sequence[Command], /) -> list[Reply]:
         fault = self._next(commands)
@@ -253,8 +253,8 @@ class AsyncFaultyStore(_Scripted):
             raise self._refused(Fault.REFUSE, ())
         return await self.inner.unfinished(after, limit)
 
-    def enlist(self, connection: Any, /) -> AsyncCallerTransaction:
-        return self.inner.enlist(connection)
+    def join(self, connection: Any, /) -> AsyncCallerTransaction:
+        return self.inner.join(connection)
 
     async def close(self) -> None:
         await self.inner.close()

@@ -99,8 +99,8 @@ class StoreFace:
         return self.inner.immediate
 
     @property
-    def lanes(self) -> int:
-        return self.inner.lanes
+    def max_in_flight(self) -> int:
+        return self.inner.max_in_flight
 
     def apply(self, commands: Sequence[Command], /) -> list[Reply]:
         return self._loop.run(self.inner.apply(commands))
@@ -121,7 +121,7 @@ class StoreFace:
         past: list[Record] = self._loop.run(self.inner.history(id))  # type: ignore[attr-defined]
         return past
 
-    def enlist(self, connection: Any, /) -> CallerTransaction:
+    def join(self, connection: Any, /) -> CallerTransaction:
         raise ConfigurationError("a blocking face takes part in no transaction")
 
     def close(self) -> None:

@@ -24,7 +24,7 @@ from tests.support.servers import Postgres
 
 from oncekey.core.commands import Claimed, Done, Look
 from oncekey.core.errors import ConfigurationError, StoreUnavailable
-from oncekey.core.events import Fact
+from oncekey.core.events import EventKind
 from oncekey.core.guarantees import Level
 from oncekey.core.policy import Policy
 from oncekey.stores.postgres.durability import Server, guarantee
@@ -232,8 +232,8 @@ def lowered_and_raised(
     standby.stop()
     store = faces.store(primary.url(), guarantee_interval="1ms")
     once = faces.once(store, policy=Policy(require="at_most_once"))
-    heard: list[Fact] = []
-    once.subscribe(lambda notice: heard.append(notice.fact))
+    heard: list[EventKind] = []
+    once.subscribe(lambda notice: heard.append(notice.kind))
     ran: list[str] = []
 
     def attempt(key: str) -> None:
@@ -252,7 +252,7 @@ def lowered_and_raised(
     require_synchronous(primary)
     attempt("a")
     assert ran == ["before", "a"]
-    assert heard.count(Fact.GUARANTEE) == 2
+    assert heard.count(EventKind.GUARANTEE) == 2
     primary.configure({"synchronous_standby_names": ""})  # and cleared again
     with pytest.raises(StoreUnavailable, match="become best effort"):
         attempt("b")

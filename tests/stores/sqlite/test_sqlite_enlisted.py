@@ -151,7 +151,7 @@ def test_the_callers_factories_and_converters_have_no_part_in_it(
     store = SQLiteStore(path)
     for text_factory in (bytes, lambda raw: raw.decode("latin-1"), str):
         odd.text_factory = text_factory
-        enlisted = store.enlist(odd)
+        enlisted = store.join(odd)
         claimed = enlisted.apply([CLAIM])[0]
         assert isinstance(claimed, Claimed)
         seen = enlisted.apply([Look(CLAIM.id)])[0]
@@ -242,7 +242,7 @@ def test_a_body_must_not_end_the_transaction(
 def test_commands_after_the_end_of_the_transaction(path: Path, once: Once) -> None:
     store = SQLiteStore(path)
     connection = sqlite3.connect(path)
-    enlisted = store.enlist(connection)
+    enlisted = store.join(connection)
     claimed = enlisted.apply([CLAIM])[0]
     assert isinstance(claimed, Claimed)
     connection.rollback()

@@ -70,7 +70,7 @@ def test_commit_rollback_and_savepoint(path: Path, kind: str) -> None:
             if kind == "aiosqlite":
                 await thing
 
-        enlisted = store.enlist(connection)
+        enlisted = store.join(connection)
         finish = await claimed(enlisted)
         await enlisted.mark()
         await do(connection.execute("INSERT INTO orders VALUES ('undone')"))
@@ -112,7 +112,7 @@ def test_waiting_for_the_lock_does_not_stop_the_loop(path: Path, kind: str, begu
             mine = await aiosqlite.connect(path, timeout=60)
             if begun:
                 await mine.execute("BEGIN")
-        waiting = asyncio.create_task(claimed(store.enlist(mine)))
+        waiting = asyncio.create_task(claimed(store.join(mine)))
         for _ in range(20):  # the very loop that will let the lock go must turn
             await asyncio.sleep(0.001)
         assert not waiting.done()
@@ -136,7 +136,7 @@ def test_the_wait_ends_with_the_connections_own_timeout(path: Path) -> None:
         other.execute("BEGIN IMMEDIATE")
         mine = sqlite3.connect(path, timeout=0.01)
         with pytest.raises(StoreUnavailable, match="busy_timeout") as told:
-            await claimed(store.enlist(mine))
+            await claimed(store.join(mine))
         assert not told.value.ambiguous
         assert mine.execute("PRAGMA busy_timeout").fetchone() == (10,)
         other.close()
@@ -154,9 +154,9 @@ def test_a_stale_snapshot_does_not_wait(path: Path) -> None:
         mine.execute("SELECT * FROM orders").fetchall()
         assert isinstance((await store.apply([CLAIM]))[0], Claimed)
         with pytest.raises(StoreUnavailable, match="BEGIN IMMEDIATE"):
-            await claimed(store.enlist(mine), CLAIM._replace(id=b"j" * 16))
+            await claimed(store.join(mine), CLAIM._replace(id=b"j" * 16))
         mine.rollback()
-        busy = (await store.enlist(mine).apply([CLAIM._replace(owner=b"x")]))[0]
+        busy = (await store.join(mine).apply([CLAIM._replace(owner=b"x")]))[0]
         assert isinstance(busy, Busy)
         mine.rollback()
         mine.close()
@@ -168,13 +168,13 @@ def test_a_stale_snapshot_does_not_wait(path: Path) -> None:
 def test_other_connections_are_refused(path: Path) -> None:
     store = AsyncSQLiteStore(path)
     with pytest.raises(ConfigurationError, match="aiosqlite or sqlite3"):
-        store.enlist(object())
+        store.join(object())
 
     async def blocking() -> None:
         one = SQLiteStore(path)
         async with aiosqlite.connect(path) as connection:
             with pytest.raises(ConfigurationError, match="needs a sqlite3 connection"):
-                one.enlist(connection)
+                one.join(connection)
         one.close()
 
     run(blocking())
@@ -185,7 +185,7 @@ def test_another_file_is_refused(path: Path, tmp_path: Path) -> None:
         store = AsyncSQLiteStore(path)
         async with aiosqlite.connect(tmp_path / "other.db") as connection:
             with pytest.raises(ConfigurationError, match="same file"):
-                await store.enlist(connection).apply([CLAIM])
+                await store.join(connection).apply([CLAIM])
 
     run(work())
 

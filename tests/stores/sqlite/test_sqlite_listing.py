@@ -103,7 +103,7 @@ def test_it_does_not_wait_for_a_writer(path: Path) -> None:
 def test_a_claim_that_a_caller_committed_halfway_is_listed(store: SQLiteStore, path: Path) -> None:
     """Not before: until then it may be rolled back, and nobody must see it."""
     with closing(sqlite3.connect(path)) as own:
-        (reply,) = store.enlist(own).apply([claim(1)._replace(in_transaction=True)])
+        (reply,) = store.join(own).apply([claim(1)._replace(in_transaction=True)])
         assert isinstance(reply, Claimed)
         assert found(store) == []
         own.commit()

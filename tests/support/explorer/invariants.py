@@ -30,7 +30,7 @@ from oncekey.core.commands import (
     Unsure,
 )
 from oncekey.core.effects import AttemptOutcome
-from oncekey.core.events import Fact
+from oncekey.core.events import EventKind
 from oncekey.core.record import FOREVER_US, Record, State
 
 # --- on a body's effect ----------------------------------------------------------------------
@@ -228,7 +228,7 @@ def i12_sweep_spares_the_living(record: Record, now: int) -> str | None:
 
 def i3_verdict_is_stored(verdict: AttemptOutcome, actor: Actor, book: Book) -> str | None:
     """I3: a replayed verdict is an outcome that was stored, of the same request."""
-    if verdict.fact is not Fact.REPLAYED:
+    if verdict.kind is not EventKind.REPLAYED:
         return None
     told = (verdict.state, verdict.body, verdict.fence)
     for end in book.all_ends:
@@ -240,14 +240,14 @@ def i3_verdict_is_stored(verdict: AttemptOutcome, actor: Actor, book: Book) -> s
 def i13_durable_first(verdict: AttemptOutcome, actor: Actor, book: Book) -> str | None:
     """I13: what a caller is told was in the store before."""
     ends = [end for end in book.all_ends if end.fence == verdict.fence]
-    if verdict.fact is Fact.FINISHED and verdict.error is None:
+    if verdict.kind is EventKind.FINISHED and verdict.error is None:
         told = (verdict.state, verdict.body)
         if told not in [(end.state, end.body) for end in ends]:
             return f"{actor.name}'s caller is told {verdict.body!r}, the store never had it"
-    elif verdict.fact is Fact.FINISHED:
+    elif verdict.kind is EventKind.FINISHED:
         if not any(end.state is not State.ABSENT for end in ends):
             return f"{actor.name}'s caller is told a stored failure, the store never had it"
-    elif verdict.fact is Fact.RELEASED and not ends:
+    elif verdict.kind is EventKind.RELEASED and not ends:
         return f"{actor.name}'s caller is told the key is free, it never was"
     return None
 

@@ -226,7 +226,7 @@ class Options:
             if isinstance(local.value, AttemptOutcome):
                 verdict = local.value
                 words = f"{words}. {proc.actor.name} returns {verdict_words(verdict)}"
-                kind = f"verdict {verdict.fact.value}"
+                kind = f"verdict {verdict.kind.value}"
         elif isinstance(local.ask, RunBody):
             grant = local.ask.grant
             beat = self.locals.begin(lambda: self._kit.heartbeat(grant))

@@ -79,7 +79,7 @@ def owner_name(owner: bytes) -> str:
 
 
 def verdict_words(verdict: AttemptOutcome) -> str:
-    words = f"{verdict.fact.value.upper()} to its caller"
+    words = f"{verdict.kind.value.upper()} to its caller"
     if verdict.error is not None:
         return f"{words} ({verdict.error!r})"
     return f"{words} with {verdict.body!r}" if verdict.body else words

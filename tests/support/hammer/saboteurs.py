@@ -17,7 +17,7 @@ class Saboteur:
     """A store that changes each command before it is applied."""
 
     immediate = True
-    lanes = 1
+    max_in_flight = 1
 
     def __init__(self, inner: Store) -> None:
         self.inner = inner
@@ -47,8 +47,8 @@ class Saboteur:
     def unfinished(self, after: int, limit: int, /) -> Unfinished:
         return self.inner.unfinished(after, limit)
 
-    def enlist(self, connection: Any, /) -> CallerTransaction:
-        return self.inner.enlist(connection)
+    def join(self, connection: Any, /) -> CallerTransaction:
+        return self.inner.join(connection)
 
     def close(self) -> None:
         self.inner.close()

@@ -62,7 +62,7 @@ class Recorder:
     """A store that logs what goes through it and sometimes loses the reply or the process."""
 
     immediate = True  # the engine's commands go one by one: the worker makes batches itself
-    lanes = 1
+    max_in_flight = 1
 
     def __init__(self, inner: Store, log: Log, dice: random.Random, *, crashes: bool) -> None:
         self.inner = inner
@@ -124,8 +124,8 @@ class Recorder:
     def unfinished(self, after: int, limit: int, /) -> Unfinished:
         return self.inner.unfinished(after, limit)
 
-    def enlist(self, connection: Any, /) -> CallerTransaction:
-        return self.inner.enlist(connection)
+    def join(self, connection: Any, /) -> CallerTransaction:
+        return self.inner.join(connection)
 
     def close(self) -> None:
         self.inner.close()

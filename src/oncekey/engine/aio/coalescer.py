@@ -1,9 +1,9 @@
 """Batches for tasks, formed without timers.
 
-As many batches as the store has lanes may be in flight; while all are, who comes queues up and is
-the next batch. Each lane is a pump task that ends when nothing is queued; a lone command leaves in
-the same turn of the loop. What keeps or ends a claim goes before new claims (see engine/batch.py).
-Every caller is told when its batch left: a lease counts from then.
+Up to `max_in_flight` batches are in flight at once; commands that arrive while all are queue up and
+form the next batch. Each batch in flight is a pump task that ends when nothing is queued; a lone
+command leaves in the same iteration of the loop. What keeps or ends a claim goes before new claims
+(see engine/batch.py). Every caller is told when its batch left: a lease counts from then.
 
 A caller that is cancelled while its command is on the way stays until the reply is there: otherwise
 nobody would know what the store did.
@@ -64,12 +64,12 @@ class AsyncCoalescer:
         *,
         most: int = BATCH_MAX,
         most_bytes: int = BATCH_BYTES_MAX,
-        lanes: int = 1,
+        max_in_flight: int = 1,
         now: Callable[[], int] = _SYSTEM_CLOCK.now,
     ) -> None:
         self._apply = apply
         self._limits = Limits(most, most_bytes)
-        self._lanes = lanes
+        self._max_in_flight = max_in_flight
         self._now = now
         self._queue: Queue[_Ticket] = Queue()
         # Each with its batch in flight; with none, it is about to look at the queue.
@@ -114,7 +114,7 @@ class AsyncCoalescer:
 
     def _use_lanes(self, loop: asyncio.AbstractEventLoop) -> None:
         """Start one more pump if a lane is free and no pump is about to look anyway."""
-        if len(self._pumps) < self._lanes and all(self._pumps.values()):
+        if len(self._pumps) < self._max_in_flight and all(self._pumps.values()):
             # In no context: it serves everyone, not only who happened to start it.
             pump = Context().run(loop.create_task, self._send_all())
             self._pumps[pump] = []
@@ -124,7 +124,9 @@ class AsyncCoalescer:
         pump = asyncio.current_task()
         assert pump is not None
         while self._queue:
-            size = batch_size(len(self._queue), self._in_flight, self._lanes, self._limits.count)
+            size = batch_size(
+                len(self._queue), self._in_flight, self._max_in_flight, self._limits.count
+            )
             batch, self._queue = self._queue.split(size, self._limits.size)
             self._pumps[pump] = batch
             self._in_flight += len(batch)

@@ -1,4 +1,4 @@
-"""Offers leftovers to the store from a task, which ends when the store has taken them all."""
+"""Sends deferred writes to the store from a task, which ends when the store has taken them."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from typing import Any, Self, TypeVar, Unpack
 from oncekey.core.abandoned import TRIES_DEFAULT
 from oncekey.core.duration import Duration, microseconds
 from oncekey.core.errors import StoreUnavailable
-from oncekey.core.events import Notice
+from oncekey.core.events import Event
 from oncekey.core.guarantees import Guarantee
 from oncekey.core.identity import KeyLike
 from oncekey.core.policy import Policy, PolicyOptions
@@ -89,7 +89,7 @@ class AsyncOnce(AsyncOperations):
             kernel,
             self._store.apply,
             coalesce=not self._store.immediate,
-            lanes=self._store.lanes,
+            max_in_flight=self._store.max_in_flight,
         )
         super().__init__(kernel, runner)
         store_ = self._store
@@ -146,7 +146,7 @@ class AsyncOnce(AsyncOperations):
         if self._closed:
             raise was_closed(self)
         kernel = self._kernel.for_transaction()
-        enlisted = self._store.enlist(connection)
+        enlisted = self._store.join(connection)
         real = getattr(enlisted, "connection", connection)
         runner = AsyncRunner(
             kernel, enlisted.apply, coalesce=False, enlisted=enlisted, connection=real
@@ -154,10 +154,10 @@ class AsyncOnce(AsyncOperations):
         return _InTransaction(kernel, runner, self)
 
     def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
-        """Give every decision to `subscriber` as a Notice; the returned function ends that."""
+        """Give every decision to `subscriber` as an `Event`; the returned function ends that."""
         return self._kernel.subscribe(subscriber)
 
-    def notify(self, notice: Notice) -> None:
+    def notify(self, notice: Event) -> None:
         """Give the subscribers a notice of an adapter's own."""
         self._kernel.notify(notice)
 

@@ -76,14 +76,14 @@ class AsyncRunner:
         apply: Callable[[Sequence[Command]], Awaitable[list[Reply]]],
         *,
         coalesce: bool = True,
-        lanes: int = 1,
+        max_in_flight: int = 1,
         enlisted: AsyncCallerTransaction | None = None,
         connection: Any = None,
     ) -> None:
         self.kernel = kernel
         self._apply = apply
         self._coalesce = coalesce
-        self._lanes = lanes
+        self._max_in_flight = max_in_flight
         self._enlisted = enlisted
         self._connection = connection
         self._clock = kernel.clock
@@ -104,7 +104,7 @@ class AsyncRunner:
 
     def _make_home(self, loop: asyncio.AbstractEventLoop) -> LoopState:
         made = LoopState(
-            AsyncCoalescer(self._apply, lanes=self._lanes, now=self._clock.now),
+            AsyncCoalescer(self._apply, max_in_flight=self._max_in_flight, now=self._clock.now),
             Duplicates(),
             AsyncHeartbeat(self._clock, self._renew),
             AsyncDeferredWriter(self._renew, self._clock),
@@ -170,8 +170,8 @@ class AsyncRunner:
         """Tell and remember how it ended, also when nobody waits for it any more."""
         if verdict is None:
             return None
-        if verdict.leftover is not None and self._enlisted is None:
-            self.home().offering.add(verdict.leftover)
+        if verdict.deferred is not None and self._enlisted is None:
+            self.home().offering.add(verdict.deferred)
         return verdict, self.kernel.settle(job, verdict)
 
     async def look(self, id: bytes) -> Seen:

@@ -1,9 +1,9 @@
 """Batches for threads, formed without timers.
 
-Who comes while a lane of the store is free leads: it calls the store and hands out the replies. Who
-comes while all lanes are taken queues up and is the next batch, led by its first member. A lone
-command leaves at once; sixty-four share one commit. What keeps or ends a claim goes before new
-claims (see engine/batch.py). Every caller is told when its batch left: a lease counts from then,
+A caller that arrives while fewer than `max_in_flight` batches are in flight leads one: it calls the
+store and hands out the replies. Callers that arrive while all are in flight queue up and form the
+next batch, led by its first member. A lone command leaves at once; sixty-four share one commit. What
+keeps or ends a claim goes before new claims (see engine/batch.py). Every caller is told when its batch left: a lease counts from then,
 not from when its claim was queued.
 
 A caller may be interrupted anywhere (Ctrl-C, a task's time limit) while others count on it. So what
@@ -82,10 +82,10 @@ class _Ticket:
 
 
 class Coalescer:
-    """A lane is taken from the start of a batch until its lead has been passed on or given up.
+    """A batch counts as in flight from its start until its lead has been passed on or given up.
 
-    While anyone is queued all lanes are taken: only then is queued, and a lane is given up only
-    where nobody is. So no command waits beside a free lane.
+    Commands queue only while `max_in_flight` batches are in flight, and a lead is given up only
+    when nobody is queued. So no command waits while another batch could be sent.
     """
 
     def __init__(
@@ -94,12 +94,12 @@ class Coalescer:
         *,
         most: int = BATCH_MAX,
         most_bytes: int = BATCH_BYTES_MAX,
-        lanes: int = 1,
+        max_in_flight: int = 1,
         now: Callable[[], int] = _SYSTEM_CLOCK.now,
     ) -> None:
         self._apply = apply
         self._limits = Limits(most, most_bytes)
-        self._lanes = lanes
+        self._max_in_flight = max_in_flight
         self._now = now
         self._lock = threading.Lock()
         self._queue: Queue[_Ticket] = Queue()
@@ -123,8 +123,8 @@ class Coalescer:
         return _answer(ticket, self._now())
 
     def answer_many(self, commands: Sequence[Command]) -> list[CommandResult]:
-        """Answers to several commands of one caller, in batches of their own beside the lanes;
-        whatever the store raised, it counts as unavailable for that command."""
+        """Answers to several commands of one caller, in batches of their own beside those in
+        flight; whatever the store raised, it counts as unavailable for that command."""
         tickets = [_Ticket(command) for command in commands]
         queue = Queue(list(tickets))
         while queue:
@@ -140,7 +140,7 @@ class Coalescer:
     def _enter(self, ticket: _Ticket) -> None:
         """Take a free lane, or queue up."""
         with self._lock:
-            if self._taken < self._lanes:
+            if self._taken < self._max_in_flight:
                 self._taken, ticket.leads = self._taken + 1, True
             else:
                 turn = threading.Lock()
@@ -160,7 +160,7 @@ class Coalescer:
     def _take(self, leader: _Ticket, most: int) -> list[_Ticket]:
         with self._lock:
             if leader.followers is None:
-                count = batch_size(1 + len(self._queue), self._in_flight, self._lanes, most)
+                count = batch_size(1 + len(self._queue), self._in_flight, self._max_in_flight, most)
                 room = self._limits.size - leader.size
                 batch, rest = self._queue.split(count - 1, room, some=False)
                 flying = self._in_flight + 1 + len(batch)

@@ -1,4 +1,4 @@
-"""Offers leftovers to the store from a thread, which ends when the store has taken them all."""
+"""Sends deferred writes to the store from a thread, which ends when the store has taken them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class DeferredWriter:
             self._left.add(command, self._clock.now())
             if self._thread is None and not self._stop.is_set():
                 self._thread = threading.Thread(
-                    target=self._run, name="oncekey-leftovers", daemon=True
+                    target=self._run, name="oncekey-deferred-writes", daemon=True
                 )
                 self._thread.start()
 

@@ -60,14 +60,14 @@ class Runner:
         apply: Callable[[Sequence[Command]], list[Reply]],
         *,
         coalesce: bool = True,
-        lanes: int = 1,
+        max_in_flight: int = 1,
         enlisted: CallerTransaction | None = None,
         connection: Any = None,
     ) -> None:
         self.kernel = kernel
         self._apply = apply
         self._coalesce = coalesce
-        self._lanes = lanes
+        self._max_in_flight = max_in_flight
         self._enlisted = enlisted
         self._connection = connection
         self._clock = kernel.clock
@@ -76,7 +76,9 @@ class Runner:
     def reset(self) -> None:
         """Fresh locks and threads: at the start, and in a forked child."""
         if self._enlisted is None:  # in a caller's transaction nothing is shared or kept alive
-            self._coalescer = Coalescer(self._apply, lanes=self._lanes, now=self._clock.now)
+            self._coalescer = Coalescer(
+                self._apply, max_in_flight=self._max_in_flight, now=self._clock.now
+            )
             self._heart = Heartbeat(self._coalescer.answer_many, self._clock)
             self._offering = DeferredWriter(self._coalescer.answer_many, self._clock)
             self._duplicates = Duplicates()
@@ -155,7 +157,7 @@ class Runner:
             except StopIteration as stop:
                 verdict: AttemptOutcome = stop.value
                 if shared is not None:
-                    self._offer(verdict.leftover)
+                    self._offer(verdict.deferred)
                 progress.ended = True
                 return verdict
             if type(ask) is ApplyCommand:
@@ -202,14 +204,14 @@ class Runner:
                         assert type(ask) is Sleep
                         answer = self.sleep(ask)
             except StopIteration as stop:
-                self._offer(stop.value.leftover)
+                self._offer(stop.value.deferred)
                 self.kernel.settle(job, stop.value)
         progress.ended = True
 
-    def _offer(self, leftover: Command | None) -> None:
+    def _offer(self, deferred: Command | None) -> None:
         """Have the store take later what it did not take now."""
-        if leftover is not None:
-            self._offering.add(leftover)
+        if deferred is not None:
+            self._offering.add(deferred)
 
     def answer(self, command: Command, deadline: int | None = None) -> CommandResult:
         """What the store said, and when it was asked; `deadline` is the command's owner's."""

@@ -197,7 +197,7 @@ class AsyncPostgresStore(PostgresBase):
         """Past generations of a key that are still in their audit window, oldest first."""
         return await self._run(lambda: self._program.history(id))
 
-    def enlist(self, connection: Any, /) -> AsyncCallerTransaction:
+    def join(self, connection: Any, /) -> AsyncCallerTransaction:
         """The same records on your connection or session, inside its transaction."""
         from oncekey.stores.postgres.connections import enlist_async
 

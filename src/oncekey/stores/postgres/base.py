@@ -20,7 +20,7 @@ from oncekey.stores.postgres.queries import make_migrations
 from oncekey.stores.postgres.schema import Preparation, prepare
 from oncekey.stores.postgres.timing import STOP_SECONDS, Breaker
 
-LANES: Final = 2  # while the server works on one batch, we make the next
+MAX_IN_FLIGHT: Final = 2  # while the server works on one batch, we make the next
 DEADLOCK_TRIES: Final = 5
 # Migrations take as long as they take; the script itself bounds its wait for its turn.
 SCRIPT_SECONDS: Final = 86_400.0
@@ -38,7 +38,7 @@ class PostgresBase:
 
     immediate = False
     lazy = True
-    lanes = LANES
+    max_in_flight = MAX_IN_FLIGHT
 
     def __init__(self, options: dict[str, Any]) -> None:
         self._options = Options(**options)

@@ -179,7 +179,7 @@ class PostgresStore(PostgresBase):
         """Past generations of a key that are still in their audit window, oldest first."""
         return self._run(lambda: self._program.history(id))
 
-    def enlist(self, connection: Any, /) -> CallerTransaction:
+    def join(self, connection: Any, /) -> CallerTransaction:
         """The same records on your connection or session, inside its transaction."""
         from oncekey.stores.postgres.connections import enlist_blocking
 

@@ -50,7 +50,7 @@ class _Base:
 
     lazy = False
     immediate = False
-    lanes = 1  # a file has one writer at a time
+    max_in_flight = 1  # a file has one writer at a time
 
     def __init__(
         self,
@@ -132,7 +132,7 @@ class SQLiteStore(_Base):
         """Past generations of a key that are still in their audit window, oldest first."""
         return self._database.run(self._program.history(id))
 
-    def enlist(self, connection: Any, /) -> CallerTransaction:
+    def join(self, connection: Any, /) -> CallerTransaction:
         """The same records on your sqlite3 connection, or on your SQLAlchemy session or connection,
         inside its transaction.
 
@@ -198,7 +198,7 @@ class AsyncSQLiteStore(_Base):
         """Past generations of a key that are still in their audit window, oldest first."""
         return await self._run(self._program.history(id))
 
-    def enlist(self, connection: Any, /) -> AsyncCallerTransaction:
+    def join(self, connection: Any, /) -> AsyncCallerTransaction:
         """The same records on your aiosqlite or sqlite3 connection, or on your SQLAlchemy
         AsyncSession or AsyncConnection, inside its transaction."""
         if is_async(connection):

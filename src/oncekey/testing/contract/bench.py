@@ -11,7 +11,7 @@ import pytest
 
 from oncekey.core.codec import JSON, pack_value
 from oncekey.core.commands import Claimed, Done, SaveStep
-from oncekey.core.events import Fact, Notice
+from oncekey.core.events import Event, EventKind
 from oncekey.core.identity import Identities, Identity
 from oncekey.core.policy import Policy
 from oncekey.core.record import Record
@@ -162,12 +162,12 @@ class Bench(Case):
         self.clock.wait_until_due(LEASE // 3)
         self.clock.advance(LEASE // 3)
 
-    def facts(self, engine: Engine) -> list[Fact]:
+    def facts(self, engine: Engine) -> list[EventKind]:
         """A list that fills with what the engine tells its subscribers."""
-        heard: list[Fact] = []
+        heard: list[EventKind] = []
 
-        def hear(notice: Notice) -> None:
-            heard.append(notice.fact)
+        def hear(notice: Event) -> None:
+            heard.append(notice.kind)
 
         engine.subscribe(hear)
         return heard

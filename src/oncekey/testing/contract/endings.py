@@ -1,4 +1,4 @@
-"""How attempts end: failures, dead owners, recovery (I1, I10). One declared fact drives both."""
+"""How attempts end: failures, dead owners, recovery (I1, I10). One declared kind drives both."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from oncekey.core.errors import (
     OutcomeUnknown,
     Terminal,
 )
-from oncekey.core.events import Fact
+from oncekey.core.events import EventKind
 from oncekey.core.recovery import Recovery, UnknownKey
 from oncekey.testing.contract.base import ABSENT, FAILED, LEASE, SECOND, SUCCEEDED, UNKNOWN
 from oncekey.testing.contract.bench import Bench, Body, Interrupted
@@ -102,7 +102,7 @@ class DeadOwners:
         result = once.run("op", "k", body, retry_safe=True)
         assert (result.value, result.replayed, result.attempt) == ("second", False, 2)
         assert result.fence == body.fences[0] > dead.fence
-        assert facts == [Fact.TAKEOVER, Fact.FINISHED]
+        assert facts == [EventKind.TAKEOVER, EventKind.FINISHED]
 
     @pytest.mark.parametrize(("dead", "new"), [(False, False), (False, True), (True, False)])
     def test_i1_otherwise_it_is_unknown_and_never_runs_again(
@@ -243,4 +243,4 @@ class Recoveries:
         once = bench.once()
         facts = bench.facts(once)
         once.run("op", "k", Body(), recover=lambda unknown: Recovery.succeeded(1))
-        assert facts == [Fact.RECOVERED, Fact.REPLAYED]
+        assert facts == [EventKind.RECOVERED, EventKind.REPLAYED]

@@ -17,7 +17,7 @@ from oncekey.core.errors import (
     StoreUnavailable,
     WaitTimeout,
 )
-from oncekey.core.events import Fact
+from oncekey.core.events import EventKind
 from oncekey.core.recovery import Recovery
 from oncekey.engine.duplicates import FOLLOWER_POLL_US
 from oncekey.testing.contract.base import (
@@ -115,7 +115,7 @@ class LostLeases:
         assert reply.taken_over
         return Held(bench, record.id, winner.owner, reply.fence)
 
-    def lose(self, bench: Bench, before_release: Any) -> tuple[object, HeldBody, list[Fact]]:
+    def lose(self, bench: Bench, before_release: Any) -> tuple[object, HeldBody, list[EventKind]]:
         faulty = bench.faulty(hold_renewals)
         once, body = bench.once(faulty), HeldBody("loser")
         facts = bench.facts(once)
@@ -137,9 +137,9 @@ class LostLeases:
         outcome, _, facts = self.lose(bench, lambda winner: None)
         assert isinstance(outcome, LeaseLost)
         assert bench.record_of("k").state is PENDING
-        assert facts[:2] == [Fact.CLAIMED, Fact.LOST]
+        assert facts[:2] == [EventKind.CLAIMED, EventKind.LOST]
         if not bench.asyncio:  # nothing stopped its body, so it ended with an answer
-            assert facts[2:] == [Fact.UNRECORDED]
+            assert facts[2:] == [EventKind.UNRECORDED]
             assert outcome.value == "loser"
 
     def test_the_loser_gets_the_winners_answer(self, bench: Bench) -> None:
@@ -148,7 +148,7 @@ class LostLeases:
 
         outcome, _, facts = self.lose(bench, win)
         assert outcome == "winner"
-        assert facts[:2] == [Fact.CLAIMED, Fact.REPLAYED]
+        assert facts[:2] == [EventKind.CLAIMED, EventKind.REPLAYED]
         assert bench.once().run("op", "k", Body()).value == "winner"
 
     def test_the_loser_gets_the_winners_failure(self, bench: Bench) -> None:
@@ -226,7 +226,7 @@ class LostLeases:
         with pytest.raises(StoreUnavailable) as caught:
             running.result()
         assert caught.value.value == "charged"
-        assert facts == [Fact.CLAIMED, Fact.UNAVAILABLE, Fact.UNRECORDED]
+        assert facts == [EventKind.CLAIMED, EventKind.UNAVAILABLE, EventKind.UNRECORDED]
 
     def test_our_own_lease_lost_is_never_stored_as_its_failure(self, bench: Bench) -> None:
         faulty = bench.faulty()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from oncekey.core.errors import InFlight, Mismatch, NotStarted, OutcomeUnknown, WaitTimeout
-from oncekey.core.events import Fact, Notice
+from oncekey.core.events import Event, EventKind
 from oncekey.engine.duplicates import FOLLOWER_POLL_US
 from oncekey.testing.contract.base import KEEP, LEASE, SECOND
 from oncekey.testing.contract.bench import Bench, Body, HeldBody
@@ -22,16 +22,16 @@ class Subscribers:
         once = bench.once(cache=0)
         facts = bench.facts(once)
         once.run("op", "k", Body(1), request="a")
-        assert facts == [Fact.CLAIMED, Fact.FINISHED]
+        assert facts == [EventKind.CLAIMED, EventKind.FINISHED]
         facts.clear()
         once.run("op", "k", Body(1), request="a")
         with pytest.raises(Mismatch):
             once.run("op", "k", Body(1), request="b")
-        assert facts == [Fact.REPLAYED, Fact.MISMATCH]
+        assert facts == [EventKind.REPLAYED, EventKind.MISMATCH]
         facts.clear()
         with pytest.raises(NotStarted):
             once.run("op", "k2", Body(error=NotStarted()))
-        assert facts == [Fact.CLAIMED, Fact.RELEASED]
+        assert facts == [EventKind.CLAIMED, EventKind.RELEASED]
         facts.clear()
         bench.hold("k3")
         with pytest.raises(InFlight):
@@ -41,12 +41,12 @@ class Subscribers:
         bench.clock.advance(SECOND)
         with pytest.raises(WaitTimeout):
             waiting.result()
-        assert facts == [Fact.IN_FLIGHT, Fact.WAIT_TIMEOUT]
+        assert facts == [EventKind.IN_FLIGHT, EventKind.WAIT_TIMEOUT]
         facts.clear()
         bench.wait(LEASE)
         with pytest.raises(OutcomeUnknown):
             once.run("op", "k3", Body())
-        assert facts == [Fact.UNKNOWN]
+        assert facts == [EventKind.UNKNOWN]
 
     def test_a_stored_failure_is_told_as_finished_then_replayed(self, bench: Bench) -> None:
         once = bench.once()
@@ -54,10 +54,10 @@ class Subscribers:
         for _ in range(2):
             with pytest.raises(Exception, match="no"):
                 once.run("op", "k", Body(error=ValueError("no")))
-        assert facts == [Fact.CLAIMED, Fact.FINISHED, Fact.REPLAYED]
+        assert facts == [EventKind.CLAIMED, EventKind.FINISHED, EventKind.REPLAYED]
 
     def test_a_notice_names_the_operation_and_never_the_key(self, bench: Bench) -> None:
-        once, heard = bench.once(), list[Notice]()
+        once, heard = bench.once(), list[Event]()
         once.subscribe(heard.append)
         result = once.run("op", "secret-key", Body(1), scope="t")
         once.run("op", "secret-key", Body(1), scope="t")
@@ -68,20 +68,24 @@ class Subscribers:
     def test_a_subscriber_that_raises_breaks_nothing(
         self, bench: Bench, caplog: pytest.LogCaptureFixture
     ) -> None:
-        once, heard = bench.once(), list[Notice]()
+        once, heard = bench.once(), list[Event]()
 
-        def broken(notice: Notice) -> None:
+        def broken(notice: Event) -> None:
             raise ZeroDivisionError
 
         once.subscribe(broken)
         once.subscribe(heard.append)
         assert once.run("op", "k", Body(1)).value == 1
         assert once.run("op", "k", Body(2)).value == 1
-        assert [n.fact for n in heard] == [Fact.CLAIMED, Fact.FINISHED, Fact.REPLAYED]
+        assert [n.kind for n in heard] == [
+            EventKind.CLAIMED,
+            EventKind.FINISHED,
+            EventKind.REPLAYED,
+        ]
         assert "a subscriber failed" in caplog.text
 
     def test_unsubscribing_ends_it(self, bench: Bench) -> None:
-        once, heard = bench.once(), list[Notice]()
+        once, heard = bench.once(), list[Event]()
         stop = once.subscribe(heard.append)
         stop()
         once.run("op", "k", Body(1))

@@ -1,4 +1,4 @@
-"""Several batches in flight: as many as the store has lanes and never more, in even shares."""
+"""Several batches in flight: up to the store's max_in_flight and never more, in even shares."""
 
 from __future__ import annotations
 
@@ -85,12 +85,12 @@ def test_a_few_are_not_split() -> None:
 
 
 class Threads:
-    """Callers in threads, on a coalescer with lanes."""
+    """Callers in threads, on a coalescer with several batches in flight."""
 
-    def __init__(self, store: Gates, pool: ThreadPoolExecutor, lanes: int) -> None:
+    def __init__(self, store: Gates, pool: ThreadPoolExecutor, max_in_flight: int) -> None:
         self.store = store
         self.pool = pool
-        self.coalescer = Coalescer(store.apply, lanes=lanes)
+        self.coalescer = Coalescer(store.apply, max_in_flight=max_in_flight)
 
     def start(self, *numbers: int) -> list[Future[Reply]]:
         return [self.pool.submit(reply_of, self.coalescer, look(number)) for number in numbers]
@@ -111,10 +111,10 @@ class Threads:
 def test_threads_use_each_free_lane_at_once_and_no_more_than_there_are() -> None:
     store = Gates()
     with ThreadPoolExecutor(80) as pool:
-        threads = Threads(store, pool, lanes=2)
+        threads = Threads(store, pool, max_in_flight=2)
         futures = [threads.start_in_lane(0), threads.start_in_lane(1)]
         futures += threads.queue(*range(2, 64))
-        assert store.batches == [[0], [1]], "both lanes are taken, the others queue up"
+        assert store.batches == [[0], [1]], "both batches are in flight, the others queue up"
         store.gates[0].set()
         until(lambda: len(store.gates) == 3)
         assert len(store.batches[2]) == 32, "half of those under way, not all that wait"
@@ -132,7 +132,7 @@ def test_threads_use_each_free_lane_at_once_and_no_more_than_there_are() -> None
 def test_after_the_crowd_every_lane_is_free_again() -> None:
     store = Gates()
     with ThreadPoolExecutor(8) as pool:
-        threads = Threads(store, pool, lanes=3)
+        threads = Threads(store, pool, max_in_flight=3)
         for _ in range(2):
             futures = [threads.start_in_lane(number) for number in range(3)]
             for gate in store.gates:
@@ -153,7 +153,7 @@ def failing(*poisoned: int) -> Answer:
 def test_a_lane_that_fails_leaves_the_others_alone() -> None:
     store = Gates(failing(0))
     with ThreadPoolExecutor(8) as pool:
-        threads = Threads(store, pool, lanes=2)
+        threads = Threads(store, pool, max_in_flight=2)
         bad, good = threads.start_in_lane(0), threads.start_in_lane(1)
         queued = threads.queue(2, 3)
         store.gates[0].set()
@@ -177,7 +177,7 @@ def test_an_interrupted_leader_gives_its_lane_back() -> None:
             raise Stop
         return replies_to(commands)
 
-    coalescer = Coalescer(interrupted, lanes=2)
+    coalescer = Coalescer(interrupted, max_in_flight=2)
     with pytest.raises(Stop):
         reply_of(coalescer, look(0))
     assert coalescer._taken == coalescer._in_flight == 0
@@ -197,7 +197,7 @@ def test_no_more_batches_than_lanes_whatever_many_threads_do() -> None:
             inside -= 1
         return replies_to(commands)
 
-    coalescer = Coalescer(apply, lanes=3)
+    coalescer = Coalescer(apply, max_in_flight=3)
 
     def work(first: int) -> list[int]:
         numbers = range(first, first + 40)
@@ -218,10 +218,10 @@ def _stay() -> None:
 
 
 class Tasks:
-    """Callers in tasks, on a coalescer with lanes."""
+    """Callers in tasks, on a coalescer with several batches in flight."""
 
-    def __init__(self, store: Gates, lanes: int) -> None:
-        self.coalescer = AsyncCoalescer(store.apply_async, lanes=lanes)
+    def __init__(self, store: Gates, max_in_flight: int) -> None:
+        self.coalescer = AsyncCoalescer(store.apply_async, max_in_flight=max_in_flight)
 
     def start(self, *numbers: int) -> list[asyncio.Task[Reply]]:
         return [
@@ -233,7 +233,7 @@ class Tasks:
 def test_tasks_use_each_free_lane_at_once_and_no_more_than_there_are() -> None:
     async def main() -> None:
         store = Gates()
-        tasks = Tasks(store, lanes=2)
+        tasks = Tasks(store, max_in_flight=2)
         started = tasks.start(0)
         await turn_until(lambda: len(store.gates) == 1)
         started += tasks.start(1)
@@ -259,7 +259,7 @@ def test_tasks_use_each_free_lane_at_once_and_no_more_than_there_are() -> None:
 def test_tasks_that_come_together_leave_in_even_shares() -> None:
     async def main() -> None:
         store = Gates()
-        tasks = Tasks(store, lanes=2)
+        tasks = Tasks(store, max_in_flight=2)
         started = tasks.start(*range(64))
         await turn_until(lambda: len(store.gates) == 2)
         assert store.batches == [list(range(32)), list(range(32, 64))]
@@ -281,7 +281,7 @@ def test_tasks_that_come_again_together_leave_together() -> None:
             pumps.append(len(coalescer._pumps))
             return replies_to(commands)
 
-        coalescer = AsyncCoalescer(apply, lanes=2)
+        coalescer = AsyncCoalescer(apply, max_in_flight=2)
 
         async def work(number: int) -> None:
             for _ in range(3):
@@ -297,7 +297,7 @@ def test_tasks_that_come_again_together_leave_together() -> None:
 def test_a_cancelled_pump_is_the_end_of_its_own_batch_only() -> None:
     async def main() -> None:
         store = Gates()
-        tasks = Tasks(store, lanes=2)
+        tasks = Tasks(store, max_in_flight=2)
         (bad,) = tasks.start(0)
         await turn_until(lambda: len(store.gates) == 1)
         (good,) = tasks.start(1)
@@ -319,7 +319,7 @@ def test_a_cancelled_pump_is_the_end_of_its_own_batch_only() -> None:
 def test_a_lane_that_fails_leaves_the_other_tasks_alone() -> None:
     async def main() -> None:
         store = Gates(failing(0))
-        tasks = Tasks(store, lanes=2)
+        tasks = Tasks(store, max_in_flight=2)
         (bad,) = tasks.start(0)
         await turn_until(lambda: len(store.gates) == 1)
         (good,) = tasks.start(1)
@@ -346,7 +346,7 @@ def test_no_more_batches_than_lanes_whatever_many_tasks_do() -> None:
         return replies_to(commands)
 
     async def main() -> None:
-        coalescer = AsyncCoalescer(apply, lanes=3)
+        coalescer = AsyncCoalescer(apply, max_in_flight=3)
 
         async def work(first: int) -> None:
             for number in range(first, first + 40):
@@ -366,19 +366,19 @@ def test_no_more_batches_than_lanes_whatever_many_tasks_do() -> None:
 
 class TwoLanes(MemoryStore):
     immediate = False
-    lanes = 2
+    max_in_flight = 2
 
 
 class AsyncTwoLanes(AsyncMemoryStore):
     immediate = False
-    lanes = 2
+    max_in_flight = 2
 
 
 def test_the_engines_ask_the_store_how_many_lanes_it_has() -> None:
-    assert Once(TwoLanes())._runner._coalescer._lanes == 2
+    assert Once(TwoLanes())._runner._coalescer._max_in_flight == 2
 
     async def main() -> int:
-        return AsyncOnce(AsyncTwoLanes())._runner.home().coalescer._lanes
+        return AsyncOnce(AsyncTwoLanes())._runner.home().coalescer._max_in_flight
 
     assert asyncio.run(main()) == 2
-    assert MemoryStore.lanes == 1
+    assert MemoryStore.max_in_flight == 1
