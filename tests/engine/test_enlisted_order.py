@@ -69,13 +69,13 @@ class Enlisted(Rows):
     def apply(self, commands: Sequence[Command], /) -> list[Reply]:
         return self.apply_now(commands)
 
-    def mark(self) -> None:
+    def set_savepoint(self) -> None:
         self.mark_now()
 
-    def undo(self) -> None:
+    def rollback_to_savepoint(self) -> None:
         self.undo_now()
 
-    def settle(self) -> None:
+    def release_savepoint(self) -> None:
         self.settle_now()
 
 
@@ -83,13 +83,13 @@ class AsyncEnlisted(Rows):
     async def apply(self, commands: Sequence[Command], /) -> list[Reply]:
         return self.apply_now(commands)
 
-    async def mark(self) -> None:
+    async def set_savepoint(self) -> None:
         self.mark_now()
 
-    async def undo(self) -> None:
+    async def rollback_to_savepoint(self) -> None:
         self.undo_now()
 
-    async def settle(self) -> None:
+    async def release_savepoint(self) -> None:
         self.settle_now()
 
 

@@ -117,7 +117,7 @@ class Shop(ABC):
             for sql in order.statements:
                 self.send(sql)
             if order.undo:
-                attempt.undo()
+                attempt.rollback()
             if order.error is not None:
                 raise order.error
             return order.value
@@ -127,7 +127,7 @@ class Shop(ABC):
             for sql in order.statements:
                 await self.send(sql)
             if order.undo:
-                await attempt.undo()
+                await attempt.rollback()
             if order.error is not None:
                 raise order.error
             return order.value

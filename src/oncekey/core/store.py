@@ -88,30 +88,35 @@ class Store(Protocol):
 
 
 class CallerTransaction(Protocol):
-    """A store's records on the caller's connection: nothing here begins, commits or rolls back
-    the caller's transaction; `undo` goes back to `mark` and no further.
+    """A store's records on the caller's connection, inside the caller's open transaction.
 
-    One run: `apply(Claim)`, `mark`, the body, then either `settle` and `apply(Finish)`, or `undo`
-    and `apply` of what a raising body leaves. A body may also ask for `undo` and `mark` halfway, as
-    often as it likes. Runs within runs do all this while the outer one is marked; `undo` means the
-    innermost. Where the caller's connection is only a name for one of each thread, an attribute
-    `connection` gives the real one.
+    It never begins, commits or rolls back that transaction; it works with savepoints only. One run
+    goes like this:
+
+    1. `apply(Claim)`, then `set_savepoint`, then the body runs.
+    2. The body returned: `release_savepoint`, then `apply(Finish)`.
+    3. The body raised: `rollback_to_savepoint`, then `apply` of what a raising body leaves.
+
+    A body may also ask for `rollback_to_savepoint` and `set_savepoint` itself, repeatedly.
+    A run within a run does all this while the outer savepoint is set; `rollback_to_savepoint` means
+    the innermost. If the caller's connection is a per-thread proxy, an attribute `connection` gives
+    the real one.
     """
 
     def apply(self, commands: Sequence[Command], /) -> list[Reply]:
-        """As a store's. Where Finish is answered Lost, another owner has decided the key: the
-        store must itself have undone all that was done since `mark`, for the caller is given that
-        owner's answer and goes on to commit."""
+        """Works like a store's. If the reply to Finish is Lost, another owner has decided the key:
+        the store must have rolled back to the savepoint by itself, because the caller gets that
+        owner's outcome and goes on to commit."""
 
-    def mark(self) -> None:
-        """From here on can be undone: at the body's start, and again after an `undo` halfway."""
+    def set_savepoint(self) -> None:
+        """Sets a savepoint: at the body's start, and again after a rollback inside the body."""
 
-    def undo(self) -> None:
-        """Take back all that was done since `mark`, and the mark. The claim stays."""
+    def rollback_to_savepoint(self) -> None:
+        """Rolls back to the savepoint and drops it. The claim stays."""
 
-    def settle(self) -> None:
-        """The body is through and raised nothing: refuse if its transaction is over. The mark may
-        go now or, where Finish can still be Lost, with Finish."""
+    def release_savepoint(self) -> None:
+        """Is called when the body has returned; refuses if the caller's transaction is over. The
+        savepoint may be dropped now or, where Finish can still be Lost, with Finish."""
 
 
 class AsyncStore(Protocol):
@@ -142,6 +147,6 @@ class AsyncCallerTransaction(Protocol):
     """The same for asyncio."""
 
     async def apply(self, commands: Sequence[Command], /) -> list[Reply]: ...
-    async def mark(self) -> None: ...
-    async def undo(self) -> None: ...
-    async def settle(self) -> None: ...
+    async def set_savepoint(self) -> None: ...
+    async def rollback_to_savepoint(self) -> None: ...
+    async def release_savepoint(self) -> None: ...

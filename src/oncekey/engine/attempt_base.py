@@ -144,12 +144,12 @@ class AttemptBase:
         """Whether this attempt's own rows are those that would be undone now."""
         if not self._depth:
             raise ConfigurationError(
-                f"undo() of {self.operation!r}: there is no transaction whose rows could be taken "
-                "back; run it with once.in_transaction(connection), or undo your work yourself"
+                f"rollback() of {self.operation!r}: there is no transaction whose rows could be "
+                "taken back; run it with once.in_transaction(connection), or roll back yourself"
             )
         if self._closed or self._depth != depth:
             raise ConfigurationError(
-                f"undo() of {self.operation!r}: call it in its own body, while that runs and "
+                f"rollback() of {self.operation!r}: call it in its own body, while that runs and "
                 "outside of operations within it"
             )
 

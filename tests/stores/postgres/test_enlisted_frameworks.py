@@ -208,7 +208,7 @@ def test_i1_callbacks_for_the_commit_go_back_with_the_rows(stage: Stage) -> None
             def run(attempt: Any) -> None:
                 transaction.on_commit(lambda: called.append(name))
                 if undo:
-                    attempt.undo()
+                    attempt.rollback()
                 if error is not None:
                     raise error
 

@@ -136,7 +136,7 @@ def test_what_a_body_writes_after_undo_is_kept_or_undone_with_the_rest(play: Pla
         def blocking(fails: bool) -> Any:
             def body(attempt: Any) -> None:
                 for sql in three:
-                    attempt.undo()
+                    attempt.rollback()
                     shop.send(sql)
                 if fails:
                     raise ValueError("late")
@@ -146,7 +146,7 @@ def test_what_a_body_writes_after_undo_is_kept_or_undone_with_the_rest(play: Pla
         def awaited(fails: bool) -> Any:
             async def body(attempt: Any) -> None:
                 for sql in three:
-                    await attempt.undo()
+                    await attempt.rollback()
                     await shop.send(sql)
                 if fails:
                     raise ValueError("late")

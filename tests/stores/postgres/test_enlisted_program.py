@@ -90,7 +90,7 @@ def test_a_program_that_is_given_up_asks_for_nothing_more() -> None:
 def test_releasing_never_says_more_than_the_bodys_own_error() -> None:
     release = Release(CLAIM.id, CLAIM.owner, FENCE)
     mine = participant()
-    list(mine.undo())
+    list(mine.rollback_to_savepoint())
     steps = mine.apply([release], Standing.OPEN)
     assert names(next(steps)) == ["let_go"]
     with pytest.raises(StopIteration):
@@ -100,7 +100,7 @@ def test_releasing_never_says_more_than_the_bodys_own_error() -> None:
 @pytest.mark.parametrize("standing", [Standing.READY, Standing.BARE])
 def test_releasing_begins_no_new_transaction(standing: Standing) -> None:
     mine = participant()
-    list(mine.undo())
+    list(mine.rollback_to_savepoint())
     with pytest.raises(StopIteration) as stop:
         next(mine.apply([Release(CLAIM.id, CLAIM.owner, FENCE)], standing))
     assert stop.value.value == [Done()]

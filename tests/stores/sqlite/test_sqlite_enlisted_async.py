@@ -72,16 +72,16 @@ def test_commit_rollback_and_savepoint(path: Path, kind: str) -> None:
 
         enlisted = store.join(connection)
         finish = await claimed(enlisted)
-        await enlisted.mark()
+        await enlisted.set_savepoint()
         await do(connection.execute("INSERT INTO orders VALUES ('undone')"))
-        await enlisted.undo()
+        await enlisted.rollback_to_savepoint()
         await do(connection.rollback())
         assert await state(store) is None
 
         finish = await claimed(enlisted)
-        await enlisted.mark()
+        await enlisted.set_savepoint()
         await do(connection.execute("INSERT INTO orders VALUES ('tea')"))
-        await enlisted.settle()
+        await enlisted.release_savepoint()
         assert await enlisted.apply([finish]) == [Done()]
         assert await state(store) is None  # not before the commit
         await do(connection.commit())

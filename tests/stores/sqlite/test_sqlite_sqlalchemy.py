@@ -221,13 +221,13 @@ def test_runs_may_be_nested_and_undone_halfway(play: Any, kind: str) -> None:
     async def scene(shop: Shop) -> None:
         async def outer(attempt: Any) -> str:
             await done(shop.insert("undone")(attempt))
-            await done(attempt.undo())
+            await done(attempt.rollback())
             await done(shop.insert("outer")(attempt))
             return str((await shop.run("inner", shop.insert("inner"))).value)
 
         def blocking(attempt: Any) -> str:
             shop.insert("undone")(attempt)
-            attempt.undo()
+            attempt.rollback()
             shop.insert("outer")(attempt)
             tx = shop.once.in_transaction(shop.db)
             return str(tx.run("order", "inner", shop.insert("inner")).value)

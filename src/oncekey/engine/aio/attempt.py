@@ -43,7 +43,7 @@ class AsyncHands(Protocol):
     async def answer(
         self, command: Command, interrupted: Callable[[], None], deadline: int | None = None
     ) -> CommandResult: ...
-    async def undo(self, attempt: AttemptBase) -> None: ...
+    async def rollback(self, attempt: AttemptBase) -> None: ...
 
 
 class AsyncAttempt(AttemptBase):
@@ -127,12 +127,12 @@ class AsyncAttempt(AttemptBase):
             self.check()
         self._extend(answer.sent_at + grant.lease)
 
-    async def undo(self) -> None:
+    async def rollback(self) -> None:
         """Take back the rows this body has written in the caller's transaction so far, and go on:
         what it returns is stored as usual. For an answer that is to be kept though nothing was
         done, such as a refusal. Raising Terminal undoes the rows as well, and stores the failure.
         """
-        await self._hands.undo(self)
+        await self._hands.rollback(self)
 
     async def _drive_step(
         self,

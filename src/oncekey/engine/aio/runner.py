@@ -360,25 +360,25 @@ class AsyncRunner:
     ) -> Returned | Raised:
         """In the caller's transaction: no lease to keep, and a raising body's rows are undone."""
         attempt._enter_transaction(depth(self._connection))
-        await enlisted.mark()
+        await enlisted.set_savepoint()
         here = enter_body(attempt)
         try:
             await call_body(control, job, attempt, body)
             refuse_unstarted(self.kernel, control, attempt, job)
         except BaseException as error:
-            await enlisted.undo()
+            await enlisted.rollback_to_savepoint()
             return Raised(error, attempt._repeat_until)
         finally:
             leave_body(here)
             attempt._close()
-        await enlisted.settle()
+        await enlisted.release_savepoint()
         return self.kernel.pack(job.codec, job.policy, control.value, attempt._repeat_until)
 
-    async def undo(self, attempt: AttemptBase) -> None:
+    async def rollback(self, attempt: AttemptBase) -> None:
         attempt._check_undo(depth(self._connection))
         assert self._enlisted is not None
-        await self._enlisted.undo()
-        await self._enlisted.mark()
+        await self._enlisted.rollback_to_savepoint()
+        await self._enlisted.set_savepoint()
 
     async def _sleep(self, ask: Sleep, control: Control) -> int:
         try:

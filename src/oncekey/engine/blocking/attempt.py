@@ -42,7 +42,7 @@ class Hands(Protocol):
 
     def answer(self, command: Command, deadline: int | None = None) -> CommandResult: ...
     def sleep(self, ask: Sleep) -> int: ...
-    def undo(self, attempt: AttemptBase) -> None: ...
+    def rollback(self, attempt: AttemptBase) -> None: ...
 
 
 class Attempt(AttemptBase):
@@ -118,12 +118,12 @@ class Attempt(AttemptBase):
             self.check()
         self._extend(answer.sent_at + grant.lease)
 
-    def undo(self) -> None:
+    def rollback(self) -> None:
         """Take back the rows this body has written in the caller's transaction so far, and go on:
         what it returns is stored as usual. For an answer that is to be kept though nothing was
         done, such as a refusal. Raising Terminal undoes the rows as well, and stores the failure.
         """
-        self._hands.undo(self)
+        self._hands.rollback(self)
 
     def _drive_step(
         self, call: StepCall, fn: Callable[..., Any], probe: Callable[..., Any] | None

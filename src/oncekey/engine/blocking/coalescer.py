@@ -2,13 +2,9 @@
 
 A caller that arrives while fewer than `max_in_flight` batches are in flight leads one: it calls the
 store and hands out the replies. Callers that arrive while all are in flight queue up and form the
-next batch, led by its first member. A lone command leaves at once; sixty-four share one commit. What
-keeps or ends a claim goes before new claims (see engine/batch.py). Every caller is told when its batch left: a lease counts from then,
-not from when its claim was queued.
-
-A caller may be interrupted anywhere (Ctrl-C, a task's time limit) while others count on it. So what
-changes hands does so in one assignment, which no signal can split, and whatever a ticket still owes
-the others can be read from it and made up for.
+next batch, led by its first member. A lone command leaves at once; sixty-four share one commit.
+What keeps or ends a claim goes before new claims (see engine/batch.py). Every caller learns when
+its batch was sent: a lease counts from then, not from when its claim was queued.
 """
 
 from __future__ import annotations

@@ -277,25 +277,25 @@ class Runner:
     ) -> Returned | Raised:
         """In the caller's transaction: no lease to keep, and a raising body's rows are undone."""
         attempt._enter_transaction(depth(self._connection))
-        enlisted.mark()
+        enlisted.set_savepoint()
         here = enter(attempt)
         try:
             value = body(attempt)
             self.kernel.refuse_unstarted(job, value)
         except BaseException as error:
-            enlisted.undo()
+            enlisted.rollback_to_savepoint()
             return Raised(error, attempt._repeat_until)
         finally:
             leave(here)
             attempt._close()
-        enlisted.settle()
+        enlisted.release_savepoint()
         return self.kernel.pack(job.codec, job.policy, value, attempt._repeat_until)
 
-    def undo(self, attempt: AttemptBase) -> None:
+    def rollback(self, attempt: AttemptBase) -> None:
         attempt._check_undo(depth(self._connection))
         assert self._enlisted is not None
-        self._enlisted.undo()
-        self._enlisted.mark()
+        self._enlisted.rollback_to_savepoint()
+        self._enlisted.set_savepoint()
 
     def sleep(self, ask: Sleep) -> int:
         self._clock.wait(threading.Event(), self._clock.jitter(ask.us))

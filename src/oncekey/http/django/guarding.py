@@ -67,7 +67,7 @@ _ANSWERED: Final = (Http404, PermissionDenied, BadRequest, SuspiciousOperation)
 
 
 def attempt_of(request: Any) -> Attempt | None:
-    """The attempt a request runs in: for steps, child keys, the fence and undo(). None where no
+    """The attempt a request runs in: for steps, child keys, the fence and rollback(). None where no
     key guards it."""
     found: Attempt | None = getattr(plain(request), _ATTEMPT, None)
     return found

@@ -97,7 +97,7 @@ class InTransaction(AtRoute):
     async def _body_of(self, attempt: AsyncAttempt) -> Response:
         stored = await super()._body_of(attempt)
         if stored.status >= 400:
-            await attempt.undo()
+            await attempt.rollback()
         return stored
 
     def _ask_blocking(
@@ -109,7 +109,7 @@ class InTransaction(AtRoute):
             work = super(InTransaction, self)._body_of(attempt)  # type: ignore[arg-type]
             stored = asyncio.run_coroutine_threadsafe(work, loop).result()
             if stored.status >= 400:
-                attempt.undo()
+                attempt.rollback()
             return stored
 
         inside = _blocking(self._owner, session).in_transaction(session)

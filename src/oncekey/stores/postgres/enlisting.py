@@ -291,19 +291,19 @@ class Participant:
 
     # --- the body's savepoint -------------------------------------------------------------------
 
-    def mark(self) -> Part[None]:
+    def set_savepoint(self) -> Part[None]:
         """Nothing to do at a body's start: its savepoint was set with the claim."""
         if self._runs and self._runs[-1].mark is None:
             self._runs[-1].mark = Mark()
             yield (Saving(Save.SET, self._runs[-1].mark),)
 
-    def undo(self) -> Part[None]:
+    def rollback_to_savepoint(self) -> Part[None]:
         """Back to the savepoint of the innermost run."""
         if self._runs and (mark := self._runs[-1].mark):
             self._runs[-1].mark = None
             yield (Saving(Save.BACK, mark),)
 
-    def settle(self, standing: Standing) -> Part[None]:
+    def release_savepoint(self, standing: Standing) -> Part[None]:
         """The body is through. Its savepoint stays until the record is written."""
         if standing is not Standing.OPEN:
             yield from self.give_up(standing)

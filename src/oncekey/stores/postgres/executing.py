@@ -57,20 +57,20 @@ class Blocking(ABC):
                 raise
         return self._run(self._participant.apply(commands, self._standing()))
 
-    def mark(self) -> None:
-        self._run(self._participant.mark())
+    def set_savepoint(self) -> None:
+        self._run(self._participant.set_savepoint())
 
-    def undo(self) -> None:
-        self._run(self._participant.undo())
+    def rollback_to_savepoint(self) -> None:
+        self._run(self._participant.rollback_to_savepoint())
 
-    def settle(self) -> None:
+    def release_savepoint(self) -> None:
         try:
             self._flush()
             standing = self._standing()
         except BaseException:
             self._run(self._participant.give_up())
             raise
-        self._run(self._participant.settle(standing))
+        self._run(self._participant.release_savepoint(standing))
 
     def _run(self, steps: Part[T]) -> T:
         try:
@@ -127,20 +127,20 @@ class Async(ABC):
                 raise
         return await self._run(self._participant.apply(commands, await self._standing()))
 
-    async def mark(self) -> None:
-        await self._run(self._participant.mark())
+    async def set_savepoint(self) -> None:
+        await self._run(self._participant.set_savepoint())
 
-    async def undo(self) -> None:
-        await self._run(self._participant.undo())
+    async def rollback_to_savepoint(self) -> None:
+        await self._run(self._participant.rollback_to_savepoint())
 
-    async def settle(self) -> None:
+    async def release_savepoint(self) -> None:
         try:
             await self._flush()
             standing = await self._standing()
         except BaseException:
             await self._run(self._participant.give_up())
             raise
-        await self._run(self._participant.settle(standing))
+        await self._run(self._participant.release_savepoint(standing))
 
     async def _run(self, steps: Part[T]) -> T:
         try:

@@ -53,15 +53,15 @@ class Participant:
                 raise errors.transaction_over()
         return (yield from self._program.apply_locked(commands))
 
-    def mark(self) -> Steps[None]:
+    def set_savepoint(self) -> Steps[None]:
         yield _SAVEPOINT
 
-    def undo(self, in_transaction: bool) -> Steps[None]:
+    def rollback_to_savepoint(self, in_transaction: bool) -> Steps[None]:
         if in_transaction:  # else it is undone already
             yield _ROLLBACK_TO
             yield _RELEASE
 
-    def settle(self, in_transaction: bool) -> Steps[None]:
+    def release_savepoint(self, in_transaction: bool) -> Steps[None]:
         # The mark may go before Finish: that cannot be Lost here. The transaction has held the
         # write lock since the claim, so nobody else has decided the key; and if it was ended or
         # rolled back to before the claim, the savepoint went with it and this fails.

@@ -81,14 +81,14 @@ class EnlistedSQLite:
     def apply(self, commands: Sequence[Command], /) -> list[Reply]:
         return self._run(self._participant.apply(commands, self._connection.in_transaction))
 
-    def mark(self) -> None:
-        self._run(self._participant.mark())
+    def set_savepoint(self) -> None:
+        self._run(self._participant.set_savepoint())
 
-    def undo(self) -> None:
-        self._run(self._participant.undo(self._connection.in_transaction))
+    def rollback_to_savepoint(self) -> None:
+        self._run(self._participant.rollback_to_savepoint(self._connection.in_transaction))
 
-    def settle(self) -> None:
-        self._run(self._participant.settle(self._connection.in_transaction))
+    def release_savepoint(self) -> None:
+        self._run(self._participant.release_savepoint(self._connection.in_transaction))
 
     def _run(self, steps: Steps[T]) -> T:
         # Made here, not by connection.cursor(): the caller's factories have no part in it.
@@ -116,14 +116,14 @@ class _AsyncEnlisted(ABC):
     async def apply(self, commands: Sequence[Command], /) -> list[Reply]:
         return await self._run(self._participant.apply(commands, self._connection.in_transaction))
 
-    async def mark(self) -> None:
-        await self._run(self._participant.mark())
+    async def set_savepoint(self) -> None:
+        await self._run(self._participant.set_savepoint())
 
-    async def undo(self) -> None:
-        await self._run(self._participant.undo(self._connection.in_transaction))
+    async def rollback_to_savepoint(self) -> None:
+        await self._run(self._participant.rollback_to_savepoint(self._connection.in_transaction))
 
-    async def settle(self) -> None:
-        await self._run(self._participant.settle(self._connection.in_transaction))
+    async def release_savepoint(self) -> None:
+        await self._run(self._participant.release_savepoint(self._connection.in_transaction))
 
     @abstractmethod
     async def _run(self, steps: Steps[T]) -> T: ...

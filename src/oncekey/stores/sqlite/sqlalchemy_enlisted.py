@@ -70,10 +70,10 @@ class _Books:
             elif isinstance(command, (Finish, Release)):
                 self._claims = [claim for claim in self._claims if claim.id != command.id]
 
-    def mark(self) -> None:
+    def set_savepoint(self) -> None:
         self._savepoints.append(set_savepoint(self._subject))
 
-    def undo(self) -> None:
+    def rollback_to_savepoint(self) -> None:
         self._savepoints.pop().end(keep=False)
 
     def flush(self) -> None:
@@ -81,7 +81,7 @@ class _Books:
         if is_session(self._subject):
             self._subject.flush()
 
-    def settle(self) -> None:
+    def release_savepoint(self) -> None:
         from sqlalchemy.exc import InvalidRequestError
 
         try:
@@ -108,17 +108,17 @@ class EnlistedAlchemy:
         self._books.note(commands, replies)
         return replies
 
-    def mark(self) -> None:
+    def set_savepoint(self) -> None:
         try:
-            self._books.mark()
+            self._books.set_savepoint()
         except BaseException:
             self._give_up()
             raise
 
-    def undo(self) -> None:
-        self._books.undo()
+    def rollback_to_savepoint(self) -> None:
+        self._books.rollback_to_savepoint()
 
-    def settle(self) -> None:
+    def release_savepoint(self) -> None:
         try:
             self._books.flush()
             if not self._books.driver().in_transaction:
@@ -126,10 +126,10 @@ class EnlistedAlchemy:
         except BaseException:
             # Rows without their record must not be committed, whoever catches this.
             with suppress(Exception):
-                self._books.undo()
+                self._books.rollback_to_savepoint()
             self._give_up()
             raise
-        self._books.settle()
+        self._books.release_savepoint()
 
     def _give_up(self) -> None:
         """Free the key. Why that had to be is what the caller must see: no error of ours."""
@@ -160,27 +160,27 @@ class EnlistedAsyncAlchemy:
         self._books.note(commands, replies)
         return replies
 
-    async def mark(self) -> None:
+    async def set_savepoint(self) -> None:
         try:
-            await self._inside(self._books.mark)
+            await self._inside(self._books.set_savepoint)
         except BaseException:
             await self._give_up()
             raise
 
-    async def undo(self) -> None:
-        await self._inside(self._books.undo)
+    async def rollback_to_savepoint(self) -> None:
+        await self._inside(self._books.rollback_to_savepoint)
 
-    async def settle(self) -> None:
+    async def release_savepoint(self) -> None:
         try:
             await self._inside(self._books.flush)
             if not (await self._inside(self._books.driver)).in_transaction:
                 raise errors.transaction_over()
         except BaseException:
             with suppress(Exception):
-                await self._inside(self._books.undo)
+                await self._inside(self._books.rollback_to_savepoint)
             await self._give_up()
             raise
-        await self._inside(self._books.settle)
+        await self._inside(self._books.release_savepoint)
 
     async def _give_up(self) -> None:
         with suppress(Exception):

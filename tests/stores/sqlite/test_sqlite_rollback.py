@@ -1,4 +1,4 @@
-"""`attempt.undo()`: the answer is kept, the rows written so far are not."""
+"""`attempt.rollback()`: the answer is kept, the rows written so far are not."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_the_answer_is_kept_and_the_rows_are_not(
 ) -> None:
     def body(attempt: Any) -> str:
         insert(mine, "tea")
-        attempt.undo()
+        attempt.rollback()
         return "sold out"
 
     with mine:
@@ -76,7 +76,7 @@ def test_the_body_goes_on_and_may_undo_again(
     def body(attempt: Any) -> str:
         for item in ("tea", "milk"):
             insert(mine, item)
-            attempt.undo()
+            attempt.rollback()
         insert(mine, "water")
         return "water"
 
@@ -90,7 +90,7 @@ def test_what_came_after_it_is_undone_when_the_body_raises(
 ) -> None:
     def body(attempt: Any) -> str:
         insert(mine, "tea")
-        attempt.undo()
+        attempt.rollback()
         insert(mine, "milk")
         raise ValueError("no milk")
 
@@ -118,7 +118,7 @@ def test_terminal_keeps_a_failure_and_undoes_the_rows(
 
 def test_outside_a_transaction_there_is_nothing_to_undo(once: Once) -> None:
     def body(attempt: Any) -> None:
-        attempt.undo()
+        attempt.rollback()
 
     with pytest.raises(ConfigurationError, match="run it with once"):
         once.run("order", "k", body, retry_safe=True)
@@ -131,12 +131,12 @@ def test_it_belongs_to_the_running_body(path: Path, once: Once, mine: sqlite3.Co
         tx.run("order", "k", kept.append)
         insert(mine, "tea")
         with pytest.raises(ConfigurationError, match="while that runs"):
-            kept[0].undo()
+            kept[0].rollback()
 
         def later(attempt: Any) -> None:
             insert(mine, "milk")
             with pytest.raises(ConfigurationError, match="while that runs"):
-                kept[0].undo()
+                kept[0].rollback()
 
         tx.run("order", "k2", later)
     assert orders(path) == ["tea", "milk"]
@@ -153,8 +153,8 @@ def test_the_body_of_an_operation_within_cannot_undo_the_outer_one(
         def inner(attempt_within: Any) -> str:
             insert(mine, "inner")
             with pytest.raises(ConfigurationError, match="outside of operations within it"):
-                attempt.undo()
-            attempt_within.undo()
+                attempt.rollback()
+            attempt_within.rollback()
             return "inner"
 
         once.in_transaction(mine).run("inner", "k", inner)
@@ -166,7 +166,7 @@ def test_the_body_of_an_operation_within_cannot_undo_the_outer_one(
 
     def undone(attempt: Any) -> str:
         once.in_transaction(mine).run("inner", "k2", lambda within: insert(mine, "inner"))
-        attempt.undo()
+        attempt.rollback()
         return "nothing"
 
     with mine:
@@ -248,7 +248,7 @@ def test_async_the_answer_is_kept_and_the_rows_are_not(path: Path, play: Any) ->
     async def scene(once: AsyncOnce, mine: Mine) -> None:
         async def body(attempt: Any) -> str:
             await mine.insert("tea")
-            await attempt.undo()
+            await attempt.rollback()
             await mine.insert("water")
             return "no tea"
 
@@ -266,7 +266,7 @@ def test_async_what_came_after_it_is_undone_when_the_body_raises(path: Path, pla
     async def scene(once: AsyncOnce, mine: Mine) -> None:
         async def body(attempt: Any) -> str:
             await mine.insert("tea")
-            await attempt.undo()
+            await attempt.rollback()
             await mine.insert("milk")
             raise ValueError("no milk")
 
@@ -282,7 +282,7 @@ def test_async_what_came_after_it_is_undone_when_the_body_raises(path: Path, pla
 def test_async_outside_a_transaction_there_is_nothing_to_undo(play: Any) -> None:
     async def scene(once: AsyncOnce, mine: Mine) -> None:
         async def body(attempt: Any) -> None:
-            await attempt.undo()
+            await attempt.rollback()
 
         with pytest.raises(ConfigurationError, match="run it with once"):
             await once.run("order", "k", body, retry_safe=True)
@@ -299,12 +299,12 @@ def test_async_it_belongs_to_the_running_body(path: Path, play: Any) -> None:
             await mine.insert("tea")
             if len(kept) == 2:
                 with pytest.raises(ConfigurationError, match="while that runs"):
-                    await kept[0].undo()
+                    await kept[0].rollback()
 
         tx = once.in_transaction(mine.connection)
         await tx.run("order", "k", body)
         with pytest.raises(ConfigurationError, match="while that runs"):
-            await kept[0].undo()
+            await kept[0].rollback()
         await tx.run("order", "k2", body)
         await mine.commit()
 
