@@ -211,8 +211,6 @@ class AsyncRunner:
             homes = dict(self._homes)
         await asyncio.gather(self.drain(seconds), drain_others(homes, seconds))
 
-    # --- answers ------------------------------------------------------------------------------
-
     async def _drive(
         self, control: Control, job: Job, body: AsyncBody[Any]
     ) -> AttemptOutcome | None:

@@ -119,11 +119,8 @@ class Once(Operations):
         self._sweeper = Sweeper(self._store, plan, kernel.clock, self._ready) if plan else None
         self._background: list[PeriodicTask] = [self._sweeper] if self._sweeper else []
         if complete_period is not None:
-            self._background.append(
-                PeriodicTask(
-                    "completer", complete_period, self._complete, kernel.clock, self._ready
-                )
-            )
+            work = (self._complete, kernel.clock, self._ready)
+            self._background.append(PeriodicTask("completer", complete_period, *work))
         self._start_background()
         self._watch()
         _alive.add(self)
