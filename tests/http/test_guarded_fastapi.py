@@ -18,8 +18,8 @@ from tests.http.decorators import bare, logged
 
 from oncekey import AsyncOnce, ConfigurationError
 from oncekey.cli.app import run
-from oncekey.http.discovery import find
 from oncekey.http.fastapi import Idempotency
+from oncekey.http.policy_discovery import find
 
 KEY = {"Idempotency-Key": "k"}
 RAN: list[int] = []

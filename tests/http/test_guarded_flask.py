@@ -16,8 +16,8 @@ from flask.views import MethodView
 from tests.http.decorators import bare, logged
 
 from oncekey import ConfigurationError, Once
-from oncekey.http.discovery import find
 from oncekey.http.flask import Idempotency, current_attempt, idempotent
+from oncekey.http.policy_discovery import find
 
 KEY = {"Idempotency-Key": "k"}
 RAN: list[int] = []

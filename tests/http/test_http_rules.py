@@ -28,8 +28,8 @@ from oncekey.http import problem as problems
 from oncekey.http.exchange import Exchange, Keyed
 from oncekey.http.message import Response, first
 from oncekey.http.outcomes import NEVER_STORED, is_stored, kept_headers, to_store
+from oncekey.http.response_codec import CODEC
 from oncekey.http.rules import Rule, Rules
-from oncekey.http.stored import CODEC
 
 # --- rules --------------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from oncekey.engine.new_key import new_key
 from oncekey.http.asgi import IdempotencyMiddleware
 from oncekey.http.exchange import Exchange, Keyed
 from oncekey.http.message import Response
-from oncekey.http.published import Entry, as_data, as_html, as_markdown, entries
+from oncekey.http.policy_document import Entry, as_data, as_html, as_markdown, entries
 from oncekey.http.rules import Rule, Rules
 
 V2 = Rule(namespaces=("v2",))

@@ -17,9 +17,9 @@ from starlette.routing import Mount, Route
 from oncekey import AsyncOnce, ConfigurationError, Policy
 from oncekey.cli.app import cli, run
 from oncekey.http.asgi import IdempotencyMiddleware
-from oncekey.http.discovery import find
+from oncekey.http.policy_discovery import find
+from oncekey.http.policy_document import as_data, as_html, as_markdown, entries
 from oncekey.http.problem import ALL
-from oncekey.http.published import as_data, as_html, as_markdown, entries
 from oncekey.http.rules import Rule
 
 RULES = [

@@ -29,7 +29,7 @@ from oncekey.http.fastapi import Idempotency
 from oncekey.http.flask import Idempotency as FlaskIdempotency
 from oncekey.http.flask import idempotent
 from oncekey.http.rules import Rule, Rules
-from oncekey.http.unguarded import LOG_EVERY_SECONDS, UnguardedKeys
+from oncekey.http.unguarded_keys import LOG_EVERY_SECONDS, UnguardedKeys
 from oncekey.http.wsgi import IdempotencyWSGI
 
 RAN: list[str] = []

@@ -31,7 +31,7 @@ from oncekey.http.exchange import (
 )
 from oncekey.http.message import Response
 from oncekey.http.mounted import drain_untold, draining
-from oncekey.http.paths import below, segments_read
+from oncekey.http.path_readings import below, segments_read
 from oncekey.http.policy_page import is_asked, through_asgi
 from oncekey.http.problem import Render
 from oncekey.http.recording import Message, Recording, Send
@@ -39,8 +39,8 @@ from oncekey.http.responder import App, Reading, Receive, Responder, Scope, Task
 from oncekey.http.route_table import layers_of
 from oncekey.http.rules import Rule, Rules
 from oncekey.http.running import ATTEMPT, check_caller, principal
-from oncekey.http.unguarded import TAKEN, UNGUARDED_MARK, UnguardedKeys, take
-from oncekey.http.unhandled import WatchedScope, leave_unstored, watch
+from oncekey.http.unguarded_keys import TAKEN, UNGUARDED_MARK, UnguardedKeys, take
+from oncekey.http.unhandled_requests import WatchedScope, leave_unstored, watch
 
 __all__ = ["IdempotencyMiddleware", "attempt_of", "draining", "leave_unstored"]
 

@@ -25,14 +25,14 @@ from oncekey.core.errors import (
 )
 from oncekey.core.identity import OPERATION_MAX_CHARS
 from oncekey.http import problem as problems
-from oncekey.http.bodies import TooLarge, UnreadableBody
-from oncekey.http.durations import Durations
-from oncekey.http.keys import HEADER, RefusedField, read_key
+from oncekey.http.body_canonical import TooLarge, UnreadableBody
+from oncekey.http.header import HEADER, RefusedField, read_key
+from oncekey.http.latency import Durations
 from oncekey.http.message import Headers, Request, Response, values
 from oncekey.http.problem import Problem, Render, problem_of, refusal
 from oncekey.http.request_fingerprint import described
+from oncekey.http.response_codec import CODEC
 from oncekey.http.rules import Rule, Rules
-from oncekey.http.stored import CODEC
 
 OPERATION_DEFAULT: Final = "http"
 POLICY_URL_DEFAULT: Final = "/idempotency-policy"

@@ -27,7 +27,7 @@ class Held:
         self.status = 0
         self.headers: Headers = ()
         self.size = 0
-        self.unhandled = False  # whether no handler has made it, see unhandled.py
+        self.unhandled = False  # whether no handler has made it, see unhandled_requests.py
         self._file: SpooledTemporaryFile[bytes] = SpooledTemporaryFile(max_size=SPILL_BYTES)  # noqa: SIM115
         self._source: Any = None
         self._rest: Iterator[bytes] | None = None  # what was not read yet of a very long one

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Final
 
-from oncekey.http import published
-from oncekey.http.discovery import find
+from oncekey.http import policy_document
 from oncekey.http.message import Headers, Response
+from oncekey.http.policy_discovery import find
 
 _READ: Final = frozenset({"GET", "HEAD"})
 _HEADERS: Final[Headers] = (
@@ -36,12 +36,12 @@ def policy_page(app: Any, method: str = "GET") -> Response:
     """The page about this guarded app (or the middleware around it)."""
     found = find(app)
     shown = [guarded for guarded in found.guarded if guarded.path not in found.hidden]
-    return page_of(published.entries(shown, found.policy), found.replay_header, method)
+    return page_of(policy_document.entries(shown, found.policy), found.replay_header, method)
 
 
-def page_of(entries: Sequence[published.Entry], replay_header: str, method: str) -> Response:
+def page_of(entries: Sequence[policy_document.Entry], replay_header: str, method: str) -> Response:
     """The page with these entries."""
-    body = published.as_html(entries, replay_header=replay_header).encode()
+    body = policy_document.as_html(entries, replay_header=replay_header).encode()
     headers = (*_HEADERS, (b"content-length", b"%d" % len(body)))
     return Response(200, headers, b"" if method == "HEAD" else body)
 

@@ -13,7 +13,7 @@ from struct import Struct
 from typing import Final, NamedTuple
 from urllib.parse import unquote_to_bytes
 
-from oncekey.http.bodies import canonical, decoded, is_parsed, raw
+from oncekey.http.body_canonical import canonical, decoded, is_parsed, raw
 from oncekey.http.message import Headers, Request, values
 from oncekey.http.request_body import BODY_SPILL_BYTES, Body
 from oncekey.http.rules import Rule

@@ -26,7 +26,7 @@ from oncekey.http.request_body import Body
 from oncekey.http.request_fingerprint import takes_long
 from oncekey.http.rules import Rule
 from oncekey.http.running import Incomplete, Unstored, outcome
-from oncekey.http.unhandled import UNSTORED, is_unstored
+from oncekey.http.unhandled_requests import UNSTORED, is_unstored
 
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[Message]]

@@ -15,7 +15,7 @@ from oncekey.core.derived_keys import checked_namespaces
 from oncekey.core.duration import Duration
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.policy import MAX_BYTES_CAP, Policy
-from oncekey.http.paths import is_plain, readings
+from oncekey.http.path_readings import is_plain, readings
 
 METHODS_DEFAULT: Final = ("POST", "PATCH")
 ANY_METHOD: Final = "*"  # in the methods of a rule: all but the safe ones

@@ -8,7 +8,7 @@ outcome is durable (I13). Put authentication outside of it or into `caller`, com
 outside.
 
 Owns the WSGI side only; the rules of an exchange are in exchange.py, the order of a run in
-blocking.py.
+sync_request.py.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from urllib.parse import quote
 
 from oncekey.engine.blocking.attempt import Attempt
 from oncekey.engine.blocking.once import Once
-from oncekey.http.blocking import Guard, Made
-from oncekey.http.bodies import UnreadableBody
+from oncekey.http.body_canonical import UnreadableBody
 from oncekey.http.exchange import (
     OPERATION_DEFAULT,
     POLICY_URL_DEFAULT,
@@ -38,8 +37,9 @@ from oncekey.http.problem import Render
 from oncekey.http.route_table import layers_of
 from oncekey.http.rules import Rule
 from oncekey.http.running import ATTEMPT, Incomplete, check_caller
-from oncekey.http.unguarded import TAKEN, UNGUARDED_MARK, take
-from oncekey.http.unhandled import UNSTORED, is_unstored, leave_unstored, watch
+from oncekey.http.sync_request import Guard, Made
+from oncekey.http.unguarded_keys import TAKEN, UNGUARDED_MARK, take
+from oncekey.http.unhandled_requests import UNSTORED, is_unstored, leave_unstored, watch
 
 __all__ = ["IdempotencyWSGI", "attempt_of", "leave_unstored"]
 

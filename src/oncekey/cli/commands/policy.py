@@ -40,19 +40,19 @@ def policy(app: str, form: str, title: str, as_json: bool) -> None:
       oncekey policy shop.main:app --json
     """
     out = Output(as_json=as_json)
-    published, found = _found(app)
-    entries = published.entries(found.guarded, found.policy)
+    policy_document, found = _found(app)
+    entries = policy_document.entries(found.guarded, found.policy)
     if as_json or form == "json":
-        out.data(published.as_data(entries, replay_header=found.replay_header))
+        out.data(policy_document.as_data(entries, replay_header=found.replay_header))
     elif form == "html":
-        out.text(published.as_html(entries, title, replay_header=found.replay_header))
+        out.text(policy_document.as_html(entries, title, replay_header=found.replay_header))
     else:
-        out.text(published.as_markdown(entries, title, replay_header=found.replay_header))
+        out.text(policy_document.as_markdown(entries, title, replay_header=found.replay_header))
 
 
 def _found(name: str) -> tuple[Any, Any]:
     try:
-        from oncekey.http import discovery, published
+        from oncekey.http import policy_discovery, policy_document
     except ImportError as error:
         raise UsageProblem(f"{error}; install oncekey[http]") from error
-    return published, discovery.find(imported(name))
+    return policy_document, policy_discovery.find(imported(name))

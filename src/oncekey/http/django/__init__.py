@@ -8,10 +8,10 @@
 Imports nothing that needs settings to be there.
 """
 
-from oncekey.http.extras import needs
+from oncekey.http.missing_dependency import needs
 
 with needs("django"):
-    from oncekey.http.django.guarding import (
+    from oncekey.http.django.middleware import (
         IdempotencyMiddleware,
         attempt_of,
         idempotent,

@@ -12,7 +12,7 @@
 
 from __future__ import annotations
 
-from oncekey.http.extras import needs
+from oncekey.http.missing_dependency import needs
 
 with needs("fastapi"):
     from oncekey.http.fastapi.attempts import CurrentAttempt, OptionalAttempt

@@ -45,7 +45,7 @@ from oncekey.http.responder import Tasks
 from oncekey.http.route_table import Route, routes_of, served_by_all
 from oncekey.http.rules import ANY_METHOD, METHODS_DEFAULT, RuleOptions, Rules, rule_of
 from oncekey.http.running import check_caller
-from oncekey.http.unguarded import UnguardedKeys
+from oncekey.http.unguarded_keys import UnguardedKeys
 
 F = TypeVar("F", bound=Callable[..., Any])
 Caller = Depends | Callable[[Request], Any]

@@ -27,7 +27,7 @@ from oncekey.http.message import Headers, Response
 from oncekey.http.recording import Message, Recording, Send
 from oncekey.http.responder import App, Reading, Receive, Responder, Scope, error_of
 from oncekey.http.running import ATTEMPT, principal
-from oncekey.http.unguarded import take
+from oncekey.http.unguarded_keys import take
 
 # Where FastAPI puts what closes the files of a form.
 _FILES: Final = "fastapi_middleware_astack"

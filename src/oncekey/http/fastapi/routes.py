@@ -21,7 +21,7 @@ from oncekey.http.fastapi.transactional import InTransaction
 from oncekey.http.fastapi.watch import REFUSING
 from oncekey.http.guarded_views import mark_of
 from oncekey.http.rules import SAFE_METHODS
-from oncekey.http.unguarded import UnguardedKeys, take
+from oncekey.http.unguarded_keys import UnguardedKeys, take
 
 
 class _Endpoints:

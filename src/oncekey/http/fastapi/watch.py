@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from oncekey.http.asgi import watched
 from oncekey.http.exchange import Exchange
 from oncekey.http.guarded_views import GuardedViews
-from oncekey.http.unguarded import UnguardedKeys
+from oncekey.http.unguarded_keys import UnguardedKeys
 
 # In the scope: who refuses a key that the route of this request does not guard.
 REFUSING: Final = "oncekey.refusing"

@@ -1,7 +1,7 @@
 """The plain ASGI middleware around a whole FastAPI app.
 
 It claims before the app looks at a request, so a body that fails validation has claimed its key;
-unhandled.py sees to it that FastAPI's refusal frees it again.
+unhandled_requests.py sees to it that FastAPI's refusal frees it again.
 """
 
 from __future__ import annotations

@@ -136,6 +136,6 @@ def _by_settings(app: Any) -> Found | None:
     if not type(app).__module__.startswith("django.core.handlers"):
         return None
     # By its name, as a store is found by its URL: an adapter is nothing this module knows.
-    guard = import_module("oncekey.http.django.configuration").configured().guard
+    guard = import_module("oncekey.http.django.settings").configured().guard
     rules = _named(guard.exchange.rules, ())
     return Found(rules, guard.once.policy, guard.exchange.replay_header)

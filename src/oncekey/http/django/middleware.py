@@ -1,7 +1,7 @@
 """The middleware and the decorator: which requests are guarded, and in whose transaction.
 
 Owns the Django side of a run, the transactional one included; the order of a run is in
-http/blocking.py, the setting in configuration.py.
+http/sync_request.py, the setting in settings.py.
 """
 
 from __future__ import annotations
@@ -23,10 +23,9 @@ from oncekey.core.errors import ConfigurationError
 from oncekey.engine.blocking.attempt import Attempt
 from oncekey.engine.blocking.once import Once
 from oncekey.engine.blocking.operations import Operations
-from oncekey.http import published
-from oncekey.http.blocking import Made
-from oncekey.http.bodies import UnreadableBody
-from oncekey.http.django.answers import (
+from oncekey.http import policy_document
+from oncekey.http.body_canonical import UnreadableBody
+from oncekey.http.django.messages import (
     DjangoAnswer,
     body_of,
     given,
@@ -37,7 +36,7 @@ from oncekey.http.django.answers import (
     rendered,
     request_of,
 )
-from oncekey.http.django.configuration import (
+from oncekey.http.django.settings import (
     SETTING,
     Configured,
     alias_of,
@@ -49,7 +48,8 @@ from oncekey.http.guarded_views import GuardedViews, guard_of, mark_of
 from oncekey.http.message import Response
 from oncekey.http.policy_page import is_asked, page_of
 from oncekey.http.rules import ANY_METHOD, Rule, RuleOptions, rule_of
-from oncekey.http.unguarded import TAKEN, UNGUARDED_MARK, take
+from oncekey.http.sync_request import Made
+from oncekey.http.unguarded_keys import TAKEN, UNGUARDED_MARK, take
 from oncekey.http.wsgi import is_unguarded, text_lines
 
 VIEWS: Final = GuardedViews(
@@ -129,7 +129,7 @@ class IdempotencyMiddleware:
 def policy_page(request: Any) -> Any:
     """The built-in policy page as a view, for projects that only decorate views."""
     guard = configured().guard
-    found = published.entries(
+    found = policy_document.entries(
         [(rule.methods, rule.path, rule) for rule in guard.exchange.rules.all if rule.guarded],
         guard.once.policy,
     )

@@ -16,7 +16,7 @@ from hashlib import blake2b
 from typing import IO, Any, Final
 from urllib.parse import parse_qsl
 
-from oncekey.http.extras import MissingDependency, needs
+from oncekey.http.missing_dependency import MissingDependency, needs
 from oncekey.http.request_body import Body
 
 with needs("http"):

@@ -28,7 +28,7 @@ from oncekey.http.message import Headers, Request, Response
 from oncekey.http.problem import Render
 from oncekey.http.rules import Rule, Rules
 from oncekey.http.running import Unstored, outcome, principal
-from oncekey.http.unguarded import UnguardedKeys
+from oncekey.http.unguarded_keys import UnguardedKeys
 
 _log = logging.getLogger("oncekey")
 

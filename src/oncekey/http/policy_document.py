@@ -2,7 +2,7 @@
 
 Made from the rules an app really has, so that it cannot say anything else. As data, Markdown, or a
 page whose anchors are what the `type` of our problems points to. Pure; finding an app's rules is in
-discovery.py.
+policy_discovery.py.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ A decorated view is reached after the app's own `before_request`, so whoever tha
 no key. Its answer is what Flask makes of it, error handlers included; `after_request` comes later
 and adds to replays as well. With `rules=` the whole app is wrapped instead, see wsgi.py.
 
-Owns the Flask side only; the order of a run is in blocking.py.
+Owns the Flask side only; the order of a run is in sync_request.py.
 """
 
 from __future__ import annotations
@@ -20,18 +20,20 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final, ParamSpec, Unpack
 from weakref import WeakKeyDictionary
 
+from flask import Flask, Response, current_app, request, request_started
+from werkzeug.datastructures import Headers as FlaskHeaders
+
 from oncekey.core.errors import ConfigurationError
 from oncekey.engine.blocking.attempt import Attempt
 from oncekey.engine.blocking.once import Once
 from oncekey.http import message, wsgi
-from oncekey.http.blocking import Guard, Made
-from oncekey.http.bodies import UnreadableBody
+from oncekey.http.body_canonical import UnreadableBody
 from oncekey.http.exchange import (
     OPERATION_DEFAULT,
     POLICY_URL_DEFAULT,
     REPLAY_HEADER_DEFAULT,
 )
-from oncekey.http.extras import needs
+from oncekey.http.flask.routes import all_served
 from oncekey.http.guarded_views import UNSERVED, GuardedViews, guard_of, mark_of
 from oncekey.http.held import Held
 from oncekey.http.policy_page import is_asked, through_wsgi
@@ -39,13 +41,8 @@ from oncekey.http.problem import Render
 from oncekey.http.route_table import served_by_all
 from oncekey.http.rules import ANY_METHOD, Rule, RuleOptions, rule_of
 from oncekey.http.running import ATTEMPT, check_caller
-from oncekey.http.unguarded import TAKEN, UNGUARDED_MARK, take
-
-with needs("flask"):
-    from flask import Flask, Response, current_app, request, request_started
-    from werkzeug.datastructures import Headers as FlaskHeaders
-
-    from oncekey.http.flask_routes import all_served
+from oncekey.http.sync_request import Guard, Made
+from oncekey.http.unguarded_keys import TAKEN, UNGUARDED_MARK, take
 
 P = ParamSpec("P")
 

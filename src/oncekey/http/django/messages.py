@@ -18,7 +18,7 @@ from django.urls import Resolver404, resolve
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.http import wsgi
-from oncekey.http.bodies import UnreadableBody
+from oncekey.http.body_canonical import UnreadableBody
 from oncekey.http.held import Held
 from oncekey.http.message import Headers, Request, Response, values
 from oncekey.http.rules import Rule

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from oncekey.core.errors import InvalidKey
 from oncekey.core.identity import KEY_MAX_CHARS
-from oncekey.http.extras import needs
+from oncekey.http.missing_dependency import needs
 
 with needs("http"):
     import http_sf
