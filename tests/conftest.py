@@ -9,14 +9,14 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 if str(ROOT) not in sys.path:
-    sys.path.insert(0, str(ROOT))  # plain `pytest` finds `tests.tables` as `python -m pytest` does
+    sys.path.insert(
+        0, str(ROOT)
+    )  # plain `pytest` finds `tests.support`, as `python -m pytest` does
 
 pytest.register_assert_rewrite("oncekey.testing.contract")
 
-from tests import kept_stores, postgres_stores  # noqa: E402
-from tests.tables import STORES, Opener  # noqa: E402
-
-sys.modules.setdefault("postgres_stores", postgres_stores)  # one server under either name
+from tests.support import reused_stores  # noqa: E402
+from tests.support.store_table import STORES, Opener  # noqa: E402
 
 
 @pytest.fixture(params=STORES)
@@ -27,4 +27,4 @@ def opener(request: pytest.FixtureRequest, tmp_path: Path) -> Opener:
 
 
 def pytest_sessionfinish() -> None:
-    kept_stores.end_all()
+    reused_stores.end_all()

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.postgres_stores import server
+from tests.support.postgres_stores import server
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(

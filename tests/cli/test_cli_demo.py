@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 
 import httpx
 import pytest
-from tests.postgres_stores import server
+from tests.support.postgres_stores import server
 from tests.support.servers.processes import children_of, is_running
 
 from oncekey.cli.exits import Exit

@@ -12,7 +12,7 @@ from uuid import uuid4
 import psycopg
 import pytest
 from tests.cli.conftest import Command, Ran
-from tests.postgres_stores import pooler, server
+from tests.support.postgres_stores import pooler, server
 from tests.support.servers.processes import wait_until
 
 from oncekey import Once, Policy

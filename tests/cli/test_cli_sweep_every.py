@@ -10,7 +10,7 @@ from uuid import uuid4
 import pytest
 from tests.cli.conftest import Command
 from tests.cli.running import Start
-from tests.postgres_stores import server
+from tests.support.postgres_stores import server
 from tests.support.servers import Postgres, require
 
 from oncekey.cli.exits import Exit

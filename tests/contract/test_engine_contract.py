@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.kept_stores import kept_async, kept_blocking, loop_for
-from tests.tables import STORES, Opener, Row
+from tests.support.reused_stores import kept_async, kept_blocking, loop_for
+from tests.support.store_table import STORES, Opener, Row
 
 from oncekey.core.store import AsyncStore, Store
 from oncekey.testing.contract import EngineContract

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.kept_stores import kept_async, kept_blocking, loop_for
-from tests.postgres_stores import RING
-from tests.tables import STORES, Opener, Row
+from tests.support.postgres_stores import RING
+from tests.support.reused_stores import kept_async, kept_blocking, loop_for
+from tests.support.store_table import STORES, Opener, Row
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.store import AsyncStore, Store

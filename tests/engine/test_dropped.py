@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.postgres_stores import address
+from tests.support.postgres_stores import address
 
 from oncekey import AsyncOnce, Once
 from oncekey.stores.sqlite import SQLiteStore

@@ -12,10 +12,10 @@ from contextlib import closing, contextmanager
 
 import psycopg
 import pytest
-from tests.postgres_stores import DATABASE, server
 from tests.support.explorer.database import RING, Database, Session, Setup
 from tests.support.explorer.mutation import Edit
 from tests.support.explorer.races import EARLY, LATE, claim
+from tests.support.postgres_stores import DATABASE, server
 from tests.support.servers.processes import wait_until
 
 from oncekey.core.commands import Busy, Claimed, Reply

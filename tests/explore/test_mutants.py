@@ -13,13 +13,13 @@ from types import ModuleType
 
 import pytest
 from tests.explore.sql_mutants import M11, SQL_MUTANTS, SQLMutant, look_for
-from tests.postgres_stores import DATABASE, server
 from tests.support.explorer.explorer import explore
 from tests.support.explorer.interleave import interleave
 from tests.support.explorer.kit import REAL, Kit
 from tests.support.explorer.mutation import Edit, mutated
 from tests.support.explorer.races import RACES
 from tests.support.explorer.scenarios import SCENARIOS
+from tests.support.postgres_stores import DATABASE, server
 
 from oncekey.core import attempt_flow, duplicate_reply, heartbeat_flow, state_machine
 from oncekey.stores.sqlite import program

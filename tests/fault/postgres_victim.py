@@ -20,7 +20,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import psycopg
-from tests.shops import SHOPS, Order, Shop
+from tests.support.caller_connections import SHOPS, Order, Shop
 
 from oncekey import InFlight, Terminal
 

@@ -25,7 +25,7 @@ from typing import Any
 from oncekey import AsyncOnce, Once, Policy, StepResult, child_key
 from oncekey.core.commands import Command, Reply
 from oncekey.stores.sqlite import AsyncSQLiteStore, SQLiteStore
-from oncekey.stores.store_clock import wall_clock
+from oncekey.stores.store_rules import wall_clock
 
 LEASE = "1h"
 AHEAD_US = 3_601_000_000

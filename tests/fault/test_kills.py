@@ -25,7 +25,7 @@ from oncekey.core.policy import Policy
 from oncekey.core.recovery import Recovery
 from oncekey.engine.blocking.once import Once
 from oncekey.stores.sqlite import SQLiteStore
-from oncekey.stores.store_clock import wall_clock
+from oncekey.stores.store_rules import wall_clock
 
 VICTIM = Path(__file__).with_name("victim.py")
 LEASE_US = 3_600_000_000

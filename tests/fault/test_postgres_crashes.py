@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from tests.fault.postgres_load import Load, lost
-from tests.postgres_faces import Faces, fresh_server, make_claim, make_finish
+from tests.support.postgres_adapters import Faces, fresh_server, make_claim, make_finish
 from tests.support.servers import Postgres
 
 from oncekey.core.guarantees import Level

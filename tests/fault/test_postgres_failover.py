@@ -13,7 +13,7 @@ from contextlib import ExitStack
 
 import pytest
 from tests.fault.postgres_load import LEASE, Load, Told, lost
-from tests.postgres_faces import fresh_server, with_standby
+from tests.support.postgres_adapters import fresh_server, with_standby
 from tests.support.servers import Postgres, Proxy
 
 from oncekey.core.commands import Claim, Replay

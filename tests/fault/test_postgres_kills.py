@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.postgres_faces import COLOURS
-from tests.postgres_stores import server
+from tests.support.postgres_adapters import COLOURS
+from tests.support.postgres_stores import server
 
 from oncekey.core.errors import InFlight, OperationFailed, OutcomeUnknown
 from oncekey.core.policy import Policy
 from oncekey.engine.blocking.once import Once
 from oncekey.stores.postgres import PostgresStore
-from oncekey.stores.store_clock import wall_clock
+from oncekey.stores.store_rules import wall_clock
 
 VICTIM = Path(__file__).with_name("postgres_store_victim.py")
 SCHEMA = "kills"

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 from tests.fault import postgres_victim
 from tests.fault.postgres_victim import KEYS, KINDS, order
-from tests.shops import SHOPS, Shop, empty, locks, rows, watch
-from tests.shops.watching import database
+from tests.support.caller_connections import SHOPS, Shop, empty, locks, rows, watch
+from tests.support.caller_connections.database import database
 from tests.support.servers import processes
 
 from oncekey import OperationFailed, Terminal

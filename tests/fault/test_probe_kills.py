@@ -26,7 +26,7 @@ from tests.support.servers.processes import User, free_port, launch, wait_until
 from oncekey import Once, Policy
 from oncekey.engine.clock import SystemClock
 from oncekey.stores.sqlite import SQLiteStore
-from oncekey.stores.store_clock import wall_clock
+from oncekey.stores.store_rules import wall_clock
 
 
 def both_sides(calls: list[str]) -> list[str]:

@@ -17,8 +17,8 @@ from urllib.parse import urlencode
 import pytest
 from tests.hammer.strikes import SOAK, caught_at, strike
 from tests.hammer.test_hammer import CAUGHT_AT
-from tests.postgres_stores import DATABASE, pooler, server
 from tests.support.hammer import Hammer
+from tests.support.postgres_stores import DATABASE, pooler, server
 from tests.support.servers import Postgres, Proxy, ServerFailed, require
 
 # What must have happened in the main run.

@@ -13,7 +13,7 @@ import psycopg
 import pytest
 from tests.http.served import Served, served
 from tests.http.wire import Response
-from tests.postgres_stores import server
+from tests.support.postgres_stores import server
 from tests.support.servers import require
 from tests.support.servers.http import Gunicorn
 from tests.support.servers.processes import wait_until

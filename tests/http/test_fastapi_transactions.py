@@ -17,7 +17,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from tests.http.served import Served, served
 from tests.http.wire import Response
-from tests.postgres_stores import server
+from tests.support.postgres_stores import server
 from tests.support.servers import require
 from tests.support.servers.http import Uvicorn
 from tests.support.servers.processes import wait_until

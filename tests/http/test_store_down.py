@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from tests import postgres_stores
 from tests.http.operations import APP, Operation, check_outcome, problem
 from tests.http.served import Served, served
+from tests.support import postgres_stores
 from tests.support.servers import Proxy, Uvicorn, require
 from tests.support.servers.processes import wait_until
 

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from tests.kept_stores import kept_async, kept_blocking, shared_loop
+from tests.support.reused_stores import kept_async, kept_blocking, shared_loop
 
 from oncekey.core.commands import (
     Claim,

@@ -23,8 +23,7 @@ from oncekey.core.store import (
     CallerTransaction,
     Unfinished,
 )
-from oncekey.stores.secret_check import refuse_another_secret
-from oncekey.stores.store_clock import is_elected, wall_clock
+from oncekey.stores.store_rules import is_elected, refuse_another_secret, wall_clock
 
 _GUARANTEE = Guarantee(
     Level.BEST_EFFORT, "memory:// forgets every claim when the process ends; use sqlite:///file"

@@ -1,4 +1,4 @@
-"""Scenes in shops (see tests/shops), and benches for the operators' views (see postgres_views).
+"""Scenes in shops (see tests/support/caller_connections), and benches for the operators' views (see postgres_views).
 
 A connection costs more than most scenes, so a shop stays open from test to test, unless a scene
 has failed in it. Blocking shops are played without an event loop, as Django insists.
@@ -12,9 +12,16 @@ from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
 import pytest
-from tests.postgres_faces import COLOURS, Faces
-from tests.postgres_views import MAJORS, QUOTED, Bench, NewRecord, make_benches, record_maker
-from tests.shops import SHOPS, Shop, empty
+from tests.support.caller_connections import SHOPS, Shop, empty
+from tests.support.postgres_adapters import COLOURS, Faces
+from tests.support.postgres_views import (
+    MAJORS,
+    QUOTED,
+    Bench,
+    NewRecord,
+    make_benches,
+    record_maker,
+)
 
 T = TypeVar("T")
 Scene = Callable[..., Coroutine[Any, Any, None]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from oncekey.core.errors import StoreUnavailable
-from oncekey.stores.postgres.timing import REST_SECONDS, Breaker
+from oncekey.stores.postgres.server_clock import REST_SECONDS, Breaker
 
 CALL_SECONDS = 5.0
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.postgres_faces import (
+from tests.support.postgres_adapters import (
     Face,
     Faces,
     Reach,
@@ -28,7 +28,7 @@ from oncekey.core.events import EventKind
 from oncekey.core.guarantees import Level
 from oncekey.core.policy import Policy
 from oncekey.stores.postgres.durability import Server, guarantee
-from oncekey.stores.postgres.timing import SettingsWatch
+from oncekey.stores.postgres.server_clock import SettingsWatch
 
 ALONE = Server(
     version=180_000,

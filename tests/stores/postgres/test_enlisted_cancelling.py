@@ -9,8 +9,8 @@ import asyncio
 from typing import Any
 
 import pytest
-from tests.shops import Order, Shop, locks, rows
 from tests.stores.postgres.conftest import Stage
+from tests.support.caller_connections import Order, Shop, locks, rows
 
 KINDS = [
     "psycopg-async",

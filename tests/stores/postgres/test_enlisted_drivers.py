@@ -10,9 +10,9 @@ import pytest
 from psycopg.adapt import Dumper, Loader
 from psycopg.rows import dict_row
 from sqlalchemy import create_engine
-from tests.shops import INSERT, NEVER, Shop, done, rows
-from tests.shops.rivals import goes_as_ever
 from tests.stores.postgres.conftest import Stage
+from tests.support.caller_connections import INSERT, NEVER, Shop, done, rows
+from tests.support.caller_connections.rivals import goes_as_ever
 
 from oncekey import Once
 from oncekey.core.errors import ConfigurationError

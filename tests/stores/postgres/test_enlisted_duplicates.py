@@ -1,6 +1,6 @@
 """Duplicates of what a transaction runs: told at once, in either mode, and never run twice (I1).
 
-Nobody here may wait for a lock (see tests/shops), so a call that had to would fail instead of being
+Nobody here may wait for a lock (see tests/support/caller_connections), so a call that had to would fail instead of being
 told that the key is in flight.
 """
 
@@ -10,9 +10,19 @@ import asyncio
 from typing import Any
 
 import pytest
-from tests.shops import INSERT, NEVER, RING, SHOPS, Order, Shop, done, locks, rows
-from tests.shops.rivals import CLOCK, apply, claim_of, finish_of, meanwhile_in
 from tests.stores.postgres.conftest import Play
+from tests.support.caller_connections import (
+    INSERT,
+    NEVER,
+    RING,
+    SHOPS,
+    Order,
+    Shop,
+    done,
+    locks,
+    rows,
+)
+from tests.support.caller_connections.rivals import CLOCK, apply, claim_of, finish_of, meanwhile_in
 
 from oncekey import InFlight, Mismatch, OperationFailed, OutcomeUnknown, Terminal
 from oncekey.core.commands import Busy, Claimed, Done, Replay

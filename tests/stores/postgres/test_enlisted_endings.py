@@ -13,8 +13,18 @@ import asyncpg
 import psycopg
 import pytest
 from sqlalchemy.exc import PendingRollbackError
-from tests.shops import INSERT, NEVER, SHOPS, Order, Shop, done, locks, rows, watch
 from tests.stores.postgres.conftest import Play, Stage
+from tests.support.caller_connections import (
+    INSERT,
+    NEVER,
+    SHOPS,
+    Order,
+    Shop,
+    done,
+    locks,
+    rows,
+    watch,
+)
 
 from oncekey.core.errors import ConfigurationError
 

@@ -10,9 +10,9 @@ from sqlalchemy import create_engine
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
-from tests.shops import INSERT, NEVER, Order, Shop, done, locks, rows, watch
-from tests.shops.rivals import goes_as_ever
 from tests.stores.postgres.conftest import Stage
+from tests.support.caller_connections import INSERT, NEVER, Order, Shop, done, locks, rows, watch
+from tests.support.caller_connections.rivals import goes_as_ever
 
 from oncekey.core.errors import ConfigurationError
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.postgres_stores import server
-from tests.shops import NEVER, Shop, done, rows
-from tests.shops.watching import DATABASE, database
 from tests.stores.postgres.conftest import Play
+from tests.support.caller_connections import NEVER, Shop, done, rows
+from tests.support.caller_connections.database import DATABASE, database
+from tests.support.postgres_stores import server
 
 from oncekey import AsyncOnce, Once
 from oncekey.core.errors import ConfigurationError

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.shops import INSERT, NEVER, Order, Shop, done, locks, rows
 from tests.stores.postgres.conftest import Play
+from tests.support.caller_connections import INSERT, NEVER, Order, Shop, done, locks, rows
 
 from oncekey import InFlight, Mismatch, OperationFailed, Terminal
 from oncekey.core.errors import ConfigurationError

@@ -12,12 +12,22 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import pytest
-from tests.shops import INSERT, NEVER, RING, TEA, Order, Shop, done, rows, watch
 from tests.stores.postgres.conftest import Play
+from tests.support.caller_connections import (
+    INSERT,
+    NEVER,
+    RING,
+    TEA,
+    Order,
+    Shop,
+    done,
+    rows,
+    watch,
+)
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.stores.postgres import run_transaction, run_transaction_async
-from oncekey.stores.postgres.transactions import must_be_repeated
+from oncekey.stores.postgres.transaction_retry import must_be_repeated
 
 LEVELS = ["REPEATABLE READ", "SERIALIZABLE"]
 every_level = pytest.mark.parametrize("level", LEVELS)

@@ -1,6 +1,6 @@
 """Taking part as a program: what is done when something fails, and how many messages it takes.
 
-Without a server first: the generators of enlisting.py are driven by hand, and things are thrown
+Without a server first: the generators of caller_transaction.py are driven by hand, and things are thrown
 into them that no server would say on demand.
 """
 
@@ -10,15 +10,15 @@ import asyncio
 from typing import Any
 
 import pytest
-from tests.shops import NEVER, Order, Shop
 from tests.stores.postgres.conftest import Stage
+from tests.support.caller_connections import NEVER, Order, Shop
 
 from oncekey import Terminal
 from oncekey.core.commands import Claim, Claimed, Done, Finish, Lost, Release
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.record import State
 from oncekey.stores.postgres import errors
-from oncekey.stores.postgres.enlisting import (
+from oncekey.stores.postgres.caller_transaction import (
     LEFT_OPEN_MAX,
     Mark,
     Participant,
@@ -26,9 +26,9 @@ from oncekey.stores.postgres.enlisting import (
     Saving,
     Standing,
 )
-from oncekey.stores.postgres.executing import savepoint_text, texts_of
+from oncekey.stores.postgres.callers.base import savepoint_text, texts_of
+from oncekey.stores.postgres.callers.psycopg import _SENT_AS_TEXT
 from oncekey.stores.postgres.options import Options
-from oncekey.stores.postgres.psycopg_enlisted import _SENT_AS_TEXT
 
 CLAIM = Claim(b"i" * 16, b"o" * 16, b"\x01f", 30_000_000, 60_000_000, 0, True, "Łódź", "op", "k")
 FENCE = 1_800_000_000_000_000

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.shops import NEVER, RING, Order, Shop, rows, watch
 from tests.stores.postgres.conftest import Stage
+from tests.support.caller_connections import NEVER, RING, Order, Shop, rows, watch
 
 GATE = 4711
 HOOK = f"""

@@ -9,11 +9,20 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.shops import INSERT, NEVER, Order, RolledBack, Shop, done, locks, rows
 from tests.stores.postgres.conftest import Play
+from tests.support.caller_connections import (
+    INSERT,
+    NEVER,
+    Order,
+    RolledBack,
+    Shop,
+    done,
+    locks,
+    rows,
+)
 
 from oncekey import InFlight
-from oncekey.stores.postgres.enlisting import LEFT_OPEN_MAX
+from oncekey.stores.postgres.caller_transaction import LEFT_OPEN_MAX
 
 MILK = Order(("INSERT INTO orders VALUES ('milk')",))
 COUNT = 3 * LEFT_OPEN_MAX

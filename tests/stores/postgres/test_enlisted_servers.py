@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.shops import NEVER, RING, Order, RolledBack, Shop, done, locks, rows
 from tests.stores.postgres.conftest import Play
+from tests.support.caller_connections import NEVER, RING, Order, RolledBack, Shop, done, locks, rows
 
 from oncekey import InFlight, OperationFailed, Terminal
 

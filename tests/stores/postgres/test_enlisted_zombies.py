@@ -10,9 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.shops import RING, Order, Shop, locks, rows
-from tests.shops.rivals import CLOCK, apply, claim_of, finish_of, meanwhile_in
 from tests.stores.postgres.conftest import Play
+from tests.support.caller_connections import RING, Order, Shop, locks, rows
+from tests.support.caller_connections.rivals import CLOCK, apply, claim_of, finish_of, meanwhile_in
 
 from oncekey.core.commands import (
     Claimed,

@@ -11,7 +11,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.postgres_faces import (
+from tests.support.postgres_adapters import (
     Face,
     Faces,
     Reach,
@@ -24,7 +24,7 @@ from tests.postgres_faces import (
     pooled,
     waiting,
 )
-from tests.postgres_stores import server as shared_server
+from tests.support.postgres_stores import server as shared_server
 from tests.support.servers import Postgres
 from tests.support.servers.processes import User
 

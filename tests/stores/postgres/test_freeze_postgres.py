@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.postgres_faces import Faces, fresh_server, make_claim
+from tests.support.postgres_adapters import Faces, fresh_server, make_claim
 from tests.support.servers import Postgres
 
 from oncekey import AsyncOnce

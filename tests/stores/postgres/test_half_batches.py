@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import psycopg
 import pytest
-from tests.postgres_faces import COLOURS, Faces, make_claim
-from tests.postgres_stores import address, emptied
+from tests.support.postgres_adapters import COLOURS, Faces, make_claim
+from tests.support.postgres_stores import address, emptied
 
 from oncekey.core.commands import Renew
 from oncekey.core.errors import StoreUnavailable

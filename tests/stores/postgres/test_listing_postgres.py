@@ -10,12 +10,19 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.postgres_faces import Face, Faces, fresh_server, make_claim, make_finish, token
+from tests.support.postgres_adapters import (
+    Face,
+    Faces,
+    fresh_server,
+    make_claim,
+    make_finish,
+    token,
+)
 from tests.support.servers import Postgres
 
 from oncekey.core.commands import Done, Release, SaveStep
 from oncekey.stores.memory import MemoryStore
-from oncekey.stores.postgres import aio, blocking, listing
+from oncekey.stores.postgres import asyncpg_store, psycopg_store, unfinished
 from oncekey.stores.postgres.queries import Layout, make_migrations
 from oncekey.stores.postgres.schema import upgrade
 
@@ -70,7 +77,7 @@ def live(clock: Clock, *stores: Any) -> None:
         clock.now += HOUR // 20
 
 
-class Counted(listing.Listing):
+class Counted(unfinished.Listing):
     """Counts its pages."""
 
     pages = 0
@@ -86,8 +93,8 @@ class Counted(listing.Listing):
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> type[Counted]:
     """Pages of a few rows."""
-    monkeypatch.setattr(listing, "LOOKS_MAX", LOOKS)
-    for colour in (blocking, aio):
+    monkeypatch.setattr(unfinished, "LOOKS_MAX", LOOKS)
+    for colour in (psycopg_store, asyncpg_store):
         monkeypatch.setattr(colour, "Listing", Counted)
     return Counted
 
@@ -131,7 +138,7 @@ def test_the_clock_is_read_once_for_all_pages(
         read.append(postgres.execute(query)[0][0])
         return Counted.page(self)
 
-    for module in (blocking, aio):
+    for module in (psycopg_store, asyncpg_store):
         monkeypatch.setattr(module, "Listing", type("Told", (Counted,), {"page": page}))
     found = store.unfinished(0, ALL)
     assert len(read) == 2
@@ -152,7 +159,7 @@ def test_s9_a_claim_goes_between_two_pages_and_is_found(
                 store.claim(make_claim("between"))
             return super().page()
 
-    monkeypatch.setattr(blocking, "Listing", Between)
+    monkeypatch.setattr(psycopg_store, "Listing", Between)
     records = store.unfinished(0, ALL).records
     assert [record.id for record in records][LOOKS:] == [token("between")]
     faces.close()
@@ -216,10 +223,10 @@ def test_s10_what_is_new_is_read_and_a_page_at_most(
             return int(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
 
         def listing_of(after: int) -> int:
-            return blocks_of(f"EXECUTE listing({clock.now}, {after}, 100, {listing.LOOKS_MAX})")
+            return blocks_of(f"EXECUTE listing({clock.now}, {after}, 100, {unfinished.LOOKS_MAX})")
 
         assert listing_of(clock.now - 1) < 500  # fifty rows, each once more by its id
-        assert listing_of(0) < listing.LOOKS_MAX / 5
+        assert listing_of(0) < unfinished.LOOKS_MAX / 5
         assert blocks_of("SELECT count(body) FROM oncekey.records") > 4_000
     faces.close()
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.postgres_faces import Faces, make_claim, make_finish
-from tests.postgres_stores import emptied, server
+from tests.support.postgres_adapters import Faces, make_claim, make_finish
+from tests.support.postgres_stores import emptied, server
 
 from oncekey.core.commands import Claimed, Done, Release, Renew
 from oncekey.core.errors import StoreUnavailable

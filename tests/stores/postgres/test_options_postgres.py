@@ -7,8 +7,8 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from tests.postgres_faces import Face, Faces
-from tests.postgres_stores import server
+from tests.support.postgres_adapters import Face, Faces
+from tests.support.postgres_stores import server
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.stores.postgres import AsyncPostgresStore, Options, PostgresStore, open_blocking

@@ -13,7 +13,15 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from tests.postgres_faces import KEEP, LEASE, Face, Faces, fresh_server, make_claim, make_finish
+from tests.support.postgres_adapters import (
+    KEEP,
+    LEASE,
+    Face,
+    Faces,
+    fresh_server,
+    make_claim,
+    make_finish,
+)
 from tests.support.servers import Postgres
 
 from oncekey.core.commands import (

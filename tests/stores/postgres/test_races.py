@@ -13,11 +13,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.postgres_stores import DATABASE, server
 from tests.support.explorer.database import PLAIN, RING, Database, Session, Setup
 from tests.support.explorer.overlap import overlap
 from tests.support.explorer.races import EARLY, LATE, RACES, Race
 from tests.support.explorer.scenario import KEY
+from tests.support.postgres_stores import DATABASE, server
 from tests.support.servers.processes import wait_until
 
 from oncekey.core.commands import Done, Renew, Reply, SaveStep

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from tests.postgres_faces import (
+from tests.support.postgres_adapters import (
     Face,
     Faces,
     fresh_server,
@@ -29,7 +29,7 @@ from oncekey.core.commands import Claimed, Done, Replay
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.policy import Policy
 from oncekey.core.record import State
-from oncekey.stores.postgres import asyncpg_lines, psycopg_lines, timing
+from oncekey.stores.postgres import asyncpg_connections, psycopg_connections, server_clock
 from oncekey.testing.contract.bench import until
 
 ROWS = "SELECT attempt, fence FROM oncekey.records WHERE uuid_send(id) = %s"
@@ -321,9 +321,9 @@ def test_a_silent_network_is_not_waited_for_without_end(
     pooler: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for lines in (psycopg_lines, asyncpg_lines):
-        monkeypatch.setattr(lines, "CANCEL_SECONDS", 0.2)
-    monkeypatch.setattr(timing, "REST_SECONDS", 0.0)
+    for module in (psycopg_connections, asyncpg_connections):
+        monkeypatch.setattr(module, "CANCEL_SECONDS", 0.2)
+    monkeypatch.setattr(server_clock, "REST_SECONDS", 0.0)
     store = faces.store(postgres.url(port=proxy.port), pooler=pooler)
     store.prepare()
     store._database._seconds = 0.3

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
-from tests.postgres_faces import (
+from tests.support.postgres_adapters import (
     COLOURS,
     Face,
     Faces,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from tests.postgres_stores import open_blocking
+from tests.support.postgres_stores import open_blocking
 
 from oncekey.core.commands import Busy, Claim, Claimed, Command, Different, Finish, Replay, Reply
 from oncekey.core.record import State

@@ -10,14 +10,22 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.postgres_faces import COLOURS, KEEP, LEASE, Face, Faces, fresh_server, make_claim
-from tests.postgres_faces import make_finish as finish_of
+from tests.support.postgres_adapters import (
+    COLOURS,
+    KEEP,
+    LEASE,
+    Face,
+    Faces,
+    fresh_server,
+    make_claim,
+)
+from tests.support.postgres_adapters import make_finish as finish_of
 from tests.support.servers import Postgres
 
 from oncekey.core.commands import Claimed, Done, Renew, Replay, SaveStep, Unsure
 from oncekey.core.errors import ConfigurationError
 from oncekey.stores.migrations import plan
-from oncekey.stores.postgres import base
+from oncekey.stores.postgres import store_base
 from oncekey.stores.postgres.queries import Layout, make_migrations
 from oncekey.stores.postgres.schema import upgrade
 from oncekey.stores.sql_files import Migration, make_migration
@@ -164,7 +172,7 @@ def test_a_failing_step_leaves_nothing(
     faces: Faces, postgres: Postgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bad = Migration(LAST + 1, "bad", "CREATE TABLE oncekey.more (); SELECT no_such_function()")
-    monkeypatch.setattr(base, "make_migrations", lambda layout: (*KNOWN, bad))
+    monkeypatch.setattr(store_base, "make_migrations", lambda layout: (*KNOWN, bad))
     store = faces.store(postgres.url())
     with pytest.raises(ConfigurationError, match="no_such_function"):
         store.apply([make_claim("k")])
@@ -210,7 +218,9 @@ def test_another_retention_is_refused_before_anything_is_changed(
     faces.store(postgres.url()).prepare()
     before = catalogue(postgres)
     more = Migration(LAST + 1, "more", "CREATE TABLE oncekey.more ()")
-    monkeypatch.setattr(base, "make_migrations", lambda layout: (*make_migrations(layout), more))
+    monkeypatch.setattr(
+        store_base, "make_migrations", lambda layout: (*make_migrations(layout), more)
+    )
     with pytest.raises(ConfigurationError, match="made for retention 'plain', this store is set"):
         faces.store(postgres.url(), **RING).prepare()
     assert catalogue(postgres) == before
@@ -319,7 +329,9 @@ def test_releases_before_this_one_work_on_its_schema(
     """They know the steps up to a number, and call the functions that were there then."""
     faces = Faces("psycopg")
     faces.store(postgres.url(), **shape).prepare()
-    monkeypatch.setattr(base, "make_migrations", lambda layout: make_migrations(layout)[:known])
+    monkeypatch.setattr(
+        store_base, "make_migrations", lambda layout: make_migrations(layout)[:known]
+    )
     live(faces.store(postgres.url(), clock=Clock(), **shape), "older")
     faces.close()
 

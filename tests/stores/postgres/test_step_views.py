@@ -7,7 +7,7 @@ import uuid
 from typing import Any
 
 import pytest
-from tests.postgres_views import HOUR, NO_JSON, Bench, NewRecord, at, value
+from tests.support.postgres_views import HOUR, NO_JSON, Bench, NewRecord, at, value
 
 from oncekey.core.codec import JSON, StoredValue, Tombstone, pack_tombstone, unpack
 from oncekey.core.record import Record, State, Step

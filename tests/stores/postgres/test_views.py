@@ -8,7 +8,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.postgres_views import (
+from tests.support.postgres_views import (
     HOUR,
     NO_JSON,
     QUOTED,

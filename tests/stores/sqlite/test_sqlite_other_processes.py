@@ -14,7 +14,7 @@ import pytest
 
 from oncekey import ConfigurationError, Once
 from oncekey.core.commands import Look
-from oncekey.stores.sqlite import connection, library, other_processes
+from oncekey.stores.sqlite import connection, durability, other_processes
 from oncekey.stores.sqlite.store import SQLiteStore
 
 OPENER = """
@@ -40,8 +40,8 @@ def another_process(path: Path) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def buggy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library, "_warned", False)
-    monkeypatch.setattr(library, "has_wal_reset_bug", lambda version=None: True)
+    monkeypatch.setattr(durability, "_warned", False)
+    monkeypatch.setattr(durability, "has_wal_reset_bug", lambda version=None: True)
 
 
 @pytest.fixture

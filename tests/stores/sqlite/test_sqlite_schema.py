@@ -16,7 +16,7 @@ from oncekey.core.record import State, Step
 from oncekey.stores.migrations import plan
 from oncekey.stores.sql_files import Migration, parse_queries
 from oncekey.stores.sqlite import SQLiteStore, schema
-from oncekey.stores.sqlite.executors import run
+from oncekey.stores.sqlite.callers.drivers import run
 from oncekey.stores.step_column import pack_steps, unpack_steps
 
 LAST = schema.MIGRATIONS[-1].version

@@ -32,8 +32,8 @@ from tests.support.explorer.scenario import KEY
 from oncekey.core.record import Record
 from oncekey.stores.sqlite import program as real_program
 from oncekey.stores.sqlite import schema
+from oncekey.stores.sqlite.callers.drivers import run
 from oncekey.stores.sqlite.connection import connect
-from oncekey.stores.sqlite.executors import run
 from oncekey.stores.sqlite.rows import record_of, whole_row
 
 RUNS_MAX = 200_000

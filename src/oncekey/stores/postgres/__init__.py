@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.stores.inspection import Inspection
-from oncekey.stores.postgres import inspecting
+from oncekey.stores.postgres import schema_inspection
 from oncekey.stores.postgres.options import Options, split_url
-from oncekey.stores.postgres.transactions import run_transaction, run_transaction_async
+from oncekey.stores.postgres.transaction_retry import run_transaction, run_transaction_async
 
 if TYPE_CHECKING:
-    from oncekey.stores.postgres.aio import AsyncPostgresStore
-    from oncekey.stores.postgres.blocking import PostgresStore
+    from oncekey.stores.postgres.asyncpg_store import AsyncPostgresStore
+    from oncekey.stores.postgres.psycopg_store import PostgresStore
 
 __all__ = [
     "AsyncPostgresStore",
@@ -49,12 +49,12 @@ def open_async(url: str) -> AsyncPostgresStore:
 
 def inspect(url: str) -> Inspection:
     """What is there, in a read-only transaction."""
-    return inspecting.inspect(url)
+    return schema_inspection.inspect(url)
 
 
 def migrate(url: str) -> None:
     """Make the tables or bring them up to date, also where the URL says migrate=false."""
-    address, options = inspecting.read_url(url)
+    address, options = schema_inspection.read_url(url)
     store = _blocking()(address, **{**_given(options), "migrate": True})
     try:
         store.prepare()
@@ -64,7 +64,7 @@ def migrate(url: str) -> None:
 
 def migration_script(url: str) -> str:
     """The SQL of every step of this release, for this URL's schema and retention."""
-    return inspecting.migration_script(url)
+    return schema_inspection.migration_script(url)
 
 
 def __getattr__(name: str) -> Any:
@@ -78,7 +78,7 @@ def __getattr__(name: str) -> Any:
 
 def _blocking() -> type[PostgresStore]:
     try:
-        from oncekey.stores.postgres.blocking import PostgresStore
+        from oncekey.stores.postgres.psycopg_store import PostgresStore
     except ImportError as error:
         raise ConfigurationError(
             f"the blocking PostgreSQL store needs psycopg and psycopg-pool: {_NEEDS}"
@@ -88,7 +88,7 @@ def _blocking() -> type[PostgresStore]:
 
 def _async() -> type[AsyncPostgresStore]:
     try:
-        from oncekey.stores.postgres.aio import AsyncPostgresStore
+        from oncekey.stores.postgres.asyncpg_store import AsyncPostgresStore
     except ImportError as error:
         raise ConfigurationError(f"the asyncio PostgreSQL store needs asyncpg: {_NEEDS}") from error
     return AsyncPostgresStore

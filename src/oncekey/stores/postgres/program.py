@@ -30,8 +30,8 @@ from oncekey.stores.postgres.rows import (
     record_columns,
     replace_columns,
 )
-from oncekey.stores.postgres.timing import ServerClock, SettingsWatch
-from oncekey.stores.secret_check import refuse_another_secret
+from oncekey.stores.postgres.server_clock import ServerClock, SettingsWatch
+from oncekey.stores.store_rules import refuse_another_secret
 
 TURNS_MAX: Final = 20
 # How long a caller should wait where somebody's open transaction holds the key: nobody can tell.

@@ -15,7 +15,7 @@ from urllib.parse import parse_qsl, unquote
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.stores.inspection import Inspection
-from oncekey.stores.sqlite import inspecting
+from oncekey.stores.sqlite import schema_inspection
 from oncekey.stores.sqlite.store import AsyncSQLiteStore, SQLiteStore
 
 __all__ = [
@@ -44,7 +44,7 @@ def open_async(url: str) -> AsyncSQLiteStore:
 
 def inspect(url: str) -> Inspection:
     """What is there, read-only; a file that is missing is not made."""
-    return inspecting.inspect(*_parse(url))
+    return schema_inspection.inspect(*_parse(url))
 
 
 def migrate(url: str) -> None:
@@ -55,7 +55,7 @@ def migrate(url: str) -> None:
 def migration_script(url: str) -> str:
     """Not offered: ConfigurationError says why."""
     _parse(url)
-    raise inspecting.no_script()
+    raise schema_inspection.no_script()
 
 
 def _parse(url: str) -> tuple[str, dict[str, Any]]:

@@ -19,10 +19,10 @@ from typing import Final, TypeVar
 
 from oncekey.core.errors import ConfigurationError, OncekeyError, StoreUnavailable
 from oncekey.stores.fork_safety import Forkables, file_identity
-from oncekey.stores.sqlite import errors, library, schema
-from oncekey.stores.sqlite.executors import run
+from oncekey.stores.sqlite import durability, errors, schema
+from oncekey.stores.sqlite.callers.drivers import run
 from oncekey.stores.sqlite.program import Steps
-from oncekey.stores.store_clock import StoreClock
+from oncekey.stores.store_rules import StoreClock
 
 T = TypeVar("T")
 
@@ -58,7 +58,7 @@ class Database:
         self._refusal = ""
         self._file: tuple[int, int] | None = None
         self._paused = False
-        self._watches = not acknowledged and library.must_watch()
+        self._watches = not acknowledged and durability.must_watch()
         self._look_at = 0.0
         _databases.add(self)
 
@@ -129,8 +129,8 @@ class Database:
     def _look_for_others(self) -> None:
         """Now and then: the other process may come later, and may not be one of ours."""
         self._look_at = time.monotonic() + LOOK_FOR_OTHERS_SECONDS
-        library.warn_if_shared(self.path)
-        self._watches = library.must_watch()
+        durability.warn_if_shared(self.path)
+        self._watches = durability.must_watch()
 
     def _unusable(self, error: OncekeyError) -> OncekeyError:
         """A file that was good once is a matter of serving, not of setting up."""

@@ -20,7 +20,6 @@ from oncekey.core.commands import Claim, Command, Done, Finish, Look, Reply
 from oncekey.core.record import Record, State
 from oncekey.core.state_machine import decide, is_garbage
 from oncekey.core.store import Unfinished
-from oncekey.stores.secret_check import refuse_another_secret
 from oncekey.stores.sql_files import load_queries
 from oncekey.stores.sqlite.rows import (
     Row,
@@ -32,7 +31,7 @@ from oncekey.stores.sqlite.rows import (
     record_of,
     whole_row,
 )
-from oncekey.stores.store_clock import StoreClock, is_elected
+from oncekey.stores.store_rules import StoreClock, is_elected, refuse_another_secret
 
 SELECT_IDS_MAX: Final = 512  # SQLite before 3.32 takes 999 parameters
 _CHECK: Final = "secret-check"

@@ -16,7 +16,7 @@ from oncekey.core.record import Record
 from oncekey.stores.migrations import plan
 from oncekey.stores.sql_files import Migration, load_migrations
 from oncekey.stores.sqlite.program import BEGIN, COMMIT, QUERIES, Statement, Steps
-from oncekey.stores.store_clock import StoreClock
+from oncekey.stores.store_rules import StoreClock
 
 MIGRATIONS: Final = load_migrations("oncekey.stores.sqlite", "sql/migrations")
 

@@ -24,19 +24,19 @@ from oncekey.core.store import (
     Unfinished,
 )
 from oncekey.stores.sqlalchemy_savepoints import is_async, is_blocking
-from oncekey.stores.sqlite import library
-from oncekey.stores.sqlite.connection import Database
-from oncekey.stores.sqlite.enlisting import (
+from oncekey.stores.sqlite import durability
+from oncekey.stores.sqlite.caller_transaction import (
     Participant,
     is_aiosqlite,
     is_sqlite3,
     may_begin,
     refuse,
 )
-from oncekey.stores.sqlite.executors import EnlistedAio, EnlistedOnLoop, EnlistedSQLite
+from oncekey.stores.sqlite.callers.drivers import EnlistedAio, EnlistedOnLoop, EnlistedSQLite
+from oncekey.stores.sqlite.callers.sqlalchemy import EnlistedAlchemy, EnlistedAsyncAlchemy
+from oncekey.stores.sqlite.connection import Database
 from oncekey.stores.sqlite.program import Program, Steps
-from oncekey.stores.sqlite.sqlalchemy_enlisted import EnlistedAlchemy, EnlistedAsyncAlchemy
-from oncekey.stores.store_clock import StoreClock, wall_clock
+from oncekey.stores.store_rules import StoreClock, wall_clock
 
 T = TypeVar("T")
 
@@ -65,17 +65,17 @@ class _Base:
         if timeout > _BUSY_TIMEOUT_MAX_US:
             raise ConfigurationError(f"busy_timeout={busy_timeout!r} is too long; 24 days at most")
         mode = synchronous.lower() if isinstance(synchronous, str) else ""
-        if mode not in library.SYNCHRONOUS:
-            known = ", ".join(library.SYNCHRONOUS)
+        if mode not in durability.SYNCHRONOUS:
+            known = ", ".join(durability.SYNCHRONOUS)
             raise ConfigurationError(f"synchronous={synchronous!r} is not known; choose {known}")
-        self.guarantee = library.guarantee(mode)
+        self.guarantee = durability.guarantee(mode)
         self._program = Program(clock)
         self._database = Database(
             _path(path),
             busy_timeout_seconds=timeout / 1_000_000,
             synchronous=mode,
             clock=clock,
-            acknowledged=library.is_acknowledged(acknowledge),
+            acknowledged=durability.is_acknowledged(acknowledge),
         )
 
     @property

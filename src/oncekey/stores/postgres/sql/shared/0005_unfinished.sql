@@ -1,4 +1,4 @@
--- What was claimed lately, to be looked through for what has not ended (see listing.py).
+-- What was claimed lately, to be looked through for what has not ended (see unfinished.py).
 -- compatible: 3
 --
 -- By the fence: the time of the latest claim. A finish does not change it, nor do renewals and

@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, ClassVar, NamedTuple, Self
 
-from tests.postgres_stores import pooler
-from tests.shops.watching import DATABASE, LOCK_TIMEOUT, database
+from tests.support.caller_connections.database import DATABASE, LOCK_TIMEOUT, database
+from tests.support.postgres_stores import pooler
 
 from oncekey import AsyncOnce, Once
 from oncekey.engine.results import Result

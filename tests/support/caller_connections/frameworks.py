@@ -10,8 +10,8 @@ import psycopg
 from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
-from tests.shops.base import RolledBack, Shop
-from tests.shops.watching import database
+from tests.support.caller_connections.base import RolledBack, Shop
+from tests.support.caller_connections.database import database
 
 
 class SessionShop(Shop):

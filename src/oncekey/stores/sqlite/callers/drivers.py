@@ -6,7 +6,7 @@
     EnlistedAio       the caller's aiosqlite connection, known by its shape and never imported
 
 On a caller's connection nothing is ever committed or rolled back but back to our own savepoint.
-Owns driving generators; every decision is in program.py and enlisting.py.
+Owns driving generators; every decision is in program.py and caller_transaction.py.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, NoReturn, TypeVar
 
 from oncekey.core.commands import Command, Reply
 from oncekey.stores.sqlite import errors
-from oncekey.stores.sqlite.enlisting import Participant
+from oncekey.stores.sqlite.caller_transaction import Participant
 from oncekey.stores.sqlite.program import COMMIT, Statement, Steps
 from oncekey.stores.sqlite.rows import Row
 

@@ -11,7 +11,7 @@ from typing import Any
 import asyncpg
 import psycopg
 from psycopg_pool import ConnectionPool
-from tests.postgres_stores import server
+from tests.support.postgres_stores import server
 from tests.support.servers import PgBouncer, require
 from tests.support.servers.postgres import Postgres, Settings
 

@@ -27,7 +27,7 @@ from oncekey.stores.postgres import errors
 from oncekey.stores.postgres.durability import UNREPLICATED
 from oncekey.stores.postgres.errors import none_free, was_closed
 from oncekey.stores.postgres.options import Options
-from oncekey.stores.postgres.timing import STOP_SECONDS
+from oncekey.stores.postgres.server_clock import STOP_SECONDS
 
 if TYPE_CHECKING:
     from psycopg_pool import ConnectionPool

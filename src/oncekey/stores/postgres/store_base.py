@@ -18,7 +18,7 @@ from oncekey.stores.postgres.options import Options
 from oncekey.stores.postgres.program import Statement
 from oncekey.stores.postgres.queries import make_migrations
 from oncekey.stores.postgres.schema import Preparation, prepare
-from oncekey.stores.postgres.timing import STOP_SECONDS, Breaker
+from oncekey.stores.postgres.server_clock import STOP_SECONDS, Breaker
 
 MAX_IN_FLIGHT: Final = 2  # while the server works on one batch, we make the next
 DEADLOCK_TRIES: Final = 5

@@ -10,7 +10,7 @@ from typing import Any
 
 import psycopg
 from tests.core.making import record
-from tests.postgres_stores import server
+from tests.support.postgres_stores import server
 from tests.support.servers import Postgres, find_postgres
 
 from oncekey.core.codec import JSON, pack_value

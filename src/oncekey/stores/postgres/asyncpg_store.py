@@ -1,6 +1,6 @@
 """`AsyncPostgresStore`: the asyncio store, on asyncpg.
 
-Owns running programs on its connections (see asyncpg_lines.py). A pool of the caller's may be
+Owns running programs on its connections (see asyncpg_connections.py). A pool of the caller's may be
 given instead of an address; then each statement runs in a transaction of its own with our
 settings. Every decision is in program.py.
 """
@@ -21,25 +21,25 @@ from oncekey.core.errors import ConfigurationError, OncekeyError, StoreUnavailab
 from oncekey.core.record import Record
 from oncekey.core.store import SWEEP_LIMIT_DEFAULT, AsyncCallerTransaction, Unfinished
 from oncekey.stores.postgres import errors
-from oncekey.stores.postgres.asyncpg_lines import (
+from oncekey.stores.postgres.asyncpg_connections import (
     CANCEL_SECONDS,
     ERRORS,
     GivenLines,
     Line,
     OwnLines,
 )
-from oncekey.stores.postgres.base import (
-    DEADLOCK_TRIES,
-    SCRIPT_SECONDS,
-    PostgresBase,
-)
-from oncekey.stores.postgres.listing import Listing
 from oncekey.stores.postgres.options import Options
 from oncekey.stores.postgres.program import Statement, Steps, is_write
 from oncekey.stores.postgres.queries import literal, make_queries
 from oncekey.stores.postgres.rows import Row
 from oncekey.stores.postgres.schema import Preparation, Script
-from oncekey.stores.postgres.timing import answer_by
+from oncekey.stores.postgres.server_clock import answer_by
+from oncekey.stores.postgres.store_base import (
+    DEADLOCK_TRIES,
+    SCRIPT_SECONDS,
+    PostgresBase,
+)
+from oncekey.stores.postgres.unfinished import Listing
 
 T = TypeVar("T")
 
@@ -199,7 +199,7 @@ class AsyncPostgresStore(PostgresBase):
 
     def join(self, connection: Any, /) -> AsyncCallerTransaction:
         """The same records on your connection or session, inside its transaction."""
-        from oncekey.stores.postgres.connections import enlist_async
+        from oncekey.stores.postgres.callers import enlist_async
 
         return enlist_async(connection, self._options, self._program, self._identify)
 

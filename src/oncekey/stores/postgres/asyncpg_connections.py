@@ -24,7 +24,7 @@ from oncekey.stores.postgres import errors
 from oncekey.stores.postgres.durability import UNREPLICATED
 from oncekey.stores.postgres.errors import none_free, was_closed
 from oncekey.stores.postgres.options import Options
-from oncekey.stores.postgres.timing import STOP_SECONDS
+from oncekey.stores.postgres.server_clock import STOP_SECONDS
 
 CONNECT_SECONDS: Final = 5.0
 # How long to wait for what the server says to being asked to stop.

@@ -13,8 +13,14 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
 from oncekey.core.errors import ConfigurationError
-from oncekey.stores.postgres.enlisting import Action, Save, Saving, Standing, no_transaction
-from oncekey.stores.postgres.executing import Async, Blocking, Text
+from oncekey.stores.postgres.caller_transaction import (
+    Action,
+    Save,
+    Saving,
+    Standing,
+    no_transaction,
+)
+from oncekey.stores.postgres.callers.base import Async, Blocking, Text
 from oncekey.stores.postgres.program import Program, Statement
 from oncekey.stores.postgres.rows import Row
 from oncekey.stores.sqlalchemy_savepoints import (

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.shops.base import INSERT, NEVER, Order, Shop, done
-from tests.shops.watching import rows
+from tests.support.caller_connections.base import INSERT, NEVER, Order, Shop, done
+from tests.support.caller_connections.database import rows
 
 from oncekey.core.codec import JSON, pack_value
 from oncekey.core.commands import Claim, Claimed, Finish

@@ -27,8 +27,8 @@ from oncekey.stores.sqlalchemy_savepoints import (
     unscoped,
 )
 from oncekey.stores.sqlite import errors
-from oncekey.stores.sqlite.enlisting import Participant
-from oncekey.stores.sqlite.executors import EnlistedAio, EnlistedSQLite
+from oncekey.stores.sqlite.caller_transaction import Participant
+from oncekey.stores.sqlite.callers.drivers import EnlistedAio, EnlistedSQLite
 
 _DIALECTS: Final = {False: "sqlite+pysqlite", True: "sqlite+aiosqlite"}
 

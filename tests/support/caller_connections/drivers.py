@@ -6,7 +6,7 @@ from typing import Any
 
 import asyncpg
 import psycopg
-from tests.shops.base import RolledBack, Shop
+from tests.support.caller_connections.base import RolledBack, Shop
 
 
 class PsycopgShop(Shop):

@@ -6,7 +6,7 @@ import functools
 from typing import Any
 
 import psycopg
-from tests.postgres_stores import server
+from tests.support.postgres_stores import server
 from tests.support.servers import processes
 
 from oncekey.stores.postgres import PostgresStore

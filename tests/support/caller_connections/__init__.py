@@ -6,9 +6,25 @@ here longer than a moment: whoever had to is refused, so "at once" is checked by
 
 from __future__ import annotations
 
-from tests.shops.base import INSERT, LEASED, NEVER, TEA, Order, RolledBack, Shop, done
-from tests.shops.drivers import AsyncpgShop, AsyncPsycopgShop, ImplicitShop, LentShop, PsycopgShop
-from tests.shops.frameworks import (
+from tests.support.caller_connections.base import (
+    INSERT,
+    LEASED,
+    NEVER,
+    TEA,
+    Order,
+    RolledBack,
+    Shop,
+    done,
+)
+from tests.support.caller_connections.database import RING, empty, locks, rows, watch
+from tests.support.caller_connections.drivers import (
+    AsyncpgShop,
+    AsyncPsycopgShop,
+    ImplicitShop,
+    LentShop,
+    PsycopgShop,
+)
+from tests.support.caller_connections.frameworks import (
     AsyncCorePsycopgShop,
     AsyncCoreShop,
     AsyncSessionPsycopgShop,
@@ -19,7 +35,6 @@ from tests.shops.frameworks import (
     ScopedShop,
     SessionShop,
 )
-from tests.shops.watching import RING, empty, locks, rows, watch
 
 __all__ = [
     "INSERT",

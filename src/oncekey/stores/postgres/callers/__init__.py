@@ -17,8 +17,8 @@ from typing import Any, Final
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.store import AsyncCallerTransaction, CallerTransaction
 from oncekey.stores import sqlalchemy_savepoints
-from oncekey.stores.postgres.enlisting import Action, Standing
-from oncekey.stores.postgres.executing import Async, savepoint_text
+from oncekey.stores.postgres.caller_transaction import Action, Standing
+from oncekey.stores.postgres.callers.base import Async, savepoint_text
 from oncekey.stores.postgres.options import Options
 from oncekey.stores.postgres.program import Program, Statement
 from oncekey.stores.postgres.rows import Row
@@ -41,15 +41,15 @@ def enlist_blocking(
     store it is of."""
     _check_allowed(options)
     if is_a(connection, "psycopg", "Connection"):
-        from oncekey.stores.postgres.psycopg_enlisted import Psycopg
+        from oncekey.stores.postgres.callers.psycopg import Psycopg
 
         return Psycopg(connection, program, identify)
     if sqlalchemy_savepoints.is_blocking(connection):
-        from oncekey.stores.postgres.frameworks import Alchemy
+        from oncekey.stores.postgres.callers.sqlalchemy import Alchemy
 
         return Alchemy(connection, program, identify)
     if is_a(connection, "django", "BaseDatabaseWrapper", "ConnectionProxy"):
-        from oncekey.stores.postgres.frameworks import Django
+        from oncekey.stores.postgres.callers.sqlalchemy import Django
 
         return Django(connection, program, identify)
     raise _refusal(connection, _BLOCKING)
@@ -64,11 +64,11 @@ def enlist_async(
     if is_a(connection, "asyncpg", "Connection", "PoolConnectionProxy"):
         return Asyncpg(connection, program, identify)
     if is_a(connection, "psycopg", "AsyncConnection"):
-        from oncekey.stores.postgres.psycopg_enlisted import AsyncPsycopg
+        from oncekey.stores.postgres.callers.psycopg import AsyncPsycopg
 
         return AsyncPsycopg(connection, program, identify)
     if sqlalchemy_savepoints.is_async(connection):
-        from oncekey.stores.postgres.frameworks import AsyncAlchemy
+        from oncekey.stores.postgres.callers.sqlalchemy import AsyncAlchemy
 
         return AsyncAlchemy(connection, program, identify)
     raise _refusal(connection, _ASYNC)

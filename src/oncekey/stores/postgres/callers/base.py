@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from oncekey.core.commands import Command, Reply
 from oncekey.core.errors import ConfigurationError
 from oncekey.stores.postgres import errors
-from oncekey.stores.postgres.enlisting import (
+from oncekey.stores.postgres.caller_transaction import (
     NO_SAVEPOINT,
     Action,
     AnotherStore,

@@ -15,7 +15,7 @@ from typing import Any
 
 import asyncpg
 from psycopg_pool import ConnectionPool
-from tests.postgres_stores import DATABASE, address, emptied, server
+from tests.support.postgres_stores import DATABASE, address, emptied, server
 
 from oncekey.stores.postgres import AsyncPostgresStore, PostgresStore
 from oncekey.testing.sync_facade import LoopThread

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.kept_stores import kept_async, kept_blocking
-from tests.postgres_stores import RING
+from tests.support.postgres_stores import RING
+from tests.support.reused_stores import kept_async, kept_blocking
 
 from oncekey.core.store import AsyncStore, Store
 from oncekey.stores.memory import AsyncMemoryStore, MemoryStore

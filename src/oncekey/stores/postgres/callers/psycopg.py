@@ -1,7 +1,7 @@
 """A caller's psycopg connection, blocking or not.
 
 Everything that can be goes out as one text, in one round trip. The caller's row and cursor
-factories, adapters and loaders have no part in it. Every decision is in enlisting.py.
+factories, adapters and loaders have no part in it. Every decision is in caller_transaction.py.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from psycopg.adapt import AdaptersMap
 from psycopg.rows import tuple_row
 
 from oncekey.core.errors import ConfigurationError
-from oncekey.stores.postgres.enlisting import Action, Save, Saving, Standing
-from oncekey.stores.postgres.executing import Async, Blocking, Text, savepoint_text
+from oncekey.stores.postgres.caller_transaction import Action, Save, Saving, Standing
+from oncekey.stores.postgres.callers.base import Async, Blocking, Text, savepoint_text
 from oncekey.stores.postgres.program import Program
 from oncekey.stores.postgres.rows import Row
 

@@ -2,7 +2,7 @@
 
 A schema is made once per set of options and emptied before each test: making one anew takes longer
 than most tests. The server's files are in memory where the system has a place for that, so that
-fsync can stay on, as it must for the guarantee. Stores that outlive a test are in kept_stores.py.
+fsync can stay on, as it must for the guarantee. Stores that outlive a test are in reused_stores.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`PostgresStore`: the blocking store, on psycopg.
 
-Owns running programs on its connections (see psycopg_lines.py). A pool of the caller's may be
+Owns running programs on its connections (see psycopg_connections.py). A pool of the caller's may be
 given instead of an address; then each statement runs in a transaction of its own with our
 settings, in one round trip. Every decision is in program.py.
 """
@@ -22,15 +22,9 @@ from oncekey.core.errors import ConfigurationError, OncekeyError, StoreUnavailab
 from oncekey.core.record import Record
 from oncekey.core.store import SWEEP_LIMIT_DEFAULT, CallerTransaction, Unfinished
 from oncekey.stores.postgres import errors
-from oncekey.stores.postgres.base import (
-    DEADLOCK_TRIES,
-    SCRIPT_SECONDS,
-    PostgresBase,
-)
-from oncekey.stores.postgres.listing import Listing
 from oncekey.stores.postgres.options import Options
 from oncekey.stores.postgres.program import Statement, Steps, is_write
-from oncekey.stores.postgres.psycopg_lines import (
+from oncekey.stores.postgres.psycopg_connections import (
     GivenLines,
     Line,
     OwnLines,
@@ -39,7 +33,13 @@ from oncekey.stores.postgres.psycopg_lines import (
 from oncekey.stores.postgres.queries import literal, make_queries
 from oncekey.stores.postgres.rows import Row
 from oncekey.stores.postgres.schema import Preparation, Script
-from oncekey.stores.postgres.timing import answer_by
+from oncekey.stores.postgres.server_clock import answer_by
+from oncekey.stores.postgres.store_base import (
+    DEADLOCK_TRIES,
+    SCRIPT_SECONDS,
+    PostgresBase,
+)
+from oncekey.stores.postgres.unfinished import Listing
 
 if TYPE_CHECKING:
     from psycopg_pool import ConnectionPool
@@ -181,7 +181,7 @@ class PostgresStore(PostgresBase):
 
     def join(self, connection: Any, /) -> CallerTransaction:
         """The same records on your connection or session, inside its transaction."""
-        from oncekey.stores.postgres.connections import enlist_blocking
+        from oncekey.stores.postgres.callers import enlist_blocking
 
         return enlist_blocking(connection, self._options, self._program, self._identify)
 
