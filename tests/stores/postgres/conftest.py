@@ -1,4 +1,4 @@
-"""Scenes in shops (see tests/support/caller_connections), and benches for the operators' views (see postgres_views).
+"""Scenes in shops (see tests/support/caller_connections) and benches for the operators' views.
 
 A connection costs more than most scenes, so a shop stays open from test to test, unless a scene
 has failed in it. Blocking shops are played without an event loop, as Django insists.

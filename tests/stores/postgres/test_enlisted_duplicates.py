@@ -1,7 +1,7 @@
 """Duplicates of what a transaction runs: told at once, in either mode, and never run twice (I1).
 
-Nobody here may wait for a lock (see tests/support/caller_connections), so a call that had to would fail instead of being
-told that the key is in flight.
+Nobody here may wait for a lock (see tests/support/caller_connections), so a call that had to wait
+would fail instead of replying that the key is in flight.
 """
 
 from __future__ import annotations

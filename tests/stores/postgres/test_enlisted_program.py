@@ -1,7 +1,7 @@
 """Taking part as a program: what is done when something fails, and how many messages it takes.
 
-Without a server first: the generators of caller_transaction.py are driven by hand, and things are thrown
-into them that no server would say on demand.
+Without a server first: the generators of caller_transaction.py are driven by hand, and errors are
+thrown into them that no server would raise on demand.
 """
 
 from __future__ import annotations
