@@ -20,7 +20,7 @@ from tests.support.servers.postgres import Postgres
 
 from bench.figures import progress
 from oncekey import Once
-from oncekey.engine.sweeping import rest_after
+from oncekey.engine.sweeper_base import rest_after
 from oncekey.stores.sql_files import load_queries
 
 CHUNK = 1_000_000

@@ -33,7 +33,7 @@ from oncekey.engine.aio.attempt import AsyncAttempt
 from oncekey.engine.aio.once import AsyncOnce
 from oncekey.engine.blocking.attempt import Attempt
 from oncekey.engine.blocking.once import Once
-from oncekey.engine.completing import Completed, Completion
+from oncekey.engine.completer_base import Completed, Completion
 from oncekey.engine.context import current_attempt, current_step
 from oncekey.engine.key_status import KeyStatus
 from oncekey.engine.new_key import new_key

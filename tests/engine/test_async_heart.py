@@ -263,14 +263,14 @@ def _attempt(clock: Any, lease: int) -> AttemptBase:
 def test_a_heartbeat_survives_whatever_the_store_raises() -> None:
     async def main() -> None:
         scene = Scene()
-        answer, raised = scene.heart._answer, [RuntimeError("a bug"), OSError("a socket")]
+        answer, raised = scene.heart._apply, [RuntimeError("a bug"), OSError("a socket")]
 
         async def failing(command: Command) -> CommandResult:
             if raised:
                 raise raised.pop(0)
             return await answer(command)
 
-        scene.heart._answer = failing
+        scene.heart._apply = failing
         attempt = scene.attempt(b"a")
         scene.clock.fire()
         for left in (1, 0):
@@ -289,13 +289,13 @@ def test_the_thread_that_keeps_attempts_alive_survives_whatever_is_raised() -> N
     clock = SystemClock()
     raised: list[Exception] = [RuntimeError("a bug"), OSError("a socket")]
 
-    def answer_many(commands: Sequence[Command]) -> list[CommandResult]:
+    def apply_many(commands: Sequence[Command]) -> list[CommandResult]:
         if raised:
             raise raised.pop(0)
         renewed.set()
         return [CommandResult(Done(), clock.now(), clock.now()) for _ in commands]
 
-    heart = Heartbeat(answer_many, clock)
+    heart = Heartbeat(apply_many, clock)
     attempt = _attempt(clock, 30 * SECOND)
     attempt._grant = attempt._grant._replace(deadline=clock.now() + SECOND)  # due for long
     heart.watch(attempt)

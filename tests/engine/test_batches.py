@@ -85,11 +85,11 @@ def send(
     if kind == "threads":
         coalescer = Coalescer(store.apply, **options)
         with ThreadPoolExecutor(len(todo) + 1) as pool:
-            pool.submit(coalescer.answer, Look(b"first"))
+            pool.submit(coalescer.apply, Look(b"first"))
             until(lambda: len(store.batches) == 1)
             futures = []
             for count, (command, deadline) in enumerate(todo, 1):
-                futures.append(pool.submit(coalescer.answer, command, deadline))
+                futures.append(pool.submit(coalescer.apply, command, deadline))
                 until(lambda: len(coalescer._queue) == count)  # noqa: B023
             store.gate.set()
             answers = [future.result(PATIENCE) for future in futures]
@@ -97,10 +97,10 @@ def send(
 
     async def main() -> list[CommandResult]:
         coalescer = AsyncCoalescer(store.apply_async, **options)
-        tasks = [asyncio.create_task(coalescer.answer(Look(b"first"), lambda: None))]
+        tasks = [asyncio.create_task(coalescer.apply(Look(b"first"), lambda: None))]
         await turn_until(lambda: len(store.batches) == 1)
         for command, deadline in todo:
-            tasks.append(asyncio.create_task(coalescer.answer(command, lambda: None, deadline)))
+            tasks.append(asyncio.create_task(coalescer.apply(command, lambda: None, deadline)))
         await turn_until(lambda: len(coalescer._queue) == len(todo))
         store.gate.set()
         return (await asyncio.gather(*tasks))[1:]

@@ -264,17 +264,17 @@ def test_an_interrupted_follower_does_not_strand_those_behind_it(times: int) -> 
 def test_many_commands_of_one_caller_have_their_outcomes_in_order() -> None:
     store = Store(refusing(3))
     store.entered.set()
-    answers = Coalescer(store.apply).answer_many([look(number) for number in range(5)])
+    answers = Coalescer(store.apply).apply_many([look(number) for number in range(5)])
     kinds = [type(answer.reply) for answer in answers]
     assert kinds == [Seen, Seen, Seen, StoreUnavailable, Seen]
-    assert Coalescer(store.apply).answer_many([]) == []
+    assert Coalescer(store.apply).apply_many([]) == []
 
 
 def test_many_commands_are_cut_into_batches() -> None:
     store = Store()
     store.entered.set()
     count = BATCH_MAX + 5
-    answers = Coalescer(store.apply).answer_many([look(number) for number in range(count)])
+    answers = Coalescer(store.apply).apply_many([look(number) for number in range(count)])
     assert [answer.reply for answer in answers] == replies_to(
         [look(number) for number in range(count)]
     )

@@ -16,11 +16,11 @@ from oncekey.core.guarantees import Guarantee, Level
 from oncekey.core.policy import Policy
 from oncekey.core.record import State
 from oncekey.core.recovery import Recovery
-from oncekey.engine import kernel as kernels
-from oncekey.engine.kernel import Job, Kernel
+from oncekey.engine import jobs as kernels
+from oncekey.engine.jobs import Job, Kernel
+from oncekey.engine.once_base import make_kernel
 from oncekey.engine.replay_cache import CACHE_AGE_MAX_US
 from oncekey.engine.results import Result
-from oncekey.engine.setup import make_kernel
 from oncekey.testing.fake_clock import FakeClock
 
 STRONG = Guarantee(Level.TRANSACTIONAL, "a file")

@@ -13,7 +13,7 @@ from oncekey.core.commands import Claim, Command, Done, Finish, Lost, Release, R
 from oncekey.core.effects import CommandResult
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.record import State
-from oncekey.engine.aio.deferred_writes import AsyncDeferredWriter
+from oncekey.engine.aio.deferred_writer import AsyncDeferredWriter
 from oncekey.engine.batch import BATCH_BYTES_MAX, size_of
 from oncekey.engine.blocking.coalescer import Coalescer
 from oncekey.engine.deferred_writes import (
@@ -160,7 +160,7 @@ def test_leftovers_are_offered_in_batches_bounded_by_bytes() -> None:
         return [Done()] * len(commands)
 
     large = [finish(number, 1_000_000) for number in range(10)]
-    answers = Coalescer(apply).answer_many([command(1), *large, command(2)])
+    answers = Coalescer(apply).apply_many([command(1), *large, command(2)])
     assert [answer.reply for answer in answers] == [Done()] * 12
     assert max(sizes) <= BATCH_BYTES_MAX
     assert len(sizes) == 3

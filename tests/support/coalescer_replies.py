@@ -11,13 +11,13 @@ from oncekey.engine.blocking.coalescer import Coalescer
 
 
 def reply_of(coalescer: Coalescer, command: Command) -> Reply:
-    return _raised(coalescer.answer(command).reply)
+    return _raised(coalescer.apply(command).reply)
 
 
 async def async_reply_of(
     coalescer: AsyncCoalescer, command: Command, interrupted: Callable[[], None]
 ) -> Reply:
-    return _raised((await coalescer.answer(command, interrupted)).reply)
+    return _raised((await coalescer.apply(command, interrupted)).reply)
 
 
 def _raised(reply: Reply | StoreUnavailable) -> Reply:

@@ -18,7 +18,7 @@ from oncekey.cli.opening import UsageProblem
 from oncekey.cli.stopping import Stop, until_told
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.store import Store
-from oncekey.engine.sweeping import rest_after
+from oncekey.engine.sweeper_base import rest_after
 
 TIERS = ("all", "keys", "audit")
 # Who was not elected asks again after this time, or after the period if that is shorter.

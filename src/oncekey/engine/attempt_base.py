@@ -255,30 +255,30 @@ class AttemptBase:
         self._steps[name] = Step(name, False, call.plan.intent, UNSAVED)
         self._running.pop(name, None)
 
-    def _end_step(self, call: StepCall, verdict: StepOutcome) -> Any:
+    def _end_step(self, call: StepCall, outcome: StepOutcome) -> Any:
         """The step's value for the body, or the error to raise there."""
         name = call.plan.name
-        if verdict.unrecorded:
+        if outcome.unrecorded:
             self._doubt_step(call)
             raise StoreUnavailable(
-                f"step {name!r} could not be recorded ({verdict.error}); retry with the same key",
+                f"step {name!r} could not be recorded ({outcome.error}); retry with the same key",
                 operation=self.operation,
                 tag=self._identity.tag,
-            ) from verdict.error
-        if verdict.called and verdict.error is not None:
+            ) from outcome.error
+        if outcome.called and outcome.error is not None:
             # Its intent is on record: what is tried next must know that it may have arrived.
             self._steps[name] = Step(name, False, call.plan.intent, 0)
-        elif verdict.error is None and not verdict.lost:
-            self._steps[name] = Step(name, True, verdict.body, 0)
+        elif outcome.error is None and not outcome.lost:
+            self._steps[name] = Step(name, True, outcome.body, 0)
             self._given.add(name)  # before it stops running: no second one comes in between
         self._running.pop(name, None)
-        if verdict.lost:
+        if outcome.lost:
             self._lost = True
             self.check()
-        if verdict.error is not None:
-            raise verdict.error
+        if outcome.error is not None:
+            raise outcome.error
         try:
-            return value_for_body(call, verdict)
+            return value_for_body(call, outcome)
         except NotReplayable as error:
             self._given.discard(name)
             where = {"operation": self.operation, "tag": self._identity.tag}

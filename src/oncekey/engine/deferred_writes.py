@@ -5,8 +5,8 @@ and then unknown, though nothing ran. An outcome that could not be stored in the
 offered on, for the attempt that reached it is the one witness. Both are compare-and-set on their
 owner: whoever goes on with the key has another.
 
-Owns the list and its limits. Knows no store, thread or loop; blocking/leftovers.py and
-aio/leftovers.py offer what is in it.
+Owns the list and its limits. Knows no store, thread or loop; blocking/deferred_writer.py and
+aio/deferred_writer.py offer what is in it.
 """
 
 from __future__ import annotations
@@ -59,16 +59,16 @@ class DeferredWrites:
                 self._drop(deferred.command)
         return [deferred.command for deferred in self._kept.values() if deferred.due <= now]
 
-    def take(self, command: Command, answer: CommandResult) -> None:
+    def take(self, command: Command, result: CommandResult) -> None:
         """What the store said to one of them."""
         deferred = self._kept.get(command)
         if deferred is None:
             return
-        reply = answer.reply
+        reply = result.reply
         if isinstance(reply, StoreUnavailable) and not reply.final:
             return
         if isinstance(command, Release) and reply == Lost() and not deferred.found_nothing:
-            due = answer.at + RELEASE_AGAIN_US
+            due = result.at + RELEASE_AGAIN_US
             self._kept[command] = deferred._replace(due=due, found_nothing=True)
         else:
             self._drop(command)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 from oncekey.core.identity import KeyLike
-from oncekey.engine.completing import Registered
+from oncekey.engine.completer_base import Registered
 
 R = TypeVar("R", covariant=True)
 

@@ -83,35 +83,35 @@ def result_of(
     )
 
 
-def not_kept(identity: Identity, verdict: AttemptOutcome, stored: Stored) -> Result[Any]:
+def not_kept(identity: Identity, outcome: AttemptOutcome, stored: Stored) -> Result[Any]:
     """This very call ran it. A large answer is the caller's; one no codec took is a mistake to
     be found on the first run, not on the first retry."""
     if isinstance(stored, Tombstone) and stored.too_large:
-        seconds = verdict.expires_in / 1_000_000
-        return Result(verdict.raw, False, verdict.attempt, verdict.fence, seconds)
+        seconds = outcome.expires_in / 1_000_000
+        return Result(outcome.raw, False, outcome.attempt, outcome.fence, seconds)
     reason = stored.reason if isinstance(stored, Tombstone) else "unreadable"
     raise NotReplayable(
         f"the operation ran, but its result cannot be stored ({reason}); retries will get this "
         "error too. The result is in this error's .value",
-        value=verdict.raw,
+        value=outcome.raw,
         **_where(identity),
     )
 
 
 def error_of(
-    identity: Identity, codec: Codec, verdict: AttemptOutcome, asked: int = VERSION
+    identity: Identity, codec: Codec, outcome: AttemptOutcome, asked: int = VERSION
 ) -> BaseException:
-    """The error of a verdict that gave no outcome: the body's own, or one of ours. `asked` is the
+    """The error of a outcome that gave no outcome: the body's own, or one of ours. `asked` is the
     version of this call's own fingerprint."""
     where = _where(identity)
-    kind = verdict.kind
-    if isinstance(verdict.error, StoreUnavailable) and kind is EventKind.UNAVAILABLE:
-        return _unavailable(codec, verdict, verdict.error, where)
-    if verdict.error is not None:
-        return verdict.error
-    seconds = verdict.retry_after / 1_000_000
+    kind = outcome.kind
+    if isinstance(outcome.error, StoreUnavailable) and kind is EventKind.UNAVAILABLE:
+        return _unavailable(codec, outcome, outcome.error, where)
+    if outcome.error is not None:
+        return outcome.error
+    seconds = outcome.retry_after / 1_000_000
     if kind is EventKind.MISMATCH:
-        return _mismatch(verdict.version, asked, where)
+        return _mismatch(outcome.version, asked, where)
     if kind is EventKind.IN_FLIGHT:
         return InFlight(
             "another attempt holds this key; retry with the same key",
@@ -132,10 +132,10 @@ def error_of(
             **where,
         )
     assert kind is EventKind.LOST, kind
-    ran = " Its own answer is in this error's .value." if verdict.body else ""
+    ran = " Its own answer is in this error's .value." if outcome.body else ""
     return LeaseLost(
         "this attempt was overtaken and its outcome refused; retry with the same key." + ran,
-        value=_unrecorded(codec, verdict),
+        value=_unrecorded(codec, outcome),
         **where,
     )
 
@@ -161,30 +161,30 @@ def _mismatch(version: int, asked: int, where: dict[str, str]) -> BaseException:
 
 
 def _unavailable(
-    codec: Codec, verdict: AttemptOutcome, error: StoreUnavailable, where: dict[str, str]
+    codec: Codec, outcome: AttemptOutcome, error: StoreUnavailable, where: dict[str, str]
 ) -> Exception:
-    ran = " The operation ran, its outcome is not recorded." if verdict.body else ""
+    ran = " The operation ran, its outcome is not recorded." if outcome.body else ""
     made = StoreUnavailable(
         f"{error}.{ran} Retry with the same key",
         ambiguous=error.ambiguous,
         final=error.final,
         timed_out=error.timed_out,
-        value=_unrecorded(codec, verdict),
+        value=_unrecorded(codec, outcome),
         **where,
     )
     made.__cause__ = error
     return made
 
 
-def _unrecorded(codec: Codec, verdict: AttemptOutcome) -> object:
+def _unrecorded(codec: Codec, outcome: AttemptOutcome) -> object:
     """What the body answered, as a retry would have got it, where it could not be recorded."""
-    stored = unpack(verdict.body) if verdict.body else None
+    stored = unpack(outcome.body) if outcome.body else None
     if not isinstance(stored, StoredValue):
-        return verdict.raw
+        return outcome.raw
     try:
         return value_of(stored, codec)
     except NotReplayable:
-        return verdict.raw
+        return outcome.raw
 
 
 def _where(identity: Identity) -> dict[str, str]:

@@ -99,16 +99,16 @@ def bare(answer: Any) -> Any:
     return answer.value if isinstance(answer, StepResult) else answer
 
 
-def value_for_body(call: StepCall, verdict: StepOutcome) -> Any:
+def value_for_body(call: StepCall, outcome: StepOutcome) -> Any:
     """What the step gives its body: on the first run what a later run would get. A large result is
     the body's; one no codec took is a mistake to be found on the first run, not on the first
     re-run."""
-    stored = unpack(unpack_step(verdict.body).envelope)
-    if not verdict.kept and isinstance(stored, Tombstone) and stored.too_large:
-        return verdict.raw
+    stored = unpack(unpack_step(outcome.body).envelope)
+    if not outcome.kept and isinstance(stored, Tombstone) and stored.too_large:
+        return outcome.raw
     if isinstance(stored, StoredValue):
         return value_of(stored, call.codec)
     reason = "an error" if isinstance(stored, StoredError) else stored.reason
     name = call.plan.name
-    when = "before but its result was not kept" if verdict.kept else "but its result cannot be kept"
-    raise NotReplayable(f"step {name!r} ran {when} ({reason})", value=verdict.raw)
+    when = "before but its result was not kept" if outcome.kept else "but its result cannot be kept"
+    raise NotReplayable(f"step {name!r} ran {when} ({reason})", value=outcome.raw)

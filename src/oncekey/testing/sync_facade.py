@@ -23,8 +23,8 @@ from oncekey.core.store import SWEEP_LIMIT_DEFAULT, AsyncStore, CallerTransactio
 from oncekey.engine.aio.attempt import AsyncAttempt
 from oncekey.engine.aio.once import AsyncOnce
 from oncekey.engine.aio.parallel import AsyncParallel
-from oncekey.engine.completing import COMPLETE_LIMIT_DEFAULT, Completed
-from oncekey.engine.kernel import Subscriber
+from oncekey.engine.completer_base import COMPLETE_LIMIT_DEFAULT, Completed
+from oncekey.engine.jobs import Subscriber
 from oncekey.engine.key_status import KeyStatus
 from oncekey.engine.results import Result
 

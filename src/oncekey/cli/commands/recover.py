@@ -18,7 +18,7 @@ from oncekey.cli.output import Output, error_line
 from oncekey.cli.stopping import until_told
 from oncekey.core.duration import human
 from oncekey.core.errors import StoreUnavailable
-from oncekey.engine.completing import COMPLETE_LIMIT_DEFAULT
+from oncekey.engine.completer_base import COMPLETE_LIMIT_DEFAULT
 
 LIMIT_MAX = 10_000
 EVERY_MIN_US = 1_000_000

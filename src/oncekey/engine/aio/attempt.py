@@ -31,16 +31,16 @@ from oncekey.engine.aio.heartbeat import sleep
 from oncekey.engine.aio.parallel import AsyncParallel
 from oncekey.engine.attempt_base import AttemptBase
 from oncekey.engine.context import in_step
-from oncekey.engine.kernel import Job, Kernel
+from oncekey.engine.jobs import Job, Kernel
 from oncekey.engine.step_calls import StepCall, bare, packed
 
 
-class AsyncHands(Protocol):
+class AsyncRunnerProtocol(Protocol):
     """What an attempt needs of its runner."""
 
     kernel: Kernel
 
-    async def answer(
+    async def apply(
         self, command: Command, interrupted: Callable[[], None], deadline: int | None = None
     ) -> CommandResult: ...
     async def rollback(self, attempt: AttemptBase) -> None: ...
@@ -49,12 +49,12 @@ class AsyncHands(Protocol):
 class AsyncAttempt(AttemptBase):
     """One run of a body, in its task."""
 
-    __slots__ = ("_hands", "_job")
+    __slots__ = ("_job", "_runner")
 
-    def __init__(self, hands: AsyncHands, job: Job, grant: Grant) -> None:
-        kernel = hands.kernel
+    def __init__(self, runner: AsyncRunnerProtocol, job: Job, grant: Grant) -> None:
+        kernel = runner.kernel
         super().__init__(kernel.identities, job.identity, grant, job.policy, kernel.clock)
-        self._hands = hands
+        self._runner = runner
         self._job = job
 
     async def step(
@@ -88,15 +88,15 @@ class AsyncAttempt(AttemptBase):
             request=request,
             probed=probe is not None,
             settle=settle,
-            codec=self._hands.kernel.codec if codec is None else codec_for(codec),
+            codec=self._runner.kernel.codec if codec is None else codec_for(codec),
         )
         interrupts = _Interrupts()
         try:
-            verdict = await self._drive_step(call, fn, probe, interrupts)
+            outcome = await self._drive_step(call, fn, probe, interrupts)
         except BaseException:
             self._doubt_step(call)
             raise
-        value = self._end_step(call, verdict)
+        value = self._end_step(call, outcome)
         if interrupts.came:
             self._given.discard(name)  # the body may call it again to get what it gave
             raise asyncio.CancelledError  # it came while the step was being recorded
@@ -118,21 +118,21 @@ class AsyncAttempt(AttemptBase):
             self.check()
         grant = self._grant
         renew = Renew(grant.id, grant.owner, grant.fence, grant.lease)
-        answer = await self._hands.answer(renew, leave)
-        if isinstance(answer.reply, StoreUnavailable):
-            raise answer.reply
-        if isinstance(answer.reply, Lost):
+        result = await self._runner.apply(renew, leave)
+        if isinstance(result.reply, StoreUnavailable):
+            raise result.reply
+        if isinstance(result.reply, Lost):
             self._on_lost = None  # told by the error, no need to cancel as well
             self._lost = True
             self.check()
-        self._extend(answer.sent_at + grant.lease)
+        self._extend(result.sent_at + grant.lease)
 
     async def rollback(self) -> None:
         """Take back the rows this body has written in the caller's transaction so far, and go on:
         what it returns is stored as usual. For an answer that is to be kept though nothing was
         done, such as a refusal. Raising Terminal undoes the rows as well, and stores the failure.
         """
-        await self._hands.rollback(self)
+        await self._runner.rollback(self)
 
     async def _drive_step(
         self,
@@ -142,51 +142,53 @@ class AsyncAttempt(AttemptBase):
         interrupts: _Interrupts,
     ) -> StepOutcome:
         flow = step_flow(self._grant, self._repeat_until, call.plan, call.saved)
-        clock = self._hands.kernel.clock
-        answer: object = None
+        clock = self._runner.kernel.clock
+        result: object = None
         while True:
             try:
-                ask = flow.send(answer)
+                effect = flow.send(result)
             except StopIteration as stop:
-                verdict: StepOutcome = stop.value
-                return verdict
-            if type(ask) is RunStep or type(ask) is Probe:
-                answer = await self._ask(call, fn, probe, ask, interrupts)
-            elif type(ask) is Sleep:
+                outcome: StepOutcome = stop.value
+                return outcome
+            if type(effect) is RunStep or type(effect) is Probe:
+                result = await self._ask(call, fn, probe, effect, interrupts)
+            elif type(effect) is Sleep:
                 try:
-                    await sleep(clock, clock.jitter(ask.us))
+                    await sleep(clock, clock.jitter(effect.us))
                 except asyncio.CancelledError:
                     interrupts.note()  # what has happened must still be recorded (I14)
-                answer = clock.now()
+                result = clock.now()
             else:
-                assert type(ask) is ApplyCommand
-                answer = await self._hands.answer(ask.command, interrupts.note, self._deadline)
+                assert type(effect) is ApplyCommand
+                result = await self._runner.apply(effect.command, interrupts.note, self._deadline)
 
     async def _ask(
         self,
         call: StepCall,
         fn: Callable[..., Any],
         probe: Callable[..., Any] | None,
-        ask: RunStep | Probe,
+        effect: RunStep | Probe,
         interrupts: _Interrupts,
     ) -> Returned | Raised | ProbeFoundNothing:
         if interrupts.came:
             return Raised(asyncio.CancelledError(), self._repeat_until)
         try:
-            if type(ask) is RunStep:
+            if type(effect) is RunStep:
                 with in_step(self, call.plan.name, call.child):
-                    answer = await _awaited(fn(*call.args))
+                    result = await _awaited(fn(*call.args))
             else:
                 assert probe is not None
-                answer = await _awaited(probe(*call.args))
-                if answer is None:
+                result = await _awaited(probe(*call.args))
+                if result is None:
                     return ProbeFoundNothing(self._repeat_until)
-            self._hands.kernel.refuse_unstarted(self._job, bare(answer), f"step {call.plan.name!r}")
+            self._runner.kernel.refuse_unstarted(
+                self._job, bare(result), f"step {call.plan.name!r}"
+            )
         except BaseException as error:
             return Raised(error, self._repeat_until)
-        pack = self._hands.kernel.pack
-        made = pack(call.codec, self._job.policy, bare(answer), self._repeat_until)
-        return packed(answer, made)
+        pack = self._runner.kernel.pack
+        made = pack(call.codec, self._job.policy, bare(result), self._repeat_until)
+        return packed(result, made)
 
 
 async def _awaited(value: Any) -> Any:

@@ -18,8 +18,8 @@ from oncekey.engine.aio.loop_state import LoopState
 from oncekey.engine.attempt_base import AttemptBase
 from oncekey.engine.body_check import warn_blocking
 from oncekey.engine.context import enter, entered
-from oncekey.engine.kernel import BodyNotRun, Job, Kernel
-from oncekey.engine.progress import NOTHING, Progress
+from oncekey.engine.jobs import BodyNotRun, Job, Kernel
+from oncekey.engine.runner_base import NOTHING, Progress
 
 T = TypeVar("T")
 AsyncBody = Callable[[AsyncAttempt], Awaitable[T]]

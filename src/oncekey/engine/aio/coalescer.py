@@ -76,7 +76,7 @@ class AsyncCoalescer:
         self._pumps: dict[asyncio.Task[None], list[_Ticket]] = {}
         self._in_flight = 0
 
-    async def answer(
+    async def apply(
         self, command: Command, interrupted: Callable[[], None], deadline: int | None = None
     ) -> CommandResult:
         """The store's reply, or that it is unavailable; raises what else the store raised.

@@ -13,7 +13,7 @@ from oncekey.core.errors import StoreUnavailable
 from oncekey.core.store import AsyncStore
 from oncekey.engine.aio.runner import AsyncRunner
 from oncekey.engine.clock import Clock
-from oncekey.engine.completing import (
+from oncekey.engine.completer_base import (
     WORKERS,
     Action,
     Completed,

@@ -29,9 +29,9 @@ _ALONG = 4 * RENEWALS_PER_LEASE
 class AsyncHeartbeat:
     """One per event loop: all its calls must come from that loop."""
 
-    def __init__(self, clock: Clock, answer: Callable[[Command], Awaitable[CommandResult]]) -> None:
+    def __init__(self, clock: Clock, apply: Callable[[Command], Awaitable[CommandResult]]) -> None:
         self._clock = clock
-        self._answer = answer
+        self._apply = apply
         self._waiting: dict[AttemptBase, int] = {}  # when each is due first
         self._beats: dict[AttemptBase, asyncio.Task[None]] = {}
         self._timer: Timer | None = None
@@ -81,27 +81,27 @@ class AsyncHeartbeat:
     async def _beat(self, attempt: AttemptBase) -> None:
         flow = heartbeat(attempt._grant._replace(deadline=attempt._deadline))
         next(flow)  # the first sleep is over: the timer was it
-        answer: object = self._clock.now()
+        result: object = self._clock.now()
         while True:
             try:
-                ask = flow.send(answer)
+                effect = flow.send(result)
             except StopIteration:
                 attempt._mark_lost()
                 return
-            answer = None
-            if type(ask) is ApplyCommand:
-                answer = await self._renewed(ask.command)
-            elif type(ask) is DeadlineExtended:
-                attempt._extend(ask.deadline)
+            result = None
+            if type(effect) is ApplyCommand:
+                result = await self._renewed(effect.command)
+            elif type(effect) is DeadlineExtended:
+                attempt._extend(effect.deadline)
             else:
-                assert type(ask) is Sleep
-                await sleep(self._clock, ask.us)
+                assert type(effect) is Sleep
+                await sleep(self._clock, effect.us)
 
     async def _renewed(self, command: Command) -> CommandResult:
         """The store's answer; whatever it raised counts as none, and is tried again."""
         sent_at = self._clock.now()
         try:
-            return await self._answer(command)
+            return await self._apply(command)
         except Exception as error:
             _log.exception("a heartbeat could not be sent; it is tried again")
             failed = StoreUnavailable(f"{type(error).__name__}: {error}")

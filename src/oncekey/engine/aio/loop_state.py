@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from oncekey.engine.aio.coalescer import AsyncCoalescer
-from oncekey.engine.aio.deferred_writes import AsyncDeferredWriter
+from oncekey.engine.aio.deferred_writer import AsyncDeferredWriter
 from oncekey.engine.aio.heartbeat import AsyncHeartbeat
 from oncekey.engine.duplicates import Duplicates
 

@@ -16,7 +16,7 @@ from contextvars import Context
 from oncekey.engine.aio.heartbeat import sleep
 from oncekey.engine.clock import Clock
 from oncekey.engine.lifetime import weakly
-from oncekey.engine.periods import warn
+from oncekey.engine.periodic_base import warn
 
 
 class AsyncPeriodicTask:

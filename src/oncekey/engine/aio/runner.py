@@ -3,7 +3,7 @@
 Each attempt is a task of its own: a caller that is cancelled leaves at once, the attempt goes on
 to its end and its outcome is stored (I14). Cancelled before the body began, it gives the key back.
 
-Owns the asyncio answers to each ask. The rules are in core/attempt_flow.py.
+Owns the asyncio answers to each effect. The rules are in core/attempt_flow.py.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from oncekey.engine.aio.body import (
     result_of_body,
 )
 from oncekey.engine.aio.coalescer import AsyncCoalescer
-from oncekey.engine.aio.deferred_writes import AsyncDeferredWriter
+from oncekey.engine.aio.deferred_writer import AsyncDeferredWriter
 from oncekey.engine.aio.heartbeat import AsyncHeartbeat, sleep
 from oncekey.engine.aio.loop_state import LoopState, drain, drain_others
 from oncekey.engine.aio.shared_claims import AsyncSharedClaims
@@ -58,9 +58,9 @@ from oncekey.engine.clock import new_owner
 from oncekey.engine.context import enter as enter_body
 from oncekey.engine.context import leave as leave_body
 from oncekey.engine.duplicates import Duplicates
-from oncekey.engine.kernel import Job, Kernel
-from oncekey.engine.progress import MAKE_UP_TRIES, NOTHING
+from oncekey.engine.jobs import Job, Kernel
 from oncekey.engine.results import Result
+from oncekey.engine.runner_base import MAKE_UP_TRIES, NOTHING
 from oncekey.engine.turns import depth, turn
 
 T = TypeVar("T")
@@ -136,8 +136,8 @@ class AsyncRunner:
                 raise
         if ending is None:
             raise asyncio.CancelledError  # it was waiting for its turn when all was shut down
-        verdict, stored = ending
-        return self.kernel.conclude(job, verdict, stored)
+        outcome, stored = ending
+        return self.kernel.conclude(job, outcome, stored)
 
     async def _live(
         self,
@@ -166,16 +166,16 @@ class AsyncRunner:
                 control.home.tasks.discard(control.own)
             del engine
 
-    def _settled(self, job: Job, verdict: AttemptOutcome | None) -> Ending | None:
+    def _settled(self, job: Job, outcome: AttemptOutcome | None) -> Ending | None:
         """Tell and remember how it ended, also when nobody waits for it any more."""
-        if verdict is None:
+        if outcome is None:
             return None
-        if verdict.deferred is not None and self._enlisted is None:
-            self.home().offering.add(verdict.deferred)
-        return verdict, self.kernel.settle(job, verdict)
+        if outcome.deferred is not None and self._enlisted is None:
+            self.home().offering.add(outcome.deferred)
+        return outcome, self.kernel.settle(job, outcome)
 
     async def look(self, id: bytes) -> Seen:
-        reply = (await self.answer(Look(id), leave)).reply
+        reply = (await self.apply(Look(id), leave)).reply
         if isinstance(reply, StoreUnavailable):
             raise reply
         assert isinstance(reply, Seen)
@@ -184,21 +184,21 @@ class AsyncRunner:
     async def recover(self, job: Job, record: Record) -> State | None:
         """Decide an unknown key by its `recover`; the state it was given, None for none yet."""
         flow = recover_flow(record)
-        answer: object = None
+        result: object = None
         while True:
             try:
-                ask = flow.send(answer)
+                effect = flow.send(result)
             except StopIteration as stop:
                 state: State | None = stop.value
                 return state
-            if type(ask) is ApplyCommand:
-                answer = await self.answer(ask.command, leave)
-            elif type(ask) is Sleep:
-                await sleep(self._clock, self._clock.jitter(ask.us))
-                answer = self._clock.now()
+            if type(effect) is ApplyCommand:
+                result = await self.apply(effect.command, leave)
+            elif type(effect) is Sleep:
+                await sleep(self._clock, self._clock.jitter(effect.us))
+                result = self._clock.now()
             else:
-                assert type(ask) is Recover
-                answer = await self._recover(ask, job)
+                assert type(effect) is Recover
+                result = await self._recover(effect, job)
 
     async def drain(self, seconds: float) -> None:
         """Let the attempts of this loop end; after `seconds` cancel what is left, and let that
@@ -214,43 +214,43 @@ class AsyncRunner:
     async def _drive(
         self, control: Control, job: Job, body: AsyncBody[Any]
     ) -> AttemptOutcome | None:
-        """The verdict; None where the caller left before anything was claimed."""
+        """The outcome; None where the caller left before anything was claimed."""
         flow = attempt_flow(control.task)
-        answer: object = None
+        result: object = None
         deadline: int | None = None
         shared: AsyncSharedClaims | None = None
         if self._enlisted is None:
             places = (control.home.duplicates, self.kernel.holders)
-            shared = AsyncSharedClaims(*places, self._clock, self.answer, control.abandon)
+            shared = AsyncSharedClaims(*places, self._clock, self.apply, control.abandon)
         try:
             while True:
                 try:
-                    ask = flow.send(answer)
+                    effect = flow.send(result)
                 except StopIteration as stop:
                     control.ended = True
-                    verdict: AttemptOutcome = stop.value
-                    return verdict
-                if type(ask) is ApplyCommand:
+                    outcome: AttemptOutcome = stop.value
+                    return outcome
+                if type(effect) is ApplyCommand:
                     if shared is None:
-                        answer = await self.answer(ask.command, control.abandon, deadline)
+                        result = await self.apply(effect.command, control.abandon, deadline)
                     else:
-                        answer = await shared.answer(ask, deadline)
-                elif type(ask) is RunBody:
-                    answer = await self._run_body(control, ask.grant, job, body)
-                    deadline = getattr(answer, "deadline", None)
-                elif type(ask) is Sleep:
-                    if shared is not None and ask.watch is not None:
-                        answer = await shared.sleep(ask)
+                        result = await shared.apply(effect, deadline)
+                elif type(effect) is RunBody:
+                    result = await self._run_body(control, effect.grant, job, body)
+                    deadline = getattr(result, "deadline", None)
+                elif type(effect) is Sleep:
+                    if shared is not None and effect.watch is not None:
+                        result = await shared.sleep(effect)
                     else:
-                        answer = await self._sleep(ask, control)
+                        result = await self._sleep(effect, control)
                     # Waiting for another's attempt nothing is claimed. Any other pause is within a
                     # claim that may have been taken: the flow gives it back, its body not run.
-                    if control.abandoned and ask.watch is not None and not control.begun:
+                    if control.abandoned and effect.watch is not None and not control.begun:
                         control.ended = True
                         return None
                 else:
-                    assert type(ask) is Recover
-                    answer = await self._recover(ask, job)
+                    assert type(effect) is Recover
+                    result = await self._recover(effect, job)
         finally:
             if shared is not None:
                 shared.end([home.duplicates for home in tuple(self._homes.values())])
@@ -274,31 +274,31 @@ class AsyncRunner:
             # Nothing has happened, so a claim that may have been taken is given back.
             for owner in control.owners():
                 release = Release(task.id, owner, None)
-                reply = (await self.answer(release, control.abandon)).reply
+                reply = (await self.apply(release, control.abandon)).reply
                 if isinstance(reply, StoreUnavailable):
                     self.home().offering.add(release)
         else:
-            result = result_of_body(self.kernel, control, attempt, job)
-            flow = close(task, attempt._grant, result)
-            answer: object = None
+            ended = result_of_body(self.kernel, control, attempt, job)
+            flow = close(task, attempt._grant, ended)
+            result: object = None
             try:
                 while True:
-                    ask = flow.send(answer)
-                    if type(ask) is ApplyCommand:
-                        answer = await self.answer(ask.command, control.abandon, result.deadline)
+                    effect = flow.send(result)
+                    if type(effect) is ApplyCommand:
+                        result = await self.apply(effect.command, control.abandon, ended.deadline)
                     else:
-                        assert type(ask) is Sleep
-                        answer = await self._sleep(ask, control)
+                        assert type(effect) is Sleep
+                        result = await self._sleep(effect, control)
             except StopIteration as stop:
                 self._settled(job, stop.value)
         control.ended = True
 
-    async def answer(
+    async def apply(
         self, command: Command, interrupted: Callable[[], None], deadline: int | None = None
     ) -> CommandResult:
         """What the store said, and when it was asked; `deadline` is the command's owner's."""
         if self._coalesce:
-            return await self.home().coalescer.answer(command, interrupted, deadline)
+            return await self.home().coalescer.apply(command, interrupted, deadline)
         now = self._clock.now
         sent_at = now()
         reply: Reply | StoreUnavailable
@@ -309,7 +309,7 @@ class AsyncRunner:
         return CommandResult(reply, sent_at, now())
 
     async def _renew(self, command: Command) -> CommandResult:
-        return await self.answer(command, leave)
+        return await self.apply(command, leave)
 
     async def _run_body(
         self, control: Control, grant: Grant, job: Job, body: AsyncBody[Any]
@@ -378,19 +378,19 @@ class AsyncRunner:
         await self._enlisted.rollback_to_savepoint()
         await self._enlisted.set_savepoint()
 
-    async def _sleep(self, ask: Sleep, control: Control) -> int:
+    async def _sleep(self, effect: Sleep, control: Control) -> int:
         try:
-            await sleep(self._clock, self._clock.jitter(ask.us))
+            await sleep(self._clock, self._clock.jitter(effect.us))
         except asyncio.CancelledError:
             control.abandon()
         return self._clock.now()
 
-    async def _recover(self, ask: Recover, job: Job) -> Recovered | None:
+    async def _recover(self, effect: Recover, job: Job) -> Recovered | None:
         assert job.policy.recover is not None
-        answer = job.policy.recover(self.kernel.unknown_key(job, ask.record))
-        if inspect.isawaitable(answer):
-            answer = await answer
-        return self.kernel.recovered(job, answer)
+        result = job.policy.recover(self.kernel.unknown_key(job, effect.record))
+        if inspect.isawaitable(result):
+            result = await result
+        return self.kernel.recovered(job, result)
 
 
 def _start(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

@@ -40,21 +40,21 @@ class AsyncSharedClaims:
         self._handed: Told | None = None
         self._end = AttemptEnd()
 
-    async def answer(self, ask: ApplyCommand, deadline: int | None) -> CommandResult:
+    async def apply(self, effect: ApplyCommand, deadline: int | None) -> CommandResult:
         """The answer to a claim: an attempt's that runs here, a duplicate's, or the store's. To any
         other command: the store's; one of them ends the attempt."""
-        claim = ask.command
+        claim = effect.command
         if type(claim) is not Claim:
-            answer = await self._send(claim, self._interrupted, deadline)
-            self._end.answered(claim, answer)
-            return answer
+            result = await self._send(claim, self._interrupted, deadline)
+            self._end.answered(claim, result)
+            return result
         self._end.asked(claim)
-        if ask.repeated:
-            answer = await self._send(claim, self._interrupted, None)
+        if effect.repeated:
+            result = await self._send(claim, self._interrupted, None)
         else:
-            answer = await self._shared(claim)
-        self._end.claimed(claim, answer)
-        return answer
+            result = await self._shared(claim)
+        self._end.claimed(claim, result)
+        return result
 
     async def _shared(self, claim: Claim) -> CommandResult:
         now = self._clock.now()
@@ -69,12 +69,12 @@ class AsyncSharedClaims:
                 told = await self._wait_for_reply(waiter)
                 if told is not None:
                     return CommandResult(told, now, self._clock.now(), shared=True)
-            answer = await self._send(claim, self._interrupted, None)
-            self._duplicates.answered(waiter, answer.reply)
+            result = await self._send(claim, self._interrupted, None)
+            self._duplicates.answered(waiter, result.reply)
         except BaseException:
             self._duplicates.leave(waiter)
             raise
-        return answer
+        return result
 
     async def _wait_for_reply(self, waiter: Waiter) -> Told | None:
         """What the claim that is on its way told this one; None where it must send its own."""
@@ -89,7 +89,7 @@ class AsyncSharedClaims:
                 self._interrupted()
         return waiter.reply
 
-    async def sleep(self, ask: Sleep) -> int:
+    async def sleep(self, effect: Sleep) -> int:
         """Wait for the end of the attempt that holds the key, or for the time to poll again."""
         claim = self._end.claim
         assert claim is not None
@@ -100,9 +100,13 @@ class AsyncSharedClaims:
             if self._duplicates.fall_asleep(waiter):
                 # Only now, for an attempt that ends after this wakes those who sleep.
                 left = self._holders.left(claim.id, clock.now())
-                us = clock.jitter(ask.us) if not left else min(left, ask.most, FOLLOWER_POLL_US)
+                us = (
+                    clock.jitter(effect.us)
+                    if not left
+                    else min(left, effect.most, FOLLOWER_POLL_US)
+                )
             else:
-                us = min(ask.most, FOLLOWER_POLL_US)
+                us = min(effect.most, FOLLOWER_POLL_US)
             timer = clock.later(us, alarm.ring)
             try:
                 await alarm.wait()

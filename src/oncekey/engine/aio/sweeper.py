@@ -1,6 +1,6 @@
 """A task that sweeps the store while its engine is elected to.
 
-When and how much is in engine/sweeping.py, the task in periodic.py.
+When and how much is in engine/sweeper_base.py, the task in periodic.py.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from oncekey.core.store import AsyncStore
 from oncekey.engine.aio.heartbeat import sleep
 from oncekey.engine.aio.periodic import AsyncPeriodicTask
 from oncekey.engine.clock import Clock, new_owner
-from oncekey.engine.sweeping import SweepPlan, rest_after
+from oncekey.engine.sweeper_base import SweepPlan, rest_after
 
 
 class AsyncSweeper(AsyncPeriodicTask):

@@ -29,31 +29,31 @@ from oncekey.core.step_format import StepResult
 from oncekey.engine.attempt_base import AttemptBase
 from oncekey.engine.blocking.parallel import Parallel
 from oncekey.engine.context import in_step
-from oncekey.engine.kernel import Job, Kernel
+from oncekey.engine.jobs import Job, Kernel
 from oncekey.engine.step_calls import StepCall, bare, packed
 
 V = TypeVar("V")
 
 
-class Hands(Protocol):
+class RunnerProtocol(Protocol):
     """What an attempt needs of its runner."""
 
     kernel: Kernel
 
-    def answer(self, command: Command, deadline: int | None = None) -> CommandResult: ...
-    def sleep(self, ask: Sleep) -> int: ...
+    def apply(self, command: Command, deadline: int | None = None) -> CommandResult: ...
+    def sleep(self, effect: Sleep) -> int: ...
     def rollback(self, attempt: AttemptBase) -> None: ...
 
 
 class Attempt(AttemptBase):
     """One run of a body, in its thread."""
 
-    __slots__ = ("_hands", "_job")
+    __slots__ = ("_job", "_runner")
 
-    def __init__(self, hands: Hands, job: Job, grant: Grant) -> None:
-        kernel = hands.kernel
+    def __init__(self, runner: RunnerProtocol, job: Job, grant: Grant) -> None:
+        kernel = runner.kernel
         super().__init__(kernel.identities, job.identity, grant, job.policy, kernel.clock)
-        self._hands = hands
+        self._runner = runner
         self._job = job
 
     def step(
@@ -85,14 +85,14 @@ class Attempt(AttemptBase):
             request=request,
             probed=probe is not None,
             settle=settle,
-            codec=self._hands.kernel.codec if codec is None else codec_for(codec),
+            codec=self._runner.kernel.codec if codec is None else codec_for(codec),
         )
         try:
-            verdict = self._drive_step(call, fn, probe)
+            outcome = self._drive_step(call, fn, probe)
         except BaseException:
             self._doubt_step(call)
             raise
-        value: V = self._end_step(call, verdict)
+        value: V = self._end_step(call, outcome)
         return value
 
     def parallel(self) -> Parallel:
@@ -110,54 +110,54 @@ class Attempt(AttemptBase):
         if self._lost:
             self.check()
         grant = self._grant
-        answer = self._hands.answer(Renew(grant.id, grant.owner, grant.fence, grant.lease))
-        if isinstance(answer.reply, StoreUnavailable):
-            raise answer.reply
-        if isinstance(answer.reply, Lost):
+        result = self._runner.apply(Renew(grant.id, grant.owner, grant.fence, grant.lease))
+        if isinstance(result.reply, StoreUnavailable):
+            raise result.reply
+        if isinstance(result.reply, Lost):
             self._lost = True
             self.check()
-        self._extend(answer.sent_at + grant.lease)
+        self._extend(result.sent_at + grant.lease)
 
     def rollback(self) -> None:
         """Take back the rows this body has written in the caller's transaction so far, and go on:
         what it returns is stored as usual. For an answer that is to be kept though nothing was
         done, such as a refusal. Raising Terminal undoes the rows as well, and stores the failure.
         """
-        self._hands.rollback(self)
+        self._runner.rollback(self)
 
     def _drive_step(
         self, call: StepCall, fn: Callable[..., Any], probe: Callable[..., Any] | None
     ) -> StepOutcome:
         flow = step_flow(self._grant, self._repeat_until, call.plan, call.saved)
-        answer: object = None
+        result: object = None
         while True:
             try:
-                ask = flow.send(answer)
+                effect = flow.send(result)
             except StopIteration as stop:
-                verdict: StepOutcome = stop.value
-                return verdict
-            if type(ask) is RunStep:
+                outcome: StepOutcome = stop.value
+                return outcome
+            if type(effect) is RunStep:
                 with in_step(self, call.plan.name, call.child):
-                    answer = self._ask(call, fn)
-            elif type(ask) is Probe:
+                    result = self._ask(call, fn)
+            elif type(effect) is Probe:
                 assert probe is not None
-                answer = self._ask(call, probe, none_is_no=True)
-            elif type(ask) is Sleep:
-                answer = self._hands.sleep(ask)
+                result = self._ask(call, probe, none_is_no=True)
+            elif type(effect) is Sleep:
+                result = self._runner.sleep(effect)
             else:
-                assert type(ask) is ApplyCommand
-                answer = self._hands.answer(ask.command, self._deadline)
+                assert type(effect) is ApplyCommand
+                result = self._runner.apply(effect.command, self._deadline)
 
     def _ask(
         self, call: StepCall, fn: Callable[..., Any], *, none_is_no: bool = False
     ) -> Returned | Raised | ProbeFoundNothing:
-        kernel = self._hands.kernel
+        kernel = self._runner.kernel
         try:
-            answer = fn(*call.args)
-            kernel.refuse_unstarted(self._job, bare(answer), f"step {call.plan.name!r}")
+            result = fn(*call.args)
+            kernel.refuse_unstarted(self._job, bare(result), f"step {call.plan.name!r}")
         except BaseException as error:
             return Raised(error, self._repeat_until)
-        if answer is None and none_is_no:
+        if result is None and none_is_no:
             return ProbeFoundNothing(self._repeat_until)
-        made = kernel.pack(call.codec, self._job.policy, bare(answer), self._repeat_until)
-        return packed(answer, made)
+        made = kernel.pack(call.codec, self._job.policy, bare(result), self._repeat_until)
+        return packed(result, made)

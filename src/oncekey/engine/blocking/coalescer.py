@@ -102,7 +102,7 @@ class Coalescer:
         self._taken = 0
         self._in_flight = 0
 
-    def answer(self, command: Command, deadline: int | None = None) -> CommandResult:
+    def apply(self, command: Command, deadline: int | None = None) -> CommandResult:
         """The store's reply, or that it is unavailable; raises what else the store raised for
         this command. `deadline` is its owner's: what is nearest goes first."""
         ticket = _Ticket(command, deadline)
@@ -118,7 +118,7 @@ class Coalescer:
             raise
         return _answer(ticket, self._now())
 
-    def answer_many(self, commands: Sequence[Command]) -> list[CommandResult]:
+    def apply_many(self, commands: Sequence[Command]) -> list[CommandResult]:
         """Answers to several commands of one caller, in batches of their own beside those in
         flight; whatever the store raised, it counts as unavailable for that command."""
         tickets = [_Ticket(command) for command in commands]

@@ -15,7 +15,7 @@ from oncekey.core.errors import StoreUnavailable
 from oncekey.core.store import Store
 from oncekey.engine.blocking.runner import Runner
 from oncekey.engine.clock import Clock
-from oncekey.engine.completing import (
+from oncekey.engine.completer_base import (
     WORKERS,
     Action,
     Completed,

@@ -17,7 +17,7 @@ from oncekey.core.heartbeat_flow import RENEWALS_PER_LEASE, heartbeat
 from oncekey.engine.attempt_base import AttemptBase
 from oncekey.engine.clock import Clock
 
-AnswerMany = Callable[[Sequence[Command]], list[CommandResult]]
+ApplyMany = Callable[[Sequence[Command]], list[CommandResult]]
 
 _FOREVER_US = 3_600_000_000
 _AFTER_FAILURE_US = 100_000
@@ -38,28 +38,28 @@ class _Beat:
 
     def renewal(self, now: int) -> Command:
         """The command to send now; the generator stands at a Sleep and goes on to a Call."""
-        ask = self.flow.send(now)
-        assert isinstance(ask, ApplyCommand)
-        return ask.command
+        effect = self.flow.send(now)
+        assert isinstance(effect, ApplyCommand)
+        return effect.command
 
-    def take(self, answer: CommandResult) -> bool:
+    def take(self, result: CommandResult) -> bool:
         """Whether the attempt still lives after this answer."""
         try:
-            ask = self.flow.send(answer)
-            while isinstance(ask, DeadlineExtended):
-                self.attempt._extend(ask.deadline)
-                ask = self.flow.send(None)
+            effect = self.flow.send(result)
+            while isinstance(effect, DeadlineExtended):
+                self.attempt._extend(effect.deadline)
+                effect = self.flow.send(None)
         except StopIteration:
             self.attempt._mark_lost()
             return False
-        assert isinstance(ask, Sleep)
-        self.due = answer.at + ask.us
+        assert isinstance(effect, Sleep)
+        self.due = result.at + effect.us
         return True
 
 
 class Heartbeat:
-    def __init__(self, answer_many: AnswerMany, clock: Clock) -> None:
-        self._answer_many = answer_many
+    def __init__(self, apply_many: ApplyMany, clock: Clock) -> None:
+        self._apply_many = apply_many
         self._clock = clock
         self._attempts: dict[int, AttemptBase] = {}
         self._beats: dict[int, _Beat] = {}
@@ -150,8 +150,8 @@ class Heartbeat:
 
     def _renew(self, due: Sequence[_Beat], now: int) -> None:
         commands = [beat.renewal(now) for beat in due]
-        for beat, answer in zip(due, self._answer_many(commands), strict=True):
-            if not beat.take(answer):
+        for beat, result in zip(due, self._apply_many(commands), strict=True):
+            if not beat.take(result):
                 self.forget(beat.attempt)
 
 

@@ -26,7 +26,7 @@ from oncekey.engine.blocking.periodic import PeriodicTask
 from oncekey.engine.blocking.runner import Runner
 from oncekey.engine.blocking.sweeper import Sweeper
 from oncekey.engine.clock import Clock
-from oncekey.engine.completing import (
+from oncekey.engine.completer_base import (
     COMPLETE_LIMIT_DEFAULT,
     Completed,
     Completing,
@@ -35,14 +35,14 @@ from oncekey.engine.completing import (
     as_kept,
 )
 from oncekey.engine.guard import check_operation, check_recover
-from oncekey.engine.kernel import Kernel, Subscriber
+from oncekey.engine.jobs import Kernel, Subscriber
 from oncekey.engine.lifetime import Holdings, free_when_dropped, reopen_store, was_closed
-from oncekey.engine.periods import at_least_one, period
+from oncekey.engine.once_base import make_kernel
+from oncekey.engine.periodic_base import at_least_one, period
 from oncekey.engine.registered_operation import Operation
 from oncekey.engine.results import Result
-from oncekey.engine.setup import make_kernel
 from oncekey.engine.store_urls import blocking_store
-from oncekey.engine.sweeping import sweep_plan
+from oncekey.engine.sweeper_base import sweep_plan
 
 T = TypeVar("T")
 

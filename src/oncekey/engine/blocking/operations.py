@@ -15,7 +15,7 @@ from oncekey.engine.blocking.attempt import Attempt
 from oncekey.engine.blocking.runner import Body, Runner
 from oncekey.engine.body_check import check_body
 from oncekey.engine.guard import Picker, call, guarded
-from oncekey.engine.kernel import Kernel
+from oncekey.engine.jobs import Kernel
 from oncekey.engine.key_status import KeyStatus, status_of
 from oncekey.engine.results import Result
 

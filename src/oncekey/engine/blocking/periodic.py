@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from oncekey.engine.clock import Clock
 from oncekey.engine.lifetime import weakly
-from oncekey.engine.periods import warn
+from oncekey.engine.periodic_base import warn
 
 _JOIN_SECONDS = 5
 

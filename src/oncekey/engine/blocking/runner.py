@@ -1,6 +1,6 @@
 """Drives the flow in the caller's thread.
 
-Owns the blocking answers to each ask: calling the store, running the body, sleeping, recovering.
+Owns the blocking answers to each effect: calling the store, running the body, sleeping, recovering.
 The rules are in core/attempt_flow.py; this file only does what it is asked.
 """
 
@@ -36,15 +36,15 @@ from oncekey.core.store import CallerTransaction
 from oncekey.engine.attempt_base import AttemptBase
 from oncekey.engine.blocking.attempt import Attempt
 from oncekey.engine.blocking.coalescer import Coalescer
-from oncekey.engine.blocking.deferred_writes import DeferredWriter
+from oncekey.engine.blocking.deferred_writer import DeferredWriter
 from oncekey.engine.blocking.heartbeat import Heartbeat
 from oncekey.engine.blocking.shared_claims import SharedClaims
 from oncekey.engine.clock import new_owner
 from oncekey.engine.context import enter, entered, leave
 from oncekey.engine.duplicates import Duplicates
-from oncekey.engine.kernel import BodyNotRun, Job, Kernel
-from oncekey.engine.progress import MAKE_UP_TRIES, NOTHING, Progress, whole_call
+from oncekey.engine.jobs import BodyNotRun, Job, Kernel
 from oncekey.engine.results import Result
+from oncekey.engine.runner_base import MAKE_UP_TRIES, NOTHING, Progress, whole_call
 from oncekey.engine.turns import depth, turn
 
 T = TypeVar("T")
@@ -79,22 +79,22 @@ class Runner:
             self._coalescer = Coalescer(
                 self._apply, max_in_flight=self._max_in_flight, now=self._clock.now
             )
-            self._heart = Heartbeat(self._coalescer.answer_many, self._clock)
-            self._offering = DeferredWriter(self._coalescer.answer_many, self._clock)
+            self._heart = Heartbeat(self._coalescer.apply_many, self._clock)
+            self._offering = DeferredWriter(self._coalescer.apply_many, self._clock)
             self._duplicates = Duplicates()
             self.kernel.reset()
 
     def run(self, job: Job, body: Body[T]) -> Result[T]:
         if self._enlisted is not None:
             with turn(self._connection, threading.get_ident()):
-                verdict = self._drive(Progress(self.kernel.task(job), entered()), job, body, None)
+                outcome = self._drive(Progress(self.kernel.task(job), entered()), job, body, None)
         else:
-            verdict = self._run(job, body)
-        stored = self.kernel.settle(job, verdict)
-        return self.kernel.conclude(job, verdict, stored)
+            outcome = self._run(job, body)
+        stored = self.kernel.settle(job, outcome)
+        return self.kernel.conclude(job, outcome, stored)
 
     def look(self, id: bytes) -> Seen:
-        reply = self.answer(Look(id)).reply
+        reply = self.apply(Look(id)).reply
         if isinstance(reply, StoreUnavailable):
             raise reply
         assert isinstance(reply, Seen)
@@ -103,20 +103,20 @@ class Runner:
     def recover(self, job: Job, record: Record) -> State | None:
         """Decide an unknown key by its `recover`; the state it was given, None for none yet."""
         flow = recover_flow(record)
-        answer: object = None
+        result: object = None
         while True:
             try:
-                ask = flow.send(answer)
+                effect = flow.send(result)
             except StopIteration as stop:
                 state: State | None = stop.value
                 return state
-            if type(ask) is ApplyCommand:
-                answer = self.answer(ask.command)
-            elif type(ask) is Sleep:
-                answer = self.sleep(ask)
+            if type(effect) is ApplyCommand:
+                result = self.apply(effect.command)
+            elif type(effect) is Sleep:
+                result = self.sleep(effect)
             else:
-                assert type(ask) is Recover
-                answer = self._recover(ask, job)
+                assert type(effect) is Recover
+                result = self._recover(effect, job)
 
     def stop(self) -> None:
         self._heart.stop()
@@ -131,7 +131,7 @@ class Runner:
 
     def _run(self, job: Job, body: Body[Any]) -> AttemptOutcome:
         progress = Progress(self.kernel.task(job), entered())
-        shared = SharedClaims(self._duplicates, self.kernel.holders, self._clock, self.answer)
+        shared = SharedClaims(self._duplicates, self.kernel.holders, self._clock, self.apply)
         try:
             return self._drive(progress, job, body, shared)
         except BaseException:
@@ -149,33 +149,33 @@ class Runner:
         self, progress: Progress, job: Job, body: Body[Any], shared: SharedClaims | None
     ) -> AttemptOutcome:
         flow = attempt_flow(progress.task)
-        answer: object = None
+        result: object = None
         deadline: int | None = None
         while True:
             try:
-                ask = flow.send(answer)
+                effect = flow.send(result)
             except StopIteration as stop:
-                verdict: AttemptOutcome = stop.value
+                outcome: AttemptOutcome = stop.value
                 if shared is not None:
-                    self._offer(verdict.deferred)
+                    self._offer(outcome.deferred)
                 progress.ended = True
-                return verdict
-            if type(ask) is ApplyCommand:
+                return outcome
+            if type(effect) is ApplyCommand:
                 if shared is None:
-                    answer = self.answer(ask.command, deadline)
+                    result = self.apply(effect.command, deadline)
                 else:
-                    answer = shared.answer(ask, deadline)
-            elif type(ask) is RunBody:
-                answer = self._run_body(progress, ask.grant, job, body)
-                deadline = getattr(answer, "deadline", None)
-            elif type(ask) is Sleep:
-                if shared is not None and ask.watch is not None:
-                    answer = shared.sleep(ask)
+                    result = shared.apply(effect, deadline)
+            elif type(effect) is RunBody:
+                result = self._run_body(progress, effect.grant, job, body)
+                deadline = getattr(result, "deadline", None)
+            elif type(effect) is Sleep:
+                if shared is not None and effect.watch is not None:
+                    result = shared.sleep(effect)
                 else:
-                    answer = self.sleep(ask)
+                    result = self.sleep(effect)
             else:
-                assert type(ask) is Recover
-                answer = self._recover(ask, job)
+                assert type(effect) is Recover
+                result = self._recover(effect, job)
 
     def _make_up(self, progress: Progress, job: Job) -> None:
         """Leave the key as it has to be left. May itself be interrupted, and is then done again."""
@@ -188,21 +188,21 @@ class Runner:
                 self._let_go(progress, attempt)
             for owner in progress.owners():
                 release = Release(task.id, owner, None)
-                if isinstance(self.answer(release).reply, StoreUnavailable):
+                if isinstance(self.apply(release).reply, StoreUnavailable):
                     self._offer(release)
         else:
             self._let_go(progress, attempt)
-            result = self._result(progress, attempt, job)
-            flow = close(task, attempt._grant, result)
-            answer: object = None
+            body_result = self._result(progress, attempt, job)
+            flow = close(task, attempt._grant, body_result)
+            result: object = None
             try:
                 while True:
-                    ask = flow.send(answer)
-                    if type(ask) is ApplyCommand:
-                        answer = self.answer(ask.command, result.deadline)
+                    effect = flow.send(result)
+                    if type(effect) is ApplyCommand:
+                        result = self.apply(effect.command, body_result.deadline)
                     else:
-                        assert type(ask) is Sleep
-                        answer = self.sleep(ask)
+                        assert type(effect) is Sleep
+                        result = self.sleep(effect)
             except StopIteration as stop:
                 self._offer(stop.value.deferred)
                 self.kernel.settle(job, stop.value)
@@ -213,10 +213,10 @@ class Runner:
         if deferred is not None:
             self._offering.add(deferred)
 
-    def answer(self, command: Command, deadline: int | None = None) -> CommandResult:
+    def apply(self, command: Command, deadline: int | None = None) -> CommandResult:
         """What the store said, and when it was asked; `deadline` is the command's owner's."""
         if self._coalesce:
-            return self._coalescer.answer(command, deadline)
+            return self._coalescer.apply(command, deadline)
         now = self._clock.now
         sent_at = now()
         reply: Reply | StoreUnavailable
@@ -297,11 +297,11 @@ class Runner:
         self._enlisted.rollback_to_savepoint()
         self._enlisted.set_savepoint()
 
-    def sleep(self, ask: Sleep) -> int:
-        self._clock.wait(threading.Event(), self._clock.jitter(ask.us))
+    def sleep(self, effect: Sleep) -> int:
+        self._clock.wait(threading.Event(), self._clock.jitter(effect.us))
         return self._clock.now()
 
-    def _recover(self, ask: Recover, job: Job) -> Recovered | None:
+    def _recover(self, effect: Recover, job: Job) -> Recovered | None:
         assert job.policy.recover is not None
-        answer = job.policy.recover(self.kernel.unknown_key(job, ask.record))
-        return self.kernel.recovered(job, answer)
+        result = job.policy.recover(self.kernel.unknown_key(job, effect.record))
+        return self.kernel.recovered(job, result)

@@ -39,18 +39,18 @@ class SharedClaims:
         self._handed: Told | None = None
         self._end = AttemptEnd()
 
-    def answer(self, ask: ApplyCommand, deadline: int | None) -> CommandResult:
+    def apply(self, effect: ApplyCommand, deadline: int | None) -> CommandResult:
         """The answer to a claim: an attempt's that runs here, a duplicate's, or the store's. To any
         other command: the store's; one of them ends the attempt."""
-        claim = ask.command
+        claim = effect.command
         if type(claim) is not Claim:
-            answer = self._send(claim, deadline)
-            self._end.answered(claim, answer)
-            return answer
+            result = self._send(claim, deadline)
+            self._end.answered(claim, result)
+            return result
         self._end.asked(claim)
-        answer = self._send(claim, None) if ask.repeated else self._shared(claim)
-        self._end.claimed(claim, answer)
-        return answer
+        result = self._send(claim, None) if effect.repeated else self._shared(claim)
+        self._end.claimed(claim, result)
+        return result
 
     def _shared(self, claim: Claim) -> CommandResult:
         now = self._clock.now()
@@ -65,12 +65,12 @@ class SharedClaims:
                 told = self._wait_for_reply(waiter)
                 if told is not None:
                     return CommandResult(told, now, self._clock.now(), shared=True)
-            answer = self._send(claim, None)
-            self._duplicates.answered(waiter, answer.reply)
+            result = self._send(claim, None)
+            self._duplicates.answered(waiter, result.reply)
         except BaseException:
             self._duplicates.leave(waiter)
             raise
-        return answer
+        return result
 
     def _wait_for_reply(self, waiter: Waiter) -> Told | None:
         """What the claim that is on its way told this one; None where it must send its own."""
@@ -82,7 +82,7 @@ class SharedClaims:
             self._duplicates.take_lead(waiter)
         return waiter.reply
 
-    def sleep(self, ask: Sleep) -> int:
+    def sleep(self, effect: Sleep) -> int:
         """Wait for the end of the attempt that holds the key, or for the time to poll again."""
         claim = self._end.claim
         assert claim is not None
@@ -93,9 +93,13 @@ class SharedClaims:
             if self._duplicates.fall_asleep(waiter):
                 # Only now, for an attempt that ends after this wakes those who sleep.
                 left = self._holders.left(claim.id, clock.now())
-                us = clock.jitter(ask.us) if not left else min(left, ask.most, FOLLOWER_POLL_US)
+                us = (
+                    clock.jitter(effect.us)
+                    if not left
+                    else min(left, effect.most, FOLLOWER_POLL_US)
+                )
             else:
-                us = min(ask.most, FOLLOWER_POLL_US)
+                us = min(effect.most, FOLLOWER_POLL_US)
             clock.wait(event, us)
         finally:
             self._duplicates.leave(waiter)

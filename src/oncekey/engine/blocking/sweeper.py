@@ -1,6 +1,6 @@
 """A thread that sweeps the store while its engine is elected to.
 
-When and how much is in engine/sweeping.py, the thread in periodic.py.
+When and how much is in engine/sweeper_base.py, the thread in periodic.py.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from oncekey.core.store import Store
 from oncekey.engine.blocking.periodic import PeriodicTask
 from oncekey.engine.clock import Clock, new_owner
-from oncekey.engine.sweeping import SweepPlan, rest_after
+from oncekey.engine.sweeper_base import SweepPlan, rest_after
 
 
 class Sweeper(PeriodicTask):

@@ -9,7 +9,7 @@ from oncekey.core.guarantees import Guarantee
 from oncekey.core.identity import Identities
 from oncekey.core.policy import Policy
 from oncekey.engine.clock import Clock, SystemClock
-from oncekey.engine.kernel import Kernel
+from oncekey.engine.jobs import Kernel
 from oncekey.engine.replay_cache import CACHE_ENTRIES_DEFAULT, ReplayCache
 
 

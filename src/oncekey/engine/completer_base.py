@@ -26,7 +26,7 @@ from oncekey.core.errors import (
 from oncekey.core.identity import Identity, KeyLike
 from oncekey.core.record import Record, State
 from oncekey.core.step_format import pack_step
-from oncekey.engine.kernel import Job, Kernel
+from oncekey.engine.jobs import Job, Kernel
 from oncekey.engine.key_status import Arguments, arguments_of
 from oncekey.engine.results import Result
 from oncekey.engine.watchlist import LOOKS, Watchlist

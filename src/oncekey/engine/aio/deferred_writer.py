@@ -16,8 +16,8 @@ from oncekey.engine.deferred_writes import OFFER_EVERY_US, DeferredWrites
 class AsyncDeferredWriter:
     """One per event loop: all its calls must come from that loop."""
 
-    def __init__(self, answer: Callable[[Command], Awaitable[CommandResult]], clock: Clock) -> None:
-        self._answer = answer
+    def __init__(self, apply: Callable[[Command], Awaitable[CommandResult]], clock: Clock) -> None:
+        self._apply = apply
         self._clock = clock
         self._left = DeferredWrites()
         self._task: asyncio.Task[None] | None = None
@@ -46,7 +46,7 @@ class AsyncDeferredWriter:
     async def _offer(self) -> None:
         due = self._left.due(self._clock.now())
         # Whatever else the store raises for one of them counts as no answer: it is offered again.
-        answers = await asyncio.gather(*map(self._answer, due), return_exceptions=True)
-        for command, answer in zip(due, answers, strict=True):
-            if isinstance(answer, CommandResult):
-                self._left.take(command, answer)
+        results = await asyncio.gather(*map(self._apply, due), return_exceptions=True)
+        for command, result in zip(due, results, strict=True):
+            if isinstance(result, CommandResult):
+                self._left.take(command, result)

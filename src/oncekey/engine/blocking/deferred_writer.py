@@ -17,9 +17,9 @@ class DeferredWriter:
     """One per engine; safe from any thread."""
 
     def __init__(
-        self, answer_many: Callable[[Sequence[Command]], list[CommandResult]], clock: Clock
+        self, apply_many: Callable[[Sequence[Command]], list[CommandResult]], clock: Clock
     ) -> None:
-        self._answer_many = answer_many
+        self._apply_many = apply_many
         self._clock = clock
         self._left = DeferredWrites()
         self._lock = threading.Lock()
@@ -58,6 +58,6 @@ class DeferredWriter:
     def _offer(self) -> None:
         with self._lock:
             due = self._left.due(self._clock.now())
-        for command, answer in zip(due, self._answer_many(due) if due else (), strict=True):
+        for command, result in zip(due, self._apply_many(due) if due else (), strict=True):
             with self._lock:
-                self._left.take(command, answer)
+                self._left.take(command, result)

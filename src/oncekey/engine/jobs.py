@@ -304,44 +304,44 @@ class Kernel:
 
     # --- after the run ------------------------------------------------------------------------
 
-    def settle(self, job: Job, verdict: AttemptOutcome) -> Stored | None:
+    def settle(self, job: Job, outcome: AttemptOutcome) -> Stored | None:
         """Tell the subscribers and remember the outcome, whether or not a caller still waits."""
         if self._subscribers:
-            self._tell(job, verdict.kind, verdict.fence, verdict.attempt)
-            if verdict.unrecorded:
-                self._tell(job, EventKind.UNRECORDED, verdict.fence, verdict.attempt)
-        if verdict.error is not None or verdict.kind not in (
+            self._tell(job, outcome.kind, outcome.fence, outcome.attempt)
+            if outcome.unrecorded:
+                self._tell(job, EventKind.UNRECORDED, outcome.fence, outcome.attempt)
+        if outcome.error is not None or outcome.kind not in (
             EventKind.REPLAYED,
             EventKind.FINISHED,
         ):
             return None
-        stored = codecs.unpack(verdict.body)
-        self._remember(job, verdict)
+        stored = codecs.unpack(outcome.body)
+        self._remember(job, outcome)
         return stored
 
-    def conclude(self, job: Job, verdict: AttemptOutcome, stored: Stored | None) -> Result[Any]:
+    def conclude(self, job: Job, outcome: AttemptOutcome, stored: Stored | None) -> Result[Any]:
         """The caller's result, or the error to raise."""
         if stored is None:
-            raise error_of(job.identity, job.codec, verdict, version_of(job.fingerprint))
-        if not verdict.kept:
-            return not_kept(job.identity, verdict, stored)
-        replayed = verdict.kind is EventKind.REPLAYED
+            raise error_of(job.identity, job.codec, outcome, version_of(job.fingerprint))
+        if not outcome.kept:
+            return not_kept(job.identity, outcome, stored)
+        replayed = outcome.kind is EventKind.REPLAYED
         return result_of(
             job.identity,
             job.codec,
             stored,
             replayed,
-            verdict.attempt,
-            verdict.fence,
-            verdict.expires_in,
+            outcome.attempt,
+            outcome.fence,
+            outcome.expires_in,
         )
 
-    def _remember(self, job: Job, verdict: AttemptOutcome) -> None:
+    def _remember(self, job: Job, outcome: AttemptOutcome) -> None:
         id = job.identity
         # Counted from before the run: an entry never outlives its record.
-        expires_at = job.started_at + verdict.expires_in
+        expires_at = job.started_at + outcome.expires_in
         until = min(expires_at, job.started_at + CACHE_AGE_MAX_US)
-        found = (verdict.body, verdict.attempt, verdict.fence, until, expires_at)
+        found = (outcome.body, outcome.attempt, outcome.fence, until, expires_at)
         self.cache.put((id.scope, id.operation, id.key), (id.id, job.fingerprint, *found))
 
     # --- subscribers --------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from oncekey.core.duration import Duration
-from oncekey.engine.periods import at_least_one, period
+from oncekey.engine.periodic_base import at_least_one, period
 
 _PERIODS_ELECTED = 2
 
