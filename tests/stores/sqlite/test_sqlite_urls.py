@@ -9,7 +9,13 @@ import pytest
 import oncekey
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.guarantees import Level
-from oncekey.stores.sqlite import AsyncSQLiteStore, SQLiteStore, library, open_async, open_blocking
+from oncekey.stores.sqlite import (
+    AsyncSQLiteStore,
+    SQLiteStore,
+    durability,
+    open_async,
+    open_blocking,
+)
 
 
 def test_a_relative_address_is_relative_to_the_directory_at_opening(
@@ -107,5 +113,5 @@ def test_the_guarantee_follows_synchronous(tmp_path: Path, synchronous: str, lev
     ],
 )
 def test_libraries_that_can_damage_a_file_are_known(version: tuple[int, ...], bad: bool) -> None:
-    assert library.has_wal_reset_bug(version) is bad
-    assert ("WAL-reset" in library.guarantee("full", version).reason) is bad
+    assert durability.has_wal_reset_bug(version) is bad
+    assert ("WAL-reset" in durability.guarantee("full", version).reason) is bad
