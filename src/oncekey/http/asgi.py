@@ -34,8 +34,8 @@ from oncekey.http.mounted import drain_untold, draining
 from oncekey.http.path_readings import below, segments_read
 from oncekey.http.policy_page import is_asked, through_asgi
 from oncekey.http.problem import Render
-from oncekey.http.recording import Message, Recording, Send
 from oncekey.http.responder import App, Reading, Receive, Responder, Scope, Tasks
+from oncekey.http.response_buffer import Message, Recording, Send
 from oncekey.http.route_table import layers_of
 from oncekey.http.rules import Rule, Rules
 from oncekey.http.running import ATTEMPT, check_caller, principal

@@ -12,7 +12,7 @@ from tempfile import SpooledTemporaryFile
 from typing import Any, Final
 
 from oncekey.http.message import Headers, Response
-from oncekey.http.recording import HOLD_MAX_BYTES, SPILL_BYTES
+from oncekey.http.response_buffer import HOLD_MAX_BYTES, SPILL_BYTES
 
 _CHUNK: Final = 64 * 1024
 

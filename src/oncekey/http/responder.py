@@ -21,9 +21,9 @@ from oncekey.engine.results import Result
 from oncekey.http.exchange import STORE_DOWN_MARK, Asking, Exchange, Keyed
 from oncekey.http.message import Headers, Request, Response
 from oncekey.http.mounted import serves
-from oncekey.http.recording import Message, Recording, Send
 from oncekey.http.request_body import Body
 from oncekey.http.request_fingerprint import takes_long
+from oncekey.http.response_buffer import Message, Recording, Send
 from oncekey.http.rules import Rule
 from oncekey.http.running import Incomplete, Unstored, outcome
 from oncekey.http.unhandled_requests import UNSTORED, is_unstored

@@ -25,11 +25,11 @@ from oncekey.engine.blocking.attempt import Attempt
 from oncekey.engine.blocking.once import Once
 from oncekey.engine.results import Result
 from oncekey.http.exchange import Asking
-from oncekey.http.fastapi.door import Guarding, Visit
-from oncekey.http.fastapi.responding import AtRoute, as_starlette
+from oncekey.http.fastapi.endpoint import Guarding, Visit
+from oncekey.http.fastapi.route_request import AtRoute, as_starlette
 from oncekey.http.message import Response
-from oncekey.http.recording import HOLD_MAX_BYTES, Recording, Send
 from oncekey.http.responder import App, Receive, Scope
+from oncekey.http.response_buffer import HOLD_MAX_BYTES, Recording, Send
 
 # Each holds a database transaction too, so pools of connections end far below.
 THREADS_MAX: Final = 100

@@ -14,11 +14,11 @@ from fastapi.routing import APIRoute
 from starlette.types import Receive, Scope, Send
 
 from oncekey.core.errors import ConfigurationError
-from oncekey.http.fastapi.door import DOOR, Guarding, behind_door, guarding_of
+from oncekey.http.fastapi.endpoint import DOOR, Guarding, behind_door, guarding_of
 from oncekey.http.fastapi.openapi import extended
-from oncekey.http.fastapi.responding import AtRoute, as_starlette
-from oncekey.http.fastapi.transactional import InTransaction
-from oncekey.http.fastapi.watch import REFUSING
+from oncekey.http.fastapi.route_request import AtRoute, as_starlette
+from oncekey.http.fastapi.route_watch import REFUSING
+from oncekey.http.fastapi.transaction import InTransaction
 from oncekey.http.guarded_views import mark_of
 from oncekey.http.rules import SAFE_METHODS
 from oncekey.http.unguarded_keys import UnguardedKeys, take

@@ -22,10 +22,10 @@ from oncekey.engine.aio.attempt import AsyncAttempt
 from oncekey.engine.context import enter as enter_body
 from oncekey.engine.results import Result
 from oncekey.http.exchange import STORE_DOWN_MARK, Asking
-from oncekey.http.fastapi.door import DOOR, Guarding, Visit
+from oncekey.http.fastapi.endpoint import DOOR, Guarding, Visit
 from oncekey.http.message import Headers, Response
-from oncekey.http.recording import Message, Recording, Send
 from oncekey.http.responder import App, Reading, Receive, Responder, Scope, error_of
+from oncekey.http.response_buffer import Message, Recording, Send
 from oncekey.http.running import ATTEMPT, principal
 from oncekey.http.unguarded_keys import take
 

@@ -1,7 +1,7 @@
 """The door before an endpoint: FastAPI comes to it with every dependency solved and every value
 validated, and is let in, or sent away with a response.
 
-Owns the endpoint's extended signature. Who opens the door, and when, is in responding.py.
+Owns the endpoint's extended signature. Who opens the door, and when, is in route_request.py.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fastapi.params import Depends
 from starlette.concurrency import run_in_threadpool
 
 from oncekey.core.errors import ConfigurationError
-from oncekey.http.fastapi.attempts import with_attempts
+from oncekey.http.fastapi.dependencies import with_attempts
 from oncekey.http.responder import Owner
 from oncekey.http.rules import Rule
 

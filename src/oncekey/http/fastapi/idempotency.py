@@ -1,6 +1,6 @@
 """`Idempotency`: an app's set-up for guarded routes.
 
-Owns the options of a route and the end of the app. What happens to a request is in responding.py.
+Owns the options of a route and the end of the app. What happens to a request is in route_request.py.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from oncekey.http.exchange import (
     REPLAY_HEADER_DEFAULT,
     Exchange,
 )
-from oncekey.http.fastapi.door import Guarding, behind_door
-from oncekey.http.fastapi.routes import (
+from oncekey.http.fastapi.endpoint import Guarding, behind_door
+from oncekey.http.fastapi.route import (
     GuardedRoute,
     bare_endpoints,
     is_held_by_a_route,
     misplaced,
     route_class,
 )
-from oncekey.http.fastapi.watch import RouteWatch
+from oncekey.http.fastapi.route_watch import RouteWatch
 from oncekey.http.guarded_views import GuardedViews, chain_of
 from oncekey.http.mounted import drain_untold
 from oncekey.http.policy_page import is_asked, through_asgi
