@@ -25,7 +25,7 @@ from oncekey.core.errors import (
 )
 from oncekey.core.policy import OPTION_NAMES
 from oncekey.http import problem as problems
-from oncekey.http.exchange import Exchange, Keyed
+from oncekey.http.exchange import Exchange, RequestKey
 from oncekey.http.message import Response, first
 from oncekey.http.outcomes import NEVER_STORED, is_stored, kept_headers, to_store
 from oncekey.http.response_codec import CODEC
@@ -225,7 +225,7 @@ ERRORS: list[tuple[OncekeyError, int, bool]] = [
 
 @pytest.mark.parametrize(("error", "status", "retryable"), ERRORS)
 def test_every_error_is_a_problem(error: OncekeyError, status: int, retryable: bool) -> None:
-    response = Exchange(Rules(), policy_url="/policy").refuse(error)
+    response = Exchange(Rules(), policy_url="/policy").refusal_of(error)
     told = json.loads(response.body)
     assert (response.status, told["status"], told["retryable"]) == (status, status, retryable)
     assert first(response.headers, b"content-type") == b"application/problem+json"
@@ -240,7 +240,7 @@ def test_every_error_is_a_problem(error: OncekeyError, status: int, retryable: b
 
 def test_a_mistake_of_the_set_up_is_nobodys_refusal() -> None:
     with pytest.raises(ConfigurationError):
-        Exchange(Rules()).refuse(ConfigurationError("wrong"))
+        Exchange(Rules()).refusal_of(ConfigurationError("wrong"))
 
 
 def test_retry_after_is_what_requests_usually_take_and_no_longer_than_the_lease() -> None:
@@ -248,7 +248,7 @@ def test_retry_after_is_what_requests_usually_take_and_no_longer_than_the_lease(
     exchange = Exchange(Rules([rule]))
 
     def told(remaining: float) -> int:
-        response = exchange.refuse(InFlight(retry_after=remaining), rule)
+        response = exchange.refusal_of(InFlight(retry_after=remaining), rule)
         return int(first(response.headers, b"retry-after"))
 
     assert told(30.0) == 2, "nothing was seen yet"
@@ -275,7 +275,7 @@ def test_a_request_has_a_key_is_refused_or_passes() -> None:
     needed, optional = Rule(), Rule(required=False)
     exchange = Exchange(Rules())
     header = (b"idempotency-key", b"k")
-    assert exchange.key_of(needed, (header,)) == Keyed(needed, "k")
+    assert exchange.key_of(needed, (header,)) == RequestKey(needed, "k")
     assert exchange.key_of(optional, ()) is None
     missing = exchange.key_of(needed, ())
     assert isinstance(missing, Response)

@@ -17,7 +17,7 @@ from oncekey import AsyncOnce, ConfigurationError, Policy
 from oncekey.core.derived_keys import key_for
 from oncekey.engine.new_key import new_key
 from oncekey.http.asgi import IdempotencyMiddleware
-from oncekey.http.exchange import Exchange, Keyed
+from oncekey.http.exchange import Exchange, RequestKey
 from oncekey.http.message import Response
 from oncekey.http.policy_document import Entry, as_data, as_html, as_markdown, entries
 from oncekey.http.rules import Rule, Rules
@@ -27,7 +27,7 @@ BOTH = Rule(namespaces=["v2", "2026-10.eu_1"])
 ANY = Rule()
 
 
-def answered(rule: Rule, key: bytes) -> Keyed | Response | None:
+def answered(rule: Rule, key: bytes) -> RequestKey | Response | None:
     return Exchange(Rules()).key_of(rule, ((b"idempotency-key", key),))
 
 
@@ -41,7 +41,7 @@ def refusal(rule: Rule, key: bytes) -> dict[str, Any]:
 
 @pytest.mark.parametrize("key", [b"v2:a", b'"v2:a"', b"v2::", b"v2:v1:a"])
 def test_keys_of_the_namespace_are_taken_as_they_are(key: bytes) -> None:
-    assert answered(V2, key) == Keyed(V2, key.decode().strip('"'))
+    assert answered(V2, key) == RequestKey(V2, key.decode().strip('"'))
 
 
 def test_keys_that_we_make_are_taken() -> None:
@@ -50,12 +50,12 @@ def test_keys_that_we_make_are_taken() -> None:
         new_key(sortable=True, namespace="v2"),
         key_for("charge", {"cents": 5}, namespace="v2"),
     ):
-        assert answered(V2, key.encode()) == Keyed(V2, key)
+        assert answered(V2, key.encode()) == RequestKey(V2, key)
 
 
 def test_each_namespace_of_several_is_taken() -> None:
     for key in (b"v2:a", b"2026-10.eu_1:a"):
-        assert answered(BOTH, key) == Keyed(BOTH, key.decode())
+        assert answered(BOTH, key) == RequestKey(BOTH, key.decode())
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_the_refusal_says_what_to_do_and_never_tells_the_key() -> None:
 
 def test_without_the_option_any_key_is_taken() -> None:
     for key in (b"abc", b"v1:a", b"V2:a", b":"):
-        assert answered(ANY, key) == Keyed(ANY, key.decode())
+        assert answered(ANY, key) == RequestKey(ANY, key.decode())
 
 
 def test_a_request_without_a_key_is_none_of_its_business() -> None:

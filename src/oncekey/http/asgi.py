@@ -24,10 +24,13 @@ from oncekey.engine.aio.attempt import AsyncAttempt
 from oncekey.engine.aio.once import AsyncOnce
 from oncekey.http import lifespan
 from oncekey.http.exchange import (
+    ATTEMPT,
     OPERATION_DEFAULT,
     POLICY_URL_DEFAULT,
     REPLAY_HEADER_DEFAULT,
     Exchange,
+    check_caller,
+    checked_principal,
 )
 from oncekey.http.message import Response
 from oncekey.http.mounted import drain_untold, draining
@@ -35,10 +38,9 @@ from oncekey.http.path_readings import below, segments_read
 from oncekey.http.policy_page import is_asked, through_asgi
 from oncekey.http.problem import Render
 from oncekey.http.responder import App, Reading, Receive, Responder, Scope, Tasks
-from oncekey.http.response_buffer import Message, Recording, Send
+from oncekey.http.response_buffer import Message, ResponseBuffer, Send
 from oncekey.http.route_table import layers_of
 from oncekey.http.rules import Rule, Rules
-from oncekey.http.running import ATTEMPT, check_caller, principal
 from oncekey.http.unguarded_keys import TAKEN, UNGUARDED_MARK, UnguardedKeys, take
 from oncekey.http.unhandled_requests import WatchedScope, leave_unstored, watch
 
@@ -202,7 +204,7 @@ class _OfApp(Responder):
         take(self._scope)
         rule, exchange = self._rule, self._exchange
         caller = await self._caller()
-        keyed = exchange.key_of(rule, self._headers) if caller else exchange.nobody()
+        keyed = exchange.key_of(rule, self._headers) if caller else exchange.unknown_caller()
         reading = await self._read(keep=not isinstance(keyed, Response))
         if reading is Reading.GONE:
             return  # before all of it was here: nothing is claimed
@@ -226,10 +228,10 @@ class _OfApp(Responder):
         caller = self._owner.caller(self._scope)
         if inspect.isawaitable(caller):
             caller = await caller
-        return principal(caller)
+        return checked_principal(caller)
 
-    def _begin(self, attempt: AsyncAttempt) -> tuple[asyncio.Task[None], Recording]:
-        recording = self._recording = Recording()
+    def _begin(self, attempt: AsyncAttempt) -> tuple[asyncio.Task[None], ResponseBuffer]:
+        recording = self._recording = ResponseBuffer()
         scope = WatchedScope({**self._private_scope(), ATTEMPT: attempt})
         work = _run(self._owner.app, scope, self._private_receive, recording.send)
         self._task = self._owner.tasks.start(work)

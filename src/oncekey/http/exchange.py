@@ -23,7 +23,7 @@ from oncekey.core.errors import (
     OncekeyError,
     StoreUnavailable,
 )
-from oncekey.core.identity import OPERATION_MAX_CHARS
+from oncekey.core.identity import OPERATION_MAX_CHARS, SCOPE_MAX_CHARS
 from oncekey.http import problem as problems
 from oncekey.http.body_canonical import TooLarge, UnreadableBody
 from oncekey.http.header import HEADER, RefusedField, read_key
@@ -34,6 +34,7 @@ from oncekey.http.request_fingerprint import described
 from oncekey.http.response_codec import CODEC
 from oncekey.http.rules import Rule, Rules
 
+ATTEMPT: Final = "oncekey.attempt"  # where a handler finds its attempt, in the scope or environ
 OPERATION_DEFAULT: Final = "http"
 POLICY_URL_DEFAULT: Final = "/idempotency-policy"
 REPLAY_HEADER_DEFAULT: Final = "X-Idempotency-Replayed"
@@ -45,14 +46,14 @@ _LENGTH_DIGITS: Final = 18
 _BODILESS: Final = frozenset({204, 205, 304})
 
 
-class Keyed(NamedTuple):
+class RequestKey(NamedTuple):
     """A guarded request and its key."""
 
     rule: Rule
     key: str
 
 
-class Asking(NamedTuple):
+class RunArguments(NamedTuple):
     """What to give to `run`, beside the body."""
 
     operation: str
@@ -104,7 +105,7 @@ class Exchange:
 
     # --- before the run -----------------------------------------------------------------------
 
-    def key_of(self, rule: Rule, headers: Headers) -> Keyed | Response | None:
+    def key_of(self, rule: Rule, headers: Headers) -> RequestKey | Response | None:
         """The key of a guarded request; or its refusal; None: it has none, and may pass."""
         try:
             key = read_key(values(headers, HEADER), strict=rule.strict)
@@ -121,7 +122,7 @@ class Exchange:
         except InvalidKey as error:
             # An earlier rule may have taken this key, and carried its request out.
             return self.refused(problems.INVALID._replace(detail=str(error)))
-        return Keyed(rule, key)
+        return RequestKey(rule, key)
 
     def has_key(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
         """Whether there is a key, well-formed or not."""
@@ -135,7 +136,9 @@ class Exchange:
             return True
         return length.isdigit() and int(length) > rule.max_request
 
-    def asking(self, keyed: Keyed, caller: str, request: Request) -> Asking | Response:
+    def run_arguments(
+        self, keyed: RequestKey, caller: str, request: Request
+    ) -> RunArguments | Response:
         """What to ask the engine for; or the refusal of a body that cannot be read."""
         try:
             asked = described(request, keyed.rule)
@@ -144,7 +147,7 @@ class Exchange:
         except UnreadableBody as error:
             return self.unreadable(str(error))
         options = {"scope": caller, "request": asked, "codec": CODEC, **keyed.rule.options}
-        return Asking(self.operation, keyed.key, options)
+        return RunArguments(self.operation, keyed.key, options)
 
     # --- refusals -----------------------------------------------------------------------------
 
@@ -158,12 +161,12 @@ class Exchange:
         detail = f"At most {most or rule.max_request} bytes are accepted, decompressed too."
         return self.refused(problems.TOO_LARGE._replace(detail=detail))
 
-    def nobody(self) -> Response:
+    def unknown_caller(self) -> Response:
         """Who asks is not known, so there is nobody whose keys could be looked at (I15)."""
         challenge = ((b"www-authenticate", self._challenge),) if self._challenge else ()
         return self.refused(problems.UNKNOWN_CALLER, headers=challenge)
 
-    def refuse(self, error: OncekeyError, rule: Rule | None = None) -> Response:
+    def refusal_of(self, error: OncekeyError, rule: Rule | None = None) -> Response:
         """The response for what the engine raised; raises it again where that is no client's."""
         problem = problem_of(error)
         if problem is None or (isinstance(error, StoreUnavailable) and error.final):
@@ -194,3 +197,24 @@ class Exchange:
         kept."""
         kept = (RETENTION, b"%d" % expires_in)
         return (self._replay_mark, kept) if replayed else (kept,)
+
+
+def check_caller(caller: object) -> None:
+    """Whether this can be a `caller=` at all."""
+    if not callable(caller):
+        raise ConfigurationError(
+            "caller= must be a function that gives the verified principal of a request: keys "
+            "belong to callers, and one's answers must never reach another"
+        )
+
+
+def checked_principal(found: object) -> str:
+    """What a `caller=` gave, "" for nobody."""
+    if found is not None and not isinstance(found, str):
+        raise TypeError(f"caller= must give text or None, not a {type(found).__name__}")
+    if found and not (len(found) <= SCOPE_MAX_CHARS and found.isprintable()):
+        raise ValueError(
+            f"caller= gave {len(found)} characters; what can be kept are 1 to {SCOPE_MAX_CHARS}, "
+            "all printable"
+        )
+    return found or ""

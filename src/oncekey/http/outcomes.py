@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Final
 
+from oncekey.core.errors import NotStarted
+from oncekey.core.policy import Policy
 from oncekey.http.message import Headers, Response, first
-from oncekey.http.rules import HEAD_MAX_BYTES, HEADERS_MAX
+from oncekey.http.rules import HEAD_MAX_BYTES, HEADERS_MAX, Rule
 
 # Answers that say nothing about the operation: who asked, how often, on which connection, or that
 # the same request should be sent elsewhere (307, 308), where its key must still be free.
@@ -58,6 +60,14 @@ NEVER_KEPT: Final = frozenset(
 _NEVER_PREFIXES: Final = (b"access-control-", b"x-ratelimit-", b"x-rate-limit-", b"ratelimit")
 
 
+class NotStored(NotStarted):
+    """The app answered with something that ends no key; its response goes out all the same."""
+
+
+class IncompleteResponse(RuntimeError):
+    """The app ended in the middle of its response. Nobody can tell what it did."""
+
+
 def is_stored(status: int, headers: Headers, *, retry_safe: bool) -> bool:
     """Whether a response ends its key. Where not, the key is free again and a retry runs."""
     if status in NEVER_STORED:
@@ -92,6 +102,14 @@ def to_store(response: Response, extra: Collection[bytes], max_response: int) ->
     if response.omitted or len(response.body) > max_response:
         return Response(response.status, headers, b"", omitted=True)
     return Response(response.status, headers, response.body)
+
+
+def outcome_to_store(response: Response, rule: Rule, policy: Policy) -> Response:
+    """What is stored of the app's response. Raises NotStored where it ends no key."""
+    retry_safe = policy.retry_safe if rule.retry_safe is None else rule.retry_safe
+    if not is_stored(response.status, response.headers, retry_safe=retry_safe):
+        raise NotStored
+    return to_store(response, rule.kept, rule.max_response)
 
 
 def _size(headers: Headers) -> int:

@@ -18,14 +18,14 @@ from oncekey.core.errors import OncekeyError, StoreUnavailable
 from oncekey.engine.aio.attempt import AsyncAttempt
 from oncekey.engine.aio.once import AsyncOnce
 from oncekey.engine.results import Result
-from oncekey.http.exchange import STORE_DOWN_MARK, Asking, Exchange, Keyed
+from oncekey.http.exchange import STORE_DOWN_MARK, Exchange, RequestKey, RunArguments
 from oncekey.http.message import Headers, Request, Response
 from oncekey.http.mounted import serves
+from oncekey.http.outcomes import IncompleteResponse, NotStored, outcome_to_store
 from oncekey.http.request_body import Body
 from oncekey.http.request_fingerprint import takes_long
-from oncekey.http.response_buffer import Message, Recording, Send
+from oncekey.http.response_buffer import Message, ResponseBuffer, Send
 from oncekey.http.rules import Rule
-from oncekey.http.running import Incomplete, Unstored, outcome
 from oncekey.http.unhandled_requests import UNSTORED, is_unstored
 
 Scope = dict[str, Any]
@@ -99,7 +99,7 @@ class Responder:
         self._given: Iterator[bytes] | None = None  # to the app, once it asks
         self._body_given = False
         self._part = b""
-        self._recording: Recording | None = None
+        self._recording: ResponseBuffer | None = None
         self._task: asyncio.Task[None] | None = None
         self._app_error: BaseException | None = None
         self._began = False
@@ -125,12 +125,12 @@ class Responder:
             if not message.get("more_body", False):
                 return Reading.WHOLE
 
-    async def _guarded(self, keyed: Keyed, caller: str) -> None:
+    async def _guarded(self, keyed: RequestKey, caller: str) -> None:
         request = self._request()
         if takes_long(request):
-            asking = await asyncio.to_thread(self._exchange.asking, keyed, caller, request)
+            asking = await asyncio.to_thread(self._exchange.run_arguments, keyed, caller, request)
         else:
-            asking = self._exchange.asking(keyed, caller, request)
+            asking = self._exchange.run_arguments(keyed, caller, request)
         if isinstance(asking, Response):
             await self._give(asking)
             return
@@ -140,10 +140,10 @@ class Responder:
             if self._recording is not None:
                 self._recording.close()
 
-    async def _run(self, asking: Asking) -> None:
+    async def _run(self, asking: RunArguments) -> None:
         try:
             result = await self._ask(asking)
-        except Unstored:
+        except NotStored:
             assert self._recording is not None
             await self._deliver(self._recording, ())
             return
@@ -159,7 +159,7 @@ class Responder:
             marks = self._exchange.marks(result.expires_in, replayed=False)
             await self._deliver(self._recording, marks)
 
-    async def _ask(self, asking: Asking) -> Result[Response]:
+    async def _ask(self, asking: RunArguments) -> Result[Response]:
         once = self._owner.once
         return await once.run(asking.operation, asking.key, self._body_of, **asking.options)
 
@@ -170,7 +170,7 @@ class Responder:
             _log.warning("the store is down, a request runs without protection: %s", error)
             await self._run_unprotected()
             return
-        await self._give(self._exchange.refuse(error, self._rule))
+        await self._give(self._exchange.refusal_of(error, self._rule))
 
     # --- the run ------------------------------------------------------------------------------
 
@@ -184,17 +184,17 @@ class Responder:
             await self._settle(task, recording)
             self._exchange.durations.saw(self._rule, time.monotonic() - began)
             if is_unstored(self._unstored, recording.status):
-                raise Unstored
+                raise NotStored
             response = recording.response(self._rule.max_response)
-        return outcome(response, self._rule, self._owner.once.policy)
+        return outcome_to_store(response, self._rule, self._owner.once.policy)
 
-    def _begin(self, attempt: AsyncAttempt) -> tuple[asyncio.Task[None], Recording]:
+    def _begin(self, attempt: AsyncAttempt) -> tuple[asyncio.Task[None], ResponseBuffer]:
         raise NotImplementedError
 
     async def _run_unprotected(self) -> None:
         raise NotImplementedError
 
-    async def _settle(self, task: asyncio.Task[None], recording: Recording) -> None:
+    async def _settle(self, task: asyncio.Task[None], recording: ResponseBuffer) -> None:
         task.add_done_callback(recording.app_ended)
         try:
             await recording.known  # nobody else waits for it, so it may be cancelled with us
@@ -242,7 +242,7 @@ class Responder:
             message = {**message, "headers": lines}
         await self._send(message)
 
-    async def _deliver(self, recording: Recording, more: Headers) -> None:
+    async def _deliver(self, recording: ResponseBuffer, more: Headers) -> None:
         """The app's own response; then the app's own end, as if we were not there."""
         assert self._task is not None
         await recording.deliver(self._send, more)
@@ -279,4 +279,4 @@ def error_of(task: asyncio.Task[None]) -> BaseException:
     """Why the app ended without a whole response."""
     if task.cancelled():
         return asyncio.CancelledError()
-    return task.exception() or Incomplete("the app ended before its response was complete")
+    return task.exception() or IncompleteResponse("the app ended before its response was complete")

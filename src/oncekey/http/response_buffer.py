@@ -9,8 +9,8 @@ both need it, and either may be the last: a server that cancels a request does n
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, MutableMapping
-from tempfile import TemporaryFile
+from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapping
+from tempfile import SpooledTemporaryFile, TemporaryFile
 from types import TracebackType
 from typing import IO, Any, Final, Self
 
@@ -24,7 +24,7 @@ HOLD_MAX_BYTES: Final = 64 * 1024 * 1024  # from here on it is not held back any
 _CHUNK: Final = 64 * 1024
 
 
-class Recording:
+class ResponseBuffer:
     """What the app sends, in order. One per run."""
 
     def __init__(self) -> None:
@@ -150,3 +150,66 @@ class Recording:
 
 async def _nowhere(message: Message) -> None:
     return
+
+
+class SyncResponseBuffer:
+    """The parts of a body, in order. One per run; iterate it once to send them.
+
+    `status`, `headers` and `unhandled` are set by whoever holds the response.
+    """
+
+    def __init__(self) -> None:
+        self.status = 0
+        self.headers: Headers = ()
+        self.size = 0
+        self.unhandled = False  # whether no handler has made it, see unhandled_requests.py
+        self._file: SpooledTemporaryFile[bytes] = SpooledTemporaryFile(max_size=SPILL_BYTES)  # noqa: SIM115
+        self._source: Any = None
+        self._rest: Iterator[bytes] | None = None  # what was not read yet of a very long one
+
+    def add(self, chunk: bytes) -> None:
+        self._file.write(chunk)
+        self.size += len(chunk)
+
+    def fill(self, source: Iterable[bytes]) -> None:
+        """Read all of it, and close it; or as much as is ever held back."""
+        self._source = source
+        try:
+            parts = iter(source)
+            for chunk in parts:
+                self.add(chunk)
+                if self.size > HOLD_MAX_BYTES:
+                    self._rest = parts
+                    return
+        except BaseException:
+            self.close()
+            raise
+        self._close_source()
+
+    def response(self, most: int) -> Response:
+        """The response as data; without its body where that is longer than `most`, or not over."""
+        if self.size > most or self._rest is not None:
+            return Response(self.status, self.headers, b"", omitted=True)
+        self._file.seek(0)
+        return Response(self.status, self.headers, self._file.read())
+
+    def __iter__(self) -> Iterator[bytes]:
+        try:
+            self._file.seek(0)
+            while chunk := self._file.read(_CHUNK):
+                yield chunk
+            if self._rest is not None:
+                yield from self._rest
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """All is sent, or nobody wants it."""
+        self._file.close()
+        self._close_source()
+
+    def _close_source(self) -> None:
+        source, self._source = self._source, None
+        close = getattr(source, "close", None)
+        if close is not None:
+            close()

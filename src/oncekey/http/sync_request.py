@@ -20,14 +20,15 @@ from oncekey.http.exchange import (
     OPERATION_DEFAULT,
     REPLAY_HEADER_DEFAULT,
     STORE_DOWN_MARK,
-    Asking,
     Exchange,
-    Keyed,
+    RequestKey,
+    RunArguments,
+    checked_principal,
 )
 from oncekey.http.message import Headers, Request, Response
+from oncekey.http.outcomes import NotStored, outcome_to_store
 from oncekey.http.problem import Render
 from oncekey.http.rules import Rule, Rules
-from oncekey.http.running import Unstored, outcome, principal
 from oncekey.http.unguarded_keys import UnguardedKeys
 
 _log = logging.getLogger("oncekey")
@@ -110,11 +111,11 @@ class Guard:
 
     def admitted(
         self, rule: Rule, headers: Headers, caller: Callable[[], object]
-    ) -> tuple[Keyed, str] | Response:
+    ) -> tuple[RequestKey, str] | Response:
         """The key and whose it is; or the refusal of a request that has none (I15)."""
-        who = principal(caller())
+        who = checked_principal(caller())
         if not who:
-            return self.exchange.nobody()
+            return self.exchange.unknown_caller()
         keyed = self.exchange.key_of(rule, headers)
         if isinstance(keyed, Response):
             return keyed
@@ -123,7 +124,7 @@ class Guard:
 
     def run(
         self,
-        keyed: Keyed,
+        keyed: RequestKey,
         who: str,
         request: Request,
         make: Make[A],
@@ -133,7 +134,7 @@ class Guard:
 
         `operations` are those of a transaction where there is one. Raises what `make` raises.
         """
-        asking = self.exchange.asking(keyed, who, request)
+        asking = self.exchange.run_arguments(keyed, who, request)
         if isinstance(asking, Response):
             return asking
         run = _Run(self, keyed.rule, make, operations or self.once)
@@ -157,12 +158,12 @@ class _Run(Generic[A]):
         self._answer: A | None = None
         self._app_error: BaseException | None = None
 
-    def under(self, asking: Asking) -> Made[A] | Response:
+    def under(self, asking: RunArguments) -> Made[A] | Response:
         try:
             result = self._operations.run(
                 asking.operation, asking.key, self._body, **asking.options
             )
-        except Unstored:
+        except NotStored:
             assert self._answer is not None
             return Made(self._answer, (), stored=False)
         except OncekeyError as error:
@@ -185,8 +186,8 @@ class _Run(Generic[A]):
             raise
         self._exchange.durations.saw(self._rule, time.monotonic() - began)
         if answer.unhandled:
-            raise Unstored
-        return outcome(
+            raise NotStored
+        return outcome_to_store(
             answer.response(self._rule.max_response), self._rule, self._operations.policy
         )
 
@@ -197,7 +198,7 @@ class _Run(Generic[A]):
             _log.warning("the store is down, a request runs without protection: %s", error)
             return Made(self._make(None), STORE_DOWN_MARK, stored=False)
         self.drop()
-        return self._exchange.refuse(error, self._rule)
+        return self._exchange.refusal_of(error, self._rule)
 
     def drop(self) -> None:
         answer, self._answer = self._answer, None

@@ -15,10 +15,9 @@ from typing import Any, Final
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.events import Event, EventKind
 from oncekey.http import problem as problems
-from oncekey.http.exchange import UNPROTECTED, Exchange
+from oncekey.http.exchange import ATTEMPT, UNPROTECTED, Exchange
 from oncekey.http.message import Headers, Response
 from oncekey.http.rules import SAFE_METHODS
-from oncekey.http.running import ATTEMPT
 
 MODES: Final = ("warn", "refuse")
 # In a scope or environ: a list that a guard further inside adds to when it takes the key.

@@ -25,18 +25,20 @@ from oncekey.engine.blocking.attempt import Attempt
 from oncekey.engine.blocking.once import Once
 from oncekey.http.body_canonical import UnreadableBody
 from oncekey.http.exchange import (
+    ATTEMPT,
     OPERATION_DEFAULT,
     POLICY_URL_DEFAULT,
     REPLAY_HEADER_DEFAULT,
-    Keyed,
+    RequestKey,
+    check_caller,
 )
-from oncekey.http.held import Held
 from oncekey.http.message import Headers, Request, Response
+from oncekey.http.outcomes import IncompleteResponse
 from oncekey.http.policy_page import is_asked, through_wsgi
 from oncekey.http.problem import Render
+from oncekey.http.response_buffer import SyncResponseBuffer
 from oncekey.http.route_table import layers_of
 from oncekey.http.rules import Rule
-from oncekey.http.running import ATTEMPT, Incomplete, check_caller
 from oncekey.http.sync_request import Guard, Made
 from oncekey.http.unguarded_keys import TAKEN, UNGUARDED_MARK, take
 from oncekey.http.unhandled_requests import UNSTORED, is_unstored, leave_unstored, watch
@@ -174,7 +176,13 @@ class IdempotencyWSGI:
         return self.app(environ, marked)
 
     def _guarded(
-        self, guard: Guard, keyed: Keyed, who: str, environ: Environ, headers: Headers, body: bytes
+        self,
+        guard: Guard,
+        keyed: RequestKey,
+        who: str,
+        environ: Environ,
+        headers: Headers,
+        body: bytes,
     ) -> Response | Made[WSGIAnswer]:
         if is_cut_short(environ, body):
             return guard.exchange.unreadable(CUT_SHORT)
@@ -185,7 +193,7 @@ class IdempotencyWSGI:
         return guard.run(keyed, who, request_of(environ, headers, body), make)
 
 
-class WSGIAnswer(Held):
+class WSGIAnswer(SyncResponseBuffer):
     """What an app answers. It has run to its end once this is made."""
 
     def __init__(self, app: App, environ: Environ) -> None:
@@ -195,7 +203,7 @@ class WSGIAnswer(Held):
         try:
             self.fill(app(environ, self._start))
             if not self._line:
-                raise Incomplete("the app ended before its response was complete")
+                raise IncompleteResponse("the app ended before its response was complete")
         except BaseException:
             self.close()
             raise

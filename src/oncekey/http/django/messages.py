@@ -19,8 +19,8 @@ from django.urls import Resolver404, resolve
 from oncekey.core.errors import ConfigurationError
 from oncekey.http import wsgi
 from oncekey.http.body_canonical import UnreadableBody
-from oncekey.http.held import Held
 from oncekey.http.message import Headers, Request, Response, values
+from oncekey.http.response_buffer import SyncResponseBuffer
 from oncekey.http.rules import Rule
 
 _LENGTH: Final = b"content-length"
@@ -99,7 +99,7 @@ def request_of(request: Any, headers: Headers, body: bytes) -> Request:
     return Request(base.method, path, query, headers, body)
 
 
-class DjangoAnswer(Held):
+class DjangoAnswer(SyncResponseBuffer):
     """A final response; one that streams has been read."""
 
     def __init__(self, final: Any) -> None:

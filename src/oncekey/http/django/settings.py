@@ -31,9 +31,8 @@ from django.utils.module_loading import import_string
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.engine.blocking.once import Once
-from oncekey.http.exchange import POLICY_URL_DEFAULT
+from oncekey.http.exchange import POLICY_URL_DEFAULT, check_caller
 from oncekey.http.rules import Rule, rule_of
-from oncekey.http.running import check_caller
 from oncekey.http.sync_request import Guard
 from oncekey.http.wsgi import close_at_exit
 

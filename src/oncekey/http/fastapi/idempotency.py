@@ -1,6 +1,6 @@
 """`Idempotency`: an app's set-up for guarded routes.
 
-Owns the options of a route and the end of the app. What happens to a request is in route_request.py.
+Owns the options of a route and the end of the app; route_request.py has the life of a request.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from oncekey.http.exchange import (
     POLICY_URL_DEFAULT,
     REPLAY_HEADER_DEFAULT,
     Exchange,
+    check_caller,
 )
 from oncekey.http.fastapi.endpoint import Guarding, behind_door
 from oncekey.http.fastapi.route import (
@@ -44,7 +45,6 @@ from oncekey.http.problem import Render
 from oncekey.http.responder import Tasks
 from oncekey.http.route_table import Route, routes_of, served_by_all
 from oncekey.http.rules import ANY_METHOD, METHODS_DEFAULT, RuleOptions, Rules, rule_of
-from oncekey.http.running import check_caller
 from oncekey.http.unguarded_keys import UnguardedKeys
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -14,10 +14,9 @@ from fastapi import FastAPI
 from oncekey.core.errors import ConfigurationError
 from oncekey.engine.aio.once import AsyncOnce
 from oncekey.http.asgi import Caller, IdempotencyMiddleware
-from oncekey.http.exchange import REPLAY_HEADER_DEFAULT
+from oncekey.http.exchange import REPLAY_HEADER_DEFAULT, check_caller
 from oncekey.http.fastapi.openapi import describe
 from oncekey.http.rules import Rule
-from oncekey.http.running import check_caller
 
 
 def install(

@@ -21,12 +21,11 @@ from starlette.responses import Response as Starlette
 from oncekey.engine.aio.attempt import AsyncAttempt
 from oncekey.engine.context import enter as enter_body
 from oncekey.engine.results import Result
-from oncekey.http.exchange import STORE_DOWN_MARK, Asking
+from oncekey.http.exchange import ATTEMPT, STORE_DOWN_MARK, RunArguments, checked_principal
 from oncekey.http.fastapi.endpoint import DOOR, Guarding, Visit
 from oncekey.http.message import Headers, Response
 from oncekey.http.responder import App, Reading, Receive, Responder, Scope, error_of
-from oncekey.http.response_buffer import Message, Recording, Send
-from oncekey.http.running import ATTEMPT, principal
+from oncekey.http.response_buffer import Message, ResponseBuffer, Send
 from oncekey.http.unguarded_keys import take
 
 # Where FastAPI puts what closes the files of a form.
@@ -36,7 +35,7 @@ _FILES: Final = "fastapi_middleware_astack"
 class AtRoute(Responder):
     """A request to a route; also the one who opens its door."""
 
-    _recording: Recording
+    _recording: ResponseBuffer
     _task: asyncio.Task[None]
 
     def __init__(
@@ -67,7 +66,7 @@ class AtRoute(Responder):
         if self._exchange.declared_too_large(self._rule, self._headers):
             await super()._give(self._exchange.too_large(self._rule), self._last())
             return
-        self._recording = Recording()
+        self._recording = ResponseBuffer()
         self._task = self._owner.tasks.start(self._handle())
         try:
             await self._meet()
@@ -94,9 +93,9 @@ class AtRoute(Responder):
         if not self._visit.done():  # the app has refused it before the endpoint (I15)
             await self._finish()
             return
-        caller = principal(self._visit.result().caller)
+        caller = checked_principal(self._visit.result().caller)
         exchange = self._exchange
-        keyed = exchange.key_of(self._rule, self._headers) if caller else exchange.nobody()
+        keyed = exchange.key_of(self._rule, self._headers) if caller else exchange.unknown_caller()
         if isinstance(keyed, Response):
             await self._give(keyed)
             return
@@ -173,12 +172,12 @@ class AtRoute(Responder):
 
     # --- the run ------------------------------------------------------------------------------
 
-    def _begin(self, attempt: AsyncAttempt) -> tuple[asyncio.Task[None], Recording]:
+    def _begin(self, attempt: AsyncAttempt) -> tuple[asyncio.Task[None], ResponseBuffer]:
         self._inner[ATTEMPT] = attempt
         self._sign.set_result(None)
         return self._task, self._recording
 
-    async def _ask(self, asking: Asking) -> Result[Response]:
+    async def _ask(self, asking: RunArguments) -> Result[Response]:
         try:
             return await super()._ask(asking)
         finally:

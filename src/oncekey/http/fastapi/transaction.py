@@ -24,12 +24,12 @@ from oncekey.engine.aio.attempt import AsyncAttempt
 from oncekey.engine.blocking.attempt import Attempt
 from oncekey.engine.blocking.once import Once
 from oncekey.engine.results import Result
-from oncekey.http.exchange import Asking
+from oncekey.http.exchange import RunArguments
 from oncekey.http.fastapi.endpoint import Guarding, Visit
 from oncekey.http.fastapi.route_request import AtRoute, as_starlette
 from oncekey.http.message import Response
 from oncekey.http.responder import App, Receive, Scope
-from oncekey.http.response_buffer import HOLD_MAX_BYTES, Recording, Send
+from oncekey.http.response_buffer import HOLD_MAX_BYTES, ResponseBuffer, Send
 
 # Each holds a database transaction too, so pools of connections end far below.
 THREADS_MAX: Final = 100
@@ -58,7 +58,7 @@ class InTransaction(AtRoute):
             await asyncio.shield(self._over)  # all is taken back; then the dependencies may see it
             raise
 
-    async def _settle(self, task: asyncio.Task[None], recording: Recording) -> None:
+    async def _settle(self, task: asyncio.Task[None], recording: ResponseBuffer) -> None:
         waits: set[asyncio.Future[Any]] = {task, recording.settled, self._broken}
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         if self._broken.done():
@@ -66,7 +66,7 @@ class InTransaction(AtRoute):
             raise self._app_error
         await super()._settle(task, recording)
 
-    async def _ask(self, asking: Asking) -> Result[Response]:
+    async def _ask(self, asking: RunArguments) -> Result[Response]:
         session = self._visit.result().session
         try:
             if inspect.iscoroutinefunction(getattr(session, "commit", None)):
@@ -84,7 +84,7 @@ class InTransaction(AtRoute):
         finally:
             self._let_go()
 
-    async def _ask_async(self, session: Any, asking: Asking) -> Result[Response]:
+    async def _ask_async(self, session: Any, asking: RunArguments) -> Result[Response]:
         inside = self._owner.once.in_transaction(session)
         try:
             result = await inside.run(asking.operation, asking.key, self._body_of, **asking.options)
@@ -101,7 +101,7 @@ class InTransaction(AtRoute):
         return stored
 
     def _ask_blocking(
-        self, session: Any, asking: Asking, loop: asyncio.AbstractEventLoop
+        self, session: Any, asking: RunArguments, loop: asyncio.AbstractEventLoop
     ) -> Result[Response]:
         """In a thread, which waits while the endpoint runs in another one or in the loop."""
 
@@ -136,7 +136,7 @@ def _blocking(owner: Any, session: Any) -> Once:
 async def _answer(error: Exception, visit: Visit) -> Starlette | None:
     """What the app's exception handlers make of an error; None where it has none for it."""
     request = visit.request
-    recording = Recording()
+    recording = ResponseBuffer()
 
     async def failing(scope: Any, receive: Any, send: Any) -> None:
         raise error

@@ -29,18 +29,19 @@ from oncekey.engine.blocking.once import Once
 from oncekey.http import message, wsgi
 from oncekey.http.body_canonical import UnreadableBody
 from oncekey.http.exchange import (
+    ATTEMPT,
     OPERATION_DEFAULT,
     POLICY_URL_DEFAULT,
     REPLAY_HEADER_DEFAULT,
+    check_caller,
 )
 from oncekey.http.flask.routes import all_served
 from oncekey.http.guarded_views import UNSERVED, GuardedViews, guard_of, mark_of
-from oncekey.http.held import Held
 from oncekey.http.policy_page import is_asked, through_wsgi
 from oncekey.http.problem import Render
+from oncekey.http.response_buffer import SyncResponseBuffer
 from oncekey.http.route_table import served_by_all
 from oncekey.http.rules import ANY_METHOD, Rule, RuleOptions, rule_of
-from oncekey.http.running import ATTEMPT, check_caller
 from oncekey.http.sync_request import Guard, Made
 from oncekey.http.unguarded_keys import TAKEN, UNGUARDED_MARK, take
 
@@ -303,7 +304,7 @@ def _final(call: Callable[[], Any]) -> Response:
     return current_app.make_response(given)
 
 
-class _Answer(Held):
+class _Answer(SyncResponseBuffer):
     """A view's response; one that streams has been read."""
 
     def __init__(self, flask_response: Response) -> None:
