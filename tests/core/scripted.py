@@ -38,8 +38,8 @@ def task(
     recoverable: bool = False,
     store_timeout: int = STORE_TIMEOUT_DEFAULT_US,
 ) -> Task:
-    terms = PolicyTimes(LEASE, KEEP, 0, wait, retry_safe, store_timeout=store_timeout)
-    return Task(ID, ME, ASKED, terms, recoverable, "acct", "charge", "")
+    times = PolicyTimes(LEASE, KEEP, 0, wait, retry_safe, store_timeout=store_timeout)
+    return Task(ID, ME, ASKED, times, recoverable, "acct", "charge", "")
 
 
 def grant(**changes: Any) -> Grant:
@@ -47,9 +47,9 @@ def grant(**changes: Any) -> Grant:
     return Grant(ID, ME, FENCE, 1, LEASE, LEASE, (), False)._replace(**changes)
 
 
-def running(**terms: Any) -> Script:
+def running(**times: Any) -> Script:
     """An attempt whose body is about to run, its second."""
-    script = Script(attempt(task(**terms)))
+    script = Script(attempt(task(**times)))
     script.reply(Claimed(FENCE, 2, ()))
     assert script.grant().fence == FENCE
     return script

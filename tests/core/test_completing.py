@@ -11,19 +11,19 @@ from oncekey.core.abandoned import (
     BACKOFF_FIRST_US,
     BACKOFF_MAX_US,
     LEFT_LOOK_US,
-    Known,
-    Next,
-    Todo,
+    ActionKind,
+    NextAction,
+    Registration,
     backoff,
-    decide,
+    next_action,
 )
 from oncekey.core.record import Record, State, Step
 from oncekey.core.step_format import ARGUMENTS
 
 KEPT = Step(ARGUMENTS, True, b"arguments", NOW)
 BEGUN = Step("pay", False, b"intent", NOW)
-BOTH = Known(runs=True, recovers=True)
-RUNS, ASKS = Known(runs=True), Known(recovers=True)
+BOTH = Registration(runs=True, recovers=True)
+RUNS, ASKS = Registration(runs=True), Registration(recovers=True)
 
 
 def dead(**changes: Any) -> Record:
@@ -50,17 +50,17 @@ def dead(**changes: Any) -> Record:
     ids=["gone", "succeeded", "failed", "freed", "expired", "expired unknown"],
 )
 def test_what_has_ended_is_forgotten(ended: Record | None) -> None:
-    assert decide(ended, NOW, BOTH).todo is Todo.FORGET
+    assert next_action(ended, NOW, BOTH).kind is ActionKind.FORGET
 
 
 @pytest.mark.parametrize("left", [dead(), record(State.UNKNOWN)], ids=["dead", "unknown"])
 def test_what_is_not_registered_is_forgotten(left: Record) -> None:
-    assert decide(left, NOW, None).todo is Todo.FORGET
+    assert next_action(left, NOW, None).kind is ActionKind.FORGET
 
 
 def test_i5_an_owner_who_is_alive_has_until_its_lease_is_over() -> None:
-    assert decide(dead(lease_until=NOW + 7), NOW, BOTH) == Next(Todo.LATER, 7)
-    assert decide(record(lease_until=NOW + 7), NOW, BOTH) == Next(Todo.LATER, 7)
+    assert next_action(dead(lease_until=NOW + 7), NOW, BOTH) == NextAction(ActionKind.LATER, 7)
+    assert next_action(record(lease_until=NOW + 7), NOW, BOTH) == NextAction(ActionKind.LATER, 7)
 
 
 @pytest.mark.parametrize(
@@ -69,31 +69,37 @@ def test_i5_an_owner_who_is_alive_has_until_its_lease_is_over() -> None:
     ids=["unknown", "not met yet"],
 )
 def test_i1_an_unknown_one_is_asked_about_and_never_run(unknown: Record) -> None:
-    assert decide(unknown, NOW, BOTH).todo is Todo.ASK
-    assert decide(unknown, NOW, ASKS).todo is Todo.ASK
-    assert decide(unknown, NOW, RUNS).todo is Todo.LEAVE
+    assert next_action(unknown, NOW, BOTH).kind is ActionKind.RECOVER
+    assert next_action(unknown, NOW, ASKS).kind is ActionKind.RECOVER
+    assert next_action(unknown, NOW, RUNS).kind is ActionKind.LEAVE
 
 
 def test_i11_asking_ends() -> None:
-    unknown, known = record(State.UNKNOWN), Known(recovers=True, tries=3)
-    assert [decide(unknown, NOW, known, asked=n).todo for n in (2, 3)] == [Todo.ASK, Todo.LEAVE]
+    unknown, known = record(State.UNKNOWN), Registration(recovers=True, tries=3)
+    assert [next_action(unknown, NOW, known, recover_calls=n).kind for n in (2, 3)] == [
+        ActionKind.RECOVER,
+        ActionKind.LEAVE,
+    ]
 
 
 def test_i10_a_dead_owners_is_run_again_after_a_pause() -> None:
-    assert decide(dead(), NOW, RUNS).todo is Todo.RUN
+    assert next_action(dead(), NOW, RUNS).kind is ActionKind.RUN
     late = dead(lease_until=NOW - BACKOFF_FIRST_US + 5)
-    assert decide(late, NOW, RUNS) == Next(Todo.LATER, 5)
+    assert next_action(late, NOW, RUNS) == NextAction(ActionKind.LATER, 5)
 
 
 def test_the_pause_grows_with_the_attempts_the_store_has_counted() -> None:
     third = dead(attempt=3, lease_until=NOW)
-    assert decide(third, NOW, RUNS) == Next(Todo.LATER, 4 * BACKOFF_FIRST_US)
+    assert next_action(third, NOW, RUNS) == NextAction(ActionKind.LATER, 4 * BACKOFF_FIRST_US)
 
 
 def test_i11_running_again_ends() -> None:
-    known = Known(runs=True, tries=3)
+    known = Registration(runs=True, tries=3)
     many = [dead(attempt=n, lease_until=NOW - BACKOFF_MAX_US) for n in (3, 4)]
-    assert [decide(each, NOW, known).todo for each in many] == [Todo.RUN, Todo.LEAVE]
+    assert [next_action(each, NOW, known).kind for each in many] == [
+        ActionKind.RUN,
+        ActionKind.LEAVE,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -105,22 +111,22 @@ def test_i11_running_again_ends() -> None:
     ],
 )
 def test_what_is_left_is_looked_at_now_and_then_and_says_why(
-    left: Record, known: Known, why: str
+    left: Record, known: Registration, why: str
 ) -> None:
-    todo, after, said = decide(left, NOW, known)
-    assert (todo, after) == (Todo.LEAVE, LEFT_LOOK_US)
+    kind, after, said = next_action(left, NOW, known)
+    assert (kind, after) == (ActionKind.LEAVE, LEFT_LOOK_US)
     assert why in said
 
 
 def test_one_freed_halfway_is_run_again() -> None:
     freed = dead(state=State.ABSENT, steps=(KEPT, BEGUN))
-    assert decide(freed, NOW, RUNS).todo is Todo.RUN
+    assert next_action(freed, NOW, RUNS).kind is ActionKind.RUN
 
 
 def test_one_freed_before_any_step_is_its_callers_unless_it_was_run_here() -> None:
     freed = dead(state=State.ABSENT)
-    assert decide(freed, NOW, RUNS).todo is Todo.FORGET
-    assert decide(freed, NOW, RUNS, driven=True).todo is Todo.RUN
+    assert next_action(freed, NOW, RUNS).kind is ActionKind.FORGET
+    assert next_action(freed, NOW, RUNS, ran_here=True).kind is ActionKind.RUN
 
 
 def test_pauses_double_up_to_an_hour() -> None:

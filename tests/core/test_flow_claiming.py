@@ -17,14 +17,14 @@ from oncekey.core.commands import (
     Busy,
     Claim,
     Claimed,
-    Different,
     Done,
     Lost,
+    Mismatched,
     Release,
     Replay,
     Reply,
     Resolve,
-    Unsure,
+    Unknown,
 )
 from oncekey.core.effects import (
     ApplyCommand,
@@ -67,9 +67,9 @@ def test_i5_the_deadline_counts_from_the_sending_of_the_claim() -> None:
     ("reply", "verdict"),
     [
         (REPLAY, AttemptOutcome(EventKind.REPLAYED, b"stored", State.SUCCEEDED, 2, FENCE, 77)),
-        (Different(1), AttemptOutcome(EventKind.MISMATCH, version=1)),
-        (Different(9), AttemptOutcome(EventKind.MISMATCH, version=9)),
-        (Unsure(record(State.UNKNOWN)), AttemptOutcome(EventKind.UNKNOWN, fence=FENCE)),
+        (Mismatched(1), AttemptOutcome(EventKind.MISMATCH, version=1)),
+        (Mismatched(9), AttemptOutcome(EventKind.MISMATCH, version=9)),
+        (Unknown(record(State.UNKNOWN)), AttemptOutcome(EventKind.UNKNOWN, fence=FENCE)),
         (Busy(4_000), AttemptOutcome(EventKind.IN_FLIGHT, retry_after=4_000)),
         (Lost(), AttemptOutcome(EventKind.LOST)),
         (REFUSED, AttemptOutcome(EventKind.UNAVAILABLE, error=REFUSED)),
@@ -205,14 +205,14 @@ def test_i5_who_waited_and_got_the_key_counts_from_its_last_claim() -> None:
 
 # --- recovery ---------------------------------------------------------------------------------
 
-UNSURE = Unsure(record(State.UNKNOWN))
+UNKNOWN_REPLY = Unknown(record(State.UNKNOWN))
 FOUND = Recovered(State.SUCCEEDED, b"found", "asked the bank")
 
 
 def recovering() -> Script:
     script = Script(attempt(task(recoverable=True)))
-    script.reply(UNSURE)
-    assert script.expect(Recover).record == UNSURE.record
+    script.reply(UNKNOWN_REPLY)
+    assert script.expect(Recover).record == UNKNOWN_REPLY.record
     return script
 
 
@@ -245,13 +245,13 @@ def test_recovery_is_asked_once_only() -> None:
     script = recovering()
     script.send(FOUND)
     script.reply(Done())
-    script.reply(UNSURE)
+    script.reply(UNKNOWN_REPLY)
     assert script.verdict() == AttemptOutcome(EventKind.UNKNOWN, fence=FENCE)
 
 
 def test_without_recover_nobody_is_asked() -> None:
     script = Script(attempt(task(recoverable=False)))
-    script.reply(UNSURE)
+    script.reply(UNKNOWN_REPLY)
     assert script.verdict().kind is EventKind.UNKNOWN
 
 

@@ -21,7 +21,7 @@ from oncekey.core.commands import (
     Renew,
     SaveStep,
     Seen,
-    Unsure,
+    Unknown,
 )
 from oncekey.core.effects import (
     ApplyCommand,
@@ -34,7 +34,7 @@ from oncekey.core.effects import (
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.events import EventKind
 from oncekey.core.heartbeat_flow import RENEWALS_PER_LEASE, heartbeat
-from oncekey.core.late_owner import LATE_PART, LATE_TRIES, starts_late
+from oncekey.core.late_owner import LATE_PART, LATE_TRIES, starts_too_late
 from oncekey.core.record import State
 
 SUCCEEDED, FAILED, UNKNOWN = State.SUCCEEDED, State.FAILED, State.UNKNOWN
@@ -46,8 +46,8 @@ FRESH = b"fresh" + bytes(11)
 
 
 def test_a_body_begins_only_with_some_of_its_lease_left() -> None:
-    assert not starts_late(grant(), LEASE - LEASE // LATE_PART)
-    assert starts_late(grant(), LEASE - LEASE // LATE_PART + 1)
+    assert not starts_too_late(grant(), LEASE - LEASE // LATE_PART)
+    assert starts_too_late(grant(), LEASE - LEASE // LATE_PART + 1)
 
 
 def test_a_late_start_renews_first_and_counts_from_there() -> None:
@@ -141,7 +141,7 @@ def test_a_claim_whose_reply_was_lost_until_it_was_given_up_is_freed() -> None:
     script = Script(attempt(task(recoverable=True)))
     script.reply(MAYBE)
     script.sleep()
-    script.reply(Unsure(record(UNKNOWN, owner=ME), NOW))
+    script.reply(Unknown(record(UNKNOWN, owner=ME), NOW))
     assert script.command(Release) == Release(ID, ME, FENCE)
     script.reply(Done())
     assert script.verdict().kind is EventKind.UNAVAILABLE

@@ -30,10 +30,10 @@ from oncekey.core.commands import (
     Claim,
     Claimed,
     Command,
-    Different,
     Finish,
     Look,
     Lost,
+    Mismatched,
     Release,
     Renew,
     Replay,
@@ -187,7 +187,7 @@ def test_i7_rejections_and_replays_write_nothing(
     before: Record, command: Command, now: int
 ) -> None:
     decision = decide(before, command, now)
-    if isinstance(decision.reply, (Replay, Different, Busy, Lost, Seen)):
+    if isinstance(decision.reply, (Replay, Mismatched, Busy, Lost, Seen)):
         assert same_but_for_the_note(before, decision.write)
         assert decision.archive is None
 
@@ -224,7 +224,7 @@ def test_i7_mismatch_exactly_when_a_bound_key_is_asked_for_something_else(
     mine = before.owner == asked.owner and before.state in (PENDING, ABSENT)
     bound = not is_expired(before, now) and (before.state is not ABSENT or bool(before.steps))
     expected = bound and not mine and before.fingerprint != asked.fingerprint
-    assert isinstance(reply, Different) is expected
+    assert isinstance(reply, Mismatched) is expected
 
 
 @settings(max_examples=200)

@@ -19,7 +19,7 @@ from tests.core.making import (
     record,
 )
 
-from oncekey.core.commands import Busy, Claimed, Different, Lost, Replay, Unsure
+from oncekey.core.commands import Busy, Claimed, Lost, Mismatched, Replay, Unknown
 from oncekey.core.fingerprint import VERSION, fingerprint
 from oncekey.core.record import Record, State, Step
 from oncekey.core.state_machine import (
@@ -84,20 +84,20 @@ def test_my_own_claim_comes_before_mismatch() -> None:
 @pytest.mark.parametrize("state", [PENDING, SUCCEEDED, FAILED, UNKNOWN])
 def test_i7_mismatch_comes_before_finished_unknown_and_held(state: State) -> None:
     decision = decide(record(state), claim(fingerprint=ELSE), NOW)
-    assert decision == (Different(1), None, None)
+    assert decision == (Mismatched(1), None, None)
 
 
 @pytest.mark.parametrize("safe", [True, False])
 def test_i7_mismatch_comes_before_takeover_and_giving_up(safe: bool) -> None:
     before = record(lease_until=NOW - 1, retry_safe=safe)
     decision = decide(before, claim(fingerprint=ELSE, retry_safe=safe), NOW)
-    assert decision == (Different(1), None, None)
+    assert decision == (Mismatched(1), None, None)
 
 
 def test_mismatch_tells_the_version_of_the_stored_fingerprint() -> None:
     stored = fingerprint({"cents": 1})
-    assert decide(record(fingerprint=stored), claim(), NOW).reply == Different(VERSION)
-    assert decide(record(fingerprint=b"\x07later"), claim(), NOW).reply == Different(7)
+    assert decide(record(fingerprint=stored), claim(), NOW).reply == Mismatched(VERSION)
+    assert decide(record(fingerprint=b"\x07later"), claim(), NOW).reply == Mismatched(7)
 
 
 # --- what each rule gives ---------------------------------------------------------------------
@@ -154,7 +154,7 @@ def test_my_own_finished_key_is_replayed_too() -> None:
 
 def test_an_unknown_key_is_told_so_and_nothing_is_written() -> None:
     before = record(UNKNOWN)
-    assert decide(before, claim(retry_safe=True), NOW) == (Unsure(before, NOW), None, None)
+    assert decide(before, claim(retry_safe=True), NOW) == (Unknown(before, NOW), None, None)
 
 
 def test_i5_a_live_lease_is_in_flight_up_to_its_last_microsecond() -> None:
@@ -169,7 +169,7 @@ def test_takeover_needs_both_to_be_retry_safe(dead: bool, new: bool) -> None:
     before = record(retry_safe=dead, lease_until=NOW, steps=(DONE_STEP,))
     decision = decide(before, claim(retry_safe=new), NOW)
     given_up = before._replace(state=UNKNOWN, finished_at=NOW)
-    assert decision == (Unsure(given_up, NOW), given_up, None)
+    assert decision == (Unknown(given_up, NOW), given_up, None)
 
 
 def test_a_takeover_keeps_steps_and_birth_and_takes_the_new_terms() -> None:
@@ -193,7 +193,7 @@ def test_a_freed_key_is_free_for_any_request() -> None:
 
 def test_a_freed_key_with_steps_stays_bound_to_its_request() -> None:
     before = record(ABSENT, steps=(DONE_STEP,))
-    assert decide(before, claim(fingerprint=ELSE), NOW).reply == Different(1)
+    assert decide(before, claim(fingerprint=ELSE), NOW).reply == Mismatched(1)
     assert written(before).steps == (DONE_STEP,)
 
 
@@ -257,7 +257,7 @@ def test_what_is_undecided_stays_for_keep_unknown_and_by_default_for_ever() -> N
     monday = NOW + 3 * 86_400_000_000
     for undecided in (record(), record(UNKNOWN), record(UNKNOWN, retry_safe=True)):
         assert undecided.is_undecided
-        assert isinstance(decide(undecided, claim(retry_safe=True), monday).reply, Unsure)
+        assert isinstance(decide(undecided, claim(retry_safe=True), monday).reply, Unknown)
         assert not is_garbage(undecided, monday + 100 * KEEP)
 
 

@@ -34,8 +34,8 @@ def us(count: int) -> timedelta:
 def test_the_defaults_are_the_safe_ones() -> None:
     policy = Policy()
     day = 86_400 * SECOND
-    assert policy.terms == PolicyTimes(
-        30 * SECOND, day, 7 * day, 0, retry_safe=False, recover_settle=30 * SECOND
+    assert policy.times == PolicyTimes(
+        30 * SECOND, day, 7 * day, 0, retry_safe=False, recover_grace=30 * SECOND
     )
     assert policy.require is Level.BEST_EFFORT
     assert policy.recover is None
@@ -44,8 +44,8 @@ def test_the_defaults_are_the_safe_ones() -> None:
 
 def test_terms_are_what_was_asked_in_microseconds() -> None:
     policy = Policy(lease="2s", keep=timedelta(hours=1), audit="0s", wait="250ms", retry_safe=True)
-    assert policy.terms == PolicyTimes(
-        2 * SECOND, 3_600 * SECOND, 0, 250_000, retry_safe=True, recover_settle=2 * SECOND
+    assert policy.times == PolicyTimes(
+        2 * SECOND, 3_600 * SECOND, 0, 250_000, retry_safe=True, recover_grace=2 * SECOND
     )
 
 
@@ -61,7 +61,7 @@ def test_terms_are_what_was_asked_in_microseconds() -> None:
 def test_durations_at_their_boundaries(name: str, low: int, high: int) -> None:
     for good in (low, high):
         options: dict[str, Any] = {name: us(good)}
-        assert getattr(Policy(**options).terms, name) == good
+        assert getattr(Policy(**options).times, name) == good
     for bad in {low - 1, high + 1} - {-1}:
         options = {name: us(bad)}
         with pytest.raises(ConfigurationError, match=rf"{name}=.* must be {human(low)} to"):
@@ -103,8 +103,8 @@ def test_a_level_may_be_given_by_name() -> None:
 def test_options_give_a_changed_copy() -> None:
     policy = Policy(lease="2s", keep="1h")
     other = policy.with_options(lease="5s", retry_safe=True)
-    assert (other.terms.lease, other.terms.keep) == (5 * SECOND, 3_600 * SECOND)
-    assert other.terms.retry_safe
+    assert (other.times.lease, other.times.keep) == (5 * SECOND, 3_600 * SECOND)
+    assert other.times.retry_safe
     assert policy == Policy(lease="2s", keep="1h")
 
 
@@ -119,9 +119,9 @@ def test_an_unknown_option_is_refused_with_the_known_ones() -> None:
 
 
 def test_terms_are_no_option() -> None:
-    assert "terms" not in OPTION_NAMES
-    with pytest.raises(ConfigurationError, match="unknown option terms"):
-        Policy().with_options(terms=Policy().terms)
+    assert "times" not in OPTION_NAMES
+    with pytest.raises(ConfigurationError, match="unknown option times"):
+        Policy().with_options(times=Policy().times)
 
 
 def test_a_policy_cannot_be_changed_in_place() -> None:

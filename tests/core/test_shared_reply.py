@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 
-from oncekey.core.commands import Busy, Claim, Claimed, Different, Done, Lost
+from oncekey.core.commands import Busy, Claim, Claimed, Done, Lost, Mismatched
 from oncekey.core.duplicate_reply import reply_to_duplicate
 from oncekey.core.record import Record, State, Step
 from oncekey.core.state_machine import decide
@@ -85,6 +85,6 @@ def test_what_says_nothing_about_another_request_is_not_shared() -> None:
     leader, other = (claim(b"o", fingerprint, False) for fingerprint in FINGERPRINTS[:2])
     assert reply_to_duplicate(leader, Busy(5), leader) == Busy(5)
     assert reply_to_duplicate(leader, Busy(5), other) is None
-    assert reply_to_duplicate(leader, Different(1), other) is None
-    assert reply_to_duplicate(leader, Claimed(1, 1, ()), other) == Different(1)
+    assert reply_to_duplicate(leader, Mismatched(1), other) is None
+    assert reply_to_duplicate(leader, Claimed(1, 1, ()), other) == Mismatched(1)
     assert reply_to_duplicate(leader, Done(), leader) is None

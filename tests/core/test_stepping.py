@@ -23,7 +23,7 @@ from oncekey.core.step_flow import RETRY_FIRST_US, UNSAVED, StepPlan, step
 
 PLAIN = RuntimeError("boom")
 PLAN = StepPlan("pay", b"child")
-PROBED = StepPlan("pay", b"child", probed=True, settle=10 * SECOND)
+PROBED = StepPlan("pay", b"child", probed=True, probe_grace=10 * SECOND)
 BEGUN = Step("pay", False, b"child", 1)
 INTENT = SaveStep(ID, ME, FENCE, "pay", False, b"child")
 RESULT = SaveStep(ID, ME, FENCE, "pay", True, b"paid")
@@ -46,7 +46,7 @@ def test_a_step_is_intent_then_run_then_result() -> None:
 
 
 def test_a_step_met_unfinished_writes_its_intent_again_and_runs() -> None:
-    """Who was overtaken is told so there; and `settle` counts from the last call."""
+    """Who was overtaken is told so there; and `probe_grace` counts from the last call."""
     script = Script(step(grant(), LEASE, PLAN, BEGUN))
     assert script.command(SaveStep) == INTENT
     script.reply(Done())

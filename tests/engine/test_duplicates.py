@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from oncekey.core.commands import Busy, Claim, Claimed, Different, Done, Finish, Replay, Unsure
+from oncekey.core.commands import Busy, Claim, Claimed, Done, Finish, Mismatched, Replay, Unknown
 from oncekey.core.effects import CommandResult
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.record import State
@@ -15,7 +15,7 @@ ID = b"i" * 16
 OUTCOME = Replay(State.SUCCEEDED, b"body", 1, 7, 100)
 DEAD = decide(None, Claim(ID, b"dead", b"\x01f", 10, 100, 100, False), 1_000).write
 assert DEAD is not None
-UNSURE = Unsure(DEAD)
+UNKNOWN_REPLY = Unknown(DEAD)
 
 
 class One(Waiter):
@@ -61,7 +61,7 @@ def test_who_came_while_a_claim_was_on_its_way_is_told_what_cannot_change(
     assert empty(duplicates)
 
 
-@pytest.mark.parametrize("reply", [Busy(5), UNSURE, Different(1), StoreUnavailable("gone")])
+@pytest.mark.parametrize("reply", [Busy(5), UNKNOWN_REPLY, Mismatched(1), StoreUnavailable("gone")])
 def test_nobody_is_told_what_may_have_been_decided_before_it_came(reply: Busy) -> None:
     """One of them sends the next claim, whose reply is then theirs, whatever it says."""
     duplicates, (first, second, *others) = Duplicates(), crowd(5)
@@ -83,7 +83,7 @@ def test_i7_another_request_is_told_so_or_asks_for_itself() -> None:
     duplicates.join(same)
     duplicates.join(other)
     duplicates.answered(first, OUTCOME)
-    assert (same.reply, other.reply) == (OUTCOME, Different(1))
+    assert (same.reply, other.reply) == (OUTCOME, Mismatched(1))
     duplicates.lead(first)
     duplicates.join(same)
     duplicates.join(other)
@@ -206,8 +206,8 @@ def test_who_falls_asleep_while_a_claim_is_on_its_way_is_not_told_its_old_news()
     duplicates.lead(poller)
     late = One(b"late")
     duplicates.fall_asleep(late)
-    duplicates.answered(poller, UNSURE)
-    assert (other.reply, late.reply) == (UNSURE, None)
+    duplicates.answered(poller, UNKNOWN_REPLY)
+    assert (other.reply, late.reply) == (UNKNOWN_REPLY, None)
     duplicates.depart(ID, poller.claim.owner)
     assert late.woken == 1, "it asks for itself"
 

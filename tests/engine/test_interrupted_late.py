@@ -43,7 +43,7 @@ def test_interrupted_at_a_late_start_the_key_is_free(
     kind: str, lost: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (aio_runner, blocking_runner):
-        monkeypatch.setattr(module, "starts_late", lambda grant, now: True)
+        monkeypatch.setattr(module, "starts_too_late", lambda grant, now: True)
     store = Slow(lost)
     if kind == "threads":
         with pytest.raises(Stop):

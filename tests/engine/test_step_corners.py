@@ -57,9 +57,9 @@ def test_a_probe_that_has_not_run_has_said_nothing(once: Once) -> None:
             raise TimeoutError
 
         try:
-            attempt.step("pay", lost, probe=asynchronous, settle="0s")
+            attempt.step("pay", lost, probe=asynchronous, probe_grace="0s")
         except TimeoutError:
-            return attempt.step("pay", lost, probe=asynchronous, settle="0s")
+            return attempt.step("pay", lost, probe=asynchronous, probe_grace="0s")
 
     with pytest.raises(NotStarted, match="has not run"):
         once.run("op", "k", body, retry_safe=True)

@@ -87,7 +87,7 @@ MUTANTS = (
     ),
     _mutant(
         "m6", "free on error when not retry-safe", attempt_flow,
-        "elif isinstance(error, NotStarted) or task.terms.retry_safe:",
+        "elif isinstance(error, NotStarted) or task.times.retry_safe:",
         "elif isinstance(error, Exception):",
         "at most once, every ending", "I1",
     ),
@@ -105,8 +105,8 @@ MUTANTS = (
     ),
     _mutant(
         "m9", "mismatch that writes", state_machine,
-        "Decision(Different(version_of(record.fingerprint)))",
-        'Decision(Different(version_of(record.fingerprint)), record._replace(note="mismatch"))',
+        "Decision(Mismatched(version_of(record.fingerprint)))",
+        'Decision(Mismatched(version_of(record.fingerprint)), record._replace(note="mismatch"))',
         "another request under the same key", "I7",
     ),
     _mutant(
@@ -218,13 +218,13 @@ MORE = (
     ),
     _mutant(
         "x17", "a duplicate of another request is told to wait", duplicate_reply,
-        "return Busy(claim.lease) if same else Different(version_of(claim.fingerprint))",
+        "return Busy(claim.lease) if same else Mismatched(version_of(claim.fingerprint))",
         "return Busy(claim.lease)",
         "at most once, three attempts", "I7",
     ),
     _mutant(
         "x18", "a duplicate of another request gets the answer", duplicate_reply,
-        "return reply if same else Different(version_of(claim.fingerprint))",
+        "return reply if same else Mismatched(version_of(claim.fingerprint))",
         "return reply",
         "at most once, three attempts", "I7",
     ),

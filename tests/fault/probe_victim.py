@@ -29,7 +29,7 @@ from oncekey.stores.store_rules import wall_clock
 
 LEASE = "1h"
 AHEAD_US = 3_601_000_000
-SETTLE = "1s"
+PROBE_GRACE = "1s"
 PATIENCE_SECONDS = 30
 
 
@@ -158,8 +158,10 @@ def get(port: int, path: str) -> Any:
 # --- the operation --------------------------------------------------------------------------------
 
 
-def pay(once: Once, key: str, plan: Plan, shop: Shop, settle: str = SETTLE) -> list[str]:
-    options: dict[str, Any] = {"probe": shop.probe, "settle": settle} if plan.probe else {}
+def pay(once: Once, key: str, plan: Plan, shop: Shop, probe_grace: str = PROBE_GRACE) -> list[str]:
+    options: dict[str, Any] = (
+        {"probe": shop.probe, "probe_grace": probe_grace} if plan.probe else {}
+    )
 
     def body(attempt: Any) -> list[str]:
         return [
@@ -171,7 +173,9 @@ def pay(once: Once, key: str, plan: Plan, shop: Shop, settle: str = SETTLE) -> l
 
 
 async def pay_async(once: AsyncOnce, key: str, plan: Plan, shop: Shop) -> list[str]:
-    options: dict[str, Any] = {"probe": shop.probe, "settle": SETTLE} if plan.probe else {}
+    options: dict[str, Any] = (
+        {"probe": shop.probe, "probe_grace": PROBE_GRACE} if plan.probe else {}
+    )
 
     async def charge(key: str, request: dict[str, Any]) -> StepResult[Any]:
         return shop.charge(key, request)

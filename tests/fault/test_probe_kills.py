@@ -149,12 +149,12 @@ class Turning(SystemClock):
         return event.is_set()
 
 
-@pytest.mark.parametrize(("settle", "charges"), [("2h", 1), ("0s", 2)])
+@pytest.mark.parametrize(("probe_grace", "charges"), [("2h", 1), ("0s", 2)])
 def test_a_charge_under_way_is_waited_for_as_long_as_settle_says(
-    tmp_path: Path, provider: int, settle: str, charges: int
+    tmp_path: Path, provider: int, probe_grace: str, charges: int
 ) -> None:
     """The victim's request hangs in the network when it is killed, and arrives after the probe has
-    said that there is nothing. With `settle` the probe is asked again before anything is sent."""
+    said that there is nothing. With `probe_grace` the probe is asked again before the next call."""
     ahead = AHEAD_US
     slept: list[int] = []
     with Proxy(provider) as proxy:
@@ -177,7 +177,7 @@ def test_a_charge_under_way_is_waited_for_as_long_as_settle_says(
         store = SQLiteStore(tmp_path / "late.db", clock=lambda: wall_clock() + ahead)
         shop = Shop(provider, Points(0, "", tmp_path / "log"))
         with Once(store, policy=Policy(lease=LEASE), clock=Turning(arrive)) as once:
-            (paid,) = pay(once, "late", Plan(), shop, settle)
+            (paid,) = pay(once, "late", Plan(), shop, probe_grace)
         if not slept:
             arrive()
     made = get(provider, "/charges")[before:]

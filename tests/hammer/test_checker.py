@@ -43,7 +43,7 @@ SAFE = {"retry_safe": True}
 CLEAN = [
     granted(0, "a", 1),
     claim(50, "b", "Busy"),
-    claim(60, "b", "Different", fingerprint="other"),
+    claim(60, "b", "Mismatched", fingerprint="other"),
     granted(70, "a", 1),
     told(80, "Renew", "a", 1, lease=LEASE),
     finished(100, "a", 1),
@@ -54,7 +54,7 @@ CLEAN = [
     finished(300 + KEEP + LEASE, "c", 2, "Lost"),
     told(400 + KEEP + LEASE, "Release", "d", 3),
     granted(500 + KEEP + LEASE, "e", 4, 3),
-    claim(600 + KEEP + LEASE * 2, "f", "Unsure", 4, given_fingerprint="usual"),
+    claim(600 + KEEP + LEASE * 2, "f", "Unknown", 4, given_fingerprint="usual"),
 ]
 
 BROKEN = {
@@ -97,13 +97,13 @@ BROKEN = {
     "i4_what_was_stored_stays": [
         granted(0, "a", 1), finished(20, "a", 1), claim(40, "b", "Busy")
     ],
-    "i7_mismatch_exactly_when_it_differs": [granted(0, "a", 1), claim(40, "b", "Different")],
+    "i7_mismatch_exactly_when_it_differs": [granted(0, "a", 1), claim(40, "b", "Mismatched")],
     "i7_mismatch_exactly_when_it_differs (busy)": [
         granted(0, "a", 1), claim(40, "b", "Busy", fingerprint="other")
     ],
     "i7_mismatch_exactly_when_it_differs (unknown)": [
         granted(0, "a", 1),
-        claim(LEASE, "b", "Unsure", 1, fingerprint="other", given_fingerprint="usual"),
+        claim(LEASE, "b", "Unknown", 1, fingerprint="other", given_fingerprint="usual"),
     ],
     "i9_repeats_are_known": [granted(0, "a", 1), claim(40, "a", "Busy")],
     "i9_repeats_are_known (finish)": [
@@ -174,7 +174,7 @@ def test_a_refused_repeat_in_time_tells_that_the_first_had_no_effect() -> None:
 
 def test_a_repeat_that_is_told_unknown_may_have_been_the_one_to_give_up() -> None:
     """Then the record counts from the first, whose reply never came."""
-    gave_up, later = claim(LEASE, "b", "Unsure", 1, given_fingerprint="usual"), LEASE + 50_000
+    gave_up, later = claim(LEASE, "b", "Unknown", 1, given_fingerprint="usual"), LEASE + 50_000
     repeat = replace(gave_up, sent=later, came=later + 10)
     assert settle([failed(gave_up), repeat], KEEP) == ([replace(repeat, sent=LEASE)], True)
     fresh = granted(LEASE + KEEP, "c", 2)
@@ -190,7 +190,7 @@ def test_a_repeat_that_is_told_unknown_may_have_been_the_one_to_give_up() -> Non
         (claim(0, "a", "?"), []),  # nobody asked again
         (claim(0, "a", "?"), [granted(LEASE, "a", 2)]),  # somebody may have come between
         (claim(0, "a", "?"), [claim(LEASE, "a", "Busy")]),
-        (claim(0, "a", "?"), [claim(LEASE, "a", "Unsure", 1)]),
+        (claim(0, "a", "?"), [claim(LEASE, "a", "Unknown", 1)]),
         (claim(0, "a", "?"), [granted(50, "a", 2, 2)]),  # taken over, or freed before?
         (told(0, "Release", "a", 1), [told(50, "Release", "a", 1, "Lost")]),
         (finished(0, "a", 1), [finished(KEEP, "a", 1, "Lost")]),

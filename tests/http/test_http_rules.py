@@ -116,7 +116,7 @@ def test_a_rule_takes_every_option_of_a_policy() -> None:
     """All but max_bytes, which follows from max_response."""
     rule_options = {item.name for item in fields(Rule) if item.init}
     assert set(OPTION_NAMES) - {"max_bytes"} <= rule_options
-    given: dict[str, Any] = {"keep_unknown": "9d", "store_timeout": "3s", "recover_settle": "2m"}
+    given: dict[str, Any] = {"keep_unknown": "9d", "store_timeout": "3s", "recover_grace": "2m"}
     assert given.items() <= Rule(**given).options.items()
 
 

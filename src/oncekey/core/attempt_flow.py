@@ -21,18 +21,18 @@ from oncekey.core.commands import (
     Busy,
     Claim,
     Claimed,
-    Different,
     Done,
     Finish,
     Look,
     Lost,
+    Mismatched,
     Release,
     Renew,
     Replay,
     Resolve,
     SaveStep,
     Seen,
-    Unsure,
+    Unknown,
 )
 from oncekey.core.effects import (
     ApplyCommand,
@@ -55,9 +55,9 @@ from oncekey.core.events import EventKind
 from oncekey.core.late_owner import (
     LATE_TRIES,
     give_back,
+    grace_left,
     is_undecided_of,
     too_slow,
-    unsettled_for,
 )
 from oncekey.core.record import Record, State
 from oncekey.core.step_flow import RETRY_FIRST_US, RETRY_MAX_US, save
@@ -95,27 +95,27 @@ def attempt(task: Task) -> Flow:
         if isinstance(reply, Replay):
             return _replayed(reply)
         if isinstance(reply, Busy):
-            left = first_sent + task.terms.wait - answer.at
+            left = first_sent + task.times.wait - answer.at
             if left <= 0:
-                waited = task.terms.wait > 0
+                waited = task.times.wait > 0
                 kind = EventKind.WAIT_TIMEOUT if waited else EventKind.IN_FLIGHT
                 return AttemptOutcome(kind, retry_after=reply.remaining)
             yield Sleep(min(pause, left), watch=task.id, most=left)
             pause = min(pause * POLL_GROWTH_PERCENT // 100, POLL_MAX_US)
-        elif isinstance(reply, Different):
+        elif isinstance(reply, Mismatched):
             return AttemptOutcome(EventKind.MISMATCH, version=reply.version)
-        elif isinstance(reply, Unsure):
+        elif isinstance(reply, Unknown):
             if reply.record.owner == task.owner:
                 # Our own claim, whose reply was lost for longer than its lease: nothing ran.
                 fence = reply.record.fence
                 deferred = yield from give_back(task.id, task.owner, fence)
                 return too_slow(deferred)
             decided = None
-            unsettled = unsettled_for(reply.record, reply.now, task.terms.recover_settle)
+            unsettled = grace_left(reply.record, reply.now, task.times.recover_grace)
             if may_recover:
                 decided = yield from recover(reply.record, settled=unsettled == 0)
             if decided is State.UNKNOWN:
-                left = first_sent + task.terms.wait - answer.at
+                left = first_sent + task.times.wait - answer.at
                 if left < unsettled:
                     return AttemptOutcome(EventKind.IN_FLIGHT, retry_after=unsettled)
                 yield Sleep(unsettled, watch=task.id, most=unsettled)
@@ -136,15 +136,15 @@ def _claim(task: Task) -> Generator[Effect, object, tuple[CommandResult, Release
         task.id,
         task.owner,
         task.fingerprint,
-        task.terms.lease,
-        task.terms.keep,
-        task.terms.audit,
-        task.terms.retry_safe,
+        task.times.lease,
+        task.times.keep,
+        task.times.audit,
+        task.times.retry_safe,
         task.scope,
         task.operation,
         task.key,
         task.in_transaction,
-        task.terms.keep_unknown,
+        task.times.keep_unknown,
     )
     pause = RETRY_FIRST_US
     perhaps_held = False
@@ -179,11 +179,11 @@ def _run(
         task.owner,
         claimed.fence,
         claimed.attempt,
-        task.terms.lease,
-        sent_at + task.terms.lease,
+        task.times.lease,
+        sent_at + task.times.lease,
         claimed.steps,
         claimed.taken_over,
-        task.terms.retry_safe,
+        task.times.retry_safe,
     )
     if task.arguments and not any(step.name == ARGUMENTS for step in claimed.steps):
         refused = yield from _keep_arguments(task, grant)
@@ -216,7 +216,7 @@ def close(task: Task, grant: Grant, result: object) -> Flow:
             State.SUCCEEDED,
             grant.attempt,
             grant.fence,
-            task.terms.keep,
+            task.times.keep,
             raw=result.raw,
             kept=result.kept,
         )
@@ -259,7 +259,7 @@ def closing_command(task: Task, grant: Grant, error: BaseException) -> Finish | 
     """What a raising body leaves behind: `retry_safe`, NotStarted and Terminal decide."""
     if isinstance(error, Terminal):
         state = State.FAILED
-    elif isinstance(error, NotStarted) or task.terms.retry_safe:
+    elif isinstance(error, NotStarted) or task.times.retry_safe:
         return Release(grant.id, grant.owner, grant.fence)
     elif isinstance(error, Exception) and not isinstance(error, LeaseLost):
         state = State.FAILED
@@ -287,7 +287,7 @@ def _close(task: Task, command: Finish | Release, deadline: int, verdict: Attemp
             return (yield from _lost(task, refused))
         assert isinstance(answer.reply, StoreUnavailable)
         if until is None:
-            until = answer.sent_at + task.terms.store_timeout
+            until = answer.sent_at + task.times.store_timeout
             if isinstance(command, Release) or task.in_transaction:
                 until = min(deadline, until)
         if answer.at >= until or answer.reply.final:

@@ -116,7 +116,7 @@ class Replay(NamedTuple):
     expires_in: int
 
 
-class Different(NamedTuple):
+class Mismatched(NamedTuple):
     """The key belongs to another request; `version` is its fingerprint's."""
 
     version: int
@@ -128,7 +128,7 @@ class Busy(NamedTuple):
     remaining: int
 
 
-class Unsure(NamedTuple):
+class Unknown(NamedTuple):
     """The owner died; the record as it stands, for `recover`, and the store's clock."""
 
     record: Record
@@ -152,4 +152,4 @@ class Seen(NamedTuple):
     now: int
 
 
-Reply = Claimed | Replay | Different | Busy | Unsure | Done | Lost | Seen
+Reply = Claimed | Replay | Mismatched | Busy | Unknown | Done | Lost | Seen

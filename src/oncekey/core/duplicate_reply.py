@@ -9,7 +9,7 @@ Pure. Must not know who waits where; that is engine/duplicates.py.
 
 from __future__ import annotations
 
-from oncekey.core.commands import Busy, Claim, Claimed, Different, Replay, Reply, Unsure
+from oncekey.core.commands import Busy, Claim, Claimed, Mismatched, Replay, Reply, Unknown
 from oncekey.core.fingerprint import version_of
 
 
@@ -22,10 +22,10 @@ def reply_to_duplicate(claim: Claim, reply: Reply, duplicate: Claim) -> Reply | 
     """
     same = claim.fingerprint == duplicate.fingerprint
     if isinstance(reply, Claimed):
-        return Busy(claim.lease) if same else Different(version_of(claim.fingerprint))
-    if isinstance(reply, (Replay, Unsure)):  # told only to a request that is the record's own
-        return reply if same else Different(version_of(claim.fingerprint))
-    if isinstance(reply, (Busy, Different)):
+        return Busy(claim.lease) if same else Mismatched(version_of(claim.fingerprint))
+    if isinstance(reply, (Replay, Unknown)):  # told only to a request that is the record's own
+        return reply if same else Mismatched(version_of(claim.fingerprint))
+    if isinstance(reply, (Busy, Mismatched)):
         # A caller's transaction may hold a key whose request nobody outside has seen.
         return reply if same else None
     return None

@@ -161,13 +161,13 @@ class AttemptOutcome(NamedTuple):
 
 
 class Task(NamedTuple):
-    """What to attempt: the identity's id, a fresh random owner, what was asked, on which terms.
+    """What to attempt: the identity's id, a fresh random owner, what was asked, the policy's times.
     `arguments` are kept before the body begins, if there are any (see step_format.py)."""
 
     id: bytes
     owner: bytes
     fingerprint: bytes
-    terms: PolicyTimes
+    times: PolicyTimes
     recoverable: bool = False
     scope: str = ""
     operation: str = ""

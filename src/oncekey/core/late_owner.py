@@ -20,7 +20,7 @@ LATE_PART: Final = 3
 LATE_TRIES: Final = 3
 
 
-def starts_late(grant: Grant, now: int) -> bool:
+def starts_too_late(grant: Grant, now: int) -> bool:
     """Whether a body must not begin now: its claim is old, and might be another's before it has
     done anything. Asked by drivers directly before they call the body."""
     return now > grant.deadline - grant.lease // LATE_PART
@@ -47,10 +47,10 @@ def give_back(
     return release if isinstance(answer.reply, StoreUnavailable) else None
 
 
-def unsettled_for(record: Record, now: int, settle: int) -> int:
+def grace_left(record: Record, now: int, grace: int) -> int:
     """How much longer its silent owner may wake and act, so that a "nothing happened" is not to be
     believed. 0 where its owner has said itself that it ended, or told why it did."""
-    return 0 if record.body else max(0, record.lease_until + settle - now)
+    return 0 if record.body else max(0, record.lease_until + grace - now)
 
 
 def is_witness(record: Record | None, grant: Grant) -> bool:

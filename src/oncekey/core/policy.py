@@ -36,7 +36,7 @@ class PolicyTimes:
     retry_safe: bool
     keep_unknown: int = FOREVER_US
     store_timeout: int = STORE_TIMEOUT_DEFAULT_US
-    recover_settle: int = 0
+    recover_grace: int = 0
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Policy:
     store_timeout  how long a caller whose operation ran waits for a store that does not take its
                 outcome; then it gets StoreUnavailable with the value, and the outcome is offered
                 to the store on
-    recover_settle  how long after its lease a silent owner may still act: before that, `recover`
+    recover_grace  how long after its lease a silent owner may still act: before that, `recover`
                 is not believed that nothing happened; None: as long as the lease
     """
 
@@ -70,8 +70,8 @@ class Policy:
     max_bytes: int = MAX_BYTES_DEFAULT
     keep_unknown: Duration | None = None
     store_timeout: Duration = "10s"
-    recover_settle: Duration | None = None
-    terms: PolicyTimes = field(init=False, repr=False, compare=False)
+    recover_grace: Duration | None = None
+    times: PolicyTimes = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.retry_safe, bool):
@@ -81,7 +81,7 @@ class Policy:
         if not isinstance(self.max_bytes, int) or not 0 < self.max_bytes <= MAX_BYTES_CAP:
             raise ConfigurationError(f"max_bytes={self.max_bytes!r} must be 1 to {MAX_BYTES_CAP}")
         lease = _within("lease", self.lease, LEASE_MIN_US, LEASE_MAX_US)
-        terms = PolicyTimes(
+        times = PolicyTimes(
             lease=lease,
             keep=_within("keep", self.keep, KEEP_MIN_US, KEEP_MAX_US),
             audit=_within("audit", self.audit, 0, KEEP_MAX_US),
@@ -91,12 +91,12 @@ class Policy:
             if self.keep_unknown is None
             else _within("keep_unknown", self.keep_unknown, KEEP_MIN_US, KEEP_MAX_US),
             store_timeout=_within("store_timeout", self.store_timeout, 0, WAIT_MAX_US),
-            recover_settle=lease
-            if self.recover_settle is None
-            else _within("recover_settle", self.recover_settle, 0, KEEP_MAX_US),
+            recover_grace=lease
+            if self.recover_grace is None
+            else _within("recover_grace", self.recover_grace, 0, KEEP_MAX_US),
         )
         object.__setattr__(self, "require", parse_level(self.require))
-        object.__setattr__(self, "terms", terms)
+        object.__setattr__(self, "times", times)
 
     @property
     def required_level(self) -> Level:
@@ -126,7 +126,7 @@ class PolicyOptions(TypedDict, total=False):
     max_bytes: int
     keep_unknown: Duration | None
     store_timeout: Duration
-    recover_settle: Duration | None
+    recover_grace: Duration | None
 
 
 OPTION_NAMES = tuple(item.name for item in fields(Policy) if item.init)

@@ -39,11 +39,11 @@ from oncekey.core.commands import (
     Claim,
     Claimed,
     Command,
-    Different,
     Done,
     Finish,
     Look,
     Lost,
+    Mismatched,
     Release,
     Renew,
     Replay,
@@ -51,7 +51,7 @@ from oncekey.core.commands import (
     Resolve,
     SaveStep,
     Seen,
-    Unsure,
+    Unknown,
 )
 from oncekey.core.fingerprint import version_of
 from oncekey.core.record import Record, State, Step
@@ -194,7 +194,7 @@ def _differs(record: Record, claim: Claim, now: int) -> bool:
 
 
 def _different(record: Record, claim: Claim, now: int) -> Decision:
-    return Decision(Different(version_of(record.fingerprint)))
+    return Decision(Mismatched(version_of(record.fingerprint)))
 
 
 def _finished(record: Record, claim: Claim, now: int) -> bool:
@@ -211,7 +211,7 @@ def _unknown(record: Record, claim: Claim, now: int) -> bool:
 
 
 def _unsure(record: Record, claim: Claim, now: int) -> Decision:
-    return Decision(Unsure(record, now))
+    return Decision(Unknown(record, now))
 
 
 def _held(record: Record, claim: Claim, now: int) -> bool:
@@ -248,7 +248,7 @@ def _dead(record: Record, claim: Claim, now: int) -> bool:
 
 def _give_up(record: Record, claim: Claim, now: int) -> Decision:
     write = record._replace(state=_next(record.state, Trigger.GIVE_UP), finished_at=now)
-    return Decision(Unsure(write, now), write)
+    return Decision(Unknown(write, now), write)
 
 
 CLAIM_RULES: Final[tuple[tuple[Callable[..., bool], Callable[..., Decision]], ...]] = (

@@ -3,7 +3,7 @@
 Rules: what is done is skipped. Else the intent is written before the call and the result after it,
 so that a crash in between leaves the child key and the request that may have arrived. A step met
 unfinished is called again with both; one with a probe asks the other side first, and believes a
-"no" only when the last call has had `settle` to arrive, by the store's clock.
+"no" only when the last call has had `probe_grace` to arrive, by the store's clock.
 
 Pure, and never calls user code. Must not know threads, asyncio or any store.
 """
@@ -45,7 +45,7 @@ class StepPlan(NamedTuple):
     name: str
     intent: bytes
     probed: bool = False
-    settle: int = 0
+    probe_grace: int = 0
 
 
 def step(
@@ -64,7 +64,7 @@ def step(
         if isinstance(found, StepOutcome):
             return found
         deadline = found
-    # Also before it is called again: `settle` runs from the last call, and who was overtaken
+    # Also before it is called again: `probe_grace` runs from the last call, and who was overtaken
     # meanwhile is told so here and calls nothing.
     refused = yield from save(intended, deadline)
     if refused is not None:
@@ -104,13 +104,13 @@ def _probe(
     did."""
     while True:
         # Looked at before asking: a call that arrives after the question was asked is then one
-        # that had less than `settle` when we looked.
+        # that had less than `probe_grace` when we looked.
         seen = yield from _look(grant, deadline)
         if isinstance(seen, StepOutcome):
             return seen
         steps = seen.record.steps if seen.record is not None else ()
         at = max((step.at for step in steps if step.name == plan.name), default=0)
-        left = at + plan.settle - seen.now
+        left = at + plan.probe_grace - seen.now
         result = yield Probe(plan.name)
         if not isinstance(result, ProbeFoundNothing):
             return (yield from _record(grant, plan.name, result))

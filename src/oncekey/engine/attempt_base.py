@@ -178,7 +178,7 @@ class AttemptBase:
         *,
         request: Any,
         probed: bool,
-        settle: Duration | None,
+        probe_grace: Duration | None,
         codec: Codec,
     ) -> StepCall:
         self.check()
@@ -202,7 +202,7 @@ class AttemptBase:
                 saved,
                 request=request,
                 probed=probed,
-                settle=settle,
+                probe_grace=probe_grace,
                 codec=codec,
                 policy=self._policy,
             )

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from oncekey.core import codec as codecs
-from oncekey.core.abandoned import LEFT_LOOK_US, Known, Todo, decide
+from oncekey.core.abandoned import LEFT_LOOK_US, ActionKind, Registration, next_action
 from oncekey.core.codec import JSON
 from oncekey.core.commands import Seen
 from oncekey.core.errors import (
@@ -45,7 +45,7 @@ class Registered(NamedTuple):
     body: Callable[..., Any] | None
     codec: Any
     options: Mapping[str, Any]
-    known: Known
+    known: Registration
 
 
 class Completion(NamedTuple):
@@ -75,7 +75,7 @@ Tell = Callable[[Completion], object]
 class Action(NamedTuple):
     """What is to be done about a record, by running or asking."""
 
-    todo: Todo
+    kind: ActionKind
     record: Record
     registered: Registered
     job: Job
@@ -124,8 +124,8 @@ class Completing:
         if not isinstance(tries, int) or not 1 <= tries <= TRIES_MAX:
             raise ConfigurationError(f"tries={tries!r} must be 1 to {TRIES_MAX}")
         policy = self._kernel.policy.with_options(**options)
-        settle = policy.terms.recover_settle
-        known = Known(body is not None, policy.recover is not None, tries, settle)
+        grace = policy.times.recover_grace
+        known = Registration(body is not None, policy.recover is not None, tries, grace)
         made = Registered(operation, body, codec, options, known)
         self.registered[operation] = made
         self.agenda.list_all()  # what was listed before was passed over
@@ -174,16 +174,16 @@ class Completing:
         registered = self.registered.get(record.operation) if record is not None else None
         known = registered.known if registered is not None else None
         agenda = self.agenda
-        todo, after, why = decide(
-            record, seen.now, known, asked=agenda.asked(id), driven=agenda.driven(id)
+        kind, after, why = next_action(
+            record, seen.now, known, recover_calls=agenda.asked(id), ran_here=agenda.driven(id)
         )
-        if todo is Todo.FORGET or record is None or registered is None:
+        if kind is ActionKind.FORGET or record is None or registered is None:
             self.agenda.forget(id)
             return None
-        if todo is Todo.LATER:
+        if kind is ActionKind.LATER:
             self.agenda.later(id, now + after)
             return None
-        found = why or self._action(todo, record, registered)
+        found = why or self._action(kind, record, registered)
         if isinstance(found, Action):
             return found
         why = found
@@ -192,11 +192,11 @@ class Completing:
         _log.warning("%s [%s] is left: %s", record.operation, record.id.hex()[:12], why)
         return told(record, "left", why)
 
-    def _action(self, todo: Todo, record: Record, registered: Registered) -> Action | str:
+    def _action(self, kind: ActionKind, record: Record, registered: Registered) -> Action | str:
         """What to do, ready to be done; or why it cannot be."""
         kernel = self._kernel
         kept = arguments_of(record.steps)
-        if todo is Todo.RUN and not (kept.kept and kept.key):
+        if kind is ActionKind.RUN and not (kept.kept and kept.key):
             return "its arguments cannot be read; they are of another release, or damaged"
         key = kept.key or record.key
         identity = Identity(record.scope, record.operation, key, record.id)
@@ -206,7 +206,7 @@ class Completing:
         policy = kernel.policy_with(options, record.operation)
         codec = kernel.codec if registered.codec is None else codecs.codec_for(registered.codec)
         job = Job(identity, record.fingerprint, policy, codec, kernel.clock.now())
-        return Action(todo, record, registered, job, kept)
+        return Action(kind, record, registered, job, kept)
 
     # --- what came of it ------------------------------------------------------------------------
 

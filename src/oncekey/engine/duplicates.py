@@ -33,7 +33,7 @@ from oncekey.core.commands import (
     Finish,
     Replay,
     Reply,
-    Unsure,
+    Unknown,
 )
 from oncekey.core.duplicate_reply import reply_to_duplicate
 from oncekey.core.effects import CommandResult
@@ -225,7 +225,7 @@ class Duplicates:
             del room.asking[waiter]
         if not isinstance(reply, (Busy, Claimed)):  # those who sleep know that much
             asleep: Iterable[Waiter] = room.asleep
-            if isinstance(reply, Unsure):
+            if isinstance(reply, Unknown):
                 asleep = [waiter for waiter in room.asleep if not waiter.unsure]
             roused = _told(asleep, leader, reply)
             for waiter in roused:
@@ -297,7 +297,7 @@ class AttemptEnd:
 
     def claimed(self, claim: Claim, answer: CommandResult) -> None:
         self.claim, self._unanswered = claim, False
-        self.unsure = isinstance(answer.reply, Unsure)
+        self.unsure = isinstance(answer.reply, Unknown)
         if isinstance(answer.reply, Claimed):
             self._number = answer.reply.attempt
 

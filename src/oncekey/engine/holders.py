@@ -7,7 +7,7 @@ end is being stored, the store must say.
 
 from __future__ import annotations
 
-from oncekey.core.commands import Busy, Claim, Different
+from oncekey.core.commands import Busy, Claim, Mismatched
 from oncekey.core.fingerprint import version_of
 from oncekey.engine.attempt_base import AttemptBase
 
@@ -39,12 +39,12 @@ class Holders:
             return 0
         return max(0, held[1]._deadline - now)
 
-    def reply(self, claim: Claim, now: int) -> Busy | Different | None:
+    def reply(self, claim: Claim, now: int) -> Busy | Mismatched | None:
         """What the attempt that runs here means for this claim; None where the store must say."""
         left = self.left(claim.id, now)
         held = self._held.get(claim.id)
         if not left or held is None:
             return None
         if held[0] != claim.fingerprint:
-            return Different(version_of(held[0]))
+            return Mismatched(version_of(held[0]))
         return Busy(left)

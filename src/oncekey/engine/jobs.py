@@ -158,15 +158,15 @@ class Kernel:
     def task(self, job: Job) -> Task:
         """The flow's view of a job, with a fresh owner."""
         identity = job.identity
-        terms = job.policy.terms
+        times = job.policy.times
         if self.transactional:
             # The one waited for could never finish: the caller's transaction holds the lock.
-            terms = replace(terms, wait=0)
+            times = replace(times, wait=0)
         return Task(
             identity.id,
             new_owner(),
             job.fingerprint,
-            terms,
+            times,
             job.policy.recover is not None,
             identity.scope,
             identity.operation,

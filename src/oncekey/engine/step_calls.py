@@ -44,13 +44,13 @@ def step_call(
     *,
     request: Any,
     probed: bool,
-    settle: Duration | None,
+    probe_grace: Duration | None,
     codec: Codec,
     policy: Policy,
 ) -> StepCall:
     refuse_reserved(name)
-    if settle is not None and not probed:
-        raise ConfigurationError(f"step {name!r}: settle= is for a probe=, and there is none")
+    if probe_grace is not None and not probed:
+        raise ConfigurationError(f"step {name!r}: probe_grace= is for a probe=, and there is none")
     envelope = b"" if request is None else _envelope(name, request, policy)
     if saved is not None and not saved.done:
         # What may have arrived is sent again as it was, whatever the caller would say now.
@@ -62,7 +62,9 @@ def step_call(
             )
         envelope = written or envelope
     args = (child, JSON.load(_data(name, envelope))) if envelope else (child,)
-    us = policy.terms.lease if settle is None else microseconds(settle, name="settle")
+    us = (
+        policy.times.lease if probe_grace is None else microseconds(probe_grace, name="probe_grace")
+    )
     intent = pack_step({"key": child}, envelope)
     return StepCall(StepPlan(name, intent, probed, us), saved, child, args, codec)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Container
 from typing import Any, Final, NamedTuple
 
-from oncekey.core.abandoned import backoff, begun
+from oncekey.core.abandoned import backoff, has_begun_steps
 from oncekey.core.record import State
 from oncekey.core.store import Unfinished
 
@@ -61,7 +61,7 @@ class Watchlist:
         """Remember what was listed of these; whether there may be more of it to list at once."""
         for record in found.records:
             # One freed before any step is its caller's; claimed again, it is listed again.
-            is_open = record.state is not State.ABSENT or begun(record)
+            is_open = record.state is not State.ABSENT or has_begun_steps(record)
             if record.operation in operations and is_open:
                 self._watched.setdefault(record.id, _Watched(now))
         if len(found.records) < PAGE:

@@ -48,16 +48,16 @@ def entries(guarded: Iterable[tuple[Sequence[str], str, Rule]], policy: Policy) 
 
 def _entry(rule: Rule, path: str, methods: Sequence[str], engine: Policy) -> Entry:
     policy = engine.with_options(**{k: v for k, v in rule.options.items() if k != "max_bytes"})
-    terms = policy.terms
+    times = policy.times
     return Entry(
         methods=sorted(methods),
         path=path,
         required=rule.required,
         key_format=_key_format(rule),
         namespaces=list(rule.namespaces or ()),
-        kept_for=human(terms.keep),
-        kept_for_seconds=terms.keep // 1_000_000,
-        waits=human(terms.wait) if terms.wait else "",
+        kept_for=human(times.keep),
+        kept_for_seconds=times.keep // 1_000_000,
+        waits=human(times.wait) if times.wait else "",
         request_bytes_max=rule.max_request,
         stored_bytes_max=rule.max_response,
         compared=_compared(rule),

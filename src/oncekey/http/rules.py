@@ -29,7 +29,7 @@ HEADERS_MAX: Final = 1_000  # ... and how many headers it may have
 STORE_DOWN: Final = ("refuse", "run")
 _POLICY_OPTIONS: Final = (
     "lease", "keep", "audit", "wait", "retry_safe", "require", "recover", "keep_unknown",
-    "store_timeout", "recover_settle",
+    "store_timeout", "recover_grace",
 )  # fmt: skip
 _METHOD = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _PARAMETER = re.compile(r"\{[^{}/]*\}")
@@ -56,7 +56,7 @@ class Rule:
     store_down    "refuse" answers 503; "run" goes on without protection, and counts it
 
     lease, keep, audit, wait, retry_safe, require, recover, keep_unknown, store_timeout and
-    recover_settle are those of a Policy; None leaves them as the engine has them.
+    recover_grace are those of a Policy; None leaves them as the engine has them.
     """
 
     path: str = "*"
@@ -81,7 +81,7 @@ class Rule:
     recover: Callable[..., Any] | None = None
     keep_unknown: Duration | None = None
     store_timeout: Duration | None = None
-    recover_settle: Duration | None = None
+    recover_grace: Duration | None = None
     kept: frozenset[bytes] = field(init=False, repr=False, compare=False)
     compared: tuple[bytes, ...] = field(init=False, repr=False, compare=False)
     options: dict[str, Any] = field(init=False, repr=False, compare=False)
@@ -185,7 +185,7 @@ class RuleOptions(TypedDict, total=False):
     recover: Callable[..., Any] | None
     keep_unknown: Duration | None
     store_timeout: Duration | None
-    recover_settle: Duration | None
+    recover_grace: Duration | None
 
 
 def rule_of(options: Mapping[str, Any]) -> Rule:

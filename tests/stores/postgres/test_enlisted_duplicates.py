@@ -249,7 +249,7 @@ def test_an_unknown_key_may_be_recovered_inside(play_on_driver: Play) -> None:
     async def scene(shop: Shop) -> None:
         for key in ("kept", "freed"):
             await apply(shop, claim_of(key, retry_safe=False))
-        CLOCK.us += 60_000_000  # past recover_settle: until then "nothing happened" is not believed
+        CLOCK.us += 60_000_000  # past recover_grace: until then "nothing happened" is not believed
         async with shop.transaction():
             told = await shop.inside("kept", NEVER, recover=lambda key: Recovery.succeeded("known"))
             assert told.value == "known"

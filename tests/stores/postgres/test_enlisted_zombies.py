@@ -23,7 +23,7 @@ from oncekey.core.commands import (
     Renew,
     Resolve,
     SaveStep,
-    Unsure,
+    Unknown,
 )
 from oncekey.core.errors import LeaseLost
 from oncekey.core.record import State
@@ -156,9 +156,9 @@ def test_recovering_inside_a_transaction_holds_up_nobody(
 
     async def scene(shop: Shop, other: Shop) -> None:
         await apply(shop, claim_of("k", retry_safe=False))
-        CLOCK.us += 60_000_000  # past recover_settle: until then "nothing happened" is not believed
+        CLOCK.us += 60_000_000  # past recover_grace: until then "nothing happened" is not believed
         (told,) = await apply(shop, claim_of("k", b"another".ljust(16)))
-        assert isinstance(told, Unsure)
+        assert isinstance(told, Unknown)
 
         async def outsiders() -> list[Any]:
             # One that had to wait would be the end of all three: lock_timeout.
@@ -167,7 +167,7 @@ def test_recovering_inside_a_transaction_holds_up_nobody(
 
         async with shop.transaction():
             ran = await shop.inside("k", recover=lambda unknown: found)
-            assert await outsiders() == [Claimed, Unsure, Claimed]  # unknown until the commit
+            assert await outsiders() == [Claimed, Unknown, Claimed]  # unknown until the commit
             (late,) = await apply(
                 other, Resolve(claim_of("k").id, told.record.fence, State.ABSENT, b"", "")
             )

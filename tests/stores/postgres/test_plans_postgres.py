@@ -28,15 +28,15 @@ from oncekey.core.commands import (
     Busy,
     Claim,
     Claimed,
-    Different,
     Done,
     Look,
+    Mismatched,
     Release,
     Renew,
     Replay,
     Resolve,
     SaveStep,
-    Unsure,
+    Unknown,
 )
 from oncekey.core.record import State
 from oncekey.stores.postgres.options import CLAIMS
@@ -137,7 +137,7 @@ def every_verb(store: Face, name: str, clock: Clock) -> None:
     assert {type(r) for r in store.apply([stored(n) for n in range(1, 40)])} == {Replay}
     different = stored(40)._replace(fingerprint=b"\x01other")
     busy = fresh[0]._replace(owner=b"another".ljust(16))
-    assert [type(r) for r in store.apply([different, busy])] == [Different, Busy]
+    assert [type(r) for r in store.apply([different, busy])] == [Mismatched, Busy]
     one, two, three, *others = fresh
     mixed = [
         *(make_finish(claim, held[claim.id], b"x" * 300) for claim in others[:10]),
@@ -153,8 +153,8 @@ def every_verb(store: Face, name: str, clock: Clock) -> None:
     clock.now += 2 * LEASE
     late = [claim._replace(owner=b"late".ljust(16)) for claim in others[10:]]
     replies = store.apply(late)
-    assert {type(reply) for reply in replies} == {Claimed, Unsure}  # taken over, or given up
-    unsure = next(reply.record for reply in replies if isinstance(reply, Unsure))
+    assert {type(reply) for reply in replies} == {Claimed, Unknown}  # taken over, or given up
+    unsure = next(reply.record for reply in replies if isinstance(reply, Unknown))
     resolve = Resolve(unsure.id, unsure.fence, State.SUCCEEDED, b"", "by hand")
     assert store.apply([resolve]) == [Done()]
     clock.now += KEEP  # they expire, and go to the history
@@ -313,14 +313,14 @@ def test_i7_replays_and_rejections_write_nothing(
     store.claim(gone)
     busy, unsure = (one._replace(owner=b"another".ljust(16)) for one in (held, gone))
     clock.now += 2 * LEASE
-    assert isinstance(store.apply([unsure])[0], Unsure)
+    assert isinstance(store.apply([unsure])[0], Unknown)
     clock.now -= 2 * LEASE
     different = stored(3)._replace(fingerprint=b"\x01other")
     commands = [*(stored(n) for n in range(100, 300)), busy, unsure, different, Look(held.id)]
 
     def ask() -> None:
         kinds = Counter(type(reply) for reply in store.apply(commands))
-        assert (kinds[Replay], kinds[Busy], kinds[Unsure], kinds[Different]) == (200, 1, 1, 1)
+        assert (kinds[Replay], kinds[Busy], kinds[Unknown], kinds[Mismatched]) == (200, 1, 1, 1)
         assert store.unfinished(clock.now - 1, 100).records
 
     ask()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.support.postgres_stores import open_blocking
 
-from oncekey.core.commands import Busy, Claim, Claimed, Command, Different, Finish, Replay, Reply
+from oncekey.core.commands import Busy, Claim, Claimed, Command, Finish, Mismatched, Replay, Reply
 from oncekey.core.record import State
 from oncekey.stores.memory import MemoryStore
 from oncekey.stores.postgres import PostgresStore
@@ -56,7 +56,7 @@ def test_a_herd_in_one_batch_is_one_statement() -> None:
     try:
         replies, statements = counted.apply(herd)
         assert [type(reply) for reply in replies[:2]] == [Claimed, Busy]
-        assert type(replies[9]) is Different
+        assert type(replies[9]) is Mismatched
         assert statements == 1
         fence = replies[0].fence  # type: ignore[union-attr]
         replies, statements = counted.apply([claim(n) for n in range(300, 500)])

@@ -16,7 +16,7 @@ from oncekey.core.commands import (
     Release,
     Replay,
     SaveStep,
-    Unsure,
+    Unknown,
 )
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.record import State
@@ -107,7 +107,7 @@ def _in_state(ring: Ring, state: State) -> Key:
     elif state is State.UNKNOWN:
         ring.wait(LEASE)
         (reply,) = ring.apply(claim(key.id, token(), **TERMS))
-        assert isinstance(reply, Unsure)
+        assert isinstance(reply, Unknown)
     return key
 
 
@@ -190,7 +190,7 @@ def test_i12_any_number_of_undecided_records_outlive_their_slot(ring: Ring) -> N
     ring.wait(100 * SECOND)
     ring.sweep_all()
     (reply,) = ring.apply(claim(ids[0], token(), **TERMS))
-    assert isinstance(reply, Unsure)
+    assert isinstance(reply, Unknown)
 
 
 def test_a_key_claimed_anew_in_an_old_slot_keeps_its_one_record(ring: Ring) -> None:

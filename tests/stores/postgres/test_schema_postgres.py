@@ -22,7 +22,7 @@ from tests.support.postgres_adapters import (
 from tests.support.postgres_adapters import make_finish as finish_of
 from tests.support.servers import Postgres
 
-from oncekey.core.commands import Claimed, Done, Renew, Replay, SaveStep, Unsure
+from oncekey.core.commands import Claimed, Done, Renew, Replay, SaveStep, Unknown
 from oncekey.core.errors import ConfigurationError
 from oncekey.stores.migrations import plan
 from oncekey.stores.postgres import store_base
@@ -382,7 +382,7 @@ def test_portable_claims_need_none_of_the_schemas_functions(
     unknown = make_claim("unknown", lease=1, keep=1)
     store.claim(unknown)
     assert store.apply([finish_of(claim, held.fence)]) == [Done()]
-    assert isinstance(store.apply([make_claim("unknown", "another")])[0], Unsure)
+    assert isinstance(store.apply([make_claim("unknown", "another")])[0], Unknown)
     assert store.elect(b"t" * 16, LEASE)
     assert len(store.unfinished(0, 10).records) == 1
     assert store.sweep() == 1

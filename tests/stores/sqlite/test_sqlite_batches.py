@@ -16,11 +16,11 @@ from oncekey.core.commands import (
     Claim,
     Claimed,
     Command,
-    Different,
     Done,
     Finish,
     Look,
     Lost,
+    Mismatched,
     Release,
     Renew,
     Replay,
@@ -131,7 +131,7 @@ def test_replays_and_rejections_write_nothing_and_lock_nothing(
         ]
     )
 
-    assert [type(reply) for reply in replies] == [Busy, Replay, Different, Seen, Seen]
+    assert [type(reply) for reply in replies] == [Busy, Replay, Mismatched, Seen, Seen]
     assert statements == ["SELECT"]
     other.execute("ROLLBACK")
     assert other.execute("PRAGMA data_version").fetchone() == version

@@ -19,15 +19,15 @@ from oncekey.core.commands import (
     Busy,
     Claim,
     Claimed,
-    Different,
     Done,
     Finish,
     Lost,
+    Mismatched,
     Release,
     Replay,
     Resolve,
     Seen,
-    Unsure,
+    Unknown,
 )
 from oncekey.core.effects import AttemptOutcome
 from oncekey.core.events import EventKind
@@ -131,7 +131,7 @@ def i7_mismatch_exactly(change: Change) -> str | None:
         return None
     bound = before is not None and is_live(before, change.now) and before.state is not State.ABSENT
     differs = bound and before is not None and before.fingerprint != command.fingerprint
-    if differs == isinstance(change.reply, Different):
+    if differs == isinstance(change.reply, Mismatched):
         return None
     return f"the fingerprints {'differ' if differs else 'agree'}, the reply is {change.reply}"
 
@@ -139,11 +139,11 @@ def i7_mismatch_exactly(change: Change) -> str | None:
 def i7_rejections_change_nothing(change: Change) -> str | None:
     """I7: rejections and replays write nothing; a late owner's finish may add to the note."""
     before, wrote, reply = change.before, change.wrote, change.reply
-    if wrote is None or not isinstance(reply, (Different, Busy, Replay, Lost, Seen, Unsure)):
+    if wrote is None or not isinstance(reply, (Mismatched, Busy, Replay, Lost, Seen, Unknown)):
         return None
     if isinstance(change.command, Finish) and before and _is_only_noted(before, wrote):
         return None
-    if isinstance(reply, Unsure) and before is not None and before.state is State.PENDING:
+    if isinstance(reply, Unknown) and before is not None and before.state is State.PENDING:
         return None  # giving up is a change; that it is not early is I5
     return f"{type(reply).__name__} wrote {record_words(wrote)}"
 
@@ -282,7 +282,7 @@ def i10_a_crashed_key_answers(record: Record | None, now: int, kit: Kit) -> str 
     later = max(now, record.lease_until)
     for retry_safe in (True, False):
         reply = kit.decide(record, _fresh_claim(record.fingerprint, retry_safe), later).reply
-        if not isinstance(reply, (Claimed, Unsure, Replay)):
+        if not isinstance(reply, (Claimed, Unknown, Replay)):
             return f"at {later} a new claim on {record_words(record)} is told {reply}"
     return None
 
@@ -297,7 +297,7 @@ def i11_nothing_stays_for_ever(
     later = now + longest
     if is_live(record, later) and record.keep_unknown == FOREVER_US:
         reply = kit.decide(record, _fresh_claim(record.fingerprint, False), later).reply
-        return None if isinstance(reply, Unsure) else f"at {later} it is told {reply}"
+        return None if isinstance(reply, Unknown) else f"at {later} it is told {reply}"
     reply = kit.decide(record, _fresh_claim(b"\x01new", False), later).reply
     if not isinstance(reply, Claimed):
         return f"at {later} a new claim on {record_words(record)} is told {reply}"

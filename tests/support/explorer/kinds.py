@@ -8,14 +8,14 @@ from oncekey.core.commands import (
     Busy,
     Claim,
     Claimed,
-    Different,
     Finish,
     Lost,
+    Mismatched,
     Release,
     Renew,
     Replay,
     Resolve,
-    Unsure,
+    Unknown,
 )
 from oncekey.core.record import State
 
@@ -32,9 +32,9 @@ def kind_of(change: Change) -> str:
             if not is_live(before, change.now):
                 return "expiry"
             return "claim of a freed key" if before.state is State.ABSENT else "claim again"
-        if isinstance(reply, Unsure):
+        if isinstance(reply, Unknown):
             return "give-up" if change.wrote is not None else "unknown"
-        kinds = {Replay: "replay", Different: "mismatch", Busy: "in flight", Lost: "straggler"}
+        kinds = {Replay: "replay", Mismatched: "mismatch", Busy: "in flight", Lost: "straggler"}
         return kinds[type(reply)]
     verbs = {Finish: "finish", Renew: "renew", Release: "release", Resolve: "resolve"}
     verb = verbs.get(type(command), "look")

@@ -17,7 +17,7 @@ from oncekey.core.commands import (
     Release,
     Reply,
     Resolve,
-    Unsure,
+    Unknown,
 )
 from oncekey.core.record import Record, State
 
@@ -128,7 +128,7 @@ def turned(
         return book._replace(top=max(book.top, reply.fence))
     if isinstance(reply, Lost):
         return book  # no decision: a late owner's word was noted
-    if isinstance(command, (Finish, Release, Resolve)) or isinstance(reply, Unsure):
+    if isinstance(command, (Finish, Release, Resolve)) or isinstance(reply, Unknown):
         until = wrote.finished_at + wrote.keep if wrote.finished_at else 0
         end = End(wrote.state, wrote.body, wrote.fence, wrote.fingerprint, until)
         return book._replace(ends=(*book.ends, end))

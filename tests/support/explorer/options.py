@@ -36,7 +36,7 @@ from oncekey.core.effects import (
     StartedTooLate,
 )
 from oncekey.core.errors import NotStarted, StoreUnavailable, Terminal
-from oncekey.core.late_owner import starts_late
+from oncekey.core.late_owner import starts_too_late
 from oncekey.core.record import State
 
 NO_ANSWER: Final = StoreUnavailable("no answer came")
@@ -180,7 +180,7 @@ class Options:
                     proc.actor, proc.main, proc.beat, None, proc.acted, proc.beats
                 )
         local = self.locals.advance(line.local, answer)
-        if isinstance(local.ask, RunBody) and starts_late(local.ask.grant, answer.at):
+        if isinstance(local.ask, RunBody) and starts_too_late(local.ask.grant, answer.at):
             words, kind = f"{words}, too late to begin", "late start"
             local = self.locals.advance(local, StartedTooLate(proc.actor.spare))
         return self._settle(

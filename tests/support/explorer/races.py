@@ -20,10 +20,10 @@ from oncekey.core.commands import (
     Claim,
     Claimed,
     Command,
-    Different,
     Done,
     Finish,
     Lost,
+    Mismatched,
     Release,
     Renew,
     Replay,
@@ -182,7 +182,7 @@ def _refused_yet_written(
     command: Command | Sweep, reply: Reply | int, before: Record | None, after: Record | None
 ) -> str | None:
     """A rejection changes nothing: the refused owner has left no trace."""
-    if not isinstance(command, Claim) or not isinstance(reply, (Busy, Different, Replay, Lost)):
+    if not isinstance(command, Claim) or not isinstance(reply, (Busy, Mismatched, Replay, Lost)):
         return None
     mine = after is not None and after.owner == command.owner
     if not mine or (before is not None and before.owner == command.owner):

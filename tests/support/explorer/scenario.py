@@ -1,4 +1,4 @@
-"""What is explored: who tries the key on which terms, and how much may go wrong.
+"""What is explored: who tries the key with which policy, and how much may go wrong.
 
 One tick is ten units of time, so that fences (one unit each) never outrun the clock; in real
 time a unit is a microsecond. The bounds keep a scenario finite, the sum of them is the proof.
@@ -58,7 +58,7 @@ class Actor:
 
     @property
     def task(self) -> Task:
-        terms = PolicyTimes(
+        times = PolicyTimes(
             self.lease * TICK,
             self.keep * TICK,
             self.audit * TICK,
@@ -67,7 +67,7 @@ class Actor:
             FOREVER_US if self.keep_unknown is None else self.keep_unknown * TICK,
         )
         owner = self.name.encode() * 16
-        return Task(KEY, owner, self.fingerprint, terms, recoverable=self.recoverable)
+        return Task(KEY, owner, self.fingerprint, times, recoverable=self.recoverable)
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ from oncekey.core.commands import (
     Claim,
     Claimed,
     Command,
-    Different,
     Done,
     Finish,
     Look,
     Lost,
+    Mismatched,
     Release,
     Renew,
     Replay,
@@ -19,7 +19,7 @@ from oncekey.core.commands import (
     Resolve,
     SaveStep,
     Seen,
-    Unsure,
+    Unknown,
 )
 from oncekey.core.effects import AttemptOutcome
 from oncekey.core.record import Record
@@ -48,11 +48,11 @@ def reply_words(reply: Reply) -> str:
         return f"{how}, fence {reply.fence}"
     if isinstance(reply, Replay):
         return f"finished before: {reply.state.name} {reply.body!r}, fence {reply.fence}"
-    if isinstance(reply, Different):
+    if isinstance(reply, Mismatched):
         return "mismatch"
     if isinstance(reply, Busy):
         return f"in flight for {reply.remaining} more"
-    if isinstance(reply, Unsure):
+    if isinstance(reply, Unknown):
         return f"outcome unknown, fence {reply.record.fence}"
     if isinstance(reply, Done):
         return "done"

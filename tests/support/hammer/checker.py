@@ -147,18 +147,18 @@ def i4_what_was_stored_stays(history: KeyHistory, keep: int) -> Iterator[str]:
         after = bisect_right(times, settlement.came)
         for entry in claims[after : bisect_left(times, expiry)]:
             right = entry.reply == "Replay" and entry.given_fence == fence
-            if not right and entry.reply != "Different" and entry.came < expiry:
+            if not right and entry.reply != "Mismatched" and entry.came < expiry:
                 yield f"after fence {fence} was stored a claim was answered {entry.reply}"
 
 
 def i7_mismatch_exactly_when_it_differs(history: KeyHistory, keep: int) -> Iterator[str]:
     for entry in history.entries:
-        if entry.reply == "Unsure" and entry.given_fingerprint != entry.fingerprint:
+        if entry.reply == "Unknown" and entry.given_fingerprint != entry.fingerprint:
             yield "another request was told unknown instead of mismatch"
-        if entry.reply in ("Different", "Busy"):
+        if entry.reply in ("Mismatched", "Busy"):
             holders = history.holders(entry.sent, entry.came)
             same = [grant.fingerprint == entry.fingerprint for grant in holders]
-            if entry.reply == "Different" and all(same):
+            if entry.reply == "Mismatched" and all(same):
                 yield "a claim was called a mismatch though nobody asked for anything else"
             if entry.reply == "Busy" and not any(same):
                 yield "a claim was called busy though only another request held the key"
@@ -251,7 +251,7 @@ def _counts(entries: Sequence[Entry], keys: Sequence[KeyHistory]) -> dict[str, i
         "give-ups": sum(len(history.unknown) for history in keys),
         "fenced zombies": verbs["Finish", "Lost"] + verbs["Renew", "Lost"],
         "replays": verbs["Claim", "Replay"],
-        "mismatches": verbs["Claim", "Different"],
+        "mismatches": verbs["Claim", "Mismatched"],
         "in flight": verbs["Claim", "Busy"],
         "renewals": verbs["Renew", "Done"],
         "releases": verbs["Release", "Done"],

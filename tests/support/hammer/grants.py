@@ -138,7 +138,7 @@ def _find_endings(history: KeyHistory) -> None:
     for grant in history.grants:
         owners[grant.owner].append(grant)
     for entry in history.entries:
-        if entry.verb == "Claim" and entry.reply == "Unsure":
+        if entry.verb == "Claim" and entry.reply == "Unknown":
             _first(history.unknown, entry.given_fence, entry.sent)
         if entry.reply != "Done":
             continue

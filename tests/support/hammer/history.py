@@ -26,7 +26,7 @@ from oncekey.core.commands import (
     Reply,
     Resolve,
     SaveStep,
-    Unsure,
+    Unknown,
 )
 
 
@@ -92,7 +92,7 @@ def entry(command: Command, reply: Reply | None, sent: int, came: int, *, seen: 
             "given_state": int(reply.state),
             "given_body": reply.body.hex(),
         }
-    if isinstance(reply, Unsure):
+    if isinstance(reply, Unknown):
         values |= {
             "given_fence": reply.record.fence,
             "given_fingerprint": reply.record.fingerprint.hex(),

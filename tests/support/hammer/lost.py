@@ -59,13 +59,13 @@ def _took_effect(failed: Entry, answer: Entry) -> bool:
     # A repeat does not tell whether the first took over from a dead owner. Where it is told that
     # nobody knows, the first may have been the one to give the dead owner up.
     how = answer.taken_over or answer.given_attempt == 1
-    return answer.reply == "Unsure" or (answer.reply == "Claimed" and how)
+    return answer.reply == "Unknown" or (answer.reply == "Claimed" and how)
 
 
 def _had_no_effect(failed: Entry, answer: Entry, keep: int) -> bool:
     """If it had, the repeat would have been answered otherwise."""
     if failed.verb == "Claim":
-        refused = answer.reply in ("Busy", "Different", "Replay")
+        refused = answer.reply in ("Busy", "Mismatched", "Replay")
         return refused and answer.came < failed.sent + failed.lease
     final = failed.state in (State.SUCCEEDED, State.FAILED)
     return failed.verb == "Finish" and final and answer.came < failed.sent + keep

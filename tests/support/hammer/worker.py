@@ -27,7 +27,7 @@ from oncekey.core.commands import (
     Reply,
     Resolve,
     SaveStep,
-    Unsure,
+    Unknown,
 )
 from oncekey.core.errors import NotStarted, OncekeyError, StoreUnavailable, Terminal
 from oncekey.core.identity import Identities
@@ -191,7 +191,7 @@ class Worker:
         reply = self.send(claim)
         if isinstance(reply, Claimed):
             self.hold(claim, reply.fence)
-        elif isinstance(reply, Unsure) and self.dice.random() < 0.3:
+        elif isinstance(reply, Unknown) and self.dice.random() < 0.3:
             self.send(self.resolution(claim.id, reply.record.fence))
         else:
             self.pause(0.02)
@@ -253,7 +253,7 @@ class Worker:
         for claim, reply in zip(claims, self.send_all(claims), strict=True):
             if isinstance(reply, Claimed):
                 endings.append(self.what_follows(claim, reply.fence))
-            elif isinstance(reply, Unsure) and self.dice.random() < 0.3:
+            elif isinstance(reply, Unknown) and self.dice.random() < 0.3:
                 endings.append(self.resolution(claim.id, reply.record.fence))
         if self.dice.random() < 0.3:
             self.pause(1.5)

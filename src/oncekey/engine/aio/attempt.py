@@ -64,7 +64,7 @@ class AsyncAttempt(AttemptBase):
         *,
         request: Any = None,
         probe: Callable[..., Any] | None = None,
-        settle: Duration | None = None,
+        probe_grace: Duration | None = None,
         codec: Any = None,
     ) -> Any:
         """Run `fn(child_key)` once: a step that finished in an earlier attempt is not repeated.
@@ -76,8 +76,8 @@ class AsyncAttempt(AttemptBase):
                   every run as it was on the first
         probe     for a provider that knows no keys: asked like `fn` before an unfinished step is
                   called again; gives what happened, or None for "nothing did"
-        settle    how long a call may be under way: a "nothing did" counts only after that time;
-                  the lease unless said otherwise
+        probe_grace  how long a call may be under way: a "nothing did" counts only after that
+                  time; the lease unless said otherwise
 
         `fn` and `probe` may be plain or async. Several steps may run at once, see `parallel`.
         """
@@ -87,7 +87,7 @@ class AsyncAttempt(AttemptBase):
             name,
             request=request,
             probed=probe is not None,
-            settle=settle,
+            probe_grace=probe_grace,
             codec=self._runner.kernel.codec if codec is None else codec_for(codec),
         )
         interrupts = _Interrupts()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 
-from oncekey.core.abandoned import Todo
+from oncekey.core.abandoned import ActionKind
 from oncekey.core.commands import Look, Seen
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.store import AsyncStore
@@ -85,7 +85,7 @@ class AsyncCompleter:
         return done
 
     async def _try(self, action: Action) -> Completion:
-        runs = action.todo is Todo.RUN
+        runs = action.kind is ActionKind.RUN
         try:
             if not runs:
                 state = await self._runner.recover(action.job, action.record)

@@ -36,7 +36,7 @@ from oncekey.core.effects import (
     StartedTooLate,
 )
 from oncekey.core.errors import NotStarted, StoreUnavailable
-from oncekey.core.late_owner import starts_late
+from oncekey.core.late_owner import starts_too_late
 from oncekey.core.record import Record, State
 from oncekey.core.store import AsyncCallerTransaction
 from oncekey.engine.aio.attempt import AsyncAttempt, leave
@@ -324,7 +324,7 @@ class AsyncRunner:
         if control.attempt is None:
             self.kernel.tell_claimed(job, grant)
         control.attempt = attempt
-        if self._enlisted is None and starts_late(grant, self._clock.now()):
+        if self._enlisted is None and starts_too_late(grant, self._clock.now()):
             control.spare = new_owner()
             return StartedTooLate(control.spare)
         if self._enlisted is not None:

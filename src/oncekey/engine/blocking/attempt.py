@@ -63,7 +63,7 @@ class Attempt(AttemptBase):
         *,
         request: Any = None,
         probe: Callable[..., V | StepResult[V] | None] | None = None,
-        settle: Duration | None = None,
+        probe_grace: Duration | None = None,
         codec: Any = None,
     ) -> V:
         """Run `fn(child_key)` once: a step that finished in an earlier attempt is not repeated.
@@ -75,8 +75,8 @@ class Attempt(AttemptBase):
                   every run as it was on the first
         probe     for a provider that knows no keys: asked like `fn` before an unfinished step is
                   called again; gives what happened, or None for "nothing did"
-        settle    how long a call may be under way: a "nothing did" counts only after that time;
-                  the lease unless said otherwise
+        probe_grace  how long a call may be under way: a "nothing did" counts only after that
+                  time; the lease unless said otherwise
         """
         if self._is_late:
             self.renew()
@@ -84,7 +84,7 @@ class Attempt(AttemptBase):
             name,
             request=request,
             probed=probe is not None,
-            settle=settle,
+            probe_grace=probe_grace,
             codec=self._runner.kernel.codec if codec is None else codec_for(codec),
         )
         try:

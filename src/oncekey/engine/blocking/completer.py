@@ -9,7 +9,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-from oncekey.core.abandoned import Todo
+from oncekey.core.abandoned import ActionKind
 from oncekey.core.commands import Look, Seen
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.store import Store
@@ -86,7 +86,7 @@ class Completer:
         return done
 
     def _try(self, action: Action) -> Completion:
-        runs = action.todo is Todo.RUN
+        runs = action.kind is ActionKind.RUN
         try:
             if not runs:
                 state = self._runner.recover(action.job, action.record)

@@ -30,7 +30,7 @@ from oncekey.core.effects import (
     StartedTooLate,
 )
 from oncekey.core.errors import StoreUnavailable
-from oncekey.core.late_owner import starts_late
+from oncekey.core.late_owner import starts_too_late
 from oncekey.core.record import Record, State
 from oncekey.core.store import CallerTransaction
 from oncekey.engine.attempt_base import AttemptBase
@@ -239,7 +239,7 @@ class Runner:
         if self._enlisted is not None:
             return self._run_enlisted(self._enlisted, attempt, job, body)
         call = None if type(body) is FunctionType else whole_call(body, attempt)
-        if starts_late(grant, self._clock.now()):
+        if starts_too_late(grant, self._clock.now()):
             progress.spare = new_owner()
             return StartedTooLate(progress.spare)
         self._heart.watch(attempt)

@@ -25,7 +25,7 @@ from oncekey.core.commands import (
     Resolve,
     SaveStep,
     Seen,
-    Unsure,
+    Unknown,
 )
 from oncekey.core.record import Record, State
 from oncekey.core.store import AsyncStore, Store
@@ -63,7 +63,7 @@ def claim(id: bytes, owner: bytes, **changes: Any) -> Claim:
 
 
 class Replies(list[Reply]):
-    """Replies are tuples, and Busy(1) == Different(1) as tuples; here the kinds count too."""
+    """Replies are tuples, and Busy(1) == Mismatched(1) as tuples; here the kinds count too."""
 
     def __eq__(self, other: object) -> bool:
         return (
@@ -157,7 +157,7 @@ class Case:
             self.expect(Done, held.release())
         elif state is UNKNOWN:
             self.wait(changes.get("lease", LEASE))
-            self.expect(Unsure, held.rival(**changes))
+            self.expect(Unknown, held.rival(**changes))
         return held
 
 

@@ -12,11 +12,11 @@ from oncekey.core.commands import (
     Busy,
     Claimed,
     Command,
-    Different,
     Done,
     Finish,
     Look,
     Lost,
+    Mismatched,
     Renew,
     Replay,
     SaveStep,
@@ -57,7 +57,7 @@ class Batches:
             claim(id, token("riv")),
         )
         assert replies == [
-            Claimed(now, 1, ()), Busy(LEASE), Different(1), Done(), Done(), Done(),
+            Claimed(now, 1, ()), Busy(LEASE), Mismatched(1), Done(), Done(), Done(),
             Busy(LEASE * 2), Done(), Lost(), Replay(SUCCEEDED, b"out", 1, now, KEEP),
         ]  # fmt: skip
 
@@ -98,7 +98,7 @@ class Batches:
             if type(command) in expected:
                 assert reply == expected[type(command)]
             else:
-                assert isinstance(reply, Claimed | Different)
+                assert isinstance(reply, Claimed | Mismatched)
         for number, held in enumerate(helds):
             assert case.record(held.id).body == b"answer %d" % number
 

@@ -25,8 +25,8 @@ from oncekey.testing.faulty_store import AsyncFaultyStore, FaultyStore, Script
 from oncekey.testing.sync_facade import LoopThread, OnceFace, is_async
 
 PATIENCE = 30.0
-# Nothing has to settle, unless a test says so.
-POLICY = Policy(lease="30s", keep="1h", audit="2h", recover_settle="0s")
+# A `recover` is believed at once, unless a test says otherwise.
+POLICY = Policy(lease="30s", keep="1h", audit="2h", recover_grace="0s")
 CALLERS = 80
 
 Engine = Once | OnceFace

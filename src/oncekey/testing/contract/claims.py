@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from oncekey.core.commands import Busy, Claimed, Different, Done, Lost, Replay, Unsure
+from oncekey.core.commands import Busy, Claimed, Done, Lost, Mismatched, Replay, Unknown
 from oncekey.core.record import Record, State
 from oncekey.testing.contract.base import (
     ABSENT,
@@ -82,7 +82,7 @@ class FreshClaims:
         case.expect(Done, held.step())
         case.expect(Done, held.release())
         different = held.rival(fingerprint=OTHER_FINGERPRINT)
-        assert case.unchanged_by(different) == [Different(1)]
+        assert case.unchanged_by(different) == [Mismatched(1)]
         assert [step.name for step in case.expect(Claimed, held.rival()).steps] == ["pay"]
 
     @pytest.mark.parametrize("state", [SUCCEEDED, FAILED, UNKNOWN])
@@ -92,7 +92,7 @@ class FreshClaims:
         held = case.key_in(state, keep_unknown=KEEP)
         case.wait(KEEP - 1)
         (reply,) = case.unchanged_by(held.rival())
-        assert isinstance(reply, Unsure if state is UNKNOWN else Replay)
+        assert isinstance(reply, Unknown if state is UNKNOWN else Replay)
         case.wait(1)
         fresh = case.expect(Claimed, held.rival(fingerprint=OTHER_FINGERPRINT))
         assert (fresh.attempt, fresh.steps) == (1, ())
@@ -129,20 +129,20 @@ class MetClaims:
         self, case: Case, state: State
     ) -> None:
         held = case.key_in(state)
-        assert case.unchanged_by(held.rival(fingerprint=OTHER_FINGERPRINT)) == [Different(1)]
+        assert case.unchanged_by(held.rival(fingerprint=OTHER_FINGERPRINT)) == [Mismatched(1)]
 
     def test_i7_another_request_takes_nothing_over(self, case: Case) -> None:
         held = case.claimed(retry_safe=True)
         case.wait(LEASE)
         rival = held.rival(fingerprint=OTHER_FINGERPRINT, retry_safe=True)
-        assert case.unchanged_by(rival) == [Different(1)]
+        assert case.unchanged_by(rival) == [Mismatched(1)]
 
     @pytest.mark.parametrize(("stored", "version"), [(b"\x07old", 7), (b"", 0), (b"\xff", 255)])
     def test_different_tells_the_stored_fingerprints_version(
         self, case: Case, stored: bytes, version: int
     ) -> None:
         held = case.claimed(fingerprint=stored)
-        assert case.unchanged_by(held.rival()) == [Different(version)]
+        assert case.unchanged_by(held.rival()) == [Mismatched(version)]
 
     @pytest.mark.parametrize("state", [SUCCEEDED, FAILED])
     def test_i3_a_replay_gives_the_outcome_and_how_long_it_holds(
@@ -196,7 +196,7 @@ class MetClaims:
         held = case.claimed(retry_safe=dead)
         before = case.record(held.id)
         case.wait(LEASE)
-        reply = case.expect(Unsure, held.rival(retry_safe=new))
+        reply = case.expect(Unknown, held.rival(retry_safe=new))
         assert reply.record == before._replace(state=UNKNOWN, finished_at=case.now())
         assert case.record(held.id) == reply.record
 
@@ -207,14 +207,14 @@ class MetClaims:
         held = case.key_in(UNKNOWN)
         case.wait(LEASE * 2)
         (reply,) = case.unchanged_by(held.rival(retry_safe=retry_safe))
-        assert reply == Unsure(case.record(held.id), case.now())
+        assert reply == Unknown(case.record(held.id), case.now())
 
     def test_i1_an_interrupted_key_is_unknown_though_it_was_retry_safe(self, case: Case) -> None:
         held = case.key_in(PENDING, retry_safe=True)
         case.expect(Done, held.finish(UNKNOWN, b"interrupted"))
         case.wait(LEASE)
         (reply,) = case.unchanged_by(held.rival(retry_safe=True))
-        assert isinstance(reply, Unsure)
+        assert isinstance(reply, Unknown)
 
     def test_i6_each_takeover_has_a_higher_fence(self, case: Case) -> None:
         held = case.claimed(retry_safe=True)

@@ -185,7 +185,7 @@ class Recoveries:
         """It was stopped half-way, the provider has not heard of it yet, and then it goes on."""
         bench.dead_owner("k")
         once, body = bench.once(cache=0), Body("second")
-        options: dict[str, Any] = {"recover": lambda unknown: answer, "recover_settle": "30s"}
+        options: dict[str, Any] = {"recover": lambda unknown: answer, "recover_grace": "30s"}
         for left in (30, 1):
             with pytest.raises(InFlight) as caught:
                 once.run("op", "k", body, **options)
@@ -206,7 +206,7 @@ class Recoveries:
             "k",
             Body(),
             recover=lambda unknown: Recovery.succeeded("ch_1"),
-            recover_settle="30s",
+            recover_grace="30s",
         )
         assert found.value == "ch_1"
 
@@ -216,9 +216,9 @@ class Recoveries:
         held = bench.hold("k")
         bench.expect(Done, held.finish(UNKNOWN, pack_error(KeyboardInterrupt())))
         again = Body("again")
-        once, settle = bench.once(), "30s"
+        once, grace = bench.once(), "30s"
         found = once.run(
-            "op", "k", again, recover=lambda unknown: Recovery.free(), recover_settle=settle
+            "op", "k", again, recover=lambda unknown: Recovery.free(), recover_grace=grace
         )
         assert found.value == "again"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from oncekey.core.commands import Claimed, Different, Done, Lost, Replay, Unsure
+from oncekey.core.commands import Claimed, Done, Lost, Mismatched, Replay, Unknown
 from oncekey.core.record import State
 from oncekey.testing.contract.base import (
     ABSENT,
@@ -146,9 +146,9 @@ class Undecided:
                 pass
         assert case.record(held.id) == before
         assert held.id in [record.id for record in case.store.unfinished(0, 10).records]
-        assert case.expect(Unsure, held.rival()).record.fence == held.fence
-        assert case.expect(Unsure, held.rival(retry_safe=True)).record.fence == held.fence
-        assert case.expect(Different, held.rival(fingerprint=OTHER_FINGERPRINT))
+        assert case.expect(Unknown, held.rival()).record.fence == held.fence
+        assert case.expect(Unknown, held.rival(retry_safe=True)).record.fence == held.fence
+        assert case.expect(Mismatched, held.rival(fingerprint=OTHER_FINGERPRINT))
         if sweeps == 12:
             assert [case.seen(one.id).record for one in ended] == [None] * 3
         case.expect(Done, held.finish(body=b"the late owner's"))
@@ -176,7 +176,7 @@ class Undecided:
     def test_keep_unknown_bounds_how_long_an_unknown_key_stays(self, case: Case) -> None:
         held = case.key_in(UNKNOWN, keep_unknown=KEEP)
         case.wait(KEEP - 1)
-        case.expect(Unsure, held.rival())
+        case.expect(Unknown, held.rival())
         case.wait(1)
         assert held.id not in [record.id for record in case.store.unfinished(0, 10).records]
         assert case.expect(Claimed, held.rival()).attempt == 1
@@ -191,7 +191,7 @@ class Undecided:
         assert removed[-1] == 0
         assert [case.seen(one.id).record for one in ended] == [None] * 2
         for held in undecided:
-            case.expect(Unsure, held.rival())
+            case.expect(Unknown, held.rival())
 
     def is_swept_in_the_end(self, case: Case, held: Held) -> None:
         for _ in range(30):

@@ -128,7 +128,7 @@ class Probes:
         provider = Provider()
         provider.arrive_late = True
         once = bench.once()
-        body = charging(provider, settle="9s", request={"cents": 5})
+        body = charging(provider, probe_grace="9s", request={"cents": 5})
         with pytest.raises(TimeoutError):
             once.run("op", "k", body, retry_safe=True)
         retry = bench.start(once.run, "op", "k", body, retry_safe=True)
@@ -146,16 +146,16 @@ class Probes:
 
         def body(attempt: Any) -> Any:
             try:
-                return attempt.step("pay", provider.charge, probe=provider.find, settle="0s")
+                return attempt.step("pay", provider.charge, probe=provider.find, probe_grace="0s")
             except TimeoutError:
-                return attempt.step("pay", provider.charge, probe=provider.find, settle="0s")
+                return attempt.step("pay", provider.charge, probe=provider.find, probe_grace="0s")
 
         assert bench.once().run("op", "k", body).value == {"charge": 1}
         assert len(provider.charged) == 1
 
     def test_settle_without_a_probe_is_a_mistake(self, bench: Bench) -> None:
-        with pytest.raises(ConfigurationError, match="settle= is for a probe="):
-            bench.once().run("op", "k", lambda a: a.step("pay", lambda key: 1, settle="1s"))
+        with pytest.raises(ConfigurationError, match="probe_grace= is for a probe="):
+            bench.once().run("op", "k", lambda a: a.step("pay", lambda key: 1, probe_grace="1s"))
 
 
 class ParallelSteps:

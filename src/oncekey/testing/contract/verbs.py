@@ -10,7 +10,7 @@ from oncekey.core.commands import (
     Lost,
     Replay,
     Seen,
-    Unsure,
+    Unknown,
 )
 from oncekey.core.record import State, Step
 from oncekey.testing.contract.base import (
@@ -302,4 +302,4 @@ class Resolving:
         case.wait(LEASE * 2)
         assert case.seen(held.id) == Seen(case.record(held.id), case.clock.wall())
         assert case.record(held.id).state is PENDING
-        assert isinstance(case.send(held.rival()), Unsure)
+        assert isinstance(case.send(held.rival()), Unknown)
