@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cli.running import Running, Start
+from tests.cli.command_runner import Running, Start
 
 from oncekey import Once, Policy, Terminal
 from oncekey.cli.main import main

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from oncekey import Attempt, ConfigurationError, Once, Policy, __version__
-from oncekey.cli.exits import Exit
+from oncekey.cli.exit_codes import ExitCode
 from oncekey.engine import store_urls
 from oncekey.stores.memory import MemoryStore
 from oncekey.stores.sqlite import SQLiteStore
@@ -27,7 +27,7 @@ SECRET = "correct horse battery"
 OTHER_SECRET = "wrong donkey capacitor"
 
 
-def assert_refused(ran: Ran, code: Exit, *words: str) -> None:
+def assert_refused(ran: Ran, code: ExitCode, *words: str) -> None:
     """One line on stderr that says why, nothing on stdout, no traceback."""
     assert ran.code == code
     assert ran.out == ""
@@ -43,7 +43,7 @@ def assert_refused(ran: Ran, code: Exit, *words: str) -> None:
 @pytest.mark.parametrize("name", ["demo", "show", "sweep", "migrate", "version"])
 def test_every_command_explains_itself(oncekey: Command, name: str) -> None:
     ran = oncekey(name, "--help")
-    assert ran.code == Exit.OK
+    assert ran.code == ExitCode.OK
     assert "Example" in ran.out
     assert f"oncekey {name}" in ran.out
     assert "--json" in ran.out
@@ -51,13 +51,13 @@ def test_every_command_explains_itself(oncekey: Command, name: str) -> None:
 
 def test_without_arguments_it_lists_the_commands(oncekey: Command) -> None:
     ran = oncekey()
-    assert ran.code == Exit.OK
+    assert ran.code == ExitCode.OK
     assert "sweep" in ran.out
     assert "Exit codes" in ran.out
 
 
 def test_a_mistyped_command_is_named_with_a_guess(oncekey: Command) -> None:
-    assert_refused(oncekey("swep"), Exit.USAGE, "swep", "sweep", "--help")
+    assert_refused(oncekey("swep"), ExitCode.USAGE, "swep", "sweep", "--help")
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_a_mistyped_command_is_named_with_a_guess(oncekey: Command) -> None:
     [("sweep",), ("sweep", "sqlite:///a.db", "--limit", "0"), ("show", "sqlite:///a.db", "x")],
 )
 def test_wrong_usage_is_one_line(oncekey: Command, arguments: tuple[str, ...]) -> None:
-    assert_refused(oncekey(*arguments), Exit.USAGE, f"oncekey {arguments[0]} --help")
+    assert_refused(oncekey(*arguments), ExitCode.USAGE, f"oncekey {arguments[0]} --help")
 
 
 def test_version(oncekey: Command) -> None:
@@ -81,7 +81,7 @@ def test_without_the_extra_it_says_how_to_get_it(missing: str) -> None:
         "from oncekey.cli.main import main; sys.exit(main(['version']))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.returncode == Exit.USAGE
+    assert done.returncode == ExitCode.USAGE
     assert done.stdout == ""
     assert done.stderr.count("\n") == 1
     assert 'pip install "oncekey[cli]"' in done.stderr
@@ -106,7 +106,7 @@ def test_a_bad_url_is_refused(
     oncekey: Command, command: tuple[str, ...], bad: str, word: str
 ) -> None:
     name, *rest = command
-    assert_refused(oncekey(name, bad, *rest), Exit.USAGE, word)
+    assert_refused(oncekey(name, bad, *rest), ExitCode.USAGE, word)
 
 
 def test_a_password_in_a_url_is_not_repeated(oncekey: Command) -> None:
@@ -116,7 +116,7 @@ def test_a_password_in_a_url_is_not_repeated(oncekey: Command) -> None:
         "sqlite:///x?password=hunt#er2",
     ):
         ran = oncekey("migrate", url, "extra")
-        assert ran.code == Exit.USAGE
+        assert ran.code == ExitCode.USAGE
         assert "hunt" not in ran.err + oncekey("sweep", url).err + oncekey("migrate", url).err
 
 
@@ -126,7 +126,7 @@ class TestLooksBeforeItOpens:
         self, oncekey: Command, command: tuple[str, ...], url: str, tmp_path: Path
     ) -> None:
         name, *rest = command
-        assert_refused(oncekey(name, url, *rest), Exit.USAGE, "no such file", "keys.db")
+        assert_refused(oncekey(name, url, *rest), ExitCode.USAGE, "no such file", "keys.db")
         assert list(tmp_path.iterdir()) == []
 
     def test_another_applications_file_is_left_alone(
@@ -136,7 +136,7 @@ class TestLooksBeforeItOpens:
             theirs.execute("CREATE TABLE orders (id)")
         before = (tmp_path / "keys.db").read_bytes()
         name, *rest = command
-        assert_refused(oncekey(name, url, *rest), Exit.USAGE, "not an oncekey store")
+        assert_refused(oncekey(name, url, *rest), ExitCode.USAGE, "not an oncekey store")
         assert (tmp_path / "keys.db").read_bytes() == before
 
     def test_a_file_that_is_no_database(
@@ -144,11 +144,11 @@ class TestLooksBeforeItOpens:
     ) -> None:
         (tmp_path / "keys.db").write_text("Dear diary,\n" * 100)
         name, *rest = command
-        assert_refused(oncekey(name, url, *rest), Exit.USAGE, "not an SQLite database")
+        assert_refused(oncekey(name, url, *rest), ExitCode.USAGE, "not an SQLite database")
 
     def test_a_folder(self, oncekey: Command, command: tuple[str, ...], tmp_path: Path) -> None:
         name, *rest = command
-        assert_refused(oncekey(name, f"sqlite:///{tmp_path}", *rest), Exit.USAGE, "folder")
+        assert_refused(oncekey(name, f"sqlite:///{tmp_path}", *rest), ExitCode.USAGE, "folder")
 
 
 @pytest.mark.parametrize("command", [("sweep",), ("show", "charge", "k")])
@@ -158,14 +158,14 @@ def test_an_older_schema_is_not_brought_up_to_date_by_a_look(
     with closing(sqlite3.connect(tmp_path / "keys.db")) as file, file:
         file.execute("DELETE FROM oncekey_migrations")
     name, *rest = command
-    assert_refused(here(name, charged, *rest), Exit.USAGE, "older release", "oncekey migrate")
+    assert_refused(here(name, charged, *rest), ExitCode.USAGE, "older release", "oncekey migrate")
 
 
 def test_a_newer_schema_is_left_to_its_release(here: Command, charged: str, tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "keys.db")) as file, file:
         file.execute("INSERT INTO oncekey_migrations VALUES (99, 'later', 0)")
     for name, *rest in ON_A_STORE:
-        assert_refused(here(name, charged, *rest), Exit.USAGE, "keys.db", "schema 99")
+        assert_refused(here(name, charged, *rest), ExitCode.USAGE, "keys.db", "schema 99")
 
 
 def test_a_store_of_another_package_needs_not_offer_everything(
@@ -176,9 +176,9 @@ def test_a_store_of_another_package_needs_not_offer_everything(
     monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setitem(store_urls.BUILT_IN, "other", module.__name__)
     assert here("sweep", "other://x", "--json").data["removed"] == 0
-    assert here("show", "other://x", "charge", "k").code == Exit.NOT_FOUND
-    assert_refused(here("migrate", "other://x"), Exit.USAGE, "other://", "migrate")
-    assert_refused(here("migrate", "other://x", "--sql"), Exit.USAGE, "migration_script")
+    assert here("show", "other://x", "charge", "k").code == ExitCode.NOT_FOUND
+    assert_refused(here("migrate", "other://x"), ExitCode.USAGE, "other://", "migrate")
+    assert_refused(here("migrate", "other://x", "--sql"), ExitCode.USAGE, "migration_script")
 
 
 # --- show --------------------------------------------------------------------------------------
@@ -186,7 +186,7 @@ def test_a_store_of_another_package_needs_not_offer_everything(
 
 def test_show_a_key_that_succeeded(oncekey: Command, charged: str) -> None:
     ran = oncekey("show", charged, "charge", "order-1", "--json")
-    assert ran.code == Exit.OK
+    assert ran.code == ExitCode.OK
     assert ran.err == ""
     assert ran.data["found"] is True
     assert ran.data["state"] == "succeeded"
@@ -207,9 +207,9 @@ def test_show_spells_control_characters_out(oncekey: Command, charged: str) -> N
 
 
 def test_show_of_an_absent_key_has_its_own_exit_code(oncekey: Command, charged: str) -> None:
-    assert oncekey("show", charged, "charge", "order-9").code == Exit.NOT_FOUND
+    assert oncekey("show", charged, "charge", "order-9").code == ExitCode.NOT_FOUND
     ran = oncekey("show", charged, "charge", "order-9", "--json")
-    assert ran.code == Exit.NOT_FOUND
+    assert ran.code == ExitCode.NOT_FOUND
     assert ran.data["found"] is False
 
 
@@ -242,7 +242,7 @@ def test_show_tells_steps_and_past_generations(here: Command, url: str, tmp_path
 
 
 def test_show_refuses_an_impossible_key(oncekey: Command, charged: str) -> None:
-    assert_refused(oncekey("show", charged, "charge", ""), Exit.USAGE, "0 characters")
+    assert_refused(oncekey("show", charged, "charge", ""), ExitCode.USAGE, "0 characters")
 
 
 def test_show_takes_the_secret_from_the_environment(oncekey: Command, url: str) -> None:
@@ -252,11 +252,11 @@ def test_show_takes_the_secret_from_the_environment(oncekey: Command, url: str) 
     right = oncekey(*look, "--secret-env", "ONCE_SECRET", "--json", ONCE_SECRET=SECRET)
     assert right.data["value"] == "paid"
     wrong = oncekey(*look, "--secret-env", "ONCE_SECRET", ONCE_SECRET=OTHER_SECRET)
-    assert_refused(wrong, Exit.USAGE, "another secret", "--secret-env")
-    assert_refused(oncekey(*look), Exit.USAGE, "another secret", "--secret-env")
-    assert_refused(oncekey(*look, "--secret-env", "NOT_SET"), Exit.USAGE, "NOT_SET", "not set")
+    assert_refused(wrong, ExitCode.USAGE, "another secret", "--secret-env")
+    assert_refused(oncekey(*look), ExitCode.USAGE, "another secret", "--secret-env")
+    assert_refused(oncekey(*look, "--secret-env", "NOT_SET"), ExitCode.USAGE, "NOT_SET", "not set")
     short = oncekey(*look, "--secret-env", "ONCE_SECRET", ONCE_SECRET="hunter2")
-    assert_refused(short, Exit.USAGE, "16 to 64 bytes")
+    assert_refused(short, ExitCode.USAGE, "16 to 64 bytes")
     for ran in (right, wrong, short):
         for secret in (SECRET, OTHER_SECRET, "hunter2"):
             assert secret not in ran.out + ran.err
@@ -267,11 +267,11 @@ def test_show_takes_the_secret_from_the_environment(oncekey: Command, url: str) 
 
 def test_sweep_goes_on_until_nothing_is_left(oncekey: Command, ended: str) -> None:
     ran = oncekey("sweep", ended, "--limit", "2", "--json")
-    assert ran.code == Exit.OK
+    assert ran.code == ExitCode.OK
     assert (ran.data["removed"], ran.data["batches"]) == (5, 3)
     assert oncekey("sweep", ended, "--json").data["removed"] == 0
-    assert oncekey("show", ended, "charge", "new").code == Exit.OK
-    assert oncekey("show", ended, "charge", "old-1").code == Exit.NOT_FOUND
+    assert oncekey("show", ended, "charge", "new").code == ExitCode.OK
+    assert oncekey("show", ended, "charge", "old-1").code == ExitCode.NOT_FOUND
 
 
 def test_sweep_once_is_one_batch(oncekey: Command, ended: str) -> None:
@@ -290,7 +290,7 @@ def test_sweep_needs_no_secret(oncekey: Command, url: str) -> None:
 
 def test_migrate_makes_a_store_and_then_changes_nothing(oncekey: Command, url: str) -> None:
     first = oncekey("migrate", url, "--json")
-    assert first.code == Exit.OK
+    assert first.code == ExitCode.OK
     assert first.err == ""
     assert first.data["version"] == len(first.data["applied"]) > 0
     assert first.data["guarantee"] == "transactional"
@@ -303,18 +303,18 @@ def test_migrate_makes_a_store_and_then_changes_nothing(oncekey: Command, url: s
 def test_a_look_at_a_new_store_leaves_its_secret_open(oncekey: Command, url: str) -> None:
     """Whoever binds a store first decides its secret: that must be the application."""
     oncekey("migrate", url)
-    assert oncekey("show", url, "charge", "order-1").code == Exit.NOT_FOUND
-    assert oncekey("sweep", url).code == Exit.OK
+    assert oncekey("show", url, "charge", "order-1").code == ExitCode.NOT_FOUND
+    assert oncekey("sweep", url).code == ExitCode.OK
     Once(url, secret=SECRET).close()
     with pytest.raises(ConfigurationError, match="another secret"):
         Once(url)
 
 
 def test_there_is_no_script_for_sqlite(here: Command, url: str, tmp_path: Path) -> None:
-    assert_refused(here("migrate", url, "--sql"), Exit.USAGE, "twice", "oncekey migrate")
+    assert_refused(here("migrate", url, "--sql"), ExitCode.USAGE, "twice", "oncekey migrate")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_migrate_says_why_it_cannot(oncekey: Command, tmp_path: Path) -> None:
     ran = oncekey("migrate", f"sqlite:///{tmp_path}/no/such/folder/keys.db")
-    assert_refused(ran, Exit.USAGE, "directory exists")
+    assert_refused(ran, ExitCode.USAGE, "directory exists")

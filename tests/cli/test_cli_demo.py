@@ -20,7 +20,7 @@ import pytest
 from tests.support.postgres_stores import server
 from tests.support.servers.processes import children_of, is_running
 
-from oncekey.cli.exits import Exit
+from oncekey.cli.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Command, Ran
@@ -45,20 +45,20 @@ def played(oncekey: Command) -> Ran:
 
 
 def test_every_promise_is_kept(played: Ran) -> None:
-    assert played.code == Exit.OK, played.out + played.err
+    assert played.code == ExitCode.OK, played.out + played.err
     assert played.err == ""
     assert played.data["ok"] is True
     assert played.data["summary"] == "8 scenarios, every operation ran once"
-    scenes = {scene["name"]: scene for scene in played.data["scenarios"]}
+    results = {result["name"]: result for result in played.data["scenarios"]}
     assert {
-        name: [a["got"] for a in scene["answers"] if a["got"] != "in flight"]
-        for name, scene in scenes.items()
+        name: [a["got"] for a in result["answers"] if a["got"] != "in flight"]
+        for name, result in results.items()
     } == ANSWERS
-    assert all(scene["ok"] and scene["faults"] == [] for scene in scenes.values())
+    assert all(result["ok"] and result["faults"] == [] for result in results.values())
 
 
 def test_the_provider_acted_once_for_every_operation(played: Ran) -> None:
-    counted = {scene["name"]: scene["counted"] for scene in played.data["scenarios"]}
+    counted = {result["name"]: result["counted"] for result in played.data["scenarios"]}
     acted = {name: counts["acted"] for name, counts in counted.items()}
     assert acted == dict.fromkeys(ANSWERS, 1)
     # Only a failed try and a takeover ask again, with the same child key.
@@ -67,9 +67,9 @@ def test_the_provider_acted_once_for_every_operation(played: Ran) -> None:
 
 
 def test_everybody_got_the_same_receipt(played: Ran) -> None:
-    for scene in played.data["scenarios"]:
-        receipts = {a["receipt"] for a in scene["answers"] if a["receipt"]}
-        assert len(receipts) == (0 if scene["name"] == "declined" else 1)
+    for result in played.data["scenarios"]:
+        receipts = {a["receipt"] for a in result["answers"] if a["receipt"]}
+        assert len(receipts) == (0 if result["name"] == "declined" else 1)
 
 
 def test_temporary_files_are_gone(played: Ran) -> None:
@@ -81,12 +81,12 @@ def test_temporary_files_are_gone(played: Ran) -> None:
 def test_files_are_kept_on_request_and_can_be_looked_at(here: Command, tmp_path: Path) -> None:
     folder = tmp_path / "a demo, 100%"
     ran = here("demo", "--play", "--only", "declined", "--path", str(folder))
-    assert ran.code == Exit.OK, ran.err
+    assert ran.code == ExitCode.OK, ran.err
     assert "1 scenario, every operation ran once" in ran.out
     hint = re.search(r"oncekey (show \S+ payments \S+ --scope \S+)", ran.out)
     assert hint is not None
     looked = here(*hint[1].split(), "--json")
-    assert looked.code == Exit.OK
+    assert looked.code == ExitCode.OK
     assert looked.data["state"] == "succeeded"
     assert (folder / "accounts.json").stat().st_mode & 0o077 == 0
 
@@ -94,10 +94,10 @@ def test_files_are_kept_on_request_and_can_be_looked_at(here: Command, tmp_path:
 def test_it_plays_on_postgresql(here: Command) -> None:
     url = server().create_database("demo")
     ran = here("demo", "--play", "--json", "--only", "killed", "--store", url)
-    assert ran.code == Exit.OK, ran.err
+    assert ran.code == ExitCode.OK, ran.err
     assert ran.data["store"].startswith("postgresql://")
-    (scene,) = ran.data["scenarios"]
-    assert scene["counted"] == {"asked": 2, "acted": 1}
+    (result,) = ran.data["scenarios"]
+    assert result["counted"] == {"asked": 2, "acted": 1}
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -116,7 +116,7 @@ def test_an_interrupt_leaves_nothing_running(executable: str, tmp_path: Path) ->
     finally:
         demo.kill()
         demo.wait()
-    assert demo.returncode == Exit.INTERRUPTED
+    assert demo.returncode == ExitCode.INTERRUPTED
     assert out == ""
     assert err.split() == ["oncekey:", "interrupted"]
     assert [pid for pid in workers if is_running(pid)] == []
@@ -148,7 +148,7 @@ def test_it_serves_until_it_is_interrupted(executable: str, tmp_path: Path) -> N
     finally:
         demo.kill()
         demo.wait()
-    assert (demo.returncode, out, err) == (Exit.OK, "", "")
+    assert (demo.returncode, out, err) == (ExitCode.OK, "", "")
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_SECONDS)
@@ -158,20 +158,20 @@ def test_mistakes_are_told(here: Command) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         busy = here("demo", "--port", str(port))
-    assert busy.code == Exit.FAILED
+    assert busy.code == ExitCode.FAILED
     assert f"port {port} of 127.0.0.1 cannot be had" in busy.err
     unknown = here("demo", "--play", "--only", "nothing")
-    assert unknown.code == Exit.USAGE
+    assert unknown.code == ExitCode.USAGE
     assert "lost-answer, at-once" in unknown.err
-    assert here("demo", "--only", "killed").code == Exit.USAGE
-    assert here("demo", "--store", "memory://").code == Exit.USAGE
+    assert here("demo", "--only", "killed").code == ExitCode.USAGE
+    assert here("demo", "--store", "memory://").code == ExitCode.USAGE
 
 
 def test_a_store_that_cannot_be_reached_is_told_without_its_password(here: Command) -> None:
     with socket.create_server(("127.0.0.1", 0)) as gone:
         port = gone.getsockname()[1]
     ran = here("demo", "--play", "--store", f"postgresql://me:s3cret-word@127.0.0.1:{port}/shop")
-    assert ran.code == Exit.FAILED
+    assert ran.code == ExitCode.FAILED
     assert ran.err.count("\n") == 1
     assert "s3cret-word" not in ran.err
 
@@ -182,7 +182,7 @@ def test_without_its_packages_it_says_how_to_get_them() -> None:
         "sys.exit(main(['demo']))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == Exit.USAGE
+    assert done.returncode == ExitCode.USAGE
     assert 'pip install "oncekey[demo]"' in done.stderr
 
 

@@ -16,7 +16,7 @@ from tests.support.postgres_stores import pooler, server
 from tests.support.servers.processes import wait_until
 
 from oncekey import Once, Policy
-from oncekey.cli.exits import Exit
+from oncekey.cli.exit_codes import ExitCode
 from oncekey.stores.postgres import PostgresStore, inspect
 from oncekey.stores.postgres.queries import Layout, make_migrations
 from oncekey.stores.postgres.schema import upgrade
@@ -43,7 +43,7 @@ def has_schema(schema: str) -> bool:
     return bool(server().execute("SELECT to_regnamespace(%s) IS NOT NULL", (schema,))[0][0])
 
 
-def assert_one_line(ran: Ran, code: Exit, *words: str) -> None:
+def assert_one_line(ran: Ran, code: ExitCode, *words: str) -> None:
     assert ran.code == code
     assert ran.out == ""
     assert ran.err.count("\n") == 1
@@ -56,7 +56,7 @@ def assert_one_line(ran: Ran, code: Exit, *words: str) -> None:
 
 def test_migrate_makes_the_tables_and_then_changes_nothing(oncekey: Command, url: str) -> None:
     first = oncekey("migrate", url, "--json")
-    assert (first.code, first.err) == (Exit.OK, "")
+    assert (first.code, first.err) == (ExitCode.OK, "")
     assert first.data["applied"] == ALL_STEPS
     assert (first.data["before"], first.data["version"]) == (0, len(ALL_STEPS))
     assert first.data["guarantee"] == "transactional"
@@ -71,7 +71,7 @@ def test_migrate_heeds_neither_migrate_false_nor_another_layout(here: Command, u
     """The application's URL may say that it makes no tables; this command is what does."""
     assert here("migrate", f"{url}&migrate=false", "--json").data["applied"] == ALL_STEPS
     ran = here("migrate", f"{url}&retention=ring")
-    assert_one_line(ran, Exit.USAGE, "made for retention 'plain'")
+    assert_one_line(ran, ExitCode.USAGE, "made for retention 'plain'")
 
 
 def test_an_older_schema_is_brought_up_to_date_by_migrate_only(
@@ -81,7 +81,7 @@ def test_an_older_schema_is_brought_up_to_date_by_migrate_only(
     server().execute(upgrade(layout, make_migrations(layout)[:3]))
     for name, *rest in (("sweep",), ("show", "charge", "k")):
         ran = here(name, url, *rest)
-        assert_one_line(ran, Exit.USAGE, "older release", "views", "oncekey migrate")
+        assert_one_line(ran, ExitCode.USAGE, "older release", "views", "oncekey migrate")
     assert inspect(url).version == 3
     ran = here("migrate", url, "--json")
     assert (ran.data["before"], ran.data["version"]) == (3, len(ALL_STEPS))
@@ -103,7 +103,7 @@ def test_several_hosts_may_migrate_at_once(executable: str, url: str, schema: st
         door.execute("SELECT pg_advisory_unlock(%s::bigint)", (lock,))
     for host in hosts:
         out, _ = host.communicate(timeout=60)
-        assert host.returncode == Exit.OK
+        assert host.returncode == ExitCode.OK
         assert json.loads(out)["version"] == len(ALL_STEPS)
     applied = server().execute(f"SELECT name FROM {schema}.migrations ORDER BY version")  # noqa: S608
     assert [name for (name,) in applied] == ALL_STEPS
@@ -113,7 +113,7 @@ def test_several_hosts_may_migrate_at_once(executable: str, url: str, schema: st
 def test_the_script_does_the_same_by_hand_and_twice(here: Command, url: str, options: str) -> None:
     url += options
     script = here("migrate", url, "--sql")
-    assert (script.code, script.err) == (Exit.OK, "")
+    assert (script.code, script.err) == (ExitCode.OK, "")
     assert not inspect(url).exists, "printing it changes nothing"
     psql = [str(server().bin / "psql"), server().url(), "-q", "-v", "ON_ERROR_STOP=1"]
     for _ in range(2):
@@ -127,7 +127,7 @@ def test_the_script_does_the_same_by_hand_and_twice(here: Command, url: str, opt
 
 def test_the_script_needs_no_server(here: Command) -> None:
     ran = here("migrate", "postgresql://127.0.0.1:1/x?schema=elsewhere", "--sql")
-    assert ran.code == Exit.OK
+    assert ran.code == ExitCode.OK
     assert 'CREATE SCHEMA "elsewhere"' in ran.out
 
 
@@ -137,7 +137,7 @@ def test_it_all_works_through_a_pooler(here: Command, schema: str) -> None:
     with Once(url) as once:
         once.run("charge", "k", lambda attempt: "paid")
     assert here("show", url, "charge", "k", "--json").data["value"] == "paid"
-    assert here("sweep", url).code == Exit.OK
+    assert here("sweep", url).code == ExitCode.OK
 
 
 # --- show --------------------------------------------------------------------------------------
@@ -156,7 +156,7 @@ def test_show_tells_steps_with_their_results(here: Command, url: str) -> None:
         status = once.get("checkout", "cart-1")
     assert status is not None
     ran = here("show", url, "checkout", "cart-1", "--json")
-    assert ran.code == Exit.OK
+    assert ran.code == ExitCode.OK
     assert ran.data["value"] == {"order": "o_1"}
     done, begun = ran.data["steps"]
     assert done["value"] == {"hold": "h_1", "status": "held"}
@@ -188,18 +188,18 @@ def test_show_tells_past_generations_where_asked(here: Command, url: str, schema
 
 def test_show_and_sweep_make_nothing(here: Command, url: str, schema: str) -> None:
     for name, *rest in (("sweep",), ("show", "charge", "k")):
-        assert_one_line(here(name, url, *rest), Exit.USAGE, schema, "oncekey migrate")
+        assert_one_line(here(name, url, *rest), ExitCode.USAGE, schema, "oncekey migrate")
     assert not has_schema(schema)
 
 
 def test_a_look_at_a_new_store_leaves_its_secret_open(oncekey: Command, url: str) -> None:
     oncekey("migrate", url)
-    assert oncekey("show", url, "charge", "order-1").code == Exit.NOT_FOUND
-    assert oncekey("sweep", url).code == Exit.OK
+    assert oncekey("show", url, "charge", "order-1").code == ExitCode.NOT_FOUND
+    assert oncekey("sweep", url).code == ExitCode.OK
     with Once(url, secret="correct horse battery") as once:
         once.run("charge", "order-1", lambda attempt: "paid")
     ran = oncekey("show", url, "charge", "order-1")
-    assert_one_line(ran, Exit.USAGE, "another secret", "--secret-env")
+    assert_one_line(ran, ExitCode.USAGE, "another secret", "--secret-env")
     look = ("show", url, "charge", "order-1", "--secret-env", "S", "--json")
     assert oncekey(*look, S="correct horse battery").data["value"] == "paid"
 
@@ -217,10 +217,10 @@ def test_show_needs_no_more_than_to_read(here: Command, url: str, schema: str) -
     theirs = f"{server().url(user=role)}?schema={schema}"
     try:
         ran = here("show", theirs, "charge", "order-1", "--history", "--json")
-        assert (ran.code, ran.data["value"]) == (Exit.OK, "paid")
+        assert (ran.code, ran.data["value"]) == (ExitCode.OK, "paid")
         server().execute(f"REVOKE ALL ON ALL TABLES IN SCHEMA {schema} FROM {role}")
         ran = here("show", theirs, "charge", "order-1")
-        assert_one_line(ran, Exit.FAILED, "lacks rights", "42501")
+        assert_one_line(ran, ExitCode.FAILED, "lacks rights", "42501")
     finally:
         server().execute(f"DROP OWNED BY {role}")
         server().execute(f"DROP ROLE {role}")
@@ -257,8 +257,8 @@ def test_the_ring_is_swept_slot_by_slot(here: Command, url: str, schema: str) ->
         once.run("charge", "new", lambda attempt: None)
     assert here("sweep", ring, "--tier", "audit", "--json").data["removed"] == 3
     assert here("sweep", ring, "--json").data["removed"] == 3
-    assert here("show", ring, "charge", "new").code == Exit.OK
-    assert here("show", ring, "charge", "old-1").code == Exit.NOT_FOUND
+    assert here("show", ring, "charge", "new").code == ExitCode.OK
+    assert here("show", ring, "charge", "old-1").code == ExitCode.NOT_FOUND
 
 
 # --- a server that is not there, and passwords ---------------------------------------------------
@@ -272,14 +272,14 @@ def test_a_server_that_is_down_is_one_line(
     name, *rest = command
     begun = time.monotonic()
     ran = here(name, f"postgresql://bob:hunter-two@{host}/shop", *rest)
-    assert_one_line(ran, Exit.FAILED, "oncekey: the server cannot be reached", "is it running")
+    assert_one_line(ran, ExitCode.FAILED, "oncekey: the server cannot be reached", "is it running")
     assert "hunter" not in ran.err
     assert time.monotonic() - begun < 20
 
 
 def test_a_database_that_is_not_there_is_named(here: Command) -> None:
     ran = here("migrate", server().url("no-such-database"))
-    assert ran.code in (Exit.FAILED, Exit.USAGE)
+    assert ran.code in (ExitCode.FAILED, ExitCode.USAGE)
     assert "no such database" in ran.err
 
 
@@ -303,7 +303,7 @@ def test_what_is_wrong_with_a_url_is_said_without_its_password(
 ) -> None:
     name, *rest = command
     ran = here(name, bad, *rest)
-    assert_one_line(ran, Exit.USAGE)
+    assert_one_line(ran, ExitCode.USAGE)
     assert "hunter" not in ran.err
     assert "two" not in ran.err
 

@@ -1,4 +1,4 @@
-"""`oncekey recover`: finishes what was left behind, says what it could not, ends when told to."""
+"""`oncekey recover`: finishes abandoned operations, says what it could not, ends when told to."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.cli.command_runner import Start
 from tests.cli.conftest import Command
-from tests.cli.running import Start
 
-from oncekey.cli.exits import Exit
+from oncekey.cli.exit_codes import ExitCode
 
 # Imported by the command, and run by a process that dies in the middle of it. That one writes five
 # seconds ago by its store's clock, so that its lease is over when the command comes.
@@ -98,7 +98,7 @@ def test_i10_a_dead_process_work_is_finished_and_shown(oncekey: Command, shop: S
     assert 'asked for     "1042"' in shown.out
     assert "pending (its owner fell silent" in shown.out
     ran = recover(oncekey, shop)
-    assert (ran.code, ran.err) == (Exit.OK, "")
+    assert (ran.code, ran.err) == (ExitCode.OK, "")
     assert "succeeded" in ran.out
     assert "1 succeeded; 0 under way" in ran.out
     shown = oncekey("show", shop.url, "ship", "order-1", "--json")
@@ -110,7 +110,7 @@ def test_an_unknown_key_is_decided(oncekey: Command, shop: Shop) -> None:
     shop.die("mail", "order-1", "receipt")
     ran = recover(oncekey, shop, "--json")
     (done,) = ran.data["done"]
-    assert (ran.code, done["operation"], done["outcome"]) == (Exit.OK, "mail", "succeeded")
+    assert (ran.code, done["operation"], done["outcome"]) == (ExitCode.OK, "mail", "succeeded")
     assert ran.data["counts"] == {"succeeded": 1}
     assert oncekey("show", shop.url, "mail", "order-1", "--json").data["value"] == "it was sent"
 
@@ -118,7 +118,7 @@ def test_an_unknown_key_is_decided(oncekey: Command, shop: Shop) -> None:
 def test_what_nobody_can_tell_ends_in_exit_code_1(oncekey: Command, shop: Shop) -> None:
     shop.die("mail", "order-1", "who knows")
     ran = recover(oncekey, shop)
-    assert ran.code == Exit.FAILED
+    assert ran.code == ExitCode.FAILED
     assert "unknown: nobody can tell yet" in ran.out
     assert "order-1" not in ran.out, "keys are told by their tags"
 
@@ -126,8 +126,8 @@ def test_what_nobody_can_tell_ends_in_exit_code_1(oncekey: Command, shop: Shop) 
 def test_nothing_left_behind(oncekey: Command, shop: Shop) -> None:
     ran = recover(oncekey, shop)
     assert (ran.code, ran.out) == (
-        Exit.OK,
-        "nothing was left behind; 0 under way or to be tried later\n",
+        ExitCode.OK,
+        "nothing was abandoned; 0 under way or to be tried later\n",
     )
 
 
@@ -139,7 +139,7 @@ def test_it_goes_on_until_a_signal(start: Start, shop: Shop, how: signal.Signals
     assert first["counts"] == {"succeeded": 1}
     shop.die("ship", "order-2", "2")
     assert json.loads(running.line())["counts"] == {"succeeded": 1}
-    assert running.end(how) == Exit.OK
+    assert running.end(how) == ExitCode.OK
 
 
 @pytest.mark.parametrize(
@@ -154,5 +154,5 @@ def test_it_goes_on_until_a_signal(start: Start, shop: Shop, how: signal.Signals
 )
 def test_mistakes_are_told(oncekey: Command, tmp_path: Path, name: str, said: str) -> None:
     ran = oncekey("recover", name, **Shop(tmp_path, "blocking").environment)
-    assert (ran.code, ran.out) == (Exit.USAGE, "")
+    assert (ran.code, ran.out) == (ExitCode.USAGE, "")
     assert said in ran.err

@@ -8,12 +8,12 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
+from tests.cli.command_runner import Start
 from tests.cli.conftest import Command
-from tests.cli.running import Start
 from tests.support.postgres_stores import server
 from tests.support.servers import Postgres, require
 
-from oncekey.cli.exits import Exit
+from oncekey.cli.exit_codes import ExitCode
 from oncekey.stores.postgres import migrate
 
 PATIENCE_SECONDS = 60
@@ -31,7 +31,7 @@ def schema() -> Iterator[str]:
 def test_a_signal_ends_it_cleanly(start: Start, ended: str, how: signal.Signals) -> None:
     running = start("sweep", ended, "--every", "1h")
     assert "5 records removed" in running.line()
-    assert running.end(how) == Exit.OK
+    assert running.end(how) == ExitCode.OK
     assert running.out.empty()
     assert running.err.empty()
 
@@ -42,7 +42,7 @@ def test_each_round_is_a_json_document(start: Start, ended: str) -> None:
     assert (first["removed"], first["batches"]) == (5, 3)
     assert (first["tier"], first["elected"]) == ("all", True)
     assert running.round()["removed"] == 0
-    assert running.end(signal.SIGINT) == Exit.OK
+    assert running.end(signal.SIGINT) == ExitCode.OK
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
@@ -55,7 +55,7 @@ def test_one_of_several_is_elected_and_the_next_follows(
     second = start("sweep", url, "--every", "1s", "--json")
     waiting = second.round()
     assert (waiting["elected"], waiting["removed"]) == (False, 0)
-    assert first.end(signal.SIGTERM) == Exit.OK
+    assert first.end(signal.SIGTERM) == ExitCode.OK
     assert second.round()["elected"] is True
 
 
@@ -80,7 +80,7 @@ def test_a_store_that_is_down_is_tried_again(start: Start, tmp_path: Path) -> No
         while not running.out.empty():
             running.line()
         assert "0 records" in running.line()
-        assert running.end(signal.SIGINT) == Exit.OK
+        assert running.end(signal.SIGINT) == ExitCode.OK
 
 
 @pytest.mark.parametrize(
@@ -97,6 +97,6 @@ def test_what_cannot_be_asked_for(
     here: Command, ended: str, options: tuple[str, ...], words: str
 ) -> None:
     ran = here("sweep", ended, *options)
-    assert (ran.code, ran.out) == (Exit.USAGE, "")
+    assert (ran.code, ran.out) == (ExitCode.USAGE, "")
     assert ran.err.count("\n") == 1
     assert words in ran.err

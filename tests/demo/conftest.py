@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from oncekey.demo.provider.books import Books
+from oncekey.demo.provider.ledger import ProviderLedger
 
 PATIENCE_SECONDS = 60
 
@@ -28,8 +28,8 @@ class Running:
     tokens: tuple[str, ...]
 
     @property
-    def books(self) -> Books:
-        return Books(self.folder / "provider.db")
+    def ledger(self) -> ProviderLedger:
+        return ProviderLedger(self.folder / "provider.db")
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import pytest
 
 from oncekey.demo.api.models import BODY_MAX_BYTES, CENTS_MAX
 from oncekey.demo.cards import Card
-from oncekey.demo.provider.books import Counts
+from oncekey.demo.provider.ledger import Counts
 
 if TYPE_CHECKING:
     from tests.demo.conftest import Api, Running
@@ -22,7 +22,7 @@ def test_a_charge_is_made_once_and_is_in_every_book(demo: Running, ada: Api) -> 
     assert (first.status_code, again.status_code) == (201, 201)
     assert again.json() == first.json()
     assert again.headers["x-idempotency-replayed"] == "true"
-    assert demo.books.counts("once-1") == Counts(1, 1)
+    assert demo.ledger.counts("once-1") == Counts(1, 1)
     made = first.json()
     assert [one["id"] for one in ada.get("/charges").json() if one["order"] == "once-1"] == [
         made["id"]
@@ -45,7 +45,7 @@ def test_a_refund_is_made_once_and_never_more_than_was_paid(demo: Running, ada: 
     assert ada.post(path, "back-1-c", {"cents": 900}).status_code == 201
     after = ada.get("/accounts/me").json()
     assert after["refunded_cents"] - before["refunded_cents"] == 4_900
-    assert demo.books.counts("back-1", "refund") == Counts(2, 2)
+    assert demo.ledger.counts("back-1", "refund") == Counts(2, 2)
 
 
 def test_another_amount_under_the_same_key_is_refused(demo: Running, ada: Api) -> None:
@@ -53,7 +53,7 @@ def test_another_amount_under_the_same_key_is_refused(demo: Running, ada: Api) -
     other = ada.charge("amount-1", cents=100)
     assert other.status_code == 422
     assert other.json()["code"] == "key-reused"
-    assert demo.books.counts("amount-1") == Counts(1, 1)
+    assert demo.ledger.counts("amount-1") == Counts(1, 1)
 
 
 def test_keys_and_charges_belong_to_their_caller(demo: Running, ada: Api, grace: Api) -> None:
@@ -63,14 +63,14 @@ def test_keys_and_charges_belong_to_their_caller(demo: Running, ada: Api, grace:
     taken = grace.post(f"/charges/{mine.json()['id']}/refunds", "same-2", {"cents": 1})
     assert taken.status_code == 404
     assert mine.json()["id"] not in grace.get("/ledger").text
-    assert demo.books.counts("same-1", "refund").asked == 0
+    assert demo.ledger.counts("same-1", "refund").asked == 0
 
 
 def test_nobody_is_heard_without_a_token(demo: Running, stranger: Api) -> None:
     for answer in (stranger.charge("who-1"), stranger.get("/ledger"), stranger.get("/charges")):
         assert answer.status_code == 401
         assert answer.headers["www-authenticate"] == "Bearer"
-    assert demo.books.counts("who-1").asked == 0
+    assert demo.ledger.counts("who-1").asked == 0
 
 
 @pytest.mark.parametrize(
@@ -93,27 +93,27 @@ def test_what_cannot_be_done_is_refused_before_the_provider_is_asked(
     answer = ada.charge(key, **wanted)
     assert answer.status_code == status
     assert answer.headers["content-type"] == "application/problem+json"
-    assert demo.books.counts("bad-1").asked == 0
+    assert demo.ledger.counts("bad-1").asked == 0
 
 
 def test_a_declined_card_stays_declined(demo: Running, ada: Api) -> None:
     answers = [ada.charge("poor-1", card=Card.DECLINED) for _ in range(2)]
     assert [answer.status_code for answer in answers] == [402, 402]
-    assert demo.books.counts("poor-1") == Counts(1, 1)
+    assert demo.ledger.counts("poor-1") == Counts(1, 1)
     assert "poor-1" not in ada.get("/ledger").text
 
 
 def test_trouble_at_the_provider_leaves_the_key_free(demo: Running, ada: Api) -> None:
     answers = [ada.charge("flaky-1", card=Card.FLAKY) for _ in range(3)]
     assert [answer.status_code for answer in answers] == [502, 502, 201]
-    assert demo.books.counts("flaky-1") == Counts(asked=3, acted=1)
+    assert demo.ledger.counts("flaky-1") == Counts(asked=3, acted=1)
 
 
 def test_other_pages_in_the_browser_can_do_nothing(demo: Running, stranger: Api) -> None:
     """A name that was made to point to the loopback, and a button pressed from elsewhere."""
     assert stranger.get("/", Host="evil.example").status_code == 400
     assert stranger.get("/demo/state", Host="evil.example").status_code == 400
-    pressed = stranger.post("/demo/play/declined", None, None)
+    pressed = stranger.post("/demo/scenario_runner/declined", None, None)
     assert pressed.status_code == 403
     page = stranger.get("/")
     assert "default-src 'none'" in page.headers["content-security-policy"]

@@ -1,4 +1,4 @@
-"""The `oncekey` command group, and the one place where errors become lines and exit codes."""
+"""The `oncekey` command group. Turns every error into one line and an exit code."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from oncekey.cli.commands.recover import recover
 from oncekey.cli.commands.show import show
 from oncekey.cli.commands.sweep import sweep
 from oncekey.cli.commands.version import version
-from oncekey.cli.exits import Exit
-from oncekey.cli.hiding import remember
-from oncekey.cli.opening import UsageProblem
+from oncekey.cli.exit_codes import ExitCode
+from oncekey.cli.open_store import UsageProblem
 from oncekey.cli.output import error_line, survive_any_encoding
-from oncekey.demo.errors import DemoFailed
+from oncekey.cli.redact import remember_passwords
+from oncekey.demo import DemoFailed
 
 _NAME = "oncekey"
 TRACEBACK_ENV = "ONCEKEY_TRACEBACK"
@@ -51,29 +51,29 @@ for command in (demo, show, recover, sweep, migrate, policy, version):
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run one command; its exit code."""
-    # What a library logs is for applications; a command says what matters in its own words.
+    """Runs one command and returns its exit code."""
+    # Library logs are for applications; a command prints what matters itself.
     logging.getLogger().addHandler(logging.NullHandler())
-    remember(argv)
+    remember_passwords(argv)
     survive_any_encoding()
     try:
         code = cli.main(list(argv), prog_name=_NAME, standalone_mode=False)
     except click.exceptions.Abort:
         error_line("interrupted")
-        return Exit.INTERRUPTED
+        return ExitCode.INTERRUPTED
     except click.UsageError as error:
         path = error.ctx.command_path if error.ctx else _NAME
         error_line(f"{error.format_message()} (see {path} --help)")
-        return Exit.USAGE
+        return ExitCode.USAGE
     except (UsageProblem, InvalidKey, ConfigurationError) as error:
         error_line(str(error))
-        return Exit.USAGE
+        return ExitCode.USAGE
     except (OncekeyError, DemoFailed, OSError) as error:
         error_line(str(error))
-        return Exit.FAILED
+        return ExitCode.FAILED
     except Exception as error:
         if os.environ.get(TRACEBACK_ENV):
             raise
         error_line(f"a bug: {type(error).__name__}: {error} ({TRACEBACK_ENV}=1 tells where)")
-        return Exit.FAILED
-    return code if isinstance(code, int) else Exit.OK
+        return ExitCode.FAILED
+    return code if isinstance(code, int) else ExitCode.OK

@@ -1,7 +1,7 @@
 """The entry point of the `oncekey` command.
 
-Owns what must work before anything else is there: without the extra packages it says how to get
-them. The commands are in app.py.
+It works without the packages of `oncekey[cli]` and then says how to install them. The commands are
+in app.py.
 """
 
 from __future__ import annotations
@@ -9,20 +9,20 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from oncekey.cli.exits import Exit
+from oncekey.cli.exit_codes import ExitCode
 
 _EXTRA = frozenset({"click", "rich"})
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; its exit code."""
+    """Runs one command and returns its exit code."""
     try:
         from oncekey.cli.app import run
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in _EXTRA:
             raise
         print(f'the command needs {error.name}: pip install "oncekey[cli]"', file=sys.stderr)
-        return Exit.USAGE
+        return ExitCode.USAGE
     return run(sys.argv[1:] if argv is None else argv)
 
 

@@ -1,8 +1,8 @@
-"""What a command writes, and where: its result to stdout, everything else to stderr.
+"""A command's output: its result goes to stdout, everything else to stderr.
 
-With --json stdout carries one JSON document and nothing else. Progress is shown on a terminal
-only. Owns escaping: what comes out of a store or off a command line is data, never markup or
-control characters. What must not be shown at all is hiding.py's.
+With --json stdout carries one JSON document and nothing else. Progress is shown on a terminal only.
+Text from a store or a command line is escaped: it is data, never markup or control characters.
+redact.py removes passwords.
 """
 
 from __future__ import annotations
@@ -19,41 +19,41 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from oncekey.cli.hiding import hidden
+from oncekey.cli.redact import redact_remembered
 
 # Without a terminal there is no width to ask for.
 _PIPE_WIDTH = 120
 
 
 class Output:
-    """The two channels of one command."""
+    """The stdout and stderr of one command."""
 
     def __init__(self, *, as_json: bool) -> None:
         self.as_json = as_json
         self.console = _console(stderr=False)
-        self._aside = _console(stderr=True)
+        self._stderr = _console(stderr=True)
 
     def data(self, value: Any) -> None:
-        """The result as one JSON document."""
+        """Writes the result as one JSON document."""
         sys.stdout.write(json.dumps(value, default=_plain, indent=2) + "\n")
         sys.stdout.flush()
 
     def event(self, value: Any) -> None:
-        """One of several results, as a JSON document on a line of its own."""
+        """Writes one of several results, as a JSON document on one line."""
         sys.stdout.write(json.dumps(value, default=_plain) + "\n")
         sys.stdout.flush()
 
     def line(self, text: str) -> None:
-        """One line of the result for people, never wrapped."""
+        """Writes one line of the result for people, never wrapped."""
         self.console.print(Text(printable(text)), soft_wrap=True)
 
     def text(self, text: str) -> None:
-        """A result that is a file of its own, exactly as it is."""
+        """Writes a result that is a whole file, unchanged."""
         sys.stdout.write(text)
         sys.stdout.flush()
 
-    def facts(self, rows: Mapping[str, str]) -> None:
-        """Names and values, one per line; a long value is wrapped on a terminal only."""
+    def rows(self, rows: Mapping[str, str]) -> None:
+        """Writes names and values, one per line; long values are wrapped on a terminal only."""
         if not self.console.is_terminal:
             width = max(map(len, rows))
             for name, value in rows.items():
@@ -68,29 +68,29 @@ class Output:
 
     @contextmanager
     def progress(self, text: str) -> Iterator[Callable[[str], None]]:
-        """A line that says what is being done; gives the function that changes it."""
-        if not self._aside.is_terminal:
+        """Shows a line that says what is being done; gives the function that changes it."""
+        if not self._stderr.is_terminal:
             yield lambda text: None
             return
-        with self._aside.status(Text(text)) as status:
+        with self._stderr.status(Text(text)) as status:
             yield lambda text: status.update(Text(printable(text)))
 
 
 def survive_any_encoding() -> None:
-    """Spell out what a terminal's encoding cannot say instead of failing on it."""
+    """Makes characters that the terminal's encoding lacks appear escaped instead of failing."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 
 
 def error_line(text: str) -> None:
-    """One line on stderr, whatever is in it."""
-    one_line = " ".join(hidden(text).split())
+    """Prints one line to stderr, escaped and without passwords."""
+    one_line = " ".join(redact_remembered(text).split())
     print(f"oncekey: {printable(one_line)}", file=sys.stderr)
 
 
 def printable(text: str) -> str:
-    """Text without control characters: those are spelt out, so no terminal obeys them."""
+    """The text with control characters escaped, so that no terminal obeys them."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
@@ -104,5 +104,5 @@ def _console(*, stderr: bool) -> Console:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON has no word for."""
+    """The JSON form of a value that JSON does not know."""
     return value.isoformat() if isinstance(value, datetime) else repr(value)

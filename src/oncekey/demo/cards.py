@@ -1,5 +1,6 @@
-"""The cards one can pay with, as providers have them for testing: each makes the provider behave
-in its own way. Owns their names and times; what they do is in provider/app.py.
+"""The test cards: each makes the provider behave in its own way.
+
+Owns their names and times. What they do is in provider/provider_app.py.
 """
 
 from __future__ import annotations
@@ -22,5 +23,5 @@ USUAL_SECONDS = 0.15
 SLOW_SECONDS = 2.0
 #: A stuck provider has acted, and does not answer for this long; asked again, it answers at once.
 STUCK_SECONDS = 20.0
-#: How long the API waits for the provider before it tells its own client to come again.
-PROVIDER_PATIENCE_SECONDS = 8.0
+#: How long the API waits for the provider before it answers its own client with an error.
+PROVIDER_TIMEOUT_SECONDS = 8.0

@@ -1,1 +1,1 @@
-"""One module per command: its help, its options, what it prints."""
+"""One module per command, named like it: its help, its options, and what it prints."""

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from oncekey.cli.commands.options import json_option
-from oncekey.cli.exits import Exit
-from oncekey.cli.hiding import redacted
-from oncekey.cli.opening import UsageProblem
+from oncekey.cli.exit_codes import ExitCode
+from oncekey.cli.open_store import UsageProblem
 from oncekey.cli.output import Output
+from oncekey.cli.redact import redact_url
 
 if TYPE_CHECKING:
-    from oncekey.demo.stage import Stage
+    from oncekey.demo.environment import Environment
 
 _PACKAGES = frozenset(
     {"fastapi", "starlette", "pydantic", "uvicorn", "httpx", "http_sf", "rfc8785", "multipart"}
@@ -60,7 +60,7 @@ def demo(
     page with buttons that play scenarios over real HTTP: lost answers, duplicates at once, a
     flaky provider, a worker that is killed. Ctrl-C ends it.
 
-    With --play the same scenarios are played at once. The provider's own books are the judge: the
+    With --play the same scenarios are played at once. The provider's own ledger decides: the
     exit code is 1 if anything was done twice.
 
     \b
@@ -71,53 +71,53 @@ def demo(
     """
     if store is not None and store.startswith("memory:"):
         raise UsageProblem("--store: memory:// lives in one process, and the demo kills one")
-    running, present = _load()
-    unknown = set(only) - set(running.NAMES)
+    demo_loop, demo_report = _load()
+    unknown = set(only) - set(demo_loop.NAMES)
     if unknown or (only and not play):
-        raise UsageProblem(f"--only takes, with --play: {', '.join(running.NAMES)}")
+        raise UsageProblem(f"--only takes, with --play: {', '.join(demo_loop.NAMES)}")
     out = Output(as_json=as_json)
     with ExitStack() as stack:
         folder = _folder(path, stack)
         if not play:
 
-            def started(stage: Stage) -> None:
-                present.started(stage, out, kept=path is not None)
+            def started(environment: Environment) -> None:
+                demo_report.started(environment, out, kept=path is not None)
 
-            running.serve(folder, store=store, port=port, started=started)
+            demo_loop.serve(folder, store=store, port=port, started=started)
             return
-        tell = stack.enter_context(out.progress("starting"))
-        report = running.play_all(
+        on_progress = stack.enter_context(out.progress("starting"))
+        report = demo_loop.play_all(
             folder,
             store=store,
             port=port,
-            shown=redacted,
+            shown=redact_url,
             kept=path is not None,
             only=only,
-            tell=tell,
+            on_progress=on_progress,
         )
     if report is None:
         raise click.Abort
     if as_json:
         out.data(report.as_data())
     else:
-        present.show(report, out.console)
+        demo_report.show(report, out.console)
     if not report.ok:
-        context.exit(Exit.FAILED)
+        context.exit(ExitCode.FAILED)
 
 
 def _load() -> tuple[Any, Any]:
-    """What needs more packages than the other commands do."""
+    """Imports what needs more packages than the other commands do."""
     try:
-        from oncekey.cli.demo import present, running
+        from oncekey.cli import demo_loop, demo_report
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in _PACKAGES:
             raise
         raise UsageProblem(f'the demo needs {error.name}: pip install "oncekey[demo]"') from error
-    return running, present
+    return demo_loop, demo_report
 
 
 def _folder(path: Path | None, stack: ExitStack) -> Path:
-    """The folder to play in; a temporary one goes when the stack does."""
+    """The folder to play in; a temporary one is removed when the stack is closed."""
     if path is None:
         made = tempfile.TemporaryDirectory(prefix="oncekey-demo-")
         return Path(stack.enter_context(made))

@@ -7,9 +7,9 @@ from typing import Any
 import click
 
 from oncekey.cli.commands.options import json_option, url_argument
-from oncekey.cli.hiding import redacted
-from oncekey.cli.opening import inspect, offered
+from oncekey.cli.open_store import inspect, store_function
 from oncekey.cli.output import Output
+from oncekey.cli.redact import redact_url
 from oncekey.stores.inspection import Inspection
 
 
@@ -43,13 +43,13 @@ def migrate(url: str, as_sql: bool, as_json: bool) -> None:
     """
     out = Output(as_json=as_json)
     if as_sql:
-        script: str = offered(url, "migration_script")(url)
+        script: str = store_function(url, "migration_script")(url)
         if as_json:
-            out.data({"store": redacted(url), "sql": script})
+            out.data({"store": redact_url(url), "sql": script})
         else:
             out.text(script)
         return
-    run = offered(url, "migrate")
+    run = store_function(url, "migrate")
     before = inspect(url)
     with out.progress("migrating"):
         run(url)
@@ -57,7 +57,7 @@ def migrate(url: str, as_sql: bool, as_json: bool) -> None:
     if as_json:
         out.data(_as_data(url, before, after))
     else:
-        out.facts(_facts(url, before, after))
+        out.rows(_rows(url, before, after))
 
 
 def _applied(before: Inspection, after: Inspection) -> list[str]:
@@ -66,7 +66,7 @@ def _applied(before: Inspection, after: Inspection) -> list[str]:
 
 def _as_data(url: str, before: Inspection, after: Inspection) -> dict[str, Any]:
     return {
-        "store": redacted(url),
+        "store": redact_url(url),
         "before": before.version,
         "version": after.version,
         "applied": _applied(before, after),
@@ -75,9 +75,9 @@ def _as_data(url: str, before: Inspection, after: Inspection) -> dict[str, Any]:
     }
 
 
-def _facts(url: str, before: Inspection, after: Inspection) -> dict[str, str]:
+def _rows(url: str, before: Inspection, after: Inspection) -> dict[str, str]:
     return {
-        "store": redacted(url),
+        "store": redact_url(url),
         "before": str(before.version) if before.exists else "there was no store",
         "version": str(after.version),
         "applied": ", ".join(_applied(before, after)) or "nothing, it was up to date",

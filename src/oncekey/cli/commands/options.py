@@ -1,4 +1,4 @@
-"""The options several commands share, and how their values are read."""
+"""Options that several commands share, and how their values are read."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def duration(
         try:
             us = microseconds(value, name="duration")
         except ConfigurationError as error:
-            said = f"{value} is not a duration such as 30s, 10m or 1h30m"
-            raise click.BadParameter(said, context, parameter) from error
+            message = f"{value} is not a duration such as 30s, 10m or 1h30m"
+            raise click.BadParameter(message, context, parameter) from error
         if not least <= us <= most:
             raise click.BadParameter(
                 f"{value} is not from {human(least)} to {human(most)}", context, parameter

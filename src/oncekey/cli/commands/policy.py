@@ -7,8 +7,8 @@ from typing import Any
 import click
 
 from oncekey.cli.commands.options import json_option
-from oncekey.cli.importing import imported
-from oncekey.cli.opening import UsageProblem
+from oncekey.cli.import_object import import_object
+from oncekey.cli.open_store import UsageProblem
 from oncekey.cli.output import Output
 
 
@@ -55,4 +55,4 @@ def _found(name: str) -> tuple[Any, Any]:
         from oncekey.http import policy_discovery, policy_document
     except ImportError as error:
         raise UsageProblem(f"{error}; install oncekey[http]") from error
-    return policy_document, policy_discovery.find(imported(name))
+    return policy_document, policy_discovery.find(import_object(name))

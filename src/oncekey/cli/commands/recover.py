@@ -11,11 +11,16 @@ import click
 
 from oncekey import Completed, Completion
 from oncekey.cli.commands.options import duration, json_option
-from oncekey.cli.completing import Round, rounds_of, survived, until_nothing_is_due
-from oncekey.cli.exits import Exit
-from oncekey.cli.importing import imported
+from oncekey.cli.exit_codes import ExitCode
+from oncekey.cli.import_object import import_object
 from oncekey.cli.output import Output, error_line
-from oncekey.cli.stopping import until_told
+from oncekey.cli.recover_loop import (
+    Recover,
+    recover_function,
+    recover_or_error,
+    recover_until_nothing_is_due,
+)
+from oncekey.cli.signals import stop_on_signal
 from oncekey.core.duration import human
 from oncekey.core.errors import StoreUnavailable
 from oncekey.engine.completer_base import COMPLETE_LIMIT_DEFAULT
@@ -33,23 +38,23 @@ _OPEN = ("unknown", "error", "left")
     type=click.IntRange(1, LIMIT_MAX),
     default=COMPLETE_LIMIT_DEFAULT,
     show_default=True,
-    help="Operations to take up per round.",
+    help="Operations to take up at a time.",
 )
 @click.option(
     "--every",
     callback=duration(EVERY_MIN_US, EVERY_MAX_US),
     metavar="DURATION",
-    help="Go on, with a round every so often (10s, 1m), until interrupted.",
+    help="Look again after this time (10s, 1m), until interrupted.",
 )
 @json_option
 @click.pass_context
 def recover(
     context: click.Context, once: str, limit: int, every: int | None, as_json: bool
 ) -> None:
-    """Finish operations that were left behind.
+    """Finish operations that were abandoned.
 
-    An operation is left behind when its owner died, or failed halfway, and its caller does not
-    come back. Imports the Once or AsyncOnce named (from the current folder too) with the operations
+    An operation is abandoned when its owner died, or failed halfway, and its caller does not come
+    back. Imports the Once or AsyncOnce named (from the current folder too) with the operations
     registered on it, and drives theirs to an end: unknown keys are asked about with recover=,
     retry-safe operations are run again with the arguments that were kept, their finished steps
     skipped. What fails is tried again after a growing pause, up to the operation's own `tries`.
@@ -57,7 +62,7 @@ def recover(
 
     For cron use the plain form: it takes up what is due and ends, with exit code 1 if something is
     still open that somebody should look at. With --every it stays; Ctrl-C and SIGTERM end it after
-    the round under way, and --json prints one document per round in which something happened.
+    the work in progress, and --json prints one document each time something happened.
 
     \b
     Examples:
@@ -66,18 +71,18 @@ def recover(
       oncekey recover shop.operations:once --limit 20 --json
     """
     out = Output(as_json=as_json)
-    with rounds_of(imported(once), once) as one:
+    with recover_function(import_object(once), once) as recover_some:
         if every is not None:
-            _go_on(out, one, limit, every)
+            _recover_periodically(out, recover_some, limit, every)
             return
-        completed = _once_through(out, one, limit)
+        completed = _recover_all(out, recover_some, limit)
     if any(done.outcome in _OPEN for done in completed.done):
-        context.exit(Exit.FAILED)
+        context.exit(ExitCode.FAILED)
 
 
-def _once_through(out: Output, one: Round, limit: int) -> Completed:
-    with out.progress("looking for what was left behind") as say:
-        completed = until_nothing_is_due(one, limit, _teller(out, say))
+def _recover_all(out: Output, recover_some: Recover, limit: int) -> Completed:
+    with out.progress("looking for abandoned operations") as show:
+        completed = recover_until_nothing_is_due(recover_some, limit, _reporter(out, show))
     if out.as_json:
         out.data(_as_data(completed))
     else:
@@ -85,10 +90,10 @@ def _once_through(out: Output, one: Round, limit: int) -> Completed:
     return completed
 
 
-def _go_on(out: Output, one: Round, limit: int, every: int) -> None:
-    with until_told() as stop:
-        while not stop.told:
-            completed = survived(one, limit, _teller(out, lambda text: None))
+def _recover_periodically(out: Output, recover_some: Recover, limit: int, every: int) -> None:
+    with stop_on_signal() as stop:
+        while not stop.requested:
+            completed = recover_or_error(recover_some, limit, _reporter(out, lambda text: None))
             if isinstance(completed, StoreUnavailable):
                 error_line(f"{completed}; it is tried again in {human(every)}")
             elif out.as_json and completed.done:
@@ -96,17 +101,17 @@ def _go_on(out: Output, one: Round, limit: int, every: int) -> None:
             stop.wait(every / 1_000_000)
 
 
-def _teller(out: Output, say: Callable[[str], None]) -> Callable[[Completion], None]:
+def _reporter(out: Output, show: Callable[[str], None]) -> Callable[[Completion], None]:
     count = 0
 
-    def tell(done: Completion) -> None:
+    def report(done: Completion) -> None:
         nonlocal count
         count += 1
-        say(f"{count:,} taken up, {done.operation} [{done.tag}] {done.outcome}")
+        show(f"{count:,} taken up, {done.operation} [{done.tag}] {done.outcome}")
         if not out.as_json:
             out.line(_line(done))
 
-    return tell
+    return report
 
 
 def _line(done: Completion) -> str:
@@ -118,9 +123,9 @@ def _line(done: Completion) -> str:
 
 def _summary(completed: Completed) -> str:
     counts = Counter(done.outcome for done in completed.done)
-    told = ", ".join(f"{count:,} {outcome}" for outcome, count in counts.items())
+    found = ", ".join(f"{count:,} {outcome}" for outcome, count in counts.items())
     later = f"{completed.watching:,} under way or to be tried later"
-    return f"{told or 'nothing was left behind'}; {later}"
+    return f"{found or 'nothing was abandoned'}; {later}"
 
 
 def _as_data(completed: Completed) -> dict[str, Any]:

@@ -10,9 +10,9 @@ import click
 
 from oncekey import ConfigurationError, KeyStatus
 from oncekey.cli.commands.options import json_option, url_argument
-from oncekey.cli.exits import Exit
-from oncekey.cli.facts import key_facts, past_facts
-from oncekey.cli.opening import UsageProblem, has_records, open_store, secret_from
+from oncekey.cli.exit_codes import ExitCode
+from oncekey.cli.key_report import key_rows, past_rows
+from oncekey.cli.open_store import UsageProblem, has_records, open_store, secret_from
 from oncekey.cli.output import Output
 from oncekey.core.codec import JSON
 from oncekey.core.commands import Look, Seen
@@ -81,7 +81,7 @@ def show(
     else:
         _print(found, out)
     if found.status is None:
-        context.exit(Exit.NOT_FOUND)
+        context.exit(ExitCode.NOT_FOUND)
 
 
 def _look(url: str, identities: Identities, identity: Identity, history: bool) -> _Found:
@@ -124,7 +124,7 @@ def _print(found: _Found, out: Output) -> None:
     if found.status is None:
         out.line("no such key: never seen, freed, or swept (or another scope or operation)")
     else:
-        out.facts(key_facts(found.status))
+        out.rows(key_rows(found.status))
     for status in reversed(found.past):
         out.line("")
-        out.facts(past_facts(status))
+        out.rows(past_rows(status))

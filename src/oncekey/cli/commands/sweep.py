@@ -11,10 +11,17 @@ from typing import Any
 import click
 
 from oncekey.cli.commands.options import duration, json_option, url_argument
-from oncekey.cli.hiding import redacted
-from oncekey.cli.opening import has_records, open_store
+from oncekey.cli.open_store import has_records, open_store
 from oncekey.cli.output import Output, error_line
-from oncekey.cli.sweeping import TIERS, Round, Tell, batch_of, sweep_for_ever, sweep_round
+from oncekey.cli.redact import redact_url
+from oncekey.cli.sweep_loop import (
+    TIERS,
+    OnProgress,
+    SweepResult,
+    batch_function,
+    sweep_periodically,
+    sweep_until_done,
+)
 from oncekey.core.duration import human
 from oncekey.core.store import SWEEP_LIMIT_DEFAULT
 
@@ -58,8 +65,8 @@ def sweep(url: str, limit: int, once: bool, tier: str, every: int | None, as_jso
     For cron use the plain form, every ten minutes or so. With --every it stays and sweeps again
     and again: of all processes that do so on one store, the application's own included, one is
     elected to, and another takes its place when it ends. Ctrl-C and SIGTERM end it after the
-    batch under way, with exit code 0; --json then prints one document per round, a line each. A
-    round that fails because the store is down is reported on stderr and tried again.
+    batch under way, with exit code 0; --json then prints one document per sweep, a line each. A
+    sweep that fails because the store is down is reported on stderr and tried again.
 
     \b
     Examples:
@@ -72,55 +79,57 @@ def sweep(url: str, limit: int, once: bool, tier: str, every: int | None, as_jso
     out = Output(as_json=as_json)
     found = has_records(url)
     if not found and every is None and tier == TIERS[0]:
-        _report(out, url, Round())
+        _report(out, url, SweepResult())
         return
     # The store itself, not Once: sweeping needs no secret, and must not bind one.
     with closing(open_store(url)) as store:
-        batch = batch_of(store, limit, tier)
-        watch = partial(_watch, out)
+        batch = batch_function(store, limit, tier)
+        show_progress = partial(_show_progress, out)
         if every is not None:
             report = _reporter(out, url, tier, every)
             shares = tier != TIERS[0]
-            sweep_for_ever(store, batch, every, shares=shares, watch=watch, report=report)
+            sweep_periodically(
+                store, batch, every, shares=shares, show_progress=show_progress, report=report
+            )
             return
-        with watch() as tell:
-            done = sweep_round(batch, tell, one_batch=once)
+        with show_progress() as on_progress:
+            done = sweep_until_done(batch, on_progress, one_batch=once)
     _report(out, url, done)
 
 
 @contextmanager
-def _watch(out: Output) -> Iterator[Tell]:
-    with out.progress("sweeping") as say:
-        yield lambda removed: say(f"sweeping: {removed:,} removed")
+def _show_progress(out: Output) -> Iterator[OnProgress]:
+    with out.progress("sweeping") as show:
+        yield lambda removed: show(f"sweeping: {removed:,} removed")
 
 
-def _report(out: Output, url: str, done: Round) -> None:
+def _report(out: Output, url: str, done: SweepResult) -> None:
     if out.as_json:
-        out.data({"store": redacted(url), "removed": done.removed, "batches": done.batches})
+        out.data({"store": redact_url(url), "removed": done.removed, "batches": done.batches})
     else:
-        out.line(f"{_records(done.removed)} removed from {redacted(url)}")
+        out.line(f"{_records(done.removed)} removed from {redact_url(url)}")
 
 
-def _reporter(out: Output, url: str, tier: str, every: int) -> Callable[[Round], None]:
-    """Says what each round came to; of rounds in which another one sweeps, only the first."""
+def _reporter(out: Output, url: str, tier: str, every: int) -> Callable[[SweepResult], None]:
+    """A function that reports each sweep; of those that another process does, only the first."""
     was_elected = True
 
-    def report(done: Round) -> None:
+    def report(done: SweepResult) -> None:
         nonlocal was_elected
         if done.error is not None:
             error_line(f"{done.error}; it is tried again in {human(every)}")
             return
         if done.elected or was_elected:
-            _tell_round(out, url, tier, done)
+            _report_sweep(out, url, tier, done)
         was_elected = done.elected
 
     return report
 
 
-def _tell_round(out: Output, url: str, tier: str, done: Round) -> None:
+def _report_sweep(out: Output, url: str, tier: str, done: SweepResult) -> None:
     at = datetime.now(UTC)
     if out.as_json:
-        event: dict[str, Any] = {"at": at, "store": redacted(url), "tier": tier}
+        event: dict[str, Any] = {"at": at, "store": redact_url(url), "tier": tier}
         counts = {"elected": done.elected, "removed": done.removed, "batches": done.batches}
         out.event({**event, **counts})
     elif done.elected:

@@ -33,4 +33,4 @@ def version(as_json: bool) -> None:
     if as_json:
         out.data(found)
     else:
-        out.facts(found)
+        out.rows(found)

@@ -1,4 +1,4 @@
-"""What the API takes and gives. Owns the limits of everything a client can send."""
+"""The API's request and response models. Owns the limits of everything a client can send."""
 
 from __future__ import annotations
 
@@ -89,18 +89,18 @@ class Problem(BaseModel):
 
 
 def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """The refusals of a route, for its documentation."""
-    told = {"$ref": "#/components/schemas/Problem"}
+    """The error responses of a route, for its OpenAPI document."""
+    schema = {"$ref": "#/components/schemas/Problem"}
     return {
         status: {
-            "description": _WORDS[status],
-            "content": {"application/problem+json": {"schema": told}},
+            "description": _DESCRIPTIONS[status],
+            "content": {"application/problem+json": {"schema": schema}},
         }
         for status in statuses
     }
 
 
-_WORDS = {
+_DESCRIPTIONS = {
     400: "No key, a malformed one, or a body that cannot be read",
     401: "No token, or an unknown one",
     402: "The card was declined: final, and the answer to every retry",

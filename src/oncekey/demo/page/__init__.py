@@ -1,1 +1,1 @@
-"""The page at `/`: what it shows, and the few requests it makes."""
+"""The demo's page: the views behind it and its static files."""

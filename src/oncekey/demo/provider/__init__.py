@@ -1,1 +1,1 @@
-"""The outside world: a payment provider with an HTTP API and books of its own. Knows no oncekey."""
+"""The payment provider: a service with an HTTP API and a ledger of its own. It knows no oncekey."""

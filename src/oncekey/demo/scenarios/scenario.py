@@ -1,4 +1,4 @@
-"""What a scenario is: how it is played and what it promises. Which there are is in scenarios.py."""
+"""The scenario type: how one is played and what it promises. scenarios.py has all of them."""
 
 from __future__ import annotations
 
@@ -7,43 +7,43 @@ import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from oncekey.demo.crew import Crew
-from oncekey.demo.provider.books import Books, Counts, Kind
-from oncekey.demo.scenarios.client import Client, Tell
-from oncekey.demo.scene import Answer, Got, Scene
+from oncekey.demo.provider.ledger import Counts, Kind, ProviderLedger
+from oncekey.demo.scenario_result import CallerResult, ResponseKind, ScenarioResult
+from oncekey.demo.scenarios.scenario_client import Client, OnProgress
+from oncekey.demo.workers import Workers
 
 
 @dataclass(frozen=True, slots=True)
-class Set:
-    """What a scenario is played with."""
+class ScenarioTools:
+    """What a scenario works with."""
 
     client: Client
-    books: Books
-    crew: Crew
-    tell: Tell
+    ledger: ProviderLedger
+    workers: Workers
+    on_progress: OnProgress
 
 
-# What every caller got, and what else went wrong.
-Played = tuple[tuple[Answer, ...], tuple[str, ...]]
+# What every caller got, and what went wrong besides.
+Played = tuple[tuple[CallerResult, ...], tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One of them: its name for commands, what it is about, and how it is played."""
+    """One scenario: its name on the command line, its story, and the function that plays it."""
 
     name: str
     title: str
     story: str
-    play: Callable[[Set, str], Awaitable[Played]]
-    expected: tuple[Got, ...]
+    play: Callable[[ScenarioTools, str], Awaitable[Played]]
+    expected: tuple[ResponseKind, ...]
     promised: Counts = field(default_factory=Counts)
     kind: Kind = "charge"
 
-    async def run(self, on: Set) -> Scene:
+    async def run(self, tools: ScenarioTools) -> ScenarioResult:
         key = f"{self.name}-{secrets.token_hex(3)}"
-        answers, problems = await self.play(on, key)
-        counted = await asyncio.to_thread(on.books.counts, key, self.kind)
-        return Scene(
+        answers, problems = await self.play(tools, key)
+        counted = await asyncio.to_thread(tools.ledger.counts, key, self.kind)
+        return ScenarioResult(
             self.name,
             self.title,
             self.story,

@@ -1,7 +1,7 @@
-"""The scenarios, one function each: it tells what it does, does it over HTTP, and returns a Scene.
+"""The scenarios, one function each: it plays the scenario over HTTP and returns what callers got.
 
-None sleeps to be right: they go on when the provider's books say so, or when an answer's
-Retry-After does.
+None sleeps to be right: they go on when the provider's ledger shows what they wait for, or when a
+response's Retry-After says so.
 """
 
 from __future__ import annotations
@@ -14,132 +14,137 @@ from contextlib import suppress
 import httpx
 
 from oncekey.demo.cards import Card
-from oncekey.demo.provider.books import Counts
-from oncekey.demo.scenarios.client import CENTS, Reply, persist, until
-from oncekey.demo.scenarios.scenario import Played, Scenario, Set
-from oncekey.demo.scene import Answer, Got
+from oncekey.demo.provider.ledger import Counts
+from oncekey.demo.scenario_result import CallerResult, ResponseKind
+from oncekey.demo.scenarios.scenario import Played, Scenario, ScenarioTools
+from oncekey.demo.scenarios.scenario_client import CENTS, Reply, persist, until
 
 DUPLICATES = 20
-CLIENT_PATIENCE_SECONDS = 0.5
+CLIENT_TIMEOUT_SECONDS = 0.5
 
 
-async def _lost_answer(on: Set, key: str) -> Played:
-    on.tell("sending a charge")
-    first = asyncio.create_task(on.client.charge(key))
-    await until(lambda: on.books.counts(key).acted > 0, "the provider has acted", first)
-    on.tell("the connection breaks before the answer")
+async def _lost_answer(tools: ScenarioTools, key: str) -> Played:
+    tools.on_progress("sending a charge")
+    first = asyncio.create_task(tools.client.charge(key))
+    await until(lambda: tools.ledger.counts(key).acted > 0, "the provider has acted", first)
+    tools.on_progress("the connection breaks before the answer")
     first.cancel()
     with suppress(asyncio.CancelledError):
         await first
-    lost = Answer("click 1", Got.LOST, "cut off")
-    second = await persist("click 2", lambda: on.client.charge(key), on.tell)
-    again = await persist("click 3", lambda: on.client.charge(key), on.tell)
+    lost = CallerResult("click 1", ResponseKind.LOST, "cut off")
+    second = await persist("click 2", lambda: tools.client.charge(key), tools.on_progress)
+    again = await persist("click 3", lambda: tools.client.charge(key), tools.on_progress)
     return (lost, *second, *again), ()
 
 
-async def _at_once(on: Set, key: str) -> Played:
-    on.tell(f"sending the same charge {DUPLICATES} times at once")
+async def _at_once(tools: ScenarioTools, key: str) -> Played:
+    tools.on_progress(f"sending the same charge {DUPLICATES} times at once")
     all_answers = await asyncio.gather(
-        *(persist("", lambda: on.client.charge(key), on.tell) for _ in range(DUPLICATES))
+        *(
+            persist("", lambda: tools.client.charge(key), tools.on_progress)
+            for _ in range(DUPLICATES)
+        )
     )
     last = Counter(answers[-1].got for answers in all_answers)
     waited = sum(len(answers) > 1 for answers in all_answers)
     receipts = {answers[-1].receipt for answers in all_answers}
     receipt = next(iter(receipts))
     answers = tuple(
-        Answer(
+        CallerResult(
             f"{last[got]} of {DUPLICATES}",
             got,
-            f"201, {waited} after a 409" if got is Got.REPLAYED else "201",
+            f"201, {waited} after a 409" if got is ResponseKind.REPLAYED else "201",
             receipt,
         )
         for got in sorted(last, key=lambda got: last[got])
     )
     problems = () if len(receipts) == 1 else ("callers got different answers",)
-    if last[Got.RAN] != 1:
-        problems = (*problems, f"{last[Got.RAN]} of them ran")
+    if last[ResponseKind.RAN] != 1:
+        problems = (*problems, f"{last[ResponseKind.RAN]} of them ran")
     return answers, problems
 
 
-async def _other_amount(on: Set, key: str) -> Played:
-    on.tell("sending 49.00")
-    first = asyncio.create_task(on.client.charge(key))
-    await until(lambda: on.books.counts(key).asked > 0, "the provider was asked", first)
-    on.tell("sending 1.00 with the same key")
-    during = await on.client.charge(key, cents=100)
+async def _other_amount(tools: ScenarioTools, key: str) -> Played:
+    tools.on_progress("sending 49.00")
+    first = asyncio.create_task(tools.client.charge(key))
+    await until(lambda: tools.ledger.counts(key).asked > 0, "the provider was asked", first)
+    tools.on_progress("sending 1.00 with the same key")
+    during = await tools.client.charge(key, cents=100)
     done = await first
-    after = await on.client.charge(key, cents=100)
-    same = await on.client.charge(key)
+    after = await tools.client.charge(key, cents=100)
+    same = await tools.client.charge(key)
     return (
-        done.answer("49.00"),
-        during.answer("1.00", "while it runs"),
-        after.answer("1.00", "after it"),
-        same.answer("49.00"),
+        done.as_result("49.00"),
+        during.as_result("1.00", "while it runs"),
+        after.as_result("1.00", "after it"),
+        same.as_result("49.00"),
     ), ()
 
 
-async def _flaky(on: Set, key: str) -> Played:
+async def _flaky(tools: ScenarioTools, key: str) -> Played:
     answers = []
     for who in ("first", "retry", "retry", "again"):
-        on.tell(f"sending a charge to a flaky provider: {who}")
-        reply = await on.client.charge(key, card=Card.FLAKY)
+        tools.on_progress(f"sending a charge to a flaky provider: {who}")
+        reply = await tools.client.charge(key, card=Card.FLAKY)
         note = str(reply.body.get("detail", "")).partition(";")[0]
-        answers.append(reply.answer(who, note))
+        answers.append(reply.as_result(who, note))
     return tuple(answers), ()
 
 
-async def _slow(on: Set, key: str) -> Played:
-    on.tell(f"sending a charge, with {CLIENT_PATIENCE_SECONDS:g} s of patience")
-    gave_up = Answer("first", Got.GAVE_UP, f"after {CLIENT_PATIENCE_SECONDS:g} s")
+async def _slow(tools: ScenarioTools, key: str) -> Played:
+    tools.on_progress(f"sending a charge, with {CLIENT_TIMEOUT_SECONDS:g} s of patience")
+    gave_up = CallerResult("first", ResponseKind.GAVE_UP, f"after {CLIENT_TIMEOUT_SECONDS:g} s")
     with suppress(httpx.TimeoutException):
-        reply = await on.client.charge(key, card=Card.SLOW, patience=CLIENT_PATIENCE_SECONDS)
-        gave_up = reply.answer("first")
-    retry = await persist("retry", lambda: on.client.charge(key, card=Card.SLOW), on.tell)
+        reply = await tools.client.charge(key, card=Card.SLOW, seconds=CLIENT_TIMEOUT_SECONDS)
+        gave_up = reply.as_result("first")
+    retry = await persist(
+        "retry", lambda: tools.client.charge(key, card=Card.SLOW), tools.on_progress
+    )
     return (gave_up, *retry), ()
 
 
-async def _killed(on: Set, key: str) -> Played:
-    on.tell("starting a worker process")
-    worker = await on.crew.start()
+async def _killed(tools: ScenarioTools, key: str) -> Played:
+    tools.on_progress("starting a worker process")
+    worker = await tools.workers.start()
     try:
-        on.tell(f"sending a charge to worker {worker.pid}")
-        first = asyncio.create_task(on.client.charge(key, card=Card.STUCK, url=worker.url))
-        await until(lambda: on.books.counts(key).acted > 0, "the provider has acted", first)
-        on.tell(f"the card is charged: killing worker {worker.pid}")
+        tools.on_progress(f"sending a charge to worker {worker.pid}")
+        first = asyncio.create_task(tools.client.charge(key, card=Card.STUCK, url=worker.url))
+        await until(lambda: tools.ledger.counts(key).acted > 0, "the provider has acted", first)
+        tools.on_progress(f"the card is charged: killing worker {worker.pid}")
     finally:
         await worker.kill()
-    killed = Answer("first", Got.KILLED, f"process {worker.pid}")
+    killed = CallerResult("first", ResponseKind.KILLED, f"process {worker.pid}")
     with suppress(httpx.TransportError):
-        killed = (await first).answer("first")
+        killed = (await first).as_result("first")
 
     async def retry() -> Reply:
-        return await on.client.charge(key, card=Card.STUCK)
+        return await tools.client.charge(key, card=Card.STUCK)
 
-    later = await persist("retry", retry, on.tell, "took over")
+    later = await persist("retry", retry, tools.on_progress, "took over")
     again = await retry()
-    return (killed, *later, again.answer("again")), ()
+    return (killed, *later, again.as_result("again")), ()
 
 
-async def _declined(on: Set, key: str) -> Played:
-    on.tell("sending a charge to a card without money")
-    first = await on.client.charge(key, card=Card.DECLINED)
-    retry = await on.client.charge(key, card=Card.DECLINED)
-    return (first.answer("first"), retry.answer("retry")), ()
+async def _declined(tools: ScenarioTools, key: str) -> Played:
+    tools.on_progress("sending a charge to a card without money")
+    first = await tools.client.charge(key, card=Card.DECLINED)
+    retry = await tools.client.charge(key, card=Card.DECLINED)
+    return (first.as_result("first"), retry.as_result("retry")), ()
 
 
-async def _refund(on: Set, key: str) -> Played:
-    on.tell("sending a refund twice")
-    charge = await on.client.charge(key)
+async def _refund(tools: ScenarioTools, key: str) -> Played:
+    tools.on_progress("sending a refund twice")
+    charge = await tools.client.charge(key)
     refund = f"{key}-refund"
 
     def click() -> Awaitable[Reply]:
-        return on.client.refund(str(charge.body["id"]), refund, CENTS)
+        return tools.client.refund(str(charge.body["id"]), refund, CENTS)
 
     once, twice = await asyncio.gather(
-        persist("click", click, on.tell), persist("click", click, on.tell)
+        persist("click", click, tools.on_progress), persist("click", click, tools.on_progress)
     )
     # Which click came first does not matter.
-    answers = sorted((*once, *twice), key=lambda answer: answer.got is Got.REPLAYED)
+    answers = sorted((*once, *twice), key=lambda answer: answer.got is ResponseKind.REPLAYED)
     return tuple(answers), ()
 
 
@@ -150,7 +155,7 @@ SCENARIOS: tuple[Scenario, ...] = (
         "The card is charged, but the connection breaks before the answer. The client sends the "
         "same request again, twice.",
         _lost_answer,
-        (Got.LOST, Got.REPLAYED, Got.REPLAYED),
+        (ResponseKind.LOST, ResponseKind.REPLAYED, ResponseKind.REPLAYED),
     ),
     Scenario(
         "at-once",
@@ -158,7 +163,7 @@ SCENARIOS: tuple[Scenario, ...] = (
         f"A broken retry loop sends the same charge {DUPLICATES} times in the same moment. One "
         "runs; the others are told to wait, and then get its answer.",
         _at_once,
-        (Got.RAN, Got.REPLAYED),
+        (ResponseKind.RAN, ResponseKind.REPLAYED),
     ),
     Scenario(
         "other-amount",
@@ -166,7 +171,7 @@ SCENARIOS: tuple[Scenario, ...] = (
         "A client bug reuses the key of a 49.00 charge for 1.00: once while that charge runs, "
         "once after it.",
         _other_amount,
-        (Got.RAN, Got.MISMATCH, Got.MISMATCH, Got.REPLAYED),
+        (ResponseKind.RAN, ResponseKind.MISMATCH, ResponseKind.MISMATCH, ResponseKind.REPLAYED),
     ),
     Scenario(
         "flaky",
@@ -174,7 +179,7 @@ SCENARIOS: tuple[Scenario, ...] = (
         "The provider refuses the first try, and breaks after it has charged the card in the "
         "second. The third is given that charge, for it has the same child key.",
         _flaky,
-        (Got.FAILED, Got.FAILED, Got.RAN, Got.REPLAYED),
+        (ResponseKind.FAILED, ResponseKind.FAILED, ResponseKind.RAN, ResponseKind.REPLAYED),
         Counts(asked=3),
     ),
     Scenario(
@@ -183,7 +188,7 @@ SCENARIOS: tuple[Scenario, ...] = (
         "The provider takes two seconds, the client gives up after half of one. The handler "
         "carries on, and its answer waits for the retry.",
         _slow,
-        (Got.GAVE_UP, Got.REPLAYED),
+        (ResponseKind.GAVE_UP, ResponseKind.REPLAYED),
     ),
     Scenario(
         "killed",
@@ -191,7 +196,7 @@ SCENARIOS: tuple[Scenario, ...] = (
         "A worker process charges the card and is killed (SIGKILL) before it can store that. "
         "When its lease is over, the retry takes over with the same child key.",
         _killed,
-        (Got.KILLED, Got.RAN, Got.REPLAYED),
+        (ResponseKind.KILLED, ResponseKind.RAN, ResponseKind.REPLAYED),
         Counts(asked=2),
     ),
     Scenario(
@@ -200,14 +205,14 @@ SCENARIOS: tuple[Scenario, ...] = (
         "The provider declines the card for good. The client tries again all the same, and the "
         "card is not tried a second time.",
         _declined,
-        (Got.DECLINED, Got.REPLAYED),
+        (ResponseKind.DECLINED, ResponseKind.REPLAYED),
     ),
     Scenario(
         "refund",
         "A refund, clicked twice",
         "Two clicks send the same refund at the same time. The money goes back once.",
         _refund,
-        (Got.RAN, Got.REPLAYED),
+        (ResponseKind.RAN, ResponseKind.REPLAYED),
         kind="refund",
     ),
 )

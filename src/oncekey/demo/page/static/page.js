@@ -177,7 +177,7 @@ async function play(name) {
   isPlaying = true;
   for (const button of document.querySelectorAll("button")) button.disabled = true;
   try {
-    await fetch(`/demo/play/${name}`, { method: "POST", headers: { "X-Demo-Token": token } });
+    await fetch(`/demo/scenario_runner/${name}`, { method: "POST", headers: { "X-Demo-Token": token } });
   } catch {
     at("offline").hidden = false;
   }

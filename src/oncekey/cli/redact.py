@@ -1,7 +1,7 @@
-"""Keeps passwords out of what a command prints, whoever quotes them.
+"""Removes passwords from what a command prints.
 
-Two nets: anything that looks like a password in a URL or a conninfo, and the very passwords that
-came in on this command line, wherever a driver's message repeats them. Hiding too much does no
+It removes (1) whatever looks like a password in a URL or a conninfo, and (2) the passwords that
+were given on this command line, wherever a driver's message repeats them. Removing too much does no
 harm.
 """
 
@@ -21,14 +21,14 @@ _NAMED_PASSWORD = re.compile(
 )
 # The same within one argument, where a password may even hold spaces.
 _IN_ARGUMENT = re.compile(r":/+[^:@/]*:(.*)@", re.DOTALL)
-# Shorter ones are in every other word. In a URL they are hidden all the same.
+# Shorter ones occur in ordinary words. In a URL they are removed all the same.
 _LITERAL_MIN_CHARS = 4
 
 _known: set[str] = set()
 
 
-def remember(arguments: Iterable[str]) -> None:
-    """The passwords in these arguments are not to be printed from now on."""
+def remember_passwords(arguments: Iterable[str]) -> None:
+    """Remembers the passwords in these arguments, for `redact_remembered`."""
     for argument in arguments:
         found = [match[1] for match in _IN_ARGUMENT.finditer(argument)]
         found += [match[2].strip("'") for match in _NAMED_PASSWORD.finditer(argument)]
@@ -36,15 +36,15 @@ def remember(arguments: Iterable[str]) -> None:
             _known.update((password, unquote(password)))
 
 
-def redacted(text: str) -> str:
-    """Text in which no URL and no conninfo shows a password."""
+def redact_url(text: str) -> str:
+    """The text without the passwords in its URLs and conninfos."""
     text = _USER_PASSWORD.sub(rf"\1{HIDDEN}@", text)
     return _NAMED_PASSWORD.sub(rf"\1{HIDDEN}", text)
 
 
-def hidden(text: str) -> str:
-    """The same for text that others have worded: nor are the remembered passwords in it."""
+def redact_remembered(text: str) -> str:
+    """The text of a driver or library without passwords, the remembered ones included."""
     for password in sorted(_known, key=len, reverse=True):
         if len(password) >= _LITERAL_MIN_CHARS:
             text = re.sub(rf"(?<!\w){re.escape(password)}(?!\w)", HIDDEN, text)
-    return redacted(text)
+    return redact_url(text)

@@ -1,7 +1,7 @@
-"""What a scenario gives back, and whether its promise was kept.
+"""The result of a scenario, and whether it kept its promise.
 
-Owns the judgement: a scene is good only if the provider's books and every caller's answer are as
-promised. The counts come from the books, never from the scenario's own telling.
+A result is good only if the provider's ledger and every caller's response are as promised. The
+counts come from the ledger, never from the scenario itself.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import enum
 from dataclasses import dataclass, field
 from typing import Any
 
-from oncekey.demo.provider.books import Counts
+from oncekey.demo.provider.ledger import Counts
 
 
-class Got(enum.StrEnum):
-    """What a caller can get."""
+class ResponseKind(enum.StrEnum):
+    """What happened to one caller's request."""
 
     RAN = "ran"
     REPLAYED = "replayed"
@@ -30,41 +30,43 @@ class Got(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """One caller's answer. `receipt` is the API's number of what was done, if there is one."""
+class CallerResult:
+    """One caller's response. `receipt` is the id that the API gave to what was done, if any."""
 
     who: str
-    got: Got
+    got: ResponseKind
     detail: str = ""
     receipt: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
-    """One scenario as it was played."""
+class ScenarioResult:
+    """What one scenario came to."""
 
     name: str
     title: str
     story: str
     key: str
-    answers: tuple[Answer, ...]
-    expected: tuple[Got, ...]
+    answers: tuple[CallerResult, ...]
+    expected: tuple[ResponseKind, ...]
     counted: Counts
     promised: Counts = field(default_factory=Counts)
-    #: What else the scenario itself found wrong.
+    #: What the scenario itself found wrong.
     problems: tuple[str, ...] = ()
 
     @property
     def faults(self) -> list[str]:
-        """Every broken promise in words; empty for a good scene."""
+        """One sentence for each broken promise; empty if all were kept."""
         found = list(self.problems)
         if self.counted.acted != self.promised.acted:
             found.append(f"the provider acted {times(self.counted.acted)}, not once")
         if self.counted.asked != self.promised.asked:
             promised = times(self.promised.asked)
             found.append(f"it was asked {times(self.counted.asked)}, promised {promised}")
-        # "In flight" only says "not yet"; how often somebody hears it is a matter of timing.
-        got = tuple(answer.got for answer in self.answers if answer.got is not Got.IN_FLIGHT)
+        # "In flight" means "not yet"; how often a caller gets it is a matter of timing.
+        got = tuple(
+            answer.got for answer in self.answers if answer.got is not ResponseKind.IN_FLIGHT
+        )
         if got != self.expected:
             found.append(f"callers got {', '.join(got)}; promised {', '.join(self.expected)}")
         receipts = {answer.receipt for answer in self.answers if answer.receipt}
@@ -81,5 +83,5 @@ class Scene:
 
 
 def times(count: int) -> str:
-    """A count in words."""
+    """A count as an adverb."""
     return {1: "once", 2: "twice"}.get(count, f"{count} times")

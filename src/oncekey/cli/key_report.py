@@ -1,6 +1,6 @@
-"""A key's status in words for people: names and values, short and complete.
+"""The report that `oncekey show` prints about a key: names and values, shortened for people.
 
-Owns the words. Whoever needs every byte asks for JSON.
+Whoever needs every byte uses --json.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _SILENT = "its owner fell silent: the next retry, or `oncekey recover`, takes ov
 _EXPIRED = "expired: the next call runs again"
 
 
-def key_facts(status: KeyStatus) -> dict[str, str]:
-    """Where a key stands."""
+def key_rows(status: KeyStatus) -> dict[str, str]:
+    """The rows about a key's current state."""
     meaning = _EXPIRED if status.expired else _MEANING.get(status.state, "")
     if status.state == "pending" and status.lease_until < datetime.now(UTC) and not status.expired:
         meaning = _SILENT
@@ -37,36 +37,36 @@ def key_facts(status: KeyStatus) -> dict[str, str]:
         "operation": status.operation,
         "scope": status.scope or "(none)",
         "tag": f"{status.tag} (its name in logs)",
-        **_course(status),
+        **_timeline(status),
     }
 
 
-def past_facts(status: KeyStatus) -> dict[str, str]:
-    """A past generation of the same key: what was different then."""
-    return {"state": f"{status.state} (a past generation)", **_course(status)}
+def past_rows(status: KeyStatus) -> dict[str, str]:
+    """The rows about a past generation of the same key."""
+    return {"state": f"{status.state} (a past generation)", **_timeline(status)}
 
 
-def _course(status: KeyStatus) -> dict[str, str]:
-    facts = {
+def _timeline(status: KeyStatus) -> dict[str, str]:
+    rows = {
         "attempt": f"{status.attempt}, fence {status.fence}",
         "began": when(status.created_at),
     }
     if status.finished_at is None:
-        facts["lease until"] = when(status.lease_until)
+        rows["lease until"] = when(status.lease_until)
     else:
-        facts["finished"] = when(status.finished_at)
+        rows["finished"] = when(status.finished_at)
     expiry = status.expires_at
-    facts["kept until"] = "somebody decides it" if expiry is None else when(expiry)
+    rows["kept until"] = "somebody decides it" if expiry is None else when(expiry)
     if status.error is not None:
-        facts["error"] = _short(status.error, VALUE_MAX_CHARS)
+        rows["error"] = _short(status.error, VALUE_MAX_CHARS)
     elif status.finished_at is not None:
-        facts["answer"] = _json(status.value, VALUE_MAX_CHARS)
+        rows["answer"] = _json(status.value, VALUE_MAX_CHARS)
     if status.note:
-        facts["note"] = status.note
+        rows["note"] = status.note
     if status.arguments is not None:
-        facts["asked for"] = _json(status.arguments, STEP_MAX_CHARS)
-    facts.update((f"step {step.name}", _step(step)) for step in status.steps)
-    return facts
+        rows["asked for"] = _json(status.arguments, STEP_MAX_CHARS)
+    rows.update((f"step {step.name}", _step(step)) for step in status.steps)
+    return rows
 
 
 def _step(step: StepStatus) -> str:
@@ -75,15 +75,15 @@ def _step(step: StepStatus) -> str:
         return (
             f"begun {when(step.at)}, not known to have ended; sent with the key {step.intent}{sent}"
         )
-    said = step.error if step.error is not None else _json(step.value, STEP_MAX_CHARS)
+    result = step.error if step.error is not None else _json(step.value, STEP_MAX_CHARS)
     named = [f"id {step.external_id}"] if step.external_id is not None else []
     named += [f"status {step.status}"] if step.status is not None else []
     there = f" as {', '.join(named)}" if named else ""
-    return f"done {when(step.at)}{there}: {_short(said, STEP_MAX_CHARS)}"
+    return f"done {when(step.at)}{there}: {_short(result, STEP_MAX_CHARS)}"
 
 
 def when(at: datetime) -> str:
-    """A time, and how far away it is: nobody subtracts time stamps well at night."""
+    """A time and how far away it is, because nobody subtracts time stamps well at night."""
     seconds = (at - datetime.now(UTC)).total_seconds()
     away = abs(seconds)
     size, unit = next((unit for unit in _UNITS if away >= unit[0]), _UNITS[-1])

@@ -1,7 +1,7 @@
-"""The API's own rows: charges and refunds of accounts, in an SQLite file.
+"""The API's own database: charges and refunds of accounts, in an SQLite file.
 
-Owns the tables. Every write is an upsert under an id that is made from the operation's child key,
-so an attempt that takes over from a dead one writes the same row again, and not a second one.
+Owns the tables. Every write is an upsert under an id derived from the operation's child key, so an
+attempt that takes over from a dead one writes the same row again, not a second one.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ FROM ({_LEDGER}) WHERE account = ?
 """  # noqa: S608, it is our own text
 
 
-class Rows:
-    """Any thread may ask: every call has a connection and a transaction of its own."""
+class PaymentsDatabase:
+    """Thread-safe: every call opens a connection and a transaction of its own."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -66,56 +66,58 @@ class Rows:
             connection.executescript(_SCHEMA)
 
     def add_charge(self, id: str, account: str, order: str, cents: int, payment: str) -> None:
-        with self._open() as rows:
-            rows.execute(
+        with self._open() as connection:
+            connection.execute(
                 'INSERT INTO charges (id, account, "order", cents, payment, at) '
                 "VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO NOTHING",
                 (id, account, order, cents, payment, time.time()),
             )
 
     def charge(self, account: str, id: str) -> dict[str, Any] | None:
-        with self._open() as rows:
-            row = rows.execute(f"{_CHARGE} WHERE account = ? AND id = ?", (account, id)).fetchone()
+        with self._open() as connection:
+            row = connection.execute(
+                f"{_CHARGE} WHERE account = ? AND id = ?", (account, id)
+            ).fetchone()
         return None if row is None else dict(row)
 
     def charges(self, account: str, limit: int) -> list[dict[str, Any]]:
         """The newest first."""
-        with self._open() as rows:
-            found = rows.execute(
+        with self._open() as connection:
+            found = connection.execute(
                 f"{_CHARGE} WHERE account = ? ORDER BY number DESC LIMIT ?", (account, limit)
             )
             return [dict(row) for row in found]
 
     def reserve_refund(self, id: str, charge: str, cents: int) -> bool:
-        """Set money aside before the provider is asked, so that two refunds at once cannot give
-        back more than was paid. False if there is not so much left."""
-        with self._open() as rows:
-            done = rows.execute(
+        """Reserves the amount before the provider is called, so that two concurrent refunds cannot
+        return more than was paid. False if less than that is left."""
+        with self._open() as connection:
+            done = connection.execute(
                 "INSERT INTO refunds (id, charge, cents, at) "
                 "SELECT ?, id, ?, ? FROM charges WHERE id = ? "
                 "AND cents >= ? + (SELECT coalesce(sum(cents), 0) FROM refunds WHERE charge = ?) "
                 "ON CONFLICT (id) DO NOTHING",
                 (id, cents, time.time(), charge, cents, charge),
             )
-            known = rows.execute("SELECT 1 FROM refunds WHERE id = ?", (id,)).fetchone()
+            known = connection.execute("SELECT 1 FROM refunds WHERE id = ?", (id,)).fetchone()
             return done.rowcount == 1 or known is not None
 
     def finish_refund(self, id: str, payment: str) -> None:
-        with self._open() as rows:
-            rows.execute("UPDATE refunds SET payment = ? WHERE id = ?", (payment, id))
+        with self._open() as connection:
+            connection.execute("UPDATE refunds SET payment = ? WHERE id = ?", (payment, id))
 
     def ledger(self, limit: int, account: str | None = None) -> list[dict[str, Any]]:
         """What was charged and given back, newest first; of everybody where no account is named."""
-        with self._open() as rows:
-            found = rows.execute(
+        with self._open() as connection:
+            found = connection.execute(
                 f"{_LEDGER} WHERE ? IN ('', account) ORDER BY at DESC LIMIT ?",
                 (account or "", limit),
             )
             return [dict(row) for row in found]
 
     def totals(self, account: str) -> dict[str, int]:
-        with self._open() as rows:
-            return dict(rows.execute(_TOTALS, (account,)).fetchone())
+        with self._open() as connection:
+            return dict(connection.execute(_TOTALS, (account,)).fetchone())
 
     def _connect(self) -> sqlite3.Connection:
         connection = sqlite3.connect(self._path, timeout=_BUSY_SECONDS, isolation_level=None)

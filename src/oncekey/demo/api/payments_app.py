@@ -1,6 +1,6 @@
-"""The payments API as an ASGI app: its routes behind oncekey's middleware.
+"""The payments API as a FastAPI app: its routes behind oncekey's middleware.
 
-Owns how the two are put together; this is the part to copy.
+This is the module to copy from.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import Any
 from fastapi import FastAPI
 
 from oncekey import AsyncOnce, Policy, __version__
-from oncekey.demo.api import refusals
+from oncekey.demo.api import problems
 from oncekey.demo.api.models import BODY_MAX_BYTES, Problem
 from oncekey.demo.api.routes import Shop, routes
 from oncekey.http.asgi import IdempotencyMiddleware
 from oncekey.http.rules import Rule
 
 OPERATION = "payments"
-# Short, so that nobody has to wait long for a killed worker's key; 30 s is the usual.
+# Short, so that a killed worker's key is taken over soon; the default is 30 s.
 POLICY = Policy(lease="2s", keep="1h", audit="1h")
 _DRAIN = "5s"
 
@@ -30,29 +30,29 @@ def open_keys(store_url: str) -> AsyncOnce:
 
 
 def payments_api(shop: Shop, once: AsyncOnce) -> FastAPI:
-    """The app; it closes `once` and the shop's way to the provider when it is shut down."""
+    """The app. On shutdown it closes `once` and the shop's provider client."""
 
     @asynccontextmanager
-    async def living(app: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
-        await shop.paying.close()
+        await shop.provider.close()
 
     def caller(scope: Any) -> str | None:
         lines = [value for name, value in scope["headers"] if name == b"authorization"]
-        account = shop.keeping.account_of(lines[0]) if len(lines) == 1 else None
+        account = shop.data_dir.account_of(lines[0]) if len(lines) == 1 else None
         return account.id if account else None
 
     app = FastAPI(
         title="Payments",
         version=__version__,
         description="A small payments API in which nobody is charged twice.",
-        lifespan=living,
-        docs_url=None,  # their pages load scripts from elsewhere
+        lifespan=lifespan,
+        docs_url=None,  # those pages load scripts from other hosts
         redoc_url=None,
     )
     app.state.shop = shop
     app.include_router(routes)
-    refusals.install(app)
+    problems.install(app)
     app.add_middleware(
         IdempotencyMiddleware,
         once=once,
@@ -69,7 +69,7 @@ def payments_api(shop: Shop, once: AsyncOnce) -> FastAPI:
 
 
 def _document_problems(app: FastAPI) -> None:
-    """Name the shape of refusals in the OpenAPI document: no route returns one by itself."""
+    """Adds the problem schema to the OpenAPI document, because no route returns one itself."""
     plain = app.openapi
 
     def documented() -> dict[str, Any]:

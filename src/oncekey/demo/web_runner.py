@@ -1,4 +1,4 @@
-"""Plays scenarios for the page: one at a time, in a task, its results kept for whoever looks."""
+"""Plays scenarios for the page, one at a time in a task, and keeps their latest results."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from oncekey.demo.scenarios.scenario import Scenario
 from oncekey.demo.scenarios.scenarios import SCENARIOS
 
 if TYPE_CHECKING:
-    from oncekey.demo.stage import Stage
+    from oncekey.demo.environment import Environment
 
 
-class Player:
-    """What is playing now, and the last result of each scenario."""
+class WebRunner:
+    """Knows what is playing now and the latest result of each scenario."""
 
-    def __init__(self, stage: Stage) -> None:
-        self._stage = stage
+    def __init__(self, environment: Environment) -> None:
+        self._environment = environment
         self._task: asyncio.Task[None] | None = None
         self._results: dict[str, dict[str, Any]] = {}
         self._playing = ""
@@ -24,7 +24,7 @@ class Player:
         self.version = 0
 
     def start(self, *scenarios: Scenario) -> bool:
-        """Play them; False if others are being played."""
+        """Starts playing them; False if others are being played."""
         if self._task is not None and not self._task.done():
             return False
         self._task = asyncio.create_task(self._play(scenarios))
@@ -44,23 +44,23 @@ class Player:
             for scenario in scenarios:
                 self._playing = scenario.name
                 self._results.pop(scenario.name, None)
-                self._tell("")
+                self._on_progress("")
                 try:
-                    scene = await self._stage.play(scenario, self._tell)
-                    self._results[scenario.name] = scene.as_data()
+                    result = await self._environment.play(scenario, self._on_progress)
+                    self._results[scenario.name] = result.as_data()
                 except Exception as error:
-                    # It could not be played: say so, and let the next one have its turn.
+                    # It could not be played: the result says so, and the next scenario goes on.
                     self._results[scenario.name] = _failed(scenario.name, error)
         finally:
             self._playing = ""
-            self._tell("")
+            self._on_progress("")
 
-    def _tell(self, doing: str) -> None:
+    def _on_progress(self, doing: str) -> None:
         self._doing = doing
         self.version += 1
 
 
 def _failed(name: str, error: Exception) -> dict[str, Any]:
-    said = f"it could not be played: {type(error).__name__}: {error}"
+    message = f"it could not be played: {type(error).__name__}: {error}"
     counted = {"asked": 0, "acted": 0}
-    return {"name": name, "ok": False, "answers": [], "faults": [said], "counted": counted}
+    return {"name": name, "ok": False, "answers": [], "faults": [message], "counted": counted}

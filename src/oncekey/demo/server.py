@@ -1,6 +1,6 @@
-"""Servers in this process: an ASGI app on a loopback socket that is bound before anything starts.
+"""Serves an ASGI app with uvicorn in this process, on a loopback socket that is bound beforehand.
 
-Owns ports and the life of one uvicorn. Signals are left to whoever runs the process.
+Owns ports and the start and stop of one uvicorn server. Leaves signals to the process's owner.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import uvicorn
 
-from oncekey.demo.errors import DemoFailed
+from oncekey.demo import DemoFailed
 
 HOST = "127.0.0.1"
 PORT_DEFAULT = 8000
@@ -21,29 +21,29 @@ _BACKLOG = 128
 _CONCURRENCY_MAX = 200
 _HEAD_MAX_BYTES = 32 * 1024
 _GRACE_SECONDS = 3
-_TICK_SECONDS = 0.01
+_POLL_SECONDS = 0.01
 
 
 def bind(port: int | None = 0) -> socket.socket:
-    """A loopback socket on this port; None is the usual one if it is free, else any."""
+    """A listening loopback socket; port None means the usual one if it is free, else any."""
     if port is None:
         try:
             return bind(PORT_DEFAULT)
         except DemoFailed:
             return bind(0)
-    made = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        made.bind((HOST, port))
-        made.listen(_BACKLOG)  # at once, so that nobody else can take the port meanwhile
+        listening.bind((HOST, port))
+        listening.listen(_BACKLOG)  # now, so that nobody else can take the port
     except OSError as error:
-        made.close()
+        listening.close()
         raise DemoFailed(f"port {port} of {HOST} cannot be had: {error.strerror}") from error
-    return made
+    return listening
 
 
-class Served:
-    """One app being served."""
+class Server:
+    """One app and the uvicorn server that serves it."""
 
     def __init__(self, app: Any, listening: socket.socket) -> None:
         self.port: int = listening.getsockname()[1]
@@ -53,7 +53,7 @@ class Served:
             log_config=None,
             access_log=False,
             lifespan="on",
-            http="h11",  # it limits what a request's head may take
+            http="h11",  # it limits the size of a request's head
             h11_max_incomplete_event_size=_HEAD_MAX_BYTES,
             ws="none",
             proxy_headers=False,
@@ -61,7 +61,7 @@ class Served:
             limit_concurrency=_CONCURRENCY_MAX,
             timeout_graceful_shutdown=_GRACE_SECONDS,
         )
-        self._server = _Quiet(config)
+        self._server = _ServerWithoutSignals(config)
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -73,10 +73,10 @@ class Served:
         while not self._server.started:
             if task.done():
                 raise DemoFailed(f"the server on port {self.port} ended at its start")
-            await asyncio.sleep(_TICK_SECONDS)
+            await asyncio.sleep(_POLL_SECONDS)
 
     async def stop(self) -> None:
-        """End it in order; running requests get a moment."""
+        """Stops the server; running requests get a grace period."""
         if self._task is not None:
             self._server.should_exit = True
             await self._task
@@ -84,7 +84,7 @@ class Served:
         self._socket.close()
 
 
-class _Quiet(uvicorn.Server):
+class _ServerWithoutSignals(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield

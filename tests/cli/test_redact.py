@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from oncekey.cli import hiding
-from oncekey.cli.hiding import hidden, redacted, remember
+from oncekey.cli import redact
+from oncekey.cli.redact import redact_remembered, redact_url, remember_passwords
 
 
 @pytest.fixture(autouse=True)
 def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hiding, "_known", set())
+    monkeypatch.setattr(redact, "_known", set())
 
 
 @pytest.mark.parametrize(
@@ -32,8 +32,8 @@ def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_what_looks_like_a_password(text: str, shown: str) -> None:
-    assert redacted(text) == shown
-    assert hidden(text) == shown
+    assert redact_url(text) == shown
+    assert redact_remembered(text) == shown
 
 
 @pytest.mark.parametrize(
@@ -46,15 +46,17 @@ def test_what_looks_like_a_password(text: str, shown: str) -> None:
     ],
 )
 def test_a_known_password_is_hidden_in_anybodys_words(url: str, said: str) -> None:
-    remember(["migrate", url, "--json"])
-    assert hiding.HIDDEN in hidden(said)
+    remember_passwords(["migrate", url, "--json"])
+    assert redact.HIDDEN in redact_remembered(said)
     for password in ("100%zz", "sec ret", "p@ssword", "open up", "open%20up"):
-        assert password not in hidden(said)
+        assert password not in redact_remembered(said)
 
 
 def test_an_everyday_word_as_password_spoils_no_other_word() -> None:
-    remember(["postgresql://postgres:postgres@host/db"])
-    assert redacted("postgresql://postgres:postgres@host/db") == "postgresql://postgres:***@host/db"
-    assert hidden("is not a postgresql:// URL") == "is not a postgresql:// URL"
-    remember(["postgresql://bob:a@host/db"])
-    assert hidden("a table") == "a table"
+    remember_passwords(["postgresql://postgres:postgres@host/db"])
+    assert (
+        redact_url("postgresql://postgres:postgres@host/db") == "postgresql://postgres:***@host/db"
+    )
+    assert redact_remembered("is not a postgresql:// URL") == "is not a postgresql:// URL"
+    remember_passwords(["postgresql://bob:a@host/db"])
+    assert redact_remembered("a table") == "a table"

@@ -1,14 +1,11 @@
-"""What the command's exit codes mean. Scripts rely on the numbers: add, never change.
-
-Owns the codes, nothing else.
-"""
+"""The command's exit codes. Scripts rely on the numbers: add codes, never change one."""
 
 from __future__ import annotations
 
 import enum
 
 
-class Exit(enum.IntEnum):
+class ExitCode(enum.IntEnum):
     """The exit code of one `oncekey` command."""
 
     OK = 0

@@ -1,6 +1,6 @@
-"""How a command that goes on and on is told to end: after what is under way, or at once.
+"""How signals end a command that runs until it is interrupted.
 
-Owns the signals while such a command runs.
+The first SIGINT or SIGTERM ends it after the work in progress, the second one at once.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from contextlib import contextmanager
 from types import FrameType
 
 
-class Stop:
-    """Whether we were told to end, and a sleep that ends then.
+class StopRequest:
+    """Whether the command should end, and a sleep that ends then.
 
-    A socket, not an Event: its lock might be held by the very code that the signal interrupts.
+    It uses a socket, not an Event, whose lock might be held by the code that the signal interrupts.
     """
 
     def __init__(self) -> None:
-        self.told = False
+        self.requested = False
         self._waiting, self._waking = socket.socketpair()
         self._waking.setblocking(False)
 
-    def tell(self) -> None:
-        self.told = True
+    def request(self) -> None:
+        self.requested = True
         self._waking.send(b"!")
 
     def wait(self, seconds: float) -> None:
@@ -37,9 +37,9 @@ class Stop:
 
 
 @contextmanager
-def until_told() -> Iterator[Stop]:
-    """SIGINT and SIGTERM end the loop after what is under way; a second one ends it at once."""
-    stop = Stop()
+def stop_on_signal() -> Iterator[StopRequest]:
+    """While this is open, SIGINT and SIGTERM request a stop; a second signal acts as usual."""
+    stop = StopRequest()
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def restore() -> None:
@@ -47,7 +47,7 @@ def until_told() -> Iterator[Stop]:
             signal.signal(number, handler)
 
     def end(number: int, frame: FrameType | None) -> None:
-        stop.tell()
+        stop.request()
         restore()
 
     for number in before:

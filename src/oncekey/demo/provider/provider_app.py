@@ -1,7 +1,7 @@
 """The provider's HTTP side: `POST /v1/charges` and `POST /v1/refunds`, each with a key.
 
-Owns how each card makes it misbehave, and that nobody without its key is heard. A request is in
-the books before anything else happens to it.
+Owns how each card makes it misbehave, and refuses callers without its secret. A request is in the
+ledger before anything else happens to it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from oncekey.demo.cards import SLOW_SECONDS, STUCK_SECONDS, USUAL_SECONDS, Card
-from oncekey.demo.provider.books import Books, Kind, Wanted
+from oncekey.demo.provider.ledger import Kind, ProviderLedger, Wanted
 
 BODY_MAX_BYTES = 4_096
 KEY_MAX_CHARS = 255
@@ -26,8 +26,8 @@ KEY_MAX_CHARS = 255
 class Provider:
     """The provider as an ASGI app."""
 
-    def __init__(self, books: Books, secret: str) -> None:
-        self.books = books
+    def __init__(self, ledger: ProviderLedger, secret: str) -> None:
+        self.ledger = ledger
         self._secret = f"Bearer {secret}".encode()
         self._closing = asyncio.Event()
         self.app = Starlette(
@@ -37,8 +37,8 @@ class Provider:
             ]
         )
 
-    def let_go(self) -> None:
-        """Nobody needs to be made to wait any more."""
+    def stop_waiting(self) -> None:
+        """Ends the pauses of all requests: the demo is closing."""
         self._closing.set()
 
     async def _charge(self, request: Request) -> Response:
@@ -50,33 +50,33 @@ class Provider:
     async def _serve(self, request: Request, kind: Kind) -> Response:
         sent = request.headers.get("authorization", "").encode()
         if not hmac.compare_digest(sent, self._secret):
-            return _said(401, "not authorized")
+            return _error(401, "not authorized")
         key = request.headers.get("idempotency-key", "")
         if not 0 < len(key) <= KEY_MAX_CHARS:
-            return _said(400, "send an Idempotency-Key")
+            return _error(400, "send an Idempotency-Key")
         body = b""
         async for chunk in request.stream():
             body += chunk
             if len(body) > BODY_MAX_BYTES:
-                return _said(413, "too large")
+                return _error(413, "too large")
         try:
             asked = json.loads(body)
             card = Card(asked.get("card", Card.OK))
             declined = card is Card.DECLINED
             wanted = Wanted(key, kind, str(asked["order"]), int(asked["cents"]), declined)
         except (ValueError, KeyError, TypeError, AttributeError):
-            return _said(400, "not understood")
+            return _error(400, "not understood")
         return await self._act(card, wanted)
 
     async def _act(self, card: Card, wanted: Wanted) -> Response:
-        times = await asyncio.to_thread(self.books.note, wanted)
+        times = await asyncio.to_thread(self.ledger.note, wanted)
         if card is Card.FLAKY and times == 1:
-            return _said(503, "try again later")
-        receipt = await asyncio.to_thread(self.books.act, wanted)
+            return _error(503, "try again later")
+        receipt = await asyncio.to_thread(self.ledger.act, wanted)
         if receipt is None:
-            return _said(422, "this key was used for something else")
+            return _error(422, "this key was used for something else")
         if card is Card.FLAKY and times == 2:
-            return _said(500, "the money has moved, and then something broke")
+            return _error(500, "the money has moved, and then something broke")
         if card is Card.STUCK:
             await self._pause(STUCK_SECONDS if times == 1 else 0)
         else:
@@ -90,6 +90,6 @@ class Provider:
             pass
 
 
-def _said(status: int, text: str) -> Response:
-    told: dict[str, Any] = {"error": text}
-    return JSONResponse(told, status)
+def _error(status: int, text: str) -> Response:
+    body: dict[str, Any] = {"error": text}
+    return JSONResponse(body, status)

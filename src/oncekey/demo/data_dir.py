@@ -1,7 +1,7 @@
-"""The demo's folder: which files are in it, and who may know what.
+"""The demo's data directory: its files, its accounts and its secrets.
 
-Owns the accounts and every secret: random when the folder is new, kept in a file that only its
-owner can read. A folder that is used again has the same accounts and tokens.
+The secrets are random when the directory is new, and kept in a file that only its owner can read.
+A directory that is used again has the same accounts and tokens.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from oncekey.demo.errors import DemoFailed
+from oncekey.demo import DemoFailed
 
 _FILE = "accounts.json"
 _NAMES = ("Ada", "Grace", "Scenarios")
@@ -28,24 +28,24 @@ class Account:
     token: str
 
 
-class Keeping:
-    """What is kept in one folder."""
+class DataDir:
+    """The files and accounts in one directory."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         kept = _load(folder / _FILE)
         self.accounts: tuple[Account, ...] = tuple(Account(**one) for one in kept["accounts"])
         self.provider_secret: str = kept["provider"]
-        # Looked up by digest, so that the time a lookup takes tells nothing about a token.
+        # Looked up by digest, so that the time of a lookup reveals nothing about a token.
         self._by_token = {_digest(account.token): account for account in self.accounts}
 
     @property
     def people(self) -> tuple[Account, ...]:
-        """The accounts to try by hand; the last one is the scenarios' own."""
+        """The accounts to try by hand; the last account belongs to the scenarios."""
         return self.accounts[:-1]
 
     @property
-    def player(self) -> Account:
+    def scenario_account(self) -> Account:
         return self.accounts[-1]
 
     @property
@@ -58,11 +58,11 @@ class Keeping:
 
     @property
     def store_url(self) -> str:
-        """Where the keys are, if nothing else is asked for."""
+        """The default store of the keys."""
         return f"sqlite:///{quote(str(self.folder / 'oncekey.db'))}"
 
     def account_of(self, authorization: bytes) -> Account | None:
-        """Whose token an Authorization header carries."""
+        """The account whose token an Authorization header carries."""
         scheme, _, token = authorization.partition(b" ")
         if scheme.lower() != b"bearer":
             return None

@@ -1,7 +1,6 @@
-"""What came in and what was answered, for whoever watches: a bounded list, and the ASGI wrapper
-that fills it.
+"""The log of requests that the page shows: a bounded list, and the ASGI middleware that fills it.
 
-Owns how an answer is named. It sees requests from the outside, as a proxy would, and changes none.
+Owns how a response is classified. The middleware sees requests as a proxy would and changes none.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ from dataclasses import asdict, dataclass, replace
 from itertools import count
 from typing import Any
 
-from oncekey.demo.keeping import Keeping
-from oncekey.demo.scene import Got
+from oncekey.demo.data_dir import DataDir
+from oncekey.demo.scenario_result import ResponseKind
 
 ENTRIES_MAX = 200
 _TEXT_MAX = 80
@@ -24,8 +23,8 @@ RUNNING = "running"
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """One request. `got` is "running" until it is answered."""
+class LoggedRequest:
+    """One request. `got` is "running" until it has a response."""
 
     number: int
     server: str
@@ -39,45 +38,46 @@ class Seen:
     ms: int = 0
 
 
-class Feed:
+class RequestLog:
     """The latest requests of all servers; `version` grows with every change."""
 
     def __init__(self) -> None:
         self.version = 0
         self.counts: Counter[str] = Counter()
-        self._entries: deque[Seen] = deque(maxlen=ENTRIES_MAX)
+        self._entries: deque[LoggedRequest] = deque(maxlen=ENTRIES_MAX)
 
-    def put(self, seen: Seen) -> None:
-        """A request that began, or the same one when it has ended."""
+    def put(self, request: LoggedRequest) -> None:
+        """Adds a request that began, or replaces it when it has ended."""
         self.version += 1
-        if seen.got != RUNNING:
-            self.counts[seen.got] += 1
+        if request.got != RUNNING:
+            self.counts[request.got] += 1
         for at, known in enumerate(self._entries):
-            if (known.server, known.number) == (seen.server, seen.number):
-                self._entries[at] = seen
+            if (known.server, known.number) == (request.server, request.number):
+                self._entries[at] = request
                 return
-        self._entries.append(seen)
+        self._entries.append(request)
 
     def killed(self, server: str) -> None:
-        """What ran on this server will never be answered."""
+        """Marks the requests running on this server: they will never get a response."""
         for known in list(self._entries):
             if known.server == server and known.got == RUNNING:
-                self.put(replace(known, got=Got.KILLED, ms=round((time.time() - known.at) * 1000)))
+                ms = round((time.time() - known.at) * 1000)
+                self.put(replace(known, got=ResponseKind.KILLED, ms=ms))
 
     def latest(self) -> list[dict[str, Any]]:
         """The newest first."""
-        return [asdict(seen) for seen in reversed(self._entries)]
+        return [asdict(request) for request in reversed(self._entries)]
 
 
-class Watch:
-    """Wraps an app and tells `put` of every request that is not the page's own."""
+class RequestLogMiddleware:
+    """Wraps an app and calls `put` for every request that is not the page's own."""
 
     def __init__(
-        self, app: Any, *, server: str, keeping: Keeping, put: Callable[[Seen], None]
+        self, app: Any, *, server: str, data_dir: DataDir, put: Callable[[LoggedRequest], None]
     ) -> None:
         self.app = app
         self._server = server
-        self._keeping = keeping
+        self._data_dir = data_dir
         self._put = put
         self._numbers = count(1)
 
@@ -86,24 +86,24 @@ class Watch:
         if scope["type"] != "http" or path == "/" or path.startswith(("/demo/", "/favicon")):
             await self.app(scope, receive, send)
             return
-        seen = self._began(scope)
-        answer = _Heard()
+        request = self._began(scope)
+        response = _ResponseSummary()
 
-        async def hear(message: Any) -> None:
-            answer.hear(message)
+        async def observe(message: Any) -> None:
+            response.observe(message)
             await send(message)
 
-        self._put(seen)
+        self._put(request)
         try:
-            await self.app(scope, receive, hear)
+            await self.app(scope, receive, observe)
         finally:
-            ms = round((time.time() - seen.at) * 1000)
-            self._put(replace(seen, got=answer.got(), status=answer.status, ms=ms))
+            ms = round((time.time() - request.at) * 1000)
+            self._put(replace(request, got=response.kind(), status=response.status, ms=ms))
 
-    def _began(self, scope: Any) -> Seen:
+    def _began(self, scope: Any) -> LoggedRequest:
         headers = dict(scope["headers"])
-        account = self._keeping.account_of(headers.get(b"authorization", b""))
-        return Seen(
+        account = self._data_dir.account_of(headers.get(b"authorization", b""))
+        return LoggedRequest(
             number=next(self._numbers),
             server=self._server,
             method=scope["method"][:_TEXT_MAX],
@@ -114,8 +114,8 @@ class Watch:
         )
 
 
-class _Heard:
-    """An answer as far as it has to be known to be named."""
+class _ResponseSummary:
+    """As much of a response as its classification needs."""
 
     def __init__(self) -> None:
         self.status = 0
@@ -123,7 +123,7 @@ class _Heard:
         self._is_problem = False
         self._body = b""
 
-    def hear(self, message: Any) -> None:
+    def observe(self, message: Any) -> None:
         if message["type"] == "http.response.start":
             headers = dict(message.get("headers", ()))
             self.status = message["status"]
@@ -132,26 +132,26 @@ class _Heard:
         elif self._is_problem and len(self._body) < _PROBLEM_MAX_BYTES:
             self._body += message.get("body", b"")
 
-    def got(self) -> Got:
+    def kind(self) -> ResponseKind:
         problem = ""
         if self._is_problem:
             try:
                 problem = str(json.loads(self._body).get("code", ""))
             except ValueError:
-                pass  # longer than what is looked at
-        return name_of(self.status, replayed=self._replayed, problem=problem)
+                pass  # longer than what is kept
+        return kind_of_response(self.status, replayed=self._replayed, problem=problem)
 
 
-def name_of(status: int, *, replayed: bool, problem: str) -> Got:
-    """What an answer is called; `problem` is the code in its problem details."""
+def kind_of_response(status: int, *, replayed: bool, problem: str) -> ResponseKind:
+    """Classifies a response; `problem` is the code in its problem details."""
     if replayed:
-        return Got.REPLAYED
+        return ResponseKind.REPLAYED
     if problem == "in-flight":
-        return Got.IN_FLIGHT
+        return ResponseKind.IN_FLIGHT
     if problem == "key-reused":
-        return Got.MISMATCH
+        return ResponseKind.MISMATCH
     if status == 402:
-        return Got.DECLINED
+        return ResponseKind.DECLINED
     if 200 <= status < 300:
-        return Got.RAN
-    return Got.REFUSED if 400 <= status < 500 else Got.FAILED
+        return ResponseKind.RAN
+    return ResponseKind.REFUSED if 400 <= status < 500 else ResponseKind.FAILED

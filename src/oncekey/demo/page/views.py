@@ -1,7 +1,7 @@
 """Serves the page, the state it shows, and the buttons that play scenarios.
 
-Owns what protects it from other pages in the same browser: only the loopback's names are served, a
-button needs a token that only this page has, and nothing is loaded from elsewhere.
+Protects it from other pages in the same browser: only the loopback's host names are served, a
+button needs a token that only this page has, and nothing is loaded from other hosts.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from fastapi import FastAPI, Header, Query
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
-from oncekey.demo.api.refusals import Refused
+from oncekey.demo.api.problems import Refused
 from oncekey.demo.scenarios.scenarios import BY_NAME, SCENARIOS
 
 if TYPE_CHECKING:
-    from oncekey.demo.stage import Stage
+    from oncekey.demo.environment import Environment
 
 SHOWN_MAX = 40
 _HOSTS = ["127.0.0.1", "localhost"]
@@ -40,7 +40,7 @@ _FILES = {
 }
 
 
-def add_page(app: FastAPI, stage: Stage) -> None:
+def add_page(app: FastAPI, environment: Environment) -> None:
     token = secrets.token_hex(16)
     static = files("oncekey.demo.page") / "static"
     index = (static / "index.html").read_text(encoding="utf-8").replace("{{token}}", token)
@@ -59,13 +59,13 @@ def add_page(app: FastAPI, stage: Stage) -> None:
 
     @app.get("/demo/state", include_in_schema=False)
     async def state(seen: Annotated[str, Query(max_length=60)] = "") -> Response:
-        version = f"{stage.feed.version}.{stage.player.version}"
+        version = f"{environment.request_log.version}.{environment.web_runner.version}"
         if seen == version:
             return Response(status_code=204, headers=_SECURITY)
-        found = await asyncio.to_thread(_state, stage)
+        found = await asyncio.to_thread(_state, environment)
         return JSONResponse({"version": version, **found}, headers=_SECURITY)
 
-    @app.post("/demo/play/{name}", include_in_schema=False)
+    @app.post("/demo/scenario_runner/{name}", include_in_schema=False)
     async def play(
         name: str, x_demo_token: Annotated[str, Header(max_length=100)] = ""
     ) -> Response:
@@ -74,24 +74,24 @@ def add_page(app: FastAPI, stage: Stage) -> None:
         if name != "all" and name not in BY_NAME:
             raise Refused(404, "no-such-scenario", "There is no such scenario.")
         chosen = SCENARIOS if name == "all" else (BY_NAME[name],)
-        if not stage.player.start(*chosen):
+        if not environment.web_runner.start(*chosen):
             raise Refused(409, "playing", "Another scenario is being played.")
         return JSONResponse({"playing": name}, 202, headers=_SECURITY)
 
 
-def _state(stage: Stage) -> dict[str, Any]:
-    totals = stage.books.totals()
-    scheme = stage.store_url.partition(":")[0]
+def _state(environment: Environment) -> dict[str, Any]:
+    totals = environment.ledger.totals()
+    scheme = environment.store_url.partition(":")[0]
     return {
         "store": "SQLite" if scheme == "sqlite" else "PostgreSQL",
-        "counts": dict(stage.feed.counts),
-        "requests": stage.feed.latest()[:SHOWN_MAX],
-        "ledger": stage.rows.ledger(SHOWN_MAX),
+        "counts": dict(environment.request_log.counts),
+        "requests": environment.request_log.latest()[:SHOWN_MAX],
+        "ledger": environment.database.ledger(SHOWN_MAX),
         "provider": {
             "asked": totals.asked,
             "acted": totals.acted,
-            "acts": stage.books.latest(SHOWN_MAX),
+            "acts": environment.ledger.latest(SHOWN_MAX),
         },
-        "player": stage.player.state(),
+        "player": environment.web_runner.state(),
         "scenarios": [{"name": s.name, "title": s.title, "story": s.story} for s in SCENARIOS],
     }

@@ -8,35 +8,35 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from oncekey.demo.environment import Environment
+from oncekey.demo.scenario_result import ScenarioResult
 from oncekey.demo.scenarios.scenario import Scenario
 from oncekey.demo.scenarios.scenarios import SCENARIOS
-from oncekey.demo.scene import Scene
-from oncekey.demo.stage import Stage
 
-Tell = Callable[[str], None]
+OnProgress = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One whole run. `store` is a URL that may be shown, `caller` whose keys they were."""
+    """One whole run. `store` is a URL without secrets, `caller` the account that was used."""
 
     store: str
     caller: str
     kept: bool
-    scenes: tuple[Scene, ...]
+    results: tuple[ScenarioResult, ...]
     seconds: float
 
     @property
     def ok(self) -> bool:
-        return bool(self.scenes) and all(scene.ok for scene in self.scenes)
+        return bool(self.results) and all(result.ok for result in self.results)
 
     @property
     def summary(self) -> str:
         """The one line to remember."""
-        count = f"{len(self.scenes)} scenario{'s' if len(self.scenes) != 1 else ''}"
+        count = f"{len(self.results)} scenario{'s' if len(self.results) != 1 else ''}"
         if self.ok:
             return f"{count}, every operation ran once"
-        broken = ", ".join(scene.name for scene in self.scenes if not scene.ok)
+        broken = ", ".join(result.name for result in self.results if not result.ok)
         return f"{count}, promises were broken in {broken or 'all: nothing ran'}"
 
     def as_data(self) -> dict[str, Any]:
@@ -47,34 +47,34 @@ class Report:
             "store": self.store,
             "caller": self.caller,
             "kept": self.kept,
-            "scenarios": [scene.as_data() for scene in self.scenes],
+            "scenarios": [result.as_data() for result in self.results],
         }
 
 
 async def play(
-    stage: Stage,
+    environment: Environment,
     *,
     store: str,
     kept: bool,
-    tell: Tell,
+    on_progress: OnProgress,
     scenarios: Sequence[Scenario] = SCENARIOS,
 ) -> Report:
-    """Play on a stage that is up, all at once: each has keys of its own, and none gets into
-    another's way. `tell` hears what is being done."""
+    """Plays all scenarios at once in a started environment: each has its own keys, so none disturbs
+    another. `on_progress` is called with what is being done."""
     started = time.monotonic()
     tasks = [
-        asyncio.create_task(stage.play(scenario, _named(tell, scenario.name)))
+        asyncio.create_task(environment.play(scenario, _named(on_progress, scenario.name)))
         for scenario in scenarios
     ]
     try:
-        scenes = await asyncio.gather(*tasks)
+        results = await asyncio.gather(*tasks)
     finally:
         for task in tasks:
             task.cancel()  # where one could not be played, the others need not go on
         await asyncio.gather(*tasks, return_exceptions=True)
-    caller = stage.keeping.player.id
-    return Report(store, caller, kept, tuple(scenes), time.monotonic() - started)
+    caller = environment.data_dir.scenario_account.id
+    return Report(store, caller, kept, tuple(results), time.monotonic() - started)
 
 
-def _named(tell: Tell, name: str) -> Tell:
-    return lambda doing: tell(f"{name}: {doing}")
+def _named(on_progress: OnProgress, name: str) -> OnProgress:
+    return lambda doing: on_progress(f"{name}: {doing}")

@@ -1,9 +1,8 @@
-"""Opening stores for commands, without surprises.
+"""Opens stores for commands.
 
-`show` and `sweep` must not create a store, nor put tables into a database that is not oncekey's,
-nor upgrade one: they look first, read-only. What there is to see only the store's own package
-knows (oncekey.stores.inspection). Owns what follows from that look, and how secrets are read: from
-the environment, so that none stands on a command line.
+`show` and `sweep` must not create a store, put tables into a database that is not oncekey's, or
+upgrade one: they inspect it first, read-only (oncekey.stores.inspection). Secrets are read from the
+environment, so that none stands on a command line.
 """
 
 from __future__ import annotations
@@ -18,17 +17,17 @@ from oncekey.stores.inspection import Inspection
 
 
 class UsageProblem(Exception):
-    """The command cannot be tried as it was written; the text says why."""
+    """The command cannot be run as it was written; the text says why."""
 
 
 def open_store(url: str) -> Store:
-    """The store behind a URL, and nothing more: `Once` would bind a new one to its secret."""
+    """The store behind a URL, without an engine: `Once` would bind a new store to its secret."""
     _refuse_memory(url)
     return blocking_store(url)
 
 
-def offered(url: str, name: str) -> Callable[[str], Any]:
-    """One of the functions a store's package offers to commands; UsageProblem if it does not."""
+def store_function(url: str, name: str) -> Callable[[str], Any]:
+    """A function that a store's package offers to commands; raises UsageProblem if it does not."""
     _refuse_memory(url)
     function: Callable[[str], Any] | None = getattr(store_module(url), name, None)
     if function is None:
@@ -38,15 +37,14 @@ def offered(url: str, name: str) -> Callable[[str], Any]:
 
 
 def inspect(url: str) -> Inspection:
-    """What is behind a URL, read-only."""
-    found: Inspection = offered(url, "inspect")(url)
+    """Inspects the store behind a URL, read-only."""
+    found: Inspection = store_function(url, "inspect")(url)
     return found
 
 
 def has_records(url: str) -> bool:
-    """Whether anything is stored there. UsageProblem where there is no oncekey store at all, or
-    opening it would change its tables; True for stores that only an open connection can tell
-    about."""
+    """Whether the store has records. Raises UsageProblem if there is no oncekey store, or if
+    opening it would change its tables; True for stores that cannot be inspected."""
     _refuse_memory(url)
     if not hasattr(store_module(url), "inspect"):
         return True

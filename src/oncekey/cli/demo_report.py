@@ -1,6 +1,6 @@
-"""The demo's looks in the terminal: what to do once it runs, and the report of what was played.
+"""What the demo prints in the terminal: where it runs, and the report of the scenarios.
 
-Judges nothing.
+It only presents; scenario_result.py judges.
 """
 
 from __future__ import annotations
@@ -13,53 +13,53 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from oncekey.cli.hiding import redacted
 from oncekey.cli.output import Output
-from oncekey.demo.api.app import OPERATION
-from oncekey.demo.play import Report
-from oncekey.demo.scene import Answer, Got, Scene, times
-from oncekey.demo.stage import Stage
+from oncekey.cli.redact import redact_url
+from oncekey.demo.api.payments_app import OPERATION
+from oncekey.demo.environment import Environment
+from oncekey.demo.scenario_result import CallerResult, ResponseKind, ScenarioResult, times
+from oncekey.demo.scenario_runner import Report
 
 _COLOURS = {
-    Got.RAN: "green",
-    Got.REPLAYED: "cyan",
-    Got.IN_FLIGHT: "yellow",
-    Got.MISMATCH: "magenta",
-    Got.DECLINED: "red",
-    Got.FAILED: "red",
-    Got.REFUSED: "red",
-    Got.LOST: "red",
-    Got.GAVE_UP: "red",
-    Got.KILLED: "red",
+    ResponseKind.RAN: "green",
+    ResponseKind.REPLAYED: "cyan",
+    ResponseKind.IN_FLIGHT: "yellow",
+    ResponseKind.MISMATCH: "magenta",
+    ResponseKind.DECLINED: "red",
+    ResponseKind.FAILED: "red",
+    ResponseKind.REFUSED: "red",
+    ResponseKind.LOST: "red",
+    ResponseKind.GAVE_UP: "red",
+    ResponseKind.KILLED: "red",
 }
-# From here on the answers have room beside the story; in a narrower window they go below it.
+# From this width on the responses fit beside the story; in a narrower window they go below it.
 _WIDE = 110
 _STORY_WIDTH = 44
 
 
-def started(stage: Stage, out: Output, *, kept: bool) -> None:
-    """Say where it is and what to try. With --json one document, and then nothing more."""
-    people = stage.keeping.people
-    store = redacted(stage.store_url)
+def started(environment: Environment, out: Output, *, kept: bool) -> None:
+    """Prints the address and what to try. With --json it prints one document and nothing more."""
+    people = environment.data_dir.people
+    store = redact_url(environment.store_url)
     if out.as_json:
         accounts = [{"id": one.id, "name": one.name, "token": one.token} for one in people]
-        out.data({"url": stage.url, "store": store, "kept": kept, "accounts": accounts})
+        out.data({"url": environment.url, "store": store, "kept": kept, "accounts": accounts})
         return
     out.line("A payments API in which nobody is charged twice. Open the page and press a button:")
     out.line("")
-    out.line(f"    {stage.url}")
+    out.line(f"    {environment.url}")
     out.line("")
-    facts = {f"token of {one.name}": one.token for one in people}
+    tokens = {f"token of {one.name}": one.token for one in people}
     where = "" if kept or not store.startswith("sqlite:") else "  (temporary; --path keeps it)"
-    out.facts({**facts, "keys are in": store + where})
-    for line in _by_hand(stage.url, people[0].token):
+    out.rows({**tokens, "keys are in": store + where})
+    for line in _by_hand(environment.url, people[0].token):
         out.line(line)
     out.line("")
     out.line("Ctrl-C ends it.")
 
 
 def _by_hand(url: str, token: str) -> Iterator[str]:
-    """Three lines to paste. Not wrapped, so that they can be copied."""
+    """Yields commands to paste."""
     who = shlex.quote(f"Authorization: Bearer {token}")
 
     def charge(cents: int) -> str:
@@ -77,17 +77,19 @@ def _by_hand(url: str, token: str) -> Iterator[str]:
 
 
 def show(report: Report, console: Console) -> None:
-    """Print the table, the line to remember, and where to look further."""
+    """Prints the table, the summary, and where to look further."""
     console.print(_table(report, wide=console.width >= _WIDE))
     marks = ("OK:", "BROKEN:") if console.options.ascii_only else ("✓", "✗")
     mark, colour = (marks[0], "bold green") if report.ok else (marks[1], "bold red")
     console.print(Text(f"{mark} {report.summary}", colour))
     seconds = f"{report.seconds:.1f} s"
-    console.print(Text(f"  as the payment provider's own books say; played in {seconds} on", "dim"))
+    console.print(
+        Text(f"  as the payment provider's own ledger shows; played in {seconds} on", "dim")
+    )
     # Never wrapped, so that they can be copied.
     console.print(Text(f"  {report.store}"), soft_wrap=True)
-    if report.kept and report.scenes:
-        look = f"oncekey show {report.store} {OPERATION} {report.scenes[0].key}"
+    if report.kept and report.results:
+        look = f"oncekey show {report.store} {OPERATION} {report.results[0].key}"
         console.print(Text("  look yourself:", "dim"))
         console.print(Text(f"  {look} --scope {report.caller}"), soft_wrap=True)
     elif report.store.startswith("sqlite:"):
@@ -103,24 +105,24 @@ def _table(report: Report, *, wide: bool) -> Table:
     else:
         table.add_column("What happened, and what each caller got")
     table.add_column("Ran", no_wrap=True)
-    for number, scene in enumerate(report.scenes, 1):
-        story = Group(Text(scene.title, "bold"), Text(scene.story))
-        answers = _answers(scene)
+    for number, result in enumerate(report.results, 1):
+        story = Group(Text(result.title, "bold"), Text(result.story))
+        answers = _answers(result)
         cells = [story, answers] if wide else [Group(story, Text(), answers)]
-        table.add_row(Text(str(number)), *cells, _ran(scene))
+        table.add_row(Text(str(number)), *cells, _ran(result))
     return table
 
 
-def _answers(scene: Scene) -> RenderableType:
+def _answers(result: ScenarioResult) -> RenderableType:
     grid = Table.grid(padding=(0, 1, 0, 0))
     grid.add_column(no_wrap=True, style="dim")
     grid.add_column()
-    for answer in scene.answers:
+    for answer in result.answers:
         grid.add_row(Text(answer.who), _answer(answer))
-    return Group(grid, *(Text(f"BROKEN: {fault}", "bold red") for fault in scene.faults))
+    return Group(grid, *(Text(f"BROKEN: {fault}", "bold red") for fault in result.faults))
 
 
-def _answer(answer: Answer) -> Text:
+def _answer(answer: CallerResult) -> Text:
     words = Text(answer.got, _COLOURS[answer.got])
     if answer.receipt:
         words.append(f" {answer.receipt}", "bold default")
@@ -129,9 +131,9 @@ def _answer(answer: Answer) -> Text:
     return words
 
 
-def _ran(scene: Scene) -> Text:
-    """How often it took effect by the books, and how often the provider was asked if more."""
-    ran = Text(times(scene.counted.acted), "bold green" if scene.ok else "bold red")
-    if scene.counted.asked != scene.counted.acted:
-        ran.append(f"\nasked\n{times(scene.counted.asked)}", "dim not bold")
+def _ran(result: ScenarioResult) -> Text:
+    """How often it took effect by the ledger, and how often the provider was asked if more."""
+    ran = Text(times(result.counted.acted), "bold green" if result.ok else "bold red")
+    if result.counted.asked != result.counted.acted:
+        ran.append(f"\nasked\n{times(result.counted.asked)}", "dim not bold")
     return ran

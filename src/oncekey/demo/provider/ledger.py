@@ -1,7 +1,7 @@
-"""The provider's books, in an SQLite file of its own: every request, and every act.
+"""The provider's ledger: every request and every act, in an SQLite file of its own.
 
-It acts at most once per idempotency key, as real providers do. The books are the judge of the
-demo: what is not in them did not happen. Knows nothing of oncekey, nor of HTTP.
+The provider acts at most once per idempotency key, as real providers do. The demo is judged by this
+ledger: what is not in it did not happen. Must not know oncekey or HTTP.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ CREATE INDEX IF NOT EXISTS acts_order ON acts ("order", kind);
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What the books say of one order: how often it was asked for, how often it was done."""
+    """How often one order was requested and how often it was carried out, by the ledger."""
 
     asked: int = 1
     acted: int = 1
@@ -55,8 +55,8 @@ class Wanted:
     declined: bool = False
 
 
-class Books:
-    """Any thread may ask: every call has a connection and a transaction of its own."""
+class ProviderLedger:
+    """Thread-safe: every call opens a connection and a transaction of its own."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -64,25 +64,25 @@ class Books:
             connection.executescript(_SCHEMA)
 
     def note(self, wanted: Wanted) -> int:
-        """Write a request down before anything else is done; the how-manieth with its key."""
-        with self._open() as books:
-            books.execute(
+        """Records a request before anything else happens; returns how many its key has had."""
+        with self._open() as ledger:
+            ledger.execute(
                 'INSERT INTO requests (key, kind, "order") VALUES (?, ?, ?)',
                 (wanted.key, wanted.kind, wanted.order),
             )
-            row = books.execute("SELECT count(*) FROM requests WHERE key = ?", (wanted.key,))
+            row = ledger.execute("SELECT count(*) FROM requests WHERE key = ?", (wanted.key,))
             return int(row.fetchone()[0])
 
     def act(self, wanted: Wanted) -> dict[str, Any] | None:
-        """Do it, unless it was done under this key: then the receipt of that time. None if the
-        key was used for something else."""
-        with self._open() as books:
-            books.execute(
+        """Carries the request out and returns its receipt. If its key was used before, returns that
+        receipt and does nothing; None if the key was used for another request."""
+        with self._open() as ledger:
+            ledger.execute(
                 'INSERT INTO acts (key, kind, "order", cents, declined, at) '
                 "VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (key) DO NOTHING",
                 (*astuple(wanted), time.time()),
             )
-            row = books.execute(
+            row = ledger.execute(
                 'SELECT id, kind, "order", cents, declined FROM acts WHERE key = ?', (wanted.key,)
             ).fetchone()
         if row[1:4] != (wanted.kind, wanted.order, wanted.cents):
@@ -91,9 +91,9 @@ class Books:
         return {"id": _receipt(row[0]), "status": status, "cents": row[3]}
 
     def counts(self, order: str, kind: Kind = "charge") -> Counts:
-        with self._open() as books:
+        with self._open() as ledger:
             asked, acted = (
-                books.execute(
+                ledger.execute(
                     f'SELECT count(*) FROM {table} WHERE "order" = ? AND kind = ?',  # noqa: S608
                     (order, kind),
                 ).fetchone()[0]
@@ -102,9 +102,9 @@ class Books:
         return Counts(asked, acted)
 
     def latest(self, limit: int) -> list[dict[str, Any]]:
-        """The last acts, newest first, and how often each was asked for."""
-        with self._open() as books:
-            rows = books.execute(
+        """The latest acts, newest first, and how often each was requested."""
+        with self._open() as ledger:
+            rows = ledger.execute(
                 'SELECT id, kind, "order", cents, declined, at, '
                 "(SELECT count(*) FROM requests WHERE requests.key = acts.key) "
                 "FROM acts ORDER BY id DESC LIMIT ?",
@@ -117,9 +117,9 @@ class Books:
         ]
 
     def totals(self) -> Counts:
-        with self._open() as books:
-            asked = books.execute("SELECT count(*) FROM requests").fetchone()[0]
-            acted = books.execute("SELECT count(*) FROM acts").fetchone()[0]
+        with self._open() as ledger:
+            asked = ledger.execute("SELECT count(*) FROM requests").fetchone()[0]
+            acted = ledger.execute("SELECT count(*) FROM acts").fetchone()[0]
         return Counts(asked, acted)
 
     def _connect(self) -> sqlite3.Connection:

@@ -1,4 +1,4 @@
-"""The API's own refusals, in the form that oncekey's have: RFC 9457 problem details."""
+"""The API's own error responses: RFC 9457 problem details, as oncekey's are."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from oncekey import OncekeyError
-from oncekey.demo.api.paying import ProviderTrouble
+from oncekey.demo.api.provider_client import ProviderFailure
 
 MEDIA_TYPE = "application/problem+json"
 _ERRORS_MAX = 10
 
 
 class Refused(Exception):
-    """The request is understood, and not done."""
+    """The request was understood and is refused."""
 
     def __init__(self, status: int, name: str, detail: str) -> None:
         super().__init__(detail)
@@ -27,7 +27,7 @@ class Refused(Exception):
         self.detail = detail
 
 
-def told(
+def problem_response(
     status: int, name: str, detail: str, headers: dict[str, str] | None = None, **more: Any
 ) -> JSONResponse:
     body = {
@@ -42,23 +42,27 @@ def told(
 
 
 def install(app: FastAPI) -> None:
-    """Make every error of the app one of these."""
+    """Turns every error of the app into problem details."""
 
     @app.exception_handler(Refused)
     async def refused(request: Request, error: Refused) -> JSONResponse:
         challenge = {"WWW-Authenticate": "Bearer"} if error.status == 401 else None
-        return told(error.status, error.name, error.detail, challenge)
+        return problem_response(error.status, error.name, error.detail, challenge)
 
-    @app.exception_handler(ProviderTrouble)
-    async def trouble(request: Request, error: ProviderTrouble) -> JSONResponse:
+    @app.exception_handler(ProviderFailure)
+    async def provider_failed(request: Request, error: ProviderFailure) -> JSONResponse:
         # A retry-safe route does not store a 502: the key is free, and a retry asks again.
-        return told(502, "provider-trouble", f"{error}; retry with the same key", retryable=True)
+        return problem_response(
+            502, "provider-trouble", f"{error}; retry with the same key", retryable=True
+        )
 
     @app.exception_handler(OncekeyError)
     async def unrecorded(request: Request, error: OncekeyError) -> JSONResponse:
         """A step could not be recorded: the store is down, or this attempt was overtaken."""
         later = {"Retry-After": "1"}
-        return told(503, "not-recorded", "Retry with the same key.", later, retryable=True)
+        return problem_response(
+            503, "not-recorded", "Retry with the same key.", later, retryable=True
+        )
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
@@ -67,9 +71,9 @@ def install(app: FastAPI) -> None:
             {"at": ".".join(map(str, one["loc"]))[:200], "problem": one["msg"][:200]}
             for one in error.errors()[:_ERRORS_MAX]
         ]
-        return told(422, "invalid", "See errors.", errors=errors)
+        return problem_response(422, "invalid", "See errors.", errors=errors)
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> JSONResponse:
         headers = dict(error.headers) if error.headers else None
-        return told(error.status_code, "http", str(error.detail), headers)
+        return problem_response(error.status_code, "http", str(error.detail), headers)

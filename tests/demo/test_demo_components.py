@@ -1,0 +1,140 @@
+"""The demo's parts one by one: the provider's rules, what is kept, and what the page is told."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from oncekey.demo import DemoFailed
+from oncekey.demo.cards import Card
+from oncekey.demo.data_dir import DataDir
+from oncekey.demo.provider.ledger import Counts, ProviderLedger
+from oncekey.demo.provider.provider_app import BODY_MAX_BYTES, Provider
+from oncekey.demo.request_log import (
+    ENTRIES_MAX,
+    RUNNING,
+    LoggedRequest,
+    RequestLog,
+    kind_of_response,
+)
+from oncekey.demo.scenario_result import ResponseKind
+
+SECRET = "provider-secret"
+GOOD = {"Authorization": f"Bearer {SECRET}", "Idempotency-Key": "key-1"}
+WANTED = {"order": "order-1", "cents": 500}
+
+
+def asked(ledger: ProviderLedger, *requests: tuple[dict[str, str], Any]) -> list[int]:
+    """What a provider answers, one request after the other."""
+
+    async def ask() -> list[int]:
+        provider = Provider(ledger, SECRET)
+        provider.stop_waiting()  # it makes nobody wait
+        transport = httpx.ASGITransport(provider.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://provider") as client:
+            return [
+                (await client.post("/v1/charges", headers=headers, json=body)).status_code
+                for headers, body in requests
+            ]
+
+    return asyncio.run(ask())
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> ProviderLedger:
+    return ProviderLedger(tmp_path / "provider.db")
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "status"),
+    [
+        ({}, WANTED, 401),
+        ({**GOOD, "Authorization": "Bearer other"}, WANTED, 401),
+        ({**GOOD, "Idempotency-Key": ""}, WANTED, 400),
+        ({**GOOD, "Idempotency-Key": "k" * 256}, WANTED, 400),
+        (GOOD, {"order": "order-1"}, 400),
+        (GOOD, ["order-1"], 400),
+        (GOOD, {**WANTED, "card": "card_gold"}, 400),
+        (GOOD, {**WANTED, "more": "x" * BODY_MAX_BYTES}, 413),
+    ],
+)
+def test_the_provider_writes_nothing_down_that_it_does_not_accept(
+    ledger: ProviderLedger, headers: dict[str, str], body: Any, status: int
+) -> None:
+    assert asked(ledger, (headers, body)) == [status]
+    assert ledger.totals() == Counts(0, 0)
+
+
+def test_a_flaky_provider_acts_once_in_three_requests(ledger: ProviderLedger) -> None:
+    flaky = (GOOD, {**WANTED, "card": Card.FLAKY})
+    assert asked(ledger, flaky, flaky, flaky) == [503, 500, 200]
+    assert ledger.totals() == Counts(asked=3, acted=1)
+
+
+def test_the_provider_refuses_a_key_that_was_used_for_something_else(
+    ledger: ProviderLedger,
+) -> None:
+    assert asked(ledger, (GOOD, WANTED), (GOOD, {**WANTED, "cents": 1})) == [200, 422]
+    assert ledger.totals().acted == 1
+
+
+def test_a_folder_keeps_its_tokens_and_others_are_random(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    one, again, two = (DataDir(tmp_path / name) for name in ("one", "one", "two"))
+    assert one.accounts == again.accounts
+    assert not {a.token for a in one.accounts} & {a.token for a in two.accounts}
+    assert (tmp_path / "one" / "accounts.json").stat().st_mode & 0o777 == 0o600
+
+
+def test_only_a_whole_bearer_token_is_somebody(tmp_path: Path) -> None:
+    data_dir = DataDir(tmp_path)
+    ada = data_dir.people[0]
+    token = ada.token.encode()
+    assert data_dir.account_of(b"Bearer " + token) == ada
+    for sent in (b"", token, b"Basic " + token, b"Bearer " + token[:-1], b"Bearer \xff"):
+        assert data_dir.account_of(sent) is None
+
+
+def test_a_file_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "accounts.json").write_text('{"accounts": []}')
+    with pytest.raises(DemoFailed, match="take another folder"):
+        DataDir(tmp_path)
+    assert (tmp_path / "accounts.json").read_text() == '{"accounts": []}'
+
+
+def test_the_feed_is_bounded_and_knows_what_died(tmp_path: Path) -> None:
+    request_log = RequestLog()
+    seen = LoggedRequest(1, "worker 7", "POST", "/charges", "Ada", "key-1", at=0.0)
+    request_log.put(seen)
+    request_log.put(dataclasses.replace(seen, number=2, got=ResponseKind.RAN, status=201))
+    request_log.killed("worker 7")
+    assert [one["got"] for one in request_log.latest()] == [ResponseKind.RAN, ResponseKind.KILLED]
+    for number in range(ENTRIES_MAX + 5):
+        request_log.put(dataclasses.replace(seen, server="main", number=number))
+    assert len(request_log.latest()) == ENTRIES_MAX
+    assert {one["got"] for one in request_log.latest()} == {RUNNING}
+
+
+@pytest.mark.parametrize(
+    ("status", "replayed", "problem", "got"),
+    [
+        (201, False, "", ResponseKind.RAN),
+        (201, True, "", ResponseKind.REPLAYED),
+        (402, True, "declined", ResponseKind.REPLAYED),
+        (402, False, "declined", ResponseKind.DECLINED),
+        (409, False, "in-flight", ResponseKind.IN_FLIGHT),
+        (422, False, "key-reused", ResponseKind.MISMATCH),
+        (422, False, "invalid", ResponseKind.REFUSED),
+        (409, False, "outcome-unknown", ResponseKind.REFUSED),
+        (502, False, "", ResponseKind.FAILED),
+        (0, False, "", ResponseKind.FAILED),
+    ],
+)
+def test_answers_are_named(status: int, replayed: bool, problem: str, got: ResponseKind) -> None:
+    assert kind_of_response(status, replayed=replayed, problem=problem) is got
