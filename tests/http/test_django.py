@@ -170,16 +170,16 @@ def test_under_asgi_the_middleware_guards_as_well() -> None:
 def test_i15_a_set_up_without_a_caller_is_refused_at_once(
     given: dict[str, Any], words: str
 ) -> None:
-    from oncekey.http.django.settings import Configured
+    from oncekey.http.django.settings import DjangoSettings
 
     with pytest.raises(ConfigurationError, match=words):
-        Configured({"close": False, **given})
+        DjangoSettings({"close": False, **given})
 
 
 def test_the_engine_and_the_caller_may_be_named() -> None:
-    from oncekey.http.django.settings import Configured
+    from oncekey.http.django.settings import DjangoSettings
 
-    made = Configured({"once": "memory://", "caller": "builtins.str", "close": False})
+    made = DjangoSettings({"once": "memory://", "caller": "builtins.str", "close": False})
     assert isinstance(made.guard.once, Once)
     assert made.caller is str
 

@@ -14,7 +14,7 @@ from tests.http.test_asgi_corners import Counting, ask, guard
 from oncekey import AsyncOnce
 from oncekey.http import exchange
 from oncekey.http.request_body import BODY_SPILL_BYTES
-from oncekey.http.request_fingerprint import INLINE_MAX_BYTES, described
+from oncekey.http.request_fingerprint import INLINE_MAX_BYTES, fingerprint_bytes
 from oncekey.http.rules import Rule
 
 JSON = b"application/json"
@@ -41,9 +41,9 @@ def test_large_bodies_are_fingerprinted_off_the_event_loop(
 
     def recorded(*given: Any) -> bytes:
         seen.append(threading.get_ident())
-        return described(*given)
+        return fingerprint_bytes(*given)
 
-    monkeypatch.setattr(exchange, "described", recorded)
+    monkeypatch.setattr(exchange, "fingerprint_bytes", recorded)
 
     async def main() -> None:
         once = AsyncOnce("memory://")

@@ -11,7 +11,7 @@ import pytest
 
 from oncekey.http.body_canonical import CANONICAL_MAX_BYTES, TooLarge, UnreadableBody
 from oncekey.http.message import Request
-from oncekey.http.request_fingerprint import described
+from oncekey.http.request_fingerprint import fingerprint_bytes
 from oncekey.http.rules import Rule
 
 JSON = b"application/json"
@@ -30,7 +30,7 @@ def asked(
     headers = [(b"content-type", kind)] if kind else []
     if coding:
         headers.append((b"content-encoding", coding))
-    return described(Request(method, path, query, tuple(headers), body), rule or Rule())
+    return fingerprint_bytes(Request(method, path, query, tuple(headers), body), rule or Rule())
 
 
 SAME = [
@@ -307,7 +307,7 @@ def test_content_types_that_differ_differ(one: bytes, other: bytes) -> None:
 def test_all_lines_of_a_header_count() -> None:
     def twice(second: bytes) -> bytes:
         lines = ((b"content-type", b"text/plain"), (b"content-type", second))
-        return described(Request("POST", b"/", b"", lines, b"x"), Rule())
+        return fingerprint_bytes(Request("POST", b"/", b"", lines, b"x"), Rule())
 
     assert twice(b"text/html") != twice(b"text/csv")
 

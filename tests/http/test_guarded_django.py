@@ -28,7 +28,7 @@ settings.configure(
 )
 django.setup()
 from oncekey import ConfigurationError
-from oncekey.http.policy_discovery import find
+from oncekey.http.policy_discovery import find_policy
 from oncekey.http.django import idempotent
 from rest_framework.decorators import action, api_view
 from rest_framework.response import Response
@@ -139,7 +139,7 @@ for words, view in (("no route serves it", None), ("bare function", bare)):
         urlpatterns.append(path("bare", view))
         from django.urls import clear_url_caches
         clear_url_caches()
-    for ask in (lambda: client.post("/function"), lambda: find(app)):
+    for ask in (lambda: client.post("/function"), lambda: find_policy(app)):
         try:
             ask()
         except ConfigurationError as error:

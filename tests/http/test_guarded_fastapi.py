@@ -19,7 +19,7 @@ from tests.http.decorators import bare, logged
 from oncekey import AsyncOnce, ConfigurationError
 from oncekey.cli.app import run
 from oncekey.http.fastapi import Idempotency
-from oncekey.http.policy_discovery import find
+from oncekey.http.policy_discovery import find_policy
 
 KEY = {"Idempotency-Key": "k"}
 RAN: list[int] = []
@@ -52,7 +52,7 @@ def told(app: Any, *words: str) -> None:
         for word in words:
             assert word in str(error.value)
     with pytest.raises(ConfigurationError, match=words[0]):
-        find(app)
+        find_policy(app)
     assert RAN == []
 
 
@@ -196,7 +196,7 @@ def test_fastapi_an_app_may_leave_a_router_out_and_does_not_answer_for_another_a
 
     asyncio.run(start(app))
     assert asyncio.run(post(app, "/pay")).status_code == 200
-    assert [one.path for one in find(app).guarded] == ["/pay"]
+    assert [one.path for one in find_policy(app).guarded] == ["/pay"]
     told(wrong, "bare function")
     assert lost is not None
 

@@ -26,8 +26,8 @@ from oncekey.core.errors import (
 from oncekey.core.policy import OPTION_NAMES
 from oncekey.http import problem as problems
 from oncekey.http.exchange import Exchange, RequestKey
-from oncekey.http.message import Response, first
-from oncekey.http.outcomes import NEVER_STORED, is_stored, kept_headers, to_store
+from oncekey.http.message import Response, first_header
+from oncekey.http.outcomes import NEVER_STORED, is_stored, kept_headers, stored_response
 from oncekey.http.response_codec import CODEC
 from oncekey.http.rules import Rule, Rules
 
@@ -78,8 +78,8 @@ def test_a_client_does_not_choose_its_rule_by_the_way_it_spells_a_path() -> None
     loose, strict = Rule("/a/*", required=False), Rule("/pay")
     assert Rules([loose, strict]).find("POST", "/a/../pay") is strict
     assert rules.find("POST", "/hooks/x") is None
-    assert rules.leaves_out("POST", "/hooks/x")
-    assert not rules.leaves_out("POST", "/pay")
+    assert rules.excludes("POST", "/hooks/x")
+    assert not rules.excludes("POST", "/pay")
     for method in ("PUT", "DELETE", "charge"):
         assert rules.find(method, "/x") is rest
     for method in ("GET", "head", "OPTIONS", "TRACE"):
@@ -188,8 +188,8 @@ def test_headers_that_are_given_again() -> None:
 
 def test_a_large_body_is_left_out_and_said_to_be() -> None:
     response = Response(200, HEADERS, b"x" * 11)
-    assert to_store(response, (), 11).body == b"x" * 11
-    stored = to_store(response, (), 10)
+    assert stored_response(response, (), 11).body == b"x" * 11
+    stored = stored_response(response, (), 10)
     assert (stored.body, stored.omitted, stored.status) == (b"", True, 200)
 
 
@@ -228,11 +228,11 @@ def test_every_error_is_a_problem(error: OncekeyError, status: int, retryable: b
     response = Exchange(Rules(), policy_url="/policy").refusal_of(error)
     told = json.loads(response.body)
     assert (response.status, told["status"], told["retryable"]) == (status, status, retryable)
-    assert first(response.headers, b"content-type") == b"application/problem+json"
-    assert first(response.headers, b"content-length") == b"%d" % len(response.body)
-    assert first(response.headers, b"cache-control") == b"no-store"
-    assert first(response.headers, b"link").startswith(b'</policy>; rel="describedby"')
-    assert bool(first(response.headers, b"retry-after")) is retryable
+    assert first_header(response.headers, b"content-type") == b"application/problem+json"
+    assert first_header(response.headers, b"content-length") == b"%d" % len(response.body)
+    assert first_header(response.headers, b"cache-control") == b"no-store"
+    assert first_header(response.headers, b"link").startswith(b'</policy>; rel="describedby"')
+    assert bool(first_header(response.headers, b"retry-after")) is retryable
     assert told["type"].startswith("/policy#")
     assert told["title"]
     assert b"s3cret" not in response.body
@@ -249,16 +249,16 @@ def test_retry_after_is_what_requests_usually_take_and_no_longer_than_the_lease(
 
     def told(remaining: float) -> int:
         response = exchange.refusal_of(InFlight(retry_after=remaining), rule)
-        return int(first(response.headers, b"retry-after"))
+        return int(first_header(response.headers, b"retry-after"))
 
     assert told(30.0) == 2, "nothing was seen yet"
-    exchange.durations.saw(rule, 2.5)
+    exchange.latency.record(rule, 2.5)
     assert told(30.0) == 3
     assert told(1.2) == 2
-    exchange.durations.saw(rule, 0.001)
+    exchange.latency.record(rule, 0.001)
     assert told(30.0) == 3, "one quick one does not change much"
     for _ in range(100):
-        exchange.durations.saw(rule, 0.001)
+        exchange.latency.record(rule, 0.001)
     assert told(30.0) == 1, "never less than a second"
 
 
@@ -296,7 +296,7 @@ def test_a_replay_is_marked_and_an_omitted_one_is_refused() -> None:
         b"x-idempotency-retention": b"60",
         b"content-length": b"4",
     }
-    assert not first(exchange.replay(Response(204, ()), 60).headers, b"content-length")
+    assert not first_header(exchange.replay(Response(204, ()), 60).headers, b"content-length")
     gone = exchange.replay(Response(200, (), b"", omitted=True), 60)
     assert gone.status == 409
     assert json.loads(gone.body)["original_status"] == 200

@@ -19,7 +19,7 @@ from oncekey.engine.new_key import new_key
 from oncekey.http.asgi import IdempotencyMiddleware
 from oncekey.http.exchange import Exchange, RequestKey
 from oncekey.http.message import Response
-from oncekey.http.policy_document import Entry, as_data, as_html, as_markdown, entries
+from oncekey.http.policy_document import PolicyEntry, as_data, as_html, as_markdown, policy_entries
 from oncekey.http.rules import Rule, Rules
 
 V2 = Rule(namespaces=("v2",))
@@ -100,8 +100,8 @@ def test_mistakes_are_found_when_a_rule_is_made(namespaces: Any) -> None:
 # --- the published policy ---------------------------------------------------------------------
 
 
-def entry(rule: Rule) -> Entry:
-    return entries([(["POST"], "/charges", rule)], Policy())[0]
+def entry(rule: Rule) -> PolicyEntry:
+    return policy_entries([(["POST"], "/charges", rule)], Policy())[0]
 
 
 def test_the_policy_names_them_in_every_form() -> None:

@@ -17,8 +17,8 @@ from starlette.routing import Mount, Route
 from oncekey import AsyncOnce, ConfigurationError, Policy
 from oncekey.cli.app import cli, run
 from oncekey.http.asgi import IdempotencyMiddleware
-from oncekey.http.policy_discovery import find
-from oncekey.http.policy_document import as_data, as_html, as_markdown, entries
+from oncekey.http.policy_discovery import find_policy
+from oncekey.http.policy_document import as_data, as_html, as_markdown, policy_entries
 from oncekey.http.problem import ALL
 from oncekey.http.rules import Rule
 
@@ -49,8 +49,8 @@ app = shop()
 
 
 def test_each_guarded_route_is_told_and_no_other() -> None:
-    found = find(app)
-    told = entries(found.guarded, found.policy)
+    found = find_policy(app)
+    told = policy_entries(found.guarded, found.policy)
     assert [(entry.methods, entry.path) for entry in told] == [
         (["POST"], "/shop/orders"),
         (["PUT"], "/shop/orders/{id}"),
@@ -71,11 +71,11 @@ def test_an_app_that_tells_no_routes_is_told_by_its_rules() -> None:
     guarded = IdempotencyMiddleware(
         bare, AsyncOnce("memory://"), caller=lambda scope: "me", rules=RULES
     )
-    found = find(guarded)
-    told = entries(found.guarded, found.policy)
+    found = find_policy(guarded)
+    told = policy_entries(found.guarded, found.policy)
     assert [entry.path for entry in told] == ["/shop/orders/{id}", "/shop/*"]
     with pytest.raises(ConfigurationError, match="found no"):
-        find(bare)
+        find_policy(bare)
 
 
 def test_views_that_are_guarded_themselves_are_found() -> None:
@@ -99,9 +99,9 @@ def test_views_that_are_guarded_themselves_are_found() -> None:
 
     api = FastAPI()
     api.include_router(router, prefix="/api")
-    found = find(api)
+    found = find_policy(api)
     assert [(one.methods, one.path) for one in found.guarded] == [(["POST"], "/api/v1/orders/{id}")]
-    assert entries(found.guarded, found.policy)[0].kept_for == "3d"
+    assert policy_entries(found.guarded, found.policy)[0].kept_for == "3d"
 
     site = Flask("site")
     FlaskIdempotency(site, once=Once("memory://"), caller=lambda: "me")
@@ -111,7 +111,7 @@ def test_views_that_are_guarded_themselves_are_found() -> None:
     def pay(number: int) -> str:
         return "paid"
 
-    told = entries(*find(site)[:2])
+    told = policy_entries(*find_policy(site)[:2])
     assert [(one.methods, one.path, one.kept_for) for one in told] == [
         (["POST"], "/pay/{number}", "5d")
     ]
@@ -133,8 +133,8 @@ class _Anchors(HTMLParser):
 
 
 def test_every_problem_has_an_anchor_on_the_page() -> None:
-    found = find(app)
-    page = as_html(entries(found.guarded, found.policy), "A & <b>")
+    found = find_policy(app)
+    page = as_html(policy_entries(found.guarded, found.policy), "A & <b>")
     parser = _Anchors()
     parser.feed(page)
     assert parser.open == []
@@ -143,8 +143,8 @@ def test_every_problem_has_an_anchor_on_the_page() -> None:
 
 
 def test_all_forms_say_the_same() -> None:
-    found = find(app)
-    told = entries(found.guarded, found.policy)
+    found = find_policy(app)
+    told = policy_entries(found.guarded, found.policy)
     data = as_data(told)
     assert json.loads(json.dumps(data)) == data
     for text in (as_markdown(told), as_html(told)):

@@ -13,7 +13,7 @@ from tests.support.servers import require
 from tests.support.servers.http import Gunicorn
 
 from oncekey import AsyncOnce, ConfigurationError, Once, StoreUnavailable
-from oncekey.http.policy_discovery import find
+from oncekey.http.policy_discovery import find_policy
 from oncekey.http.rules import Rule
 from oncekey.http.wsgi import IdempotencyWSGI
 
@@ -183,4 +183,4 @@ def test_its_rules_are_found_where_policies_are_published() -> None:
     middleware = IdempotencyWSGI(
         _never, Once("memory://"), caller=lambda environ: "me", rules=rules, close=False
     )
-    assert [guarded.rule for guarded in find(middleware).guarded] == rules
+    assert [guarded.rule for guarded in find_policy(middleware).guarded] == rules

@@ -34,15 +34,20 @@ from oncekey.http.exchange import (
 )
 from oncekey.http.message import Response
 from oncekey.http.mounted import drain_untold, draining
-from oncekey.http.path_readings import below, segments_read
-from oncekey.http.policy_page import is_asked, through_asgi
+from oncekey.http.path_readings import decoded_segments, without_root_path
+from oncekey.http.policy_page import asgi_app_or_page, is_policy_page
 from oncekey.http.problem import Render
 from oncekey.http.responder import App, Reading, Receive, Responder, Scope, Tasks
 from oncekey.http.response_buffer import Message, ResponseBuffer, Send
 from oncekey.http.route_table import layers_of
 from oncekey.http.rules import Rule, Rules
-from oncekey.http.unguarded_keys import TAKEN, UNGUARDED_MARK, UnguardedKeys, take
-from oncekey.http.unhandled_requests import WatchedScope, leave_unstored, watch
+from oncekey.http.unguarded_keys import (
+    KEY_GUARDED,
+    UNGUARDED_HEADERS,
+    UnguardedKeys,
+    mark_key_guarded,
+)
+from oncekey.http.unhandled_requests import WatchedScope, leave_unstored, watch_frameworks
 
 __all__ = ["IdempotencyMiddleware", "attempt_of", "draining", "leave_unstored"]
 
@@ -93,7 +98,7 @@ class IdempotencyMiddleware:
         if not isinstance(once, AsyncOnce):
             raise ConfigurationError(f"once must be an AsyncOnce, not a {type(once).__name__}")
         check_caller(caller)
-        watch(layers_of(app))
+        watch_frameworks(layers_of(app))
         self.app = app
         self.once = once
         self.caller = caller
@@ -127,8 +132,10 @@ class IdempotencyMiddleware:
             if rule is None and self._is_unguarded(scope):
                 await self._warn_or_refuse(scope, receive, send)
                 return
-            if rule is None and is_asked(scope["method"], path_of(scope), self.exchange.page_path):
-                await through_asgi(self.app, self, scope, receive, send)
+            if rule is None and is_policy_page(
+                scope["method"], path_of(scope), self.exchange.page_path
+            ):
+                await asgi_app_or_page(self.app, self, scope, receive, send)
                 return
         elif scope["type"] == "lifespan":
             await self._live(scope, receive, send)
@@ -136,13 +143,13 @@ class IdempotencyMiddleware:
         await self.app(scope, receive, send)
 
     def _is_unguarded(self, scope: Scope) -> bool:
-        return self.unguarded.watches(scope["method"], scope) and self.exchange.has_key(
+        return self.unguarded.is_reported(scope["method"], scope) and self.exchange.has_key(
             scope["headers"]
         )
 
     async def _warn_or_refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
         """A request that no rule guards has a key."""
-        if self.unguarded.refuses and not self.exchange.rules.leaves_out(
+        if self.unguarded.refuses and not self.exchange.rules.excludes(
             scope["method"], *paths_of(scope)
         ):
             self.unguarded.note(scope["method"], scope["path"])
@@ -201,7 +208,7 @@ class _OfApp(Responder):
     _owner: IdempotencyMiddleware
 
     async def respond(self) -> None:
-        take(self._scope)
+        mark_key_guarded(self._scope)
         rule, exchange = self._rule, self._exchange
         caller = await self._caller()
         keyed = exchange.key_of(rule, self._headers) if caller else exchange.unknown_caller()
@@ -243,7 +250,7 @@ class _OfApp(Responder):
 
 def path_of(scope: Scope) -> str:
     """The path as the app's own routes see it: without what it is mounted under."""
-    return below(scope["path"], scope.get("root_path", ""))
+    return without_root_path(scope["path"], scope.get("root_path", ""))
 
 
 def paths_of(scope: Scope) -> tuple[str, ...]:
@@ -253,10 +260,10 @@ def paths_of(scope: Scope) -> tuple[str, ...]:
     raw: bytes = scope.get("raw_path") or b""
     if not root and b"%" not in raw:
         return (path,)
-    read = [path, segments_read(raw)] if b"%" in raw else [path]  # some split before they decode
+    read = [path, decoded_segments(raw)] if b"%" in raw else [path]  # some split before they decode
     if root:
         # Some heed a root path, some do not, and some take what follows it wherever it stands.
-        read += [below(one, root) for one in read]
+        read += [without_root_path(one, root) for one in read]
         read += [one.partition(root)[2] for one in read if root in one]
     return tuple(dict.fromkeys(read))
 
@@ -265,16 +272,16 @@ async def watched(
     app: App, unguarded: UnguardedKeys, scope: Any, receive: Receive, send: Send
 ) -> None:
     """Run an app with a key that we do not guard; tell the client unless a guard inside does."""
-    if TAKEN in scope:  # whoever stands outside tells the client
+    if KEY_GUARDED in scope:  # whoever stands outside tells the client
         await app(scope, receive, send)
         return
     taken: list[bool] = []
-    scope[TAKEN] = taken
+    scope[KEY_GUARDED] = taken
 
     async def marked(message: Message) -> None:
         if message["type"] == "http.response.start" and not taken:
             unguarded.note(scope["method"], scope["path"])
-            message = {**message, "headers": [*message.get("headers", ()), *UNGUARDED_MARK]}
+            message = {**message, "headers": [*message.get("headers", ()), *UNGUARDED_HEADERS]}
         await send(message)
 
     await app(scope, receive, marked)

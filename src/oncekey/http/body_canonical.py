@@ -67,7 +67,7 @@ class _NotStrictError(ValueError):
 # --- content codings ------------------------------------------------------------------------
 
 
-def decoded(body: Body, codings: bytes, limit: int) -> tuple[Body, bytes]:
+def without_content_coding(body: Body, codings: bytes, limit: int) -> tuple[Body, bytes]:
     """The body without its gzip and deflate, and the codings that are left on it.
 
     A compressed body tells when it was compressed, so retries may differ in it. Where it had none,
@@ -135,12 +135,12 @@ def _decompress(stream: Any, data: bytes, name: bytes, limit: int, made: Body) -
 # --- forms of content -----------------------------------------------------------------------
 
 
-def is_parsed(media: bytes) -> bool:
+def is_parsed_type(media: bytes) -> bool:
     """Whether a body of this kind is looked into, which takes time."""
     return media == b"application/json" or media.endswith(b"+json") or media in _FORMS
 
 
-def canonical(
+def canonical_bytes(
     body: Body, media: bytes, boundary: str, ignore: Fields, only: Fields | None
 ) -> bytes:
     """Bytes that are the same for the same content; their first one tells the form."""
@@ -150,10 +150,10 @@ def canonical(
         return _form(body, ignore, only)
     if media == b"multipart/form-data" and boundary:
         return _multipart(body, boundary, ignore, only)
-    return raw(body)
+    return raw_bytes(body)
 
 
-def raw(body: Body) -> bytes:
+def raw_bytes(body: Body) -> bytes:
     """The body as it is, or a digest of it."""
     if body.size <= RAW_MAX_BYTES:
         return b"r" + body.read()
@@ -170,7 +170,7 @@ def _too_long(body: Body, most: int, ignore: Fields, only: Fields | None) -> boo
 
 def _json(body: Body, ignore: Fields, only: Fields | None) -> bytes:
     if _too_long(body, CANONICAL_MAX_BYTES, ignore, only):
-        return raw(body)
+        return raw_bytes(body)
     try:
         value = _strict(body.read().decode("utf-8"))
         if only is not None and (chosen := _chosen(value, only)) is not None:
@@ -179,7 +179,7 @@ def _json(body: Body, ignore: Fields, only: Fields | None) -> bytes:
             _drop(value, path.split("."))
         return b"j" + rfc8785.dumps(value)
     except (ValueError, ArithmeticError, RecursionError):  # a CanonicalizationError is a ValueError
-        return raw(body)
+        return raw_bytes(body)
 
 
 def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -242,7 +242,7 @@ def _wanted(names: Iterable[str], ignore: Fields, only: Fields | None) -> Callab
 
 def _form(body: Body, ignore: Fields, only: Fields | None) -> bytes:
     if _too_long(body, FORM_MAX_BYTES, ignore, only):
-        return raw(body)
+        return raw_bytes(body)
     try:
         pairs = parse_qsl(
             body.read().decode("utf-8"),
@@ -252,7 +252,7 @@ def _form(body: Body, ignore: Fields, only: Fields | None) -> bytes:
             max_num_fields=FORM_FIELDS_MAX,
         )
     except ValueError:
-        return raw(body)
+        return raw_bytes(body)
     wanted = _wanted((name for name, _ in pairs), ignore, only)
     return b"f" + json.dumps([pair for pair in pairs if wanted(pair[0])]).encode()
 
@@ -261,7 +261,7 @@ def _multipart(body: Body, boundary: str, ignore: Fields, only: Fields | None) -
     found: list[Any] = []
     try:
         parser = multipart.MultipartParser(
-            body.opened(),
+            body.open_file(),
             boundary,
             content_length=body.size,
             strict=True,
@@ -276,7 +276,7 @@ def _multipart(body: Body, boundary: str, ignore: Fields, only: Fields | None) -
         # All its headers as they are: frameworks differ in which of them they heed.
         parts = [[part.headerlist, _digest(part.file)] for part in found if wanted(part.name)]
     except (multipart.MultipartError, ValueError, TypeError):
-        return raw(body)
+        return raw_bytes(body)
     finally:
         for part in found:
             part.close()

@@ -27,10 +27,10 @@ from oncekey.core.identity import OPERATION_MAX_CHARS, SCOPE_MAX_CHARS
 from oncekey.http import problem as problems
 from oncekey.http.body_canonical import TooLarge, UnreadableBody
 from oncekey.http.header import HEADER, RefusedField, read_key
-from oncekey.http.latency import Durations
-from oncekey.http.message import Headers, Request, Response, values
-from oncekey.http.problem import Problem, Render, problem_of, refusal
-from oncekey.http.request_fingerprint import described
+from oncekey.http.latency import LatencyAverages
+from oncekey.http.message import Headers, Request, Response, header_values
+from oncekey.http.problem import Problem, Render, problem_for, refusal_response
+from oncekey.http.request_fingerprint import fingerprint_bytes
 from oncekey.http.response_codec import CODEC
 from oncekey.http.rules import Rule, Rules
 
@@ -82,7 +82,7 @@ class Exchange:
             raise ConfigurationError("render_refusal= must be a function of a Refusal")
         self.rules = rules
         self.operation = operation
-        self.durations = Durations()
+        self.latency = LatencyAverages()
         self.policy_url = policy_url
         self.replay_header = replay_header
         self._challenge = challenge.encode("latin-1")
@@ -108,7 +108,7 @@ class Exchange:
     def key_of(self, rule: Rule, headers: Headers) -> RequestKey | Response | None:
         """The key of a guarded request; or its refusal; None: it has none, and may pass."""
         try:
-            key = read_key(values(headers, HEADER), strict=rule.strict)
+            key = read_key(header_values(headers, HEADER), strict=rule.strict)
         except InvalidKey as error:
             # What no rule would ever have taken for a key has run nothing.
             never_taken = not isinstance(error, RefusedField)
@@ -130,7 +130,7 @@ class Exchange:
 
     def declared_too_large(self, rule: Rule, headers: Headers) -> bool:
         """Whether a body would be too large by its own word."""
-        lines = values(headers, b"content-length")
+        lines = header_values(headers, b"content-length")
         length = lines[0].lstrip(b"0") if lines else b""
         if len(length) > _LENGTH_DIGITS:
             return True
@@ -141,7 +141,7 @@ class Exchange:
     ) -> RunArguments | Response:
         """What to ask the engine for; or the refusal of a body that cannot be read."""
         try:
-            asked = described(request, keyed.rule)
+            asked = fingerprint_bytes(request, keyed.rule)
         except TooLarge as error:
             return self.too_large(keyed.rule, error.most)
         except UnreadableBody as error:
@@ -152,7 +152,7 @@ class Exchange:
     # --- refusals -----------------------------------------------------------------------------
 
     def refused(self, problem: Problem, **more: Any) -> Response:
-        return refusal(problem, policy_url=self.policy_url, render=self._render, **more)
+        return refusal_response(problem, policy_url=self.policy_url, render=self._render, **more)
 
     def unreadable(self, detail: str) -> Response:
         return self.refused(problems.UNREADABLE._replace(detail=detail))
@@ -168,12 +168,12 @@ class Exchange:
 
     def refusal_of(self, error: OncekeyError, rule: Rule | None = None) -> Response:
         """The response for what the engine raised; raises it again where that is no client's."""
-        problem = problem_of(error)
+        problem = problem_for(error)
         if problem is None or (isinstance(error, StoreUnavailable) and error.final):
             raise error  # of an engine that was closed no retry will ever get an answer
         retry_after: float | None = None
         if isinstance(error, InFlight):
-            usual = self.durations.usual(rule) if rule is not None else None
+            usual = self.latency.average(rule) if rule is not None else None
             if usual is None:
                 usual = problems.RETRY_AFTER_UNLEARNED_SECONDS
             retry_after = min(usual, error.retry_after)

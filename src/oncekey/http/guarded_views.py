@@ -18,7 +18,9 @@ from weakref import WeakSet
 from oncekey.core.errors import ConfigurationError
 from oncekey.http.rules import SAFE_METHODS, Rule
 
-MARK: Final = "__oncekey_guarded_view__"  # functools.wraps carries it on to what stands above
+GUARDED_VIEW_ATTRIBUTE: Final = (
+    "__oncekey_guarded_view__"  # functools.wraps carries it on to what stands above
+)
 # How the frameworks say which class a view was made of: Django and Flask, REST framework.
 _CLASSES: Final = ("view_class", "cls")
 _DEEPEST: Final = 20
@@ -34,7 +36,7 @@ class GuardedView:
         self.is_served = False  # by some app of this process
 
 
-class Served(NamedTuple):
+class ServedView(NamedTuple):
     """A view that a route holds, and the methods it serves; None where the route does not say."""
 
     view: Any
@@ -60,8 +62,8 @@ class GuardedViews:
         self.framework = framework
         self.unserved = unserved
         self.apps: WeakSet[Any] = WeakSet()
-        self.elsewhere: Callable[[], Iterable[Served]] = tuple
-        self.served: Callable[[], Iterable[Served]] | None = None  # of a framework with one app
+        self.elsewhere: Callable[[], Iterable[ServedView]] = tuple
+        self.served: Callable[[], Iterable[ServedView]] | None = None  # of a framework with one app
         self._order = order
         self._allow = allow
         self._all: WeakSet[GuardedView] = WeakSet()
@@ -76,7 +78,7 @@ class GuardedViews:
                 f"{function.__qualname__} is a class; guard its methods, or the view made of it"
             )
         view = GuardedView(function, rule)
-        setattr(guarded, MARK, view)
+        setattr(guarded, GUARDED_VIEW_ATTRIBUTE, view)
         if isinstance(function, functools.partial) or not rule.guarded:
             return  # a partial is made while a request is served, as Django's method_decorator does
         with self._lock:
@@ -86,10 +88,10 @@ class GuardedViews:
     def check_order(self, function: Callable[..., Any], served: Iterable[Any]) -> None:
         """Raise ConfigurationError if a route holds what is about to be guarded."""
         held = {id(view) for view in served}
-        if any(id(one) in held for one in chain_of(function)):
+        if any(id(one) in held for one in unwrapped(function)):
             raise ConfigurationError(self._wrong_order(function))
 
-    def check(self, served: Iterable[Served], *, unserved: str | None = None) -> None:
+    def check(self, served: Iterable[ServedView], *, unserved: str | None = None) -> None:
         """Raise ConfigurationError for functions that the routes of one app, `served`, run
         unguarded, and for those that no route of the process leads to."""
         routes = _note_served(served)
@@ -105,7 +107,7 @@ class GuardedViews:
             raise ConfigurationError("; ".join(sorted(mistakes)))
 
     def _mistake(self, view: GuardedView, holding: dict[int, bool]) -> str:
-        bare = [holding[id(one)] for one in chain_of(view.function) if id(one) in holding]
+        bare = [holding[id(one)] for one in unwrapped(view.function) if id(one) in holding]
         # Where methods are not told, a bare one beside a guarded one may be for reading only.
         if any(bare) or (bare and not view.is_served):
             return self._wrong_order(view.function)
@@ -138,30 +140,32 @@ class GuardedViews:
 
 def _place(function: Any) -> str:
     """The name of a function, and where it is written."""
-    innermost = list(chain_of(function))[-1]
+    innermost = list(unwrapped(function))[-1]
     code = getattr(innermost, "__code__", None)
     name = getattr(innermost, "__qualname__", repr(innermost))
     return f"{name} ({code.co_filename}:{code.co_firstlineno})" if code is not None else name
 
 
-def mark_of(view: Any) -> GuardedView | None:
+def guarded_view_of(view: Any) -> GuardedView | None:
     """The mark on a function itself."""
-    found = getattr(view, MARK, None)
+    found = getattr(view, GUARDED_VIEW_ATTRIBUTE, None)
     return found if isinstance(found, GuardedView) else None
 
 
-def guard_of(view: Any, method: str) -> GuardedView | None:
+def guard_for_method(view: Any, method: str) -> GuardedView | None:
     """What guards this method of a view that a route holds: the view, or its class's method."""
-    own = mark_of(view)
+    own = guarded_view_of(view)
     if own is not None:
         return own if _applies(own, method) else None
     made_of = next(filter(None, (getattr(view, name, None) for name in _CLASSES)), None)
     if made_of is None:
-        inside = marks_in(view)
+        inside = guarded_views_in(view)
     else:
         action = (getattr(view, "actions", None) or {}).get(method.lower(), method.lower())
         members = [getattr(made_of, name, None) for name in ("dispatch", action)]
-        inside = (mark for member in members if member is not None for mark in marks_in(member))
+        inside = (
+            mark for member in members if member is not None for mark in guarded_views_in(member)
+        )
     return next((mark for mark in inside if _applies(mark, method)), None)
 
 
@@ -169,19 +173,19 @@ def _applies(mark: GuardedView, method: str) -> bool:
     return mark.rule.guarded and mark.rule.guards(method)
 
 
-def marks_in(view: Any) -> Iterator[GuardedView]:
+def guarded_views_in(view: Any) -> Iterator[GuardedView]:
     """Every mark that a view leads to, through whatever stands above the guarded function."""
     for one in _reachable(view):
-        if (mark := mark_of(one)) is not None:
+        if (mark := guarded_view_of(one)) is not None:
             yield mark
 
 
-def _note_served(served: Iterable[Served]) -> list[Served]:
+def _note_served(served: Iterable[ServedView]) -> list[ServedView]:
     """Note on the marks that routes lead to that they are served. Gives the routes that count:
     those with a method that can be guarded."""
     routes = [route for route in served if not _is_safe(route.methods)]
     for route in routes:
-        for view in marks_in(route.view):
+        for view in guarded_views_in(route.view):
             view.is_served = True
     return routes
 
@@ -192,12 +196,12 @@ def _is_safe(methods: Iterable[str] | None) -> bool:
 
 def _bare(view: Any) -> list[Any]:
     """The functions that a route runs without any guard in between."""
-    if mark_of(view) is not None:
+    if guarded_view_of(view) is not None:
         return []
-    return [one for one in chain_of(view) if mark_of(one) is None]
+    return [one for one in unwrapped(view) if guarded_view_of(one) is None]
 
 
-def chain_of(view: Any) -> Iterator[Any]:
+def unwrapped(view: Any) -> Iterator[Any]:
     """A function and what it wraps, as functools.wraps and partial tell it."""
     for _ in range(_DEEPEST):
         if view is None:
@@ -215,7 +219,7 @@ def _reachable(view: Any) -> Iterator[Any]:
     for _ in range(_DEEPEST * _DEEPEST):
         if not todo:
             return
-        for one in chain_of(todo.pop()):
+        for one in unwrapped(todo.pop()):
             if id(one) in seen:
                 break
             seen.add(id(one))

@@ -10,14 +10,14 @@ from oncekey.http.rules import Rule
 _WEIGHT = 0.2
 
 
-class Durations:
+class LatencyAverages:
     def __init__(self) -> None:
         self._seconds: dict[int, float] = {}  # by the rule's identity: there are few, for ever
 
-    def saw(self, rule: Rule, seconds: float) -> None:
+    def record(self, rule: Rule, seconds: float) -> None:
         before = self._seconds.get(id(rule))
         now = seconds if before is None else before + _WEIGHT * (seconds - before)
         self._seconds[id(rule)] = now
 
-    def usual(self, rule: Rule) -> float | None:
+    def average(self, rule: Rule) -> float | None:
         return self._seconds.get(id(rule))

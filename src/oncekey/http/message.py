@@ -32,11 +32,11 @@ class Response(NamedTuple):
     omitted: bool = False
 
 
-def values(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> list[bytes]:
+def header_values(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> list[bytes]:
     """Every line of this name."""
     return [value for given, value in headers if given == name]
 
 
-def first(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> bytes:
+def first_header(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> bytes:
     """The first line of this name, b"" where there is none."""
     return next((value for given, value in headers if given == name), b"")

@@ -10,7 +10,7 @@ from typing import Final
 
 from oncekey.core.errors import NotStarted
 from oncekey.core.policy import Policy
-from oncekey.http.message import Headers, Response, first
+from oncekey.http.message import Headers, Response, first_header
 from oncekey.http.rules import HEAD_MAX_BYTES, HEADERS_MAX, Rule
 
 # Answers that say nothing about the operation: who asked, how often, on which connection, or that
@@ -72,7 +72,7 @@ def is_stored(status: int, headers: Headers, *, retry_safe: bool) -> bool:
     """Whether a response ends its key. Where not, the key is free again and a retry runs."""
     if status in NEVER_STORED:
         return False
-    if status == 503 and first(headers, b"retry-after"):
+    if status == 503 and first_header(headers, b"retry-after"):
         return False  # the app says itself that it did nothing
     return status < 500 or not retry_safe
 
@@ -94,7 +94,7 @@ def kept_headers(headers: Headers, extra: Collection[bytes] = ()) -> Headers:
     )
 
 
-def to_store(response: Response, extra: Collection[bytes], max_response: int) -> Response:
+def stored_response(response: Response, extra: Collection[bytes], max_response: int) -> Response:
     """What is kept of a response: of one with too many or too long headers only that it ran."""
     headers = kept_headers(response.headers, extra)
     if len(headers) > HEADERS_MAX or _size(headers) > HEAD_MAX_BYTES:
@@ -109,7 +109,7 @@ def outcome_to_store(response: Response, rule: Rule, policy: Policy) -> Response
     retry_safe = policy.retry_safe if rule.retry_safe is None else rule.retry_safe
     if not is_stored(response.status, response.headers, retry_safe=retry_safe):
         raise NotStored
-    return to_store(response, rule.kept, rule.max_response)
+    return stored_response(response, rule.kept, rule.max_response)
 
 
 def _size(headers: Headers) -> int:

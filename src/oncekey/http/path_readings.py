@@ -36,13 +36,13 @@ def readings(path: str) -> tuple[str, ...]:
     return tuple(found)
 
 
-def segments_read(raw_path: bytes) -> str:
+def decoded_segments(raw_path: bytes) -> str:
     """A path that was split into segments before it was decoded: `%2F` is no slash in it."""
     kept = _ESCAPED_SLASH.sub(b"%252F", raw_path.partition(b"?")[0])
     return unquote(kept.decode("latin-1"))
 
 
-def below(path: str, root: str) -> str:
+def without_root_path(path: str, root: str) -> str:
     """The path as the app's own routes see it: without what it is mounted under."""
     if root and path.startswith(root) and path[len(root) :][:1] in ("", "/"):
         return path[len(root) :] or "/"

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.policy import Policy
 from oncekey.http.exchange import REPLAY_HEADER_DEFAULT
-from oncekey.http.guarded_views import GuardedViews, guard_of
-from oncekey.http.route_table import Route, layers_of, routes_of, served_by_all
+from oncekey.http.guarded_views import GuardedViews, guard_for_method
+from oncekey.http.route_table import Route, layers_of, routes_of, served_views
 from oncekey.http.rules import Rule, Rules
 
 
-class Guarded(NamedTuple):
+class PolicyRoute(NamedTuple):
     """One route, or all that a rule names, and how they are guarded."""
 
     methods: list[str]
@@ -26,14 +26,14 @@ class Guarded(NamedTuple):
     rule: Rule
 
 
-class Found(NamedTuple):
-    guarded: list[Guarded]
+class DiscoveredPolicy(NamedTuple):
+    guarded: list[PolicyRoute]
     policy: Policy
     replay_header: str = REPLAY_HEADER_DEFAULT
     hidden: frozenset[str] = frozenset()  # paths that the app itself tells nobody of
 
 
-def find(app: Any) -> Found:
+def find_policy(app: Any) -> DiscoveredPolicy:
     """How the app is guarded; ConfigurationError where nothing is to be seen."""
     routes = list(routes_of(app))
     _check_served(app)
@@ -63,79 +63,81 @@ def _check_served(app: Any) -> None:
         is_ours = any(one is layer for one in list(views.apps) for layer in layers)
         # What belongs to another app may still be served here in its bare form.
         unserved = getattr(extension, "unserved", None) if is_ours else "allow"
-        views.check(served_by_all([app]), unserved=unserved)
+        views.check(served_views([app]), unserved=unserved)
 
 
 # --- by middleware --------------------------------------------------------------------------
 
 
-def _by_middleware(app: Any, routes: list[Route]) -> Found | None:
+def _by_middleware(app: Any, routes: list[Route]) -> DiscoveredPolicy | None:
     for layer in layers_of(app):
         exchange, once = getattr(layer, "exchange", None), getattr(layer, "once", None)
         if exchange is not None and once is not None:
-            return Found(_named(exchange.rules, routes), once.policy, exchange.replay_header)
+            return DiscoveredPolicy(
+                _named(exchange.rules, routes), once.policy, exchange.replay_header
+            )
         for middleware in getattr(layer, "user_middleware", ()):
             given = getattr(middleware, "kwargs", {})
             if "once" in given and "caller" in given:
                 name = given.get("replay_header", REPLAY_HEADER_DEFAULT)
                 rules = Rules(given.get("rules", ()))
-                return Found(_named(rules, routes), given["once"].policy, name)
+                return DiscoveredPolicy(_named(rules, routes), given["once"].policy, name)
     return None
 
 
-def _named(rules: Rules, routes: Iterable[Route]) -> list[Guarded]:
+def _named(rules: Rules, routes: Iterable[Route]) -> list[PolicyRoute]:
     """The guarded routes, where the app tells its routes; else what the rules say."""
-    found: dict[tuple[str, int], Guarded] = {}
+    found: dict[tuple[str, int], PolicyRoute] = {}
     known = list(routes)
     for route in known:
         for method in route.methods:
             rule = rules.find(method, route.path)
             if rule is not None:
                 at = (route.path, id(rule))
-                found.setdefault(at, Guarded([], route.path, rule)).methods.append(method)
+                found.setdefault(at, PolicyRoute([], route.path, rule)).methods.append(method)
     if known:
         return list(found.values())
-    return [Guarded(list(rule.methods), rule.path, rule) for rule in rules.all if rule.guarded]
+    return [PolicyRoute(list(rule.methods), rule.path, rule) for rule in rules.all if rule.guarded]
 
 
 # --- by views, and by settings --------------------------------------------------------------
 
 
-def _by_views(app: Any, routes: Iterable[Route]) -> Found | None:
+def _by_views(app: Any, routes: Iterable[Route]) -> DiscoveredPolicy | None:
     extension = getattr(app, "extensions", {}).get("oncekey")
     owner = getattr(extension, "guard", None)
     policy: Policy | None = getattr(getattr(owner, "once", None), "policy", None)
-    found: list[Guarded] = []
+    found: list[PolicyRoute] = []
     for route in routes:
         guarding = getattr(route.view, "__oncekey_guarding__", None)
         if guarding is not None:
             owner = guarding.owner
             policy = guarding.owner.once.policy
-        by_rule: dict[int, Guarded] = {}
+        by_rule: dict[int, PolicyRoute] = {}
         for method in route.methods:
             rule = _rule_for(route.view, guarding, method)
             if rule is not None and policy is not None:
-                at = by_rule.setdefault(id(rule), Guarded([], route.path, rule))
+                at = by_rule.setdefault(id(rule), PolicyRoute([], route.path, rule))
                 at.methods.append(method)
         found += by_rule.values()
     if not found or policy is None or owner is None:
         return None
-    return Found(found, policy, owner.exchange.replay_header)
+    return DiscoveredPolicy(found, policy, owner.exchange.replay_header)
 
 
 def _rule_for(view: Any, guarding: Any, method: str) -> Rule | None:
     if guarding is not None:
         rule: Rule = guarding.rule
         return rule if rule.guarded and rule.guards(method) else None
-    guarded = guard_of(view, method)
+    guarded = guard_for_method(view, method)
     return guarded.rule if guarded is not None else None
 
 
-def _by_settings(app: Any) -> Found | None:
+def _by_settings(app: Any) -> DiscoveredPolicy | None:
     """A Django project tells neither its middleware nor, in one list, its routes."""
     if not type(app).__module__.startswith("django.core.handlers"):
         return None
     # By its name, as a store is found by its URL: an adapter is nothing this module knows.
-    guard = import_module("oncekey.http.django.settings").configured().guard
+    guard = import_module("oncekey.http.django.settings").django_settings().guard
     rules = _named(guard.exchange.rules, ())
-    return Found(rules, guard.once.policy, guard.exchange.replay_header)
+    return DiscoveredPolicy(rules, guard.once.policy, guard.exchange.replay_header)

@@ -24,7 +24,7 @@ HEADER = "Idempotency-Key"
 
 
 @dataclass(frozen=True)
-class Entry:
+class PolicyEntry:
     """What a client has to know about one route, or about all that a rule names."""
 
     methods: list[str]
@@ -41,15 +41,17 @@ class Entry:
     failures: str
 
 
-def entries(guarded: Iterable[tuple[Sequence[str], str, Rule]], policy: Policy) -> list[Entry]:
+def policy_entries(
+    guarded: Iterable[tuple[Sequence[str], str, Rule]], policy: Policy
+) -> list[PolicyEntry]:
     """One for each of these (methods, path, rule), under the engine's policy."""
     return [_entry(rule, path, methods, policy) for methods, path, rule in guarded]
 
 
-def _entry(rule: Rule, path: str, methods: Sequence[str], engine: Policy) -> Entry:
+def _entry(rule: Rule, path: str, methods: Sequence[str], engine: Policy) -> PolicyEntry:
     policy = engine.with_options(**{k: v for k, v in rule.options.items() if k != "max_bytes"})
     times = policy.times
-    return Entry(
+    return PolicyEntry(
         methods=sorted(methods),
         path=path,
         required=rule.required,
@@ -91,7 +93,9 @@ def _compared(rule: Rule) -> str:
 # --- forms ----------------------------------------------------------------------------------
 
 
-def as_data(some: Sequence[Entry], *, replay_header: str = REPLAY_HEADER_DEFAULT) -> dict[str, Any]:
+def as_data(
+    some: Sequence[PolicyEntry], *, replay_header: str = REPLAY_HEADER_DEFAULT
+) -> dict[str, Any]:
     return {
         "header": HEADER,
         "replay_header": replay_header,
@@ -114,7 +118,7 @@ def as_data(some: Sequence[Entry], *, replay_header: str = REPLAY_HEADER_DEFAULT
 
 
 def as_markdown(
-    some: Sequence[Entry],
+    some: Sequence[PolicyEntry],
     title: str = "Idempotency policy",
     *,
     replay_header: str = REPLAY_HEADER_DEFAULT,
@@ -132,7 +136,7 @@ def as_markdown(
 
 
 def as_html(
-    some: Sequence[Entry],
+    some: Sequence[PolicyEntry],
     title: str = "Idempotency policy",
     *,
     replay_header: str = REPLAY_HEADER_DEFAULT,
@@ -156,7 +160,7 @@ def as_html(
     return _PAGE.format(title=told(title), body="\n".join(parts))
 
 
-def _facts(entry: Entry) -> list[tuple[str, str]]:
+def _facts(entry: PolicyEntry) -> list[tuple[str, str]]:
     facts = [
         ("Key", "required" if entry.required else "optional; without one nothing is protected"),
         ("Format", entry.key_format),

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from oncekey.http import policy_document
 from oncekey.http.message import Headers, Response
-from oncekey.http.policy_discovery import find
+from oncekey.http.policy_discovery import find_policy
 
 _READ: Final = frozenset({"GET", "HEAD"})
 _HEADERS: Final[Headers] = (
@@ -27,26 +27,30 @@ Asgi = Callable[[Any, Any, Any], Awaitable[None]]
 Wsgi = Callable[[Any, Any], Iterable[bytes]]
 
 
-def is_asked(method: str, path: str, page_path: str | None) -> bool:
+def is_policy_page(method: str, path: str, page_path: str | None) -> bool:
     """Whether a request is for the page."""
     return path == page_path and method in _READ
 
 
 def policy_page(app: Any, method: str = "GET") -> Response:
     """The page about this guarded app (or the middleware around it)."""
-    found = find(app)
+    found = find_policy(app)
     shown = [guarded for guarded in found.guarded if guarded.path not in found.hidden]
-    return page_of(policy_document.entries(shown, found.policy), found.replay_header, method)
+    return page_with_entries(
+        policy_document.policy_entries(shown, found.policy), found.replay_header, method
+    )
 
 
-def page_of(entries: Sequence[policy_document.Entry], replay_header: str, method: str) -> Response:
+def page_with_entries(
+    entries: Sequence[policy_document.PolicyEntry], replay_header: str, method: str
+) -> Response:
     """The page with these entries."""
     body = policy_document.as_html(entries, replay_header=replay_header).encode()
     headers = (*_HEADERS, (b"content-length", b"%d" % len(body)))
     return Response(200, headers, b"" if method == "HEAD" else body)
 
 
-async def through_asgi(app: Asgi, guarded: Any, scope: Any, receive: Any, send: Any) -> None:
+async def asgi_app_or_page(app: Asgi, guarded: Any, scope: Any, receive: Any, send: Any) -> None:
     """Ask the app; where it has nothing at this path, send the page about `guarded`."""
     is_replaced = False
 
@@ -64,7 +68,7 @@ async def through_asgi(app: Asgi, guarded: Any, scope: Any, receive: Any, send: 
     await app(scope, receive, replaced)
 
 
-def through_wsgi(app: Wsgi, guarded: Any, environ: Any, start_response: Any) -> Iterable[bytes]:
+def wsgi_app_or_page(app: Wsgi, guarded: Any, environ: Any, start_response: Any) -> Iterable[bytes]:
     """The same for a WSGI app."""
     missing: list[bool] = []
 

@@ -205,7 +205,7 @@ _OF_ERRORS: Final[tuple[tuple[type[OncekeyError], Problem], ...]] = (
 )
 
 
-def problem_of(error: OncekeyError) -> Problem | None:
+def problem_for(error: OncekeyError) -> Problem | None:
     """The kind of refusal an error is; None for mistakes of the set-up, which are no client's."""
     if isinstance(error, StoreUnavailable) and error.value is not None:
         return NOT_RECORDED
@@ -215,7 +215,7 @@ def problem_of(error: OncekeyError) -> Problem | None:
     return found
 
 
-def refusal(
+def refusal_response(
     problem: Problem,
     *,
     retry_after: float | None = None,

@@ -70,7 +70,7 @@ class Body:
             start += len(chunk)
             yield chunk
 
-    def opened(self) -> IO[bytes]:
+    def open_file(self) -> IO[bytes]:
         """A file to read all of it from. It is closed with the body."""
         if self._file is None:
             return io.BytesIO(self.read())

@@ -13,8 +13,13 @@ from struct import Struct
 from typing import Final, NamedTuple
 from urllib.parse import unquote_to_bytes
 
-from oncekey.http.body_canonical import canonical, decoded, is_parsed, raw
-from oncekey.http.message import Headers, Request, values
+from oncekey.http.body_canonical import (
+    canonical_bytes,
+    is_parsed_type,
+    raw_bytes,
+    without_content_coding,
+)
+from oncekey.http.message import Headers, Request, header_values
 from oncekey.http.request_body import BODY_SPILL_BYTES, Body
 from oncekey.http.rules import Rule
 
@@ -27,10 +32,12 @@ _PARAMETER: Final = re.compile(rf"""[ \t]*;[ \t]*({_TOKEN})=({_TOKEN}|"[^"\\]*")
 _MEDIA: Final = re.compile(rf"[ \t]*({_TOKEN}/{_TOKEN})((?:{_PARAMETER.pattern})*)[ \t]*")
 
 
-def described(request: Request, rule: Rule) -> bytes:
+def fingerprint_bytes(request: Request, rule: Rule) -> bytes:
     """The bytes to compare. Raises bodies.UnreadableBody and bodies.TooLarge."""
     given = request.body if isinstance(request.body, Body) else Body(request.body)
-    body, left = decoded(given, _joined(request.headers, b"content-encoding"), rule.max_request)
+    body, left = without_content_coding(
+        given, _joined(request.headers, b"content-encoding"), rule.max_request
+    )
     try:
         return _described(request, rule, body, left)
     finally:
@@ -38,24 +45,26 @@ def described(request: Request, rule: Rule) -> bytes:
             body.close()
 
 
-def takes_long(request: Request) -> bool:
+def is_slow_to_compare(request: Request) -> bool:
     """Whether `described` would hold up an event loop."""
     size = request.body.size if isinstance(request.body, Body) else len(request.body)
-    if values(request.headers, b"content-encoding"):
+    if header_values(request.headers, b"content-encoding"):
         return size > 0  # nobody knows how much is in it
     if size <= INLINE_MAX_BYTES:
         return False
     media = _content_type(_joined(request.headers, b"content-type")).media
-    return size > BODY_SPILL_BYTES or is_parsed(media)
+    return size > BODY_SPILL_BYTES or is_parsed_type(media)
 
 
 def _described(request: Request, rule: Rule, body: Body, left: bytes) -> bytes:
     line = _joined(request.headers, b"content-type")
     content_type = _content_type(line)
     if left:
-        content = raw(body)  # under a coding that we do not know
+        content = raw_bytes(body)  # under a coding that we do not know
     else:
-        content = canonical(body, content_type.media, content_type.boundary, rule.ignore, rule.only)
+        content = canonical_bytes(
+            body, content_type.media, content_type.boundary, rule.ignore, rule.only
+        )
     # The boundary of a form counts where its parts could not be told.
     is_form = content[:1] == b"m"
     kind = content_type.kind if is_form or not content_type.boundary else line
@@ -68,14 +77,14 @@ def _described(request: Request, rule: Rule, body: Body, left: bytes) -> bytes:
 def _chosen(headers: Headers, names: tuple[bytes, ...]) -> bytes:
     """The headers that a rule wants compared. One that is missing is not an empty one; several
     lines are one, as servers may have joined them."""
-    found = [(name, [value.strip() for value in values(headers, name)]) for name in names]
+    found = [(name, [value.strip() for value in header_values(headers, name)]) for name in names]
     told = [[n.decode("latin-1"), b", ".join(v).decode("latin-1") if v else None] for n, v in found]
     return json.dumps(told).encode()
 
 
 def _joined(headers: Headers, name: bytes) -> bytes:
     """All lines of a header as one, as HTTP has it."""
-    return b",".join(values(headers, name))
+    return b",".join(header_values(headers, name))
 
 
 def _query(query: bytes) -> bytes:

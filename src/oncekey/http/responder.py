@@ -23,7 +23,7 @@ from oncekey.http.message import Headers, Request, Response
 from oncekey.http.mounted import serves
 from oncekey.http.outcomes import IncompleteResponse, NotStored, outcome_to_store
 from oncekey.http.request_body import Body
-from oncekey.http.request_fingerprint import takes_long
+from oncekey.http.request_fingerprint import is_slow_to_compare
 from oncekey.http.response_buffer import Message, ResponseBuffer, Send
 from oncekey.http.rules import Rule
 from oncekey.http.unhandled_requests import UNSTORED, is_unstored
@@ -127,7 +127,7 @@ class Responder:
 
     async def _guarded(self, keyed: RequestKey, caller: str) -> None:
         request = self._request()
-        if takes_long(request):
+        if is_slow_to_compare(request):
             asking = await asyncio.to_thread(self._exchange.run_arguments, keyed, caller, request)
         else:
             asking = self._exchange.run_arguments(keyed, caller, request)
@@ -182,7 +182,7 @@ class Responder:
         task, recording = self._begin(attempt)
         with recording:
             await self._settle(task, recording)
-            self._exchange.durations.saw(self._rule, time.monotonic() - began)
+            self._exchange.latency.record(self._rule, time.monotonic() - began)
             if is_unstored(self._unstored, recording.status):
                 raise NotStored
             response = recording.response(self._rule.max_response)

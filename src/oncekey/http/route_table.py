@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from oncekey.http.guarded_views import Served
+from oncekey.http.guarded_views import ServedView
 from oncekey.http.rules import SAFE_METHODS
 
 _WRAPPED = ("app", "wsgi_app", "application", "_app")
@@ -52,10 +52,10 @@ def layers_of(app: Any) -> Iterator[Any]:
         app = next((inside[name] for name in _WRAPPED if name in inside), None)
 
 
-def served_by_all(apps: Iterable[Any]) -> list[Served]:
+def served_views(apps: Iterable[Any]) -> list[ServedView]:
     """What the apps' routes hold, for a check of guarded views."""
     routes = [route for app in {id(app): app for app in apps}.values() for route in routes_of(app)]
-    return [Served(route.view, route.methods) for route in routes if route.methods]
+    return [ServedView(route.view, route.methods) for route in routes if route.methods]
 
 
 def _of_routes(routes: Iterable[Any], prefix: str) -> Iterator[Route]:

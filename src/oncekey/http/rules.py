@@ -188,7 +188,7 @@ class RuleOptions(TypedDict, total=False):
     recover_grace: Duration | None
 
 
-def rule_of(options: Mapping[str, Any]) -> Rule:
+def rule_from_options(options: Mapping[str, Any]) -> Rule:
     """A rule from the options of a decorator; an unknown name is refused with the one meant."""
     known = [item.name for item in fields(Rule) if item.init and item.name != "path"]
     unknown = sorted(options.keys() - set(known) - {"path"})
@@ -228,7 +228,7 @@ class Rules:
         guarded = [rule for rule in self.all if rule.guarded and id(rule) in found_ids]
         return min(guarded, key=lambda rule: not rule.required, default=None)
 
-    def leaves_out(self, method: str, *paths: str) -> bool:
+    def excludes(self, method: str, *paths: str) -> bool:
         """Whether a rule with guarded=False says that such a request passes."""
         found = [self._first(method.upper(), one) for path in paths for one in readings(path)]
         return any(rule is not None and not rule.guarded for rule in found)

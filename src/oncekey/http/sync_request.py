@@ -34,7 +34,7 @@ from oncekey.http.unguarded_keys import UnguardedKeys
 _log = logging.getLogger("oncekey")
 
 
-class Answer(Protocol):
+class AppResponse(Protocol):
     """A response in an adapter's own form. `unhandled`: no handler has made it."""
 
     unhandled: bool
@@ -46,11 +46,11 @@ class Answer(Protocol):
         """It will not be sent."""
 
 
-A = TypeVar("A", bound=Answer)
-Make = Callable[[Attempt | None], A]
+A = TypeVar("A", bound=AppResponse)
+CallApp = Callable[[Attempt | None], A]
 
 
-class Made(Generic[A]):
+class FreshResponse(Generic[A]):
     """The app's own response, to be sent with `more` headers."""
 
     def __init__(self, answer: A, more: Headers, *, stored: bool) -> None:
@@ -59,7 +59,7 @@ class Made(Generic[A]):
         self.stored = stored
 
 
-class Guard:
+class SyncGuard:
     """The rules of one app and its engine."""
 
     def __init__(
@@ -109,7 +109,7 @@ class Guard:
         """Whether a request may do without a key, and has none."""
         return not rule.required and not self.exchange.has_key(headers)
 
-    def admitted(
+    def admit(
         self, rule: Rule, headers: Headers, caller: Callable[[], object]
     ) -> tuple[RequestKey, str] | Response:
         """The key and whose it is; or the refusal of a request that has none (I15)."""
@@ -127,9 +127,9 @@ class Guard:
         keyed: RequestKey,
         who: str,
         request: Request,
-        make: Make[A],
+        make: CallApp[A],
         operations: Operations | None = None,
-    ) -> Made[A] | Response:
+    ) -> FreshResponse[A] | Response:
         """Run `make(attempt)` under its key; what to send, now that it may be sent (I13).
 
         `operations` are those of a transaction where there is one. Raises what `make` raises.
@@ -137,7 +137,7 @@ class Guard:
         asking = self.exchange.run_arguments(keyed, who, request)
         if isinstance(asking, Response):
             return asking
-        run = _Run(self, keyed.rule, make, operations or self.once)
+        run = _SyncRequest(self, keyed.rule, make, operations or self.once)
         try:
             return run.under(asking)
         except BaseException:
@@ -145,10 +145,12 @@ class Guard:
             raise
 
 
-class _Run(Generic[A]):
+class _SyncRequest(Generic[A]):
     """One call of the engine."""
 
-    def __init__(self, guard: Guard, rule: Rule, make: Make[A], operations: Operations) -> None:
+    def __init__(
+        self, guard: SyncGuard, rule: Rule, make: CallApp[A], operations: Operations
+    ) -> None:
         self._guard = guard
         self._exchange = guard.exchange
         self._rule = rule
@@ -158,14 +160,14 @@ class _Run(Generic[A]):
         self._answer: A | None = None
         self._app_error: BaseException | None = None
 
-    def under(self, asking: RunArguments) -> Made[A] | Response:
+    def under(self, asking: RunArguments) -> FreshResponse[A] | Response:
         try:
             result = self._operations.run(
                 asking.operation, asking.key, self._body, **asking.options
             )
         except NotStored:
             assert self._answer is not None
-            return Made(self._answer, (), stored=False)
+            return FreshResponse(self._answer, (), stored=False)
         except OncekeyError as error:
             if error is self._app_error:
                 raise  # the handler's own, from an engine of its own
@@ -174,7 +176,7 @@ class _Run(Generic[A]):
             self.drop()  # where another attempt has overtaken ours, its answer counts
             return self._exchange.replay(result.value, result.expires_in)
         marks = self._exchange.marks(result.expires_in, replayed=False)
-        return Made(self._answer, marks, stored=True)
+        return FreshResponse(self._answer, marks, stored=True)
 
     def _body(self, attempt: Attempt) -> Response:
         self._began = True
@@ -184,19 +186,19 @@ class _Run(Generic[A]):
         except BaseException as error:
             self._app_error = error
             raise
-        self._exchange.durations.saw(self._rule, time.monotonic() - began)
+        self._exchange.latency.record(self._rule, time.monotonic() - began)
         if answer.unhandled:
             raise NotStored
         return outcome_to_store(
             answer.response(self._rule.max_response), self._rule, self._operations.policy
         )
 
-    def _failed(self, error: OncekeyError) -> Made[A] | Response:
+    def _failed(self, error: OncekeyError) -> FreshResponse[A] | Response:
         is_down = isinstance(error, StoreUnavailable) and not error.final and not self._began
         if is_down and self._rule.store_down == "run":
             self._guard.count_unprotected()
             _log.warning("the store is down, a request runs without protection: %s", error)
-            return Made(self._make(None), STORE_DOWN_MARK, stored=False)
+            return FreshResponse(self._make(None), STORE_DOWN_MARK, stored=False)
         self.drop()
         return self._exchange.refusal_of(error, self._rule)
 

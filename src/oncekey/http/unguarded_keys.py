@@ -21,8 +21,8 @@ from oncekey.http.rules import SAFE_METHODS
 
 MODES: Final = ("warn", "refuse")
 # In a scope or environ: a list that a guard further inside adds to when it takes the key.
-TAKEN: Final = "oncekey.taken"
-UNGUARDED_MARK: Final[Headers] = ((UNPROTECTED, b"unguarded"),)
+KEY_GUARDED: Final = "oncekey.taken"
+UNGUARDED_HEADERS: Final[Headers] = ((UNPROTECTED, b"unguarded"),)
 LOG_EVERY_SECONDS: Final = 60
 _SHOWN_MAX_CHARS: Final = 100
 
@@ -49,10 +49,10 @@ class UnguardedKeys:
         self._logged_at: float | None = None
         self._logged = 0
 
-    def watches(self, method: str, scope: Mapping[str, Any]) -> bool:
+    def is_reported(self, method: str, scope: Mapping[str, Any]) -> bool:
         """Whether such a request is ours to tell of. One that has an attempt is guarded already,
         and one that is watched is told of by whoever stands outside, unless it is refused."""
-        is_ours = self.refuses or TAKEN not in scope
+        is_ours = self.refuses or KEY_GUARDED not in scope
         return is_ours and method.upper() not in SAFE_METHODS and scope.get(ATTEMPT) is None
 
     def note(self, method: str, path: str) -> None:
@@ -77,8 +77,8 @@ class UnguardedKeys:
         return self._exchange.under(prefix).refused(problems.UNGUARDED)
 
 
-def take(scope: Any) -> None:
+def mark_key_guarded(scope: Any) -> None:
     """Say that the key of this request is heeded, to whoever watches outside."""
-    watching: list[bool] | None = scope.get(TAKEN)
+    watching: list[bool] | None = scope.get(KEY_GUARDED)
     if watching is not None:
         watching.append(True)

@@ -130,7 +130,7 @@ def _frames(error: BaseException) -> Iterator[FrameType]:
 # --- Litestar, Quart and Flask ------------------------------------------------------------------
 
 
-def watch(layers: Iterable[Any]) -> None:
+def watch_frameworks(layers: Iterable[Any]) -> None:
     """Let the frameworks among an app's layers tell of requests that reached no handler."""
     for one in layers:
         layer = getattr(one, "__self__", one)  # `app.wsgi_app` is a method

@@ -34,14 +34,14 @@ from oncekey.http.exchange import (
 )
 from oncekey.http.message import Headers, Request, Response
 from oncekey.http.outcomes import IncompleteResponse
-from oncekey.http.policy_page import is_asked, through_wsgi
+from oncekey.http.policy_page import is_policy_page, wsgi_app_or_page
 from oncekey.http.problem import Render
 from oncekey.http.response_buffer import SyncResponseBuffer
 from oncekey.http.route_table import layers_of
 from oncekey.http.rules import Rule
-from oncekey.http.sync_request import Guard, Made
-from oncekey.http.unguarded_keys import TAKEN, UNGUARDED_MARK, take
-from oncekey.http.unhandled_requests import UNSTORED, is_unstored, leave_unstored, watch
+from oncekey.http.sync_request import FreshResponse, SyncGuard
+from oncekey.http.unguarded_keys import KEY_GUARDED, UNGUARDED_HEADERS, mark_key_guarded
+from oncekey.http.unhandled_requests import UNSTORED, is_unstored, leave_unstored, watch_frameworks
 
 __all__ = ["IdempotencyWSGI", "attempt_of", "leave_unstored"]
 
@@ -96,7 +96,7 @@ class IdempotencyWSGI:
         unguarded: str = "warn",
     ) -> None:
         check_caller(caller)
-        self.guard = Guard(
+        self.guard = SyncGuard(
             once,
             rules=rules,
             operation=operation,
@@ -106,7 +106,7 @@ class IdempotencyWSGI:
             render_refusal=render_refusal,
             unguarded=unguarded,
         )
-        watch(layers_of(app))
+        watch_frameworks(layers_of(app))
         self.app = app
         self.once = once
         self.exchange = self.guard.exchange
@@ -122,11 +122,11 @@ class IdempotencyWSGI:
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         rule = self._find(environ["REQUEST_METHOD"], path_of(environ))
-        if rule is None and is_asked(
+        if rule is None and is_policy_page(
             environ["REQUEST_METHOD"], path_of(environ), self.exchange.page_path
         ):
-            return through_wsgi(self.app, self, environ, start_response)
-        if rule is None and is_unguarded(self.guard, environ):
+            return wsgi_app_or_page(self.app, self, environ, start_response)
+        if rule is None and has_unguarded_key(self.guard, environ):
             return self._warn_or_refuse(environ, start_response)
         if rule is None or environ.get(ATTEMPT) is not None:  # or it is guarded already
             return self.app(environ, start_response)
@@ -134,9 +134,9 @@ class IdempotencyWSGI:
         headers = headers_of(environ)
         if guard.passes(rule, headers):
             return self.app(environ, start_response)
-        take(environ)
-        admitted = guard.admitted(rule, headers, lambda: self.caller(environ))
-        answer: Response | Made[WSGIAnswer]
+        mark_key_guarded(environ)
+        admitted = guard.admit(rule, headers, lambda: self.caller(environ))
+        answer: Response | FreshResponse[WSGIResponse]
         try:
             # A refused one is read too, for the connection's next one comes behind it.
             body = read_body(environ, rule.max_request, keep=not isinstance(admitted, Response))
@@ -149,51 +149,51 @@ class IdempotencyWSGI:
         else:
             answer = self._guarded(guard, *admitted, environ, headers, body)
         if isinstance(answer, Response):
-            start_response(status_line(answer.status), text_lines(answer.headers))
+            start_response(status_line(answer.status), text_headers(answer.headers))
             return [answer.body]
         return answer.answer.sent(start_response, answer.more)
 
     def _warn_or_refuse(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         """A request that no rule guards has a key."""
         unguarded, method = self.guard.unguarded, environ["REQUEST_METHOD"]
-        if unguarded.refuses and not self.exchange.rules.leaves_out(method, path_of(environ)):
+        if unguarded.refuses and not self.exchange.rules.excludes(method, path_of(environ)):
             unguarded.note(method, path_of(environ))
             read_body(environ, Rule().max_request, keep=False)
             answer = unguarded.refusal(environ.get("SCRIPT_NAME", ""))
-            start_response(status_line(answer.status), text_lines(answer.headers))
+            start_response(status_line(answer.status), text_headers(answer.headers))
             return [answer.body]
-        if TAKEN in environ:  # whoever stands outside tells the client
+        if KEY_GUARDED in environ:  # whoever stands outside tells the client
             return self.app(environ, start_response)
         taken: list[bool] = []
-        environ[TAKEN] = taken
+        environ[KEY_GUARDED] = taken
 
         def marked(line: str, lines: Lines, *exc_info: Any) -> Any:
             if not taken:
                 unguarded.note(method, path_of(environ))
-                lines = [*lines, *text_lines(UNGUARDED_MARK)]
+                lines = [*lines, *text_headers(UNGUARDED_HEADERS)]
             return start_response(line, lines, *exc_info)
 
         return self.app(environ, marked)
 
     def _guarded(
         self,
-        guard: Guard,
+        guard: SyncGuard,
         keyed: RequestKey,
         who: str,
         environ: Environ,
         headers: Headers,
         body: bytes,
-    ) -> Response | Made[WSGIAnswer]:
+    ) -> Response | FreshResponse[WSGIResponse]:
         if is_cut_short(environ, body):
             return guard.exchange.unreadable(CUT_SHORT)
 
-        def make(attempt: Attempt | None) -> WSGIAnswer:
-            return WSGIAnswer(self.app, private(environ, body, attempt))
+        def make(attempt: Attempt | None) -> WSGIResponse:
+            return WSGIResponse(self.app, app_environ(environ, body, attempt))
 
         return guard.run(keyed, who, request_of(environ, headers, body), make)
 
 
-class WSGIAnswer(SyncResponseBuffer):
+class WSGIResponse(SyncResponseBuffer):
     """What an app answers. It has run to its end once this is made."""
 
     def __init__(self, app: App, environ: Environ) -> None:
@@ -232,7 +232,7 @@ class WSGIAnswer(SyncResponseBuffer):
 
     def sent(self, start_response: StartResponse, more: Headers) -> Iterable[bytes]:
         """Begin the response; what to iterate for the rest of it."""
-        start_response(self._line, [*self._lines, *text_lines(more)])
+        start_response(self._line, [*self._lines, *text_headers(more)])
         return self
 
 
@@ -245,9 +245,9 @@ def path_of(environ: Environ) -> str:
     return path.encode("latin-1").decode("utf-8", "replace") or "/"
 
 
-def is_unguarded(guard: Guard, environ: Environ) -> bool:
+def has_unguarded_key(guard: SyncGuard, environ: Environ) -> bool:
     """Whether a request has a key, if nothing guards it."""
-    is_ours = guard.unguarded.watches(environ["REQUEST_METHOD"], environ)
+    is_ours = guard.unguarded.is_reported(environ["REQUEST_METHOD"], environ)
     return is_ours and "HTTP_IDEMPOTENCY_KEY" in environ
 
 
@@ -315,15 +315,15 @@ def is_cut_short(environ: Environ, body: bytes) -> bool:
     return length is not None and len(body) < length
 
 
-def private(environ: Environ, body: bytes, attempt: Attempt | None) -> Environ:
+def app_environ(environ: Environ, body: bytes, attempt: Attempt | None) -> Environ:
     """The same request with its body in memory."""
     made = {**environ, ATTEMPT: attempt, UNSTORED: []}
     made.pop("HTTP_TRANSFER_ENCODING", None)
-    keep_body(made, body)
+    put_body_back(made, body)
     return made
 
 
-def keep_body(environ: Environ, body: bytes) -> None:
+def put_body_back(environ: Environ, body: bytes) -> None:
     """Put a body that was read back, in memory."""
     environ["wsgi.input"] = io.BytesIO(body)
     environ["wsgi.input_terminated"] = True
@@ -340,7 +340,7 @@ def status_line(status: int) -> str:
         return f"{status} Status"
 
 
-def text_lines(headers: Headers) -> Lines:
+def text_headers(headers: Headers) -> Lines:
     return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers]
 
 

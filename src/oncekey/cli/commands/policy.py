@@ -41,7 +41,7 @@ def policy(app: str, form: str, title: str, as_json: bool) -> None:
     """
     out = Output(as_json=as_json)
     policy_document, found = _found(app)
-    entries = policy_document.entries(found.guarded, found.policy)
+    entries = policy_document.policy_entries(found.guarded, found.policy)
     if as_json or form == "json":
         out.data(policy_document.as_data(entries, replay_header=found.replay_header))
     elif form == "html":
@@ -55,4 +55,4 @@ def _found(name: str) -> tuple[Any, Any]:
         from oncekey.http import policy_discovery, policy_document
     except ImportError as error:
         raise UsageProblem(f"{error}; install oncekey[http]") from error
-    return policy_document, policy_discovery.find(import_object(name))
+    return policy_document, policy_discovery.find_policy(import_object(name))

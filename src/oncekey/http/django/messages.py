@@ -19,14 +19,14 @@ from django.urls import Resolver404, resolve
 from oncekey.core.errors import ConfigurationError
 from oncekey.http import wsgi
 from oncekey.http.body_canonical import UnreadableBody
-from oncekey.http.message import Headers, Request, Response, values
+from oncekey.http.message import Headers, Request, Response, header_values
 from oncekey.http.response_buffer import SyncResponseBuffer
 from oncekey.http.rules import Rule
 
 _LENGTH: Final = b"content-length"
 
 
-def plain(request: Any) -> Any:
+def django_request(request: Any) -> Any:
     """Django's own request, where the REST framework's was given."""
     return getattr(request, "_request", request)
 
@@ -62,17 +62,17 @@ def is_unrouted(request: Any, status: int) -> bool:
 
 
 def headers_of(request: Any) -> Headers:
-    return wsgi.headers_of(plain(request).META)
+    return wsgi.headers_of(django_request(request).META)
 
 
 def body_of(request: Any, rule: Rule, headers: Headers) -> bytes | None:
     """The whole body; None where it is longer than allowed, by the rule or by Django. Raises
     UnreadableBody."""
-    base = plain(request)
-    lengths = [int(line[:18]) for line in values(headers, _LENGTH) if line.isdigit()]
+    base = django_request(request)
+    lengths = [int(line[:18]) for line in header_values(headers, _LENGTH) if line.isdigit()]
     if any(length > rule.max_request for length in lengths):
         return None
-    if not lengths and "wsgi.input" in base.META and values(headers, b"transfer-encoding"):
+    if not lengths and "wsgi.input" in base.META and header_values(headers, b"transfer-encoding"):
         # To every view it would be empty, and so one like the other.
         raise UnreadableBody("Send a Content-Length: behind WSGI Django reads no chunked bodies.")
     try:
@@ -93,13 +93,13 @@ def body_of(request: Any, rule: Rule, headers: Headers) -> bytes | None:
 
 
 def request_of(request: Any, headers: Headers, body: bytes) -> Request:
-    base = plain(request)
+    base = django_request(request)
     path = quote(base.path.encode("utf-8")).encode("ascii")
     query = base.META.get("QUERY_STRING", "").encode("latin-1", "replace")
     return Request(base.method, path, query, headers, body)
 
 
-class DjangoAnswer(SyncResponseBuffer):
+class DjangoResponse(SyncResponseBuffer):
     """A final response; one that streams has been read."""
 
     def __init__(self, final: Any) -> None:
@@ -120,7 +120,7 @@ class DjangoAnswer(SyncResponseBuffer):
             self.final.streaming_content = self
         else:
             self.close()
-        for name, value in wsgi.text_lines(more):
+        for name, value in wsgi.text_headers(more):
             self.final[name] = value
         return self.final
 
@@ -140,10 +140,10 @@ def _parts(response: Any) -> Any:
     return response.streaming_content
 
 
-def given(answer: Response) -> HttpResponse:
+def django_response(answer: Response) -> HttpResponse:
     """Ours: a refusal or a replay."""
     made = HttpResponse(answer.body, status=answer.status)
     del made["Content-Type"]  # and nothing by default
-    for name, value in wsgi.text_lines(answer.headers):
+    for name, value in wsgi.text_headers(answer.headers):
         made[name] = value
     return made

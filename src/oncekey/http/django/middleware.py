@@ -26,38 +26,38 @@ from oncekey.engine.blocking.operations import Operations
 from oncekey.http import policy_document
 from oncekey.http.body_canonical import UnreadableBody
 from oncekey.http.django.messages import (
-    DjangoAnswer,
+    DjangoResponse,
     body_of,
-    given,
+    django_request,
+    django_response,
     headers_of,
     is_unrouted,
     paths_of,
-    plain,
     rendered,
     request_of,
 )
 from oncekey.http.django.settings import (
     SETTING,
-    Configured,
-    alias_of,
+    DjangoSettings,
     check_transaction,
-    configured,
+    database_alias,
+    django_settings,
 )
-from oncekey.http.django.url_patterns import served, served_elsewhere
-from oncekey.http.guarded_views import GuardedViews, guard_of, mark_of
+from oncekey.http.django.url_patterns import other_urlconf_views, urlconf_views
+from oncekey.http.guarded_views import GuardedViews, guard_for_method, guarded_view_of
 from oncekey.http.message import Response
-from oncekey.http.policy_page import is_asked, page_of
-from oncekey.http.rules import ANY_METHOD, Rule, RuleOptions, rule_of
-from oncekey.http.sync_request import Made
-from oncekey.http.unguarded_keys import TAKEN, UNGUARDED_MARK, take
-from oncekey.http.wsgi import is_unguarded, text_lines
+from oncekey.http.policy_page import is_policy_page, page_with_entries
+from oncekey.http.rules import ANY_METHOD, Rule, RuleOptions, rule_from_options
+from oncekey.http.sync_request import FreshResponse
+from oncekey.http.unguarded_keys import KEY_GUARDED, UNGUARDED_HEADERS, mark_key_guarded
+from oncekey.http.wsgi import has_unguarded_key, text_headers
 
 VIEWS: Final = GuardedViews(
     "django",
     "@idempotent(...) stands above the function or method that a URL pattern leads to.",
     'ONCEKEY = {..., "unserved": "allow"}',
 )
-VIEWS.served, VIEWS.elsewhere = served, served_elsewhere
+VIEWS.served, VIEWS.elsewhere = urlconf_views, other_urlconf_views
 _ATTEMPT: Final = "oncekey_attempt"
 _WARN: Final = "oncekey_warn"  # on a request: whether its client is to be told
 _UNHANDLED: Final = "oncekey_unhandled"  # on a response that no view has made
@@ -69,7 +69,7 @@ _ANSWERED: Final = (Http404, PermissionDenied, BadRequest, SuspiciousOperation)
 def attempt_of(request: Any) -> Attempt | None:
     """The attempt a request runs in: for steps, child keys, the fence and rollback(). None where no
     key guards it."""
-    found: Attempt | None = getattr(plain(request), _ATTEMPT, None)
+    found: Attempt | None = getattr(django_request(request), _ATTEMPT, None)
     return found
 
 
@@ -84,7 +84,7 @@ class IdempotencyMiddleware:
 
     def __init__(self, get_response: Callable[[Any], Any]) -> None:
         self.get_response = get_response
-        self._configured = configured()  # what is missing is missed now
+        self._configured = django_settings()  # what is missing is missed now
         self._configured.serve_page()
         self._exchange = self._configured.guard.exchange
         self._find = self._exchange.rules.find
@@ -100,9 +100,9 @@ class IdempotencyMiddleware:
         if rule is None:
             response = self.get_response(request)
             if getattr(request, _WARN, False):
-                for name, value in text_lines(UNGUARDED_MARK):
+                for name, value in text_headers(UNGUARDED_HEADERS):
                     response[name] = value
-            is_page = is_asked(request.method, request.path_info, self._exchange.page_path)
+            is_page = is_policy_page(request.method, request.path_info, self._exchange.page_path)
             return policy_page(request) if is_page and response.status_code == 404 else response
         call = functools.partial(_respond_by_view, self.get_response, request)
         return respond(self._configured, rule, self._configured.alias, request, call)
@@ -110,30 +110,30 @@ class IdempotencyMiddleware:
     def process_view(self, request: Any, view: Any, args: Any, kwargs: Any) -> Any:
         """Refuse a request whose key nothing guards, or see to it that its client is told."""
         guard, method = self._configured.guard, request.method
-        if attempt_of(request) is not None or not is_unguarded(guard, request.META):
+        if attempt_of(request) is not None or not has_unguarded_key(guard, request.META):
             return None
-        if guard_of(view, method) is not None:
+        if guard_for_method(view, method) is not None:
             return None
-        mark = mark_of(view)
+        mark = guarded_view_of(view)
         is_left_out = (mark is not None and not mark.rule.guarded) or (
             self._configured.guards_paths
-            and self._exchange.rules.leaves_out(method, *paths_of(request))
+            and self._exchange.rules.excludes(method, *paths_of(request))
         )
         guard.unguarded.note(method, request.path_info)
         if guard.unguarded.refuses and not is_left_out:
-            return given(guard.unguarded.refusal(request.META.get("SCRIPT_NAME", "")))
-        setattr(request, _WARN, TAKEN not in request.META)
+            return django_response(guard.unguarded.refusal(request.META.get("SCRIPT_NAME", "")))
+        setattr(request, _WARN, KEY_GUARDED not in request.META)
         return None
 
 
 def policy_page(request: Any) -> Any:
     """The built-in policy page as a view, for projects that only decorate views."""
-    guard = configured().guard
-    found = policy_document.entries(
+    guard = django_settings().guard
+    found = policy_document.policy_entries(
         [(rule.methods, rule.path, rule) for rule in guard.exchange.rules.all if rule.guarded],
         guard.once.policy,
     )
-    return given(page_of(found, guard.exchange.replay_header, request.method))
+    return django_response(page_with_entries(found, guard.exchange.replay_header, request.method))
 
 
 def idempotent(
@@ -150,8 +150,8 @@ def idempotent(
     """
     if "path" in options:
         raise ConfigurationError("a view has its path already; rules are for the middleware")
-    rule = rule_of({"methods": [ANY_METHOD], **options})
-    alias = alias_of(transaction)
+    rule = rule_from_options({"methods": [ANY_METHOD], **options})
+    alias = database_alias(transaction)
     check_transaction(rule, alias)
 
     def decorate(view: Callable[..., Any]) -> Callable[..., Any]:
@@ -174,12 +174,12 @@ def idempotent(
             is_guarded = rule.guarded and rule.guards(request.method)
             if not is_guarded or attempt_of(request) is not None:
                 return call()  # nothing to guard, or the middleware does
-            if request is not plain(request):
+            if request is not django_request(request):
                 call = functools.partial(_rest_call, request, call)
             else:
                 call = functools.partial(_view_call, request, call)
             _check_requests(alias)
-            return respond(configured(), rule, alias, request, call)
+            return respond(django_settings(), rule, alias, request, call)
 
         VIEWS.add(guarded, view, rule)
         return guarded
@@ -188,47 +188,49 @@ def idempotent(
 
 
 def respond(
-    setup: Configured, rule: Rule, alias: str | None, request: Any, call: Callable[[], Any]
+    setup: DjangoSettings, rule: Rule, alias: str | None, request: Any, call: Callable[[], Any]
 ) -> Any:
     """The response to a request that a rule fits."""
-    guard = setup.guard.under(plain(request).META.get("SCRIPT_NAME", ""))
+    guard = setup.guard.under(django_request(request).META.get("SCRIPT_NAME", ""))
     headers = headers_of(request)
     if guard.passes(rule, headers):
         return call()
-    take(plain(request).META)
-    admitted = guard.admitted(rule, headers, lambda: setup.caller(request))
+    mark_key_guarded(django_request(request).META)
+    admitted = guard.admit(rule, headers, lambda: setup.caller(request))
     if isinstance(admitted, Response):
-        return given(admitted)
+        return django_response(admitted)
     try:
         body = body_of(request, rule, headers)
     except UnreadableBody as error:
-        return given(guard.exchange.unreadable(str(error)))
+        return django_response(guard.exchange.unreadable(str(error)))
     if body is None:
-        return given(guard.exchange.too_large(rule))
+        return django_response(guard.exchange.too_large(rule))
     keyed, who = admitted
     asked = request_of(request, headers, body)
 
-    def make(attempt: Attempt | None) -> DjangoAnswer:
-        setattr(plain(request), _ATTEMPT, attempt)
+    def make(attempt: Attempt | None) -> DjangoResponse:
+        setattr(django_request(request), _ATTEMPT, attempt)
         try:
-            made = DjangoAnswer(call())
+            made = DjangoResponse(call())
             made.unhandled = getattr(made.final, _UNHANDLED, False)
             return made
         finally:
-            setattr(plain(request), _ATTEMPT, None)
+            setattr(django_request(request), _ATTEMPT, None)
 
     if alias is None:
         return _sent(guard.run(keyed, who, asked, make))
     with transaction.atomic(using=alias):
         operations = enlisted(guard.once, alias)
         answer = guard.run(keyed, who, asked, undoing(make, alias), operations)
-        if isinstance(answer, Made) and not answer.stored:
+        if isinstance(answer, FreshResponse) and not answer.stored:
             transaction.set_rollback(True, using=alias)
     return _sent(answer)
 
 
-def _sent(answer: Made[DjangoAnswer] | Response) -> Any:
-    return given(answer) if isinstance(answer, Response) else answer.answer.sent(answer.more)
+def _sent(answer: FreshResponse[DjangoResponse] | Response) -> Any:
+    return (
+        django_response(answer) if isinstance(answer, Response) else answer.answer.sent(answer.more)
+    )
 
 
 # --- which views are served ---------------------------------------------------------------------
@@ -243,17 +245,17 @@ def _check_served(**_: Any) -> None:
     global _checked
     state = (VIEWS.version, settings.ROOT_URLCONF)
     if state != _checked:
-        given = getattr(settings, SETTING, None) or {}
-        VIEWS.check(served(), unserved=given.get("unserved"))
+        options = getattr(settings, SETTING, None) or {}
+        VIEWS.check(urlconf_views(), unserved=options.get("unserved"))
         _checked = state
 
 
 @checks.register(checks.Tags.urls)  # type: ignore[untyped-decorator]
 def _system_check(app_configs: Any, **_: Any) -> list[Any]:
     """For `manage.py check` and `runserver`."""
-    given = getattr(settings, SETTING, None) or {}
+    options = getattr(settings, SETTING, None) or {}
     try:
-        VIEWS.check(served(), unserved=given.get("unserved"))
+        VIEWS.check(urlconf_views(), unserved=options.get("unserved"))
     except ConfigurationError as error:
         return [checks.Error(str(error), id="oncekey.E001")]
     return []
@@ -273,12 +275,12 @@ def enlisted(once: Once, alias: str) -> Operations:
 
 
 def undoing(
-    make: Callable[[Attempt | None], DjangoAnswer], alias: str
-) -> Callable[[Attempt | None], DjangoAnswer]:
+    make: Callable[[Attempt | None], DjangoResponse], alias: str
+) -> Callable[[Attempt | None], DjangoResponse]:
     """The same, with the rows of a refusal rolled back. By a savepoint of Django's own: what it
     was told to do on commit goes with them, on SQLite too."""
 
-    def made(attempt: Attempt | None) -> DjangoAnswer:
+    def made(attempt: Attempt | None) -> DjangoResponse:
         with transaction.atomic(using=alias):
             answer = make(attempt)
             if answer.status >= _FIRST_REFUSAL:

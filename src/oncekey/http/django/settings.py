@@ -32,8 +32,8 @@ from django.utils.module_loading import import_string
 from oncekey.core.errors import ConfigurationError
 from oncekey.engine.blocking.once import Once
 from oncekey.http.exchange import POLICY_URL_DEFAULT, check_caller
-from oncekey.http.rules import Rule, rule_of
-from oncekey.http.sync_request import Guard
+from oncekey.http.rules import Rule, rule_from_options
+from oncekey.http.sync_request import SyncGuard
 from oncekey.http.wsgi import close_at_exit
 
 SETTING: Final = "ONCEKEY"
@@ -56,7 +56,7 @@ _NAMES: Final = frozenset(
 _lock = threading.Lock()
 
 
-class Configured:
+class DjangoSettings:
     """The setting, ready to be used."""
 
     def __init__(self, given: Mapping[str, Any]) -> None:
@@ -69,7 +69,7 @@ class Configured:
             )
         self.caller: Callable[[Any], str | None] = _found(given["caller"])
         check_caller(self.caller)
-        self.alias = alias_of(given.get("transaction", False))
+        self.alias = database_alias(given.get("transaction", False))
         self.guards_paths = given.get("rules", ()) is not None
         rules = tuple(map(_rule, given.get("rules") or ()))
         for rule in rules:
@@ -80,7 +80,7 @@ class Configured:
         more = ("operation", "policy_url", "challenge", "replay_header", "unguarded")
         options = {name: given[name] for name in more if name in given}
         render = _found(given.get("render_refusal"))
-        self.guard = Guard(once, rules=rules, render_refusal=render, **options)
+        self.guard = SyncGuard(once, rules=rules, render_refusal=render, **options)
         self._serves_page = "policy_url" not in given
         if given.get("close", True):
             close_at_exit(once)
@@ -91,15 +91,15 @@ class Configured:
             self.guard.exchange.policy_url = POLICY_URL_DEFAULT
 
 
-def configured() -> Configured:
+def django_settings() -> DjangoSettings:
     """What the settings say. One engine per process, whoever asks first."""
     with _lock:
         return _configured()
 
 
 @functools.cache
-def _configured() -> Configured:
-    return Configured(getattr(settings, SETTING, {}))
+def _configured() -> DjangoSettings:
+    return DjangoSettings(getattr(settings, SETTING, {}))
 
 
 def _changed(*, setting: str, **_: Any) -> None:
@@ -111,7 +111,7 @@ def _changed(*, setting: str, **_: Any) -> None:
 setting_changed.connect(_changed)
 
 
-def alias_of(transaction: object) -> str | None:
+def database_alias(transaction: object) -> str | None:
     """Of the database whose transaction is used; None for none."""
     if transaction is True:
         return "default"
@@ -143,4 +143,4 @@ def _found(given: Any) -> Any:
 
 
 def _rule(given: Rule | Mapping[str, Any]) -> Rule:
-    return given if isinstance(given, Rule) else rule_of(given)
+    return given if isinstance(given, Rule) else rule_from_options(given)

@@ -15,15 +15,15 @@ from typing import Any
 from django.conf import settings
 from django.urls import get_resolver
 
-from oncekey.http.guarded_views import Served
+from oncekey.http.guarded_views import ServedView
 
 
-def served() -> Iterator[Served]:
+def urlconf_views() -> Iterator[ServedView]:
     """The views of ROOT_URLCONF. Which methods they serve is their own affair."""
     yield from _served_by(get_resolver().url_patterns)
 
 
-def served_elsewhere() -> Iterator[Served]:
+def other_urlconf_views() -> Iterator[ServedView]:
     """The views of every module with URL patterns that was imported, and of the ROOT_URLCONF that
     `override_settings` has put aside."""
     holder: Any = settings._wrapped
@@ -39,11 +39,11 @@ def served_elsewhere() -> Iterator[Served]:
             yield from _served_by(patterns)
 
 
-def _served_by(patterns: Iterable[Any]) -> Iterator[Served]:
+def _served_by(patterns: Iterable[Any]) -> Iterator[ServedView]:
     todo = list(patterns)
     while todo:
         pattern = todo.pop()
         if hasattr(pattern, "url_patterns"):
             todo += pattern.url_patterns
         elif hasattr(pattern, "callback"):
-            yield Served(pattern.callback, None)
+            yield ServedView(pattern.callback, None)

@@ -38,13 +38,13 @@ from oncekey.http.fastapi.route import (
     route_class,
 )
 from oncekey.http.fastapi.route_watch import RouteWatch
-from oncekey.http.guarded_views import GuardedViews, chain_of
+from oncekey.http.guarded_views import GuardedViews, unwrapped
 from oncekey.http.mounted import drain_untold
-from oncekey.http.policy_page import is_asked, through_asgi
+from oncekey.http.policy_page import asgi_app_or_page, is_policy_page
 from oncekey.http.problem import Render
 from oncekey.http.responder import Tasks
-from oncekey.http.route_table import Route, routes_of, served_by_all
-from oncekey.http.rules import ANY_METHOD, METHODS_DEFAULT, RuleOptions, Rules, rule_of
+from oncekey.http.route_table import Route, routes_of, served_views
+from oncekey.http.rules import ANY_METHOD, METHODS_DEFAULT, RuleOptions, Rules, rule_from_options
 from oncekey.http.unguarded_keys import UnguardedKeys
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -121,7 +121,7 @@ class Idempotency:
             'Idempotency(..., unserved="allow")',
             unserved,
         )
-        self.views.elsewhere = functools.partial(served_by_all, self.views.apps)
+        self.views.elsewhere = functools.partial(served_views, self.views.apps)
 
     # --- which routes -------------------------------------------------------------------------
 
@@ -151,7 +151,7 @@ class Idempotency:
         # The search is slow, so it is for functions only that somebody else has as well.
         return held + [
             one
-            for one in chain_of(endpoint)
+            for one in unwrapped(endpoint)
             if sys.getrefcount(one) > _REFERENCES_OF_A_FRESH_ONE and is_held_by_a_route(one)
         ]
 
@@ -214,13 +214,13 @@ class Idempotency:
         for route in all_routes(app):
             if misplaced(route):
                 raise _too_late(route)
-        self.views.check(served_by_all([app]))
+        self.views.check(served_views([app]))
         if self.unguarded.refuses:
             _check_refusing(routes_of(app))
 
     def _guarding(self, transaction: Any, options: dict[str, Any]) -> Guarding:
         if transaction is None:
-            return Guarding(self, rule_of(options), self.caller)
+            return Guarding(self, rule_from_options(options), self.caller)
         for name, wanted in (("required", True), ("retry_safe", True), ("store_down", "refuse")):
             if options.setdefault(name, wanted) != wanted:
                 raise ConfigurationError(
@@ -238,7 +238,7 @@ class Idempotency:
             raise ConfigurationError(
                 f"transaction= needs FastAPI 0.118 or newer, not {fastapi.__version__}"
             )
-        return Guarding(self, rule_of(options), self.caller, session)
+        return Guarding(self, rule_from_options(options), self.caller, session)
 
     # --- the end ------------------------------------------------------------------------------
 
@@ -287,8 +287,8 @@ def serve_page(app: FastAPI, exchange: Exchange) -> None:
 
         async def stack(scope: Any, receive: Any, send: Any) -> None:
             path = exchange.page_path
-            if scope["type"] == "http" and is_asked(scope["method"], path_of(scope), path):
-                await through_asgi(inner, app, scope, receive, send)
+            if scope["type"] == "http" and is_policy_page(scope["method"], path_of(scope), path):
+                await asgi_app_or_page(inner, app, scope, receive, send)
             else:
                 await inner(scope, receive, send)
 

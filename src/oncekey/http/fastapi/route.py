@@ -19,9 +19,9 @@ from oncekey.http.fastapi.openapi import extended
 from oncekey.http.fastapi.route_request import AtRoute, as_starlette
 from oncekey.http.fastapi.route_watch import REFUSING
 from oncekey.http.fastapi.transaction import InTransaction
-from oncekey.http.guarded_views import mark_of
+from oncekey.http.guarded_views import guarded_view_of
 from oncekey.http.rules import SAFE_METHODS
-from oncekey.http.unguarded_keys import UnguardedKeys, take
+from oncekey.http.unguarded_keys import UnguardedKeys, mark_key_guarded
 
 
 class _Endpoints:
@@ -54,7 +54,7 @@ class GuardedRoute(APIRoute):
         if methods - SAFE_METHODS:
             if own is None:
                 bare_endpoints.append(endpoint)
-            elif (mark := mark_of(endpoint)) is not None:
+            elif (mark := guarded_view_of(endpoint)) is not None:
                 mark.is_served = True  # also where an app leaves this route's router out
         if own is not None and own.rule.guarded and not any(map(own.rule.guards, methods)):
             raise ConfigurationError(
@@ -76,7 +76,7 @@ class GuardedRoute(APIRoute):
             if self._is_refused(scope):
                 unguarded: UnguardedKeys = scope[REFUSING]
                 unguarded.note(scope["method"], scope["path"])
-                take(scope)
+                mark_key_guarded(scope)
                 response = as_starlette(unguarded.refusal(scope.get("app_root_path", "")))
                 await response(scope, receive, send)
                 return

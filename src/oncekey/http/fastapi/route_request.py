@@ -26,7 +26,7 @@ from oncekey.http.fastapi.endpoint import DOOR, Guarding, Visit
 from oncekey.http.message import Headers, Response
 from oncekey.http.responder import App, Reading, Receive, Responder, Scope, error_of
 from oncekey.http.response_buffer import Message, ResponseBuffer, Send
-from oncekey.http.unguarded_keys import take
+from oncekey.http.unguarded_keys import mark_key_guarded
 
 # Where FastAPI puts what closes the files of a form.
 _FILES: Final = "fastapi_middleware_astack"
@@ -56,7 +56,7 @@ class AtRoute(Responder):
     async def respond(self) -> None:
         """Answer it. Cancelling this takes nothing away from what runs."""
         is_free = not self._rule.required and not self._exchange.has_key(self._headers)
-        take(self._scope)
+        mark_key_guarded(self._scope)
         if is_free or ATTEMPT in self._scope:  # no key, or guarded by whoever stands outside
             await self._app({**self._scope, DOOR: None}, self._receive, self._send)
             return

@@ -47,7 +47,7 @@ class RouteWatch:
             if state != self._checked:
                 self._check()
                 self._checked = state
-            is_ours = self._unguarded.watches(scope["method"], scope)
+            is_ours = self._unguarded.is_reported(scope["method"], scope)
             if is_ours and self._exchange.has_key(scope["headers"]):
                 if self._unguarded.refuses:
                     scope[REFUSING] = self._unguarded  # once it is known which route this is for

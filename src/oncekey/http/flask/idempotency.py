@@ -35,15 +35,15 @@ from oncekey.http.exchange import (
     REPLAY_HEADER_DEFAULT,
     check_caller,
 )
-from oncekey.http.flask.routes import all_served
-from oncekey.http.guarded_views import UNSERVED, GuardedViews, guard_of, mark_of
-from oncekey.http.policy_page import is_asked, through_wsgi
+from oncekey.http.flask.routes import all_registered_views
+from oncekey.http.guarded_views import UNSERVED, GuardedViews, guard_for_method, guarded_view_of
+from oncekey.http.policy_page import is_policy_page, wsgi_app_or_page
 from oncekey.http.problem import Render
 from oncekey.http.response_buffer import SyncResponseBuffer
-from oncekey.http.route_table import served_by_all
-from oncekey.http.rules import ANY_METHOD, Rule, RuleOptions, rule_of
-from oncekey.http.sync_request import Guard, Made
-from oncekey.http.unguarded_keys import TAKEN, UNGUARDED_MARK, take
+from oncekey.http.route_table import served_views
+from oncekey.http.rules import ANY_METHOD, Rule, RuleOptions, rule_from_options
+from oncekey.http.sync_request import FreshResponse, SyncGuard
+from oncekey.http.unguarded_keys import KEY_GUARDED, UNGUARDED_HEADERS, mark_key_guarded
 
 P = ParamSpec("P")
 
@@ -55,7 +55,7 @@ VIEWS: Final = GuardedViews(
     "@idempotent(...) stands directly above the function, below @app.post(...).",
     'Idempotency(..., unserved="allow")',
 )
-VIEWS.elsewhere = all_served
+VIEWS.elsewhere = all_registered_views
 _checked: Final[WeakKeyDictionary[Flask, tuple[int, int]]] = WeakKeyDictionary()
 
 
@@ -111,7 +111,7 @@ class Idempotency:
             "render_refusal": render_refusal,
             "unguarded": unguarded,
         }
-        self.guard = Guard(once, rules=self._rules or (), **self._options)
+        self.guard = SyncGuard(once, rules=self._rules or (), **self._options)
         if close:
             wsgi.close_at_exit(once)
         if app is not None:
@@ -145,8 +145,8 @@ class Idempotency:
         inner, page_path = app.wsgi_app, self.guard.exchange.page_path
 
         def wsgi_app(environ: wsgi.Environ, start_response: wsgi.StartResponse) -> Any:
-            if is_asked(environ["REQUEST_METHOD"], wsgi.path_of(environ), page_path):
-                return through_wsgi(inner, app, environ, start_response)
+            if is_policy_page(environ["REQUEST_METHOD"], wsgi.path_of(environ), page_path):
+                return wsgi_app_or_page(inner, app, environ, start_response)
             return inner(environ, start_response)
 
         app.wsgi_app = wsgi_app  # type: ignore[method-assign]
@@ -170,7 +170,7 @@ def idempotent(**options: Unpack[RuleOptions]) -> Callable[[Callable[P, Any]], C
     """Guard a view; `options` are those of a Rule, but for its path. Stands below `@app.post`."""
     if "path" in options:
         raise ConfigurationError("a view has its path already; give rules= to guard by path")
-    rule = rule_of({"methods": [ANY_METHOD], **options})
+    rule = rule_from_options({"methods": [ANY_METHOD], **options})
 
     def decorate(view: Callable[P, Any]) -> Callable[P, Any]:
         for app in list(VIEWS.apps):
@@ -202,7 +202,7 @@ def _check_app(app: Flask) -> None:
     extension = app.extensions.get(EXTENSION)
     # An app that guards nothing may still hold the bare form of a guarded function.
     unserved = getattr(extension, "unserved", "allow")
-    VIEWS.check(served_by_all([app]), unserved=unserved)
+    VIEWS.check(served_views([app]), unserved=unserved)
 
 
 request_started.connect(_check_served)
@@ -221,7 +221,7 @@ def _extension() -> Idempotency:
 def _read_first() -> Response | None:
     """Read the body of a guarded request before anybody else does, and put it back. One that is
     cut short is answered here: its client is gone, and nobody could read it either."""
-    view = guard_of(current_app.view_functions.get(request.endpoint or ""), request.method)
+    view = guard_for_method(current_app.view_functions.get(request.endpoint or ""), request.method)
     if view is None:
         return None
     environ, rule = request.environ, view.rule
@@ -235,7 +235,7 @@ def _read_first() -> Response | None:
         return _given(_extension().guard.exchange.unreadable(str(error)))
     environ[_BODY] = body
     if body is not None:
-        wsgi.keep_body(environ, body)
+        wsgi.put_body_back(environ, body)
     return None
 
 
@@ -243,21 +243,21 @@ def _watch() -> Any:
     """Refuse a request whose key nothing guards, or see to it that its client is told."""
     extension, environ = _extension(), request.environ
     view = current_app.view_functions.get(request.endpoint or "")
-    if view is None or not wsgi.is_unguarded(extension.guard, environ):
+    if view is None or not wsgi.has_unguarded_key(extension.guard, environ):
         return None
-    if guard_of(view, request.method) is not None:
+    if guard_for_method(view, request.method) is not None:
         return None
-    unguarded, left_out = extension.guard.unguarded, mark_of(view)
+    unguarded, left_out = extension.guard.unguarded, guarded_view_of(view)
     unguarded.note(request.method, request.path)
     if unguarded.refuses and (left_out is None or left_out.rule.guarded):
         return _given(unguarded.refusal(environ.get("SCRIPT_NAME", "")))
-    environ[_WARN] = TAKEN not in environ
+    environ[_WARN] = KEY_GUARDED not in environ
     return None
 
 
 def _warn(response: Response) -> Response:
     if request.environ.get(_WARN):
-        for name, value in wsgi.text_lines(UNGUARDED_MARK):
+        for name, value in wsgi.text_headers(UNGUARDED_HEADERS):
             response.headers[name] = value
     return response
 
@@ -268,8 +268,8 @@ def _respond(extension: Idempotency, rule: Rule, call: Callable[[], Any]) -> Any
     headers = wsgi.headers_of(environ)
     if guard.passes(rule, headers):
         return call()
-    take(environ)
-    admitted = guard.admitted(rule, headers, extension.caller_now)
+    mark_key_guarded(environ)
+    admitted = guard.admit(rule, headers, extension.caller_now)
     if isinstance(admitted, message.Response):
         return _given(admitted)
     if _BODY not in environ:
@@ -290,7 +290,7 @@ def _respond(extension: Idempotency, rule: Rule, call: Callable[[], Any]) -> Any
 
     keyed, who = admitted
     answer = guard.run(keyed, who, wsgi.request_of(environ, headers, body), make)
-    if isinstance(answer, Made):
+    if isinstance(answer, FreshResponse):
         return answer.answer.sent(answer.more)
     return _given(answer)
 
@@ -329,7 +329,7 @@ class _Answer(SyncResponseBuffer):
             self._response.response = self
         else:
             self.close()
-        for name, value in wsgi.text_lines(more):
+        for name, value in wsgi.text_headers(more):
             self._response.headers[name] = value
         return self._response
 
@@ -352,5 +352,5 @@ class _Closing:
 def _given(answer: message.Response) -> Response:
     """Ours: a refusal or a replay."""
     made: Response = current_app.response_class(answer.body, answer.status)
-    made.headers = FlaskHeaders(wsgi.text_lines(answer.headers))  # and nothing by default
+    made.headers = FlaskHeaders(wsgi.text_headers(answer.headers))  # and nothing by default
     return made

@@ -13,11 +13,11 @@ from typing import Any
 
 from flask import Blueprint, Flask
 
-from oncekey.http.guarded_views import Served
-from oncekey.http.route_table import served_by_all
+from oncekey.http.guarded_views import ServedView
+from oncekey.http.route_table import served_views
 
 
-def all_served() -> Iterator[Served]:
+def all_registered_views() -> Iterator[ServedView]:
     """What the routes of every app hold, and those of every blueprint, registered or not.
 
     Slow, as the garbage collector's list is gone through: for the way to an error only.
@@ -25,13 +25,13 @@ def all_served() -> Iterator[Served]:
     for one in gc.get_objects():
         kind = type(one)  # isinstance() would ask a proxy such as current_app for its app
         if issubclass(kind, Flask):
-            yield from served_by_all([one])
+            yield from served_views([one])
         elif issubclass(kind, Blueprint):
             for deferred in list(one.deferred_functions):
                 yield _served_by(deferred)
 
 
-def _served_by(deferred: Callable[..., Any]) -> Served:
+def _served_by(deferred: Callable[..., Any]) -> ServedView:
     """What a blueprint will register with its app. It keeps the arguments of `add_url_rule` in a
     closure; anything else that it has recorded leads to no guarded function, or to one whose
     methods nobody knows yet."""
@@ -45,5 +45,5 @@ def _served_by(deferred: Callable[..., Any]) -> Served:
             continue
     view, options = given.get("view_func"), given.get("options")
     if view is None or not isinstance(options, dict):
-        return Served(deferred, None)
-    return Served(view, options.get("methods") or getattr(view, "methods", None) or ("GET",))
+        return ServedView(deferred, None)
+    return ServedView(view, options.get("methods") or getattr(view, "methods", None) or ("GET",))
