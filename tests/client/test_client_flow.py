@@ -8,7 +8,9 @@ from itertools import pairwise
 import pytest
 from tests.client.fake_time import EPOCH_SECONDS, SECOND
 
-from oncekey.client.asks import (
+from oncekey.client.delivery import ProgressKind
+from oncekey.client.retry import Retry
+from oncekey.client.retry_effects import (
     Answer,
     Answered,
     Ask,
@@ -24,9 +26,7 @@ from oncekey.client.asks import (
     Verdict,
     Wait,
 )
-from oncekey.client.delivery import ProgressKind
-from oncekey.client.flow import deliver
-from oncekey.client.retry import Retry
+from oncekey.client.retry_flow import deliver
 
 START = 77 * SECOND
 

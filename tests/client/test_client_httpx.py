@@ -15,8 +15,8 @@ from tests.client.fake_time import SECOND, AsyncFakeTime, FakeTime
 from tests.client.scripted import Act, Answer, Hang, Slow, serving
 
 from oncekey.client import AsyncIdempotentTransport, IdempotentTransport, RetriesExhausted, Retry
-from oncekey.client.asks import Trouble
-from oncekey.client.httpx_messages import trouble_of
+from oncekey.client.httpx.request import trouble_of
+from oncekey.client.retry_effects import Trouble
 
 # --- cancellation ---------------------------------------------------------------------------------
 

@@ -18,9 +18,10 @@ from tests.client.fake_time import DAY_NS, Calendar
 from tests.client.scripted import Answer, Cut, Drop, Hang, serving
 
 from oncekey import ConfigurationError, InFlight
-from oncekey.client import Journal, NotSent, RetriesExhausted, Retry, journal_entries
-from oncekey.client import journal as journals
-from oncekey.client.journal_file import QUERIES
+from oncekey.client import Journal, NotSent, RetriesExhausted, Retry
+from oncekey.client.journal import entries
+from oncekey.client.journal import journal as journals
+from oncekey.client.journal.file import QUERIES
 
 ONCE = Retry(attempts=1)
 
@@ -141,7 +142,7 @@ def test_keep_counts_from_the_last_that_was_heard_of_it(
 def test_there_is_a_limit_to_what_is_kept_as_answered(
     journal: Journal, calendar: Calendar, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal_entries, "JOURNAL_ANSWERED_MAX", 2)
+    monkeypatch.setattr(entries, "JOURNAL_ANSWERED_MAX", 2)
     held = begun(journal, "k0", "order-0")
     journal.settle(held, done=True)
     for number in range(1, 6):
@@ -253,7 +254,7 @@ def test_an_intent_whose_answer_the_disk_did_not_take_is_still_its_own(
     first = begun(journal, "k1", "order-17")
     with monkeypatch.context() as patch:
         broken = {**QUERIES, "mark_answered": "SELECT no_such_column"}
-        patch.setattr(journal_entries, "QUERIES", broken)
+        patch.setattr(entries, "QUERIES", broken)
         over(journal, first, done=True)
     assert begun(journal, "k2", "order-17").key == "k1"
 
@@ -349,7 +350,7 @@ def test_a_disk_that_fails_refuses_new_requests_and_loses_no_answer(
         asked = pool.submit(caller.post, server.url)
         assert hang.here.wait(10)
         with monkeypatch.context() as patch:
-            patch.setattr(journal_entries, "QUERIES", broken)
+            patch.setattr(entries, "QUERIES", broken)
             hang.go.set()
             assert asked.result(10).status == 201
             assert journal.open_entries() == 1

@@ -12,7 +12,7 @@ from tests.client.scripted import Answer, Drop, serving
 
 from oncekey import InvalidKey
 from oncekey.client import IdempotentTransport, NotSent, Progress, RetriesExhausted, Retry
-from oncekey.client.message import Asked, field_of, key_in, tag_of
+from oncekey.client.request_identity import Asked, field_of, key_in, tag_of
 
 # --- the callers own ------------------------------------------------------------------------------
 

@@ -27,10 +27,10 @@ from oncekey.client import (
     RetriesExhausted,
     Retry,
     delivery_of,
-    requests_bodies,
 )
-from oncekey.client.incoming import Incoming, Pace
-from oncekey.client.requests_messages import read_timeout_of
+from oncekey.client.body_reader import Incoming, Pace
+from oncekey.client.requests import bodies
+from oncekey.client.requests.request import read_timeout_of
 
 LARGE = Answer(200, b"x" * 200_000)
 
@@ -104,13 +104,13 @@ def test_what_is_begun_too_late_is_left_to_the_shortest_timeouts() -> None:
 
 def _watch(monkeypatch: pytest.MonkeyPatch) -> list[float | None]:
     seen: list[float | None] = []
-    really = requests_bodies._set_timeout
+    really = bodies._set_timeout
 
     def watched(raw: Any, seconds: float | None) -> None:
         seen.append(seconds)
         really(raw, seconds)
 
-    monkeypatch.setattr(requests_bodies, "_set_timeout", watched)
+    monkeypatch.setattr(bodies, "_set_timeout", watched)
     return seen
 
 
@@ -149,7 +149,7 @@ def test_a_connection_given_back_keeps_its_timeout() -> None:
         got = caller.post(server.url)
         head = got.response.raw._original_response
         before = head.socket.gettimeout()
-        requests_bodies._set_timeout(got.response.raw, 0.5)
+        bodies._set_timeout(got.response.raw, 0.5)
         assert head.socket.gettimeout() == before != 0.5
 
 

@@ -25,8 +25,8 @@ from oncekey.client import (
     Retry,
     delivery_of,
 )
-from oncekey.client.httpx_messages import HttpxRetriesExhausted
-from oncekey.client.requests_messages import RequestsRetriesExhausted
+from oncekey.client.httpx.request import HttpxRetriesExhausted
+from oncekey.client.requests.request import RequestsRetriesExhausted
 from oncekey.client.retry import Terms
 
 

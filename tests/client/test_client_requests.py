@@ -21,8 +21,8 @@ from oncekey.client import (
     IdempotentAdapter,
     RetriesExhausted,
 )
-from oncekey.client.asks import Trouble
-from oncekey.client.requests_messages import trouble_of
+from oncekey.client.requests.request import trouble_of
+from oncekey.client.retry_effects import Trouble
 
 POOL = urllib3.HTTPConnectionPool("shop")
 CONNECTION: Any = object()

@@ -12,7 +12,7 @@ import pytest
 import requests
 
 from oncekey import Once
-from oncekey.client.results import step_result
+from oncekey.client.step_result import step_result
 from oncekey.core.step_format import StepResult
 
 JSON = "application/json"

@@ -21,7 +21,7 @@ from tests.fleet import common
 
 from oncekey import AsyncOnce, Policy
 from oncekey.client import AsyncIdempotentTransport, Retry
-from oncekey.client.results import step_result
+from oncekey.client.step_result import step_result
 from oncekey.http.asgi import IdempotencyMiddleware, attempt_of
 from oncekey.http.rules import Rule
 

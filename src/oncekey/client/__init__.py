@@ -18,9 +18,9 @@ from oncekey.client.retry import Retry
 from oncekey.core.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from oncekey.client.httpx_transport import AsyncIdempotentTransport, IdempotentTransport
+    from oncekey.client.httpx.transport import AsyncIdempotentTransport, IdempotentTransport
     from oncekey.client.journal import Journal
-    from oncekey.client.requests_adapter import IdempotentAdapter
+    from oncekey.client.requests.adapter import IdempotentAdapter
 
 __all__ = [
     "AsyncIdempotentTransport",
@@ -38,9 +38,9 @@ __all__ = [
 
 # Where a name is, and which extra brings what it needs.
 _LATER: Final = {
-    "AsyncIdempotentTransport": ("httpx_transport", "httpx"),
-    "IdempotentAdapter": ("requests_adapter", "requests"),
-    "IdempotentTransport": ("httpx_transport", "httpx"),
+    "AsyncIdempotentTransport": ("httpx.transport", "httpx"),
+    "IdempotentAdapter": ("requests.adapter", "requests"),
+    "IdempotentTransport": ("httpx.transport", "httpx"),
     "Journal": ("journal", ""),
 }
 

@@ -10,7 +10,7 @@ import random
 import time
 from typing import Protocol
 
-from oncekey.client.asks import SECOND_US
+from oncekey.client.retry_effects import SECOND_US
 
 
 class Readings(Protocol):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 from oncekey.client.delivery import Progress
-from oncekey.client.message import REPLAYED_HEADERS
+from oncekey.client.request_identity import REPLAYED_HEADERS
 from oncekey.client.retry import Retry, Terms
 from oncekey.core.derived_keys import checked_namespace
 from oncekey.core.errors import ConfigurationError, InvalidKey

@@ -18,12 +18,12 @@ from contextlib import contextmanager
 from typing import Final
 
 from oncekey.client.errors import NotSent
-from oncekey.client.journal_lock import LockFile
+from oncekey.client.journal.lock_file import LockFile
 from oncekey.core.errors import ConfigurationError
 from oncekey.stores.fork_safety import Forkables, file_identity
 from oncekey.stores.sql_files import load_queries
 
-QUERIES: Final = load_queries("oncekey.client", "sql/journal.sql")
+QUERIES: Final = load_queries("oncekey.client.journal", "journal.sql")
 APPLICATION_ID: Final = 0x6F6E6A31  # "onj1"
 SCHEMA_VERSION: Final = 1
 _FORK_PATIENCE_SECONDS: Final = 5.0

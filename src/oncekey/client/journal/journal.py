@@ -24,10 +24,10 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Final, NamedTuple, Self
 
-from oncekey.client.asks import SECOND_US
 from oncekey.client.errors import NotSent
-from oncekey.client.journal_entries import Entries, Ticket
-from oncekey.client.journal_file import JournalFile
+from oncekey.client.journal.entries import Entries, Ticket
+from oncekey.client.journal.file import JournalFile
+from oncekey.client.retry_effects import SECOND_US
 from oncekey.core.duration import Duration, human, microseconds
 from oncekey.core.errors import ConfigurationError, InFlight, Mismatch
 

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from oncekey.client.errors import NotSent
-from oncekey.client.message import Asked, field_of
+from oncekey.client.request_identity import Asked, field_of
 from oncekey.core.identity import check_text
 from oncekey.engine.context import RunningStep, current_attempt, current_step
 from oncekey.engine.new_key import new_key

@@ -10,9 +10,9 @@ from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
-from oncekey.client.asks import Answer, Answered, Begin, Broke, Leave, Send, Verdict, Wait
-from oncekey.client.errand import Errand
+from oncekey.client.logical_request import Errand
 from oncekey.client.retry_clock import AsyncClock, Clock
+from oncekey.client.retry_effects import Answer, Answered, Begin, Broke, Leave, Send, Verdict, Wait
 
 R = TypeVar("R")
 

@@ -14,9 +14,9 @@ import requests
 import urllib3
 from urllib3.exceptions import ProtocolError
 
+from oncekey.client.body_reader import Incoming, Pace, declared_length
 from oncekey.client.errors import NotSent
-from oncekey.client.incoming import Incoming, Pace, declared_length
-from oncekey.client.requests_pools import Head
+from oncekey.client.requests.urllib3_hooks import Head
 
 _PART_BYTES: Final = 65_536
 _SHORTEST_SECONDS: Final = 0.001  # 0 would mean "do not wait at all"

@@ -14,7 +14,7 @@ import sqlite3
 from collections.abc import Iterable, Set
 from typing import Final
 
-from oncekey.client.journal_file import QUERIES
+from oncekey.client.journal.file import QUERIES
 
 JOURNAL_ANSWERED_MAX: Final = 1_000_000
 _SLACK: Final = 100  # beyond it a hundredth goes at once, so that they are rarely counted

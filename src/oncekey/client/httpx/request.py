@@ -11,13 +11,13 @@ from typing import Any, Final
 
 import httpx
 
-from oncekey.client.asks import SECOND_US, Answered, Broke, Trouble
+from oncekey.client.body_reader import Pace
 from oncekey.client.delivery import EXTENSION, Delivery
-from oncekey.client.errand import Errand
 from oncekey.client.errors import RetriesExhausted, unguarded
-from oncekey.client.incoming import Pace
-from oncekey.client.message import HIDDEN, Asked, key_in
+from oncekey.client.logical_request import Errand
+from oncekey.client.request_identity import HIDDEN, Asked, key_in
 from oncekey.client.retry_clock import Readings
+from oncekey.client.retry_effects import SECOND_US, Answered, Broke, Trouble
 from oncekey.client.settings import Settings
 
 _PHASES: Final = ("connect", "read", "write", "pool")

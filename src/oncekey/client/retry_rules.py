@@ -13,8 +13,8 @@ from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from typing import Final, NamedTuple
 
-from oncekey.client.asks import SECOND_US, Answered, Broke, Trouble
 from oncekey.client.retry import DEADLINE_MAX_US, Terms
+from oncekey.client.retry_effects import SECOND_US, Answered, Broke, Trouble
 
 IN_FLIGHT: Final = 409
 RETRIED: Final = frozenset({425, 429, 502, 503, 504})

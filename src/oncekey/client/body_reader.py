@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from oncekey.client.asks import SECOND_US
 from oncekey.client.retry_clock import Readings
+from oncekey.client.retry_effects import SECOND_US
 
 
 class Pace:

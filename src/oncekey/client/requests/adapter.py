@@ -12,14 +12,14 @@ from typing import Any, Unpack
 import requests
 from requests.adapters import DEFAULT_POOLBLOCK, DEFAULT_POOLSIZE, HTTPAdapter
 
-from oncekey.client import rules
-from oncekey.client.asks import Answered, Broke, Send
-from oncekey.client.driving import deliver_blocking
+from oncekey.client import retry_rules
+from oncekey.client.drivers import deliver_blocking
 from oncekey.client.errors import unguarded
-from oncekey.client.requests_bodies import load, take
-from oncekey.client.requests_messages import INTENT_HEADER, RequestsErrand, read_timeout_of
-from oncekey.client.requests_pools import attend
+from oncekey.client.requests.bodies import load, take
+from oncekey.client.requests.request import INTENT_HEADER, RequestsErrand, read_timeout_of
+from oncekey.client.requests.urllib3_hooks import attend
 from oncekey.client.retry_clock import Clock, SystemClock
+from oncekey.client.retry_effects import Answered, Broke, Send
 from oncekey.client.settings import Options, Settings
 
 
@@ -94,7 +94,7 @@ class IdempotentAdapter(HTTPAdapter):
         except Exception as error:
             return errand.broke(error)
         head = errand.head(response)
-        most, flows_on = self._settings.held_bytes, not rules.judge(head).again
+        most, flows_on = self._settings.held_bytes, not retry_rules.judge(head).again
         try:
             body = take(
                 response, most, errand.pace(until), read_timeout_of(timeout), flows_on=flows_on

@@ -15,14 +15,14 @@ from requests.exceptions import ConnectionError as NoConnection
 from requests.exceptions import InvalidURL, ProxyError, ReadTimeout, RequestException
 from urllib3 import exceptions as below
 
-from oncekey.client.asks import SECOND_US, Trouble
+from oncekey.client.body_reader import Pace
 from oncekey.client.delivery import EXTENSION, Delivery
-from oncekey.client.errand import Errand
 from oncekey.client.errors import RetriesExhausted
-from oncekey.client.incoming import Pace
-from oncekey.client.message import HIDDEN, Asked, key_in
-from oncekey.client.requests_pools import Within
+from oncekey.client.logical_request import Errand
+from oncekey.client.request_identity import HIDDEN, Asked, key_in
+from oncekey.client.requests.urllib3_hooks import Within
 from oncekey.client.retry_clock import Readings
+from oncekey.client.retry_effects import SECOND_US, Trouble
 from oncekey.client.settings import Settings
 from oncekey.core.errors import InvalidKey
 

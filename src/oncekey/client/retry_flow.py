@@ -12,8 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Generator
 
-from oncekey.client import rules
-from oncekey.client.asks import (
+from oncekey.client import retry_rules
+from oncekey.client.delivery import ProgressKind
+from oncekey.client.retry import Terms
+from oncekey.client.retry_effects import (
     SECOND_US,
     Answer,
     Answered,
@@ -28,8 +30,6 @@ from oncekey.client.asks import (
     Verdict,
     Wait,
 )
-from oncekey.client.delivery import ProgressKind
-from oncekey.client.retry import Terms
 
 Flow = Generator[Ask, Answer, Verdict]
 
@@ -49,7 +49,7 @@ def deliver(terms: Terms | None) -> Flow:
         fact = yield Send(attempt, left)
         assert isinstance(fact, (Answered, Broke))
         at = fact.moment.at
-        judged = rules.judge(fact)
+        judged = retry_rules.judge(fact)
         yield _told(fact, attempt, judged.why)
         if terms is None or not judged.again:
             return (yield from _end(fact, attempt, waited, at - started, unsure, lost))
@@ -85,7 +85,7 @@ def _end(
 ) -> Flow:
     """A try after which there is no other."""
     if isinstance(fact, Answered) and fact.broke is None:
-        settled = rules.settles(fact, unsure=unsure)
+        settled = retry_rules.settles(fact, unsure=unsure)
         yield Leave(settled)
         return Verdict(Ending.ANSWERED, attempt, waited, elapsed, settled)
     yield Leave(settled=False)
@@ -95,7 +95,7 @@ def _end(
     # and only RetriesExhausted says so and has the key.
     why = "the last error is not one that passes by itself"
     yield Tell(ProgressKind.GAVE_UP, attempt, why=why)
-    last = rules.judge(fact).why
+    last = retry_rules.judge(fact).why
     return Verdict(Ending.EXHAUSTED, attempt, waited, elapsed, why=why, last=last)
 
 
@@ -108,8 +108,8 @@ def _told(fact: Answered | Broke, attempt: int, why: str) -> Tell:
 
 
 def _pause(terms: Terms, attempt: int, fact: Answered | Broke, left: int) -> int:
-    asked = rules.retry_after_us(fact) if isinstance(fact, Answered) else None
-    return rules.pause_us(terms, attempt, asked, fact.moment.chance, left)
+    asked = retry_rules.retry_after_us(fact) if isinstance(fact, Answered) else None
+    return retry_rules.pause_us(terms, attempt, asked, fact.moment.chance, left)
 
 
 def _why_not(terms: Terms, attempt: int, pause: int, left: int) -> str:

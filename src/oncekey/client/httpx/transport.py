@@ -13,12 +13,12 @@ from typing import Final, Self, Unpack
 import anyio
 import httpx
 
-from oncekey.client import rules
-from oncekey.client.asks import SECOND_US, Answered, Broke, Send
-from oncekey.client.driving import deliver_async, deliver_blocking
-from oncekey.client.httpx_bodies import load, load_async, take, take_async
-from oncekey.client.httpx_messages import HttpxErrand, refuse_given
+from oncekey.client import retry_rules
+from oncekey.client.drivers import deliver_async, deliver_blocking
+from oncekey.client.httpx.bodies import load, load_async, take, take_async
+from oncekey.client.httpx.request import HttpxErrand, refuse_given
 from oncekey.client.retry_clock import AsyncClock, AsyncSystemClock, Clock, SystemClock
+from oncekey.client.retry_effects import SECOND_US, Answered, Broke, Send
 from oncekey.client.settings import Options, Settings
 from oncekey.core.errors import ConfigurationError
 
@@ -61,7 +61,7 @@ class IdempotentTransport(httpx.BaseTransport):
         except Exception as error:
             return errand.broke(error)
         head = errand.head(response)
-        most, flows_on = self._settings.held_bytes, not rules.judge(head).again
+        most, flows_on = self._settings.held_bytes, not retry_rules.judge(head).again
         try:
             body = take(response, most, errand.pace(until), flows_on=flows_on)
         except Exception as error:
@@ -125,7 +125,7 @@ class AsyncIdempotentTransport(httpx.AsyncBaseTransport):
         except Exception as error:
             return errand.broke(error)
         head = errand.head(response)
-        most, flows_on = self._settings.held_bytes, not rules.judge(head).again
+        most, flows_on = self._settings.held_bytes, not retry_rules.judge(head).again
         errand.unclip()
         try:
             body = await take_async(response, most, errand.pace(until), flows_on=flows_on)

@@ -13,8 +13,8 @@ from typing import Final
 import anyio
 import httpx
 
+from oncekey.client.body_reader import Incoming, Pace
 from oncekey.client.errors import NotSent
-from oncekey.client.incoming import Incoming, Pace
 
 # For what lies in the socket when the deadline has passed: an event loop has to get round to it.
 LATE_SECONDS: Final = 0.1

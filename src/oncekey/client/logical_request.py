@@ -12,8 +12,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar, Generic, NoReturn, TypeVar
 
-from oncekey.client import rules
-from oncekey.client.asks import (
+from oncekey.client import retry_rules
+from oncekey.client.delivery import Delivery, Progress
+from oncekey.client.errors import RetriesExhausted
+from oncekey.client.key_source import choose
+from oncekey.client.request_identity import Asked, field_of, tag_of
+from oncekey.client.retry_clock import Readings
+from oncekey.client.retry_effects import (
     SECOND_US,
     Answered,
     Begun,
@@ -25,13 +30,8 @@ from oncekey.client.asks import (
     Trouble,
     Verdict,
 )
-from oncekey.client.delivery import Delivery, Progress
-from oncekey.client.errors import RetriesExhausted
-from oncekey.client.flow import Flow, deliver
-from oncekey.client.message import Asked, field_of, tag_of
-from oncekey.client.retry_clock import Readings
+from oncekey.client.retry_flow import Flow, deliver
 from oncekey.client.settings import Settings
-from oncekey.client.sources import choose
 
 R = TypeVar("R")
 
@@ -175,17 +175,17 @@ class Errand(ABC, Generic[R]):
     ) -> Answered:
         """A response came, with a `body` (None: too much of it), or broke off with an error."""
         # Where the status alone says what to do, a broken body takes nothing from it.
-        self.response = response if error is None or rules.judge(head).again else None
+        self.response = response if error is None or retry_rules.judge(head).again else None
         self.error = error
         headers = self._headers(response)
-        warned = rules.warns_of_new_key(
+        warned = retry_rules.warns_of_new_key(
             headers.get("Content-Type"), headers.get("Content-Encoding"), body
         )
         broke = None if error is None else self._trouble(error)
         fact = head._replace(moment=self._moment(), broke=broke, doubtful=warned)
-        if self._harmless and broke is None and head.status in rules.SENT_ON:
+        if self._harmless and broke is None and head.status in retry_rules.SENT_ON:
             self.settings.remember_fresh(self.key)
-        self._harmless = self._harmless and rules.judge(fact).harmless
+        self._harmless = self._harmless and retry_rules.judge(fact).harmless
         return fact
 
     def until(self, ask: Send) -> int | None:
@@ -197,7 +197,9 @@ class Errand(ABC, Generic[R]):
         self.response = None
         self.error = error
         fact = Broke(self._trouble(error), self._moment())
-        self._harmless = self._harmless and (rules.judge(fact).harmless or self._refused(error))
+        self._harmless = self._harmless and (
+            retry_rules.judge(fact).harmless or self._refused(error)
+        )
         return fact
 
     # --- the end ----------------------------------------------------------------------------------
@@ -219,7 +221,7 @@ class Errand(ABC, Generic[R]):
             waited=verdict.waited / SECOND_US,
             elapsed=verdict.elapsed / SECOND_US,
         )
-        if rules.drops_key(self._asked.method, self._status(self.response)):
+        if retry_rules.drops_key(self._asked.method, self._status(self.response)):
             self._hide_key()
         return self._delivered(self.response, delivery)
 
