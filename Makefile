@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check bench bench-postgres bench-http soak soak-services hammer-postgres lock docs clean
+.PHONY: help setup run test check bench bench-postgres bench-http soak soak-services hammer-postgres lock docs docs-site clean
 
 help: ## show this
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -33,6 +33,10 @@ $(VENV)/.dev: requirements/dev.txt pyproject.toml | $(BIN)/python
 
 $(VENV)/.bench: requirements/bench.txt $(VENV)/.dev
 	@$(PIP) --require-hashes -r requirements/bench.txt
+	@touch $@
+
+$(VENV)/.docs: requirements/docs.txt $(VENV)/.dev
+	@$(PIP) --require-hashes -r requirements/docs.txt
 	@touch $@
 
 run: $(VENV)/.demo ## start the demo: a payments API and its page (ARGS=--play plays it in the terminal)
@@ -66,12 +70,15 @@ soak-services: setup ## 500 checkouts through four services that are killed all 
 hammer-postgres: setup ## the long hammer on PostgreSQL alone (minutes)
 	@ONCEKEY_SOAK=1 $(BIN)/python -m pytest tests/hammer/test_postgres_hammer.py -s --timeout 1800
 
-docs: setup ## draw what is generated in docs/
-	@$(BIN)/python docs/draw_machine.py
+docs: setup ## write the pages in docs/ that are generated from code
+	@$(BIN)/python -m docs_build.state_machine_page
+
+docs-site: $(VENV)/.docs ## build the documentation site into build/site; a dead link or anchor fails
+	@PYTHONPATH=. $(BIN)/zensical build --clean --strict
 
 lock: setup ## pin requirements/*.in again, with hashes
 	@$(PIP) uv
-	@for set in dev demo bench; do \
+	@for set in dev demo docs bench; do \
 	  $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	    --no-emit-index-url --no-header --output-file requirements/$$set.txt requirements/$$set.in; done
 

@@ -30,6 +30,8 @@ class _FakeTimer:
 
 
 class FakeClock:
+    """A clock for tests: time passes only when the test calls `advance`."""
+
     def __init__(self) -> None:
         self._now = 1_000_000
         self._changed = threading.Condition()

@@ -1,4 +1,4 @@
-"""Draws docs/explanation/state-machine.md from the transition table in core/transitions.py."""
+"""Writes docs/explanation/state-machine.md from the transition table in core/transitions.py."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from oncekey.core import state_machine, transitions
 from oncekey.core.record import State
 
-PAGE = Path(__file__).parent / "explanation" / "state-machine.md"
+PAGE = Path(__file__).parents[1] / "docs" / "explanation" / "state-machine.md"
 
 MEANING = {
     State.ABSENT: "never seen, freed, expired or swept: anyone may claim",

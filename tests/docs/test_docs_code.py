@@ -1,0 +1,52 @@
+"""The code in the documentation runs, as it is printed there."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.docs.pages import PAGES, ROOT, commands, files, name_of, script
+from tests.support.postgres_stores import server
+
+# What newcomers run first, and then again: on the file that the first run has left behind.
+RUN_TWICE = ("README.md", "docs/tutorial/first-operation.md")
+WITH_CODE = [page for page in PAGES if script(page)]
+
+
+def test_the_first_pages_have_code_to_run() -> None:
+    assert set(RUN_TWICE) <= {name_of(page) for page in WITH_CODE}
+
+
+@pytest.mark.parametrize("page", WITH_CODE, ids=name_of)
+def test_the_code_of_a_page_runs(page: Path, tmp_path: Path) -> None:
+    """Its files are written, its `python manage.py` lines run, then its code from top to bottom in
+    one process, in that folder, with warnings as errors."""
+    for name, code in files(page).items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(code)
+    (tmp_path / "page.py").write_text(script(page))
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    if "DATABASE_URL" in "".join([script(page), *files(page).values()]):
+        environment["DATABASE_URL"] = server().create_database(f"docs-{page.stem}")
+    for arguments in commands(page):
+        run_python(arguments, tmp_path, environment)
+    for _ in range(2 if name_of(page) in RUN_TWICE else 1):
+        complaints = run_python(["-W", "error", "page.py"], tmp_path, environment)
+        assert name_of(page) not in RUN_TWICE or complaints == "", "nothing to be alarmed by"
+
+
+def run_python(arguments: list[str], folder: Path, environment: dict[str, str]) -> str:
+    """Run it to its end, which must be a good one; returns what it wrote to stderr."""
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stderr
