@@ -1,4 +1,4 @@
-"""What a benchmark gives, and how it is shown."""
+"""Timings, ratios and reports of a benchmark, and how they are printed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reports as bars: operations per second, the median of the rounds, the lowest and highest."""
+"""Draws reports as bars: operations per second, with the median, the lowest and the highest."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from tests.support.servers.http import Uvicorn
 
 from bench.figures import Ratio, Report, Timing, in_turns
-from bench.http import holding
+from bench.http import response_memory
 from bench.postgres import server as servers
 
 ROUNDS = 3
@@ -63,7 +63,7 @@ def run() -> list[Report]:
             _passing(bare, [ours[0], ours[2], peers[0]]),
             _first_runs(bare, [*ours, *peers]),
             _replays(bare, [*ours, *peers]),
-            holding.report(),
+            response_memory.report(),
         ]
 
 
@@ -157,7 +157,7 @@ def _load(port: int, prefix: str = "", *, known: int = 0, method: str = "POST") 
 
 
 def _client(port: int, *options: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", "bench.http.client", "--port", str(port)]
+    command = [sys.executable, "-m", "bench.http.load", "--port", str(port)]
     command += ["--connections", str(CONNECTIONS)] if "--connections" not in options else []
     done = subprocess.run(
         [*command, *options], capture_output=True, text=True, check=True, cwd=ROOT

@@ -17,7 +17,7 @@ from typing import Any
 from tests.support.servers.postgres import Postgres
 
 from bench.figures import Ratio, Report, in_turns, progress
-from bench.postgres import filling, load, ours
+from bench.postgres import large_table, load, oncekey_runs
 from bench.postgres import server as servers
 from oncekey import AsyncOnce, Policy
 
@@ -42,8 +42,8 @@ ROTATION_SECONDS = 40.0
 
 def run() -> list[Report]:
     with servers.started() as server:
-        small = filling.make(server, "small", live=SMALL)
-        large = filling.make(server, "large", live=LARGE - 2 * EXPIRED, expired=2 * EXPIRED)
+        small = large_table.make(server, "small", live=SMALL)
+        large = large_table.make(server, "large", live=LARGE - 2 * EXPIRED, expired=2 * EXPIRED)
         return [
             _cost(small, large),
             asyncio.run(_waits(large)),
@@ -56,8 +56,8 @@ def _cost(small: str, large: str) -> Report:
     names = (f"oncekey with {SMALL:,} rows", f"oncekey with {LARGE:,} rows")
     timings = in_turns(
         {
-            names[0]: lambda _: ours.in_tasks(small, CALLERS),
-            names[1]: lambda _: ours.in_tasks(large, CALLERS),
+            names[0]: lambda _: oncekey_runs.in_tasks(small, CALLERS),
+            names[1]: lambda _: oncekey_runs.in_tasks(large, CALLERS),
         },
         ROUNDS,
         lines=True,
@@ -115,10 +115,10 @@ def _told(what: str, waits: list[float]) -> list[Ratio]:
 
 
 async def _waits(url: str) -> Report:
-    async with AsyncOnce(url, policy=ours.POLICY) as once:
+    async with AsyncOnce(url, policy=oncekey_runs.POLICY) as once:
         await _trickle(once, _during(1))
         quiet = await _trickle(once, _during(TRICKLE_SECONDS))
-        with filling.sweeping(url, most=EXPIRED) as sweeper:
+        with large_table.sweeping(url, most=EXPIRED) as sweeper:
             swept_beside = await _trickle(once, lambda: sweeper.is_running)
             swept = sweeper.result()
     _all_swept(swept)
@@ -145,10 +145,10 @@ async def _rates(url: str) -> Report:
     async def body(attempt: Any) -> dict[str, str]:
         nonlocal done
         done += 1
-        return ours.OUTCOME
+        return oncekey_runs.OUTCOME
 
-    async with AsyncOnce(url, policy=ours.POLICY) as once:
-        with filling.sweeping(url, most=EXPIRED) as sweeper:
+    async with AsyncOnce(url, policy=oncekey_runs.POLICY) as once:
+        with large_table.sweeping(url, most=EXPIRED) as sweeper:
 
             async def caller() -> None:
                 while sweeper.is_running:
@@ -171,7 +171,7 @@ async def _rates(url: str) -> Report:
     )
 
 
-def _all_swept(swept: filling.Swept) -> None:
+def _all_swept(swept: large_table.Swept) -> None:
     if swept.removed < EXPIRED:
         raise RuntimeError(f"only {swept.removed:,} rows were swept")
 
@@ -185,7 +185,7 @@ async def _ring(server: Postgres) -> Report:
     async with AsyncOnce(url, policy=RING_POLICY) as once:
         await _trickle(once, _during(1))
         quiet = await _trickle(once, _during(TRICKLE_SECONDS))
-        with filling.sweeping(
+        with large_table.sweeping(
             url, most=10 * LARGE, pause=RING_SWEEP_PAUSE, seconds=ROTATION_SECONDS
         ) as sweeper:
             rotated = await _trickle(once, lambda: sweeper.is_running, begins)

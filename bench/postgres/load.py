@@ -1,4 +1,4 @@
-"""Callers at work for a slice of time: threads or tasks, a bounded number of them, fresh keys."""
+"""Load for one slice of time: a bounded number of threads or tasks that use fresh keys."""
 
 from __future__ import annotations
 

@@ -11,12 +11,12 @@ from collections.abc import Callable
 from tests.support.servers.postgres import Postgres
 
 from bench.figures import Ratio, Report, Timing, in_turns
-from bench.postgres import ours, transactions, wal
+from bench.postgres import oncekey_runs, transactions, wal
 from bench.postgres import server as servers
-from bench.postgres.hand import CALLERS as HAND_CALLERS
-from bench.postgres.hand import by_hand
+from bench.postgres.handwritten import CALLERS as HAND_CALLERS
+from bench.postgres.handwritten import by_hand
 from bench.postgres.peers import peers
-from bench.postgres.raw import Pgbench, pgbench
+from bench.postgres.pgbench import Pgbench, pgbench
 
 ROUNDS = 5
 CALLERS = (1, 64, 256)
@@ -46,9 +46,9 @@ def _first_runs(server: Postgres, raw: Pgbench, url: str) -> Report:
     slices: dict[str, Slice] = {}
     for callers in CALLERS:
         slices[_raw(callers)] = _slice(raw.lifecycles, callers)
-        slices[_ours(callers)] = _slice(ours.in_tasks, url, callers)
+        slices[_ours(callers)] = _slice(oncekey_runs.in_tasks, url, callers)
     blocking = f"oncekey, {THREADS} threads"
-    slices[blocking] = _slice(ours.in_threads, url, THREADS)
+    slices[blocking] = _slice(oncekey_runs.in_threads, url, THREADS)
     hands, others = by_hand(server), peers(server)
     timings = in_turns({**slices, **hands, **others}, ROUNDS, lines=True)
     ratios = [_against(timings, _ours(n), _raw(n), RAW_WANTED[n]) for n in CALLERS]
@@ -61,7 +61,7 @@ def _first_runs(server: Postgres, raw: Pgbench, url: str) -> Report:
 
 
 def _replays(raw: Pgbench, url: str) -> Report:
-    known = ours.Known(url)
+    known = oncekey_runs.Known(url)
     stored = f"oncekey, store, {REPLAY_CALLERS} tasks"
     look_up = f"pgbench, {REPLAY_CALLERS} clients"
     timings = in_turns(

@@ -17,7 +17,7 @@ from tests.support.servers.postgres import Postgres
 
 from bench.figures import Ratio, Report, progress
 from bench.postgres import load
-from bench.postgres.ours import POLICY, REQUEST, body, never
+from bench.postgres.oncekey_runs import POLICY, REQUEST, body, never
 from bench.postgres.server import wal_position
 from oncekey import AsyncOnce, InFlight, Mismatch
 

@@ -1,7 +1,7 @@
-"""The load: so many connections that each ask, read, and ask again, for so many seconds.
+"""The HTTP load: a number of connections, each of which sends requests for a number of seconds.
 
-Run as a process of its own, so that the server has its interpreter to itself. Says how many answers
-came, how long that took, and which statuses they had, as JSON.
+It runs in its own process, so that the server has its interpreter to itself. It prints how many
+responses came, how long that took, and their statuses, as JSON.
 """
 
 from __future__ import annotations

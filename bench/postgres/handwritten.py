@@ -13,7 +13,7 @@ import asyncpg
 from tests.support.servers.postgres import Postgres
 
 from bench.postgres import load
-from bench.postgres.raw import SQL
+from bench.postgres.pgbench import SQL
 
 CALLERS = (1, 64)
 

@@ -1,4 +1,4 @@
-"""How much memory responses take while they are held back: many at once, all but their ends."""
+"""Measures the memory of many responses that are held back at the same time."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Makes a store's table large, and has it swept by a process of its own.
+"""Fills a store's table with millions of rows, and sweeps it in a process of its own.
 
-`python -m bench.postgres.filling URL` is that process: it sweeps as `oncekey sweep` does, batch by
-batch, and says what it removed. It is another process because the sweeper usually is, and so that
-it does not take turns with the callers that are measured.
+`python -m bench.postgres.large_table URL` is that process: it sweeps as `oncekey sweep` does, batch
+by batch, and prints what it removed. It is another process because the sweeper usually is one, and
+because it would otherwise share an interpreter with the callers that are measured.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Sweeper:
 @contextmanager
 def sweeping(url: str, *, most: int, pause: float = 0.0, seconds: float = 0.0) -> Iterator[Sweeper]:
     """Sweeps until nothing is left or `most` were removed; with `pause`, for so many seconds."""
-    command = [sys.executable, "-m", "bench.postgres.filling", url, "--most", str(most)]
+    command = [sys.executable, "-m", "bench.postgres.large_table", url, "--most", str(most)]
     command += ["--pause", str(pause), "--seconds", str(seconds)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
