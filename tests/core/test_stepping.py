@@ -15,27 +15,31 @@ from oncekey.core.effects import (
     Returned,
     RunStep,
     Sleep,
-    StepOutcome,
 )
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.record import Step
-from oncekey.core.step_flow import RETRY_FIRST_US, UNSAVED, StepPlan, step
+from oncekey.core.step_flow import RETRY_FIRST_US, UNSAVED, StepOutcome, step
 
 PLAIN = RuntimeError("boom")
-PLAN = StepPlan("pay", b"child")
-PROBED = StepPlan("pay", b"child", probed=True, probe_grace=10 * SECOND)
+GRACE = 10 * SECOND
 BEGUN = Step("pay", False, b"child", 1)
 INTENT = SaveStep(ID, ME, FENCE, "pay", False, b"child")
 RESULT = SaveStep(ID, ME, FENCE, "pay", True, b"paid")
 
 
+def paying(saved: Step | None = None, *, deadline: int = LEASE, grace: int | None = None) -> Script:
+    """The step "pay" of ME, whose deadline heartbeats have moved since the grant; with a `grace` it
+    has a probe."""
+    return Script(step(grant(deadline=1), deadline, "pay", b"child", saved, grace))
+
+
 def test_a_finished_step_is_not_run_again() -> None:
-    script = Script(step(grant(), LEASE, PLAN, Step("pay", True, b"paid", 1)))
+    script = paying(Step("pay", True, b"paid", 1))
     assert script.result == StepOutcome(b"paid")
 
 
 def test_a_step_is_intent_then_run_then_result() -> None:
-    script = Script(step(grant(), LEASE, PLAN, None))
+    script = paying()
     assert script.command(SaveStep) == SaveStep(ID, ME, FENCE, "pay", False, b"child")
     script.reply(Done())
     assert script.expect(RunStep) == RunStep("pay")
@@ -47,15 +51,15 @@ def test_a_step_is_intent_then_run_then_result() -> None:
 
 def test_a_step_met_unfinished_writes_its_intent_again_and_runs() -> None:
     """Who was overtaken is told so there; and `probe_grace` counts from the last call."""
-    script = Script(step(grant(), LEASE, PLAN, BEGUN))
+    script = paying(BEGUN)
     assert script.command(SaveStep) == INTENT
     script.reply(Done())
     script.expect(RunStep)
 
 
-def running(plan: StepPlan = PLAN) -> Script:
+def running() -> Script:
     """A step whose function is about to be called."""
-    script = Script(step(grant(), LEASE, plan, None))
+    script = paying()
     script.reply(Done())
     script.expect(RunStep)
     return script
@@ -69,7 +73,7 @@ def test_a_raising_step_records_nothing() -> None:
 
 @pytest.mark.parametrize("saved", [None, BEGUN], ids=["first", "again"])
 def test_a_step_of_an_overtaken_attempt_is_not_called(saved: Step | None) -> None:
-    script = Script(step(grant(), LEASE, PLAN, saved))
+    script = paying(saved)
     script.reply(Lost())
     assert script.result == StepOutcome(lost=True)
 
@@ -82,7 +86,7 @@ def test_a_result_of_an_overtaken_attempt_is_not_recorded() -> None:
 
 
 def test_saving_a_step_is_repeated_until_the_deadline() -> None:
-    script = Script(step(grant(deadline=1), SECOND, PLAN, None))
+    script = paying(deadline=SECOND)
     sent = script.command(SaveStep)
     pauses = []
     while not script.ended:
@@ -97,7 +101,7 @@ def test_saving_a_step_is_repeated_until_the_deadline() -> None:
 
 def test_the_result_of_a_step_is_saved_until_the_deadline_of_that_moment() -> None:
     """Heartbeats have moved it while the step ran."""
-    script = Script(step(grant(deadline=1), 1, PLAN, None))
+    script = paying(deadline=1)
     script.reply(Done())
     script.send(Returned(b"paid", SECOND))
     while not script.ended:
@@ -108,7 +112,7 @@ def test_the_result_of_a_step_is_saved_until_the_deadline_of_that_moment() -> No
 
 
 def test_the_body_of_a_step_never_runs_before_its_intent_is_on_record() -> None:
-    script = Script(step(grant(), LEASE, PLAN, None))
+    script = paying()
     for _ in range(5):
         assert isinstance(script.ask, (ApplyCommand, Sleep))
         if isinstance(script.ask, ApplyCommand):
@@ -122,7 +126,7 @@ def test_the_body_of_a_step_never_runs_before_its_intent_is_on_record() -> None:
 
 
 def test_i14_a_step_in_doubt_whose_result_is_there_is_not_called_again() -> None:
-    script = Script(step(grant(), LEASE, PLAN, BEGUN._replace(at=UNSAVED)))
+    script = paying(BEGUN._replace(at=UNSAVED))
     assert script.command(Look) == Look(ID)
     script.reply(Seen(record(steps=(Step("pay", True, b"paid", NOW),)), NOW))
     assert script.result == StepOutcome(b"paid")
@@ -130,7 +134,7 @@ def test_i14_a_step_in_doubt_whose_result_is_there_is_not_called_again() -> None
 
 def test_i11_a_step_in_doubt_writes_its_intent_before_it_counts_from_it() -> None:
     """Else a probe's no would never be believed: there is no time it could be late after."""
-    script = Script(step(grant(), LEASE, PROBED, BEGUN._replace(at=UNSAVED)))
+    script = paying(BEGUN._replace(at=UNSAVED), grace=GRACE)
     script.reply(Seen(record(steps=()), NOW))
     assert script.command(SaveStep) == INTENT
     script.reply(Done())
@@ -139,16 +143,16 @@ def test_i11_a_step_in_doubt_writes_its_intent_before_it_counts_from_it() -> Non
 
 
 def test_a_step_that_sends_something_else_now_writes_that_down_first() -> None:
-    script = Script(step(grant(), LEASE, PLAN, BEGUN._replace(body=b"without a request")))
+    script = paying(BEGUN._replace(body=b"without a request"))
     assert script.command(SaveStep) == INTENT
 
 
 # --- probes ---------------------------------------------------------------------------------------
 
 
-def probing(*, begun: int = NOW, now: int = NOW, plan: StepPlan = PROBED) -> Script:
+def probing(*, begun: int = NOW, now: int = NOW) -> Script:
     """A step met unfinished, begun at one time of the store's clock and met at another."""
-    script = Script(step(grant(), LEASE, plan, BEGUN))
+    script = paying(BEGUN, grace=GRACE)
     look(script, begun, now)
     return script
 
@@ -159,14 +163,14 @@ def look(script: Script, begun: int, now: int) -> None:
 
 
 def test_a_step_never_begun_is_not_probed() -> None:
-    script = Script(step(grant(), LEASE, PROBED, None))
+    script = paying(grace=GRACE)
     assert script.command(SaveStep) == INTENT
     script.reply(Done())
     script.expect(RunStep)
 
 
 def test_a_finished_step_is_not_probed() -> None:
-    assert Script(step(grant(), LEASE, PROBED, BEGUN._replace(done=True, body=b"paid"))).ended
+    assert paying(BEGUN._replace(done=True, body=b"paid"), grace=GRACE).ended
 
 
 def test_what_the_probe_finds_is_recorded_and_nothing_is_called() -> None:
@@ -216,12 +220,12 @@ def test_a_call_that_arrived_late_is_found_by_the_later_probe() -> None:
 
 def test_the_clock_is_read_before_the_other_side_is_asked() -> None:
     """Asked first, a call that arrives between the two would be missed."""
-    script = Script(step(grant(), LEASE, PROBED, BEGUN))
+    script = paying(BEGUN, grace=GRACE)
     script.expect(ApplyCommand)
 
 
 def test_after_a_long_wait_the_deadline_is_that_of_the_moment() -> None:
-    script = Script(step(grant(), SECOND, PROBED, BEGUN))
+    script = paying(BEGUN, deadline=SECOND, grace=GRACE)
     look(script, NOW, NOW)
     script.send(ProbeFoundNothing(60 * SECOND))
     script.sleep()  # ten seconds, in which heartbeats have held the lease
@@ -237,7 +241,7 @@ def test_a_probe_that_raises_ends_the_step_unfinished() -> None:
 
 @pytest.mark.parametrize("told", [MAYBE, REFUSED], ids=["no answer", "refused"])
 def test_without_the_stores_clock_nothing_is_asked_or_called(told: StoreUnavailable) -> None:
-    script = Script(step(grant(), SECOND, PROBED, BEGUN))
+    script = paying(BEGUN, deadline=SECOND, grace=GRACE)
     while not script.ended:
         script.command(Look)
         script.reply(told)

@@ -17,7 +17,7 @@ import pytest
 from tests.engine.here import NOWHERE, Seen, here
 
 from oncekey import Once, Terminal, current_attempt, current_step
-from oncekey.engine.context import RunningStep
+from oncekey.engine.attempt_steps import RunningStep
 
 
 @pytest.fixture

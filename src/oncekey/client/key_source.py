@@ -18,7 +18,8 @@ from typing import Final, NamedTuple
 from oncekey.client.errors import NotSent
 from oncekey.client.request_identity import Asked, field_of
 from oncekey.core.identity import check_text
-from oncekey.engine.context import RunningStep, current_attempt, current_step
+from oncekey.engine.attempt_steps import RunningStep
+from oncekey.engine.context import current_attempt, current_step
 from oncekey.engine.new_key import new_key
 
 INTENT_MAX_CHARS: Final = 255

@@ -174,16 +174,3 @@ class Task(NamedTuple):
     key: str = ""
     in_transaction: bool = False
     arguments: bytes = b""
-
-
-class StepOutcome(NamedTuple):
-    """A step's packed result; or the error to raise in the body. `unrecorded`: the error is the
-    store's. `called`: its function was, so its intent is on record."""
-
-    body: bytes = b""
-    raw: object = None
-    kept: bool = True
-    error: BaseException | None = None
-    lost: bool = False
-    unrecorded: bool = False
-    called: bool = False

@@ -1,11 +1,17 @@
-"""One step of a body, as a generator that asks for what it wants (see attempt_flow.py).
+"""One step of a body, as a generator that yields effects (see effects.py).
 
-Rules: what is done is skipped. Else the intent is written before the call and the result after it,
-so that a crash in between leaves the child key and the request that may have arrived. A step met
-unfinished is called again with both; one with a probe asks the other side first, and believes a
-"no" only when the last call has had `probe_grace` to arrive, by the store's clock.
+1.  A step whose result is stored is not run again; its stored result is returned.
+2.  Otherwise the intent is stored before the call and the result after it. A crash in between
+    leaves the child key and the request that may have arrived.
+3.  A step that has an intent and no result is called again with the stored child key and request.
+4.  If such a step has a probe, the probe is called first. It returns what has happened, and the
+    step is not called. It finds nothing: that is believed only once the last call was stored
+    `probe_grace` ago by the store's clock, for until then the call may still arrive.
+5.  The intent is stored again before every further call: `probe_grace` counts from the last call,
+    and an owner that was overtaken meanwhile learns it there and calls nothing.
 
-Pure, and never calls user code. Must not know threads, asyncio or any store.
+The bytes of intents and results are in step_format.py. Pure, and never calls user code. Must not
+know threads, asyncio or any store.
 """
 
 from __future__ import annotations
@@ -25,68 +31,81 @@ from oncekey.core.effects import (
     Returned,
     RunStep,
     Sleep,
-    StepOutcome,
 )
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.record import Step
 
-UNSAVED: Final = -1  # the time of a step that is not known to be on record
+UNSAVED: Final = -1  # the time of a step whose intent may not be stored
 RETRY_FIRST_US: Final = 20_000
 RETRY_MAX_US: Final = 1_000_000
-_SETTLE_SLEEP_MIN_US: Final = 1_000
-
-Asking = Generator[Effect, object, StepOutcome | None]
+_GRACE_SLEEP_MIN_US: Final = 1_000
 
 
-class StepPlan(NamedTuple):
-    """What to do in a step: its name, its intent as bytes, whether the other side can be asked
-    and how long a call may be under way (microseconds)."""
+class StepOutcome(NamedTuple):
+    """How a step ended: its stored result, or the error to raise in the body.
 
-    name: str
-    intent: bytes
-    probed: bool = False
-    probe_grace: int = 0
+    lost        the attempt does not hold its key any more
+    unrecorded  `error` is the store's: what it has of the step is not known
+    called      the step's function was called, so its intent is stored
+    """
+
+    body: bytes = b""
+    raw: object = None
+    kept: bool = True
+    error: BaseException | None = None
+    lost: bool = False
+    unrecorded: bool = False
+    called: bool = False
 
 
 def step(
-    grant: Grant, deadline: int, plan: StepPlan, saved: Step | None
+    grant: Grant,
+    deadline: int,
+    name: str,
+    intent: bytes,
+    saved: Step | None,
+    probe_grace: int | None = None,
 ) -> Generator[Effect, object, StepOutcome]:
-    """`deadline` is the owner's at this moment; heartbeats have moved it since the grant."""
+    """Run the step `name` under `grant`, or return its stored result.
+
+    `deadline` is the owner's at this moment, which heartbeats have moved since the grant. `saved`
+    is what is stored of the step. `probe_grace` is None for a step without a probe.
+    """
     if saved is not None and saved.done:
         return StepOutcome(saved.body)
-    intended = SaveStep(grant.id, grant.owner, grant.fence, plan.name, False, plan.intent)
+    intended = SaveStep(grant.id, grant.owner, grant.fence, name, False, intent)
     if saved is not None and saved.at == UNSAVED:
-        known = yield from _known(grant, deadline, plan, intended)
-        if known is not None:
-            return known
-    if saved is not None and plan.probed:
-        found = yield from _probe(grant, deadline, plan)
+        ended = yield from _save_uncertain(grant, deadline, intended)
+        if ended is not None:
+            return ended
+    if saved is not None and probe_grace is not None:
+        found = yield from _probe(grant, deadline, name, probe_grace)
         if isinstance(found, StepOutcome):
             return found
         deadline = found
-    # Also before it is called again: `probe_grace` runs from the last call, and who was overtaken
-    # meanwhile is told so here and calls nothing.
     refused = yield from save(intended, deadline)
     if refused is not None:
         return refused
-    result = yield RunStep(plan.name)
-    verdict = yield from _record(grant, plan.name, result)
-    return verdict._replace(called=True)
+    result = yield RunStep(name)
+    outcome = yield from _save_result(grant, name, result)
+    return outcome._replace(called=True)
 
 
-def _known(grant: Grant, deadline: int, plan: StepPlan, intended: SaveStep) -> Asking:
-    """A step whose record is in doubt: its result, if that is there after all; else its intent is
-    written down, so that there is a time to count from."""
+def _save_uncertain(
+    grant: Grant, deadline: int, intended: SaveStep
+) -> Generator[Effect, object, StepOutcome | None]:
+    """Look up a step whose last write may have been lost: return its outcome if its result is
+    stored after all. Else store its intent, so that there is a time to count from."""
     seen = yield from _look(grant, deadline)
     if isinstance(seen, StepOutcome):
         return seen
-    for step in seen.record.steps if seen.record is not None else ():
-        if step.name == plan.name and step.done:
-            return StepOutcome(step.body)
+    for stored in seen.record.steps if seen.record is not None else ():
+        if stored.name == intended.name and stored.done:
+            return StepOutcome(stored.body)
     return (yield from save(intended, deadline))
 
 
-def _record(grant: Grant, name: str, result: object) -> Generator[Effect, object, StepOutcome]:
+def _save_result(grant: Grant, name: str, result: object) -> Generator[Effect, object, StepOutcome]:
     if isinstance(result, Raised):
         return StepOutcome(error=result.error)
     assert isinstance(result, Returned)
@@ -98,54 +117,55 @@ def _record(grant: Grant, name: str, result: object) -> Generator[Effect, object
 
 
 def _probe(
-    grant: Grant, deadline: int, plan: StepPlan
+    grant: Grant, deadline: int, name: str, grace: int
 ) -> Generator[Effect, object, StepOutcome | int]:
-    """What the other side says happened; the owner's deadline where it is certain that nothing
-    did."""
+    """Probe until the answer is certain: return the outcome if the step has happened, or the
+    owner's new deadline if it has not."""
     while True:
-        # Looked at before asking: a call that arrives after the question was asked is then one
-        # that had less than `probe_grace` when we looked.
+        # Look before probing: a call that arrives after the probe has answered is then one whose
+        # grace was not over when we looked.
         seen = yield from _look(grant, deadline)
         if isinstance(seen, StepOutcome):
             return seen
         steps = seen.record.steps if seen.record is not None else ()
-        at = max((step.at for step in steps if step.name == plan.name), default=0)
-        left = at + plan.probe_grace - seen.now
-        result = yield Probe(plan.name)
+        called_at = max((stored.at for stored in steps if stored.name == name), default=0)
+        left = called_at + grace - seen.now
+        result = yield Probe(name)
         if not isinstance(result, ProbeFoundNothing):
-            return (yield from _record(grant, plan.name, result))
+            return (yield from _save_result(grant, name, result))
         deadline = result.deadline
         if left <= 0:
             return deadline
-        yield Sleep(max(left, _SETTLE_SLEEP_MIN_US))
+        yield Sleep(max(left, _GRACE_SLEEP_MIN_US))
 
 
 def _look(grant: Grant, deadline: int) -> Generator[Effect, object, Seen | StepOutcome]:
     pause = RETRY_FIRST_US
     while True:
-        answer = yield ApplyCommand(Look(grant.id))
-        assert isinstance(answer, CommandResult)
-        if isinstance(answer.reply, Seen):
-            return answer.reply
-        assert isinstance(answer.reply, StoreUnavailable)
-        if answer.at >= deadline or answer.reply.final:
-            return StepOutcome(error=answer.reply, unrecorded=True)
-        yield Sleep(min(pause, deadline - answer.at))
+        result = yield ApplyCommand(Look(grant.id))
+        assert isinstance(result, CommandResult)
+        if isinstance(result.reply, Seen):
+            return result.reply
+        assert isinstance(result.reply, StoreUnavailable)
+        if result.at >= deadline or result.reply.final:
+            return StepOutcome(error=result.reply, unrecorded=True)
+        yield Sleep(min(pause, deadline - result.at))
         pause = min(pause * 2, RETRY_MAX_US)
 
 
-def save(command: SaveStep, deadline: int) -> Asking:
-    """None once the step is saved; what to tell the body where it could not be."""
+def save(command: SaveStep, deadline: int) -> Generator[Effect, object, StepOutcome | None]:
+    """Store an intent or a result, and try again until `deadline` while the store is unavailable.
+    Returns None once it is stored, else the outcome to end the step with."""
     pause = RETRY_FIRST_US
     while True:
-        answer = yield ApplyCommand(command)
-        assert isinstance(answer, CommandResult)
-        if isinstance(answer.reply, Done):
+        result = yield ApplyCommand(command)
+        assert isinstance(result, CommandResult)
+        if isinstance(result.reply, Done):
             return None
-        if isinstance(answer.reply, Lost):
+        if isinstance(result.reply, Lost):
             return StepOutcome(lost=True)
-        assert isinstance(answer.reply, StoreUnavailable)
-        if answer.at >= deadline or answer.reply.final:
-            return StepOutcome(error=answer.reply, unrecorded=True)
-        yield Sleep(min(pause, deadline - answer.at))
+        assert isinstance(result.reply, StoreUnavailable)
+        if result.at >= deadline or result.reply.final:
+            return StepOutcome(error=result.reply, unrecorded=True)
+        yield Sleep(min(pause, deadline - result.at))
         pause = min(pause * 2, RETRY_MAX_US)

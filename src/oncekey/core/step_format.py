@@ -1,12 +1,14 @@
-"""What is written down about a step: the intent before its call, the result after it.
+"""The bytes that a record keeps for a step, and the public values that are read from them.
 
     byte 0      format version
     u16         length of the facts
     the facts   JSON: {"key": ...} of an intent, {"external_id": ..., "status": ...} of a result
-    the rest    an envelope (see codec.py): the request to be sent, or what came back
+    the rest    an envelope (see codec.py): the request to send, or the value that was returned
 
-The arguments of an operation that may have to be finished without its caller are kept as a step
-too, under a name no body can use. Owns these forms. Knows no store and runs nothing.
+An intent is stored before the step's call, its result after it, under the step's name in
+`Record.steps`; how a SQL store writes all steps of a record is stores/step_column.py. The
+arguments of a registered operation are stored as a step too, under the reserved name ARGUMENTS.
+Owns these formats. Knows no store and runs nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import json
 import struct
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from oncekey.core.errors import InvalidKey
 
@@ -34,8 +36,8 @@ _HEAD: Final = struct.Struct(">BH")
 class StepResult(Generic[T]):
     """What a step's function, or its probe, may return instead of the bare value.
 
-    `external_id` and `status` are what the other side calls what it did ("ch_7", 201): they are
-    kept beside the value, for `oncekey show` and for whoever has to find it there.
+    `external_id` and `status` are the other side's own words for what it did ("ch_7", 201). They
+    are stored beside the value, for `oncekey show` and for whoever has to find it there.
     """
 
     value: T
@@ -45,7 +47,7 @@ class StepResult(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class StepStatus:
-    """One step as it stands: what was sent, and what came back once it is done.
+    """One step as it is stored: what was sent, and what came back once it is done.
 
     `intent` is the child key of a step that began and did not finish: ask the other side what
     became of it.
@@ -62,35 +64,32 @@ class StepStatus:
     status: str | None = None
 
 
-class Written(NamedTuple):
-    """A step's bytes, taken apart. `facts` is empty where they cannot be read."""
-
-    facts: dict[str, str]
-    envelope: bytes
-
-
 def pack_step(facts: dict[str, str], envelope: bytes = b"") -> bytes:
+    """The stored bytes of an intent or a result."""
     text = json.dumps(facts, ensure_ascii=False).encode()
     return _HEAD.pack(VERSION, len(text)) + text + envelope
 
 
-def unpack_step(body: bytes) -> Written:
-    """Never raises: what cannot be read is empty, and an empty envelope is refused by whoever
-    needs one."""
+def unpack_step(body: bytes) -> tuple[dict[str, str], bytes]:
+    """The facts and the envelope of stored bytes. Never raises: both are empty if the bytes cannot
+    be read, and whoever needs an envelope refuses an empty one."""
     try:
         version, length = _HEAD.unpack_from(body)
         end = _HEAD.size + length
         if version != VERSION or end > len(body):
-            return Written({}, b"")
+            return {}, b""
         facts = json.loads(body[_HEAD.size : end])
-        return Written({str(name): str(kind) for name, kind in facts.items()}, body[end:])
+        return {str(name): str(fact) for name, fact in facts.items()}, body[end:]
     except (struct.error, ValueError, AttributeError, RecursionError):
-        return Written({}, b"")
+        return {}, b""
 
 
-def result_facts(result: StepResult[Any]) -> dict[str, str]:
-    """Cut to their limits, not refused: by now it has happened, and must be written down."""
-    facts = {}
+def result_facts(result: object) -> dict[str, str]:
+    """The external id and the status of a StepResult; empty for a bare value. Texts that are too
+    long are cut, not refused: the step has happened and must be stored."""
+    facts: dict[str, str] = {}
+    if not isinstance(result, StepResult):
+        return facts
     if result.external_id is not None:
         facts["external_id"] = _printable(result.external_id, EXTERNAL_ID_MAX_CHARS)
     if result.status is not None:
@@ -98,16 +97,22 @@ def result_facts(result: StepResult[Any]) -> dict[str, str]:
     return facts
 
 
-def _printable(kind: object, longest: int) -> str:
+def result_value(result: Any) -> Any:
+    """The value of a StepResult, or the bare value itself."""
+    return result.value if isinstance(result, StepResult) else result
+
+
+def _printable(fact: object, max_chars: int) -> str:
     try:
-        text = str(kind)
-    except Exception:  # the kind is the user's object; what it says of itself may fail
+        text = str(fact)
+    except Exception:  # it is the user's object, and its __str__ may raise
         text = "(unreadable)"
-    # A lone surrogate is text to Python and to no database.
-    return text.encode("utf-8", "backslashreplace").decode()[:longest]
+    # Python allows a lone surrogate in a text, and no database does.
+    return text.encode("utf-8", "backslashreplace").decode()[:max_chars]
 
 
 def refuse_reserved(name: str) -> None:
+    """Raise InvalidKey for a step name that is reserved for oncekey itself."""
     if name.startswith(RESERVED_PREFIX):
         raise InvalidKey(
             f"the step name {name!r} begins with {RESERVED_PREFIX!r}, which oncekey keeps for "

@@ -9,36 +9,12 @@ therefore never current: a straggler must not send the key of a step that is ove
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
 from oncekey.engine.attempt_base import AttemptBase
-
-
-class RunningStep:
-    """A step under way: its name, its child key, and which request that key was sent with."""
-
-    __slots__ = ("_lock", "_open", "_sent", "attempt", "key", "name")
-
-    def __init__(self, attempt: AttemptBase, name: str, key: str) -> None:
-        self.attempt = attempt
-        self.name = name
-        self.key = key
-        self._open = True
-        self._sent: bytes | None = None
-        self._lock = threading.Lock()
-
-    def admits(self, request: bytes) -> bool:
-        """Whether the step's key may go with this request (by digest): with the first one, and
-        with the same again. One key for two requests would be refused, or worse, answered with
-        the other one's answer."""
-        with self._lock:
-            if self._sent is None:
-                self._sent = request
-            return self._sent == request
-
+from oncekey.engine.attempt_steps import RunningStep
 
 # The step where there is one, else the attempt: set for every body, so nothing is made for it.
 _here: ContextVar[AttemptBase | RunningStep | None] = ContextVar("oncekey_here", default=None)
@@ -66,12 +42,11 @@ entered = _here.get
 
 
 @contextmanager
-def in_step(attempt: AttemptBase, name: str, key: str) -> Iterator[RunningStep]:
-    """A step's function runs in here."""
-    step = RunningStep(attempt, name, key)
+def in_step(step: RunningStep) -> Iterator[None]:
+    """Make the step current while its function runs."""
     token = _here.set(step)
     try:
-        yield step
+        yield
     finally:
         step._open = False
         _here.reset(token)

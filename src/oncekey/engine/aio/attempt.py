@@ -1,6 +1,6 @@
 """The running attempt as an async body sees it: steps and renewals, awaited.
 
-Owns the asyncio answers to what `stepping.step` asks; the rules are there.
+Drives core/step_flow.py in the body's task: performs its effects and sends back their results.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 from oncekey.core.codec import codec_for
@@ -23,16 +24,17 @@ from oncekey.core.effects import (
     Returned,
     RunStep,
     Sleep,
-    StepOutcome,
 )
 from oncekey.core.errors import StoreUnavailable
+from oncekey.core.step_flow import StepOutcome
 from oncekey.core.step_flow import step as step_flow
+from oncekey.core.step_format import result_value
 from oncekey.engine.aio.heartbeat import sleep
 from oncekey.engine.aio.parallel import AsyncParallel
 from oncekey.engine.attempt_base import AttemptBase
+from oncekey.engine.attempt_steps import RunningStep, packed_result
 from oncekey.engine.context import in_step
 from oncekey.engine.jobs import Job, Kernel
-from oncekey.engine.step_calls import StepCall, bare, packed
 
 
 class AsyncRunnerProtocol(Protocol):
@@ -67,23 +69,25 @@ class AsyncAttempt(AttemptBase):
         probe_grace: Duration | None = None,
         codec: Any = None,
     ) -> Any:
-        """Run `fn(child_key)` once: a step that finished in an earlier attempt is not repeated.
+        """Run `fn(child_key)` once: a step that finished in an earlier attempt is not run again,
+        its stored result is returned.
 
-        The intent is on record before `fn` is called, its result after; an unfinished step is
-        called again, with the same child key.
+        The intent is stored before `fn` is called, the result after it. A step that began and did
+        not finish is called again with the same child key.
 
-        request   what to send: written down first, and given as `fn(child_key, request)`, on
-                  every run as it was on the first
-        probe     for a provider that knows no keys: asked like `fn` before an unfinished step is
-                  called again; gives what happened, or None for "nothing did"
-        probe_grace  how long a call may be under way: a "nothing did" counts only after that
-                  time; the lease unless said otherwise
+        request      what to send. It is stored with the intent, and given as
+                     `fn(child_key, request)` on every run as it was on the first
+        probe        for a provider that knows no keys. It is called like `fn` before an unfinished
+                     step is called again, and returns what happened, or None if nothing did
+        probe_grace  how long a call may still arrive: before that a None of the probe is not
+                     believed. The lease by default
 
-        `fn` and `probe` may be plain or async. Several steps may run at once, see `parallel`.
+        `fn` and `probe` may be plain or async functions. For steps at the same time see `parallel`.
         """
         if self._is_late:
             await self.renew()
-        call = self._begin_step(
+        running = self._steps.begin(
+            self,
             name,
             request=request,
             probed=probe is not None,
@@ -92,25 +96,25 @@ class AsyncAttempt(AttemptBase):
         )
         interrupts = _Interrupts()
         try:
-            outcome = await self._drive_step(call, fn, probe, interrupts)
+            outcome = await self._drive_step(running, fn, probe, interrupts)
         except BaseException:
-            self._doubt_step(call)
+            self._steps.doubt(running)
             raise
-        value = self._end_step(call, outcome)
+        value = self._steps.end(running, outcome)
         if interrupts.came:
-            self._given.discard(name)  # the body may call it again to get what it gave
+            self._steps.allow_again(name)  # the body may call it again to get what it gave
             raise asyncio.CancelledError  # it came while the step was being recorded
         return value
 
     def parallel(self) -> AsyncParallel:
-        """Steps side by side, each in a task of its own; leaving the block waits for all.
+        """Run steps in parallel, each in a task of its own; leaving the block waits for all.
 
         async with attempt.parallel() as steps:
             hold = steps.step("inventory:reserve", reserve)
             paid = steps.step("payment:charge", charge)
         hold.result(), paid.result()
         """
-        return AsyncParallel(self.step, self._refuse_repeated)
+        return AsyncParallel(self.step, partial(self._steps.refuse_repeated, self))
 
     async def renew(self) -> None:
         """Renew the lease now, e.g. before a call that blocks the event loop."""
@@ -136,12 +140,19 @@ class AsyncAttempt(AttemptBase):
 
     async def _drive_step(
         self,
-        call: StepCall,
+        running: RunningStep,
         fn: Callable[..., Any],
         probe: Callable[..., Any] | None,
         interrupts: _Interrupts,
     ) -> StepOutcome:
-        flow = step_flow(self._grant, self._repeat_until, call.plan, call.saved)
+        flow = step_flow(
+            self._grant,
+            self._repeat_until,
+            running.name,
+            running.intent,
+            running.saved,
+            running.probe_grace,
+        )
         clock = self._runner.kernel.clock
         result: object = None
         while True:
@@ -151,7 +162,7 @@ class AsyncAttempt(AttemptBase):
                 outcome: StepOutcome = stop.value
                 return outcome
             if type(effect) is RunStep or type(effect) is Probe:
-                result = await self._ask(call, fn, probe, effect, interrupts)
+                result = await self._call(running, fn, probe, effect, interrupts)
             elif type(effect) is Sleep:
                 try:
                     await sleep(clock, clock.jitter(effect.us))
@@ -162,9 +173,9 @@ class AsyncAttempt(AttemptBase):
                 assert type(effect) is ApplyCommand
                 result = await self._runner.apply(effect.command, interrupts.note, self._deadline)
 
-    async def _ask(
+    async def _call(
         self,
-        call: StepCall,
+        running: RunningStep,
         fn: Callable[..., Any],
         probe: Callable[..., Any] | None,
         effect: RunStep | Probe,
@@ -174,21 +185,21 @@ class AsyncAttempt(AttemptBase):
             return Raised(asyncio.CancelledError(), self._repeat_until)
         try:
             if type(effect) is RunStep:
-                with in_step(self, call.plan.name, call.child):
-                    result = await _awaited(fn(*call.args))
+                with in_step(running):
+                    result = await _awaited(fn(*running.args))
             else:
                 assert probe is not None
-                result = await _awaited(probe(*call.args))
+                result = await _awaited(probe(*running.args))
                 if result is None:
                     return ProbeFoundNothing(self._repeat_until)
             self._runner.kernel.refuse_unstarted(
-                self._job, bare(result), f"step {call.plan.name!r}"
+                self._job, result_value(result), f"step {running.name!r}"
             )
         except BaseException as error:
             return Raised(error, self._repeat_until)
         pack = self._runner.kernel.pack
-        made = pack(call.codec, self._job.policy, bare(result), self._repeat_until)
-        return packed(result, made)
+        returned = pack(running.codec, self._job.policy, result_value(result), self._repeat_until)
+        return packed_result(result, returned)
 
 
 async def _awaited(value: Any) -> Any:

@@ -89,5 +89,5 @@ def refuse_unstarted(kernel: Kernel, control: Control, attempt: AttemptBase, job
     """Raise BodyNotRun where nothing of the body has run. One that waited, or took steps, did
     something before it forgot to await the rest: it counts as run, and that what it gave cannot be
     stored is told to its caller."""
-    if not control.waited and not attempt._steps:
+    if not control.waited and not attempt._steps.stored:
         kernel.refuse_unstarted(job, control.value)

@@ -1,8 +1,8 @@
-"""Steps of one attempt side by side, in tasks.
+"""Parallel steps of one attempt, in tasks.
 
-Every step runs to its end, whatever becomes of the others: each is recorded by itself, and a re-run
-repeats only what is missing. A TaskGroup would cancel the others in the middle of their calls. Owns
-the tasks of one such block; the steps are the attempt's.
+Every step runs to its end, also if others fail: each is stored by itself, and a retry runs only
+those that are missing. A TaskGroup would cancel the others in the middle of their calls. Owns the
+tasks of one `async with attempt.parallel()` block.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ from collections.abc import Awaitable, Callable, Coroutine
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from oncekey.engine.failing import first_of
+from oncekey.engine.attempt_steps import error_to_raise
 
 V = TypeVar("V")
 
 
 class AsyncParallel:
-    """`step` starts one and gives its task."""
+    """What `async with attempt.parallel() as steps:` gives: `steps.step(...)` starts a step and
+    returns its task."""
 
     def __init__(
         self, step: Callable[..., Coroutine[Any, Any, Any]], refuse: Callable[[str, bool], None]
@@ -31,7 +32,7 @@ class AsyncParallel:
     def step(
         self, name: str, fn: Callable[..., Awaitable[V] | V], **options: Any
     ) -> asyncio.Task[V]:
-        """As the attempt's own `step`; the task has what that gives."""
+        """Start `attempt.step` with these arguments; the task has its value or its error."""
         before = self._names.get(name)
         self._refuse(name, before is not None and not before.done())
         work = self._step(name, fn, **options)
@@ -52,8 +53,8 @@ class AsyncParallel:
         interrupted = isinstance(error, asyncio.CancelledError)
         if interrupted:
             self._cancel()
-        # Until all have ended, however often we are told to leave: what they have begun is theirs
-        # to record, and the key must not be given on while one of them is running.
+        # Wait until all have ended, however often we are cancelled: each must store what it has
+        # begun, and the key must not be released while one of them is running.
         while running := [task for task in self._tasks if not task.done()]:
             try:
                 await asyncio.wait(running)
@@ -64,7 +65,7 @@ class AsyncParallel:
         if error is None and interrupted:
             raise asyncio.CancelledError
         if error is None and failed:
-            raise first_of(failed)
+            raise error_to_raise(failed)
 
     def _cancel(self) -> None:
         for task in self._tasks:

@@ -1,11 +1,12 @@
-"""The running attempt as a blocking body sees it: steps and renewals.
+"""The running attempt as a sync body sees it: steps and renewals.
 
-Owns the blocking answers to what `stepping.step` asks; the rules are there.
+Drives core/step_flow.py in the body's thread: performs its effects and sends back their results.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from oncekey.core.codec import codec_for
@@ -21,16 +22,16 @@ from oncekey.core.effects import (
     Returned,
     RunStep,
     Sleep,
-    StepOutcome,
 )
 from oncekey.core.errors import StoreUnavailable
+from oncekey.core.step_flow import StepOutcome
 from oncekey.core.step_flow import step as step_flow
-from oncekey.core.step_format import StepResult
+from oncekey.core.step_format import StepResult, result_value
 from oncekey.engine.attempt_base import AttemptBase
+from oncekey.engine.attempt_steps import RunningStep, packed_result
 from oncekey.engine.blocking.parallel import Parallel
 from oncekey.engine.context import in_step
 from oncekey.engine.jobs import Job, Kernel
-from oncekey.engine.step_calls import StepCall, bare, packed
 
 V = TypeVar("V")
 
@@ -66,21 +67,23 @@ class Attempt(AttemptBase):
         probe_grace: Duration | None = None,
         codec: Any = None,
     ) -> V:
-        """Run `fn(child_key)` once: a step that finished in an earlier attempt is not repeated.
+        """Run `fn(child_key)` once: a step that finished in an earlier attempt is not run again,
+        its stored result is returned.
 
-        The intent is on record before `fn` is called, its result after; an unfinished step is
-        called again, with the same child key.
+        The intent is stored before `fn` is called, the result after it. A step that began and did
+        not finish is called again with the same child key.
 
-        request   what to send: written down first, and given as `fn(child_key, request)`, on
-                  every run as it was on the first
-        probe     for a provider that knows no keys: asked like `fn` before an unfinished step is
-                  called again; gives what happened, or None for "nothing did"
-        probe_grace  how long a call may be under way: a "nothing did" counts only after that
-                  time; the lease unless said otherwise
+        request      what to send. It is stored with the intent, and given as
+                     `fn(child_key, request)` on every run as it was on the first
+        probe        for a provider that knows no keys. It is called like `fn` before an unfinished
+                     step is called again, and returns what happened, or None if nothing did
+        probe_grace  how long a call may still arrive: before that a None of the probe is not
+                     believed. The lease by default
         """
         if self._is_late:
             self.renew()
-        call = self._begin_step(
+        running = self._steps.begin(
+            self,
             name,
             request=request,
             probed=probe is not None,
@@ -88,22 +91,24 @@ class Attempt(AttemptBase):
             codec=self._runner.kernel.codec if codec is None else codec_for(codec),
         )
         try:
-            outcome = self._drive_step(call, fn, probe)
+            outcome = self._drive_step(running, fn, probe)
         except BaseException:
-            self._doubt_step(call)
+            self._steps.doubt(running)
             raise
-        value: V = self._end_step(call, outcome)
+        value: V = self._steps.end(running, outcome)
         return value
 
     def parallel(self) -> Parallel:
-        """Steps side by side, each in a thread of its own; leaving the block waits for all.
+        """Run steps in parallel, each in a thread of its own; leaving the block waits for all.
 
         with attempt.parallel() as steps:
             hold = steps.step("inventory:reserve", reserve)
             paid = steps.step("payment:charge", charge)
         hold.result(), paid.result()
         """
-        return Parallel(self.step, self._refuse_repeated, in_transaction=self._depth > 0)
+        return Parallel(
+            self.step, partial(self._steps.refuse_repeated, self), in_transaction=self._depth > 0
+        )
 
     def renew(self) -> None:
         """Renew the lease now, e.g. before a long call that blocks heartbeats (a held GIL)."""
@@ -126,9 +131,16 @@ class Attempt(AttemptBase):
         self._runner.rollback(self)
 
     def _drive_step(
-        self, call: StepCall, fn: Callable[..., Any], probe: Callable[..., Any] | None
+        self, running: RunningStep, fn: Callable[..., Any], probe: Callable[..., Any] | None
     ) -> StepOutcome:
-        flow = step_flow(self._grant, self._repeat_until, call.plan, call.saved)
+        flow = step_flow(
+            self._grant,
+            self._repeat_until,
+            running.name,
+            running.intent,
+            running.saved,
+            running.probe_grace,
+        )
         result: object = None
         while True:
             try:
@@ -137,27 +149,29 @@ class Attempt(AttemptBase):
                 outcome: StepOutcome = stop.value
                 return outcome
             if type(effect) is RunStep:
-                with in_step(self, call.plan.name, call.child):
-                    result = self._ask(call, fn)
+                with in_step(running):
+                    result = self._call(running, fn)
             elif type(effect) is Probe:
                 assert probe is not None
-                result = self._ask(call, probe, none_is_no=True)
+                result = self._call(running, probe, none_is_no=True)
             elif type(effect) is Sleep:
                 result = self._runner.sleep(effect)
             else:
                 assert type(effect) is ApplyCommand
                 result = self._runner.apply(effect.command, self._deadline)
 
-    def _ask(
-        self, call: StepCall, fn: Callable[..., Any], *, none_is_no: bool = False
+    def _call(
+        self, running: RunningStep, fn: Callable[..., Any], *, none_is_no: bool = False
     ) -> Returned | Raised | ProbeFoundNothing:
         kernel = self._runner.kernel
         try:
-            result = fn(*call.args)
-            kernel.refuse_unstarted(self._job, bare(result), f"step {call.plan.name!r}")
+            result = fn(*running.args)
+            kernel.refuse_unstarted(self._job, result_value(result), f"step {running.name!r}")
         except BaseException as error:
             return Raised(error, self._repeat_until)
         if result is None and none_is_no:
             return ProbeFoundNothing(self._repeat_until)
-        made = kernel.pack(call.codec, self._job.policy, bare(result), self._repeat_until)
-        return packed(result, made)
+        returned = kernel.pack(
+            running.codec, self._job.policy, result_value(result), self._repeat_until
+        )
+        return packed_result(result, returned)

@@ -1,7 +1,7 @@
-"""Steps of one attempt side by side, in threads.
+"""Parallel steps of one attempt, in threads.
 
-Every step runs to its end, whatever becomes of the others: each is recorded by itself, and a re-run
-repeats only what is missing. Owns the threads of one such block; the steps are the attempt's.
+Every step runs to its end, also if others fail: each is stored by itself, and a retry runs only
+those that are missing. Owns the threads of one `with attempt.parallel()` block.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from oncekey.core.errors import ConfigurationError
-from oncekey.engine.failing import first_of
+from oncekey.engine.attempt_steps import error_to_raise
 
 V = TypeVar("V")
 
@@ -22,7 +22,8 @@ PARALLEL_MAX: Final = 16
 
 
 class Parallel:
-    """`step` starts one and gives its future; at most 16 run at once, the others wait."""
+    """What `with attempt.parallel() as steps:` gives: `steps.step(...)` starts a step and returns
+    its future. At most 16 run at once, the others wait."""
 
     def __init__(
         self, step: Callable[..., Any], refuse: Callable[[str, bool], None], *, in_transaction: bool
@@ -39,12 +40,12 @@ class Parallel:
         self._started: list[Future[Any]] = []
 
     def step(self, name: str, fn: Callable[..., V], **options: Any) -> Future[V]:
-        """As the attempt's own `step`; the future has what that gives."""
+        """Start `attempt.step` with these arguments; the future has its value or its error."""
         if self._pool is None:
             raise ConfigurationError("parallel(): use it as `with attempt.parallel() as steps:`")
         before = self._names.get(name)
         self._refuse(name, before is not None and not before.done())
-        # In a copy of this context: a thread would begin with an empty one.
+        # In a copy of this context, since a thread begins with an empty one.
         work = partial(self._step, name, fn, **options)
         future: Future[V] = self._pool.submit(copy_context().run, work)
         self._started.append(future)
@@ -68,10 +69,11 @@ class Parallel:
             try:
                 pool.shutdown(wait=True)
                 break
-            except BaseException as told:  # Ctrl-C: once all have ended, for they cannot be stopped
-                interrupted = interrupted or told
+            except BaseException as interruption:
+                # Ctrl-C is raised once all threads have ended, since they cannot be stopped.
+                interrupted = interrupted or interruption
         failed = [e for e in (future.exception() for future in self._started) if e is not None]
         if interrupted is not None:
             raise interrupted
         if failed and error is None:
-            raise first_of(failed)
+            raise error_to_raise(failed)

@@ -154,7 +154,7 @@ class EngineSteps:
         key = bench.once().run("op", "k", body).value
         ((intent,),) = during
         assert (intent.name, intent.done) == ("pay", False)
-        assert unpack_step(intent.body).facts == {"key": key}
+        assert unpack_step(intent.body)[0] == {"key": key}
         (saved,) = bench.record_of("k").steps
         assert (saved.name, saved.done) == ("pay", True)
 
