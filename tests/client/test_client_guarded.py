@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from tests.client.callers import calling
-from tests.http.served import ALICE, Served, served
+from tests.http.app_server import ALICE, ServedApp, serve_app
 from tests.support.servers import Proxy, Uvicorn
 from tests.support.servers.processes import wait_until
 
@@ -18,25 +18,25 @@ HEADERS = dict([ALICE, ("Content-Type", "application/json")])
 
 
 @pytest.fixture(scope="module")
-def uvicorn() -> Iterator[Served]:
-    with served(Uvicorn) as made:
+def uvicorn() -> Iterator[ServedApp]:
+    with serve_app(Uvicorn) as made:
         yield made
 
 
 @pytest.fixture
-def app(uvicorn: Served) -> Served:
-    uvicorn.forget()
+def app(uvicorn: ServedApp) -> ServedApp:
+    uvicorn.reset()
     return uvicorn
 
 
 @pytest.fixture
-def wire(app: Served) -> Iterator[Proxy]:
+def wire(app: ServedApp) -> Iterator[Proxy]:
     with Proxy(app.server.port) as proxy:
         yield proxy
 
 
 def test_a_lost_answer_is_replayed_and_the_effect_is_one(
-    app: Served, wire: Proxy, name: str
+    app: ServedApp, wire: Proxy, name: str
 ) -> None:
     wire.drop_replies(after=b"POST")
     with calling(name) as caller:
@@ -51,7 +51,7 @@ def test_a_lost_answer_is_replayed_and_the_effect_is_one(
 
 
 def test_a_first_answer_is_no_replay_and_two_requests_are_two_effects(
-    app: Served, name: str
+    app: ServedApp, name: str
 ) -> None:
     with calling(name) as caller:
         for _ in range(2):
@@ -61,7 +61,7 @@ def test_a_first_answer_is_no_replay_and_two_requests_are_two_effects(
     assert app.effects() == 2
 
 
-def test_a_request_in_flight_is_waited_out(app: Served, name: str) -> None:
+def test_a_request_in_flight_is_waited_out(app: ServedApp, name: str) -> None:
     """The first try is given up by its timeout while the handler runs; the second one is told to
     wait; while it does, the handler ends."""
     told: list[Any] = []
@@ -70,9 +70,9 @@ def test_a_request_in_flight_is_waited_out(app: Served, name: str) -> None:
 
     def while_waiting(us: int) -> None:
         if next(steps) == "it is running":
-            app.wait_here("gated")
+            app.wait_at_gate("gated")
         else:
-            app.let_go("gated")
+            app.open_gate("gated")
             wait_until(lambda: app.post("/gated", key, b"{}").status == 200, "it has ended")
 
     with calling(name, on_progress=told.append, chances=[0.5, 0.5]) as caller:
@@ -87,7 +87,7 @@ def test_a_request_in_flight_is_waited_out(app: Served, name: str) -> None:
     assert caller.time.slept[1] >= 1_000_000, "as the server asked"
 
 
-def test_a_key_for_another_request_is_refused_for_good(app: Served, name: str) -> None:
+def test_a_key_for_another_request_is_refused_for_good(app: ServedApp, name: str) -> None:
     headers = {**HEADERS, "Idempotency-Key": "order-17-" + name}
     with calling(name) as caller:
         caller.post(f"{app.server.url}/charges", body=b'{"cents": 5}', headers=headers)
@@ -96,7 +96,7 @@ def test_a_key_for_another_request_is_refused_for_good(app: Served, name: str) -
 
 
 def test_a_journal_carries_a_lost_answer_over(
-    app: Served, wire: Proxy, name: str, tmp_path: Path
+    app: ServedApp, wire: Proxy, name: str, tmp_path: Path
 ) -> None:
     url = f"http://127.0.0.1:{wire.port}/charges"
     body = b'{"cents": 7}'

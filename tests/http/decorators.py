@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-def bare(f: Callable[..., Any]) -> Callable[..., Any]:
+def without_wraps(f: Callable[..., Any]) -> Callable[..., Any]:
     """A decorator that forgets functools.wraps."""
 
     def inner(*args: Any, **kwargs: Any) -> Any:
@@ -18,7 +18,7 @@ def bare(f: Callable[..., Any]) -> Callable[..., Any]:
     return inner
 
 
-def logged(f: Callable[..., Any]) -> Callable[..., Any]:
+def with_wraps(f: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(f)
     def inner(*args: Any, **kwargs: Any) -> Any:
         return f(*args, **kwargs)

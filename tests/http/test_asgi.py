@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from tests.http.served import BOB, Served, served
-from tests.http.wire import Response
+from tests.http.app_server import BOB, ServedApp, serve_app
+from tests.http.socket_client import Response
 from tests.support.servers import require
 from tests.support.servers.http import Uvicorn
 from tests.support.servers.processes import wait_until
@@ -21,15 +21,15 @@ from oncekey.http.asgi import IdempotencyMiddleware
 
 
 @pytest.fixture(scope="module")
-def running() -> Iterator[Served]:
+def running() -> Iterator[ServedApp]:
     require(lambda: Uvicorn("x:y"))  # skips by name where it is not installed
-    with served(Uvicorn) as made:
+    with serve_app(Uvicorn) as made:
         yield made
 
 
 @pytest.fixture
-def app(running: Served) -> Served:
-    running.forget()
+def app(running: ServedApp) -> ServedApp:
+    running.reset()
     return running
 
 
@@ -47,7 +47,7 @@ def kind_of(response: Response) -> str:
 # --- replays ------------------------------------------------------------------------------------
 
 
-def test_i3_a_retry_gets_the_same_bytes_and_headers(app: Served) -> None:
+def test_i3_a_retry_gets_the_same_bytes_and_headers(app: ServedApp) -> None:
     key = app.fresh_key()
     first, again = (app.post("/charges", key, {"cents": 5}) for _ in range(2))
     assert (first.status, again.status) == (201, 201)
@@ -62,7 +62,7 @@ def test_i3_a_retry_gets_the_same_bytes_and_headers(app: Served) -> None:
     assert app.effects() == 1
 
 
-def test_i7_another_body_is_refused_and_reordered_members_are_no_other_body(app: Served) -> None:
+def test_i7_another_body_is_refused_and_reordered_members_are_no_other_body(app: ServedApp) -> None:
     key = app.fresh_key()
     app.post("/charges", key, b'{"a":1,"b":2}')
     again = app.post("/charges", f'"{key}"', b'{ "b":2, "a":1 }')
@@ -72,7 +72,7 @@ def test_i7_another_body_is_refused_and_reordered_members_are_no_other_body(app:
     assert app.effects() == 1
 
 
-def test_the_same_key_on_another_path_or_method_is_refused(app: Served) -> None:
+def test_the_same_key_on_another_path_or_method_is_refused(app: ServedApp) -> None:
     key = app.fresh_key()
     app.post("/charges", key, {})
     assert app.post("/other", key, {}).status == 422
@@ -80,19 +80,19 @@ def test_the_same_key_on_another_path_or_method_is_refused(app: Served) -> None:
     assert app.effects() == 1
 
 
-def test_i1_twenty_at_once_run_once(app: Served) -> None:
+def test_i1_twenty_at_once_run_once(app: ServedApp) -> None:
     key = app.fresh_key()
     start = threading.Barrier(20)
 
     def ask(_: int) -> Response:
-        with app.connect() as wire:
+        with app.connect() as connection:
             start.wait()
-            return app.on(wire, "/waiting", key, {})
+            return app.request_on(connection, "/waiting", key, {})
 
     with ThreadPoolExecutor(20) as pool:
         asked = [pool.submit(ask, number) for number in range(20)]
-        app.wait_here("gated")
-        app.let_go("gated")
+        app.wait_at_gate("gated")
+        app.open_gate("gated")
         answers = [one.result() for one in asked]
     assert {answer.status for answer in answers} == {200}
     assert len({answer.body for answer in answers}) == 1
@@ -101,19 +101,19 @@ def test_i1_twenty_at_once_run_once(app: Served) -> None:
 
 
 def test_while_it_runs_a_retry_is_told_to_come_back_and_another_request_is_refused(
-    app: Served,
+    app: ServedApp,
 ) -> None:
     key = app.fresh_key()
-    with app.connect() as wire:
-        wire.request("POST", "/gated", app.headers(key), b"{}")
-        app.wait_here("gated")
+    with app.connect() as connection:
+        connection.send_request("POST", "/gated", app.headers(key), b"{}")
+        app.wait_at_gate("gated")
         busy = app.post("/gated", key, {})
         assert (busy.status, kind_of(busy)) == (409, "in-flight")
         assert int(busy.one("Retry-After") or 0) >= 1
         other = app.post("/gated", key, {"other": 1})
         assert (other.status, kind_of(other)) == (422, "key-reused")
-        app.let_go("gated")
-        assert wire.read().status == 200
+        app.open_gate("gated")
+        assert connection.read_response().status == 200
     assert replayed(app.post("/gated", key, {}))
     assert app.effects() == 1
 
@@ -133,7 +133,7 @@ def test_while_it_runs_a_retry_is_told_to_come_back_and_another_request_is_refus
         ("/stream", 200),
     ],
 )
-def test_whatever_was_answered_is_answered_again(app: Served, path: str, status: int) -> None:
+def test_whatever_was_answered_is_answered_again(app: ServedApp, path: str, status: int) -> None:
     key = app.fresh_key()
     first, again = app.post(path, key, {}), app.post(path, key, {})
     assert (first.status, again.status) == (status, status)
@@ -145,7 +145,7 @@ def test_whatever_was_answered_is_answered_again(app: Served, path: str, status:
 
 @pytest.mark.parametrize("status", [401, 403, 408, 425, 429])
 def test_refusals_that_are_not_about_the_operation_are_never_stored(
-    app: Served, status: int
+    app: ServedApp, status: int
 ) -> None:
     key = app.fresh_key()
     for runs in (1, 2):
@@ -154,14 +154,14 @@ def test_refusals_that_are_not_about_the_operation_are_never_stored(
         assert app.effects() == runs
 
 
-def test_failures_follow_retry_safe(app: Served) -> None:
+def test_failures_follow_retry_safe(app: ServedApp) -> None:
     key = app.fresh_key()
     for runs in (1, 2):
         assert app.post("/safe/500", key, {}).status == 500
         assert app.effects() == runs
 
 
-def test_a_handler_that_raises_is_not_run_again(app: Served) -> None:
+def test_a_handler_that_raises_is_not_run_again(app: ServedApp) -> None:
     key = app.fresh_key()
     assert app.post("/raises", key, {}).status == 500
     again = app.post("/raises", key, {})
@@ -170,7 +170,7 @@ def test_a_handler_that_raises_is_not_run_again(app: Served) -> None:
     assert app.effects() == 1
 
 
-def test_cookies_are_set_once_and_never_again_whatever_is_chosen(app: Served) -> None:
+def test_cookies_are_set_once_and_never_again_whatever_is_chosen(app: ServedApp) -> None:
     key = app.fresh_key()
     assert len(app.post("/cookies", key, {}).all("Set-Cookie")) == 2
     again = app.post("/cookies", key, {})
@@ -178,7 +178,7 @@ def test_cookies_are_set_once_and_never_again_whatever_is_chosen(app: Served) ->
     assert again.all("Set-Cookie") == []
 
 
-def test_an_answer_too_large_to_keep_is_given_once(app: Served) -> None:
+def test_an_answer_too_large_to_keep_is_given_once(app: ServedApp) -> None:
     key = app.fresh_key()
     first = app.post("/large/4000000", key, {})
     assert len(first.body) == 4_000_000
@@ -187,24 +187,26 @@ def test_an_answer_too_large_to_keep_is_given_once(app: Served) -> None:
     assert app.effects() == 1
 
 
-def test_what_is_longer_than_anything_we_hold_flows_through(app: Served) -> None:
+def test_what_is_longer_than_anything_we_hold_flows_through(app: ServedApp) -> None:
     """Its key ends when it is clear that it cannot be kept; the rest leaves as it is made."""
     key = app.fresh_key()
-    with app.connect() as wire:
-        wire.request("POST", "/long", app.headers(key), b"{}")
-        app.wait_here("long")
-        assert wire.some(), "the first part is on its way, though the handler has not ended"
+    with app.connect() as connection:
+        connection.send_request("POST", "/long", app.headers(key), b"{}")
+        app.wait_at_gate("long")
+        assert connection.wait_for_bytes(), (
+            "the first part is on its way, though the handler has not ended"
+        )
         again = app.post("/long", key, {})
         assert (again.status, kind_of(again)) == (409, "not-replayable")
-        app.let_go("long")
-        assert len(wire.read().body) == 6_000_000
+        app.open_gate("long")
+        assert len(connection.read_response().body) == 6_000_000
     assert app.effects() == 1
 
 
 # --- callers ------------------------------------------------------------------------------------
 
 
-def test_i15_without_a_caller_nothing_is_claimed_and_nothing_replayed(app: Served) -> None:
+def test_i15_without_a_caller_nothing_is_claimed_and_nothing_replayed(app: ServedApp) -> None:
     key = app.fresh_key()
     stranger = app.post("/charges", key, {}, who=("Authorization", "Bearer mallory"))
     assert (stranger.status, kind_of(stranger)) == (401, "unknown-caller")
@@ -216,7 +218,7 @@ def test_i15_without_a_caller_nothing_is_claimed_and_nothing_replayed(app: Serve
     assert b"number" not in again.body
 
 
-def test_i8_two_callers_with_one_key_do_not_meet(app: Served) -> None:
+def test_i8_two_callers_with_one_key_do_not_meet(app: ServedApp) -> None:
     key = app.fresh_key()
     mine = app.post("/charges", key, {"cents": 1})
     theirs = app.post("/charges", key, {"cents": 2}, who=BOB)
@@ -241,31 +243,35 @@ def test_without_a_caller_function_it_is_not_even_built() -> None:
 # --- headers and bodies -------------------------------------------------------------------------
 
 
-def test_bad_keys_are_refused_and_the_connection_lives_on(app: Served) -> None:
-    with app.connect() as wire:
+def test_bad_keys_are_refused_and_the_connection_lives_on(app: ServedApp) -> None:
+    with app.connect() as connection:
         for key in (None, "", '"', "a b", "a,b", "x" * 256):
-            answer = app.on(wire, "/charges", key, {"cents": 1})
+            answer = app.request_on(connection, "/charges", key, {"cents": 1})
             assert answer.status == 400, key
             assert kind_of(answer) == ("missing-key" if key is None else "invalid-key")
             assert answer.one("Link") == '</policy>; rel="describedby"; type="text/html"'
         two = [("Idempotency-Key", '"a"'), ("Idempotency-Key", '"a"')]
-        assert app.on(wire, "/charges", None, {}, headers=two).status == 400
-        stranger = app.on(wire, "/charges", "k", {}, who=None)
+        assert app.request_on(connection, "/charges", None, {}, headers=two).status == 400
+        stranger = app.request_on(connection, "/charges", "k", {}, who=None)
         assert stranger.status == 401
-        bad = app.on(wire, "/upload", app.fresh_key(), b"x", headers=[("Content-Encoding", "gzip")])
+        bad = app.request_on(
+            connection, "/upload", app.fresh_key(), b"x", headers=[("Content-Encoding", "gzip")]
+        )
         assert (bad.status, kind_of(bad)) == (400, "unreadable-body")
         assert app.effects() == 0
-        assert app.on(wire, "/charges", app.fresh_key(), {}).status == 201
+        assert app.request_on(connection, "/charges", app.fresh_key(), {}).status == 201
 
 
-def test_too_large_a_body_is_refused_before_anything_is_claimed(app: Served) -> None:
+def test_too_large_a_body_is_refused_before_anything_is_claimed(app: ServedApp) -> None:
     key = app.fresh_key()
     large = app.post("/upload", key, b"x" * 10_001)
     assert (large.status, kind_of(large)) == (413, "request-too-large")
-    with app.connect() as wire:
+    with app.connect() as connection:
         head = app.headers(key, more=[("Transfer-Encoding", "chunked")])
-        wire.send(wire.head("POST", "/upload", head), b"2711\r\n", b"x" * 10_001)
-        assert wire.read().status == 413
+        connection.send(
+            connection.request_head("POST", "/upload", head), b"2711\r\n", b"x" * 10_001
+        )
+        assert connection.read_response().status == 413
     bomb = gzip.compress(bytes(1_000_000))
     packed = [("Content-Encoding", "gzip")]
     assert app.post("/upload", key, bomb, headers=packed).status == 413
@@ -273,7 +279,7 @@ def test_too_large_a_body_is_refused_before_anything_is_claimed(app: Served) -> 
     assert app.post("/upload", key, b"x" * 10_000).status == 200
 
 
-def test_compressed_bodies_are_compared_by_what_they_hold(app: Served) -> None:
+def test_compressed_bodies_are_compared_by_what_they_hold(app: ServedApp) -> None:
     key = app.fresh_key()
     packed = [("Content-Encoding", "gzip")]
     one, other = (gzip.compress(b'{"a":1}', mtime=time) for time in (1, 2))
@@ -282,16 +288,20 @@ def test_compressed_bodies_are_compared_by_what_they_hold(app: Served) -> None:
     assert app.effects() == 1
 
 
-def test_chunked_and_whole_bodies_are_the_same_request(app: Served) -> None:
+def test_chunked_and_whole_bodies_are_the_same_request(app: ServedApp) -> None:
     key = app.fresh_key()
     app.post("/charges", key, b'{"a":1}')
-    with app.connect() as wire:
+    with app.connect() as connection:
         head = [*app.headers(key), ("Transfer-Encoding", "chunked")]
-        wire.send(wire.head("POST", "/charges", head), b'3\r\n{"a\r\n', b'4\r\n":1}\r\n0\r\n\r\n')
-        assert replayed(wire.read())
+        connection.send(
+            connection.request_head("POST", "/charges", head),
+            b'3\r\n{"a\r\n',
+            b'4\r\n":1}\r\n0\r\n\r\n',
+        )
+        assert replayed(connection.read_response())
 
 
-def test_an_optional_key_protects_only_who_sends_it(app: Served) -> None:
+def test_an_optional_key_protects_only_who_sends_it(app: ServedApp) -> None:
     for _ in range(2):
         assert app.post("/optional", None, {}, who=None).status == 201
     assert app.effects() == 2
@@ -300,12 +310,12 @@ def test_an_optional_key_protects_only_who_sends_it(app: Served) -> None:
     assert [replayed(app.post("/optional", key, {})) for _ in range(2)] == [False, True]
 
 
-def test_reads_pass_untouched(app: Served) -> None:
-    with app.connect() as wire:
-        answer = wire.ask("GET", "/read", [("Idempotency-Key", '"')])
+def test_reads_pass_untouched(app: ServedApp) -> None:
+    with app.connect() as connection:
+        answer = connection.request("GET", "/read", [("Idempotency-Key", '"')])
         assert (answer.status, answer.body) == (200, b"0\n1\n2\n3\n4\n")
         assert answer.one("X-Idempotency-Retention") is None
-        head = wire.ask("HEAD", "/read")
+        head = connection.request("HEAD", "/read")
         assert head.status == 200
     assert app.post("/charges", None, {}, method="PUT", who=None).status == 201, "not guarded"
 
@@ -313,11 +323,11 @@ def test_reads_pass_untouched(app: Served) -> None:
 # --- time ---------------------------------------------------------------------------------------
 
 
-def test_i5_a_handler_longer_than_its_lease_runs_once(app: Served) -> None:
+def test_i5_a_handler_longer_than_its_lease_runs_once(app: ServedApp) -> None:
     key = app.fresh_key()
-    with app.connect() as wire:
-        wire.request("POST", "/brief", app.headers(key), b"{}")
-        app.wait_here("gated")
+    with app.connect() as connection:
+        connection.send_request("POST", "/brief", app.headers(key), b"{}")
+        app.wait_at_gate("gated")
         began = time.monotonic()
 
         def three_leases_later() -> bool:
@@ -325,33 +335,33 @@ def test_i5_a_handler_longer_than_its_lease_runs_once(app: Served) -> None:
             return time.monotonic() > began + 0.9
 
         wait_until(three_leases_later, "its lease would be over without heartbeats")
-        app.let_go("gated")
-        assert wire.read().status == 200
+        app.open_gate("gated")
+        assert connection.read_response().status == 200
     assert app.effects() == 1
 
 
-def test_a_key_is_fresh_again_when_its_keep_is_over(app: Served) -> None:
+def test_a_key_is_fresh_again_when_its_keep_is_over(app: ServedApp) -> None:
     key = app.fresh_key()
     app.post("/short", key, {})
     wait_until(lambda: not replayed(app.post("/short", key, {})), "300 ms are over")
     assert app.effects() == 2
 
 
-def test_background_tasks_come_after_the_outcome(app: Served) -> None:
+def test_background_tasks_come_after_the_outcome(app: ServedApp) -> None:
     """The answer and its record are there while the task still runs."""
     key = app.fresh_key()
-    with app.connect() as wire:
-        answer = app.on(wire, "/background", key, {})
+    with app.connect() as connection:
+        answer = app.request_on(connection, "/background", key, {})
         assert answer.status == 200
-        app.wait_here("afterwards")
+        app.wait_at_gate("afterwards")
         assert replayed(app.post("/background", key, {}))
         assert app.effects("afterwards") == 0
-        app.let_go("afterwards")
+        app.open_gate("afterwards")
         wait_until(lambda: app.effects("afterwards") == 1, "the task has run")
     assert app.effects("background") == 1
 
 
-def test_the_handler_finds_its_attempt(app: Served) -> None:
+def test_the_handler_finds_its_attempt(app: ServedApp) -> None:
     told = json.loads(app.post("/attempt", app.fresh_key(), {}).body)
     assert told["fence"] > 0
     assert told["child"].startswith("ok1-")

@@ -7,26 +7,26 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.http.served import BOB, Served, served
-from tests.http.wire import Response
+from tests.http.app_server import BOB, ServedApp, serve_app
+from tests.http.socket_client import Response
 from tests.support.servers import require
 from tests.support.servers.http import Gunicorn, Uvicorn
 
 from oncekey import ConfigurationError, Once
 
-DJANGO = "tests.http.wsgi_apps.djangos:app"
+DJANGO = "tests.http.wsgi_apps.django_app:app"
 
 
 @pytest.fixture(scope="module")
-def running() -> Iterator[Served]:
+def running() -> Iterator[ServedApp]:
     require(lambda: Gunicorn("x:y"))
-    with served(Gunicorn, DJANGO, env={"GUARDED_KIND": "rest"}) as made:
+    with serve_app(Gunicorn, DJANGO, env={"GUARDED_KIND": "rest"}) as made:
         yield made
 
 
 @pytest.fixture
-def app(running: Served) -> Served:
-    running.forget()
+def app(running: ServedApp) -> ServedApp:
+    running.reset()
     return running
 
 
@@ -34,7 +34,7 @@ def replayed(response: Response) -> bool:
     return response.one("X-Idempotency-Replayed") == "true"
 
 
-def twice(app: Served, path: str, body: Any = None, **more: Any) -> tuple[Response, Response]:
+def twice(app: ServedApp, path: str, body: Any = None, **more: Any) -> tuple[Response, Response]:
     """Two answers to one request; the first one is new."""
     key = app.fresh_key()
     first, again = (app.post(path, key, {} if body is None else body, **more) for _ in range(2))
@@ -46,38 +46,38 @@ def twice(app: Served, path: str, body: Any = None, **more: Any) -> tuple[Respon
 # --- plain views ----------------------------------------------------------------------------------
 
 
-def test_what_django_answers_to_an_error_is_answered_again(app: Served) -> None:
+def test_what_django_answers_to_an_error_is_answered_again(app: ServedApp) -> None:
     first, again = twice(app, "/refuses/missing")
     assert (first.status, replayed(again), app.effects()) == (404, True, 1)
 
 
-def test_a_denied_permission_ends_no_key(app: Served) -> None:
+def test_a_denied_permission_ends_no_key(app: ServedApp) -> None:
     first, again = twice(app, "/refuses/denied")
     assert (first.status, replayed(again), app.effects()) == (403, False, 2)
 
 
-def test_templates_are_rendered_before_they_are_stored(app: Served) -> None:
+def test_templates_are_rendered_before_they_are_stored(app: ServedApp) -> None:
     first, again = twice(app, "/template")
     assert (first.body, replayed(again), app.effects()) == (b"Hello Ada", True, 1)
 
 
-def test_a_replay_has_no_headers_that_the_answer_had_not(app: Served) -> None:
+def test_a_replay_has_no_headers_that_the_answer_had_not(app: ServedApp) -> None:
     first, again = twice(app, "/untyped")
     assert replayed(again)
     assert first.one("Content-Type") is again.one("Content-Type") is None
 
 
-def test_class_views_are_guarded_by_their_dispatch(app: Served) -> None:
+def test_class_views_are_guarded_by_their_dispatch(app: ServedApp) -> None:
     first, again = twice(app, "/orders")
     assert (first.status, replayed(again), app.effects()) == (201, True, 1)
-    with app.connect() as wire:
-        assert wire.ask("GET", "/orders").body == b"read"
+    with app.connect() as connection:
+        assert connection.request("GET", "/orders").body == b"read"
 
 
 # --- the REST framework ---------------------------------------------------------------------------
 
 
-def test_a_rendered_response_is_stored(app: Served) -> None:
+def test_a_rendered_response_is_stored(app: ServedApp) -> None:
     first, again = twice(app, "/payments", {"cents": 5})
     assert (first.status, replayed(again), app.effects()) == (201, True, 1)
     told = json.loads(first.body)
@@ -88,13 +88,13 @@ def test_a_rendered_response_is_stored(app: Served) -> None:
     assert 7 * 86_000 < int(again.one("X-Idempotency-Retention") or 0) <= 7 * 86_400
 
 
-def test_a_refusal_by_a_serializer_is_stored(app: Served) -> None:
+def test_a_refusal_by_a_serializer_is_stored(app: ServedApp) -> None:
     first, again = twice(app, "/payments", {"cents": 0})
     assert (first.status, replayed(again), app.effects()) == (400, True, 1)
     assert "cents" in json.loads(first.body)
 
 
-def test_i15_authentication_and_throttles_come_first(app: Served) -> None:
+def test_i15_authentication_and_throttles_come_first(app: ServedApp) -> None:
     key = app.fresh_key()
     app.post("/payments", key, {"cents": 5})
     mallory = ("Authorization", "Bearer mallory")
@@ -106,7 +106,7 @@ def test_i15_authentication_and_throttles_come_first(app: Served) -> None:
     assert not replayed(app.post("/payments", key, {"cents": 5}, who=BOB))
 
 
-def test_actions_and_functions(app: Served) -> None:
+def test_actions_and_functions(app: ServedApp) -> None:
     assert replayed(twice(app, "/refunds")[1])
     first, again = twice(app, "/refunds/lost")
     assert (first.status, replayed(again)) == (404, True)
@@ -116,7 +116,7 @@ def test_actions_and_functions(app: Served) -> None:
     assert (app.effects("refunds"), app.effects("lost"), app.effects("function")) == (1, 1, 1)
 
 
-def test_a_function_that_raises_is_not_run_again(app: Served) -> None:
+def test_a_function_that_raises_is_not_run_again(app: ServedApp) -> None:
     key = app.fresh_key()
     assert app.post("/function", key, {"fail": 1}).status == 500
     again = app.post("/function", key, {"fail": 1})
@@ -131,13 +131,15 @@ def test_under_asgi_the_middleware_guards_as_well() -> None:
     """In a thread; chunked bodies are read there."""
     require(lambda: Uvicorn("x:y"))
     env = {"GUARDED_KIND": "middleware"}
-    with served(Uvicorn, "tests.http.wsgi_apps.djangos:asgi", env=env) as app:
+    with serve_app(Uvicorn, "tests.http.wsgi_apps.django_app:asgi", env=env) as app:
         first, again = twice(app, "/charges", {"a": 1})
         assert (first.status, replayed(again), app.effects()) == (201, True, 1)
-        with app.connect() as wire:
+        with app.connect() as connection:
             head = [*app.headers("key-1"), ("Transfer-Encoding", "chunked")]
-            wire.send(wire.head("POST", "/charges", head), b'7\r\n{"a":1}\r\n0\r\n\r\n')
-            assert replayed(wire.read())
+            connection.send(
+                connection.request_head("POST", "/charges", head), b'7\r\n{"a":1}\r\n0\r\n\r\n'
+            )
+            assert replayed(connection.read_response())
         two = [("Idempotency-Key", "a"), ("Idempotency-Key", "b")]
         assert app.post("/charges", None, {}, headers=two).status == 400
         assert app.effects() == 1

@@ -11,20 +11,20 @@ from typing import Any, NamedTuple
 
 import psycopg
 import pytest
-from tests.http.served import Served, served
-from tests.http.wire import Response
+from tests.http.app_server import ServedApp, serve_app
+from tests.http.socket_client import Response
 from tests.support.postgres_stores import server
 from tests.support.servers import require
 from tests.support.servers.http import Gunicorn
 from tests.support.servers.processes import wait_until
 
-DJANGO = "tests.http.wsgi_apps.djangos:app"
+DJANGO = "tests.http.wsgi_apps.django_app:app"
 
 
 class Shop(NamedTuple):
     """The app, and what others see of its rows."""
 
-    app: Served
+    app: ServedApp
     send: Callable[[str], list[Any]]
     records: str
 
@@ -40,12 +40,12 @@ def on_postgres() -> Iterator[Shop]:
             cursor = connection.execute(sql.encode())
             return cursor.fetchall() if cursor.description else []
 
-    with served(Gunicorn, DJANGO, threads=8, env={"GUARDED_STORE": url}) as app:
+    with serve_app(Gunicorn, DJANGO, threads=8, env={"GUARDED_STORE": url}) as app:
         yield Shop(app, send, "oncekey.records")
 
 
 def on_sqlite() -> Iterator[Shop]:
-    with served(Gunicorn, DJANGO, threads=8) as app:
+    with serve_app(Gunicorn, DJANGO, threads=8) as app:
 
         def send(sql: str) -> list[Any]:
             connection = sqlite3.connect(app.folder / "keys.db", timeout=20)
@@ -71,7 +71,7 @@ def running(request: pytest.FixtureRequest) -> Iterator[Shop]:
 
 @pytest.fixture
 def shop(running: Shop) -> Shop:
-    running.app.forget()
+    running.app.reset()
     running.send("DELETE FROM orders")
     return running
 
@@ -110,7 +110,7 @@ def test_a_failure_leaves_nothing_and_frees_the_key(shop: Shop, how: str, status
     assert shop.app.post("/buy/ink", shop.app.fresh_key(), {}).status == 201
     count = f"SELECT count(*) FROM {shop.records}"  # noqa: S608
     before = shop.send(count)
-    shop.app.forget()
+    shop.app.reset()
     for runs in (1, 2):
         answer = shop.app.post(f"/buy/{how}", key, {})
         assert (answer.status, replayed(answer)) == (status, False)
@@ -126,9 +126,9 @@ def test_i1_eight_at_once_run_once(shop: Shop) -> None:
     start = threading.Barrier(8)
 
     def ask(_: int) -> Response:
-        with shop.app.connect() as wire:
+        with shop.app.connect() as connection:
             start.wait()
-            return shop.app.on(wire, "/buy/pen", key, {})
+            return shop.app.request_on(connection, "/buy/pen", key, {})
 
     with ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(ask, range(8)))
@@ -141,11 +141,11 @@ def test_i1_eight_at_once_run_once(shop: Shop) -> None:
 def test_i4_a_killed_server_leaves_nothing_half_done(shop: Shop) -> None:
     """Killed with its rows written and not committed: gone, and the next retry runs at once."""
     key = shop.app.fresh_key()
-    with shop.app.connect() as wire:
-        wire.request("POST", "/buy/gated", shop.app.headers(key), b"{}")
-        shop.app.wait_here("buy")
+    with shop.app.connect() as connection:
+        connection.send_request("POST", "/buy/gated", shop.app.headers(key), b"{}")
+        shop.app.wait_at_gate("buy")
         shop.app.server.kill()
-    shop.app.let_go("buy")
+    shop.app.open_gate("buy")
     shop.app.server.start()
     assert shop.rows() == []
     answers: list[Response] = []
@@ -161,7 +161,7 @@ def test_i4_a_killed_server_leaves_nothing_half_done(shop: Shop) -> None:
 
 
 def test_the_middleware_can_have_a_transaction_around_every_view() -> None:
-    with served(Gunicorn, DJANGO, env={"GUARDED_KIND": "middleware-transaction"}) as app:
+    with serve_app(Gunicorn, DJANGO, env={"GUARDED_KIND": "middleware-transaction"}) as app:
         connection = sqlite3.connect(app.folder / "keys.db", isolation_level=None)
         connection.execute("CREATE TABLE orders (item text)")
         for how, status, runs in (("book", 201, 1), ("poor", 402, 1), ("raises", 500, 2)):
@@ -175,7 +175,7 @@ def test_the_middleware_can_have_a_transaction_around_every_view() -> None:
 
 def test_where_requests_are_atomic_a_view_needs_the_transaction() -> None:
     """Else its rows would be committed when its answer is stored already."""
-    with served(Gunicorn, DJANGO, env={"GUARDED_KIND": "atomic"}) as app:
+    with serve_app(Gunicorn, DJANGO, env={"GUARDED_KIND": "atomic"}) as app:
         with sqlite3.connect(app.folder / "keys.db") as connection:
             connection.execute("CREATE TABLE orders (item text)")
         connection.close()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from tests.http.served import served
+from tests.http.app_server import serve_app
 from tests.support.servers import require
 from tests.support.servers.http import Uvicorn
 
@@ -73,7 +73,7 @@ def test_i13_the_first_byte_waits_for_the_record(parts: int) -> None:
 
 def test_i13_a_server_that_dies_with_its_answer_on_the_line_has_kept_it() -> None:
     require(lambda: Uvicorn("x:y"))
-    with served(Uvicorn) as app:
+    with serve_app(Uvicorn) as app:
         for _ in range(3):
             key = app.fresh_key()
             first = app.post("/charges", key, {"cents": 5})

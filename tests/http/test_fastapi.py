@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from tests.http.served import BOB, Served, served
-from tests.http.wire import Response
+from tests.http.app_server import BOB, ServedApp, serve_app
+from tests.http.socket_client import Response
 from tests.support.servers import require
 from tests.support.servers.http import Uvicorn
 from tests.support.servers.processes import wait_until
@@ -18,15 +18,15 @@ NOBODY = ("Authorization", "Bearer mallory")
 
 
 @pytest.fixture(scope="module")
-def running() -> Iterator[Served]:
+def running() -> Iterator[ServedApp]:
     require(lambda: Uvicorn("x:y"))
-    with served(Uvicorn, "tests.http.fastapi_apps.shop:app") as made:
+    with serve_app(Uvicorn, "tests.http.fastapi_apps.guarded_routes:app") as made:
         yield made
 
 
 @pytest.fixture
-def app(running: Served) -> Served:
-    running.forget()
+def app(running: ServedApp) -> ServedApp:
+    running.reset()
     return running
 
 
@@ -41,7 +41,7 @@ def kind_of(response: Response) -> str:
     return str(told["type"]).removeprefix("/policy#")
 
 
-def twice(app: Served, path: str, body: object = None) -> tuple[Response, Response]:
+def twice(app: ServedApp, path: str, body: object = None) -> tuple[Response, Response]:
     key = app.fresh_key()
     return app.post(path, key, body), app.post(path, key, body)
 
@@ -51,7 +51,7 @@ def twice(app: Served, path: str, body: object = None) -> tuple[Response, Respon
 
 @pytest.mark.parametrize(("who", "status"), [(NOBODY, 401), (BOB, 403), (None, 401)])
 def test_i15_a_refused_caller_gets_nothing_of_anothers_answer(
-    app: Served, who: tuple[str, str] | None, status: int
+    app: ServedApp, who: tuple[str, str] | None, status: int
 ) -> None:
     key = app.fresh_key()
     first = app.post("/charges", key, {"cents": 5})
@@ -64,7 +64,7 @@ def test_i15_a_refused_caller_gets_nothing_of_anothers_answer(
     assert app.effects("auth") == 2, "the app's own dependency has decided"
 
 
-def test_i15_a_refused_caller_claims_nothing(app: Served) -> None:
+def test_i15_a_refused_caller_claims_nothing(app: ServedApp) -> None:
     key = app.fresh_key()
     assert app.post("/charges", key, {"cents": 1}, who=NOBODY).status == 401
     # Another body would be a mismatch, had the key been claimed by anybody.
@@ -72,13 +72,13 @@ def test_i15_a_refused_caller_claims_nothing(app: Served) -> None:
     assert app.effects("charge") == 1
 
 
-def test_i15_authentication_runs_for_each_replay(app: Served) -> None:
+def test_i15_authentication_runs_for_each_replay(app: ServedApp) -> None:
     twice(app, "/charges", {"cents": 5})
     assert (app.effects("auth"), app.effects("charge")) == (2, 1)
 
 
 @pytest.mark.parametrize("bad", [{"cents": "many"}, {}, b"{", b""])
-def test_what_does_not_validate_neither_claims_nor_stores(app: Served, bad: object) -> None:
+def test_what_does_not_validate_neither_claims_nor_stores(app: ServedApp, bad: object) -> None:
     key = app.fresh_key()
     for _ in range(2):
         refused = app.post("/charges", key, bad)
@@ -89,13 +89,13 @@ def test_what_does_not_validate_neither_claims_nor_stores(app: Served, bad: obje
     assert (good.status, replayed(good)) == (201, False)
 
 
-def test_a_replay_validates_too(app: Served) -> None:
+def test_a_replay_validates_too(app: ServedApp) -> None:
     key = app.fresh_key()
     app.post("/charges", key, {"cents": 5})
     assert b"detail" in app.post("/charges", key, {"cents": "many"}).body
 
 
-def test_keys_that_are_missing_or_malformed(app: Served) -> None:
+def test_keys_that_are_missing_or_malformed(app: ServedApp) -> None:
     assert kind_of(app.post("/charges", None, {"cents": 5})) == "missing-key"
     assert kind_of(app.post("/charges", "a b", {"cents": 5})) == "invalid-key"
     assert app.post("/charges", None, {"cents": 5}, who=NOBODY).status == 401
@@ -105,7 +105,7 @@ def test_keys_that_are_missing_or_malformed(app: Served) -> None:
 # --- replays ------------------------------------------------------------------------------------
 
 
-def test_i3_a_retry_gets_the_same_bytes_and_headers(app: Served) -> None:
+def test_i3_a_retry_gets_the_same_bytes_and_headers(app: ServedApp) -> None:
     first, again = twice(app, "/charges", {"cents": 5})
     assert (first.status, again.status) == (201, 201)
     assert first.body == again.body == b'{"number":%d,"cents":5}' % json.loads(first.body)["number"]
@@ -120,7 +120,9 @@ def test_i3_a_retry_gets_the_same_bytes_and_headers(app: Served) -> None:
     assert app.effects("charge") == 1
 
 
-def test_i7_other_bodies_are_refused_and_reordered_or_ignored_members_are_not(app: Served) -> None:
+def test_i7_other_bodies_are_refused_and_reordered_or_ignored_members_are_not(
+    app: ServedApp,
+) -> None:
     key = app.fresh_key()
     app.post("/charges", key, b'{"cents":1,"note":"a"}')
     assert replayed(app.post("/charges", f'"{key}"', b'{ "note":"a", "cents":1, "sent_at":"2"}'))
@@ -132,7 +134,7 @@ def test_i7_other_bodies_are_refused_and_reordered_or_ignored_members_are_not(ap
 
 
 @pytest.mark.parametrize("path", ["/text", "/binary", "/stream", "/large?size=2000000"])
-def test_every_kind_of_body_comes_back_as_it_was(app: Served, path: str) -> None:
+def test_every_kind_of_body_comes_back_as_it_was(app: ServedApp, path: str) -> None:
     first, again = twice(app, path)
     assert first.status == 200
     assert (first.body, first.one("Content-Type")) == (again.body, again.one("Content-Type"))
@@ -142,7 +144,7 @@ def test_every_kind_of_body_comes_back_as_it_was(app: Served, path: str) -> None
 
 
 @pytest.mark.parametrize("code", [200, 204, 302, 400, 404, 500])
-def test_every_status_comes_back_as_it_was(app: Served, code: int) -> None:
+def test_every_status_comes_back_as_it_was(app: ServedApp, code: int) -> None:
     first, again = twice(app, f"/status/{code}")
     assert (first.status, again.status) == (code, code)
     assert first.body == again.body
@@ -151,7 +153,7 @@ def test_every_status_comes_back_as_it_was(app: Served, code: int) -> None:
 
 
 @pytest.mark.parametrize("code", [400, 404, 409, 500])
-def test_an_http_exception_is_an_answer_like_any_other(app: Served, code: int) -> None:
+def test_an_http_exception_is_an_answer_like_any_other(app: ServedApp, code: int) -> None:
     first, again = twice(app, f"/raise/{code}")
     assert (first.status, again.status) == (code, code)
     assert first.body == again.body == b'{"detail":{"because":%d}}' % code
@@ -160,7 +162,7 @@ def test_an_http_exception_is_an_answer_like_any_other(app: Served, code: int) -
 
 
 @pytest.mark.parametrize("code", [401, 403, 429, 503])
-def test_some_say_nothing_about_the_operation_and_free_the_key(app: Served, code: int) -> None:
+def test_some_say_nothing_about_the_operation_and_free_the_key(app: ServedApp, code: int) -> None:
     first, again = twice(app, f"/raise/{code}")
     assert (first.status, again.status) == (code, code)
     assert first.one("X-Idempotency-Retention") is None
@@ -168,7 +170,7 @@ def test_some_say_nothing_about_the_operation_and_free_the_key(app: Served, code
     assert app.effects("refuse") == 2
 
 
-def test_the_apps_own_exception_handlers_word_the_answer(app: Served) -> None:
+def test_the_apps_own_exception_handlers_word_the_answer(app: ServedApp) -> None:
     first, again = twice(app, "/stock")
     assert first.body == again.body == b'{"error":"out of stock"}'
     assert first.one("ETag") == again.one("ETag") == '"none"'
@@ -176,7 +178,7 @@ def test_the_apps_own_exception_handlers_word_the_answer(app: Served) -> None:
 
 
 @pytest.mark.parametrize("path", ["/crash", "/wrong-model"])
-def test_i1_a_crash_is_not_run_again(app: Served, path: str) -> None:
+def test_i1_a_crash_is_not_run_again(app: ServedApp, path: str) -> None:
     first, again = twice(app, path)
     assert (first.status, first.body) == (500, b"Internal Server Error")
     assert kind_of(again) == "failed"
@@ -184,13 +186,13 @@ def test_i1_a_crash_is_not_run_again(app: Served, path: str) -> None:
     assert app.effects(path[1:]) == 1
 
 
-def test_a_crash_that_may_be_repeated_frees_its_key(app: Served) -> None:
+def test_a_crash_that_may_be_repeated_frees_its_key(app: ServedApp) -> None:
     first, again = twice(app, "/crash-safely")
     assert (first.status, again.status) == (500, 200)
     assert app.effects("crash-safely") == 2
 
 
-def test_an_endpoint_that_blocks_runs_in_a_thread_and_has_its_attempt(app: Served) -> None:
+def test_an_endpoint_that_blocks_runs_in_a_thread_and_has_its_attempt(app: ServedApp) -> None:
     first, again = twice(app, "/blocking")
     assert first.body == again.body
     told = json.loads(first.body)
@@ -198,7 +200,7 @@ def test_an_endpoint_that_blocks_runs_in_a_thread_and_has_its_attempt(app: Serve
     assert app.effects("blocking") == 1
 
 
-def test_an_optional_key(app: Served) -> None:
+def test_an_optional_key(app: ServedApp) -> None:
     assert [json.loads(app.post("/optional", None).body)["key"] for _ in range(2)] == [None] * 2
     assert app.effects("optional") == 2
     key = app.fresh_key()
@@ -208,14 +210,14 @@ def test_an_optional_key(app: Served) -> None:
     assert app.effects("optional") == 3
 
 
-def test_dependencies_with_an_end_have_it_also_in_a_replay(app: Served) -> None:
+def test_dependencies_with_an_end_have_it_also_in_a_replay(app: ServedApp) -> None:
     first, again = twice(app, "/locked")
     assert first.body == again.body == b'{"lock":"held"}'
     wait_until(lambda: app.effects("unlock") == 2, "both are unlocked")
     assert (app.effects("lock"), app.effects("locked")) == (3, 1)
 
 
-def test_a_form_retried_with_another_boundary_is_the_same_request(app: Served) -> None:
+def test_a_form_retried_with_another_boundary_is_the_same_request(app: ServedApp) -> None:
     key = app.fresh_key()
 
     def send(boundary: str, content: bytes) -> Response:
@@ -223,8 +225,8 @@ def test_a_form_retried_with_another_boundary_is_the_same_request(app: Served) -
         body = head.encode() + content + f"\r\n--{boundary}--\r\n".encode()
         media = ("Content-Type", f"multipart/form-data; boundary={boundary}")
         headers = [h for h in app.headers(key) if h[0] != "Content-Type"]
-        with app.connect() as wire:
-            return wire.ask("POST", "/upload", [*headers, media], body)
+        with app.connect() as connection:
+            return connection.request("POST", "/upload", [*headers, media], body)
 
     first, again = send("one", b"abc"), send("two", b"abc")
     assert first.body == again.body == b'{"size":3}'
@@ -233,7 +235,7 @@ def test_a_form_retried_with_another_boundary_is_the_same_request(app: Served) -
     assert kind_of(send("four", b"x" * 100_001)) == "request-too-large"
 
 
-def test_a_guarded_router_under_prefixes(app: Served) -> None:
+def test_a_guarded_router_under_prefixes(app: ServedApp) -> None:
     first, again = twice(app, "/v1/shop/carts/7")
     assert first.body == again.body == b'{"cart":"7"}'
     assert replayed(again)
@@ -248,14 +250,14 @@ def test_a_guarded_router_under_prefixes(app: Served) -> None:
 # --- several at once, and clients that go ---------------------------------------------------------
 
 
-def test_i1_twenty_at_once_run_once(app: Served) -> None:
+def test_i1_twenty_at_once_run_once(app: ServedApp) -> None:
     key = app.fresh_key()
     start = threading.Barrier(20)
 
     def ask(_: int) -> Response:
-        with app.connect() as wire:
+        with app.connect() as connection:
             start.wait()
-            return app.on(wire, "/twenty", key)
+            return app.request_on(connection, "/twenty", key)
 
     with ThreadPoolExecutor(20) as pool:
         answers = list(pool.map(ask, range(20)))
@@ -264,26 +266,26 @@ def test_i1_twenty_at_once_run_once(app: Served) -> None:
     assert app.effects("twenty") == 1
 
 
-def test_a_duplicate_while_the_first_runs_is_told_when_to_come_again(app: Served) -> None:
+def test_a_duplicate_while_the_first_runs_is_told_when_to_come_again(app: ServedApp) -> None:
     key = app.fresh_key()
-    with app.connect() as wire:
-        wire.request("POST", "/gated", app.headers(key))
-        app.wait_here("gated")
+    with app.connect() as connection:
+        connection.send_request("POST", "/gated", app.headers(key))
+        app.wait_at_gate("gated")
         busy = app.post("/gated", key)
         assert (busy.status, kind_of(busy)) == (409, "in-flight")
         assert int(busy.one("Retry-After") or 0) >= 1
-        app.let_go("gated")
-        assert wire.read().body == b'{"done":true}'
+        app.open_gate("gated")
+        assert connection.read_response().body == b'{"done":true}'
     assert app.effects("gated") == 1
 
 
-def test_i14_a_client_that_leaves_takes_no_result_with_it(app: Served) -> None:
+def test_i14_a_client_that_leaves_takes_no_result_with_it(app: ServedApp) -> None:
     key = app.fresh_key()
-    with app.connect() as wire:
-        wire.request("POST", "/gated", app.headers(key))
-        app.wait_here("gated")
-        wire.abort()
-    app.let_go("gated")
+    with app.connect() as connection:
+        connection.send_request("POST", "/gated", app.headers(key))
+        app.wait_at_gate("gated")
+        connection.abort()
+    app.open_gate("gated")
 
     def settled() -> bool:
         return app.post("/gated", key).status != 409
@@ -294,15 +296,15 @@ def test_i14_a_client_that_leaves_takes_no_result_with_it(app: Served) -> None:
     assert app.effects("gated") == 1
 
 
-def test_a_background_task_begins_after_the_outcome_and_delays_nothing(app: Served) -> None:
+def test_a_background_task_begins_after_the_outcome_and_delays_nothing(app: ServedApp) -> None:
     key = app.fresh_key()
     first = app.post("/background", key)  # answered, though its task waits for a gate
-    app.wait_here("afterwards")
+    app.wait_at_gate("afterwards")
     again = app.post("/background", key)
     assert first.body == again.body == b'{"done":true}'
     assert replayed(again)
     assert app.effects("afterwards ends") == 0
-    app.let_go("afterwards")
+    app.open_gate("afterwards")
     wait_until(lambda: app.effects("afterwards ends") == 1, "the task ends")
     assert app.effects("afterwards begins") == 1, "a replay has no task"
     assert app.effects("background") == 1

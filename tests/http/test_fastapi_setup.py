@@ -14,8 +14,8 @@ from fastapi import APIRouter, Depends, FastAPI, Request, UploadFile
 from fastapi.responses import RedirectResponse
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
-from tests.http.served import ALICE, Served, served
-from tests.http.wire import Response
+from tests.http.app_server import ALICE, ServedApp, serve_app
+from tests.http.socket_client import Response
 from tests.support.servers import require
 from tests.support.servers.http import Uvicorn
 
@@ -356,13 +356,13 @@ def test_the_document_of_other_routes() -> None:
 
 
 @pytest.fixture(scope="module")
-def whole() -> Iterator[Served]:
+def whole() -> Iterator[ServedApp]:
     require(lambda: Uvicorn("x:y"))
-    with served(Uvicorn, "tests.http.fastapi_apps.whole:app") as made:
+    with serve_app(Uvicorn, "tests.http.fastapi_apps.behind_middleware:app") as made:
         yield made
 
 
-def test_a_request_that_does_not_validate_frees_its_key(whole: Served) -> None:
+def test_a_request_that_does_not_validate_frees_its_key(whole: ServedApp) -> None:
     bad = whole.post("/charges", "first", {"cents": "many"})
     assert (bad.status, bad.body) == (422, b'{"own":"handler"}')
     good = [whole.post("/charges", "first", {"cents": 5}) for _ in range(2)]
@@ -371,16 +371,18 @@ def test_a_request_that_does_not_validate_frees_its_key(whole: Served) -> None:
     assert whole.effects("charge") == 1
 
 
-def test_a_422_of_the_handlers_own_is_stored(whole: Served) -> None:
+def test_a_422_of_the_handlers_own_is_stored(whole: ServedApp) -> None:
     for _ in range(2):
         answer: Response = whole.post("/notes/1", "second")
         assert (answer.status, answer.body) == (422, b"handler's own")
     assert whole.effects("note") == 1
 
 
-def test_the_document_of_an_app_behind_the_middleware(whole: Served) -> None:
-    with whole.connect() as wire:
-        document = [json.loads(wire.ask("GET", "/openapi.json", [ALICE]).body) for _ in range(2)]
+def test_the_document_of_an_app_behind_the_middleware(whole: ServedApp) -> None:
+    with whole.connect() as connection:
+        document = [
+            json.loads(connection.request("GET", "/openapi.json", [ALICE]).body) for _ in range(2)
+        ]
     assert document[0] == document[1]
     paths = document[0]["paths"]
     charge, note, refused = (paths[p]["post"] for p in ("/charges", "/notes/{id}", "/refused"))

@@ -15,8 +15,8 @@ import pytest
 from fastapi import Depends, FastAPI
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
-from tests.http.served import Served, served
-from tests.http.wire import Response
+from tests.http.app_server import ServedApp, serve_app
+from tests.http.socket_client import Response
 from tests.support.postgres_stores import server
 from tests.support.servers import require
 from tests.support.servers.http import Uvicorn
@@ -57,16 +57,16 @@ def database() -> Iterator[Database]:
 
 
 @pytest.fixture(scope="module")
-def running(database: Database) -> Iterator[Served]:
+def running(database: Database) -> Iterator[ServedApp]:
     require(lambda: Uvicorn("x:y"))
     app = "tests.http.fastapi_apps.transactions:app"
-    with served(Uvicorn, app, env={"DATABASE_URL": database.url}) as made:
+    with serve_app(Uvicorn, app, env={"DATABASE_URL": database.url}) as made:
         yield made
 
 
 @pytest.fixture
-def app(running: Served, database: Database) -> Served:
-    running.forget()
+def app(running: ServedApp, database: Database) -> ServedApp:
+    running.reset()
     database.empty()
     return running
 
@@ -75,14 +75,14 @@ def replayed(response: Response) -> bool:
     return response.one("X-Idempotency-Replayed") == "true"
 
 
-def twice(app: Served, path: str) -> tuple[Response, Response]:
+def twice(app: ServedApp, path: str) -> tuple[Response, Response]:
     key = app.fresh_key()
     return app.post(path, key), app.post(path, key)
 
 
 @ALL_KINDS
 def test_rows_record_and_response_commit_together(
-    app: Served, database: Database, kind: str
+    app: ServedApp, database: Database, kind: str
 ) -> None:
     first, again = twice(app, f"/{kind}/book")
     assert (first.status, first.body) == (200, b'{"what":"book"}')
@@ -95,7 +95,7 @@ def test_rows_record_and_response_commit_together(
 @ALL_KINDS
 @pytest.mark.parametrize("how", ["404", "1409"])
 def test_a_4xx_is_kept_while_its_rows_are_not(
-    app: Served, database: Database, kind: str, how: str
+    app: ServedApp, database: Database, kind: str, how: str
 ) -> None:
     first, again = twice(app, f"/{kind}/{how}")
     assert first.status == again.status == int(how) % 1000
@@ -109,7 +109,7 @@ def test_a_4xx_is_kept_while_its_rows_are_not(
 @ALL_KINDS
 @pytest.mark.parametrize("how", ["500", "1500", "crash"])
 def test_a_5xx_or_a_crash_takes_everything_back_and_frees_the_key(
-    app: Served, database: Database, kind: str, how: str
+    app: ServedApp, database: Database, kind: str, how: str
 ) -> None:
     first, again = twice(app, f"/{kind}/{how}")
     assert first.status == again.status == 500
@@ -121,7 +121,7 @@ def test_a_5xx_or_a_crash_takes_everything_back_and_frees_the_key(
 
 @KINDS
 def test_a_response_that_cannot_be_made_takes_everything_back(
-    app: Served, database: Database, kind: str
+    app: ServedApp, database: Database, kind: str
 ) -> None:
     first, again = twice(app, f"/{kind}/wrong")
     assert first.status == again.status == 500
@@ -129,13 +129,13 @@ def test_a_response_that_cannot_be_made_takes_everything_back(
     assert database.things() == []
 
 
-def test_the_sessions_dependency_sees_a_crash(app: Served) -> None:
+def test_the_sessions_dependency_sees_a_crash(app: ServedApp) -> None:
     twice(app, "/async/crash")
     assert app.effects("dependency saw ValueError") == 2
 
 
 def test_when_a_dependency_sees_a_crash_all_is_taken_back_already(
-    app: Served, database: Database
+    app: ServedApp, database: Database
 ) -> None:
     twice(app, "/stubborn/crash")
     assert app.effects("stubborn: committed") == 2, "there was nothing left to refuse"
@@ -143,21 +143,23 @@ def test_when_a_dependency_sees_a_crash_all_is_taken_back_already(
 
 
 @KINDS
-def test_an_endpoint_must_not_commit_by_itself(app: Served, database: Database, kind: str) -> None:
+def test_an_endpoint_must_not_commit_by_itself(
+    app: ServedApp, database: Database, kind: str
+) -> None:
     first, _ = twice(app, f"/{kind}/commits")
     assert first.status == 500
     assert database.things() == []
 
 
 @KINDS
-def test_i1_twenty_at_once_place_one(app: Served, database: Database, kind: str) -> None:
+def test_i1_twenty_at_once_place_one(app: ServedApp, database: Database, kind: str) -> None:
     key = app.fresh_key()
     start = threading.Barrier(20)
 
     def ask(_: int) -> int:
-        with app.connect() as wire:
+        with app.connect() as connection:
             start.wait()
-            return app.on(wire, f"/{kind}/once", key).status
+            return app.request_on(connection, f"/{kind}/once", key).status
 
     with ThreadPoolExecutor(20) as pool:
         statuses = set(pool.map(ask, range(20)))
@@ -167,7 +169,7 @@ def test_i1_twenty_at_once_place_one(app: Served, database: Database, kind: str)
 
 
 def test_i13_nothing_is_sent_and_no_task_runs_before_the_commit(
-    app: Served, database: Database
+    app: ServedApp, database: Database
 ) -> None:
     assert app.post("/async/seen", app.fresh_key()).status == 200
     assert database.things() == ["seen"], "the answer came after the commit"
@@ -175,15 +177,17 @@ def test_i13_nothing_is_sent_and_no_task_runs_before_the_commit(
     assert app.effects("task saw seen 1") == 1
 
 
-def test_i14_a_client_that_leaves_takes_no_result_with_it(app: Served, database: Database) -> None:
+def test_i14_a_client_that_leaves_takes_no_result_with_it(
+    app: ServedApp, database: Database
+) -> None:
     key = app.fresh_key()
-    with app.connect() as wire:
-        wire.request("POST", "/async/gated", app.headers(key))
-        app.wait_here("tx")
+    with app.connect() as connection:
+        connection.send_request("POST", "/async/gated", app.headers(key))
+        app.wait_at_gate("tx")
         busy = app.post("/async/gated", key)
         assert busy.status == 409
-        wire.abort()
-    app.let_go("tx")
+        connection.abort()
+    app.open_gate("tx")
     wait_until(lambda: app.post("/async/gated", key).status == 200, "it has ended")
     assert replayed(app.post("/async/gated", key))
     assert database.things() == ["gated"]
@@ -227,7 +231,9 @@ def test_i14_a_cancelled_request_goes_on_to_its_commit(database: Database) -> No
     assert database.things() == ["kept"]
 
 
-def test_a_streamed_response_writes_in_the_transaction_too(app: Served, database: Database) -> None:
+def test_a_streamed_response_writes_in_the_transaction_too(
+    app: ServedApp, database: Database
+) -> None:
     first, again = twice(app, "/stream")
     assert first.body == again.body == b"part 0\npart 1\npart 2\n"
     assert database.things() == ["part"] * 3
@@ -241,13 +247,13 @@ def test_the_example_places_an_order_once() -> None:
     database = Database(server().create_database("fastapi-example"))
     environment = {"DATABASE_URL": database.url}
     try:
-        with served(Uvicorn, "examples.fastapi_sqlalchemy:app", env=environment) as app:
+        with serve_app(Uvicorn, "examples.fastapi_sqlalchemy:app", env=environment) as app:
             _place_orders(app, database)
     finally:
         database.close()
 
 
-def _place_orders(app: Served, database: Database) -> None:
+def _place_orders(app: ServedApp, database: Database) -> None:
     book = {"item": "book", "cents": 500}
     first, again = (app.post("/orders", "order-1", book) for _ in range(2))
     assert (first.status, json.loads(first.body)) == (201, {**book, "id": 1})

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 from flask import Flask
-from tests.http.served import Served, served
-from tests.http.wire import Response
+from tests.http.app_server import ServedApp, serve_app
+from tests.http.socket_client import Response
 from tests.support.servers import require
 from tests.support.servers.http import Gunicorn
 
@@ -19,15 +19,15 @@ FORM = "application/x-www-form-urlencoded"
 
 
 @pytest.fixture(scope="module")
-def running() -> Iterator[Served]:
+def running() -> Iterator[ServedApp]:
     require(lambda: Gunicorn("x:y"))
-    with served(Gunicorn, "tests.http.wsgi_apps.flasks:app") as made:
+    with serve_app(Gunicorn, "tests.http.wsgi_apps.flask_app:app") as made:
         yield made
 
 
 @pytest.fixture
-def app(running: Served) -> Served:
-    running.forget()
+def app(running: ServedApp) -> ServedApp:
+    running.reset()
     return running
 
 
@@ -36,20 +36,22 @@ def replayed(response: Response) -> bool:
 
 
 @pytest.mark.parametrize(("how", "status"), [("abort", 404), ("handled", 409)])
-def test_what_error_handlers_answer_is_answered_again(app: Served, how: str, status: int) -> None:
+def test_what_error_handlers_answer_is_answered_again(
+    app: ServedApp, how: str, status: int
+) -> None:
     key = app.fresh_key()
     first, again = (app.post(f"/refuses/{how}", key, {}) for _ in range(2))
     assert (first.status, first.body) == (again.status, again.body)
     assert (first.status, replayed(again), app.effects()) == (status, True, 1)
 
 
-def test_an_aborted_view_that_ends_no_key_runs_again(app: Served) -> None:
+def test_an_aborted_view_that_ends_no_key_runs_again(app: ServedApp) -> None:
     key = app.fresh_key()
     assert [app.post("/refuses/limit", key, {}).status for _ in range(2)] == [429, 429]
     assert app.effects() == 2
 
 
-def test_what_a_view_returns_becomes_a_response_first(app: Served) -> None:
+def test_what_a_view_returns_becomes_a_response_first(app: ServedApp) -> None:
     key = app.fresh_key()
     first, again = app.post("/returns", key, {}), app.post("/returns", key, {})
     assert (first.status, again.status) == (202, 202)
@@ -59,13 +61,13 @@ def test_what_a_view_returns_becomes_a_response_first(app: Served) -> None:
     assert app.effects() == 1
 
 
-def test_hooks_run_for_replays_too(app: Served) -> None:
+def test_hooks_run_for_replays_too(app: ServedApp) -> None:
     key = app.fresh_key()
     answers = [app.post("/returns", key, {}) for _ in range(2)]
     assert [answer.one("X-Later") for answer in answers] == ["1", "1"]
 
 
-def test_i15_whom_the_app_turns_away_meets_no_key(app: Served) -> None:
+def test_i15_whom_the_app_turns_away_meets_no_key(app: ServedApp) -> None:
     key = app.fresh_key()
     app.post("/returns", key, {})
     banned = app.post("/returns", key, {}, who=("Authorization", "Bearer banned"))
@@ -73,15 +75,15 @@ def test_i15_whom_the_app_turns_away_meets_no_key(app: Served) -> None:
     assert json.loads(banned.body) == {"why": "banned"}
 
 
-def test_a_form_that_was_parsed_before_is_compared_all_the_same(app: Served) -> None:
+def test_a_form_that_was_parsed_before_is_compared_all_the_same(app: ServedApp) -> None:
     key = app.fresh_key()
-    with app.connect() as wire:
+    with app.connect() as connection:
         head = [*app.headers(key), ("Content-Type", FORM)]
         head = [pair for pair in head if pair != ("Content-Type", "application/json")]
-        first = wire.ask("POST", "/form", head, b"csrf=1&name=Ada")
+        first = connection.request("POST", "/form", head, b"csrf=1&name=Ada")
         assert json.loads(first.body)["name"] == "Ada"
-        assert replayed(wire.ask("POST", "/form", head, b"csrf=2&name=Ada"))
-        assert wire.ask("POST", "/form", head, b"csrf=2&name=Bob").status == 422
+        assert replayed(connection.request("POST", "/form", head, b"csrf=2&name=Ada"))
+        assert connection.request("POST", "/form", head, b"csrf=2&name=Bob").status == 422
     assert app.effects() == 1
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.http.wire import Closed, Connection
+from tests.http.socket_client import Connection, ConnectionClosed
 from tests.support.servers import (
     Granian,
     Gunicorn,
@@ -37,7 +37,7 @@ WSGI: dict[str, Make] = {"gunicorn": lambda app, env: Gunicorn(app, cwd=ROOT, en
 ALL = {**ASGI, **WSGI}
 
 
-def make(name: str, module: str = "plain", attribute: str = "", **env: str) -> HttpServer:
+def make(name: str, module: str = "echo", attribute: str = "", **env: str) -> HttpServer:
     attribute = attribute or ("asgi" if name in ASGI else "wsgi")
     return require(lambda: ALL[name](f"{APPS}.{module}:{attribute}", env))
 
@@ -49,7 +49,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[HttpServer]:
 
 
 @pytest.fixture
-def wire(server: HttpServer) -> Iterator[Connection]:
+def connection(server: HttpServer) -> Iterator[Connection]:
     with Connection(server.port) as connection:
         yield connection
 
@@ -69,34 +69,34 @@ def wait_for(server: HttpServer, words: str) -> None:
 # --- serving --------------------------------------------------------------------------------------
 
 
-def test_one_connection_serves_request_after_request(wire: Connection) -> None:
-    first = wire.ask("POST", "/orders", [("Content-Type", "text/plain")], b"book")
+def test_one_connection_serves_request_after_request(connection: Connection) -> None:
+    first = connection.request("POST", "/orders", [("Content-Type", "text/plain")], b"book")
     assert (first.status, first.body) == (200, b"POST /orders book hello")
-    assert wire.ask("GET", "/orders").body == b"GET /orders  hello"
-    head = wire.ask("HEAD", "/orders")
+    assert connection.request("GET", "/orders").body == b"GET /orders  hello"
+    head = connection.request("HEAD", "/orders")
     assert (head.body, head.one("Content-Length")) == (b"", "19")
-    assert wire.ask("GET", "/last").body == b"GET /last  hello"
+    assert connection.request("GET", "/last").body == b"GET /last  hello"
 
 
-def test_a_header_that_is_there_twice_stays_so(wire: Connection) -> None:
-    assert wire.ask("GET", "/").all("X-TWICE") == ["1", "2"]
+def test_a_header_that_is_there_twice_stays_so(connection: Connection) -> None:
+    assert connection.request("GET", "/").all("X-TWICE") == ["1", "2"]
 
 
-def test_a_request_may_come_in_pieces(wire: Connection) -> None:
-    head = wire.head("POST", "/", [("Content-Length", "6")])
-    wire.send(head[:9], head[9:-1], head[-1:], b"in ", b"two")
-    assert wire.read().body == b"POST / in two hello"
+def test_a_request_may_come_in_pieces(connection: Connection) -> None:
+    head = connection.request_head("POST", "/", [("Content-Length", "6")])
+    connection.send(head[:9], head[9:-1], head[-1:], b"in ", b"two")
+    assert connection.read_response().body == b"POST / in two hello"
 
 
 # Hypercorn looks only when the time of its keep-alive is over.
 @pytest.mark.parametrize("name", sorted(ALL.keys() - {"hypercorn"}))
 def test_a_client_that_says_goodbye_gets_one(name: str) -> None:
-    with make(name) as server, Connection(server.port) as wire:
-        assert wire.ask("GET", "/").status == 200
-        wire.half_close()
-        assert wire.is_closed()
-        with pytest.raises(Closed):
-            wire.read()
+    with make(name) as server, Connection(server.port) as connection:
+        assert connection.request("GET", "/").status == 200
+        connection.half_close()
+        assert connection.is_closed()
+        with pytest.raises(ConnectionClosed):
+            connection.read_response()
 
 
 def test_clients_that_abort_do_no_harm(server: HttpServer) -> None:
@@ -106,34 +106,34 @@ def test_clients_that_abort_do_no_harm(server: HttpServer) -> None:
         lost.send(sent)
         lost.abort()
     unread = Connection(server.port)
-    unread.request("GET", "/unread")
+    unread.send_request("GET", "/unread")
     unread.abort()
-    with Connection(server.port) as wire:
-        assert wire.ask("GET", "/").status == 200
+    with Connection(server.port) as connection:
+        assert connection.request("GET", "/").status == 200
     assert server.pids() == before
 
 
 def test_an_abort_is_a_reset_on_the_other_side() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        wire = Connection(listener.getsockname()[1])
+        connection = Connection(listener.getsockname()[1])
         accepted, _ = listener.accept()
         with accepted:
             accepted.settimeout(10)
-            wire.abort()
+            connection.abort()
             with pytest.raises(ConnectionResetError):
                 accepted.recv(1)
 
 
 @pytest.mark.parametrize("name", ASGI)
 def test_chunks_are_put_together_and_an_app_sees_its_client_go(name: str) -> None:
-    with make(name, attribute="streaming") as server, Connection(server.port) as wire:
+    with make(name, attribute="streaming") as server, Connection(server.port) as connection:
         for _ in range(2):
-            answer = wire.ask("GET", "/")
+            answer = connection.request("GET", "/")
             assert answer.one("Transfer-Encoding") == "chunked"
             assert answer.body == b"one two three"
     with make(name) as server:
         lost = Connection(server.port)
-        lost.request("GET", "/held")
+        lost.send_request("GET", "/held")
         wait_for(server, "held")
         lost.abort()
         wait_for(server, "the client has gone")
@@ -154,8 +154,8 @@ def test_sigterm_ends_it_and_it_starts_again_on_the_same_port(name: str) -> None
         assert ("shut down" in server.log) == (name in ASGI)
         server.start()
         assert server.port == port
-        with Connection(port) as wire:
-            assert wire.ask("GET", "/").status == 200
+        with Connection(port) as connection:
+            assert connection.request("GET", "/").status == 200
         pids += server.pids()
         folder = server.directory
     assert not any(map(processes.is_running, pids))
@@ -189,7 +189,7 @@ def test_its_worker_ends_with_the_process_that_started_it(kind: str, app: str) -
     if not shutil.which("setpriv"):
         pytest.skip("SETPRIV IS MISSING: it is in Debian's package util-linux")
     run = subprocess.Popen(
-        [sys.executable, "-c", _RUN, kind, f"{APPS}.plain:{app}"],
+        [sys.executable, "-c", _RUN, kind, f"{APPS}.echo:{app}"],
         cwd=ROOT,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -204,8 +204,8 @@ def test_its_worker_ends_with_the_process_that_started_it(kind: str, app: str) -
 
 
 def test_one_that_does_not_end_is_killed_after_its_grace() -> None:
-    with make("uvicorn-h11") as server, Connection(server.port) as wire:
-        wire.request("GET", "/held")
+    with make("uvicorn-h11") as server, Connection(server.port) as connection:
+        connection.send_request("GET", "/held")
         wait_for(server, "held")
         pid = server.pid
         server.signal(signal.SIGTERM)
@@ -213,8 +213,8 @@ def test_one_that_does_not_end_is_killed_after_its_grace() -> None:
             server.wait(0.1)
         server.stop(grace=0.1)
         assert not processes.is_running(pid)
-        with pytest.raises(Closed):
-            wire.read()
+        with pytest.raises(ConnectionClosed):
+            connection.read_response()
 
 
 # --- not starting ---------------------------------------------------------------------------------
@@ -222,7 +222,7 @@ def test_one_that_does_not_end_is_killed_after_its_grace() -> None:
 
 @pytest.mark.parametrize("name", ALL)
 def test_an_app_that_cannot_be_imported_is_reported_with_the_reason(name: str) -> None:
-    server = make(name, "broken", SHOP="nowhere")
+    server = make(name, "failing_startup", SHOP="nowhere")
     with pytest.raises(ServerFailed, match="there is no shop called nowhere"):
         server.start()
     assert "there is no shop called nowhere" in server.log
@@ -232,4 +232,4 @@ def test_an_app_that_cannot_be_imported_is_reported_with_the_reason(name: str) -
 @pytest.mark.parametrize("name", ASGI)
 def test_an_app_whose_start_up_fails_is_reported_with_the_reason(name: str) -> None:
     with pytest.raises(ServerFailed, match="the till is empty"):
-        make(name, "broken").start()
+        make(name, "failing_startup").start()

@@ -22,8 +22,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from tests.http.operations import APP, SERVERS, Operation, check_outcome, problem
-from tests.http.served import Served, served
+from tests.http.app_server import ServedApp, serve_app
+from tests.http.gated_request import APP, SERVERS, GatedRequest, check_outcome, problem_code
 from tests.support.servers import require
 from tests.support.servers.processes import wait_until
 
@@ -41,15 +41,15 @@ if not SOAK:
 
 
 @contextmanager
-def running(name: str, around: str, lease: str = "10s", **more: Any) -> Iterator[Served]:
+def running(name: str, around: str, lease: str = "10s", **more: Any) -> Iterator[ServedApp]:
     kind, options = SERVERS[name]
     require(lambda: kind("x:y", **options))  # skips by name where it is not installed
-    env = {"HELD_KIND": around, "GUARDED_LEASE": lease}
-    with served(kind, APP, env=env, **options, **more) as made:
+    env = {"GATED_KIND": around, "GUARDED_LEASE": lease}
+    with serve_app(kind, APP, env=env, **options, **more) as made:
         yield made
 
 
-def refuses(app: Served) -> bool:
+def refuses(app: ServedApp) -> bool:
     try:
         app.connect().close()
     except ConnectionError:
@@ -57,13 +57,13 @@ def refuses(app: Served) -> bool:
     return False
 
 
-def tell_to_end(app: Served) -> None:
+def tell_to_end(app: ServedApp) -> None:
     """And wait until it knows."""
     app.server.signal(signal.SIGTERM)
     wait_until(lambda: refuses(app), "the server takes no more connections")
 
 
-def end_in_order(app: Served) -> None:
+def end_in_order(app: ServedApp) -> None:
     assert app.server.wait(20) in (0, -signal.SIGTERM)
     app.server.start()
 
@@ -71,21 +71,21 @@ def end_in_order(app: Served) -> None:
 @pytest.mark.parametrize(("name", "around"), PATIENT)
 def test_i14_with_its_usual_grace_everybody_gets_an_answer(name: str, around: str) -> None:
     with running(name, around) as app:
-        waiting, gone, late = (Operation(app, kind) for kind in ("plain", "large", "background"))
-        wire = waiting.begin()
-        gone.begin().abort()
-        app.let_go(late.key)
-        with late.begin() as answered:
-            assert answered.read().status == 202
-            app.wait_here(f"{late.key}-after")
+        waiting, gone, late = (GatedRequest(app, kind) for kind in ("plain", "large", "background"))
+        connection = waiting.start()
+        gone.start().abort()
+        app.open_gate(late.key)
+        with late.start() as answered:
+            assert answered.read_response().status == 202
+            app.wait_at_gate(f"{late.key}-after")
             tell_to_end(app)
             for one in (waiting, gone, late):
-                one.let_go()
-            answer = wire.read()
+                one.open_gates()
+            answer = connection.read_response()
             assert (answer.status, answer.one("X-Idempotency-Replayed")) == (201, None)
-            wire.close()
+            connection.close()
         end_in_order(app)
-        assert app.noted("effects", f"{late.key}-after") == 1, "tasks end too"
+        assert app.log_count("effects", f"{late.key}-after") == 1, "tasks end too"
         for one in (waiting, gone, late):
             check_outcome(one)
 
@@ -94,38 +94,38 @@ def test_i14_with_its_usual_grace_everybody_gets_an_answer(name: str, around: st
 def test_i14_requests_that_the_server_cancels_are_stored_all_the_same(name: str) -> None:
     """What they run goes on in the lifespan's shutdown; only the connections are lost."""
     with running(name, LIFESPAN, graceful=LEAST[name]) as app:
-        waiting, gone = Operation(app, "large"), Operation(app, "large")
-        stream, late = Operation(app, "stream"), Operation(app, "background")
-        wires = [one.begin() for one in (waiting, gone, stream)]
-        wires[1].abort()
-        app.let_go(late.key)
-        wires.append(late.begin())
-        app.wait_here(f"{late.key}-after")
+        waiting, gone = GatedRequest(app, "large"), GatedRequest(app, "large")
+        stream, late = GatedRequest(app, "stream"), GatedRequest(app, "background")
+        connections = [one.start() for one in (waiting, gone, stream)]
+        connections[1].abort()
+        app.open_gate(late.key)
+        connections.append(late.start())
+        app.wait_at_gate(f"{late.key}-after")
         tell_to_end(app)
         for one in (waiting, gone, stream, late):
-            app.wait_noted("ended", one.key)  # cancelled, as nothing has let them go
+            app.wait_logged("ended", one.key)  # cancelled, as nothing has let them go
         for one in (waiting, gone, stream, late):
-            one.let_go()
+            one.open_gates()
         end_in_order(app)
-        assert app.noted("effects", f"{late.key}-after") == 1
+        assert app.log_count("effects", f"{late.key}-after") == 1
         for one in (waiting, gone, stream, late):
             check_outcome(one)
-        for wire in wires:
-            wire.close()
+        for connection in connections:
+            connection.close()
 
 
 @pytest.mark.parametrize(("name", "around"), ENDING)
 def test_i1_a_handler_that_ended_with_its_server_is_not_run_again(name: str, around: str) -> None:
     with running(name, around, lease="1s", graceful=LEAST[name]) as app:
-        waiting, gone = Operation(app, "plain"), Operation(app, "stream")
-        with waiting.begin():
-            gone.begin().abort()
+        waiting, gone = GatedRequest(app, "plain"), GatedRequest(app, "stream")
+        with waiting.start():
+            gone.start().abort()
             tell_to_end(app)
             end_in_order(app)  # though nothing has let them go
         for one in (waiting, gone):
             for _ in range(2):
                 answer = one.retry()
-                assert (answer.status, problem(answer)) == (409, "outcome-unknown")
-            one.let_go()
-            assert problem(one.ask()) == "outcome-unknown"
+                assert (answer.status, problem_code(answer)) == (409, "outcome-unknown")
+            one.open_gates()
+            assert problem_code(one.send()) == "outcome-unknown"
             assert one.effects() == 1

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 import stripe
-from tests.http.served import Served, served
+from tests.http.app_server import ServedApp, serve_app
 from tests.support.servers import Proxy, Uvicorn, require
 
 _names = itertools.count(1)
 
 
 @pytest.fixture(scope="module")
-def app() -> Iterator[Served]:
+def app() -> Iterator[ServedApp]:
     require(lambda: Uvicorn("x:y"))
-    with served(Uvicorn, "tests.http.apps.like_stripe:app") as made:
+    with serve_app(Uvicorn, "tests.http.apps.stripe_api:app") as made:
         yield made
 
 
@@ -48,7 +48,7 @@ def code_of(error: stripe.StripeError) -> Any:
     return error.error.code
 
 
-def test_retry_with_the_same_key_is_one_charge(app: Served) -> None:
+def test_retry_with_the_same_key_is_one_charge(app: ServedApp) -> None:
     shop, what = client(app.server.port), f"plain-{next(_names)}"
     first, again = pay(shop, what, "order-17"), pay(shop, what, "order-17")
     assert first.id == again.id
@@ -57,7 +57,7 @@ def test_retry_with_the_same_key_is_one_charge(app: Served) -> None:
     assert app.effects(what) == 1
 
 
-def test_key_used_for_another_request_raises_idempotency_error(app: Served) -> None:
+def test_key_used_for_another_request_raises_idempotency_error(app: ServedApp) -> None:
     shop, what = client(app.server.port, retries=2), f"reused-{next(_names)}"
     pay(shop, what, what)
     with pytest.raises(stripe.IdempotencyError, match="used for another request") as raised:
@@ -67,7 +67,7 @@ def test_key_used_for_another_request_raises_idempotency_error(app: Served) -> N
     assert app.effects(what) == 1
 
 
-def test_lost_response_is_retried_by_the_sdk_and_charged_once(app: Served) -> None:
+def test_lost_response_is_retried_by_the_sdk_and_charged_once(app: ServedApp) -> None:
     what = f"lost-{next(_names)}"
     with Proxy(app.server.port) as proxy:
         proxy.drop_replies(b"/v1/charges")
@@ -77,24 +77,24 @@ def test_lost_response_is_retried_by_the_sdk_and_charged_once(app: Served) -> No
     assert app.effects(what) == 1
 
 
-def test_duplicate_in_flight_is_retried_by_the_sdk_until_it_is_answered(app: Served) -> None:
+def test_duplicate_in_flight_is_retried_by_the_sdk_until_it_is_answered(app: ServedApp) -> None:
     what = f"gated{next(_names)}"
     shop, patient = client(app.server.port), client(app.server.port, retries=500)
     with ThreadPoolExecutor(2) as threads:
         first = threads.submit(pay, shop, what, what)
         try:
-            app.wait_here(what)
+            app.wait_at_gate(what)
             with pytest.raises(stripe.APIError) as raised:
                 pay(shop, what, what)
             again = threads.submit(pay, patient, what, what)
         finally:
-            app.let_go(what)
+            app.open_gate(what)
         assert (raised.value.http_status, code_of(raised.value)) == (409, "in_flight")
         assert first.result().id == again.result().id
     assert app.effects(what) == 1
 
 
-def test_declined_card_stays_declined_under_its_key(app: Served) -> None:
+def test_declined_card_stays_declined_under_its_key(app: ServedApp) -> None:
     shop, what = client(app.server.port), f"declined-{next(_names)}"
     for _ in range(2):
         with pytest.raises(stripe.CardError, match=r"No\. "):
@@ -102,7 +102,7 @@ def test_declined_card_stays_declined_under_its_key(app: Served) -> None:
     assert app.effects(what) == 1
 
 
-def test_unknown_caller_raises_authentication_error(app: Served) -> None:
+def test_unknown_caller_raises_authentication_error(app: ServedApp) -> None:
     shop, what = client(app.server.port, "sk_test_other"), f"nobody-{next(_names)}"
     with pytest.raises(stripe.AuthenticationError, match="Nobody is authenticated"):
         pay(shop, what, what)

@@ -19,7 +19,7 @@ from flask import Flask
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route
-from tests.http.served import ROOT
+from tests.http.app_server import ROOT
 from werkzeug.test import Client
 
 from oncekey import AsyncOnce, ConfigurationError, EventKind, Once

@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.http.served import Served, served
+from tests.http.app_server import ServedApp, serve_app
 from tests.support.servers import Uvicorn, require
 
 MIB = 1024 * 1024
@@ -26,13 +26,13 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is read 
 
 
 @pytest.fixture
-def app() -> Iterator[Served]:
+def app() -> Iterator[ServedApp]:
     require(lambda: Uvicorn("x:y"))
-    with served(Uvicorn, "tests.http.fastapi_apps.uploads:app") as made:
+    with serve_app(Uvicorn, "tests.http.fastapi_apps.uploads:app") as made:
         yield made
 
 
-def ask(app: Served, path: str, key: str, body: Any, kind: str) -> httpx.Response:
+def ask(app: ServedApp, path: str, key: str, body: Any, kind: str) -> httpx.Response:
     headers = {"Authorization": "Bearer alice", "Idempotency-Key": key, "Content-Type": kind}
     url = f"http://127.0.0.1:{app.server.port}{path}"
     return httpx.post(url, content=body, headers=headers, timeout=120)
@@ -52,7 +52,7 @@ def plain(letter: bytes, boundary: bytes) -> Iterator[bytes]:
         yield letter * 65536
 
 
-def peak(app: Served) -> int:
+def peak(app: ServedApp) -> int:
     return int(httpx.get(f"http://127.0.0.1:{app.server.port}/peak").text)
 
 
@@ -64,7 +64,9 @@ def peak(app: Served) -> int:
     ],
     ids=["form", "stream"],
 )
-def test_large_uploads_are_not_held_in_memory(app: Served, path: str, made: Any, kind: str) -> None:
+def test_large_uploads_are_not_held_in_memory(
+    app: ServedApp, path: str, made: Any, kind: str
+) -> None:
     before = peak(app)
 
     def upload(number: int, letter: bytes, boundary: str = "one") -> httpx.Response:
@@ -83,11 +85,11 @@ def test_large_uploads_are_not_held_in_memory(app: Served, path: str, made: Any,
     assert grown < SIZE // 2
 
 
-def test_body_is_not_read_for_a_caller_who_is_not_authenticated(app: Served) -> None:
+def test_body_is_not_read_for_a_caller_who_is_not_authenticated(app: ServedApp) -> None:
     """The endpoint takes no body parameter, so FastAPI has solved its dependencies first."""
-    with socket.create_connection(("127.0.0.1", app.server.port), timeout=20) as wire:
-        wire.sendall(
+    with socket.create_connection(("127.0.0.1", app.server.port), timeout=20) as connection:
+        connection.sendall(
             b"POST /stream HTTP/1.1\r\nHost: x\r\nIdempotency-Key: nobody\r\n"
             b"Content-Length: 1000000\r\n\r\nonly the beginning"
         )
-        assert wire.recv(65536).startswith(b"HTTP/1.1 401")
+        assert connection.recv(65536).startswith(b"HTTP/1.1 401")

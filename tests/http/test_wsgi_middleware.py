@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
-from tests.http.served import Served, served
+from tests.http.app_server import ServedApp, serve_app
 from tests.support.servers import require
 from tests.support.servers.http import Gunicorn
 
@@ -19,19 +19,19 @@ from oncekey.http.wsgi import IdempotencyWSGI
 
 
 @pytest.fixture(scope="module")
-def running() -> Iterator[Served]:
+def running() -> Iterator[ServedApp]:
     require(lambda: Gunicorn("x:y"))
-    with served(Gunicorn, "tests.http.wsgi_apps.plain:app") as made:
+    with serve_app(Gunicorn, "tests.http.wsgi_apps.plain_app:app") as made:
         yield made
 
 
 @pytest.fixture
-def app(running: Served) -> Served:
-    running.forget()
+def app(running: ServedApp) -> ServedApp:
+    running.reset()
     return running
 
 
-def test_what_is_written_comes_before_what_is_returned(app: Served) -> None:
+def test_what_is_written_comes_before_what_is_returned(app: ServedApp) -> None:
     key = app.fresh_key()
     first, again = app.post("/writes", key, {}), app.post("/writes", key, {})
     assert first.body == again.body == b"one two three"
@@ -39,7 +39,7 @@ def test_what_is_written_comes_before_what_is_returned(app: Served) -> None:
     assert app.effects("close() was called") == 1
 
 
-def test_a_response_may_be_begun_again_after_an_error(app: Served) -> None:
+def test_a_response_may_be_begun_again_after_an_error(app: ServedApp) -> None:
     key = app.fresh_key()
     first, again = app.post("/mends", key, {}), app.post("/mends", key, {})
     assert (first.status, first.body) == (again.status, again.body) == (409, b"mended")
@@ -47,7 +47,7 @@ def test_a_response_may_be_begun_again_after_an_error(app: Served) -> None:
 
 
 @pytest.mark.parametrize(("path", "closed"), [("/too-late", 0), ("/breaks", 1), ("/silent", 0)])
-def test_half_a_response_is_a_failure(app: Served, path: str, closed: int) -> None:
+def test_half_a_response_is_a_failure(app: ServedApp, path: str, closed: int) -> None:
     key = app.fresh_key()
     assert app.post(path, key, {}).status == 500
     again = app.post(path, key, {})

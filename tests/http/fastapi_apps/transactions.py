@@ -11,7 +11,7 @@ from fastapi.responses import Response, StreamingResponse
 from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
-from tests.http.apps.guarded import effect, gate
+from tests.http.apps.starlette_app import effect, gate
 
 from oncekey import AsyncOnce, Once
 from oncekey.http.fastapi import CurrentAttempt, Idempotency

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from flask import Blueprint, Flask
 from flask.views import MethodView
-from tests.http.decorators import bare, logged
+from tests.http.decorators import with_wraps, without_wraps
 
 from oncekey import ConfigurationError, Once
 from oncekey.http.flask import Idempotency, current_attempt, idempotent
@@ -52,7 +52,7 @@ def flask_told(app: Flask, *words: str) -> None:
 
 def test_flask_wrong_order_is_refused_at_import() -> None:
     app = flask()
-    with pytest.raises(ConfigurationError, match=r"pay \(.*test_guarded_flask.py:\d+\)"):
+    with pytest.raises(ConfigurationError, match=r"pay \(.*test_flask_guarded_views.py:\d+\)"):
 
         @idempotent()
         @app.post("/pay")
@@ -60,7 +60,7 @@ def test_flask_wrong_order_is_refused_at_import() -> None:
             return "paid"
 
 
-@pytest.mark.parametrize("between", [None, logged, bare])
+@pytest.mark.parametrize("between", [None, with_wraps, without_wraps])
 def test_flask_wrong_order_on_a_blueprint_is_refused_at_the_first_request(between: Any) -> None:
     app, views = flask(), Blueprint("views", __name__)
 
@@ -111,7 +111,7 @@ def test_flask_apps_of_one_process_do_not_answer_for_each_other() -> None:
     left_out = Blueprint("left_out", __name__)
 
     @left_out.post("/pay")
-    @logged
+    @with_wraps
     @idempotent()
     def pay() -> str:
         return "paid"
@@ -153,7 +153,7 @@ def card() -> type[MethodView]:
         def post(self) -> str:
             return self._ran()
 
-        @logged
+        @with_wraps
         @idempotent(required=False)
         def put(self) -> str:
             return self._ran()

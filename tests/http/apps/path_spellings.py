@@ -92,11 +92,11 @@ _asgi: dict[bytes, Any] = {
     b"quart": guarded(fill(Quart("spelled"))),
 }
 _wsgi: dict[str, Any] = {"flask": flask()}
-if os.environ.get("SPELLED_DJANGO"):  # its settings are a process's own
-    from tests.http.apps import spelled_django
+if os.environ.get("WITH_DJANGO"):  # its settings are a process's own
+    from tests.http.apps import path_spellings_django
 
-    _asgi[b"django"] = spelled_django.asgi
-    _wsgi["django"] = spelled_django.wsgi
+    _asgi[b"django"] = path_spellings_django.asgi
+    _wsgi["django"] = path_spellings_django.wsgi
 
 
 async def asgi(scope: Any, receive: Any, send: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from tests.http.apps.plain import Message, Receive, Send
+from tests.http.apps.echo import Message, Receive, Send
 
 if os.environ.get("SHOP"):
     raise RuntimeError(f"there is no shop called {os.environ['SHOP']}")

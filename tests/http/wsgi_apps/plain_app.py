@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from tests.http.wsgi_apps import ledger
+from tests.http.wsgi_apps import handlers
 
 from oncekey.http.rules import Rule
 from oncekey.http.wsgi import IdempotencyWSGI, attempt_of, status_line
@@ -26,18 +26,18 @@ class Closing:
     def close(self) -> None:
         if hasattr(self._parts, "close"):
             self._parts.close()
-        ledger.effect("close() was called")
+        handlers.effect("close() was called")
 
 
 def inner(environ: dict[str, Any], start: Start) -> Iterable[bytes]:
     method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"].strip("/")
     if method == "GET":
-        said = ledger.read()
+        said = handlers.read()
     elif path in _OWN:
         return _OWN[path](environ, start)
     else:
         name, _, argument = path.partition("/")
-        handler = ledger.HANDLERS[f"{name}/{{}}" if argument else name]
+        handler = handlers.HANDLERS[f"{name}/{{}}" if argument else name]
         body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or -1))
         said = handler(argument, body, attempt_of(environ))
     cookies = [("Set-Cookie", cookie) for cookie in said.cookies]
@@ -47,7 +47,7 @@ def inner(environ: dict[str, Any], start: Start) -> Iterable[bytes]:
 
 def writes(environ: dict[str, Any], start: Start) -> Iterable[bytes]:
     """By the callable that start_response gives, as old apps do."""
-    ledger.effect("writes")
+    handlers.effect("writes")
     write = start("200 Fine", [("Content-Type", "text/plain")])
     write(b"one ")
     write(b"two ")
@@ -56,7 +56,7 @@ def writes(environ: dict[str, Any], start: Start) -> Iterable[bytes]:
 
 def mends(environ: dict[str, Any], start: Start) -> Iterable[bytes]:
     """An error before anything was sent: the response is begun again."""
-    ledger.effect("mends")
+    handlers.effect("mends")
     start("200 OK", [("Content-Type", "text/plain")])
     try:
         raise KeyError("mended")
@@ -67,7 +67,7 @@ def mends(environ: dict[str, Any], start: Start) -> Iterable[bytes]:
 
 def too_late(environ: dict[str, Any], start: Start) -> Iterable[bytes]:
     """An error when half of it was sent."""
-    ledger.effect("too-late")
+    handlers.effect("too-late")
     write = start("200 OK", [("Content-Type", "text/plain")])
     write(b"half")
     try:
@@ -79,7 +79,7 @@ def too_late(environ: dict[str, Any], start: Start) -> Iterable[bytes]:
 
 def breaks(environ: dict[str, Any], start: Start) -> Iterable[bytes]:
     """An error in the middle of its stream."""
-    ledger.effect("breaks")
+    handlers.effect("breaks")
     start("200 OK", [("Content-Type", "text/plain")])
 
     def parts() -> Iterable[bytes]:
@@ -91,7 +91,7 @@ def breaks(environ: dict[str, Any], start: Start) -> Iterable[bytes]:
 
 def silent(environ: dict[str, Any], start: Start) -> Iterable[bytes]:
     """It never begins its response."""
-    ledger.effect("silent")
+    handlers.effect("silent")
     return []
 
 
@@ -105,10 +105,10 @@ _OWN = {
 
 
 def caller(environ: dict[str, Any]) -> str | None:
-    return ledger.CALLERS.get(environ.get("HTTP_AUTHORIZATION", ""))
+    return handlers.CALLERS.get(environ.get("HTTP_AUTHORIZATION", ""))
 
 
-RULES = [Rule(f"/{name}", **ledger.options(name)) for name in ledger.HANDLERS]
+RULES = [Rule(f"/{name}", **handlers.options(name)) for name in handlers.HANDLERS]
 app = IdempotencyWSGI(
-    inner, ledger.engine(), caller=caller, rules=[*RULES, Rule()], policy_url="/policy"
+    inner, handlers.engine(), caller=caller, rules=[*RULES, Rule()], policy_url="/policy"
 )

@@ -1,4 +1,4 @@
-"""The guarded routes of spelled.py in Django, with a router of the REST framework's beside them."""
+"""The guarded routes of path_spellings.py in Django, with a REST framework router beside them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The same small app in every framework, and what its answers must look like to clients.
+"""The same small app in every framework, and checks of the responses that clients get from it.
 
-The checks are functions of a kind of app, so that a framework that can be set up only once per
-process (Django) can run them in a process of its own: `python -m tests.http.shapes django`.
+A check takes the name of a framework. Django can be set up only once per process, so its checks run
+in a process of their own: `python -m tests.http.framework_checks django`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PAGE = "/idempotency-policy"
 RULE: dict[str, Any] = {"request_headers": ["X-Tenant"], "store_down": "run"}
 
 
-class Broken:
+class StoreSwitch:
     """Whether the store answers at all."""
 
     is_down = False
@@ -35,15 +35,15 @@ class Broken:
         return Fault.REFUSE if self.is_down else None
 
 
-def in_our_shape(refusal: Refusal) -> dict[str, Any]:
+def render_as_error(refusal: Refusal) -> dict[str, Any]:
     return {"error": {"kind": refusal.code, "says": refusal.title, "again": refusal.retry_after}}
 
 
-class App:
+class FrameworkApp:
     """One app in a framework, asked in this process."""
 
     def __init__(self, kind: str, *, own_page: bool = False, **options: Any) -> None:
-        self.broken = Broken()
+        self.broken = StoreSwitch()
         self.runs = 0
         self._own_page = own_page
         self._options = options
@@ -198,7 +198,7 @@ class App:
 
 
 def check_problem_has_a_stable_code_and_a_link_that_leads_to_the_page(kind: str) -> None:
-    app = App(kind)
+    app = FrameworkApp(kind)
     refused = app.pay(None)
     assert refused.status_code == 400
     assert refused.headers["content-type"] == "application/problem+json"
@@ -215,19 +215,19 @@ def check_problem_has_a_stable_code_and_a_link_that_leads_to_the_page(kind: str)
 
 
 def check_page_gives_way_to_the_apps_own_and_can_be_off(kind: str) -> None:
-    assert "the app's own" in App(kind, own_page=True).ask("GET", PAGE).text
-    off = App(kind, policy_url=None)
+    assert "the app's own" in FrameworkApp(kind, own_page=True).ask("GET", PAGE).text
+    off = FrameworkApp(kind, policy_url=None)
     assert off.ask("GET", PAGE).status_code == 404
     refused = off.pay(None)
     assert "link" not in refused.headers
     assert refused.json()["type"] == "urn:oncekey:problem:missing-key"
-    elsewhere = App(kind, policy_url="https://docs.shop.example/keys")
+    elsewhere = FrameworkApp(kind, policy_url="https://docs.shop.example/keys")
     assert elsewhere.ask("GET", PAGE).status_code == 404
     assert "<https://docs.shop.example/keys>" in elsewhere.pay(None).headers["link"]
 
 
 def check_replay_header_has_the_name_it_is_given(kind: str) -> None:
-    app = App(kind, replay_header="Idempotent-Replayed")
+    app = FrameworkApp(kind, replay_header="Idempotent-Replayed")
     first, again = app.pay("k"), app.pay("k")
     assert (first.status_code, first.content) == (again.status_code, again.content)
     assert "idempotent-replayed" not in first.headers
@@ -237,7 +237,7 @@ def check_replay_header_has_the_name_it_is_given(kind: str) -> None:
 
 
 def check_refusals_have_the_shape_they_are_given(kind: str) -> None:
-    app = App(kind, render_refusal=in_our_shape)
+    app = FrameworkApp(kind, render_refusal=render_as_error)
     assert app.pay("k").status_code == 201
     refused = app.pay("k", X_Tenant="other")
     assert (refused.status_code, refused.headers["content-type"]) == (422, "application/json")
@@ -247,7 +247,7 @@ def check_refusals_have_the_shape_they_are_given(kind: str) -> None:
 
 
 def check_answer_without_protection_is_marked(kind: str) -> None:
-    app = App(kind)
+    app = FrameworkApp(kind)
     app.broken.is_down = True
     answers = [app.pay("k"), app.pay("k")]
     assert [a.status_code for a in answers] == [201, 201]
@@ -257,7 +257,7 @@ def check_answer_without_protection_is_marked(kind: str) -> None:
 
 
 def check_chosen_request_headers_are_compared(kind: str) -> None:
-    app = App(kind)
+    app = FrameworkApp(kind)
     assert app.pay("with", X_Tenant="a").status_code == 201
     assert app.pay("with", x_tenant="a").headers["x-idempotency-replayed"] == "true"
     assert app.pay("with", X_Tenant="b").status_code == 422
@@ -268,7 +268,7 @@ def check_chosen_request_headers_are_compared(kind: str) -> None:
     assert app.pay("without", X_Other="2").headers["x-idempotency-replayed"] == "true"
 
 
-class Reset(io.RawIOBase):
+class ResetBody(io.RawIOBase):
     """A body whose sender is gone after a few bytes."""
 
     def __init__(self) -> None:
@@ -281,7 +281,7 @@ class Reset(io.RawIOBase):
         return b'{"cents"'
 
 
-class Started:
+class StartResponse:
     status = 0
 
     def __call__(self, line: str, lines: Any, exc_info: Any = None) -> None:
@@ -289,7 +289,7 @@ class Started:
 
 
 def check_reset_while_the_body_is_read_ends_cleanly(kind: str) -> None:
-    app = App(kind)
+    app = FrameworkApp(kind)
     if app.is_async:
         return  # there it is a message, see test_asgi.py
     for length in ({"CONTENT_LENGTH": "500"}, {"wsgi.input_terminated": True}):
@@ -300,12 +300,12 @@ def check_reset_while_the_body_is_read_ends_cleanly(kind: str) -> None:
             "PATH_INFO": "/pay",
             "HTTP_IDEMPOTENCY_KEY": "reset",
             "CONTENT_TYPE": "application/json",
-            "wsgi.input": Reset(),
+            "wsgi.input": ResetBody(),
             **length,
         }
         if kind == "django" and "CONTENT_LENGTH" not in environ:
             continue  # it reads no chunked bodies
-        start = Started()
+        start = StartResponse()
         body = b"".join(app.app(environ, start))
         assert (start.status, json.loads(body)["code"]) == (400, "unreadable-body")
     assert app.runs == 0
@@ -313,7 +313,7 @@ def check_reset_while_the_body_is_read_ends_cleanly(kind: str) -> None:
 
 
 def check_quoted_key_may_have_spaces(kind: str) -> None:
-    app = App(kind)
+    app = FrameworkApp(kind)
     assert app.pay('"order 17 of May"').status_code == 201
     assert app.pay('"order 17 of May"').headers["x-idempotency-replayed"] == "true"
     assert app.pay("order 17 of May").json()["code"] == "invalid-key"

@@ -26,7 +26,7 @@ from starlette.endpoints import HTTPEndpoint
 from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route
-from tests.http.served import Served, served
+from tests.http.app_server import ServedApp, serve_app
 from tests.support.servers import require
 from tests.support.servers.http import Gunicorn
 from werkzeug.test import Client
@@ -279,7 +279,7 @@ def test_of_an_unknown_framework_everything_is_stored_but_what_it_says_itself() 
 def test_django_what_no_view_answered_frees_its_key() -> None:
     require(lambda: Gunicorn("x:y"))
     env = {"GUARDED_KIND": "middleware"}
-    with served(Gunicorn, "tests.http.wsgi_apps.djangos:app", env=env) as app:
+    with serve_app(Gunicorn, "tests.http.wsgi_apps.django_app:app", env=env) as app:
         for number, (path, status) in enumerate({"/nowhere": 404, "/reading": 405}.items()):
             key = f"k-{number}"
             assert [statuses(app, path, key) for _ in range(2)] == [(status, False)] * 2
@@ -289,6 +289,6 @@ def test_django_what_no_view_answered_frees_its_key() -> None:
         assert app.effects("lost") == 1
 
 
-def statuses(app: Served, path: str, key: str) -> tuple[int, bool]:
+def statuses(app: ServedApp, path: str, key: str) -> tuple[int, bool]:
     answer = app.post(path, key, {"a": 1})
     return answer.status, answer.one("X-Idempotency-Replayed") == "true"

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.http.served import ROOT
+from tests.http.app_server import ROOT
 
 DJANGO = """
 import functools, sys

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import APIRouter, FastAPI
-from tests.http.decorators import bare, logged
+from tests.http.decorators import with_wraps, without_wraps
 
 from oncekey import AsyncOnce, ConfigurationError
 from oncekey.cli.app import run
@@ -56,7 +56,7 @@ def told(app: Any, *words: str) -> None:
     assert RAN == []
 
 
-@pytest.mark.parametrize("between", [None, logged])
+@pytest.mark.parametrize("between", [None, with_wraps])
 def test_fastapi_wrong_order_is_refused_at_import(between: Any) -> None:
     app, idempotency = fastapi()
     for router in (app, APIRouter(route_class=idempotency.route_class)):
@@ -66,7 +66,9 @@ def test_fastapi_wrong_order_is_refused_at_import(between: Any) -> None:
             RAN.append(1)
 
         view = between(pay) if between else pay
-        with pytest.raises(ConfigurationError, match=r"pay \(.*test_guarded_fastapi.py:\d+\)") as e:
+        with pytest.raises(
+            ConfigurationError, match=r"pay \(.*test_fastapi_guarded_views.py:\d+\)"
+        ) as e:
             idempotency.guard()(view)
         assert "below @app.post" in str(e.value)
 
@@ -78,10 +80,10 @@ def test_fastapi_wrong_order_in_an_app_that_was_never_attached_is_refused_at_imp
     @app.post("/pay")
     async def pay() -> None: ...
 
-    for view in (pay, logged(pay)):
+    for view in (pay, with_wraps(pay)):
         with pytest.raises(ConfigurationError, match="bare function"):
             idempotency.guard()(view)
-    app.post("/other")(idempotency.guard()(logged(lambda: None)))
+    app.post("/other")(idempotency.guard()(with_wraps(lambda: None)))
 
 
 def test_the_policy_command_fails_on_a_function_that_runs_unguarded(
@@ -126,7 +128,7 @@ def test_fastapi_wrong_order_behind_a_careless_decorator_and_a_mount() -> None:
     inner = FastAPI()
 
     @idempotency.guard()
-    @bare
+    @without_wraps
     @inner.post("/")
     def pay() -> None:
         RAN.append(1)
@@ -154,7 +156,7 @@ def test_fastapi_serves_what_is_in_order() -> None:
     router = APIRouter(route_class=idempotency.route_class)
 
     @router.post("/pay")
-    @logged
+    @with_wraps
     @idempotency.guard()
     def pay() -> None:
         RAN.append(1)
@@ -181,7 +183,7 @@ def test_fastapi_an_app_may_leave_a_router_out_and_does_not_answer_for_another_a
     left_out = APIRouter(route_class=idempotency.route_class)
 
     @left_out.post("/other")
-    @logged
+    @with_wraps
     @idempotency.guard()
     async def other() -> None: ...
 

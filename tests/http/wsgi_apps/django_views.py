@@ -11,13 +11,13 @@ from django.template.response import TemplateResponse
 from django.urls import path
 from django.utils.decorators import method_decorator
 from django.views import View
-from tests.http.wsgi_apps import ledger
-from tests.http.wsgi_apps.djangos import IS_WHOLE, KIND
+from tests.http.wsgi_apps import handlers
+from tests.http.wsgi_apps.django_app import IS_WHOLE, KIND
 
 from oncekey.http.django import attempt_of, idempotent
 
 
-def response_of(said: ledger.Said) -> Any:
+def response_of(said: handlers.Said) -> Any:
     kind = HttpResponse if isinstance(said.body, bytes) else StreamingHttpResponse
     made = kind(said.body, status=said.status, headers=said.headers)
     for cookie in said.cookies:
@@ -27,27 +27,27 @@ def response_of(said: ledger.Said) -> Any:
 
 
 def view_of(name: str) -> Any:
-    handler = ledger.HANDLERS[name]
+    handler = handlers.HANDLERS[name]
 
     def view(request: Any, argument: str = "") -> Any:
         return response_of(handler(argument, request.body, attempt_of(request)))
 
-    return view if IS_WHOLE else idempotent(**ledger.options(name))(view)
+    return view if IS_WHOLE else idempotent(**handlers.options(name))(view)
 
 
 def read(request: Any) -> Any:
-    return response_of(ledger.read())
+    return response_of(handlers.read())
 
 
 @idempotent()
 def refuses(request: Any, how: str) -> Any:
-    ledger.effect("refuses")
+    handlers.effect("refuses")
     raise Http404 if how == "missing" else PermissionDenied
 
 
 @idempotent()
 def template(request: Any) -> Any:
-    ledger.effect("template")
+    handlers.effect("template")
     return TemplateResponse(request, "hello", {"name": "Ada"})
 
 
@@ -61,7 +61,7 @@ def untyped(request: Any) -> Any:
 @method_decorator(idempotent(), name="dispatch")
 class Orders(View):  # type: ignore[misc]
     def post(self, request: Any) -> Any:
-        return JsonResponse({"number": ledger.effect("orders")}, status=201)
+        return JsonResponse({"number": handlers.effect("orders")}, status=201)
 
     def get(self, request: Any) -> Any:
         return HttpResponse("read")
@@ -73,22 +73,22 @@ class Reading(View):  # type: ignore[misc]
 
 
 def lost(request: Any) -> Any:
-    ledger.effect("lost")
+    handlers.effect("lost")
     raise Http404
 
 
 def insert(item: str) -> None:
     with connection.cursor() as cursor:
         cursor.execute("INSERT INTO orders VALUES (%s)", [item])
-    transaction.on_commit(lambda: ledger.effect(f"committed {item}"))
+    transaction.on_commit(lambda: handlers.effect(f"committed {item}"))
 
 
 @idempotent(transaction=True)
 def buy(request: Any, how: str) -> Any:
-    ledger.effect(f"buy {how}")
+    handlers.effect(f"buy {how}")
     insert(how)
     if how == "gated":
-        ledger.gate("buy")
+        handlers.gate("buy")
     if how == "raises":
         raise ValueError("s3cret")
     if how == "missing":
@@ -102,7 +102,7 @@ def buy(request: Any, how: str) -> Any:
 
 
 urlpatterns = [
-    *(path(name.replace("{}", "<argument>"), view_of(name)) for name in ledger.HANDLERS),
+    *(path(name.replace("{}", "<argument>"), view_of(name)) for name in handlers.HANDLERS),
     path("read", read),
     path("refuses/<how>", refuses),
     path("template", template),
@@ -113,6 +113,6 @@ urlpatterns = [
     path("buy/<how>", buy),
 ]
 if KIND == "rest":
-    from tests.http.wsgi_apps.django_rest import urls
+    from tests.http.wsgi_apps.django_rest_views import urls
 
     urlpatterns += urls

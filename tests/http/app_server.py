@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.http.wire import Connection, Response
+from tests.http.socket_client import Connection, Response
 from tests.support.servers.http import HttpServer
 from tests.support.servers.processes import wait_until
 
@@ -18,7 +18,7 @@ ALICE = ("Authorization", "Bearer alice")
 BOB = ("Authorization", "Bearer bob")
 
 
-class Served:
+class ServedApp:
     """One server with a folder of its own."""
 
     def __init__(self, server: HttpServer, folder: Path) -> None:
@@ -30,12 +30,12 @@ class Served:
         return Connection(self.server.port)
 
     def post(self, path: str, key: str | None, body: Any = None, **more: Any) -> Response:
-        with self.connect() as wire:
-            return self.on(wire, path, key, body, **more)
+        with self.connect() as connection:
+            return self.request_on(connection, path, key, body, **more)
 
-    def on(
+    def request_on(
         self,
-        wire: Connection,
+        connection: Connection,
         path: str,
         key: str | None,
         body: Any = None,
@@ -44,7 +44,7 @@ class Served:
         method: str = "POST",
         headers: list[tuple[str, str]] | None = None,
     ) -> Response:
-        return wire.ask(method, path, self.headers(key, who, headers), _bytes(body))
+        return connection.request(method, path, self.headers(key, who, headers), _bytes(body))
 
     def headers(
         self,
@@ -70,21 +70,21 @@ class Served:
         lines = file.read_text().splitlines() if file.exists() else []
         return sum(line.startswith(what) for line in lines)
 
-    def wait_here(self, gate: str) -> None:
+    def wait_at_gate(self, gate: str) -> None:
         wait_until((self.folder / f"{gate}.here").exists, f"the handler is at {gate}")
 
-    def let_go(self, gate: str) -> None:
+    def open_gate(self, gate: str) -> None:
         (self.folder / f"{gate}.go").touch()
 
-    def noted(self, what: str, name: str) -> int:
+    def log_count(self, what: str, name: str) -> int:
         """How often the app has written down `name`, in one of its lists."""
         file = self.folder / what
         return file.read_text().splitlines().count(name) if file.exists() else 0
 
-    def wait_noted(self, what: str, name: str) -> None:
-        wait_until(lambda: self.noted(what, name) > 0, f"{name} has {what}")
+    def wait_logged(self, what: str, name: str) -> None:
+        wait_until(lambda: self.log_count(what, name) > 0, f"{name} has {what}")
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Between tests: no effects, no open gates."""
         for file in self.folder.iterdir():
             if file.name == "effects" or file.suffix in (".here", ".go"):
@@ -96,11 +96,11 @@ def _bytes(body: Any) -> bytes:
 
 
 @contextmanager
-def served(
-    kind: type[HttpServer], app: str = "tests.http.apps.guarded:app", **options: Any
-) -> Iterator[Served]:
+def serve_app(
+    kind: type[HttpServer], app: str = "tests.http.apps.starlette_app:app", **options: Any
+) -> Iterator[ServedApp]:
     with tempfile.TemporaryDirectory(prefix="oncekey-http-") as name:
         folder = Path(name)
         env = {"GUARDED_FOLDER": name, **options.pop("env", {})}
         with kind(app, cwd=ROOT, env=env, **options) as server:
-            yield Served(server, folder)
+            yield ServedApp(server, folder)

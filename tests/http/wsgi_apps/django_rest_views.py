@@ -12,7 +12,7 @@ from rest_framework.response import Response
 from rest_framework.throttling import BaseThrottle
 from rest_framework.views import APIView
 from rest_framework.viewsets import ViewSet
-from tests.http.wsgi_apps import ledger
+from tests.http.wsgi_apps import handlers
 
 from oncekey.http.django import attempt_of, idempotent
 
@@ -31,7 +31,7 @@ class Payments(APIView):  # type: ignore[misc]
 
     @idempotent(keep="7d")
     def post(self, request: Any) -> Response:
-        number = ledger.effect("payments")
+        number = handlers.effect("payments")
         asked = Asked(data=request.data)
         asked.is_valid(raise_exception=True)
         running = attempt_of(request)
@@ -43,19 +43,19 @@ class Payments(APIView):  # type: ignore[misc]
 class Refunds(ViewSet):  # type: ignore[misc]
     @idempotent()
     def create(self, request: Any) -> Response:
-        return Response({"number": ledger.effect("refunds")}, 201)
+        return Response({"number": handlers.effect("refunds")}, 201)
 
     @action(detail=False, methods=["post"])  # type: ignore[untyped-decorator]
     @idempotent()
     def lost(self, request: Any) -> Response:
-        ledger.effect("lost")
+        handlers.effect("lost")
         raise NotFound("no such refund")
 
 
 @api_view(["POST"])  # type: ignore[untyped-decorator]
 @idempotent()
 def function(request: Any) -> Response:
-    ledger.effect("function")
+    handlers.effect("function")
     if request.data.get("fail"):
         raise ValueError("s3cret")
     return Response({"sent": request.data})

@@ -19,7 +19,7 @@ _RESET = struct.pack("ii", 1, 0)  # close at once, without a goodbye
 _BLOCK = 65_536
 
 
-class Closed(Exception):
+class ConnectionClosed(Exception):
     """The server closed the connection in the middle of a response, or before it."""
 
 
@@ -42,7 +42,11 @@ class Response:
 
 
 class Connection:
-    """`with Connection(server.port) as wire:` and then `wire.ask("GET", "/")`, again and again."""
+    """One connection, for one or several requests.
+
+    with Connection(server.port) as connection:
+        response = connection.request("GET", "/")
+    """
 
     def __init__(self, port: int, host: str = "127.0.0.1", timeout: float = 10) -> None:
         self._host = f"{host}:{port}"
@@ -68,24 +72,28 @@ class Connection:
         for piece in pieces:
             self._socket.sendall(piece)
 
-    def head(self, method: str, target: str, headers: Headers = ()) -> bytes:
+    def request_head(self, method: str, target: str, headers: Headers = ()) -> bytes:
         """The bytes of a request up to its body; says nothing of the body unless `headers` do."""
         lines = [f"{method} {target} HTTP/1.1", f"Host: {self._host}"]
         lines += [f"{name}: {value}" for name, value in headers]
         return "\r\n".join([*lines, "", ""]).encode("latin-1")
 
-    def request(self, method: str, target: str, headers: Headers = (), body: bytes = b"") -> None:
+    def send_request(
+        self, method: str, target: str, headers: Headers = (), body: bytes = b""
+    ) -> None:
         """Send a whole request, with the length of its body."""
         length = [("Content-Length", str(len(body)))] if body or method != "GET" else []
-        self.send(self.head(method, target, [*headers, *length]) + body)
+        self.send(self.request_head(method, target, [*headers, *length]) + body)
 
-    def ask(self, method: str, target: str, headers: Headers = (), body: bytes = b"") -> Response:
-        self.request(method, target, headers, body)
-        return self.read(bodiless=method == "HEAD")
+    def request(
+        self, method: str, target: str, headers: Headers = (), body: bytes = b""
+    ) -> Response:
+        self.send_request(method, target, headers, body)
+        return self.read_response(bodiless=method == "HEAD")
 
     # --- reading --------------------------------------------------------------------------------
 
-    def read(self, *, bodiless: bool = False) -> Response:
+    def read_response(self, *, bodiless: bool = False) -> Response:
         """One response; an interim one (1xx) counts as one. `bodiless` is for answers to HEAD."""
         first, *lines = self._until(b"\r\n\r\n").decode("latin-1").split("\r\n")
         status = int(first.split(" ", 2)[1])
@@ -95,7 +103,7 @@ class Connection:
             return response
         return Response(status, response.headers, self._body(response))
 
-    def some(self) -> bool:
+    def wait_for_bytes(self) -> bool:
         """Wait for the first bytes of what comes; they are left to be read."""
         return bool(self._unread or self._receive())
 
@@ -145,9 +153,9 @@ class Connection:
         try:
             got = self._receive()
         except ConnectionError as error:
-            raise Closed(f"{error} after {self._unread!r}") from error
+            raise ConnectionClosed(f"{error} after {self._unread!r}") from error
         if not got:
-            raise Closed(f"closed after {self._unread!r}")
+            raise ConnectionClosed(f"closed after {self._unread!r}")
 
     def _receive(self) -> bytes:
         block = self._socket.recv(_BLOCK)

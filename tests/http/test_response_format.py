@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.http.shapes import CHECKS, PAGE, App
+from tests.http.framework_checks import CHECKS, PAGE, FrameworkApp
 
 from oncekey import AsyncOnce, ConfigurationError
 from oncekey.http.asgi import IdempotencyMiddleware
@@ -31,7 +31,7 @@ def test_answers_have_the_shape_that_clients_expect(kind: str, check: Any) -> No
 
 def test_answers_have_the_shape_that_clients_expect_in_django() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.http.shapes", "django"],
+        [sys.executable, "-m", "tests.http.framework_checks", "django"],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}"},
         capture_output=True,
@@ -65,7 +65,7 @@ def test_mounted_app_links_to_its_own_page() -> None:
     from starlette.applications import Starlette
     from starlette.routing import Mount
 
-    app = App("asgi")
+    app = FrameworkApp("asgi")
     app.app = Starlette(routes=[Mount("/api/v1", app.app)])
     refused = app.ask("POST", "/api/v1/pay")
     assert refused.json()["type"] == f"/api/v1{PAGE}#missing-key"

@@ -1,4 +1,4 @@
-"""Flask apps, guarded view by view (`app`) and as a whole (`whole`)."""
+"""A Flask app, guarded view by view, or by rules around all of it (`GUARDED_KIND=rules`)."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import time
 from typing import Any
 
 from flask import Blueprint, Flask, Response, abort, g, request
-from tests.http.wsgi_apps import ledger
-from tests.http.wsgi_apps.plain import RULES, caller
+from tests.http.wsgi_apps import handlers
+from tests.http.wsgi_apps.plain_app import RULES, caller
 
 from oncekey.http.flask import Idempotency, current_attempt, idempotent
 from oncekey.http.rules import Rule
 
 
-def response_of(said: ledger.Said) -> Response:
+def response_of(said: handlers.Said) -> Response:
     made = Response(said.body, said.status, said.headers)
     for cookie in said.cookies:
         made.headers.add("Set-Cookie", cookie)
@@ -22,7 +22,7 @@ def response_of(said: ledger.Said) -> Response:
 
 
 def view_of(name: str) -> Any:
-    handler = ledger.HANDLERS[name]
+    handler = handlers.HANDLERS[name]
 
     def view(argument: str = "") -> Response:
         return response_of(handler(argument, request.get_data(), current_attempt()))
@@ -36,19 +36,19 @@ class OutOfStock(Exception):
 
 
 def fill(app: Flask | Blueprint) -> None:
-    for name in ledger.HANDLERS:
-        view = idempotent(**ledger.options(name))(view_of(name))
+    for name in handlers.HANDLERS:
+        view = idempotent(**handlers.options(name))(view_of(name))
         path = f"/{name}".replace("{}", "<argument>")
         app.add_url_rule(path, view_func=view, methods=["POST"])
 
     @app.get("/read")
     def read() -> Response:
-        return response_of(ledger.read())
+        return response_of(handlers.read())
 
     @app.post("/refuses/<how>")
     @idempotent()
     def refuses(how: str) -> Any:
-        ledger.effect("refuses")
+        handlers.effect("refuses")
         if how == "handled":
             raise OutOfStock
         abort(404 if how == "abort" else 429)
@@ -56,12 +56,12 @@ def fill(app: Flask | Blueprint) -> None:
     @app.post("/returns")
     @idempotent()
     def returns() -> Any:
-        return {"number": ledger.effect("returns")}, 202, {"Location": "/r"}
+        return {"number": handlers.effect("returns")}, 202, {"Location": "/r"}
 
     @app.post("/form")
     @idempotent(ignore=["csrf"])
     def form() -> Any:
-        return {"number": ledger.effect("form"), "name": request.form["name"]}
+        return {"number": handlers.effect("form"), "name": request.form["name"]}
 
     @app.post("/clock")
     @idempotent()
@@ -91,21 +91,21 @@ def by_views() -> Flask:
             assert "name" in request.form  # as those do that look for a token in a form
         if request.headers.get("Authorization") == "Bearer banned":
             return {"why": "banned"}, 403
-        g.account = ledger.CALLERS.get(request.headers.get("Authorization", ""))
+        g.account = handlers.CALLERS.get(request.headers.get("Authorization", ""))
         return None
 
-    extension = Idempotency(once=ledger.engine(), caller=lambda: g.account, policy_url="/policy")
+    extension = Idempotency(once=handlers.engine(), caller=lambda: g.account, policy_url="/policy")
     extension.init_app(app)
     app.register_blueprint(views)
     return finish(app)
 
 
-def as_a_whole() -> Flask:
+def by_rules() -> Flask:
     app = Flask("shop")
     fill(app)
     Idempotency(
         app,
-        once=ledger.engine(),
+        once=handlers.engine(),
         caller=caller,
         rules=[*RULES, Rule()],
         policy_url="/policy",
@@ -113,4 +113,4 @@ def as_a_whole() -> Flask:
     return finish(app)
 
 
-app = as_a_whole() if os.environ.get("GUARDED_KIND") == "whole" else by_views()
+app = by_rules() if os.environ.get("GUARDED_KIND") == "rules" else by_views()

@@ -16,9 +16,9 @@ import hypercorn.asyncio
 import hypercorn.config
 import pytest
 import uvicorn
-from tests.http.apps import spelled
-from tests.http.served import ROOT
-from tests.http.wire import Closed, Connection
+from tests.http.app_server import ROOT
+from tests.http.apps import path_spellings
+from tests.http.socket_client import Connection, ConnectionClosed
 from tests.support.servers import Granian, require
 from tests.support.servers.http import Gunicorn
 from tests.support.servers.processes import free_port, wait_until
@@ -58,19 +58,23 @@ def test_no_spelling_reaches_a_wsgi_handler_without_a_key(
 
 
 def check(port: int, framework: str) -> None:
-    assert spelled.RAN in ask(port, framework, "/pay", ("Idempotency-Key", "k")), (
+    assert path_spellings.RAN in ask(port, framework, "/pay", ("Idempotency-Key", "k")), (
         "it can be reached"
     )
-    reached = [target for target in TARGETS.split() if spelled.RAN in ask(port, framework, target)]
+    reached = [
+        target for target in TARGETS.split() if path_spellings.RAN in ask(port, framework, target)
+    ]
     assert reached == []
 
 
 def ask(port: int, framework: str, target: str, *headers: tuple[str, str]) -> str:
     """What the server answers; "" where it will not take such a target at all."""
-    with Connection(port) as wire:
+    with Connection(port) as connection:
         try:
-            return wire.ask("POST", target, [("X-App", framework), *headers]).body.decode()
-        except Closed:
+            return connection.request(
+                "POST", target, [("X-App", framework), *headers]
+            ).body.decode()
+        except ConnectionClosed:
             return ""
 
 
@@ -82,10 +86,14 @@ def ports() -> Iterator[dict[str, int]]:
     """One server of each kind, for all frameworks; in this process where that can be."""
     require(lambda: Granian("x:y"))
     require(lambda: Gunicorn("x:y"))
-    env = {"SPELLED_DJANGO": "1"}
+    env = {"WITH_DJANGO": "1"}
     with ExitStack() as stack:
-        granian = stack.enter_context(Granian("tests.http.apps.spelled:asgi", cwd=ROOT, env=env))
-        gunicorn = stack.enter_context(Gunicorn("tests.http.apps.spelled:wsgi", cwd=ROOT, env=env))
+        granian = stack.enter_context(
+            Granian("tests.http.apps.path_spellings:asgi", cwd=ROOT, env=env)
+        )
+        gunicorn = stack.enter_context(
+            Gunicorn("tests.http.apps.path_spellings:wsgi", cwd=ROOT, env=env)
+        )
         yield {
             "granian": granian.port,
             "gunicorn": gunicorn.port,
@@ -111,7 +119,12 @@ def in_thread(run: Callable[[], object], stop: Callable[[], object]) -> Iterator
 def by_uvicorn(parser: Any) -> Iterator[int]:
     port = free_port()
     config = uvicorn.Config(
-        spelled.asgi, port=port, http=parser, log_config=None, access_log=False, log_level="error"
+        path_spellings.asgi,
+        port=port,
+        http=parser,
+        log_config=None,
+        access_log=False,
+        log_level="error",
     )
     server = uvicorn.Server(config)
     with in_thread(server.run, lambda: setattr(server, "should_exit", True)):
@@ -128,7 +141,7 @@ def by_hypercorn() -> Iterator[int]:
     loop, end = asyncio.new_event_loop(), asyncio.Event()
 
     def run() -> None:
-        serving = hypercorn.asyncio.serve(spelled.asgi, config, shutdown_trigger=end.wait)
+        serving = hypercorn.asyncio.serve(path_spellings.asgi, config, shutdown_trigger=end.wait)
         loop.run_until_complete(serving)
         loop.close()
 
@@ -147,7 +160,7 @@ def _takes(port: int) -> bool:
 
 @contextmanager
 def by_werkzeug() -> Iterator[int]:
-    server = make_server("127.0.0.1", 0, spelled.wsgi, threaded=True)
+    server = make_server("127.0.0.1", 0, path_spellings.wsgi, threaded=True)
     with in_thread(server.serve_forever, server.shutdown):
         yield server.port
     server.server_close()

@@ -1,6 +1,6 @@
 """A PostgreSQL that goes away under a served app, and comes back (I4, I13).
 
-The same for an SQLite file, on every server, is in test_matrix.py.
+The same for an SQLite file, on every server, is in test_client_disconnects.py.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from tests.http.operations import APP, Operation, check_outcome, problem
-from tests.http.served import Served, served
+from tests.http.app_server import ServedApp, serve_app
+from tests.http.gated_request import APP, GatedRequest, check_outcome, problem_code
 from tests.support import postgres_stores
 from tests.support.servers import Proxy, Uvicorn, require
 from tests.support.servers.processes import wait_until
@@ -23,11 +23,11 @@ def proxy() -> Iterator[Proxy]:
 
 
 @pytest.fixture(scope="module")
-def app(proxy: Proxy) -> Iterator[Served]:
+def app(proxy: Proxy) -> Iterator[ServedApp]:
     require(lambda: Uvicorn("x:y"))  # skips by name where it is not installed
     address = postgres_stores.server().url(postgres_stores.DATABASE, port=proxy.port)
     schema = postgres_stores.emptied({})["schema"]
-    with served(Uvicorn, APP, env={"GUARDED_STORE": f"{address}?schema={schema}"}) as made:
+    with serve_app(Uvicorn, APP, env={"GUARDED_STORE": f"{address}?schema={schema}"}) as made:
         yield made
 
 
@@ -41,56 +41,58 @@ def down(proxy: Proxy) -> Iterator[None]:
         proxy.heal()
 
 
-def unprotected(app: Served) -> int:
-    with app.connect() as wire:
-        return int(wire.ask("GET", "/unprotected").body)
+def unprotected(app: ServedApp) -> int:
+    with app.connect() as connection:
+        return int(connection.request("GET", "/unprotected").body)
 
 
-def test_nothing_runs_and_the_connection_lives_on(app: Served, proxy: Proxy) -> None:
-    operation = Operation(app, "plain")
-    operation.let_go()
-    with app.connect() as wire:
+def test_nothing_runs_and_the_connection_lives_on(app: ServedApp, proxy: Proxy) -> None:
+    operation = GatedRequest(app, "plain")
+    operation.open_gates()
+    with app.connect() as connection:
         with down(proxy):
             for _ in range(2):
-                refused = operation.ask_on(wire)
-                assert (refused.status, problem(refused)) == (503, "unavailable")
+                refused = operation.send_on(connection)
+                assert (refused.status, problem_code(refused)) == (503, "unavailable")
                 assert int(refused.one("Retry-After") or 0) >= 1
         assert operation.effects() == 0
         assert unprotected(app) == 0
-        wait_until(lambda: operation.ask_on(wire).status == 201, "the store is back")
+        wait_until(lambda: operation.send_on(connection).status == 201, "the store is back")
     check_outcome(operation)
 
 
-def test_what_was_chosen_to_run_runs_and_is_counted(app: Served, proxy: Proxy) -> None:
-    risky = Operation(app, "risky")
-    risky.let_go()
+def test_what_was_chosen_to_run_runs_and_is_counted(app: ServedApp, proxy: Proxy) -> None:
+    risky = GatedRequest(app, "risky")
+    risky.open_gates()
     before = unprotected(app)
     with down(proxy):
         for _ in range(2):
-            answer = risky.ask()
+            answer = risky.send()
             assert (answer.status, answer.one("X-Idempotency-Retention")) == (201, None)
     assert (risky.effects(), unprotected(app)) == (2, before + 2)
 
     def is_protected() -> bool:
-        return Operation(app, "risky").asked().one("X-Idempotency-Retention") is not None
+        return (
+            GatedRequest(app, "risky").send_undisturbed().one("X-Idempotency-Retention") is not None
+        )
 
     wait_until(is_protected, "the store is back")
 
 
 def test_i4_a_result_reached_while_it_is_down_is_stored_when_it_is_back(
-    app: Served, proxy: Proxy
+    app: ServedApp, proxy: Proxy
 ) -> None:
     """The answer waits for that too: nobody is told what could be lost (I13)."""
-    operation, gone = Operation(app, "plain"), Operation(app, "large")
-    with operation.begin() as wire:
-        gone.begin().abort()
+    operation, gone = GatedRequest(app, "plain"), GatedRequest(app, "large")
+    with operation.start() as connection:
+        gone.start().abort()
         proxy.hold("requests")
-        operation.let_go()
-        gone.let_go()
+        operation.open_gates()
+        gone.open_gates()
         proxy.wait_until_held("requests")
         with down(proxy):
             assert operation.effects() == gone.effects() == 1
-            assert wire.is_quiet()
-        assert wire.read().status == 201
+            assert connection.is_quiet()
+        assert connection.read_response().status == 201
     check_outcome(operation)
     check_outcome(gone)

@@ -9,7 +9,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from tests.http.apps.guarded import LEASE, STORE, effect, gate
+from tests.http.apps.starlette_app import LEASE, STORE, effect, gate
 
 from oncekey import AsyncOnce, Policy
 from oncekey.http.asgi import IdempotencyMiddleware

@@ -1,7 +1,7 @@
-"""One operation on a server, from its first bytes to what a retry is told.
+"""One keyed request to a handler of apps/gated_handlers.py, from its first bytes to its retry.
 
-Owns the talk to the handlers of tests.http.apps.held on every ASGI server, and the checks that do
-not depend on what happened to a client.
+The handler waits at a gate until the test opens it. The checks here do not depend on what happened
+to the client of the first request.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import gzip
 import json
 from typing import Any
 
-from tests.http.served import Served
-from tests.http.wire import Connection, Response
+from tests.http.app_server import ServedApp
+from tests.http.socket_client import Connection, Response
 from tests.support.servers import Granian, HttpServer, Hypercorn, Uvicorn
 from tests.support.servers.processes import wait_until
 
-APP = "tests.http.apps.held:app"
+APP = "tests.http.apps.gated_handlers:app"
 SERVERS: dict[str, tuple[type[HttpServer], dict[str, Any]]] = {
     "uvicorn-h11": (Uvicorn, {"http": "h11"}),
     "uvicorn-httptools": (Uvicorn, {"http": "httptools"}),
@@ -26,51 +26,51 @@ SERVERS: dict[str, tuple[type[HttpServer], dict[str, Any]]] = {
 BODY = b'{"cents": 500}'
 
 
-class Operation:
+class GatedRequest:
     """One request to a handler, under a key and with gates of its own."""
 
-    def __init__(self, app: Served, handler: str) -> None:
+    def __init__(self, app: ServedApp, handler: str) -> None:
         self.app = app
         self.handler = handler
         self.key = app.fresh_key()
         self.path = f"/{handler}?name={self.key}"
         self.headers = app.headers(self.key, more=[("Accept-Encoding", "gzip")])
 
-    def begin(self) -> Connection:
+    def start(self) -> Connection:
         """Send it, and wait until the handler is at its gate."""
-        wire = self.app.connect()
-        wire.request("POST", self.path, self.headers, BODY)
-        self.app.wait_here(self.key)
-        return wire
+        connection = self.app.connect()
+        connection.send_request("POST", self.path, self.headers, BODY)
+        self.app.wait_at_gate(self.key)
+        return connection
 
-    def let_go(self) -> None:
-        self.app.let_go(self.key)
-        self.app.let_go(f"{self.key}-after")
+    def open_gates(self) -> None:
+        self.app.open_gate(self.key)
+        self.app.open_gate(f"{self.key}-after")
 
-    def ask(self, body: bytes = BODY) -> Response:
-        with self.app.connect() as wire:
-            return self.ask_on(wire, body)
+    def send(self, body: bytes = BODY) -> Response:
+        with self.app.connect() as connection:
+            return self.send_on(connection, body)
 
-    def ask_on(self, wire: Connection, body: bytes = BODY) -> Response:
-        return wire.ask("POST", self.path, self.headers, body)
+    def send_on(self, connection: Connection, body: bytes = BODY) -> Response:
+        return connection.request("POST", self.path, self.headers, body)
 
-    def asked(self) -> Response:
-        self.let_go()
-        return self.ask()
+    def send_undisturbed(self) -> Response:
+        self.open_gates()
+        return self.send()
 
     def retry(self) -> Response:
         """What the retry is told when the first attempt has come to an end."""
         answers: list[Response] = []
 
         def is_over() -> bool:
-            answers.append(self.ask())
-            return problem(answers[-1]) != "in-flight"
+            answers.append(self.send())
+            return problem_code(answers[-1]) != "in-flight"
 
         wait_until(is_over, "the first attempt has ended")
         return answers[-1]
 
     def effects(self) -> int:
-        return self.app.noted("effects", self.key)
+        return self.app.log_count("effects", self.key)
 
 
 def content(response: Response) -> bytes:
@@ -79,24 +79,24 @@ def content(response: Response) -> bytes:
     return gzip.decompress(response.body) if is_packed else response.body
 
 
-def problem(response: Response) -> str:
+def problem_code(response: Response) -> str:
     if response.one("Content-Type") != "application/problem+json":
         return ""
     return str(json.loads(content(response))["type"]).removeprefix("/policy#")
 
 
 @functools.cache
-def undisturbed(app: Served, handler: str) -> Response:
+def undisturbed_response(app: ServedApp, handler: str) -> Response:
     """What a client gets that nothing happens to."""
-    return Operation(app, handler).asked()
+    return GatedRequest(app, handler).send_undisturbed()
 
 
-def check_outcome(operation: Operation) -> None:
+def check_outcome(operation: GatedRequest) -> None:
     """It ran once, and its retry gets all of what it would have answered."""
-    expected = undisturbed(operation.app, operation.handler)
+    expected = undisturbed_response(operation.app, operation.handler)
     again = operation.retry()
     if operation.handler == "raises":
-        assert (again.status, problem(again)) == (500, "failed")
+        assert (again.status, problem_code(again)) == (500, "failed")
         assert b"s3cret" not in content(again)
     else:
         assert again.one("X-Idempotency-Replayed") == "true"
@@ -108,10 +108,10 @@ def check_outcome(operation: Operation) -> None:
     assert operation.effects() == 1
 
 
-def go_away(wire: Connection, how: str) -> None:
+def disconnect(connection: Connection, how: str) -> None:
     if how == "reset":
-        wire.abort()
+        connection.abort()
     elif how == "goodbye":
-        wire.close()
+        connection.close()
     else:
-        wire.half_close()
+        connection.half_close()

@@ -2,7 +2,7 @@
 
 `?name=` names the effects and the gates of one request, so that requests do not meet. Around all
 of it each call is noted when it begins and ends: only then has a server's word about its client
-come through. HELD_KIND chooses what is around the handlers: "bare" is an app without a lifespan.
+come through. GATED_KIND chooses what is around the handlers: "bare" is an app without a lifespan.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
-from tests.http.apps.guarded import FOLDER, POLL, effect, gate, make
+from tests.http.apps.starlette_app import FOLDER, POLL, effect, gate, make
 
 from oncekey.http.asgi import IdempotencyMiddleware
 from oncekey.http.rules import Rule
@@ -159,7 +159,7 @@ class Bare:
         await self.app(scope, receive, send)
 
 
-kind = os.environ.get("HELD_KIND", "")
+kind = os.environ.get("GATED_KIND", "")
 app = Noting(
     make(
         within=kind == "within",

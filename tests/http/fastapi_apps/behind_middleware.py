@@ -8,7 +8,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel
-from tests.http.apps.guarded import CALLERS, STORE, effect
+from tests.http.apps.starlette_app import CALLERS, STORE, effect
 
 from oncekey import AsyncOnce
 from oncekey.http.fastapi import install

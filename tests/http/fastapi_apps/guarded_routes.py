@@ -1,6 +1,6 @@
 """A FastAPI app with guarded routes, for tests that talk to it over a socket.
 
-Effects are lines in a file and gates are files, as in apps/guarded.py.
+Effects are lines in a file and gates are files, as in apps/starlette_app.py.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fastapi import (
 )
 from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from pydantic import BaseModel
-from tests.http.apps.guarded import CALLERS, STORE, effect, gate
+from tests.http.apps.starlette_app import CALLERS, STORE, effect, gate
 
 from oncekey import AsyncOnce, Policy
 from oncekey.http.fastapi import CurrentAttempt, Idempotency, OptionalAttempt

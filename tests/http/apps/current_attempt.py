@@ -113,15 +113,15 @@ def asgi() -> Any:
     return app
 
 
-def fastapi(*, whole: bool = False) -> Any:
+def fastapi(*, by_middleware: bool = False) -> Any:
     app = FastAPI()
     once = AsyncOnce(STORE)
     idempotency = Idempotency(once, caller=lambda request: request.headers["authorization"])
 
     def guarded(endpoint: Callable[..., Any]) -> Callable[..., Any]:
-        return endpoint if whole else idempotency.guard()(endpoint)
+        return endpoint if by_middleware else idempotency.guard()(endpoint)
 
-    if whole:
+    if by_middleware:
 
         def caller(scope: Any) -> str:
             return str(dict(scope["headers"]).get(b"authorization", b"").decode())
@@ -201,7 +201,7 @@ def flask() -> Any:
     return app
 
 
-def django(*, whole: bool = False) -> Any:
+def django(*, by_middleware: bool = False) -> Any:
     from django import setup
     from django.conf import settings
     from django.core.wsgi import get_wsgi_application
@@ -209,7 +209,7 @@ def django(*, whole: bool = False) -> Any:
     from django.urls import path
 
     ours = {"once": STORE, "caller": lambda request: request.headers.get("Authorization")}
-    middleware = ["oncekey.http.django.IdempotencyMiddleware"] if whole else []
+    middleware = ["oncekey.http.django.IdempotencyMiddleware"] if by_middleware else []
     settings.configure(
         ALLOWED_HOSTS=["*"],
         ROOT_URLCONF=__name__,
@@ -231,7 +231,7 @@ def django(*, whole: bool = False) -> Any:
         return JsonResponse(value, status=status_of(attempt), headers=AGAIN)
 
     for view in (here, again):
-        urlpatterns.append(path(view.__name__, view if whole else idempotent()(view)))
+        urlpatterns.append(path(view.__name__, view if by_middleware else idempotent()(view)))
     return get_wsgi_application()
 
 
@@ -239,10 +239,10 @@ urlpatterns: list[Any] = []
 APPS: dict[str, Callable[[], Any]] = {
     "asgi": asgi,
     "fastapi": fastapi,
-    "fastapi-whole": lambda: fastapi(whole=True),
+    "fastapi-middleware": lambda: fastapi(by_middleware=True),
     "wsgi": wsgi,
     "flask": flask,
     "django": django,
-    "django-whole": lambda: django(whole=True),
+    "django-middleware": lambda: django(by_middleware=True),
 }
 app = APPS[os.environ["GUARDED_KIND"]]()

@@ -10,31 +10,31 @@ from typing import Any
 
 import django
 from django.conf import settings
-from tests.http.wsgi_apps import ledger
+from tests.http.wsgi_apps import handlers
 
 KIND = os.environ.get("GUARDED_KIND", "views")
 
 
 def caller(request: Any) -> str | None:
-    return ledger.CALLERS.get(request.META.get("HTTP_AUTHORIZATION", ""))
+    return handlers.CALLERS.get(request.META.get("HTTP_AUTHORIZATION", ""))
 
 
 def databases() -> dict[str, Any]:
-    if not ledger.STORE.startswith("postgresql"):
-        file = str(ledger.FOLDER / "keys.db")
+    if not handlers.STORE.startswith("postgresql"):
+        file = str(handlers.FOLDER / "keys.db")
         return {"ENGINE": "django.db.backends.sqlite3", "NAME": file, "OPTIONS": {"timeout": 20}}
     from psycopg.conninfo import conninfo_to_dict
 
-    parts = conninfo_to_dict(ledger.STORE)
+    parts = conninfo_to_dict(handlers.STORE)
     named = {name.upper(): parts[name] for name in ("user", "host", "port")}
     return {"ENGINE": "django.db.backends.postgresql", "NAME": parts["dbname"], **named}
 
 
 def rules() -> list[dict[str, Any]]:
-    return [{"path": f"/{name}", **ledger.options(name)} for name in ledger.HANDLERS]
+    return [{"path": f"/{name}", **handlers.options(name)} for name in handlers.HANDLERS]
 
 
-OURS: dict[str, Any] = {"once": ledger.engine, "caller": caller, "policy_url": "/policy"}
+OURS: dict[str, Any] = {"once": handlers.engine, "caller": caller, "policy_url": "/policy"}
 IS_WHOLE = KIND.startswith("middleware")
 if IS_WHOLE:
     OURS["rules"] = [*rules(), {"path": "*"}]
@@ -42,7 +42,7 @@ if IS_WHOLE:
 if not settings.configured:
     settings.configure(
         ALLOWED_HOSTS=["*"],
-        ROOT_URLCONF="tests.http.wsgi_apps.django_urls",
+        ROOT_URLCONF="tests.http.wsgi_apps.django_views",
         DATABASES={"default": {**databases(), "ATOMIC_REQUESTS": KIND == "atomic"}},
         MIDDLEWARE=["oncekey.http.django.IdempotencyMiddleware"] if IS_WHOLE else [],
         INSTALLED_APPS=["rest_framework"] if KIND == "rest" else [],
@@ -57,7 +57,7 @@ if not settings.configured:
             }
         ],
         REST_FRAMEWORK={
-            "DEFAULT_AUTHENTICATION_CLASSES": ["tests.http.wsgi_apps.django_tokens.Tokens"],
+            "DEFAULT_AUTHENTICATION_CLASSES": ["tests.http.wsgi_apps.django_rest_auth.Tokens"],
             "DEFAULT_PERMISSION_CLASSES": ["rest_framework.permissions.IsAuthenticated"],
             "UNAUTHENTICATED_USER": None,
         },

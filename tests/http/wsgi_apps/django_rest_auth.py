@@ -6,7 +6,7 @@ from typing import Any
 
 from rest_framework.authentication import BaseAuthentication
 from rest_framework.exceptions import AuthenticationFailed
-from tests.http.wsgi_apps import ledger
+from tests.http.wsgi_apps import handlers
 
 
 class Account:
@@ -16,7 +16,7 @@ class Account:
 class Tokens(BaseAuthentication):  # type: ignore[misc]
     def authenticate(self, request: Any) -> Any:
         sent = request.META.get("HTTP_AUTHORIZATION", "")
-        if sent not in ledger.CALLERS:
+        if sent not in handlers.CALLERS:
             raise AuthenticationFailed("who are you?")
         return Account(), sent
 
