@@ -1,7 +1,13 @@
-"""The guarded app on a real server, and what a test does to it: ask, count effects, open gates."""
+"""A guarded app on a real server, with what a test does to it: send requests, count effects, open
+gates.
+
+The apps share a folder with the test. Each effect is a line in the file `effects`. A handler that
+reaches a gate creates `<gate>.here` and waits until the test has created `<gate>.go`.
+"""
 
 from __future__ import annotations
 
+import gzip
 import json
 import tempfile
 from collections.abc import Iterator
@@ -19,7 +25,7 @@ BOB = ("Authorization", "Bearer bob")
 
 
 class ServedApp:
-    """One server with a folder of its own."""
+    """An app on a server, and the folder that it shares with the test."""
 
     def __init__(self, server: HttpServer, folder: Path) -> None:
         self.server = server
@@ -30,6 +36,7 @@ class ServedApp:
         return Connection(self.server.port)
 
     def post(self, path: str, key: str | None, body: Any = None, **more: Any) -> Response:
+        """Send a request over a connection of its own; `more` as for `request_on`."""
         with self.connect() as connection:
             return self.request_on(connection, path, key, body, **more)
 
@@ -44,7 +51,7 @@ class ServedApp:
         method: str = "POST",
         headers: list[tuple[str, str]] | None = None,
     ) -> Response:
-        return connection.request(method, path, self.headers(key, who, headers), _bytes(body))
+        return connection.request(method, path, self.headers(key, who, headers), _as_bytes(body))
 
     def headers(
         self,
@@ -52,55 +59,76 @@ class ServedApp:
         who: tuple[str, str] | None = ALICE,
         more: list[tuple[str, str]] | None = None,
     ) -> list[tuple[str, str]]:
-        made = [("Content-Type", "application/json"), *(more or [])]
+        headers = [("Content-Type", "application/json"), *(more or [])]
         if who is not None:
-            made.append(who)
+            headers.append(who)
         if key is not None:
-            made.append(("Idempotency-Key", key))
-        return made
+            headers.append(("Idempotency-Key", key))
+        return headers
 
     def fresh_key(self) -> str:
         self._keys += 1
         return f"key-{self._keys}"
 
-    # --- the app's side -------------------------------------------------------------------------
+    # --- what the app has done ------------------------------------------------------------------
 
-    def effects(self, what: str = "") -> int:
+    def effects(self, prefix: str = "") -> int:
+        """How many effects there are whose line begins with `prefix`."""
         file = self.folder / "effects"
         lines = file.read_text().splitlines() if file.exists() else []
-        return sum(line.startswith(what) for line in lines)
+        return sum(line.startswith(prefix) for line in lines)
 
     def wait_at_gate(self, gate: str) -> None:
+        """Wait until a handler has reached the gate."""
         wait_until((self.folder / f"{gate}.here").exists, f"the handler is at {gate}")
 
     def open_gate(self, gate: str) -> None:
         (self.folder / f"{gate}.go").touch()
 
-    def log_count(self, what: str, name: str) -> int:
-        """How often the app has written down `name`, in one of its lists."""
-        file = self.folder / what
+    def log_count(self, log: str, name: str) -> int:
+        """How often the app has written `name` to one of its logs."""
+        file = self.folder / log
         return file.read_text().splitlines().count(name) if file.exists() else 0
 
-    def wait_logged(self, what: str, name: str) -> None:
-        wait_until(lambda: self.log_count(what, name) > 0, f"{name} has {what}")
+    def wait_logged(self, log: str, name: str) -> None:
+        wait_until(lambda: self.log_count(log, name) > 0, f"{name} has {log}")
 
     def reset(self) -> None:
-        """Between tests: no effects, no open gates."""
+        """Forget all effects and close all gates, between tests."""
         for file in self.folder.iterdir():
             if file.name == "effects" or file.suffix in (".here", ".go"):
                 file.unlink()
 
 
-def _bytes(body: Any) -> bytes:
+def is_replay(response: Response) -> bool:
+    return response.one("X-Idempotency-Replayed") == "true"
+
+
+def content(response: Response) -> bytes:
+    """The body, without a gzip coding that a middleware outside the guard has added."""
+    is_packed = response.one("Content-Encoding") == "gzip"
+    return gzip.decompress(response.body) if is_packed else response.body
+
+
+def problem_code(response: Response) -> str:
+    """The code of a refusal; "" for any other response."""
+    if response.one("Content-Type") != "application/problem+json":
+        return ""
+    details = json.loads(content(response))
+    assert details["status"] == response.status
+    return str(details["type"]).removeprefix("/policy#")
+
+
+def _as_bytes(body: Any) -> bytes:
     return body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
 
 
 @contextmanager
 def serve_app(
-    kind: type[HttpServer], app: str = "tests.http.apps.starlette_app:app", **options: Any
+    server_type: type[HttpServer], app: str = "tests.http.apps.starlette_app:app", **options: Any
 ) -> Iterator[ServedApp]:
+    """Serve an app; `options` are those of the server."""
     with tempfile.TemporaryDirectory(prefix="oncekey-http-") as name:
-        folder = Path(name)
         env = {"GUARDED_FOLDER": name, **options.pop("env", {})}
-        with kind(app, cwd=ROOT, env=env, **options) as server:
-            yield ServedApp(server, folder)
+        with server_type(app, cwd=ROOT, env=env, **options) as server:
+            yield ServedApp(server, Path(name))

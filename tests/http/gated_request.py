@@ -7,11 +7,9 @@ to the client of the first request.
 from __future__ import annotations
 
 import functools
-import gzip
-import json
 from typing import Any
 
-from tests.http.app_server import ServedApp
+from tests.http.app_server import ServedApp, content, is_replay, problem_code
 from tests.http.socket_client import Connection, Response
 from tests.support.servers import Granian, HttpServer, Hypercorn, Uvicorn
 from tests.support.servers.processes import wait_until
@@ -55,60 +53,49 @@ class GatedRequest:
         return connection.request("POST", self.path, self.headers, body)
 
     def send_undisturbed(self) -> Response:
+        """Send it with all gates open."""
         self.open_gates()
         return self.send()
 
     def retry(self) -> Response:
-        """What the retry is told when the first attempt has come to an end."""
-        answers: list[Response] = []
+        """Send it again until the first attempt has ended; the response after that."""
+        responses: list[Response] = []
 
-        def is_over() -> bool:
-            answers.append(self.send())
-            return problem_code(answers[-1]) != "in-flight"
+        def has_ended() -> bool:
+            responses.append(self.send())
+            return problem_code(responses[-1]) != "in-flight"
 
-        wait_until(is_over, "the first attempt has ended")
-        return answers[-1]
+        wait_until(has_ended, "the first attempt has ended")
+        return responses[-1]
 
     def effects(self) -> int:
         return self.app.log_count("effects", self.key)
 
 
-def content(response: Response) -> bytes:
-    """Its body, without the encoding that a layer outside of ours has added."""
-    is_packed = response.one("Content-Encoding") == "gzip"
-    return gzip.decompress(response.body) if is_packed else response.body
-
-
-def problem_code(response: Response) -> str:
-    if response.one("Content-Type") != "application/problem+json":
-        return ""
-    return str(json.loads(content(response))["type"]).removeprefix("/policy#")
-
-
 @functools.cache
 def undisturbed_response(app: ServedApp, handler: str) -> Response:
-    """What a client gets that nothing happens to."""
+    """What a client gets whose connection nothing happens to."""
     return GatedRequest(app, handler).send_undisturbed()
 
 
-def check_outcome(operation: GatedRequest) -> None:
-    """It ran once, and its retry gets all of what it would have answered."""
-    expected = undisturbed_response(operation.app, operation.handler)
-    again = operation.retry()
-    if operation.handler == "raises":
+def check_outcome(request: GatedRequest) -> None:
+    """Check that it ran once, and that a retry gets the response of an undisturbed request."""
+    expected = undisturbed_response(request.app, request.handler)
+    again = request.retry()
+    if request.handler == "raises":
         assert (again.status, problem_code(again)) == (500, "failed")
         assert b"s3cret" not in content(again)
     else:
-        assert again.one("X-Idempotency-Replayed") == "true"
-        assert expected.one("X-Idempotency-Replayed") is None
+        assert (is_replay(again), is_replay(expected)) == (True, False)
         assert again.status == expected.status < 500
         assert content(again) == content(expected) != b""
         for name in ("Content-Type", "Location"):
             assert again.one(name) == expected.one(name)
-    assert operation.effects() == 1
+    assert request.effects() == 1
 
 
 def disconnect(connection: Connection, how: str) -> None:
+    """End the connection: "reset", "goodbye" (a plain close), or half of it."""
     if how == "reset":
         connection.abort()
     elif how == "goodbye":

@@ -19,17 +19,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
-from tests.http.app_server import ServedApp, serve_app
-from tests.http.gated_request import (
-    APP,
-    BODY,
-    SERVERS,
-    GatedRequest,
-    check_outcome,
-    content,
-    disconnect,
-    problem_code,
-)
+from tests.http.app_server import ServedApp, content, problem_code, serve_app
+from tests.http.gated_request import APP, BODY, SERVERS, GatedRequest, check_outcome, disconnect
 from tests.http.socket_client import Connection, Response
 from tests.support.servers import require
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.http.app_server import BOB, ServedApp, serve_app
+from tests.http.app_server import BOB, ServedApp, is_replay, serve_app
 from tests.http.socket_client import Response
 from tests.support.servers import require
 from tests.support.servers.http import Gunicorn, Uvicorn
@@ -30,15 +30,11 @@ def app(running: ServedApp) -> ServedApp:
     return running
 
 
-def replayed(response: Response) -> bool:
-    return response.one("X-Idempotency-Replayed") == "true"
-
-
 def twice(app: ServedApp, path: str, body: Any = None, **more: Any) -> tuple[Response, Response]:
     """Two answers to one request; the first one is new."""
     key = app.fresh_key()
     first, again = (app.post(path, key, {} if body is None else body, **more) for _ in range(2))
-    assert not replayed(first)
+    assert not is_replay(first)
     assert (first.status, first.body) == (again.status, again.body)
     return first, again
 
@@ -48,28 +44,28 @@ def twice(app: ServedApp, path: str, body: Any = None, **more: Any) -> tuple[Res
 
 def test_what_django_answers_to_an_error_is_answered_again(app: ServedApp) -> None:
     first, again = twice(app, "/refuses/missing")
-    assert (first.status, replayed(again), app.effects()) == (404, True, 1)
+    assert (first.status, is_replay(again), app.effects()) == (404, True, 1)
 
 
 def test_a_denied_permission_ends_no_key(app: ServedApp) -> None:
     first, again = twice(app, "/refuses/denied")
-    assert (first.status, replayed(again), app.effects()) == (403, False, 2)
+    assert (first.status, is_replay(again), app.effects()) == (403, False, 2)
 
 
 def test_templates_are_rendered_before_they_are_stored(app: ServedApp) -> None:
     first, again = twice(app, "/template")
-    assert (first.body, replayed(again), app.effects()) == (b"Hello Ada", True, 1)
+    assert (first.body, is_replay(again), app.effects()) == (b"Hello Ada", True, 1)
 
 
 def test_a_replay_has_no_headers_that_the_answer_had_not(app: ServedApp) -> None:
     first, again = twice(app, "/untyped")
-    assert replayed(again)
+    assert is_replay(again)
     assert first.one("Content-Type") is again.one("Content-Type") is None
 
 
 def test_class_views_are_guarded_by_their_dispatch(app: ServedApp) -> None:
     first, again = twice(app, "/orders")
-    assert (first.status, replayed(again), app.effects()) == (201, True, 1)
+    assert (first.status, is_replay(again), app.effects()) == (201, True, 1)
     with app.connect() as connection:
         assert connection.request("GET", "/orders").body == b"read"
 
@@ -79,7 +75,7 @@ def test_class_views_are_guarded_by_their_dispatch(app: ServedApp) -> None:
 
 def test_a_rendered_response_is_stored(app: ServedApp) -> None:
     first, again = twice(app, "/payments", {"cents": 5})
-    assert (first.status, replayed(again), app.effects()) == (201, True, 1)
+    assert (first.status, is_replay(again), app.effects()) == (201, True, 1)
     told = json.loads(first.body)
     assert told["cents"] == 5
     assert told["fence"] > 0
@@ -90,7 +86,7 @@ def test_a_rendered_response_is_stored(app: ServedApp) -> None:
 
 def test_a_refusal_by_a_serializer_is_stored(app: ServedApp) -> None:
     first, again = twice(app, "/payments", {"cents": 0})
-    assert (first.status, replayed(again), app.effects()) == (400, True, 1)
+    assert (first.status, is_replay(again), app.effects()) == (400, True, 1)
     assert "cents" in json.loads(first.body)
 
 
@@ -101,18 +97,18 @@ def test_i15_authentication_and_throttles_come_first(app: ServedApp) -> None:
     stranger = app.post("/payments", key, {"cents": 5}, who=mallory)
     assert (stranger.status, json.loads(stranger.body)) == (401, {"detail": "who are you?"})
     busy = app.post("/payments", key, {"cents": 5}, headers=[("X-Busy", "1")])
-    assert (busy.status, replayed(busy)) == (429, False)
+    assert (busy.status, is_replay(busy)) == (429, False)
     assert app.effects() == 1
-    assert not replayed(app.post("/payments", key, {"cents": 5}, who=BOB))
+    assert not is_replay(app.post("/payments", key, {"cents": 5}, who=BOB))
 
 
 def test_actions_and_functions(app: ServedApp) -> None:
-    assert replayed(twice(app, "/refunds")[1])
+    assert is_replay(twice(app, "/refunds")[1])
     first, again = twice(app, "/refunds/lost")
-    assert (first.status, replayed(again)) == (404, True)
+    assert (first.status, is_replay(again)) == (404, True)
     assert json.loads(first.body) == {"detail": "no such refund"}
     first, again = twice(app, "/function", {"a": 1})
-    assert (json.loads(first.body), replayed(again)) == ({"sent": {"a": 1}}, True)
+    assert (json.loads(first.body), is_replay(again)) == ({"sent": {"a": 1}}, True)
     assert (app.effects("refunds"), app.effects("lost"), app.effects("function")) == (1, 1, 1)
 
 
@@ -133,13 +129,13 @@ def test_under_asgi_the_middleware_guards_as_well() -> None:
     env = {"GUARDED_KIND": "middleware"}
     with serve_app(Uvicorn, "tests.http.wsgi_apps.django_app:asgi", env=env) as app:
         first, again = twice(app, "/charges", {"a": 1})
-        assert (first.status, replayed(again), app.effects()) == (201, True, 1)
+        assert (first.status, is_replay(again), app.effects()) == (201, True, 1)
         with app.connect() as connection:
             head = [*app.headers("key-1"), ("Transfer-Encoding", "chunked")]
             connection.send(
                 connection.request_head("POST", "/charges", head), b'7\r\n{"a":1}\r\n0\r\n\r\n'
             )
-            assert replayed(connection.read_response())
+            assert is_replay(connection.read_response())
         two = [("Idempotency-Key", "a"), ("Idempotency-Key", "b")]
         assert app.post("/charges", None, {}, headers=two).status == 400
         assert app.effects() == 1

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import psycopg
 import pytest
-from tests.http.app_server import ServedApp, serve_app
+from tests.http.app_server import ServedApp, is_replay, serve_app
 from tests.http.socket_client import Response
 from tests.support.postgres_stores import server
 from tests.support.servers import require
@@ -76,16 +76,12 @@ def shop(running: Shop) -> Shop:
     return running
 
 
-def replayed(response: Response) -> bool:
-    return response.one("X-Idempotency-Replayed") == "true"
-
-
 def test_rows_and_answer_commit_together(shop: Shop) -> None:
     key = shop.app.fresh_key()
     first, again = shop.app.post("/buy/book", key, {}), shop.app.post("/buy/book", key, {})
     assert (first.status, first.body) == (again.status, again.body)
     assert first.one("Location") == again.one("Location") == "/orders/book"
-    assert (first.status, replayed(first), replayed(again)) == (201, False, True)
+    assert (first.status, is_replay(first), is_replay(again)) == (201, False, True)
     assert shop.rows() == ["book"]
     assert shop.app.effects("buy") == 1
     assert shop.app.effects("committed book") == 1
@@ -98,7 +94,7 @@ def test_a_refusal_is_kept_while_its_rows_are_not(shop: Shop, how: str, status: 
     answers = [shop.app.post(f"/buy/{how}", key, {}) for _ in range(2)]
     assert [answer.status for answer in answers] == [status, status]
     assert answers[0].body == answers[1].body
-    assert replayed(answers[1])
+    assert is_replay(answers[1])
     assert shop.rows() == []
     assert shop.app.effects("buy") == 1
     assert shop.app.effects("committed") == 0, "what was to be done on commit was done"
@@ -113,7 +109,7 @@ def test_a_failure_leaves_nothing_and_frees_the_key(shop: Shop, how: str, status
     shop.app.reset()
     for runs in (1, 2):
         answer = shop.app.post(f"/buy/{how}", key, {})
-        assert (answer.status, replayed(answer)) == (status, False)
+        assert (answer.status, is_replay(answer)) == (status, False)
         assert b"s3cret" not in answer.body
         assert shop.app.effects("buy") == runs
     assert shop.rows() == ["ink"]
@@ -133,9 +129,9 @@ def test_i1_eight_at_once_run_once(shop: Shop) -> None:
     with ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(ask, range(8)))
     assert {answer.status for answer in answers} <= {201, 409}
-    assert sum(answer.status == 201 and not replayed(answer) for answer in answers) == 1
+    assert sum(answer.status == 201 and not is_replay(answer) for answer in answers) == 1
     assert shop.rows() == ["pen"]
-    assert replayed(shop.app.post("/buy/pen", key, {}))
+    assert is_replay(shop.app.post("/buy/pen", key, {}))
 
 
 def test_i4_a_killed_server_leaves_nothing_half_done(shop: Shop) -> None:
@@ -155,7 +151,7 @@ def test_i4_a_killed_server_leaves_nothing_half_done(shop: Shop) -> None:
         return answers[-1].status == 201
 
     wait_until(is_through, "the database has noticed that its client is gone")
-    assert not replayed(answers[-1])
+    assert not is_replay(answers[-1])
     assert {json.loads(answer.body).get("status", 201) for answer in answers} <= {201, 409}
     assert shop.rows() == ["gated"]
 
@@ -183,5 +179,5 @@ def test_where_requests_are_atomic_a_view_needs_the_transaction() -> None:
         assert "ATOMIC_REQUESTS" in app.server.log
         assert app.effects() == 0
         assert [app.post("/buy/poor", "b", {}).status for _ in range(2)] == [402, 402]
-        assert [replayed(app.post("/buy/book", "c", {})) for _ in range(2)] == [False, True]
+        assert [is_replay(app.post("/buy/book", "c", {})) for _ in range(2)] == [False, True]
         assert (app.effects("buy poor"), app.effects("buy book")) == (1, 1)

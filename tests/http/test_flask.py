@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from flask import Flask
-from tests.http.app_server import ServedApp, serve_app
-from tests.http.socket_client import Response
+from tests.http.app_server import ServedApp, is_replay, serve_app
 from tests.support.servers import require
 from tests.support.servers.http import Gunicorn
 
@@ -31,10 +30,6 @@ def app(running: ServedApp) -> ServedApp:
     return running
 
 
-def replayed(response: Response) -> bool:
-    return response.one("X-Idempotency-Replayed") == "true"
-
-
 @pytest.mark.parametrize(("how", "status"), [("abort", 404), ("handled", 409)])
 def test_what_error_handlers_answer_is_answered_again(
     app: ServedApp, how: str, status: int
@@ -42,7 +37,7 @@ def test_what_error_handlers_answer_is_answered_again(
     key = app.fresh_key()
     first, again = (app.post(f"/refuses/{how}", key, {}) for _ in range(2))
     assert (first.status, first.body) == (again.status, again.body)
-    assert (first.status, replayed(again), app.effects()) == (status, True, 1)
+    assert (first.status, is_replay(again), app.effects()) == (status, True, 1)
 
 
 def test_an_aborted_view_that_ends_no_key_runs_again(app: ServedApp) -> None:
@@ -71,7 +66,7 @@ def test_i15_whom_the_app_turns_away_meets_no_key(app: ServedApp) -> None:
     key = app.fresh_key()
     app.post("/returns", key, {})
     banned = app.post("/returns", key, {}, who=("Authorization", "Bearer banned"))
-    assert (banned.status, replayed(banned)) == (403, False)
+    assert (banned.status, is_replay(banned)) == (403, False)
     assert json.loads(banned.body) == {"why": "banned"}
 
 
@@ -82,7 +77,7 @@ def test_a_form_that_was_parsed_before_is_compared_all_the_same(app: ServedApp) 
         head = [pair for pair in head if pair != ("Content-Type", "application/json")]
         first = connection.request("POST", "/form", head, b"csrf=1&name=Ada")
         assert json.loads(first.body)["name"] == "Ada"
-        assert replayed(connection.request("POST", "/form", head, b"csrf=2&name=Ada"))
+        assert is_replay(connection.request("POST", "/form", head, b"csrf=2&name=Ada"))
         assert connection.request("POST", "/form", head, b"csrf=2&name=Bob").status == 422
     assert app.effects() == 1
 

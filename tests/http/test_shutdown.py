@@ -22,8 +22,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from tests.http.app_server import ServedApp, serve_app
-from tests.http.gated_request import APP, SERVERS, GatedRequest, check_outcome, problem_code
+from tests.http.app_server import ServedApp, problem_code, serve_app
+from tests.http.gated_request import APP, SERVERS, GatedRequest, check_outcome
 from tests.support.servers import require
 from tests.support.servers.processes import wait_until
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from tests.http.app_server import ServedApp, serve_app
-from tests.http.gated_request import APP, GatedRequest, check_outcome, problem_code
+from tests.http.app_server import ServedApp, problem_code, serve_app
+from tests.http.gated_request import APP, GatedRequest, check_outcome
 from tests.support import postgres_stores
 from tests.support.servers import Proxy, Uvicorn, require
 from tests.support.servers.processes import wait_until
