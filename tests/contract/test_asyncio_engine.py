@@ -21,10 +21,10 @@ from oncekey.engine.blocking.once import Once
 from oncekey.engine.duplicates import FOLLOWER_POLL_US, Duplicates, Waiter
 from oncekey.stores.memory import AsyncMemoryStore, MemoryStore
 from oncekey.stores.sqlite import AsyncSQLiteStore
-from oncekey.testing.contract.base import LEASE, claim, token
+from oncekey.testing.contract.store_case import LEASE, claim, token
 from oncekey.testing.fake_clock import FakeClock
 from oncekey.testing.faulty_store import AsyncFaultyStore, Fault
-from oncekey.testing.sync_facade import turn_until
+from oncekey.testing.sync_facade import yield_until
 
 POLICY = Policy(lease="30s", keep="1h", audit="1h")
 LOOPS = 4
@@ -50,12 +50,12 @@ def test_a_heartbeat_on_its_way_when_the_body_ends_ends_too() -> None:
             return "done"
 
         running = asyncio.create_task(once.run("op", "k", body))
-        await turn_until(lambda: len(store.calls) == 1)
-        await turn_until(lambda: bool(clock._timers))
+        await yield_until(lambda: len(store.calls) == 1)
+        await yield_until(lambda: bool(clock._timers))
         clock.advance(LEASE // 3)
-        await turn_until(lambda: store._held == 1)
+        await yield_until(lambda: store._held == 1)
         go.set()
-        await turn_until(lambda: len(once._runner.home().coalescer._queue) == 1)  # the Finish
+        await yield_until(lambda: len(once._runner.home().coalescer._queue) == 1)  # the Finish
         store.release()
         assert (await running).value == "done"
         await once.close()
@@ -85,9 +85,9 @@ def test_i5_a_lost_lease_cancels_the_body(swallows: bool) -> None:
             return "never"
 
         running = asyncio.create_task(once.run("op", "k", body, retry_safe=True))
-        await turn_until(lambda: len(store.calls) == 1 and bool(clock._timers))
+        await yield_until(lambda: len(store.calls) == 1 and bool(clock._timers))
         clock.advance(LEASE // 3)
-        await turn_until(lambda: store._held == 1)
+        await yield_until(lambda: store._held == 1)
         clock.advance(LEASE)
         (first,) = store.calls[0]
         assert isinstance(first, Claim)
@@ -203,9 +203,9 @@ def test_a_waiting_caller_is_cancelled_by_close_not_crashed() -> None:
             return "done"
 
         running = asyncio.create_task(once.run("op", "k", body))
-        await turn_until(lambda: len(store.calls) == 1)
+        await yield_until(lambda: len(store.calls) == 1)
         waiting = asyncio.create_task(once.run("op", "k", body, wait="20s"))
-        await turn_until(lambda: bool(once._runner.home().duplicates._rooms))
+        await yield_until(lambda: bool(once._runner.home().duplicates._rooms))
         await once.close(drain="0s")
         outcomes = await asyncio.gather(running, waiting, return_exceptions=True)
         assert isinstance(outcomes[1], asyncio.CancelledError)
@@ -229,7 +229,7 @@ def test_the_end_is_told_though_the_caller_left() -> None:
             return "done"
 
         caller = asyncio.create_task(once.run("op", "k", body))
-        await turn_until(lambda: heard == [EventKind.CLAIMED])
+        await yield_until(lambda: heard == [EventKind.CLAIMED])
         caller.cancel()
         with pytest.raises(asyncio.CancelledError):
             await caller

@@ -18,7 +18,7 @@ from oncekey.core.policy import Policy
 from oncekey.core.record import Record, State
 from oncekey.engine.aio.once import AsyncOnce
 from oncekey.stores.memory import AsyncMemoryStore, MemoryStore
-from oncekey.testing.sync_facade import turn_until
+from oncekey.testing.sync_facade import yield_until
 
 STEP = ["before SaveStep", "after SaveStep", "in step", "before SaveStep", "after SaveStep"]
 POINTS = [
@@ -193,7 +193,7 @@ def test_i14_a_shutdown_without_patience_leaves_no_key_pending(
         closing = asyncio.create_task(scene.once.close(drain="0s"))
         (attempt,) = scene.once._runner.home().tasks
         # until the cancellation has come
-        await turn_until(lambda: attempt.cancelling() > 0 or len(scene.track.names) > point + 1)
+        await yield_until(lambda: attempt.cancelling() > 0 or len(scene.track.names) > point + 1)
         scene.track.gate.set()
         await closing
         await asyncio.gather(caller, return_exceptions=True)

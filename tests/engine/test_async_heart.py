@@ -20,7 +20,7 @@ from oncekey.engine.attempt_base import AttemptBase
 from oncekey.engine.blocking.heartbeat import Heartbeat
 from oncekey.engine.clock import Clock, SystemClock, Timer
 from oncekey.stores.memory import AsyncMemoryStore
-from oncekey.testing.sync_facade import turn_until
+from oncekey.testing.sync_facade import yield_until
 
 SECOND = 1_000_000
 request: ContextVar[str] = ContextVar("request")
@@ -107,13 +107,13 @@ def test_one_that_lasts_is_renewed_at_a_third_of_its_lease_and_goes_on() -> None
         attempt = scene.attempt(b"a")
         assert scene.clock.planned == [10 * SECOND]
         scene.clock.fire()
-        await turn_until(lambda: scene.clock.planned == [20 * SECOND])
+        await yield_until(lambda: scene.clock.planned == [20 * SECOND])
         assert scene.renewed == [b"a"]
         assert attempt._deadline == 40 * SECOND
         scene.clock.fire()
-        await turn_until(lambda: scene.renewed == [b"a", b"a"])
+        await yield_until(lambda: scene.renewed == [b"a", b"a"])
         scene.heart.forget(attempt)
-        await turn_until(lambda: scene.clock.planned == [])
+        await yield_until(lambda: scene.clock.planned == [])
 
     asyncio.run(main())
 
@@ -126,11 +126,11 @@ def test_a_shorter_lease_is_not_forgotten_behind_a_longer_one() -> None:
         assert scene.clock.planned == [SECOND]
         scene.clock.fire()
         assert scene.clock.planned == [10 * SECOND], "and the longer one's is planned again"
-        await turn_until(lambda: scene.renewed == [b"short"])
+        await yield_until(lambda: scene.renewed == [b"short"])
         scene.heart.forget(next(iter(scene.heart._beats)))
-        await turn_until(lambda: scene.clock.planned == [10 * SECOND])
+        await yield_until(lambda: scene.clock.planned == [10 * SECOND])
         scene.clock.fire()
-        await turn_until(lambda: scene.renewed == [b"short", b"long"])
+        await yield_until(lambda: scene.renewed == [b"short", b"long"])
         scene.heart.forget(next(iter(scene.heart._beats)))
 
     asyncio.run(main())
@@ -143,7 +143,7 @@ def test_those_due_nearly_together_are_renewed_together() -> None:
             scene.clock.time = number * SECOND
             scene.attempt(b"%d" % number)
         scene.clock.fire()
-        await turn_until(lambda: len(scene.renewed) == 3)
+        await yield_until(lambda: len(scene.renewed) == 3)
         assert sorted(scene.renewed) == [b"0", b"1", b"2"], "within a twelfth of their lease"
         assert scene.clock.planned.count(13 * SECOND) == 1
         for attempt in [*scene.heart._beats, *scene.heart._waiting]:
@@ -212,7 +212,7 @@ def test_what_serves_everyone_runs_in_nobodys_name() -> None:
     once = AsyncOnce(store, clock=clock)
 
     async def lasting(attempt: Any) -> int:
-        await turn_until(lambda: len(store.seen) >= 3)  # the claim and two renewals
+        await yield_until(lambda: len(store.seen) >= 3)  # the claim and two renewals
         return 1
 
     async def main() -> None:
@@ -274,12 +274,12 @@ def test_a_heartbeat_survives_whatever_the_store_raises() -> None:
         attempt = scene.attempt(b"a")
         scene.clock.fire()
         for left in (1, 0):
-            await turn_until(lambda: len(raised) == left and bool(scene.clock.planned))  # noqa: B023
+            await yield_until(lambda: len(raised) == left and bool(scene.clock.planned))  # noqa: B023
             scene.clock.fire()
-        await turn_until(lambda: scene.renewed == [b"a"])
+        await yield_until(lambda: scene.renewed == [b"a"])
         assert not attempt.lost
         scene.heart.forget(attempt)
-        await turn_until(lambda: scene.clock.planned == [])
+        await yield_until(lambda: scene.clock.planned == [])
 
     asyncio.run(main())
 

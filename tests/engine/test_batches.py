@@ -22,10 +22,10 @@ from oncekey.engine.batch import BATCH_BYTES_MAX, BATCH_MAX, CLAIMS_PART
 from oncekey.engine.blocking.coalescer import Coalescer
 from oncekey.engine.blocking.once import Once
 from oncekey.stores.memory import AsyncMemoryStore, MemoryStore
-from oncekey.testing.contract.bench import PATIENCE, until
+from oncekey.testing.contract.engine_case import PATIENCE, wait_until_true
 from oncekey.testing.fake_clock import FakeClock
 from oncekey.testing.faulty_store import AsyncFaultyStore, Fault, FaultyStore
-from oncekey.testing.sync_facade import LoopThread, OnceFace, turn_until
+from oncekey.testing.sync_facade import LoopThread, SyncOnce, yield_until
 
 KIB = 1024
 Todo = tuple[Command, int | None]
@@ -64,7 +64,7 @@ class Held:
     async def apply_async(self, commands: Sequence[Command]) -> list[Reply]:
         self.batches.append(list(commands))
         if len(self.batches) == 1:
-            await turn_until(self.gate.is_set)
+            await yield_until(self.gate.is_set)
         return self._answer(commands)
 
     def _answer(self, commands: Sequence[Command]) -> list[Reply]:
@@ -86,11 +86,11 @@ def send(
         coalescer = Coalescer(store.apply, **options)
         with ThreadPoolExecutor(len(todo) + 1) as pool:
             pool.submit(coalescer.apply, Look(b"first"))
-            until(lambda: len(store.batches) == 1)
+            wait_until_true(lambda: len(store.batches) == 1)
             futures = []
             for count, (command, deadline) in enumerate(todo, 1):
                 futures.append(pool.submit(coalescer.apply, command, deadline))
-                until(lambda: len(coalescer._queue) == count)  # noqa: B023
+                wait_until_true(lambda: len(coalescer._queue) == count)  # noqa: B023
             store.gate.set()
             answers = [future.result(PATIENCE) for future in futures]
             return store.batches[1:], answers
@@ -98,10 +98,10 @@ def send(
     async def main() -> list[CommandResult]:
         coalescer = AsyncCoalescer(store.apply_async, **options)
         tasks = [asyncio.create_task(coalescer.apply(Look(b"first"), lambda: None))]
-        await turn_until(lambda: len(store.batches) == 1)
+        await yield_until(lambda: len(store.batches) == 1)
         for command, deadline in todo:
             tasks.append(asyncio.create_task(coalescer.apply(command, lambda: None, deadline)))
-        await turn_until(lambda: len(coalescer._queue) == len(todo))
+        await yield_until(lambda: len(coalescer._queue) == len(todo))
         store.gate.set()
         return (await asyncio.gather(*tasks))[1:]
 
@@ -211,7 +211,7 @@ class Line:
             self.once = Once(self.store, **options)
         else:
             self.store = AsyncFaultyStore(AsyncMemoryStore(memory), script, immediate=False)
-            self.once = OnceFace(AsyncOnce(self.store, **options), LoopThread())
+            self.once = SyncOnce(AsyncOnce(self.store, **options), LoopThread())
 
     def queued(self) -> int:
         inner = getattr(self.once, "inner", self.once)
@@ -232,7 +232,7 @@ def test_i5_a_claim_that_was_queued_longer_than_its_lease_begins_with_a_whole_on
             pool.submit(line.once.run, "op", f"k{number}", lambda attempt: attempt.lost)
             for number in range(10)
         ]
-        until(lambda: line.queued() == 10)
+        wait_until_true(lambda: line.queued() == 10)
         line.clock.advance(5_000_000)
         line.store.release()
         assert first.result(PATIENCE) is None

@@ -19,8 +19,8 @@ from oncekey.engine.batch import SHARE_MIN, batch_size
 from oncekey.engine.blocking.coalescer import Coalescer
 from oncekey.engine.blocking.once import Once
 from oncekey.stores.memory import AsyncMemoryStore, MemoryStore
-from oncekey.testing.contract.bench import until
-from oncekey.testing.sync_facade import turn_until
+from oncekey.testing.contract.engine_case import wait_until_true
+from oncekey.testing.sync_facade import yield_until
 
 PATIENCE = 20.0
 
@@ -59,7 +59,7 @@ class Gates:
         gate = threading.Event()
         self.batches.append([number_of(command) for command in commands])
         self.gates.append(gate)
-        await turn_until(gate.is_set)
+        await yield_until(gate.is_set)
         return self.answer(commands)
 
 
@@ -98,13 +98,13 @@ class Threads:
     def start_in_lane(self, number: int) -> Future[Reply]:
         count = len(self.store.batches)
         (future,) = self.start(number)
-        until(lambda: len(self.store.gates) == count + 1)
+        wait_until_true(lambda: len(self.store.gates) == count + 1)
         return future
 
     def queue(self, *numbers: int) -> list[Future[Reply]]:
         before = len(self.coalescer._queue)
         futures = self.start(*numbers)
-        until(lambda: len(self.coalescer._queue) == before + len(numbers))
+        wait_until_true(lambda: len(self.coalescer._queue) == before + len(numbers))
         return futures
 
 
@@ -116,10 +116,10 @@ def test_threads_use_each_free_lane_at_once_and_no_more_than_there_are() -> None
         futures += threads.queue(*range(2, 64))
         assert store.batches == [[0], [1]], "both batches are in flight, the others queue up"
         store.gates[0].set()
-        until(lambda: len(store.gates) == 3)
+        wait_until_true(lambda: len(store.gates) == 3)
         assert len(store.batches[2]) == 32, "half of those under way, not all that wait"
         store.gates[1].set()
-        until(lambda: len(store.gates) == 4)
+        wait_until_true(lambda: len(store.gates) == 4)
         for gate in store.gates:
             gate.set()
         assert [future.result(PATIENCE) for future in futures] == replies_to(
@@ -159,7 +159,7 @@ def test_a_lane_that_fails_leaves_the_others_alone() -> None:
         store.gates[0].set()
         with pytest.raises(StoreUnavailable):
             bad.result(PATIENCE)
-        until(lambda: len(store.gates) == 3)
+        wait_until_true(lambda: len(store.gates) == 3)
         assert sorted(store.batches[2]) == [2, 3], "its lane serves those who wait"
         for gate in store.gates:
             gate.set()
@@ -235,22 +235,22 @@ def test_tasks_use_each_free_lane_at_once_and_no_more_than_there_are() -> None:
         store = Gates()
         tasks = Tasks(store, max_in_flight=2)
         started = tasks.start(0)
-        await turn_until(lambda: len(store.gates) == 1)
+        await yield_until(lambda: len(store.gates) == 1)
         started += tasks.start(1)
-        await turn_until(lambda: len(store.gates) == 2)
+        await yield_until(lambda: len(store.gates) == 2)
         started += tasks.start(*range(2, 64))
-        await turn_until(lambda: len(tasks.coalescer._queue) == 62)
+        await yield_until(lambda: len(tasks.coalescer._queue) == 62)
         assert store.batches == [[0], [1]]
         store.gates[0].set()
-        await turn_until(lambda: len(store.gates) == 3)
+        await yield_until(lambda: len(store.gates) == 3)
         assert store.batches[2] == list(range(2, 34)), "half of those under way"
         store.gates[1].set()
-        await turn_until(lambda: len(store.gates) == 4)
+        await yield_until(lambda: len(store.gates) == 4)
         assert store.batches[3] == list(range(34, 64))
         for gate in store.gates:
             gate.set()
         assert await asyncio.gather(*started) == replies_to([look(n) for n in range(64)])
-        await turn_until(lambda: not tasks.coalescer._pumps)
+        await yield_until(lambda: not tasks.coalescer._pumps)
         assert tasks.coalescer._in_flight == 0
 
     asyncio.run(main())
@@ -261,7 +261,7 @@ def test_tasks_that_come_together_leave_in_even_shares() -> None:
         store = Gates()
         tasks = Tasks(store, max_in_flight=2)
         started = tasks.start(*range(64))
-        await turn_until(lambda: len(store.gates) == 2)
+        await yield_until(lambda: len(store.gates) == 2)
         assert store.batches == [list(range(32)), list(range(32, 64))]
         for gate in store.gates:
             gate.set()
@@ -299,17 +299,17 @@ def test_a_cancelled_pump_is_the_end_of_its_own_batch_only() -> None:
         store = Gates()
         tasks = Tasks(store, max_in_flight=2)
         (bad,) = tasks.start(0)
-        await turn_until(lambda: len(store.gates) == 1)
+        await yield_until(lambda: len(store.gates) == 1)
         (good,) = tasks.start(1)
-        await turn_until(lambda: len(store.gates) == 2)
+        await yield_until(lambda: len(store.gates) == 2)
         queued = tasks.start(2, 3)
-        await turn_until(lambda: len(tasks.coalescer._queue) == 2)
+        await yield_until(lambda: len(tasks.coalescer._queue) == 2)
         next(iter(tasks.coalescer._pumps)).cancel()
         with pytest.raises(StoreUnavailable):
             await bad
         store.gates[1].set()
         assert await good == Seen(None, 1)
-        await turn_until(lambda: len(store.gates) == 3)
+        await yield_until(lambda: len(store.gates) == 3)
         store.gates[2].set()
         assert await asyncio.gather(*queued) == replies_to([look(2), look(3)])
 
@@ -321,9 +321,9 @@ def test_a_lane_that_fails_leaves_the_other_tasks_alone() -> None:
         store = Gates(failing(0))
         tasks = Tasks(store, max_in_flight=2)
         (bad,) = tasks.start(0)
-        await turn_until(lambda: len(store.gates) == 1)
+        await yield_until(lambda: len(store.gates) == 1)
         (good,) = tasks.start(1)
-        await turn_until(lambda: len(store.gates) == 2)
+        await yield_until(lambda: len(store.gates) == 2)
         store.gates[0].set()
         with pytest.raises(StoreUnavailable):
             await bad

@@ -17,9 +17,9 @@ from oncekey.core.step_format import ARGUMENTS, pack_step
 from oncekey.engine.aio.once import AsyncOnce
 from oncekey.engine.blocking.once import Once
 from oncekey.stores.memory import AsyncMemoryStore, MemoryStore
-from oncekey.testing.contract.bench import until
+from oncekey.testing.contract.engine_case import wait_until_true
 from oncekey.testing.fake_clock import FakeClock
-from oncekey.testing.sync_facade import LoopThread, OnceFace
+from oncekey.testing.sync_facade import LoopThread, SyncOnce
 
 SECOND = 1_000_000
 PERIOD = 10 * SECOND
@@ -57,7 +57,7 @@ def make(
     def make(**options: Any) -> Any:
         options = {"clock": clock, "complete_every": "10s", **options}
         if loop is not None:
-            engine: Any = OnceFace(AsyncOnce(AsyncMemoryStore(store), **options), loop)
+            engine: Any = SyncOnce(AsyncOnce(AsyncMemoryStore(store), **options), loop)
         else:
             engine = Once(store, **options)
         made.append(engine)
@@ -91,7 +91,7 @@ def test_i10_what_is_left_behind_is_finished_by_itself(
     clock.wait_until_due(PERIOD)
     clock.advance(PERIOD)
     assert done.wait(20)
-    until(lambda: once.get("op", "k").state == "succeeded")
+    wait_until_true(lambda: once.get("op", "k").state == "succeeded")
 
 
 def test_an_error_of_the_store_is_survived_and_told(
@@ -159,7 +159,7 @@ def test_i14_closing_waits_for_what_a_completer_runs_and_begins_nothing_more(
     closing = threading.Thread(target=once.close)
     closing.start()
     if isinstance(once, Once):
-        until(once._completer._stop.is_set)
+        wait_until_true(once._completer._stop.is_set)
     go.set()
     closing.join(20)
     round.join(20)

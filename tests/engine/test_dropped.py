@@ -15,8 +15,8 @@ from tests.support.postgres_stores import address
 
 from oncekey import AsyncOnce, Once
 from oncekey.stores.sqlite import SQLiteStore
-from oncekey.testing.contract.bench import until
-from oncekey.testing.sync_facade import turn_until
+from oncekey.testing.contract.engine_case import wait_until_true
+from oncekey.testing.sync_facade import yield_until
 
 ENGINES = 60
 OPTIONS: dict[str, Any] = {"sweep_every": "1h", "complete_every": "1h"}
@@ -36,8 +36,8 @@ def nothing_left() -> Iterator[None]:
     threads, before = set(threading.enumerate()), descriptors()
     yield
     gc.collect()
-    until(lambda: set(threading.enumerate()) <= threads)
-    until(lambda: descriptors() <= before)
+    wait_until_true(lambda: set(threading.enumerate()) <= threads)
+    wait_until_true(lambda: descriptors() <= before)
 
 
 @pytest.mark.usefixtures("nothing_left")
@@ -124,7 +124,7 @@ def test_i14_an_engine_is_not_dropped_under_an_attempt_whose_caller_has_left(
         del caller
         gc.collect()
         go.set()
-        await turn_until(lambda: len(asyncio.all_tasks()) == 1)
+        await yield_until(lambda: len(asyncio.all_tasks()) == 1)
 
     with pytest.warns(ResourceWarning):
         asyncio.run(main())

@@ -17,10 +17,16 @@ from oncekey.engine.aio.once import AsyncOnce
 from oncekey.engine.blocking.once import Once
 from oncekey.engine.duplicates import Duplicates
 from oncekey.stores.memory import AsyncMemoryStore, MemoryStore
-from oncekey.testing.contract.bench import PATIENCE, Body, HeldBody, Interrupted, until
+from oncekey.testing.contract.engine_case import (
+    PATIENCE,
+    Body,
+    HeldBody,
+    Interrupted,
+    wait_until_true,
+)
 from oncekey.testing.fake_clock import FakeClock
 from oncekey.testing.faulty_store import AsyncFaultyStore, Fault, FaultyStore
-from oncekey.testing.sync_facade import LoopThread, OnceFace
+from oncekey.testing.sync_facade import LoopThread, SyncOnce
 
 HERD = 50
 LEASE_US = 3_000_000
@@ -44,7 +50,7 @@ class Herd:
         else:
             self.store = AsyncFaultyStore(AsyncMemoryStore(memory), immediate=False)
             self._loop = LoopThread()
-            self.once = OnceFace(AsyncOnce(self.store, **options), self._loop)
+            self.once = SyncOnce(AsyncOnce(self.store, **options), self._loop)
         self._pool = ThreadPoolExecutor(3 * HERD)
 
     def start(
@@ -70,10 +76,14 @@ class Herd:
         return found
 
     def until_asleep(self, count: int) -> None:
-        until(lambda: sum(len(room.asleep) for room in self.duplicates()._rooms.values()) == count)
+        wait_until_true(
+            lambda: sum(len(room.asleep) for room in self.duplicates()._rooms.values()) == count
+        )
 
     def until_asking(self, count: int) -> None:
-        until(lambda: sum(len(room.asking) for room in self.duplicates()._rooms.values()) == count)
+        wait_until_true(
+            lambda: sum(len(room.asking) for room in self.duplicates()._rooms.values()) == count
+        )
 
     def sent(self, kind: type[Command]) -> int:
         return sum(type(command) is kind for call in self.store.calls for command in call)
@@ -122,7 +132,7 @@ def test_a_herd_does_not_keep_an_owner_from_its_heartbeat(herd: Herd) -> None:
     for beats in range(6):
         herd.until_asleep(HERD)
         herd.clock.advance(LEASE_US // 4)  # at a third it is renewed: now, or a little later
-        until(lambda: _passes(herd) or herd.sent(Renew) > beats)  # noqa: B023
+        wait_until_true(lambda: _passes(herd) or herd.sent(Renew) > beats)  # noqa: B023
     body.go.set()
     assert running.result(PATIENCE).value == "answer"
     assert [future.result(PATIENCE).value for future in waiting] == ["answer"] * HERD
@@ -146,7 +156,7 @@ def test_duplicates_of_an_attempt_elsewhere_share_claims_and_polls(herd: Herd) -
     for poll in range(1, 9):
         herd.clock.wait_until_due(POLL_MAX_US)
         herd.clock.advance(POLL_MAX_US)
-        until(lambda: herd.sent(Claim) == 2 + poll)  # noqa: B023
+        wait_until_true(lambda: herd.sent(Claim) == 2 + poll)  # noqa: B023
         herd.until_asleep(HERD)
     body.go.set()
     running.result(PATIENCE)
@@ -190,7 +200,7 @@ def test_i11_an_interrupted_claim_leaves_nobody_waiting() -> None:
     herd.store.wait_held()
     herd.until_asking(HERD - 1)
     herd.store.release()
-    until(lambda: _passes(herd) or all(future.done() for future in callers))
+    wait_until_true(lambda: _passes(herd) or all(future.done() for future in callers))
     told = [future.exception(PATIENCE) for future in callers]
     assert [type(error) for error in told].count(Interrupted) == 1
     assert [error for error in told if error is not None and type(error) is not Interrupted] == []

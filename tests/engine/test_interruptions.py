@@ -21,7 +21,7 @@ from oncekey.core.errors import StoreUnavailable
 from oncekey.engine import batch
 from oncekey.engine.blocking import coalescer as module
 from oncekey.engine.blocking.coalescer import Coalescer
-from oncekey.testing.contract.bench import until
+from oncekey.testing.contract.engine_case import wait_until_true
 
 PATIENCE = 20.0
 TRACED = (module.__file__, batch.__file__)
@@ -113,7 +113,7 @@ class Scene:
 
     def _until(self, condition: Callable[[], bool], caller: Caller) -> None:
         """... or the caller is gone."""
-        until(lambda: condition() or not caller.is_alive())
+        wait_until_true(lambda: condition() or not caller.is_alive())
 
 
 @pytest.mark.parametrize("role", ROLES)
@@ -130,7 +130,7 @@ def test_i11_interrupted_anywhere_nobody_is_left_waiting(role: str) -> None:
         late.start()
         late.join(PATIENCE)
         assert late.outcome == Seen(None, 9), f"place {place}: a lane was lost"
-        until(lambda: scene.coalescer._taken == scene.coalescer._in_flight == 0)  # noqa: B023
+        wait_until_true(lambda: scene.coalescer._taken == scene.coalescer._in_flight == 0)  # noqa: B023
         assert len(scene.coalescer._queue) == 0
         if not isinstance(told[scene.victim], Stop):
             assert place > 5, "it was hardly interrupted at all"

@@ -17,7 +17,7 @@ from oncekey.core.store import AsyncCallerTransaction, CallerTransaction, Unfini
 from oncekey.engine.aio.once import AsyncOnce
 from oncekey.engine.blocking.once import Once
 from oncekey.stores.memory import AsyncMemoryStore, MemoryStore
-from oncekey.testing.sync_facade import LoopThread, OnceFace
+from oncekey.testing.sync_facade import LoopThread, SyncOnce
 
 HOPED = Guarantee(Level.TRANSACTIONAL, "a server, by its address")
 POOR = Guarantee(Level.BEST_EFFORT, "the server does not wait for its disk")
@@ -135,7 +135,7 @@ class Colour:
     def once(self, store: Any, **options: Any) -> Any:
         if self.loop is None:
             return Once(store, **options)
-        return OnceFace(AsyncOnce(store, **options), self.loop)
+        return SyncOnce(AsyncOnce(store, **options), self.loop)
 
     def body(self, attempt: Any) -> int:
         self.runs += 1

@@ -26,7 +26,7 @@ from oncekey.engine.deferred_writes import (
 )
 from oncekey.stores.memory import AsyncMemoryStore, MemoryStore
 from oncekey.testing.fake_clock import FakeClock
-from oncekey.testing.sync_facade import turn_until
+from oncekey.testing.sync_facade import yield_until
 
 DOWN = StoreUnavailable("no answer")
 
@@ -123,7 +123,9 @@ def test_async_leftovers_reach_the_store_once_it_is_back(kind: type, state: str)
             run.result()
         store.back()
         clock.advance(OFFER_EVERY_US)
-        await turn_until(lambda: [r.state.name.lower() for r in store._records.values()] == [state])
+        await yield_until(
+            lambda: [r.state.name.lower() for r in store._records.values()] == [state]
+        )
         await once.close()
 
     asyncio.run(scene())

@@ -16,9 +16,9 @@ from oncekey.core.store import SWEEP_LIMIT_DEFAULT, Unfinished
 from oncekey.engine.aio.once import AsyncOnce
 from oncekey.engine.blocking.once import Once
 from oncekey.stores.memory import AsyncMemoryStore, MemoryStore
-from oncekey.testing.contract.bench import until
+from oncekey.testing.contract.engine_case import wait_until_true
 from oncekey.testing.fake_clock import FakeClock
-from oncekey.testing.sync_facade import LoopThread, OnceFace
+from oncekey.testing.sync_facade import LoopThread, SyncOnce
 
 MINUTE = 60_000_000
 KEY = "the-callers-own-key"
@@ -97,7 +97,7 @@ class Scene:
         if self.loop is None:
             once: Any = Once(store, **options)
         else:
-            once = OnceFace(AsyncOnce(store, **options), self.loop)
+            once = SyncOnce(AsyncOnce(store, **options), self.loop)
             self.loop.run(once.inner._ready())  # an event loop is needed to start on
         self.engines.append(once)
         self.alive += 1
@@ -199,7 +199,7 @@ def test_it_rests_after_each_bite_and_ends_when_the_next_period_is_due(scene: Sc
     scene.clock.advance(third - 1)
     assert store.bites == [1]
     scene.clock.advance(1)
-    until(lambda: len(store.bites) == 2)
+    wait_until_true(lambda: len(store.bites) == 2)
     scene.clock.wait_until_due(MINUTE)
     assert store.bites == [1, 1]
 
@@ -264,7 +264,7 @@ def test_closing_while_it_sweeps_ends_it_and_says_nothing(caplog: pytest.LogCapt
     assert inside.wait(20)
     closing = threading.Thread(target=once.close)
     closing.start()
-    until(lambda: once._sweeper is not None and once._sweeper._stop.is_set())
+    wait_until_true(lambda: once._sweeper is not None and once._sweeper._stop.is_set())
     go.set()
     closing.join(20)
     assert not closing.is_alive()
@@ -308,6 +308,6 @@ def test_it_may_be_closed_from_another_event_loop() -> None:
     loop = LoopThread()
     loop.run(once._ready())
     asyncio.run(once.close())
-    until(lambda: once._sweeper is not None and once._sweeper._task is None)
+    wait_until_true(lambda: once._sweeper is not None and once._sweeper._task is None)
     loop.close()
     asyncio.run(once.close())

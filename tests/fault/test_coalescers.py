@@ -17,9 +17,9 @@ from oncekey.core.errors import StoreUnavailable
 from oncekey.engine.aio.coalescer import AsyncCoalescer
 from oncekey.engine.blocking.coalescer import Coalescer
 from oncekey.stores.memory import AsyncMemoryStore, MemoryStore
-from oncekey.testing.contract.bench import PATIENCE, Interrupted, until
+from oncekey.testing.contract.engine_case import PATIENCE, Interrupted, wait_until_true
 from oncekey.testing.faulty_store import AsyncFaultyStore, Fault, FaultyStore
-from oncekey.testing.sync_facade import turn_until
+from oncekey.testing.sync_facade import yield_until
 
 BAD = b"bad".ljust(16)
 IDS = [b"%d".ljust(16) % n for n in range(20)]
@@ -40,7 +40,7 @@ def test_a_poisoned_command_fails_alone_among_threads() -> None:
         store.wait_held()
         good = [pool.submit(reply_of, coalescer, Look(id)) for id in IDS]
         bad = pool.submit(reply_of, coalescer, Look(BAD))
-        until(lambda: len(coalescer._queue) == len(IDS) + 1)
+        wait_until_true(lambda: len(coalescer._queue) == len(IDS) + 1)
         store.release()
         assert isinstance(first.result(), Seen)
         assert all(isinstance(future.result(), Seen) for future in good)
@@ -58,9 +58,9 @@ def test_a_poisoned_command_fails_alone_among_tasks() -> None:
             return asyncio.create_task(async_reply_of(coalescer, Look(id), lambda: None))
 
         first = ask(b"first".ljust(16))
-        await turn_until(lambda: store._held == 1)
+        await yield_until(lambda: store._held == 1)
         good, bad = [ask(id) for id in IDS], ask(BAD)
-        await turn_until(lambda: len(coalescer._queue) == len(IDS) + 1)
+        await yield_until(lambda: len(coalescer._queue) == len(IDS) + 1)
         store.release()
         assert isinstance(await first, Seen)
         assert all(isinstance(reply, Seen) for reply in await asyncio.gather(*good))
@@ -78,7 +78,7 @@ def test_an_unavailable_store_is_the_whole_batchs_fate() -> None:
         first = pool.submit(reply_of, coalescer, Look(b"first".ljust(16)))
         store.wait_held()
         rest = [pool.submit(reply_of, coalescer, Look(id)) for id in IDS]
-        until(lambda: len(coalescer._queue) == len(IDS))
+        wait_until_true(lambda: len(coalescer._queue) == len(IDS))
         store.release()
         first.result()
         for future in rest:
@@ -144,7 +144,7 @@ def test_i11_a_follower_interrupted_while_it_waits_does_not_wedge_the_others(
         store.wait_held()
 
         def interrupt() -> None:
-            until(lambda: len(coalescer._queue) == 1)
+            wait_until_true(lambda: len(coalescer._queue) == 1)
             interrupt_main()
             store.release()
 
@@ -169,14 +169,14 @@ class InterruptedLeader:
     def apply(self, commands: Sequence[Command]) -> list[Reply]:
         self.calls.append(len(commands))
         if len(self.calls) == 1:
-            until(lambda: len(self.coalescer._queue) == 2)
+            wait_until_true(lambda: len(self.coalescer._queue) == 2)
         if len(self.calls) == 2:
             self.entered.set()
-            until(lambda: False)  # the signal ends it
+            wait_until_true(lambda: False)  # the signal ends it
         return self.inner.apply(commands)
 
     def follow(self) -> Reply:
-        until(lambda: len(self.coalescer._queue) == 1)
+        wait_until_true(lambda: len(self.coalescer._queue) == 1)
         return reply_of(self.coalescer, Look(IDS[2]))
 
     def interrupt(self) -> None:
@@ -187,7 +187,7 @@ class InterruptedLeader:
         """What the follower got."""
         with ThreadPoolExecutor(3) as pool:
             pool.submit(reply_of, self.coalescer, Look(IDS[0]))
-            until(lambda: len(self.calls) == 1)
+            wait_until_true(lambda: len(self.calls) == 1)
             follower = pool.submit(self.follow)
             pool.submit(self.interrupt)
             with pytest.raises(Interrupted):

@@ -23,9 +23,9 @@ from oncekey.core.events import EventKind
 from oncekey.core.record import State
 from oncekey.core.step_flow import RETRY_FIRST_US, RETRY_MAX_US
 from oncekey.core.store import AsyncStore, Store
-from oncekey.testing.contract.base import LEASE, Held
-from oncekey.testing.contract.bench import Bench, BenchBase, Body, until
-from oncekey.testing.contract.steps import Checkout
+from oncekey.testing.contract.engine_case import Body, EngineCase, EngineCaseBase, wait_until_true
+from oncekey.testing.contract.engine_steps import Checkout
+from oncekey.testing.contract.store_case import LEASE, HeldClaim
 from oncekey.testing.faulty_store import Fault
 
 Opener = Callable[[Callable[[], int]], Store | AsyncStore]
@@ -39,14 +39,14 @@ def only(kind: type[Command], fault: Fault) -> Callable[[int, Sequence[Command]]
     return lambda number, commands: fault if isinstance(commands[0], kind) else None
 
 
-def pass_retries(bench: Bench, us: int, times: int = 1) -> None:
+def pass_retries(engines: EngineCase, us: int, times: int = 1) -> None:
     """Let the clock go on each time the engine sleeps before it tries again."""
     for _ in range(times):
-        bench.clock.wait_until_due(us)
-        bench.clock.advance(us)
+        engines.clock.wait_until_due(us)
+        engines.clock.advance(us)
 
 
-class TestStoreFaults(BenchBase):
+class TestStoreFaults(EngineCaseBase):
     opener: Opener
 
     @pytest.fixture(autouse=True)
@@ -56,41 +56,41 @@ class TestStoreFaults(BenchBase):
     def open_store(self, clock: Callable[[], int]) -> Store | AsyncStore:
         return self.opener(clock)
 
-    def test_the_points(self, bench: Bench) -> None:
-        faulty = bench.faulty()
-        bench.once(faulty).run("op", "k", Checkout())
+    def test_the_points(self, engines: EngineCase) -> None:
+        faulty = engines.faulty()
+        engines.once(faulty).run("op", "k", Checkout())
         assert faulty.kinds() == POINTS
 
     @pytest.mark.parametrize("fault", [Fault.LOSE_REPLY, Fault.VANISH])
     @pytest.mark.parametrize("point", range(1, len(POINTS) + 1))
-    def test_i9_any_reply_may_be_lost(self, bench: Bench, point: int, fault: Fault) -> None:
-        faulty = bench.faulty({point: fault})
-        once, checkout = bench.once(faulty), Checkout()
-        facts = bench.facts(once)
-        running = bench.start(once.run, "op", "k", checkout)
-        pass_retries(bench, RETRY_FIRST_US)
+    def test_i9_any_reply_may_be_lost(self, engines: EngineCase, point: int, fault: Fault) -> None:
+        faulty = engines.faulty({point: fault})
+        once, checkout = engines.once(faulty), Checkout()
+        facts = engines.facts(once)
+        running = engines.start(once.run, "op", "k", checkout)
+        pass_retries(engines, RETRY_FIRST_US)
         result = running.result()
         assert (result.value, result.replayed) == (["reserve ok", "pay ok"], False)
         assert [name for name, _ in checkout.sent] == ["reserve", "pay"]
         repeated = POINTS[:point] + POINTS[point - 1 :]
         assert faulty.kinds() == repeated
-        assert bench.once().run("op", "k", checkout).value == result.value
+        assert engines.once().run("op", "k", checkout).value == result.value
         assert facts == [EventKind.CLAIMED, EventKind.FINISHED]
 
     @pytest.mark.parametrize("point", range(2, len(POINTS) + 1))
     def test_a_refused_call_is_repeated_while_the_lease_holds(
-        self, bench: Bench, point: int
+        self, engines: EngineCase, point: int
     ) -> None:
-        faulty = bench.faulty({point: Fault.REFUSE, point + 1: Fault.REFUSE})
-        once, checkout = bench.once(faulty), Checkout()
-        running = bench.start(once.run, "op", "k", checkout)
-        pass_retries(bench, RETRY_FIRST_US * 2, times=2)
+        faulty = engines.faulty({point: Fault.REFUSE, point + 1: Fault.REFUSE})
+        once, checkout = engines.once(faulty), Checkout()
+        running = engines.start(once.run, "op", "k", checkout)
+        pass_retries(engines, RETRY_FIRST_US * 2, times=2)
         assert running.result().value == ["reserve ok", "pay ok"]
         assert [name for name, _ in checkout.sent] == ["reserve", "pay"]
 
-    def test_a_store_that_is_down_runs_nothing(self, bench: Bench) -> None:
-        faulty, body = bench.faulty(), Body("ran")
-        once = bench.once(faulty)
+    def test_a_store_that_is_down_runs_nothing(self, engines: EngineCase) -> None:
+        faulty, body = engines.faulty(), Body("ran")
+        once = engines.once(faulty)
         faulty.down = True
         with pytest.raises(StoreUnavailable) as caught:
             once.run("op", "k", body)
@@ -99,94 +99,94 @@ class TestStoreFaults(BenchBase):
         faulty.down = False
         assert once.run("op", "k", body).value == "ran"
 
-    def test_i9_a_claim_nobody_answers_is_given_back(self, bench: Bench) -> None:
+    def test_i9_a_claim_nobody_answers_is_given_back(self, engines: EngineCase) -> None:
         """All claims are applied, no reply comes: the body must not run, the key must be free."""
-        faulty, body = bench.faulty(only(Claim, Fault.LOSE_REPLY)), Body()
-        once = bench.once(faulty)
-        facts = bench.facts(once)
-        running = bench.start(once.run, "op", "k", body)
+        faulty, body = engines.faulty(only(Claim, Fault.LOSE_REPLY)), Body()
+        once = engines.once(faulty)
+        facts = engines.facts(once)
+        running = engines.start(once.run, "op", "k", body)
         for tries in range(1, CLAIM_TRIES):
-            pass_retries(bench, RETRY_FIRST_US * tries)
+            pass_retries(engines, RETRY_FIRST_US * tries)
         with pytest.raises(StoreUnavailable):
             running.result()
         assert faulty.kinds() == ["Claim"] * CLAIM_TRIES + ["Release"]
-        assert (body.runs, bench.record_of("k").state) == (0, State.ABSENT)
+        assert (body.runs, engines.record_of("k").state) == (0, State.ABSENT)
         assert facts == [EventKind.UNAVAILABLE]
-        assert bench.once().run("op", "k", body).attempt == 2
+        assert engines.once().run("op", "k", body).attempt == 2
 
     @pytest.mark.parametrize("lost", [False, True])
     @pytest.mark.parametrize("retry_safe", [False, True])
     def test_i1_a_result_that_cannot_be_stored_is_told_and_never_lost_silently(
-        self, bench: Bench, retry_safe: bool, lost: bool
+        self, engines: EngineCase, retry_safe: bool, lost: bool
     ) -> None:
         fault = Fault.LOSE_REPLY if lost else Fault.REFUSE
-        faulty, body = bench.faulty(only(Finish, fault)), Body({"paid": (1, 2)})
-        once = bench.once(faulty)
-        running = bench.start(once.run, "op", "k", body, retry_safe=retry_safe)
-        pass_retries(bench, RETRY_FIRST_US)
-        bench.clock.wait_until_due(RETRY_MAX_US)
-        bench.clock.advance(LEASE)
+        faulty, body = engines.faulty(only(Finish, fault)), Body({"paid": (1, 2)})
+        once = engines.once(faulty)
+        running = engines.start(once.run, "op", "k", body, retry_safe=retry_safe)
+        pass_retries(engines, RETRY_FIRST_US)
+        engines.clock.wait_until_due(RETRY_MAX_US)
+        engines.clock.advance(LEASE)
         with pytest.raises(StoreUnavailable, match="operation ran"):
             running.result()
         if lost:
-            assert bench.once().run("op", "k", body).replayed
+            assert engines.once().run("op", "k", body).replayed
         elif retry_safe:
-            assert bench.once().run("op", "k", body, retry_safe=True).attempt == 2
+            assert engines.once().run("op", "k", body, retry_safe=True).attempt == 2
         else:
             with pytest.raises(OutcomeUnknown):
-                bench.once().run("op", "k", body)
+                engines.once().run("op", "k", body)
         assert body.runs == 1 + (retry_safe and not lost)
 
-    def test_a_bodys_own_error_says_more_than_ours(self, bench: Bench) -> None:
-        faulty = bench.faulty(only(Finish, Fault.REFUSE))
-        once = bench.once(faulty)
-        running = bench.start(once.run, "op", "k", Body(error=ValueError("declined")))
-        bench.clock.wait_until_due(RETRY_FIRST_US)
-        bench.clock.advance(LEASE)
+    def test_a_bodys_own_error_says_more_than_ours(self, engines: EngineCase) -> None:
+        faulty = engines.faulty(only(Finish, Fault.REFUSE))
+        once = engines.once(faulty)
+        running = engines.start(once.run, "op", "k", Body(error=ValueError("declined")))
+        engines.clock.wait_until_due(RETRY_FIRST_US)
+        engines.clock.advance(LEASE)
         with pytest.raises(ValueError, match="declined"):
             running.result()
 
-    def test_i5_no_renewal_until_the_deadline_means_lost(self, bench: Bench) -> None:
+    def test_i5_no_renewal_until_the_deadline_means_lost(self, engines: EngineCase) -> None:
         """What is retry-safe may have been taken over by then, as it is here."""
-        faulty = bench.faulty(only(Renew, Fault.REFUSE))
-        once = bench.once(faulty)
-        facts = bench.facts(once)
-        rivals: list[Held] = []
+        faulty = engines.faulty(only(Renew, Fault.REFUSE))
+        once = engines.once(faulty)
+        facts = engines.facts(once)
+        rivals: list[HeldClaim] = []
 
         def body(attempt: Any) -> str:
-            bench.next_beat()
+            engines.next_beat()
             faulty.wait_calls(2)
-            bench.clock.wait_until_due(LEASE // 12)
-            bench.clock.advance(LEASE)
-            until(lambda: attempt._lost)  # its heartbeat has given up
-            rivals.append(bench.hold("k", retry_safe=True))
+            engines.clock.wait_until_due(LEASE // 12)
+            engines.clock.advance(LEASE)
+            wait_until_true(lambda: attempt._lost)  # its heartbeat has given up
+            rivals.append(engines.hold("k", retry_safe=True))
             return "too late"
 
         with pytest.raises(LeaseLost):
             once.run("op", "k", body, retry_safe=True)
-        until(lambda: bool(rivals))  # a task is cancelled, its body's thread is not
+        wait_until_true(lambda: bool(rivals))  # a task is cancelled, its body's thread is not
         assert facts[:2] == [EventKind.CLAIMED, EventKind.LOST]
-        record = bench.record_of("k")
+        record = engines.record_of("k")
         assert (record.state, record.fence, record.body) == (State.PENDING, rivals[0].fence, b"")
 
     def test_i14_no_renewal_until_the_deadline_stops_nobody_who_cannot_be_replaced(
-        self, bench: Bench
+        self, engines: EngineCase
     ) -> None:
         """At most once: the heartbeat goes on past the deadline, and the outcome is taken."""
-        faulty, rival = bench.faulty(only(Renew, Fault.REFUSE)), Body("rival")
-        once = bench.once(faulty)
-        facts = bench.facts(once)
+        faulty, rival = engines.faulty(only(Renew, Fault.REFUSE)), Body("rival")
+        once = engines.once(faulty)
+        facts = engines.facts(once)
 
         def body(attempt: Any) -> str:
-            bench.next_beat()
+            engines.next_beat()
             faulty.wait_calls(2)
-            bench.clock.wait_until_due(LEASE // 12)
-            bench.clock.advance(LEASE)
+            engines.clock.wait_until_due(LEASE // 12)
+            engines.clock.advance(LEASE)
             faulty.wait_calls(3)
             with pytest.raises(OutcomeUnknown):
-                bench.once().run("op", "k", rival)
-            bench.clock.wait_until_due(LEASE // 12)
-            bench.clock.advance(LEASE // 12)
+                engines.once().run("op", "k", rival)
+            engines.clock.wait_until_due(LEASE // 12)
+            engines.clock.advance(LEASE // 12)
             faulty.wait_calls(4)
             assert attempt.lost  # late by its clock ...
             assert not attempt._lost  # ... but overtaken by nobody
@@ -195,78 +195,88 @@ class TestStoreFaults(BenchBase):
         assert once.run("op", "k", body).value == "late"
         assert faulty.kinds()[:4] == ["Claim", "Renew", "Renew", "Renew"]
         assert facts == [EventKind.CLAIMED, EventKind.FINISHED]
-        again = bench.once().run("op", "k", rival)
+        again = engines.once().run("op", "k", rival)
         assert (again.value, again.replayed, rival.runs) == ("late", True, 0)
 
-    def test_i9_a_claim_that_arrives_after_the_end_changes_nothing(self, bench: Bench) -> None:
-        faulty, body = bench.faulty({1: Fault.APPLY_LATE}), Body("ran")
-        once = bench.once(faulty)
-        running = bench.start(once.run, "op", "k", body)
-        pass_retries(bench, RETRY_FIRST_US)
+    def test_i9_a_claim_that_arrives_after_the_end_changes_nothing(
+        self, engines: EngineCase
+    ) -> None:
+        faulty, body = engines.faulty({1: Fault.APPLY_LATE}), Body("ran")
+        once = engines.once(faulty)
+        running = engines.start(once.run, "op", "k", body)
+        pass_retries(engines, RETRY_FIRST_US)
         assert running.result().value == "ran"
-        before = bench.record_of("k")
-        self.deliver(bench, faulty)
-        assert bench.record_of("k") == before
+        before = engines.record_of("k")
+        self.deliver(engines, faulty)
+        assert engines.record_of("k") == before
 
-    def test_i9_a_claim_that_arrives_after_its_release_changes_nothing(self, bench: Bench) -> None:
-        faulty = bench.faulty({1: Fault.APPLY_LATE})
-        once = bench.once(faulty)
-        running = bench.start(once.run, "op", "k", Body(error=NotStarted()))
-        pass_retries(bench, RETRY_FIRST_US)
+    def test_i9_a_claim_that_arrives_after_its_release_changes_nothing(
+        self, engines: EngineCase
+    ) -> None:
+        faulty = engines.faulty({1: Fault.APPLY_LATE})
+        once = engines.once(faulty)
+        running = engines.start(once.run, "op", "k", Body(error=NotStarted()))
+        pass_retries(engines, RETRY_FIRST_US)
         with pytest.raises(NotStarted):
             running.result()
-        self.deliver(bench, faulty)
-        assert bench.record_of("k").state is State.ABSENT
-        assert bench.once().run("op", "k", Body("ran")).value == "ran"
+        self.deliver(engines, faulty)
+        assert engines.record_of("k").state is State.ABSENT
+        assert engines.once().run("op", "k", Body("ran")).value == "ran"
 
-    def test_i9_a_release_that_arrives_late_frees_nobody_elses_key(self, bench: Bench) -> None:
-        faulty = bench.faulty({2: Fault.APPLY_LATE})
-        once = bench.once(faulty)
-        running = bench.start(once.run, "op", "k", Body(error=NotStarted()))
-        pass_retries(bench, RETRY_FIRST_US)
+    def test_i9_a_release_that_arrives_late_frees_nobody_elses_key(
+        self, engines: EngineCase
+    ) -> None:
+        faulty = engines.faulty({2: Fault.APPLY_LATE})
+        once = engines.once(faulty)
+        running = engines.start(once.run, "op", "k", Body(error=NotStarted()))
+        pass_retries(engines, RETRY_FIRST_US)
         with pytest.raises(NotStarted):
             running.result()
         assert isinstance(faulty.calls[1][0], Release)
-        bench.hold("k")
-        self.deliver(bench, faulty)
+        engines.hold("k")
+        self.deliver(engines, faulty)
         with pytest.raises(InFlight):
             once.run("op", "k", Body())
 
-    def deliver(self, bench: Bench, faulty: Any) -> None:
+    def deliver(self, engines: EngineCase, faulty: Any) -> None:
         delivered = faulty.deliver()
-        if bench.asyncio:
-            bench._loop().run(delivered)
+        if engines.asyncio:
+            engines._loop().run(delivered)
 
     def test_i1_a_claim_that_arrives_after_everyone_left_never_runs_twice(
-        self, bench: Bench
+        self, engines: EngineCase
     ) -> None:
         """The worst of the network: the key is blocked for a lease, then unknown, never run."""
         script = {1: Fault.APPLY_LATE, 2: Fault.VANISH, 3: Fault.VANISH}
-        faulty, body = bench.faulty(script), Body()
-        once = bench.once(faulty)
-        running = bench.start(once.run, "op", "k", body)
-        pass_retries(bench, RETRY_FIRST_US)
-        pass_retries(bench, RETRY_FIRST_US * 2)
+        faulty, body = engines.faulty(script), Body()
+        once = engines.once(faulty)
+        running = engines.start(once.run, "op", "k", body)
+        pass_retries(engines, RETRY_FIRST_US)
+        pass_retries(engines, RETRY_FIRST_US * 2)
         with pytest.raises(StoreUnavailable):
             running.result()
-        self.deliver(bench, faulty)
+        self.deliver(engines, faulty)
         with pytest.raises(InFlight):
             once.run("op", "k", body)
-        bench.wait(LEASE)
+        engines.wait(LEASE)
         with pytest.raises(OutcomeUnknown):
             once.run("op", "k", body)
         assert body.runs == 0
 
-    def test_a_result_that_cannot_be_stored_is_in_the_errors_value(self, bench: Bench) -> None:
-        once = bench.once(bench.faulty(only(Finish, Fault.REFUSE)))
-        running = bench.start(once.run, "op", "k", Body({"paid": (1, 2)}))
-        bench.clock.wait_until_due(RETRY_FIRST_US)
-        bench.clock.advance(LEASE)
+    def test_a_result_that_cannot_be_stored_is_in_the_errors_value(
+        self, engines: EngineCase
+    ) -> None:
+        once = engines.once(engines.faulty(only(Finish, Fault.REFUSE)))
+        running = engines.start(once.run, "op", "k", Body({"paid": (1, 2)}))
+        engines.clock.wait_until_due(RETRY_FIRST_US)
+        engines.clock.advance(LEASE)
         with pytest.raises(StoreUnavailable) as caught:
             running.result()
         assert caught.value.value == {"paid": [1, 2]}
 
-    def test_a_step_after_the_first_lease_is_saved_again_like_any_other(self, bench: Bench) -> None:
+    def test_a_step_after_the_first_lease_is_saved_again_like_any_other(
+        self, engines: EngineCase
+    ) -> None:
         """The heartbeat has extended the lease; one lost SaveStep must not fail the body."""
         failed: list[int] = []
 
@@ -276,17 +286,17 @@ class TestStoreFaults(BenchBase):
                 return Fault.VANISH
             return None
 
-        once = bench.once(bench.faulty(lose_one))
+        once = engines.once(engines.faulty(lose_one))
 
         def body(attempt: Any) -> Any:
             for _ in range(4):
-                bench.next_beat()
-            bench.clock.wait_until_due(LEASE // 3)
+                engines.next_beat()
+            engines.clock.wait_until_due(LEASE // 3)
             return attempt.step("pay", lambda key: "paid")
 
-        running = bench.start(once.run, "op", "k", body)
+        running = engines.start(once.run, "op", "k", body)
         with pytest.raises(TimeoutError):
             running.result(0.5)  # it sleeps before it tries again
-        bench.clock.wait_until_due(RETRY_FIRST_US)
-        bench.clock.advance(RETRY_FIRST_US)
+        engines.clock.wait_until_due(RETRY_FIRST_US)
+        engines.clock.advance(RETRY_FIRST_US)
         assert running.result().value == "paid"

@@ -34,7 +34,7 @@ from oncekey.core.record import FOREVER_US, Record, State
 from oncekey.core.state_machine import decide, has_ended, is_expired, is_garbage
 from oncekey.stores.memory import AsyncMemoryStore, MemoryStore
 from oncekey.stores.sqlite import AsyncSQLiteStore, SQLiteStore
-from oncekey.testing.contract.base import face_of
+from oncekey.testing.contract.store_case import sync_facade_of
 from oncekey.testing.fake_clock import FakeClock
 from oncekey.testing.sync_facade import LoopThread
 
@@ -182,7 +182,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.directory = Path(tempfile.mkdtemp(prefix="oncekey-model-"))
         self.loop: LoopThread | None = None
         raw = type(self).open_store(self.directory, self.clock.wall)
-        self.store = face_of(raw, self._loop)
+        self.store = sync_facade_of(raw, self._loop)
         self.records: dict[bytes, Record] = {}
         self.past: dict[tuple[bytes, int], Record] = {}
         self.last: list[Command] = []

@@ -20,7 +20,7 @@ from oncekey.core.record import Record, State
 from oncekey.engine.aio.once import AsyncOnce
 from oncekey.engine.blocking.once import Once
 from oncekey.stores.postgres import AsyncPostgresStore, PostgresStore
-from oncekey.testing.sync_facade import LoopThread, OnceFace
+from oncekey.testing.sync_facade import LoopThread, SyncOnce
 
 COLOURS = ["psycopg", "asyncpg"]
 LEASE = 30_000_000
@@ -78,7 +78,7 @@ class Faces:
         """An engine on the store."""
         if self.loop is None:
             return Once(face.store, **options)
-        return OnceFace(AsyncOnce(face.store, **options), self.loop)
+        return SyncOnce(AsyncOnce(face.store, **options), self.loop)
 
     def start(self, call: Callable[..., Any], *args: Any, **options: Any) -> Future[Any]:
         """In a thread of its own."""

@@ -31,13 +31,13 @@ from oncekey.engine.results import Result
 T = TypeVar("T")
 
 BODY_THREADS = 128  # more than any test has bodies waiting at once
-ANSWER_SECONDS = 120.0
-TURNS_MAX = 1_000_000
+RESULT_TIMEOUT_SECONDS = 120.0
+YIELDS_MAX = 1_000_000
 
 
-async def turn_until(condition: Callable[[], bool]) -> None:
+async def yield_until(condition: Callable[[], bool]) -> None:
     """Let the running loop turn until the condition holds; another task makes it so."""
-    for _ in range(TURNS_MAX):
+    for _ in range(YIELDS_MAX):
         if condition():
             return
         await asyncio.sleep(0)
@@ -55,7 +55,7 @@ class LoopThread:
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the loop and wait for it."""
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result(ANSWER_SECONDS)
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(RESULT_TIMEOUT_SECONDS)
 
     def close(self) -> None:
         """Stop the loop; what still runs on it is cancelled, as asyncio.run does."""
@@ -76,7 +76,7 @@ class LoopThread:
         await asyncio.gather(*others, return_exceptions=True)
 
 
-class StoreFace:
+class SyncStore:
     """An async store, blocking."""
 
     def __init__(self, store: AsyncStore, loop: LoopThread) -> None:
@@ -128,7 +128,7 @@ class StoreFace:
         self._loop.run(self.inner.close())
 
 
-class AttemptFace:
+class SyncAttempt:
     """An async attempt as a plain body, running in a worker thread, sees it."""
 
     def __init__(self, attempt: AsyncAttempt, loop: LoopThread) -> None:
@@ -142,14 +142,14 @@ class AttemptFace:
         value: T = self._loop.run(self._attempt.step(name, _threaded(fn), **_plain(options)))
         return value
 
-    def parallel(self) -> ParallelFace:
-        return ParallelFace(self._attempt.parallel(), self._loop)
+    def parallel(self) -> SyncParallel:
+        return SyncParallel(self._attempt.parallel(), self._loop)
 
     def renew(self) -> None:
         self._loop.run(self._attempt.renew())
 
 
-class ParallelFace:
+class SyncParallel:
     """Parallel steps of an async attempt, for a plain body in a worker thread."""
 
     def __init__(self, steps: AsyncParallel, loop: LoopThread) -> None:
@@ -162,7 +162,7 @@ class ParallelFace:
 
         return self._loop.run(start())
 
-    def __enter__(self) -> ParallelFace:
+    def __enter__(self) -> SyncParallel:
         return self
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
@@ -183,7 +183,7 @@ def _plain(options: dict[str, Any]) -> dict[str, Any]:
     return options
 
 
-class OperationFace:
+class SyncOperation:
     """A registered async operation whose function is a plain one."""
 
     def __init__(self, operation: Any, loop: LoopThread) -> None:
@@ -194,7 +194,7 @@ class OperationFace:
         return self._loop.run(self._operation.run(key, request, scope=scope))
 
 
-class OnceFace:
+class SyncOnce:
     """AsyncOnce with the methods of Once: plain bodies in, values out."""
 
     def __init__(self, once: AsyncOnce, loop: LoopThread) -> None:
@@ -209,7 +209,7 @@ class OnceFace:
         self, operation: str, key: Any, body: Callable[[Any], Any], **options: Any
     ) -> Result[Any]:
         async def in_thread(attempt: AsyncAttempt) -> Any:
-            return await asyncio.to_thread(body, AttemptFace(attempt, self._loop))
+            return await asyncio.to_thread(body, SyncAttempt(attempt, self._loop))
 
         return self._loop.run(self.inner.run(operation, key, in_thread, **options))
 
@@ -220,7 +220,7 @@ class OnceFace:
             @functools.wraps(fn)
             async def in_thread(*args: Any, **kwargs: Any) -> Any:
                 if "attempt" in kwargs:
-                    kwargs["attempt"] = AttemptFace(kwargs["attempt"], self._loop)
+                    kwargs["attempt"] = SyncAttempt(kwargs["attempt"], self._loop)
                 return await asyncio.to_thread(fn, *args, **kwargs)
 
             guarded = guard(in_thread)
@@ -234,11 +234,11 @@ class OnceFace:
         return decorate
 
     def operation(self, operation: str, **options: Any) -> Callable[[Callable[..., Any]], Any]:
-        def decorate(fn: Callable[..., Any]) -> OperationFace:
+        def decorate(fn: Callable[..., Any]) -> SyncOperation:
             async def in_thread(attempt: AsyncAttempt, request: Any) -> Any:
-                return await asyncio.to_thread(fn, AttemptFace(attempt, self._loop), request)
+                return await asyncio.to_thread(fn, SyncAttempt(attempt, self._loop), request)
 
-            return OperationFace(self.inner.operation(operation, **options)(in_thread), self._loop)
+            return SyncOperation(self.inner.operation(operation, **options)(in_thread), self._loop)
 
         return decorate
 

@@ -22,7 +22,7 @@ from oncekey.core.commands import (
 from oncekey.core.record import Record, State
 from oncekey.stores.postgres.program import Program, Statement
 from oncekey.stores.postgres.queries import Layout
-from oncekey.testing.contract.base import claim, token
+from oncekey.testing.contract.store_case import claim, token
 
 T = TypeVar("T")
 

@@ -32,7 +32,7 @@ from oncekey.core.commands import Claimed, Done, Look
 from oncekey.core.errors import ConfigurationError, StoreUnavailable
 from oncekey.stores.postgres import errors
 from oncekey.stores.postgres.queries import Layout, make_migrations
-from oncekey.testing.contract.bench import until
+from oncekey.testing.contract.engine_case import wait_until_true
 
 SCHEMA = "oncekey"
 HBA = "host all secretive 127.0.0.1/32 scram-sha-256\n"
@@ -218,7 +218,7 @@ def test_no_connection_becomes_free(faces: Faces, postgres: Postgres) -> None:
     store.prepare()
     with locked(postgres, f"{SCHEMA}.records"):
         blocked = faces.start(store.apply, [make_claim("first")])
-        until(lambda: waiting(postgres, SCHEMA) == 1)
+        wait_until_true(lambda: waiting(postgres, SCHEMA) == 1)
         assert not unavailable(store, "no connection became free within pool_timeout").ambiguous
     assert isinstance(blocked.result(60)[0], Claimed)
     assert store.claim(make_claim("k")).attempt == 1

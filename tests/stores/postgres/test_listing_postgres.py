@@ -1,6 +1,6 @@
 """The listing of what has not ended, as PostgreSQL does it: page by page, by index, beside others.
 
-What it lists is the contract's to say (oncekey.testing.contract.unfinished).
+What it lists is the contract's to say (oncekey.testing.contract.unfinished_list).
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from oncekey.core.errors import StoreUnavailable
 from oncekey.core.policy import Policy
 from oncekey.core.record import State
 from oncekey.stores.postgres import asyncpg_connections, psycopg_connections, server_clock
-from oncekey.testing.contract.bench import until
+from oncekey.testing.contract.engine_case import wait_until_true
 
 ROWS = "SELECT attempt, fence FROM oncekey.records WHERE uuid_send(id) = %s"
 PROMPT_SECONDS = 4.0  # far below pool_timeout, with room for a busy machine
@@ -147,7 +147,7 @@ def wait_until_noticed(face: Face) -> None:
         def ended() -> bool:
             return all(line.is_closed for home in homes.values() for line in home.free)
 
-        until(ended)
+        wait_until_true(ended)
 
 
 @pytest.mark.parametrize("mode", ["fast", "immediate"])
@@ -207,7 +207,7 @@ def test_a_server_that_ends_under_a_call_leaves_it_open(
     store.prepare()
     with locked(postgres, "oncekey.records"):
         call = faces.start(store.apply, [make_claim("k")])
-        until(lambda: waits(postgres) == 1)
+        wait_until_true(lambda: waits(postgres) == 1)
         postgres.kill() if mode == "kill" else postgres.stop(mode)
         error = call.exception(60)
     assert isinstance(error, StoreUnavailable)

@@ -27,7 +27,7 @@ from tests.support.servers import Postgres
 from oncekey.core.commands import Claimed
 from oncekey.core.errors import StoreUnavailable
 from oncekey.stores.postgres import PostgresStore
-from oncekey.testing.contract.bench import until
+from oncekey.testing.contract.engine_case import wait_until_true
 
 SCHEMA = "oncekey"
 
@@ -53,7 +53,7 @@ def test_a_closed_store_says_so(faces: Faces, postgres: Postgres) -> None:
         store.apply([make_claim("k")])
     assert not told.value.ambiguous
     assert told.value.final
-    until(lambda: sessions(postgres) == 0)
+    wait_until_true(lambda: sessions(postgres) == 0)
     store.reopen()
     assert isinstance(store.claim(make_claim("other")), Claimed)
 
@@ -70,14 +70,14 @@ def test_closing_under_a_call_lets_it_end(faces: Faces, postgres: Postgres) -> N
     store.prepare()
     with locked(postgres, f"{SCHEMA}.records"):
         running = faces.start(store.apply, [make_claim("k")])
-        until(lambda: waiting(postgres, SCHEMA) == 1)
+        wait_until_true(lambda: waiting(postgres, SCHEMA) == 1)
         queued = faces.start(store.apply, [make_claim("other")])
         store.close()
     assert isinstance(running.result(60)[0], Claimed)
     error = queued.exception(60)
     assert isinstance(error, StoreUnavailable)
     assert error.final
-    until(lambda: sessions(postgres) == 0)
+    wait_until_true(lambda: sessions(postgres) == 0)
 
 
 # --- asyncio's own --------------------------------------------------------------------------------
@@ -120,7 +120,7 @@ def test_event_loops_share_a_store_but_no_connection(postgres: Postgres) -> None
     assert sessions(postgres) == 2
     one.close()
     other.close()
-    until(lambda: sessions(postgres) == 0)
+    wait_until_true(lambda: sessions(postgres) == 0)
 
 
 SCRIPT = """
@@ -144,7 +144,7 @@ def test_a_loop_for_every_call(postgres: Postgres) -> None:
         capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert (done.stdout, done.stderr) == ("fine\n", "")
-    until(lambda: sessions(postgres) == 0)
+    wait_until_true(lambda: sessions(postgres) == 0)
 
 
 FORKS = """
@@ -205,7 +205,7 @@ def test_a_forked_child_dials_for_itself(postgres: Postgres, colour: str) -> Non
         timeout=120,
     )
     assert done.stdout == "fine\n", done.stderr
-    until(lambda: sessions(postgres) == 0)
+    wait_until_true(lambda: sessions(postgres) == 0)
 
 
 def test_a_store_that_is_forgotten_says_goodbye(postgres: Postgres) -> None:
@@ -214,4 +214,4 @@ def test_a_store_that_is_forgotten_says_goodbye(postgres: Postgres) -> None:
     assert sessions(postgres) == 1
     del store
     gc.collect()
-    until(lambda: sessions(postgres) == 0)
+    wait_until_true(lambda: sessions(postgres) == 0)

@@ -16,7 +16,7 @@ from tests.support.postgres_stores import DATABASE, server
 
 from oncekey.core.commands import Busy, Claimed, Done, Lost, Replay
 from oncekey.core.record import State
-from oncekey.testing.contract.base import claim, token
+from oncekey.testing.contract.store_case import claim, token
 
 TERMS = {"lease": LEASE, "keep": KEEP, "audit": AUDIT, "keep_unknown": KEEP}
 STALL_MAX = 0.1

@@ -22,7 +22,7 @@ from oncekey.core.errors import ConfigurationError
 from oncekey.core.record import State
 from oncekey.stores.postgres import PostgresStore
 from oncekey.stores.postgres.program import MOVES_MAX
-from oncekey.testing.contract.base import claim, token
+from oncekey.testing.contract.store_case import claim, token
 
 TERMS = {"lease": LEASE, "keep": KEEP, "audit": AUDIT, "keep_unknown": KEEP}
 

@@ -6,7 +6,7 @@ import pytest
 
 from oncekey.core.commands import Busy, Claimed, Done, Lost, Mismatched, Replay, Unknown
 from oncekey.core.record import Record, State
-from oncekey.testing.contract.base import (
+from oncekey.testing.contract.store_case import (
     ABSENT,
     AUDIT,
     FAILED,
@@ -18,16 +18,16 @@ from oncekey.testing.contract.base import (
     SECOND,
     SUCCEEDED,
     UNKNOWN,
-    Case,
+    StoreCase,
     claim,
     token,
 )
 
 
-class FreshClaims:
+class ClaimsOfFreshKeys:
     """Expired or never seen, freed, mine already."""
 
-    def test_s1_the_first_claim_gets_the_key_and_writes_all_of_it(self, case: Case) -> None:
+    def test_s1_the_first_claim_gets_the_key_and_writes_all_of_it(self, case: StoreCase) -> None:
         id, owner, now = token("id"), token("own"), case.now()
         reply = case.send(claim(id, owner, scope="acct", operation="charge", key="k-1"))
         assert reply == Claimed(now, 1, ())
@@ -37,38 +37,40 @@ class FreshClaims:
             audit=AUDIT, scope="acct", operation="charge", key="k-1", steps=(), body=b"", note="",
         )  # fmt: skip
 
-    def test_i8_keys_do_not_meet(self, case: Case) -> None:
+    def test_i8_keys_do_not_meet(self, case: StoreCase) -> None:
         first, second = case.claimed(), case.claimed()
         case.expect(Done, first.finish())
         assert case.record(second.id).state is PENDING
 
-    def test_i9_a_repeated_claim_is_the_same_claim_with_a_full_lease(self, case: Case) -> None:
+    def test_i9_a_repeated_claim_is_the_same_claim_with_a_full_lease(self, case: StoreCase) -> None:
         held = case.claimed()
         case.wait(SECOND)
         assert case.send(held.again()) == Claimed(held.fence, 1, ())
         assert case.record(held.id).lease_until == case.now() + LEASE
 
-    def test_i9_a_repeated_claim_holds_after_the_lease_if_nobody_came(self, case: Case) -> None:
+    def test_i9_a_repeated_claim_holds_after_the_lease_if_nobody_came(
+        self, case: StoreCase
+    ) -> None:
         held = case.claimed()
         case.wait(LEASE + SECOND)
         assert case.send(held.again()) == Claimed(held.fence, 1, ())
         assert case.send(held.rival()) == Busy(LEASE)
 
-    def test_i9_a_repeated_claim_shows_the_steps_saved_since(self, case: Case) -> None:
+    def test_i9_a_repeated_claim_shows_the_steps_saved_since(self, case: StoreCase) -> None:
         held = case.claimed()
         case.expect(Done, held.step())
         assert case.expect(Claimed, held.again()).steps == case.record(held.id).steps
 
-    def test_i9_a_claim_that_comes_after_its_own_release_is_refused(self, case: Case) -> None:
+    def test_i9_a_claim_that_comes_after_its_own_release_is_refused(self, case: StoreCase) -> None:
         held = case.key_in(ABSENT)
         assert case.unchanged_by(held.again()) == [Lost()]
 
-    def test_i9_a_claim_that_comes_after_its_own_finish_is_a_replay(self, case: Case) -> None:
+    def test_i9_a_claim_that_comes_after_its_own_finish_is_a_replay(self, case: StoreCase) -> None:
         held = case.key_in(SUCCEEDED)
         (reply,) = case.unchanged_by(held.again())
         assert isinstance(reply, Replay)
 
-    def test_a_freed_key_is_free_for_another_request(self, case: Case) -> None:
+    def test_a_freed_key_is_free_for_another_request(self, case: StoreCase) -> None:
         held = case.key_in(ABSENT)
         created = case.record(held.id).created_at
         case.wait(SECOND)
@@ -77,7 +79,7 @@ class FreshClaims:
         record = case.record(held.id)
         assert (record.fingerprint, record.created_at) == (OTHER_FINGERPRINT, created)
 
-    def test_a_freed_key_with_steps_stays_bound_to_its_request(self, case: Case) -> None:
+    def test_a_freed_key_with_steps_stays_bound_to_its_request(self, case: StoreCase) -> None:
         held = case.claimed()
         case.expect(Done, held.step())
         case.expect(Done, held.release())
@@ -87,7 +89,7 @@ class FreshClaims:
 
     @pytest.mark.parametrize("state", [SUCCEEDED, FAILED, UNKNOWN])
     def test_i2_a_finished_key_holds_until_the_microsecond_it_expires(
-        self, case: Case, state: State
+        self, case: StoreCase, state: State
     ) -> None:
         held = case.key_in(state, keep_unknown=KEEP)
         case.wait(KEEP - 1)
@@ -98,22 +100,22 @@ class FreshClaims:
         assert (fresh.attempt, fresh.steps) == (1, ())
         assert case.record(held.id).created_at == case.now()
 
-    def test_i11_a_dead_owners_key_is_fresh_after_lease_and_keep(self, case: Case) -> None:
+    def test_i11_a_dead_owners_key_is_fresh_after_lease_and_keep(self, case: StoreCase) -> None:
         held = case.claimed(retry_safe=True)
         case.expect(Done, held.step())
         case.wait(LEASE + KEEP)
         fresh = case.expect(Claimed, held.rival(fingerprint=OTHER_FINGERPRINT))
         assert (fresh.attempt, fresh.steps, fresh.taken_over) == (1, (), False)
 
-    def test_i6_the_fence_is_the_stores_clock(self, case: Case) -> None:
+    def test_i6_the_fence_is_the_stores_clock(self, case: StoreCase) -> None:
         assert case.claimed().fence == case.now()
 
-    def test_i6_the_fence_grows_though_the_clock_steps_back(self, case: Case) -> None:
+    def test_i6_the_fence_grows_though_the_clock_steps_back(self, case: StoreCase) -> None:
         held = case.key_in(ABSENT)
         case.clock.advance(-5 * SECOND)
         assert case.expect(Claimed, held.rival()).fence == held.fence + 1
 
-    def test_i6_the_fence_grows_over_expiry_and_deletion(self, case: Case) -> None:
+    def test_i6_the_fence_grows_over_expiry_and_deletion(self, case: StoreCase) -> None:
         held = case.key_in(SUCCEEDED)
         case.wait(KEEP + AUDIT + LEASE)
         case.wait_for_sweeper()
@@ -121,17 +123,17 @@ class FreshClaims:
         assert case.expect(Claimed, held.rival()).fence > held.fence
 
 
-class MetClaims:
+class ClaimsOfKnownKeys:
     """Another request, finished, unknown, held, taken over, given up."""
 
     @pytest.mark.parametrize("state", [PENDING, SUCCEEDED, FAILED, UNKNOWN])
     def test_i7_another_request_is_told_so_before_anything_else(
-        self, case: Case, state: State
+        self, case: StoreCase, state: State
     ) -> None:
         held = case.key_in(state)
         assert case.unchanged_by(held.rival(fingerprint=OTHER_FINGERPRINT)) == [Mismatched(1)]
 
-    def test_i7_another_request_takes_nothing_over(self, case: Case) -> None:
+    def test_i7_another_request_takes_nothing_over(self, case: StoreCase) -> None:
         held = case.claimed(retry_safe=True)
         case.wait(LEASE)
         rival = held.rival(fingerprint=OTHER_FINGERPRINT, retry_safe=True)
@@ -139,14 +141,14 @@ class MetClaims:
 
     @pytest.mark.parametrize(("stored", "version"), [(b"\x07old", 7), (b"", 0), (b"\xff", 255)])
     def test_different_tells_the_stored_fingerprints_version(
-        self, case: Case, stored: bytes, version: int
+        self, case: StoreCase, stored: bytes, version: int
     ) -> None:
         held = case.claimed(fingerprint=stored)
         assert case.unchanged_by(held.rival()) == [Mismatched(version)]
 
     @pytest.mark.parametrize("state", [SUCCEEDED, FAILED])
     def test_i3_a_replay_gives_the_outcome_and_how_long_it_holds(
-        self, case: Case, state: State
+        self, case: StoreCase, state: State
     ) -> None:
         held = case.key_in(state, body=b"\x00answer\xff")
         for _ in range(3):
@@ -155,7 +157,9 @@ class MetClaims:
             left = case.record(held.id).expires_at - case.now()
             assert reply == Replay(state, b"\x00answer\xff", 1, held.fence, left)
 
-    def test_i5_a_held_key_is_busy_until_the_microsecond_the_lease_ends(self, case: Case) -> None:
+    def test_i5_a_held_key_is_busy_until_the_microsecond_the_lease_ends(
+        self, case: StoreCase
+    ) -> None:
         held = case.claimed(retry_safe=True)
         assert case.unchanged_by(held.rival(retry_safe=True)) == [Busy(LEASE)]
         case.wait(LEASE - 1)
@@ -163,14 +167,14 @@ class MetClaims:
         case.wait(1)
         assert case.expect(Claimed, held.rival(retry_safe=True)).taken_over
 
-    def test_i5_a_renewed_key_stays_busy(self, case: Case) -> None:
+    def test_i5_a_renewed_key_stays_busy(self, case: StoreCase) -> None:
         held = case.claimed(retry_safe=True)
         case.wait(LEASE - 1)
         case.expect(Done, held.renew())
         case.wait(LEASE - 1)
         assert case.unchanged_by(held.rival(retry_safe=True)) == [Busy(1)]
 
-    def test_a_takeover_keeps_the_story_and_changes_the_owner(self, case: Case) -> None:
+    def test_a_takeover_keeps_the_story_and_changes_the_owner(self, case: StoreCase) -> None:
         held = case.claimed(retry_safe=True, scope="first", operation="op", key="k")
         case.expect(Done, held.step())
         before = case.record(held.id)
@@ -191,7 +195,7 @@ class MetClaims:
         ("dead", "new"), [(False, False), (False, True), (True, False)], ids=str
     )
     def test_i1_unless_both_are_retry_safe_a_dead_owners_key_is_unknown(
-        self, case: Case, dead: bool, new: bool
+        self, case: StoreCase, dead: bool, new: bool
     ) -> None:
         held = case.claimed(retry_safe=dead)
         before = case.record(held.id)
@@ -202,21 +206,23 @@ class MetClaims:
 
     @pytest.mark.parametrize("retry_safe", [False, True])
     def test_i1_an_unknown_key_stays_unknown_for_everyone(
-        self, case: Case, retry_safe: bool
+        self, case: StoreCase, retry_safe: bool
     ) -> None:
         held = case.key_in(UNKNOWN)
         case.wait(LEASE * 2)
         (reply,) = case.unchanged_by(held.rival(retry_safe=retry_safe))
         assert reply == Unknown(case.record(held.id), case.now())
 
-    def test_i1_an_interrupted_key_is_unknown_though_it_was_retry_safe(self, case: Case) -> None:
+    def test_i1_an_interrupted_key_is_unknown_though_it_was_retry_safe(
+        self, case: StoreCase
+    ) -> None:
         held = case.key_in(PENDING, retry_safe=True)
         case.expect(Done, held.finish(UNKNOWN, b"interrupted"))
         case.wait(LEASE)
         (reply,) = case.unchanged_by(held.rival(retry_safe=True))
         assert isinstance(reply, Unknown)
 
-    def test_i6_each_takeover_has_a_higher_fence(self, case: Case) -> None:
+    def test_i6_each_takeover_has_a_higher_fence(self, case: StoreCase) -> None:
         held = case.claimed(retry_safe=True)
         fences = [held.fence]
         for attempt in (2, 3, 4):

@@ -20,7 +20,8 @@ from oncekey.core.errors import (
 from oncekey.core.events import EventKind
 from oncekey.core.recovery import Recovery
 from oncekey.engine.duplicates import FOLLOWER_POLL_US
-from oncekey.testing.contract.base import (
+from oncekey.testing.contract.engine_case import Body, EngineCase, Faulty, HeldBody, wait_until_true
+from oncekey.testing.contract.store_case import (
     AUDIT,
     FAILED,
     KEEP,
@@ -28,11 +29,10 @@ from oncekey.testing.contract.base import (
     PENDING,
     SECOND,
     SUCCEEDED,
-    Held,
+    HeldClaim,
     claim,
     token,
 )
-from oncekey.testing.contract.bench import Bench, Body, Faulty, HeldBody, until
 from oncekey.testing.faulty_store import Fault
 
 POLL_MAX = 250_000
@@ -43,55 +43,55 @@ def hold_renewals(number: int, commands: Sequence[Command]) -> Fault | None:
 
 
 class Heartbeats:
-    def test_i5_a_long_body_is_kept_alive(self, bench: Bench) -> None:
-        once, body = bench.once(), HeldBody("slow")
-        running = bench.start(once.run, "op", "k", body)
+    def test_i5_a_long_body_is_kept_alive(self, engines: EngineCase) -> None:
+        once, body = engines.once(), HeldBody("slow")
+        running = engines.start(once.run, "op", "k", body)
         body.wait_inside()
         for _ in range(10):
-            bench.next_beat()
+            engines.next_beat()
             with pytest.raises(InFlight):
-                bench.once().run("op", "k", Body())
-        bench.clock.wait_until_due(LEASE // 3)  # the tenth renewal is in
-        assert bench.record_of("k").lease_until == bench.now() + LEASE
+                engines.once().run("op", "k", Body())
+        engines.clock.wait_until_due(LEASE // 3)  # the tenth renewal is in
+        assert engines.record_of("k").lease_until == engines.now() + LEASE
         body.go.set()
         assert running.result().value == "slow"
-        assert bench.once().run("op", "k", Body()).value == "slow"
+        assert engines.once().run("op", "k", Body()).value == "slow"
 
-    def test_i5_a_failing_renewal_is_repeated_within_the_lease(self, bench: Bench) -> None:
-        faulty = bench.faulty({2: Fault.REFUSE, 3: Fault.VANISH, 4: Fault.LOSE_REPLY})
-        once, body = bench.once(faulty), HeldBody("slow")
-        running = bench.start(once.run, "op", "k", body)
+    def test_i5_a_failing_renewal_is_repeated_within_the_lease(self, engines: EngineCase) -> None:
+        faulty = engines.faulty({2: Fault.REFUSE, 3: Fault.VANISH, 4: Fault.LOSE_REPLY})
+        once, body = engines.once(faulty), HeldBody("slow")
+        running = engines.start(once.run, "op", "k", body)
         body.wait_inside()
-        bench.next_beat()
+        engines.next_beat()
         for calls in (3, 4, 5):
-            bench.clock.wait_until_due(LEASE // 12)
-            bench.clock.advance(LEASE // 12)
+            engines.clock.wait_until_due(LEASE // 12)
+            engines.clock.advance(LEASE // 12)
             faulty.wait_calls(calls)
-        bench.clock.wait_until_due(LEASE // 3)
+        engines.clock.wait_until_due(LEASE // 3)
         assert faulty.kinds() == ["Claim", "Renew", "Renew", "Renew", "Renew"]
         assert not body.attempt.lost
         body.go.set()
         assert running.result().value == "slow"
 
-    def test_renew_by_hand(self, bench: Bench) -> None:
-        once, body = bench.once(), HeldBody()
-        running = bench.start(once.run, "op", "k", body)
+    def test_renew_by_hand(self, engines: EngineCase) -> None:
+        once, body = engines.once(), HeldBody()
+        running = engines.start(once.run, "op", "k", body)
         body.wait_inside()
-        bench.clock.advance(SECOND)
+        engines.clock.advance(SECOND)
         body.attempt.renew()
-        assert bench.record_of("k").lease_until == bench.now() + LEASE
+        assert engines.record_of("k").lease_until == engines.now() + LEASE
         body.go.set()
         running.result()
 
-    def test_many_running_bodies_are_all_kept_alive(self, bench: Bench) -> None:
-        once = bench.once()
+    def test_many_running_bodies_are_all_kept_alive(self, engines: EngineCase) -> None:
+        once = engines.once()
         bodies = [HeldBody(n) for n in range(5)]
-        running = [bench.start(once.run, "op", f"k{n}", body) for n, body in enumerate(bodies)]
+        running = [engines.start(once.run, "op", f"k{n}", body) for n, body in enumerate(bodies)]
         for body in bodies:
             body.wait_inside()
         for _ in range(4):
-            bench.next_beat()
-        until(lambda: all(bench.record_of(f"k{n}").lease_until > bench.now() + LEASE // 2
+            engines.next_beat()
+        wait_until_true(lambda: all(engines.record_of(f"k{n}").lease_until > engines.now() + LEASE // 2
                           for n in range(5)))  # fmt: skip
         for body in bodies:
             body.go.set()
@@ -99,31 +99,33 @@ class Heartbeats:
 
 
 class LostLeases:
-    def overtake(self, bench: Bench, faulty: Faulty, body: HeldBody) -> Held:
+    def overtake(self, engines: EngineCase, faulty: Faulty, body: HeldBody) -> HeldClaim:
         """The owner's renewal hangs, its lease ends, another one takes the key over."""
         body.wait_inside()
-        bench.next_beat()
+        engines.next_beat()
         faulty.wait_held()
-        bench.clock.advance(LEASE)
+        engines.clock.advance(LEASE)
         held = body.attempt
-        winner = claim(bench.identity("k").id, token("win"), retry_safe=True)
-        record = bench.record(winner.id)
+        winner = claim(engines.identity("k").id, token("win"), retry_safe=True)
+        record = engines.record(winner.id)
         assert record.fence == held.fence
-        reply = bench.expect(
+        reply = engines.expect(
             Claimed, claim(record.id, winner.owner, fingerprint=record.fingerprint, retry_safe=True)
         )
         assert reply.taken_over
-        return Held(bench, record.id, winner.owner, reply.fence)
+        return HeldClaim(engines, record.id, winner.owner, reply.fence)
 
-    def lose(self, bench: Bench, before_release: Any) -> tuple[object, HeldBody, list[EventKind]]:
-        faulty = bench.faulty(hold_renewals)
-        once, body = bench.once(faulty), HeldBody("loser")
-        facts = bench.facts(once)
-        running = bench.start(once.run, "op", "k", body, retry_safe=True)
-        winner = self.overtake(bench, faulty, body)
+    def lose(
+        self, engines: EngineCase, before_release: Any
+    ) -> tuple[object, HeldBody, list[EventKind]]:
+        faulty = engines.faulty(hold_renewals)
+        once, body = engines.once(faulty), HeldBody("loser")
+        facts = engines.facts(once)
+        running = engines.start(once.run, "op", "k", body, retry_safe=True)
+        winner = self.overtake(engines, faulty, body)
         before_release(winner)
         faulty.release()
-        until(lambda: body.attempt.lost)
+        wait_until_true(lambda: body.attempt.lost)
         with pytest.raises(LeaseLost):
             body.attempt.check()
         body.go.set()
@@ -133,135 +135,139 @@ class LostLeases:
             outcome = error
         return outcome, body, facts
 
-    def test_i2_the_loser_is_flagged_and_its_outcome_never_stored(self, bench: Bench) -> None:
-        outcome, _, facts = self.lose(bench, lambda winner: None)
+    def test_i2_the_loser_is_flagged_and_its_outcome_never_stored(
+        self, engines: EngineCase
+    ) -> None:
+        outcome, _, facts = self.lose(engines, lambda winner: None)
         assert isinstance(outcome, LeaseLost)
-        assert bench.record_of("k").state is PENDING
+        assert engines.record_of("k").state is PENDING
         assert facts[:2] == [EventKind.CLAIMED, EventKind.LOST]
-        if not bench.asyncio:  # nothing stopped its body, so it ended with an answer
+        if not engines.asyncio:  # nothing stopped its body, so it ended with an answer
             assert facts[2:] == [EventKind.UNRECORDED]
             assert outcome.value == "loser"
 
-    def test_the_loser_gets_the_winners_answer(self, bench: Bench) -> None:
-        def win(winner: Held) -> None:
-            bench.expect(Done, winner.finish(SUCCEEDED, pack_value(JSON, "winner")))
+    def test_the_loser_gets_the_winners_answer(self, engines: EngineCase) -> None:
+        def win(winner: HeldClaim) -> None:
+            engines.expect(Done, winner.finish(SUCCEEDED, pack_value(JSON, "winner")))
 
-        outcome, _, facts = self.lose(bench, win)
+        outcome, _, facts = self.lose(engines, win)
         assert outcome == "winner"
         assert facts[:2] == [EventKind.CLAIMED, EventKind.REPLAYED]
-        assert bench.once().run("op", "k", Body()).value == "winner"
+        assert engines.once().run("op", "k", Body()).value == "winner"
 
-    def test_the_loser_gets_the_winners_failure(self, bench: Bench) -> None:
-        def fail(winner: Held) -> None:
-            bench.expect(Done, winner.finish(FAILED, pack_error(KeyError("x"))))
+    def test_the_loser_gets_the_winners_failure(self, engines: EngineCase) -> None:
+        def fail(winner: HeldClaim) -> None:
+            engines.expect(Done, winner.finish(FAILED, pack_error(KeyError("x"))))
 
-        outcome, _, _ = self.lose(bench, fail)
+        outcome, _, _ = self.lose(engines, fail)
         assert isinstance(outcome, OperationFailed)
         assert outcome.error_type == "KeyError"
 
     def test_i14_a_paused_owner_that_is_not_retry_safe_says_how_it_ended(
-        self, bench: Bench
+        self, engines: EngineCase
     ) -> None:
         """Everybody was told that it is unknown, and it alone knows."""
-        faulty = bench.faulty(hold_renewals)
-        once, body = bench.once(faulty), HeldBody("late")
-        running = bench.start(once.run, "op", "k", body)
+        faulty = engines.faulty(hold_renewals)
+        once, body = engines.once(faulty), HeldBody("late")
+        running = engines.start(once.run, "op", "k", body)
         body.wait_inside()
-        bench.next_beat()
+        engines.next_beat()
         faulty.wait_held()
-        bench.clock.advance(LEASE)
+        engines.clock.advance(LEASE)
         with pytest.raises(OutcomeUnknown):
-            bench.once().run("op", "k", Body())
+            engines.once().run("op", "k", Body())
         faulty.release()
-        until(lambda: body.attempt.lost)
+        wait_until_true(lambda: body.attempt.lost)
         body.go.set()
         assert running.result().value == "late"
-        again = bench.once().run("op", "k", Body())
+        again = engines.once().run("op", "k", Body())
         assert (again.value, again.replayed) == ("late", True)
 
     def test_i1_a_store_clock_set_ahead_by_more_than_lease_and_keep_lets_nobody_run_beside_it(
-        self, bench: Bench, monkeypatch: pytest.MonkeyPatch
+        self, engines: EngineCase, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The owner's own clock goes on as before, so nothing tells it to hurry."""
         body, second = HeldBody("first"), Body("second")
-        running = bench.start(bench.once().run, "op", "k", body)
+        running = engines.start(engines.once().run, "op", "k", body)
         body.wait_inside()
-        wall = bench.clock.wall
-        monkeypatch.setattr(bench.clock, "wall", lambda: wall() + 20 * (LEASE + KEEP + AUDIT))
+        wall = engines.clock.wall
+        monkeypatch.setattr(engines.clock, "wall", lambda: wall() + 20 * (LEASE + KEEP + AUDIT))
         for _ in range(3):
-            bench.store.sweep()
+            engines.store.sweep()
         with pytest.raises(OutcomeUnknown):
-            bench.once().run("op", "k", second)
+            engines.once().run("op", "k", second)
         body.go.set()
         assert running.result().value == "first"
-        assert bench.once().run("op", "k", second).value == "first"
+        assert engines.once().run("op", "k", second).value == "first"
         assert second.runs == 0
 
-    def test_i14_a_store_away_for_longer_than_the_lease_costs_no_result(self, bench: Bench) -> None:
+    def test_i14_a_store_away_for_longer_than_the_lease_costs_no_result(
+        self, engines: EngineCase
+    ) -> None:
         """Nobody may take over, so nobody stops the body; its outcome is offered all the same."""
-        faulty = bench.faulty()
-        once, body = bench.once(faulty), HeldBody("charged")
-        running = bench.start(once.run, "op", "k", body)
+        faulty = engines.faulty()
+        once, body = engines.once(faulty), HeldBody("charged")
+        running = engines.start(once.run, "op", "k", body)
         body.wait_inside()
         faulty.down = True
         for _ in range(20):
-            bench.clock.wait_until_due(LEASE // 3)
-            bench.clock.advance(LEASE // 3)
+            engines.clock.wait_until_due(LEASE // 3)
+            engines.clock.advance(LEASE // 3)
         assert body.attempt.lost
         faulty.down = False
         body.go.set()
         assert running.result().value == "charged"
-        assert bench.once().run("op", "k", Body()).value == "charged"
+        assert engines.once().run("op", "k", Body()).value == "charged"
 
-    def test_i14_an_answer_that_cannot_be_stored_is_the_callers(self, bench: Bench) -> None:
-        faulty = bench.faulty()
-        once, body = bench.once(faulty), HeldBody("charged")
-        facts = bench.facts(once)
-        running = bench.start(once.run, "op", "k", body)
+    def test_i14_an_answer_that_cannot_be_stored_is_the_callers(self, engines: EngineCase) -> None:
+        faulty = engines.faulty()
+        once, body = engines.once(faulty), HeldBody("charged")
+        facts = engines.facts(once)
+        running = engines.start(once.run, "op", "k", body)
         body.wait_inside()
         faulty.down = True
         body.go.set()
         while not running.done():
-            bench.clock.advance(SECOND // 10)
+            engines.clock.advance(SECOND // 10)
         with pytest.raises(StoreUnavailable) as caught:
             running.result()
         assert caught.value.value == "charged"
         assert facts == [EventKind.CLAIMED, EventKind.UNAVAILABLE, EventKind.UNRECORDED]
 
-    def test_our_own_lease_lost_is_never_stored_as_its_failure(self, bench: Bench) -> None:
-        faulty = bench.faulty()
-        once, body = bench.once(faulty), HeldBody(error=LeaseLost("attempt.check() says so"))
-        running = bench.start(once.run, "op", "k", body)
+    def test_our_own_lease_lost_is_never_stored_as_its_failure(self, engines: EngineCase) -> None:
+        faulty = engines.faulty()
+        once, body = engines.once(faulty), HeldBody(error=LeaseLost("attempt.check() says so"))
+        running = engines.start(once.run, "op", "k", body)
         body.wait_inside()
         body.go.set()
         with pytest.raises(LeaseLost):
             running.result()
         with pytest.raises(OutcomeUnknown):
-            bench.once().run("op", "k", Body())
+            engines.once().run("op", "k", Body())
 
-    def test_a_step_that_comes_late_renews_first(self, bench: Bench) -> None:
+    def test_a_step_that_comes_late_renews_first(self, engines: EngineCase) -> None:
         """Late by its clock is not overtaken: the store can tell."""
-        faulty = bench.faulty(hold_renewals)
+        faulty = engines.faulty(hold_renewals)
 
         def body(attempt: Any) -> Any:
-            bench.clock.advance(LEASE + 1)
+            engines.clock.advance(LEASE + 1)
             assert attempt.lost
             faulty.script = {}
             faulty.release()
             return attempt.step("pay", lambda key: "paid")
 
-        if bench.asyncio:
+        if engines.asyncio:
             pytest.skip("its bodies are on another thread than their steps")
-        assert bench.once(faulty).run("op", "k", body).value == "paid"
+        assert engines.once(faulty).run("op", "k", body).value == "paid"
 
-    def test_renew_by_hand_of_a_lost_attempt_raises(self, bench: Bench) -> None:
-        faulty = bench.faulty(hold_renewals)
-        once, body = bench.once(faulty), HeldBody("loser")
-        running = bench.start(once.run, "op", "k", body, retry_safe=True)
-        self.overtake(bench, faulty, body)
+    def test_renew_by_hand_of_a_lost_attempt_raises(self, engines: EngineCase) -> None:
+        faulty = engines.faulty(hold_renewals)
+        once, body = engines.once(faulty), HeldBody("loser")
+        running = engines.start(once.run, "op", "k", body, retry_safe=True)
+        self.overtake(engines, faulty, body)
         faulty.script = {}
         faulty.release()
-        until(lambda: body.attempt.lost)
+        wait_until_true(lambda: body.attempt.lost)
         with pytest.raises(LeaseLost):
             body.attempt.renew()
         body.go.set()
@@ -272,12 +278,14 @@ class LostLeases:
 class LateStarts:
     """A body whose owner was stopped between the claim's reply and its first line."""
 
-    def late(self, bench: Bench, meanwhile: Any, **options: Any) -> tuple[object, Body, list[str]]:
-        faulty = bench.faulty({1: Fault.HOLD_AFTER})
-        once, body = bench.once(faulty), Body("mine")
-        running = bench.start(once.run, "op", "k", body, **options)
+    def late(
+        self, engines: EngineCase, meanwhile: Any, **options: Any
+    ) -> tuple[object, Body, list[str]]:
+        faulty = engines.faulty({1: Fault.HOLD_AFTER})
+        once, body = engines.once(faulty), Body("mine")
+        running = engines.start(once.run, "op", "k", body, **options)
         faulty.wait_held()
-        bench.clock.advance(2 * LEASE)
+        engines.clock.advance(2 * LEASE)
         meanwhile()
         faulty.release()
         try:
@@ -286,114 +294,120 @@ class LateStarts:
             outcome = error
         return outcome, body, faulty.kinds()
 
-    def test_i5_a_late_start_renews_its_claim_before_the_body_begins(self, bench: Bench) -> None:
-        outcome, body, kinds = self.late(bench, lambda: None)
+    def test_i5_a_late_start_renews_its_claim_before_the_body_begins(
+        self, engines: EngineCase
+    ) -> None:
+        outcome, body, kinds = self.late(engines, lambda: None)
         assert (outcome, body.runs) == ("mine", 1)
         assert kinds == ["Claim", "Renew", "Finish"]
-        record = bench.record_of("k")
-        assert record.lease_until == bench.now() + LEASE
+        record = engines.record_of("k")
+        assert record.lease_until == engines.now() + LEASE
 
-    def test_i1_a_late_body_does_not_begin_beside_the_one_who_took_over(self, bench: Bench) -> None:
+    def test_i1_a_late_body_does_not_begin_beside_the_one_who_took_over(
+        self, engines: EngineCase
+    ) -> None:
         def take_over() -> None:
-            assert bench.hold("k", retry_safe=True).fence
+            assert engines.hold("k", retry_safe=True).fence
 
-        outcome, body, _ = self.late(bench, take_over, retry_safe=True)
+        outcome, body, _ = self.late(engines, take_over, retry_safe=True)
         assert isinstance(outcome, InFlight)
         assert body.runs == 0
 
-    def test_a_late_start_gets_the_answer_of_whoever_was_faster(self, bench: Bench) -> None:
+    def test_a_late_start_gets_the_answer_of_whoever_was_faster(self, engines: EngineCase) -> None:
         def win() -> None:
-            winner = bench.hold("k", retry_safe=True)
-            bench.expect(Done, winner.finish(SUCCEEDED, pack_value(JSON, "winner")))
+            winner = engines.hold("k", retry_safe=True)
+            engines.expect(Done, winner.finish(SUCCEEDED, pack_value(JSON, "winner")))
 
-        outcome, body, _ = self.late(bench, win, retry_safe=True)
+        outcome, body, _ = self.late(engines, win, retry_safe=True)
         assert (outcome, body.runs) == ("winner", 0)
 
     def test_i1_a_late_body_does_not_begin_once_recovery_has_freed_its_key(
-        self, bench: Bench
+        self, engines: EngineCase
     ) -> None:
         def free_and_run() -> None:
-            record = bench.record_of("k")
+            record = engines.record_of("k")
             found = Recovery.free()
-            other = bench.once()
+            other = engines.once()
             free = Resolve(record.id, record.fence, found.state, b"", found.note)
-            bench.expect(Done, free)
+            engines.expect(Done, free)
             assert other.run("op", "k", Body("other")).value == "other"
 
-        outcome, body, _ = self.late(bench, free_and_run)
+        outcome, body, _ = self.late(engines, free_and_run)
         assert (outcome, body.runs) == ("other", 0)
 
-    def test_a_key_given_up_before_its_late_body_began_is_run(self, bench: Bench) -> None:
+    def test_a_key_given_up_before_its_late_body_began_is_run(self, engines: EngineCase) -> None:
         """The owner is the only witness, and knows that its body has not begun."""
 
         def give_up() -> None:
             with pytest.raises(OutcomeUnknown):
-                bench.once().run("op", "k", Body())
+                engines.once().run("op", "k", Body())
 
-        outcome, body, kinds = self.late(bench, give_up)
+        outcome, body, kinds = self.late(engines, give_up)
         assert (outcome, body.numbers) == ("mine", [2])
         assert kinds == ["Claim", "Renew", "Release", "Claim", "Finish"]
 
-    def test_a_start_in_time_costs_no_further_command(self, bench: Bench) -> None:
-        faulty = bench.faulty()
-        assert bench.once(faulty).run("op", "k", Body("mine")).value == "mine"
+    def test_a_start_in_time_costs_no_further_command(self, engines: EngineCase) -> None:
+        faulty = engines.faulty()
+        assert engines.once(faulty).run("op", "k", Body("mine")).value == "mine"
         assert faulty.kinds() == ["Claim", "Finish"]
 
 
-class Waiting:
-    def test_a_duplicate_is_woken_when_the_running_attempt_ends(self, bench: Bench) -> None:
-        once, body = bench.once(), HeldBody("answer")
-        running = bench.start(once.run, "op", "k", body)
+class WaitingCallers:
+    def test_a_duplicate_is_woken_when_the_running_attempt_ends(self, engines: EngineCase) -> None:
+        once, body = engines.once(), HeldBody("answer")
+        running = engines.start(once.run, "op", "k", body)
         body.wait_inside()
-        waiting = bench.start(once.run, "op", "k", Body("never"), wait="20s")
-        bench.clock.wait_until_due(FOLLOWER_POLL_US)
-        before = bench.clock.now()
+        waiting = engines.start(once.run, "op", "k", Body("never"), wait="20s")
+        engines.clock.wait_until_due(FOLLOWER_POLL_US)
+        before = engines.clock.now()
         body.go.set()
         assert (waiting.result().value, waiting.result().replayed) == ("answer", True)
         assert running.result().replayed is False
-        assert bench.clock.now() == before  # woken, not timed out
+        assert engines.clock.now() == before  # woken, not timed out
 
-    def test_a_duplicate_in_another_process_polls(self, bench: Bench) -> None:
-        held = bench.hold("k")
-        waiting = bench.start(bench.once().run, "op", "k", Body("never"), wait="20s")
+    def test_a_duplicate_in_another_process_polls(self, engines: EngineCase) -> None:
+        held = engines.hold("k")
+        waiting = engines.start(engines.once().run, "op", "k", Body("never"), wait="20s")
         for _ in range(8):
-            bench.clock.wait_until_due(POLL_MAX)
-            bench.clock.advance(POLL_MAX)
-        bench.clock.wait_until_due(POLL_MAX)
-        bench.expect(Done, held.finish(SUCCEEDED, pack_value(JSON, "theirs")))
-        bench.clock.advance(POLL_MAX)
+            engines.clock.wait_until_due(POLL_MAX)
+            engines.clock.advance(POLL_MAX)
+        engines.clock.wait_until_due(POLL_MAX)
+        engines.expect(Done, held.finish(SUCCEEDED, pack_value(JSON, "theirs")))
+        engines.clock.advance(POLL_MAX)
         assert waiting.result().value == "theirs"
 
-    def test_a_waiter_runs_it_where_the_first_attempt_gave_the_key_back(self, bench: Bench) -> None:
-        once, body = bench.once(), HeldBody(error=ValueError("flaky"))
-        running = bench.start(once.run, "op", "k", body, retry_safe=True)
+    def test_a_waiter_runs_it_where_the_first_attempt_gave_the_key_back(
+        self, engines: EngineCase
+    ) -> None:
+        once, body = engines.once(), HeldBody(error=ValueError("flaky"))
+        running = engines.start(once.run, "op", "k", body, retry_safe=True)
         body.wait_inside()
         second = Body("second")
-        waiting = bench.start(once.run, "op", "k", second, wait="20s", retry_safe=True)
-        bench.clock.wait_until_due(FOLLOWER_POLL_US)
+        waiting = engines.start(once.run, "op", "k", second, wait="20s", retry_safe=True)
+        engines.clock.wait_until_due(FOLLOWER_POLL_US)
         body.go.set()
         with pytest.raises(ValueError, match="flaky"):
             running.result()
         assert (waiting.result().value, second.runs) == ("second", 1)
 
-    def test_wait_ends_in_wait_timeout(self, bench: Bench) -> None:
-        once, body = bench.once(), HeldBody("answer")
-        running = bench.start(once.run, "op", "k", body)
+    def test_wait_ends_in_wait_timeout(self, engines: EngineCase) -> None:
+        once, body = engines.once(), HeldBody("answer")
+        running = engines.start(once.run, "op", "k", body)
         body.wait_inside()
-        waiting = bench.start(once.run, "op", "k", Body(), wait="5s")
-        bench.clock.wait_until_due(FOLLOWER_POLL_US)
-        bench.clock.advance(5 * SECOND)
+        waiting = engines.start(once.run, "op", "k", Body(), wait="5s")
+        engines.clock.wait_until_due(FOLLOWER_POLL_US)
+        engines.clock.advance(5 * SECOND)
         with pytest.raises(WaitTimeout) as caught:
             waiting.result()
         assert caught.value.retry_after == LEASE / SECOND - 5
         body.go.set()
         assert running.result().value == "answer"
 
-    def test_a_waiter_takes_over_when_the_lease_ends(self, bench: Bench) -> None:
-        bench.hold("k", retry_safe=True)
+    def test_a_waiter_takes_over_when_the_lease_ends(self, engines: EngineCase) -> None:
+        engines.hold("k", retry_safe=True)
         body = Body("mine")
-        once = bench.once()
-        waiting = bench.start(once.run, "op", "k", body, wait="60s", retry_safe=True)
-        bench.clock.wait_until_due(POLL_MAX)
-        bench.clock.advance(LEASE)
+        once = engines.once()
+        waiting = engines.start(once.run, "op", "k", body, wait="60s", retry_safe=True)
+        engines.clock.wait_until_due(POLL_MAX)
+        engines.clock.advance(LEASE)
         assert (waiting.result().value, body.numbers) == ("mine", [2])

@@ -16,8 +16,8 @@ from oncekey.core.errors import (
 from oncekey.core.identity import child_key
 from oncekey.core.record import Step
 from oncekey.core.step_format import unpack_step
-from oncekey.testing.contract.base import ABSENT, LEASE, Case
-from oncekey.testing.contract.bench import Bench, Body, Engine
+from oncekey.testing.contract.engine_case import Body, Engine, EngineCase
+from oncekey.testing.contract.store_case import ABSENT, LEASE, StoreCase
 
 
 class Checkout:
@@ -43,7 +43,7 @@ class Checkout:
 
 
 class EngineSteps:
-    def fail_then_succeed(self, bench: Bench, once: Engine, fail_after: str) -> Checkout:
+    def fail_then_succeed(self, engines: EngineCase, once: Engine, fail_after: str) -> Checkout:
         checkout = Checkout(fail_after=fail_after)
         with pytest.raises(ConnectionError):
             once.run("op", "k", checkout, retry_safe=True, request="cart")
@@ -55,25 +55,25 @@ class EngineSteps:
 
     @pytest.mark.parametrize("fail_after", ["reserve", "pay"])
     def test_i1_finished_steps_are_skipped_after_a_retry_safe_error(
-        self, bench: Bench, fail_after: str
+        self, engines: EngineCase, fail_after: str
     ) -> None:
-        checkout = self.fail_then_succeed(bench, bench.once(), fail_after)
+        checkout = self.fail_then_succeed(engines, engines.once(), fail_after)
         assert [name for name, _ in checkout.sent] == ["reserve", "pay"]
 
-    def test_i1_finished_steps_are_skipped_after_a_takeover(self, bench: Bench) -> None:
-        bench.dead_owner("k", retry_safe=True, steps={"reserve": "reserved by the dead"})
+    def test_i1_finished_steps_are_skipped_after_a_takeover(self, engines: EngineCase) -> None:
+        engines.dead_owner("k", retry_safe=True, steps={"reserve": "reserved by the dead"})
         checkout = Checkout()
-        result = bench.once().run("op", "k", checkout, retry_safe=True)
+        result = engines.once().run("op", "k", checkout, retry_safe=True)
         assert result.value == ["reserved by the dead", "pay ok"]
         assert [name for name, _ in checkout.sent] == ["pay"]
 
     @pytest.mark.parametrize("parallel", [False, True])
     def test_a_step_name_used_twice_in_one_attempt_is_refused(
-        self, bench: Bench, parallel: bool
+        self, engines: EngineCase, parallel: bool
     ) -> None:
         """The second call would be skipped and given the first one's result. Also where an earlier
         attempt has finished the step: its result is given once."""
-        bench.dead_owner("k", retry_safe=True, steps={"mail": "sent by the dead"})
+        engines.dead_owner("k", retry_safe=True, steps={"mail": "sent by the dead"})
         mailed: list[str] = []
 
         def mail(key: str, request: str = "") -> str:
@@ -102,10 +102,12 @@ class EngineSteps:
                     side_by_side(attempt, ("both", "c"), ("both", "d"))
             return "done"
 
-        assert bench.once().run("op", "k", body, retry_safe=True).value == "done"
+        assert engines.once().run("op", "k", body, retry_safe=True).value == "done"
         assert mailed == (["a", "c"] if parallel else ["a"])
 
-    def test_a_step_that_raised_may_be_called_again_in_the_same_attempt(self, bench: Bench) -> None:
+    def test_a_step_that_raised_may_be_called_again_in_the_same_attempt(
+        self, engines: EngineCase
+    ) -> None:
         calls: list[str] = []
 
         def pay(key: str) -> str:
@@ -119,10 +121,12 @@ class EngineSteps:
                 attempt.step("pay", pay)
             return attempt.step("pay", pay)
 
-        assert bench.once().run("op", "k", body).value == "paid"
+        assert engines.once().run("op", "k", body).value == "paid"
         assert calls[0] == calls[1]
 
-    def test_an_unfinished_step_is_sent_again_with_the_same_child_key(self, bench: Bench) -> None:
+    def test_an_unfinished_step_is_sent_again_with_the_same_child_key(
+        self, engines: EngineCase
+    ) -> None:
         keys: list[str] = []
 
         def body(attempt: Any) -> Any:
@@ -134,41 +138,43 @@ class EngineSteps:
 
             return attempt.step("pay", pay)
 
-        once = bench.once()
+        once = engines.once()
         with pytest.raises(TimeoutError):
             once.run("op", "k", body, retry_safe=True, scope="t")
         assert once.run("op", "k", body, retry_safe=True, scope="t").value == "paid"
         assert keys == [child_key("k", "pay", scope="t", operation="op")] * 2
 
-    def test_the_intent_is_in_the_store_before_the_call(self, bench: Bench) -> None:
+    def test_the_intent_is_in_the_store_before_the_call(self, engines: EngineCase) -> None:
         during: list[tuple[Step, ...]] = []
 
         def body(attempt: Any) -> Any:
             def pay(key: str) -> str:
-                case: Case = bench
-                during.append(case.record(bench.identity("k").id).steps)
+                case: StoreCase = engines
+                during.append(case.record(engines.identity("k").id).steps)
                 return key
 
             return attempt.step("pay", pay)
 
-        key = bench.once().run("op", "k", body).value
+        key = engines.once().run("op", "k", body).value
         ((intent,),) = during
         assert (intent.name, intent.done) == ("pay", False)
         assert unpack_step(intent.body)[0] == {"key": key}
-        (saved,) = bench.record_of("k").steps
+        (saved,) = engines.record_of("k").steps
         assert (saved.name, saved.done) == ("pay", True)
 
-    def test_a_freed_key_with_steps_stays_bound_to_its_request(self, bench: Bench) -> None:
-        once = bench.once()
+    def test_a_freed_key_with_steps_stays_bound_to_its_request(self, engines: EngineCase) -> None:
+        once = engines.once()
         with pytest.raises(ConnectionError):
             once.run("op", "k", Checkout(fail_after="reserve"), retry_safe=True, request="cart")
-        assert bench.record_of("k").state is ABSENT
+        assert engines.record_of("k").state is ABSENT
         with pytest.raises(Mismatch):
             once.run("op", "k", Checkout(), retry_safe=True, request="another cart")
         assert once.run("op", "k", Checkout(), retry_safe=True, request="cart").attempt == 2
 
-    def test_i8_child_keys_differ_per_tenant_operation_key_and_step(self, bench: Bench) -> None:
-        once, keys = bench.once(), []
+    def test_i8_child_keys_differ_per_tenant_operation_key_and_step(
+        self, engines: EngineCase
+    ) -> None:
+        once, keys = engines.once(), []
 
         def body(attempt: Any) -> None:
             for name in ("a", "b"):
@@ -180,7 +186,7 @@ class EngineSteps:
             once.run(operation, key, body, scope=scope)
         assert len(set(keys)) == 8
 
-    def test_i3_a_step_gives_the_first_run_what_a_re_run_gets(self, bench: Bench) -> None:
+    def test_i3_a_step_gives_the_first_run_what_a_re_run_gets(self, engines: EngineCase) -> None:
         seen: list[Any] = []
 
         def body(attempt: Any) -> None:
@@ -188,13 +194,13 @@ class EngineSteps:
             if len(seen) == 1:
                 raise ConnectionError
 
-        once = bench.once()
+        once = engines.once()
         with pytest.raises(ConnectionError):
             once.run("op", "k", body, retry_safe=True)
         once.run("op", "k", body, retry_safe=True)
         assert seen == [{"pair": [1, 2]}] * 2
 
-    def test_a_step_too_large_to_keep_is_never_repeated(self, bench: Bench) -> None:
+    def test_a_step_too_large_to_keep_is_never_repeated(self, engines: EngineCase) -> None:
         large = Body("x" * 1_000)
 
         def body(attempt: Any) -> str:
@@ -202,23 +208,23 @@ class EngineSteps:
             assert len(value) == 1_000
             raise ConnectionError
 
-        once = bench.once()
+        once = engines.once()
         with pytest.raises(ConnectionError):
             once.run("op", "k", body, retry_safe=True, max_bytes=100)
         with pytest.raises(NotReplayable, match="large"):
             once.run("op", "k", body, retry_safe=True, max_bytes=100)
         assert large.runs == 1
 
-    def test_i11_an_operation_has_at_most_a_hundred_steps(self, bench: Bench) -> None:
+    def test_i11_an_operation_has_at_most_a_hundred_steps(self, engines: EngineCase) -> None:
         def body(attempt: Any) -> None:
             for number in range(101):
                 attempt.step(f"s{number}", lambda key: None)
 
         with pytest.raises(InvalidKey, match="at most 100"):
-            bench.once().run("op", "k", body)
+            engines.once().run("op", "k", body)
 
     def test_a_failing_step_fails_a_body_that_is_not_retry_safe_for_good(
-        self, bench: Bench
+        self, engines: EngineCase
     ) -> None:
         def body(attempt: Any) -> None:
             def refuse(key: str) -> None:
@@ -226,19 +232,21 @@ class EngineSteps:
 
             attempt.step("pay", refuse)
 
-        once = bench.once()
+        once = engines.once()
         with pytest.raises(ValueError, match="declined"):
             once.run("op", "k", body)
         with pytest.raises(OperationFailed, match="declined"):
             once.run("op", "k", body)
 
-    def test_steps_of_a_long_body_are_saved_after_its_first_lease(self, bench: Bench) -> None:
+    def test_steps_of_a_long_body_are_saved_after_its_first_lease(
+        self, engines: EngineCase
+    ) -> None:
         checkout = Checkout()
 
         def body(attempt: Any) -> Any:
             for _ in range(5):
-                bench.next_beat()
-            bench.clock.wait_until_due(LEASE // 3)
+                engines.next_beat()
+            engines.clock.wait_until_due(LEASE // 3)
             return checkout(attempt)
 
-        assert bench.once().run("op", "k", body).value == ["reserve ok", "pay ok"]
+        assert engines.once().run("op", "k", body).value == ["reserve ok", "pay ok"]

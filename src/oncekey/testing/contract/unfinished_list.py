@@ -13,7 +13,7 @@ import pytest
 
 from oncekey.core.commands import Claimed, Done
 from oncekey.core.record import Record, State
-from oncekey.testing.contract.base import (
+from oncekey.testing.contract.store_case import (
     ABSENT,
     AUDIT,
     FAILED,
@@ -23,8 +23,8 @@ from oncekey.testing.contract.base import (
     SECOND,
     SUCCEEDED,
     UNKNOWN,
-    Case,
-    Held,
+    HeldClaim,
+    StoreCase,
     claim,
     token,
 )
@@ -33,7 +33,7 @@ ALL = 10_000
 PATIENCE = 30.0
 
 
-def listed(case: Case, after: int = 0, limit: int = ALL) -> list[Record]:
+def listed(case: StoreCase, after: int = 0, limit: int = ALL) -> list[Record]:
     return list(case.store.unfinished(after, limit).records)
 
 
@@ -41,22 +41,22 @@ def ids(records: list[Record]) -> list[bytes]:
     return [record.id for record in records]
 
 
-def freed_with_a_step(case: Case) -> Held:
+def freed_with_a_step(case: StoreCase) -> HeldClaim:
     held = case.claimed()
     case.expect(Done, held.step())
     case.expect(Done, held.release())
     return held
 
 
-class WhatIsListed:
-    def test_s10_an_empty_store_lists_nothing_and_tells_the_time(self, case: Case) -> None:
+class ListedRecords:
+    def test_s10_an_empty_store_lists_nothing_and_tells_the_time(self, case: StoreCase) -> None:
         found = case.store.unfinished(0, ALL)
         assert (found.records, found.now) == ((), case.now())
 
     @pytest.mark.parametrize("state", list(State))
     @pytest.mark.parametrize("retry_safe", [False, True])
     def test_s10_pending_and_unknown_keys_are_listed(
-        self, case: Case, state: State, retry_safe: bool
+        self, case: StoreCase, state: State, retry_safe: bool
     ) -> None:
         if state is UNKNOWN:
             held = case.claimed(retry_safe=retry_safe)
@@ -65,7 +65,7 @@ class WhatIsListed:
             held = case.key_in(state, retry_safe=retry_safe)
         assert ids(listed(case)) == ([held.id] if state in (PENDING, UNKNOWN) else [])
 
-    def test_s10_a_record_is_listed_whole(self, case: Case) -> None:
+    def test_s10_a_record_is_listed_whole(self, case: StoreCase) -> None:
         held = case.claimed(scope="acct ä", operation="zählen", key="支払い", retry_safe=True)
         case.expect(Done, held.step("größe 🎉", done=True, body=bytes(range(256))))
         case.wait(SECOND)
@@ -74,7 +74,7 @@ class WhatIsListed:
 
     @pytest.mark.parametrize("retry_safe", [False, True])
     def test_i10_a_dead_owners_key_is_listed_before_and_after_somebody_met_it(
-        self, case: Case, retry_safe: bool
+        self, case: StoreCase, retry_safe: bool
     ) -> None:
         held = case.claimed(retry_safe=retry_safe)
         case.wait(LEASE * 2)
@@ -83,7 +83,7 @@ class WhatIsListed:
         assert ids(listed(case)) == [held.id]
 
     @pytest.mark.parametrize("done", [False, True])
-    def test_i11_a_key_freed_halfway_is_listed(self, case: Case, done: bool) -> None:
+    def test_i11_a_key_freed_halfway_is_listed(self, case: StoreCase, done: bool) -> None:
         held = case.claimed()
         case.expect(Done, held.step(done=done))
         case.expect(Done, held.release())
@@ -92,7 +92,7 @@ class WhatIsListed:
     @pytest.mark.parametrize("state", [SUCCEEDED, FAILED, ABSENT])
     @pytest.mark.parametrize("has_steps", [False, True])
     def test_s10_a_decided_key_is_not_listed_unless_it_was_freed_halfway(
-        self, case: Case, state: State, has_steps: bool
+        self, case: StoreCase, state: State, has_steps: bool
     ) -> None:
         held = case.claimed()
         if has_steps:
@@ -102,8 +102,8 @@ class WhatIsListed:
         assert ids(listed(case)) == ([held.id] if state is ABSENT and has_steps else [])
 
     @pytest.mark.parametrize("what", ["pending", "unknown", "freed halfway"])
-    def test_s10_what_has_expired_is_not_listed(self, case: Case, what: str) -> None:
-        make: dict[str, Callable[[], Held]] = {
+    def test_s10_what_has_expired_is_not_listed(self, case: StoreCase, what: str) -> None:
+        make: dict[str, Callable[[], HeldClaim]] = {
             "pending": case.claimed,
             "unknown": lambda: case.key_in(UNKNOWN),
             "freed halfway": lambda: freed_with_a_step(case),
@@ -118,27 +118,29 @@ class WhatIsListed:
         case.store.sweep(ALL)
         assert listed(case) == []
 
-    def test_s10_a_renewed_key_is_listed_for_as_long_as_it_lives(self, case: Case) -> None:
+    def test_s10_a_renewed_key_is_listed_for_as_long_as_it_lives(self, case: StoreCase) -> None:
         held = case.claimed()
         for _ in range(3):
             case.wait(KEEP)
             case.expect(Done, held.renew())
         assert ids(listed(case)) == [held.id]
 
-    def test_s6_a_listing_changes_nothing(self, case: Case) -> None:
+    def test_s6_a_listing_changes_nothing(self, case: StoreCase) -> None:
         helds = [case.key_in(state) for state in State] + [freed_with_a_step(case)]
         before = case.dump([held.id for held in helds])
         assert len(listed(case)) == 3
         assert case.dump([held.id for held in helds]) == before
 
 
-class WhatIsNew:
-    def test_s10_after_excludes_the_time_it_names(self, case: Case) -> None:
+class ListedSince:
+    def test_s10_after_excludes_the_time_it_names(self, case: StoreCase) -> None:
         held = case.claimed()
         assert ids(listed(case, held.fence - 1)) == [held.id]
         assert listed(case, held.fence) == []
 
-    def test_s10_a_key_claimed_since_the_last_listing_is_the_next_one(self, case: Case) -> None:
+    def test_s10_a_key_claimed_since_the_last_listing_is_the_next_one(
+        self, case: StoreCase
+    ) -> None:
         first = case.claimed()
         assert ids(listed(case)) == [first.id]
         case.wait(SECOND)
@@ -147,7 +149,7 @@ class WhatIsNew:
         assert ids(listed(case)) == [first.id, second.id]
 
     @pytest.mark.parametrize("how", ["released", "resolved"])
-    def test_i10_a_freed_key_that_is_claimed_again_is_new(self, case: Case, how: str) -> None:
+    def test_i10_a_freed_key_that_is_claimed_again_is_new(self, case: StoreCase, how: str) -> None:
         """Its record is as old as before, and perhaps nobody was ever shown it."""
         held = case.claimed() if how == "released" else case.key_in(UNKNOWN)
         case.expect(Done, held.release() if how == "released" else held.resolve(ABSENT, b""))
@@ -159,7 +161,7 @@ class WhatIsNew:
         case.wait(LEASE)  # and this owner dies as well
         assert ids(listed(case, after)) == [held.id]
 
-    def test_i10_a_key_that_was_taken_over_is_new(self, case: Case) -> None:
+    def test_i10_a_key_that_was_taken_over_is_new(self, case: StoreCase) -> None:
         held = case.claimed(retry_safe=True)
         case.wait(LEASE)
         after = case.now() - 1
@@ -168,7 +170,7 @@ class WhatIsNew:
 
     @pytest.mark.parametrize("state", [PENDING, SUCCEEDED, UNKNOWN])
     def test_s10_of_a_key_claimed_anew_the_new_generation_is_listed(
-        self, case: Case, state: State
+        self, case: StoreCase, state: State
     ) -> None:
         held = case.key_in(state)
         case.wait(case.record(held.id).expires_at - case.now())
@@ -177,9 +179,9 @@ class WhatIsNew:
         assert case.record(held.id).state is PENDING
 
 
-class HowMany:
+class ListLimits:
     def test_s10_the_oldest_claims_come_first_and_reading_on_finds_the_rest(
-        self, case: Case
+        self, case: StoreCase
     ) -> None:
         """The key freed halfway and claimed again counts as new."""
         helds = [case.claimed()]
@@ -202,7 +204,7 @@ class HowMany:
         assert listed(case, after, limit=1) == []
 
     @pytest.mark.parametrize("limit", [1, 3, 30])
-    def test_s10_claims_of_one_batch_are_never_cut_apart(self, case: Case, limit: int) -> None:
+    def test_s10_claims_of_one_batch_are_never_cut_apart(self, case: StoreCase, limit: int) -> None:
         """They may have the same fence, and who reads on after it would miss the others."""
         batch = [claim(token("id"), token("own")) for _ in range(20)]
         case.store.apply(batch)
@@ -214,7 +216,7 @@ class HowMany:
         assert sorted(ids(page + rest)) == sorted([one.id for one in batch] + [last.id])
         assert page == sorted(page, key=lambda record: (record.fence, record.id))
 
-    def test_s10_what_has_expired_does_not_count(self, case: Case) -> None:
+    def test_s10_what_has_expired_does_not_count(self, case: StoreCase) -> None:
         """Else a full page would look like the last one."""
         for _ in range(3):
             case.claimed(keep_unknown=SECOND)
@@ -223,11 +225,11 @@ class HowMany:
         assert len(listed(case, limit=2)) >= 2
         assert sorted(ids(listed(case, limit=3))) == sorted(held.id for held in helds)
 
-    def test_s10_a_limit_of_nothing_gives_nothing(self, case: Case) -> None:
+    def test_s10_a_limit_of_nothing_gives_nothing(self, case: StoreCase) -> None:
         case.claimed()
         assert case.store.unfinished(0, 0) == ((), case.now())
 
-    def test_s10_few_among_many_that_have_ended(self, case: Case) -> None:
+    def test_s10_few_among_many_that_have_ended(self, case: StoreCase) -> None:
         left: list[bytes] = []
         for _ in range(6):
             helds = [case.claimed() for _ in range(50)]
@@ -238,7 +240,7 @@ class HowMany:
         assert ids(listed(case)) == left
         assert ids(listed(case, limit=4)) == left[:4]
 
-    def test_s9_many_list_while_others_claim_and_finish(self, case: Case) -> None:
+    def test_s9_many_list_while_others_claim_and_finish(self, case: StoreCase) -> None:
         """Whatever was claimed before a listing is in it, until it has ended."""
         together = threading.Barrier(6)
 
@@ -255,5 +257,5 @@ class HowMany:
         assert listed(case) == []
 
 
-class Unfinished(WhatIsListed, WhatIsNew, HowMany):
+class UnfinishedLists(ListedRecords, ListedSince, ListLimits):
     """All of it."""

@@ -19,17 +19,24 @@ from oncekey.core.step_format import pack_step
 from oncekey.core.store import AsyncStore, Store
 from oncekey.engine.aio.once import AsyncOnce
 from oncekey.engine.blocking.once import Once
-from oncekey.testing.contract.base import LEASE, Case, ContractBase, Held, claim, token
+from oncekey.testing.contract.store_case import (
+    LEASE,
+    ContractBase,
+    HeldClaim,
+    StoreCase,
+    claim,
+    token,
+)
 from oncekey.testing.fake_clock import FakeClock
 from oncekey.testing.faulty_store import AsyncFaultyStore, FaultyStore, Script
-from oncekey.testing.sync_facade import LoopThread, OnceFace, is_async
+from oncekey.testing.sync_facade import LoopThread, SyncOnce, is_async
 
 PATIENCE = 30.0
 # A `recover` is believed at once, unless a test says otherwise.
 POLICY = Policy(lease="30s", keep="1h", audit="2h", recover_grace="0s")
 CALLERS = 80
 
-Engine = Once | OnceFace
+Engine = Once | SyncOnce
 Faulty = FaultyStore | AsyncFaultyStore
 
 
@@ -75,18 +82,18 @@ class Interrupted(BaseException):
     """Stands for KeyboardInterrupt and its like, which would end the test run itself."""
 
 
-class Bench(Case):
+class EngineCase(StoreCase):
     """Engines, bodies in threads, and dead owners."""
 
     def __init__(
         self,
-        face: Store,
+        sync_store: Store,
         raw: Store | AsyncStore,
         clock: FakeClock,
         pass_time: Callable[[FakeClock, int], None],
         loop: Callable[[], LoopThread],
     ) -> None:
-        super().__init__(face, clock, pass_time)
+        super().__init__(sync_store, clock, pass_time)
         self.raw = raw
         self.asyncio = is_async(raw)
         self._loop = loop
@@ -100,7 +107,7 @@ class Bench(Case):
         options = {"clock": self.clock, "policy": POLICY, **options}
         engine: Engine
         if self.asyncio:
-            engine = OnceFace(AsyncOnce(chosen, **options), self._loop())
+            engine = SyncOnce(AsyncOnce(chosen, **options), self._loop())
         else:
             engine = Once(chosen, **options)
         self._engines.append(engine)
@@ -139,14 +146,16 @@ class Bench(Case):
     def record_of(self, key: str, **names: str) -> Record:
         return self.record(self.identity(key, **names).id)
 
-    def hold(self, key: str, *, request: Any = None, **changes: Any) -> Held:
+    def hold(self, key: str, *, request: Any = None, **changes: Any) -> HeldClaim:
         """Another owner claims the key, straight on the store, and says no more."""
         id, owner = self.identity(key).id, token("own")
         fingerprint = Identities().fingerprint(request)
         reply = self.expect(Claimed, claim(id, owner, fingerprint=fingerprint, **changes))
-        return Held(self, id, owner, reply.fence)
+        return HeldClaim(self, id, owner, reply.fence)
 
-    def dead_owner(self, key: str, *, steps: dict[str, Any] | None = None, **changes: Any) -> Held:
+    def dead_owner(
+        self, key: str, *, steps: dict[str, Any] | None = None, **changes: Any
+    ) -> HeldClaim:
         """... and its lease is over; `steps` it had finished."""
         held = self.hold(key, **changes)
         for name, value in (steps or {}).items():
@@ -173,7 +182,7 @@ class Bench(Case):
         return heard
 
 
-def until(condition: Callable[[], bool]) -> None:
+def wait_until_true(condition: Callable[[], bool]) -> None:
     """Glance at a condition until it holds; another thread makes it so."""
     pause = threading.Event()
     for _ in range(int(PATIENCE * 1_000)):
@@ -183,19 +192,19 @@ def until(condition: Callable[[], bool]) -> None:
     raise AssertionError("the condition never held")
 
 
-class BenchBase(ContractBase):
-    """Adds the `bench` fixture."""
+class EngineCaseBase(ContractBase):
+    """Adds the `engines` fixture."""
 
     @pytest.fixture
-    def bench(
+    def engines(
         self,
-        face: Store,
+        sync_store: Store,
         raw_store: Store | AsyncStore,
         clock: FakeClock,
         request: pytest.FixtureRequest,
-    ) -> Iterator[Bench]:
-        bench = Bench(
-            face, raw_store, clock, self.pass_time, lambda: request.getfixturevalue("loop")
+    ) -> Iterator[EngineCase]:
+        engines = EngineCase(
+            sync_store, raw_store, clock, self.pass_time, lambda: request.getfixturevalue("loop")
         )
-        yield bench
-        bench.close()
+        yield engines
+        engines.close()

@@ -1,4 +1,4 @@
-"""What both contract suites stand on: a store under a fake clock, with a blocking face.
+"""What both contract suites stand on: a store under a fake clock, with a blocking sync_store.
 
 Owns opening and closing, the command builders, and `dump`, everything a test can see of a store.
 Override `open_store`; where the store's clock cannot be faked, `pass_time` as well.
@@ -30,7 +30,7 @@ from oncekey.core.commands import (
 from oncekey.core.record import Record, State
 from oncekey.core.store import AsyncStore, Store
 from oncekey.testing.fake_clock import FakeClock
-from oncekey.testing.sync_facade import LoopThread, StoreFace, is_async
+from oncekey.testing.sync_facade import LoopThread, SyncStore, is_async
 
 SECOND = 1_000_000
 LEASE = 30 * SECOND
@@ -75,7 +75,7 @@ class Replies(list[Reply]):
     __hash__ = None
 
 
-class Case:
+class StoreCase:
     """One store under test, and short words for what tests do with it."""
 
     def __init__(
@@ -142,13 +142,13 @@ class Case:
 
     # --- keys in a given state ----------------------------------------------------------------
 
-    def claimed(self, **changes: Any) -> Held:
+    def claimed(self, **changes: Any) -> HeldClaim:
         """A fresh key, held."""
         id, owner = token("id"), token("own")
         reply = self.expect(Claimed, claim(id, owner, **changes))
-        return Held(self, id, owner, reply.fence)
+        return HeldClaim(self, id, owner, reply.fence)
 
-    def key_in(self, state: State, *, body: bytes = b"body", **changes: Any) -> Held:
+    def key_in(self, state: State, *, body: bytes = b"body", **changes: Any) -> HeldClaim:
         """A fresh key brought into `state`; UNKNOWN by an owner that died."""
         held = self.claimed(**changes)
         if state in (SUCCEEDED, FAILED):
@@ -161,10 +161,10 @@ class Case:
         return held
 
 
-class Held:
+class HeldClaim:
     """A claim someone holds (or held): its commands."""
 
-    def __init__(self, case: Case, id: bytes, owner: bytes, fence: int) -> None:
+    def __init__(self, case: StoreCase, id: bytes, owner: bytes, fence: int) -> None:
         self.case = case
         self.id = id
         self.owner = owner
@@ -230,20 +230,20 @@ class ContractBase:
         return self.open_store(wall)
 
     @pytest.fixture
-    def face(
+    def sync_store(
         self, raw_store: Store | AsyncStore, request: pytest.FixtureRequest
     ) -> Iterator[Store]:
-        face = face_of(raw_store, lambda: request.getfixturevalue("loop"))
-        yield face
-        face.close()
+        sync_store = sync_facade_of(raw_store, lambda: request.getfixturevalue("loop"))
+        yield sync_store
+        sync_store.close()
 
     @pytest.fixture
-    def case(self, face: Store, clock: FakeClock) -> Case:
-        return Case(face, clock, self.pass_time)
+    def case(self, sync_store: Store, clock: FakeClock) -> StoreCase:
+        return StoreCase(sync_store, clock, self.pass_time)
 
 
-def face_of(store: Store | AsyncStore, loop: Callable[[], LoopThread]) -> Store:
-    """The store itself, or a blocking face of an async one."""
+def sync_facade_of(store: Store | AsyncStore, loop: Callable[[], LoopThread]) -> Store:
+    """The store itself, or a blocking sync_store of an async one."""
     if is_async(store):
-        return StoreFace(store, loop())  # type: ignore[arg-type]
+        return SyncStore(store, loop())  # type: ignore[arg-type]
     return store  # type: ignore[return-value]

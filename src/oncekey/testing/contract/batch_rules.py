@@ -23,13 +23,13 @@ from oncekey.core.commands import (
     Seen,
 )
 from oncekey.core.errors import ConfigurationError
-from oncekey.testing.contract.base import (
+from oncekey.testing.contract.store_case import (
     FINGERPRINT,
     KEEP,
     LEASE,
     OTHER_FINGERPRINT,
     SUCCEEDED,
-    Case,
+    StoreCase,
     claim,
     token,
 )
@@ -39,10 +39,10 @@ CROWD = 16
 
 
 class Batches:
-    def test_s2_no_commands_no_replies(self, case: Case) -> None:
+    def test_s2_no_commands_no_replies(self, case: StoreCase) -> None:
         assert case.store.apply([]) == []
 
-    def test_s2_a_batch_keeps_its_order_within_an_id(self, case: Case) -> None:
+    def test_s2_a_batch_keeps_its_order_within_an_id(self, case: StoreCase) -> None:
         id, owner, now = token("id"), token("own"), case.now()
         replies = case.send_all(
             claim(id, owner),
@@ -61,7 +61,7 @@ class Batches:
             Busy(LEASE * 2), Done(), Lost(), Replay(SUCCEEDED, b"out", 1, now, KEEP),
         ]  # fmt: skip
 
-    def test_s2_what_follows_a_claim_in_its_batch_sees_it(self, case: Case) -> None:
+    def test_s2_what_follows_a_claim_in_its_batch_sees_it(self, case: StoreCase) -> None:
         """Also in a batch a store might answer from a snapshot, having only claims and looks."""
         id, owner, now = token("id"), token("own"), case.now()
         before, claimed, after, rival = case.send_all(
@@ -72,7 +72,7 @@ class Batches:
         assert after.record is not None
         assert after.record.owner == owner
 
-    def test_s2_a_takeover_and_its_finish_in_one_batch(self, case: Case) -> None:
+    def test_s2_a_takeover_and_its_finish_in_one_batch(self, case: StoreCase) -> None:
         held = case.claimed(retry_safe=True)
         case.wait(LEASE)
         now, rival = case.now(), held.rival(retry_safe=True, keep=KEEP * 2)
@@ -82,7 +82,7 @@ class Batches:
         assert (record.owner, record.fence, record.attempt) == (rival.owner, now, 2)
         assert (record.keep, record.body, record.state) == (KEEP * 2, b"theirs", SUCCEEDED)
 
-    def test_s2_256_commands_in_any_order_get_their_own_replies(self, case: Case) -> None:
+    def test_s2_256_commands_in_any_order_get_their_own_replies(self, case: StoreCase) -> None:
         shuffle = random.Random(7).shuffle
         helds = [case.claimed() for _ in range(BATCH // 4)]
         commands: list[Command] = []
@@ -102,25 +102,25 @@ class Batches:
         for number, held in enumerate(helds):
             assert case.record(held.id).body == b"answer %d" % number
 
-    def test_s2_256_claims_of_one_key_grant_one(self, case: Case) -> None:
+    def test_s2_256_claims_of_one_key_grant_one(self, case: StoreCase) -> None:
         id = token("id")
         replies = case.send_all(*(claim(id, token("own")) for _ in range(BATCH)))
         assert replies == [Claimed(case.now(), 1, ())] + [Busy(LEASE)] * (BATCH - 1)
 
-    def test_s2_a_refused_command_leaves_its_neighbours_alone(self, case: Case) -> None:
+    def test_s2_a_refused_command_leaves_its_neighbours_alone(self, case: StoreCase) -> None:
         held, other = case.claimed(), case.claimed()
         stale = Finish(held.id, token("str"), held.fence, SUCCEEDED, b"stolen")
         replies = case.send_all(stale, other.finish(), held.finish(body=b"mine"))
         assert replies == [Lost(), Done(), Done()]
         assert case.record(held.id).body == b"mine"
 
-    def test_i9_a_whole_batch_sent_twice(self, case: Case) -> None:
+    def test_i9_a_whole_batch_sent_twice(self, case: StoreCase) -> None:
         helds = [case.claimed() for _ in range(20)]
         batch = [held.finish(body=b"%d" % n) for n, held in enumerate(helds)]
         assert case.store.apply(batch) == [Done()] * 20
         assert case.unchanged_by(*batch) == [Done()] * 20
 
-    def test_s3_one_decision_reads_one_time(self, case: Case) -> None:
+    def test_s3_one_decision_reads_one_time(self, case: StoreCase) -> None:
         """With a clock that goes on at every reading, all times of a record still agree."""
         real = case.clock.wall
         held = case.claimed()
@@ -140,7 +140,7 @@ class Batches:
         assert record.fence == record.lease_until - LEASE
 
 
-class Matter:
+class BytesStored:
     """Whatever is put in comes out the same."""
 
     @pytest.mark.parametrize(
@@ -148,16 +148,16 @@ class Matter:
         [b"", b"\x00", bytes(range(256)), b"\xff\xfe\x00' OR 1=1; --\r\n", b"\x00" * 1000],
         ids=["empty", "nul", "every-byte", "sql", "zeros"],
     )
-    def test_i3_odd_bytes_come_back_as_they_were(self, case: Case, body: bytes) -> None:
+    def test_i3_odd_bytes_come_back_as_they_were(self, case: StoreCase, body: bytes) -> None:
         held = case.key_in(SUCCEEDED, body=body)
         assert case.expect(Replay, held.rival()).body == body
 
-    def test_i3_a_megabyte_comes_back_as_it_was(self, case: Case) -> None:
+    def test_i3_a_megabyte_comes_back_as_it_was(self, case: StoreCase) -> None:
         body = random.Random(1).randbytes(1024 * 1024)
         held = case.key_in(SUCCEEDED, body=body)
         assert case.expect(Replay, held.rival()).body == body
 
-    def test_ids_owners_and_fingerprints_are_any_bytes(self, case: Case) -> None:
+    def test_ids_owners_and_fingerprints_are_any_bytes(self, case: StoreCase) -> None:
         ids = [b"\x00" * 16, b"\xff" * 16, b"\x00" * 15 + b"\x01", b"'" * 16, b"\x80" * 16]
         for id in ids:
             case.expect(Claimed, claim(id, id, fingerprint=id + id))
@@ -170,19 +170,19 @@ class Matter:
         ["", "x" * 255, "Zürich", "支払い" * 85, "🎉" * 255, "a'b\"c;--", "%s {0} \\n", "שלום"],
         ids=["empty", "long", "latin", "cjk", "emoji", "quotes", "formats", "rtl"],
     )
-    def test_labels_are_any_text(self, case: Case, text: str) -> None:
+    def test_labels_are_any_text(self, case: StoreCase, text: str) -> None:
         held = case.claimed(scope=text, operation=text[:100], key=text)
         record = case.record(held.id)
         assert (record.scope, record.operation, record.key) == (text, text[:100], text)
 
-    def test_a_note_is_any_text(self, case: Case) -> None:
+    def test_a_note_is_any_text(self, case: StoreCase) -> None:
         held = case.claimed()
         case.wait(LEASE)
         note = "änne: »bank« says 🎉'\"; " * 40
         case.expect(Done, held.resolve(note=note))
         assert case.record(held.id).note == note
 
-    def test_the_longest_durations_fit(self, case: Case) -> None:
+    def test_the_longest_durations_fit(self, case: StoreCase) -> None:
         ten_years, day = 10 * 366 * 86_400_000_000, 86_400_000_000
         if hasattr(case.store, "terms_max"):
             with pytest.raises(ConfigurationError, match="shorten"):
@@ -194,7 +194,7 @@ class Matter:
         assert record.retry_safe is False
         assert type(record.state).__name__ == "State"
 
-    def test_the_shortest_durations_end(self, case: Case) -> None:
+    def test_the_shortest_durations_end(self, case: StoreCase) -> None:
         held = case.claimed(lease=1, keep=1, audit=0, keep_unknown=1)
         case.wait(2)
         case.wait_for_sweeper()
@@ -202,15 +202,15 @@ class Matter:
         assert case.seen(held.id).record is None
 
 
-class Crowds:
-    def test_s8_bind_takes_the_first_check_value_and_no_other(self, case: Case) -> None:
+class ManyKeys:
+    def test_s8_bind_takes_the_first_check_value_and_no_other(self, case: StoreCase) -> None:
         case.store.bind(b"first check")
         case.store.bind(b"first check")
         with pytest.raises(ConfigurationError, match="secret"):
             case.store.bind(b"other check")
         case.store.bind(b"first check")
 
-    def test_s9_many_threads_claim_one_key_and_one_gets_it(self, case: Case) -> None:
+    def test_s9_many_threads_claim_one_key_and_one_gets_it(self, case: StoreCase) -> None:
         id, barrier = token("id"), threading.Barrier(CROWD)
 
         def one(_: int) -> object:
@@ -224,7 +224,7 @@ class Crowds:
         assert sum(isinstance(reply, Busy) for reply in replies) == CROWD - 1
         assert sum(isinstance(reply, Claimed) for reply in replies) == 1
 
-    def test_s9_many_threads_batch_sweep_and_bind_at_once(self, case: Case) -> None:
+    def test_s9_many_threads_batch_sweep_and_bind_at_once(self, case: StoreCase) -> None:
         barrier = threading.Barrier(CROWD)
 
         def one(number: int) -> int:

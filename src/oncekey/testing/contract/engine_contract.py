@@ -1,0 +1,53 @@
+"""`EngineContract`: what Once and AsyncOnce do on a store, as tests. One text for both colours.
+
+    from oncekey.testing.contract import EngineContract
+
+    class TestMyStore(EngineContract):
+        def open_store(self, clock):
+            return MyStore(clock=clock)          # an async store is run by AsyncOnce
+
+Store and engine share a clock that stands still until a test moves it.
+"""
+
+from __future__ import annotations
+
+from oncekey.testing.contract.abandoned_operations import (
+    AbandonedOperationLimits,
+    AbandonedOperations,
+    AbandonedUnknownKeys,
+    RegisteredOperations,
+)
+from oncekey.testing.contract.engine_case import EngineCaseBase
+from oncekey.testing.contract.engine_steps import EngineSteps
+from oncekey.testing.contract.event_tests import ConcurrentCallers, ReplayCaches, Subscribers
+from oncekey.testing.contract.failures import DeadOwners, Failures, Recoveries
+from oncekey.testing.contract.leases import Heartbeats, LateStarts, LostLeases, WaitingCallers
+from oncekey.testing.contract.step_options import ParallelSteps, Probes, StepRequests
+from oncekey.testing.contract.stored_results import Guards, Runs, UnstorableResults
+
+
+class EngineContract(
+    Runs,
+    Guards,
+    UnstorableResults,
+    Failures,
+    DeadOwners,
+    Recoveries,
+    Heartbeats,
+    LostLeases,
+    LateStarts,
+    WaitingCallers,
+    EngineSteps,
+    StepRequests,
+    Probes,
+    ParallelSteps,
+    RegisteredOperations,
+    AbandonedOperations,
+    AbandonedOperationLimits,
+    AbandonedUnknownKeys,
+    Subscribers,
+    ReplayCaches,
+    ConcurrentCallers,
+    EngineCaseBase,
+):
+    """Subclass it, name it Test..., override `open_store`."""
