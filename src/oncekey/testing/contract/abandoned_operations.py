@@ -10,8 +10,6 @@ from oncekey.core.abandoned import BACKOFF_FIRST_US, backoff
 from oncekey.core.codec import JSON, pack_value
 from oncekey.core.commands import Done, SaveStep
 from oncekey.core.errors import ConfigurationError, InvalidKey, OperationFailed, Terminal
-from oncekey.core.identity import child_uuid
-from oncekey.core.recovery import Recovery, UnknownKey
 from oncekey.core.step_format import ARGUMENTS, pack_step
 from oncekey.testing.contract.engine_case import Engine, EngineCase
 from oncekey.testing.contract.store_case import (
@@ -19,8 +17,6 @@ from oncekey.testing.contract.store_case import (
     LEASE,
     PENDING,
     SECOND,
-    SUCCEEDED,
-    UNKNOWN,
     HeldClaim,
 )
 
@@ -200,11 +196,11 @@ class AbandonedOperations:
     def test_two_completers_finish_it_once(self, engines: EngineCase) -> None:
         abandoned(engines)
         ship = Ship()
-        engines = [engines.once(), engines.once()]
-        for once in engines:
+        completers = [engines.once(), engines.once()]
+        for once in completers:
             once.operation("op", retry_safe=True)(ship)
         engines.wait(BACKOFF_FIRST_US)
-        rounds = [engines.start(once.complete) for once in engines]
+        rounds = [engines.start(once.complete) for once in completers]
         heard = sorted(done.outcome for each in rounds for done in each.result().done)
         assert heard in (["succeeded"], ["elsewhere", "succeeded"])
         assert len(ship.sent) == 2
@@ -317,86 +313,3 @@ class AbandonedOperationLimits:
     def test_a_limit_is_a_number_of_operations(self, engines: EngineCase, limit: Any) -> None:
         with pytest.raises(ConfigurationError, match="limit"):
             engines.once().complete(limit)
-
-
-class AbandonedUnknownKeys:
-    def asked(
-        self, engines: EngineCase, answer: Any, **options: Any
-    ) -> tuple[Engine, list[UnknownKey]]:
-        asked: list[UnknownKey] = []
-
-        def recover(unknown: UnknownKey) -> Any:
-            asked.append(unknown)
-            return answer
-
-        once = engines.once()
-        self.ship = Ship()
-        once.operation("op", recover=recover, **options)(self.ship)
-        return once, asked
-
-    def test_i10_an_unknown_key_is_decided_without_its_caller(self, engines: EngineCase) -> None:
-        abandoned(engines, retry_safe=False, steps=("reserve",))
-        once, asked = self.asked(engines, Recovery.succeeded("it was sent"))
-        assert outcomes(once) == ["succeeded"]
-        (unknown,) = asked
-        assert (unknown.key, unknown.request) == ("k", ORDER)
-        assert unknown.child_key("ship") == engines.identity_child("k", "ship")
-        assert unknown.child_uuid("ship") == child_uuid("k", "ship", operation="op")
-        assert [(step.name, step.value) for step in unknown.steps] == [
-            ("reserve", "reserve by the dead")
-        ]
-        record = engines.record_of("k")
-        assert (record.state, record.note) == (SUCCEEDED, "recover: it happened")
-        assert self.ship.runs == []
-
-    def test_one_that_never_happened_is_run_now(self, engines: EngineCase) -> None:
-        abandoned(engines, retry_safe=False)
-        once, _ = self.asked(engines, Recovery.free())
-        assert outcomes(once) == ["succeeded"]
-        assert self.ship.runs == [("k", ORDER)]
-
-    def test_i11_nobody_can_tell_is_asked_ever_later_and_not_for_ever(
-        self, engines: EngineCase
-    ) -> None:
-        abandoned(engines, retry_safe=False)
-        once, asked = self.asked(engines, None, tries=3)
-        heard = []
-        for _ in range(40):
-            heard += outcomes(once)
-            engines.wait(SECOND // 4)
-        assert heard == ["unknown", "unknown", "unknown", "left"]
-        assert len(asked) == 3
-        assert engines.record_of("k").state in (UNKNOWN, PENDING)
-
-    def test_recover_with_decides_what_is_run_elsewhere(self, engines: EngineCase) -> None:
-        held = engines.hold("k", operation="op")
-        intent = pack_step({"key": "ok1-sent"})
-        engines.expect(Done, SaveStep(held.id, held.owner, held.fence, "pay", False, intent))
-        engines.wait(LEASE)
-        asked: list[str] = []
-
-        def recover(unknown: UnknownKey) -> Recovery:
-            asked.append(unknown.child_key("pay"))
-            with pytest.raises(InvalidKey, match="the key itself is not stored"):
-                unknown.child_key("never begun")
-            with pytest.raises(InvalidKey, match="the key itself is not stored"):
-                unknown.child_uuid("pay")
-            return Recovery.free()
-
-        once = engines.once()
-        once.recover_with("op", recover)
-        assert outcomes(once) == ["freed"]
-        assert asked == ["ok1-sent"]
-
-    def test_a_recover_that_raises_is_asked_again_later(self, engines: EngineCase) -> None:
-        abandoned(engines, retry_safe=False)
-        once = engines.once()
-
-        def recover(unknown: UnknownKey) -> Any:
-            raise ConnectionError("the bank is down")
-
-        once.recover_with("op", recover)
-        assert outcomes(once) == ["error"]
-        assert outcomes(once) == []
-        engines.wait(BACKOFF_FIRST_US)
-        assert outcomes(once) == ["error"]
