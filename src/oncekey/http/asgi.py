@@ -1,59 +1,67 @@
-"""`IdempotencyMiddleware`: any ASGI app, guarded.
+"""`IdempotencyMiddleware` guards any ASGI app.
 
     app.add_middleware(IdempotencyMiddleware, once=AsyncOnce(url), caller=verified_account_id)
 
-Requests that no rule guards reach the app untouched, their streams included. A guarded one is read,
-claimed and run in a task of its own with a `receive` and a `send` of our own: a client that goes
-away, or a server that shuts down, takes no result with it (I14). Its response leaves when its
-outcome is durable (I13). Put authentication outside of it or into `caller`, compression and CORS
-outside.
+Requests that no rule guards reach the app untouched, their streams included. A guarded request is
+one `GuardedRequest`: it is read, its key is claimed, and the app runs in a task of its own with a
+`receive` and a `send` of ours. So a client that goes away, or a server that shuts down, takes no
+result with it (I14). The response is sent when its outcome is durable (I13). Put authentication
+outside of the middleware or into `caller`, compression and CORS outside.
 
-Owns the ASGI side only; the rules of an exchange are in exchange.py.
+Owns a request's way through ASGI; what is decided about it is in exchange.py. FastAPI's guarded
+routes use the same `BufferedRun`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Final
+from urllib.parse import quote
 
 from oncekey.core.duration import Duration, microseconds
 from oncekey.core.errors import ConfigurationError
 from oncekey.engine.aio.attempt import AsyncAttempt
 from oncekey.engine.aio.once import AsyncOnce
-from oncekey.http import lifespan
+from oncekey.http.buffered_run import BufferedRun
 from oncekey.http.exchange import (
     ATTEMPT,
     OPERATION_DEFAULT,
     POLICY_URL_DEFAULT,
     REPLAY_HEADER_DEFAULT,
+    STORE_DOWN_MARK,
     Exchange,
+    RequestKey,
+    RunArguments,
     check_caller,
     checked_principal,
 )
-from oncekey.http.message import Response
-from oncekey.http.mounted import drain_untold, draining
-from oncekey.http.path_readings import decoded_segments, without_root_path
+from oncekey.http.lifespan import RequestTasks, draining, note_request, run_lifespan
+from oncekey.http.message import App, Headers, Message, Receive, Request, Response, Scope, Send
+from oncekey.http.path_readings import app_path, app_paths
 from oncekey.http.policy_page import asgi_app_or_page, is_policy_page
 from oncekey.http.problem import Render
-from oncekey.http.responder import App, Reading, Receive, Responder, Scope, Tasks
-from oncekey.http.response_buffer import Message, ResponseBuffer, Send
+from oncekey.http.request_body import Body, BodyReader, ReadResult
+from oncekey.http.request_fingerprint import is_slow_to_compare
 from oncekey.http.route_table import layers_of
 from oncekey.http.rules import Rule, Rules
-from oncekey.http.unguarded_keys import (
-    KEY_GUARDED,
-    UNGUARDED_HEADERS,
-    UnguardedKeys,
-    mark_key_guarded,
+from oncekey.http.unguarded_keys import UnguardedKeys, mark_key_guarded, run_marked
+from oncekey.http.unhandled_requests import (
+    WatchedScope,
+    leave_unstored,
+    watch_frameworks,
 )
-from oncekey.http.unhandled_requests import WatchedScope, leave_unstored, watch_frameworks
 
 __all__ = ["IdempotencyMiddleware", "attempt_of", "draining", "leave_unstored"]
 
 Caller = Callable[[Scope], str | Awaitable[str | None] | None]
 
 DRAIN_DEFAULT: Final = "30s"
+_CLOSE: Final[Headers] = ((b"connection", b"close"),)
+
+_log = logging.getLogger("oncekey")
 
 
 def attempt_of(scope: Any) -> AsyncAttempt | None:
@@ -73,10 +81,10 @@ class IdempotencyMiddleware:
                 is served unless the app has one of its own, or a whole URL; None for none
     replay_header   the header that marks a replay
     render_refusal  a function that gives a Refusal the shape of the app's own errors
-    drain       how long a shutdown waits for what is running
+    drain       how long a shutdown waits for running requests
     close       whether the engine is closed with the app
-    unguarded   what to do about a key on a request that no rule guards: "warn" says so in the
-                response and in the log, "refuse" answers 400
+    unguarded   what to do about a key on a request that no rule guards: "warn" marks the response
+                and writes to the log, "refuse" answers 400
     """
 
     def __init__(
@@ -112,89 +120,51 @@ class IdempotencyMiddleware:
         )
         self.lifespans = 0
         self.unprotected = 0  # runs without a key's protection because the store was down
+        self.tasks = RequestTasks()
+        self.unguarded = UnguardedKeys(self.exchange, once.notify, unguarded)
         self._find = self.exchange.rules.find
         self._drain = microseconds(drain, name="drain") / 1_000_000
-        self._close = close
-        self.tasks = Tasks()
-        self.unguarded = UnguardedKeys(self.exchange, once.notify, unguarded)
+        self._engine_to_close = once if close else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            rule = self._find(scope["method"], *paths_of(scope))
-            # One that has an attempt is guarded already, by whoever stands outside.
+            rule = self._find(scope["method"], *app_paths(scope))
+            # A request that has an attempt is guarded already, by a guard further outside.
             if (
                 rule is not None
                 and ATTEMPT not in scope
                 and (rule.required or self.exchange.has_key(scope["headers"]))
             ):
-                await _OfApp(self, rule, scope, receive, send).respond()
+                await GuardedRequest(self, rule, scope, receive, send).respond()
                 return
-            if rule is None and self._is_unguarded(scope):
-                await self._warn_or_refuse(scope, receive, send)
+            if rule is None and self._has_unguarded_key(scope):
+                await self._mark_or_refuse(scope, receive, send)
                 return
             if rule is None and is_policy_page(
-                scope["method"], path_of(scope), self.exchange.page_path
+                scope["method"], app_path(scope), self.exchange.page_path
             ):
                 await asgi_app_or_page(self.app, self, scope, receive, send)
                 return
         elif scope["type"] == "lifespan":
-            await self._live(scope, receive, send)
+            await run_lifespan(self.app, self, self._engine_to_close, scope, receive, send)
             return
         await self.app(scope, receive, send)
 
-    def _is_unguarded(self, scope: Scope) -> bool:
+    def _has_unguarded_key(self, scope: Scope) -> bool:
         return self.unguarded.is_reported(scope["method"], scope) and self.exchange.has_key(
             scope["headers"]
         )
 
-    async def _warn_or_refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """A request that no rule guards has a key."""
+    async def _mark_or_refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle a request that has a key and that no rule guards."""
         if self.unguarded.refuses and not self.exchange.rules.excludes(
-            scope["method"], *paths_of(scope)
+            scope["method"], *app_paths(scope)
         ):
             self.unguarded.note(scope["method"], scope["path"])
             refusal = self.unguarded.refusal(scope.get("root_path", ""))
-            await _OfApp(self, Rule(), scope, receive, send).refuse(refusal)
+            await GuardedRequest(self, Rule(), scope, receive, send).refuse(refusal)
             return
-        await watched(self.app, self.unguarded, scope, receive, send)
-
-    async def _live(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Hold the app's shutdown back until what runs has ended: it closes what that needs. The
-        engine begins and ends with the app, also where that begins again in the same process."""
-        begun = False
-
-        async def watched() -> Message:
-            nonlocal begun
-            message = await receive()
-            if message["type"] == "lifespan.startup" and self._close:
-                try:
-                    lifespan.begin(self.once)
-                except ConfigurationError as error:
-                    await send({"type": "lifespan.startup.failed", "message": str(error)})
-                    raise
-                begun = True
-            elif message["type"] == "lifespan.shutdown":
-                await self.drain()
-                await drain_untold()
-            return message
-
-        async def told(message: Message) -> None:
-            nonlocal begun
-            # Not when the app ends: one without a lifespan does so at the start, and once this
-            # is told, some servers cancel what is left of it.
-            if self._close and message["type"].startswith("lifespan.shutdown."):
-                begun = False
-                if lifespan.end(self.once):
-                    await self.once.close()
-            await send(message)
-
-        self.lifespans += 1
-        try:
-            await self.app(scope, watched, told)
-        finally:
-            self.lifespans -= 1
-            if begun:  # it could not begin, or ended without a word
-                lifespan.end(self.once)
+        await run_marked(self.app, self.unguarded, scope, receive, send)
 
     async def drain(self) -> None:
         """Wait for the running requests, also for those whose clients are gone."""
@@ -202,90 +172,150 @@ class IdempotencyMiddleware:
         await self.tasks.wait(self._drain)
 
 
-class _OfApp(Responder):
-    """A request to a whole app, which is begun under the key."""
+class GuardedRequest:
+    """One request to a guarded app.
 
-    _owner: IdempotencyMiddleware
+    1. `caller` says who calls, and the headers have the key; or the request is refused.
+    2. The body is read to its end. If the client goes away before, nothing is claimed.
+    3. The engine claims the key and calls `_run_app`, which starts the app in a task of its own
+       and waits until its response is in the buffer.
+    4. When the outcome is durable, the buffer is sent. Where the app did not run, a stored response
+       or a refusal is sent.
+
+    Cancelling `respond` does not cancel the app.
+    """
+
+    def __init__(
+        self,
+        guard: IdempotencyMiddleware,
+        rule: Rule,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+    ) -> None:
+        note_request(guard, scope)
+        self._guard = guard
+        self._rule = rule
+        self._scope = scope
+        self._send = send
+        self._headers = headers_of(scope)
+        self._exchange = guard.exchange.under(scope.get("root_path", ""))
+        self._reader = BodyReader(receive, rule.max_request)
+        self._run = BufferedRun(guard, self._exchange, rule)
 
     async def respond(self) -> None:
         mark_key_guarded(self._scope)
         rule, exchange = self._rule, self._exchange
-        caller = await self._caller()
-        keyed = exchange.key_of(rule, self._headers) if caller else exchange.unknown_caller()
-        reading = await self._read(keep=not isinstance(keyed, Response))
-        if reading is Reading.GONE:
-            return  # before all of it was here: nothing is claimed
-        if reading is Reading.TOO_LARGE and not isinstance(keyed, Response):
-            keyed = exchange.too_large(rule)
-        if isinstance(keyed, Response):
-            is_last = reading is Reading.TOO_LARGE
-            await self._give(keyed, self._last() if is_last else ())
+        caller = await self._find_caller()
+        key = exchange.key_of(rule, self._headers) if caller else exchange.unknown_caller()
+        if isinstance(key, Response):
+            await self.refuse(key)
             return
-        assert keyed is not None
-        await self._guarded(keyed, caller)
-        if self._task is None or self._task.done():
-            self._body.close()
+        assert key is not None
+        read = await self._read(keep=True)
+        if read is ReadResult.GONE:
+            return
+        if read is ReadResult.TOO_LARGE:
+            too_large = exchange.too_large(rule)
+            await send_response(self._send, too_large, close_header(self._scope))
+            return
+        request = request_of(self._scope, self._headers, self._reader.body)
+        arguments = await run_arguments(exchange, key, caller, request)
+        if isinstance(arguments, Response):
+            await send_response(self._send, arguments)
+        else:
+            await self._run_once(arguments)
+        if not self._run.is_running:
+            self._reader.body.close()
 
     async def refuse(self, response: Response) -> None:
-        reading = await self._read(keep=False)
-        if reading is not Reading.GONE:
-            await self._give(response, self._last() if reading is Reading.TOO_LARGE else ())
+        """Send a refusal. The body is read first, because the connection's next request comes
+        behind it; after one that is too large to be read the connection ends."""
+        read = await self._read(keep=False)
+        if read is not ReadResult.GONE:
+            is_last = read is ReadResult.TOO_LARGE
+            await send_response(self._send, response, close_header(self._scope) if is_last else ())
 
-    async def _caller(self) -> str:
-        caller = self._owner.caller(self._scope)
+    async def _read(self, *, keep: bool) -> ReadResult:
+        """A body whose Content-Length exceeds the limit is not read at all."""
+        if self._exchange.declared_too_large(self._rule, self._headers):
+            return ReadResult.TOO_LARGE
+        return await self._reader.read(keep=keep)
+
+    async def _find_caller(self) -> str:
+        caller = self._guard.caller(self._scope)
         if inspect.isawaitable(caller):
             caller = await caller
         return checked_principal(caller)
 
-    def _begin(self, attempt: AsyncAttempt) -> tuple[asyncio.Task[None], ResponseBuffer]:
-        recording = self._recording = ResponseBuffer()
-        scope = WatchedScope({**self._private_scope(), ATTEMPT: attempt})
-        work = _run(self._owner.app, scope, self._private_receive, recording.send)
-        self._task = self._owner.tasks.start(work)
-        return self._task, recording
+    async def _run_once(self, arguments: RunArguments) -> None:
+        once, run = self._guard.once, self._run
+        try:
+            reply = await run.reply_of(
+                once.run(arguments.operation, arguments.key, self._run_app, **arguments.options)
+            )
+            if isinstance(reply, Response):
+                await send_response(self._send, reply)
+            elif reply is None:
+                await self._guard.app(self._scope, self._reader.receive, self._send_unprotected)
+            else:
+                await run.deliver(self._send, reply.headers)
+        finally:
+            run.close()
 
-    async def _run_unprotected(self) -> None:
-        await self._owner.app(self._scope, self._given_body, self._send_unprotected)
+    async def _run_app(self, attempt: AsyncAttempt) -> Response:
+        """The engine calls this under a fresh claim."""
+        run = self._run
+        scope = WatchedScope({**run.private_scope(self._scope), ATTEMPT: attempt})
+        run.start(self._call_app(scope))
+        return await run.outcome()
 
+    async def _call_app(self, scope: Scope) -> None:
+        await self._guard.app(scope, self._private_receive, self._run.buffer.send)
 
-def path_of(scope: Scope) -> str:
-    """The path as the app's own routes see it: without what it is mounted under."""
-    return without_root_path(scope["path"], scope.get("root_path", ""))
+    async def _private_receive(self) -> Message:
+        """The app's `receive`. It gives the request, and then nothing until the response is
+        complete: whether the client is still there is not the app's concern."""
+        if not self._reader.is_given:
+            return self._reader.next_part()
+        await asyncio.shield(self._run.buffer.all_sent)
+        return {"type": "http.disconnect"}
 
-
-def paths_of(scope: Scope) -> tuple[str, ...]:
-    """What the app's own routes may take the path for."""
-    path: str = scope["path"]
-    root: str = scope.get("root_path", "")
-    raw: bytes = scope.get("raw_path") or b""
-    if not root and b"%" not in raw:
-        return (path,)
-    read = [path, decoded_segments(raw)] if b"%" in raw else [path]  # some split before they decode
-    if root:
-        # Some heed a root path, some do not, and some take what follows it wherever it stands.
-        read += [without_root_path(one, root) for one in read]
-        read += [one.partition(root)[2] for one in read if root in one]
-    return tuple(dict.fromkeys(read))
-
-
-async def watched(
-    app: App, unguarded: UnguardedKeys, scope: Any, receive: Receive, send: Send
-) -> None:
-    """Run an app with a key that we do not guard; tell the client unless a guard inside does."""
-    if KEY_GUARDED in scope:  # whoever stands outside tells the client
-        await app(scope, receive, send)
-        return
-    taken: list[bool] = []
-    scope[KEY_GUARDED] = taken
-
-    async def marked(message: Message) -> None:
-        if message["type"] == "http.response.start" and not taken:
-            unguarded.note(scope["method"], scope["path"])
-            message = {**message, "headers": [*message.get("headers", ()), *UNGUARDED_HEADERS]}
-        await send(message)
-
-    await app(scope, receive, marked)
+    async def _send_unprotected(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            lines = [*message.get("headers", ()), *STORE_DOWN_MARK]
+            message = {**message, "headers": lines}
+        await self._send(message)
 
 
-async def _run(app: App, scope: Scope, receive: Receive, send: Send) -> None:
-    await app(scope, receive, send)
+async def run_arguments(
+    exchange: Exchange, key: RequestKey, caller: str, request: Request
+) -> RunArguments | Response:
+    """As the exchange gives them; in a thread, where the fingerprint of the body takes long."""
+    if is_slow_to_compare(request):
+        return await asyncio.to_thread(exchange.run_arguments, key, caller, request)
+    return exchange.run_arguments(key, caller, request)
+
+
+async def send_response(send: Send, response: Response, more: Headers = ()) -> None:
+    headers = [*response.headers, *more]
+    await send({"type": "http.response.start", "status": response.status, "headers": headers})
+    await send({"type": "http.response.body", "body": response.body})
+
+
+def headers_of(scope: Scope) -> Headers:
+    return tuple([(bytes(name).lower(), bytes(value)) for name, value in scope["headers"]])
+
+
+def request_of(scope: Scope, headers: Headers, body: Body) -> Request:
+    path: bytes = scope.get("raw_path") or quote(scope["path"], errors="surrogatepass").encode(
+        "ascii"
+    )
+    query: bytes = scope.get("query_string", b"")
+    return Request(scope["method"], path.partition(b"?")[0], query, headers, body)
+
+
+def close_header(scope: Scope) -> Headers:
+    """For a response to a request that was not read to its end: the connection ends with it. From
+    HTTP/2 on there is no such header, and a single request can be ended."""
+    return _CLOSE if str(scope.get("http_version", "1.1")).startswith("1") else ()

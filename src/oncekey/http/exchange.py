@@ -126,7 +126,7 @@ class Exchange:
 
     def has_key(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
         """Whether there is a key, well-formed or not."""
-        return any(name == HEADER for name, _ in headers)
+        return HEADER in [name for name, _ in headers]
 
     def declared_too_large(self, rule: Rule, headers: Headers) -> bool:
         """Whether a body would be too large by its own word."""

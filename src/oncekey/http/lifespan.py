@@ -1,25 +1,44 @@
-"""Opens and closes engines with the apps that use them.
+"""Starts and ends engines with their apps, and holds a shutdown back until no request runs.
 
-An app may live several times in one process (a test client per test, Mangum), also several times
-at once, and several apps may share an engine. The first to begin reopens an engine that was closed,
-the last to end closes it. Owns the count of those in between.
+1. Engines. An app may live several times in one process (a test client per test, Mangum), also
+   several times at once, and several apps may share an engine. The first app that starts reopens an
+   engine that was closed; the last one that ends closes it.
+2. Running requests. A request's work runs in a task of its own, because a server may cancel the
+   request; a shutdown waits for these tasks.
+3. Mounted apps. A server sends its lifespan events to the app it serves, and that app does not pass
+   them on to apps that are mounted in it. So whoever gets the events waits for the mounted guards
+   too: another guard of the process, or `draining()` in the lifespan of the app that is served.
+
+Owns the counts and sets behind these three. Knows no framework.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import threading
 import weakref
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any, Protocol
+from weakref import WeakSet
 
+from oncekey.core.errors import ConfigurationError
 from oncekey.engine.aio.once import AsyncOnce
 from oncekey.engine.blocking.once import Once
+from oncekey.http.message import App, Message, Receive, Scope, Send
+
+_log = logging.getLogger("oncekey")
+
+# --- engines ------------------------------------------------------------------------------------
 
 _lock = threading.Lock()
 _apps: weakref.WeakKeyDictionary[AsyncOnce | Once, int] = weakref.WeakKeyDictionary()
 
 
-def begin(*engines: AsyncOnce | Once) -> None:
-    """An app that uses these engines begins: they work from now on. Raises ConfigurationError for
-    one that was closed and cannot be opened again."""
+def acquire_engines(*engines: AsyncOnce | Once) -> None:
+    """An app that uses these engines starts: open those that were closed. Raises
+    ConfigurationError for one that cannot be opened again."""
     with _lock:
         for engine in engines:
             engine.reopen()
@@ -27,10 +46,136 @@ def begin(*engines: AsyncOnce | Once) -> None:
             _apps[engine] = _apps.get(engine, 0) + 1
 
 
-def end(engine: AsyncOnce | Once) -> bool:
-    """An app that uses this engine has ended; whether it was the last one."""
+def release_engine(engine: AsyncOnce | Once) -> bool:
+    """An app that uses this engine has ended. True if no other app uses it: close it then."""
     with _lock:
         left = _apps.pop(engine, 1) - 1
         if left > 0:
             _apps[engine] = left
         return left <= 0
+
+
+# --- running requests ---------------------------------------------------------------------------
+
+
+class RequestTasks:
+    """The tasks of running requests, whether or not their clients are still there."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    async def wait(self, seconds: float) -> None:
+        """Wait for those that run on this loop, at most so long."""
+        loop = asyncio.get_running_loop()
+        running = {task for task in self._tasks if task.get_loop() is loop}
+        if running:
+            await asyncio.wait(running, timeout=seconds)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # whoever awaits the task gets it; without a client nobody does
+
+
+class Drainable(Protocol):
+    """A guard whose requests a shutdown waits for. `lifespans` counts its running lifespans."""
+
+    lifespans: int
+
+    async def drain(self) -> None: ...
+
+
+# --- apps that are mounted in another -----------------------------------------------------------
+
+_without_lifespan: WeakSet[Any] = WeakSet()  # guards that have served a request outside of one
+_warned: WeakSet[Any] = WeakSet()
+_covered: WeakSet[asyncio.AbstractEventLoop] = WeakSet()  # loops that `draining()` is used in
+
+
+def note_request(guard: Drainable, scope: Scope) -> None:
+    """Called when a guard gets a request. Remembers a guard that gets no lifespan events, and logs
+    a warning if nobody else will wait for its requests."""
+    if guard.lifespans:
+        return
+    _without_lifespan.add(guard)
+    if not scope.get("root_path") or guard in _warned:
+        return
+    _warned.add(guard)
+    if asyncio.get_running_loop() not in _covered:
+        _log.warning(
+            "the guarded app at %s gets no lifespan events, so a server that shuts down does not "
+            "wait for what it runs. In the lifespan of the app that is served: "
+            "async with oncekey.http.asgi.draining(): yield",
+            scope["root_path"],
+        )
+
+
+@asynccontextmanager
+async def draining() -> AsyncIterator[None]:
+    """Waits at the end for the requests that mounted guards are running, for each at most as long
+    as its own `drain`. Use it in the lifespan of the app that is served, around whatever the
+    handlers need."""
+    loop = asyncio.get_running_loop()
+    _covered.add(loop)
+    try:
+        yield
+    finally:
+        _covered.discard(loop)
+        await drain_mounted()
+
+
+async def drain_mounted() -> None:
+    """Wait for the requests of every guard that gets no lifespan events."""
+    guards = [guard for guard in _without_lifespan if not guard.lifespans]
+    await asyncio.gather(*(guard.drain() for guard in guards))
+
+
+# --- the lifespan events of an ASGI app ---------------------------------------------------------
+
+
+async def run_lifespan(
+    app: App, guard: Drainable, engine: AsyncOnce | None, scope: Scope, receive: Receive, send: Send
+) -> None:
+    """Run the lifespan of a guarded app. The app gets its shutdown event when no request runs any
+    more, because the app then closes what these need. `engine` starts and ends with the app; None
+    if somebody else closes it."""
+    is_acquired = False
+
+    async def receive_event() -> Message:
+        nonlocal is_acquired
+        message = await receive()
+        if message["type"] == "lifespan.startup" and engine is not None:
+            try:
+                acquire_engines(engine)
+            except ConfigurationError as error:
+                await send({"type": "lifespan.startup.failed", "message": str(error)})
+                raise
+            is_acquired = True
+        elif message["type"] == "lifespan.shutdown":
+            await guard.drain()
+            await drain_mounted()
+        return message
+
+    async def send_event(message: Message) -> None:
+        nonlocal is_acquired
+        # The engine is closed before the event is sent, because some servers then cancel this
+        # task; and not when the app returns, because an app without a lifespan does so at once.
+        if engine is not None and message["type"].startswith("lifespan.shutdown."):
+            is_acquired = False
+            if release_engine(engine):
+                await engine.close()
+        await send(message)
+
+    guard.lifespans += 1
+    try:
+        await app(scope, receive_event, send_event)
+    finally:
+        guard.lifespans -= 1
+        if engine is not None and is_acquired:  # the app failed to start, or sent no shutdown event
+            release_engine(engine)

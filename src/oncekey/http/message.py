@@ -5,12 +5,19 @@ Header names are lower-case, in the order they came, duplicates kept. Knows no f
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from typing import Any, NamedTuple
 
 from oncekey.http.request_body import Body
 
 Headers = tuple[tuple[bytes, bytes], ...]
+
+# ASGI's own types.
+Scope = dict[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Any, Any, Any], Awaitable[None]]
 
 
 class Request(NamedTuple):

@@ -9,6 +9,8 @@ on every reading, and a request is guarded if any of them fits. Owns these readi
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from typing import Any
 from urllib.parse import unquote, urlparse
 
 _SLASHES = re.compile(r"//+")
@@ -47,6 +49,26 @@ def without_root_path(path: str, root: str) -> str:
     if root and path.startswith(root) and path[len(root) :][:1] in ("", "/"):
         return path[len(root) :] or "/"
     return path
+
+
+def app_path(scope: Mapping[str, Any]) -> str:
+    """The path of an ASGI scope as the app's own routes see it."""
+    return without_root_path(scope["path"], scope.get("root_path", ""))
+
+
+def app_paths(scope: Mapping[str, Any]) -> tuple[str, ...]:
+    """What the app's own routes may take the path of an ASGI scope for."""
+    path: str = scope["path"]
+    root: str = scope.get("root_path", "")
+    raw: bytes = scope.get("raw_path") or b""
+    if not root and b"%" not in raw:
+        return (path,)
+    read = [path, decoded_segments(raw)] if b"%" in raw else [path]  # some split before they decode
+    if root:
+        # Some heed a root path, some do not, and some take what follows it wherever it stands.
+        read += [without_root_path(one, root) for one in read]
+        read += [one.partition(root)[2] for one in read if root in one]
+    return tuple(dict.fromkeys(read))
 
 
 def _without_origin(path: str) -> str:

@@ -105,29 +105,29 @@ def _named(rules: Rules, routes: Iterable[Route]) -> list[PolicyRoute]:
 
 def _by_views(app: Any, routes: Iterable[Route]) -> DiscoveredPolicy | None:
     extension = getattr(app, "extensions", {}).get("oncekey")
-    owner = getattr(extension, "guard", None)
-    policy: Policy | None = getattr(getattr(owner, "once", None), "policy", None)
+    setup = getattr(extension, "guard", None)
+    policy: Policy | None = getattr(getattr(setup, "once", None), "policy", None)
     found: list[PolicyRoute] = []
     for route in routes:
-        guarding = getattr(route.view, "__oncekey_guarding__", None)
-        if guarding is not None:
-            owner = guarding.owner
-            policy = guarding.owner.once.policy
+        guard = getattr(route.view, "__oncekey_guard__", None)
+        if guard is not None:
+            setup = guard.setup
+            policy = guard.setup.once.policy
         by_rule: dict[int, PolicyRoute] = {}
         for method in route.methods:
-            rule = _rule_for(route.view, guarding, method)
+            rule = _rule_for(route.view, guard, method)
             if rule is not None and policy is not None:
                 at = by_rule.setdefault(id(rule), PolicyRoute([], route.path, rule))
                 at.methods.append(method)
         found += by_rule.values()
-    if not found or policy is None or owner is None:
+    if not found or policy is None or setup is None:
         return None
-    return DiscoveredPolicy(found, policy, owner.exchange.replay_header)
+    return DiscoveredPolicy(found, policy, setup.exchange.replay_header)
 
 
-def _rule_for(view: Any, guarding: Any, method: str) -> Rule | None:
-    if guarding is not None:
-        rule: Rule = guarding.rule
+def _rule_for(view: Any, guard: Any, method: str) -> Rule | None:
+    if guard is not None:
+        rule: Rule = guard.rule
         return rule if rule.guarded and rule.guards(method) else None
     guarded = guard_for_method(view, method)
     return guarded.rule if guarded is not None else None

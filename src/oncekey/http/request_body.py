@@ -1,16 +1,17 @@
-"""Holds a request's body as it was read: in memory while it is small, else in a temporary file.
+"""Reads a request's body and holds it: in memory while it is small, else in a temporary file.
 
-Hashed while it is written, so that comparing a large one never reads it again. Owns the file; who
-makes a body closes it. Knows no framework and no loop.
+A body is hashed while it is written, so that comparing a large one never reads it again. Owns the
+file; who makes a body closes it. Knows no framework and no loop.
 """
 
 from __future__ import annotations
 
+import enum
 import io
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from hashlib import blake2b
 from tempfile import TemporaryFile
-from typing import IO, Final
+from typing import IO, Any, Final
 
 BODY_SPILL_BYTES: Final = 1024 * 1024  # from here on a body is in a file, not in memory
 _CHUNK: Final = 64 * 1024
@@ -91,3 +92,75 @@ class Body:
     def __del__(self) -> None:
         # A run may outlive its request and the other way round: whoever is last lets it go.
         self.close()
+
+
+class ReadResult(enum.Enum):
+    """How the reading of a request ended."""
+
+    WHOLE = "the body was read to its end"
+    GONE = "the client went away"
+    TOO_LARGE = "the body is longer than allowed"
+
+
+class BodyReader:
+    """Reads the body of an ASGI request within a limit, keeps it, and gives it to the app.
+
+    is_whole    whether the body was read to its end and kept
+    is_given    whether the app has got all of it
+    """
+
+    def __init__(
+        self, receive: Callable[[], Awaitable[MutableMapping[str, Any]]], max_bytes: int
+    ) -> None:
+        self.body = Body()
+        self.is_whole = False
+        self.is_given = False
+        self._receive = receive
+        self._max_bytes = max_bytes
+        self._passed_on = 0  # bytes that `pass_on` has given to the app
+        self._parts: Iterator[bytes] | None = None  # of the rest, once the app asks for it
+        self._next = b""
+
+    async def read(self, *, keep: bool) -> ReadResult:
+        """Read the whole body, or what is left of it. A body that is not kept is read only because
+        the connection's next request comes behind it."""
+        size = self.body.size
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                return ReadResult.GONE
+            chunk = message.get("body") or b""
+            size += len(chunk)
+            if size > self._max_bytes:
+                return ReadResult.TOO_LARGE
+            if keep:
+                self.body.write(bytes(chunk))  # the server may use its buffer again
+            if not message.get("more_body", False):
+                self.is_whole = keep
+                return ReadResult.WHOLE
+
+    async def pass_on(self) -> MutableMapping[str, Any] | ReadResult:
+        """The client's next message, for an app that reads the body before we do. It is kept."""
+        message = await self._receive()
+        if message["type"] == "http.disconnect":
+            return ReadResult.GONE
+        chunk = message.get("body") or b""
+        if self.body.size + len(chunk) > self._max_bytes:
+            return ReadResult.TOO_LARGE
+        self.body.write(bytes(chunk))  # the server may use its buffer again
+        self._passed_on = self.body.size
+        self.is_whole = self.is_given = not message.get("more_body", False)
+        return message
+
+    def next_part(self) -> MutableMapping[str, Any]:
+        """The app's next message: what was read and not yet given to it, part by part."""
+        if self._parts is None:
+            self._parts = self.body.chunks(self._passed_on)
+            self._next = next(self._parts, b"")
+        part, self._next = self._next, next(self._parts, b"")
+        self.is_given = not self._next
+        return {"type": "http.request", "body": part, "more_body": not self.is_given}
+
+    async def receive(self) -> MutableMapping[str, Any]:
+        """The `receive` of an app that is not held back: what was read, then what comes."""
+        return await self._receive() if self.is_given else self.next_part()

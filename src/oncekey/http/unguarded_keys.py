@@ -16,7 +16,7 @@ from oncekey.core.errors import ConfigurationError
 from oncekey.core.events import Event, EventKind
 from oncekey.http import problem as problems
 from oncekey.http.exchange import ATTEMPT, UNPROTECTED, Exchange
-from oncekey.http.message import Headers, Response
+from oncekey.http.message import App, Headers, Message, Receive, Response, Scope, Send
 from oncekey.http.rules import SAFE_METHODS
 
 MODES: Final = ("warn", "refuse")
@@ -82,3 +82,23 @@ def mark_key_guarded(scope: Any) -> None:
     watching: list[bool] | None = scope.get(KEY_GUARDED)
     if watching is not None:
         watching.append(True)
+
+
+async def run_marked(
+    app: App, unguarded: UnguardedKeys, scope: Scope, receive: Receive, send: Send
+) -> None:
+    """Run an ASGI app for a request whose key nothing out here guards. Its response is marked, and
+    the request reported, unless a guard further inside takes the key."""
+    if KEY_GUARDED in scope:  # a guard further outside reports it
+        await app(scope, receive, send)
+        return
+    taken: list[bool] = []
+    scope[KEY_GUARDED] = taken
+
+    async def send_marked(message: Message) -> None:
+        if message["type"] == "http.response.start" and not taken:
+            unguarded.note(scope["method"], scope["path"])
+            message = {**message, "headers": [*message.get("headers", ()), *UNGUARDED_HEADERS]}
+        await send(message)
+
+    await app(scope, receive, send_marked)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from oncekey import Once, Policy
 from oncekey.engine.blocking.attempt import Attempt
-from oncekey.http import response_buffer
+from oncekey.http import sync_response_buffer
 
 FOLDER = Path(os.environ["GUARDED_FOLDER"])
 STORE = os.environ.get("GUARDED_STORE") or f"sqlite:///{FOLDER}/keys.db"
@@ -23,7 +23,7 @@ CALLERS = {"Bearer alice": "alice", "Bearer bob": "bob"}
 POLL = 0.002
 HOLD_MAX = 4_000_000
 
-vars(response_buffer)["HOLD_MAX_BYTES"] = HOLD_MAX
+vars(sync_response_buffer)["HOLD_MAX_BYTES"] = HOLD_MAX
 
 
 class Said(NamedTuple):

@@ -20,8 +20,8 @@ from oncekey.core.errors import ConfigurationError
 from oncekey.http import wsgi
 from oncekey.http.body_canonical import UnreadableBody
 from oncekey.http.message import Headers, Request, Response, header_values
-from oncekey.http.response_buffer import SyncResponseBuffer
 from oncekey.http.rules import Rule
+from oncekey.http.sync_response_buffer import SyncResponseBuffer
 
 _LENGTH: Final = b"content-length"
 

@@ -1,7 +1,7 @@
 """The running attempt as a FastAPI dependency.
 
-Dependencies are solved before a key is looked at, so what they get is a promise of the attempt; the
-endpoint itself is given the attempt. Owns that promise and nothing else.
+Dependencies are solved before the key is claimed, so a dependency gets a proxy of the attempt. The
+endpoint itself is called with the attempt. Owns the proxy.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from oncekey.engine.aio.attempt import AsyncAttempt
 from oncekey.http.asgi import attempt_of
 
 
-class Promised:
-    """Stands for the attempt until there is one; then all of its members are the attempt's."""
+class AttemptProxy:
+    """Stands for the attempt of a request. It has the attempt's members as soon as that runs."""
 
     def __init__(self, request: Request, *, optional: bool = False) -> None:
         self._request = request
         self._optional = optional
 
-    def kept(self) -> AsyncAttempt | None:
+    def resolve(self) -> AsyncAttempt | None:
         attempt = attempt_of(self._request)
         if attempt is None and not self._optional:
             raise ConfigurationError(
@@ -32,15 +32,15 @@ class Promised:
         return attempt
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.kept(), name)
+        return getattr(self.resolve(), name)
 
 
 def _current(request: Request) -> AsyncAttempt:
-    return cast(AsyncAttempt, Promised(request))
+    return cast(AsyncAttempt, AttemptProxy(request))
 
 
 def _optional(request: Request) -> AsyncAttempt | None:
-    return cast(AsyncAttempt, Promised(request, optional=True))
+    return cast(AsyncAttempt, AttemptProxy(request, optional=True))
 
 
 # The attempt an endpoint runs in: for steps, child keys and the fence.
@@ -50,8 +50,8 @@ OptionalAttempt = Annotated[AsyncAttempt | None, Depends(_optional)]
 
 
 def with_attempts(values: dict[str, Any]) -> dict[str, Any]:
-    """What an endpoint is called with, its promises kept."""
+    """The arguments of an endpoint, each proxy replaced by its attempt."""
     return {
-        name: value.kept() if isinstance(value, Promised) else value
+        name: value.resolve() if isinstance(value, AttemptProxy) else value
         for name, value in values.items()
     }

@@ -1,7 +1,8 @@
-"""The door before an endpoint: FastAPI comes to it with every dependency solved and every value
-validated, and is let in, or sent away with a response.
+"""Wraps a FastAPI endpoint so that it runs only after its key was claimed.
 
-Owns the endpoint's extended signature. Who opens the door, and when, is in route_request.py.
+FastAPI calls the wrapper when every dependency is solved and every value validated. The wrapper
+hands the call over to the request's `RouteRequest` (route_request.py), which has it run, or returns
+a stored response or a refusal instead. Owns the wrapper and its extended signature.
 """
 
 from __future__ import annotations
@@ -14,54 +15,61 @@ from typing import Any, Final, NamedTuple, Protocol
 from fastapi import Request
 from fastapi.params import Depends
 from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response as StarletteResponse
 
 from oncekey.core.errors import ConfigurationError
+from oncekey.engine.blocking.once import Once
+from oncekey.http.buffered_run import AppGuard
 from oncekey.http.fastapi.dependencies import with_attempts
-from oncekey.http.responder import Owner
+from oncekey.http.message import Response
 from oncekey.http.rules import Rule
 
-DOOR: Final = "oncekey.door"  # in the scope: whoever opens it; None lets everybody in
+# In the scope: the function that gets the pending call; None if the endpoint runs without a key.
+ON_CALL: Final = "oncekey.on_call"
 _REQUEST: Final = "oncekey_request"
 _CALLER: Final = "oncekey_caller"
 _SESSION: Final = "oncekey_session"
-_MARK: Final = "__oncekey_guarding__"
-
-Call = Callable[[], Awaitable[Any]]
+_GUARD: Final = "__oncekey_guard__"
 
 
-class Guarding(NamedTuple):
+class RouteGuard(AppGuard, Protocol):
+    """What a guarded route needs of its `Idempotency`."""
+
+    blocking: Once | None
+
+
+class EndpointGuard(NamedTuple):
     """How one endpoint is guarded. `session` gives the connection of its transaction, if any."""
 
-    owner: Owner
+    setup: RouteGuard
     rule: Rule
     caller: Depends | Callable[[Request], Any]
     session: Depends | None = None
 
 
-class Visit(NamedTuple):
-    """Somebody at the door: who, and what to call once it opens."""
+class PendingCall(NamedTuple):
+    """A call of the endpoint that waits for its key. `run` calls the endpoint."""
 
     request: Request
     caller: Any
     session: Any
-    call: Call
+    run: Callable[[], Awaitable[Any]]
 
 
-class Opener(Protocol):
-    async def enter(self, visit: Visit) -> Any: ...
+OnCall = Callable[[PendingCall], Awaitable[Any]]
 
 
-def guarding_of(endpoint: object) -> Guarding | None:
-    found: Guarding | None = getattr(endpoint, _MARK, None)
+def guard_of(endpoint: object) -> EndpointGuard | None:
+    found: EndpointGuard | None = getattr(endpoint, _GUARD, None)
     return found
 
 
-def behind_door(endpoint: Callable[..., Any], guarding: Guarding) -> Callable[..., Any]:
+def wrap_endpoint(endpoint: Callable[..., Any], guard: EndpointGuard) -> Callable[..., Any]:
     """The endpoint as FastAPI is to see it."""
-    if guarding_of(endpoint) is not None:
+    if guard_of(endpoint) is not None:
         raise ConfigurationError(f"{_name(endpoint)} is guarded twice")
-    if not guarding.rule.guarded:
-        setattr(endpoint, _MARK, guarding)
+    if not guard.rule.guarded:
+        setattr(endpoint, _GUARD, guard)
         return endpoint
     if inspect.isgeneratorfunction(endpoint) or inspect.isasyncgenfunction(endpoint):
         raise ConfigurationError(
@@ -74,48 +82,55 @@ def behind_door(endpoint: Callable[..., Any], guarding: Guarding) -> Callable[..
         request: Request = values.pop(_REQUEST)
         caller, session = values.pop(_CALLER, None), values.pop(_SESSION, None)
 
-        async def call() -> Any:
-            given = with_attempts(values)
+        async def run() -> Any:
+            arguments = with_attempts(values)
             if _is_async(endpoint):
-                return await endpoint(**given)
-            return await run_in_threadpool(endpoint, **given)
+                return await endpoint(**arguments)
+            return await run_in_threadpool(endpoint, **arguments)
 
         try:
-            opener: Opener | None = request.scope[DOOR]
+            on_call: OnCall | None = request.scope[ON_CALL]
         except KeyError:
             raise ConfigurationError(
                 f"{_name(endpoint)} is guarded, but its route does not know: "
                 "idempotency.attach(app) before the routes of an app, and "
                 "APIRouter(route_class=idempotency.route_class) for those of a router"
             ) from None
-        if opener is None:
-            return await call()
-        if not isinstance(guarding.caller, Depends):
-            caller = guarding.caller(request)
+        if on_call is None:
+            return await run()
+        if not isinstance(guard.caller, Depends):
+            caller = guard.caller(request)
             if inspect.isawaitable(caller):
                 caller = await caller
-        return await opener.enter(Visit(request, caller, session, call))
+        return await on_call(PendingCall(request, caller, session, run))
 
-    guarded.__signature__ = _extended(endpoint, guarding)  # type: ignore[attr-defined]
-    setattr(guarded, _MARK, guarding)
+    guarded.__signature__ = _extended(endpoint, guard)  # type: ignore[attr-defined]
+    setattr(guarded, _GUARD, guard)
     return guarded
 
 
-def _extended(endpoint: Callable[..., Any], guarding: Guarding) -> inspect.Signature:
-    """What the endpoint asks for, and what we need to know. Ours comes last: what the app has
-    to say about a request, it says first."""
+def _extended(endpoint: Callable[..., Any], guard: EndpointGuard) -> inspect.Signature:
+    """The endpoint's signature and our own parameters. Ours come last, so that FastAPI solves the
+    app's dependencies first: an app refuses a request before we do."""
     signature = inspect.signature(endpoint)
     keyword = inspect.Parameter.KEYWORD_ONLY
     # By a dependency of its own: of two plain Request parameters FastAPI fills in the last only.
     ours = [inspect.Parameter(_REQUEST, keyword, default=Depends(_the_request))]
-    if isinstance(guarding.caller, Depends):
-        ours.append(inspect.Parameter(_CALLER, keyword, default=guarding.caller))
-    if guarding.session is not None:
-        ours.append(inspect.Parameter(_SESSION, keyword, default=guarding.session))
+    if isinstance(guard.caller, Depends):
+        ours.append(inspect.Parameter(_CALLER, keyword, default=guard.caller))
+    if guard.session is not None:
+        ours.append(inspect.Parameter(_SESSION, keyword, default=guard.session))
     theirs = list(signature.parameters.values())
     is_open = bool(theirs) and theirs[-1].kind is inspect.Parameter.VAR_KEYWORD
     rest = [theirs.pop()] if is_open else []  # nothing may follow `**kwargs`
     return signature.replace(parameters=[*theirs, *ours, *rest])
+
+
+def as_starlette(response: Response) -> StarletteResponse:
+    """A response that an endpoint can return."""
+    made = StarletteResponse(response.body, response.status)
+    made.raw_headers = list(response.headers)
+    return made
 
 
 def _the_request(request: Request) -> Request:

@@ -1,6 +1,7 @@
-"""`Idempotency`: an app's set-up for guarded routes.
+"""`Idempotency` sets an app up for guarded routes.
 
-Owns the options of a route and the end of the app; route_request.py has the life of a request.
+Owns the options of a route, and the start and end of the app. What happens to a request is in
+route_request.py.
 """
 
 from __future__ import annotations
@@ -14,14 +15,12 @@ from typing import Any, Final, TypeVar, Unpack
 import fastapi
 from fastapi import FastAPI, Request
 from fastapi.params import Depends
-from starlette.types import ASGIApp
 
 from oncekey.core.duration import Duration, microseconds
 from oncekey.core.errors import ConfigurationError
 from oncekey.engine.aio.once import AsyncOnce
 from oncekey.engine.blocking.once import Once
-from oncekey.http import lifespan as engines
-from oncekey.http.asgi import DRAIN_DEFAULT, path_of
+from oncekey.http.asgi import DRAIN_DEFAULT
 from oncekey.http.exchange import (
     OPERATION_DEFAULT,
     POLICY_URL_DEFAULT,
@@ -29,7 +28,8 @@ from oncekey.http.exchange import (
     Exchange,
     check_caller,
 )
-from oncekey.http.fastapi.endpoint import Guarding, behind_door
+from oncekey.http.fastapi.endpoint import EndpointGuard, wrap_endpoint
+from oncekey.http.fastapi.middleware import RouteCheck, serve_page
 from oncekey.http.fastapi.route import (
     GuardedRoute,
     bare_endpoints,
@@ -37,21 +37,18 @@ from oncekey.http.fastapi.route import (
     misplaced,
     route_class,
 )
-from oncekey.http.fastapi.route_watch import RouteWatch
 from oncekey.http.guarded_views import GuardedViews, unwrapped
-from oncekey.http.mounted import drain_untold
-from oncekey.http.policy_page import asgi_app_or_page, is_policy_page
+from oncekey.http.lifespan import RequestTasks, acquire_engines, drain_mounted, release_engine
 from oncekey.http.problem import Render
-from oncekey.http.responder import Tasks
 from oncekey.http.route_table import Route, routes_of, served_views
 from oncekey.http.rules import ANY_METHOD, METHODS_DEFAULT, RuleOptions, Rules, rule_from_options
 from oncekey.http.unguarded_keys import UnguardedKeys
 
 F = TypeVar("F", bound=Callable[..., Any])
 Caller = Depends | Callable[[Request], Any]
-# Before it, dependencies ended before their response was sent, and their sessions with them.
+# In earlier versions a dependency, and with it its session, ended before the response was sent.
 _TRANSACTIONS_SINCE: Final = (0, 118)
-# To a function that was just defined: our callers' frames and arguments, and nobody's table.
+# To a function that was just defined: from the frames and arguments of our callers only.
 _REFERENCES_OF_A_FRESH_ONE: Final = 6
 
 
@@ -67,12 +64,12 @@ class Idempotency:
                 for none
     replay_header   the header that marks a replay
     render_refusal  a function that gives a Refusal the shape of the app's own errors
-    drain       how long a shutdown waits for what is running
+    drain       how long a shutdown waits for running requests
     close       whether the engines are closed with the app
     unserved    a guarded function that no route of any app or router serves is an error when the
                 app starts; "allow" where one gets its route later, or never
     unguarded   what an attached app does about a key on a request to a route without a guard:
-                "warn" says so in the response and in the log, "refuse" answers 400
+                "warn" marks the response and writes to the log, "refuse" answers 400
     """
 
     def __init__(
@@ -98,7 +95,7 @@ class Idempotency:
         self.once = once
         self.blocking = blocking
         self.caller: Caller = caller
-        # What nobody serves is not linked to: the built-in page comes with `attach`.
+        # Refusals link to the built-in page only if `attach` serves it.
         self._serves_page = policy_url == POLICY_URL_DEFAULT
         self.exchange = Exchange(
             Rules(),
@@ -108,7 +105,7 @@ class Idempotency:
             replay_header=replay_header,
             render_refusal=render_refusal,
         )
-        self.tasks = Tasks()
+        self.tasks = RequestTasks()
         self.lifespans = 0
         self.unprotected = 0  # runs without a key's protection because the store was down
         self.route_class = route_class(None)
@@ -131,25 +128,25 @@ class Idempotency:
         `transaction` is the app's dependency that yields a session: the handler's rows, the record
         and the response then commit together.
         """
-        guarding = self._guarding(transaction, {"methods": [ANY_METHOD], **options})
+        guard = self._endpoint_guard(transaction, {"methods": [ANY_METHOD], **options})
 
         def decorate(endpoint: F) -> F:
-            if not guarding.rule.guarded:
-                return behind_door(endpoint, guarding)  # type: ignore[return-value]
-            self.views.check_order(endpoint, self._held(endpoint))
-            made: Any = behind_door(endpoint, guarding)
-            self.views.add(made, endpoint, guarding.rule)
-            return made  # type: ignore[no-any-return]
+            if not guard.rule.guarded:
+                return wrap_endpoint(endpoint, guard)  # type: ignore[return-value]
+            self.views.check_order(endpoint, self._bare_endpoints(endpoint))
+            wrapped: Any = wrap_endpoint(endpoint, guard)
+            self.views.add(wrapped, endpoint, guard.rule)
+            return wrapped  # type: ignore[no-any-return]
 
         return decorate
 
-    def _held(self, endpoint: Any) -> list[Any]:
+    def _bare_endpoints(self, endpoint: Any) -> list[Any]:
         """The functions that routes hold without a guard, as far as `endpoint` may be one."""
-        held = list(bare_endpoints)
+        found = list(bare_endpoints)
         if self.views.apps:
-            return held  # whose routes are checked when they start
-        # The search is slow, so it is for functions only that somebody else has as well.
-        return held + [
+            return found  # the other routes of these apps are checked when they start
+        # The search is slow, so only functions are searched for that are referred to elsewhere.
+        return found + [
             one
             for one in unwrapped(endpoint)
             if sys.getrefcount(one) > _REFERENCES_OF_A_FRESH_ONE and is_held_by_a_route(one)
@@ -160,7 +157,9 @@ class Idempotency:
     ) -> type[GuardedRoute]:
         """A route class that guards every POST and PATCH of a router:
         `APIRouter(route_class=idempotency.route())`. Endpoints may have a `guard` of their own."""
-        return route_class(self._guarding(transaction, {"methods": METHODS_DEFAULT, **options}))
+        return route_class(
+            self._endpoint_guard(transaction, {"methods": METHODS_DEFAULT, **options})
+        )
 
     def attach(self, app: FastAPI) -> None:
         """Let `guard` be used on this app's routes, and wait for what runs when it ends. Before
@@ -172,7 +171,7 @@ class Idempotency:
                 raise _too_late(route)
         self.views.apps.add(app)
         app.add_middleware(
-            RouteWatch,
+            RouteCheck,
             check=lambda: self.check(app),
             routes=app.router.routes,
             views=self.views,
@@ -180,14 +179,14 @@ class Idempotency:
             exchange=self.exchange,
         )
         router = app.router
-        if not issubclass(router.route_class, GuardedRoute):  # else another one is attached too
+        if not issubclass(router.route_class, GuardedRoute):  # else another set-up is attached too
             router.route_class = route_class(None, router.route_class)
         inner = router.lifespan_context
 
         @asynccontextmanager
         async def lifespan(running: FastAPI) -> AsyncIterator[Any]:
-            self._begin()
-            begun = True
+            self._acquire_engines()
+            is_acquired = True
             try:
                 async with inner(running) as state:
                     self.check(app)
@@ -195,13 +194,13 @@ class Idempotency:
                     try:
                         yield state
                     finally:
-                        begun = False
+                        is_acquired = False
                         self.lifespans -= 1
                         await self.end()
-                        await drain_untold()
+                        await drain_mounted()
             finally:
-                if begun:  # it could not begin
-                    self._forget()
+                if is_acquired:  # the app failed to start
+                    self._release_engines()
 
         router.lifespan_context = lifespan
         if self._serves_page:
@@ -218,9 +217,9 @@ class Idempotency:
         if self.unguarded.refuses:
             _check_refusing(routes_of(app))
 
-    def _guarding(self, transaction: Any, options: dict[str, Any]) -> Guarding:
+    def _endpoint_guard(self, transaction: Any, options: dict[str, Any]) -> EndpointGuard:
         if transaction is None:
-            return Guarding(self, rule_from_options(options), self.caller)
+            return EndpointGuard(self, rule_from_options(options), self.caller)
         for name, wanted in (("required", True), ("retry_safe", True), ("store_down", "refuse")):
             if options.setdefault(name, wanted) != wanted:
                 raise ConfigurationError(
@@ -238,23 +237,22 @@ class Idempotency:
             raise ConfigurationError(
                 f"transaction= needs FastAPI 0.118 or newer, not {fastapi.__version__}"
             )
-        return Guarding(self, rule_from_options(options), self.caller, session)
+        return EndpointGuard(self, rule_from_options(options), self.caller, session)
 
-    # --- the end ------------------------------------------------------------------------------
+    # --- start and end ------------------------------------------------------------------------
 
     async def drain(self) -> None:
         """Wait for the running requests, also for those whose clients are gone."""
         await self.once.drain(self._drain)
         await self.tasks.wait(self._drain)
 
-    def _begin(self) -> None:
-        """The engines begin with the app, again where they ended with it before."""
+    def _acquire_engines(self) -> None:
         if self._close:
-            engines.begin(*self._engines())
+            acquire_engines(*self._engines())
 
-    def _forget(self) -> list[AsyncOnce | Once]:
-        """This app is over; those engines that no other app uses."""
-        return [engine for engine in self._engines() if self._close and engines.end(engine)]
+    def _release_engines(self) -> list[AsyncOnce | Once]:
+        """Returns the engines that no other app uses."""
+        return [engine for engine in self._engines() if self._close and release_engine(engine)]
 
     def _engines(self) -> list[AsyncOnce | Once]:
         return [self.once] if self.blocking is None else [self.once, self.blocking]
@@ -262,7 +260,7 @@ class Idempotency:
     async def end(self) -> None:
         """Drain, and close the engines unless close=False. `attach` sees to it."""
         await self.drain()
-        for engine in self._forget():
+        for engine in self._release_engines():
             if isinstance(engine, Once):
                 engine.close()
             else:
@@ -276,25 +274,6 @@ def all_routes(app: FastAPI) -> list[Any]:
     except ImportError:
         return list(app.routes)
     return [context.original_route for context in iter_route_contexts(app.routes)]
-
-
-def serve_page(app: FastAPI, exchange: Exchange) -> None:
-    """Serve the built-in policy page where the app has nothing of its own."""
-    build = app.build_middleware_stack
-
-    def build_middleware_stack() -> ASGIApp:
-        inner = build()
-
-        async def stack(scope: Any, receive: Any, send: Any) -> None:
-            path = exchange.page_path
-            if scope["type"] == "http" and is_policy_page(scope["method"], path_of(scope), path):
-                await asgi_app_or_page(inner, app, scope, receive, send)
-            else:
-                await inner(scope, receive, send)
-
-        return stack
-
-    app.build_middleware_stack = build_middleware_stack  # type: ignore[method-assign]
 
 
 def _check_refusing(routes: Iterable[Route]) -> None:

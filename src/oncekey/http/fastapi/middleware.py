@@ -1,22 +1,32 @@
-"""The plain ASGI middleware around a whole FastAPI app.
+"""The middleware of FastAPI apps: `install` for an app without guarded routes, and what
+`Idempotency.attach` puts around an app with them.
 
-It claims before the app looks at a request, so a body that fails validation has claimed its key;
-unhandled_requests.py sees to it that FastAPI's refusal frees it again.
+`install` adds the plain ASGI middleware, which claims a key before the app looks at the request.
+FastAPI's own refusal of a body that fails validation then frees the key, see unhandled_requests.py.
+`RouteCheck` sees every request of an attached app before its route does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Sized
+from typing import Any, Final
 
 from fastapi import FastAPI
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.engine.aio.once import AsyncOnce
 from oncekey.http.asgi import Caller, IdempotencyMiddleware
-from oncekey.http.exchange import REPLAY_HEADER_DEFAULT, check_caller
+from oncekey.http.exchange import REPLAY_HEADER_DEFAULT, Exchange, check_caller
 from oncekey.http.fastapi.openapi import describe
+from oncekey.http.guarded_views import GuardedViews
+from oncekey.http.path_readings import app_path
+from oncekey.http.policy_page import asgi_app_or_page, is_policy_page
 from oncekey.http.rules import Rule
+from oncekey.http.unguarded_keys import UnguardedKeys, run_marked
+
+# In the scope: the UnguardedKeys that refuse a key which the request's route does not guard.
+REFUSING: Final = "oncekey.refusing"
 
 
 def install(
@@ -36,3 +46,59 @@ def install(
         **options,
     )
     describe(app, rules, replay_header=options.get("replay_header", REPLAY_HEADER_DEFAULT))
+
+
+class RouteCheck:
+    """Checks an app's routes before its first request, and again when there are more of them; for
+    apps that no server starts with a lifespan. Also reports keys that no route guards."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        check: Callable[[], None],
+        routes: Sized,
+        views: GuardedViews,
+        unguarded: UnguardedKeys,
+        exchange: Exchange,
+    ) -> None:
+        self.app = app
+        self._unguarded = unguarded
+        self._exchange = exchange
+        self._check = check
+        self._routes = routes
+        self._views = views
+        self._checked: tuple[int, int] | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            state = (len(self._routes), self._views.version)
+            if state != self._checked:
+                self._check()
+                self._checked = state
+            is_ours = self._unguarded.is_reported(scope["method"], scope)
+            if is_ours and self._exchange.has_key(scope["headers"]):
+                if self._unguarded.refuses:
+                    scope[REFUSING] = self._unguarded  # for the route, once it is known which
+                await run_marked(self.app, self._unguarded, scope, receive, send)  # type: ignore[arg-type]
+                return
+        await self.app(scope, receive, send)
+
+
+def serve_page(app: FastAPI, exchange: Exchange) -> None:
+    """Serve the built-in policy page, unless the app has a page of its own at its path."""
+    build = app.build_middleware_stack
+
+    def build_middleware_stack() -> ASGIApp:
+        inner = build()
+
+        async def stack(scope: Any, receive: Any, send: Any) -> None:
+            path = exchange.page_path
+            if scope["type"] == "http" and is_policy_page(scope["method"], app_path(scope), path):
+                await asgi_app_or_page(inner, app, scope, receive, send)
+            else:
+                await inner(scope, receive, send)
+
+        return stack
+
+    app.build_middleware_stack = build_middleware_stack  # type: ignore[method-assign]

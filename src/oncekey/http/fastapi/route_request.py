@@ -1,215 +1,292 @@
 """One request to a guarded route, from its first byte to its last.
 
-The route's handler runs in a task of its own until it is at the door, all its dependencies solved.
-What it reads of the body until then is kept (in a file, if it is much); the rest is read once the
-caller is known.
-Only then is there a caller, and the engine is asked. A fresh key opens the door inside the run; a
-replay or a refusal is what the handler then answers, without the endpoint. What it sends is held
-back until the outcome is durable (I13), and neither task ends with the client (I14).
-
-Owns the meeting of the two tasks. The rules are the exchange's, the waiting the Responder's.
+Owns the two tasks of such a request and how they wait for each other. What is decided about the
+request is in exchange.py, and what becomes of a run in buffered_run.py.
 """
 
 from __future__ import annotations
 
 import asyncio
+import enum
 from contextlib import AsyncExitStack
 from typing import Any, Final
 
-from starlette.responses import Response as Starlette
-
 from oncekey.engine.aio.attempt import AsyncAttempt
+from oncekey.engine.blocking.attempt import Attempt
 from oncekey.engine.context import enter as enter_body
 from oncekey.engine.results import Result
+from oncekey.http.asgi import (
+    close_header,
+    headers_of,
+    request_of,
+    run_arguments,
+    send_response,
+)
+from oncekey.http.buffered_run import BufferedRun, error_of
 from oncekey.http.exchange import ATTEMPT, STORE_DOWN_MARK, RunArguments, checked_principal
-from oncekey.http.fastapi.endpoint import DOOR, Guarding, Visit
-from oncekey.http.message import Headers, Response
-from oncekey.http.responder import App, Reading, Receive, Responder, Scope, error_of
-from oncekey.http.response_buffer import Message, ResponseBuffer, Send
+from oncekey.http.fastapi.endpoint import ON_CALL, EndpointGuard, PendingCall, as_starlette
+from oncekey.http.fastapi.transaction import response_to, run_in_transaction
+from oncekey.http.lifespan import note_request
+from oncekey.http.message import App, Headers, Message, Receive, Response, Scope, Send
+from oncekey.http.request_body import BodyReader, ReadResult
 from oncekey.http.unguarded_keys import mark_key_guarded
 
 # Where FastAPI puts what closes the files of a form.
 _FILES: Final = "fastapi_middleware_astack"
 
 
-class AtRoute(Responder):
-    """A request to a route; also the one who opens its door."""
+class State(enum.Enum):
+    """How far a request has come."""
 
-    _recording: ResponseBuffer
-    _task: asyncio.Task[None]
+    SOLVING = "FastAPI validates the request and solves the endpoint's dependencies"
+    PENDING = "the endpoint's call waits for its key"
+    ANSWERED = "the endpoint is not called: a stored response or a refusal is returned for it"
+    UNPROTECTED = "the store is down, and the endpoint is called without a key"
+    RUNNING = "the key is claimed, and the endpoint is called"
+    OVER = "the outcome is durable: background tasks and the ends of dependencies follow"
+
+
+class RouteRequest:
+    """One request to a guarded route: an answering task, and a task for FastAPI's own handler.
+
+        server       answering task           handler task (FastAPI)        engine
+          |                |                           |                       |
+          |-- respond ---->|-- start ----------------->| SOLVING               |
+          |                |                           | reads, validates,     |
+          |                |                           | dependencies          |
+          |                |<-- PendingCall -----------| PENDING               |
+          |                | caller, key,              | wrapper waits for     |
+          |                | rest of the body          | the decision          |
+          |                |-- run(key) ---------------------------------------->|
+          |                |                           |<-- claimed: RUNNING --|
+          |                |                           | endpoint              |
+          |                |                           | response -> buffer    |
+          |                |                           |-- outcome ----------->|
+          |                |<-- result: the outcome is durable ------------------|
+          |                |-- OVER ------------------>|                       |
+          |<-- response ---|                           | background tasks,     |
+          |                |<-- end -------------------| ends of dependencies  |
+
+    1. The app refuses the request before its endpoint (I15): the handler sends a response without
+       a PendingCall. It is sent as it is, and nothing is claimed.
+    2. The engine has a stored response, or the request is refused: the decision is that response,
+       the wrapper returns it instead of calling the endpoint (ANSWERED), and it is sent like any
+       other response of the handler.
+    3. The body cannot be read to its end: nothing is claimed, and the handler ends by itself.
+    4. The endpoint raises inside a transaction: that is rolled back before the dependencies see
+       the error, and these see it before the client does.
+
+    The server may cancel `respond`; neither task ends with it (I14). What is sent is held back
+    until the outcome is durable (I13).
+    """
 
     def __init__(
-        self, guarding: Guarding, app: App, scope: Scope, receive: Receive, send: Send
+        self, guard: EndpointGuard, app: App, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        super().__init__(guarding.owner, guarding.rule, scope, receive, send)
-        loop = asyncio.get_running_loop()
+        note_request(guard.setup, scope)
+        self._guard = guard
         self._app = app
-        self._asked = False
-        self._inner: Scope = {**self._private_scope(), DOOR: self}
-        self._visit: asyncio.Future[Visit] = loop.create_future()  # somebody is at the door
-        self._sign: asyncio.Future[Response | None] = loop.create_future()  # None: come in
-        self._over: asyncio.Future[None] = loop.create_future()  # its outcome is durable
-        self._stopped: asyncio.Future[Reading] = loop.create_future()  # it cannot be read
-        self._is_whole = False
-        self._pulled = 0  # how much of the body the handler has read before the door
+        self._scope = scope
+        self._receive = receive
+        self._send = send
+        self._headers = headers_of(scope)
+        self._exchange = guard.setup.exchange.under(scope.get("root_path", ""))
+        self._reader = BodyReader(receive, guard.rule.max_request)
+        self._run = BufferedRun(guard.setup, self._exchange, guard.rule)
+        self._inner: Scope = {**self._run.private_scope(scope), ON_CALL: self._on_call}
+        self._state = State.SOLVING
+        loop = asyncio.get_running_loop()
+        # What SOLVING led to: a call; a body that cannot be read; None: the handler's own response.
+        self._solved: asyncio.Future[PendingCall | ReadResult | None] = loop.create_future()
+        # What the pending call returns; None: call the endpoint.
+        self._decision: asyncio.Future[Response | None] = loop.create_future()
+        self._over: asyncio.Future[None] = loop.create_future()
 
     async def respond(self) -> None:
-        """Answer it. Cancelling this takes nothing away from what runs."""
-        is_free = not self._rule.required and not self._exchange.has_key(self._headers)
+        """Answer the request. Cancelling this does not cancel what runs."""
+        is_free = not self._guard.rule.required and not self._exchange.has_key(self._headers)
         mark_key_guarded(self._scope)
-        if is_free or ATTEMPT in self._scope:  # no key, or guarded by whoever stands outside
-            await self._app({**self._scope, DOOR: None}, self._receive, self._send)
+        if is_free or ATTEMPT in self._scope:  # or a guard further outside has claimed the key
+            await self._app({**self._scope, ON_CALL: None}, self._receive, self._send)
             return
-        await asyncio.shield(self._owner.tasks.start(self._respond()))
+        await asyncio.shield(self._guard.setup.tasks.start(self._respond()))
+
+    # --- the answering task -------------------------------------------------------------------
 
     async def _respond(self) -> None:
-        if self._exchange.declared_too_large(self._rule, self._headers):
-            await super()._give(self._exchange.too_large(self._rule), self._last())
+        rule, exchange = self._guard.rule, self._exchange
+        if exchange.declared_too_large(rule, self._headers):
+            await send_response(self._send, exchange.too_large(rule), close_header(self._scope))
             return
-        self._recording = ResponseBuffer()
-        self._task = self._owner.tasks.start(self._handle())
+        handler = self._run.start(self._handle())
+        handler.add_done_callback(self._handler_ended)
         try:
-            await self._meet()
+            solved = await self._solved
+            if isinstance(solved, PendingCall):
+                await self._answer(solved)
+            elif solved is None:
+                await self._send_own()
+            else:
+                await self._give_up(solved)
         except BaseException as error:
-            if not self._sign.done():
-                self._sign.set_exception(error)  # nobody is left standing at the door
+            if not self._decision.done():
+                self._decision.set_exception(error)  # or the call would wait for ever
             raise
         finally:
-            self._let_go()
-            if not self._asked:
-                self._recording.close()
+            self._end_wait()
+            self._run.close()
 
-    async def _meet(self) -> None:
-        waits: set[asyncio.Future[Any]] = {
-            self._task,
-            self._visit,
-            self._recording.settled,
-            self._stopped,
-        }
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        if self._stopped.done():
-            await self._give_up(self._stopped.result())
+    async def _answer(self, call: PendingCall) -> None:
+        exchange, reader = self._exchange, self._reader
+        caller = checked_principal(call.caller)
+        key = (
+            exchange.key_of(self._guard.rule, self._headers)
+            if caller
+            else exchange.unknown_caller()
+        )
+        if isinstance(key, Response):
+            await self._send_reply(key)
             return
-        if not self._visit.done():  # the app has refused it before the endpoint (I15)
-            await self._finish()
+        assert key is not None
+        read = ReadResult.WHOLE if reader.is_whole else await reader.read(keep=True)
+        if read is not ReadResult.WHOLE:
+            await self._give_up(read)
             return
-        caller = checked_principal(self._visit.result().caller)
-        exchange = self._exchange
-        keyed = exchange.key_of(self._rule, self._headers) if caller else exchange.unknown_caller()
-        if isinstance(keyed, Response):
-            await self._give(keyed)
+        request = request_of(self._scope, self._headers, reader.body)
+        arguments = await run_arguments(exchange, key, caller, request)
+        if isinstance(arguments, Response):
+            await self._send_reply(arguments)
             return
-        assert keyed is not None
-        reading = Reading.WHOLE if self._is_whole else await self._read()
-        if reading is not Reading.WHOLE:
-            await self._give_up(reading)
-            return
-        self._asked = True  # from here on the Responder closes it
-        await self._guarded(keyed, caller)
+        reply = await self._run.reply_of(self._run_once(call, arguments))
+        if isinstance(reply, Response):
+            await self._send_reply(reply)
+        elif reply is None:
+            self._decide(State.UNPROTECTED, None)
+            await self._send_own(STORE_DOWN_MARK)
+        else:
+            await self._run.deliver(self._send, reply.headers)
 
-    async def _give_up(self, reading: Reading) -> None:
-        """Not all of the request can be read, so nothing is claimed. The handler, wherever it is,
-        ends by itself."""
-        refused = self._exchange.too_large(self._rule)
-        if not self._sign.done():
-            self._sign.set_result(refused)
-        if reading is Reading.TOO_LARGE:
-            await super()._give(refused, self._last())
+    async def _run_once(self, call: PendingCall, arguments: RunArguments) -> Result[Response]:
+        setup = self._guard.setup
+        try:
+            if self._guard.session is not None:
+                return await run_in_transaction(setup, call.session, arguments, self._run_endpoint)
+            return await setup.once.run(
+                arguments.operation, arguments.key, self._run_endpoint, **arguments.options
+            )
+        except Exception:
+            error = self._run.error
+            if self._guard.session is None or error is None:
+                raise
+            self._end_wait()
+            await asyncio.wait({self._run.task})
+            raise error from None  # and not what became of a session that it broke
+        finally:
+            self._end_wait()
+
+    async def _run_endpoint(self, attempt: AsyncAttempt | Attempt) -> Response:
+        """The engine calls this under a fresh claim."""
+        self._inner[ATTEMPT] = attempt
+        self._decide(State.RUNNING, None)
+        return await self._run.outcome()
+
+    def _decide(self, state: State, response: Response | None) -> None:
+        self._state = state
+        self._decision.set_result(response)
+
+    def _end_wait(self) -> None:
+        """The handler no longer waits for its outcome."""
+        if self._state is State.RUNNING:
+            self._state = State.OVER
+        if not self._over.done():
+            self._over.set_result(None)
+
+    async def _give_up(self, read: ReadResult) -> None:
+        too_large = self._exchange.too_large(self._guard.rule)
+        self._decision.set_result(too_large)  # for a call that is pending or still comes
+        if read is ReadResult.TOO_LARGE:
+            await send_response(self._send, too_large, close_header(self._scope))
+
+    async def _send_reply(self, response: Response) -> None:
+        """Through the handler while the call is pending; past it when the endpoint has run."""
+        if self._state is State.PENDING:
+            self._decide(State.ANSWERED, response)
+            await self._send_own()
+        else:
+            await send_response(self._send, response)
+
+    async def _send_own(self, more: Headers = ()) -> None:
+        """Send what the handler responds."""
+        run = self._run
+        await run.buffer.outcome_known
+        if not run.buffer.is_storable:
+            raise error_of(run.task)
+        await run.deliver(self._send, more)
 
     # --- the handler's task -------------------------------------------------------------------
 
     async def _handle(self) -> None:
-        """The route's own handling; the files of a form live as long as it does."""
+        """FastAPI's own handling of the route; the files of a form live as long as it runs."""
         async with AsyncExitStack() as files:
             self._inner[_FILES] = files
-            await self._app(self._inner, self._private_receive, self._hold)
+            await self._app(self._inner, self._private_receive, self._private_send)
 
-    async def enter(self, visit: Visit) -> Any:
-        self._visit.set_result(visit)
-        sign = await asyncio.shield(self._sign)
-        if sign is not None:
-            return as_starlette(sign)
+    def _solve(self, solved: PendingCall | ReadResult | None) -> None:
+        if not self._solved.done():
+            self._solved.set_result(solved)
+
+    def _handler_ended(self, task: asyncio.Task[None]) -> None:
+        if not self._solved.done():
+            self._solved.set_result(None)
+
+    async def _on_call(self, call: PendingCall) -> Any:
+        """The endpoint's wrapper calls this; returns what the endpoint is to return."""
+        if self._state is State.SOLVING:
+            self._state = State.PENDING
+        self._solve(call)
+        decision = await asyncio.shield(self._decision)
+        if decision is not None:
+            return as_starlette(decision)
         attempt: AsyncAttempt | None = self._inner.get(ATTEMPT)
         if attempt is not None:
-            # This task is older than the attempt. Never left: what it streams belongs to it too,
-            # and an attempt that has ended is nobody's current one.
+            # This task is older than the attempt. It is never left: what the endpoint streams
+            # belongs to the attempt too, and an attempt that has ended is nobody's current one.
             enter_body(attempt)
-        return await self._call(visit)
+        try:
+            return await call.run()
+        except Exception as error:
+            if self._guard.session is None:
+                raise
+            response = await response_to(error, call.request)
+            if response is not None:
+                return response
+            self._run.fail(error)
+            await asyncio.shield(self._over)  # until it is rolled back; then dependencies see it
+            raise
 
-    async def _call(self, visit: Visit) -> Any:
-        return await visit.call()
-
-    async def _hold(self, message: Message) -> None:
-        """The handler's `send`. What follows its response waits for the outcome: background tasks,
-        and the ends of its dependencies."""
-        await self._recording.send(message)
-        if self._began and self._recording.ended.done():
+    async def _private_send(self, message: Message) -> None:
+        """The handler's `send`. What follows the response waits for the outcome: background tasks,
+        and the ends of dependencies."""
+        buffer = self._run.buffer
+        await buffer.send(message)
+        if self._state is State.RUNNING and buffer.all_sent.done():
             await asyncio.shield(self._over)
+        elif self._state is State.SOLVING and buffer.is_storable:
+            self._solve(None)
 
     async def _private_receive(self) -> Message:
-        if not self._is_whole and not self._visit.done():
-            return await self._pull()
-        if not self._body_given:
-            return self._next_part(self._pulled)
-        if self._began:
+        """The handler's `receive`. What FastAPI reads before the endpoint is passed on and kept."""
+        reader = self._reader
+        if self._state is State.SOLVING and not reader.is_whole:
+            message = await reader.pass_on()
+            if isinstance(message, ReadResult):
+                self._solve(message)
+                return {"type": "http.disconnect"}
+            return message
+        if not reader.is_given:
+            return reader.next_part()
+        if self._state is State.RUNNING:
             # At a disconnect a streamed response is cut short, so not before all is over.
             await asyncio.shield(self._over)
-        return await super()._private_receive()
-
-    async def _pull(self) -> Message:
-        """The client's next message, for a handler that reads before its endpoint, and kept."""
-        message = await self._receive()
-        chunk = message.get("body") or b""
-        gone = message["type"] == "http.disconnect"
-        if gone or self._body.size + len(chunk) > self._rule.max_request:
-            if not self._stopped.done():
-                self._stopped.set_result(Reading.GONE if gone else Reading.TOO_LARGE)
-            return {"type": "http.disconnect"}
-        self._body.write(bytes(chunk))  # the server may use its buffer again
-        self._pulled = self._body.size
-        self._is_whole = self._body_given = not message.get("more_body", False)
-        return message
-
-    # --- the run ------------------------------------------------------------------------------
-
-    def _begin(self, attempt: AsyncAttempt) -> tuple[asyncio.Task[None], ResponseBuffer]:
-        self._inner[ATTEMPT] = attempt
-        self._sign.set_result(None)
-        return self._task, self._recording
-
-    async def _ask(self, asking: RunArguments) -> Result[Response]:
-        try:
-            return await super()._ask(asking)
-        finally:
-            self._let_go()
-
-    async def _run_unprotected(self) -> None:
-        self._sign.set_result(None)
-        await self._finish(STORE_DOWN_MARK)
-
-    def _let_go(self) -> None:
-        if not self._over.done():
-            self._over.set_result(None)
-
-    # --- responses ----------------------------------------------------------------------------
-
-    async def _give(self, response: Response, more: Headers = ()) -> None:
-        if self._sign.done():  # the endpoint has run, but this is the answer
-            await super()._give(response, more)
-            return
-        self._sign.set_result(response._replace(headers=(*response.headers, *more)))
-        await self._finish()
-
-    async def _finish(self, more: Headers = ()) -> None:
-        """What the handler answers by itself."""
-        waits = {self._task, self._recording.settled}
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        if not self._recording.settled.done():
-            raise error_of(self._task)
-        await self._deliver(self._recording, more)
-
-
-def as_starlette(response: Response) -> Starlette:
-    made = Starlette(response.body, response.status)
-    made.raw_headers = list(response.headers)
-    return made
+        await asyncio.shield(self._run.buffer.all_sent)
+        return {"type": "http.disconnect"}

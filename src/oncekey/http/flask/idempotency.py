@@ -39,10 +39,10 @@ from oncekey.http.flask.routes import all_registered_views
 from oncekey.http.guarded_views import UNSERVED, GuardedViews, guard_for_method, guarded_view_of
 from oncekey.http.policy_page import is_policy_page, wsgi_app_or_page
 from oncekey.http.problem import Render
-from oncekey.http.response_buffer import SyncResponseBuffer
 from oncekey.http.route_table import served_views
 from oncekey.http.rules import ANY_METHOD, Rule, RuleOptions, rule_from_options
 from oncekey.http.sync_request import FreshResponse, SyncGuard
+from oncekey.http.sync_response_buffer import SyncResponseBuffer
 from oncekey.http.unguarded_keys import KEY_GUARDED, UNGUARDED_HEADERS, mark_key_guarded
 
 P = ParamSpec("P")

@@ -1,0 +1,288 @@
+"""Runs an ASGI app once, in a task of its own, and holds its response back in a buffer.
+
+The response is sent when its outcome is durable. A small response stays in memory, a larger one
+goes to a temporary file. A response that grows past `HOLD_MAX_BYTES` cannot be replayed: its key
+ends as "ran, not replayable", what was held is sent, and the rest passes through.
+
+Owns the buffer and what becomes of a run. How the app is started and how its request is read is up
+to the users: asgi.py and fastapi/route_request.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Coroutine, Iterator
+from tempfile import TemporaryFile
+from typing import IO, Any, Final, NamedTuple, Protocol
+
+from oncekey.core.errors import OncekeyError, StoreUnavailable
+from oncekey.engine.aio.once import AsyncOnce
+from oncekey.engine.results import Result
+from oncekey.http.exchange import Exchange
+from oncekey.http.lifespan import Drainable, RequestTasks
+from oncekey.http.message import Headers, Message, Response, Scope, Send
+from oncekey.http.outcomes import IncompleteResponse, NotStored, outcome_to_store
+from oncekey.http.rules import Rule
+from oncekey.http.unhandled_requests import UNSTORED, is_unstored
+
+SPILL_BYTES: Final = 1024 * 1024  # a longer response is held in a file, not in memory
+HOLD_MAX_BYTES: Final = 64 * 1024 * 1024  # a longer response is not held back to its end
+_CHUNK: Final = 64 * 1024
+
+_log = logging.getLogger("oncekey")
+
+
+class ResponseBuffer:
+    """The response of one run of an ASGI app.
+
+    outcome_known   done when the response can be stored, or the app has ended without one
+    is_storable     whether it can be: it is complete, or too long to be held
+    all_sent        done when the app has sent the last part
+
+    Its run and the request that sends the response both use it, and either may be the last one: a
+    server that cancels a request does not end its run.
+    """
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.outcome_known: asyncio.Future[None] = loop.create_future()
+        self.is_storable = False
+        self.all_sent: asyncio.Future[None] = loop.create_future()
+        self.status = 0
+        self._size = 0
+        self._users = 1
+        self._start: Message = {}
+        self._chunks: list[bytes] = []
+        self._file: IO[bytes] | None = None  # instead of the chunks, once they are too long
+        self._send_rest: asyncio.Future[Send] | None = None  # for what is too long to be held
+
+    async def send(self, message: Message) -> None:
+        """The app's `send`."""
+        kind = message["type"]
+        if kind == "http.response.start":
+            if self._start:
+                raise RuntimeError("the app began its response twice")
+            self._start = {**message, "headers": list(message.get("headers", ()))}
+            self.status = int(message["status"])
+        elif kind == "http.response.body":
+            if not self._start:
+                raise RuntimeError("the app sent a body before it began its response")
+            await self._add(message)
+        # Any other message belongs to an extension, and the app's scope offers none.
+
+    async def _add(self, message: Message) -> None:
+        if self.all_sent.done():
+            return
+        is_last = not message.get("more_body", False)
+        if self._send_rest is not None:
+            send = await asyncio.shield(self._send_rest)
+            await send(message)
+        elif self._users > 0:
+            self._hold(message.get("body") or b"")
+        if is_last:
+            self.all_sent.set_result(None)
+        if not self.is_storable and (is_last or self._size > HOLD_MAX_BYTES):
+            self.is_storable = True
+            if not is_last:
+                self._send_rest = asyncio.get_running_loop().create_future()
+            self.wake()
+
+    def _hold(self, chunk: bytes) -> None:
+        chunk = bytes(chunk)  # the app may use its buffer again
+        self._size += len(chunk)
+        if self._file is None and self._size <= SPILL_BYTES:
+            self._chunks.append(chunk)
+            return
+        if self._file is None:
+            self._file = TemporaryFile()  # noqa: SIM115
+            self._file.writelines(self._chunks)
+            self._chunks = []
+        self._file.write(chunk)
+
+    def wake(self, task: asyncio.Task[None] | None = None) -> None:
+        """Set `outcome_known`. Also the callback of the app's task when it has ended."""
+        if not self.outcome_known.done():
+            self.outcome_known.set_result(None)
+
+    def response(self, body_max: int) -> Response:
+        """The response as data; without its body if that is too long or incomplete."""
+        headers = tuple(
+            [(bytes(name).lower(), bytes(value)) for name, value in self._start["headers"]]
+        )
+        if self._size > body_max or not self.all_sent.done():
+            return Response(self.status, headers, b"", omitted=True)
+        return Response(self.status, headers, b"".join(self._parts()))
+
+    async def deliver(self, send: Send, more_headers: Headers) -> None:
+        """Send what is held. The rest of a response that is too long to be held then passes
+        through."""
+        await send({**self._start, "headers": [*self._start["headers"], *more_headers]})
+        is_complete = self.all_sent.done()
+        left = self._size
+        for part in self._parts():
+            left -= len(part)
+            more = left > 0 or not is_complete
+            await send({"type": "http.response.body", "body": part, "more_body": more})
+        if self._send_rest is not None:
+            self._send_rest.set_result(send)
+
+    def _parts(self) -> Iterator[bytes]:
+        """What is held, in at least one part."""
+        if self._file is None:
+            yield b"".join(self._chunks)
+            return
+        self._file.seek(0)
+        while part := self._file.read(_CHUNK):
+            yield part
+
+    def add_user(self) -> None:
+        self._users += 1
+
+    def close(self) -> None:
+        """One user has finished. After the last one, whatever the app still sends is discarded."""
+        self._users -= 1
+        if self._users > 0:
+            return
+        if self._file is not None:
+            self._file.close()
+        if self._send_rest is not None and not self._send_rest.done():
+            self._send_rest.set_result(_discard)
+
+
+async def _discard(message: Message) -> None:
+    return
+
+
+class AppGuard(Drainable, Protocol):
+    """What a run needs of the middleware or FastAPI set-up that guards the app."""
+
+    once: AsyncOnce
+    exchange: Exchange
+    tasks: RequestTasks
+    unprotected: int  # counts runs without a key's protection
+
+
+class OwnResponse(NamedTuple):
+    """The app's own response may be sent, with these headers added."""
+
+    headers: Headers
+
+
+class BufferedRun:
+    """One run of an app under a key: its task, its buffered response, and what came of it.
+
+    error       the app's own error, if it ended without a complete response
+    is_claimed  whether the engine has called `outcome`: the app runs under the key
+    """
+
+    task: asyncio.Task[None]  # of the app, and
+    buffer: ResponseBuffer  # of its response, once it is started
+
+    def __init__(self, guard: AppGuard, exchange: Exchange, rule: Rule) -> None:
+        self._guard = guard
+        self._exchange = exchange
+        self._rule = rule
+        self._unstored: list[int] = []  # filled if the app says that no handler has run
+        self._is_started = False
+        self.is_claimed = False
+        self.error: BaseException | None = None
+
+    def private_scope(self, scope: Scope) -> Scope:
+        """The scope for an app whose response is held back."""
+        return {**scope, "extensions": {}, UNSTORED: self._unstored}
+
+    def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Start the app. What it sends goes to the buffer."""
+        self._is_started = True
+        self.buffer = ResponseBuffer()
+        self.task = self._guard.tasks.start(work)
+        self.task.add_done_callback(self.buffer.wake)
+        return self.task
+
+    @property
+    def is_running(self) -> bool:
+        return self._is_started and not self.task.done()
+
+    def fail(self, error: BaseException) -> None:
+        """The app has failed, though it has not ended."""
+        self.error = error
+        self.buffer.wake()
+
+    async def outcome(self) -> Response:
+        """Wait until the outcome is known, and return what is stored of it. It is known at the last
+        part of the response, not when the app ends, because background tasks come in between.
+        Raises the app's error, or NotStored for a response that ends no key."""
+        self.is_claimed = True
+        started_at = time.monotonic()
+        buffer = self.buffer
+        buffer.add_user()
+        try:
+            await self._known()
+            self._exchange.latency.record(self._rule, time.monotonic() - started_at)
+            if self._unstored and is_unstored(self._unstored, buffer.status):
+                raise NotStored
+            response = buffer.response(self._rule.max_response)
+        finally:
+            buffer.close()
+        return outcome_to_store(response, self._rule, self._guard.once.policy)
+
+    async def _known(self) -> None:
+        try:
+            await self.buffer.outcome_known  # nobody else awaits it, so it may be cancelled
+        except asyncio.CancelledError:  # another attempt has taken over, or the loop ends
+            self.task.cancel()
+            await asyncio.wait({self.task})
+            raise
+        if self.error is None and not self.buffer.is_storable:
+            self.error = error_of(self.task)
+        if self.error is not None:
+            raise self.error
+
+    async def reply_of(self, running: Awaitable[Result[Response]]) -> Response | OwnResponse | None:
+        """Await the engine's run; what is to be sent then:
+
+        1. the app's own response, if it was stored, or if it ends no key
+        2. the stored response of an earlier attempt, or of one that has overtaken ours
+        3. None if the store was down before the app began, and the rule lets it run unprotected
+        4. else a refusal
+
+        Raises the app's own error.
+        """
+        try:
+            result = await running
+        except NotStored:
+            return OwnResponse(())
+        except OncekeyError as error:
+            if error is self.error:
+                raise  # from an engine of the handler's own
+            is_down = isinstance(error, StoreUnavailable) and not error.final
+            if is_down and not self.is_claimed and self._rule.store_down == "run":
+                self._guard.unprotected += 1
+                _log.warning("the store is down, a request runs without protection: %s", error)
+                return None
+            return self._exchange.refusal_of(error, self._rule)
+        if result.replayed or not self.is_claimed:
+            return self._exchange.replay(result.value, result.expires_in)
+        return OwnResponse(self._exchange.marks(result.expires_in, replayed=False))
+
+    async def deliver(self, send: Send, more: Headers) -> None:
+        """Send the app's own response, then wait for the end of the app."""
+        await self.buffer.deliver(send, more)
+        if self.task.done():
+            self.task.result()  # the server gets the app's error
+        else:
+            await asyncio.shield(self.task)
+
+    def close(self) -> None:
+        """The request no longer needs the response. The run may still need it."""
+        if self._is_started:
+            self.buffer.close()
+
+
+def error_of(task: asyncio.Task[None]) -> BaseException:
+    """Why the app ended without a complete response."""
+    if task.cancelled():
+        return asyncio.CancelledError()
+    return task.exception() or IncompleteResponse("the app ended before its response was complete")
