@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncekey.core import key_derivation
+from oncekey.core import identity
 from oncekey.core.errors import ConfigurationError, InvalidKey
 from oncekey.core.identity import (
     KEY_MAX_CHARS,
@@ -184,13 +184,13 @@ def test_i8_the_same_holds_for_uuids() -> None:
 
 
 def test_the_labels_cannot_be_taken_for_one_another() -> None:
-    labels = [key_derivation.CHILD_KEY, key_derivation.CHILD_UUID, key_derivation.KEY_FOR]
+    labels = [identity.CHILD_KEY, identity.CHILD_UUID, identity.KEY_FOR]
     for one in labels:
         assert [other for other in labels if other.startswith(one)] == [one]
 
 
 def test_the_key_without_a_secret_suits_the_strictest_libraries() -> None:
-    assert len(key_derivation.NO_SECRET) * 8 >= 112
+    assert len(identity.NO_SECRET) * 8 >= 112
 
 
 # --- secrets and processes --------------------------------------------------------------------

@@ -43,7 +43,7 @@ from oncekey.core.commands import (
 )
 from oncekey.core.record import Record, State, Step
 from oncekey.core.state_machine import _next, decide, has_ended, is_expired, state_now
-from oncekey.core.transitions import FINISH_EVENTS, RESOLVE_EVENTS, TRANSITIONS, Trigger
+from oncekey.core.transitions import FINISH_TRIGGERS, RESOLVE_TRIGGERS, TRANSITIONS, Trigger
 
 ABSENT, PENDING = State.ABSENT, State.PENDING
 SUCCEEDED, FAILED, UNKNOWN = State.SUCCEEDED, State.FAILED, State.UNKNOWN
@@ -79,11 +79,11 @@ EXPECTED = {
 # Which events a command may be. Expiring is nobody's command: time does it.
 EVENTS_OF: dict[type[object], set[Trigger]] = {
     Claim: {Trigger.CLAIM, Trigger.CLAIM_AGAIN, Trigger.TAKE_OVER, Trigger.GIVE_UP},
-    Finish: set(FINISH_EVENTS.values()),
+    Finish: set(FINISH_TRIGGERS.values()),
     Renew: {Trigger.RENEW},
     Release: {Trigger.RELEASE},
     SaveStep: {Trigger.SAVE_STEP},
-    Resolve: set(RESOLVE_EVENTS.values()),
+    Resolve: set(RESOLVE_TRIGGERS.values()),
     Look: set(),
 }
 

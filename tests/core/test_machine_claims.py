@@ -49,15 +49,15 @@ def test_the_rules_stand_in_the_order_of_the_design() -> None:
     names = [holds.__name__ for holds, _ in CLAIM_RULES]
     assert names == [
         "_expired",
-        "_spent",
+        "_already_released",
         "_freed",
         "_mine",
-        "_differs",
+        "_is_other_request",
         "_finished",
         "_unknown",
         "_held",
-        "_both_safe",
-        "_dead",
+        "_both_retry_safe",
+        "_otherwise",
     ]
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from itertools import product
 
 from oncekey.core.commands import Busy, Claim, Claimed, Done, Lost, Mismatched
-from oncekey.core.duplicate_reply import reply_to_duplicate
 from oncekey.core.record import Record, State, Step
-from oncekey.core.state_machine import decide
+from oncekey.core.state_machine import decide, reply_to_duplicate
 
 NOW, LEASE, KEEP = 1_000, 10, 50
 ID = b"i" * 16

@@ -21,7 +21,7 @@ from tests.support.explorer.races import RACES
 from tests.support.explorer.scenarios import SCENARIOS
 from tests.support.postgres_stores import DATABASE, server
 
-from oncekey.core import attempt_flow, duplicate_reply, heartbeat_flow, state_machine
+from oncekey.core import attempt_flow, heartbeat_flow, state_machine
 from oncekey.stores.sqlite import program
 
 TWELVE = {f"m{number}" for number in range(1, 13)}
@@ -62,7 +62,7 @@ MUTANTS = (
         "m2", "finish without state check", state_machine,
         (
             Edit(_AGAIN, "    if False:\n        # The same owner again"),
-            Edit("_next(record.state, FINISH_EVENTS[command.state])", "command.state"),
+            Edit("_next(record.state, FINISH_TRIGGERS[command.state])", "command.state"),
         ),
         "at most once, lost and late", "I2",
     ),
@@ -74,9 +74,9 @@ MUTANTS = (
     ),
     _mutant(
         "m4", "in flight before mismatch", state_machine,
-        "    (_differs, _different),\n",
+        "    (_is_other_request, _mismatched),\n",
         "    (lambda r, c, now: r.state == PENDING and _held(r, c, now), _busy),\n"
-        "    (_differs, _different),\n",
+        "    (_is_other_request, _mismatched),\n",
         "another request under the same key", "I7",
     ),
     _mutant(
@@ -111,14 +111,14 @@ MUTANTS = (
     ),
     _mutant(
         "m10", "completion after the first byte", attempt_flow,
-        "if isinstance(answer.reply, Done):\n            return verdict",
-        "if not isinstance(answer.reply, Lost):\n            return verdict",
+        "if isinstance(result.reply, Done):\n            return outcome",
+        "if not isinstance(result.reply, Lost):\n            return outcome",
         "at most once, lost and late", "I13",
     ),
     _mutant(
         "m12", "deadline from the reply", attempt_flow,
-        "ended = yield from _run(task, reply, answer.sent_at)",
-        "ended = yield from _run(task, reply, answer.at)",
+        "ended = yield from _run(task, reply, result.sent_at)",
+        "ended = yield from _run(task, reply, result.at)",
         "fenced, three attempts", "I5",
     ),
 )  # fmt: skip
@@ -148,7 +148,7 @@ MORE = (
     ),
     _mutant(
         "x5", "heartbeat's deadline from the reply", heartbeat_flow,
-        "deadline = answer.sent_at + grant.lease", "deadline = answer.at + grant.lease",
+        "deadline = result.sent_at + grant.lease", "deadline = result.at + grant.lease",
         "fenced, heartbeat", "I5",
     ),
     _mutant(
@@ -181,13 +181,13 @@ MORE = (
     ),
     _mutant(
         "x11", "a straggler's claim is taken", state_machine,
-        "    (_spent, _too_late),\n", "",
+        "    (_already_released, _lost),\n", "",
         "outage: no claim is answered", "I9",
     ),
     _mutant(
         "x12", "a late finish is told done for what recovery decided", state_machine,
-        "return _DONE if record.state == command.state and same else _refused(record, command)",
-        "return _DONE if record.state == command.state else _refused(record, command)",
+        "return _DONE if record.state == command.state and same else _refuse_late(record, command)",
+        "return _DONE if record.state == command.state else _refuse_late(record, command)",
         "recovery", "I4",
     ),
     _mutant(
@@ -207,7 +207,7 @@ MORE = (
         "x15", "a late finish over what recovery decided", state_machine,
         (
             Edit(_AGAIN, "    if record.state == command.state:\n        # The same owner again"),
-            Edit("_next(record.state, FINISH_EVENTS[command.state])", "command.state"),
+            Edit("_next(record.state, FINISH_TRIGGERS[command.state])", "command.state"),
         ),
         "recovery", "I2",
     ),
@@ -217,19 +217,19 @@ MORE = (
         "at most once, heartbeat", "I14",
     ),
     _mutant(
-        "x17", "a duplicate of another request is told to wait", duplicate_reply,
+        "x17", "a duplicate of another request is told to wait", state_machine,
         "return Busy(claim.lease) if same else Mismatched(version_of(claim.fingerprint))",
         "return Busy(claim.lease)",
         "at most once, three attempts", "I7",
     ),
     _mutant(
-        "x18", "a duplicate of another request gets the answer", duplicate_reply,
+        "x18", "a duplicate of another request gets the answer", state_machine,
         "return reply if same else Mismatched(version_of(claim.fingerprint))",
         "return reply",
         "at most once, three attempts", "I7",
     ),
     _mutant(
-        "x19", "a duplicate is told that it holds the key", duplicate_reply,
+        "x19", "a duplicate is told that it holds the key", state_machine,
         "    if isinstance(reply, Claimed):\n",
         "    if isinstance(reply, Claimed) and same:\n        return reply\n"
         "    if isinstance(reply, Claimed):\n",
@@ -252,7 +252,7 @@ MORE = (
     ),
     _mutant(
         "x23", "a body begins though its claim was refused again", attempt_flow,
-        "if isinstance(answer.reply, Lost):\n            # Taken over",
+        "if isinstance(renewed.reply, Lost):\n            # Taken over",
         "if False:\n            # Taken over",
         "fenced, three attempts", "I5",
     ),
@@ -271,9 +271,12 @@ class Caught:
 def _in_explorer(mutant: Mutant, copy: ModuleType) -> Caught | None:
     kit: Kit
     if mutant.module is state_machine:
-        kit = replace(REAL, decide=copy.decide, is_garbage=copy.is_garbage)
-    elif mutant.module is duplicate_reply:
-        kit = replace(REAL, reply_to_duplicate=copy.reply_to_duplicate)
+        kit = replace(
+            REAL,
+            decide=copy.decide,
+            is_garbage=copy.is_garbage,
+            reply_to_duplicate=copy.reply_to_duplicate,
+        )
     elif mutant.module is heartbeat_flow:
         kit = replace(REAL, heartbeat=copy.heartbeat)
     else:
@@ -355,7 +358,7 @@ def test_a_mutant_cannot_go_stale() -> None:
 
 def test_an_unchanged_copy_is_no_mutant() -> None:
     machines, flows, beats = mutated(state_machine), mutated(attempt_flow), mutated(heartbeat_flow)
-    share = REAL.reply_to_duplicate
+    share = machines.reply_to_duplicate
     kit = Kit(machines.decide, machines.is_garbage, flows.attempt, beats.heartbeat, share)
     report = explore(SCENARIOS[0], kit)
     assert report.violation is None

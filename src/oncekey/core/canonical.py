@@ -1,9 +1,9 @@
 """Python values as canonical bytes, for fingerprints.
 
 Two requests that mean the same give the same bytes: members in any order, tuples as lists,
-dataclasses and pydantic models by their fields. Two that differ never do: what JSON has no word
-for (dates, decimals, bytes, ...) is spelt in a form no JSON text has, `!Decimal"1.10"`, and a
-dict's keys must be text, for JSON would write the keys 1 and "1" alike.
+dataclasses and pydantic models by their fields. Two that differ never do: a value that JSON cannot
+express (dates, decimals, bytes, ...) is written in a form that no JSON text has, `!Decimal"1.10"`,
+and the keys of a dict must be text, since JSON would write the keys 1 and "1" alike.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from typing import Any
 from uuid import UUID
 
 from oncekey.core.errors import InvalidKey
-from oncekey.core.json_encoder import make_encode, refuse_other_keys
+from oncekey.core.json_encoder import make_encode, refuse_nontext_keys
 
 
 class _NotPlainError(Exception):
-    """There is something in it that JSON cannot say."""
+    """The value contains something that JSON cannot express."""
 
 
 def canonical(value: Any) -> bytes:
-    """Bytes that are equal exactly when the requests are."""
+    """Bytes that are equal exactly if the requests are; raises InvalidKey."""
     try:
         try:
             text = _encode(value)
-            refuse_other_keys(value)
+            refuse_nontext_keys(value)
         except _NotPlainError:
-            text = _spell(value)
+            text = _write(value)
         return text.encode("ascii")
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidKey(
@@ -41,30 +41,30 @@ def canonical(value: Any) -> bytes:
         ) from error
 
 
-def _spell(value: Any) -> str:
-    """JSON as `_encode` writes it, with the other values spelt out in place."""
+def _write(value: Any) -> str:
+    """JSON as `_encode` writes it, with tagged forms for the values that JSON does not have."""
     if isinstance(value, enum.Enum) and not isinstance(value, (str, int, float)):
         return "!enum" + _encode(value.name)
     if value is None or isinstance(value, (str, int, float)):
         return _encode(value)
     if isinstance(value, (list, tuple)):
-        return "[" + ",".join(map(_spell, value)) + "]"
+        return "[" + ",".join(map(_write, value)) + "]"
     if isinstance(value, Mapping):
-        refuse_other_keys(dict.fromkeys(value))
-        members = [f"{_encode(key)}:{_spell(value[key])}" for key in sorted(value)]
+        refuse_nontext_keys(dict.fromkeys(value))
+        members = [f"{_encode(key)}:{_write(value[key])}" for key in sorted(value)]
         return "{" + ",".join(members) + "}"
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return _spell({f.name: getattr(value, f.name) for f in dataclasses.fields(value)})
+        return _write({f.name: getattr(value, f.name) for f in dataclasses.fields(value)})
     if callable(dump := getattr(value, "model_dump", None)):
-        return _spell(dump(mode="json"))
+        return _write(dump(mode="json"))
     tag, content = _tagged(value)
-    return f"!{tag}{_spell(content)}"
+    return f"!{tag}{_write(content)}"
 
 
 def _tagged(value: Any) -> tuple[str, Any]:
     kind = type(value).__name__
     if isinstance(value, Set):
-        return "set", sorted(map(_spell, value))
+        return "set", sorted(map(_write, value))
     if isinstance(value, (bytes, bytearray, memoryview)):
         return "bytes", bytes(value).hex()
     if isinstance(value, datetime):

@@ -4,10 +4,11 @@
     byte 1      kind: value, error or tombstone
     byte 2      length n of the codec's name
     n bytes     the codec's name
-    the rest    the codec's bytes; for errors and tombstones JSON of ours
+    the rest    the codec's bytes; JSON written here for errors and tombstones
 
 A codec turns one value into bytes and back: `name`, `dump(value) -> bytes`, `load(bytes) -> value`.
-An unknown version, kind or codec is refused (NotReplayable), never guessed and never run again.
+An outcome of unknown version, kind or codec is refused (NotReplayable): nothing is guessed, and the
+operation is not run again.
 Owns the envelope and the built-in codecs. Knows no store and no HTTP.
 """
 
@@ -22,7 +23,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 from oncekey.core.errors import ConfigurationError
-from oncekey.core.json_encoder import make_encode, refuse_other_keys
+from oncekey.core.json_encoder import make_encode, refuse_nontext_keys
 
 ENVELOPE_VERSION = 1
 ERROR_MESSAGE_MAX_CHARS = 4_000
@@ -40,30 +41,36 @@ class Codec(Protocol):
 
 
 class Kind(enum.IntEnum):
+    """What an envelope holds."""
+
     VALUE = 1
     ERROR = 2
     TOMBSTONE = 3
 
 
 class StoredValue(NamedTuple):
+    """A value, as the bytes of the codec of that name."""
+
     codec: str
     data: bytes
 
 
 class StoredError(NamedTuple):
+    """The type and the message of an error."""
+
     type: str
     message: str
 
 
 class Tombstone(NamedTuple):
-    """It ran; what it answered was not kept, being too large or of a kind no codec took."""
+    """The operation ran, and its value was not stored: it is too large, or no codec takes it."""
 
     reason: str
     too_large: bool
 
 
 class Unreadable(NamedTuple):
-    """Bytes this version does not understand."""
+    """Bytes that this version does not understand."""
 
     reason: str
 
@@ -82,7 +89,7 @@ class JSONCodec:
 
     def dump(self, value: Any, /) -> bytes:
         text = self._encode(value)
-        refuse_other_keys(value)
+        refuse_nontext_keys(value)
         return text.encode("utf-8")
 
     def load(self, data: bytes, /) -> Any:
@@ -114,7 +121,7 @@ class DataclassCodec:
 
 
 class ModelCodec:
-    """A pydantic model class, or a pydantic TypeAdapter, by its own JSON methods."""
+    """A pydantic model class or TypeAdapter, by its own JSON methods."""
 
     name = "pydantic"
 
@@ -164,19 +171,20 @@ def pack_error(error: BaseException) -> bytes:
     """An error's type and message; never its traceback or attributes."""
     try:
         message = str(error)
-    except Exception:  # the error is the user's class; what it says of itself may fail
+    except Exception:  # it is the user's class, and its __str__ may raise
         message = "(this error has no readable message)"
     info = {"type": type(error).__name__, "message": message[:ERROR_MESSAGE_MAX_CHARS]}
     return _head(Kind.ERROR, _PLAIN_NAME) + json.dumps(info).encode()
 
 
 def pack_tombstone(reason: str, *, too_large: bool) -> bytes:
+    """An envelope that says why the value was not stored."""
     info = {"reason": reason, "too_large": too_large}
     return _head(Kind.TOMBSTONE, _PLAIN_NAME) + json.dumps(info).encode()
 
 
 def unpack(body: bytes) -> Stored:
-    """What an envelope holds. Never raises: what cannot be read is said as a value."""
+    """What an envelope holds. Never raises: bytes that cannot be read give an Unreadable."""
     if len(body) < 3:
         return Unreadable("the stored outcome is empty or cut short")
     if body.startswith(_PLAIN_HEAD):
@@ -217,7 +225,7 @@ def _refuse(value: Any) -> Any:
 
 
 def _build(hint: Any, data: Any) -> Any:
-    """Data as the annotation says, for dataclasses inside dataclasses, lists, dicts, unions."""
+    """Build `data` as the annotation says: dataclasses inside dataclasses, lists, dicts, unions."""
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         hints = typing.get_type_hints(hint)
         made = {

@@ -1,10 +1,10 @@
 """Commands to a store and its replies: frozen data, nothing else.
 
-A store's one verb is `apply(commands) -> replies`, reply i answering command i. Commands carry
-all a decision needs except the record and the clock, which belong to the store.
+A store applies commands with `apply(commands) -> replies`; reply i belongs to command i. Commands
+carry all that a decision needs except the record and the clock, which are the store's.
 
-Named tuples, because several are made for every operation; the empty replies are classes of their
-own, for two empty tuples would be equal.
+They are named tuples because several are made for every operation. The empty replies are classes
+of their own, since two empty tuples would be equal.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from oncekey.core.record import FOREVER_US, Record, State, Step
 
 
 class Claim(NamedTuple):
-    """I want to run this. `owner` is random per attempt, so a repeat is known for what it is.
+    """Claim the key for one attempt. `owner` is random per attempt, so that a repeated claim is
+    recognised.
 
     `in_transaction`: the claim belongs to a caller's transaction, so others see it only if
     somebody committed halfway; then nobody may run it again.
@@ -39,7 +40,7 @@ class Claim(NamedTuple):
 
 
 class Finish(NamedTuple):
-    """It ended: `state` is SUCCEEDED, FAILED, or UNKNOWN (interrupted, nobody can tell)."""
+    """The body ended: `state` is SUCCEEDED, FAILED, or UNKNOWN (interrupted, nobody can tell)."""
 
     id: bytes
     owner: bytes
@@ -49,7 +50,7 @@ class Finish(NamedTuple):
 
 
 class Renew(NamedTuple):
-    """I am alive: `lease` more microseconds from now."""
+    """The owner is alive: its lease ends `lease` microseconds from now."""
 
     id: bytes
     owner: bytes
@@ -58,7 +59,7 @@ class Renew(NamedTuple):
 
 
 class Release(NamedTuple):
-    """Nothing happened, free the key. `fence` is None where the claim's reply never came."""
+    """Nothing happened, free the key. `fence` is None if the reply to the claim never came."""
 
     id: bytes
     owner: bytes
@@ -66,7 +67,7 @@ class Release(NamedTuple):
 
 
 class SaveStep(NamedTuple):
-    """Remember this step: first the intent (`done=False`), then its result."""
+    """Store a step: first its intent (`done=False`), then its result."""
 
     id: bytes
     owner: bytes
@@ -83,7 +84,7 @@ class Look(NamedTuple):
 
 
 class Resolve(NamedTuple):
-    """Recovery or an operator decides an unknown key; `note` says who and why."""
+    """Decide an unknown key, by recovery or by an operator; `note` says who and why."""
 
     id: bytes
     fence: int
@@ -98,7 +99,7 @@ Command = Claim | Finish | Renew | Release | SaveStep | Look | Resolve
 
 
 class Claimed(NamedTuple):
-    """The key is yours. `taken_over` tells that an earlier owner fell silent."""
+    """The key is yours. `taken_over`: an earlier owner fell silent."""
 
     fence: int
     attempt: int
@@ -107,7 +108,7 @@ class Claimed(NamedTuple):
 
 
 class Replay(NamedTuple):
-    """Finished before: its outcome, and how much longer it holds."""
+    """The key has ended before: its outcome, and for how much longer it is replayed."""
 
     state: State
     body: bytes
@@ -117,19 +118,19 @@ class Replay(NamedTuple):
 
 
 class Mismatched(NamedTuple):
-    """The key belongs to another request; `version` is its fingerprint's."""
+    """The key belongs to another request; `version` is that of the stored fingerprint."""
 
     version: int
 
 
 class Busy(NamedTuple):
-    """Someone holds the key for `remaining` more microseconds, unless renewed."""
+    """Another owner holds the key for `remaining` more microseconds, or longer if it renews."""
 
     remaining: int
 
 
 class Unknown(NamedTuple):
-    """The owner died; the record as it stands, for `recover`, and the store's clock."""
+    """The owner died. The record is for `recover`; `now` is the store's clock."""
 
     record: Record
     now: int = 0
@@ -137,7 +138,7 @@ class Unknown(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The command took effect, now or when it was first sent."""
+    """The command has taken effect, now or when it was first sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +147,7 @@ class Lost:
 
 
 class Seen(NamedTuple):
-    """The record as it stands, and the store's clock."""
+    """The reply to Look: the record, None if there is none, and the store's clock."""
 
     record: Record | None
     now: int

@@ -1,11 +1,12 @@
-"""Keys that callers make: derived from what is asked, and marked with a namespace.
+"""Keys that callers derive from a request, and namespaces of keys.
 
     kf1-9c1e...        key_for(...), 44 characters
     v2:kf1-9c1e...     the same in the namespace "v2", 61 characters at most
 
-A namespace says what a key's request means. Bump it when that changes, and no old key ever meets
-a new request. Owns the form of both and what is said about a key that cannot be used; a message
-never tells the key. Knows no store and no request; random keys are in engine/new_key.py.
+A namespace is a version of what a request means. Change it together with that meaning, and no old
+key is ever used for a new request. Owns the form of both, and the messages about a key that cannot
+be used, which never contain the key. Random keys are in engine/new_key.py, child keys in
+identity.py. Knows no store.
 """
 
 from __future__ import annotations
@@ -19,13 +20,14 @@ from uuid import UUID
 from oncekey.core.canonical import canonical
 from oncekey.core.errors import ConfigurationError, InvalidKey
 from oncekey.core.identity import (
+    KEY_FOR,
     OPERATION_MAX_CHARS,
     KeyLike,
     check_text,
+    derived,
     key_text,
     secret_bytes,
 )
-from oncekey.core.key_derivation import KEY_FOR, derived
 
 NAMESPACE_MAX_CHARS: Final = 16
 NAMESPACES_MAX: Final = 16
@@ -48,19 +50,19 @@ def key_for(
 
     The trap: two purchases of the same thing are the same request, so the second one is taken for
     a retry of the first and never made. `occurrence` tells them apart: a cart id, a date, a
-    counter, whatever is the same on a retry and different the next time. It is a name: 1 and "1"
-    are the same, and so are a date and its ISO text.
+    counter, whatever is the same on a retry and different the next time. It is used as text: 1 and
+    "1" are the same, and so are a date and its ISO text.
 
     `namespace` marks the key ("v2:kf1-..."); with a `secret` nobody else can compute it.
     """
     check_text("operation", operation, 1, OPERATION_MAX_CHARS)
-    # Neither a namespace nor an occurrence is ever empty, so empty parts say that there is none.
+    # Neither a namespace nor an occurrence is ever empty, so an empty part means none.
     digest = derived(
         secret_bytes(secret),
         KEY_FOR,
         b"" if namespace is None else checked_namespace(namespace).encode(),
         operation.encode(),
-        _asked(params),
+        _canonical_params(params),
         b"" if occurrence is None else _occurrence_text(occurrence).encode(),
     )
     return in_namespace(_PREFIX + digest[:_DIGEST_BYTES].hex(), namespace)
@@ -134,7 +136,7 @@ def checked_namespace(namespace: str) -> str:
 # --- parts ------------------------------------------------------------------------------------
 
 
-def _asked(params: Any) -> bytes:
+def _canonical_params(params: Any) -> bytes:
     try:
         return canonical(params)
     except InvalidKey as error:

@@ -45,7 +45,7 @@ def microseconds(value: Duration, *, name: str) -> int:
 
 
 def human(us: int) -> str:
-    """The shortest exact spelling of a duration, as `microseconds` would read it."""
+    """The shortest exact text of a duration that `microseconds` reads back."""
     if us == 0:
         return "0s"
     text = ""

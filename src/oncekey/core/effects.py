@@ -1,6 +1,8 @@
-"""What the flow asks for, what it is answered, and what it comes to: frozen data.
+"""The effects that flows yield, the results of these effects, and the outcome of an attempt.
 
-A driver (blocking, asyncio, or the explorer) meets an ask, does it, and sends the answer back.
+A flow is a generator (attempt_flow.py, step_flow.py, heartbeat_flow.py, recovery.py). A driver
+performs each effect that it yields and sends the result back; the drivers are the sync engine, the
+asyncio engine and the tests' explorer. Frozen data, nothing else.
 """
 
 from __future__ import annotations
@@ -13,20 +15,21 @@ from oncekey.core.events import EventKind
 from oncekey.core.policy import PolicyTimes
 from oncekey.core.record import Record, State, Step
 
-# --- asks and their answers ----------------------------------------------------------------
+# --- effects and their results -------------------------------------------------------------
 
 
 class ApplyCommand(NamedTuple):
-    """Send one command to the store; its result is a `CommandResult`. A claim that may have been
-    applied already is `repeated`: then only its own reply will do, never a duplicate's."""
+    """Apply one command in the store; the result is a `CommandResult`. `repeated`: the command is
+    a claim that may have been applied already, so the reply to another claim will not do."""
 
     command: Command
     repeated: bool = False
 
 
 class CommandResult(NamedTuple):
-    """The reply or the failure, and when the command was sent and the answer came. `shared`: it
-    was another claim's of the same key, this one was not sent."""
+    """The reply or the failure, when the command was sent, and when the reply came (`at`).
+    `shared`: the reply follows from that to another claim of the same key in this process, and
+    this command was not sent."""
 
     reply: Reply | StoreUnavailable
     sent_at: int
@@ -35,7 +38,8 @@ class CommandResult(NamedTuple):
 
 
 class Grant(NamedTuple):
-    """The right to run: until `deadline` on the owner's own clock nobody else can hold the key."""
+    """The right to run the body: until `deadline`, on the owner's own clock, nobody else can hold
+    the key."""
 
     id: bytes
     owner: bytes
@@ -49,14 +53,16 @@ class Grant(NamedTuple):
 
 
 class RunBody(NamedTuple):
-    """Run the user's function under this grant; answered by `Returned`, `Raised` or `Overtaken`,
-    or by `StartedTooLate` where it was not begun."""
+    """Run the body under this grant; the result is `Returned`, `Raised` or `Overtaken`, or
+    `StartedTooLate` if the body was not started."""
 
     grant: Grant
 
 
 class Returned(NamedTuple):
-    """The body's packed result; `raw` is what the caller gets where the result was not kept."""
+    """The packed value of a body or a step. `kept` is False if the value itself could not be
+    stored; then `raw` is the value and `body` a tombstone. `deadline` is the owner's when it
+    returned."""
 
     body: bytes
     deadline: int
@@ -65,29 +71,31 @@ class Returned(NamedTuple):
 
 
 class Raised(NamedTuple):
+    """A body or a step raised `error`; `deadline` is the owner's at that moment."""
+
     error: BaseException
     deadline: int
 
 
 class StartedTooLate(NamedTuple):
-    """The body was not begun: too little of the lease was left when its turn came. `owner` is a
-    fresh token, for a claim anew where this one is gone."""
+    """The body was not started: too little of its lease was left. `owner` is a fresh token, for
+    another claim if this one is lost."""
 
     owner: bytes
 
 
 class Overtaken(NamedTuple):
-    """The heartbeat found the claim lost and stopped the body; `error` is an interruption that
-    must reach the caller all the same."""
+    """The heartbeat found the claim lost, and the body was stopped. `error` is an interruption
+    that must reach the caller all the same."""
 
     error: BaseException | None = None
 
 
 class Sleep(NamedTuple):
-    """Let time pass (drivers add jitter). With `watch`, wake early if that key ends in this
-    process; where another one here learns of it first, sleep for as long as `most`.
+    """Wait; drivers add jitter. The result is the clock reading afterwards.
 
-    Answered by the clock reading at waking.
+    With `watch`, wake up early when that key ends in this process. If another caller here polls
+    the key already, sleep for up to `most` and leave the polling to it.
     """
 
     us: int
@@ -96,13 +104,13 @@ class Sleep(NamedTuple):
 
 
 class Recover(NamedTuple):
-    """Ask the user's `recover` about an unknown record; answered by `Recovered` or None."""
+    """Call the user's `recover` for an unknown record; the result is `Recovered` or None."""
 
     record: Record
 
 
 class Recovered(NamedTuple):
-    """What recovery found: SUCCEEDED or FAILED with a packed body, or ABSENT to free the key."""
+    """What `recover` found: SUCCEEDED or FAILED with a packed body, or ABSENT to free the key."""
 
     state: State
     body: bytes
@@ -110,40 +118,43 @@ class Recovered(NamedTuple):
 
 
 class RunStep(NamedTuple):
-    """Run one step's function; answered by `Returned` or `Raised`."""
+    """Call one step's function; the result is `Returned` or `Raised`."""
 
     name: str
 
 
 class Probe(NamedTuple):
-    """Ask the other side whether this step has happened; answered by `Returned` with what it did,
-    by `Raised`, or by `ProbeFoundNothing` for a definite no."""
+    """Call the step's probe, which asks the other side whether the step has happened. The result is
+    `Returned` with what it did, `Raised`, or `ProbeFoundNothing`."""
 
     name: str
 
 
 class ProbeFoundNothing(NamedTuple):
-    """It did not happen; `deadline` is the owner's now."""
+    """The probe says that the step has not happened; `deadline` is the owner's now."""
 
     deadline: int
 
 
 class DeadlineExtended(NamedTuple):
-    """The heartbeat held: the owner's new deadline. Answered by nothing."""
+    """The heartbeat renewed the lease: this is the owner's new deadline. It has no result."""
 
     deadline: int
 
 
 Effect = ApplyCommand | RunBody | Sleep | Recover | RunStep | Probe | DeadlineExtended
 
-# --- what an attempt comes to --------------------------------------------------------------
+# --- attempts ------------------------------------------------------------------------------
 
 
 class AttemptOutcome(NamedTuple):
-    """How one attempt ended for its caller. `error` is the body's own, to be raised again;
-    `version` is the fingerprint's of a key that belongs to another request; `deferred` is what the
-    store did not take and is to be offered again after the caller has left; `unrecorded`: the body
-    ended in a way that is known and could not be stored."""
+    """How one attempt ended for its caller.
+
+    error       the body's own error, to be raised again, or the store's
+    version     the version of the stored fingerprint, of a key that belongs to another request
+    deferred    a write that the store did not take, to be sent again after the caller has left
+    unrecorded  it is known how the body ended, and that could not be stored
+    """
 
     kind: EventKind
     body: bytes = b""
@@ -161,8 +172,9 @@ class AttemptOutcome(NamedTuple):
 
 
 class Task(NamedTuple):
-    """What to attempt: the identity's id, a fresh random owner, what was asked, the policy's times.
-    `arguments` are kept before the body begins, if there are any (see step_format.py)."""
+    """What to attempt: the id of the identity, a fresh random owner, the fingerprint of the
+    request, and the policy's times. `arguments` are stored before the body starts, if there are
+    any (see step_format.py)."""
 
     id: bytes
     owner: bytes

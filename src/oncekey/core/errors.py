@@ -8,14 +8,14 @@
     │   └─ WaitTimeout       409  ... and was still holding it when `wait` ended
     ├─ OutcomeUnknown        409  the owner died; whether it ran is not known
     ├─ OperationFailed       500  the stored failure of the first run
-    ├─ LeaseLost             500  our attempt was overtaken, its outcome was refused
+    ├─ LeaseLost             500  this attempt was overtaken, its outcome was refused
     ├─ NotReplayable         500  it ran, but its answer cannot be given again
     ├─ StoreUnavailable      503  the store did not answer; nothing was assumed
     └─ ConfigurationError    500  raised while setting up, never while serving
 
-`Terminal` and `NotStarted` stand beside the tree: a body raises them to say what happened.
+`Terminal` and `NotStarted` are outside the tree: a body raises them to say what happened.
 
-Owns the words users read. A message says what happened, to which operation and key (by a short
+Owns the messages users read. A message says what happened, to which operation and key (by a short
 tag, never the raw key: errors end up in logs) and what to do. Knows no state machine and no store.
 """
 
@@ -25,7 +25,7 @@ from typing import ClassVar
 
 
 class OncekeyError(Exception):
-    """The root of everything oncekey raises. `status` is a hint for HTTP."""
+    """The base of every error that oncekey raises. `status` is the HTTP status it maps to."""
 
     status: ClassVar[int] = 500
 

@@ -1,6 +1,6 @@
-"""Facts about what oncekey decided, one value each, for metrics and logs.
+"""Events for metrics and logs: what oncekey decided, one value each.
 
-Owns the vocabulary. Subscribers get `EventKind` values; without subscribers none is made.
+Owns the kinds of events. Subscribers get `Event` values; without subscribers none is made.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class EventKind(enum.StrEnum):
     UNAVAILABLE = "unavailable"
     UNGUARDED = "unguarded"
     GUARANTEE = "guarantee"
-    UNRECORDED = "unrecorded"  # beside another: the body's known outcome could not be stored
+    UNRECORDED = "unrecorded"  # after another event: the body's known outcome could not be stored
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One decision: which operation and key (by tag), how it went, how long it took."""
+    """One decision: its kind, of which operation and key (by tag), and how long it took."""
 
     kind: EventKind
     operation: str

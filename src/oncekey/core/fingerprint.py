@@ -1,9 +1,9 @@
-"""Fingerprints: what was asked, as a version byte and a digest.
+"""Fingerprints of requests: a version byte and a digest.
 
-The version stands in front so that a later way of hashing can be told from this one: a record
-written under an unknown version is never called a mismatch, it is refused as unreadable. Where no
-request was given at all a byte of its own stands there, so that a mismatch can say which call had
-none.
+The version comes first so that a later way of hashing can be told from this one: a record that was
+written under an unknown version is never called a mismatch, it is refused as unreadable. If no
+request was given, NO_REQUEST takes the place of the version, so that the message about a mismatch
+can say which call had none.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Any
 from oncekey.core.canonical import canonical
 
 VERSION = 1
-NO_REQUEST = 255  # stands in place of the version where no request was given
+NO_REQUEST = 255  # in place of the version, if no request was given
 _PREFIX = bytes([VERSION])
 _PREFIX_NO_REQUEST = bytes([NO_REQUEST])
 _PERSON = b"oncekey-fp-v1"
 
 
 def fingerprint(request: Any, secret: bytes = b"") -> bytes:
-    """The fingerprint of a request; None means that nothing is compared but its absence."""
+    """The fingerprint of a request. None means that there is none, and equals only None."""
     if type(request) is bytes:
         data = b"b" + request
     else:
@@ -31,5 +31,5 @@ def fingerprint(request: Any, secret: bytes = b"") -> bytes:
 
 
 def version_of(stored: bytes) -> int:
-    """The version a stored fingerprint was made under (or NO_REQUEST); 0 where there is none."""
+    """The version of a stored fingerprint, or NO_REQUEST; 0 for an empty one."""
     return stored[0] if stored else 0

@@ -1,7 +1,7 @@
 """The four levels of guarantee, and what a store can promise.
 
-Owns the order of the levels and the rule that an operation never runs below the level it asked
-for. Knows no particular store.
+Owns the order of the levels and the rule that an operation never runs below the level it requires.
+Knows no particular store.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ class Level(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Guarantee:
-    """The highest level a store supports, and why it is not higher (or what it rests on)."""
+    """The highest level that a store supports, and why: what it rests on, or why not higher."""
 
     level: Level
     reason: str
 
     def effective(self, *, retry_safe: bool, transactional: bool = False) -> Level:
-        """The level one operation really gets on this store."""
+        """The level that an operation gets on this store."""
         if self.level is Level.BEST_EFFORT:
             return Level.BEST_EFFORT
         if transactional:
@@ -42,7 +42,7 @@ class Guarantee:
 
 
 def parse_level(value: Level | str) -> Level:
-    """A level by name, as it is written in options: "at_most_once", "fenced"."""
+    """A level by its name in options: "at_most_once", "fenced"; raises ConfigurationError."""
     if isinstance(value, Level):
         return value
     try:
@@ -53,7 +53,7 @@ def parse_level(value: Level | str) -> Level:
 
 
 def check_level(required: Level, effective: Level, guarantee: Guarantee, operation: str) -> None:
-    """Refuse an operation that would run below the level it requires."""
+    """Raise ConfigurationError for an operation that would run below the level it requires."""
     if effective < required:
         raise ConfigurationError(
             f"operation {operation!r} requires {required.label} but would run at "

@@ -1,7 +1,6 @@
-"""Keeps a claim alive beside a running body, as a generator that asks for what it wants.
+"""The heartbeat of a running body, as a generator that yields effects: it keeps the claim alive.
 
-Pure, like attempt_flow.py: it yields effects and is sent their results. Must not know threads or
-asyncio.
+Pure, like attempt_flow.py. Must not know threads or asyncio.
 """
 
 from __future__ import annotations
@@ -12,18 +11,21 @@ from typing import Final
 from oncekey.core.commands import Done, Look, Renew, Seen
 from oncekey.core.effects import ApplyCommand, CommandResult, DeadlineExtended, Effect, Grant, Sleep
 from oncekey.core.errors import StoreUnavailable
-from oncekey.core.late_owner import is_witness
+from oncekey.core.late_owner import is_only_witness
 
 RENEWALS_PER_LEASE: Final = 3
 
 
 def heartbeat(grant: Grant) -> Generator[Effect, object, None]:
-    """Renew at a third of the lease until lost; returning means the claim is gone.
+    """Renew the claim three times per lease; return once it is lost.
 
-    A renewal that fails is repeated. When the deadline passes without one, the claim of a
-    retry-safe body counts as lost although nobody has said so: it may have been taken over. That
-    of any other is nobody else's, given up as unknown at worst, and its body the only witness of
-    what it does: it is lost only where somebody has decided the key.
+    1.  Renewed: the deadline moves.
+    2.  The store is unavailable and the deadline has not passed: try again soon.
+    3.  The claim of a retry-safe body is lost if the renewal was refused or the deadline has
+        passed: somebody may have taken over.
+    4.  The claim of any other body is taken over by nobody, at worst it is given up as unknown,
+        and the body alone knows what it does. So while the store is unavailable the heartbeat goes
+        on, and after a refusal it looks: the claim is lost only if somebody has decided the key.
     """
     renew = Renew(grant.id, grant.owner, grant.fence, grant.lease)
     deadline = grant.deadline
@@ -31,22 +33,22 @@ def heartbeat(grant: Grant) -> Generator[Effect, object, None]:
     pause = beat
     while True:
         yield Sleep(pause)
-        answer = yield ApplyCommand(renew)
-        assert isinstance(answer, CommandResult)
-        if isinstance(answer.reply, Done):
-            deadline = answer.sent_at + grant.lease
+        result = yield ApplyCommand(renew)
+        assert isinstance(result, CommandResult)
+        if isinstance(result.reply, Done):
+            deadline = result.sent_at + grant.lease
             yield DeadlineExtended(deadline)
             pause = beat
-        elif isinstance(answer.reply, StoreUnavailable) and answer.at < deadline:
-            pause = max(1, min(beat // 4, deadline - answer.at))
+        elif isinstance(result.reply, StoreUnavailable) and result.at < deadline:
+            pause = max(1, min(beat // 4, deadline - result.at))
         elif grant.retry_safe:
             return
-        elif isinstance(answer.reply, StoreUnavailable):
+        elif isinstance(result.reply, StoreUnavailable):
             pause = max(1, beat // 4)
         else:
             yield Sleep(1)
-            answer = yield ApplyCommand(Look(grant.id))
-            assert isinstance(answer, CommandResult)
-            if isinstance(answer.reply, Seen) and not is_witness(answer.reply.record, grant):
+            result = yield ApplyCommand(Look(grant.id))
+            assert isinstance(result, CommandResult)
+            if isinstance(result.reply, Seen) and not is_only_witness(result.reply.record, grant):
                 return
             pause = beat

@@ -1,12 +1,14 @@
-"""Identities and the ids and child keys made from them.
+"""Identities, and the ids and child keys that are derived from them.
 
 An identity is (scope, operation, key): who asks, for what, under which name. Its id is a
-BLAKE2b-128 digest over length-prefixed parts, so no choice of delimiters can make two identities
-meet, keyed where a secret is configured, so a leaked table cannot be probed for guessable keys.
-The personalisation string carries the format's version.
+BLAKE2b-128 digest over length-prefixed parts, so no choice of delimiters gives two identities the
+same id. With a secret the digest is keyed, so a leaked table cannot be searched for guessable
+keys. The personalisation string carries the version of the format.
 
-Child keys are what an operation sends downstream. Services in other languages make them too, so
-they are HMAC-SHA-256 (see key_derivation.py) where ids, which nobody else makes, are BLAKE2b.
+Child keys are what an operation sends downstream. Services in other languages derive them too, so
+they are HMAC-SHA-256 over a label and framed parts (`derived`), which every standard library has.
+docs/reference/child-keys.md is the specification and child-key-vectors.json its proof: a change
+here is a new version of both, never an edit.
 
 Owns the limits on the parts. No text is normalised: two spellings of "é" are two keys. Knows no
 store.
@@ -14,14 +16,14 @@ store.
 
 from __future__ import annotations
 
+import hmac
 from hashlib import blake2b
 from struct import Struct
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from oncekey.core.errors import ConfigurationError, InvalidKey, MissingKey
 from oncekey.core.fingerprint import fingerprint
-from oncekey.core.key_derivation import CHILD_KEY, CHILD_UUID, derived
 
 KEY_MAX_CHARS = 255
 SCOPE_MAX_CHARS = 255
@@ -29,6 +31,13 @@ OPERATION_MAX_CHARS = 100
 STEP_NAME_MAX_CHARS = 100
 SECRET_MIN_BYTES = 16
 SECRET_MAX_BYTES = 64
+
+# Labels of derived keys: which kind, and its version. None may be the beginning of another.
+CHILD_KEY: Final = b"oncekey-child-v1"
+CHILD_UUID: Final = b"oncekey-child-uuid-v1"
+KEY_FOR: Final = b"oncekey-key-for-v1"
+# Not empty, because Java refuses that; at least 112 bits, because FIPS mode requires it.
+NO_SECRET: Final = b"oncekey-no-secret"
 
 _ID_PERSON = b"oncekey-id-v1"
 _CHECK_PERSON = b"oncekey-check-v1"
@@ -38,8 +47,18 @@ _OPERATIONS_REMEMBERED = 1_000
 
 KeyLike = str | int | UUID
 
-
 _three_lengths = Struct(">3I").pack
+_four_lengths = Struct(">4I").pack
+
+
+def derived(secret: bytes, label: bytes, a: bytes, b: bytes, c: bytes, d: bytes) -> bytes:
+    """32 bytes that no other label and no other four parts give.
+
+    All lengths first, then the parts: only the same four parts give the same message, whatever
+    characters are in them (I8).
+    """
+    message = label + _four_lengths(len(a), len(b), len(c), len(d)) + a + b + c + d
+    return hmac.digest(secret or NO_SECRET, message, "sha256")
 
 
 class Identity(NamedTuple):
@@ -57,7 +76,7 @@ class Identity(NamedTuple):
 
 
 class Identities:
-    """Makes identities and child keys under one secret (or none)."""
+    """Makes identities, fingerprints and child keys under one secret, or none."""
 
     def __init__(self, secret: bytes | str | None = None) -> None:
         self._secret = secret_bytes(secret)
@@ -65,10 +84,11 @@ class Identities:
         self._operations: set[str] = set()
 
     def fingerprint(self, request: Any) -> bytes:
-        """What is asked, under the same secret."""
+        """The fingerprint of a request, under the same secret."""
         return self._nothing if request is None else fingerprint(request, self._secret)
 
     def identify(self, scope: str, operation: str, key: KeyLike) -> Identity:
+        """The identity of these parts, which are checked; raises InvalidKey or MissingKey."""
         plain = type(key) is str and 0 < len(key) <= KEY_MAX_CHARS and key.isprintable()
         text = str(key) if plain else _required(key, operation)
         if type(operation) is not str or operation not in self._operations:
@@ -82,7 +102,7 @@ class Identities:
         return Identity(scope, operation, text, digest)
 
     def _add_operation(self, operation: str) -> None:
-        """Operation names are few and come again: each is checked once."""
+        """Check an operation name once: they are few and come again."""
         check_text("operation", operation, 1, OPERATION_MAX_CHARS)
         if len(self._operations) >= _OPERATIONS_REMEMBERED:
             self._operations.clear()
@@ -102,7 +122,7 @@ class Identities:
         return derived(self._secret, label, who, what, key, name.encode())
 
     def check_value(self) -> bytes:
-        """What a store remembers of the secret, to refuse another one later."""
+        """What a store remembers of the secret, so that it can refuse another one later."""
         return blake2b(b"check", digest_size=16, key=self._secret, person=_CHECK_PERSON).digest()
 
 
@@ -145,7 +165,7 @@ def _parent(scope: str, operation: str, key: KeyLike) -> Identity:
 
 def _uuid8(digest: bytes) -> UUID:
     raw = bytearray(digest[:16])
-    raw[6] = 0x80 | raw[6] & 0x0F  # version 8: the bits mean what we say
+    raw[6] = 0x80 | raw[6] & 0x0F  # version 8: custom bits
     raw[8] = 0x80 | raw[8] & 0x3F  # the variant of RFC 9562
     return UUID(bytes=bytes(raw))
 
@@ -161,7 +181,7 @@ def _required(key: KeyLike | None, operation: str) -> str:
 
 
 def key_text(key: KeyLike, name: str = "key") -> str:
-    """A key (or what is named like one) as text; raises InvalidKey for what cannot be one."""
+    """A key as text; raises InvalidKey for what cannot be one, with `name` in the message."""
     if type(key) is str:
         text = key
     elif isinstance(key, str):
@@ -169,7 +189,7 @@ def key_text(key: KeyLike, name: str = "key") -> str:
     elif isinstance(key, (int, UUID)) and not isinstance(key, bool):
         try:
             text = str(key)
-        except ValueError as error:  # Python spells no number of thousands of digits
+        except ValueError as error:  # Python refuses to print a number of thousands of digits
             raise InvalidKey(f"this number is too large for the {name}: {error}") from error
     else:
         raise InvalidKey(
@@ -195,7 +215,7 @@ def check_text(name: str, text: str, low: int, high: int) -> None:
 
 
 def secret_bytes(secret: bytes | str | None) -> bytes:
-    """A secret as bytes, none where there is none; raises ConfigurationError for a bad one."""
+    """A secret as bytes, empty for None; raises ConfigurationError for a bad one."""
     if secret is None:
         return b""
     raw = secret.encode() if isinstance(secret, str) else secret

@@ -1,7 +1,7 @@
-"""JSON encoding with the encoder made once, and without JSON's silent change of keys.
+"""A JSON encoder that is made once, and a check for dict keys that JSON would silently change.
 
-`json.JSONEncoder.encode` builds its C encoder anew on every call, which costs more than encoding
-a small value. Where the C encoder cannot be had (other Pythons), the plain one serves.
+`json.JSONEncoder.encode` makes a C encoder on every call, which costs more than encoding a small
+value. Pythons without that C encoder use `json.JSONEncoder` itself.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Encode = Callable[[Any], str]
 
 
 def make_encode(*, sort_keys: bool, ensure_ascii: bool, default: Callable[[Any], Any]) -> Encode:
-    """A compact encoder that refuses NaN and infinities."""
+    """A function that encodes compactly and refuses NaN and infinities."""
     plain = json.JSONEncoder(
         sort_keys=sort_keys,
         ensure_ascii=ensure_ascii,
@@ -25,8 +25,8 @@ def make_encode(*, sort_keys: bool, ensure_ascii: bool, default: Callable[[Any],
     ).encode
     text = _json.encode_basestring_ascii if ensure_ascii else _json.encode_basestring
     try:
-        # No table of visited containers: a cycle ends in RecursionError, and one encoder may
-        # then serve many threads.
+        # Without a table of visited containers (None) one encoder may be used by many threads; a
+        # cycle then ends in a RecursionError.
         make: Any = vars(_json)["c_make_encoder"]
         chunks = make(None, default, text, None, ":", ",", sort_keys, False, False)
         works = "".join(chunks({"b": [1, "ä"], "a": None}, 0))
@@ -42,15 +42,15 @@ def make_encode(*, sort_keys: bool, ensure_ascii: bool, default: Callable[[Any],
     return encode
 
 
-def refuse_other_keys(value: Any) -> None:
+def refuse_nontext_keys(value: Any) -> None:
     """Raise TypeError for a dict key that is not text: JSON would turn the key 1 into "1"."""
     if isinstance(value, dict):
         for key, item in value.items():
             if not isinstance(key, str):
                 raise TypeError(f"dict key {key!r} is not text and would change in JSON")
             if isinstance(item, (dict, list, tuple)):
-                refuse_other_keys(item)
+                refuse_nontext_keys(item)
     elif isinstance(value, (list, tuple)):
         for item in value:
             if isinstance(item, (dict, list, tuple)):
-                refuse_other_keys(item)
+                refuse_nontext_keys(item)

@@ -1,7 +1,7 @@
-"""Decides about owners that are late: when a body must not begin any more, until when a silent
-owner may still act, and whether a late one is the only witness of what happened.
+"""Decides about owners that are late: when a body must not start any more, until when a silent
+owner may still act, and whether a late owner is the only one who knows what happened.
 
-Pure. Must not know how time passes; the flow and its drivers give the readings.
+Pure. Must not know how time passes: the flows and their drivers give the clock readings.
 """
 
 from __future__ import annotations
@@ -15,19 +15,20 @@ from oncekey.core.errors import StoreUnavailable
 from oncekey.core.events import EventKind
 from oncekey.core.record import Record, State
 
-# A body begins only with this part of its lease left; else the lease is renewed first.
+# A body starts only if a third of its lease is left; otherwise the lease is renewed first.
 LATE_PART: Final = 3
 LATE_TRIES: Final = 3
 
 
 def starts_too_late(grant: Grant, now: int) -> bool:
-    """Whether a body must not begin now: its claim is old, and might be another's before it has
-    done anything. Asked by drivers directly before they call the body."""
+    """True if a body must not start now, because its claim is so old that another owner might
+    take over before it has done anything. Drivers check it directly before they call the body."""
     return now > grant.deadline - grant.lease // LATE_PART
 
 
 def too_slow(deferred: Release | None = None) -> AttemptOutcome:
-    """Nothing ran; `deferred` is to be offered again, where the claim could not be given back."""
+    """The outcome of an attempt whose claims were too old each time; nothing ran. `deferred` is
+    the release that the store did not take."""
     error = StoreUnavailable(
         "the store answers so slowly that leases end before their operations can begin; nothing "
         "ran. Give them a longer lease, or the store less to do",
@@ -36,25 +37,25 @@ def too_slow(deferred: Release | None = None) -> AttemptOutcome:
     return AttemptOutcome(EventKind.UNAVAILABLE, error=error, deferred=deferred)
 
 
-def give_back(
+def release_unstarted(
     id: bytes, owner: bytes, fence: int | None
 ) -> Generator[Effect, object, Release | None]:
-    """Free a key whose body has not begun: else it would be held, then unknown, though nothing
-    happened. What is left to be offered again where the store does not answer."""
+    """Release a key whose body has not started: otherwise it would be held and then unknown
+    although nothing happened. Returns the release if the store did not take it."""
     release = Release(id, owner, fence)
-    answer = yield ApplyCommand(release)
-    assert isinstance(answer, CommandResult)
-    return release if isinstance(answer.reply, StoreUnavailable) else None
+    result = yield ApplyCommand(release)
+    assert isinstance(result, CommandResult)
+    return release if isinstance(result.reply, StoreUnavailable) else None
 
 
 def grace_left(record: Record, now: int, grace: int) -> int:
-    """How much longer its silent owner may wake and act, so that a "nothing happened" is not to be
-    believed. 0 where its owner has said itself that it ended, or told why it did."""
+    """For how much longer the silent owner of an unknown key may wake up and act, so that a
+    "nothing happened" is not believed. 0 if the owner itself has said how it ended."""
     return 0 if record.body else max(0, record.lease_until + grace - now)
 
 
-def is_witness(record: Record | None, grant: Grant) -> bool:
-    """Whether nobody but the owner of this grant can say how its key ended."""
+def is_only_witness(record: Record | None, grant: Grant) -> bool:
+    """True if nobody but the owner of this grant can say how its key ended."""
     return (
         record is not None
         and record.is_undecided
@@ -62,11 +63,11 @@ def is_witness(record: Record | None, grant: Grant) -> bool:
     )
 
 
-def is_undecided_of(record: Record, finish: Command | None) -> bool:
-    """Whether the record is still that of the owner whose finish was refused, and without an end:
-    then nobody has decided it, and the finish is worth offering again."""
+def may_still_finish(record: Record, command: Command | None) -> bool:
+    """True if `command` is a finish that was refused although the record is still its owner's and
+    nobody has decided the key: then it is worth sending again."""
     return (
-        isinstance(finish, Finish)
-        and (record.owner, record.fence) == (finish.owner, finish.fence)
+        isinstance(command, Finish)
+        and (record.owner, record.fence) == (command.owner, command.fence)
         and record.state in (State.PENDING, State.UNKNOWN)
     )

@@ -1,4 +1,4 @@
-"""Policy: how one operation is kept safe. Values only, validated when they are made.
+"""Policy: the options of an operation. Values only, validated when they are made.
 
 Owns the options' names, defaults and limits. A Policy is immutable; `with_options` gives a
 changed copy, which is how `run` and `guard` take per-operation options.
@@ -27,7 +27,7 @@ MAX_BYTES_CAP = 256 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class PolicyTimes:
-    """The durations of a policy in microseconds: what the flow and the stores read."""
+    """The durations of a policy in microseconds, and `retry_safe`: what the flows read."""
 
     lease: int
     keep: int
@@ -41,23 +41,23 @@ class PolicyTimes:
 
 @dataclass(frozen=True)
 class Policy:
-    """How an operation is kept safe.
+    """The options of an operation.
 
-    lease       how long an owner may stay silent before others act (heartbeats renew it)
-    keep        how long a finished key deduplicates, counted from its end
-    audit       how long the record stays readable after `keep`
-    wait        how long a duplicate waits for the running attempt; 0 raises InFlight at once
-    retry_safe  True only if running the body again is harmless (child keys, fence, upserts)
-    recover     asks the outside world what became of an unknown key
-    require     refuse to run below this level: "at_most_once", "fenced", "transactional"
-    max_bytes   a larger result is not stored; a tombstone says that it ran
-    keep_unknown  how long a key of unknown outcome stays so; None: until it is decided. After
-                it the key is fresh again, and a retry runs a second time
+    lease          how long an owner may stay silent before others act (heartbeats renew it)
+    keep           how long a finished key deduplicates, counted from its end
+    audit          how long the record stays readable after `keep`
+    wait           how long a duplicate waits for the running attempt; 0 raises InFlight at once
+    retry_safe     True only if running the body again is harmless (child keys, fence, upserts)
+    recover        asks the outside world what became of an unknown key
+    require        refuse to run below this level: "at_most_once", "fenced", "transactional"
+    max_bytes      a larger result is not stored; a tombstone says that it ran
+    keep_unknown   how long a key of unknown outcome stays unknown; None: until it is decided.
+                   After that the key is fresh again, and a retry runs a second time
     store_timeout  how long a caller whose operation ran waits for a store that does not take its
-                outcome; then it gets StoreUnavailable with the value, and the outcome is offered
-                to the store on
-    recover_grace  how long after its lease a silent owner may still act: before that, `recover`
-                is not believed that nothing happened; None: as long as the lease
+                   outcome. After that it gets StoreUnavailable with the value, and the outcome is
+                   sent to the store again in the background
+    recover_grace  how long after its lease a silent owner may still act: until then a `recover`
+                   that says "nothing happened" is not believed; None: as long as the lease
     """
 
     lease: Duration = "30s"
@@ -103,7 +103,7 @@ class Policy:
         return parse_level(self.require)
 
     def with_options(self, **options: Any) -> Policy:
-        """This policy with some fields replaced; an unknown name is refused with the known ones."""
+        """This policy with some fields replaced; raises ConfigurationError for an unknown name."""
         unknown = options.keys() - OPTION_NAMES
         if unknown:
             raise ConfigurationError(
@@ -113,8 +113,8 @@ class Policy:
 
 
 class PolicyOptions(TypedDict, total=False):
-    """The fields of a Policy as options of one operation, for type checkers: every one of them, in
-    the same order."""
+    """The fields of a Policy as keyword arguments, for type checkers; all of them, in the same
+    order."""
 
     lease: Duration
     keep: Duration

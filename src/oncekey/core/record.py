@@ -1,7 +1,7 @@
 """The record of one key: what a store keeps, as immutable values.
 
 Times are whole microseconds of the store's clock. Owns the meaning of the fields and when a
-record ends; knows nothing of how stores write it down.
+record expires. Knows nothing of how stores write it down.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 import enum
 from typing import Final, NamedTuple
 
-# "Until it is decided", as a span: about a thousand years, so that sums with it still are times
-# that every database and calendar can write.
+# "Until it is decided", as a duration: about a thousand years, so that a time plus this is still a
+# time that every database and calendar can write.
 FOREVER_US: Final = 1_000 * 366 * 86_400_000_000
 
 
 class State(enum.IntEnum):
-    """Where a key stands. ABSENT is also the state of a freed key whose fence is remembered."""
+    """The state of a key. ABSENT is also that of a freed key whose record is kept for its fence."""
 
     ABSENT = 0
     PENDING = 1
@@ -25,7 +25,8 @@ class State(enum.IntEnum):
 
 
 class Step(NamedTuple):
-    """One step of an operation: the intent is written before the call, the result after it."""
+    """One step of an operation: its intent, or its result once it is `done`. The format of `body`
+    is in step_format.py."""
 
     name: str
     done: bool
@@ -58,38 +59,38 @@ class Record(NamedTuple):
 
     @property
     def is_undecided(self) -> bool:
-        """Whether nobody but its owner could tell what happened: unknown, or pending under an
-        owner whose death would make it so."""
+        """True if only its owner knows what happened: it is unknown, or it is pending and would
+        become unknown if its owner died."""
         return self.state == State.UNKNOWN or (self.state == State.PENDING and not self.retry_safe)
 
     @property
     def lasts_until_decided(self) -> bool:
-        """Whether no time of its own makes the key fresh again."""
+        """True if the key never expires by itself."""
         return self.is_undecided and self.keep_unknown >= FOREVER_US
 
     @property
     def expires_at(self) -> int:
-        """From here on the key is fresh again. What has ended stays for `keep`, and so does a
-        retry-safe claim beyond its lease; what is undecided for `keep_unknown`."""
+        """From here on the key is fresh again: `keep` after it ended, or after the lease of a
+        retry-safe claim; `keep_unknown` after that of an undecided one."""
         span = self.keep_unknown if self.is_undecided else self.keep
         return (self.finished_at or self.lease_until) + span
 
     @property
     def audit_until(self) -> int:
-        """From here on nothing needs the record any more."""
+        """From here on the record is garbage."""
         return self.expires_at + self.audit
 
     @property
     def sweep_at(self) -> int:
-        """When a sweeper should look at it first. For a pending record the time at which it would
-        be garbage had it ended with its lease, as most do: so that ending it moves nothing."""
+        """When a sweeper should look at it first. For a pending record this is the time at which it
+        would be garbage if it ended with its lease, so that ending it earlier need not move it."""
         if self.state == State.PENDING:
             return self.lease_until + self.keep + self.audit
         return self.audit_until
 
     def ended(self, *, state: State, finished_at: int, body: bytes = b"") -> Record:
-        """This record with its outcome. By position: `_replace` takes several times as long, and
-        every operation comes through here."""
+        """This record with its outcome. Made by position, because `_replace` takes several times as
+        long and every operation ends here."""
         return Record(
             self.id,
             state,

@@ -1,28 +1,34 @@
-"""What a `recover` function is given and what it may answer.
+"""Recovery of an unknown key: what a `recover` function is given, what it may return, and the
+flow that decides the key by it.
 
-Owns the two small values users meet when a key is unknown.
+Pure, like attempt_flow.py: the flow yields an effect to have `recover` called.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, Final
 from uuid import UUID
 
-from oncekey.core.errors import ConfigurationError, InvalidKey
-from oncekey.core.record import State
+from oncekey.core.commands import Lost, Resolve
+from oncekey.core.effects import ApplyCommand, CommandResult, Effect, Recover, Recovered, Sleep
+from oncekey.core.errors import ConfigurationError, InvalidKey, StoreUnavailable
+from oncekey.core.record import Record, State
 from oncekey.core.step_format import StepStatus
 
 NOTE_MAX_CHARS: Final = 1_000
+RESOLVE_TRIES: Final = 3
+RESOLVE_PAUSE_US: Final = 20_000
 
 
 @dataclass(frozen=True, slots=True)
 class UnknownKey:
-    """An operation whose owner died. Ask the outside world about it, by child key if you can.
+    """What `recover` is given: an operation whose owner died. Ask the outside world about it, by
+    child key if you can.
 
-    `request` is what was asked for, where it is an operation that keeps its arguments. `key` is
-    empty where nobody retried and the store was told to keep no raw keys.
+    `request` holds the arguments of a registered operation. `key` is empty if nobody retried and
+    the store keeps no raw keys.
     """
 
     scope: str
@@ -45,7 +51,7 @@ class UnknownKey:
         raise self._no_key(name)
 
     def child_uuid(self, name: str) -> UUID:
-        """The same as a UUID, for providers that took one."""
+        """The same as a UUID, for providers that take one."""
         if self.key:
             return self.child_uuids(name)
         raise self._no_key(name)
@@ -60,9 +66,9 @@ class UnknownKey:
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """The answer: `Recovery.succeeded(value)`, `.failed(message)`, `.free()`.
+    """What `recover` returns: `Recovery.succeeded(value)`, `.failed(message)` or `.free()`.
 
-    Returning None from `recover` means "still unknown".
+    Returning None instead means "still unknown".
     """
 
     state: State
@@ -92,3 +98,30 @@ class Recovery:
     @classmethod
     def free(cls, *, note: str = "recover: it never happened") -> Recovery:
         return cls(State.ABSENT, None, note)
+
+
+def recover(record: Record, *, grace_over: bool = True) -> Generator[Effect, object, State | None]:
+    """Ask the user's `recover` what became of an unknown key, and decide it. Returns
+
+    1.  the state that the key was given: SUCCEEDED, FAILED, or ABSENT if it was freed;
+    2.  None if nobody can tell yet, or the store did not take the decision;
+    3.  PENDING if somebody else decided first, so that a claim will tell;
+    4.  UNKNOWN if `recover` says that it did not happen and the grace of the dead owner is not
+        over: what has happened stays so, but what has not may still happen.
+    """
+    found = yield Recover(record)
+    if found is None:
+        return None
+    assert isinstance(found, Recovered)
+    if found.state != State.SUCCEEDED and not grace_over:
+        return State.UNKNOWN
+    command = Resolve(record.id, record.fence, found.state, found.body, found.note)
+    for _ in range(RESOLVE_TRIES):
+        result = yield ApplyCommand(command)
+        assert isinstance(result, CommandResult)
+        if isinstance(result.reply, Lost):
+            return State.PENDING
+        if not isinstance(result.reply, StoreUnavailable):
+            return found.state
+        yield Sleep(RESOLVE_PAUSE_US)
+    return None

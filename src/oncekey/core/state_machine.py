@@ -4,16 +4,16 @@ Rules, in words:
 
 1.  A record past its expiry counts as absent, whatever it says. Expiry is judged here, by the
     claim; the sweeper only collects garbage.
-2.  A claim takes the first rule of CLAIM_RULES that holds: expired or never seen, a straggler
-    of an attempt that already gave the key back, freed, mine already (the reply was lost),
-    another request, finished, unknown, held, taken over, or given up as unknown.
-    A different request is told so before anything else, also while the key is held.
+2.  A claim takes the first rule of CLAIM_RULES that holds: expired or never seen, a late copy
+    of a claim that was released already, freed, mine already (the reply was lost), another
+    request, finished, unknown, held, taken over, or given up as unknown.
+    Another request is told Mismatched first, also while the key is held.
 3.  Rejections and replays change nothing.
 4.  Finish, renew, release and save-step are compare-and-set on (owner, fence, pending). Sent
-    twice they say Done twice. Anyone else is told Lost. One exception: the owner of a record
-    that became unknown may still say how it ended, by finish or release, for nobody else has
-    run and it is the only witness. Whoever resolved the record before that has won; then what
-    the owner said is added to the record's note, and nothing else changes.
+    twice, they reply Done twice. The reply to anyone else is Lost. One exception: the owner of a
+    record that became unknown may still finish or release it, because nobody else has run and
+    only the owner knows how it ended. If the record was resolved before that, the resolution
+    stands; the owner's own state is added to the record's note, and nothing else changes.
 5.  A fence is above every fence this key ever had, also after its record was deleted:
     max(previous + 1, the store's clock), and for a key without a record above the `floor`, the
     highest fence among all that the store has deleted.
@@ -25,7 +25,8 @@ Rules, in words:
     were made for, so such a key stays bound to it and the next run skips what is done.
 8.  One decision sees one reading of the clock: `now`, given by the store.
 
-The table of states and events is in transitions.py. Pure: no clock, no randomness, no I/O. Must
+`reply_to_duplicate` derives the reply to a second claim from that to the first, by the same rules.
+The table of states and triggers is in transitions.py. Pure: no clock, no randomness, no I/O. Must
 not know stores, sync or async.
 """
 
@@ -55,7 +56,7 @@ from oncekey.core.commands import (
 )
 from oncekey.core.fingerprint import version_of
 from oncekey.core.record import Record, State, Step
-from oncekey.core.transitions import FINISH_EVENTS, RESOLVE_EVENTS, TRANSITIONS, Trigger
+from oncekey.core.transitions import FINISH_TRIGGERS, RESOLVE_TRIGGERS, TRANSITIONS, Trigger
 
 ABSENT, PENDING = State.ABSENT, State.PENDING
 SUCCEEDED, FAILED, UNKNOWN = State.SUCCEEDED, State.FAILED, State.UNKNOWN
@@ -102,20 +103,21 @@ def is_expired(record: Record, now: int) -> bool:
 
 
 def is_garbage(record: Record, now: int) -> bool:
-    """Whether the sweeper may remove it: not live, not replayable, not in its audit window."""
+    """True if the sweeper may remove it: not live, not replayable, not in its audit window."""
     return now >= record.audit_until
 
 
 def has_ended(record: Record) -> bool:
-    """Whether nobody has to see to it any more: decided, or freed without a trace. Only a new
-    claim changes that, and it raises the fence."""
+    """True if nobody has to finish it any more: it was decided, or freed before any step. Only a
+    new claim changes that, and it raises the fence."""
     if record.state == ABSENT:
         return not record.steps
     return record.state == SUCCEEDED or record.state == FAILED
 
 
 def state_now(record: Record | None, now: int) -> State:
-    """The state a claim would meet, e.g. UNKNOWN for a dead owner that nobody has met yet."""
+    """The state a claim would find, e.g. UNKNOWN for a dead owner whose key nobody has claimed
+    since."""
     if record is None or is_expired(record, now):
         return ABSENT
     if record.state == PENDING and now >= record.lease_until and not record.retry_safe:
@@ -123,8 +125,8 @@ def state_now(record: Record | None, now: int) -> State:
     return record.state
 
 
-def _next(state: State, event: Trigger) -> State:
-    return TRANSITIONS[state, event]  # an unknown pair is a bug here: KeyError, nothing written
+def _next(state: State, trigger: Trigger) -> State:
+    return TRANSITIONS[state, trigger]  # an unknown pair is a bug here: KeyError, nothing written
 
 
 # --- claim: predicates and decisions, paired in CLAIM_RULES -----------------------------------
@@ -136,7 +138,9 @@ def _expired(record: Record, claim: Claim, now: int) -> bool:
 
 def _freed(record: Record, claim: Claim, now: int) -> bool:
     # A freed key whose steps reached the outside world stays bound to its request.
-    return record.state == ABSENT and (not record.steps or not _differs(record, claim, now))
+    return record.state == ABSENT and (
+        not record.steps or not _is_other_request(record, claim, now)
+    )
 
 
 def _start(record: Record | None, claim: Claim, now: int, floor: int = 0) -> Decision:
@@ -170,11 +174,11 @@ def _start(record: Record | None, claim: Claim, now: int, floor: int = 0) -> Dec
     return Decision(Claimed(fence, attempt, steps), write, record if worth_keeping else None)
 
 
-def _spent(record: Record, claim: Claim, now: int) -> bool:
+def _already_released(record: Record, claim: Claim, now: int) -> bool:
     return record.state == ABSENT and record.owner == claim.owner
 
 
-def _too_late(record: Record, claim: Claim, now: int) -> Decision:
+def _lost(record: Record, claim: Claim, now: int) -> Decision:
     return _LOST
 
 
@@ -182,18 +186,18 @@ def _mine(record: Record, claim: Claim, now: int) -> bool:
     return record.state == PENDING and record.owner == claim.owner
 
 
-def _again(record: Record, claim: Claim, now: int) -> Decision:
+def _claim_again(record: Record, claim: Claim, now: int) -> Decision:
     write = record._replace(
         state=_next(record.state, Trigger.CLAIM_AGAIN), lease_until=now + claim.lease
     )
     return Decision(Claimed(record.fence, record.attempt, record.steps), write)
 
 
-def _differs(record: Record, claim: Claim, now: int) -> bool:
+def _is_other_request(record: Record, claim: Claim, now: int) -> bool:
     return record.fingerprint != claim.fingerprint
 
 
-def _different(record: Record, claim: Claim, now: int) -> Decision:
+def _mismatched(record: Record, claim: Claim, now: int) -> Decision:
     return Decision(Mismatched(version_of(record.fingerprint)))
 
 
@@ -210,7 +214,7 @@ def _unknown(record: Record, claim: Claim, now: int) -> bool:
     return record.state == UNKNOWN
 
 
-def _unsure(record: Record, claim: Claim, now: int) -> Decision:
+def _unknown_outcome(record: Record, claim: Claim, now: int) -> Decision:
     return Decision(Unknown(record, now))
 
 
@@ -222,7 +226,7 @@ def _busy(record: Record, claim: Claim, now: int) -> Decision:
     return Decision(Busy(record.lease_until - now))
 
 
-def _both_safe(record: Record, claim: Claim, now: int) -> bool:
+def _both_retry_safe(record: Record, claim: Claim, now: int) -> bool:
     return record.retry_safe and claim.retry_safe
 
 
@@ -242,7 +246,7 @@ def _take_over(record: Record, claim: Claim, now: int) -> Decision:
     return Decision(Claimed(fence, write.attempt, record.steps, taken_over=True), write)
 
 
-def _dead(record: Record, claim: Claim, now: int) -> bool:
+def _otherwise(record: Record, claim: Claim, now: int) -> bool:
     return True
 
 
@@ -253,15 +257,15 @@ def _give_up(record: Record, claim: Claim, now: int) -> Decision:
 
 CLAIM_RULES: Final[tuple[tuple[Callable[..., bool], Callable[..., Decision]], ...]] = (
     (_expired, _start),
-    (_spent, _too_late),
+    (_already_released, _lost),
     (_freed, _start),
-    (_mine, _again),
-    (_differs, _different),
+    (_mine, _claim_again),
+    (_is_other_request, _mismatched),
     (_finished, _replay),
-    (_unknown, _unsure),
+    (_unknown, _unknown_outcome),
     (_held, _busy),
-    (_both_safe, _take_over),
-    (_dead, _give_up),
+    (_both_retry_safe, _take_over),
+    (_otherwise, _give_up),
 )
 
 
@@ -270,7 +274,7 @@ def next_fence(record: Record | None, now: int, floor: int = 0) -> int:
     return max((record.fence if record is not None else floor) + 1, now)
 
 
-# --- the owner's verbs: compare-and-set on (owner, fence, pending) ----------------------------
+# --- the owner's commands: compare-and-set on (owner, fence, pending) -------------------------
 
 
 def _owns(record: Record | None, owner: bytes, fence: int | None) -> bool:
@@ -284,25 +288,25 @@ def _finish(record: Record | None, command: Finish, now: int) -> Decision:
         # The same owner again: its first Finish was applied and the reply was lost (I9). But if
         # others decided meanwhile (given up as unknown, then resolved), their outcome stands.
         same = record.body == command.body or command.state == UNKNOWN
-        return _DONE if record.state == command.state and same else _refused(record, command)
+        return _DONE if record.state == command.state and same else _refuse_late(record, command)
     write = record.ended(
-        state=_next(record.state, FINISH_EVENTS[command.state]),
+        state=_next(record.state, FINISH_TRIGGERS[command.state]),
         finished_at=now,
         body=command.body,
     )
     return Decision(Done(), write)
 
 
-def _refused(record: Record, command: Finish) -> Decision:
-    """The owner comes back after somebody resolved its key otherwise. Their decision stands; the
-    record notes what the owner said, for whoever has to find out what happened."""
+def _refuse_late(record: Record, command: Finish) -> Decision:
+    """The owner comes back after its key was resolved to something else. The resolution stands;
+    the owner's own state is added to the note, for whoever has to find out what happened."""
     if not record.note or command.state == UNKNOWN:
         return _LOST
     decided, _, reported = record.note.partition(_LATE_OWNER)
-    said = command.state.name.lower()
-    if said == reported:
+    own = command.state.name.lower()
+    if own == reported:
         return _LOST
-    return Decision(Lost(), record._replace(note=f"{decided}{_LATE_OWNER}{said}"))
+    return Decision(Lost(), record._replace(note=f"{decided}{_LATE_OWNER}{own}"))
 
 
 def _renew(record: Record | None, command: Renew, now: int) -> Decision:
@@ -319,11 +323,11 @@ def _renew(record: Record | None, command: Renew, now: int) -> Decision:
 def _release(record: Record | None, command: Release, now: int) -> Decision:
     if record is None or not _owns(record, command.owner, command.fence):
         return _LOST
-    given_up = record.state == UNKNOWN and not record.body  # not by its owner, who would say why
+    given_up = record.state == UNKNOWN and not record.body  # an owner's own finish has a body
     if record.state != PENDING and not given_up:
         return _DONE if record.state == ABSENT else _LOST
     # The freed record stays as a tombstone with its fence until it is swept: the next fence must
-    # be higher even if the clock steps back, and a repeated release must be known for what it is.
+    # be higher even if the clock steps back, and a repeated release must be recognised.
     write = record._replace(
         state=_next(record.state, Trigger.RELEASE), lease_until=now, finished_at=0
     )
@@ -351,10 +355,32 @@ def _resolve(record: Record | None, command: Resolve, now: int) -> Decision:
         repeated = record.state == command.state and decided == command.note
         return _DONE if repeated else _LOST
     write = record._replace(
-        state=_next(UNKNOWN, RESOLVE_EVENTS[command.state]),
+        state=_next(UNKNOWN, RESOLVE_TRIGGERS[command.state]),
         finished_at=0 if command.state == ABSENT else now,
         lease_until=now,
         body=command.body,
         note=command.note,
     )
     return Decision(Done(), write)
+
+
+# --- claims that wait in one process ----------------------------------------------------------
+
+
+def reply_to_duplicate(claim: Claim, reply: Reply, duplicate: Claim) -> Reply | None:
+    """The reply to `duplicate` if the store decided it right after `claim` got `reply`, at the same
+    time of its clock. None if that does not follow, and the duplicate must be sent.
+
+    So of the claims of one key that wait in one process only one has to be sent. The duplicate
+    must hold nothing: it was never sent, or its reply came. A claim whose reply was lost may be
+    the very one that holds the key.
+    """
+    same = claim.fingerprint == duplicate.fingerprint
+    if isinstance(reply, Claimed):
+        return Busy(claim.lease) if same else Mismatched(version_of(claim.fingerprint))
+    if isinstance(reply, (Replay, Unknown)):  # the record has the fingerprint of `claim`
+        return reply if same else Mismatched(version_of(claim.fingerprint))
+    if isinstance(reply, (Busy, Mismatched)):
+        # A caller's transaction may hold a key whose fingerprint nobody outside has seen.
+        return reply if same else None
+    return None

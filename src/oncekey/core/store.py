@@ -1,6 +1,6 @@
-"""What a store is. Adapters and engines rely on this and on nothing else of it.
+"""The protocol of a store. Engines rely on these rules and on nothing else of a store.
 
-S1  `apply` takes effect for each command exactly as `machine.decide` says, atomically per command.
+S1  `apply` does with each command exactly what `state_machine.decide` says, atomically per command.
 S2  Commands of one batch are independent: order within a batch is kept per id only. A
     StoreUnavailable in place of a reply is that one command's alone.
 S3  One decision reads the store's clock once; no host clock of a caller is ever used.
@@ -8,14 +8,15 @@ S4  When `apply` returns, what it changed is as durable as `guarantee` says.
 S5  When `apply` raises StoreUnavailable, each command took effect wholly or not at all;
     `ambiguous=False` promises that none did.
 S6  Replays and rejections write nothing.
-S7  `sweep` removes only what `machine.is_garbage` allows, at most `limit` records a call; 0 means
-    that there was nothing to remove. The highest fence ever removed is kept, for `decide` (I6).
+S7  `sweep` removes only what `state_machine.is_garbage` allows, at most `limit` records a call; 0
+    means that there was nothing to remove. The highest fence ever removed is stored, for `decide`
+    (I6).
 S8  `bind` remembers the first check value and refuses another one with ConfigurationError. A
     `lazy` store learns its `guarantee` there at the latest.
-S9  All but `join` and `close` may be called from many threads (blocking) or tasks (async).
-S10 `unfinished` gives each record claimed after the given time (its fence is above it) that has
-    not ended: pending, unknown, or freed with steps saved; oldest claim first, and nothing of
-    what has expired. A cut never goes through records of one fence.
+S9  All but `join` and `close` may be called from many threads (sync) or tasks (async).
+S10 `unfinished` lists the records whose fence is above `after` and that have not ended: pending,
+    unknown, or freed with steps saved; oldest claim first, without those that have expired. A page
+    never ends between records of one fence.
 
 Knows no engine and no driver.
 """
@@ -33,28 +34,28 @@ SWEEP_LIMIT_DEFAULT = 1_000
 
 
 class Unfinished(NamedTuple):
-    """Records that have not ended, oldest claim first, and the store's clock when the reading
-    began."""
+    """Records that have not ended, oldest claim first, and the store's clock before the read."""
 
     records: tuple[Record, ...]
     now: int
 
 
 class Store(Protocol):
-    """A blocking store."""
+    """A sync store."""
 
     @property
     def guarantee(self) -> Guarantee:
-        """What it can promise; before `bind`, a `lazy` store says the most it may turn out to."""
+        """What the store can promise. A `lazy` store reports the most it may turn out to be until
+        `bind`."""
 
     @property
     def lazy(self) -> bool:
-        """True where nothing is reached before the first use: engines then call `bind` not when
-        they are made but before they first use the store, and look at `guarantee` again."""
+        """True if the store is not contacted before its first use: engines then call `bind` before
+        they first use the store, not when they are made, and read `guarantee` again."""
 
     @property
     def immediate(self) -> bool:
-        """True where `apply` never waits (memory): batching would only cost."""
+        """True if `apply` never waits (memory), so that batching would only cost."""
 
     @property
     def max_in_flight(self) -> int:
@@ -65,26 +66,26 @@ class Store(Protocol):
     def bind(self, check: bytes, /) -> None: ...
     def sweep(self, limit: int = SWEEP_LIMIT_DEFAULT, /) -> int: ...
     def elect(self, token: bytes, lease: int, /) -> bool:
-        """True where this token may do the background work of this store for `lease` more
-        microseconds of the store's clock; one token at a time; the same one may ask again."""
+        """True if this token may do the background work of this store for `lease` more microseconds
+        of the store's clock. One token holds it at a time, and may ask again to extend it."""
 
     def unfinished(self, after: int, limit: int, /) -> Unfinished:
-        """The first `limit` records with fence > `after` that have not ended, and however many
-        more have the last one's fence: all claims of one batch may share theirs. So whoever got
-        `limit` or more reads on after the last one's fence, and misses none.
+        """The first `limit` records with fence > `after` that have not ended, and all others that
+        have the fence of the last one, since the claims of one batch may share a fence. Whoever
+        got `limit` or more reads on after the fence of the last one, and misses none.
 
-        It goes by the fence because that is the time of the latest claim, or later: a key that
-        was freed is listed again once it is claimed again, whenever it was created. It is asked
-        again and again with a later `after`, so its cost must go with what was claimed since, not
-        with what is stored; it must not hold up claims. What is claimed at `now` may be committed
-        later: the next `after` should be some time before it."""
+        The order is that of the fence, because a fence is the time of the latest claim, or later:
+        a freed key is listed again once it is claimed again, whenever it was created. The method
+        is called again and again with a later `after`, so its cost must depend on what was claimed
+        since, not on what is stored, and it must not delay claims. A claim made at `now` may be
+        committed later, so the next `after` should be some time before `now`."""
 
     def join(self, connection: Any, /) -> CallerTransaction:
         """This store's records inside the caller's own open transaction."""
 
     def close(self) -> None:
-        """Let go of everything. A store that may be used after that has a method `reopen()`, which
-        waits for nothing: the next call opens what it needs."""
+        """Close all connections. A store that may be used afterwards has a method `reopen()`, which
+        does not wait: the next call opens what it needs."""
 
 
 class CallerTransaction(Protocol):

@@ -1,4 +1,4 @@
-"""The transition table: which trigger leads from which state to which.
+"""The transition table: which trigger leads from which state to which other.
 
 The diagram in docs/ is drawn from it. state_machine.py decides when a trigger fires and is the
 only place that looks anything up here. Pure data.
@@ -60,12 +60,12 @@ TRANSITIONS: Final = MappingProxyType(
     }
 )
 
-FINISH_EVENTS: Final = {
+FINISH_TRIGGERS: Final = {
     SUCCEEDED: Trigger.SUCCEED,
     FAILED: Trigger.FAIL,
     UNKNOWN: Trigger.INTERRUPT,
 }
-RESOLVE_EVENTS: Final = {
+RESOLVE_TRIGGERS: Final = {
     SUCCEEDED: Trigger.RESOLVE_SUCCEEDED,
     FAILED: Trigger.RESOLVE_FAILED,
     ABSENT: Trigger.RESOLVE_FREE,

@@ -10,7 +10,7 @@ With asyncio that is one event loop.
 
 Nobody is given a reply that was decided before it asked, except what cannot change: an outcome, or
 that the claim was taken by an attempt of this very process. How one reply follows from another is
-core/duplicate_reply.py; correctness between processes stays with the store.
+core/state_machine.py; correctness between processes stays with the store.
 
 Owns the registry only. Waking is a callback, made outside the lock; it may come twice. Whoever is
 in the registry must call `leave`, and its attempt `depart`, however it ends. Must not know threads
@@ -35,10 +35,10 @@ from oncekey.core.commands import (
     Reply,
     Unknown,
 )
-from oncekey.core.duplicate_reply import reply_to_duplicate
 from oncekey.core.effects import CommandResult
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.record import State
+from oncekey.core.state_machine import reply_to_duplicate
 
 # A duplicate that waits beside a polling one looks for itself after this time: nothing hangs on
 # one that was interrupted in the wrong place.

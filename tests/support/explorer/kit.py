@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
-from oncekey.core import attempt_flow, duplicate_reply, heartbeat_flow, state_machine
+from oncekey.core import attempt_flow, heartbeat_flow, state_machine
 from oncekey.core.commands import Claim, Reply
 from oncekey.core.effects import AttemptOutcome, Effect, Grant, Task
 from oncekey.core.record import Record
@@ -32,5 +32,5 @@ REAL = Kit(
     state_machine.is_garbage,
     attempt_flow.attempt,
     heartbeat_flow.heartbeat,
-    duplicate_reply.reply_to_duplicate,
+    state_machine.reply_to_duplicate,
 )

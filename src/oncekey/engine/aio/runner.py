@@ -18,7 +18,6 @@ from typing import Any, TypeVar
 
 from oncekey.core.attempt_flow import attempt as attempt_flow
 from oncekey.core.attempt_flow import close
-from oncekey.core.attempt_flow import recover as recover_flow
 from oncekey.core.codec import Stored
 from oncekey.core.commands import Command, Look, Release, Reply, Seen
 from oncekey.core.effects import (
@@ -38,6 +37,7 @@ from oncekey.core.effects import (
 from oncekey.core.errors import NotStarted, StoreUnavailable
 from oncekey.core.late_owner import starts_too_late
 from oncekey.core.record import Record, State
+from oncekey.core.recovery import recover as recover_flow
 from oncekey.core.store import AsyncCallerTransaction
 from oncekey.engine.aio.attempt import AsyncAttempt, leave
 from oncekey.engine.aio.body import (

@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 
 from oncekey.core.attempt_flow import attempt as attempt_flow
 from oncekey.core.attempt_flow import close
-from oncekey.core.attempt_flow import recover as recover_flow
 from oncekey.core.commands import Command, Look, Release, Reply, Seen
 from oncekey.core.effects import (
     ApplyCommand,
@@ -32,6 +31,7 @@ from oncekey.core.effects import (
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.late_owner import starts_too_late
 from oncekey.core.record import Record, State
+from oncekey.core.recovery import recover as recover_flow
 from oncekey.core.store import CallerTransaction
 from oncekey.engine.attempt_base import AttemptBase
 from oncekey.engine.blocking.attempt import Attempt

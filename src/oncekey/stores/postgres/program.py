@@ -15,10 +15,9 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
 from oncekey.core.commands import Busy, Claim, Claimed, Command, Done, Finish, Lost, Reply
-from oncekey.core.duplicate_reply import reply_to_duplicate
 from oncekey.core.errors import ConfigurationError, StoreUnavailable
 from oncekey.core.record import Record
-from oncekey.core.state_machine import decide
+from oncekey.core.state_machine import decide, reply_to_duplicate
 from oncekey.stores.postgres.durability import Server, server_of
 from oncekey.stores.postgres.queries import Layout
 from oncekey.stores.postgres.rows import (
