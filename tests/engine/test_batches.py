@@ -22,7 +22,7 @@ from oncekey.engine.batch import BATCH_BYTES_MAX, BATCH_MAX, CLAIMS_PART
 from oncekey.engine.blocking.coalescer import Coalescer
 from oncekey.engine.blocking.once import Once
 from oncekey.stores.memory import AsyncMemoryStore, MemoryStore
-from oncekey.testing.contract.engine_case import PATIENCE, wait_until_true
+from oncekey.testing.contract.engine_case import TIMEOUT_SECONDS, wait_until_true
 from oncekey.testing.fake_clock import FakeClock
 from oncekey.testing.faulty_store import AsyncFaultyStore, Fault, FaultyStore
 from oncekey.testing.sync_facade import LoopThread, SyncOnce, yield_until
@@ -58,7 +58,7 @@ class Held:
     def apply(self, commands: Sequence[Command]) -> list[Reply]:
         self.batches.append(list(commands))
         if len(self.batches) == 1:
-            assert self.gate.wait(PATIENCE)
+            assert self.gate.wait(TIMEOUT_SECONDS)
         return self._answer(commands)
 
     async def apply_async(self, commands: Sequence[Command]) -> list[Reply]:
@@ -92,7 +92,7 @@ def send(
                 futures.append(pool.submit(coalescer.apply, command, deadline))
                 wait_until_true(lambda: len(coalescer._queue) == count)  # noqa: B023
             store.gate.set()
-            answers = [future.result(PATIENCE) for future in futures]
+            answers = [future.result(TIMEOUT_SECONDS) for future in futures]
             return store.batches[1:], answers
 
     async def main() -> list[CommandResult]:
@@ -235,8 +235,8 @@ def test_i5_a_claim_that_was_queued_longer_than_its_lease_begins_with_a_whole_on
         wait_until_true(lambda: line.queued() == 10)
         line.clock.advance(5_000_000)
         line.store.release()
-        assert first.result(PATIENCE) is None
-        assert [future.result(PATIENCE).value for future in late] == [False] * 10
+        assert first.result(TIMEOUT_SECONDS) is None
+        assert [future.result(TIMEOUT_SECONDS).value for future in late] == [False] * 10
     line.once.close()
 
 

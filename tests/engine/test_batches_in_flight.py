@@ -22,7 +22,7 @@ from oncekey.stores.memory import AsyncMemoryStore, MemoryStore
 from oncekey.testing.contract.engine_case import wait_until_true
 from oncekey.testing.sync_facade import yield_until
 
-PATIENCE = 20.0
+TIMEOUT_SECONDS = 20.0
 
 
 def look(number: int) -> Look:
@@ -52,7 +52,7 @@ class Gates:
         gate = threading.Event()
         self.batches.append([number_of(command) for command in commands])
         self.gates.append(gate)
-        assert gate.wait(PATIENCE)
+        assert gate.wait(TIMEOUT_SECONDS)
         return self.answer(commands)
 
     async def apply_async(self, commands: Sequence[Command]) -> list[Reply]:
@@ -122,7 +122,7 @@ def test_threads_use_each_free_lane_at_once_and_no_more_than_there_are() -> None
         wait_until_true(lambda: len(store.gates) == 4)
         for gate in store.gates:
             gate.set()
-        assert [future.result(PATIENCE) for future in futures] == replies_to(
+        assert [future.result(TIMEOUT_SECONDS) for future in futures] == replies_to(
             [look(number) for number in range(64)]
         )
     assert threads.coalescer._taken == 0
@@ -138,7 +138,7 @@ def test_after_the_crowd_every_lane_is_free_again() -> None:
             for gate in store.gates:
                 gate.set()
             for future in futures:
-                future.result(PATIENCE)
+                future.result(TIMEOUT_SECONDS)
 
 
 def failing(*poisoned: int) -> Answer:
@@ -158,13 +158,15 @@ def test_a_lane_that_fails_leaves_the_others_alone() -> None:
         queued = threads.queue(2, 3)
         store.gates[0].set()
         with pytest.raises(StoreUnavailable):
-            bad.result(PATIENCE)
+            bad.result(TIMEOUT_SECONDS)
         wait_until_true(lambda: len(store.gates) == 3)
         assert sorted(store.batches[2]) == [2, 3], "its lane serves those who wait"
         for gate in store.gates:
             gate.set()
-        assert good.result(PATIENCE) == Seen(None, 1)
-        assert [future.result(PATIENCE) for future in queued] == replies_to([look(2), look(3)])
+        assert good.result(TIMEOUT_SECONDS) == Seen(None, 1)
+        assert [future.result(TIMEOUT_SECONDS) for future in queued] == replies_to(
+            [look(2), look(3)]
+        )
 
 
 class Stop(BaseException):

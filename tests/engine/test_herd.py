@@ -18,7 +18,7 @@ from oncekey.engine.blocking.once import Once
 from oncekey.engine.duplicates import Duplicates
 from oncekey.stores.memory import AsyncMemoryStore, MemoryStore
 from oncekey.testing.contract.engine_case import (
-    PATIENCE,
+    TIMEOUT_SECONDS,
     Body,
     HeldBody,
     Interrupted,
@@ -102,7 +102,7 @@ def herd(request: pytest.FixtureRequest) -> Iterator[Herd]:
 
 
 def kinds(futures: Sequence[Future[Any]]) -> set[type]:
-    return {type(future.exception(PATIENCE)) for future in futures}
+    return {type(future.exception(TIMEOUT_SECONDS)) for future in futures}
 
 
 def test_duplicates_of_an_attempt_that_runs_here_send_nothing(herd: Herd) -> None:
@@ -111,7 +111,7 @@ def test_duplicates_of_an_attempt_that_runs_here_send_nothing(herd: Herd) -> Non
     assert kinds(herd.start(HERD, request="b")) == {Mismatch}, "before in flight (I7)"
     assert herd.sent(Claim) == 1
     body.go.set()
-    assert running.result(PATIENCE).value == "answer"
+    assert running.result(TIMEOUT_SECONDS).value == "answer"
 
 
 def test_duplicates_that_wait_are_handed_the_answer(herd: Herd) -> None:
@@ -119,9 +119,9 @@ def test_duplicates_that_wait_are_handed_the_answer(herd: Herd) -> None:
     waiting = herd.start(HERD, wait="60s", request="a")
     herd.until_asleep(HERD)
     body.go.set()
-    told = [future.result(PATIENCE) for future in waiting]
+    told = [future.result(TIMEOUT_SECONDS) for future in waiting]
     assert {(one.value, one.replayed, one.fence) for one in told} == {
-        ("answer", True, running.result(PATIENCE).fence)
+        ("answer", True, running.result(TIMEOUT_SECONDS).fence)
     }
     assert (herd.sent(Claim), herd.sent(Finish)) == (1, 1)
 
@@ -134,8 +134,8 @@ def test_a_herd_does_not_keep_an_owner_from_its_heartbeat(herd: Herd) -> None:
         herd.clock.advance(LEASE_US // 4)  # at a third it is renewed: now, or a little later
         wait_until_true(lambda: _passes(herd) or herd.sent(Renew) > beats)  # noqa: B023
     body.go.set()
-    assert running.result(PATIENCE).value == "answer"
-    assert [future.result(PATIENCE).value for future in waiting] == ["answer"] * HERD
+    assert running.result(TIMEOUT_SECONDS).value == "answer"
+    assert [future.result(TIMEOUT_SECONDS).value for future in waiting] == ["answer"] * HERD
     assert herd.sent(Claim) == 1
 
 
@@ -159,10 +159,10 @@ def test_duplicates_of_an_attempt_elsewhere_share_claims_and_polls(herd: Herd) -
         wait_until_true(lambda: herd.sent(Claim) == 2 + poll)  # noqa: B023
         herd.until_asleep(HERD)
     body.go.set()
-    running.result(PATIENCE)
+    running.result(TIMEOUT_SECONDS)
     herd.clock.wait_until_due(POLL_MAX_US)
     herd.clock.advance(POLL_MAX_US)
-    assert {future.result(PATIENCE).value for future in waiting} == {"answer"}
+    assert {future.result(TIMEOUT_SECONDS).value for future in waiting} == {"answer"}
     assert herd.sent(Claim) == 2 + 8 + 1
     assert not herd.duplicates()._rooms, "nothing is left of them (I11)"
 
@@ -176,7 +176,7 @@ def test_a_key_that_was_given_back_is_run_by_one_of_those_who_wait(herd: Herd) -
     herd.until_asleep(HERD)
     flaky.go.set()
     assert kinds([running]) == {ValueError}
-    told = [future.result(PATIENCE) for future in waiting]
+    told = [future.result(TIMEOUT_SECONDS) for future in waiting]
     assert {one.value for one in told} == {"second"}
     assert (second.runs, sum(not one.replayed for one in told)) == (1, 1)
     assert herd.sent(Claim) == 2
@@ -201,7 +201,7 @@ def test_i11_an_interrupted_claim_leaves_nobody_waiting() -> None:
     herd.until_asking(HERD - 1)
     herd.store.release()
     wait_until_true(lambda: _passes(herd) or all(future.done() for future in callers))
-    told = [future.exception(PATIENCE) for future in callers]
+    told = [future.exception(TIMEOUT_SECONDS) for future in callers]
     assert [type(error) for error in told].count(Interrupted) == 1
     assert [error for error in told if error is not None and type(error) is not Interrupted] == []
     assert body.runs == 1
@@ -227,4 +227,4 @@ def test_duplicates_that_wait_for_a_silent_owner_do_not_ask_again_and_again(herd
     herd.until_asleep(5)
     assert len(asked) <= 5
     herd.clock.advance(LEASE_US)
-    assert {future.result(PATIENCE).value for future in waiting} == {"ran"}
+    assert {future.result(TIMEOUT_SECONDS).value for future in waiting} == {"ran"}

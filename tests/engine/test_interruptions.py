@@ -23,7 +23,7 @@ from oncekey.engine.blocking import coalescer as module
 from oncekey.engine.blocking.coalescer import Coalescer
 from oncekey.testing.contract.engine_case import wait_until_true
 
-PATIENCE = 20.0
+TIMEOUT_SECONDS = 20.0
 TRACED = (module.__file__, batch.__file__)
 PLACES_MAX = 500
 ROLES = ["leads alone", "leads others", "follows", "follows last"]
@@ -89,7 +89,7 @@ class Scene:
     def apply(self, commands: Sequence[Command]) -> list[Reply]:
         if not self.entered.is_set():
             self.entered.set()
-            assert self.gate.wait(PATIENCE)
+            assert self.gate.wait(TIMEOUT_SECONDS)
         return [Seen(None, int.from_bytes(command.id, "big")) for command in commands]
 
     def play(self) -> None:
@@ -104,7 +104,7 @@ class Scene:
                 self._until(self.entered.is_set, caller)
         self.gate.set()
         for caller in self.callers:
-            caller.join(PATIENCE)
+            caller.join(TIMEOUT_SECONDS)
             assert not caller.is_alive(), f"{caller.number} is left waiting"
 
     def _start_queued(self, caller: Caller, count: int) -> None:
@@ -128,7 +128,7 @@ def test_i11_interrupted_anywhere_nobody_is_left_waiting(role: str) -> None:
                 assert own or isinstance(outcome, StoreUnavailable), f"place {place}: {told}"
         late = Caller(scene.coalescer, 9)
         late.start()
-        late.join(PATIENCE)
+        late.join(TIMEOUT_SECONDS)
         assert late.outcome == Seen(None, 9), f"place {place}: a lane was lost"
         wait_until_true(lambda: scene.coalescer._taken == scene.coalescer._in_flight == 0)  # noqa: B023
         assert len(scene.coalescer._queue) == 0

@@ -17,7 +17,7 @@ from oncekey.core.errors import StoreUnavailable
 from oncekey.engine.aio.coalescer import AsyncCoalescer
 from oncekey.engine.blocking.coalescer import Coalescer
 from oncekey.stores.memory import AsyncMemoryStore, MemoryStore
-from oncekey.testing.contract.engine_case import PATIENCE, Interrupted, wait_until_true
+from oncekey.testing.contract.engine_case import TIMEOUT_SECONDS, Interrupted, wait_until_true
 from oncekey.testing.faulty_store import AsyncFaultyStore, Fault, FaultyStore
 from oncekey.testing.sync_facade import yield_until
 
@@ -152,7 +152,7 @@ def test_i11_a_follower_interrupted_while_it_waits_does_not_wedge_the_others(
         with pytest.raises(Interrupted):
             reply_of(coalescer, Look(IDS[1]))
         assert store.kinds() == ["Look", "Look"]
-        assert isinstance(leader.result(PATIENCE), Seen)
+        assert isinstance(leader.result(TIMEOUT_SECONDS), Seen)
     assert isinstance(call_in_thread(coalescer, Look(IDS[2])), Seen)
 
 
@@ -180,7 +180,7 @@ class InterruptedLeader:
         return reply_of(self.coalescer, Look(IDS[2]))
 
     def interrupt(self) -> None:
-        self.entered.wait(PATIENCE)
+        self.entered.wait(TIMEOUT_SECONDS)
         self.interrupt_main()
 
     def play(self) -> Future[Reply]:
@@ -203,7 +203,7 @@ def test_i9_followers_of_an_interrupted_leader_may_repeat_their_commands(
     """They cannot know what the store did, which is what StoreUnavailable(ambiguous) says."""
     follower = InterruptedLeader(interrupt_main).play()
     with pytest.raises(StoreUnavailable) as caught:
-        follower.result(PATIENCE)
+        follower.result(TIMEOUT_SECONDS)
     assert caught.value.ambiguous
 
 

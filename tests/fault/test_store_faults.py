@@ -66,7 +66,7 @@ class TestStoreFaults(EngineCaseBase):
     def test_i9_any_reply_may_be_lost(self, engines: EngineCase, point: int, fault: Fault) -> None:
         faulty = engines.faulty({point: fault})
         once, checkout = engines.once(faulty), Checkout()
-        facts = engines.facts(once)
+        kinds = engines.events_of(once)
         running = engines.start(once.run, "op", "k", checkout)
         pass_retries(engines, RETRY_FIRST_US)
         result = running.result()
@@ -75,7 +75,7 @@ class TestStoreFaults(EngineCaseBase):
         repeated = POINTS[:point] + POINTS[point - 1 :]
         assert faulty.kinds() == repeated
         assert engines.once().run("op", "k", checkout).value == result.value
-        assert facts == [EventKind.CLAIMED, EventKind.FINISHED]
+        assert kinds == [EventKind.CLAIMED, EventKind.FINISHED]
 
     @pytest.mark.parametrize("point", range(2, len(POINTS) + 1))
     def test_a_refused_call_is_repeated_while_the_lease_holds(
@@ -103,7 +103,7 @@ class TestStoreFaults(EngineCaseBase):
         """All claims are applied, no reply comes: the body must not run, the key must be free."""
         faulty, body = engines.faulty(only(Claim, Fault.LOSE_REPLY)), Body()
         once = engines.once(faulty)
-        facts = engines.facts(once)
+        kinds = engines.events_of(once)
         running = engines.start(once.run, "op", "k", body)
         for tries in range(1, CLAIM_TRIES):
             pass_retries(engines, RETRY_FIRST_US * tries)
@@ -111,7 +111,7 @@ class TestStoreFaults(EngineCaseBase):
             running.result()
         assert faulty.kinds() == ["Claim"] * CLAIM_TRIES + ["Release"]
         assert (body.runs, engines.record_of("k").state) == (0, State.ABSENT)
-        assert facts == [EventKind.UNAVAILABLE]
+        assert kinds == [EventKind.UNAVAILABLE]
         assert engines.once().run("op", "k", body).attempt == 2
 
     @pytest.mark.parametrize("lost", [False, True])
@@ -150,7 +150,7 @@ class TestStoreFaults(EngineCaseBase):
         """What is retry-safe may have been taken over by then, as it is here."""
         faulty = engines.faulty(only(Renew, Fault.REFUSE))
         once = engines.once(faulty)
-        facts = engines.facts(once)
+        kinds = engines.events_of(once)
         rivals: list[HeldClaim] = []
 
         def body(attempt: Any) -> str:
@@ -165,7 +165,7 @@ class TestStoreFaults(EngineCaseBase):
         with pytest.raises(LeaseLost):
             once.run("op", "k", body, retry_safe=True)
         wait_until_true(lambda: bool(rivals))  # a task is cancelled, its body's thread is not
-        assert facts[:2] == [EventKind.CLAIMED, EventKind.LOST]
+        assert kinds[:2] == [EventKind.CLAIMED, EventKind.LOST]
         record = engines.record_of("k")
         assert (record.state, record.fence, record.body) == (State.PENDING, rivals[0].fence, b"")
 
@@ -175,7 +175,7 @@ class TestStoreFaults(EngineCaseBase):
         """At most once: the heartbeat goes on past the deadline, and the outcome is taken."""
         faulty, rival = engines.faulty(only(Renew, Fault.REFUSE)), Body("rival")
         once = engines.once(faulty)
-        facts = engines.facts(once)
+        kinds = engines.events_of(once)
 
         def body(attempt: Any) -> str:
             engines.next_beat()
@@ -194,7 +194,7 @@ class TestStoreFaults(EngineCaseBase):
 
         assert once.run("op", "k", body).value == "late"
         assert faulty.kinds()[:4] == ["Claim", "Renew", "Renew", "Renew"]
-        assert facts == [EventKind.CLAIMED, EventKind.FINISHED]
+        assert kinds == [EventKind.CLAIMED, EventKind.FINISHED]
         again = engines.once().run("op", "k", rival)
         assert (again.value, again.replayed, rival.runs) == ("late", True, 0)
 

@@ -1,7 +1,7 @@
 """A clock that stands still until a test moves it.
 
-`FakeClock` serves as the engine's clock (`Once(..., clock=fake)`) and, through `wall`, as a
-store's (`MemoryStore(clock=fake.wall)`), for threads and for event loops alike.
+`FakeClock` is the engine's clock (`Once(..., clock=fake)`) and, through `wall`, the store's
+(`MemoryStore(clock=fake.wall)`). It works for threads and for event loops.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class FakeClock:
         return self._now
 
     def wall(self) -> int:
-        """The same time as a store's clock: microseconds since an epoch."""
+        """The time as a store reads it: microseconds since an epoch."""
         return _STORE_EPOCH_US + self._now
 
     def wait(self, event: threading.Event, us: int) -> bool:
@@ -53,7 +53,7 @@ class FakeClock:
             self._waits.append(due)
             self._changed.notify_all()
         try:
-            # The event may be set from outside without our knowing, hence the glances.
+            # The event may be set without our being notified, so it is polled.
             while self._now < due:
                 if event.wait(_GLANCE_SECONDS):
                     return True
@@ -76,7 +76,7 @@ class FakeClock:
     # --- what the test calls ------------------------------------------------------------------
 
     def advance(self, us: int) -> None:
-        """Let time pass at once: wakes sleeping threads, fires timers on their loops."""
+        """Moves the clock ahead: wakes sleeping threads and fires the timers of event loops."""
         with self._changed:
             self._now += us
             due = sorted(
@@ -87,7 +87,7 @@ class FakeClock:
             timer.loop.call_soon_threadsafe(timer.fire)
 
     def wait_until_due(self, within: int, count: int = 1, timeout: float = 10.0) -> None:
-        """Block until `count` threads or timers are waiting that `advance(within)` would wake."""
+        """Blocks until `count` threads or timers wait that `advance(within)` would wake."""
 
         def enough() -> bool:
             limit = self._now + within

@@ -1,10 +1,10 @@
-"""Stores that fail on purpose, by a script: which call, and how.
+"""Stores that fail by a script, which says which call fails and how.
 
     store = FaultyStore(MemoryStore(), {2: Fault.LOSE_REPLY})     # the second call of `apply`
     store = FaultyStore(inner, lambda number, commands: ...)      # or a function
 
-A script gives a Fault, an exception to raise before anything is applied, or None. Owns the script
-and the gates; the store inside stays as it is. `FaultyStore` blocks, `AsyncFaultyStore` awaits.
+A script gives, for each call, a `Fault`, an exception to raise before anything is applied, or None.
+The wrapped store stays as it is. `FaultyStore` is sync, `AsyncFaultyStore` is async.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Script = (
 
 
 class _Scripted:
-    """What both colours share: counting, choosing, and waiting for calls to arrive."""
+    """The base of both stores: counts calls, chooses faults, waits for calls."""
 
     def __init__(self, script: Script | None, *, immediate: bool) -> None:
         self.script: Script = {} if script is None else script
@@ -80,13 +80,13 @@ class _Scripted:
             self._changed.notify_all()
 
     def wait_held(self, count: int = 1) -> None:
-        """Block until `count` calls stand at a gate."""
+        """Blocks until `count` calls are held."""
         with self._changed:
             if not self._changed.wait_for(lambda: self._held >= count, ARRIVE_SECONDS):
                 raise AssertionError(f"{self._held} calls are held, not {count}")
 
     def wait_calls(self, count: int) -> None:
-        """Block until `apply` was called `count` times."""
+        """Blocks until `apply` was called `count` times."""
         with self._changed:
             if not self._changed.wait_for(lambda: len(self.calls) >= count, ARRIVE_SECONDS):
                 raise AssertionError(f"{len(self.calls)} calls came, not {count}")
@@ -97,7 +97,7 @@ class _Scripted:
 
 
 class FaultyStore(_Scripted):
-    """A blocking store that fails by script."""
+    """A sync store that fails by a script."""
 
     def __init__(
         self, inner: Store, script: Script | None = None, *, immediate: bool = False
@@ -143,12 +143,12 @@ class FaultyStore(_Scripted):
             self._count_held(-1)
 
     def release(self) -> None:
-        """Let every call that is held now go on."""
+        """Lets every held call go on."""
         gate, self._gate = self._gate, threading.Event()
         gate.set()
 
     def deliver(self) -> list[Reply]:
-        """Apply what was kept back."""
+        """Applies the batches that were kept back."""
         late, self._late = self._late, []
         return [reply for call in late for reply in self.inner.apply(call)]
 
@@ -178,7 +178,7 @@ class FaultyStore(_Scripted):
 
 
 class AsyncFaultyStore(_Scripted):
-    """An async store that fails by script."""
+    """An async store that fails by a script."""
 
     def __init__(
         self, inner: AsyncStore, script: Script | None = None, *, immediate: bool = False
@@ -225,13 +225,13 @@ class AsyncFaultyStore(_Scripted):
             self._count_held(-1)
 
     def release(self) -> None:
-        """Let every call that is held now go on; from any thread."""
+        """Lets every held call go on; may be called from any thread."""
         gates, self._gates = self._gates, []
         for loop, gate in gates:
             loop.call_soon_threadsafe(_open, gate)
 
     async def deliver(self) -> list[Reply]:
-        """Apply what was kept back."""
+        """Applies the batches that were kept back."""
         late, self._late = self._late, []
         return [reply for call in late for reply in await self.inner.apply(call)]
 

@@ -1,8 +1,8 @@
-"""One test text for both colours: async stores and engines behind a blocking face.
+"""Sync facades of async stores and engines, so that one test covers sync and async code.
 
-A test is written once, blocking. For asyncio its store and its engine live on an event loop in a
-thread of its own; each call becomes a coroutine there, and a plain body runs in a worker thread,
-where it may wait for barriers without stopping the loop. Knows no test and no store.
+A test is written once, as sync code. For asyncio its store and its engine live on an event loop in
+a separate thread; each call becomes a coroutine there, and a sync body runs in a worker thread,
+where it may wait for barriers without stopping the loop. Must not know any test or store.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from oncekey.engine.results import Result
 
 T = TypeVar("T")
 
-BODY_THREADS = 128  # more than any test has bodies waiting at once
+BODY_THREADS = 128  # more than the bodies that any test has waiting at once
 RESULT_TIMEOUT_SECONDS = 120.0
 YIELDS_MAX = 1_000_000
 
 
 async def yield_until(condition: Callable[[], bool]) -> None:
-    """Let the running loop turn until the condition holds; another task makes it so."""
+    """Yields to the event loop until the condition holds; another task makes it true."""
     for _ in range(YIELDS_MAX):
         if condition():
             return
@@ -45,7 +45,7 @@ async def yield_until(condition: Callable[[], bool]) -> None:
 
 
 class LoopThread:
-    """An event loop on a thread of its own."""
+    """An event loop in a separate thread."""
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
@@ -58,7 +58,7 @@ class LoopThread:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(RESULT_TIMEOUT_SECONDS)
 
     def close(self) -> None:
-        """Stop the loop; what still runs on it is cancelled, as asyncio.run does."""
+        """Stops the loop and cancels what still runs on it, as asyncio.run does."""
         self.run(self._cancel_all())
         self.run(self.loop.shutdown_default_executor())
         self.loop.call_soon_threadsafe(self.loop.stop)
@@ -77,7 +77,7 @@ class LoopThread:
 
 
 class SyncStore:
-    """An async store, blocking."""
+    """An async store with the methods of a sync one."""
 
     def __init__(self, store: AsyncStore, loop: LoopThread) -> None:
         self.inner = store
@@ -122,14 +122,14 @@ class SyncStore:
         return past
 
     def join(self, connection: Any, /) -> CallerTransaction:
-        raise ConfigurationError("a blocking face takes part in no transaction")
+        raise ConfigurationError("a sync facade takes part in no transaction")
 
     def close(self) -> None:
         self._loop.run(self.inner.close())
 
 
 class SyncAttempt:
-    """An async attempt as a plain body, running in a worker thread, sees it."""
+    """An async attempt with the methods of a sync one, for a body in a worker thread."""
 
     def __init__(self, attempt: AsyncAttempt, loop: LoopThread) -> None:
         self._attempt = attempt
@@ -139,7 +139,9 @@ class SyncAttempt:
         return getattr(self._attempt, name)
 
     def step(self, name: str, fn: Callable[..., T], **options: Any) -> T:
-        value: T = self._loop.run(self._attempt.step(name, _threaded(fn), **_plain(options)))
+        value: T = self._loop.run(
+            self._attempt.step(name, _threaded(fn), **_with_threaded_probe(options))
+        )
         return value
 
     def parallel(self) -> SyncParallel:
@@ -150,7 +152,7 @@ class SyncAttempt:
 
 
 class SyncParallel:
-    """Parallel steps of an async attempt, for a plain body in a worker thread."""
+    """Parallel steps of an async attempt, for a sync body in a worker thread."""
 
     def __init__(self, steps: AsyncParallel, loop: LoopThread) -> None:
         self._steps = steps
@@ -158,7 +160,7 @@ class SyncParallel:
 
     def step(self, name: str, fn: Callable[..., T], **options: Any) -> asyncio.Task[T]:
         async def start() -> asyncio.Task[T]:
-            return self._steps.step(name, _threaded(fn), **_plain(options))
+            return self._steps.step(name, _threaded(fn), **_with_threaded_probe(options))
 
         return self._loop.run(start())
 
@@ -176,15 +178,15 @@ def _threaded(fn: Callable[..., T]) -> Callable[..., Coroutine[Any, Any, T]]:
     return in_thread
 
 
-def _plain(options: dict[str, Any]) -> dict[str, Any]:
-    """A step's options, its probe in a thread like its function."""
+def _with_threaded_probe(options: dict[str, Any]) -> dict[str, Any]:
+    """A step's options, with the probe wrapped to run in a thread like the step's function."""
     if options.get("probe") is not None:
         options = {**options, "probe": _threaded(options["probe"])}
     return options
 
 
 class SyncOperation:
-    """A registered async operation whose function is a plain one."""
+    """A registered async operation whose function is a sync one."""
 
     def __init__(self, operation: Any, loop: LoopThread) -> None:
         self._operation = operation
@@ -195,7 +197,7 @@ class SyncOperation:
 
 
 class SyncOnce:
-    """AsyncOnce with the methods of Once: plain bodies in, values out."""
+    """An AsyncOnce with the methods of Once: it takes sync bodies and returns results."""
 
     def __init__(self, once: AsyncOnce, loop: LoopThread) -> None:
         self.inner = once

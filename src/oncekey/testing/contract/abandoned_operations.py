@@ -1,4 +1,4 @@
-"""Operations finished without their caller: asked about, or run to their end (I10, I11)."""
+"""Tests of operations that are finished without their caller: run to their end (I10, I11)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ORDER = {"cart": "c-1", "cents": 500}
 
 
 class Ship:
-    """An operation of two steps, which fails as often as it is told to."""
+    """An operation of two steps that fails a given number of times."""
 
     def __init__(self, *, failures: int = 0, error: type[Exception] = ConnectionError) -> None:
         self.failures = failures
@@ -53,7 +53,7 @@ def abandoned(
     steps: tuple[str, ...] = (),
     **changes: Any,
 ) -> HeldClaim:
-    """An owner that began and died; its lease is over."""
+    """Makes the key of an owner that began the operation and died; its lease is over."""
     held = engines.hold(key, request=ORDER, **{"operation": "op", "retry_safe": True, **changes})
     if arguments:
         body = pack_step({"key": key}, pack_value(JSON, ORDER))
@@ -73,9 +73,7 @@ def outcomes(engine: Engine) -> list[str]:
 
 
 class RegisteredOperations:
-    def test_arguments_are_on_record_while_it_runs_and_given_as_kept(
-        self, engines: EngineCase
-    ) -> None:
+    def test_arguments_of_an_operation_are_stored_while_it_runs(self, engines: EngineCase) -> None:
         once, seen = engines.once(), []
 
         def body(attempt: Any, request: Any) -> Any:
@@ -89,14 +87,16 @@ class RegisteredOperations:
         assert status is not None
         assert (status.arguments, status.steps) == ({"pair": [1, 2]}, ())
 
-    def test_it_is_an_operation_like_others(self, engines: EngineCase) -> None:
+    def test_a_registered_operation_replays_like_any_other(self, engines: EngineCase) -> None:
         ship = Ship()
         operation = engines.once().operation("op")(ship)
         first, again = operation.run("k", ORDER), operation.run("k", ORDER)
         assert (first.replayed, again.replayed, again.value) == (False, True, first.value)
         assert len(ship.runs) == 1
 
-    def test_a_request_that_cannot_be_kept_claims_nothing(self, engines: EngineCase) -> None:
+    def test_an_operation_whose_request_cannot_be_stored_claims_nothing(
+        self, engines: EngineCase
+    ) -> None:
         operation = engines.once().operation("op", max_bytes=100)(Ship())
         with pytest.raises(InvalidKey, match="plain values"):
             operation.run("k", {"bytes": b"raw"})
@@ -104,7 +104,9 @@ class RegisteredOperations:
             operation.run("k", "x" * 200)
         assert engines.seen(engines.identity("k").id).record is None
 
-    def test_mistakes_show_when_it_is_registered(self, engines: EngineCase) -> None:
+    def test_mistakes_in_an_operation_are_refused_at_registration(
+        self, engines: EngineCase
+    ) -> None:
         once = engines.once()
         once.operation("op")(Ship())
         with pytest.raises(ConfigurationError, match="registered already"):
@@ -125,7 +127,7 @@ class AbandonedOperations:
         assert ship.runs == [("k", ORDER)]
         assert ship.sent == [("ship", engines.identity_child("k", "ship"))]
         assert outcomes(once) == []
-        # The caller who does come back gets the same answer.
+        # A caller who does come back gets the same result.
         result = operation.run("k", ORDER)
         assert (result.value, result.replayed) == (["reserve by the dead", "ship ok"], True)
 
@@ -146,7 +148,7 @@ class AbandonedOperations:
         assert (completed.done, completed.watching) == ((), 0)
         assert engines.record_of("k").state is PENDING
 
-    def test_i11_a_failing_one_is_tried_again_ever_later_and_not_for_ever(
+    def test_i11_a_failing_operation_is_tried_again_with_backoff_and_a_limit(
         self, engines: EngineCase
     ) -> None:
         abandoned(engines)
@@ -164,7 +166,9 @@ class AbandonedOperations:
         assert waited >= backoff(1) + backoff(2)
         assert [name for name, _ in ship.sent] == ["reserve"], "what was done is not repeated"
 
-    def test_one_freed_halfway_is_finished_without_its_caller(self, engines: EngineCase) -> None:
+    def test_an_operation_freed_halfway_is_finished_without_its_caller(
+        self, engines: EngineCase
+    ) -> None:
         ship, once = Ship(failures=1), engines.once()
         operation = once.operation("op", retry_safe=True)(ship)
         with pytest.raises(ConnectionError):
@@ -173,7 +177,7 @@ class AbandonedOperations:
         assert outcomes(once) == ["succeeded"]
         assert [name for name, _ in ship.sent] == ["reserve", "ship"]
 
-    def test_one_that_has_ended_is_left_in_peace(self, engines: EngineCase) -> None:
+    def test_an_ended_operation_is_not_run_again(self, engines: EngineCase) -> None:
         ship, once = Ship(failures=1, error=Terminal), engines.once()
         operation = once.operation("op", retry_safe=True)(ship)
         with pytest.raises(Terminal):
@@ -182,7 +186,9 @@ class AbandonedOperations:
         assert outcomes(once) == []
         assert engines.record_of("k").state is FAILED
 
-    def test_without_kept_arguments_its_caller_must_come_back(self, engines: EngineCase) -> None:
+    def test_an_operation_without_stored_arguments_needs_its_caller(
+        self, engines: EngineCase
+    ) -> None:
         abandoned(engines, arguments=False)
         once = engines.once()
         ship = Ship()
@@ -193,7 +199,7 @@ class AbandonedOperations:
         assert outcomes(once) == [], "said once"
         assert operation.run("k", ORDER).attempt == 2
 
-    def test_two_completers_finish_it_once(self, engines: EngineCase) -> None:
+    def test_two_completers_finish_an_operation_once(self, engines: EngineCase) -> None:
         abandoned(engines)
         ship = Ship()
         completers = [engines.once(), engines.once()]
@@ -205,7 +211,9 @@ class AbandonedOperations:
         assert heard in (["succeeded"], ["elsewhere", "succeeded"])
         assert len(ship.sent) == 2
 
-    def test_of_many_all_are_finished_at_most_so_many_a_round(self, engines: EngineCase) -> None:
+    def test_a_completer_takes_up_at_most_limit_operations_at_a_time(
+        self, engines: EngineCase
+    ) -> None:
         held = [
             engines.hold(f"k{n}", request=ORDER, operation="op", retry_safe=True) for n in range(7)
         ]
@@ -217,8 +225,8 @@ class AbandonedOperations:
         assert [len(once.complete(3).done) for _ in range(4)] == [3, 3, 1, 0]
         assert sorted(key for key, _ in ship.runs) == [f"k{n}" for n in range(7)]
 
-    def test_under_another_secret_nothing_is_touched(self, engines: EngineCase) -> None:
-        """The kept key must lead to the record: else child keys would be others."""
+    def test_a_completer_with_another_secret_touches_nothing(self, engines: EngineCase) -> None:
+        """The kept key must lead to the record; otherwise child keys would differ."""
         held = engines.hold("k", operation="op", retry_safe=True)
         save(engines, held, ARGUMENTS, pack_step({"key": "another"}, pack_value(JSON, ORDER)))
         engines.wait(LEASE + BACKOFF_FIRST_US)
@@ -229,7 +237,9 @@ class AbandonedOperations:
 
 
 class AbandonedOperationLimits:
-    def test_i1_arguments_that_cannot_be_read_are_not_made_up(self, engines: EngineCase) -> None:
+    def test_i1_an_operation_with_unreadable_arguments_is_not_run(
+        self, engines: EngineCase
+    ) -> None:
         held = engines.hold("k", operation="op", retry_safe=True)
         save(engines, held, ARGUMENTS, b"\x07of a later release")
         engines.wait(LEASE + BACKOFF_FIRST_US)
@@ -239,7 +249,9 @@ class AbandonedOperationLimits:
         assert (left.outcome, "cannot be read" in left.detail) == ("left", True)
         assert ship.runs == []
 
-    def test_i11_what_is_its_callers_takes_no_room(self, engines: EngineCase) -> None:
+    def test_i11_keys_left_to_their_callers_do_not_fill_the_watchlist(
+        self, engines: EngineCase
+    ) -> None:
         once = engines.once()
 
         def body(attempt: Any, request: Any) -> None:
@@ -253,7 +265,9 @@ class AbandonedOperationLimits:
         completed = once.complete(1)
         assert (completed.done, completed.watching) == ((), 0)
 
-    def test_one_registered_late_is_found(self, engines: EngineCase) -> None:
+    def test_an_operation_registered_after_the_first_listing_is_found(
+        self, engines: EngineCase
+    ) -> None:
         abandoned(engines)
         engines.wait(BACKOFF_FIRST_US)
         ship, once = Ship(), engines.once()
@@ -262,7 +276,7 @@ class AbandonedOperationLimits:
         once.operation("op", retry_safe=True)(ship)
         assert outcomes(once) == ["succeeded"]
 
-    def test_a_body_that_wants_to_end_the_process_ends_only_itself(
+    def test_a_body_that_raises_system_exit_does_not_end_the_completer(
         self, engines: EngineCase
     ) -> None:
         abandoned(engines, "k1")
@@ -276,7 +290,9 @@ class AbandonedOperationLimits:
         (done,) = once.complete().done
         assert (done.outcome, done.detail) == ("error", "SystemExit")
 
-    def test_an_error_of_an_operation_within_it_is_not_its_end(self, engines: EngineCase) -> None:
+    def test_an_error_of_a_nested_operation_is_not_stored_as_the_outer_ones(
+        self, engines: EngineCase
+    ) -> None:
         abandoned(engines)
         engines.wait(BACKOFF_FIRST_US)
         once = engines.once()
@@ -287,7 +303,7 @@ class AbandonedOperationLimits:
         once.operation("op", retry_safe=True)(body)
         assert outcomes(once) == ["error"]
 
-    def test_what_is_given_is_what_was_kept(self, engines: EngineCase) -> None:
+    def test_a_completer_passes_the_stored_arguments(self, engines: EngineCase) -> None:
         order, given = {"cents": 500}, []
 
         def body(attempt: Any, request: Any) -> None:
@@ -297,7 +313,7 @@ class AbandonedOperationLimits:
         engines.once().operation("op")(body).run("k", order)
         assert given == [{"cents": 500}]
 
-    def test_a_listener_that_fails_ends_no_round(self, engines: EngineCase) -> None:
+    def test_a_raising_tell_does_not_stop_the_completer(self, engines: EngineCase) -> None:
         for number in range(3):
             abandoned(engines, f"k{number}")
         engines.wait(BACKOFF_FIRST_US)
@@ -310,6 +326,8 @@ class AbandonedOperationLimits:
         assert len(once.complete(tell=tell).done) == 3
 
     @pytest.mark.parametrize("limit", [0, -1, "x", None])
-    def test_a_limit_is_a_number_of_operations(self, engines: EngineCase, limit: Any) -> None:
+    def test_complete_refuses_a_limit_that_is_no_positive_number(
+        self, engines: EngineCase, limit: Any
+    ) -> None:
         with pytest.raises(ConfigurationError, match="limit"):
             engines.once().complete(limit)

@@ -53,13 +53,13 @@ class AbandonedUnknownKeys:
         assert (record.state, record.note) == (SUCCEEDED, "recover: it happened")
         assert self.ship.runs == []
 
-    def test_one_that_never_happened_is_run_now(self, engines: EngineCase) -> None:
+    def test_an_unknown_key_that_recover_frees_is_run_at_once(self, engines: EngineCase) -> None:
         abandoned(engines, retry_safe=False)
         once, _ = self.asked(engines, Recovery.free())
         assert outcomes(once) == ["succeeded"]
         assert self.ship.runs == [("k", ORDER)]
 
-    def test_i11_nobody_can_tell_is_asked_ever_later_and_not_for_ever(
+    def test_i11_recover_that_returns_none_is_asked_again_with_backoff_and_a_limit(
         self, engines: EngineCase
     ) -> None:
         abandoned(engines, retry_safe=False)
@@ -72,7 +72,9 @@ class AbandonedUnknownKeys:
         assert len(asked) == 3
         assert engines.record_of("k").state in (UNKNOWN, PENDING)
 
-    def test_recover_with_decides_what_is_run_elsewhere(self, engines: EngineCase) -> None:
+    def test_recover_with_decides_keys_of_operations_that_run_elsewhere(
+        self, engines: EngineCase
+    ) -> None:
         held = engines.hold("k", operation="op")
         intent = pack_step({"key": "ok1-sent"})
         engines.expect(Done, SaveStep(held.id, held.owner, held.fence, "pay", False, intent))

@@ -1,4 +1,4 @@
-"""Batches, bytes and crowds at store level (S2, S3, S8, S9)."""
+"""Store tests of batches, stored bytes and many callers (S2, S3, S8, S9)."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Batches:
         ]  # fmt: skip
 
     def test_s2_what_follows_a_claim_in_its_batch_sees_it(self, case: StoreCase) -> None:
-        """Also in a batch a store might answer from a snapshot, having only claims and looks."""
+        """Even in a batch of claims and looks, which a store might answer from a snapshot."""
         id, owner, now = token("id"), token("own"), case.now()
         before, claimed, after, rival = case.send_all(
             Look(id), claim(id, owner), Look(id), claim(id, token("riv"))
@@ -121,7 +121,7 @@ class Batches:
         assert case.unchanged_by(*batch) == [Done()] * 20
 
     def test_s3_one_decision_reads_one_time(self, case: StoreCase) -> None:
-        """With a clock that goes on at every reading, all times of a record still agree."""
+        """All times of a record agree even if the clock moves at every reading."""
         real = case.clock.wall
         held = case.claimed()
 
@@ -141,7 +141,7 @@ class Batches:
 
 
 class BytesStored:
-    """Whatever is put in comes out the same."""
+    """What a store is given is what it returns."""
 
     @pytest.mark.parametrize(
         "body",
@@ -220,7 +220,7 @@ class ManyKeys:
 
         with ThreadPoolExecutor(CROWD) as pool:
             replies = list(pool.map(one, range(CROWD)))
-        # A store that locks keys may know only that somebody is about to claim this one.
+        # A store that locks keys may know only that somebody is claiming this one.
         assert sum(isinstance(reply, Busy) for reply in replies) == CROWD - 1
         assert sum(isinstance(reply, Claimed) for reply in replies) == 1
 

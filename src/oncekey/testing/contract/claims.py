@@ -1,4 +1,4 @@
-"""The claim at store level: every rule of machine.CLAIM_RULES, in its order (S1, I5-I7, I9)."""
+"""Store tests of claims: every rule of state_machine.CLAIM_RULES in order (S1, I5-I7, I9)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from oncekey.testing.contract.store_case import (
 
 
 class ClaimsOfFreshKeys:
-    """Expired or never seen, freed, mine already."""
+    """Claims of keys that are expired, never seen, released, or held by the same owner."""
 
     def test_s1_the_first_claim_gets_the_key_and_writes_all_of_it(self, case: StoreCase) -> None:
         id, owner, now = token("id"), token("own"), case.now()
@@ -37,7 +37,7 @@ class ClaimsOfFreshKeys:
             audit=AUDIT, scope="acct", operation="charge", key="k-1", steps=(), body=b"", note="",
         )  # fmt: skip
 
-    def test_i8_keys_do_not_meet(self, case: StoreCase) -> None:
+    def test_i8_claims_of_different_keys_do_not_affect_each_other(self, case: StoreCase) -> None:
         first, second = case.claimed(), case.claimed()
         case.expect(Done, first.finish())
         assert case.record(second.id).state is PENDING
@@ -48,7 +48,7 @@ class ClaimsOfFreshKeys:
         assert case.send(held.again()) == Claimed(held.fence, 1, ())
         assert case.record(held.id).lease_until == case.now() + LEASE
 
-    def test_i9_a_repeated_claim_holds_after_the_lease_if_nobody_came(
+    def test_i9_a_repeated_claim_holds_after_the_lease_if_nobody_took_over(
         self, case: StoreCase
     ) -> None:
         held = case.claimed()
@@ -124,23 +124,23 @@ class ClaimsOfFreshKeys:
 
 
 class ClaimsOfKnownKeys:
-    """Another request, finished, unknown, held, taken over, given up."""
+    """Claims of keys that are finished, unknown, held, taken over, or another request's."""
 
     @pytest.mark.parametrize("state", [PENDING, SUCCEEDED, FAILED, UNKNOWN])
-    def test_i7_another_request_is_told_so_before_anything_else(
+    def test_i7_a_mismatch_is_decided_before_anything_else(
         self, case: StoreCase, state: State
     ) -> None:
         held = case.key_in(state)
         assert case.unchanged_by(held.rival(fingerprint=OTHER_FINGERPRINT)) == [Mismatched(1)]
 
-    def test_i7_another_request_takes_nothing_over(self, case: StoreCase) -> None:
+    def test_i7_a_mismatching_claim_takes_nothing_over(self, case: StoreCase) -> None:
         held = case.claimed(retry_safe=True)
         case.wait(LEASE)
         rival = held.rival(fingerprint=OTHER_FINGERPRINT, retry_safe=True)
         assert case.unchanged_by(rival) == [Mismatched(1)]
 
     @pytest.mark.parametrize(("stored", "version"), [(b"\x07old", 7), (b"", 0), (b"\xff", 255)])
-    def test_different_tells_the_stored_fingerprints_version(
+    def test_a_mismatch_reply_has_the_stored_fingerprints_version(
         self, case: StoreCase, stored: bytes, version: int
     ) -> None:
         held = case.claimed(fingerprint=stored)

@@ -1,4 +1,4 @@
-"""What the engine contract stands on: engines of either colour on one store under one clock."""
+"""The base of the engine contract: sync or async engines on one store with one clock."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from oncekey.testing.fake_clock import FakeClock
 from oncekey.testing.faulty_store import AsyncFaultyStore, FaultyStore, Script
 from oncekey.testing.sync_facade import LoopThread, SyncOnce, is_async
 
-PATIENCE = 30.0
-# A `recover` is believed at once, unless a test says otherwise.
+TIMEOUT_SECONDS = 30.0
+# `recover` is believed at once, unless a test says otherwise.
 POLICY = Policy(lease="30s", keep="1h", audit="2h", recover_grace="0s")
 CALLERS = 80
 
@@ -60,7 +60,7 @@ class Body:
 
 
 class HeldBody(Body):
-    """A body that waits inside until it is let go."""
+    """A body that waits until the test sets `go`."""
 
     def __init__(self, value: Any = None, *, error: BaseException | None = None) -> None:
         super().__init__(value, error=error)
@@ -71,19 +71,19 @@ class HeldBody(Body):
     def __call__(self, attempt: Any) -> Any:
         self.attempt = attempt
         self.inside.set()
-        assert self.go.wait(PATIENCE), "the body was never let go"
+        assert self.go.wait(TIMEOUT_SECONDS), "the body was never let go"
         return super().__call__(attempt)
 
     def wait_inside(self) -> None:
-        assert self.inside.wait(PATIENCE), "the body was never entered"
+        assert self.inside.wait(TIMEOUT_SECONDS), "the body was never entered"
 
 
 class Interrupted(BaseException):
-    """Stands for KeyboardInterrupt and its like, which would end the test run itself."""
+    """Stands for KeyboardInterrupt, which would end the test run itself."""
 
 
 class EngineCase(StoreCase):
-    """Engines, bodies in threads, and dead owners."""
+    """Makes engines, runs bodies in threads, and makes dead owners."""
 
     def __init__(
         self,
@@ -114,18 +114,18 @@ class EngineCase(StoreCase):
         return engine
 
     def faulty(self, script: Script | None = None) -> Faulty:
-        """The store behind a script of faults, of the right colour."""
+        """The store wrapped in a FaultyStore or AsyncFaultyStore."""
         raw: Any = self.raw
         return AsyncFaultyStore(raw, script) if self.asyncio else FaultyStore(raw, script)
 
     def start(self, fn: Callable[..., Any], *args: Any, **options: Any) -> Future[Any]:
-        """Call it in a thread of its own."""
+        """Calls `fn` in a thread."""
         future = self._pool.submit(fn, *args, **options)
         self._started.append(future)
         return future
 
     def close(self) -> None:
-        # After a failed test some may still sleep on the clock: time goes on until none does.
+        # After a failed test some threads may still sleep on the clock: move it until none does.
         for _ in range(1_000):
             if all(future.done() for future in self._started):
                 break
@@ -147,7 +147,7 @@ class EngineCase(StoreCase):
         return self.record(self.identity(key, **names).id)
 
     def hold(self, key: str, *, request: Any = None, **changes: Any) -> HeldClaim:
-        """Another owner claims the key, straight on the store, and says no more."""
+        """Another owner claims the key directly on the store, and stays silent."""
         id, owner = self.identity(key).id, token("own")
         fingerprint = Identities().fingerprint(request)
         reply = self.expect(Claimed, claim(id, owner, fingerprint=fingerprint, **changes))
@@ -156,7 +156,7 @@ class EngineCase(StoreCase):
     def dead_owner(
         self, key: str, *, steps: dict[str, Any] | None = None, **changes: Any
     ) -> HeldClaim:
-        """... and its lease is over; `steps` it had finished."""
+        """The same, and its lease is over; `steps` are the steps it had finished."""
         held = self.hold(key, **changes)
         for name, value in (steps or {}).items():
             body = pack_step({}, pack_value(JSON, value))
@@ -167,25 +167,25 @@ class EngineCase(StoreCase):
     # --- time ---------------------------------------------------------------------------------
 
     def next_beat(self) -> None:
-        """Let a third of the lease pass, once the heartbeat waits for it."""
+        """Lets a third of the lease pass, once the heartbeat waits for it."""
         self.clock.wait_until_due(LEASE // 3)
         self.clock.advance(LEASE // 3)
 
-    def facts(self, engine: Engine) -> list[EventKind]:
-        """A list that fills with what the engine tells its subscribers."""
-        heard: list[EventKind] = []
+    def events_of(self, engine: Engine) -> list[EventKind]:
+        """A list that fills with the kinds of the engine's events."""
+        kinds: list[EventKind] = []
 
-        def hear(notice: Event) -> None:
-            heard.append(notice.kind)
+        def record(event: Event) -> None:
+            kinds.append(event.kind)
 
-        engine.subscribe(hear)
-        return heard
+        engine.subscribe(record)
+        return kinds
 
 
 def wait_until_true(condition: Callable[[], bool]) -> None:
-    """Glance at a condition until it holds; another thread makes it so."""
+    """Polls a condition until it holds; another thread makes it true."""
     pause = threading.Event()
-    for _ in range(int(PATIENCE * 1_000)):
+    for _ in range(int(TIMEOUT_SECONDS * 1_000)):
         if condition():
             return
         pause.wait(0.001)

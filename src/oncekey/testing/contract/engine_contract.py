@@ -1,4 +1,4 @@
-"""`EngineContract`: what Once and AsyncOnce do on a store, as tests. One text for both colours.
+"""`EngineContract`: tests of what Once and AsyncOnce do on a store.
 
     from oncekey.testing.contract import EngineContract
 
@@ -6,7 +6,8 @@
         def open_store(self, clock):
             return MyStore(clock=clock)          # an async store is run by AsyncOnce
 
-Store and engine share a clock that stands still until a test moves it.
+The same tests cover sync and async stores. Store and engine share a clock that stands still until a
+test moves it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Steps and child keys: finished ones are skipped, intents come before calls (I1, I8)."""
+"""Engine tests of steps and child keys: finished steps are skipped, intents come first (I1, I8)."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ class EngineSteps:
     def test_a_step_name_used_twice_in_one_attempt_is_refused(
         self, engines: EngineCase, parallel: bool
     ) -> None:
-        """The second call would be skipped and given the first one's result. Also where an earlier
-        attempt has finished the step: its result is given once."""
+        """The second call would be skipped and given the first one's result. The same holds if an
+        earlier attempt has finished the step: its result is returned once."""
         engines.dead_owner("k", retry_safe=True, steps={"mail": "sent by the dead"})
         mailed: list[str] = []
 

@@ -1,4 +1,4 @@
-"""Subscribers, the replay cache, and crowds of callers."""
+"""Engine tests of subscribers, of the replay cache, and of concurrent callers."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ POLL_MAX = 250_000
 
 
 class Subscribers:
-    def test_each_decision_is_told_once(self, engines: EngineCase) -> None:
+    def test_subscribers_get_one_event_per_decision(self, engines: EngineCase) -> None:
         once = engines.once(cache=0)
-        facts = engines.facts(once)
+        kinds = engines.events_of(once)
         once.run("op", "k", Body(1), request="a")
-        assert facts == [EventKind.CLAIMED, EventKind.FINISHED]
-        facts.clear()
+        assert kinds == [EventKind.CLAIMED, EventKind.FINISHED]
+        kinds.clear()
         once.run("op", "k", Body(1), request="a")
         with pytest.raises(Mismatch):
             once.run("op", "k", Body(1), request="b")
-        assert facts == [EventKind.REPLAYED, EventKind.MISMATCH]
-        facts.clear()
+        assert kinds == [EventKind.REPLAYED, EventKind.MISMATCH]
+        kinds.clear()
         with pytest.raises(NotStarted):
             once.run("op", "k2", Body(error=NotStarted()))
-        assert facts == [EventKind.CLAIMED, EventKind.RELEASED]
-        facts.clear()
+        assert kinds == [EventKind.CLAIMED, EventKind.RELEASED]
+        kinds.clear()
         engines.hold("k3")
         with pytest.raises(InFlight):
             once.run("op", "k3", Body())
@@ -41,22 +41,24 @@ class Subscribers:
         engines.clock.advance(SECOND)
         with pytest.raises(WaitTimeout):
             waiting.result()
-        assert facts == [EventKind.IN_FLIGHT, EventKind.WAIT_TIMEOUT]
-        facts.clear()
+        assert kinds == [EventKind.IN_FLIGHT, EventKind.WAIT_TIMEOUT]
+        kinds.clear()
         engines.wait(LEASE)
         with pytest.raises(OutcomeUnknown):
             once.run("op", "k3", Body())
-        assert facts == [EventKind.UNKNOWN]
+        assert kinds == [EventKind.UNKNOWN]
 
-    def test_a_stored_failure_is_told_as_finished_then_replayed(self, engines: EngineCase) -> None:
+    def test_a_stored_failure_gives_a_finished_and_then_a_replayed_event(
+        self, engines: EngineCase
+    ) -> None:
         once = engines.once()
-        facts = engines.facts(once)
+        kinds = engines.events_of(once)
         for _ in range(2):
             with pytest.raises(Exception, match="no"):
                 once.run("op", "k", Body(error=ValueError("no")))
-        assert facts == [EventKind.CLAIMED, EventKind.FINISHED, EventKind.REPLAYED]
+        assert kinds == [EventKind.CLAIMED, EventKind.FINISHED, EventKind.REPLAYED]
 
-    def test_a_notice_names_the_operation_and_never_the_key(self, engines: EngineCase) -> None:
+    def test_an_event_names_the_operation_and_never_the_key(self, engines: EngineCase) -> None:
         once, heard = engines.once(), list[Event]()
         once.subscribe(heard.append)
         result = once.run("op", "secret-key", Body(1), scope="t")
@@ -84,7 +86,7 @@ class Subscribers:
         ]
         assert "a subscriber failed" in caplog.text
 
-    def test_unsubscribing_ends_it(self, engines: EngineCase) -> None:
+    def test_an_unsubscribed_function_gets_no_more_events(self, engines: EngineCase) -> None:
         once, heard = engines.once(), list[Event]()
         stop = once.subscribe(heard.append)
         stop()
@@ -102,7 +104,7 @@ class ReplayCaches:
         assert once.run("op", "k", body).value == {"list": [1]}
         assert faulty.kinds() == ["Claim", "Finish"]
 
-    def test_no_cache(self, engines: EngineCase) -> None:
+    def test_cache_0_turns_the_replay_cache_off(self, engines: EngineCase) -> None:
         faulty = engines.faulty()
         once = engines.once(faulty, cache=0)
         assert [once.run("op", "k", Body(n)).value for n in range(3)] == [0, 0, 0]
@@ -146,7 +148,7 @@ class ReplayCaches:
         assert once.run("op", "a", Body()).value == "a"
         assert faulty.kinds() == ["Claim"]
 
-    def test_what_is_not_finished_is_never_cached(self, engines: EngineCase) -> None:
+    def test_unfinished_outcomes_are_never_cached(self, engines: EngineCase) -> None:
         faulty = engines.faulty()
         once = engines.once(faulty)
         engines.hold("k", keep_unknown=KEEP)
@@ -175,7 +177,7 @@ class ConcurrentCallers:
         body = Body("once")
 
         def waiting_body(attempt: Any) -> Any:
-            # Everyone else sleeps on the clock by now, to be woken by the end of this.
+            # All others sleep on the clock by now and are woken when this attempt ends.
             engines.clock.wait_until_due(FOLLOWER_POLL_US, CROWD - 1, timeout=60)
             return body(attempt)
 

@@ -1,4 +1,4 @@
-"""How attempts end: failures, dead owners, recovery (I1, I10). One declared kind drives both."""
+"""Engine tests of failures, dead owners and recovery (I1, I10)."""
 
 from __future__ import annotations
 
@@ -102,14 +102,14 @@ class DeadOwners:
     ) -> None:
         dead, body = engines.dead_owner("k", retry_safe=True), Body("second")
         once = engines.once()
-        facts = engines.facts(once)
+        kinds = engines.events_of(once)
         result = once.run("op", "k", body, retry_safe=True)
         assert (result.value, result.replayed, result.attempt) == ("second", False, 2)
         assert result.fence == body.fences[0] > dead.fence
-        assert facts == [EventKind.TAKEOVER, EventKind.FINISHED]
+        assert kinds == [EventKind.TAKEOVER, EventKind.FINISHED]
 
     @pytest.mark.parametrize(("dead", "new"), [(False, False), (False, True), (True, False)])
-    def test_i1_otherwise_it_is_unknown_and_never_runs_again(
+    def test_i1_a_dead_owners_key_that_is_not_retry_safe_is_unknown_and_never_runs_again(
         self, engines: EngineCase, dead: bool, new: bool
     ) -> None:
         engines.dead_owner("k", retry_safe=dead)
@@ -169,14 +169,14 @@ class Recoveries:
             assert unknown.child_key("reserve").startswith("ok1-")
         return outcome, body, asked
 
-    def test_it_happened(self, engines: EngineCase) -> None:
+    def test_recover_that_says_succeeded_stores_its_value(self, engines: EngineCase) -> None:
         outcome, body, asked = self.recover_with(engines, Recovery.succeeded({"id": 5}))
         assert (outcome, body.runs, len(asked)) == ({"id": 5}, 0, 1)
         record = engines.record_of("k")
         assert (record.state, record.note) == (SUCCEEDED, "recover: it happened")
         assert engines.once().run("op", "k", body).value == {"id": 5}
 
-    def test_it_failed(self, engines: EngineCase) -> None:
+    def test_recover_that_says_failed_stores_the_failure(self, engines: EngineCase) -> None:
         outcome, body, _ = self.recover_with(
             engines, Recovery.failed("declined", note="asked bank")
         )
@@ -184,15 +184,15 @@ class Recoveries:
         assert (outcome.error_message, body.runs) == ("declined", 0)
         assert engines.record_of("k").note == "asked bank"
 
-    def test_it_never_happened(self, engines: EngineCase) -> None:
+    def test_recover_that_says_free_runs_the_body(self, engines: EngineCase) -> None:
         outcome, body, _ = self.recover_with(engines, Recovery.free())
         assert (outcome, body.runs, body.numbers) == ("ran again", 1, [2])
 
     @pytest.mark.parametrize("answer", [Recovery.free(), Recovery.failed("declined")], ids=str)
-    def test_i1_that_nothing_happened_is_not_believed_of_an_owner_that_may_wake(
+    def test_i1_recover_that_says_free_is_not_believed_while_the_owner_may_wake(
         self, engines: EngineCase, answer: Recovery
     ) -> None:
-        """It was stopped half-way, the provider has not heard of it yet, and then it goes on."""
+        """The owner was paused before the provider got its call, and then goes on."""
         engines.dead_owner("k")
         once, body = engines.once(cache=0), Body("second")
         options: dict[str, Any] = {"recover": lambda unknown: answer, "recover_grace": "30s"}
@@ -209,7 +209,7 @@ class Recoveries:
         else:
             assert once.run("op", "k", body, **options).value == "second"
 
-    def test_a_recovery_that_it_happened_is_believed_at_once(self, engines: EngineCase) -> None:
+    def test_recover_that_says_succeeded_is_believed_at_once(self, engines: EngineCase) -> None:
         engines.dead_owner("k")
         found = engines.once().run(
             "op",
@@ -220,7 +220,7 @@ class Recoveries:
         )
         assert found.value == "ch_1"
 
-    def test_an_owner_that_said_itself_that_it_was_interrupted_needs_no_settling(
+    def test_recover_is_believed_at_once_if_the_owner_reported_its_interruption(
         self, engines: EngineCase
     ) -> None:
         held = engines.hold("k")
@@ -232,25 +232,25 @@ class Recoveries:
         )
         assert found.value == "again"
 
-    def test_nobody_knows(self, engines: EngineCase) -> None:
+    def test_recover_that_returns_none_leaves_the_key_unknown(self, engines: EngineCase) -> None:
         outcome, body, asked = self.recover_with(engines, None)
         assert isinstance(outcome, OutcomeUnknown)
         assert (body.runs, len(asked)) == (0, 1)
         assert engines.record_of("k").state is UNKNOWN
 
-    def test_recover_raises(self, engines: EngineCase) -> None:
+    def test_recover_that_raises_leaves_the_key_unknown(self, engines: EngineCase) -> None:
         outcome, body, _ = self.recover_with(engines, ConnectionError("bank is down"))
         assert isinstance(outcome, ConnectionError)
         assert (body.runs, engines.record_of("k").state) == (0, UNKNOWN)
 
-    def test_recover_answers_nonsense(self, engines: EngineCase) -> None:
+    def test_recover_that_returns_another_type_is_refused(self, engines: EngineCase) -> None:
         outcome, body, _ = self.recover_with(engines, {"state": "ok"})
         assert isinstance(outcome, ConfigurationError)
         assert (body.runs, engines.record_of("k").state) == (0, UNKNOWN)
 
-    def test_recover_is_told_to_subscribers(self, engines: EngineCase) -> None:
+    def test_recovery_gives_an_event(self, engines: EngineCase) -> None:
         engines.dead_owner("k")
         once = engines.once()
-        facts = engines.facts(once)
+        kinds = engines.events_of(once)
         once.run("op", "k", Body(), recover=lambda unknown: Recovery.succeeded(1))
-        assert facts == [EventKind.RECOVERED, EventKind.REPLAYED]
+        assert kinds == [EventKind.RECOVERED, EventKind.REPLAYED]

@@ -1,4 +1,4 @@
-"""Heartbeats, lost leases, waiting for a running attempt (I5, I14), on a fake clock."""
+"""Engine tests of heartbeats, lost leases and late starts (I5, I14), with a fake clock."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Heartbeats:
             engines.next_beat()
             with pytest.raises(InFlight):
                 engines.once().run("op", "k", Body())
-        engines.clock.wait_until_due(LEASE // 3)  # the tenth renewal is in
+        engines.clock.wait_until_due(LEASE // 3)  # the tenth renewal has arrived
         assert engines.record_of("k").lease_until == engines.now() + LEASE
         body.go.set()
         assert running.result().value == "slow"
@@ -71,7 +71,7 @@ class Heartbeats:
         body.go.set()
         assert running.result().value == "slow"
 
-    def test_renew_by_hand(self, engines: EngineCase) -> None:
+    def test_attempt_renew_extends_the_lease(self, engines: EngineCase) -> None:
         once, body = engines.once(), HeldBody()
         running = engines.start(once.run, "op", "k", body)
         body.wait_inside()
@@ -102,7 +102,7 @@ class Heartbeats:
 
 class LostLeases:
     def overtake(self, engines: EngineCase, faulty: Faulty, body: HeldBody) -> HeldClaim:
-        """The owner's renewal hangs, its lease ends, another one takes the key over."""
+        """The owner's renewal hangs, its lease ends, and another owner takes the key over."""
         body.wait_inside()
         engines.next_beat()
         faulty.wait_held()
@@ -122,7 +122,7 @@ class LostLeases:
     ) -> tuple[object, HeldBody, list[EventKind]]:
         faulty = engines.faulty(hold_renewals)
         once, body = engines.once(faulty), HeldBody("loser")
-        facts = engines.facts(once)
+        kinds = engines.events_of(once)
         running = engines.start(once.run, "op", "k", body, retry_safe=True)
         winner = self.overtake(engines, faulty, body)
         before_release(winner)
@@ -135,26 +135,26 @@ class LostLeases:
             outcome: object = running.result().value
         except Exception as error:
             outcome = error
-        return outcome, body, facts
+        return outcome, body, kinds
 
     def test_i2_the_loser_is_flagged_and_its_outcome_never_stored(
         self, engines: EngineCase
     ) -> None:
-        outcome, _, facts = self.lose(engines, lambda winner: None)
+        outcome, _, kinds = self.lose(engines, lambda winner: None)
         assert isinstance(outcome, LeaseLost)
         assert engines.record_of("k").state is PENDING
-        assert facts[:2] == [EventKind.CLAIMED, EventKind.LOST]
-        if not engines.asyncio:  # nothing stopped its body, so it ended with an answer
-            assert facts[2:] == [EventKind.UNRECORDED]
+        assert kinds[:2] == [EventKind.CLAIMED, EventKind.LOST]
+        if not engines.asyncio:  # nothing stopped its body, so it returned a value
+            assert kinds[2:] == [EventKind.UNRECORDED]
             assert outcome.value == "loser"
 
     def test_the_loser_gets_the_winners_answer(self, engines: EngineCase) -> None:
         def win(winner: HeldClaim) -> None:
             engines.expect(Done, winner.finish(SUCCEEDED, pack_value(JSON, "winner")))
 
-        outcome, _, facts = self.lose(engines, win)
+        outcome, _, kinds = self.lose(engines, win)
         assert outcome == "winner"
-        assert facts[:2] == [EventKind.CLAIMED, EventKind.REPLAYED]
+        assert kinds[:2] == [EventKind.CLAIMED, EventKind.REPLAYED]
         assert engines.once().run("op", "k", Body()).value == "winner"
 
     def test_the_loser_gets_the_winners_failure(self, engines: EngineCase) -> None:
@@ -168,7 +168,7 @@ class LostLeases:
     def test_i14_a_paused_owner_that_is_not_retry_safe_says_how_it_ended(
         self, engines: EngineCase
     ) -> None:
-        """Everybody was told that it is unknown, and it alone knows."""
+        """Everybody else found the key unknown; only this owner knows how it ended."""
         faulty = engines.faulty(hold_renewals)
         once, body = engines.once(faulty), HeldBody("late")
         running = engines.start(once.run, "op", "k", body)
@@ -188,7 +188,7 @@ class LostLeases:
     def test_i1_a_store_clock_set_ahead_by_more_than_lease_and_keep_lets_nobody_run_beside_it(
         self, engines: EngineCase, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The owner's own clock goes on as before, so nothing tells it to hurry."""
+        """The owner's own clock goes on as before, so it does not know that it is late."""
         body, second = HeldBody("first"), Body("second")
         running = engines.start(engines.once().run, "op", "k", body)
         body.wait_inside()
@@ -206,7 +206,7 @@ class LostLeases:
     def test_i14_a_store_away_for_longer_than_the_lease_costs_no_result(
         self, engines: EngineCase
     ) -> None:
-        """Nobody may take over, so nobody stops the body; its outcome is offered all the same."""
+        """Nobody may take over, so nobody stops the body, and its outcome is stored later."""
         faulty = engines.faulty()
         once, body = engines.once(faulty), HeldBody("charged")
         running = engines.start(once.run, "op", "k", body)
@@ -221,10 +221,12 @@ class LostLeases:
         assert running.result().value == "charged"
         assert engines.once().run("op", "k", Body()).value == "charged"
 
-    def test_i14_an_answer_that_cannot_be_stored_is_the_callers(self, engines: EngineCase) -> None:
+    def test_i14_a_result_that_cannot_be_stored_is_given_to_the_caller(
+        self, engines: EngineCase
+    ) -> None:
         faulty = engines.faulty()
         once, body = engines.once(faulty), HeldBody("charged")
-        facts = engines.facts(once)
+        kinds = engines.events_of(once)
         running = engines.start(once.run, "op", "k", body)
         body.wait_inside()
         faulty.down = True
@@ -234,9 +236,11 @@ class LostLeases:
         with pytest.raises(StoreUnavailable) as caught:
             running.result()
         assert caught.value.value == "charged"
-        assert facts == [EventKind.CLAIMED, EventKind.UNAVAILABLE, EventKind.UNRECORDED]
+        assert kinds == [EventKind.CLAIMED, EventKind.UNAVAILABLE, EventKind.UNRECORDED]
 
-    def test_our_own_lease_lost_is_never_stored_as_its_failure(self, engines: EngineCase) -> None:
+    def test_lease_lost_is_never_stored_as_the_operations_failure(
+        self, engines: EngineCase
+    ) -> None:
         faulty = engines.faulty()
         once, body = engines.once(faulty), HeldBody(error=LeaseLost("attempt.check() says so"))
         running = engines.start(once.run, "op", "k", body)
@@ -248,7 +252,7 @@ class LostLeases:
             engines.once().run("op", "k", Body())
 
     def test_a_step_that_comes_late_renews_first(self, engines: EngineCase) -> None:
-        """Late by its clock is not overtaken: the store can tell."""
+        """Late by its own clock does not mean overtaken; the store decides."""
         faulty = engines.faulty(hold_renewals)
 
         def body(attempt: Any) -> Any:
@@ -262,7 +266,7 @@ class LostLeases:
             pytest.skip("its bodies are on another thread than their steps")
         assert engines.once(faulty).run("op", "k", body).value == "paid"
 
-    def test_renew_by_hand_of_a_lost_attempt_raises(self, engines: EngineCase) -> None:
+    def test_attempt_renew_of_a_lost_attempt_raises(self, engines: EngineCase) -> None:
         faulty = engines.faulty(hold_renewals)
         once, body = engines.once(faulty), HeldBody("loser")
         running = engines.start(once.run, "op", "k", body, retry_safe=True)
@@ -278,7 +282,7 @@ class LostLeases:
 
 
 class LateStarts:
-    """A body whose owner was stopped between the claim's reply and its first line."""
+    """Tests of owners that are paused between the claim's reply and the body's first line."""
 
     def late(
         self, engines: EngineCase, meanwhile: Any, **options: Any
@@ -338,7 +342,7 @@ class LateStarts:
         assert (outcome, body.runs) == ("other", 0)
 
     def test_a_key_given_up_before_its_late_body_began_is_run(self, engines: EngineCase) -> None:
-        """The owner is the only witness, and knows that its body has not begun."""
+        """Only the owner knows that its body has not begun."""
 
         def give_up() -> None:
             with pytest.raises(OutcomeUnknown):

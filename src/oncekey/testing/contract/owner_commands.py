@@ -1,4 +1,4 @@
-"""The owner's verbs and Resolve at store level: compare-and-set, idempotent (S1, I2, I9)."""
+"""Store tests of the owner's commands and of Resolve (S1, I2, I9)."""
 
 from __future__ import annotations
 
@@ -57,15 +57,15 @@ class OwnerCommands:
     ) -> None:
         held = case.claimed()
         case.expect(Done, held.finish(first, b"first"))
-        if first is UNKNOWN and second is not UNKNOWN:  # it says at last how it ended
+        if first is UNKNOWN and second is not UNKNOWN:  # the late owner says how it ended
             case.expect(Done, held.finish(second, b"second"))
             assert case.expect(Replay, held.rival()).body == b"second"
             return
         (reply,) = case.unchanged_by(held.finish(second, b"second"))
-        if not first == second == UNKNOWN:  # unknown is unknown, whatever was said of it
+        if not first == second == UNKNOWN:  # a second Finish as UNKNOWN changes nothing
             assert reply == Lost()
 
-    def test_a_finish_after_the_lease_holds_if_nobody_came(self, case: StoreCase) -> None:
+    def test_a_finish_after_the_lease_holds_if_nobody_took_over(self, case: StoreCase) -> None:
         held = case.claimed()
         case.wait(LEASE + SECOND)
         assert case.send(held.finish()) == Done()
@@ -76,13 +76,13 @@ class OwnerCommands:
         held = case.claimed(retry_safe=True)
         case.wait(LEASE)
         case.expect(Claimed, held.rival(retry_safe=True))
-        assert case.unchanged_by(held.verbs()[which]) == [Lost()]
+        assert case.unchanged_by(held.owner_commands()[which]) == [Lost()]
 
     @pytest.mark.parametrize("which", range(5))
     def test_i2_another_owner_is_told_lost(self, case: StoreCase, which: int) -> None:
         held = case.claimed()
         stranger = HeldClaim(case, held.id, token("str"), held.fence)
-        assert case.unchanged_by(stranger.verbs()[which]) == [Lost()]
+        assert case.unchanged_by(stranger.owner_commands()[which]) == [Lost()]
 
     @pytest.mark.parametrize("off", [-1, 1])
     @pytest.mark.parametrize("which", range(4))
@@ -91,16 +91,18 @@ class OwnerCommands:
     ) -> None:
         held = case.claimed()
         stale = HeldClaim(case, held.id, held.owner, held.fence + off)
-        assert case.unchanged_by(stale.verbs()[which]) == [Lost()]
+        assert case.unchanged_by(stale.owner_commands()[which]) == [Lost()]
 
     @pytest.mark.parametrize("which", range(5))
     def test_a_key_never_seen_has_no_owner(self, case: StoreCase, which: int) -> None:
         nobody = HeldClaim(case, token("id"), token("own"), 5)
-        assert case.unchanged_by(nobody.verbs()[which]) == [Lost()]
+        assert case.unchanged_by(nobody.owner_commands()[which]) == [Lost()]
         assert case.seen(nobody.id).record is None
 
     @pytest.mark.parametrize("state", FINAL)
-    def test_i2_after_the_end_the_other_verbs_are_lost(self, case: StoreCase, state: State) -> None:
+    def test_i2_after_a_finish_the_other_commands_are_lost(
+        self, case: StoreCase, state: State
+    ) -> None:
         held = case.claimed()
         case.expect(Done, held.finish(state))
         late = case.unchanged_by(held.renew(), held.release(), held.release_blind(), held.step())
@@ -110,7 +112,7 @@ class OwnerCommands:
     def test_the_owner_of_a_key_given_up_says_how_it_ended(
         self, case: StoreCase, state: State
     ) -> None:
-        """It was late, not dead: nobody else has run, and it is the only witness."""
+        """The owner was late, not dead: nobody else has run, and only it knows how it ended."""
         held, other = case.key_in(UNKNOWN), case.key_in(UNKNOWN)
         stranger = held.finish()._replace(owner=other.owner)
         stale = held.finish()._replace(fence=held.fence - 1)
@@ -145,7 +147,7 @@ class OwnerCommands:
         held = case.key_in(SUCCEEDED)
         case.wait(case.record(held.id).expires_at - case.now())
         case.expect(Claimed, held.rival())
-        assert case.unchanged_by(*held.verbs()) == [Lost()] * 5
+        assert case.unchanged_by(*held.owner_commands()) == [Lost()] * 5
 
     def test_s1_a_renewal_counts_from_now(self, case: StoreCase) -> None:
         held = case.claimed()
@@ -154,7 +156,7 @@ class OwnerCommands:
         assert case.send(held.renew(LEASE * 3)) == Done()
         assert case.record(held.id) == before._replace(lease_until=case.now() + LEASE * 3)
 
-    def test_a_renewal_after_the_lease_holds_if_nobody_came(self, case: StoreCase) -> None:
+    def test_a_renewal_after_the_lease_holds_if_nobody_took_over(self, case: StoreCase) -> None:
         held = case.claimed(retry_safe=True)
         case.wait(LEASE)
         assert case.send(held.renew()) == Done()
@@ -174,9 +176,9 @@ class OwnerCommands:
     def test_i9_a_late_release_does_not_free_the_next_owners_claim(self, case: StoreCase) -> None:
         held = case.key_in(ABSENT)
         case.expect(Claimed, held.rival())
-        assert case.unchanged_by(*held.verbs()) == [Lost()] * 5
+        assert case.unchanged_by(*held.owner_commands()) == [Lost()] * 5
 
-    def test_after_a_release_the_other_verbs_are_lost(self, case: StoreCase) -> None:
+    def test_after_a_release_the_other_commands_are_lost(self, case: StoreCase) -> None:
         held = case.key_in(ABSENT)
         assert case.unchanged_by(held.finish(), held.renew(), held.step()) == [Lost()] * 3
 
@@ -209,7 +211,7 @@ class SavedSteps:
         (step,) = case.expect(Claimed, held.rival(retry_safe=True)).steps
         assert (step.name, step.done, step.body) == ("Prüfung → 支払い 🎉", True, body)
 
-    def test_a_hundred_steps(self, case: StoreCase) -> None:
+    def test_a_record_holds_a_hundred_steps(self, case: StoreCase) -> None:
         held = case.claimed()
         replies = case.store.apply(
             [held.step(f"step {n}", done=True, body=b"%d" % n) for n in range(100)]
@@ -251,7 +253,7 @@ class ResolvedKeys:
         case.wait(LEASE)
         assert case.send(held.resolve()) == Done()
 
-    def test_a_retry_safe_owners_key_is_not_for_operators(self, case: StoreCase) -> None:
+    def test_a_retry_safe_owners_key_cannot_be_resolved(self, case: StoreCase) -> None:
         held = case.claimed(retry_safe=True)
         case.wait(LEASE)
         assert case.unchanged_by(held.resolve()) == [Lost()]
@@ -282,7 +284,7 @@ class ResolvedKeys:
         assert case.unchanged_by(stale.resolve()) == [Lost()]
         assert case.unchanged_by(HeldClaim(case, token(), token(), 1).resolve()) == [Lost()]
 
-    def test_an_expired_unknown_key_is_nobodys(self, case: StoreCase) -> None:
+    def test_an_expired_unknown_key_cannot_be_resolved(self, case: StoreCase) -> None:
         held = case.key_in(UNKNOWN)
         case.wait(case.record(held.id).expires_at - case.now())
         assert case.unchanged_by(held.resolve()) == [Lost()]
@@ -291,7 +293,7 @@ class ResolvedKeys:
     def test_i2_the_dead_owner_waking_up_after_the_decision_is_lost(
         self, case: StoreCase, state: State
     ) -> None:
-        """Also where it says the same in other words: the decision is what retries get."""
+        """Even if it reports the same state with another body: retries get the decision."""
         held = case.key_in(UNKNOWN)
         case.expect(Done, held.resolve(state, b"decided"))
         for late in (held.finish(SUCCEEDED, b"mine"), held.finish(FAILED, b"mine"), held.renew()):

@@ -1,4 +1,4 @@
-"""Keep, audit, history and the sweeper at store level (S7, I11, I12)."""
+"""Store tests of keep, audit, history and the sweeper (S7, I11, I12)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Retention:
     def test_i12_the_sweeper_takes_a_record_after_its_audit_and_never_before(
         self, case: StoreCase, state: State
     ) -> None:
-        """A store may note at the claim when to look: then it comes up to one lease late."""
+        """A store may decide at the claim when to look; then it sweeps up to one lease late."""
         held = case.key_in(state, keep_unknown=KEEP)
         record = case.record(held.id)
         while (left := record.audit_until - case.now()) > 1:
@@ -57,7 +57,7 @@ class Retention:
         case.wait(LEASE + 1)
         case.wait_for_sweeper()
         assert case.store.sweep() == 1
-        assert case.unchanged_by(*held.verbs()) == [Lost()] * 5
+        assert case.unchanged_by(*held.owner_commands()) == [Lost()] * 5
 
     def test_s7_a_sweep_removes_at_most_its_limit(self, case: StoreCase) -> None:
         for _ in range(10):
@@ -89,7 +89,7 @@ class Retention:
     def test_i6_the_fence_grows_across_a_sweep_and_a_clock_that_stepped_back(
         self, case: StoreCase, batch: int
     ) -> None:
-        """By more than keep and audit: nothing is left of what was there but the highest fence."""
+        """The clock steps back by more than keep and audit: only the highest fence is left."""
         ids = [case.key_in(SUCCEEDED).id for _ in range(batch)]
         highest = max(case.record(id).fence for id in ids)
         for _ in range(2):
@@ -127,8 +127,8 @@ class Retention:
 
 
 class UndecidedKeys:
-    """An operation nobody can tell the outcome of stays so until somebody decides: a crash on
-    Friday that is retried on Monday does not run again, whatever was swept in between."""
+    """An operation of unknown outcome stays unknown until somebody decides: a crash on Friday that
+    is retried on Monday does not run again, whatever was swept in between."""
 
     @pytest.mark.parametrize("met", [True, False], ids=["met on Friday", "met by nobody"])
     @pytest.mark.parametrize("sweeps", [0, 1, 12], ids=["unswept", "swept", "swept all weekend"])
@@ -223,7 +223,9 @@ class History:
         assert past == records
         assert [old.fence for old in past] == sorted(old.fence for old in past)
 
-    def test_a_freed_stone_and_an_audited_record_are_not_archived(self, case: StoreCase) -> None:
+    def test_a_released_tombstone_and_an_audited_record_are_not_archived(
+        self, case: StoreCase
+    ) -> None:
         freed, old = case.key_in(ABSENT), case.key_in(SUCCEEDED)
         case.wait(KEEP)
         case.expect(Claimed, freed.rival())

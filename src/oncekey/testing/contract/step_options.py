@@ -1,4 +1,4 @@
-"""Steps against real downstreams: kept requests, probes, results with ids, steps side by side."""
+"""Engine tests of step options: stored requests, probes, external ids, parallel steps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from oncekey.core.commands import Done
 from oncekey.core.errors import ConfigurationError, InvalidKey, NotStarted, Terminal
 from oncekey.core.step_format import StepResult
-from oncekey.testing.contract.engine_case import PATIENCE, EngineCase
+from oncekey.testing.contract.engine_case import TIMEOUT_SECONDS, EngineCase
 from oncekey.testing.contract.store_case import LEASE, SECOND
 
 
@@ -118,7 +118,7 @@ class Probes:
         assert provider.probed == 0
 
     def test_a_no_after_a_takeover_is_believed_at_once(self, engines: EngineCase) -> None:
-        """The dead owner's call has had its lease to arrive."""
+        """The dead owner's call has had a whole lease to arrive."""
         provider = Provider()
         held = engines.hold("k", retry_safe=True)
         engines.expect(Done, held.step("pay", body=b"an intent"))
@@ -137,9 +137,9 @@ class Probes:
         engines.clock.wait_until_due(9 * SECOND)
         assert (provider.probed, provider.charged) == (1, [])
         provider.arrive_late = False
-        provider.charge(engines.identity_child("k", "pay"))  # here it comes
+        provider.charge(engines.identity_child("k", "pay"))  # the delayed call arrives
         engines.wait(9 * SECOND)
-        assert retry.result(PATIENCE).value == {"charge": 1}
+        assert retry.result(TIMEOUT_SECONDS).value == {"charge": 1}
         assert len(provider.charged) == 1
 
     def test_a_step_tried_twice_in_one_body_probes_too(self, engines: EngineCase) -> None:
@@ -165,7 +165,7 @@ class ParallelSteps:
         meet = threading.Barrier(3)
 
         def call(key: str) -> str:
-            meet.wait(PATIENCE)
+            meet.wait(TIMEOUT_SECONDS)
             return key
 
         def body(attempt: Any) -> Any:
@@ -191,7 +191,7 @@ class ParallelSteps:
 
         def slow(key: str) -> str:
             calls.append("slow")
-            assert failed.wait(PATIENCE)
+            assert failed.wait(TIMEOUT_SECONDS)
             return "done"
 
         def body(attempt: Any) -> Any:
@@ -228,13 +228,13 @@ class ParallelSteps:
 
         def hold(key: str) -> str:
             inside.set()
-            assert go.wait(PATIENCE)
+            assert go.wait(TIMEOUT_SECONDS)
             return "held"
 
         def body(attempt: Any) -> Any:
             with attempt.parallel() as steps:
                 first = steps.step("a", hold)
-                assert inside.wait(PATIENCE)
+                assert inside.wait(TIMEOUT_SECONDS)
                 with pytest.raises(ConfigurationError, match="running already"):
                     attempt.step("a", hold)
                 go.set()

@@ -1,7 +1,7 @@
-"""What both contract suites stand on: a store under a fake clock, with a blocking sync_store.
+"""The base of both contract suites: a store with a fake clock, used through sync methods.
 
-Owns opening and closing, the command builders, and `dump`, everything a test can see of a store.
-Override `open_store`; where the store's clock cannot be faked, `pass_time` as well.
+Opens and closes the store, builds commands, and has `dump`, which is everything a test can see of a
+store. Override `open_store`, and `pass_time` if the store's clock cannot be replaced.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _numbers = itertools.count(1)
 
 
 def token(prefix: str = "") -> bytes:
-    """16 bytes no other call gave: an id or an owner."""
+    """16 bytes that no other call returned, for an id or an owner."""
     return (prefix.encode() + next(_numbers).to_bytes(16, "big"))[-16:]
 
 
@@ -63,7 +63,7 @@ def claim(id: bytes, owner: bytes, **changes: Any) -> Claim:
 
 
 class Replies(list[Reply]):
-    """Replies are tuples, and Busy(1) == Mismatched(1) as tuples; here the kinds count too."""
+    """Replies that compare by type too: as plain tuples, Busy(1) == Mismatched(1)."""
 
     def __eq__(self, other: object) -> bool:
         return (
@@ -76,7 +76,7 @@ class Replies(list[Reply]):
 
 
 class StoreCase:
-    """One store under test, and short words for what tests do with it."""
+    """One store under test, with short methods for what tests do with it."""
 
     def __init__(
         self, store: Store, clock: FakeClock, pass_time: Callable[[FakeClock, int], None]
@@ -90,20 +90,20 @@ class StoreCase:
         return self.seen(token()).now
 
     def wait(self, us: int) -> None:
-        """Let `us` pass for the store."""
+        """Lets `us` microseconds pass for the store."""
         self._pass_time(self.clock, us)
 
     def wait_for_sweeper(self) -> None:
-        """A store may remove garbage late, and then in heaps: it says how late (`sweep_lag`)."""
+        """Lets the time pass by which this store may remove garbage late (`sweep_lag`)."""
         self.wait(getattr(self.store, "sweep_lag", 0))
 
     def send(self, command: Command) -> Reply:
-        """One command, one reply."""
+        """Sends one command and returns its reply."""
         (reply,) = self.store.apply([command])
         return reply
 
     def expect(self, kind: type[R], command: Command) -> R:
-        """The reply, which must be of this kind."""
+        """Sends one command; its reply must be of this kind."""
         reply = self.send(command)
         assert isinstance(reply, kind), f"{command} was answered {reply}"
         return reply
@@ -117,7 +117,7 @@ class StoreCase:
         return record
 
     def history(self, id: bytes) -> list[Record]:
-        """Past generations; skips where the store shows none."""
+        """The past generations of a key; skips the test if the store keeps none."""
         history = getattr(self.store, "history", None)
         if history is None:
             pytest.skip("this store shows no history")
@@ -133,7 +133,7 @@ class StoreCase:
         return Replies(self.store.apply(commands))
 
     def unchanged_by(self, *commands: Command) -> Replies:
-        """Send commands that must write nothing (S6), all at one time."""
+        """Sends commands that must write nothing (S6), in one batch."""
         ids = [command.id for command in commands]
         before = self.dump(ids)
         replies = self.send_all(*commands)
@@ -143,13 +143,13 @@ class StoreCase:
     # --- keys in a given state ----------------------------------------------------------------
 
     def claimed(self, **changes: Any) -> HeldClaim:
-        """A fresh key, held."""
+        """Claims a fresh key."""
         id, owner = token("id"), token("own")
         reply = self.expect(Claimed, claim(id, owner, **changes))
         return HeldClaim(self, id, owner, reply.fence)
 
     def key_in(self, state: State, *, body: bytes = b"body", **changes: Any) -> HeldClaim:
-        """A fresh key brought into `state`; UNKNOWN by an owner that died."""
+        """Brings a fresh key into `state`; into UNKNOWN by an owner that died."""
         held = self.claimed(**changes)
         if state in (SUCCEEDED, FAILED):
             self.expect(Done, held.finish(state, body))
@@ -162,7 +162,7 @@ class StoreCase:
 
 
 class HeldClaim:
-    """A claim someone holds (or held): its commands."""
+    """A claim that is or was held, and the commands of its owner."""
 
     def __init__(self, case: StoreCase, id: bytes, owner: bytes, fence: int) -> None:
         self.case = case
@@ -174,7 +174,7 @@ class HeldClaim:
         return claim(self.id, self.owner, **changes)
 
     def rival(self, **changes: Any) -> Claim:
-        """Someone else's claim on the same key."""
+        """Another owner's claim of the same key."""
         return claim(self.id, token("riv"), **changes)
 
     def finish(self, state: State = SUCCEEDED, body: bytes = b"body") -> Finish:
@@ -197,8 +197,8 @@ class HeldClaim:
     ) -> Resolve:
         return Resolve(self.id, self.fence, state, body, note)
 
-    def verbs(self) -> tuple[Command, ...]:
-        """Every verb only the owner may use."""
+    def owner_commands(self) -> tuple[Command, ...]:
+        """Every command that only the owner may send."""
         return (self.finish(), self.renew(), self.release(), self.step(), self.release_blind())
 
 
@@ -225,7 +225,7 @@ class ContractBase:
     @pytest.fixture
     def raw_store(self, clock: FakeClock) -> Store | AsyncStore:
         def wall() -> int:
-            return clock.wall()  # looked up at every reading: a test may replace it
+            return clock.wall()  # looked up at every reading, because a test may replace it
 
         return self.open_store(wall)
 
@@ -243,7 +243,7 @@ class ContractBase:
 
 
 def sync_facade_of(store: Store | AsyncStore, loop: Callable[[], LoopThread]) -> Store:
-    """The store itself, or a blocking sync_store of an async one."""
+    """The store itself, or a sync facade of an async one."""
     if is_async(store):
         return SyncStore(store, loop())  # type: ignore[arg-type]
     return store  # type: ignore[return-value]

@@ -1,4 +1,4 @@
-"""`StoreContract`: what every store must do, as tests. One text for every store and colour.
+"""`StoreContract`: tests of what every store must do, sync or async.
 
     from oncekey.testing.contract import StoreContract
 
@@ -6,7 +6,7 @@
         def open_store(self, clock):
             return MyStore(clock=clock)          # or an async store
 
-The names cite core/store.py (S1-S10) and the design's invariants (I1-I15).
+Test names cite the guarantees S1-S10 of core/store.py and the invariants I1-I15 of CONTRIBUTING.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The engine's answers: run, guard, get, replays, mismatches, codecs, odd results (I2, I3, I7)."""
+"""Engine tests of run, guard and get: replays, mismatches, codecs (I2, I3, I7)."""
 
 from __future__ import annotations
 

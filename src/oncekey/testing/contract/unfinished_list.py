@@ -1,6 +1,6 @@
-"""Listing what has not ended, at store level: nothing is missed, and nothing ended is shown (S10).
+"""Store tests of `unfinished`: it misses nothing and lists nothing that has ended (S10).
 
-A background completer lives by it: what it is never shown stays as it is for ever (I10, I11).
+The background completer depends on it: what is never listed is never finished (I10, I11).
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ class ListedSince:
 
     @pytest.mark.parametrize("how", ["released", "resolved"])
     def test_i10_a_freed_key_that_is_claimed_again_is_new(self, case: StoreCase, how: str) -> None:
-        """Its record is as old as before, and perhaps nobody was ever shown it."""
+        """Its record keeps its age, and perhaps it was never listed."""
         held = case.claimed() if how == "released" else case.key_in(UNKNOWN)
         case.expect(Done, held.release() if how == "released" else held.resolve(ABSENT, b""))
         case.wait(LEASE)
@@ -158,7 +158,7 @@ class ListedSince:
         case.wait(SECOND)
         case.expect(Claimed, held.rival())
         assert ids(listed(case, after)) == [held.id]
-        case.wait(LEASE)  # and this owner dies as well
+        case.wait(LEASE)  # this owner dies too
         assert ids(listed(case, after)) == [held.id]
 
     def test_i10_a_key_that_was_taken_over_is_new(self, case: StoreCase) -> None:
@@ -205,7 +205,7 @@ class ListLimits:
 
     @pytest.mark.parametrize("limit", [1, 3, 30])
     def test_s10_claims_of_one_batch_are_never_cut_apart(self, case: StoreCase, limit: int) -> None:
-        """They may have the same fence, and who reads on after it would miss the others."""
+        """They may share a fence, and a reader that goes on after it would miss the others."""
         batch = [claim(token("id"), token("own")) for _ in range(20)]
         case.store.apply(batch)
         case.wait(SECOND)
@@ -217,7 +217,7 @@ class ListLimits:
         assert page == sorted(page, key=lambda record: (record.fence, record.id))
 
     def test_s10_what_has_expired_does_not_count(self, case: StoreCase) -> None:
-        """Else a full page would look like the last one."""
+        """Otherwise a full page would look like the last one."""
         for _ in range(3):
             case.claimed(keep_unknown=SECOND)
         case.wait(LEASE + SECOND)
@@ -241,7 +241,7 @@ class ListLimits:
         assert ids(listed(case, limit=4)) == left[:4]
 
     def test_s9_many_list_while_others_claim_and_finish(self, case: StoreCase) -> None:
-        """Whatever was claimed before a listing is in it, until it has ended."""
+        """What was claimed before a listing is in it until it has ended."""
         together = threading.Barrier(6)
 
         def work(_: int) -> None:
@@ -258,4 +258,4 @@ class ListLimits:
 
 
 class UnfinishedLists(ListedRecords, ListedSince, ListLimits):
-    """All of it."""
+    """All tests of `unfinished`."""

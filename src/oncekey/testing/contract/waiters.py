@@ -1,4 +1,4 @@
-"""Tests of callers that wait for the attempt that holds their key."""
+"""Engine tests of callers that wait for the attempt that holds their key."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class WaitingCallers:
         body.go.set()
         assert (waiting.result().value, waiting.result().replayed) == ("answer", True)
         assert running.result().replayed is False
-        assert engines.clock.now() == before  # woken, not timed out
+        assert engines.clock.now() == before  # it was woken, it did not time out
 
     def test_a_duplicate_in_another_process_polls(self, engines: EngineCase) -> None:
         held = engines.hold("k")
@@ -58,7 +58,7 @@ class WaitingCallers:
             running.result()
         assert (waiting.result().value, second.runs) == ("second", 1)
 
-    def test_wait_ends_in_wait_timeout(self, engines: EngineCase) -> None:
+    def test_a_waiter_gets_wait_timeout_when_its_wait_is_over(self, engines: EngineCase) -> None:
         once, body = engines.once(), HeldBody("answer")
         running = engines.start(once.run, "op", "k", body)
         body.wait_inside()
