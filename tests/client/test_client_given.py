@@ -42,7 +42,7 @@ def test_a_conflict_after_a_lost_answer_keeps_the_key(name: str, journal: Journa
     ):
         got = caller.post(server.url, given=given)
         assert got.delivery is not None
-        assert (got.status, got.delivery.settled) == (409, False)
+        assert (got.status, got.delivery.conclusive) == (409, False)
         assert journal.open_entries() == 1
         caller.post(server.url, given=given)
     assert len(set(server.keys)) == 1

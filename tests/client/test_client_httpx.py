@@ -15,8 +15,8 @@ from tests.client.fake_time import SECOND, AsyncFakeTime, FakeTime
 from tests.client.scripted import Act, Answer, Hang, Slow, serving
 
 from oncekey.client import AsyncIdempotentTransport, IdempotentTransport, RetriesExhausted, Retry
-from oncekey.client.httpx.request import trouble_of
-from oncekey.client.retry_effects import Trouble
+from oncekey.client.httpx.request import failure_of
+from oncekey.client.retry_effects import TransportFailure as Failure
 
 # --- cancellation ---------------------------------------------------------------------------------
 
@@ -285,7 +285,7 @@ def test_a_sync_stream_that_breaks_is_closed_and_fetched_again() -> None:
     assert told == ["left", "closed"]
 
 
-# --- troubles -------------------------------------------------------------------------------------
+# --- failures -------------------------------------------------------------------------------------
 
 
 def _caused(error: Exception, cause: Exception) -> Exception:
@@ -302,36 +302,36 @@ CERTIFICATE = ssl.SSLCertVerificationError("self-signed")
 
 
 @pytest.mark.parametrize(
-    ("error", "trouble"),
+    ("error", "failure"),
     [
-        (httpx.ConnectError("x"), Trouble.CONNECT),
-        (httpx.ConnectTimeout("x"), Trouble.CONNECT_TIMEOUT),
-        (httpx.PoolTimeout("x"), Trouble.POOL_TIMEOUT),
-        (httpx.ReadError("x"), Trouble.NETWORK),
-        (httpx.WriteError("x"), Trouble.NETWORK),
-        (httpx.CloseError("x"), Trouble.NETWORK),
-        (httpx.ReadTimeout("x"), Trouble.TIMEOUT),
-        (httpx.WriteTimeout("x"), Trouble.TIMEOUT),
-        (httpx.RemoteProtocolError("x"), Trouble.CLOSED),
-        (httpx.LocalProtocolError("x"), Trouble.OTHER),
-        (httpx.UnsupportedProtocol("x"), Trouble.OTHER),
-        (httpx.ProxyError("407"), Trouble.OTHER),
-        (httpx.DecodingError("x"), Trouble.OTHER),
-        (OSError("x"), Trouble.OTHER),
-        (_caused(httpx.ConnectError("x"), CERTIFICATE), Trouble.CERTIFICATE),
+        (httpx.ConnectError("x"), Failure.CONNECT),
+        (httpx.ConnectTimeout("x"), Failure.CONNECT_TIMEOUT),
+        (httpx.PoolTimeout("x"), Failure.POOL_TIMEOUT),
+        (httpx.ReadError("x"), Failure.NETWORK),
+        (httpx.WriteError("x"), Failure.NETWORK),
+        (httpx.CloseError("x"), Failure.NETWORK),
+        (httpx.ReadTimeout("x"), Failure.TIMEOUT),
+        (httpx.WriteTimeout("x"), Failure.TIMEOUT),
+        (httpx.RemoteProtocolError("x"), Failure.CLOSED),
+        (httpx.LocalProtocolError("x"), Failure.OTHER),
+        (httpx.UnsupportedProtocol("x"), Failure.OTHER),
+        (httpx.ProxyError("407"), Failure.OTHER),
+        (httpx.DecodingError("x"), Failure.OTHER),
+        (OSError("x"), Failure.OTHER),
+        (_caused(httpx.ConnectError("x"), CERTIFICATE), Failure.CERTIFICATE),
         (
             _caused(httpx.ConnectError("x"), _caused(OSError("y"), CERTIFICATE)),
-            Trouble.CERTIFICATE,
+            Failure.CERTIFICATE,
         ),
-        (_while_dealing_with(httpx.ConnectError("x"), CERTIFICATE), Trouble.CONNECT),
+        (_while_dealing_with(httpx.ConnectError("x"), CERTIFICATE), Failure.CONNECT),
         (
             _caused(
                 httpx.ConnectError("x"),
                 _while_dealing_with(OSError("y"), _while_dealing_with(OSError("z"), CERTIFICATE)),
             ),
-            Trouble.CONNECT,
+            Failure.CONNECT,
         ),
     ],
 )
-def test_which_error_is_which_trouble(error: Exception, trouble: Trouble) -> None:
-    assert trouble_of(error) is trouble
+def test_which_error_means_which_transport_failure(error: Exception, failure: Failure) -> None:
+    assert failure_of(error) is failure

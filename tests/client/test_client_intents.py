@@ -293,7 +293,7 @@ def test_without_retries_a_problem_is_read_too(name: str, journal: Journal) -> N
         assert got.content == problem.body
         delivery = delivery_of(got.response)
         assert delivery is not None
-        assert delivery.settled
+        assert delivery.conclusive
         caller.post(server.url, given=ORDER, body=b"right")
     assert server.keys[0] != server.keys[1]
 

@@ -120,7 +120,7 @@ def test_a_server_that_does_not_know_either_leaves_it_open(name: str, journal: J
     with serving(answer) as server, calling(name, journal=journal) as caller:
         got = caller.post(server.url)
     assert got.delivery is not None
-    assert not got.delivery.settled
+    assert not got.delivery.conclusive
     assert journal.open_entries() == 1
 
 
@@ -276,14 +276,14 @@ def test_a_cancelled_request_leaves_its_entry_for_the_next(journal: Journal) -> 
     assert journal.open_entries() == 0
 
 
-def test_a_ticket_that_is_over_before_its_turn_holds_nothing(journal: Journal) -> None:
-    """A cancelled request whose thread comes to the disk only later."""
-    late = journal.ticket("k1", b"digest")
-    journal.release(late)
-    journal.begin(late)
+def test_an_entry_that_is_released_before_it_begins_is_not_written(journal: Journal) -> None:
+    """The thread of a cancelled request may get to the disk after the cancellation."""
+    late = journal.entry_for("k1", b"digest")
+    late.release()
+    late.begin()
     assert journal.open_entries() == 0
-    next_one = journal.ticket("k2", b"digest")
-    journal.begin(next_one)
+    next_one = journal.entry_for("k2", b"digest")
+    next_one.begin()
     assert (next_one.key, next_one.held, late.held) == ("k2", True, False)
 
 

@@ -19,7 +19,7 @@ from tests.client.scripted import Answer, Cut, Drop, Hang, serving
 
 from oncekey import ConfigurationError, InFlight
 from oncekey.client import Journal, NotSent, RetriesExhausted, Retry
-from oncekey.client.journal import entries
+from oncekey.client.journal import EntryHandle, entries
 from oncekey.client.journal import journal as journals
 from oncekey.client.journal.file import QUERIES
 
@@ -88,16 +88,16 @@ def test_keep_has_limits(journal_path: Path, keep: Any) -> None:
     assert not journal_path.exists()
 
 
-def begun(journal: Journal, key: str, intent: str | None = None, **more: Any) -> Any:
-    ticket = journal.ticket(key, b"digest", intent=intent, **more)
-    journal.begin(ticket)
-    return ticket
+def begun(journal: Journal, key: str, intent: str | None = None, **more: Any) -> EntryHandle:
+    entry = journal.entry_for(key, b"digest", intent=intent, **more)
+    entry.begin()
+    return entry
 
 
-def over(journal: Journal, ticket: Any, *, done: bool | None = None) -> None:
+def end(entry: EntryHandle, *, done: bool | None = None) -> None:
     if done is not None:
-        journal.settle(ticket, done=done)
-    journal.release(ticket)
+        entry.close(done=done)
+    entry.release()
 
 
 def test_what_is_under_way_is_never_too_old(journal: Journal, calendar: Calendar) -> None:
@@ -105,15 +105,15 @@ def test_what_is_under_way_is_never_too_old(journal: Journal, calendar: Calendar
     calendar.now += 2 * DAY_NS
     with pytest.raises(InFlight):
         begun(journal, "k3", "order-17")
-    over(journal, slow, done=True)
-    over(journal, unnamed)
+    end(slow, done=True)
+    end(unnamed)
     assert begun(journal, "k4", "order-17").key == "k1", "kept from its answer on"
     assert begun(journal, "k5").key == "k5", "nobody held it any more, and it was old"
 
 
 def test_what_was_done_stays_done_whatever_is_answered_later(journal: Journal) -> None:
     for done in (True, False):
-        over(journal, begun(journal, f"k-{done}", "order-17"), done=done)
+        end(begun(journal, f"k-{done}", "order-17"), done=done)
     assert begun(journal, "k3", "order-17").key == "k-True"
 
 
@@ -124,17 +124,17 @@ def test_keep_counts_from_the_last_that_was_heard_of_it(
     first = begun(journal, "k1", "order-17")
     if how == "answered":
         calendar.now += DAY_NS * 2 // 3
-        over(journal, first, done=True)
+        end(first, done=True)
     else:
-        over(journal, first)
+        end(first)
         calendar.now += DAY_NS * 2 // 3
-        over(journal, begun(journal, "k2", "order-17"))
+        end(begun(journal, "k2", "order-17"))
     calendar.now += DAY_NS * 2 // 3
-    over(journal, begun(journal, "k3", "order-18"))
+    end(begun(journal, "k3", "order-18"))
     calendar.now += DAY_NS // 6
     again = begun(journal, "k4", "order-17")
     assert again.key == "k1"
-    over(journal, again)
+    end(again)
     calendar.now += DAY_NS
     assert begun(journal, "k5", "order-17").key == "k5"
 
@@ -144,10 +144,10 @@ def test_there_is_a_limit_to_what_is_kept_as_answered(
 ) -> None:
     monkeypatch.setattr(entries, "JOURNAL_ANSWERED_MAX", 2)
     held = begun(journal, "k0", "order-0")
-    journal.settle(held, done=True)
+    held.close(done=True)
     for number in range(1, 6):
         calendar.now += 1_000_000
-        over(journal, begun(journal, f"k{number}", f"order-{number}"), done=True)
+        end(begun(journal, f"k{number}", f"order-{number}"), done=True)
     open_one = begun(journal, "open", "order-open")
     with journal._file.transaction() as connection:
         kept = connection.execute("SELECT key FROM entries WHERE answered = 1").fetchall()
@@ -157,9 +157,9 @@ def test_there_is_a_limit_to_what_is_kept_as_answered(
 
 
 def test_an_intent_can_be_forgotten_by_its_name(journal: Journal) -> None:
-    ticket = begun(journal, "k1", "order-17", account="a")
+    entry = begun(journal, "k1", "order-17", account="a")
     assert not journal.forget(intent="order-17", account="a"), "it is under way"
-    over(journal, ticket, done=True)
+    end(entry, done=True)
     assert not journal.forget(intent="order-17"), "that of nobody in particular"
     assert journal.forget(intent="order-17", account="a")
     assert begun(journal, "k2", "order-17", account="a").key == "k2"
@@ -198,7 +198,7 @@ def test_what_was_answered_while_another_queued_is_not_taken_up(
     """Two purchases at the same time; the first is answered, cancelled while that is being
     written, and the second had queued for the disk before."""
     first = begun(journal, "k1")
-    second = journal.ticket("k2", b"digest")
+    second = journal.entry_for("k2", b"digest")
     with ThreadPoolExecutor(2) as pool:
         with file_is_busy(journal):
             queued, transaction = threading.Event(), journal._file.transaction
@@ -208,12 +208,12 @@ def test_what_was_answered_while_another_queued_is_not_taken_up(
                 return transaction()
 
             monkeypatch.setattr(journal._file, "transaction", announced)
-            beginning = pool.submit(journal.begin, second)
+            beginning = pool.submit(second.begin)
             assert queued.wait(10)
-            settling = pool.submit(journal.settle, first, done=done)
-            while not journal._answered:
+            settling = pool.submit(first.close, done=done)
+            while not journal._closed:
                 time.sleep(0.001)
-            journal.release(first)
+            first.release()
         beginning.result(10)
         settling.result(10)
     assert (second.key, second.reused) == ("k2", False)
@@ -225,27 +225,28 @@ def test_nor_what_was_answered_in_the_middle_of_its_turn(
     journal: Journal, monkeypatch: pytest.MonkeyPatch, intent: str | None
 ) -> None:
     first = begun(journal, "k1", intent)
-    second = journal.ticket("k2", b"digest", intent=intent)
-    find = journal._entries.find
+    second = journal.entry_for("k2", b"digest", intent=intent)
+    name = "find_by_digest" if intent is None else "find_by_intent"
+    find = getattr(journal._entries, name)
 
     def find_late(*args: Any) -> Any:
         found = find(*args)
         settling.start()
-        while not journal._answered:
+        while not journal._closed:
             time.sleep(0.001)
-        journal.release(first)
+        first.release()
         return found
 
-    settling = threading.Thread(target=journal.settle, args=(first,), kwargs={"done": True})
-    monkeypatch.setattr(journal._entries, "find", find_late)
+    settling = threading.Thread(target=first.close, kwargs={"done": True})
+    monkeypatch.setattr(journal._entries, name, find_late)
     if intent is None:
-        journal.begin(second)
+        second.begin()
         assert (second.key, second.reused) == ("k2", False)
     else:
         with pytest.raises(InFlight):
-            journal.begin(second)
+            second.begin()
     settling.join(10)
-    assert journal._answered == {}
+    assert journal._closed == {}
 
 
 def test_an_intent_whose_answer_the_disk_did_not_take_is_still_its_own(
@@ -255,7 +256,7 @@ def test_an_intent_whose_answer_the_disk_did_not_take_is_still_its_own(
     with monkeypatch.context() as patch:
         broken = {**QUERIES, "mark_answered": "SELECT no_such_column"}
         patch.setattr(entries, "QUERIES", broken)
-        over(journal, first, done=True)
+        end(first, done=True)
     assert begun(journal, "k2", "order-17").key == "k1"
 
 
@@ -264,13 +265,13 @@ def test_an_intent_whose_answer_the_disk_did_not_take_is_still_its_own(
 
 def test_a_journal_is_its_owners_alone_and_survives_being_closed(journal_path: Path) -> None:
     with Journal(journal_path) as journal:
-        journal.begin(journal.ticket("k1", b"digest"))
+        journal.entry_for("k1", b"digest").begin()
         for path in journal_path.parent.iterdir():
             assert path.stat().st_mode & 0o777 == 0o600, path
     with Journal(journal_path) as journal:
-        ticket = journal.ticket("k2", b"digest")
-        journal.begin(ticket)
-        assert (ticket.key, ticket.reused) == ("k1", True)
+        entry = journal.entry_for("k2", b"digest")
+        entry.begin()
+        assert (entry.key, entry.reused) == ("k1", True)
 
 
 def test_a_commit_waits_for_the_disk(journal: Journal) -> None:
@@ -286,7 +287,7 @@ def test_one_journal_at_a_time(journal_path: Path) -> None:
         for _ in range(2):
             with pytest.raises(ConfigurationError, match=r"keys\.journal is in use by another"):
                 Journal(journal_path)
-        journal.begin(journal.ticket("k1", b"digest"))
+        journal.entry_for("k1", b"digest").begin()
     Journal(journal_path).close()
 
 
@@ -340,7 +341,7 @@ def test_a_disk_that_fails_refuses_new_requests_and_loses_no_answer(
 ) -> None:
     hang = Hang(Answer(201))
     broken = dict(QUERIES)
-    broken["delete_unnamed"] = "DELETE FROM entries WHERE key = ? AND no_such_column"
+    broken["delete_without_intent"] = "DELETE FROM entries WHERE key = ? AND no_such_column"
     with (
         caplog.at_level(logging.WARNING, "oncekey"),
         serving(hang, Answer(202)) as server,

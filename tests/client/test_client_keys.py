@@ -12,7 +12,12 @@ from tests.client.scripted import Answer, Drop, serving
 
 from oncekey import InvalidKey
 from oncekey.client import IdempotentTransport, NotSent, Progress, RetriesExhausted, Retry
-from oncekey.client.request_identity import Asked, field_of, key_in, tag_of
+from oncekey.client.request_identity import (
+    RequestIdentity,
+    key_from_header,
+    key_header_value,
+    tag_of,
+)
 
 # --- the callers own ------------------------------------------------------------------------------
 
@@ -134,48 +139,48 @@ def test_another_header_and_a_namespace(name: str) -> None:
 
 @pytest.mark.parametrize("key", ["plain", 'with-"quotes"', "back\\slash", "~" * 255])
 def test_what_is_written_can_be_read_again(key: str) -> None:
-    assert key_in([field_of(key, quoted=True)], "Idempotency-Key") == key
+    assert key_from_header([key_header_value(key, quoted=True)], "Idempotency-Key") == key
 
 
 @pytest.mark.parametrize("value", ['"', '"a', '"a" b', '""', '"é"'])
 def test_a_header_that_is_no_string_is_the_key_itself(value: str) -> None:
-    assert key_in([value], "Idempotency-Key") == value
+    assert key_from_header([value], "Idempotency-Key") == value
 
 
 # --- what is the same request ---------------------------------------------------------------------
 
-ASKED = Asked("POST", "http://shop/pay?a=1", "application/json", b"{}")
+CHARGE = RequestIdentity("POST", "http://shop/pay?a=1", "application/json", b"{}")
 FORM = "multipart/form-data; boundary={}"
 
 
 @pytest.mark.parametrize(
     "other",
     [
-        ASKED._replace(method="PATCH"),
-        ASKED._replace(url="http://shop/pay?a=2"),
-        ASKED._replace(url="http://shop/pay"),
-        ASKED._replace(body=b"{ }"),
-        Asked("POST", "http://shop/pay?a=1{}", "", b""),
-        Asked("POSThttp://shop/pay?a=1", "", "", b"{}"),
+        CHARGE._replace(method="PATCH"),
+        CHARGE._replace(url="http://shop/pay?a=2"),
+        CHARGE._replace(url="http://shop/pay"),
+        CHARGE._replace(body=b"{ }"),
+        RequestIdentity("POST", "http://shop/pay?a=1{}", "", b""),
+        RequestIdentity("POSThttp://shop/pay?a=1", "", "", b"{}"),
     ],
 )
-def test_requests_differ_by_method_url_and_body(other: Asked) -> None:
-    assert other.digest != ASKED.digest
+def test_requests_differ_by_method_url_and_body(other: RequestIdentity) -> None:
+    assert other.digest != CHARGE.digest
 
 
 def test_a_missing_path_is_sent_as_a_slash_by_all() -> None:
-    assert ASKED._replace(url="http://shop").digest == ASKED._replace(url="http://shop/").digest
+    assert CHARGE._replace(url="http://shop").digest == CHARGE._replace(url="http://shop/").digest
 
 
 def test_a_fragment_is_not_sent_and_does_not_count() -> None:
-    assert ASKED._replace(url="http://shop/pay?a=1#top").digest == ASKED.digest
+    assert CHARGE._replace(url="http://shop/pay?a=1#top").digest == CHARGE.digest
 
 
 def test_a_forms_boundary_does_not_count() -> None:
-    def form(boundary: str, text: bytes) -> Asked:
+    def form(boundary: str, text: bytes) -> RequestIdentity:
         raw = boundary.strip('"').encode()
         body = b"--%s\r\n\r\n%s\r\n--%s--\r\n" % (raw, text, raw)
-        return Asked("POST", "http://shop/", FORM.format(boundary), body)
+        return RequestIdentity("POST", "http://shop/", FORM.format(boundary), body)
 
     assert form("abc", b"x").digest == form('"d e"', b"x").digest
     assert form("abc", b"x").digest != form("abc", b"y").digest
@@ -184,7 +189,7 @@ def test_a_forms_boundary_does_not_count() -> None:
 def test_a_tag_is_short_and_not_the_key() -> None:
     assert len(tag_of("order-17")) == 12
     assert tag_of("order-17") == tag_of("order-17") != tag_of("order-18")
-    assert ASKED._replace(url="http://jo:pw@shop:81/pay?a=1#t").shown == "http://shop:81/pay"
+    assert CHARGE._replace(url="http://jo:pw@shop:81/pay?a=1#t").display_url == "http://shop:81/pay"
 
 
 # --- progress -------------------------------------------------------------------------------------
@@ -199,7 +204,7 @@ def test_progress_is_told_as_it_happens(name: str) -> None:
         got = caller.post(server.url + "/pay?x=1")
     assert [(p.kind.value, p.attempt, p.status, p.seconds) for p in told] == [
         ("sending", 1, None, 0.0),
-        ("broke", 1, None, 0.0),
+        ("failed", 1, None, 0.0),
         ("waiting", 1, None, 0.05),
         ("sending", 2, None, 0.0),
         ("answered", 2, 503, 0.0),

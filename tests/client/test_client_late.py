@@ -28,7 +28,8 @@ from oncekey.client import (
     Retry,
     delivery_of,
 )
-from oncekey.client.body_reader import Incoming, Pace
+from oncekey.client.body_reader import BodyBuffer, ReadDeadline
+from oncekey.client.journal import EntryHandle
 from oncekey.client.requests import bodies
 from oncekey.client.requests.request import read_timeout_of
 
@@ -54,7 +55,7 @@ def test_a_whole_answer_counts_however_late(name: str, chunked: bool) -> None:
         got = caller.post(server.url, timeout=None)
     assert (got.status, got.content) == (201, b"made")
     assert got.delivery is not None
-    assert (got.delivery.attempts, got.delivery.settled) == (1, True)
+    assert (got.delivery.attempts, got.delivery.conclusive) == (1, True)
 
 
 class Timed:
@@ -67,36 +68,36 @@ class Timed:
         return 10 if self._late.pop(0) else 0
 
 
-def incoming(headers: dict[str, str], *late: bool, most: int = 100) -> Incoming:
+def body_buffer(headers: dict[str, str], *late: bool) -> BodyBuffer:
     clock: Any = Timed(*late)
-    return Incoming(most, Pace(clock, 10, httpx.ReadTimeout), headers)
+    return BodyBuffer(100, ReadDeadline(clock, 10, httpx.ReadTimeout), headers)
 
 
 def test_a_further_part_is_not_waited_for_after_the_deadline() -> None:
-    seen = incoming({"Content-Length": "4"}, False, False, True)
-    assert not seen.overflows(b"ab")
+    buffer = body_buffer({"Content-Length": "4"}, False, False, True)
+    assert not buffer.overflows_with(b"ab")
     with pytest.raises(httpx.ReadTimeout, match="deadline"):
-        seen.overflows(b"c")
+        buffer.overflows_with(b"c")
 
 
 def test_but_a_body_that_is_all_there_is_kept() -> None:
-    seen = incoming({"Content-Length": "4"}, False, False, True)
-    assert not seen.overflows(b"ab")
-    assert not seen.overflows(b"cd")
-    assert seen.body() == b"abcd"
+    buffer = body_buffer({"Content-Length": "4"}, False, False, True)
+    assert not buffer.overflows_with(b"ab")
+    assert not buffer.overflows_with(b"cd")
+    assert buffer.content() == b"abcd"
 
 
 def test_where_only_the_end_can_tell_it_is_asked_for_once() -> None:
-    seen = incoming({"Transfer-Encoding": "chunked", "Content-Length": "9"}, False, True)
-    assert not seen.overflows(b"ab")  # and here it may end
+    buffer = body_buffer({"Transfer-Encoding": "chunked", "Content-Length": "9"}, False, True)
+    assert not buffer.overflows_with(b"ab")  # and here it may end
     with pytest.raises(httpx.ReadTimeout):
-        seen.overflows(b"cd")
+        buffer.overflows_with(b"cd")
 
 
 def test_what_is_begun_too_late_is_left_to_the_shortest_timeouts() -> None:
-    seen = incoming({"Content-Length": "4"}, True)
-    assert not seen.overflows(b"a")
-    assert not seen.overflows(b"bcd")
+    buffer = body_buffer({"Content-Length": "4"}, True)
+    assert not buffer.overflows_with(b"a")
+    assert not buffer.overflows_with(b"bcd")
 
 
 # --- requests: the socket's timeout ---------------------------------------------------------------
@@ -237,7 +238,7 @@ def test_a_response_that_nobody_gets_is_closed(
 ) -> None:
     """It flows still, and holds the only connection."""
 
-    def settle(*args: Any, **named: Any) -> None:
+    def close(*args: Any, **named: Any) -> None:
         raise Broken
 
     options: dict[str, Any] = {"pool_maxsize": 1, "pool_block": True}
@@ -249,7 +250,7 @@ def test_a_response_that_nobody_gets_is_closed(
     options |= {"journal": journal, "buffer_max": 1_000}
     with serving(LARGE, Answer()) as server, calling(name, **options) as caller:
         with monkeypatch.context() as patched:
-            patched.setattr(journal, "settle", settle)
+            patched.setattr(EntryHandle, "close", close)
             with pytest.raises(Broken):
                 caller.post(server.url)
         assert caller.post(server.url, timeout=5).content == b"done"
@@ -259,9 +260,9 @@ def test_cancelled_while_the_journal_writes_it_is_closed_too(
     journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here, go = threading.Event(), threading.Event()
-    really = journal.settle
+    really = EntryHandle.close
 
-    def settle(*args: Any, **named: Any) -> None:
+    def close(*args: Any, **named: Any) -> None:
         here.set()
         assert go.wait(10)
         really(*args, **named)
@@ -278,7 +279,7 @@ def test_cancelled_while_the_journal_writes_it_is_closed_too(
                 await task
             return [connection.is_closed() for connection in inner._pool.connections]
 
-    monkeypatch.setattr(journal, "settle", settle)
+    monkeypatch.setattr(EntryHandle, "close", close)
     with serving(LARGE) as server:
         assert all(asyncio.run(ask(server.url)))
 

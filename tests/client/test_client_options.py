@@ -27,13 +27,13 @@ from oncekey.client import (
 )
 from oncekey.client.httpx.request import HttpxRetriesExhausted
 from oncekey.client.requests.request import RequestsRetriesExhausted
-from oncekey.client.retry import Terms
+from oncekey.client.retry import RetryLimits
 
 
 def test_retry_in_numbers() -> None:
-    assert Retry().terms == Terms(10, 60_000_000, 100_000, 10_000_000)
+    assert Retry().limits == RetryLimits(10, 60_000_000, 100_000, 10_000_000)
     given = Retry(attempts=3, deadline=timedelta(seconds=5), base="1s", cap="1s")
-    assert given.terms == Terms(3, 5_000_000, 1_000_000, 1_000_000)
+    assert given.limits == RetryLimits(3, 5_000_000, 1_000_000, 1_000_000)
     assert Retry(deadline="60s") == Retry()
 
 
@@ -163,7 +163,7 @@ def test_an_errors_words_are_its_own_in_every_family() -> None:
 
 def test_a_delivery_does_not_show_its_key() -> None:
     delivery = Delivery(
-        key="k3y", attempts=1, replayed=False, settled=True, waited=0.0, elapsed=0.0
+        key="k3y", attempts=1, replayed=False, conclusive=True, waited=0.0, elapsed=0.0
     )
     assert "k3y" not in repr(delivery)
 

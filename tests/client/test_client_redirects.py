@@ -50,7 +50,7 @@ def test_the_get_of_a_redirect_goes_without_the_key_and_has_the_delivery(
     assert [key is None for key in server.keys] == [False, True, True]
     assert got.delivery is not None
     assert (got.delivery.attempts, got.delivery.replayed) == (1, True)
-    assert got.delivery.settled
+    assert got.delivery.conclusive
     assert got.delivery.key == (server.keys[0] or "").strip('"')
 
 
@@ -78,7 +78,7 @@ def test_a_request_that_is_sent_on_as_it_is_keeps_its_key_to_another_host_too(
             got = caller.post(server.url)
         assert other.keys == server.keys != [None]
     assert got.delivery is not None
-    assert got.delivery.settled
+    assert got.delivery.conclusive
 
 
 def test_a_request_that_was_redirected_and_is_sent_again_has_its_key(name: str) -> None:
@@ -111,7 +111,11 @@ def test_a_replayed_failure_is_given_at_once_whatever_it_is(name: str, status: i
         got = caller.post(server.url)
     assert (got.status, got.content, caller.time.slept) == (status, b"stored", [])
     assert got.delivery is not None
-    assert (got.delivery.attempts, got.delivery.replayed, got.delivery.settled) == (1, True, True)
+    assert (got.delivery.attempts, got.delivery.replayed, got.delivery.conclusive) == (
+        1,
+        True,
+        True,
+    )
 
 
 def test_the_servers_own_name_for_the_replay_header_is_an_option(name: str) -> None:

@@ -21,8 +21,8 @@ from oncekey.client import (
     IdempotentAdapter,
     RetriesExhausted,
 )
-from oncekey.client.requests.request import trouble_of
-from oncekey.client.retry_effects import Trouble
+from oncekey.client.requests.request import failure_of
+from oncekey.client.retry_effects import TransportFailure as Failure
 
 POOL = urllib3.HTTPConnectionPool("shop")
 CONNECTION: Any = object()
@@ -39,37 +39,46 @@ def _while_dealing_with(error: Exception, context: Exception) -> Exception:
 
 
 @pytest.mark.parametrize(
-    ("error", "trouble"),
+    ("error", "failure"),
     [
-        (NoConnection(gave_up(REFUSED)), Trouble.CONNECT),
+        (NoConnection(gave_up(REFUSED)), Failure.CONNECT),
         (
             NoConnection(gave_up(below.NameResolutionError("shop", CONNECTION, OSError()))),  # type: ignore[arg-type]
-            Trouble.CONNECT,
+            Failure.CONNECT,
         ),
-        (ProxyError(gave_up(below.ProxyError("unreachable", REFUSED))), Trouble.CONNECT),
-        (ProxyError(gave_up(below.ProxyError("refused", OSError("407")))), Trouble.OTHER),
-        (ConnectTimeout(gave_up(below.ConnectTimeoutError())), Trouble.CONNECT_TIMEOUT),
-        (below.EmptyPoolError(POOL, "full"), Trouble.POOL_TIMEOUT),
-        (NoConnection(below.ClosedPoolError(POOL, "closed")), Trouble.OTHER),
-        (NoConnection(below.ProtocolError("aborted", RemoteDisconnected(""))), Trouble.NETWORK),
-        (NoConnection(below.ProtocolError("aborted", ConnectionResetError())), Trouble.NETWORK),
-        (ReadTimeout(below.ReadTimeoutError(POOL, "/", "slow")), Trouble.TIMEOUT),
-        (below.ReadTimeoutError(POOL, "/", "slow"), Trouble.TIMEOUT),
-        (below.ProtocolError("broken"), Trouble.CLOSED),
-        (SSLError(gave_up(below.SSLError(ssl.SSLError("eof")))), Trouble.NETWORK),
-        (below.SSLError(ssl.SSLError("mac")), Trouble.NETWORK),
+        (ProxyError(gave_up(below.ProxyError("unreachable", REFUSED))), Failure.CONNECT),
+        (ProxyError(gave_up(below.ProxyError("refused", OSError("407")))), Failure.OTHER),
+        (ConnectTimeout(gave_up(below.ConnectTimeoutError())), Failure.CONNECT_TIMEOUT),
+        (below.EmptyPoolError(POOL, "full"), Failure.POOL_TIMEOUT),
+        (NoConnection(below.ClosedPoolError(POOL, "closed")), Failure.OTHER),
+        (
+            NoConnection(below.ProtocolError("aborted", RemoteDisconnected(""))),
+            Failure.NETWORK,
+        ),
+        (
+            NoConnection(below.ProtocolError("aborted", ConnectionResetError())),
+            Failure.NETWORK,
+        ),
+        (ReadTimeout(below.ReadTimeoutError(POOL, "/", "slow")), Failure.TIMEOUT),
+        (below.ReadTimeoutError(POOL, "/", "slow"), Failure.TIMEOUT),
+        (below.ProtocolError("broken"), Failure.CLOSED),
+        (SSLError(gave_up(below.SSLError(ssl.SSLError("eof")))), Failure.NETWORK),
+        (below.SSLError(ssl.SSLError("mac")), Failure.NETWORK),
         (
             SSLError(gave_up(below.SSLError(ssl.SSLCertVerificationError("self-signed")))),
-            Trouble.CERTIFICATE,
+            Failure.CERTIFICATE,
         ),
-        (InvalidURL("x"), Trouble.OTHER),
-        (ValueError("x"), Trouble.OTHER),
+        (InvalidURL("x"), Failure.OTHER),
+        (ValueError("x"), Failure.OTHER),
         # Somebody deals with one that could not connect by sending another, which is then lost.
-        (_while_dealing_with(ReadTimeout("slow"), NoConnection(gave_up(REFUSED))), Trouble.TIMEOUT),
+        (
+            _while_dealing_with(ReadTimeout("slow"), NoConnection(gave_up(REFUSED))),
+            Failure.TIMEOUT,
+        ),
     ],
 )
-def test_which_error_is_which_trouble(error: Exception, trouble: Trouble) -> None:
-    assert trouble_of(error) is trouble
+def test_which_error_means_which_transport_failure(error: Exception, failure: Failure) -> None:
+    assert failure_of(error) is failure
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def test_a_lost_answer_is_fetched_again_under_the_same_key(name: str, how: str) 
     assert got.delivery is not None
     assert f'"{got.delivery.key}"' == server.keys[0]
     assert (got.delivery.attempts, got.delivery.replayed) == (2, False)
-    assert (got.delivery.settled, got.delivery.waited) == (True, 0.05)
+    assert (got.delivery.conclusive, got.delivery.waited) == (True, 0.05)
     assert server.is_used_up()
 
 
@@ -147,7 +147,7 @@ def test_a_final_status_is_given_at_once(name: str) -> None:
     assert len(set(server.keys)) == len(FINAL)
     deliveries = {status: one.delivery for status, one in got.items() if one.delivery is not None}
     assert {delivery.attempts for delivery in deliveries.values()} == {1}
-    open_still = {status for status in FINAL if not deliveries[status].settled}
+    open_still = {status for status in FINAL if not deliveries[status].conclusive}
     assert open_still == {401, 409, *(status for status in FINAL if status >= 500)}
 
 
@@ -200,7 +200,7 @@ def test_a_stored_refusal_tells_what_became_of_a_lost_try(name: str, header: str
         told, untold = caller.post(server.url).delivery, caller.post(server.url).delivery
     assert told is not None
     assert untold is not None
-    assert (told.settled, untold.settled) == (True, False)
+    assert (told.conclusive, untold.conclusive) == (True, False)
 
 
 @pytest.mark.parametrize(("status", "safe"), [(425, True), (429, True), (503, False), (502, False)])
@@ -292,7 +292,7 @@ def test_without_retries_answers_and_errors_are_the_servers(name: str) -> None:
     assert not isinstance(caught.value, RetriesExhausted)
     assert got.status == 503
     assert got.delivery is not None
-    assert not got.delivery.settled
+    assert not got.delivery.conclusive
     first, second = server.keys
     assert first is not None
     assert first != second is not None

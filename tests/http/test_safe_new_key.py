@@ -101,6 +101,6 @@ def test_the_client_reads_a_refusal_by_what_it_has_sent_before(why: str, lost: b
                 refused = await client.post(path, headers=without, content=body)
         delivery = delivery_of(refused)
         assert delivery is not None
-        assert (refused.status_code, delivery.settled) == (status, not lost)
+        assert (refused.status_code, delivery.conclusive) == (status, not lost)
 
     asyncio.run(ask())

@@ -1,10 +1,10 @@
-"""The client side: requests that are retried under one key, and keys that travel downstream.
+"""HTTP clients that send each request under one key, and retry it under that key if it is safe.
 
     from oncekey.client import IdempotentTransport          # httpx.Client(transport=...)
     from oncekey.client import AsyncIdempotentTransport     # httpx.AsyncClient(transport=...)
     from oncekey.client import IdempotentAdapter            # requests: session.mount(...)
 
-Everything public is here, by name. What needs an HTTP library is imported when it is asked for.
+All public names are here. A name that needs an HTTP library is imported on first use.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ __all__ = [
     "delivery_of",
 ]
 
-# Where a name is, and which extra brings what it needs.
-_LATER: Final = {
+# The module of a lazily imported name, and the extra that installs what it needs.
+_LAZY: Final = {
     "AsyncIdempotentTransport": ("httpx.transport", "httpx"),
     "IdempotentAdapter": ("requests.adapter", "requests"),
     "IdempotentTransport": ("httpx.transport", "httpx"),
@@ -46,9 +46,9 @@ _LATER: Final = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LATER:
+    if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module, extra = _LATER[name]
+    module, extra = _LAZY[name]
     try:
         return getattr(import_module(f"{__name__}.{module}"), name)
     except ModuleNotFoundError as error:

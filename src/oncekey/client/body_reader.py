@@ -1,74 +1,75 @@
-"""What has come of an answer's body, and whether to wait for more of it after the deadline.
+"""Reading the body of a response into memory, up to a size and up to the deadline.
 
-Owns one rule: nobody waits for a further part once the deadline has passed, and what is all there
-is never thrown away. Where even the first part is read too late (the host slept), the answer may
-lie there whole: then the shortest timeouts there are end the reading, not this. Knows no HTTP
-library.
+After the deadline no further part is waited for, but a body that is already complete is kept. If
+even the first part is read after the deadline (because the host slept), the response may already be
+there whole: then the shortest possible timeouts end the reading. This module knows no HTTP library.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from oncekey.client.retry_clock import Readings
+from oncekey.client.retry_clock import ClockReader
 from oncekey.client.retry_effects import SECOND_US
 
 
-class Pace:
-    """The deadline of one try, as reading needs it; `cut` makes the library's own error."""
+class ReadDeadline:
+    """The deadline of one try (None: there is none); `make_error` makes the library's own error."""
 
-    def __init__(self, clock: Readings, until: int | None, cut: Callable[[str], Exception]) -> None:
+    def __init__(
+        self, clock: ClockReader, deadline: int | None, make_error: Callable[[str], Exception]
+    ) -> None:
         self._clock = clock
-        self._until = until
-        self._cut = cut
+        self._deadline = deadline
+        self._make_error = make_error
 
-    def is_late(self) -> bool:
-        return self._until is not None and self._clock.now() >= self._until
+    def has_passed(self) -> bool:
+        return self._deadline is not None and self._clock.now() >= self._deadline
 
-    def left(self, shortest: float) -> float | None:
-        """Seconds that a part may be waited for; None: as long as the caller would."""
-        if self._until is None:
+    def seconds_left(self, at_least: float) -> float | None:
+        """How long a part may be waited for; None means as long as the caller would."""
+        if self._deadline is None:
             return None
-        return max(shortest, (self._until - self._clock.now()) / SECOND_US)
+        return max(at_least, (self._deadline - self._clock.now()) / SECOND_US)
 
-    def cut(self) -> Exception:
-        return self._cut("the deadline passed while the answer came in")
+    def error(self) -> Exception:
+        return self._make_error("the deadline passed while the answer came in")
 
 
-class Incoming:
-    """Counts the parts. `most` is what can be held."""
+class BodyBuffer:
+    """Collects the parts of a body, up to `limit` bytes."""
 
-    def __init__(self, most: int, pace: Pace, headers: Mapping[str, str]) -> None:
+    def __init__(self, limit: int, deadline: ReadDeadline, headers: Mapping[str, str]) -> None:
         self.parts: list[bytes] = []
         self._size = 0
-        self._most = most
-        self._pace = pace
+        self._limit = limit
+        self._deadline = deadline
         self._declared = declared_length(headers)
-        self._began_late = pace.is_late()
+        self._began_late = deadline.has_passed()
         self._must_end = False
 
-    def overflows(self, part: bytes) -> bool:
-        """Take a part. Whether that was more than can be held; raises where it must not be waited
-        for the next one."""
+    def overflows_with(self, part: bytes) -> bool:
+        """Add a part, and return True if the body is now larger than the limit. Raises the
+        deadline's error if the next part must not be waited for."""
         if self._must_end:
-            raise self._pace.cut()
+            raise self._deadline.error()
         self.parts.append(part)
         self._size += len(part)
-        if self._size > self._most:
+        if self._size > self._limit:
             return True
-        if not self._began_late and self._pace.is_late():
+        if not self._began_late and self._deadline.has_passed():
             if self._declared is None:
-                self._must_end = True  # this may have been all of it: only asking for more tells
+                self._must_end = True  # this may have been all: only another read can tell
             elif self._size < self._declared:
-                raise self._pace.cut()
+                raise self._deadline.error()
         return False
 
-    def body(self) -> bytes:
+    def content(self) -> bytes:
         return b"".join(self.parts)
 
 
 def declared_length(headers: Mapping[str, str]) -> int | None:
-    """How long a message says its body is; None where it does not say."""
+    """The length that a message declares for its body; None if it declares none."""
     value = str(headers.get("Content-Length") or "").strip()
     if headers.get("Transfer-Encoding") or not (value.isascii() and value.isdigit()):
         return None

@@ -1,7 +1,8 @@
-"""What a caller is told: how an answer came about (`Delivery`), and what goes on (`Progress`).
+"""What a caller learns about a request: how its response came about, and its progress meanwhile.
 
-Owns where a delivery hangs on a response, of either library. The raw key is in a `Delivery`, since
-its caller may need it, but not in its repr, and never in a `Progress`, which ends up in logs.
+`Delivery` hangs on a response of httpx or requests and is found by `delivery_of`. A `Delivery` has
+the key, because its caller may need it, but does not show it in its repr. A `Progress` never has
+it, because it ends up in logs.
 """
 
 from __future__ import annotations
@@ -10,44 +11,47 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
+# The name under which both libraries carry it: an extension of httpx, an attribute of requests.
 EXTENSION: Final = "oncekey"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivery:
-    """How one logical request came to its answer.
+    """How one logical request came to its response. Times are in seconds.
 
-    `replayed`: the server has given a stored answer, nothing was carried out again. `settled`: the
-    answer tells what became of the operation; where it is False (a 5xx, a 409, a 404 after a lost
-    answer) send the request again under the same key, never under a new one. A failure (5xx) that
-    is `replayed` is settled too: it is the only answer this key will ever get, so find out whether
-    it had an effect before you use a new one. Times are in seconds.
+    `replayed` is True if the server sent a stored response, so that nothing was carried out again.
+
+    `conclusive` is True if the response tells what became of the operation. If it is False (a 5xx,
+    a 409, a 404 after a lost response), send the request again under the same key, never under a
+    new one. A replayed failure (5xx) is conclusive too: this key will never get another response,
+    so find out whether the operation had an effect before you use a new key.
     """
 
     key: str = field(repr=False)
     attempts: int
     replayed: bool
-    settled: bool
+    conclusive: bool
     waited: float
     elapsed: float
 
 
 class ProgressKind(StrEnum):
-    """What a `Progress` tells of."""
+    """What happened, or is about to happen, to a logical request."""
 
     SENDING = "sending"
     ANSWERED = "answered"
-    BROKE = "broke"
+    FAILED = "failed"
     WAITING = "waiting"
     GAVE_UP = "gave_up"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """One moment of a logical request.
+    """One event in the life of a logical request.
 
-    `attempt` counts its tries from 1. `seconds` is how long it is going to wait, and 0 elsewhere;
-    `why` says what broke, what it waits for, or why it gives up. `tag` is a short name of the key.
+    `attempt` counts its tries from 1. `seconds` is the length of a wait that begins, else 0. `why`
+    says what failed, what is waited for, or why the client gives up. `tag` is a short name of the
+    key.
     """
 
     kind: ProgressKind
@@ -61,9 +65,9 @@ class Progress:
 
 
 def delivery_of(response: Any) -> Delivery | None:
-    """The delivery of a response of httpx or requests; None of one that was not guarded.
+    """The delivery of a response of httpx or requests; None if its request got no key.
 
-    Of a response that redirects have led to: that of the last request on the way that had a key.
+    After redirects it is the delivery of the last request on the way that had a key.
     """
     for one in (response, *reversed(getattr(response, "history", ()))):
         extensions = getattr(one, "extensions", None)

@@ -1,121 +1,188 @@
-"""Two thin drivers: they do what the flow asks for, blocking or awaiting. The rules are there.
+"""The drivers of a logical request, sync and async: they carry out the effects of its flow.
 
-Must not decide anything. What a try is, each library hands in.
+A driver also keeps the request's entry in the journal: the entry is on disk before the first try,
+and closed when the outcome is known. A driver decides nothing. Each HTTP library hands in how one
+try is made.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from oncekey.client.logical_request import Errand
+from oncekey.client.delivery import Progress
+from oncekey.client.logical_request import LogicalRequest, Response
+from oncekey.client.request_identity import tag_of
 from oncekey.client.retry_clock import AsyncClock, Clock
-from oncekey.client.retry_effects import Answer, Answered, Begin, Broke, Leave, Send, Verdict, Wait
+from oncekey.client.retry_effects import (
+    SECOND_US,
+    EffectResult,
+    EntryState,
+    Notify,
+    RequestOutcome,
+    SendRequest,
+    Sleep,
+    TryResult,
+)
 
-R = TypeVar("R")
+if TYPE_CHECKING:
+    from oncekey.client.journal import EntryHandle
+
+R = TypeVar("R", bound=Response)
+
+_logger = logging.getLogger("oncekey")
 
 
-def deliver_blocking(
-    errand: Errand[R],
+# --- sync ----------------------------------------------------------------------------------------
+
+
+def deliver_sync(
+    request: LogicalRequest[R],
     clock: Clock,
-    send: Callable[[Send], Answered | Broke],
+    send: Callable[[SendRequest], TryResult],
     close: Callable[[R], object],
 ) -> R:
-    """`close` ends a response that may still flow, where the caller is not going to get it."""
+    """Send a request until it has its outcome, and return the response for the caller. `close` ends
+    a response that may still be streaming when the caller gets an exception instead."""
+    entry = request.entry
     try:
         try:
-            verdict = _drive(errand, clock, send)
+            if entry is not None:
+                entry.begin()
+            outcome = _drive(request, clock, send)
+            if entry is not None:
+                _close_entry(request, entry, outcome.entry)
         except BaseException:
-            if errand.response is not None:
-                with suppress(Exception):  # what is under way says more
-                    close(errand.response)
+            if request.response is not None:
+                with suppress(Exception):  # the exception under way says more
+                    close(request.response)
             raise
-        return errand.conclude(verdict)
+        return request.conclude(outcome)
     finally:
-        errand.release()
+        if entry is not None:
+            entry.release()
 
 
-def _drive(errand: Errand[R], clock: Clock, send: Callable[[Send], Answered | Broke]) -> Verdict:
-    answer: Answer = None
+def _drive(
+    request: LogicalRequest[R], clock: Clock, send: Callable[[SendRequest], TryResult]
+) -> RequestOutcome:
+    flow = request.start()
+    result: EffectResult = None
     while True:
         try:
-            ask = errand.flow.send(answer)
+            effect = flow.send(result)
         except StopIteration as end:
-            verdict: Verdict = end.value
-            return verdict
-        answer = None
-        if isinstance(ask, Send):
-            answer = send(ask)
-        elif isinstance(ask, Wait):
-            clock.sleep(ask.us)
-            answer = clock.now()
-        elif isinstance(ask, Begin):
-            errand.enter()
-            answer = errand.begun()
-        elif isinstance(ask, Leave):
-            errand.leave(settled=ask.settled)
+            outcome: RequestOutcome = end.value
+            return outcome
+        if isinstance(effect, SendRequest):
+            result = send(effect)
+        elif isinstance(effect, Sleep):
+            clock.sleep(effect.us)
+            result = clock.now()
         else:
-            errand.tell(ask)
+            _notify(request, effect)
+            result = None
+
+
+# --- async ---------------------------------------------------------------------------------------
 
 
 async def deliver_async(
-    errand: Errand[R],
+    request: LogicalRequest[R],
     clock: AsyncClock,
-    send: Callable[[Send], Awaitable[Answered | Broke]],
+    send: Callable[[SendRequest], Awaitable[TryResult]],
     close: Callable[[R], Awaitable[object]],
 ) -> R:
+    """Like `deliver_sync`. The journal is written in a thread, so that the event loop does not wait
+    for the disk."""
+    entry = request.entry
     try:
         try:
-            verdict = await _drive_async(errand, clock, send)
+            if entry is not None:
+                await _in_thread(entry.begin)
+            outcome = await _drive_async(request, clock, send)
+            if entry is not None and outcome.entry is not EntryState.OPEN:
+                await _in_thread(partial(_close_entry, request, entry, outcome.entry))
         except BaseException:
-            if errand.response is not None:
-                await _close(errand.response, close)
+            if request.response is not None:
+                await _close_shielded(request.response, close)
             raise
-        return errand.conclude(verdict)
+        return request.conclude(outcome)
     finally:
-        errand.release()
+        if entry is not None:
+            entry.release()
 
 
 async def _drive_async(
-    errand: Errand[R], clock: AsyncClock, send: Callable[[Send], Awaitable[Answered | Broke]]
-) -> Verdict:
-    answer: Answer = None
+    request: LogicalRequest[R],
+    clock: AsyncClock,
+    send: Callable[[SendRequest], Awaitable[TryResult]],
+) -> RequestOutcome:
+    flow = request.start()
+    result: EffectResult = None
     while True:
         try:
-            ask = errand.flow.send(answer)
+            effect = flow.send(result)
         except StopIteration as end:
-            verdict: Verdict = end.value
-            return verdict
-        answer = None
-        if isinstance(ask, Send):
-            answer = await send(ask)
-        elif isinstance(ask, Wait):
-            await clock.sleep(ask.us)
-            answer = clock.now()
-        elif isinstance(ask, Begin):
-            await _on_disk(errand, errand.enter)
-            answer = errand.begun()
-        elif isinstance(ask, Leave):
-            if ask.settled or errand.unsent:
-                await _on_disk(errand, partial(errand.leave, settled=ask.settled))
+            outcome: RequestOutcome = end.value
+            return outcome
+        if isinstance(effect, SendRequest):
+            result = await send(effect)
+        elif isinstance(effect, Sleep):
+            await clock.sleep(effect.us)
+            result = clock.now()
         else:
-            errand.tell(ask)
+            _notify(request, effect)
+            result = None
 
 
-async def _close(response: R, close: Callable[[R], Awaitable[object]]) -> None:
-    """Also while a cancellation is under way: else the pool has one connection less for good."""
+async def _close_shielded(response: R, close: Callable[[R], Awaitable[object]]) -> None:
+    """Close a response, even during a cancellation: else the pool would lose a connection."""
     from anyio import CancelScope
 
     with CancelScope(shield=True), suppress(Exception):
         await close(response)
 
 
-async def _on_disk(errand: Errand[R], call: Callable[[], None]) -> None:
-    """In a thread: the loop must not wait for the disk. A cancellation that comes before it has
-    begun undoes it; one that comes later waits, or leaves a ticket that is over."""
-    if errand.journaled:
-        from anyio import to_thread
+async def _in_thread(call: Callable[[], None]) -> None:
+    """Run a call that waits for the disk. If a cancellation comes before the call has begun, it
+    never begins; if it comes later, it waits for the call's end."""
+    from anyio import to_thread
 
-        await to_thread.run_sync(call)
+    await to_thread.run_sync(call)
+
+
+# --- both ----------------------------------------------------------------------------------------
+
+
+def _close_entry(request: LogicalRequest[Any], entry: EntryHandle, state: EntryState) -> None:
+    """Remove the entry or mark it as done; an open one stays as it is. Waits for the disk."""
+    if not entry.held or state is EntryState.OPEN:
+        return
+    entry.close(done=state is EntryState.DONE)
+    if state is EntryState.UNSENT:
+        request.remove_key()
+
+
+def _notify(request: LogicalRequest[Any], effect: Notify) -> None:
+    """Call the caller's hook. An error in it is logged and does not disturb the request."""
+    hook = request.settings.on_progress
+    if hook is None:
+        return
+    progress = Progress(
+        kind=effect.kind,
+        method=request.identity.method,
+        url=request.identity.display_url,
+        tag=tag_of(request.key),
+        attempt=effect.attempt,
+        status=effect.status,
+        seconds=effect.us / SECOND_US,
+        why=effect.why,
+    )
+    try:
+        hook(progress)
+    except Exception:
+        _logger.exception("on_progress raised at %r; the request goes on", effect.kind.value)

@@ -1,7 +1,7 @@
-"""What matters of a request beside how a library holds it: what is asked, and the key's field.
+"""What identifies a request and its key, whatever library sends it.
 
-Owns the digest that tells two requests apart, the form of a key in a header (an RFC 9651 String,
-or bare), and what of a URL may be shown. Knows no HTTP library.
+`RequestIdentity` has the digest that tells two requests apart. The functions below it read and
+write a key in a header, as an RFC 9651 String or bare, and name it in messages.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ import http_sf
 from oncekey.core.errors import InvalidKey
 from oncekey.core.identity import KEY_MAX_CHARS
 
-HIDDEN: Final = "_oncekey_field"  # on a request: the key's field, taken off before a redirect
-REPLAYED_HEADERS: Final = ("X-Idempotency-Replayed", "Idempotent-Replayed")
+# The attribute of a library's request that has the key's header, removed before a redirect.
+REMOVED_KEY: Final = "_oncekey_removed_key"
 
-_ASKED_PERSON: Final = b"oncekey-asked-v1"
+_REQUEST_PERSON: Final = b"oncekey-asked-v1"
 _TAG_PERSON: Final = b"oncekey-tag-v1"
 _TAG_CHARS: Final = 12
 _VISIBLE: Final = re.compile(r"[\x21-\x7e]+")
 _BOUNDARY: Final = re.compile(r'multipart/.*;\s*boundary=(?:"([^"]+)"|([^\s;]+))', re.I | re.S)
 
 
-class Asked(NamedTuple):
-    """One request, whole, and on whose behalf it is sent, where the client was told."""
+class RequestIdentity(NamedTuple):
+    """A whole request, and the account on whose behalf it is sent, if the client has one."""
 
     method: str
     url: str
@@ -38,8 +38,8 @@ class Asked(NamedTuple):
 
     @property
     def digest(self) -> bytes:
-        """The same for the same request, also in another process."""
-        digest = blake2b(digest_size=32, person=_ASKED_PERSON)
+        """A hash that is the same for the same request, in another process too."""
+        digest = blake2b(digest_size=32, person=_REQUEST_PERSON)
         parts = urlsplit(self.url)
         url = parts._replace(path=parts.path or "/", fragment="").geturl()
         texts = (self.account, self.method, url)
@@ -49,30 +49,30 @@ class Asked(NamedTuple):
         return digest.digest()
 
     def _content(self) -> bytes:
-        """The body; a multipart form's without its boundary, which is drawn anew each time."""
+        """The body; that of a multipart form without its boundary, which is random each time."""
         found = _BOUNDARY.match(self.content_type)
         if not found:
             return self.body
         return self.body.replace(b"--" + (found[1] or found[2]).encode("latin-1"), b"--")
 
     @property
-    def shown(self) -> str:
-        """The URL without query, fragment and user, where secrets are."""
+    def display_url(self) -> str:
+        """The URL without its query, fragment and user, which may be secret."""
         parts = urlsplit(self.url)
         return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
 def tag_of(key: str) -> str:
-    """A short name of a key for messages and logs."""
+    """A short name of a key, for messages and logs."""
     digest = blake2b(key.encode("utf-8", "surrogatepass"), digest_size=16, person=_TAG_PERSON)
     return digest.hexdigest()[:_TAG_CHARS]
 
 
-# --- the key's field -----------------------------------------------------------------------------
+# --- the key's header ----------------------------------------------------------------------------
 
 
-def field_of(key: str, *, quoted: bool) -> str:
-    """The header's value for a key. Raises InvalidKey."""
+def key_header_value(key: str, *, quoted: bool) -> str:
+    """The value of the header that carries a key. Raises InvalidKey."""
     if not isinstance(key, str) or not _VISIBLE.fullmatch(key) or len(key) > KEY_MAX_CHARS:
         raise InvalidKey(
             f"a key that travels in a header is text of 1 to {KEY_MAX_CHARS} visible ASCII "
@@ -81,16 +81,16 @@ def field_of(key: str, *, quoted: bool) -> str:
     return http_sf.ser(key) if quoted else key
 
 
-def key_in(lines: Sequence[str], header: str) -> str | None:
-    """The key that the caller has put into the header; None where there is none.
+def key_from_header(values: Sequence[str], header: str) -> str | None:
+    """The key that the caller put into the header; None if there is none.
 
-    What a provider takes for a key is its own business, so anything but nothing is accepted.
+    What a provider accepts as a key is its own business, so any value but an empty one will do.
     """
-    if not lines:
+    if not values:
         return None
-    value = lines[0].strip()
-    if len(lines) > 1 or not value:
-        found = f"{len(lines)} times" if len(lines) > 1 else "without a value"
+    value = values[0].strip()
+    if len(values) > 1 or not value:
+        found = f"{len(values)} times" if len(values) > 1 else "without a value"
         raise InvalidKey(f"{header} is set {found}; set it once, or leave it to oncekey")
     if value.startswith('"'):
         try:

@@ -1,6 +1,6 @@
-"""How often, how long and how patiently: the options of retrying, checked where they are given.
+"""`Retry`: the options of retrying, checked where they are given.
 
-Owns the limits on them. What they mean is in rules.py.
+This module owns the bounds of the options. What they mean is in retry_rules.py.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ DEADLINE_MIN_US: Final = 10_000
 DEADLINE_MAX_US: Final = 86_400_000_000
 
 
-class Terms(NamedTuple):
-    """The same as numbers, in microseconds."""
+class RetryLimits(NamedTuple):
+    """The options of a `Retry` as numbers; times are microseconds."""
 
     attempts: int
     deadline: int
@@ -32,16 +32,16 @@ class Terms(NamedTuple):
 class Retry:
     """When to stop, and how long to wait between two tries.
 
-    `attempts` counts the first one too. `deadline` is for all of it, tries and waits, from the
-    first try on. Before try n + 1 a random time is waited, up to `base` * 2**(n - 1) and at most
-    `cap`, after whatever the server asked for with Retry-After.
+    `attempts` counts the first try too. `deadline` holds for all tries and waits together, from the
+    first try on. Before try n + 1 the client waits for the time that the server asked for with
+    Retry-After, and then for a random time up to `base` * 2**(n - 1), at most `cap`.
     """
 
     attempts: int = ATTEMPTS_DEFAULT
     deadline: Duration = "60s"
     base: Duration = "100ms"
     cap: Duration = "10s"
-    terms: Terms = field(init=False, repr=False, compare=False)
+    limits: RetryLimits = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if type(self.attempts) is not int or not 1 <= self.attempts <= ATTEMPTS_MAX:
@@ -56,7 +56,7 @@ class Retry:
             raise ConfigurationError(
                 f"cap={self.cap!r} must not be shorter than base={self.base!r}"
             )
-        object.__setattr__(self, "terms", Terms(self.attempts, deadline, base, cap))
+        object.__setattr__(self, "limits", RetryLimits(self.attempts, deadline, base, cap))
 
 
 def _within(name: str, value: Duration, low: int, high: int) -> int:

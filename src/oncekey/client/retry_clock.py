@@ -1,7 +1,7 @@
-"""The client's time and chance, in one replaceable object per colour.
+"""The client's clocks: time, randomness and sleeping, in one replaceable object.
 
-The rules and the flow only ever see readings; who waits is here. Sleeping goes through anyio where
-there is an event loop, so that asyncio and trio serve alike.
+The rules and the flow only see readings. The async clock sleeps through anyio, so that it works on
+asyncio and on trio.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import random
 import time
 from typing import Protocol
 
-from oncekey.client.retry_effects import SECOND_US
+from oncekey.client.retry_effects import SECOND_US, ClockReading
 
 
-class Readings(Protocol):
-    """What both colours can tell at once."""
+class ClockReader(Protocol):
+    """What the sync and the async clock have in common."""
 
     def now(self) -> int:
         """Monotonic microseconds."""
@@ -26,15 +26,24 @@ class Readings(Protocol):
         """A random number from 0 up to 1."""
 
 
-class Clock(Readings, Protocol):
+class Clock(ClockReader, Protocol):
+    """A clock that a thread sleeps by."""
+
     def sleep(self, us: int) -> None: ...
 
 
-class AsyncClock(Readings, Protocol):
+class AsyncClock(ClockReader, Protocol):
+    """A clock that a task sleeps by."""
+
     async def sleep(self, us: int) -> None: ...
 
 
-class _System:
+def read_clock(clock: ClockReader) -> ClockReading:
+    """All readings at once."""
+    return ClockReading(clock.now(), clock.wall(), clock.chance())
+
+
+class _SystemReader:
     def now(self) -> int:
         return time.monotonic_ns() // 1_000
 
@@ -45,17 +54,17 @@ class _System:
         return random.random()
 
 
-class SystemClock(_System):
+class SystemClock(_SystemReader):
     """The host's clock, for threads."""
 
     def sleep(self, us: int) -> None:
         time.sleep(us / SECOND_US)
 
 
-class AsyncSystemClock(_System):
+class AsyncSystemClock(_SystemReader):
     """The host's clock, for event loops."""
 
     async def sleep(self, us: int) -> None:
-        import anyio  # comes with httpx; who has only requests never gets here
+        import anyio  # it comes with httpx; with requests alone this is never called
 
         await anyio.sleep(us / SECOND_US)

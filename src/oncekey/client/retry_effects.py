@@ -1,7 +1,7 @@
-"""What the flow asks for, what it is answered, and what it comes to: frozen data.
+"""The effects that the retry flow yields, their results, and its outcome: frozen data.
 
-A driver (httpx in both colours, requests, or a test) meets an ask, does it, and sends the answer
-back. Times are microseconds.
+A driver (sync, async, or a test) carries out an effect and sends its result back into the flow.
+Times are microseconds.
 """
 
 from __future__ import annotations
@@ -13,11 +13,40 @@ from oncekey.client.delivery import ProgressKind
 
 SECOND_US: Final = 1_000_000
 
-# --- facts -----------------------------------------------------------------------------------
+# --- effects -------------------------------------------------------------------------------------
 
 
-class Trouble(StrEnum):
-    """How a try can break, in the words that messages use."""
+class SendRequest(NamedTuple):
+    """Send the request once, and stop at the deadline (None: there is none), a monotonic time. The
+    result is `ResponseReceived` or `NoResponse`."""
+
+    attempt: int
+    deadline: int | None
+
+
+class Sleep(NamedTuple):
+    """Let time pass. The result is the monotonic time at waking."""
+
+    us: int
+
+
+class Notify(NamedTuple):
+    """Report progress to the caller's hook. It has no result."""
+
+    kind: ProgressKind
+    attempt: int
+    status: int | None = None
+    us: int = 0
+    why: str = ""
+
+
+Effect = SendRequest | Sleep | Notify
+
+# --- results of effects --------------------------------------------------------------------------
+
+
+class TransportFailure(StrEnum):
+    """How sending a request or reading its response can fail, in the words of error messages."""
 
     CONNECT = "could not connect"
     CONNECT_TIMEOUT = "connecting timed out"
@@ -29,101 +58,84 @@ class Trouble(StrEnum):
     OTHER = "the request could not be sent as it is"
 
 
-class Moment(NamedTuple):
-    """When a try ended, on the caller's monotonic clock and on its calendar, and a random number
-    from 0 up to 1 for what comes next."""
+class ClockReading(NamedTuple):
+    """The clocks at the end of a try: `now` is monotonic, `wall` counts from 1970. `chance` is a
+    random number from 0 up to 1, for the jitter of the next pause."""
 
-    at: int
+    now: int
     wall: int
     chance: float
 
 
-class Answered(NamedTuple):
-    """A response's head came. `broke` is what happened to its body, if that did not all come;
-    `doubtful` says that the server itself warned of using a new key, `replayed` that this is the
-    stored answer to what was sent under the key before."""
+class ResponseHead(NamedTuple):
+    """What the head of a response says.
+
+    `replayed`: the server marks it as the stored response to an earlier request with the key.
+    `retried`: the head alone calls for another try, whatever the body says.
+    """
 
     status: int
-    moment: Moment
-    retry_after: str | None = None
-    date: str | None = None
-    broke: Trouble | None = None
-    doubtful: bool = False
-    replayed: bool = False
+    retry_after: str | None
+    date: str | None
+    replayed: bool
+    retried: bool
 
 
-class Broke(NamedTuple):
-    """No response came."""
+class ResponseReceived(NamedTuple):
+    """A response came. `failure` is why its body did not come to its end, if it did not. `warned`:
+    its body says, or may have said, that a new key is not safe."""
 
-    trouble: Trouble
-    moment: Moment
-
-
-# --- asks and their answers --------------------------------------------------------------------
-
-
-class Begin(NamedTuple):
-    """Make the key durable, if there is a journal. Answered by `Begun`."""
+    head: ResponseHead
+    reading: ClockReading
+    failure: TransportFailure | None = None
+    warned: bool = False
 
 
-class Begun(NamedTuple):
-    """Ready to send. `used`: the key may have been sent before, by whoever gave it."""
+class NoResponse(NamedTuple):
+    """No response came. `unsent`: the library refused to send the request at all."""
 
-    at: int
-    used: bool
-
-
-class Send(NamedTuple):
-    """Send it once, within what is `left` of the deadline (None: there is none). Answered by
-    `Answered` or `Broke`."""
-
-    attempt: int
-    left: int | None
+    failure: TransportFailure
+    reading: ClockReading
+    unsent: bool = False
 
 
-class Wait(NamedTuple):
-    """Let time pass. Answered by the clock's reading at waking."""
+TryResult = ResponseReceived | NoResponse
+EffectResult = TryResult | int | None
 
-    us: int
-
-
-class Tell(NamedTuple):
-    """Tell whoever wants to know. Answered by nothing."""
-
-    kind: ProgressKind
-    attempt: int
-    status: int | None = None
-    us: int = 0
-    why: str = ""
+# --- the outcome ---------------------------------------------------------------------------------
 
 
-class Leave(NamedTuple):
-    """It is over; `settled`: the key has done its work and need not be kept. Answered by
-    nothing."""
+class OutcomeKind(Enum):
+    """What the caller gets."""
 
-    settled: bool
-
-
-Ask = Begin | Send | Wait | Tell | Leave
-Answer = Begun | Answered | Broke | int | None
-
-# --- what a request comes to ---------------------------------------------------------------------
+    RESPONSE = 1  # the last response
+    ERROR = 2  # the last error, raised as it is
+    EXHAUSTED = 3  # RetriesExhausted
 
 
-class Ending(Enum):
-    ANSWERED = 1  # give the caller the last response
-    FAILED = 2  # raise the last error as it is
-    EXHAUSTED = 3  # raise RetriesExhausted
+class EntryState(Enum):
+    """What is known of the operation at the end, as far as a journal's entry for its key goes."""
+
+    OPEN = 1  # it may have been carried out: the key must be kept
+    UNSENT = 2  # nothing that was sent can have had an effect
+    REFUSED = 3  # the server refused it for good: it may come again, corrected
+    DONE = 4  # it was carried out
 
 
-class Verdict(NamedTuple):
-    """How one logical request ended for its caller."""
+class RequestOutcome(NamedTuple):
+    """How a logical request ended.
 
-    ending: Ending
+    `maybe_carried_out`: something sent under the key may have had an effect; of a response, that
+    means something sent before it. `conclusive`: the response tells what became of the operation.
+    `why` is the reason for giving up, `last` what the last try came to.
+    """
+
+    kind: OutcomeKind
     attempts: int
     waited: int
     elapsed: int
-    settled: bool = False
-    safe_new_key: bool = False
+    entry: EntryState
+    maybe_carried_out: bool
+    conclusive: bool = False
     why: str = ""
     last: str = ""

@@ -1,7 +1,7 @@
-"""What each outcome of a try means: try again or stop, how long to wait, what is still open.
+"""The rules of retrying: what a try means, how long to wait, and what is known at the end.
 
-Pure: knows no HTTP library, no clock and no randomness; readings and a random number come in.
-Times are microseconds.
+The rules are pure: they know no HTTP library, no clock and no randomness; readings and a random
+number come in. Times are microseconds.
 """
 
 from __future__ import annotations
@@ -9,33 +9,46 @@ from __future__ import annotations
 import json
 import re
 import zlib
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from oncekey.client.retry import DEADLINE_MAX_US, Terms
-from oncekey.client.retry_effects import SECOND_US, Answered, Broke, Trouble
+from oncekey.client.retry import DEADLINE_MAX_US, RetryLimits
+from oncekey.client.retry_effects import (
+    SECOND_US,
+    EntryState,
+    NoResponse,
+    ResponseHead,
+    ResponseReceived,
+    TransportFailure,
+    TryResult,
+)
 
 IN_FLIGHT: Final = 409
 RETRIED: Final = frozenset({425, 429, 502, 503, 504})
-# Refused before anything was done about it.
+# The server refused the request before it did anything about it.
 HARMLESS: Final = frozenset({425, 429})
-# The HTTP library itself may send the same request again: elsewhere, or with credentials.
+# After these the HTTP library itself may send the same request again: to another address, or with
+# credentials.
 SENT_ON: Final = frozenset({307, 308, 401, 407})
-# A server that cannot read a message, or finds it too large, has done nothing about this one: a
-# warning beside it is about earlier ones with the same key.
+# A server that cannot read a request, or finds it too large, has done nothing about this one: a
+# warning beside it is about earlier requests with the same key.
 UNREAD: Final = frozenset({400, 413})
+REFUSED_FROM: Final = 400
+FAILED_FROM: Final = 500
 
-# No deadline is longer, so waiting longer is never meant.
+# No deadline is longer, so no server can mean to be waited for longer.
 RETRY_AFTER_MAX_US: Final = DEADLINE_MAX_US
 _DIGITS_MAX: Final = 10
 _SECONDS: Final = re.compile(r"([0-9]+)(?:\.([0-9]*))?")
-# Libraries join several lines of one name by commas; those after a weekday are a date's own.
+# HTTP libraries join several header lines of one name by commas. A comma after a weekday belongs to
+# a date.
 _BETWEEN_LINES: Final = re.compile(
     "(?<!day)(?<!mon)(?<!tue)(?<!wed)(?<!thu)(?<!fri)(?<!sat)(?<!sun),", re.I
 )
 
-# Of a problem's body: enough for every sentence of a refusal, and no bomb.
+# Enough of a problem's body for every sentence of a refusal, and no decompression bomb.
 PROBLEM_MAX_BYTES: Final = 65_536
 _PROBLEM: Final = "application/problem+json"
 _GZIP_OR_ZLIB: Final = 32 + zlib.MAX_WBITS
@@ -43,87 +56,139 @@ _GZIP_OR_ZLIB: Final = 32 + zlib.MAX_WBITS
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
 
-_UNSENT: Final = frozenset({Trouble.CONNECT, Trouble.CONNECT_TIMEOUT, Trouble.POOL_TIMEOUT})
-_FINAL: Final = frozenset({Trouble.CERTIFICATE, Trouble.OTHER})
+_UNSENT: Final = frozenset(
+    {
+        TransportFailure.CONNECT,
+        TransportFailure.CONNECT_TIMEOUT,
+        TransportFailure.POOL_TIMEOUT,
+        TransportFailure.CERTIFICATE,
+    }
+)
+_PERMANENT: Final = frozenset({TransportFailure.CERTIFICATE, TransportFailure.OTHER})
 
 
-class Judged(NamedTuple):
-    """One try. `again`: another one may go better. `harmless`: it cannot have had an effect."""
+# --- what a try means ----------------------------------------------------------------------------
 
-    again: bool
+
+class Judgement(NamedTuple):
+    """What one try means. `retry`: another try may go better. `harmless`: this one cannot have had
+    an effect."""
+
+    retry: bool
     harmless: bool
     why: str
 
 
-def judge(fact: Answered | Broke) -> Judged:
-    """Whether to try again after this."""
-    if isinstance(fact, Broke):
-        harmless = fact.trouble in _UNSENT or fact.trouble is Trouble.CERTIFICATE
-        return Judged(fact.trouble not in _FINAL, harmless, str(fact.trouble))
-    if fact.replayed and fact.broke is None:
-        # Stored, so it is the same each time, also where a first answer of this kind would pass.
-        return Judged(False, False, f"status {fact.status}, replayed")
-    # Whatever it says: a conflict that does not pass has no reason to name a time.
-    if fact.status == IN_FLIGHT and fact.retry_after is not None:
-        return Judged(True, False, "409, a request with this key is in flight")
-    if fact.status in RETRIED:
-        harmless = fact.status in HARMLESS and not fact.doubtful
-        return Judged(True, harmless, f"status {fact.status}")
-    if fact.broke is not None:
-        return Judged(True, False, f"status {fact.status}, but {fact.broke}")
-    return Judged(False, False, f"status {fact.status}")
+def read_head(
+    status: int, headers: Mapping[str, Any], replay_headers: Iterable[str]
+) -> ResponseHead:
+    """The head of a response; `replay_headers` are the names of those that mark a replay."""
+    retry_after = headers.get("Retry-After")
+    replayed = any(str(headers.get(name, "")).strip().lower() == "true" for name in replay_headers)
+    # A replay is stored, so it is the same each time, even with a status that would pass otherwise.
+    retried = not replayed and _is_retried(status, retry_after)
+    return ResponseHead(status, retry_after, headers.get("Date"), replayed, retried)
 
 
-def settles(fact: Answered, *, unsure: bool) -> bool:
-    """Whether this answer tells what became of the operation, so that its key is done with.
+def _is_retried(status: int, retry_after: str | None) -> bool:
+    # A conflict that does not pass has no reason to name a time, whatever time it names.
+    return status in RETRIED or (status == IN_FLIGHT and retry_after is not None)
 
-    A replay does, whatever its status: no other answer will ever come under this key.
 
-    `unsure`: something sent under the key before may have had an effect, and a refusal need not
-    be its answer: the server may never have got as far as looking at the key, or may be working
-    on it still. Many servers say that with a 409 that has no Retry-After.
+def judge(result: TryResult) -> Judgement:
+    """Judge a try that is over.
+
+    1. No response came: the kind of failure decides.
+    2. The status alone calls for another try, unless the response is a whole replay.
+    3. The body did not come to its end: the response is lost, and another try may fetch it.
+    4. Any other response is the last word.
     """
-    if judge(fact).again or fact.status in SENT_ON:
+    if isinstance(result, NoResponse):
+        harmless = result.unsent or result.failure in _UNSENT
+        return Judgement(result.failure not in _PERMANENT, harmless, str(result.failure))
+    head, failure = result.head, result.failure
+    if head.retried or (failure is not None and _is_retried(head.status, head.retry_after)):
+        if head.status == IN_FLIGHT:
+            return Judgement(True, False, "409, a request with this key is in flight")
+        harmless = head.status in HARMLESS and not result.warned
+        return Judgement(True, harmless, f"status {head.status}")
+    if failure is not None:
+        return Judgement(True, False, f"status {head.status}, but {failure}")
+    return Judgement(False, False, f"status {head.status}" + ", replayed" * head.replayed)
+
+
+# --- what is known at the end --------------------------------------------------------------------
+
+
+def is_conclusive(result: ResponseReceived, *, maybe_carried_out: bool) -> bool:
+    """True if a whole response tells what became of the operation, so that its key has done its
+    work.
+
+    `maybe_carried_out` is True if something sent under the key before may have had an effect. A
+    refusal need not be about that: the server may not have got as far as looking at the key, or
+    may still be working on it. Many servers say the latter with a 409 that has no Retry-After.
+
+    1. After some statuses the client or its HTTP library sends the request again: inconclusive.
+    2. A warning of a new key makes it inconclusive, unless it is about earlier requests and there
+       was none.
+    3. A replay is conclusive, whatever its status: this key will never get another response.
+    4. A conflict or a failure is inconclusive.
+    5. Of what may have been carried out before, only a success or a redirect tells.
+    """
+    head = result.head
+    if head.retried or head.status in SENT_ON:
         return False
-    if fact.doubtful and (unsure or fact.status not in UNREAD):
+    if result.warned and (maybe_carried_out or head.status not in UNREAD):
         return False
-    if fact.replayed:
+    if head.replayed:
         return True
-    if fact.status == IN_FLIGHT or fact.status >= 500:
+    if head.status == IN_FLIGHT or head.status >= FAILED_FROM:
         return False
-    return not unsure or 200 <= fact.status < 400
+    return not maybe_carried_out or 200 <= head.status < REFUSED_FROM
 
 
-def drops_key(method: str, status: int) -> bool:
-    """Whether the HTTP library above follows this answer with a GET: a request of its own, which
-    must not go under the key of the one that was answered."""
+def entry_state(status: int) -> EntryState:
+    """What a conclusive response makes of a journal's entry. A replayed failure leaves it open,
+    because it does not tell whether the operation had an effect."""
+    if status >= FAILED_FROM:
+        return EntryState.OPEN
+    return EntryState.REFUSED if status >= REFUSED_FROM else EntryState.DONE
+
+
+def redirects_to_get(method: str, status: int) -> bool:
+    """True if the HTTP library follows this response with a GET: another request, which must not go
+    under the key of this one."""
     return status in (302, 303) or (status == 301 and method == "POST")
 
 
-# --- how long ----------------------------------------------------------------------------------
+# --- how long to wait ----------------------------------------------------------------------------
 
 
 def pause_us(
-    terms: Terms, attempt: int, asked: int | None, chance: float, left: int = DEADLINE_MAX_US
+    limits: RetryLimits,
+    attempt: int,
+    at_least: int | None,
+    chance: float,
+    left: int = DEADLINE_MAX_US,
 ) -> int:
     """How long to wait after try number `attempt`: full jitter, on top of what the server asked
-    for, so that clients that were told the same do not come back together. Where what it asked for
-    fits into what is `left` of the deadline, the jitter does so too."""
-    ceiling = min(terms.cap, terms.base * 2 ** (attempt - 1))
-    if asked is None:
+    for, so that clients that got the same response do not come back together. If what the server
+    asked for fits into what is `left` of the deadline, the jitter fits too."""
+    ceiling = min(limits.cap, limits.base * 2 ** (attempt - 1))
+    if at_least is None:
         return int(chance * ceiling)
-    return asked + int(chance * min(ceiling, max(0, left - asked)))
+    return at_least + int(chance * min(ceiling, max(0, left - at_least)))
 
 
-def retry_after_us(fact: Answered) -> int | None:
-    """What Retry-After asks for, the longest of several; None where it is missing or says nothing
-    that can be read. A part of a second counts as a whole one."""
-    lines = _BETWEEN_LINES.split(fact.retry_after or "")
-    found = [us for line in lines if (us := _line_us(line.strip(), fact)) is not None]
-    return max(found, default=None)
+def retry_after_us(head: ResponseHead, wall: int) -> int | None:
+    """The time that Retry-After asks for, the longest of several; None if the header is missing or
+    cannot be read. A part of a second counts as a whole one. `wall` is our own calendar time."""
+    lines = _BETWEEN_LINES.split(head.retry_after or "")
+    times = [_line_us(line.strip(), head.date, wall) for line in lines]
+    return max((us for us in times if us is not None), default=None)
 
 
-def _line_us(value: str, fact: Answered) -> int | None:
+def _line_us(value: str, server_date: str | None, wall: int) -> int | None:
     if number := _SECONDS.fullmatch(value):
         digits = number[1].lstrip("0") or "0"
         if len(digits) > _DIGITS_MAX:
@@ -133,9 +198,9 @@ def _line_us(value: str, fact: Answered) -> int | None:
     until = _date_us(value)
     if until is None:
         return None
-    # By the server's own calendar, where it tells: ours may be wrong by minutes.
-    now = _date_us(fact.date or "")
-    return min(max(0, until - (fact.moment.wall if now is None else now)), RETRY_AFTER_MAX_US)
+    # The server's own calendar comes first: ours may be wrong by minutes.
+    now = _date_us(server_date or "")
+    return min(max(0, until - (wall if now is None else now)), RETRY_AFTER_MAX_US)
 
 
 def _date_us(value: str) -> int | None:
@@ -151,20 +216,22 @@ def _date_us(value: str) -> int | None:
 # --- what the server says about new keys ---------------------------------------------------------
 
 
-def warns_of_new_key(content_type: str | None, encoding: str | None, body: bytes | None) -> bool:
-    """Whether problem details (RFC 9457) say `safe_new_key: false`.
+def warns_of_new_key(headers: Mapping[str, Any], body: bytes | None) -> bool:
+    """True if problem details (RFC 9457) say `safe_new_key: false`.
 
-    A problem that cannot be read counts as a warning: keeping a key too long costs less than
-    carrying something out twice.
+    A problem whose body cannot be read, or was not held (None), counts as a warning: keeping a key
+    too long costs less than carrying out something twice.
     """
-    if (content_type or "").partition(";")[0].strip().lower() != _PROBLEM:
+    content_type = headers.get("Content-Type") or ""
+    if content_type.partition(";")[0].strip().lower() != _PROBLEM:
         return False
     if body is None or len(body) > PROBLEM_MAX_BYTES:
         return True
+    encoding = headers.get("Content-Encoding")
     try:
         if encoding and encoding.strip().lower() != "identity":
             body = zlib.decompressobj(_GZIP_OR_ZLIB).decompress(body, PROBLEM_MAX_BYTES)
-        told = json.loads(body)
+        problem = json.loads(body)
     except (ValueError, zlib.error, RecursionError):
         return True
-    return isinstance(told, dict) and told.get("safe_new_key") is False
+    return isinstance(problem, dict) and problem.get("safe_new_key") is False

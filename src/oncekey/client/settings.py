@@ -1,6 +1,6 @@
-"""The options that every client takes, checked once, where it is made.
+"""The options that every client takes, checked once, when the client is made.
 
-Owns their names, defaults and limits; what they do is elsewhere. Knows no HTTP library.
+This module owns the names, defaults and bounds of the options, and knows no HTTP library.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 from oncekey.client.delivery import Progress
-from oncekey.client.request_identity import REPLAYED_HEADERS
-from oncekey.client.retry import Retry, Terms
+from oncekey.client.retry import Retry, RetryLimits
 from oncekey.core.derived_keys import checked_namespace
 from oncekey.core.errors import ConfigurationError, InvalidKey
 from oncekey.core.identity import check_text
@@ -26,11 +25,12 @@ BUFFER_MAX_DEFAULT: Final = 16 * 1024 * 1024
 BODY_MAX_DEFAULT: Final = 16 * 1024 * 1024
 BYTES_CAP: Final = 1024 * 1024 * 1024
 ACCOUNT_MAX_CHARS: Final = 255
-FRESH_KEYS_MAX: Final = 1_000
+UNUSED_KEYS_MAX: Final = 1_000
+REPLAY_HEADERS: Final = ("X-Idempotency-Replayed", "Idempotent-Replayed")
 
 _SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "CONNECT"})
 _TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-# What frames, routes or describes a message; a key in one of these would break it.
+# These frame, route or describe a message; a key in one of them would break it.
 _TAKEN_HEADERS: Final = frozenset(
     {
         "accept",
@@ -78,12 +78,16 @@ class Options(TypedDict, total=False):
 class Settings:
     """How one client sends.
 
-    `retry`: None sends keys and never retries. `methods` are those that get a key. `header` and
-    `quoted` are how the key is written. `replay_header` is where the server says `true` of a stored
-    answer, beside the usual names. `namespace` marks new keys. `journal` keeps keys across a
-    restart; `account` is on whose behalf, so that none takes up another's. `on_progress` is told
-    what goes on. Bytes: up to `buffer_max` of an answer are read before it counts as one; bodies
-    up to `body_max` are held in memory, longer ones refused.
+    * `retry`: when to try again; None sends keys and never retries.
+    * `methods`: those whose requests get a key.
+    * `header`, `quoted`: how the key is written.
+    * `replay_header`: where the server says `true` of a stored response, beside the usual names.
+    * `namespace`: a mark on new keys.
+    * `journal`: keeps keys across a restart.
+    * `account`: on whose behalf the client sends, so that it takes no key of another account.
+    * `on_progress`: a function that is called with each `Progress`.
+    * `buffer_max`: up to so many bytes of a response are read before it counts as one.
+    * `body_max`: request bodies are held in memory up to so many bytes, and refused beyond.
     """
 
     retry: Retry | None = field(default_factory=Retry)
@@ -97,9 +101,18 @@ class Settings:
     on_progress: Callable[[Progress], object] | None = None
     buffer_max: int = BUFFER_MAX_DEFAULT
     body_max: int = BODY_MAX_DEFAULT
-    # Keys that cannot have had an effect, of requests that the library above sends on by itself:
+    # --- computed ---
+    limits: RetryLimits | None = field(init=False, repr=False, compare=False)
+    replay_headers: tuple[str, ...] = field(init=False, repr=False, compare=False)
+    # How many bytes of a response are read before the caller gets it. Without retries a broken
+    # response is the caller's anyway, so nothing is read ahead; but a journal must not close an
+    # entry on the head of a response alone.
+    read_ahead: int = field(init=False, repr=False, compare=False)
+    # Keys that cannot have had an effect yet, of requests that the HTTP library sends on by itself:
     # after a redirect, or with credentials.
-    fresh_keys: dict[str, bool] = field(default_factory=dict, init=False, repr=False, compare=False)
+    unused_keys: dict[str, bool] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
         if self.retry is not None and not isinstance(self.retry, Retry):
@@ -127,37 +140,31 @@ class Settings:
         except InvalidKey as error:
             raise ConfigurationError(f"account={self.account!r}: {error}") from error
         a_class = isinstance(self.journal, type)
-        if self.journal is not None and (a_class or not hasattr(self.journal, "settle")):
+        if self.journal is not None and (a_class or not hasattr(self.journal, "entry_for")):
             raise ConfigurationError(f"journal={self.journal!r} must be a Journal(path), or None")
         _check_hook(self.on_progress)
         for name in ("buffer_max", "body_max"):
             value = getattr(self, name)
             if type(value) is not int or not 1 <= value <= BYTES_CAP:
                 raise ConfigurationError(f"{name}={value!r} must be 1 to {BYTES_CAP} bytes")
+        self._compute()
 
-    @property
-    def terms(self) -> Terms | None:
-        return None if self.retry is None else self.retry.terms
+    def _compute(self) -> None:
+        named = () if self.replay_header is None else (self.replay_header,)
+        reads_nothing = self.retry is None and self.journal is None
+        object.__setattr__(self, "limits", None if self.retry is None else self.retry.limits)
+        object.__setattr__(self, "replay_headers", REPLAY_HEADERS + named)
+        object.__setattr__(self, "read_ahead", 0 if reads_nothing else self.buffer_max)
 
-    @property
-    def held_bytes(self) -> int:
-        """How much of an answer to read before it is given on. Without retries a broken answer
-        is the caller's anyway, so it need not wait for the rest; but a journal must not cross a
-        key out on the head of an answer alone."""
-        return 0 if self.retry is None and self.journal is None else self.buffer_max
-
-    @property
-    def replay_headers(self) -> tuple[str, ...]:
-        """The names of the headers that mark an answer as a replay."""
-        return REPLAYED_HEADERS + ((self.replay_header,) if self.replay_header else ())
-
-    def remember_fresh(self, key: str) -> None:
-        """The newest are kept: what sends on does so at once."""
-        self.fresh_keys[key] = True
-        while len(self.fresh_keys) > FRESH_KEYS_MAX:
-            self.fresh_keys.pop(next(iter(list(self.fresh_keys))), None)
+    def remember_unused(self, key: str) -> None:
+        """Remember a key that is about to be sent on. Only the newest are kept, because that
+        happens at once."""
+        self.unused_keys[key] = True
+        while len(self.unused_keys) > UNUSED_KEYS_MAX:
+            self.unused_keys.pop(next(iter(list(self.unused_keys))), None)
 
     def guards(self, method: str) -> bool:
+        """True if requests with this method get a key."""
         return method.upper() in self.methods
 
 

@@ -1,7 +1,7 @@
-"""Bodies of httpx's requests and responses, read as far as they can be held.
+"""Bodies of httpx's requests and responses, read into memory as far as they can be held.
 
-Bytes stay as they came: decoding is for the client above. Owns reading in both colours; must not
-know what a body means.
+Bytes stay as they came, because the httpx client decodes them. This module does not know what a
+body means.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from typing import Final
 import anyio
 import httpx
 
-from oncekey.client.body_reader import Incoming, Pace
+from oncekey.client.body_reader import BodyBuffer, ReadDeadline
 from oncekey.client.errors import NotSent
 
-# For what lies in the socket when the deadline has passed: an event loop has to get round to it.
+# After the deadline an event loop still needs a moment to read what is already in the socket.
 LATE_SECONDS: Final = 0.1
 
 
-class Held(httpx.ByteStream):
-    """A body that is all there, for both colours, as often as it is wanted."""
+class BufferedBody(httpx.ByteStream):
+    """A whole body in memory, which sync and async clients can read any number of times."""
 
     def __init__(self, body: bytes) -> None:
         super().__init__(body)
-        self.body = body
+        self.content = body
 
 
-class Rest(httpx.SyncByteStream):
-    """What was read of a body that is too large to hold, and then the rest as it comes."""
+class PartlyReadBody(httpx.SyncByteStream):
+    """The part that was read of a body that is too large to hold, and then the rest as it comes."""
 
     def __init__(
         self, parts: list[bytes], rest: Iterator[bytes], stream: httpx.SyncByteStream
@@ -49,8 +49,8 @@ class Rest(httpx.SyncByteStream):
         self._stream.close()
 
 
-class AsyncRest(httpx.AsyncByteStream):
-    """The same for event loops."""
+class AsyncPartlyReadBody(httpx.AsyncByteStream):
+    """The same for async clients."""
 
     def __init__(
         self, parts: list[bytes], rest: AsyncIterator[bytes], stream: httpx.AsyncByteStream
@@ -74,73 +74,78 @@ class AsyncRest(httpx.AsyncByteStream):
 # --- responses -----------------------------------------------------------------------------------
 
 
-def take(response: httpx.Response, most: int, pace: Pace, *, flows_on: bool) -> bytes | None:
-    """Read a response's body; None where there is more than `most`, which then flows on, or is
-    given up. Not waited for beyond the deadline, between two parts; within one, httpx's own
-    timeout holds, which it reads once per body. Whatever is raised, all is closed."""
+def read_response(
+    response: httpx.Response, limit: int, deadline: ReadDeadline, *, may_stream: bool
+) -> bytes | None:
+    """Read the body of a response and return it; None if it has more than `limit` bytes.
+
+    A body beyond the limit goes on streaming to the caller, or is closed unless it `may_stream`. No
+    part is begun after the deadline; within one, httpx's own timeout holds, which it reads once per
+    body. If this raises, the response is closed.
+    """
     stream = response.stream
     assert isinstance(stream, httpx.SyncByteStream)
-    if not most:
+    if not limit:
         return None
-    seen = Incoming(most, pace, response.headers)
+    buffer = BodyBuffer(limit, deadline, response.headers)
     parts = iter(stream)
     try:
         for part in parts:
-            if seen.overflows(part):
-                response.stream = Rest(seen.parts, parts, stream)
-                if not flows_on:
+            if buffer.overflows_with(part):
+                response.stream = PartlyReadBody(buffer.parts, parts, stream)
+                if not may_stream:
                     response.stream.close()
-                    _leave_empty(response)
+                    _drop_body(response)
                 return None
         stream.close()
     except BaseException:
-        with suppress(Exception):  # what it broke by says more
-            Rest([], parts, stream).close()
-        _leave_empty(response)
+        with suppress(Exception):  # the exception under way says more
+            PartlyReadBody([], parts, stream).close()
+        _drop_body(response)
         raise
-    response.stream = held = Held(seen.body())
-    return held.body
+    response.stream = body = BufferedBody(buffer.content())
+    return body.content
 
 
-async def take_async(
-    response: httpx.Response, most: int, pace: Pace, *, flows_on: bool
+async def read_response_async(
+    response: httpx.Response, limit: int, deadline: ReadDeadline, *, may_stream: bool
 ) -> bytes | None:
-    """The same for event loops, where a part is cut at the deadline too."""
+    """The same for async clients, where the deadline also cuts a part short."""
     stream = response.stream
     assert isinstance(stream, httpx.AsyncByteStream)
-    if not most:
+    if not limit:
         return None
-    seen = Incoming(most, pace, response.headers)
+    buffer = BodyBuffer(limit, deadline, response.headers)
     parts = aiter(stream)
     try:
-        while (part := await _next(parts, pace)) is not None:
-            if seen.overflows(part):
-                response.stream = AsyncRest(seen.parts, parts, stream)
-                if not flows_on:
+        while (part := await _next_part(parts, deadline)) is not None:
+            if buffer.overflows_with(part):
+                response.stream = AsyncPartlyReadBody(buffer.parts, parts, stream)
+                if not may_stream:
                     await response.stream.aclose()
-                    _leave_empty(response)
+                    _drop_body(response)
                 return None
         await stream.aclose()
     except BaseException:
         with anyio.CancelScope(shield=True), suppress(Exception):
-            await AsyncRest([], parts, stream).aclose()
-        _leave_empty(response)
+            await AsyncPartlyReadBody([], parts, stream).aclose()
+        _drop_body(response)
         raise
-    response.stream = held = Held(seen.body())
-    return held.body
+    response.stream = body = BufferedBody(buffer.content())
+    return body.content
 
 
-async def _next(parts: AsyncIterator[bytes], pace: Pace) -> bytes | None:
-    """The next part, or None at the end. Cut from outside: the caller's own timeout for reading is
-    left as it is, for a body that flows on."""
-    with anyio.move_on_after(pace.left(LATE_SECONDS)):
+async def _next_part(parts: AsyncIterator[bytes], deadline: ReadDeadline) -> bytes | None:
+    """The next part, or None at the end. The deadline is kept by a cancel scope, so that the
+    caller's own read timeout stays in place for a body that goes on streaming."""
+    with anyio.move_on_after(deadline.seconds_left(LATE_SECONDS)):
         return await anext(parts, None)
-    raise pace.cut()
+    raise deadline.error()
 
 
-def _leave_empty(response: httpx.Response) -> None:
-    """A response whose body was given up, without what described that body."""
-    response.stream = Held(b"")
+def _drop_body(response: httpx.Response) -> None:
+    """Give a response an empty body, and remove the headers that described the body it had."""
+    response.stream = BufferedBody(b"")
     for name in ("Content-Encoding", "Content-Length", "Transfer-Encoding"):
         response.headers.pop(name, None)
 
@@ -148,43 +153,45 @@ def _leave_empty(response: httpx.Response) -> None:
 # --- requests ------------------------------------------------------------------------------------
 
 
-def load(request: httpx.Request, most: int) -> bytes:
-    """Read a request's body, so that it can be sent again. Raises NotSent beyond `most` bytes."""
-    _check_declared(request, most)
-    if isinstance(request.stream, Held):
-        return request.stream.body
+def read_request(request: httpx.Request, limit: int) -> bytes:
+    """Read the body of a request, so that it can be sent again. Raises NotSent if it has more than
+    `limit` bytes."""
+    _check_declared(request, limit)
+    if isinstance(request.stream, BufferedBody):
+        return request.stream.content
     assert isinstance(request.stream, httpx.SyncByteStream)
     body = bytearray()
     for part in request.stream:
         body += part
-        if len(body) > most:
-            raise _too_large(most)
-    request.stream = held = Held(bytes(body))
-    return held.body
+        if len(body) > limit:
+            raise _too_large(limit)
+    request.stream = buffered = BufferedBody(bytes(body))
+    return buffered.content
 
 
-async def load_async(request: httpx.Request, most: int) -> bytes:
-    _check_declared(request, most)
-    if isinstance(request.stream, Held):
-        return request.stream.body
+async def read_request_async(request: httpx.Request, limit: int) -> bytes:
+    """The same for async clients."""
+    _check_declared(request, limit)
+    if isinstance(request.stream, BufferedBody):
+        return request.stream.content
     assert isinstance(request.stream, httpx.AsyncByteStream)
     body = bytearray()
     async for part in request.stream:
         body += part
-        if len(body) > most:
-            raise _too_large(most)
-    request.stream = held = Held(bytes(body))
-    return held.body
+        if len(body) > limit:
+            raise _too_large(limit)
+    request.stream = buffered = BufferedBody(bytes(body))
+    return buffered.content
 
 
-def _check_declared(request: httpx.Request, most: int) -> None:
+def _check_declared(request: httpx.Request, limit: int) -> None:
     declared = request.headers.get("Content-Length", "")
-    if declared.isascii() and declared.isdigit() and int(declared[:18]) > most:
-        raise _too_large(most)
+    if declared.isascii() and declared.isdigit() and int(declared[:18]) > limit:
+        raise _too_large(limit)
 
 
-def _too_large(most: int) -> NotSent:
+def _too_large(limit: int) -> NotSent:
     return NotSent(
-        f"the request's body has more than {most} bytes; it must be held in memory to be sent "
+        f"the request's body has more than {limit} bytes; it must be held in memory to be sent "
         "again. Give the client a larger body_max=. Nothing was sent"
     )

@@ -1,196 +1,165 @@
-"""httpx's requests, responses and errors, in the words of the rules.
-
-Owns how a try is cut to the deadline, and which error is which trouble. Must not decide to retry.
-"""
+"""A logical request of httpx: its key and identity, its timeouts, its errors and its response."""
 
 from __future__ import annotations
 
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 import httpx
 
-from oncekey.client.body_reader import Pace
 from oncekey.client.delivery import EXTENSION, Delivery
-from oncekey.client.errors import RetriesExhausted, unguarded
-from oncekey.client.logical_request import Errand
-from oncekey.client.request_identity import HIDDEN, Asked, key_in
-from oncekey.client.retry_clock import Readings
-from oncekey.client.retry_effects import SECOND_US, Answered, Broke, Trouble
+from oncekey.client.errors import RetriesExhausted, gets_no_key
+from oncekey.client.key_source import choose_key
+from oncekey.client.logical_request import LogicalRequest
+from oncekey.client.request_identity import REMOVED_KEY, RequestIdentity, key_from_header
+from oncekey.client.retry_clock import ClockReader
+from oncekey.client.retry_effects import SECOND_US, TransportFailure
 from oncekey.client.settings import Settings
 
 _PHASES: Final = ("connect", "read", "write", "pool")
 _SHORTEST_SECONDS: Final = 0.001  # 0 would mean "do not wait at all"
 
-# The first that fits. Errors of connecting come before anything is sent.
-_TROUBLES: Final[tuple[tuple[type[Exception], Trouble], ...]] = (
-    (httpx.ConnectTimeout, Trouble.CONNECT_TIMEOUT),
-    (httpx.PoolTimeout, Trouble.POOL_TIMEOUT),
-    (httpx.ConnectError, Trouble.CONNECT),
-    (httpx.TimeoutException, Trouble.TIMEOUT),
-    (httpx.NetworkError, Trouble.NETWORK),
-    (httpx.RemoteProtocolError, Trouble.CLOSED),
+# The first type that fits decides. Errors of connecting come before anything is sent.
+_FAILURES: Final[tuple[tuple[type[Exception], TransportFailure], ...]] = (
+    (httpx.ConnectTimeout, TransportFailure.CONNECT_TIMEOUT),
+    (httpx.PoolTimeout, TransportFailure.POOL_TIMEOUT),
+    (httpx.ConnectError, TransportFailure.CONNECT),
+    (httpx.TimeoutException, TransportFailure.TIMEOUT),
+    (httpx.NetworkError, TransportFailure.NETWORK),
+    (httpx.RemoteProtocolError, TransportFailure.CLOSED),
 )
 
 
 class HttpxRetriesExhausted(RetriesExhausted, httpx.TransportError):
-    """RetriesExhausted, for those who catch httpx's errors."""
+    """RetriesExhausted, for callers that catch the errors of httpx."""
 
 
-def trouble_of(error: Exception) -> Trouble:
-    """What an error of a transport means."""
+# --- errors --------------------------------------------------------------------------------------
+
+
+def failure_of(error: Exception) -> TransportFailure:
+    """The kind of failure that an error of a transport means."""
     if isinstance(error, httpx.ConnectError) and _is_about_certificate(error):
-        return Trouble.CERTIFICATE
-    return next((found for kind, found in _TROUBLES if isinstance(error, kind)), Trouble.OTHER)
+        return TransportFailure.CERTIFICATE
+    kinds = (failure for kind, failure in _FAILURES if isinstance(error, kind))
+    return next(kinds, TransportFailure.OTHER)
 
 
 def _is_about_certificate(error: BaseException) -> bool:
-    """httpx's error was made of httpcore's, and that of the one that tells. No further: below may
-    be an error of long ago, which the caller is just dealing with."""
+    """httpx's error was raised from httpcore's, and that from the error of ssl. Errors further down
+    may be older ones that the caller was just handling."""
     below = error.__cause__
     lowest = below and (below.__cause__ or below.__context__)
     return any(isinstance(one, ssl.SSLCertVerificationError) for one in (below, lowest))
 
 
-class HttpxErrand(Errand[httpx.Response]):
-    """One request of an httpx client, its body at hand."""
+# --- one request ---------------------------------------------------------------------------------
 
-    exhausted = HttpxRetriesExhausted
+
+class HttpxRequest(LogicalRequest[httpx.Response]):
+    """A request of an httpx client, whose body has been read."""
+
+    exhausted_error = HttpxRetriesExhausted
+    unsent_error = httpx.UnsupportedProtocol
 
     def __init__(
-        self, settings: Settings, clock: Readings, request: httpx.Request, body: bytes
+        self, settings: Settings, clock: ClockReader, request: httpx.Request, body: bytes
     ) -> None:
-        asked = Asked(
+        """Raises NotSent or InvalidKey if the request must not be sent."""
+        identity = RequestIdentity(
             request.method.upper(),
             str(request.url),
             request.headers.get("Content-Type", ""),
             body,
             settings.account,
         )
-        hidden = getattr(request, HIDDEN, None)
-        if hidden is not None:
-            request.headers.setdefault(settings.header, hidden)
-        header = key_in(request.headers.get_list(settings.header), settings.header)
+        removed = getattr(request, REMOVED_KEY, None)
+        if removed is not None:
+            request.headers.setdefault(settings.header, removed)
+        header = key_from_header(request.headers.get_list(settings.header), settings.header)
         given = request.extensions.get(EXTENSION)
-        super().__init__(settings, clock, asked, header, given)
+        choice = choose_key(settings, identity, header, given)
+        super().__init__(settings, clock, request, identity, choice)
         if given is not None:
-            request.extensions[EXTENSION] = Carried(given)
-        self._request = request
-        self._clipped: Clipped | None = None
+            request.extensions[EXTENSION] = _SentExtension(given)
+        self._timeouts: _DeadlineTimeouts | None = None
 
-    def next_try(self, until: int | None) -> httpx.Request:
-        """The request to send this time; the caller's own is left as it is."""
-        extensions = dict(self._request.extensions)
-        if until is not None:
+    def next_try(self, deadline: int | None) -> httpx.Request:
+        """A copy of the request to send this time; the caller's own stays as it is."""
+        extensions = dict(self.request.extensions)
+        if deadline is not None:
             given = extensions.get("timeout") or {}
-            self._clipped = Clipped(given, lambda: until - self.clock.now())
-            extensions["timeout"] = self._clipped
+            extensions["timeout"] = self._timeouts = _DeadlineTimeouts(given, self.clock, deadline)
         return httpx.Request(
-            self._request.method,
-            self._request.url,
-            headers=self._request.headers,
-            stream=self._request.stream,
+            self.request.method,
+            self.request.url,
+            headers=self.request.headers,
+            stream=self.request.stream,
             extensions=extensions,
         )
 
-    def unclip(self) -> None:
-        """What is read from now on is read with the caller's own timeouts."""
-        if self._clipped is not None:
-            self._clipped.end()
+    def restore_timeouts(self) -> None:
+        """Whatever is read from now on is read with the caller's own timeouts."""
+        if self._timeouts is not None:
+            self._timeouts.is_restored = True
 
-    def pace(self, until: int | None) -> Pace:
-        return Pace(self.clock, until, httpx.ReadTimeout)
-
-    def broke(self, error: Exception) -> Broke:
-        self._complete(error)
-        return super().broke(error)
-
-    def answered(
-        self,
-        response: httpx.Response,
-        head: Answered,
-        body: bytes | None,
-        error: Exception | None = None,
-    ) -> Answered:
-        self._complete(error)
-        return super().answered(response, head, body, error)
-
-    def _complete(self, error: Exception | None) -> None:
-        """httpx does this to errors that reach the client; one that is kept as `last` does not."""
+    def classify(self, error: Exception) -> TransportFailure:
         if isinstance(error, httpx.RequestError):
-            error.request = self._request
+            # httpx does this to errors that reach the client. One that is kept as `last` does not.
+            error.request = self.request
+        return failure_of(error)
 
-    def _set_header(self, value: str) -> None:
-        self._request.headers[self.settings.header] = value
-
-    def _hide_key(self) -> None:
-        setattr(self._request, HIDDEN, self._request.headers.pop(self.settings.header, None))
-
-    def _take_back(self) -> None:
-        self._request.headers.pop(self.settings.header, None)
-
-    def _refused(self, error: Exception) -> bool:
-        return isinstance(error, httpx.UnsupportedProtocol)
-
-    def _sent(self) -> object:
-        return self._request
-
-    def _trouble(self, error: Exception) -> Trouble:
-        return trouble_of(error)
-
-    def _status(self, response: httpx.Response) -> int:
-        return response.status_code
-
-    def _headers(self, response: httpx.Response) -> Mapping[str, Any]:
-        return response.headers
-
-    def _delivered(self, response: httpx.Response, delivery: Delivery) -> httpx.Response:
+    def attach(self, response: httpx.Response, delivery: Delivery) -> None:
         response.extensions = {**response.extensions, EXTENSION: delivery}
-        return response
 
-    def _readable(self, response: httpx.Response) -> httpx.Response:
-        response.request = self._request
+    def readable(self, response: httpx.Response) -> httpx.Response:
+        response.request = self.request
         try:
             response.read()
         except httpx.HTTPError:
-            pass  # encoded in a way that cannot be undone; its head still tells
+            pass  # its encoding cannot be undone, but its head can still be read
         return response
 
 
-class Carried(dict[str, Any]):
-    """What was given along with a request that has been sent: httpx copies it into the request
-    that a redirect makes, where nobody has asked for it."""
+class _SentExtension(dict[str, Any]):
+    """The key or intent of a request that has been sent. httpx copies it to the request that a
+    redirect makes, although nobody asked for it there."""
 
 
-def refuse_given(request: httpx.Request) -> None:
-    """Raise NotSent where a request that gets no key comes with one, or with an intent."""
+def refuse_key_or_intent(request: httpx.Request) -> None:
+    """Raise NotSent if a request that gets no key comes with one, or with an intent."""
     given = request.extensions.get(EXTENSION)
-    if given is not None and not isinstance(given, Carried):
-        raise unguarded(request.method, 'what is given for "oncekey" with the request')
+    if given is not None and not isinstance(given, _SentExtension):
+        raise gets_no_key(request.method, 'what is given for "oncekey" with the request')
 
 
-class Clipped(dict[str, float | None]):
-    """Timeouts that never outlast the deadline: each phase of a try reads what is left by then."""
+class _DeadlineTimeouts(dict[str, float | None]):
+    """Timeouts that end at the deadline: each phase of a try reads what is left by then."""
 
-    def __init__(self, given: Mapping[str, float | None], left_us: Callable[[], int]) -> None:
+    def __init__(
+        self, given: Mapping[str, float | None], clock: ClockReader, deadline: int
+    ) -> None:
         self._given = given
-        self._left_us = left_us
-        self._ended = False
-        super().__init__((phase, self._clip(phase)) for phase in _PHASES)
+        self._clock = clock
+        self._deadline = deadline
+        self.is_restored = False
+        left = self._seconds_left()
+        super().__init__((phase, _shorter(given.get(phase), left)) for phase in _PHASES)
 
     def get(self, phase: str, default: Any = None) -> Any:
-        return self._clip(phase) if phase in self else default
+        return self._clipped(phase) if phase in self else default
 
     def __getitem__(self, phase: str) -> float | None:
-        return self._clip(phase)
+        return self._clipped(phase)
 
-    def end(self) -> None:
-        self._ended = True
-
-    def _clip(self, phase: str) -> float | None:
-        if self._ended:
-            return self._given.get(phase)
-        left = max(_SHORTEST_SECONDS, self._left_us() / SECOND_US)
+    def _clipped(self, phase: str) -> float | None:
         given = self._given.get(phase)
-        return left if given is None else min(given, left)
+        return given if self.is_restored else _shorter(given, self._seconds_left())
+
+    def _seconds_left(self) -> float:
+        return max(_SHORTEST_SECONDS, (self._deadline - self._clock.now()) / SECOND_US)
+
+
+def _shorter(given: float | None, left: float) -> float:
+    return left if given is None else min(given, left)

@@ -1,8 +1,9 @@
-"""The client for httpx: a transport around a transport, in both colours.
+"""The client for httpx: a transport that wraps another transport, sync and async.
 
     client = httpx.Client(transport=IdempotentTransport())
 
-Owns sending one try and closing what came of it. The rules are in rules.py, their order in flow.py.
+A transport makes single tries and closes what they leave behind. When to try again is decided in
+retry_flow.py.
 """
 
 from __future__ import annotations
@@ -13,23 +14,29 @@ from typing import Final, Self, Unpack
 import anyio
 import httpx
 
-from oncekey.client import retry_rules
-from oncekey.client.drivers import deliver_async, deliver_blocking
-from oncekey.client.httpx.bodies import load, load_async, take, take_async
-from oncekey.client.httpx.request import HttpxErrand, refuse_given
+from oncekey.client.body_reader import ReadDeadline
+from oncekey.client.drivers import deliver_async, deliver_sync
+from oncekey.client.httpx.bodies import (
+    read_request,
+    read_request_async,
+    read_response,
+    read_response_async,
+)
+from oncekey.client.httpx.request import HttpxRequest, refuse_key_or_intent
 from oncekey.client.retry_clock import AsyncClock, AsyncSystemClock, Clock, SystemClock
-from oncekey.client.retry_effects import SECOND_US, Answered, Broke, Send
+from oncekey.client.retry_effects import SECOND_US, SendRequest, TryResult
+from oncekey.client.retry_rules import read_head
 from oncekey.client.settings import Options, Settings
 from oncekey.core.errors import ConfigurationError
 
-# How much later than the timeouts a try is cut off from outside: they say better what hung.
-CUT_GRACE_US: Final = 100_000
+# A try is cancelled so much later than its timeouts end: their errors say better what hung.
+CANCEL_GRACE_US: Final = 100_000
 
 
 class IdempotentTransport(httpx.BaseTransport):
-    """Sends each POST and PATCH under one key, and again under the same key where that is safe.
+    """Sends each POST and PATCH under one key, and again under the same key if that is safe.
 
-    `transport` does the sending, httpx's own if not given. Options are those of `Settings`.
+    `transport` does the sending; httpx's own is the default. The options are those of `Settings`.
     """
 
     def __init__(
@@ -42,32 +49,34 @@ class IdempotentTransport(httpx.BaseTransport):
         self._settings = Settings(**options)
         self._clock = clock or SystemClock()
         self._inner = transport or httpx.HTTPTransport()
-        _check(self._inner, httpx.BaseTransport)
+        _check_type(self._inner, httpx.BaseTransport)
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         if not self._settings.guards(request.method):
-            refuse_given(request)
+            refuse_key_or_intent(request)
             return self._inner.handle_request(request)
-        body = load(request, self._settings.body_max)
-        errand = HttpxErrand(self._settings, self._clock, request, body)
-        return deliver_blocking(
-            errand, self._clock, lambda ask: self._send(errand, ask), httpx.Response.close
+        body = read_request(request, self._settings.body_max)
+        logical = HttpxRequest(self._settings, self._clock, request, body)
+        return deliver_sync(
+            logical, self._clock, lambda effect: self._send(logical, effect), httpx.Response.close
         )
 
-    def _send(self, errand: HttpxErrand, ask: Send) -> Answered | Broke:
-        until = errand.until(ask)
+    def _send(self, logical: HttpxRequest, effect: SendRequest) -> TryResult:
+        settings = self._settings
         try:
-            response = self._inner.handle_request(errand.next_try(until))
+            response = self._inner.handle_request(logical.next_try(effect.deadline))
         except Exception as error:
-            return errand.broke(error)
-        head = errand.head(response)
-        most, flows_on = self._settings.held_bytes, not retry_rules.judge(head).again
+            return logical.failed(error)
+        head = read_head(response.status_code, response.headers, settings.replay_headers)
+        deadline = ReadDeadline(self._clock, effect.deadline, httpx.ReadTimeout)
         try:
-            body = take(response, most, errand.pace(until), flows_on=flows_on)
+            body = read_response(
+                response, settings.read_ahead, deadline, may_stream=not head.retried
+            )
         except Exception as error:
-            return errand.answered(response, head, None, error)
-        errand.unclip()
-        return errand.answered(response, head, body)
+            return logical.received(response, head, None, error)
+        logical.restore_timeouts()
+        return logical.received(response, head, body)
 
     def close(self) -> None:
         self._inner.close()
@@ -98,40 +107,47 @@ class AsyncIdempotentTransport(httpx.AsyncBaseTransport):
         self._settings = Settings(**options)
         self._clock = clock or AsyncSystemClock()
         self._inner = transport or httpx.AsyncHTTPTransport()
-        _check(self._inner, httpx.AsyncBaseTransport)
+        _check_type(self._inner, httpx.AsyncBaseTransport)
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         if not self._settings.guards(request.method):
-            refuse_given(request)
+            refuse_key_or_intent(request)
             return await self._inner.handle_async_request(request)
-        body = await load_async(request, self._settings.body_max)
-        errand = HttpxErrand(self._settings, self._clock, request, body)
+        body = await read_request_async(request, self._settings.body_max)
+        logical = HttpxRequest(self._settings, self._clock, request, body)
         return await deliver_async(
-            errand, self._clock, lambda ask: self._cut(errand, ask), httpx.Response.aclose
+            logical,
+            self._clock,
+            lambda effect: self._send_within_deadline(logical, effect),
+            httpx.Response.aclose,
         )
 
-    async def _cut(self, errand: HttpxErrand, ask: Send) -> Answered | Broke:
-        """One try, cut at the deadline even where nothing below knows of timeouts."""
-        if ask.left is None:
-            return await self._send(errand, ask)
-        with anyio.move_on_after((ask.left + CUT_GRACE_US) / SECOND_US):
-            return await self._send(errand, ask)
-        return errand.broke(httpx.ReadTimeout("the deadline passed in the middle of a try"))
+    async def _send_within_deadline(self, logical: HttpxRequest, effect: SendRequest) -> TryResult:
+        """Make one try, and cancel it at the deadline even if the inner transport ignores
+        timeouts."""
+        if effect.deadline is None:
+            return await self._send(logical, effect)
+        left = effect.deadline - self._clock.now()
+        with anyio.move_on_after((left + CANCEL_GRACE_US) / SECOND_US):
+            return await self._send(logical, effect)
+        return logical.failed(httpx.ReadTimeout("the deadline passed in the middle of a try"))
 
-    async def _send(self, errand: HttpxErrand, ask: Send) -> Answered | Broke:
-        until = errand.until(ask)
+    async def _send(self, logical: HttpxRequest, effect: SendRequest) -> TryResult:
+        settings = self._settings
         try:
-            response = await self._inner.handle_async_request(errand.next_try(until))
+            response = await self._inner.handle_async_request(logical.next_try(effect.deadline))
         except Exception as error:
-            return errand.broke(error)
-        head = errand.head(response)
-        most, flows_on = self._settings.held_bytes, not retry_rules.judge(head).again
-        errand.unclip()
+            return logical.failed(error)
+        head = read_head(response.status_code, response.headers, settings.replay_headers)
+        deadline = ReadDeadline(self._clock, effect.deadline, httpx.ReadTimeout)
+        logical.restore_timeouts()
         try:
-            body = await take_async(response, most, errand.pace(until), flows_on=flows_on)
+            body = await read_response_async(
+                response, settings.read_ahead, deadline, may_stream=not head.retried
+            )
         except Exception as error:
-            return errand.answered(response, head, None, error)
-        return errand.answered(response, head, body)
+            return logical.received(response, head, None, error)
+        return logical.received(response, head, body)
 
     async def aclose(self) -> None:
         await self._inner.aclose()
@@ -149,7 +165,7 @@ class AsyncIdempotentTransport(httpx.AsyncBaseTransport):
         await self._inner.__aexit__(exc_type, exc_value, traceback)
 
 
-def _check(inner: object, kind: type) -> None:
+def _check_type(inner: object, kind: type) -> None:
     if not isinstance(inner, kind):
         raise ConfigurationError(
             f"a {type(inner).__name__} is no httpx.{kind.__name__}; give the transport that does "

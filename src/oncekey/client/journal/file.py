@@ -1,42 +1,86 @@
 """The journal's file: one SQLite database that one process holds at a time.
 
-Holding it is an exclusive lock of SQLite's, and one of a lock file beside it. SQLite's locks belong
-to the process and their bookkeeping is inherited by a fork, so no connection of ours is open across
-one: it is closed before, the parent opens anew when it next needs it, and the child is refused. The
-lock file is held all the while, so that nobody, the child included, opens the journal in between.
+The process holds an exclusive lock of SQLite's, and one on a lock file beside the database.
+SQLite's locks belong to the process, and a fork inherits their bookkeeping, so no connection may be
+open across a fork: it is closed before, the parent opens a new one when it needs it, and the child
+is refused. The lock file stays locked all the while, so that nobody, the child included, can open
+the journal in between.
 
-Owns the pragmas, the locks and the life of the connection. Must not know what an entry means.
+This module owns the pragmas, the locks and the life of the connection. It does not know what an
+entry means.
 """
 
 from __future__ import annotations
 
+import io
 import os
 import sqlite3
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
 from oncekey.client.errors import NotSent
-from oncekey.client.journal.lock_file import LockFile
 from oncekey.core.errors import ConfigurationError
 from oncekey.stores.fork_safety import Forkables, file_identity
 from oncekey.stores.sql_files import load_queries
+
+if sys.platform != "win32":
+    import fcntl
 
 QUERIES: Final = load_queries("oncekey.client.journal", "journal.sql")
 APPLICATION_ID: Final = 0x6F6E6A31  # "onj1"
 SCHEMA_VERSION: Final = 1
 _FORK_PATIENCE_SECONDS: Final = 5.0
-_TAKEN: Final = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
+_IN_USE: Final = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
+
+
+class LockFile:
+    """A file that is locked from its opening until `close`, also across a fork.
+
+    The lock is flock's, which belongs to the open file and not to the process, so a forked child
+    has it too. The child has to abandon its copy, or it would keep the lock for longer than its
+    parent lives. The file stays when it is unlocked: removing it could take it from a process that
+    is about to lock it. Windows has no flock, and does not fork either: there the file holds
+    nothing, and SQLite's own lock has to do.
+
+    Raises BlockingIOError if another process has locked it.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._file: io.FileIO | None = None
+        if sys.platform == "win32":
+            return
+        # A file object, so that it is closed with its owner.
+        file = io.FileIO(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+")
+        try:
+            fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BaseException:
+            file.close()
+            raise
+        self._file = file
+
+    def close(self) -> None:
+        """Unlock it, even if a child still has a copy."""
+        if self._file is not None and not self._file.closed:
+            if sys.platform != "win32":
+                fcntl.flock(self._file.fileno(), fcntl.LOCK_UN)
+            self._file.close()
+
+    def abandon(self) -> None:
+        """Close the copy of a forked child; that of the parent stays locked."""
+        if self._file is not None:
+            self._file.close()
 
 
 class JournalFile:
-    """`with file.transaction() as connection:`, from any thread; they take turns."""
+    """Used as `with file.transaction() as connection:`, from any thread, one at a time."""
 
     def __init__(self, path: str) -> None:
         self.path = path
-        # For what the journal has in memory. It is here because a fork makes a new one for the
-        # child: the old one may be held by a thread that the child does not have.
+        # It guards what the journal has in memory. It is here because the child of a fork gets a
+        # new one: a thread that the child does not have may hold the old one.
         self.memory_lock = threading.Lock()
         self._lock = threading.Lock()
         self._connection: sqlite3.Connection | None = None
@@ -44,9 +88,9 @@ class JournalFile:
         self._inode: tuple[int, int] | None = None
         self._paused = False
         self._lock_file: LockFile | None = None
-        _files.add(self)  # before the lock file is there: no child may keep a copy of it
+        _files.add(self)  # before the lock file is opened: no child may keep a copy of it
         with self._lock:
-            self._lock_file = self._seize()
+            self._lock_file = self._open_lock_file()
             try:
                 self._connection = self._open()
             except BaseException:
@@ -55,7 +99,8 @@ class JournalFile:
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """All of it on disk when this ends, or none. Raises NotSent where that cannot be."""
+        """A transaction: all of it is on disk when this ends, or none. Raises NotSent if it cannot
+        be written."""
         with self._lock:
             connection = self._usable()
             try:
@@ -63,7 +108,7 @@ class JournalFile:
                 yield connection
                 connection.execute("COMMIT")
             except BaseException as error:
-                self._undo(connection)
+                self._roll_back(connection)
                 if isinstance(error, sqlite3.Error):
                     raise NotSent(
                         f"the journal {self.path} cannot be written ({error}); without it a "
@@ -93,12 +138,12 @@ class JournalFile:
                 raise NotSent(f"{error}. Nothing was sent") from error
         return self._connection
 
-    def _undo(self, connection: sqlite3.Connection) -> None:
+    def _roll_back(self, connection: sqlite3.Connection) -> None:
         try:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
         except sqlite3.Error:
-            self._disconnect()  # it would not even roll back
+            self._disconnect()  # it cannot even roll back
 
     def _disconnect(self) -> None:
         connection, self._connection = self._connection, None
@@ -106,15 +151,15 @@ class JournalFile:
             try:
                 connection.close()
             except sqlite3.Error:
-                pass  # a dying disk; what was committed stays
+                pass  # the disk fails; what was committed stays
 
     # --- opening --------------------------------------------------------------------------------
 
-    def _seize(self) -> LockFile:
+    def _open_lock_file(self) -> LockFile:
         try:
             return LockFile(os.path.realpath(self.path) + ".lock")
         except BlockingIOError as error:
-            raise self._taken() from error
+            raise self._in_use() from error
         except OSError as error:
             raise self._unusable(error) from error
 
@@ -138,7 +183,7 @@ class JournalFile:
         return connection
 
     def _set_up(self, connection: sqlite3.Connection) -> None:
-        connection.execute("PRAGMA locking_mode = EXCLUSIVE")  # whatever is read is ours alone
+        connection.execute("PRAGMA locking_mode = EXCLUSIVE")  # before anything is read
         version = _number(connection, "PRAGMA user_version")
         if _number(connection, "PRAGMA application_id") != APPLICATION_ID:
             if _number(connection, QUERIES["count_tables"]):
@@ -160,11 +205,11 @@ class JournalFile:
 
     def _unusable(self, error: Exception) -> ConfigurationError:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-        if code in _TAKEN:
-            return self._taken()
+        if code in _IN_USE:
+            return self._in_use()
         return ConfigurationError(f"{self.path} cannot be used as a journal: {error}")
 
-    def _taken(self) -> ConfigurationError:
+    def _in_use(self) -> ConfigurationError:
         return ConfigurationError(
             f"the journal {self.path} is in use by another process, or by another Journal of "
             "this one; one at a time holds it. Give each process a journal of its own"
@@ -190,7 +235,8 @@ class JournalFile:
         if self._lock_file is not None:
             self._lock_file.abandon()
         if not self._paused:
-            _inherited.append(self._connection)  # of a thread that is not here: never touch it
+            # A thread that is not here may have been using it, so it must never be touched.
+            _inherited.append(self._connection)
         self._connection = None
 
 
@@ -199,10 +245,10 @@ def _number(connection: sqlite3.Connection, query: str) -> int:
 
 
 def _make_private(path: str) -> None:
-    """A new file is its owner's alone: there are keys in it.
+    """Create a file that only its owner can read, because there are keys in it.
 
-    An existing one must not be opened here, since closing it again would drop the locks that
-    this process holds on it.
+    An existing file must not be opened here: closing it again would drop the locks that this
+    process holds on it.
     """
     try:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
@@ -211,4 +257,4 @@ def _make_private(path: str) -> None:
 
 
 _files: Forkables[JournalFile] = Forkables()
-_inherited: list[object] = []  # kept from being finalised
+_inherited: list[object] = []  # kept here so that they are never finalised

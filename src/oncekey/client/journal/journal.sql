@@ -4,11 +4,11 @@
 CREATE TABLE IF NOT EXISTS entries (
     key TEXT NOT NULL PRIMARY KEY,
     digest BLOB NOT NULL,        -- of account, method, URL and body
-    account TEXT NOT NULL,       -- on whose behalf it was sent
-    intent TEXT,                 -- the caller's name for it, if it has one
-    answered INTEGER NOT NULL,   -- 1: it was done; kept because the caller may not know that yet
+    account TEXT NOT NULL,       -- the account on whose behalf it was sent
+    intent TEXT,                 -- the caller's name for the request, if it has one
+    answered INTEGER NOT NULL,   -- 1: carried out; kept because the caller may not know it yet
     created_at INTEGER NOT NULL,
-    touched_at INTEGER NOT NULL, -- when it was last taken up or answered; its age counts from here
+    touched_at INTEGER NOT NULL, -- when it was last reused or answered; its age counts from here
     UNIQUE (account, intent)
 ) WITHOUT ROWID;
 
@@ -18,7 +18,7 @@ CREATE INDEX IF NOT EXISTS entries_by_digest ON entries (digest, created_at);
 -- name: create_by_age
 CREATE INDEX IF NOT EXISTS entries_by_age ON entries (touched_at);
 
--- So that counting the open ones, before each request, does not read all that are answered.
+-- It makes the count of the open entries, before each request, independent of the answered ones.
 -- name: create_open
 CREATE INDEX IF NOT EXISTS entries_open ON entries (answered) WHERE answered = 0;
 
@@ -56,11 +56,11 @@ UPDATE entries SET touched_at = ? WHERE key = ?;
 -- name: mark_answered
 UPDATE entries SET answered = 1, touched_at = ? WHERE key = ? AND intent IS NOT NULL;
 
--- Without a name nobody would find it again.
--- name: delete_unnamed
+-- An entry without an intent would never be found again.
+-- name: delete_without_intent
 DELETE FROM entries WHERE key = ? AND intent IS NULL;
 
--- One that was done stays done, whatever was answered when it was asked for again.
+-- An entry that is marked as answered stays so, whatever a later request was answered.
 -- name: delete_unanswered
 DELETE FROM entries WHERE key = ? AND answered = 0;
 

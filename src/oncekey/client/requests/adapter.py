@@ -2,7 +2,8 @@
 
     session.mount("https://", IdempotentAdapter())
 
-Owns sending one try and closing what came of it. The rules are in rules.py, their order in flow.py.
+The adapter makes single tries and closes what they leave behind. When to try again is decided in
+retry_flow.py.
 """
 
 from __future__ import annotations
@@ -11,27 +12,29 @@ from typing import Any, Unpack
 
 import requests
 from requests.adapters import DEFAULT_POOLBLOCK, DEFAULT_POOLSIZE, HTTPAdapter
+from requests.exceptions import ReadTimeout
 
-from oncekey.client import retry_rules
-from oncekey.client.drivers import deliver_blocking
-from oncekey.client.errors import unguarded
-from oncekey.client.requests.bodies import load, take
-from oncekey.client.requests.request import INTENT_HEADER, RequestsErrand, read_timeout_of
-from oncekey.client.requests.urllib3_hooks import attend
+from oncekey.client.body_reader import ReadDeadline
+from oncekey.client.drivers import deliver_sync
+from oncekey.client.errors import gets_no_key
+from oncekey.client.requests.bodies import read_request, read_response
+from oncekey.client.requests.request import INTENT_HEADER, RequestsRequest, read_timeout_of
+from oncekey.client.requests.urllib3_hooks import install_hooks
 from oncekey.client.retry_clock import Clock, SystemClock
-from oncekey.client.retry_effects import Answered, Broke, Send
+from oncekey.client.retry_effects import SendRequest, TryResult
+from oncekey.client.retry_rules import read_head
 from oncekey.client.settings import Options, Settings
 
 
 class IdempotentAdapter(HTTPAdapter):
-    """Sends each POST and PATCH under one key, and again under the same key where that is safe.
+    """Sends each POST and PATCH under one key, and again under the same key if that is safe.
 
-    Options are those of `Settings`; the pool's are those of requests, whose own `max_retries` has
-    no place here. An intent for the journal comes in the header `Oncekey-Intent`, which is not
-    sent.
+    The options are those of `Settings`; those of the pool are those of requests, except for
+    `max_retries`, which has no place here. An intent for the journal comes in the header
+    `Oncekey-Intent`, which is not sent.
     """
 
-    __attrs__ = [*HTTPAdapter.__attrs__, "_settings", "_clock"]  # noqa: RUF012, as above it
+    __attrs__ = [*HTTPAdapter.__attrs__, "_settings", "_clock"]  # noqa: RUF012, like that of its base
 
     def __init__(
         self,
@@ -50,11 +53,11 @@ class IdempotentAdapter(HTTPAdapter):
 
     def init_poolmanager(self, *args: Any, **named: Any) -> None:
         super().init_poolmanager(*args, **named)
-        attend(self.poolmanager)
+        install_hooks(self.poolmanager)
 
     def proxy_manager_for(self, *args: Any, **named: Any) -> Any:
         manager = super().proxy_manager_for(*args, **named)
-        attend(manager)
+        install_hooks(manager)
         return manager
 
     def send(
@@ -69,36 +72,36 @@ class IdempotentAdapter(HTTPAdapter):
         how = {"stream": stream, "verify": verify, "cert": cert, "proxies": proxies}
         if not self._settings.guards(request.method or ""):
             if INTENT_HEADER in request.headers:
-                raise unguarded(request.method or "", f"the header {INTENT_HEADER}")
+                raise gets_no_key(request.method or "", f"the header {INTENT_HEADER}")
             return super().send(request, timeout=timeout, **how)
-        body = load(request, self._settings.body_max)
-        errand = RequestsErrand(self._settings, self._clock, request, body)
+        body = read_request(request, self._settings.body_max)
+        logical = RequestsRequest(self._settings, self._clock, request, body)
 
-        def try_once(ask: Send) -> Answered | Broke:
-            return self._try(errand, ask, request, timeout, how)
+        def send(effect: SendRequest) -> TryResult:
+            return self._try(logical, effect, timeout, how)
 
-        return deliver_blocking(errand, self._clock, try_once, requests.Response.close)
+        return deliver_sync(logical, self._clock, send, requests.Response.close)
 
     def _try(
-        self,
-        errand: RequestsErrand,
-        ask: Send,
-        request: requests.PreparedRequest,
-        timeout: Any,
-        how: dict[str, Any],
-    ) -> Answered | Broke:
-        errand.hide_intent()
-        until = errand.until(ask)
+        self, logical: RequestsRequest, effect: SendRequest, timeout: Any, how: dict[str, Any]
+    ) -> TryResult:
+        settings = self._settings
+        logical.remove_intent()
         try:
-            response = super().send(request, timeout=errand.timeout(timeout, until), **how)
+            within = logical.timeout(timeout, effect.deadline)
+            response = super().send(logical.request, timeout=within, **how)
         except Exception as error:
-            return errand.broke(error)
-        head = errand.head(response)
-        most, flows_on = self._settings.held_bytes, not retry_rules.judge(head).again
+            return logical.failed(error)
+        head = read_head(response.status_code, response.headers, settings.replay_headers)
+        deadline = ReadDeadline(self._clock, effect.deadline, ReadTimeout)
         try:
-            body = take(
-                response, most, errand.pace(until), read_timeout_of(timeout), flows_on=flows_on
+            body = read_response(
+                response,
+                settings.read_ahead,
+                deadline,
+                read_timeout_of(timeout),
+                may_stream=not head.retried,
             )
         except Exception as error:
-            return errand.answered(response, head, None, error)
-        return errand.answered(response, head, body)
+            return logical.received(response, head, None, error)
+        return logical.received(response, head, body)

@@ -1,6 +1,7 @@
-"""Bodies of the requests library's requests and responses, read as far as they can be held.
+"""Bodies of the requests library's requests and responses, read into memory as far as possible.
 
-Bytes stay as they came: decoding is for the session above. Must not know what a body means.
+Bytes stay as they came, because the session decodes them. This module does not know what a body
+means.
 """
 
 from __future__ import annotations
@@ -14,79 +15,87 @@ import requests
 import urllib3
 from urllib3.exceptions import ProtocolError
 
-from oncekey.client.body_reader import Incoming, Pace, declared_length
+from oncekey.client.body_reader import BodyBuffer, ReadDeadline, declared_length
 from oncekey.client.errors import NotSent
-from oncekey.client.requests.urllib3_hooks import Head
+from oncekey.client.requests.urllib3_hooks import TrackedResponse
 
 _PART_BYTES: Final = 65_536
 _SHORTEST_SECONDS: Final = 0.001  # 0 would mean "do not wait at all"
-_CUT: Final = "the connection ended in the middle of the response's head"
+_CUT_HEAD: Final = "the connection ended in the middle of the response's head"
 _BODILESS: Final = frozenset({*range(100, 200), 204, 304})
 
 
 # --- responses -----------------------------------------------------------------------------------
 
 
-def take(
-    response: requests.Response, most: int, pace: Pace, own: float | None, *, flows_on: bool
+def read_response(
+    response: requests.Response,
+    limit: int,
+    deadline: ReadDeadline,
+    read_timeout: float | None,
+    *,
+    may_stream: bool,
 ) -> bytes | None:
-    """Read a response's body; None where there is more than `most`, which then flows on with the
-    caller's `own` timeout for reading, or is given up. No part is waited for beyond the deadline.
-    Whatever is raised, all is closed."""
-    if not most:
+    """Read the body of a response and return it; None if it has more than `limit` bytes.
+
+    A body beyond the limit goes on streaming with the caller's `read_timeout`, or is closed unless
+    it `may_stream`. No part is waited for beyond the deadline. If this raises, the response is
+    closed.
+    """
+    if not limit:
         return None
     raw: urllib3.HTTPResponse = response.raw
     head_ended = getattr(raw._original_response, "head_ended", None)
-    seen = Incoming(most, pace, raw.headers)
+    buffer = BodyBuffer(limit, deadline, raw.headers)
     try:
         if head_ended is False:
-            raise ProtocolError(_CUT)
-        while part := _next(raw, pace.left(_SHORTEST_SECONDS), own):
-            if seen.overflows(part):
-                if flows_on:
-                    if pace.left(_SHORTEST_SECONDS) is not None:
-                        _set_timeout(raw, own)
-                    response.raw = _again(raw, _Rest(seen.body(), raw))
+            raise ProtocolError(_CUT_HEAD)
+        while part := _next_part(raw, deadline.seconds_left(_SHORTEST_SECONDS), read_timeout):
+            if buffer.overflows_with(part):
+                if may_stream:
+                    if deadline.seconds_left(_SHORTEST_SECONDS) is not None:
+                        _set_timeout(raw, read_timeout)
+                    response.raw = _with_body(raw, _PartlyReadBody(buffer.content(), raw))
                 else:
-                    _leave_empty(response)
+                    _drop_body(response)
                 return None
-        if head_ended is None and not seen.parts and _may_be_cut(raw):
-            raise ProtocolError(_CUT)
+        if head_ended is None and not buffer.parts and _may_be_cut(raw):
+            raise ProtocolError(_CUT_HEAD)
     except BaseException:
-        _leave_empty(response)
+        _drop_body(response)
         raise
-    response.close()  # all of it was read, so this gives the connection back
-    response.raw = _again(raw, io.BytesIO(seen.body()))
-    return seen.body()
+    response.close()  # the body was read to its end, so this gives the connection back
+    response.raw = _with_body(raw, io.BytesIO(buffer.content()))
+    return buffer.content()
 
 
-def _next(raw: urllib3.HTTPResponse, left: float | None, own: float | None) -> bytes:
+def _next_part(raw: urllib3.HTTPResponse, left: float | None, read_timeout: float | None) -> bytes:
     if left is not None:
-        _set_timeout(raw, left if own is None else min(own, left))
+        _set_timeout(raw, left if read_timeout is None else min(read_timeout, left))
     part: bytes = raw.read1(_PART_BYTES, decode_content=False)
     return part
 
 
 def _set_timeout(raw: urllib3.HTTPResponse, seconds: float | None) -> None:
-    """For what is read of it next. Not where all has been read: its connection is in the pool
-    again, and perhaps somebody else's."""
-    head = raw._original_response
-    if isinstance(head, Head) and not head.isclosed():
+    """Set the timeout of the next read. If all has been read, nothing is set: the connection is in
+    the pool again, and may be in use by another request."""
+    tracked = raw._original_response
+    if isinstance(tracked, TrackedResponse) and not tracked.isclosed():
         with suppress(OSError):
-            head.socket.settimeout(seconds)
+            tracked.socket.settimeout(seconds)
 
 
 def _may_be_cut(raw: urllib3.HTTPResponse) -> bool:
-    """Whether a response without a body may have been cut in its head, where nobody has noticed
-    if it was: in a pool that is not of ours. A server that means to end a body by closing should
-    say so."""
+    """True if a response without a body may have been cut in its head. This is asked of responses
+    from pools without our hooks, where nothing noticed the cut. A server that ends a body by
+    closing the connection should say so."""
     framed = "Content-Length" in raw.headers or "Transfer-Encoding" in raw.headers
     closes = "close" in raw.headers.get("Connection", "").lower()
     return raw.version >= 11 and raw.status not in _BODILESS and not framed and not closes
 
 
-def _again(raw: urllib3.HTTPResponse, body: Any) -> urllib3.HTTPResponse:
-    """The same response over another source of the same bytes."""
+def _with_body(raw: urllib3.HTTPResponse, body: Any) -> urllib3.HTTPResponse:
+    """The same response, with another source of its bytes."""
     return urllib3.HTTPResponse(
         body=body,
         headers=raw.headers,
@@ -102,17 +111,18 @@ def _again(raw: urllib3.HTTPResponse, body: Any) -> urllib3.HTTPResponse:
     )
 
 
-def _leave_empty(response: requests.Response) -> None:
-    """Close it. Without what described the body, what is left can still be looked at."""
+def _drop_body(response: requests.Response) -> None:
+    """Close a response, give it an empty body, and remove the headers that described the body it
+    had, so that the rest of it can still be read."""
     response.close()
     for headers in (response.headers, response.raw.headers):
         for name in ("Content-Encoding", "Content-Length", "Transfer-Encoding"):
             headers.pop(name, None)
-    response.raw = _again(response.raw, io.BytesIO())
+    response.raw = _with_body(response.raw, io.BytesIO())
 
 
-class _Rest(io.RawIOBase):
-    """What was read of a body that is too large to hold, and then the rest as it comes."""
+class _PartlyReadBody(io.RawIOBase):
+    """The part that was read of a body that is too large to hold, and then the rest as it comes."""
 
     def __init__(self, begun: bytes, raw: urllib3.HTTPResponse) -> None:
         self._begun = io.BytesIO(begun)
@@ -139,9 +149,9 @@ class _Rest(io.RawIOBase):
 # --- requests ------------------------------------------------------------------------------------
 
 
-class _HalfRead:
-    """In place of a body that was read in part and cannot be read again: what is left of it would
-    be sent for the whole."""
+class _ConsumedBody:
+    """Replaces a body that was read in part and cannot be read again: the rest of it would be sent
+    as if it were the whole."""
 
     def __iter__(self) -> Iterator[bytes]:
         raise NotSent(
@@ -150,8 +160,9 @@ class _HalfRead:
         )
 
 
-def load(request: requests.PreparedRequest, most: int) -> bytes:
-    """Read a request's body, so that it can be sent again. Raises NotSent beyond `most` bytes."""
+def read_request(request: requests.PreparedRequest, limit: int) -> bytes:
+    """Read the body of a request, so that it can be sent again. Raises NotSent if it has more than
+    `limit` bytes."""
     body: Any = request.body
     if body is None:
         return b""
@@ -160,45 +171,47 @@ def load(request: requests.PreparedRequest, most: int) -> bytes:
     elif isinstance(body, bytes):
         content = body
     else:
-        if (declared_length(request.headers) or 0) > most:
-            raise _too_large(most)
-        content = _load(request, body, most)
-    if len(content) > most:
-        raise _too_large(most)
+        if (declared_length(request.headers) or 0) > limit:
+            raise _too_large(limit)
+        content = _read_stream(request, body, limit)
+    if len(content) > limit:
+        raise _too_large(limit)
     return content
 
 
-def _load(request: requests.PreparedRequest, body: Any, most: int) -> bytes:
+def _read_stream(request: requests.PreparedRequest, body: Any, limit: int) -> bytes:
+    """Read a body that is not in memory, and put it into the request. If it is refused, it is
+    rewound, or cannot be sent any more."""
     start = None
-    with suppress(AttributeError, OSError, ValueError):  # a pipe, a socket, not a file at all
+    with suppress(AttributeError, OSError, ValueError):  # a pipe, a socket, or not a file at all
         start = body.tell()
     try:
-        content = _read(body, most)
+        content = _read_parts(body, limit)
     except BaseException:
         try:
             body.seek(start)
         except (AttributeError, TypeError, OSError, ValueError):
-            request.body = _HalfRead()  # type: ignore[assignment]
+            request.body = _ConsumedBody()  # type: ignore[assignment]
         raise
     request.body = content
     request._body_position = None  # type: ignore[attr-defined]  # there is nothing to rewind
     return content
 
 
-def _read(body: Any, most: int) -> bytes:
+def _read_parts(body: Any, limit: int) -> bytes:
     parts: Iterable[Any] = body
     if hasattr(body, "read"):
         parts = iter(lambda: body.read(_PART_BYTES) or None, None)
     held = bytearray()
     for part in parts:
         held += part.encode() if isinstance(part, str) else part
-        if len(held) > most:
-            raise _too_large(most)
+        if len(held) > limit:
+            raise _too_large(limit)
     return bytes(held)
 
 
-def _too_large(most: int) -> NotSent:
+def _too_large(limit: int) -> NotSent:
     return NotSent(
-        f"the request's body has more than {most} bytes; it must be held in memory to be sent "
+        f"the request's body has more than {limit} bytes; it must be held in memory to be sent "
         "again. Give the adapter a larger body_max=. Nothing was sent"
     )

@@ -1,7 +1,8 @@
-"""urllib3's pools, told to keep what is needed later and to wait no longer than the deadline.
+"""Subclasses of urllib3's pools and responses that observe the deadline and detect a cut head.
 
-http.client takes the end of a connection for the end of a head, and lets go of the socket that a
-timeout could be set on. Owns the classes that do better; must not know what an answer means.
+http.client takes the end of a connection for the end of a response's head, and lets go of the
+socket on which a timeout could be set. These classes remember both. They do not know what a
+response means.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ import urllib3
 from urllib3.connectionpool import HTTPConnectionPool
 
 
-class Within(urllib3.Timeout):
-    """The timeouts of one try: `total` is for waiting for a free connection too."""
+class TryTimeout(urllib3.Timeout):
+    """The timeouts of one try. Its `total` also limits the wait for a free connection."""
 
 
-class Head(http.client.HTTPResponse):
-    """A response that knows its socket, and whether its head has come to its end."""
+class TrackedResponse(http.client.HTTPResponse):
+    """A response that knows its socket, and whether its head came to its end."""
 
     head_ended = False
 
@@ -29,7 +30,7 @@ class Head(http.client.HTTPResponse):
 
     def begin(self) -> None:
         whole: Any = self.fp
-        lines: Any = _Lines(whole)
+        lines: Any = _LineReader(whole)
         self.fp = lines
         try:
             super().begin()
@@ -39,7 +40,7 @@ class Head(http.client.HTTPResponse):
         self.head_ended = lines.last in (b"\r\n", b"\n")
 
 
-class _Lines:
+class _LineReader:
     """A file that remembers the last line that was read."""
 
     def __init__(self, file: Any) -> None:
@@ -54,27 +55,27 @@ class _Lines:
         self._file.close()
 
 
-class _Waits:
-    """Of a pool: with the timeouts of a try, no wait for a connection outlasts them."""
+class _PoolTimeoutMixin:
+    """A pool whose wait for a free connection ends with the timeouts of a try."""
 
     def urlopen(self, *args: Any, **named: Any) -> Any:
         timeout = named.get("timeout")
-        if isinstance(timeout, Within):
+        if isinstance(timeout, TryTimeout):
             named.setdefault("pool_timeout", timeout.total)
         return super().urlopen(*args, **named)  # type: ignore[misc]
 
 
 @cache
-def _attentive(pool: type[HTTPConnectionPool]) -> type[HTTPConnectionPool]:
+def _hooked(pool: type[HTTPConnectionPool]) -> type[HTTPConnectionPool]:
     below = pool.ConnectionCls
-    connection = type(below.__name__, (below,), {"response_class": Head})
-    return type(pool.__name__, (_Waits, pool), {"ConnectionCls": connection})
+    connection = type(below.__name__, (below,), {"response_class": TrackedResponse})
+    return type(pool.__name__, (_PoolTimeoutMixin, pool), {"ConnectionCls": connection})
 
 
-def attend(manager: urllib3.PoolManager) -> None:
-    """Have all pools that the manager makes from now on be of our classes."""
+def install_hooks(manager: urllib3.PoolManager) -> None:
+    """Make the manager use these classes for all pools that it makes from now on."""
     classes: dict[str, type[HTTPConnectionPool]] = manager.pool_classes_by_scheme
     manager.pool_classes_by_scheme = {
-        scheme: pool if issubclass(pool, _Waits) else _attentive(pool)  # type: ignore[arg-type]
+        scheme: pool if issubclass(pool, _PoolTimeoutMixin) else _hooked(pool)  # type: ignore[arg-type]
         for scheme, pool in classes.items()
     }
