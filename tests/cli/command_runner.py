@@ -1,4 +1,4 @@
-"""A command that goes on until it is told to end."""
+"""Starts a command that runs until a signal ends it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PATIENCE_SECONDS = 60
 
 
 class Running:
-    """A command that goes on; its lines come as it prints them."""
+    """A running command; its lines arrive as it prints them."""
 
     def __init__(self, *command: str, **environment: str) -> None:
         self._process = subprocess.Popen(

@@ -31,7 +31,7 @@ class Ran:
 
     @property
     def data(self) -> Any:
-        """Stdout as JSON: fails if anything else is in it."""
+        """Stdout as JSON; fails if anything else is in it."""
         return json.loads(self.out)
 
 
@@ -74,7 +74,7 @@ def start(executable: str) -> Iterator[Start]:
 
 @pytest.fixture
 def here(capfd: pytest.CaptureFixture[str]) -> Command:
-    """The same command within this process: for many runs of which only the words matter."""
+    """Runs the command within this process, for tests that run it many times."""
 
     def run(*arguments: str) -> Ran:
         capfd.readouterr()
@@ -92,7 +92,7 @@ def url(tmp_path: Path) -> str:
 
 @pytest.fixture
 def charged(url: str) -> str:
-    """The URL of a store with three keys: one that succeeded, one that failed, one of acct_1."""
+    """The URL of a store with three keys: one succeeded, one failed, one belongs to acct_1."""
     with Once(url) as once:
         once.run("charge", "order-1", lambda attempt: {"id": "ch_1"})
         once.run("charge", "order-1", lambda attempt: {"id": "ch_2"}, scope="acct_1")
@@ -103,7 +103,7 @@ def charged(url: str) -> str:
 
 @pytest.fixture
 def ended(url: str, tmp_path: Path) -> str:
-    """The URL of a store with five records that ended yesterday, and one that lives."""
+    """The URL of a store with five records that ended yesterday and one that is in flight."""
 
     def yesterday() -> int:
         return time.time_ns() // 1_000 - DAY_US
@@ -118,5 +118,5 @@ def ended(url: str, tmp_path: Path) -> str:
 
 
 def _decline(attempt: object) -> None:
-    # An escape sequence, as a provider's message might carry one: no terminal may obey it.
+    # An escape sequence, as a provider's message might carry: no terminal may obey it.
     raise Terminal("card declined \x1b[2J")

@@ -1,4 +1,4 @@
-"""The commands on a store: what they say, to which channel, and with which exit code."""
+"""The commands on a store: their output, stdout or stderr, and their exit codes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def assert_refused(ran: Ran, code: ExitCode, *words: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["demo", "show", "sweep", "migrate", "version"])
-def test_every_command_explains_itself(oncekey: Command, name: str) -> None:
+def test_every_command_has_help_with_an_example(oncekey: Command, name: str) -> None:
     ran = oncekey(name, "--help")
     assert ran.code == ExitCode.OK
     assert "Example" in ran.out
@@ -64,18 +64,18 @@ def test_a_mistyped_command_is_named_with_a_guess(oncekey: Command) -> None:
     "arguments",
     [("sweep",), ("sweep", "sqlite:///a.db", "--limit", "0"), ("show", "sqlite:///a.db", "x")],
 )
-def test_wrong_usage_is_one_line(oncekey: Command, arguments: tuple[str, ...]) -> None:
+def test_a_usage_error_is_one_line(oncekey: Command, arguments: tuple[str, ...]) -> None:
     assert_refused(oncekey(*arguments), ExitCode.USAGE, f"oncekey {arguments[0]} --help")
 
 
-def test_version(oncekey: Command) -> None:
+def test_version_prints_the_versions(oncekey: Command) -> None:
     assert oncekey("version", "--json").data["oncekey"] == __version__
     assert __version__ in oncekey("version").out
     assert __version__ in oncekey("--version").out
 
 
 @pytest.mark.parametrize("missing", ["click", "rich"])
-def test_without_the_extra_it_says_how_to_get_it(missing: str) -> None:
+def test_the_command_without_its_extra_says_what_to_install(missing: str) -> None:
     program = (
         f"import sys; sys.modules[{missing!r}] = None\n"
         "from oncekey.cli.main import main; sys.exit(main(['version']))"
@@ -121,8 +121,8 @@ def test_a_password_in_a_url_is_not_repeated(oncekey: Command) -> None:
 
 
 @pytest.mark.parametrize("command", [("sweep",), ("show", "charge", "k")])
-class TestLooksBeforeItOpens:
-    def test_a_missing_file_is_not_made(
+class TestInspectsBeforeItOpens:
+    def test_a_missing_file_is_not_created(
         self, oncekey: Command, command: tuple[str, ...], url: str, tmp_path: Path
     ) -> None:
         name, *rest = command
@@ -139,20 +139,22 @@ class TestLooksBeforeItOpens:
         assert_refused(oncekey(name, url, *rest), ExitCode.USAGE, "not an oncekey store")
         assert (tmp_path / "keys.db").read_bytes() == before
 
-    def test_a_file_that_is_no_database(
+    def test_a_file_that_is_no_database_is_refused(
         self, oncekey: Command, command: tuple[str, ...], url: str, tmp_path: Path
     ) -> None:
         (tmp_path / "keys.db").write_text("Dear diary,\n" * 100)
         name, *rest = command
         assert_refused(oncekey(name, url, *rest), ExitCode.USAGE, "not an SQLite database")
 
-    def test_a_folder(self, oncekey: Command, command: tuple[str, ...], tmp_path: Path) -> None:
+    def test_a_folder_is_refused(
+        self, oncekey: Command, command: tuple[str, ...], tmp_path: Path
+    ) -> None:
         name, *rest = command
         assert_refused(oncekey(name, f"sqlite:///{tmp_path}", *rest), ExitCode.USAGE, "folder")
 
 
 @pytest.mark.parametrize("command", [("sweep",), ("show", "charge", "k")])
-def test_an_older_schema_is_not_brought_up_to_date_by_a_look(
+def test_show_does_not_migrate_an_older_schema(
     here: Command, command: tuple[str, ...], charged: str, tmp_path: Path
 ) -> None:
     with closing(sqlite3.connect(tmp_path / "keys.db")) as file, file:
@@ -161,14 +163,14 @@ def test_an_older_schema_is_not_brought_up_to_date_by_a_look(
     assert_refused(here(name, charged, *rest), ExitCode.USAGE, "older release", "oncekey migrate")
 
 
-def test_a_newer_schema_is_left_to_its_release(here: Command, charged: str, tmp_path: Path) -> None:
+def test_show_refuses_a_newer_schema(here: Command, charged: str, tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "keys.db")) as file, file:
         file.execute("INSERT INTO oncekey_migrations VALUES (99, 'later', 0)")
     for name, *rest in ON_A_STORE:
         assert_refused(here(name, charged, *rest), ExitCode.USAGE, "keys.db", "schema 99")
 
 
-def test_a_store_of_another_package_needs_not_offer_everything(
+def test_a_third_party_store_may_lack_inspect_and_migrate(
     here: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = ModuleType("other_store")
@@ -194,12 +196,12 @@ def test_show_a_key_that_succeeded(oncekey: Command, charged: str) -> None:
     assert '{"id": "ch_1"}' in oncekey("show", charged, "charge", "order-1").out
 
 
-def test_show_keeps_scopes_apart(oncekey: Command, charged: str) -> None:
+def test_show_finds_keys_by_scope(oncekey: Command, charged: str) -> None:
     ran = oncekey("show", charged, "charge", "order-1", "--scope", "acct_1", "--json")
     assert ran.data["value"] == {"id": "ch_2"}
 
 
-def test_show_spells_control_characters_out(oncekey: Command, charged: str) -> None:
+def test_show_escapes_control_characters(oncekey: Command, charged: str) -> None:
     ran = oncekey("show", charged, "charge", "order-2")
     assert "failed" in ran.out
     assert "card declined \\x1b[2J" in ran.out
@@ -213,7 +215,7 @@ def test_show_of_an_absent_key_has_its_own_exit_code(oncekey: Command, charged: 
     assert ran.data["found"] is False
 
 
-def test_show_tells_steps_and_past_generations(here: Command, url: str, tmp_path: Path) -> None:
+def test_show_prints_steps_and_past_generations(here: Command, url: str, tmp_path: Path) -> None:
     def checkout(attempt: Attempt) -> str:
         attempt.step("pay", lambda key: {"id": "ch_1", "status": "paid"})
         attempt.step("mail", lambda key: "x" * 1_000)
@@ -265,7 +267,7 @@ def test_show_takes_the_secret_from_the_environment(oncekey: Command, url: str) 
 # --- sweep -------------------------------------------------------------------------------------
 
 
-def test_sweep_goes_on_until_nothing_is_left(oncekey: Command, ended: str) -> None:
+def test_sweep_runs_until_nothing_is_left(oncekey: Command, ended: str) -> None:
     ran = oncekey("sweep", ended, "--limit", "2", "--json")
     assert ran.code == ExitCode.OK
     assert (ran.data["removed"], ran.data["batches"]) == (5, 3)
@@ -274,7 +276,7 @@ def test_sweep_goes_on_until_nothing_is_left(oncekey: Command, ended: str) -> No
     assert oncekey("show", ended, "charge", "old-1").code == ExitCode.NOT_FOUND
 
 
-def test_sweep_once_is_one_batch(oncekey: Command, ended: str) -> None:
+def test_sweep_once_removes_one_batch(oncekey: Command, ended: str) -> None:
     assert oncekey("sweep", ended, "--limit", "2", "--once", "--json").data["removed"] == 2
     assert "3 records removed" in oncekey("sweep", ended).out
 
@@ -300,8 +302,8 @@ def test_migrate_makes_a_store_and_then_changes_nothing(oncekey: Command, url: s
     assert "up to date" in oncekey("migrate", url).out
 
 
-def test_a_look_at_a_new_store_leaves_its_secret_open(oncekey: Command, url: str) -> None:
-    """Whoever binds a store first decides its secret: that must be the application."""
+def test_show_of_a_new_store_does_not_bind_its_secret(oncekey: Command, url: str) -> None:
+    """Whoever binds a store first decides its secret, and that must be the application."""
     oncekey("migrate", url)
     assert oncekey("show", url, "charge", "order-1").code == ExitCode.NOT_FOUND
     assert oncekey("sweep", url).code == ExitCode.OK
@@ -310,11 +312,11 @@ def test_a_look_at_a_new_store_leaves_its_secret_open(oncekey: Command, url: str
         Once(url)
 
 
-def test_there_is_no_script_for_sqlite(here: Command, url: str, tmp_path: Path) -> None:
+def test_migrate_sql_is_refused_for_sqlite(here: Command, url: str, tmp_path: Path) -> None:
     assert_refused(here("migrate", url, "--sql"), ExitCode.USAGE, "twice", "oncekey migrate")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_migrate_says_why_it_cannot(oncekey: Command, tmp_path: Path) -> None:
+def test_migrate_says_why_it_failed(oncekey: Command, tmp_path: Path) -> None:
     ran = oncekey("migrate", f"sqlite:///{tmp_path}/no/such/folder/keys.db")
     assert_refused(ran, ExitCode.USAGE, "directory exists")

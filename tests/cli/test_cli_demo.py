@@ -44,7 +44,7 @@ def played(oncekey: Command) -> Ran:
     return oncekey("demo", "--play", "--json")
 
 
-def test_every_promise_is_kept(played: Ran) -> None:
+def test_every_scenario_keeps_its_promise(played: Ran) -> None:
     assert played.code == ExitCode.OK, played.out + played.err
     assert played.err == ""
     assert played.data["ok"] is True
@@ -61,24 +61,24 @@ def test_the_provider_acted_once_for_every_operation(played: Ran) -> None:
     counted = {result["name"]: result["counted"] for result in played.data["scenarios"]}
     acted = {name: counts["acted"] for name, counts in counted.items()}
     assert acted == dict.fromkeys(ANSWERS, 1)
-    # Only a failed try and a takeover ask again, with the same child key.
+    # Only a failed try and a takeover call the provider again, with the same child key.
     asked = {name: counts["asked"] for name, counts in counted.items()}
     assert asked == {**dict.fromkeys(ANSWERS, 1), "flaky": 3, "killed": 2}
 
 
-def test_everybody_got_the_same_receipt(played: Ran) -> None:
+def test_all_callers_of_a_scenario_got_the_same_receipt(played: Ran) -> None:
     for result in played.data["scenarios"]:
         receipts = {a["receipt"] for a in result["answers"] if a["receipt"]}
         assert len(receipts) == (0 if result["name"] == "declined" else 1)
 
 
-def test_temporary_files_are_gone(played: Ran) -> None:
+def test_the_demo_removes_its_temporary_files(played: Ran) -> None:
     assert played.data["kept"] is False
     file = Path(unquote(played.data["store"].removeprefix("sqlite:///")))
     assert not file.parent.exists()
 
 
-def test_files_are_kept_on_request_and_can_be_looked_at(here: Command, tmp_path: Path) -> None:
+def test_path_keeps_the_files_for_oncekey_show(here: Command, tmp_path: Path) -> None:
     folder = tmp_path / "a demo, 100%"
     ran = here("demo", "--play", "--only", "declined", "--path", str(folder))
     assert ran.code == ExitCode.OK, ran.err
@@ -91,7 +91,7 @@ def test_files_are_kept_on_request_and_can_be_looked_at(here: Command, tmp_path:
     assert (folder / "accounts.json").stat().st_mode & 0o077 == 0
 
 
-def test_it_plays_on_postgresql(here: Command) -> None:
+def test_the_demo_plays_on_postgresql(here: Command) -> None:
     url = server().create_database("demo")
     ran = here("demo", "--play", "--json", "--only", "killed", "--store", url)
     assert ran.code == ExitCode.OK, ran.err
@@ -122,7 +122,7 @@ def test_an_interrupt_leaves_nothing_running(executable: str, tmp_path: Path) ->
     assert [pid for pid in workers if is_running(pid)] == []
 
 
-def test_it_serves_until_it_is_interrupted(executable: str, tmp_path: Path) -> None:
+def test_the_demo_serves_until_it_is_interrupted(executable: str, tmp_path: Path) -> None:
     demo = subprocess.Popen(
         [executable, "demo", "--port", "0"],
         stdin=subprocess.DEVNULL,
@@ -154,7 +154,7 @@ def test_it_serves_until_it_is_interrupted(executable: str, tmp_path: Path) -> N
         socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_SECONDS)
 
 
-def test_mistakes_are_told(here: Command) -> None:
+def test_wrong_options_of_the_demo_are_refused(here: Command) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         busy = here("demo", "--port", str(port))
@@ -167,7 +167,7 @@ def test_mistakes_are_told(here: Command) -> None:
     assert here("demo", "--store", "memory://").code == ExitCode.USAGE
 
 
-def test_a_store_that_cannot_be_reached_is_told_without_its_password(here: Command) -> None:
+def test_an_unreachable_store_is_reported_without_its_password(here: Command) -> None:
     with socket.create_server(("127.0.0.1", 0)) as gone:
         port = gone.getsockname()[1]
     ran = here("demo", "--play", "--store", f"postgresql://me:s3cret-word@127.0.0.1:{port}/shop")
@@ -176,7 +176,7 @@ def test_a_store_that_cannot_be_reached_is_told_without_its_password(here: Comma
     assert "s3cret-word" not in ran.err
 
 
-def test_without_its_packages_it_says_how_to_get_them() -> None:
+def test_the_demo_without_its_extra_says_what_to_install() -> None:
     code = (
         "import sys; sys.modules['uvicorn'] = None; from oncekey.cli.main import main; "
         "sys.exit(main(['demo']))"
@@ -187,7 +187,7 @@ def test_without_its_packages_it_says_how_to_get_them() -> None:
 
 
 def _pasted(line: str) -> httpx.Response:
-    """Does what curl does with a line, as a shell takes it apart."""
+    """Sends the request of a curl line, parsed as a shell would."""
     words = shlex.split(line)
     headers = [words[at + 1].split(": ", 1) for at, word in enumerate(words) if word == "-H"]
     sent = words[words.index("-d") + 1] if "-d" in words else None

@@ -1,4 +1,4 @@
-"""The commands on a real PostgreSQL: what they do to it, and what they say when it is not there."""
+"""The commands on a real PostgreSQL, and on one that is down or missing."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def assert_one_line(ran: Ran, code: ExitCode, *words: str) -> None:
 # --- migrate -----------------------------------------------------------------------------------
 
 
-def test_migrate_makes_the_tables_and_then_changes_nothing(oncekey: Command, url: str) -> None:
+def test_migrate_creates_the_tables_and_then_changes_nothing(oncekey: Command, url: str) -> None:
     first = oncekey("migrate", url, "--json")
     assert (first.code, first.err) == (ExitCode.OK, "")
     assert first.data["applied"] == ALL_STEPS
@@ -67,8 +67,8 @@ def test_migrate_makes_the_tables_and_then_changes_nothing(oncekey: Command, url
     assert "up to date" in oncekey("migrate", url).out
 
 
-def test_migrate_heeds_neither_migrate_false_nor_another_layout(here: Command, url: str) -> None:
-    """The application's URL may say that it makes no tables; this command is what does."""
+def test_migrate_ignores_migrate_false_and_layout_options(here: Command, url: str) -> None:
+    """The application's URL may say migrate=false; this command migrates all the same."""
     assert here("migrate", f"{url}&migrate=false", "--json").data["applied"] == ALL_STEPS
     ran = here("migrate", f"{url}&retention=ring")
     assert_one_line(ran, ExitCode.USAGE, "made for retention 'plain'")
@@ -89,7 +89,7 @@ def test_an_older_schema_is_brought_up_to_date_by_migrate_only(
 
 
 def test_several_hosts_may_migrate_at_once(executable: str, url: str, schema: str) -> None:
-    """All of them are held at the door until each has seen that the schema is missing."""
+    """All of them wait at a barrier until each has seen that the schema is missing."""
     count = 3
     lock = Layout(schema).seed
     with psycopg.connect(server().url(), autocommit=True) as door:
@@ -110,7 +110,9 @@ def test_several_hosts_may_migrate_at_once(executable: str, url: str, schema: st
 
 
 @pytest.mark.parametrize("options", ["", "&retention=ring&ring_slots=4"])
-def test_the_script_does_the_same_by_hand_and_twice(here: Command, url: str, options: str) -> None:
+def test_the_migration_script_can_be_run_by_hand_and_twice(
+    here: Command, url: str, options: str
+) -> None:
     url += options
     script = here("migrate", url, "--sql")
     assert (script.code, script.err) == (ExitCode.OK, "")
@@ -125,13 +127,13 @@ def test_the_script_does_the_same_by_hand_and_twice(here: Command, url: str, opt
     assert here("migrate", url, "--sql", "--json").data["sql"] == script.out
 
 
-def test_the_script_needs_no_server(here: Command) -> None:
+def test_the_migration_script_needs_no_server(here: Command) -> None:
     ran = here("migrate", "postgresql://127.0.0.1:1/x?schema=elsewhere", "--sql")
     assert ran.code == ExitCode.OK
     assert 'CREATE SCHEMA "elsewhere"' in ran.out
 
 
-def test_it_all_works_through_a_pooler(here: Command, schema: str) -> None:
+def test_the_commands_work_through_a_pooler(here: Command, schema: str) -> None:
     url = f"{pooler().url('postgres')}?schema={schema}&pooler=true"
     assert here("migrate", url, "--json").data["applied"] == ALL_STEPS
     with Once(url) as once:
@@ -150,7 +152,7 @@ def checkout(attempt: Any) -> dict[str, str]:
     return {"order": "o_1"}
 
 
-def test_show_tells_steps_with_their_results(here: Command, url: str) -> None:
+def test_show_prints_steps_with_their_results(here: Command, url: str) -> None:
     with Once(url) as once:
         once.run("checkout", "cart-1", checkout)
         status = once.get("checkout", "cart-1")
@@ -168,7 +170,7 @@ def test_show_tells_steps_with_their_results(here: Command, url: str) -> None:
     assert f"sent with the key {status.steps[1].intent}" in text
 
 
-def test_show_tells_past_generations_where_asked(here: Command, url: str, schema: str) -> None:
+def test_show_history_prints_past_generations(here: Command, url: str, schema: str) -> None:
     hours_ago = time.time_ns() // 1_000 - 3 * HOUR_US
     past = PostgresStore(server().url(), schema=schema, clock=lambda: hours_ago)
     with Once(past, policy=Policy(keep="1h")) as once:
@@ -186,13 +188,15 @@ def test_show_tells_past_generations_where_asked(here: Command, url: str, schema
     assert text.index('"second"') < text.index('"first"')
 
 
-def test_show_and_sweep_make_nothing(here: Command, url: str, schema: str) -> None:
+def test_show_and_sweep_create_no_tables(here: Command, url: str, schema: str) -> None:
     for name, *rest in (("sweep",), ("show", "charge", "k")):
         assert_one_line(here(name, url, *rest), ExitCode.USAGE, schema, "oncekey migrate")
     assert not has_schema(schema)
 
 
-def test_a_look_at_a_new_store_leaves_its_secret_open(oncekey: Command, url: str) -> None:
+def test_show_of_a_new_store_on_postgresql_does_not_bind_its_secret(
+    oncekey: Command, url: str
+) -> None:
     oncekey("migrate", url)
     assert oncekey("show", url, "charge", "order-1").code == ExitCode.NOT_FOUND
     assert oncekey("sweep", url).code == ExitCode.OK
@@ -204,7 +208,7 @@ def test_a_look_at_a_new_store_leaves_its_secret_open(oncekey: Command, url: str
     assert oncekey(*look, S="correct horse battery").data["value"] == "paid"
 
 
-def test_show_needs_no_more_than_to_read(here: Command, url: str, schema: str) -> None:
+def test_show_needs_only_read_permission(here: Command, url: str, schema: str) -> None:
     role = f"support_{schema}"
     with Once(url) as once:
         once.run("charge", "order-1", lambda attempt: "paid")
@@ -230,7 +234,7 @@ def test_show_needs_no_more_than_to_read(here: Command, url: str, schema: str) -
 
 
 def fill(schema: str, **options: Any) -> None:
-    """Three keys in two generations, all of it garbage by now."""
+    """Stores three keys in two generations, all of them expired."""
     clock = [time.time_ns() // 1_000 - 12 * HOUR_US]
     store = PostgresStore(server().url(), schema=schema, clock=lambda: clock[0], **options)
     policy = Policy(lease="1m", keep="1h", audit="2h")
@@ -241,7 +245,7 @@ def fill(schema: str, **options: Any) -> None:
             clock[0] += int(1.5 * HOUR_US)
 
 
-def test_tiers_are_swept_apart(here: Command, url: str, schema: str) -> None:
+def test_sweep_tier_removes_one_tier_only(here: Command, url: str, schema: str) -> None:
     fill(schema)
     ran = here("sweep", url, "--tier", "audit", "--limit", "2", "--json")
     assert (ran.data["removed"], ran.data["batches"]) == (3, 2)
@@ -266,7 +270,7 @@ def test_the_ring_is_swept_slot_by_slot(here: Command, url: str, schema: str) ->
 
 @pytest.mark.parametrize("command", ON_A_STORE)
 @pytest.mark.parametrize("host", ["127.0.0.1:1", "localhost:1", "nowhere.invalid"])
-def test_a_server_that_is_down_is_one_line(
+def test_a_server_that_is_down_gives_one_line(
     here: Command, command: tuple[str, ...], host: str
 ) -> None:
     name, *rest = command
@@ -298,7 +302,7 @@ def test_a_database_that_is_not_there_is_named(here: Command) -> None:
     ],
 )
 @pytest.mark.parametrize("command", [*ON_A_STORE, ("migrate", "--sql")])
-def test_what_is_wrong_with_a_url_is_said_without_its_password(
+def test_an_error_about_a_url_does_not_show_its_password(
     here: Command, command: tuple[str, ...], bad: str
 ) -> None:
     name, *rest = command
@@ -308,7 +312,7 @@ def test_what_is_wrong_with_a_url_is_said_without_its_password(
     assert "two" not in ran.err
 
 
-def test_a_password_is_in_no_result(here: Command, schema: str) -> None:
+def test_no_result_shows_a_password(here: Command, schema: str) -> None:
     with_password = server().url().replace("@", ":hunter-two@")
     url = f"{with_password}?schema={schema}&sslpassword=hunter-three"
     for form in ((), ("--json",)):

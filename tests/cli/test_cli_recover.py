@@ -1,4 +1,4 @@
-"""`oncekey recover`: finishes abandoned operations, says what it could not, ends when told to."""
+"""`oncekey recover`: finishes abandoned operations, reports what it could not, ends at a signal."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tests.cli.conftest import Command
 
 from oncekey.cli.exit_codes import ExitCode
 
-# Imported by the command, and run by a process that dies in the middle of it. That one writes five
-# seconds ago by its store's clock, so that its lease is over when the command comes.
+# This module is imported by the command, and run by a process that dies in the middle of it. That
+# process's store clock is five seconds behind, so that its lease is over when the command runs.
 SHOP = """
 import os, sys, time
 from oncekey import {engine}, Policy, Recovery
@@ -72,7 +72,7 @@ class Shop:
         return {"PYTHONPATH": str(self.folder)}
 
     def die(self, operation: str, key: str, request: str) -> None:
-        """Begin an operation in a process that ends in the middle of it."""
+        """Begins an operation in a process that dies in the middle of it."""
         done = subprocess.run(
             [sys.executable, str(self.folder / "shop.py"), "dies", operation, key, request],
             env={**os.environ, **self.environment},
@@ -92,7 +92,7 @@ def recover(oncekey: Command, shop: Shop, *options: str) -> Any:
     return oncekey("recover", "shop:once", *options, **shop.environment)
 
 
-def test_i10_a_dead_process_work_is_finished_and_shown(oncekey: Command, shop: Shop) -> None:
+def test_i10_recover_finishes_the_operation_of_a_dead_process(oncekey: Command, shop: Shop) -> None:
     shop.die("ship", "order-1", "1042")
     shown = oncekey("show", shop.url, "ship", "order-1")
     assert 'asked for     "1042"' in shown.out
@@ -106,7 +106,7 @@ def test_i10_a_dead_process_work_is_finished_and_shown(oncekey: Command, shop: S
     assert shown.data["attempt"] == 2
 
 
-def test_an_unknown_key_is_decided(oncekey: Command, shop: Shop) -> None:
+def test_recover_decides_an_unknown_key(oncekey: Command, shop: Shop) -> None:
     shop.die("mail", "order-1", "receipt")
     ran = recover(oncekey, shop, "--json")
     (done,) = ran.data["done"]
@@ -115,7 +115,7 @@ def test_an_unknown_key_is_decided(oncekey: Command, shop: Shop) -> None:
     assert oncekey("show", shop.url, "mail", "order-1", "--json").data["value"] == "it was sent"
 
 
-def test_what_nobody_can_tell_ends_in_exit_code_1(oncekey: Command, shop: Shop) -> None:
+def test_recover_with_an_undecided_key_exits_with_1(oncekey: Command, shop: Shop) -> None:
     shop.die("mail", "order-1", "who knows")
     ran = recover(oncekey, shop)
     assert ran.code == ExitCode.FAILED
@@ -123,7 +123,7 @@ def test_what_nobody_can_tell_ends_in_exit_code_1(oncekey: Command, shop: Shop) 
     assert "order-1" not in ran.out, "keys are told by their tags"
 
 
-def test_nothing_left_behind(oncekey: Command, shop: Shop) -> None:
+def test_recover_with_nothing_to_do_says_so(oncekey: Command, shop: Shop) -> None:
     ran = recover(oncekey, shop)
     assert (ran.code, ran.out) == (
         ExitCode.OK,
@@ -132,7 +132,7 @@ def test_nothing_left_behind(oncekey: Command, shop: Shop) -> None:
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
-def test_it_goes_on_until_a_signal(start: Start, shop: Shop, how: signal.Signals) -> None:
+def test_recover_every_runs_until_a_signal(start: Start, shop: Shop, how: signal.Signals) -> None:
     shop.die("ship", "order-1", "1")
     running = start("recover", "shop:once", "--every", "1s", "--json", **shop.environment)
     first = json.loads(running.line())
@@ -152,7 +152,9 @@ def test_it_goes_on_until_a_signal(start: Start, shop: Shop, how: signal.Signals
         ("shop:empty", "no operation is registered with shop:empty"),
     ],
 )
-def test_mistakes_are_told(oncekey: Command, tmp_path: Path, name: str, said: str) -> None:
+def test_wrong_arguments_of_recover_are_refused(
+    oncekey: Command, tmp_path: Path, name: str, said: str
+) -> None:
     ran = oncekey("recover", name, **Shop(tmp_path, "blocking").environment)
     assert (ran.code, ran.out) == (ExitCode.USAGE, "")
     assert said in ran.err

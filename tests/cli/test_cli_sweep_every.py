@@ -1,4 +1,4 @@
-"""`sweep --every`: one sweeper per store, until a signal; a store that is down is waited out."""
+"""`sweep --every`: one elected sweeper per store, until a signal, also while the store is down."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ def schema() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_it_cleanly(start: Start, ended: str, how: signal.Signals) -> None:
+def test_a_signal_ends_sweep_every_with_exit_code_0(
+    start: Start, ended: str, how: signal.Signals
+) -> None:
     running = start("sweep", ended, "--every", "1h")
     assert "5 records removed" in running.line()
     assert running.end(how) == ExitCode.OK
@@ -36,7 +38,7 @@ def test_a_signal_ends_it_cleanly(start: Start, ended: str, how: signal.Signals)
     assert running.err.empty()
 
 
-def test_each_round_is_a_json_document(start: Start, ended: str) -> None:
+def test_sweep_every_prints_a_json_document_per_sweep(start: Start, ended: str) -> None:
     running = start("sweep", ended, "--every", "1s", "--limit", "2", "--json")
     first = running.round()
     assert (first["removed"], first["batches"]) == (5, 3)
@@ -46,7 +48,7 @@ def test_each_round_is_a_json_document(start: Start, ended: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
-def test_one_of_several_is_elected_and_the_next_follows(
+def test_one_sweeper_is_elected_and_another_follows_it(
     start: Start, kind: str, ended: str, schema: str
 ) -> None:
     url = ended if kind == "sqlite" else f"{server().url()}?schema={schema}"
@@ -60,7 +62,7 @@ def test_one_of_several_is_elected_and_the_next_follows(
 
 
 def test_tiers_have_sweepers_of_their_own(start: Start, schema: str) -> None:
-    """They are elected to one office, so each holds it no longer than its round."""
+    """They share one election, so each resigns after its sweep."""
     url = f"{server().url()}?schema={schema}"
     for tier in ("keys", "audit"):
         done = start("sweep", url, "--every", "1h", "--tier", tier, "--json").round()
@@ -93,7 +95,7 @@ def test_a_store_that_is_down_is_tried_again(start: Start, tmp_path: Path) -> No
         (("--tier", "both"), "'both'"),
     ],
 )
-def test_what_cannot_be_asked_for(
+def test_contradicting_options_of_sweep_are_refused(
     here: Command, ended: str, options: tuple[str, ...], words: str
 ) -> None:
     ran = here("sweep", ended, *options)

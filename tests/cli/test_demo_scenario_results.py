@@ -1,4 +1,4 @@
-"""The demo's check is a real one: it fails when an operation takes effect twice."""
+"""The demo's judgement can fail: it does when an operation takes effect twice."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ RETRY = CallerResult("retry", ResponseKind.REPLAYED, receipt="ch_1")
 WANTED = Wanted("key-1", "charge", "order-1", 4_900)
 
 
-def test_a_good_scene_has_no_faults() -> None:
+def test_a_good_result_has_no_faults() -> None:
     assert result(Counts(1, 1), FIRST, RETRY).faults == []
 
 
-def test_how_often_somebody_is_told_to_wait_does_not_matter() -> None:
+def test_the_number_of_in_flight_responses_does_not_matter() -> None:
     waiting = CallerResult("retry", ResponseKind.IN_FLIGHT)
     good = ScenarioResult(
         "", "", "", "", (FIRST, waiting, RETRY), (ResponseKind.RAN, ResponseKind.REPLAYED), Counts()
@@ -67,12 +67,12 @@ def test_the_provider_acts_once_per_key_and_notes_every_request(tmp_path: Path) 
     assert ledger.counts("order-1") == ledger.totals() == Counts(asked=2, acted=1)
 
 
-def test_another_answer_is_a_fault() -> None:
+def test_a_different_receipt_is_a_fault() -> None:
     other = CallerResult("retry", ResponseKind.REPLAYED, receipt="ch_2")
     assert "different answers: ch_1, ch_2" in result(Counts(), FIRST, other).faults[0]
 
 
-def test_an_unexpected_answer_is_a_fault() -> None:
+def test_an_unexpected_kind_of_response_is_a_fault() -> None:
     ran_again = CallerResult("retry", ResponseKind.RAN, receipt="ch_1")
     broken = ScenarioResult(
         "", "", "", "", (FIRST, ran_again), (ResponseKind.RAN, ResponseKind.REPLAYED), Counts()
@@ -80,12 +80,12 @@ def test_an_unexpected_answer_is_a_fault() -> None:
     assert "promised ran, replayed" in broken.faults[0]
 
 
-def test_a_run_without_scenes_is_not_a_success() -> None:
+def test_a_report_without_results_is_not_a_success() -> None:
     assert not Report("sqlite:///x", "acct_1", kept=False, results=(), seconds=0.0).ok
 
 
 class Forgetful(AsyncOnce):
-    """A library that does not deduplicate: every call has a key of its own."""
+    """A broken library that does not deduplicate: it gives every call a new key."""
 
     _calls = itertools.count()
 

@@ -1,4 +1,4 @@
-"""Passwords are hidden wherever they stand, and little else is."""
+"""redact.py removes passwords wherever they occur, and little else."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
         ("check user, password and pg_hba.conf", "check user, password and pg_hba.conf"),
     ],
 )
-def test_what_looks_like_a_password(text: str, shown: str) -> None:
+def test_redact_url_removes_what_looks_like_a_password(text: str, shown: str) -> None:
     assert redact_url(text) == shown
     assert redact_remembered(text) == shown
 
@@ -45,14 +45,14 @@ def test_what_looks_like_a_password(text: str, shown: str) -> None:
         ("postgresql://bob@host/x?password=open%20up", "tried (open up) and (open%20up)"),
     ],
 )
-def test_a_known_password_is_hidden_in_anybodys_words(url: str, said: str) -> None:
+def test_a_remembered_password_is_removed_from_any_text(url: str, said: str) -> None:
     remember_passwords(["migrate", url, "--json"])
     assert redact.HIDDEN in redact_remembered(said)
     for password in ("100%zz", "sec ret", "p@ssword", "open up", "open%20up"):
         assert password not in redact_remembered(said)
 
 
-def test_an_everyday_word_as_password_spoils_no_other_word() -> None:
+def test_a_password_that_is_a_common_word_is_removed_as_a_whole_word_only() -> None:
     remember_passwords(["postgresql://postgres:postgres@host/db"])
     assert (
         redact_url("postgresql://postgres:postgres@host/db") == "postgresql://postgres:***@host/db"

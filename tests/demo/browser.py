@@ -1,6 +1,6 @@
-"""A headless Chromium for the tests of the demo's page: the machine's own, or Debian's unpacked.
+"""A headless Chromium for the tests of the demo's page: the machine's own, or Debian's package.
 
-Owns where the browser comes from. Raises ServerMissing where there is none to be had.
+Finds the browser, and raises ServerMissing if there is none.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-# The program is in one of Debian's packages, what it reads in the other.
+# The program is in one of Debian's packages, its data files are in the other.
 _PACKAGES = ("chromium", "chromium-common")
 _WHOLE = "chromium-whole"
 
 
 def program() -> Path | None:
-    """Chromium as it can be started; None: the one playwright itself has installed."""
+    """The path of Chromium; None means the one that playwright has installed."""
     if importlib.util.find_spec("playwright") is None:
         raise ServerMissing("playwright", "pip install playwright")
     own = next((path for name in _NAMES if (path := shutil.which(name))), None)
@@ -46,7 +46,7 @@ def chromium(at: Path | None) -> Iterator[Browser]:
     if at is not None and cache_folder() in at.parents:
         environment["LD_LIBRARY_PATH"] = _libraries(cache_folder() / _WHOLE)
     with sync_playwright() as play:
-        # In a container there is often no other user to be, and no sandbox without one.
+        # In a container there is often only root, and Chromium has no sandbox for root.
         browser = play.chromium.launch(
             executable_path=at, env=environment, args=["--no-sandbox", "--disable-dev-shm-usage"]
         )
@@ -63,7 +63,7 @@ def _playwrights_own() -> bool:
 
 
 def _unpacked() -> Path:
-    """One folder with all of it: Chromium looks for its files beside itself, links or not."""
+    """Unpacks both packages into one folder, because Chromium looks for its files beside itself."""
     whole = cache_folder() / _WHOLE
     parts = [fetch(package) for package in _PACKAGES]
     if whole.exists():
@@ -75,7 +75,7 @@ def _unpacked() -> Path:
         try:
             made.rename(whole)
         except OSError:
-            if not whole.exists():  # else another run was faster, and it has the same
+            if not whole.exists():  # otherwise another run was faster and unpacked the same
                 raise
     return whole
 

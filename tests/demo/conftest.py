@@ -1,4 +1,4 @@
-"""The demo as a stranger runs it: a real process, talked to over sockets."""
+"""The demo as users run it: a real process, used over sockets."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PATIENCE_SECONDS = 60
 
 @dataclass(frozen=True)
 class Running:
-    """One demo that serves."""
+    """One running demo."""
 
     url: str
     folder: Path
@@ -64,7 +64,7 @@ def running(folder: Path, *options: str) -> Iterator[Running]:
 
 @pytest.fixture(scope="session")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """One for all tests that leave it running."""
+    """A demo shared by all tests that leave it running."""
     with running(tmp_path_factory.mktemp("demo")) as started:
         yield started
 

@@ -1,4 +1,4 @@
-"""The demo's payments API, by hand: what it does, what it refuses, and who sees what."""
+"""The demo's payments API: what it does, what it refuses, and what each caller sees."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tests.demo.conftest import Api, Running
 
 
-def test_a_charge_is_made_once_and_is_in_every_book(demo: Running, ada: Api) -> None:
+def test_a_charge_is_made_once_and_is_in_both_ledgers(demo: Running, ada: Api) -> None:
     first, again = ada.charge("once-1"), ada.charge("once-1")
     assert (first.status_code, again.status_code) == (201, 201)
     assert again.json() == first.json()
@@ -66,7 +66,7 @@ def test_keys_and_charges_belong_to_their_caller(demo: Running, ada: Api, grace:
     assert demo.ledger.counts("same-1", "refund").asked == 0
 
 
-def test_nobody_is_heard_without_a_token(demo: Running, stranger: Api) -> None:
+def test_a_request_without_a_token_is_refused(demo: Running, stranger: Api) -> None:
     for answer in (stranger.charge("who-1"), stranger.get("/ledger"), stranger.get("/charges")):
         assert answer.status_code == 401
         assert answer.headers["www-authenticate"] == "Bearer"
@@ -87,7 +87,7 @@ def test_nobody_is_heard_without_a_token(demo: Running, stranger: Api) -> None:
         ("bad-7", {"order": "bad-1", "card": "x" * BODY_MAX_BYTES}, 413),
     ],
 )
-def test_what_cannot_be_done_is_refused_before_the_provider_is_asked(
+def test_an_invalid_charge_is_refused_before_the_provider_is_called(
     demo: Running, ada: Api, key: str | None, wanted: dict[str, object], status: int
 ) -> None:
     answer = ada.charge(key, **wanted)
@@ -103,14 +103,14 @@ def test_a_declined_card_stays_declined(demo: Running, ada: Api) -> None:
     assert "poor-1" not in ada.get("/ledger").text
 
 
-def test_trouble_at_the_provider_leaves_the_key_free(demo: Running, ada: Api) -> None:
+def test_a_provider_failure_leaves_the_key_free(demo: Running, ada: Api) -> None:
     answers = [ada.charge("flaky-1", card=Card.FLAKY) for _ in range(3)]
     assert [answer.status_code for answer in answers] == [502, 502, 201]
     assert demo.ledger.counts("flaky-1") == Counts(asked=3, acted=1)
 
 
-def test_other_pages_in_the_browser_can_do_nothing(demo: Running, stranger: Api) -> None:
-    """A name that was made to point to the loopback, and a button pressed from elsewhere."""
+def test_other_pages_in_the_browser_are_refused(demo: Running, stranger: Api) -> None:
+    """Refused are host names that point to the loopback, and buttons of other pages."""
     assert stranger.get("/", Host="evil.example").status_code == 400
     assert stranger.get("/demo/state", Host="evil.example").status_code == 400
     pressed = stranger.post("/demo/scenario_runner/declined", None, None)
@@ -121,7 +121,7 @@ def test_other_pages_in_the_browser_can_do_nothing(demo: Running, stranger: Api)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_it_is_on_the_loopback_only(demo: Running) -> None:
+def test_the_demo_listens_on_the_loopback_only(demo: Running) -> None:
     port = httpx.URL(demo.url).port
     lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
     found = [line.split() for line in lines]

@@ -1,4 +1,4 @@
-"""The demo's parts one by one: the provider's rules, what is kept, and what the page is told."""
+"""The demo's components: the provider, the data directory, and the request log."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ WANTED = {"order": "order-1", "cents": 500}
 
 
 def asked(ledger: ProviderLedger, *requests: tuple[dict[str, str], Any]) -> list[int]:
-    """What a provider answers, one request after the other."""
+    """The statuses of a provider's responses to these requests, one after the other."""
 
     async def ask() -> list[int]:
         provider = Provider(ledger, SECRET)
-        provider.stop_waiting()  # it makes nobody wait
+        provider.stop_waiting()  # it does not pause
         transport = httpx.ASGITransport(provider.app)
         async with httpx.AsyncClient(transport=transport, base_url="http://provider") as client:
             return [
@@ -63,7 +63,7 @@ def ledger(tmp_path: Path) -> ProviderLedger:
         (GOOD, {**WANTED, "more": "x" * BODY_MAX_BYTES}, 413),
     ],
 )
-def test_the_provider_writes_nothing_down_that_it_does_not_accept(
+def test_the_provider_records_no_refused_request(
     ledger: ProviderLedger, headers: dict[str, str], body: Any, status: int
 ) -> None:
     assert asked(ledger, (headers, body)) == [status]
@@ -83,7 +83,7 @@ def test_the_provider_refuses_a_key_that_was_used_for_something_else(
     assert ledger.totals().acted == 1
 
 
-def test_a_folder_keeps_its_tokens_and_others_are_random(tmp_path: Path) -> None:
+def test_a_data_dir_keeps_its_tokens_and_another_has_others(tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
     one, again, two = (DataDir(tmp_path / name) for name in ("one", "one", "two"))
@@ -92,7 +92,7 @@ def test_a_folder_keeps_its_tokens_and_others_are_random(tmp_path: Path) -> None
     assert (tmp_path / "one" / "accounts.json").stat().st_mode & 0o777 == 0o600
 
 
-def test_only_a_whole_bearer_token_is_somebody(tmp_path: Path) -> None:
+def test_only_a_whole_bearer_token_gives_an_account(tmp_path: Path) -> None:
     data_dir = DataDir(tmp_path)
     ada = data_dir.people[0]
     token = ada.token.encode()
@@ -101,14 +101,14 @@ def test_only_a_whole_bearer_token_is_somebody(tmp_path: Path) -> None:
         assert data_dir.account_of(sent) is None
 
 
-def test_a_file_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
+def test_a_data_dir_refuses_a_foreign_accounts_file(tmp_path: Path) -> None:
     (tmp_path / "accounts.json").write_text('{"accounts": []}')
     with pytest.raises(DemoFailed, match="take another folder"):
         DataDir(tmp_path)
     assert (tmp_path / "accounts.json").read_text() == '{"accounts": []}'
 
 
-def test_the_feed_is_bounded_and_knows_what_died(tmp_path: Path) -> None:
+def test_the_request_log_is_bounded_and_marks_killed_requests(tmp_path: Path) -> None:
     request_log = RequestLog()
     seen = LoggedRequest(1, "worker 7", "POST", "/charges", "Ada", "key-1", at=0.0)
     request_log.put(seen)
@@ -136,5 +136,7 @@ def test_the_feed_is_bounded_and_knows_what_died(tmp_path: Path) -> None:
         (0, False, "", ResponseKind.FAILED),
     ],
 )
-def test_answers_are_named(status: int, replayed: bool, problem: str, got: ResponseKind) -> None:
+def test_responses_are_classified(
+    status: int, replayed: bool, problem: str, got: ResponseKind
+) -> None:
     assert kind_of_response(status, replayed=replayed, problem=problem) is got

@@ -1,4 +1,4 @@
-"""The demo's page in a real browser: it loads, its buttons play, and it complains of nothing."""
+"""The demo's page in a real browser: it loads, its buttons work, its console stays empty."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ def page(browser: Browser, demo: Running, complaints: list[str]) -> Iterator[Pag
     opened.close()
 
 
-def test_its_buttons_play(page: Page, complaints: list[str], tmp_path: Path) -> None:
+def test_the_pages_buttons_play_scenarios(
+    page: Page, complaints: list[str], tmp_path: Path
+) -> None:
     for name in ("declined", "at-once"):
         card = page.locator(f'li[data-name="{name}"]')
         card.get_by_role("button").click()
@@ -62,7 +64,7 @@ def test_its_buttons_play(page: Page, complaints: list[str], tmp_path: Path) -> 
     assert complaints == []
 
 
-def test_it_can_be_used_without_a_mouse(page: Page, complaints: list[str]) -> None:
+def test_the_page_can_be_used_without_a_mouse(page: Page, complaints: list[str]) -> None:
     """Every button has a name, every table its headings, and the keyboard presses buttons."""
     page.locator("#scenarios li").first.wait_for()
     names = page.locator("button").evaluate_all(
@@ -77,7 +79,7 @@ def test_it_can_be_used_without_a_mouse(page: Page, complaints: list[str]) -> No
     assert complaints == []
 
 
-def test_it_fits_a_narrow_window(page: Page) -> None:
+def test_the_page_fits_a_narrow_window(page: Page) -> None:
     page.set_viewport_size({"width": 390, "height": 800})
     page.locator("#scenarios li").first.wait_for()
     assert page.evaluate("document.documentElement.scrollWidth") <= 390

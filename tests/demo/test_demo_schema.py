@@ -1,4 +1,4 @@
-"""The demo's API does what its OpenAPI document says, whatever is sent to it."""
+"""The demo's API does what its OpenAPI document says, checked with generated requests."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def schema(demo: Running) -> Any:
     return schemathesis.openapi.from_url(f"{demo.url}/openapi.json")
 
 
-def test_every_operation_is_tried(schema: Any) -> None:
+def test_the_generator_tries_every_operation(schema: Any) -> None:
     documented = {(one.ok().method.upper(), one.ok().path) for one in schema.get_all_operations()}
     assert documented == set(OPERATIONS)
 
 
 @pytest.mark.parametrize(("method", "path"), OPERATIONS, ids=[" ".join(o) for o in OPERATIONS])
-def test_answers_are_as_documented(schema: Any, demo: Running, method: str, path: str) -> None:
+def test_responses_are_as_documented(schema: Any, demo: Running, method: str, path: str) -> None:
     from schemathesis import GenerationMode
     from schemathesis.checks import negative_data_rejection
 
@@ -54,7 +54,7 @@ def test_answers_are_as_documented(schema: Any, demo: Running, method: str, path
     )
     @given(case=right | wrong)
     def conforms(case: Any) -> None:
-        # We give every case a token and a fresh key, and parameters that no route knows are
+        # Every case gets a token and a fresh key, and parameters that no route knows are
         # ignored: only what is wrong in a body must be refused.
         wrong_parts = [at for at, part in case.meta.components.items() if part.mode.is_negative]
         lenient = [] if [at.value for at in wrong_parts] == ["body"] else [negative_data_rejection]
@@ -62,7 +62,7 @@ def test_answers_are_as_documented(schema: Any, demo: Running, method: str, path
         if method == "POST":
             headers["Idempotency-Key"] = str(uuid.uuid4())
         if isinstance(case.body, dict) and case.body.get("card") in TROUBLE:
-            case.body["card"] = Card.OK.value  # that others are refused is meant, not found
+            case.body["card"] = Card.OK.value  # other methods are refused on purpose
         case.call_and_validate(headers=headers, excluded_checks=lenient)
 
     conforms()

@@ -12,9 +12,9 @@ from types import TracebackType
 from typing import Self
 
 from oncekey.demo.api.database import PaymentsDatabase
+from oncekey.demo.api.payment_routes import Shop
 from oncekey.demo.api.payments_app import open_keys, payments_api
 from oncekey.demo.api.provider_client import ProviderClient
-from oncekey.demo.api.routes import Shop
 from oncekey.demo.data_dir import DataDir
 from oncekey.demo.page.views import add_page
 from oncekey.demo.provider.ledger import ProviderLedger

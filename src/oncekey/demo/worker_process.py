@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from oncekey.demo.api.database import PaymentsDatabase
+from oncekey.demo.api.payment_routes import Shop
 from oncekey.demo.api.payments_app import open_keys, payments_api
 from oncekey.demo.api.provider_client import ProviderClient
-from oncekey.demo.api.routes import Shop
 from oncekey.demo.data_dir import DataDir
 from oncekey.demo.request_log import LoggedRequest, RequestLogMiddleware
 from oncekey.demo.server import Server, bind

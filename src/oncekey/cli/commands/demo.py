@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from oncekey.cli.commands.options import json_option
+from oncekey.cli.command_options import json_option
 from oncekey.cli.exit_codes import ExitCode
 from oncekey.cli.open_store import UsageProblem
 from oncekey.cli.output import Output

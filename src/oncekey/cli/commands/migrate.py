@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from oncekey.cli.commands.options import json_option, url_argument
+from oncekey.cli.command_options import json_option, url_argument
 from oncekey.cli.open_store import inspect, store_function
 from oncekey.cli.output import Output
 from oncekey.cli.redact import redact_url

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from oncekey.cli.commands.options import json_option
+from oncekey.cli.command_options import json_option
 from oncekey.cli.import_object import import_object
 from oncekey.cli.open_store import UsageProblem
 from oncekey.cli.output import Output

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from oncekey import Completed, Completion
-from oncekey.cli.commands.options import duration, json_option
+from oncekey.cli.command_options import duration, json_option
 from oncekey.cli.exit_codes import ExitCode
 from oncekey.cli.import_object import import_object
 from oncekey.cli.output import Output, error_line

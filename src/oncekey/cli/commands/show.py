@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import click
 
 from oncekey import ConfigurationError, KeyStatus
-from oncekey.cli.commands.options import json_option, url_argument
+from oncekey.cli.command_options import json_option, url_argument
 from oncekey.cli.exit_codes import ExitCode
 from oncekey.cli.key_report import key_rows, past_rows
 from oncekey.cli.open_store import UsageProblem, has_records, open_store, secret_from

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from oncekey.cli.commands.options import duration, json_option, url_argument
+from oncekey.cli.command_options import duration, json_option, url_argument
 from oncekey.cli.open_store import has_records, open_store
 from oncekey.cli.output import Output, error_line
 from oncekey.cli.redact import redact_url

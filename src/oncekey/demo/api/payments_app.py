@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from oncekey import AsyncOnce, Policy, __version__
 from oncekey.demo.api import problems
 from oncekey.demo.api.models import BODY_MAX_BYTES, Problem
-from oncekey.demo.api.routes import Shop, routes
+from oncekey.demo.api.payment_routes import Shop, routes
 from oncekey.http.asgi import IdempotencyMiddleware
 from oncekey.http.rules import Rule
 

@@ -20,11 +20,11 @@ from oncekey.testing.contract.abandoned_operations import (
 from oncekey.testing.contract.abandoned_unknown_keys import AbandonedUnknownKeys
 from oncekey.testing.contract.engine_case import EngineCaseBase
 from oncekey.testing.contract.engine_steps import EngineSteps
-from oncekey.testing.contract.event_tests import ConcurrentCallers, ReplayCaches, Subscribers
 from oncekey.testing.contract.failures import DeadOwners, Failures, Recoveries
 from oncekey.testing.contract.leases import Heartbeats, LateStarts, LostLeases
 from oncekey.testing.contract.step_options import ParallelSteps, Probes, StepRequests
 from oncekey.testing.contract.stored_results import Guards, Runs, UnstorableResults
+from oncekey.testing.contract.subscribers import ConcurrentCallers, ReplayCaches, Subscribers
 from oncekey.testing.contract.waiters import WaitingCallers
 
 
