@@ -20,7 +20,7 @@ from tests.support.servers.postgres import Postgres
 
 from bench.figures import progress
 from oncekey import Once
-from oncekey.engine.sweeper_base import rest_after
+from oncekey.engine.sweeper_base import pause_after
 from oncekey.stores.sql_files import load_queries
 
 CHUNK = 1_000_000
@@ -119,7 +119,7 @@ def main() -> None:
             if not count and not given.pause:
                 break
             # As `oncekey sweep` and the background sweeper do.
-            time.sleep(given.pause or rest_after(int(took * 1_000_000)) / 1_000_000)
+            time.sleep(given.pause or pause_after(int(took * 1_000_000)) / 1_000_000)
         seconds = time.perf_counter() - start
     print(json.dumps({"removed": removed, "seconds": seconds, "bites": bites}))
 

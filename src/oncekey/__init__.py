@@ -37,7 +37,7 @@ from oncekey.engine.completer_base import Completed, Completion
 from oncekey.engine.context import current_attempt, current_step
 from oncekey.engine.key_status import KeyStatus
 from oncekey.engine.new_key import new_key
-from oncekey.engine.registered_operation import Operation
+from oncekey.engine.registry import Operation
 from oncekey.engine.results import Result
 
 __version__ = "0.1.0"

@@ -55,7 +55,7 @@ def test_a_heartbeat_on_its_way_when_the_body_ends_ends_too() -> None:
         clock.advance(LEASE // 3)
         await yield_until(lambda: store._held == 1)
         go.set()
-        await yield_until(lambda: len(once._runner.home().coalescer._queue) == 1)  # the Finish
+        await yield_until(lambda: len(once._runner.loop_state().coalescer._queue) == 1)  # the Finish
         store.release()
         assert (await running).value == "done"
         await once.close()
@@ -111,8 +111,8 @@ def test_i5_a_lost_lease_cancels_the_body(swallows: bool) -> None:
 def test_recover_may_be_async() -> None:
     async def main() -> None:
         once, store, clock = slow_engine(None)
-        identity = once._kernel.identities.identify("", "op", "k")
-        fingerprint = once._kernel.identities.fingerprint(None)
+        identity = once._jobs.identities.identify("", "op", "k")
+        fingerprint = once._jobs.identities.fingerprint(None)
         await store.inner.apply([claim(identity.id, token(), fingerprint=fingerprint)])
         clock.advance(LEASE)
 
@@ -124,7 +124,7 @@ def test_recover_may_be_async() -> None:
             raise AssertionError("must not run")
 
         result = await once.run("op", "k", body, recover=recover)
-        assert result.value == once._kernel.identities.child_key(identity, "pay")
+        assert result.value == once._jobs.identities.child_key(identity, "pay")
 
     asyncio.run(main())
 
@@ -205,7 +205,7 @@ def test_a_waiting_caller_is_cancelled_by_close_not_crashed() -> None:
         running = asyncio.create_task(once.run("op", "k", body))
         await yield_until(lambda: len(store.calls) == 1)
         waiting = asyncio.create_task(once.run("op", "k", body, wait="20s"))
-        await yield_until(lambda: bool(once._runner.home().duplicates._rooms))
+        await yield_until(lambda: bool(once._runner.loop_state().duplicates._waiting))
         await once.close(drain="0s")
         outcomes = await asyncio.gather(running, waiting, return_exceptions=True)
         assert isinstance(outcomes[1], asyncio.CancelledError)
@@ -251,7 +251,7 @@ def test_i14_a_waiter_that_cannot_be_woken_breaks_nobody() -> None:
         closed.call_soon_threadsafe(woken.clear)
 
     one = Claim(b"id", b"o", b"f", 1, 1, 1, False)
-    duplicates.fall_asleep(Waiter(one, wake_there))
-    duplicates.fall_asleep(Waiter(one, woken.set))
-    duplicates.ended(one, Replay(State.SUCCEEDED, b"", 1, 1, 1))
+    duplicates.start_sleep(Waiter(one, wake_there))
+    duplicates.start_sleep(Waiter(one, woken.set))
+    duplicates.key_ended(one, Replay(State.SUCCEEDED, b"", 1, 1, 1))
     assert woken.is_set()

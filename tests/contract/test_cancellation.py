@@ -191,7 +191,7 @@ def test_i14_a_shutdown_without_patience_leaves_no_key_pending(
         caller = asyncio.create_task(scene.run())
         await scene.track.arrived.wait()
         closing = asyncio.create_task(scene.once.close(drain="0s"))
-        (attempt,) = scene.once._runner.home().tasks
+        (attempt,) = scene.once._runner.loop_state().tasks
         # until the cancellation has come
         await yield_until(lambda: attempt.cancelling() > 0 or len(scene.track.names) > point + 1)
         scene.track.gate.set()

@@ -217,7 +217,7 @@ class Line:
         inner = getattr(self.once, "inner", self.once)
         if isinstance(inner, Once):
             return len(inner._runner._coalescer._queue)
-        return sum(len(home.coalescer._queue) for home in inner._runner._homes.values())
+        return sum(len(state.coalescer._queue) for state in inner._runner._loop_states.values())
 
 
 @both

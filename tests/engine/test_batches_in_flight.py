@@ -380,7 +380,7 @@ def test_the_engines_ask_the_store_how_many_lanes_it_has() -> None:
     assert Once(TwoLanes())._runner._coalescer._max_in_flight == 2
 
     async def main() -> int:
-        return AsyncOnce(AsyncTwoLanes())._runner.home().coalescer._max_in_flight
+        return AsyncOnce(AsyncTwoLanes())._runner.loop_state().coalescer._max_in_flight
 
     assert asyncio.run(main()) == 2
     assert MemoryStore.max_in_flight == 1

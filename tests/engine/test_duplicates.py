@@ -9,7 +9,9 @@ from oncekey.core.effects import CommandResult
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.record import State
 from oncekey.core.state_machine import decide
-from oncekey.engine.duplicates import AttemptEnd, Duplicates, Waiter
+from oncekey.engine.duplicates import Duplicates, Waiter
+from oncekey.engine.shared_claims_base import RunningAttempts, SharedClaimsBase
+from oncekey.testing.fake_clock import FakeClock
 
 ID = b"i" * 16
 OUTCOME = Replay(State.SUCCEEDED, b"body", 1, 7, 100)
@@ -34,7 +36,7 @@ def crowd(count: int) -> list[One]:
 
 
 def empty(duplicates: Duplicates) -> bool:
-    return not duplicates._leaders and not duplicates._rooms
+    return not duplicates._leaders and not duplicates._waiting
 
 
 # --- one claim on its way -------------------------------------------------------------------------
@@ -43,7 +45,7 @@ def empty(duplicates: Duplicates) -> bool:
 def test_the_first_claim_of_a_key_leads_and_leaves_nothing_behind() -> None:
     duplicates, one = Duplicates(), One(b"a")
     assert duplicates.lead(one)
-    duplicates.answered(one, Claimed(1, 1, ()))
+    duplicates.replied(one, Claimed(1, 1, ()))
     assert empty(duplicates)
 
 
@@ -55,8 +57,8 @@ def test_who_came_while_a_claim_was_on_its_way_is_told_what_cannot_change(
 ) -> None:
     duplicates, (first, *others) = Duplicates(), crowd(5)
     assert duplicates.lead(first)
-    assert not any(duplicates.lead(one) or duplicates.join(one) for one in others)
-    duplicates.answered(first, reply)
+    assert not any(duplicates.lead(one) or duplicates.lead_or_wait(one) for one in others)
+    duplicates.replied(first, reply)
     assert [(one.reply, one.leads, one.woken) for one in others] == [(told, False, 1)] * 4
     assert empty(duplicates)
 
@@ -67,11 +69,11 @@ def test_nobody_is_told_what_may_have_been_decided_before_it_came(reply: Busy) -
     duplicates, (first, second, *others) = Duplicates(), crowd(5)
     duplicates.lead(first)
     for one in (second, *others):
-        duplicates.join(one)
-    duplicates.answered(first, reply)
+        duplicates.lead_or_wait(one)
+    duplicates.replied(first, reply)
     assert (second.leads, second.reply, second.woken) == (True, None, 1)
     assert [one.woken for one in others] == [0, 0, 0]
-    duplicates.answered(second, reply)
+    duplicates.replied(second, reply)
     assert [one.reply for one in others] == [reply] * 3
     assert empty(duplicates)
 
@@ -80,15 +82,15 @@ def test_i7_another_request_is_told_so_or_asks_for_itself() -> None:
     duplicates, first = Duplicates(), One(b"a")
     same, other = One(b"b"), One(b"c", b"\x01other")
     duplicates.lead(first)
-    duplicates.join(same)
-    duplicates.join(other)
-    duplicates.answered(first, OUTCOME)
+    duplicates.lead_or_wait(same)
+    duplicates.lead_or_wait(other)
+    duplicates.replied(first, OUTCOME)
     assert (same.reply, other.reply) == (OUTCOME, Mismatched(1))
     duplicates.lead(first)
-    duplicates.join(same)
-    duplicates.join(other)
-    duplicates.answered(first, Busy(5))
-    duplicates.answered(same, Busy(5))
+    duplicates.lead_or_wait(same)
+    duplicates.lead_or_wait(other)
+    duplicates.replied(first, Busy(5))
+    duplicates.replied(same, Busy(5))
     assert other.leads, "a caller's transaction may hold a key whose request nobody has seen"
 
 
@@ -96,15 +98,15 @@ def test_i8_duplicates_of_one_key_touch_no_other_key() -> None:
     duplicates, one, other = Duplicates(), One(b"a"), One(b"b", id=b"j" * 16)
     assert duplicates.lead(one)
     assert duplicates.lead(other)
-    duplicates.answered(one, OUTCOME)
+    duplicates.replied(one, OUTCOME)
     assert duplicates._leaders == {other.claim.id: other}
 
 
 def test_i11_a_leader_that_is_gone_leaves_nobody_waiting() -> None:
     duplicates, (first, second, third) = Duplicates(), crowd(3)
     duplicates.lead(first)
-    duplicates.join(second)
-    duplicates.join(third)
+    duplicates.lead_or_wait(second)
+    duplicates.lead_or_wait(third)
     duplicates.leave(first)
     assert (second.leads, second.woken) == (True, 1)
     duplicates.leave(second)
@@ -117,13 +119,13 @@ def test_i11_a_leader_that_is_gone_leaves_nobody_waiting() -> None:
 def test_i11_one_that_waits_too_long_for_a_leader_sends_its_own_claim() -> None:
     duplicates, (first, second, third) = Duplicates(), crowd(3)
     duplicates.lead(first)
-    duplicates.join(second)
-    duplicates.join(third)
+    duplicates.lead_or_wait(second)
+    duplicates.lead_or_wait(third)
     duplicates.take_lead(second)
     assert second.leads
-    duplicates.answered(first, OUTCOME)  # it came back after all
+    duplicates.replied(first, OUTCOME)  # it came back after all
     assert third.woken == 0
-    duplicates.answered(second, OUTCOME)
+    duplicates.replied(second, OUTCOME)
     assert third.reply == OUTCOME
     assert empty(duplicates)
 
@@ -133,7 +135,7 @@ def test_i11_one_that_waits_too_long_for_a_leader_sends_its_own_claim() -> None:
 
 def asleep(count: int) -> tuple[Duplicates, list[One]]:
     duplicates, waiters = Duplicates(), crowd(count)
-    assert [duplicates.fall_asleep(one) for one in waiters] == [True] + [False] * (count - 1)
+    assert [duplicates.start_sleep(one) for one in waiters] == [True] + [False] * (count - 1)
     return duplicates, waiters
 
 
@@ -142,10 +144,10 @@ def test_one_polls_and_the_others_sleep_until_it_is_told() -> None:
     for reply in (Busy(5), OUTCOME):
         duplicates.leave(poller)
         assert duplicates.lead(poller)
-        duplicates.answered(poller, reply)
+        duplicates.replied(poller, reply)
         assert [one.woken for one in others] == [int(reply is OUTCOME)] * 3
     assert [one.reply for one in others] == [OUTCOME] * 3
-    duplicates.depart(ID, poller.claim.owner)
+    duplicates.poller_left(ID, poller.claim.owner)
     assert empty(duplicates)
 
 
@@ -153,21 +155,21 @@ def test_waiters_share_the_failure_of_the_one_that_polls() -> None:
     duplicates, (poller, *others) = asleep(4)
     duplicates.leave(poller)
     duplicates.lead(poller)
-    duplicates.answered(poller, gone := StoreUnavailable("gone"))
+    duplicates.replied(poller, gone := StoreUnavailable("gone"))
     assert [one.reply for one in others] == [gone] * 3
 
 
 def test_where_the_one_that_polls_leaves_another_one_polls() -> None:
     duplicates, (poller, second, third) = asleep(3)
     duplicates.leave(poller)
-    duplicates.depart(ID, poller.claim.owner)
+    duplicates.poller_left(ID, poller.claim.owner)
     assert [(second.woken, second.reply), (third.woken, third.reply)] == [(1, None), (0, None)]
-    assert duplicates.fall_asleep(second), "it polls from now on"
+    assert duplicates.start_sleep(second), "it polls from now on"
     duplicates.leave(second)
-    duplicates.depart(ID, second.claim.owner)
+    duplicates.poller_left(ID, second.claim.owner)
     assert third.woken == 1
     duplicates.leave(third)
-    duplicates.depart(ID, third.claim.owner)
+    duplicates.poller_left(ID, third.claim.owner)
     assert empty(duplicates)
 
 
@@ -175,9 +177,9 @@ def test_one_that_polls_and_claims_keeps_the_others_asleep_until_it_ends() -> No
     duplicates, (poller, *others) = asleep(3)
     duplicates.leave(poller)
     duplicates.lead(poller)
-    duplicates.answered(poller, Claimed(7, 2, (), taken_over=True))
+    duplicates.replied(poller, Claimed(7, 2, (), taken_over=True))
     assert [one.woken for one in others] == [0, 0]
-    duplicates.ended(poller.claim, OUTCOME)
+    duplicates.key_ended(poller.claim, OUTCOME)
     assert [one.reply for one in others] == [OUTCOME] * 2
 
 
@@ -185,18 +187,18 @@ def test_the_end_of_an_attempt_answers_all_who_sleep_or_ask() -> None:
     duplicates, sleepers = asleep(3)
     leader, asking = One(b"x"), One(b"y")
     duplicates.lead(leader)
-    duplicates.join(asking)
-    duplicates.ended(leader.claim, OUTCOME)
+    duplicates.lead_or_wait(asking)
+    duplicates.key_ended(leader.claim, OUTCOME)
     assert [one.reply for one in (*sleepers, asking)] == [OUTCOME] * 4
-    duplicates.answered(leader, Busy(1))
-    duplicates.depart(ID, sleepers[0].claim.owner)
+    duplicates.replied(leader, Busy(1))
+    duplicates.poller_left(ID, sleepers[0].claim.owner)
     assert empty(duplicates)
 
 
 def test_an_end_without_an_outcome_has_one_of_them_ask() -> None:
     """Freed, or unknown: whatever it is, the first to ask is told, and tells the others."""
     duplicates, (poller, *others) = asleep(3)
-    duplicates.ended(One(b"owner").claim, None)
+    duplicates.key_ended(One(b"owner").claim, None)
     assert (poller.woken, poller.reply, [one.woken for one in others]) == (1, None, [0, 0])
 
 
@@ -205,35 +207,34 @@ def test_who_falls_asleep_while_a_claim_is_on_its_way_is_not_told_its_old_news()
     duplicates.leave(poller)
     duplicates.lead(poller)
     late = One(b"late")
-    duplicates.fall_asleep(late)
-    duplicates.answered(poller, UNKNOWN_REPLY)
+    duplicates.start_sleep(late)
+    duplicates.replied(poller, UNKNOWN_REPLY)
     assert (other.reply, late.reply) == (UNKNOWN_REPLY, None)
-    duplicates.depart(ID, poller.claim.owner)
+    duplicates.poller_left(ID, poller.claim.owner)
     assert late.woken == 1, "it asks for itself"
-
-
-def test_after_a_fork_nobody_waits_and_the_lock_is_free() -> None:
-    duplicates, _ = asleep(2)
-    duplicates._lock.acquire()
-    duplicates.reset()
-    assert duplicates.lead(One(b"a"))
 
 
 # --- how an attempt ended -------------------------------------------------------------------------
 
 
+def claimed(number: int) -> SharedClaimsBase:
+    """The claims of an attempt that holds its key."""
+    claims = SharedClaimsBase(Duplicates(), RunningAttempts(), FakeClock())
+    claims._claimed(One(b"a").claim, CommandResult(Claimed(7, number, ()), 0, 0))
+    return claims
+
+
 def test_i3_an_end_is_handed_over_as_it_was_stored_and_never_outlives_its_record() -> None:
-    end, claim = AttemptEnd(), One(b"a").claim
-    end.claimed(claim, CommandResult(Claimed(7, 2, ()), 0, 0))
+    claims = claimed(2)
     finish = Finish(ID, b"a", 7, State.FAILED, b"error")
-    end.answered(finish, CommandResult(StoreUnavailable("gone"), 0, 5))
-    assert end.outcome is None
-    end.answered(finish, CommandResult(Done(), 10, 40))
-    assert end.outcome == Replay(State.FAILED, b"error", 2, 7, 100 - 30)
+    claims._finished(finish, CommandResult(StoreUnavailable("gone"), 0, 5))
+    assert claims._outcome is None
+    claims._finished(finish, CommandResult(Done(), 10, 40))
+    assert claims._outcome == Replay(State.FAILED, b"error", 2, 7, 100 - 30)
 
 
 def test_an_attempt_that_ended_unknown_answers_no_duplicate() -> None:
-    end = AttemptEnd()
-    end.claimed(One(b"a").claim, CommandResult(Claimed(7, 1, ()), 0, 0))
-    end.answered(Finish(ID, b"a", 7, State.UNKNOWN, b""), CommandResult(Done(), 0, 0))
-    assert end.outcome is None
+    claims = claimed(1)
+    finish = Finish(ID, b"a", 7, State.UNKNOWN, b"")
+    claims._finished(finish, CommandResult(Done(), 0, 0))
+    assert claims._outcome is None

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from tests.engine.interrupts import Stop
+from tests.engine.interrupter import Stop
 
 from oncekey import AsyncOnce, Once
 from oncekey.core.commands import Command, Lost, Renew, Reply

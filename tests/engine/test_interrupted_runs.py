@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.engine.interrupts import Interrupter, Stop, TimeLimit
+from tests.engine.interrupter import Interrupter, Stop, TimeLimit
 
 from oncekey import NotReplayable, Once, current_attempt
 
@@ -85,7 +85,7 @@ def test_i14_interrupted_anywhere_the_key_is_left_in_order(
 
 
 def check(once: Once, key: str, body: Body, start: Start, came: str) -> None:
-    assert not once._runner._heart._attempts, f"{came}: an attempt is kept alive for ever"
+    assert not once._runner._heartbeat._attempts, f"{came}: an attempt is kept alive for ever"
     assert current_attempt() is None, came
     status = once.get("op", key)
     state = "free" if status is None else status.state

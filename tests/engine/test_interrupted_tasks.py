@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.engine.interrupts import Interrupter, Stop, TimeLimit
+from tests.engine.interrupter import Interrupter, Stop, TimeLimit
 
 from oncekey import AsyncOnce, NotReplayable, current_attempt
 
@@ -65,9 +65,9 @@ def test_i14_interrupted_anywhere_the_key_is_left_in_order(
 
 
 async def check(once: AsyncOnce, key: str, body: Body, came: str) -> None:
-    heart = once._runner.home().heart
-    assert not heart._waiting, f"{came}: an attempt is kept alive for ever"
-    assert not heart._beats, f"{came}: an attempt is kept alive for ever"
+    heartbeat = once._runner.loop_state().heartbeat
+    assert not heartbeat._waiting, f"{came}: an attempt is kept alive for ever"
+    assert not heartbeat._beats, f"{came}: an attempt is kept alive for ever"
     assert current_attempt() is None, came
     status = await once.get("op", key)
     state = "free" if status is None else status.state

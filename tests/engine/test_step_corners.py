@@ -321,12 +321,12 @@ def test_draining_ends_though_an_attempt_was_cancelled_before_its_first_step() -
     async def main() -> None:
         async with AsyncOnce("memory://") as once:
             await once.run("op", "first", lambda attempt: asyncio.sleep(0))
-            home = once._runner.home()
+            state = once._runner.loop_state()
             unstarted = asyncio.ensure_future(_never(None))
             unstarted.cancel()
-            home.tasks.add(unstarted)
+            state.tasks.add(unstarted)
             await once.drain(0)
-            home.tasks.clear()
+            state.tasks.clear()
 
     asyncio.run(asyncio.wait_for(main(), 20))
 

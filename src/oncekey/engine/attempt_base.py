@@ -7,14 +7,15 @@ sync and the async attempt add `step`, `parallel`, `renew` and `rollback`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 from uuid import UUID
 
 from oncekey.core.effects import Grant
 from oncekey.core.errors import ConfigurationError, LeaseLost
-from oncekey.core.identity import Identities, Identity
-from oncekey.core.policy import Policy
+from oncekey.core.identity import Identities
 from oncekey.engine.attempt_steps import AttemptSteps
 from oncekey.engine.clock import Clock
+from oncekey.engine.jobs import Job
 
 _NEVER = 2**62
 
@@ -30,25 +31,22 @@ class AttemptBase:
         "_grant",
         "_identities",
         "_identity",
+        "_job",
         "_lost",
         "_on_lost",
         "_policy",
+        "_runner",
         "_steps",
     )
 
-    def __init__(
-        self,
-        identities: Identities,
-        identity: Identity,
-        grant: Grant,
-        policy: Policy,
-        clock: Clock,
-    ) -> None:
-        self._clock = clock
-        self._identities = identities
-        self._identity = identity
+    def __init__(self, runner: Any, job: Job, grant: Grant) -> None:
+        self._runner = runner
+        self._job = job
+        self._clock: Clock = runner.jobs.clock
+        self._identities: Identities = runner.jobs.identities
+        self._identity = job.identity
         self._grant = grant
-        self._policy = policy
+        self._policy = job.policy
         self._deadline = grant.deadline
         self._depth = 0
         self._lost = False
@@ -123,7 +121,7 @@ class AttemptBase:
         self._deadline = _NEVER
         self._depth = depth
 
-    def _check_undo(self, depth: int) -> None:
+    def _check_rollback(self, depth: int) -> None:
         """Whether this attempt's own rows are those that would be undone now."""
         if not self._depth:
             raise ConfigurationError(

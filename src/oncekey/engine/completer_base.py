@@ -1,56 +1,37 @@
-"""Operations that are driven to an end without their caller: what both colours share.
+"""Finishes operations that were abandoned by their callers: the flow, for both engines.
 
-Owns the registered operations, what is kept of a call so that it can be finished by somebody else,
-and what a round came to. When to act is decided in core/abandoned.py, when to look in watchlist.py;
-the colours run it.
+A batch lists the unfinished records, looks at those that are due, and runs their operations again
+or calls their `recover`. What to do about a record is decided in core/abandoned.py, when to look at
+it in watchlist.py. The flow yields effects; the twins in blocking/ and aio/ perform them.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from oncekey.core import codec as codecs
-from oncekey.core.abandoned import LEFT_LOOK_US, ActionKind, Registration, next_action
-from oncekey.core.codec import JSON
+from oncekey.core.abandoned import LEFT_LOOK_US, ActionKind, next_action
 from oncekey.core.commands import Seen
-from oncekey.core.errors import (
-    ConfigurationError,
-    InFlight,
-    InvalidKey,
-    LeaseLost,
-    StoreUnavailable,
-)
-from oncekey.core.identity import Identity, KeyLike
+from oncekey.core.errors import InFlight, LeaseLost, StoreUnavailable
+from oncekey.core.identity import Identity
 from oncekey.core.record import Record, State
-from oncekey.core.step_format import pack_step
-from oncekey.engine.jobs import Job, Kernel
+from oncekey.engine.jobs import Job, JobFactory
 from oncekey.engine.key_status import Arguments, arguments_of
+from oncekey.engine.registry import Registered, Registry
 from oncekey.engine.results import Result
-from oncekey.engine.watchlist import LOOKS, Watchlist
+from oncekey.engine.watchlist import LOOKS, PAGE, Watchlist
 
 COMPLETE_LIMIT_DEFAULT: Final = 100
-TRIES_MAX: Final = 1_000
 WORKERS: Final = 4
 
 _log = logging.getLogger("oncekey")
 
 
-class Registered(NamedTuple):
-    """An operation that can be finished here: by running it, by asking about it, or both."""
-
-    operation: str
-    body: Callable[..., Any] | None
-    codec: Any
-    options: Mapping[str, Any]
-    known: Registration
-
-
 class Completion(NamedTuple):
     """What became of one operation: succeeded, failed, freed, unknown, error, left or elsewhere
-    (somebody was faster)."""
+    (another process was faster)."""
 
     operation: str
     scope: str
@@ -61,228 +42,236 @@ class Completion(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """One round: what was done, in order, how many operations were looked at for it, and how many
-    are being watched."""
+    """One batch: its completions in order, how many operations were looked at, and how many are
+    being watched."""
 
     done: tuple[Completion, ...] = field(default=())
     looked: int = 0
     watching: int = 0
 
 
-Tell = Callable[[Completion], object]
+OnCompletion = Callable[[Completion], object]
 
 
 class Action(NamedTuple):
-    """What is to be done about a record, by running or asking."""
+    """A record whose operation is to be run again, or whose `recover` is to be called."""
 
     kind: ActionKind
     record: Record
     registered: Registered
     job: Job
-    kept: Arguments
+    arguments: Arguments
 
-
-@dataclass(slots=True)
-class Plan:
-    """A round under way: what it has come to so far."""
-
-    limit: int
-    tell: Tell
-    done: list[Completion] = field(default_factory=list)
-    actions: list[Action] = field(default_factory=list)
-    looked: int = 0
+    def body(self, attempt: Any) -> Any:
+        """The body of the registered operation, with the stored request."""
+        assert self.registered.body is not None
+        return self.registered.body(attempt, self.arguments.request)
 
     @property
-    def is_full(self) -> bool:
-        return len(self.actions) >= self.limit
-
-    def result(self, watching: int) -> Completed:
-        return Completed(tuple(self.done), self.looked, watching)
+    def can_run(self) -> bool:
+        has_arguments = self.arguments.kept and bool(self.arguments.key)
+        return self.registered.body is not None and has_arguments
 
 
-class Completing:
-    """The state of one engine's completer, without its threads or tasks."""
+# --- effects --------------------------------------------------------------------------------------
 
-    def __init__(self, kernel: Kernel) -> None:
-        self._kernel = kernel
-        self.registered: dict[str, Registered] = {}
-        self.agenda = Watchlist()
 
-    def register(
-        self,
-        operation: str,
-        body: Callable[..., Any] | None,
-        *,
-        codec: Any,
-        tries: int,
-        options: Mapping[str, Any],
-    ) -> Registered:
-        """Mistakes show here, not when something has to be finished."""
-        self._kernel.check_guard(operation, codec, options)
-        if operation in self.registered:
-            raise ConfigurationError(f"the operation {operation!r} is registered already")
-        if not isinstance(tries, int) or not 1 <= tries <= TRIES_MAX:
-            raise ConfigurationError(f"tries={tries!r} must be 1 to {TRIES_MAX}")
-        policy = self._kernel.policy.with_options(**options)
-        grace = policy.times.recover_grace
-        known = Registration(body is not None, policy.recover is not None, tries, grace)
-        made = Registered(operation, body, codec, options, known)
-        self.registered[operation] = made
-        self.agenda.list_all()  # what was listed before was passed over
-        return made
+class ListUnfinished(NamedTuple):
+    """List records from the store; the result is an `Unfinished`."""
 
-    # --- a caller's run -----------------------------------------------------------------------
+    after: int
+    limit: int
 
-    def job(self, registered: Registered, key: KeyLike, scope: str, request: Any) -> Job:
-        """A call of a registered operation: its arguments are kept before it begins."""
-        kernel = self._kernel
-        job = kernel.job(
-            registered.operation, key, scope, request, registered.codec, registered.options
-        )
-        # The raw key goes along whatever `raw_keys` says: child keys are made of it.
-        arguments = pack_step({"key": job.identity.key}, kept(request, job.policy.max_bytes))
-        return job._replace(arguments=arguments)
 
-    # --- a round --------------------------------------------------------------------------------
+class ReadRecords(NamedTuple):
+    """Read records; the result has a `Seen` for each, None for one that cannot be read."""
 
-    def pages(self) -> Iterator[list[bytes]]:
-        """What is due now, so many at a time."""
-        due = self.agenda.due(self._kernel.clock.now())
+    ids: Sequence[bytes]
+
+
+class ReadRecord(NamedTuple):
+    """Read one record; the result is a `Seen`, None if it cannot be read for whatever reason."""
+
+    id: bytes
+
+
+class CompleteAll(NamedTuple):
+    """Drive `complete_one` for each action, some at a time; the result is a list of completions,
+    without those that were not begun because the engine was stopped."""
+
+    actions: Sequence[Action]
+
+
+class RecoverKey(NamedTuple):
+    """Call the user's `recover`; the result is a state, None, or `Failed`."""
+
+    action: Action
+
+
+class RunAgain(NamedTuple):
+    """Run the operation; the result is a `Result` or `Failed`."""
+
+    action: Action
+
+
+class Failed(NamedTuple):
+    """What the user's `recover` or body raised, or the engine on its behalf."""
+
+    error: BaseException
+
+
+Effect = ListUnfinished | ReadRecords | ReadRecord | CompleteAll | RecoverKey | RunAgain
+
+
+# --- the flow -------------------------------------------------------------------------------------
+
+
+class CompleterBase:
+    """The completer of one engine, without its threads or tasks."""
+
+    def __init__(self, registry: Registry, jobs: JobFactory) -> None:
+        self._registry = registry
+        self._jobs = jobs
+        self._clock = jobs.clock
+        self.watchlist = Watchlist()
+
+    def batch(self, limit: int, on_completion: OnCompletion) -> Generator[Effect, Any, Completed]:
+        """Complete what is due, at most `limit` operations."""
+        watchlist, more = self.watchlist, True
+        watchlist.begin_listing(self._clock.now())
+        while more and watchlist.has_room():
+            found = yield ListUnfinished(watchlist.after, PAGE)
+            more = watchlist.add(found, self._registry.operations, self._clock.now())
+        done: list[Completion] = []
+        actions: list[Action] = []
+        looked = 0
+        due = watchlist.due(self._clock.now())
         for start in range(0, len(due), LOOKS):
-            yield due[start : start + LOOKS]
+            ids = due[start : start + LOOKS]
+            records = yield ReadRecords(ids)
+            for id, seen in zip(ids, records, strict=True):
+                if len(actions) >= limit:
+                    break  # the others stay due
+                looked += 1
+                decided = self._action_for(id, seen)
+                if isinstance(decided, Action):
+                    actions.append(decided)
+                elif decided is not None:
+                    done.append(decided)
+                    notify(on_completion, decided)
+            if len(actions) >= limit:
+                break
+        if actions:
+            done += yield CompleteAll(actions)
+        return Completed(tuple(done), looked, len(watchlist))
 
-    def sort(self, ids: Sequence[bytes], looked: Sequence[Seen | None], plan: Plan) -> None:
-        """What was looked at: what is to be said of it, and what to be done, up to the limit."""
-        for id, seen in zip(ids, looked, strict=True):
-            if plan.is_full:
-                return  # they stay due
-            plan.looked += 1
-            if seen is None:
-                _log.warning("[%s] cannot be read here, and is left", id.hex()[:12])
-                self.agenda.forget(id)
-                continue
-            found = self._consider(id, seen)
-            if isinstance(found, Action):
-                plan.actions.append(found)
-            elif found is not None:
-                plan.done.append(found)
-                say(plan.tell, found)
+    def complete_one(self, action: Action) -> Generator[Effect, Any, Completion]:
+        """Complete one operation: by its `recover` if it is unknown, by running it if it is not,
+        or if `recover` found that nothing has happened."""
+        if action.kind is not ActionKind.RUN:
+            state = yield RecoverKey(action)
+            if isinstance(state, Failed):
+                self.watchlist.recover_failed(action.record.id, self._clock.now())
+                return self._failed(action, state.error, seen=None)
+            if state is not State.ABSENT or not action.can_run:
+                return self._recovered(action, state)
+        result = yield RunAgain(action)
+        if isinstance(result, Failed):
+            # What a run that raised has left behind is read from the record: errors of a body may
+            # be those of other operations within it.
+            seen = yield ReadRecord(action.record.id)
+            self.watchlist.run_failed(action.record.id, self._clock.now())
+            return self._failed(action, result.error, seen)
+        return self._ran(action, result)
 
-    def _consider(self, id: bytes, seen: Seen) -> Action | Completion | None:
-        """What to do about a watched record; None for nothing now."""
-        record, now = seen.record, self._kernel.clock.now()
-        registered = self.registered.get(record.operation) if record is not None else None
-        known = registered.known if registered is not None else None
-        agenda = self.agenda
+    # --- decisions ----------------------------------------------------------------------------
+
+    def _action_for(self, id: bytes, seen: Seen | None) -> Action | Completion | None:
+        """What to do about a watched record, or what to report of it; None for nothing now."""
+        watchlist = self.watchlist
+        if seen is None:
+            _log.warning("[%s] cannot be read here, and is left", id.hex()[:12])
+            watchlist.forget(id)
+            return None
+        record, now, operations = seen.record, self._clock.now(), self._registry.operations
+        registered = operations.get(record.operation) if record is not None else None
         kind, after, why = next_action(
-            record, seen.now, known, recover_calls=agenda.asked(id), ran_here=agenda.driven(id)
+            record,
+            seen.now,
+            registered.registration if registered is not None else None,
+            recover_calls=watchlist.recover_calls(id),
+            ran_here=watchlist.ran_here(id),
         )
         if kind is ActionKind.FORGET or record is None or registered is None:
-            self.agenda.forget(id)
+            watchlist.forget(id)
             return None
         if kind is ActionKind.LATER:
-            self.agenda.later(id, now + after)
+            watchlist.postpone(id, now + after)
             return None
-        found = why or self._action(kind, record, registered)
+        found = why or self._make_action(kind, record, registered)
         if isinstance(found, Action):
             return found
-        why = found
-        if not self.agenda.leave(id, now + (after or LEFT_LOOK_US), why):
+        if not watchlist.leave(id, now + (after or LEFT_LOOK_US), found):
             return None
-        _log.warning("%s [%s] is left: %s", record.operation, record.id.hex()[:12], why)
-        return told(record, "left", why)
+        _log.warning("%s [%s] is left: %s", record.operation, record.id.hex()[:12], found)
+        return _completion(record, "left", found)
 
-    def _action(self, kind: ActionKind, record: Record, registered: Registered) -> Action | str:
-        """What to do, ready to be done; or why it cannot be."""
-        kernel = self._kernel
-        kept = arguments_of(record.steps)
-        if kind is ActionKind.RUN and not (kept.kept and kept.key):
+    def _make_action(
+        self, kind: ActionKind, record: Record, registered: Registered
+    ) -> Action | str:
+        """The action with its job; or why there can be none."""
+        jobs = self._jobs
+        arguments = arguments_of(record.steps)
+        if kind is ActionKind.RUN and not (arguments.kept and arguments.key):
             return "its arguments cannot be read; they are of another release, or damaged"
-        key = kept.key or record.key
+        key = arguments.key or record.key
         identity = Identity(record.scope, record.operation, key, record.id)
-        if key and kernel.identities.identify(*identity[:3]).id != record.id:
+        if key and jobs.identities.identify(*identity[:3]).id != record.id:
             return "its kept key leads elsewhere; was it written under another secret?"
-        options = {**registered.options, "wait": "0s"}
-        policy = kernel.policy_with(options, record.operation)
-        codec = kernel.codec if registered.codec is None else codecs.codec_for(registered.codec)
-        job = Job(identity, record.fingerprint, policy, codec, kernel.clock.now())
-        return Action(kind, record, registered, job, kept)
+        policy = jobs.policy_with({**registered.options, "wait": "0s"}, record.operation)
+        job = jobs.make_from(identity, record.fingerprint, policy, registered.codec)
+        return Action(kind, record, registered, job, arguments)
 
-    # --- what came of it ------------------------------------------------------------------------
+    # --- completions --------------------------------------------------------------------------
 
-    def asked(self, action: Action, state: State | None) -> Completion:
+    def _recovered(self, action: Action, state: State | None) -> Completion:
         record = action.record
         if state is None:
-            self.agenda.asked_in_vain(record.id, self._kernel.clock.now())
-            return told(record, "unknown", "nobody can tell yet")
-        self.agenda.forget(record.id)
+            self.watchlist.recover_failed(record.id, self._clock.now())
+            return _completion(record, "unknown", "nobody can tell yet")
+        self.watchlist.forget(record.id)
         words = {State.SUCCEEDED: "succeeded", State.FAILED: "failed", State.ABSENT: "freed"}
-        return told(record, words.get(state, "elsewhere"), "by its recover=")
+        return _completion(record, words.get(state, "elsewhere"), "by its recover=")
 
-    def goes_on(self, action: Action, state: State | None) -> bool:
-        """Whether one that was asked about, and never happened, can be run now."""
-        kept = action.kept
-        runs = action.registered.body is not None and kept.kept and bool(kept.key)
-        return state is State.ABSENT and runs
+    def _ran(self, action: Action, result: Result[Any]) -> Completion:
+        self.watchlist.forget(action.record.id)
+        return _completion(action.record, "elsewhere" if result.replayed else "succeeded")
 
-    def ran(self, action: Action, result: Result[Any]) -> Completion:
-        self.agenda.forget(action.record.id)
-        return told(action.record, "elsewhere" if result.replayed else "succeeded")
-
-    def failed(
-        self, action: Action, error: BaseException, *, ran: bool, seen: Seen | None
-    ) -> Completion:
-        """What a run or a question that raised has left behind is read off the record, `seen`
-        afterwards: errors of a body may be those of other operations within it."""
-        record, now = action.record, self._kernel.clock.now()
-        if ran:
-            self.agenda.run_in_vain(record.id, now)
-        else:
-            self.agenda.asked_in_vain(record.id, now)
-        after = seen.record.state if seen is not None and seen.record is not None else None
-        if after is State.FAILED:
-            return told(record, "failed", type(error).__name__)
-        taken = after is State.PENDING and isinstance(error, (InFlight, LeaseLost))
-        if taken or after is State.SUCCEEDED:
-            return told(record, "elsewhere")
-        # Of other errors only the kind is told: their text might hold what they were about.
-        said = f": {error}" if isinstance(error, StoreUnavailable) else ""
-        detail = type(error).__name__ + said
+    def _failed(self, action: Action, error: BaseException, seen: Seen | None) -> Completion:
+        """`seen` is the record after a run; None after a call of `recover`."""
+        record = action.record
+        state = seen.record.state if seen is not None and seen.record is not None else None
+        if state is State.FAILED:
+            return _completion(record, "failed", type(error).__name__)
+        taken_over = state is State.PENDING and isinstance(error, (InFlight, LeaseLost))
+        if taken_over or state is State.SUCCEEDED:
+            return _completion(record, "elsewhere")
+        # Of other errors only the type is reported: their text might contain data.
+        message = f": {error}" if isinstance(error, StoreUnavailable) else ""
+        detail = type(error).__name__ + message
         _log.warning(
             "%s [%s] could not be finished: %s", record.operation, record.id.hex()[:12], detail
         )
-        return told(record, "error", detail)
+        return _completion(record, "error", detail)
 
 
-def say(tell: Tell, done: Completion) -> None:
-    """Whoever listens must not end the round."""
+def notify(on_completion: OnCompletion, done: Completion) -> None:
+    """Call the user's function; an error of it must not end the batch."""
     try:
-        tell(done)
+        on_completion(done)
     except Exception:
         _log.exception("whoever is told of completions failed on %s", done.outcome)
 
 
-def told(record: Record, outcome: str, detail: str = "") -> Completion:
+def _completion(record: Record, outcome: str, detail: str = "") -> Completion:
     return Completion(record.operation, record.scope, record.id.hex()[:12], outcome, detail)
-
-
-def kept(request: Any, max_bytes: int) -> bytes:
-    """The request of a registered operation, as `as_kept` gives it, in its envelope."""
-    envelope = codecs.pack_value(JSON, request)
-    if len(envelope) > max_bytes:
-        raise InvalidKey(
-            f"this request has {len(envelope)} bytes, more than max_bytes={max_bytes} for a "
-            "registered operation, which keeps it"
-        )
-    return envelope
-
-
-def as_kept(request: Any) -> Any:
-    """The request as whoever finishes the operation would get it: a copy that nobody changes."""
-    try:
-        return JSON.load(JSON.dump(request))
-    except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidKey(
-            f"this request cannot be kept for finishing the operation later ({error}); give a "
-            "registered operation plain values"
-        ) from error

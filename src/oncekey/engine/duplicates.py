@@ -1,20 +1,21 @@
-"""Lets the duplicates of a key share claims and polls in one process.
+"""Lets the duplicates of a key share claims and polls in one process, or on one event loop.
 
-With asyncio that is one event loop.
+1. One claim of a key is under way at a time. Callers that come meanwhile wait for its reply, which
+   usually is a reply to their claims as well; if it is not, one of them sends the next claim for
+   all of them.
+2. Of the callers that wait for a running attempt (`wait=`) one polls the store. The others sleep
+   until the poller gets a reply, until it leaves and another one polls, or until the attempt ends
+   in this process.
+3. An attempt of this process replies to all of them when it ends (while it runs, see
+   shared_claims_base.py).
 
-1. One claim of a key is on its way at a time. Who comes meanwhile waits for its reply, which
-   usually answers it as well; else one of those who wait sends the next claim for all of them.
-2. Of those who wait for a running attempt (`wait=`) one polls the store. The others sleep until it
-   is told something, until it leaves and another one polls, or until the attempt ends here.
-3. Whoever holds the key here answers all of them when it ends (while it runs: engine/holders.py).
+No caller gets a reply that was decided before the caller came, except one that cannot change: an
+outcome, or that an attempt of this process holds the key. How one reply follows from another is in
+core/state_machine.py. Between processes the store alone decides.
 
-Nobody is given a reply that was decided before it asked, except what cannot change: an outcome, or
-that the claim was taken by an attempt of this very process. How one reply follows from another is
-core/state_machine.py; correctness between processes stays with the store.
-
-Owns the registry only. Waking is a callback, made outside the lock; it may come twice. Whoever is
-in the registry must call `leave`, and its attempt `depart`, however it ends. Must not know threads
-or event loops beyond its own lock.
+Contains the registry of those who wait. Waking is a callback, made outside the lock; it may come
+twice. Whoever is in the registry must call `leave`, and its attempt `poller_left`, however it ends.
+Must not know threads or event loops beyond its own lock.
 """
 
 from __future__ import annotations
@@ -24,40 +25,28 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Final
 
-from oncekey.core.commands import (
-    Busy,
-    Claim,
-    Claimed,
-    Command,
-    Done,
-    Finish,
-    Replay,
-    Reply,
-    Unknown,
-)
-from oncekey.core.effects import CommandResult
+from oncekey.core.commands import Busy, Claim, Claimed, Replay, Reply, Unknown
 from oncekey.core.errors import StoreUnavailable
-from oncekey.core.record import State
 from oncekey.core.state_machine import reply_to_duplicate
 
-# A duplicate that waits beside a polling one looks for itself after this time: nothing hangs on
-# one that was interrupted in the wrong place.
+# A duplicate that sleeps beside a poller asks the store itself after this time, so that nothing
+# depends on a poller that was interrupted in the wrong place.
 FOLLOWER_POLL_US: Final = 5_000_000
 
-Told = Reply | StoreUnavailable
+ClaimReply = Reply | StoreUnavailable
 
 
 class Waiter:
     """One caller's claim while it is in the registry.
 
-    reply   what it is told; None where it was woken to ask for itself
-    leads   it sends its claim now, for itself and for those who wait
-    behind  the claim that was on its way when it came, which may have been decided before
-    caller  names its attempt, which may claim again as another owner
-    unsure  it was told that nobody knows what became of the key: hearing that again is no news
+    reply    the reply it was given; None if it was woken to send its own claim
+    leads    it sends its claim now, for itself and for those who wait
+    behind   the claim that was under way when it came, whose reply may have been decided before
+    caller   names its attempt, which may claim again as another owner
+    unknown  it was told that the key is unknown, so the same reply again is no news
     """
 
-    __slots__ = ("behind", "caller", "claim", "leads", "reply", "unsure", "wake")
+    __slots__ = ("behind", "caller", "claim", "leads", "reply", "unknown", "wake")
 
     def __init__(
         self,
@@ -65,55 +54,51 @@ class Waiter:
         wake: Callable[[], None] | None = None,
         caller: bytes = b"",
         *,
-        unsure: bool = False,
+        unknown: bool = False,
     ) -> None:
         self.claim = claim
-        self.unsure = unsure
+        self.unknown = unknown
         self.caller = caller or claim.owner
         self.wake = wake
-        self.reply: Told | None = None
+        self.reply: ClaimReply | None = None
         self.leads = False
         self.behind: Waiter | None = None
 
 
-class _Room:
-    """Those who wait for one key: for a claim's reply, or for the attempt's end."""
+class _KeyWaiters:
+    """Those who wait for one key: for the reply to a claim, or, sleeping, for an attempt's end."""
 
-    __slots__ = ("asking", "asleep", "poller")
+    __slots__ = ("for_reply", "poller", "sleeping")
 
     def __init__(self) -> None:
-        self.asking: dict[Waiter, None] = {}
-        self.asleep: dict[Waiter, None] = {}
+        self.for_reply: dict[Waiter, None] = {}
+        self.sleeping: dict[Waiter, None] = {}
         self.poller: bytes | None = None  # the caller that polls
 
     def is_empty(self) -> bool:
-        return not self.asking and not self.asleep and self.poller is None
+        return not self.for_reply and not self.sleeping and self.poller is None
 
 
 class Duplicates:
-    """Who claims, and who waits, by key; one per process, with asyncio one per event loop."""
+    """Who claims and who waits, by key. One per process; with asyncio, one per event loop."""
 
     def __init__(self) -> None:
-        self.reset()
-
-    def reset(self) -> None:
-        """At the start, and after a fork: nobody waits, and the lock may have been held."""
         self._lock = threading.Lock()
         self._leaders: dict[bytes, Waiter] = {}
-        self._rooms: dict[bytes, _Room] = {}
+        self._waiting: dict[bytes, _KeyWaiters] = {}
 
     # --- a claim ------------------------------------------------------------------------------
 
     def lead(self, waiter: Waiter) -> bool:
-        """True where no claim of this key is on its way: the waiter sends its own now."""
+        """True if no claim of this key is under way: the waiter sends its own now."""
         with self._lock:
             if waiter.claim.id in self._leaders:
                 return False
             waiter.leads, self._leaders[waiter.claim.id] = True, waiter
             return True
 
-    def join(self, waiter: Waiter) -> bool:
-        """The same; where it is False, the waiter will be woken, with a reply or to lead."""
+    def lead_or_wait(self, waiter: Waiter) -> bool:
+        """The same; if it is False, the waiter will be woken, with a reply or to lead."""
         id = waiter.claim.id
         with self._lock:
             leader = self._leaders.get(id)
@@ -121,147 +106,147 @@ class Duplicates:
                 waiter.leads, self._leaders[id] = True, waiter
                 return True
             waiter.behind = leader
-            self._room(id).asking[waiter] = None
+            self._waiters_of(id).for_reply[waiter] = None
             return False
 
     def take_lead(self, waiter: Waiter) -> None:
-        """The one that leads does not come back: this one sends its own claim."""
+        """The waiter sends its own claim, because the leader does not come back."""
         id = waiter.claim.id
         with self._lock:
             if waiter.reply is None:
-                self._room(id).asking.pop(waiter, None)
+                self._waiters_of(id).for_reply.pop(waiter, None)
                 waiter.leads, self._leaders[id] = True, waiter
 
-    def answered(self, leader: Waiter, reply: Told) -> None:
-        """The leader's claim was answered: tell all who are answered by that."""
+    def replied(self, leader: Waiter, reply: ClaimReply) -> None:
+        """The leader's claim got this reply: give it to all whose claims it answers."""
+        id = leader.claim.id
         with self._lock:
-            if self._leaders.get(leader.claim.id) is not leader:
+            if self._leaders.get(id) is not leader:
                 return
-            woken = self._tell(leader, reply) if leader.claim.id in self._rooms else []
-            self._pass_on(leader.claim.id, woken)
+            woken = self._deliver(leader, reply) if id in self._waiting else []
+            self._pass_lead(id, woken)
         _wake(woken)
 
     def leave(self, waiter: Waiter) -> None:
-        """The waiter is gone, answered or not."""
+        """The waiter is gone, with or without a reply."""
         id = waiter.claim.id
         woken: list[Waiter] = []
         with self._lock:
-            room = self._rooms.get(id)
-            if room is not None:
-                room.asking.pop(waiter, None)
-                room.asleep.pop(waiter, None)
+            waiters = self._waiting.get(id)
+            if waiters is not None:
+                waiters.for_reply.pop(waiter, None)
+                waiters.sleeping.pop(waiter, None)
             if self._leaders.get(id) is waiter:
-                self._pass_on(id, woken)
+                self._pass_lead(id, woken)
             else:
-                self._tidy(id)
+                self._remove_if_empty(id)
         _wake(woken)
 
     # --- waiting for an attempt's end ---------------------------------------------------------
 
-    def fall_asleep(self, waiter: Waiter) -> bool:
-        """Enter those who sleep; True for the one that polls."""
+    def start_sleep(self, waiter: Waiter) -> bool:
+        """Add a sleeping waiter; True if it is the one that polls."""
         id = waiter.claim.id
         with self._lock:
-            room = self._room(id)
+            waiters = self._waiters_of(id)
             waiter.behind = self._leaders.get(id)
-            room.asleep[waiter] = None
-            if room.poller is None:
-                room.poller = waiter.caller
-            return room.poller == waiter.caller
+            waiters.sleeping[waiter] = None
+            if waiters.poller is None:
+                waiters.poller = waiter.caller
+            return waiters.poller == waiter.caller
 
-    def ended(self, claim: Claim, outcome: Replay | None) -> None:
-        """The attempt that held this key has ended here. With its outcome all are answered; with
-        none, one asks what came of it."""
+    def has_waiters(self, id: bytes) -> bool:
+        return id in self._waiting
+
+    def key_ended(self, claim: Claim, outcome: Replay | None) -> None:
+        """The attempt that held this key has ended here. All get its outcome; if there is none,
+        one of them asks the store."""
         id = claim.id
-        if id not in self._rooms:
-            return
         woken: list[Waiter] = []
         with self._lock:
-            room = self._rooms.get(id)
-            if room is None:
+            waiters = self._waiting.get(id)
+            if waiters is None:
                 return
             if outcome is not None:
-                for waiter in [*room.asking, *room.asleep]:
+                for waiter in [*waiters.for_reply, *waiters.sleeping]:
                     waiter.reply = reply_to_duplicate(claim, outcome, waiter.claim)
                     woken.append(waiter)
-                room.asking.clear()
-                room.asleep.clear()
-                self._tidy(id)
+                waiters.for_reply.clear()
+                waiters.sleeping.clear()
+                self._remove_if_empty(id)
             else:
-                self._rouse(room, woken)
+                self._wake_poller(waiters, woken)
         _wake(woken)
 
-    def depart(self, id: bytes, caller: bytes) -> None:
-        """An attempt is over: if it was the one that polled, another one does so now."""
-        if id not in self._rooms:
-            return
+    def poller_left(self, id: bytes, caller: bytes) -> None:
+        """An attempt is over: if it was the poller, another one polls from now on."""
         woken: list[Waiter] = []
         with self._lock:
-            room = self._rooms.get(id)
-            if room is not None and room.poller == caller:
-                room.poller = None
-                self._rouse(room, woken)
-                self._tidy(id)
+            waiters = self._waiting.get(id)
+            if waiters is not None and waiters.poller == caller:
+                waiters.poller = None
+                self._wake_poller(waiters, woken)
+                self._remove_if_empty(id)
         _wake(woken)
 
     # --- under the lock -----------------------------------------------------------------------
 
-    def _room(self, id: bytes) -> _Room:
-        room = self._rooms.get(id)
-        if room is None:
-            room = self._rooms[id] = _Room()
-        return room
+    def _waiters_of(self, id: bytes) -> _KeyWaiters:
+        waiters = self._waiting.get(id)
+        if waiters is None:
+            waiters = self._waiting[id] = _KeyWaiters()
+        return waiters
 
-    def _tidy(self, id: bytes) -> None:
-        room = self._rooms.get(id)
-        if room is not None and room.is_empty():
-            del self._rooms[id]
+    def _remove_if_empty(self, id: bytes) -> None:
+        waiters = self._waiting.get(id)
+        if waiters is not None and waiters.is_empty():
+            del self._waiting[id]
 
-    def _tell(self, leader: Waiter, reply: Told) -> list[Waiter]:
-        """Give the reply to all whom it answers, and take them out."""
-        room = self._rooms[leader.claim.id]
-        woken = _told(room.asking, leader, reply)
+    def _deliver(self, leader: Waiter, reply: ClaimReply) -> list[Waiter]:
+        """Give the reply to all whose claims it answers, and remove them."""
+        waiters = self._waiting[leader.claim.id]
+        woken = _set_replies(waiters.for_reply, leader, reply)
         for waiter in woken:
-            del room.asking[waiter]
+            del waiters.for_reply[waiter]
         if not isinstance(reply, (Busy, Claimed)):  # those who sleep know that much
-            asleep: Iterable[Waiter] = room.asleep
+            sleeping: Iterable[Waiter] = waiters.sleeping
             if isinstance(reply, Unknown):
-                asleep = [waiter for waiter in room.asleep if not waiter.unsure]
-            roused = _told(asleep, leader, reply)
-            for waiter in roused:
-                del room.asleep[waiter]
-            woken += roused
+                sleeping = [waiter for waiter in waiters.sleeping if not waiter.unknown]
+            awakened = _set_replies(sleeping, leader, reply)
+            for waiter in awakened:
+                del waiters.sleeping[waiter]
+            woken += awakened
         return woken
 
-    def _pass_on(self, id: bytes, woken: list[Waiter]) -> None:
-        """No claim is on its way any more: whoever still waits for a reply sends the next."""
-        room = self._rooms.get(id)
-        if room is None or not room.asking:
+    def _pass_lead(self, id: bytes, woken: list[Waiter]) -> None:
+        """No claim is under way any more: one of those who wait for a reply sends the next."""
+        waiters = self._waiting.get(id)
+        if waiters is None or not waiters.for_reply:
             del self._leaders[id]
-            self._tidy(id)
+            self._remove_if_empty(id)
             return
-        heir = next(iter(room.asking))
-        del room.asking[heir]
-        heir.leads, self._leaders[id] = True, heir
-        woken.append(heir)
+        leader = next(iter(waiters.for_reply))
+        del waiters.for_reply[leader]
+        leader.leads, self._leaders[id] = True, leader
+        woken.append(leader)
 
-    def _rouse(self, room: _Room, woken: list[Waiter]) -> None:
-        """Have one of the sleeping ask now, and poll from now on."""
-        for waiter in room.asleep:
-            if room.poller is None or room.poller == waiter.caller:
-                room.poller = waiter.caller
-                del room.asleep[waiter]
+    def _wake_poller(self, waiters: _KeyWaiters, woken: list[Waiter]) -> None:
+        """Let one of those who sleep ask the store now, and poll from now on."""
+        for waiter in waiters.sleeping:
+            if waiters.poller is None or waiters.poller == waiter.caller:
+                waiters.poller = waiter.caller
+                del waiters.sleeping[waiter]
                 woken.append(waiter)
                 return
 
 
-def _told(waiters: Iterable[Waiter], leader: Waiter, reply: Told) -> list[Waiter]:
-    """Those of the waiters whom this reply to the leader answers, their own replies set."""
-    lasting = isinstance(reply, (Claimed, Replay))
+def _set_replies(waiters: Iterable[Waiter], leader: Waiter, reply: ClaimReply) -> list[Waiter]:
+    """Derive the waiters' replies from the leader's; returns those that have got one."""
+    cannot_change = isinstance(reply, (Claimed, Replay))
     found = []
     for waiter in waiters:
-        if waiter.behind is leader and not lasting:
-            continue  # it may have been decided before this one came
+        if waiter.behind is leader and not cannot_change:
+            continue  # the reply may have been decided before this waiter came
         if isinstance(reply, StoreUnavailable):
             waiter.reply = reply
         else:
@@ -276,45 +261,3 @@ def _wake(waiters: Iterable[Waiter]) -> None:
         assert waiter.wake is not None
         with suppress(RuntimeError):  # its event loop is closed: nobody waits there any more
             waiter.wake()
-
-
-class AttemptEnd:
-    """How one attempt came to its end, for its duplicates."""
-
-    __slots__ = ("_number", "_unanswered", "caller", "claim", "outcome", "unsure")
-
-    def __init__(self) -> None:
-        self.claim: Claim | None = None
-        self.caller = b""
-        self.outcome: Replay | None = None
-        self._number = 0  # of the attempt, once it holds the key
-        self._unanswered = False  # a claim was sent, and interrupted before its reply
-        self.unsure = False  # the last reply was that nobody knows
-
-    def asked(self, claim: Claim) -> None:
-        self.caller = self.caller or claim.owner
-        self.claim, self._unanswered = claim, True
-
-    def claimed(self, claim: Claim, answer: CommandResult) -> None:
-        self.claim, self._unanswered = claim, False
-        self.unsure = isinstance(answer.reply, Unknown)
-        if isinstance(answer.reply, Claimed):
-            self._number = answer.reply.attempt
-
-    def answered(self, command: Command, answer: CommandResult) -> None:
-        if type(command) is not Finish or type(answer.reply) is not Done or self.claim is None:
-            return
-        if command.state is not State.UNKNOWN:
-            # Counted from before it was stored: it never outlives the record.
-            left = max(0, self.claim.keep - (answer.at - answer.sent_at))
-            number, fence = self._number, command.fence
-            self.outcome = Replay(command.state, command.body, number, fence, left)
-
-    def tell(self, duplicates: Iterable[Duplicates]) -> None:
-        """Answer those who wait for this key, or have one of them ask."""
-        if self.claim is None:
-            return
-        for some in duplicates:
-            if self._number or self._unanswered:
-                some.ended(self.claim, self.outcome)
-            some.depart(self.claim.id, self.caller)

@@ -1,48 +1,68 @@
-"""Compares what a store promises now with what an operation requires.
+"""Compares what a store guarantees now with what an operation requires.
 
-A store's guarantee may become lower while an engine relies on it. Owns the words for that. Knows no
-store, thread or loop.
+A store's guarantee may become lower while an engine relies on it: a database that is failed over,
+a setting that is changed. Then operations that require more are refused before their bodies run.
+Contains the messages for that. Must not know stores, threads or event loops.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from oncekey.core.errors import NotStarted, StoreUnavailable
+from oncekey.core.events import Event, EventKind
 from oncekey.core.guarantees import Guarantee
 from oncekey.core.identity import Identity
 from oncekey.core.policy import Policy
+from oncekey.engine.event_bus import EventBus
 
 _log = logging.getLogger("oncekey")
 
 
 class GuaranteeLost(NotStarted, StoreUnavailable):
-    """The store promises less than this operation requires, since it was opened: nothing has
+    """The store guarantees less than this operation requires, since it was opened: nothing has
     happened, the key stays free."""
 
 
+class GuaranteeMonitor:
+    """Reports every change of a store's guarantee once, to the log and to the subscribers.
+
+    current   reads the guarantee off the store
+    reported  what was reported last, or adopted by the engine
+    """
+
+    __slots__ = ("_events", "current", "reported")
+
+    def __init__(self, current: Callable[[], Guarantee], events: EventBus) -> None:
+        self.current = current
+        self.reported = current()
+        self._events = events
+
+    def report(self, current: Guarantee) -> None:
+        before, self.reported = self.reported, current
+        _log.log(
+            logging.WARNING if current.level < before.level else logging.INFO,
+            "the store's guarantee was %s and is %s: %s",
+            before.level.label,
+            current.level.label,
+            current.reason,
+        )
+        self._events.notify(Event(EventKind.GUARANTEE, "", "", ""))
+
+
 def refusal_of(
-    promised: Guarantee, policy: Policy, identity: Identity, *, transactional: bool
+    current: Guarantee, policy: Policy, identity: Identity, *, transactional: bool
 ) -> GuaranteeLost | None:
-    """The error to raise where the operation must not run."""
-    effective = promised.effective(retry_safe=policy.retry_safe, transactional=transactional)
+    """The error to raise if the operation must not run."""
+    effective = current.effective(retry_safe=policy.retry_safe, transactional=transactional)
     required = policy.required_level
     if effective >= required:
         return None
     return GuaranteeLost(
         f"it requires {required.label}, and the store's guarantee has become {effective.label}: "
-        f"{promised.reason}. Nothing ran",
+        f"{current.reason}. Nothing ran",
         ambiguous=False,
         operation=identity.operation,
         tag=identity.tag,
-    )
-
-
-def log_change(before: Guarantee, promised: Guarantee) -> None:
-    _log.log(
-        logging.WARNING if promised.level < before.level else logging.INFO,
-        "the store's guarantee was %s and is %s: %s",
-        before.level.label,
-        promised.level.label,
-        promised.reason,
     )

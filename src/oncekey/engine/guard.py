@@ -1,9 +1,9 @@
-"""What the guard decorator needs to know of a function, worked out once at decoration."""
+"""What `guard` and `operation` check of a function when they decorate it, and how it is called."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ class NeverCalled(NotStarted, TypeError):
 
 
 def call(fn: Callable[..., Any], arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
-    """Call a guarded function; a call that never reached it must not be stored as its failure."""
+    """Call a guarded function. A call that never reached it must not be stored as its failure."""
     args, kwargs = arguments
     whole = whole_call(fn, *args, **kwargs)
     try:
@@ -33,17 +33,40 @@ def call(fn: Callable[..., Any], arguments: tuple[tuple[Any, ...], dict[str, Any
 
 @dataclass(frozen=True, slots=True)
 class Guarded:
-    """How to get key, scope and request from a call, and whether it wants its attempt.
+    """A guarded function: how to run it under a key that is taken from the call's arguments.
 
-    `attempt_at` is the attempt's place among the positional arguments, where it has one.
+    `attempt_at` is the position of its parameter `attempt`, if it has a positional one.
     """
 
+    fn: Callable[..., Any]
     operation: str
     key: Picker
     scope: str | Picker
     request: Picker | None
+    codec: Any
+    options: Mapping[str, Any]
     wants_attempt: bool
     attempt_at: int | None = None
+
+    def run(self, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call `run`, which is that of Once or AsyncOnce, for a call with these arguments."""
+        key, scope, request = self.pick(args, kwargs)
+        return run(
+            self.operation,
+            key,
+            lambda attempt: call(self.fn, self.arguments(args, kwargs, attempt)),
+            scope=scope,
+            request=request,
+            codec=self.codec,
+            **self.options,
+        )
+
+    def pick(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[KeyLike, str, Any]:
+        """Key, scope and request of a call with these arguments."""
+        key: KeyLike = self.key(*args, **kwargs)
+        scope = self.scope if isinstance(self.scope, str) else self.scope(*args, **kwargs)
+        request = self.request(*args, **kwargs) if self.request is not None else None
+        return key, scope, request
 
     def arguments(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], attempt: object
@@ -56,12 +79,6 @@ class Guarded:
             return args, {**kwargs, "attempt": attempt}
         return (*args[:at], attempt, *args[at:]), kwargs
 
-    def pick(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[KeyLike, str, Any]:
-        key: KeyLike = self.key(*args, **kwargs)
-        scope = self.scope if isinstance(self.scope, str) else self.scope(*args, **kwargs)
-        request = self.request(*args, **kwargs) if self.request is not None else None
-        return key, scope, request
-
 
 def guarded(
     fn: Callable[..., Any],
@@ -70,9 +87,11 @@ def guarded(
     key: Picker,
     scope: str | Picker,
     request: Picker | None,
+    codec: Any,
+    options: Mapping[str, Any],
     is_async: bool,
 ) -> Guarded:
-    """Check a function and its options; mistakes show at import time, not on the first call."""
+    """Check a function and its pickers; mistakes show at import time, not on the first call."""
     if not callable(key):
         raise ConfigurationError(f"guard({operation!r}): key must be a function of the arguments")
     if not isinstance(scope, str) and not callable(scope):
@@ -93,11 +112,11 @@ def guarded(
     at = None
     if parameter is not None and parameter.kind is parameter.POSITIONAL_OR_KEYWORD:
         at = list(parameters).index("attempt")
-    return Guarded(operation, key, scope, request, wants, at)
+    return Guarded(fn, operation, key, scope, request, codec, options, wants, at)
 
 
 def check_operation(fn: Callable[..., Any], operation: str, *, is_async: bool) -> None:
-    """Whether a function can be a registered operation's."""
+    """Raise ConfigurationError unless the function can be that of a registered operation."""
     what = f"operation({operation!r})"
     if inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
         raise ConfigurationError(f"{what}: a generator has no one answer to store")
@@ -113,7 +132,7 @@ def check_operation(fn: Callable[..., Any], operation: str, *, is_async: bool) -
 
 
 def check_recover(recover: Any, operation: str) -> None:
-    """A blocking engine cannot await its answer."""
+    """Raise ConfigurationError for an async `recover`, which Once cannot await."""
     if callable(recover) and _is_async(recover):
         raise ConfigurationError(
             f"operation({operation!r}): its recover= is async; register it with AsyncOnce"
@@ -121,5 +140,5 @@ def check_recover(recover: Any, operation: str) -> None:
 
 
 def _is_async(fn: Callable[..., Any]) -> bool:
-    """Also of an object that is called like a function."""
+    """Also true of an object with an async `__call__`."""
     return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(type(fn).__call__)

@@ -1,9 +1,9 @@
-"""Ends an engine, and opens it again: what `Once` and `AsyncOnce` do alike.
+"""Closes an engine, reopens it, and frees one that was dropped: for `Once` and `AsyncOnce` alike.
 
-After `close` nothing answers, replays from the cache included. An app that is started again in the
-same process (a test client per test, a function that is frozen and thawed) reopens it. One that is
-dropped without `close` frees its threads and connections and says so: what runs for an engine
-refers to it weakly only.
+After `close` every call raises, also one that the replay cache could answer. An app that is started
+again in the same process (a test client per test, a function that is frozen and thawed) reopens its
+engine. An engine that is dropped without `close` frees its threads and connections and warns; for
+that, what runs in the background for an engine refers to it weakly only.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol
 from oncekey.core.errors import ConfigurationError, StoreUnavailable
 
 
-def was_closed(engine: object) -> StoreUnavailable:
+def closed_error(engine: object) -> StoreUnavailable:
     """The error of every call after `close`: trying again cannot help."""
     name = type(engine).__name__
     return StoreUnavailable(
@@ -29,7 +29,7 @@ def was_closed(engine: object) -> StoreUnavailable:
 
 
 def reopen_store(store: Any) -> None:
-    """Have a store that was closed work again; ConfigurationError where it cannot."""
+    """Reopen a store that was closed; ConfigurationError if it cannot be."""
     reopen = getattr(store, "reopen", None)
     if reopen is None:
         raise ConfigurationError(
@@ -44,11 +44,12 @@ class _Stoppable(Protocol):
         """Stop, without waiting for it."""
 
 
-class Holdings:
-    """What an engine holds that no garbage collector frees: its threads, timers and connections.
+class EngineResources:
+    """What an engine has that no garbage collector frees: threads, timers and connections.
 
-    `running` are the parts to be stopped, which change at a fork and with `reopen`; `store` is one
-    that the engine has opened itself, else None; `opened` tells whether it was used.
+    running  the parts to stop; they change at a fork and with `reopen`
+    store    the store if the engine has opened it itself, else None
+    opened   whether the store was used
     """
 
     def __init__(self, store: Any, *, opened: bool) -> None:
@@ -57,24 +58,26 @@ class Holdings:
         self.opened = opened
 
 
-def free_when_dropped(engine: object, holdings: Holdings) -> weakref.finalize[[Any, Any], Any]:
-    """Free them when nobody refers to the engine any more, unless this is detached before."""
-    watch = weakref.finalize(engine, _dropped, type(engine).__name__, holdings)
-    watch.atexit = False  # the process frees everything by itself
-    return watch
+def free_when_dropped(
+    engine: object, resources: EngineResources
+) -> weakref.finalize[[Any, Any], Any]:
+    """Free the resources once nobody refers to the engine any more, unless detached before."""
+    finalizer = weakref.finalize(engine, _free, type(engine).__name__, resources)
+    finalizer.atexit = False  # the process frees everything by itself
+    return finalizer
 
 
-def _dropped(name: str, holdings: Holdings) -> None:
-    for part in holdings.running:
+def _free(name: str, resources: EngineResources) -> None:
+    for part in resources.running:
         part.abandon()
-    store = holdings.store
-    if store is None or store.immediate or not holdings.opened:
+    store = resources.store
+    if store is None or store.immediate or not resources.opened:
         return
-    with suppress(Exception):  # nobody is left to be told
+    with suppress(Exception):  # there is nobody to raise it to
         getattr(store, "abandon", store.close)()
-    way = "await its close(), or use it by `async with`" if name == "AsyncOnce" else _BY_WITH
+    advice = "await its close(), or use it by `async with`" if name == "AsyncOnce" else _BY_WITH
     warnings.warn(
-        f"{name}: nobody closed it before it was dropped; {way}",
+        f"{name}: nobody closed it before it was dropped; {advice}",
         ResourceWarning,
         stacklevel=2,
     )
@@ -83,6 +86,6 @@ def _dropped(name: str, holdings: Holdings) -> None:
 _BY_WITH: Final = "call its close(), or use it by `with`"
 
 
-def weakly(method: Callable[..., Any]) -> Callable[[], Callable[..., Any] | None]:
-    """A way to the method that does not keep its object alive; gives None once that is gone."""
+def weak_method(method: Callable[..., Any]) -> Callable[[], Callable[..., Any] | None]:
+    """A reference to a method that does not keep its object alive; gives None once that is gone."""
     return weakref.WeakMethod(method)

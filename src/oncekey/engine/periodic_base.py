@@ -1,14 +1,20 @@
-"""What engines do in the background, every so often: how often that may be, and what is said when
-it fails. Runs nothing; the colours do.
+"""What the periodic tasks of both engines share, and the checks of their options.
+
+A periodic task does one thing again and again while its engine lives: it sweeps the store, or
+completes abandoned operations. The twins in blocking/ and aio/ have the thread or the task.
 """
 
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, Final
 
 from oncekey.core.duration import Duration, human, microseconds
 from oncekey.core.errors import ConfigurationError, OncekeyError
+from oncekey.engine.clock import Clock
+from oncekey.engine.lifetime import weak_method
 
 EVERY_MIN_US: Final = 100_000
 EVERY_MAX_US: Final = 24 * 3_600_000_000
@@ -16,8 +22,36 @@ EVERY_MAX_US: Final = 24 * 3_600_000_000
 _log = logging.getLogger("oncekey")
 
 
-def period(name: str, every: Duration | None) -> int | None:
-    """The option `name`, checked; None where nobody asked for it."""
+class PeriodicTaskBase(ABC):
+    """`work` is called about every `every` microseconds; what it raises is logged, and it is tried
+    again in the next period. Its object is not kept alive."""
+
+    def __init__(self, name: str, every: int, work: Callable[[], object], clock: Clock) -> None:
+        self._name = name
+        self._every = every
+        self._work = weak_method(work)
+        self._clock = clock
+        self._stopped = False
+        self.reset()
+
+    @abstractmethod
+    def reset(self) -> None:
+        """Begin without a thread or task: at the start, and in a forked child."""
+
+    def restart(self) -> None:
+        """The engine was closed and is reopened."""
+        self.reset()
+        self._stopped = False
+
+    def _log_failure(self, error: Exception) -> None:
+        """Of an error that is not ours only the type is logged: its text might contain data."""
+        reason = str(error) if isinstance(error, OncekeyError) else "see the store's own log"
+        kind = type(error).__name__
+        _log.warning("the %s failed, %s: %s; it tries again", self._name, kind, reason)
+
+
+def check_period(name: str, every: Duration | None) -> int | None:
+    """The option `name` in microseconds, checked; None if there is no such period."""
     if every is None:
         return None
     us = microseconds(every, name=name)
@@ -27,14 +61,7 @@ def period(name: str, every: Duration | None) -> int | None:
     return us
 
 
-def at_least_one(name: str, limit: Any, what: str) -> int:
+def check_limit(name: str, limit: Any, what: str) -> int:
     if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
         raise ConfigurationError(f"{name}={limit!r} must be a number of {what}, 1 or more")
     return limit
-
-
-def warn(name: str, error: Exception) -> None:
-    """It goes on in the next period. Of a stranger's error only the kind is told: its text might
-    hold what it was about."""
-    told = str(error) if isinstance(error, OncekeyError) else "see the store's own log"
-    _log.warning("the %s failed, %s: %s; it tries again", name, type(error).__name__, told)

@@ -41,10 +41,12 @@ class ReplayCache:
         self._lock = threading.Lock()
         self._entries: OrderedDict[Name, Entry] = OrderedDict()
 
+    def __contains__(self, name: Name) -> bool:
+        """Whether there is an entry, which may have expired."""
+        return name in self._entries
+
     def get(self, name: Name, now: int) -> Entry | None:
         """The outcome, if it is here and still holds. The caller compares the fingerprint."""
-        if name not in self._entries:
-            return None
         with self._lock:
             entry = self._entries.get(name)
             if entry is None:

@@ -1,6 +1,6 @@
-"""Verdicts in the caller's words: a Result, or the error to raise.
+"""Makes the caller's result of an outcome, or the error to raise.
 
-Owns the texts of the errors a caller meets. Knows no store, thread or loop.
+Contains the messages of the errors that callers meet. Must not know stores, threads or event loops.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from oncekey.core.errors import (
     WaitTimeout,
 )
 from oncekey.core.events import EventKind
-from oncekey.core.fingerprint import NO_REQUEST, VERSION
+from oncekey.core.fingerprint import NO_REQUEST, VERSION, version_of
 from oncekey.core.identity import Identity
+from oncekey.engine.jobs import Job
 
 T = TypeVar("T")
 
@@ -37,6 +38,25 @@ class Result(Generic[T]):
     attempt: int
     fence: int
     expires_in: float = 0.0
+
+
+def conclude(job: Job, outcome: AttemptOutcome, stored: Stored | None) -> Result[Any]:
+    """The result of an attempt for its caller; raises its error if there is one. `stored` is what
+    `Outcomes.record` returned."""
+    identity = job.identity
+    if stored is None:
+        raise error_of(identity, job.codec, outcome, version_of(job.task.fingerprint))
+    if not outcome.kept:
+        return not_kept(identity, outcome, stored)
+    return result_of(
+        identity,
+        job.codec,
+        stored,
+        outcome.kind is EventKind.REPLAYED,
+        outcome.attempt,
+        outcome.fence,
+        outcome.expires_in,
+    )
 
 
 def value_of(stored: StoredValue, codec: Codec) -> Any:
@@ -62,7 +82,7 @@ def result_of(
     fence: int,
     expires_in: int = 0,
 ) -> Result[Any]:
-    """A stored outcome given to a caller; a stored failure is raised."""
+    """The result of a stored outcome; a stored failure is raised."""
     if isinstance(stored, StoredValue):
         try:
             seconds = expires_in / 1_000_000
@@ -84,8 +104,9 @@ def result_of(
 
 
 def not_kept(identity: Identity, outcome: AttemptOutcome, stored: Stored) -> Result[Any]:
-    """This very call ran it. A large answer is the caller's; one no codec took is a mistake to
-    be found on the first run, not on the first retry."""
+    """The result of a body that this very call ran and that could not be stored. A value that is
+    too large goes to the caller; one that no codec takes is an error at once, so that the mistake
+    is found on the first run and not on the first retry."""
     if isinstance(stored, Tombstone) and stored.too_large:
         seconds = outcome.expires_in / 1_000_000
         return Result(outcome.raw, False, outcome.attempt, outcome.fence, seconds)
@@ -101,7 +122,7 @@ def not_kept(identity: Identity, outcome: AttemptOutcome, stored: Stored) -> Res
 def error_of(
     identity: Identity, codec: Codec, outcome: AttemptOutcome, asked: int = VERSION
 ) -> BaseException:
-    """The error of a outcome that gave no outcome: the body's own, or one of ours. `asked` is the
+    """The error of an outcome without a value: the body's own, or one of ours. `asked` is the
     version of this call's own fingerprint."""
     where = _where(identity)
     kind = outcome.kind
@@ -177,7 +198,7 @@ def _unavailable(
 
 
 def _unrecorded(codec: Codec, outcome: AttemptOutcome) -> object:
-    """What the body answered, as a retry would have got it, where it could not be recorded."""
+    """The value of a body whose outcome could not be stored, as a retry would have got it."""
     stored = unpack(outcome.body) if outcome.body else None
     if not isinstance(stored, StoredValue):
         return outcome.raw

@@ -1,39 +1,68 @@
-"""The background sweeper: what both colours share of it.
+"""The background sweeper: its options and its rules, for both engines.
 
-Every engine that was told to sweep asks its store, once a period, to be the elected one; who is
-removes garbage, the others wait. Elected for two periods: one that dies is succeeded soon, one that
-is a little late is not. Owns the options. Runs nothing; the colours do.
+Every engine with `sweep_every=` asks its store, once a period, to be elected; the elected one
+removes garbage, the others wait. An election holds for two periods: an engine that dies is replaced
+soon, one that is a little late keeps its place. `sweep_flow` yields effects; the twins in blocking/
+and aio/ perform them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from typing import Any, NamedTuple
 
 from oncekey.core.duration import Duration
-from oncekey.engine.periodic_base import at_least_one, period
+from oncekey.core.effects import Sleep
+from oncekey.engine.clock import Clock
+from oncekey.engine.periodic_base import check_limit, check_period
 
 _PERIODS_ELECTED = 2
 
 
 class SweepPlan(NamedTuple):
-    """How often to sweep, and how many records at a time."""
+    """How often to sweep, and how many records in one batch."""
 
     every: int
     limit: int
 
-    @property
-    def lease(self) -> int:
-        return self.every * _PERIODS_ELECTED
-
 
 def sweep_plan(every: Duration | None, limit: Any) -> SweepPlan | None:
-    """The options `sweep_every` and `sweep_limit`, checked; None where nobody asked for it."""
-    at_least_one("sweep_limit", limit, "records")
-    us = period("sweep_every", every)
+    """The options `sweep_every` and `sweep_limit`, checked; None if nothing is to be swept."""
+    check_limit("sweep_limit", limit, "records")
+    us = check_period("sweep_every", every)
     return None if us is None else SweepPlan(us, limit)
 
 
-def rest_after(us: int) -> int:
-    """How long to leave the store to its callers after a bite that took this long: as long again.
-    A sweep of millions then takes half of what one connection can do, whatever the store is."""
+class Elect(NamedTuple):
+    """Ask the store to elect this engine for `lease` microseconds; the result is a bool."""
+
+    token: bytes
+    lease: int
+
+
+class SweepBatch(NamedTuple):
+    """Remove at most `limit` records; the result is how many were removed."""
+
+    limit: int
+
+
+def sweep_flow(
+    plan: SweepPlan, token: bytes, clock: Clock
+) -> Generator[Elect | SweepBatch | Sleep, Any, None]:
+    """Sweep until nothing is left or the next period is due, if this engine is elected. The result
+    of a sleep is True if the engine was stopped meanwhile."""
+    next_period = clock.now() + plan.every
+    if not (yield Elect(token, plan.every * _PERIODS_ELECTED)):
+        return
+    began = clock.now()
+    while (yield SweepBatch(plan.limit)):
+        ended = clock.now()
+        if ended >= next_period or (yield Sleep(pause_after(ended - began))):
+            return
+        began = clock.now()
+
+
+def pause_after(us: int) -> int:
+    """The sweeper sleeps after each batch for as long as the batch took. A sweep of millions of
+    records then takes half of what one connection can do, whatever the store is."""
     return us

@@ -14,8 +14,7 @@ from typing import Generic, Protocol, Self, TypeVar
 
 from oncekey.core.errors import ConfigurationError, OncekeyError, StoreUnavailable
 from oncekey.engine.blocking.attempt import Attempt
-from oncekey.engine.blocking.once import Once
-from oncekey.engine.blocking.operations import Operations
+from oncekey.engine.blocking.once import Once, Operations
 from oncekey.http.exchange import (
     OPERATION_DEFAULT,
     REPLAY_HEADER_DEFAULT,

@@ -24,7 +24,7 @@ from oncekey.engine.aio.attempt import AsyncAttempt
 from oncekey.engine.aio.once import AsyncOnce
 from oncekey.engine.aio.parallel import AsyncParallel
 from oncekey.engine.completer_base import COMPLETE_LIMIT_DEFAULT, Completed
-from oncekey.engine.jobs import Subscriber
+from oncekey.engine.event_bus import Subscriber
 from oncekey.engine.key_status import KeyStatus
 from oncekey.engine.results import Result
 

@@ -17,7 +17,6 @@ from oncekey.core.duration import Duration
 from oncekey.core.effects import (
     ApplyCommand,
     CommandResult,
-    Grant,
     Probe,
     ProbeFoundNothing,
     Raised,
@@ -34,13 +33,14 @@ from oncekey.engine.aio.parallel import AsyncParallel
 from oncekey.engine.attempt_base import AttemptBase
 from oncekey.engine.attempt_steps import RunningStep, packed_result
 from oncekey.engine.context import in_step
-from oncekey.engine.jobs import Job, Kernel
+from oncekey.engine.jobs import JobFactory
+from oncekey.engine.outcomes import check_started, pack
 
 
 class AsyncRunnerProtocol(Protocol):
     """What an attempt needs of its runner."""
 
-    kernel: Kernel
+    jobs: JobFactory
 
     async def apply(
         self, command: Command, interrupted: Callable[[], None], deadline: int | None = None
@@ -51,13 +51,9 @@ class AsyncRunnerProtocol(Protocol):
 class AsyncAttempt(AttemptBase):
     """One run of a body, in its task."""
 
-    __slots__ = ("_job", "_runner")
+    __slots__ = ()
 
-    def __init__(self, runner: AsyncRunnerProtocol, job: Job, grant: Grant) -> None:
-        kernel = runner.kernel
-        super().__init__(kernel.identities, job.identity, grant, job.policy, kernel.clock)
-        self._runner = runner
-        self._job = job
+    _runner: AsyncRunnerProtocol
 
     async def step(
         self,
@@ -92,16 +88,16 @@ class AsyncAttempt(AttemptBase):
             request=request,
             probed=probe is not None,
             probe_grace=probe_grace,
-            codec=self._runner.kernel.codec if codec is None else codec_for(codec),
+            codec=self._runner.jobs.codec if codec is None else codec_for(codec),
         )
-        interrupts = _Interrupts()
+        cancellation = _Cancellation()
         try:
-            outcome = await self._drive_step(running, fn, probe, interrupts)
+            outcome = await self._drive_step(running, fn, probe, cancellation)
         except BaseException:
             self._steps.doubt(running)
             raise
         value = self._steps.end(running, outcome)
-        if interrupts.came:
+        if cancellation.came:
             self._steps.allow_again(name)  # the body may call it again to get what it gave
             raise asyncio.CancelledError  # it came while the step was being recorded
         return value
@@ -143,7 +139,7 @@ class AsyncAttempt(AttemptBase):
         running: RunningStep,
         fn: Callable[..., Any],
         probe: Callable[..., Any] | None,
-        interrupts: _Interrupts,
+        cancellation: _Cancellation,
     ) -> StepOutcome:
         flow = step_flow(
             self._grant,
@@ -153,7 +149,7 @@ class AsyncAttempt(AttemptBase):
             running.saved,
             running.probe_grace,
         )
-        clock = self._runner.kernel.clock
+        clock = self._clock
         result: object = None
         while True:
             try:
@@ -162,16 +158,16 @@ class AsyncAttempt(AttemptBase):
                 outcome: StepOutcome = stop.value
                 return outcome
             if type(effect) is RunStep or type(effect) is Probe:
-                result = await self._call(running, fn, probe, effect, interrupts)
+                result = await self._call(running, fn, probe, effect, cancellation)
             elif type(effect) is Sleep:
                 try:
                     await sleep(clock, clock.jitter(effect.us))
                 except asyncio.CancelledError:
-                    interrupts.note()  # what has happened must still be recorded (I14)
+                    cancellation.note()  # what has happened must still be recorded (I14)
                 result = clock.now()
             else:
                 assert type(effect) is ApplyCommand
-                result = await self._runner.apply(effect.command, interrupts.note, self._deadline)
+                result = await self._runner.apply(effect.command, cancellation.note, self._deadline)
 
     async def _call(
         self,
@@ -179,9 +175,9 @@ class AsyncAttempt(AttemptBase):
         fn: Callable[..., Any],
         probe: Callable[..., Any] | None,
         effect: RunStep | Probe,
-        interrupts: _Interrupts,
+        cancellation: _Cancellation,
     ) -> Returned | Raised | ProbeFoundNothing:
-        if interrupts.came:
+        if cancellation.came:
             return Raised(asyncio.CancelledError(), self._repeat_until)
         try:
             if type(effect) is RunStep:
@@ -192,12 +188,9 @@ class AsyncAttempt(AttemptBase):
                 result = await _awaited(probe(*running.args))
                 if result is None:
                     return ProbeFoundNothing(self._repeat_until)
-            self._runner.kernel.refuse_unstarted(
-                self._job, result_value(result), f"step {running.name!r}"
-            )
+            check_started(self._job, result_value(result), f"step {running.name!r}")
         except BaseException as error:
             return Raised(error, self._repeat_until)
-        pack = self._runner.kernel.pack
         returned = pack(running.codec, self._job.policy, result_value(result), self._repeat_until)
         return packed_result(result, returned)
 
@@ -206,8 +199,8 @@ async def _awaited(value: Any) -> Any:
     return await value if inspect.isawaitable(value) else value
 
 
-class _Interrupts:
-    """Whether a cancellation came while a store call had to be waited for."""
+class _Cancellation:
+    """Remembers a cancellation that came while a store call had to be waited for."""
 
     def __init__(self) -> None:
         self.came = False
@@ -217,5 +210,5 @@ class _Interrupts:
 
 
 def leave() -> None:
-    """Nothing hangs on this reply: a cancelled caller need not stay for it."""
+    """For `interrupted=`: nothing depends on the reply, so a cancelled caller leaves at once."""
     raise asyncio.CancelledError

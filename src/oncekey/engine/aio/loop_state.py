@@ -1,71 +1,98 @@
-"""Holds what an engine has on one event loop, and brings that to its end.
+"""What an engine has on one event loop, and how that is drained when the engine is closed.
 
-Every loop has a coalescer, a heart and attempts of its own; none of it may be touched from another
-one. Owns waiting for the attempts of a loop, also from another loop's thread.
+Every loop has a coalescer, a heartbeat and attempts of its own; none of them may be used from
+another loop. Attempts of a loop can be drained from another loop's thread.
 """
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-from collections.abc import Mapping
-from typing import Final, NamedTuple
+import sys
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any, Final, NamedTuple
 
-from oncekey.engine.aio.coalescer import AsyncCoalescer
+from oncekey.core.commands import Command
+from oncekey.core.effects import CommandResult
+from oncekey.engine.aio.coalescer import Apply, AsyncCoalescer
 from oncekey.engine.aio.deferred_writer import AsyncDeferredWriter
 from oncekey.engine.aio.heartbeat import AsyncHeartbeat
+from oncekey.engine.clock import Clock
 from oncekey.engine.duplicates import Duplicates
 
-# For what another loop cancels after its drain to close its keys.
+# How much longer to wait for attempts on another loop: cancelled, they still close their keys.
 DRAIN_MARGIN_SECONDS: Final = 5.0
 
 
 class LoopState(NamedTuple):
-    """What belongs to one event loop: its coalescer, what duplicates share there, its heart, what
-    it still offers to the store, the attempts running on it."""
+    """What belongs to one event loop; `tasks` are the attempts that run on it."""
 
     coalescer: AsyncCoalescer
     duplicates: Duplicates
-    heart: AsyncHeartbeat
-    offering: AsyncDeferredWriter
+    heartbeat: AsyncHeartbeat
+    deferred_writer: AsyncDeferredWriter
     tasks: set[asyncio.Task[None]]
 
 
-async def drain(home: LoopState, seconds: float) -> None:
-    """On its own loop: let its attempts end; after `seconds` cancel what is left, and let that
-    close its keys."""
+def make_loop_state(
+    apply: Apply,
+    renew: Callable[[Command], Awaitable[CommandResult]],
+    clock: Clock,
+    max_in_flight: int,
+) -> LoopState:
+    return LoopState(
+        AsyncCoalescer(apply, max_in_flight=max_in_flight, now=clock.now),
+        Duplicates(),
+        AsyncHeartbeat(clock, renew),
+        AsyncDeferredWriter(renew, clock),
+        set(),
+    )
+
+
+def start_task(
+    loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, None]
+) -> asyncio.Task[None]:
+    """A task; where Python can, it runs at once up to its first real wait."""
+    if sys.version_info >= (3, 12):
+        return asyncio.Task(work, loop=loop, eager_start=True)
+    return loop.create_task(work)
+
+
+async def drain(state: LoopState, seconds: float) -> None:
+    """Let the attempts of the running loop end. After `seconds` cancel those that are left, and
+    let them close their keys."""
     loop = asyncio.get_running_loop()
     until = loop.time() + seconds
-    # Again and again, for one that ends may have begun others. Not by the set alone: a task
-    # that is cancelled before its first step never takes itself out of it.
-    while tasks := {task for task in home.tasks if not task.done()}:
+    # In a loop, because an attempt that ends may have begun others. Not by the set alone: a task
+    # that is cancelled before its first step never removes itself.
+    while tasks := {task for task in state.tasks if not task.done()}:
         _, late = await asyncio.wait(tasks, timeout=max(0.0, until - loop.time()))
         for task in late:
             task.cancel()
         if late:
             await asyncio.wait(late)
-    home.heart.stop()
-    await home.offering.stop()
+    state.heartbeat.stop()
+    await state.deferred_writer.stop()
 
 
 async def drain_others(
-    homes: Mapping[asyncio.AbstractEventLoop, LoopState], seconds: float
+    states: Mapping[asyncio.AbstractEventLoop, LoopState], seconds: float
 ) -> None:
     """The same for the loops of other threads. On one that does not run nothing can end."""
-    here = asyncio.get_running_loop()
+    own = asyncio.get_running_loop()
     drained = [
-        asyncio.wrap_future(_drain_there(loop, home, seconds))
-        for loop, home in homes.items()
-        if loop is not here and loop.is_running() and home.tasks
+        asyncio.wrap_future(_drain_on(loop, state, seconds))
+        for loop, state in states.items()
+        if loop is not own and loop.is_running() and state.tasks
     ]
     if drained:
         await asyncio.wait(drained, timeout=seconds + DRAIN_MARGIN_SECONDS)
 
 
-def _drain_there(
-    loop: asyncio.AbstractEventLoop, home: LoopState, seconds: float
+def _drain_on(
+    loop: asyncio.AbstractEventLoop, state: LoopState, seconds: float
 ) -> concurrent.futures.Future[None]:
-    work = drain(home, seconds)
+    work = drain(state, seconds)
     try:
         return asyncio.run_coroutine_threadsafe(work, loop)
     except RuntimeError:  # it was closed just now

@@ -1,61 +1,146 @@
-"""`AsyncOnce`: the public face of the asyncio engine. The same names as `Once`, awaited.
-
-Owns the store's life time and the draining of running attempts. All rules are below it.
-"""
+"""`AsyncOnce`: the public class of the asyncio engine, with the same names as `Once`, awaited."""
 
 from __future__ import annotations
 
 import asyncio
-import os
+import functools
 import weakref
 from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 from oncekey.core.abandoned import TRIES_DEFAULT
 from oncekey.core.duration import Duration, microseconds
 from oncekey.core.errors import StoreUnavailable
-from oncekey.core.events import Event
-from oncekey.core.guarantees import Guarantee
 from oncekey.core.identity import KeyLike
 from oncekey.core.policy import Policy, PolicyOptions
 from oncekey.core.store import SWEEP_LIMIT_DEFAULT, AsyncStore
 from oncekey.engine.aio.attempt import AsyncAttempt
+from oncekey.engine.aio.body import AsyncBody
 from oncekey.engine.aio.completer import AsyncCompleter
-from oncekey.engine.aio.operations import AsyncOperations
+from oncekey.engine.aio.loop_state import drain
 from oncekey.engine.aio.periodic import AsyncPeriodicTask
 from oncekey.engine.aio.runner import AsyncRunner
 from oncekey.engine.aio.sweeper import AsyncSweeper
+from oncekey.engine.body_check import check_body
 from oncekey.engine.clock import Clock
-from oncekey.engine.completer_base import (
-    COMPLETE_LIMIT_DEFAULT,
-    Completed,
-    Completing,
-    Completion,
-    Registered,
-    as_kept,
+from oncekey.engine.completer_base import COMPLETE_LIMIT_DEFAULT, Completed, Completion
+from oncekey.engine.guard import Picker, guarded
+from oncekey.engine.jobs import JobFactory
+from oncekey.engine.key_status import KeyStatus, status_of
+from oncekey.engine.once_base import (
+    InTransactionBase,
+    OnceBase,
+    OperationsBase,
+    check_background,
+    guarantee_reader,
+    make_parts,
 )
-from oncekey.engine.guard import check_operation
-from oncekey.engine.jobs import Kernel, Subscriber
-from oncekey.engine.lifetime import Holdings, free_when_dropped, reopen_store, was_closed
-from oncekey.engine.once_base import make_kernel
-from oncekey.engine.periodic_base import at_least_one, period
-from oncekey.engine.registered_operation import Operation
+from oncekey.engine.outcomes import Outcomes
+from oncekey.engine.periodic_base import check_limit
+from oncekey.engine.registry import Operation, Registered
 from oncekey.engine.results import Result
 from oncekey.engine.store_urls import async_store
-from oncekey.engine.sweeper_base import sweep_plan
+
+if TYPE_CHECKING:
+    from oncekey.engine.signatures import AsyncGuard
 
 T = TypeVar("T")
 
 DRAIN_DEFAULT = "30s"
 
 
-class AsyncOnce(AsyncOperations):
+class AsyncOperations(OperationsBase):
+    """What can be done with keys: `run`, `guard` and `get`, on the store itself or inside a
+    caller's transaction."""
+
+    _runner: AsyncRunner
+
+    async def _get_ready(self) -> None:
+        """Do what must be done before the first use. If it fails, the next use tries again; several
+        tasks may do it at once."""
+
+    async def _ready(self) -> None:
+        if not self._is_ready:
+            await self._get_ready()
+
+    async def run(
+        self,
+        operation: str,
+        key: KeyLike,
+        body: AsyncBody[T],
+        *,
+        scope: str = "",
+        request: Any = None,
+        codec: Any = None,
+        **options: Unpack[PolicyOptions],
+    ) -> Result[T]:
+        """Run `body(attempt)` at most once for this key, or replay its stored result.
+
+        Cancelling the caller does not cancel a body that has begun: it goes on, and its outcome
+        is stored for the next retry. For the options see `Once.run`.
+        """
+        known = self._outcomes.replay(operation, key, scope, request, codec)
+        if known is not None:
+            return known
+        check_body(body, operation, is_async=True)
+        if not self._is_ready:
+            await self._get_ready()
+        job = self._jobs.make(operation, key, scope, request, codec, options)
+        return await self._runner.run(job, body)
+
+    def guard(
+        self,
+        operation: str,
+        *,
+        key: Picker,
+        scope: str | Picker = "",
+        request: Picker | None = None,
+        codec: Any = None,
+        **options: Unpack[PolicyOptions],
+    ) -> AsyncGuard:
+        """Decorate an async function to run at most once per key; see `Once.guard`."""
+        self._jobs.check_options(operation, codec, options)
+
+        def decorate(fn: Callable[..., Any]) -> Callable[..., Any]:
+            function = guarded(
+                fn,
+                operation,
+                key=key,
+                scope=scope,
+                request=request,
+                codec=codec,
+                options=options,
+                is_async=True,
+            )
+
+            @functools.wraps(fn)
+            async def once_only(*args: Any, **kwargs: Any) -> Any:
+                return (await function.run(self.run, args, kwargs)).value
+
+            return once_only
+
+        return decorate
+
+    async def get(
+        self, operation: str, key: KeyLike, *, scope: str = "", codec: Any = None
+    ) -> KeyStatus | None:
+        """The status of a key, without running or changing anything."""
+        await self._ready()
+        id, reader = self._jobs.locate(operation, key, scope, codec)
+        return status_of(await self._runner.look(id), reader)
+
+
+class AsyncOnce(OnceBase, AsyncOperations):
     """Makes operations with side effects safe to retry, from asyncio. Options as for `Once`.
 
     The store is opened, and its sweeper started, on first use or by `async with`. Several event
     loops may share one.
     """
+
+    _is_async = True
+    _runner: AsyncRunner
+    _completer: AsyncCompleter
 
     def __init__(
         self,
@@ -72,12 +157,10 @@ class AsyncOnce(AsyncOperations):
         complete_limit: int = COMPLETE_LIMIT_DEFAULT,
         clock: Clock | None = None,
     ) -> None:
-        plan = sweep_plan(sweep_every, sweep_limit)
-        at_least_one("complete_limit", complete_limit, "operations")
-        complete_period = period("complete_every", complete_every)
-        self._store = async_store(store)
-        kernel = make_kernel(
-            self._store.guarantee,
+        background = check_background(sweep_every, sweep_limit, complete_every, complete_limit)
+        self._store: AsyncStore = async_store(store)
+        parts = make_parts(
+            guarantee_reader(self._store),
             policy=policy,
             secret=secret,
             codec=codec,
@@ -85,84 +168,56 @@ class AsyncOnce(AsyncOperations):
             raw_keys=raw_keys,
             clock=clock,
         )
-        runner = AsyncRunner(
-            kernel,
+        super().__init__(parts, store, opened=False)
+        self._is_ready = False
+        self._runner = AsyncRunner(
+            *parts,
             self._store.apply,
             coalesce=not self._store.immediate,
             max_in_flight=self._store.max_in_flight,
         )
-        super().__init__(kernel, runner)
-        store_ = self._store
-        kernel.promise = lambda: store_.guarantee
-        self._is_ready = False
-        self._closed = False
-        self._holdings = Holdings(self._store if isinstance(store, str) else None, opened=False)
-        self._completing = Completing(kernel)
-        self._completer = AsyncCompleter(self._store, runner, self._completing, kernel.clock)
-        self._complete_limit = complete_limit
-        self._sweeper = (
-            AsyncSweeper(self._store, plan, kernel.clock, self._not_ready) if plan else None
-        )
-        self._background: list[AsyncPeriodicTask] = [self._sweeper] if self._sweeper else []
-        if complete_period is not None:
-            self._background.append(
-                AsyncPeriodicTask(
-                    "completer", complete_period, self._complete, kernel.clock, self._not_ready
-                )
-            )
-        self._watch()
-        _alive.add(self)
+        self._completer = AsyncCompleter(self._store, self._runner, self._registry)
+        self._complete_limit = background.complete_limit
+        self._background: list[AsyncPeriodicTask] = []
+        clock_ = parts.jobs.clock
+        if background.sweep is not None:
+            sweeper = AsyncSweeper(self._store, background.sweep, clock_, self._set_not_ready)
+            self._background.append(sweeper)
+        if (every := background.complete_every) is not None:
+            work = (self._complete, clock_, self._set_not_ready)
+            self._background.append(AsyncPeriodicTask("completer", every, *work))
+        self._track()
 
-    def _watch(self) -> None:
+    def _running_parts(self) -> list[Any]:
         self._runner.engine = weakref.ref(self)
-        self._holdings.running = [*self._background]
-        self._if_dropped = free_when_dropped(self, self._holdings)
+        return [*self._background]
 
     async def _get_ready(self) -> None:
         if not self._closed:
-            await self._store.bind(self._kernel.identities.check_value())
-        if self._closed:  # perhaps meanwhile
-            raise was_closed(self)
-        self._kernel.adopt(self._store.guarantee)
-        self._holdings.opened = True
-        for background in self._background:
-            background.start()
-        self._is_ready = True
+            await self._store.bind(self._jobs.identities.check_value())
+        self._set_ready()
 
-    def _not_ready(self) -> None:
-        """What runs in the background ended with its loop: the next use starts it again."""
+    def _set_not_ready(self) -> None:
+        """The background tasks ended with their loop: the next use starts them again."""
         self._is_ready = False
-
-    @property
-    def guarantee(self) -> Guarantee:
-        """What the store can promise; an operation's `require=` is held against it."""
-        return self._store.guarantee
 
     def in_transaction(self, connection: Any) -> AsyncOperations:
         """The same operations inside your own transaction on the same database.
 
         Claim, your rows and the outcome commit together, or none of them does.
         """
-        if self._closed:
-            raise was_closed(self)
-        kernel = self._kernel.for_transaction()
-        enlisted = self._store.join(connection)
-        real = getattr(enlisted, "connection", connection)
+        parts, transaction, connection = self._join(connection)
         runner = AsyncRunner(
-            kernel, enlisted.apply, coalesce=False, enlisted=enlisted, connection=real
+            *parts,
+            transaction.apply,
+            coalesce=False,
+            transaction=transaction,
+            connection=connection,
         )
-        return _InTransaction(kernel, runner, self)
-
-    def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
-        """Give every decision to `subscriber` as an `Event`; the returned function ends that."""
-        return self._kernel.subscribe(subscriber)
-
-    def notify(self, notice: Event) -> None:
-        """Give the subscribers a notice of an adapter's own."""
-        self._kernel.notify(notice)
+        return _InTransaction(*parts, runner, self)
 
     async def sweep(self, limit: int = SWEEP_LIMIT_DEFAULT) -> int:
-        """Remove at most `limit` records nothing needs any more; how many were removed."""
+        """Remove at most `limit` records that nothing needs any more; how many were removed."""
         await self._ready()
         return await self._store.sweep(limit)
 
@@ -174,55 +229,27 @@ class AsyncOnce(AsyncOperations):
         tries: int = TRIES_DEFAULT,
         **options: Unpack[PolicyOptions],
     ) -> Callable[[Callable[[AsyncAttempt, Any], Awaitable[T]]], Operation[Awaitable[Result[T]]]]:
-        """Register an async function `fn(attempt, request)` as an operation that can be
-        finished without its caller; `.run(key, request)` of what this makes runs it.
-
-        Its request, plain values, is kept with its key before it begins. `complete()`, or
-        `complete_every=`, then drives what was left behind to an end: it asks `recover=` about
-        unknown keys, and runs retry-safe ones again, `tries` times at most.
-        """
+        """Register an async function `fn(attempt, request)` as an operation that can be finished
+        without its caller; see `Once.operation`."""
 
         def decorate(
             fn: Callable[[AsyncAttempt, Any], Awaitable[T]],
         ) -> Operation[Awaitable[Result[T]]]:
-            check_operation(fn, operation, is_async=True)
-            made = self._completing.register(
-                operation, fn, codec=codec, tries=tries, options=options
-            )
+            made = self._register(fn, operation, codec, tries, options)
             return Operation(fn, made, self._run_registered)
 
         return decorate
 
-    @property
-    def operations(self) -> tuple[str, ...]:
-        """The names of the registered operations."""
-        return tuple(self._completing.registered)
-
-    def recover_with(
-        self,
-        operation: str,
-        recover: Callable[..., Any],
-        *,
-        codec: Any = None,
-        tries: int = TRIES_DEFAULT,
-    ) -> None:
-        """Let `complete()` ask `recover` about unknown keys of an operation that is run elsewhere
-        or otherwise, such as "http"."""
-        options = {"recover": recover}
-        self._completing.register(operation, None, codec=codec, tries=tries, options=options)
-
     async def _run_registered(
         self, registered: Registered, key: KeyLike, request: Any, scope: str
     ) -> Result[Any]:
-        known = self._kernel.replay(registered.operation, key, scope, request, registered.codec)
+        name, codec = registered.operation, registered.codec
+        known = self._outcomes.replay(name, key, scope, request, codec)
         if known is not None:
             return known
         await self._ready()
-        given = as_kept(request)
-        job = self._completing.job(registered, key, scope, given)
-        body = registered.body
-        assert body is not None
-        return await self._runner.run(job, lambda attempt: body(attempt, given))
+        job, body = self._registered_job(registered, key, scope, request)
+        return await self._runner.run(job, body)
 
     async def complete(
         self,
@@ -230,25 +257,25 @@ class AsyncOnce(AsyncOperations):
         *,
         tell: Callable[[Completion], object] = lambda done: None,
     ) -> Completed:
-        """Finish what is due of the registered operations that were left behind, at most `limit`;
-        `tell` hears of each as it is done. Safe from many processes at once."""
-        at_least_one("limit", limit, "operations")
+        """Finish abandoned runs of the registered operations that are due, at most `limit`; `tell`
+        is called with each completion. Safe from many processes at once."""
+        check_limit("limit", limit, "operations")
         await self._ready()
-        return await self._completer.round(limit, tell)
+        return await self._completer.complete(limit, tell)
 
     async def _complete(self) -> None:
-        await self._completer.round(self._complete_limit)
+        await self._completer.complete(self._complete_limit)
 
     async def drain(self, seconds: float) -> None:
-        """Let the attempts running on this loop end, also those whose callers are gone; after
-        `seconds` cancel what is left."""
-        await self._runner.drain(seconds)
+        """Let the attempts that run on this loop end, also those whose callers are gone; after
+        `seconds` cancel those that are left."""
+        await drain(self._runner.loop_state(), seconds)
 
     async def close(self, *, drain: Duration = DRAIN_DEFAULT) -> None:
         """Let the running attempts end, on every loop and for `drain` at most, then close the
-        store. After it nothing answers, until `reopen`."""
+        store. Every call after it raises, until `reopen`."""
         seconds = microseconds(drain, name="drain") / 1_000_000
-        # Also when the caller is being cancelled: results of healthy attempts come first.
+        # Shielded from a cancellation of the caller: results of healthy attempts come first.
         closing = asyncio.ensure_future(self._close(seconds))
         await asyncio.shield(closing)
 
@@ -256,29 +283,13 @@ class AsyncOnce(AsyncOperations):
         self._completer.stop()
         for background in self._background:
             await background.stop()
-        # What runs may have others run, so nothing is refused before all have ended.
+        # A running attempt may run others, so nothing is refused before all have ended.
         await self._runner.drain_all(seconds)
-        self._closed = True
-        self._is_ready = False
-        self._kernel.cache.close()
-        await self._runner.drain_all(seconds)  # what came in between
+        self._set_closed()
+        await self._runner.drain_all(seconds)  # those that came in between
         if self._closed:
             await self._store.close()
-            self._if_dropped.detach()
-
-    def reopen(self) -> None:
-        """After `close`: have everything work again, from the next use on. Nothing where it is
-        open. ConfigurationError where its store was given and cannot be opened again."""
-        if not self._closed:
-            return
-        reopen_store(self._store)
-        self._runner.reset()
-        self._completer.reset()
-        for background in self._background:
-            background.restart()
-        self._kernel.cache.reopen()
-        self._closed = False
-        self._watch()
+            self._finalizer.detach()
 
     async def __aenter__(self) -> Self:
         self.reopen()
@@ -294,20 +305,19 @@ class AsyncOnce(AsyncOperations):
         await self.close()
 
 
-class _InTransaction(AsyncOperations):
-    """The store must have been reached before anything is claimed in its name: a file may still
-    be without its tables."""
-
-    def __init__(self, kernel: Kernel, runner: AsyncRunner, once: AsyncOnce) -> None:
-        super().__init__(kernel, runner)
-        self._once = once
-        self._is_adopted = once._is_ready
+class _InTransaction(InTransactionBase, AsyncOperations):
+    def __init__(
+        self, jobs: JobFactory, outcomes: Outcomes, runner: AsyncRunner, once: AsyncOnce
+    ) -> None:
+        super().__init__(jobs, outcomes, once)
+        self._runner = runner
+        self._engine = once
 
     async def _get_ready(self) -> None:
         try:
-            await self._once._ready()
+            await self._engine._ready()
         except StoreUnavailable as error:
-            if self._once._store.lazy or error.final:
+            if self._engine._store.lazy or error.final:
                 raise
             # Only what a new file needs is written, and that may wait for the caller's own lock.
             raise StoreUnavailable(
@@ -315,29 +325,4 @@ class _InTransaction(AsyncOperations):
                 "transaction writes, by `async with once:` when the app starts",
                 ambiguous=False,
             ) from error
-        self._kernel.adopt(self._once.guarantee)
-        self._is_adopted = True
-
-    @property
-    def _is_ready(self) -> bool:
-        return self._is_adopted and not self._once._closed
-
-    @_is_ready.setter
-    def _is_ready(self, is_ready: bool) -> None:
-        self._is_adopted = is_ready
-
-
-_alive: weakref.WeakSet[AsyncOnce] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for once in list(_alive):
-        once._runner.reset()
-        once._completer.reset()
-        for background in once._background:
-            background.reset()
-            once._is_ready = False  # the first use starts it here
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+        self._adopt()

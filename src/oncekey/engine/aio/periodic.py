@@ -1,27 +1,40 @@
 """A task that does one thing again and again while its engine lives.
 
-It lives on the event loop that first used the engine; when that loop ends, the next use starts it
-again on its own. Owns the task, also across fork. What it does, and what of it may fail, is its
-owner's.
+It lives on the event loop that first used the engine; when that loop ends, the next use starts the
+task again on its own loop. `drive` performs what such a thing is made of: a generator of effects.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
 from contextlib import suppress
 from contextvars import Context
+from typing import Any, TypeVar
 
 from oncekey.engine.aio.heartbeat import sleep
 from oncekey.engine.clock import Clock
-from oncekey.engine.lifetime import weakly
-from oncekey.engine.periodic_base import warn
+from oncekey.engine.lifetime import weak_method
+from oncekey.engine.periodic_base import PeriodicTaskBase
+
+T = TypeVar("T")
 
 
-class AsyncPeriodicTask:
-    """`work` is awaited every `every` microseconds, more or less; what it raises is logged and the
-    next period is another try. `ended` is told when the loop took the task with it."""
+async def drive(flow: Generator[object, Any, T], perform: Callable[[Any], Awaitable[object]]) -> T:
+    """Perform each effect of the flow and send back its result."""
+    result: object = None
+    while True:
+        try:
+            effect = flow.send(result)
+        except StopIteration as stop:
+            value: T = stop.value
+            return value
+        result = await perform(effect)
+
+
+class AsyncPeriodicTask(PeriodicTaskBase):
+    """`work` is awaited. `ended` is called when the loop ended and took the task with it."""
 
     def __init__(
         self,
@@ -31,29 +44,18 @@ class AsyncPeriodicTask:
         clock: Clock,
         ended: Callable[[], None],
     ) -> None:
-        self._name = name
-        self._every = every
-        self._work = weakly(work)
-        self._clock = clock
-        self._tell_ended = weakly(ended)
-        self._stopped = False
-        self.reset()
+        self._call_ended = weak_method(ended)
+        super().__init__(name, every, work, clock)
 
     def reset(self) -> None:
-        """No task yet: at the start, and in a forked child."""
         self._lock = threading.Lock()  # loops in several threads may share an engine
         self._task: asyncio.Task[None] | None = None
 
-    def restart(self) -> None:
-        """The engine was closed and is opened again."""
-        self.reset()
-        self._stopped = False
-
     def start(self) -> None:
-        """On the running loop, unless it runs already."""
+        """Start on the running loop, unless it runs already."""
         with self._lock:
             if self._task is None and not self._stopped:
-                # In no context: it must not keep alive what the first caller's holds.
+                # In an empty context: it must not keep alive what the first caller's holds.
                 create_task = asyncio.get_running_loop().create_task
                 self._task = Context().run(create_task, self._run())
                 self._task.add_done_callback(self._ended)
@@ -72,7 +74,7 @@ class AsyncPeriodicTask:
                 task.get_loop().call_soon_threadsafe(task.cancel)
 
     def abandon(self) -> None:
-        """Its engine was dropped, on whichever thread: stop, without waiting for it."""
+        """The engine was dropped, on whichever thread: stop, without waiting for it."""
         self._stopped = True
         task = self._task
         if task is not None:
@@ -80,21 +82,21 @@ class AsyncPeriodicTask:
                 task.get_loop().call_soon_threadsafe(task.cancel)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """Its loop is about to end, or the engine was closed."""
+        """The loop is about to end, or the engine was closed."""
         if self._task is task:
             self._task = None
-            tell_ended = self._tell_ended()
-            if tell_ended is not None:
-                tell_ended()
+            call_ended = self._call_ended()
+            if call_ended is not None:
+                call_ended()
 
     async def _run(self) -> None:
         while True:
             await sleep(self._clock, self._clock.jitter(self._every))
             work = self._work()
             if work is None:
-                return  # its engine was dropped
+                return  # the engine was dropped
             try:
                 await work()
-            except Exception as error:  # whatever it was: the next period is another try
-                warn(self._name, error)
-            del work  # while it sleeps nothing of the engine is held
+            except Exception as error:  # whatever it was, it is tried again in the next period
+                self._log_failure(error)
+            del work  # while this sleeps, nothing of the engine is held

@@ -1,86 +1,84 @@
 """Shares the claims and waits of one attempt with its duplicates on the same event loop.
 
-Owns the asyncio answers to a claim and to a sleep that watches a key. What is shared and with
-whom is engine/duplicates.py; the rules of an attempt are core/attempt_flow.py.
+Performs two effects of the attempt flow: a claim, and a sleep that watches a key. What is shared
+with whom is in duplicates.py.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 
-from oncekey.core.commands import Claim, Command
+from oncekey.core.commands import Claim, Command, Finish
 from oncekey.core.effects import ApplyCommand, CommandResult, Sleep
 from oncekey.engine.clock import Clock
-from oncekey.engine.duplicates import FOLLOWER_POLL_US, AttemptEnd, Duplicates, Told, Waiter
-from oncekey.engine.holders import Holders
+from oncekey.engine.duplicates import FOLLOWER_POLL_US, ClaimReply, Duplicates, Waiter
+from oncekey.engine.shared_claims_base import RunningAttempts, SharedClaimsBase
 
 Send = Callable[[Command, Callable[[], None], int | None], Awaitable[CommandResult]]
 
 
-class AsyncSharedClaims:
-    """For one attempt, from its first claim to its end. A cancellation of its caller is told to
-    `interrupted` and ends no wait for a reply."""
+class AsyncSharedClaims(SharedClaimsBase):
+    """One attempt's claims, in its task. A cancellation of its caller is reported to `interrupted`
+    and ends no wait for a reply."""
 
-    __slots__ = ("_clock", "_duplicates", "_end", "_handed", "_holders", "_interrupted", "_send")
+    __slots__ = ("_interrupted", "_send")
 
     def __init__(
         self,
         duplicates: Duplicates,
-        holders: Holders,
+        running: RunningAttempts,
         clock: Clock,
         send: Send,
         interrupted: Callable[[], None],
     ) -> None:
-        self._duplicates = duplicates
-        self._holders = holders
-        self._clock = clock
+        super().__init__(duplicates, running, clock)
         self._send = send
         self._interrupted = interrupted
-        self._handed: Told | None = None
-        self._end = AttemptEnd()
 
     async def apply(self, effect: ApplyCommand, deadline: int | None) -> CommandResult:
-        """The answer to a claim: an attempt's that runs here, a duplicate's, or the store's. To any
-        other command: the store's; one of them ends the attempt."""
-        claim = effect.command
-        if type(claim) is not Claim:
-            result = await self._send(claim, self._interrupted, deadline)
-            self._end.answered(claim, result)
+        """Apply a command. The reply to a claim may come from an attempt that runs here or from a
+        duplicate's claim; every other reply comes from the store."""
+        command = effect.command
+        if type(command) is not Claim:
+            result = await self._send(command, self._interrupted, deadline)
+            if type(command) is Finish:
+                self._finished(command, result)
             return result
-        self._end.asked(claim)
+        self._caller = self._caller or command.owner
+        self._claim, self._unanswered = command, True
         if effect.repeated:
-            result = await self._send(claim, self._interrupted, None)
+            result = await self._send(command, self._interrupted, None)
         else:
-            result = await self._shared(claim)
-        self._end.claimed(claim, result)
+            result = await self._share(command)
+        self._claimed(command, result)
         return result
 
-    async def _shared(self, claim: Claim) -> CommandResult:
+    async def _share(self, claim: Claim) -> CommandResult:
         now = self._clock.now()
-        told, self._handed = self._handed, None
-        if told is None:
-            told = self._holders.reply(claim, now)
-        if told is not None:
-            return CommandResult(told, now, now, shared=True)
+        reply, self._handed = self._handed, None
+        if reply is None:
+            reply = self._running.reply(claim, now)
+        if reply is not None:
+            return CommandResult(reply, now, now, shared=True)
         waiter = Waiter(claim)
         try:
             if not self._duplicates.lead(waiter):
-                told = await self._wait_for_reply(waiter)
-                if told is not None:
-                    return CommandResult(told, now, self._clock.now(), shared=True)
+                reply = await self._wait_for_reply(waiter)
+                if reply is not None:
+                    return CommandResult(reply, now, self._clock.now(), shared=True)
             result = await self._send(claim, self._interrupted, None)
-            self._duplicates.answered(waiter, result.reply)
+            self._duplicates.replied(waiter, result.reply)
         except BaseException:
             self._duplicates.leave(waiter)
             raise
         return result
 
-    async def _wait_for_reply(self, waiter: Waiter) -> Told | None:
-        """What the claim that is on its way told this one; None where it must send its own."""
+    async def _wait_for_reply(self, waiter: Waiter) -> ClaimReply | None:
+        """The reply that follows from the claim under way; None if this one must be sent too."""
         alarm = _Alarm()
         waiter.wake = alarm.ring
-        if self._duplicates.join(waiter):
+        if self._duplicates.lead_or_wait(waiter):
             return None
         while waiter.reply is None and not waiter.leads:
             try:
@@ -91,22 +89,17 @@ class AsyncSharedClaims:
 
     async def sleep(self, effect: Sleep) -> int:
         """Wait for the end of the attempt that holds the key, or for the time to poll again."""
-        claim = self._end.claim
+        claim = self._claim
         assert claim is not None
         alarm = _Alarm()
-        waiter = Waiter(claim, alarm.ring, self._end.caller, unsure=self._end.unsure)
+        waiter = Waiter(claim, alarm.ring, self._caller, unknown=self._unknown)
         clock = self._clock
+        us = min(effect.most, FOLLOWER_POLL_US)
         try:
-            if self._duplicates.fall_asleep(waiter):
-                # Only now, for an attempt that ends after this wakes those who sleep.
-                left = self._holders.left(claim.id, clock.now())
-                us = (
-                    clock.jitter(effect.us)
-                    if not left
-                    else min(left, effect.most, FOLLOWER_POLL_US)
-                )
-            else:
-                us = min(effect.most, FOLLOWER_POLL_US)
+            if self._duplicates.start_sleep(waiter):
+                # Read only now: an attempt that ends after this wakes those who sleep.
+                left = self._running.time_left(claim.id, clock.now())
+                us = min(left, us) if left else clock.jitter(effect.us)
             timer = clock.later(us, alarm.ring)
             try:
                 await alarm.wait()
@@ -119,10 +112,6 @@ class AsyncSharedClaims:
         self._handed = waiter.reply
         return clock.now()
 
-    def end(self, everywhere: Iterable[Duplicates]) -> None:
-        """The attempt is over, however it ended; it may be waited for on other loops too."""
-        self._end.tell(everywhere)
-
 
 class _Alarm:
     """Wakes one task of this loop, from any thread."""
@@ -134,7 +123,7 @@ class _Alarm:
         self._ringing: asyncio.Future[None] = self._loop.create_future()
 
     async def wait(self) -> None:
-        if self._ringing.cancelled():  # the task was, and waits again
+        if self._ringing.cancelled():  # with its task, which waits again
             self._ringing = self._loop.create_future()
         await self._ringing
 

@@ -1,17 +1,18 @@
 """A task that sweeps the store while its engine is elected to.
 
-When and how much is in engine/sweeper_base.py, the task in periodic.py.
+When and how much is in sweeper_base.py, the task in periodic.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from oncekey.core.effects import Sleep
 from oncekey.core.store import AsyncStore
 from oncekey.engine.aio.heartbeat import sleep
-from oncekey.engine.aio.periodic import AsyncPeriodicTask
+from oncekey.engine.aio.periodic import AsyncPeriodicTask, drive
 from oncekey.engine.clock import Clock, new_owner
-from oncekey.engine.sweeper_base import SweepPlan, rest_after
+from oncekey.engine.sweeper_base import Elect, SweepBatch, SweepPlan, sweep_flow
 
 
 class AsyncSweeper(AsyncPeriodicTask):
@@ -28,15 +29,14 @@ class AsyncSweeper(AsyncPeriodicTask):
         self._token = new_owner()
 
     async def _sweep(self) -> None:
-        """Until nothing is left or the next period is due, if we are the elected one."""
-        due = self._clock.now() + self._plan.every
-        if not await self._store.elect(self._token, self._plan.lease):
-            return
-        began = self._clock.now()
-        while await self._store.sweep(self._plan.limit):
-            ended = self._clock.now()
-            if ended >= due:
-                return
-            if rest := rest_after(ended - began):
-                await sleep(self._clock, rest)
-            began = self._clock.now()
+        await drive(sweep_flow(self._plan, self._token, self._clock), self._perform)
+
+    async def _perform(self, effect: object) -> int:
+        if isinstance(effect, Elect):
+            return await self._store.elect(effect.token, effect.lease)
+        if isinstance(effect, SweepBatch):
+            return await self._store.sweep(effect.limit)
+        assert isinstance(effect, Sleep)
+        if effect.us:
+            await sleep(self._clock, effect.us)
+        return False

@@ -15,7 +15,6 @@ from oncekey.core.duration import Duration
 from oncekey.core.effects import (
     ApplyCommand,
     CommandResult,
-    Grant,
     Probe,
     ProbeFoundNothing,
     Raised,
@@ -31,7 +30,8 @@ from oncekey.engine.attempt_base import AttemptBase
 from oncekey.engine.attempt_steps import RunningStep, packed_result
 from oncekey.engine.blocking.parallel import Parallel
 from oncekey.engine.context import in_step
-from oncekey.engine.jobs import Job, Kernel
+from oncekey.engine.jobs import JobFactory
+from oncekey.engine.outcomes import check_started, pack
 
 V = TypeVar("V")
 
@@ -39,7 +39,7 @@ V = TypeVar("V")
 class RunnerProtocol(Protocol):
     """What an attempt needs of its runner."""
 
-    kernel: Kernel
+    jobs: JobFactory
 
     def apply(self, command: Command, deadline: int | None = None) -> CommandResult: ...
     def sleep(self, effect: Sleep) -> int: ...
@@ -49,13 +49,9 @@ class RunnerProtocol(Protocol):
 class Attempt(AttemptBase):
     """One run of a body, in its thread."""
 
-    __slots__ = ("_job", "_runner")
+    __slots__ = ()
 
-    def __init__(self, runner: RunnerProtocol, job: Job, grant: Grant) -> None:
-        kernel = runner.kernel
-        super().__init__(kernel.identities, job.identity, grant, job.policy, kernel.clock)
-        self._runner = runner
-        self._job = job
+    _runner: RunnerProtocol
 
     def step(
         self,
@@ -88,7 +84,7 @@ class Attempt(AttemptBase):
             request=request,
             probed=probe is not None,
             probe_grace=probe_grace,
-            codec=self._runner.kernel.codec if codec is None else codec_for(codec),
+            codec=self._runner.jobs.codec if codec is None else codec_for(codec),
         )
         try:
             outcome = self._drive_step(running, fn, probe)
@@ -163,15 +159,12 @@ class Attempt(AttemptBase):
     def _call(
         self, running: RunningStep, fn: Callable[..., Any], *, none_is_no: bool = False
     ) -> Returned | Raised | ProbeFoundNothing:
-        kernel = self._runner.kernel
         try:
             result = fn(*running.args)
-            kernel.refuse_unstarted(self._job, result_value(result), f"step {running.name!r}")
+            check_started(self._job, result_value(result), f"step {running.name!r}")
         except BaseException as error:
             return Raised(error, self._repeat_until)
         if result is None and none_is_no:
             return ProbeFoundNothing(self._repeat_until)
-        returned = kernel.pack(
-            running.codec, self._job.policy, result_value(result), self._repeat_until
-        )
+        returned = pack(running.codec, self._job.policy, result_value(result), self._repeat_until)
         return packed_result(result, returned)

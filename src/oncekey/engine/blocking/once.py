@@ -1,53 +1,136 @@
-"""`Once`: the public face of the blocking engine.
-
-Owns the store's and the threads' life time, also across fork. All rules are below it.
-"""
+"""`Once`: the public class of the sync engine, and its operations in a caller's transaction."""
 
 from __future__ import annotations
 
-import os
-import weakref
+import functools
 from collections.abc import Callable
-from functools import partial
 from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 from oncekey.core.abandoned import TRIES_DEFAULT
 from oncekey.core.duration import Duration
-from oncekey.core.events import Event
-from oncekey.core.guarantees import Guarantee
 from oncekey.core.identity import KeyLike
 from oncekey.core.policy import Policy, PolicyOptions
 from oncekey.core.store import SWEEP_LIMIT_DEFAULT, Store
 from oncekey.engine.blocking.attempt import Attempt
 from oncekey.engine.blocking.completer import Completer
-from oncekey.engine.blocking.operations import Operations
 from oncekey.engine.blocking.periodic import PeriodicTask
-from oncekey.engine.blocking.runner import Runner
+from oncekey.engine.blocking.runner import Body, Runner
 from oncekey.engine.blocking.sweeper import Sweeper
+from oncekey.engine.body_check import check_body
 from oncekey.engine.clock import Clock
-from oncekey.engine.completer_base import (
-    COMPLETE_LIMIT_DEFAULT,
-    Completed,
-    Completing,
-    Completion,
-    Registered,
-    as_kept,
+from oncekey.engine.completer_base import COMPLETE_LIMIT_DEFAULT, Completed, Completion
+from oncekey.engine.guard import Picker, guarded
+from oncekey.engine.jobs import JobFactory
+from oncekey.engine.key_status import KeyStatus, status_of
+from oncekey.engine.once_base import (
+    InTransactionBase,
+    OnceBase,
+    OperationsBase,
+    check_background,
+    guarantee_reader,
+    make_parts,
 )
-from oncekey.engine.guard import check_operation, check_recover
-from oncekey.engine.jobs import Kernel, Subscriber
-from oncekey.engine.lifetime import Holdings, free_when_dropped, reopen_store, was_closed
-from oncekey.engine.once_base import make_kernel
-from oncekey.engine.periodic_base import at_least_one, period
-from oncekey.engine.registered_operation import Operation
+from oncekey.engine.outcomes import Outcomes
+from oncekey.engine.periodic_base import check_limit
+from oncekey.engine.registry import Operation, Registered
 from oncekey.engine.results import Result
 from oncekey.engine.store_urls import blocking_store
-from oncekey.engine.sweeper_base import sweep_plan
+
+if TYPE_CHECKING:
+    from oncekey.engine.signatures import Guard
 
 T = TypeVar("T")
 
 
-class Once(Operations):
+class Operations(OperationsBase):
+    """What can be done with keys: `run`, `guard` and `get`, on the store itself or inside a
+    caller's transaction."""
+
+    _runner: Runner
+
+    def _get_ready(self) -> None:
+        """Do what must be done before the first use. If it fails, the next use tries again; several
+        threads may do it at once."""
+
+    def _ready(self) -> None:
+        if not self._is_ready:
+            self._get_ready()
+
+    def run(
+        self,
+        operation: str,
+        key: KeyLike,
+        body: Body[T],
+        *,
+        scope: str = "",
+        request: Any = None,
+        codec: Any = None,
+        **options: Unpack[PolicyOptions],
+    ) -> Result[T]:
+        """Run `body(attempt)` at most once for this key, or replay its stored result.
+
+        `request` is what the caller wants: another request under the same key raises Mismatch.
+        `options` are fields of Policy for this call. Raises what the body raised, or one of the
+        errors of docs/reference/errors.md.
+        """
+        known = self._outcomes.replay(operation, key, scope, request, codec)
+        if known is not None:
+            return known
+        check_body(body, operation, is_async=False)
+        if not self._is_ready:
+            self._get_ready()
+        job = self._jobs.make(operation, key, scope, request, codec, options)
+        return self._runner.run(job, body)
+
+    def guard(
+        self,
+        operation: str,
+        *,
+        key: Picker,
+        scope: str | Picker = "",
+        request: Picker | None = None,
+        codec: Any = None,
+        **options: Unpack[PolicyOptions],
+    ) -> Guard:
+        """Decorate a function to run at most once per key; later calls get the stored value.
+
+        `key`, `scope` and `request` are functions of the call's arguments. A function with a
+        parameter named `attempt` is given its attempt; callers leave it out. Type checkers see the
+        function's own signature (see signatures.py).
+        """
+        self._jobs.check_options(operation, codec, options)
+
+        def decorate(fn: Callable[..., Any]) -> Callable[..., Any]:
+            function = guarded(
+                fn,
+                operation,
+                key=key,
+                scope=scope,
+                request=request,
+                codec=codec,
+                options=options,
+                is_async=False,
+            )
+
+            @functools.wraps(fn)
+            def once_only(*args: Any, **kwargs: Any) -> Any:
+                return function.run(self.run, args, kwargs).value
+
+            return once_only
+
+        return decorate
+
+    def get(
+        self, operation: str, key: KeyLike, *, scope: str = "", codec: Any = None
+    ) -> KeyStatus | None:
+        """The status of a key, without running or changing anything."""
+        self._ready()
+        id, reader = self._jobs.locate(operation, key, scope, codec)
+        return status_of(self._runner.look(id), reader)
+
+
+class Once(OnceBase, Operations):
     """Makes operations with side effects safe to retry, from threads.
 
         once = Once("sqlite:///payments.db", policy=Policy(lease="30s", keep="24h"))
@@ -56,15 +139,19 @@ class Once(Operations):
     store         a URL (memory://, sqlite:///file, postgresql://...) or a Store object
     policy        defaults for every operation
     secret        keys the digests in the store; must stay the same for the store's life
-    codec         how results become bytes; JSON unless said otherwise
+    codec         how results become bytes; JSON by default
     cache         how many finished outcomes to keep in this process; 0 for none
     raw_keys      also store the callers' keys as given, for operators to read
-    sweep_every   remove garbage in the background, this often; of all engines on a store that
-                  are told to, one at a time does it
-    sweep_limit   how many records it removes at a time
-    complete_every  finish in the background what was left behind of the registered operations,
-                  this often (see `operation`); complete_limit is how many at a time
+    sweep_every   remove garbage in the background, this often; of all engines with this option on
+                  one store, one at a time does it
+    sweep_limit   how many records it removes in one batch
+    complete_every  finish abandoned runs of the registered operations in the background, this often
+                  (see `operation`); complete_limit is how many at a time
     """
+
+    _is_async = False
+    _runner: Runner
+    _completer: Completer
 
     def __init__(
         self,
@@ -81,13 +168,11 @@ class Once(Operations):
         complete_limit: int = COMPLETE_LIMIT_DEFAULT,
         clock: Clock | None = None,
     ) -> None:
-        plan = sweep_plan(sweep_every, sweep_limit)
-        at_least_one("complete_limit", complete_limit, "operations")
-        complete_period = period("complete_every", complete_every)
-        self._store = blocking_store(store)
+        background = check_background(sweep_every, sweep_limit, complete_every, complete_limit)
+        self._store: Store = blocking_store(store)
         try:
-            kernel = make_kernel(
-                self._store.guarantee,
+            parts = make_parts(
+                guarantee_reader(self._store),
                 policy=policy,
                 secret=secret,
                 codec=codec,
@@ -96,81 +181,58 @@ class Once(Operations):
                 clock=clock,
             )
             if not self._store.lazy:
-                self._store.bind(kernel.identities.check_value())
+                self._store.bind(parts.jobs.identities.check_value())
         except BaseException:
             if isinstance(store, str):
                 self._store.close()
             raise
-        runner = Runner(
-            kernel,
+        super().__init__(parts, store, opened=not self._store.lazy)
+        self._is_ready = not self._store.lazy
+        self._runner = Runner(
+            *parts,
             self._store.apply,
             coalesce=not self._store.immediate,
             max_in_flight=self._store.max_in_flight,
         )
-        super().__init__(kernel, runner)
-        kernel.promise = partial(getattr, self._store, "guarantee")
-        self._is_ready = not self._store.lazy
-        self._closed = False
-        opened = self._store if isinstance(store, str) else None  # nobody else can close it
-        self._holdings = Holdings(opened, opened=not self._store.lazy)
-        self._completing = Completing(kernel)
-        self._completer = Completer(self._store, runner, self._completing, kernel.clock)
-        self._complete_limit = complete_limit
-        self._sweeper = Sweeper(self._store, plan, kernel.clock, self._ready) if plan else None
-        self._background: list[PeriodicTask] = [self._sweeper] if self._sweeper else []
-        if complete_period is not None:
-            work = (self._complete, kernel.clock, self._ready)
-            self._background.append(PeriodicTask("completer", complete_period, *work))
-        self._start_background()
-        self._watch()
-        _alive.add(self)
+        self._completer = Completer(self._store, self._runner, self._registry)
+        self._complete_limit = background.complete_limit
+        self._background: list[PeriodicTask] = []
+        clock_ = parts.jobs.clock
+        if background.sweep is not None:
+            sweeper = Sweeper(self._store, background.sweep, clock_, self._ready)
+            self._background.append(sweeper)
+        if (every := background.complete_every) is not None:
+            task = PeriodicTask("completer", every, self._complete, clock_, self._ready)
+            self._background.append(task)
+        for periodic in self._background:
+            periodic.start()
+        self._track()
 
-    def _watch(self) -> None:
-        self._holdings.running = [*self._runner.parts, *self._background]
-        self._if_dropped = free_when_dropped(self, self._holdings)
+    def _running_parts(self) -> list[Any]:
+        return [*self._runner.parts_with_threads, *self._background]
 
     def _get_ready(self) -> None:
         if not self._closed:
-            self._store.bind(self._kernel.identities.check_value())
-        if self._closed:  # perhaps meanwhile
-            raise was_closed(self)
-        self._kernel.adopt(self._store.guarantee)
-        self._holdings.opened = True
-        self._start_background()  # again, in a forked child
-        self._is_ready = True
-
-    def _start_background(self) -> None:
-        for background in self._background:
-            background.start()
-
-    @property
-    def guarantee(self) -> Guarantee:
-        """What the store can promise; an operation's `require=` is held against it."""
-        return self._store.guarantee
+            self._store.bind(self._jobs.identities.check_value())
+        self._set_ready()
 
     def in_transaction(self, connection: Any) -> Operations:
         """The same operations inside your own transaction on the same database.
 
         Claim, your rows and the outcome commit together, or none of them does.
         """
-        if self._closed:
-            raise was_closed(self)
-        kernel = self._kernel.for_transaction()
-        enlisted = self._store.join(connection)
-        real = getattr(enlisted, "connection", connection)
-        runner = Runner(kernel, enlisted.apply, coalesce=False, enlisted=enlisted, connection=real)
-        return _InTransaction(kernel, runner, self)
-
-    def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
-        """Give every decision to `subscriber` as an `Event`; the returned function ends that."""
-        return self._kernel.subscribe(subscriber)
-
-    def notify(self, notice: Event) -> None:
-        """Give the subscribers a notice of an adapter's own."""
-        self._kernel.notify(notice)
+        parts, transaction, connection = self._join(connection)
+        runner = Runner(
+            *parts,
+            transaction.apply,
+            coalesce=False,
+            transaction=transaction,
+            connection=connection,
+        )
+        return _InTransaction(*parts, runner, self)
 
     def sweep(self, limit: int = SWEEP_LIMIT_DEFAULT) -> int:
-        """Remove at most `limit` records nothing needs any more; how many were removed."""
+        """Remove at most `limit` records that nothing needs any more; how many were removed."""
         self._ready()
         return self._store.sweep(limit)
 
@@ -182,55 +244,30 @@ class Once(Operations):
         tries: int = TRIES_DEFAULT,
         **options: Unpack[PolicyOptions],
     ) -> Callable[[Callable[[Attempt, Any], T]], Operation[Result[T]]]:
-        """Register a function `fn(attempt, request)` as an operation that can be
-        finished without its caller; `.run(key, request)` of what this makes runs it.
+        """Register a function `fn(attempt, request)` as an operation that can be finished without
+        its caller; `.run(key, request)` of what this makes runs it.
 
-        Its request, plain values, is kept with its key before it begins. `complete()`, or
-        `complete_every=`, then drives what was left behind to an end: it asks `recover=` about
-        unknown keys, and runs retry-safe ones again, `tries` times at most.
+        Its request, plain values, is stored with its key before it begins. `complete()`, or
+        `complete_every=`, finishes runs that were abandoned: it calls `recover=` for unknown keys,
+        and runs retry-safe operations again, `tries` times at most.
         """
 
         def decorate(fn: Callable[[Attempt, Any], T]) -> Operation[Result[T]]:
-            check_operation(fn, operation, is_async=False)
-            check_recover(options.get("recover"), operation)
-            made = self._completing.register(
-                operation, fn, codec=codec, tries=tries, options=options
-            )
+            made = self._register(fn, operation, codec, tries, options)
             return Operation(fn, made, self._run_registered)
 
         return decorate
 
-    @property
-    def operations(self) -> tuple[str, ...]:
-        """The names of the registered operations."""
-        return tuple(self._completing.registered)
-
-    def recover_with(
-        self,
-        operation: str,
-        recover: Callable[..., Any],
-        *,
-        codec: Any = None,
-        tries: int = TRIES_DEFAULT,
-    ) -> None:
-        """Let `complete()` ask `recover` about unknown keys of an operation that is run elsewhere
-        or otherwise, such as "http"."""
-        check_recover(recover, operation)
-        options = {"recover": recover}
-        self._completing.register(operation, None, codec=codec, tries=tries, options=options)
-
     def _run_registered(
         self, registered: Registered, key: KeyLike, request: Any, scope: str
     ) -> Result[Any]:
-        known = self._kernel.replay(registered.operation, key, scope, request, registered.codec)
+        name, codec = registered.operation, registered.codec
+        known = self._outcomes.replay(name, key, scope, request, codec)
         if known is not None:
             return known
         self._ready()
-        given = as_kept(request)
-        job = self._completing.job(registered, key, scope, given)
-        body = registered.body
-        assert body is not None
-        return self._runner.run(job, lambda attempt: body(attempt, given))
+        job, body = self._registered_job(registered, key, scope, request)
+        return self._runner.run(job, body)
 
     def complete(
         self,
@@ -238,44 +275,25 @@ class Once(Operations):
         *,
         tell: Callable[[Completion], object] = lambda done: None,
     ) -> Completed:
-        """Finish what is due of the registered operations that were left behind, at most `limit`;
-        `tell` hears of each as it is done. Safe from many processes at once."""
-        at_least_one("limit", limit, "operations")
+        """Finish abandoned runs of the registered operations that are due, at most `limit`; `tell`
+        is called with each completion. Safe from many processes at once."""
+        check_limit("limit", limit, "operations")
         self._ready()
-        return self._completer.round(limit, tell)
+        return self._completer.complete(limit, tell)
 
     def _complete(self) -> None:
-        self._completer.round(self._complete_limit)
+        self._completer.complete(self._complete_limit)
 
     def close(self) -> None:
-        """Stop the heartbeats and the sweeper, close the store. Finish your own work first; what a
-        completer is running is waited for. After it nothing answers, until `reopen`."""
+        """Stop the heartbeats and the background tasks, and close the store. End your own runs
+        before; runs of a completer are waited for. Every call after it raises, until `reopen`."""
         self._completer.stop()
         for background in self._background:
             background.stop()
-        self._close_up()
+        self._set_closed()
         self._runner.stop()
         self._store.close()
-        self._if_dropped.detach()
-
-    def _close_up(self) -> None:
-        self._closed = True
-        self._is_ready = False
-        self._kernel.cache.close()
-
-    def reopen(self) -> None:
-        """After `close`: have everything work again, from the next use on. Nothing where it is
-        open. ConfigurationError where its store was given and cannot be opened again."""
-        if not self._closed:
-            return
-        reopen_store(self._store)
-        self._runner.reset()
-        self._completer.reset()
-        for background in self._background:
-            background.restart()
-        self._kernel.cache.reopen()
-        self._closed = False
-        self._watch()
+        self._finalizer.detach()
 
     def __enter__(self) -> Self:
         self.reopen()
@@ -291,41 +309,12 @@ class Once(Operations):
         self.close()
 
 
-class _InTransaction(Operations):
-    """A lazy store must have been reached before anything is claimed in its name."""
-
-    def __init__(self, kernel: Kernel, runner: Runner, once: Once) -> None:
-        super().__init__(kernel, runner)
-        self._once = once
-        self._is_adopted = once._is_ready
+class _InTransaction(InTransactionBase, Operations):
+    def __init__(self, jobs: JobFactory, outcomes: Outcomes, runner: Runner, once: Once) -> None:
+        super().__init__(jobs, outcomes, once)
+        self._runner = runner
+        self._engine = once
 
     def _get_ready(self) -> None:
-        self._once._ready()
-        self._kernel.adopt(self._once.guarantee)
-        self._is_adopted = True
-
-    @property
-    def _is_ready(self) -> bool:
-        return self._is_adopted and not self._once._closed
-
-    @_is_ready.setter
-    def _is_ready(self, is_ready: bool) -> None:
-        self._is_adopted = is_ready
-
-
-_alive: weakref.WeakSet[Once] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    """A child has none of its parent's threads, and locks some of them may have held."""
-    for once in list(_alive):
-        once._runner.reset()
-        once._holdings.running = [*once._runner.parts, *once._background]
-        once._completer.reset()
-        for background in once._background:
-            background.reset()
-            once._is_ready = False  # the first use starts it here
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+        self._engine._ready()
+        self._adopt()

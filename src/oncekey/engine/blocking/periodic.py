@@ -1,23 +1,37 @@
-"""A thread that does one thing again and again while its engine lives.
+"""A thread that does one thing again and again while its engine lives, also across fork.
 
-Owns the thread, also across fork. What it does, and what of it may fail, is its owner's.
+`drive` performs what such a thing is made of: a generator of effects.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from typing import Any, TypeVar
 
 from oncekey.engine.clock import Clock
-from oncekey.engine.lifetime import weakly
-from oncekey.engine.periodic_base import warn
+from oncekey.engine.lifetime import weak_method
+from oncekey.engine.periodic_base import PeriodicTaskBase
 
 _JOIN_SECONDS = 5
 
+T = TypeVar("T")
 
-class PeriodicTask:
-    """`work` is called every `every` microseconds, more or less; what it raises is logged and the
-    next period is another try. `ready` is called before, since a store may be lazy."""
+
+def drive(flow: Generator[object, Any, T], perform: Callable[[Any], object]) -> T:
+    """Perform each effect of the flow and send back its result."""
+    result: object = None
+    while True:
+        try:
+            effect = flow.send(result)
+        except StopIteration as stop:
+            value: T = stop.value
+            return value
+        result = perform(effect)
+
+
+class PeriodicTask(PeriodicTaskBase):
+    """`ready` is called before `work`, since a store may be lazy."""
 
     def __init__(
         self,
@@ -27,24 +41,13 @@ class PeriodicTask:
         clock: Clock,
         ready: Callable[[], None],
     ) -> None:
-        self._name = name
-        self._every = every
-        self._work = weakly(work)
-        self._clock = clock
-        self._ready = weakly(ready)
-        self._stopped = False
-        self.reset()
+        self._ready = weak_method(ready)
+        super().__init__(name, every, work, clock)
 
     def reset(self) -> None:
-        """No thread yet: at the start, and in a forked child."""
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-
-    def restart(self) -> None:
-        """The engine was closed and is opened again."""
-        self.reset()
-        self._stopped = False
 
     def start(self) -> None:
         with self._lock:
@@ -62,7 +65,7 @@ class PeriodicTask:
             self._thread.join(_JOIN_SECONDS)
 
     def abandon(self) -> None:
-        """Its engine was dropped: stop, without waiting for it."""
+        """The engine was dropped: stop, without waiting for it."""
         self._stopped = True
         self._stop.set()
 
@@ -70,11 +73,11 @@ class PeriodicTask:
         while not self._clock.wait(self._stop, self._clock.jitter(self._every)):
             ready, work = self._ready(), self._work()
             if ready is None or work is None:
-                return  # its engine was dropped
+                return  # the engine was dropped
             try:
                 ready()
                 work()
-            except Exception as error:  # whatever it was: the next period is another try
+            except Exception as error:  # whatever it was, it is tried again in the next period
                 if not self._stop.is_set():
-                    warn(self._name, error)
-            del ready, work  # while it sleeps nothing of the engine is held
+                    self._log_failure(error)
+            del ready, work  # while this sleeps, nothing of the engine is held

@@ -1,7 +1,7 @@
-"""Drives the flow in the caller's thread.
+"""Runs jobs in the caller's thread.
 
-Owns the blocking answers to each effect: calling the store, running the body, sleeping, recovering.
-The rules are in core/attempt_flow.py; this file only does what it is asked.
+Drives the attempt flow of core/attempt_flow.py and performs its effects: applies commands to the
+store, runs the body, sleeps, calls the user's `recover`. The rules are in the flow.
 """
 
 from __future__ import annotations
@@ -42,56 +42,88 @@ from oncekey.engine.blocking.shared_claims import SharedClaims
 from oncekey.engine.clock import new_owner
 from oncekey.engine.context import enter, entered, leave
 from oncekey.engine.duplicates import Duplicates
-from oncekey.engine.jobs import BodyNotRun, Job, Kernel
-from oncekey.engine.results import Result
-from oncekey.engine.runner_base import MAKE_UP_TRIES, NOTHING, Progress, whole_call
-from oncekey.engine.turns import depth, turn
+from oncekey.engine.jobs import Job, JobFactory
+from oncekey.engine.outcomes import UNSTARTED, Outcomes, check_started, not_run, pack
+from oncekey.engine.results import Result, conclude
+from oncekey.engine.runner_base import (
+    CLOSE_TRIES,
+    NOTHING,
+    Progress,
+    RunnerBase,
+    hold_connection,
+    nesting_depth,
+    whole_call,
+)
+from oncekey.engine.shared_claims_base import RunningAttempts
 
 T = TypeVar("T")
 Body = Callable[[Attempt], T]
 
 
-class Runner:
-    """Runs jobs on a store, through a coalescer or, in a transaction, directly."""
+class Runner(RunnerBase):
+    """Runs jobs on a store: through a coalescer, or directly in the caller's transaction."""
 
     def __init__(
         self,
-        kernel: Kernel,
+        jobs: JobFactory,
+        outcomes: Outcomes,
         apply: Callable[[Sequence[Command]], list[Reply]],
         *,
         coalesce: bool = True,
         max_in_flight: int = 1,
-        enlisted: CallerTransaction | None = None,
+        transaction: CallerTransaction | None = None,
         connection: Any = None,
     ) -> None:
-        self.kernel = kernel
+        super().__init__(
+            jobs, outcomes, coalesce=coalesce, max_in_flight=max_in_flight, connection=connection
+        )
         self._apply = apply
-        self._coalesce = coalesce
-        self._max_in_flight = max_in_flight
-        self._enlisted = enlisted
-        self._connection = connection
-        self._clock = kernel.clock
+        self._transaction = transaction
         self.reset()
 
     def reset(self) -> None:
-        """Fresh locks and threads: at the start, and in a forked child."""
-        if self._enlisted is None:  # in a caller's transaction nothing is shared or kept alive
+        """Make fresh locks and threads: at the start, and in a forked child."""
+        if self._transaction is None:  # in a caller's transaction nothing is shared or kept alive
             self._coalescer = Coalescer(
                 self._apply, max_in_flight=self._max_in_flight, now=self._clock.now
             )
-            self._heart = Heartbeat(self._coalescer.apply_many, self._clock)
-            self._offering = DeferredWriter(self._coalescer.apply_many, self._clock)
+            self._heartbeat = Heartbeat(self._coalescer.apply_many, self._clock)
+            self._deferred_writer = DeferredWriter(self._coalescer.apply_many, self._clock)
             self._duplicates = Duplicates()
-            self.kernel.reset()
+            self._running = RunningAttempts()
+            self._outcomes.cache.reset()
+
+    def stop(self) -> None:
+        self._heartbeat.stop()
+        self._deferred_writer.stop()
+
+    @property
+    def parts_with_threads(self) -> tuple[Heartbeat, DeferredWriter]:
+        return self._heartbeat, self._deferred_writer
+
+    # --- jobs ---------------------------------------------------------------------------------
 
     def run(self, job: Job, body: Body[T]) -> Result[T]:
-        if self._enlisted is not None:
-            with turn(self._connection, threading.get_ident()):
-                outcome = self._drive(Progress(self.kernel.task(job), entered()), job, body, None)
+        """Run a job to its end: its result, or the error to raise."""
+        progress = Progress(job.task, entered())
+        if self._transaction is not None:
+            with hold_connection(self._connection, threading.get_ident()):
+                outcome = self._drive(progress, job, body, None)
         else:
-            outcome = self._run(job, body)
-        stored = self.kernel.settle(job, outcome)
-        return self.kernel.conclude(job, outcome, stored)
+            shared = SharedClaims(self._duplicates, self._running, self._clock, self.apply)
+            try:
+                outcome = self._drive(progress, job, body, shared)
+            except BaseException:
+                # Interrupted (Ctrl-C), or the user's `recover` raised. That goes to the caller,
+                # but the key is closed first.
+                for _ in range(CLOSE_TRIES):
+                    with suppress(BaseException):  # interrupted again, or the store failed
+                        self._close_interrupted(progress, job)
+                        break
+                raise
+            finally:
+                shared.end((self._duplicates,))
+        return conclude(job, outcome, self._outcomes.record(job, outcome))
 
     def look(self, id: bytes) -> Seen:
         reply = self.apply(Look(id)).reply
@@ -118,33 +150,6 @@ class Runner:
                 assert type(effect) is Recover
                 result = self._recover(effect, job)
 
-    def stop(self) -> None:
-        self._heart.stop()
-        self._offering.stop()
-
-    @property
-    def parts(self) -> tuple[Heartbeat, DeferredWriter]:
-        """Those with threads of their own."""
-        return self._heart, self._offering
-
-    # --- answers ------------------------------------------------------------------------------
-
-    def _run(self, job: Job, body: Body[Any]) -> AttemptOutcome:
-        progress = Progress(self.kernel.task(job), entered())
-        shared = SharedClaims(self._duplicates, self.kernel.holders, self._clock, self.apply)
-        try:
-            return self._drive(progress, job, body, shared)
-        except BaseException:
-            # Interrupted (Ctrl-C), or the user's recover raised. That is what the caller has to
-            # see, but first the key.
-            for _ in range(MAKE_UP_TRIES):
-                with suppress(BaseException):  # told again, or the store failed
-                    self._make_up(progress, job)
-                    break
-            raise
-        finally:
-            shared.end()
-
     def _drive(
         self, progress: Progress, job: Job, body: Body[Any], shared: SharedClaims | None
     ) -> AttemptOutcome:
@@ -156,8 +161,8 @@ class Runner:
                 effect = flow.send(result)
             except StopIteration as stop:
                 outcome: AttemptOutcome = stop.value
-                if shared is not None:
-                    self._offer(outcome.deferred)
+                if outcome.deferred is not None and shared is not None:
+                    self._deferred_writer.add(outcome.deferred)
                 progress.ended = True
                 return outcome
             if type(effect) is ApplyCommand:
@@ -177,44 +182,43 @@ class Runner:
                 assert type(effect) is Recover
                 result = self._recover(effect, job)
 
-    def _make_up(self, progress: Progress, job: Job) -> None:
-        """Leave the key as it has to be left. May itself be interrupted, and is then done again."""
+    def _close_interrupted(self, progress: Progress, job: Job) -> None:
+        """Close the key of an interrupted run. If this is interrupted itself, it is done again."""
         if progress.ended:
             return
         task, attempt = progress.task, progress.attempt
         if attempt is None or not progress.begun:
-            # Nothing has happened, so a claim that may have been taken is given back.
+            # Nothing has happened, so a claim that may have been made is given back.
             if attempt is not None:
-                self._let_go(progress, attempt)
+                self._end_body(progress, attempt)
             for owner in progress.owners():
                 release = Release(task.id, owner, None)
                 if isinstance(self.apply(release).reply, StoreUnavailable):
-                    self._offer(release)
+                    self._deferred_writer.add(release)
         else:
-            self._let_go(progress, attempt)
-            body_result = self._result(progress, attempt, job)
-            flow = close(task, attempt._grant, body_result)
+            self._end_body(progress, attempt)
+            ended = self._body_result(progress, attempt, job)
+            flow = close(task, attempt._grant, ended)
             result: object = None
             try:
                 while True:
                     effect = flow.send(result)
                     if type(effect) is ApplyCommand:
-                        result = self.apply(effect.command, body_result.deadline)
+                        result = self.apply(effect.command, ended.deadline)
                     else:
                         assert type(effect) is Sleep
                         result = self.sleep(effect)
             except StopIteration as stop:
-                self._offer(stop.value.deferred)
-                self.kernel.settle(job, stop.value)
+                outcome: AttemptOutcome = stop.value
+                if outcome.deferred is not None:
+                    self._deferred_writer.add(outcome.deferred)
+                self._outcomes.record(job, outcome)
         progress.ended = True
 
-    def _offer(self, deferred: Command | None) -> None:
-        """Have the store take later what it did not take now."""
-        if deferred is not None:
-            self._offering.add(deferred)
+    # --- effects ------------------------------------------------------------------------------
 
     def apply(self, command: Command, deadline: int | None = None) -> CommandResult:
-        """What the store said, and when it was asked; `deadline` is the command's owner's."""
+        """Apply one command to the store; `deadline` is that of the command's owner."""
         if self._coalesce:
             return self._coalescer.apply(command, deadline)
         now = self._clock.now
@@ -226,82 +230,82 @@ class Runner:
             reply = error
         return CommandResult(reply, sent_at, now())
 
-    def _run_body(
-        self, progress: Progress, grant: Grant, job: Job, body: Body[Any]
-    ) -> Returned | Raised | StartedTooLate:
-        refusal = self.kernel.refusal(job)
-        if refusal is not None:
-            return Raised(refusal, grant.deadline)
-        attempt = Attempt(self, job, grant)
-        if progress.attempt is None:
-            self.kernel.tell_claimed(job, grant)
-        progress.attempt = attempt
-        if self._enlisted is not None:
-            return self._run_enlisted(self._enlisted, attempt, job, body)
-        call = None if type(body) is FunctionType else whole_call(body, attempt)
-        if starts_too_late(grant, self._clock.now()):
-            progress.spare = new_owner()
-            return StartedTooLate(progress.spare)
-        self._heart.watch(attempt)
-        enter(attempt)
-        self.kernel.holders.add(job.fingerprint, attempt)
-        progress.begun = True
-        try:
-            progress.value = body(attempt) if call is None else call[0]
-        except BaseException as error:
-            progress.error = error
-        self._let_go(progress, attempt)
-        return self._result(progress, attempt, job)
-
-    def _let_go(self, progress: Progress, attempt: AttemptBase) -> None:
-        """The body is through. Done again after an interruption, it changes nothing."""
-        self.kernel.holders.remove(attempt)
-        self._heart.forget(attempt)
-        attempt._close()
-        enter(progress.outer)
-
-    def _result(self, progress: Progress, attempt: AttemptBase, job: Job) -> Returned | Raised:
-        """What the body came to, as the flow needs it."""
-        deadline = attempt._deadline
-        if progress.value is NOTHING:
-            # Interrupted on its way into the body, if nothing else is known.
-            return Raised(progress.error or KeyboardInterrupt(), deadline)
-        try:
-            self.kernel.refuse_unstarted(job, progress.value)
-        except BodyNotRun as error:
-            return Raised(error, deadline)
-        return self.kernel.pack(job.codec, job.policy, progress.value, deadline)
-
-    def _run_enlisted(
-        self, enlisted: CallerTransaction, attempt: Attempt, job: Job, body: Body[Any]
-    ) -> Returned | Raised:
-        """In the caller's transaction: no lease to keep, and a raising body's rows are undone."""
-        attempt._enter_transaction(depth(self._connection))
-        enlisted.set_savepoint()
-        here = enter(attempt)
-        try:
-            value = body(attempt)
-            self.kernel.refuse_unstarted(job, value)
-        except BaseException as error:
-            enlisted.rollback_to_savepoint()
-            return Raised(error, attempt._repeat_until)
-        finally:
-            leave(here)
-            attempt._close()
-        enlisted.release_savepoint()
-        return self.kernel.pack(job.codec, job.policy, value, attempt._repeat_until)
-
-    def rollback(self, attempt: AttemptBase) -> None:
-        attempt._check_undo(depth(self._connection))
-        assert self._enlisted is not None
-        self._enlisted.rollback_to_savepoint()
-        self._enlisted.set_savepoint()
-
     def sleep(self, effect: Sleep) -> int:
         self._clock.wait(threading.Event(), self._clock.jitter(effect.us))
         return self._clock.now()
 
     def _recover(self, effect: Recover, job: Job) -> Recovered | None:
         assert job.policy.recover is not None
-        result = job.policy.recover(self.kernel.unknown_key(job, effect.record))
-        return self.kernel.recovered(job, result)
+        recovery = job.policy.recover(self._outcomes.unknown_key(job, effect.record))
+        return self._outcomes.recovered(job, recovery)
+
+    def _run_body(
+        self, progress: Progress, grant: Grant, job: Job, body: Body[Any]
+    ) -> Returned | Raised | StartedTooLate:
+        refusal = self.jobs.refusal(job)
+        if refusal is not None:
+            return Raised(refusal, grant.deadline)
+        attempt = Attempt(self, job, grant)
+        if progress.attempt is None and self._events.subscribers:
+            self._emit_claimed(job, grant)
+        progress.attempt = attempt
+        if self._transaction is not None:
+            return self._run_in_transaction(self._transaction, attempt, job, body)
+        call = None if type(body) is FunctionType else whole_call(body, attempt)
+        if starts_too_late(grant, self._clock.now()):
+            progress.spare = new_owner()
+            return StartedTooLate(progress.spare)
+        self._heartbeat.watch(attempt)
+        enter(attempt)
+        self._running.add(job.task.fingerprint, attempt)
+        progress.begun = True
+        try:
+            progress.value = body(attempt) if call is None else call[0]
+        except BaseException as error:
+            progress.error = error
+        self._end_body(progress, attempt)
+        return self._body_result(progress, attempt, job)
+
+    def _end_body(self, progress: Progress, attempt: AttemptBase) -> None:
+        """The body has ended. Done again after an interruption, this changes nothing."""
+        self._running.remove(attempt)
+        self._heartbeat.forget(attempt)
+        attempt._close()
+        enter(progress.outer)
+
+    def _body_result(self, progress: Progress, attempt: AttemptBase, job: Job) -> Returned | Raised:
+        """What the body returned or raised, for the flow."""
+        value, deadline = progress.value, attempt._deadline
+        if value is NOTHING:
+            # Interrupted on the way into the body, if nothing else is known.
+            return Raised(progress.error or KeyboardInterrupt(), deadline)
+        if type(value) in UNSTARTED:
+            return Raised(not_run(job, value), deadline)
+        return pack(job.codec, job.policy, value, deadline)
+
+    # --- in the caller's transaction ----------------------------------------------------------
+
+    def _run_in_transaction(
+        self, transaction: CallerTransaction, attempt: Attempt, job: Job, body: Body[Any]
+    ) -> Returned | Raised:
+        """There is no lease to keep, and the rows of a body that raises are rolled back."""
+        attempt._enter_transaction(nesting_depth(self._connection))
+        transaction.set_savepoint()
+        token = enter(attempt)
+        try:
+            value = body(attempt)
+            check_started(job, value)
+        except BaseException as error:
+            transaction.rollback_to_savepoint()
+            return Raised(error, attempt._repeat_until)
+        finally:
+            leave(token)
+            attempt._close()
+        transaction.release_savepoint()
+        return pack(job.codec, job.policy, value, attempt._repeat_until)
+
+    def rollback(self, attempt: AttemptBase) -> None:
+        attempt._check_rollback(nesting_depth(self._connection))
+        assert self._transaction is not None
+        self._transaction.rollback_to_savepoint()
+        self._transaction.set_savepoint()

@@ -1,16 +1,17 @@
 """A thread that sweeps the store while its engine is elected to.
 
-When and how much is in engine/sweeper_base.py, the thread in periodic.py.
+When and how much is in sweeper_base.py, the thread in periodic.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from oncekey.core.effects import Sleep
 from oncekey.core.store import Store
-from oncekey.engine.blocking.periodic import PeriodicTask
+from oncekey.engine.blocking.periodic import PeriodicTask, drive
 from oncekey.engine.clock import Clock, new_owner
-from oncekey.engine.sweeper_base import SweepPlan, rest_after
+from oncekey.engine.sweeper_base import Elect, SweepBatch, SweepPlan, sweep_flow
 
 
 class Sweeper(PeriodicTask):
@@ -27,15 +28,12 @@ class Sweeper(PeriodicTask):
         self._token = new_owner()
 
     def _sweep(self) -> None:
-        """Until nothing is left or the next period is due, if we are the elected one."""
-        due = self._clock.now() + self._plan.every
-        if not self._store.elect(self._token, self._plan.lease):
-            return
-        began = self._clock.now()
-        while self._store.sweep(self._plan.limit):
-            ended = self._clock.now()
-            if self._stop.is_set() or ended >= due:
-                return
-            if self._clock.wait(self._stop, rest_after(ended - began)):
-                return
-            began = self._clock.now()
+        drive(sweep_flow(self._plan, self._token, self._clock), self._perform)
+
+    def _perform(self, effect: object) -> int:
+        if isinstance(effect, Elect):
+            return self._store.elect(effect.token, effect.lease)
+        if isinstance(effect, SweepBatch):
+            return self._store.sweep(effect.limit)
+        assert isinstance(effect, Sleep)
+        return self._clock.wait(self._stop, effect.us)

@@ -21,8 +21,7 @@ from django.http import Http404
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.engine.blocking.attempt import Attempt
-from oncekey.engine.blocking.once import Once
-from oncekey.engine.blocking.operations import Operations
+from oncekey.engine.blocking.once import Once, Operations
 from oncekey.http import policy_document
 from oncekey.http.body_canonical import UnreadableBody
 from oncekey.http.django.messages import (

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
-from tests.engine.here import NOWHERE, Seen, here
+from tests.engine.current_context import NOWHERE, Seen, here
 
 from oncekey import AsyncOnce
 

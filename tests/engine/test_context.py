@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.engine.here import NOWHERE, Seen, here
+from tests.engine.current_context import NOWHERE, Seen, here
 
 from oncekey import Once, Terminal, current_attempt, current_step
 from oncekey.engine.attempt_steps import RunningStep

@@ -61,7 +61,7 @@ class Interrupter:
             self._returned.discard(frame)
             looks = before.startswith(_ALWAYS) or (before.startswith("CALL") and not inlined)
             # The first instruction of a task belongs to asyncio: nothing of ours can catch it.
-            if looks and (before, frame.f_code.co_name) != ("RESUME", "_live"):
+            if looks and (before, frame.f_code.co_name) != ("RESUME", "_run_in_task"):
                 self.places += 1
                 if self.places == self.place:
                     self.came = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"

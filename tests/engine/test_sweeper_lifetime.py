@@ -24,8 +24,7 @@ def test_when_its_event_loop_ends_the_next_use_starts_it_again() -> None:
 
     async def use() -> bool:
         assert await once.get("op", "k") is None
-        assert once._sweeper is not None
-        task = once._sweeper._task
+        task = once._background[0]._task
         return task is not None and task.get_loop() is asyncio.get_running_loop()
 
     for _ in range(2):
@@ -57,13 +56,13 @@ def child(check):
 
 if colour == "blocking":
     once = Once("sqlite:///" + path, sweep_every="1h")
-    token = once._sweeper._token
+    token = once._background[0]._token
     assert len(sweepers()) == 1
     def check():
         assert sweepers() == []               # none is inherited
         once.run("op", "k", lambda attempt: 1)
         assert len(sweepers()) == 1           # the first use starts one, of its own
-        assert once._sweeper._token != token
+        assert once._background[0]._token != token
         once.close()
         assert sweepers() == []
     child(check)
@@ -73,9 +72,9 @@ else:
     once = AsyncOnce("sqlite:///" + path, sweep_every="1h")
     async def use():
         await once.get("op", "k")
-        task = once._sweeper._task
+        task = once._background[0]._task
         assert task is not None and task.get_loop() is asyncio.get_running_loop()
-        return once._sweeper._token
+        return once._background[0]._token
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, daemon=True).start()
     token = asyncio.run_coroutine_threadsafe(use(), loop).result()

@@ -71,18 +71,24 @@ class Herd:
         inner = getattr(self.once, "inner", self.once)
         if isinstance(inner, Once):
             return inner._runner._duplicates
-        (home,) = inner._runner._homes.values()
-        found: Duplicates = home.duplicates
+        (state,) = inner._runner._loop_states.values()
+        found: Duplicates = state.duplicates
         return found
 
     def until_asleep(self, count: int) -> None:
         wait_until_true(
-            lambda: sum(len(room.asleep) for room in self.duplicates()._rooms.values()) == count
+            lambda: (
+                sum(len(waiters.sleeping) for waiters in self.duplicates()._waiting.values())
+                == count
+            )
         )
 
     def until_asking(self, count: int) -> None:
         wait_until_true(
-            lambda: sum(len(room.asking) for room in self.duplicates()._rooms.values()) == count
+            lambda: (
+                sum(len(waiters.for_reply) for waiters in self.duplicates()._waiting.values())
+                == count
+            )
         )
 
     def sent(self, kind: type[Command]) -> int:
@@ -164,7 +170,7 @@ def test_duplicates_of_an_attempt_elsewhere_share_claims_and_polls(herd: Herd) -
     herd.clock.advance(POLL_MAX_US)
     assert {future.result(TIMEOUT_SECONDS).value for future in waiting} == {"answer"}
     assert herd.sent(Claim) == 2 + 8 + 1
-    assert not herd.duplicates()._rooms, "nothing is left of them (I11)"
+    assert not herd.duplicates()._waiting, "nothing is left of them (I11)"
 
 
 def test_a_key_that_was_given_back_is_run_by_one_of_those_who_wait(herd: Herd) -> None:
@@ -211,8 +217,7 @@ def test_i11_an_interrupted_claim_leaves_nobody_waiting() -> None:
 def test_duplicates_that_wait_for_a_silent_owner_do_not_ask_again_and_again(herd: Herd) -> None:
     """What `recover` says is believed only once the owner cannot act any more: until then all
     sleep, also beside one that polls."""
-    kernel = herd.elsewhere._kernel
-    dead = kernel.task(kernel.job("op", "k", "", "a", None, {}))
+    dead = herd.elsewhere._jobs.make("op", "k", "", "a", None, {}).task
     herd.elsewhere._store.apply(
         [Claim(dead.id, dead.owner, dead.fingerprint, LEASE_US, 10**9, 0, False)]
     )

@@ -27,7 +27,7 @@ def key_of(order: str, cents: int = 5) -> str:
 
 def look(fn: Any, *, is_async: bool = False, **changes: Any) -> Guarded:
     options = {"key": key_of, "scope": "", "request": None, **changes}
-    return guarded(fn, "charge", is_async=is_async, **options)
+    return guarded(fn, "charge", codec=None, options={}, is_async=is_async, **options)
 
 
 @pytest.mark.parametrize(

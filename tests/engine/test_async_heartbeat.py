@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Any
 
+from tests.engine.engine_parts import attempt_with
+
 from oncekey.core.commands import Command, Done, Renew, Reply
 from oncekey.core.effects import CommandResult, Grant
-from oncekey.core.identity import Identities
-from oncekey.core.policy import Policy
 from oncekey.engine.aio.heartbeat import AsyncHeartbeat
 from oncekey.engine.aio.once import AsyncOnce
 from oncekey.engine.attempt_base import AttemptBase
@@ -68,7 +68,7 @@ class Scene:
         self.clock = Hand()
         self.renewed: list[bytes] = []
         clock: Any = self.clock
-        self.heart = AsyncHeartbeat(clock, self.answer)
+        self.heartbeat = AsyncHeartbeat(clock, self.answer)
 
     async def answer(self, command: Command) -> CommandResult:
         assert isinstance(command, Renew)
@@ -77,13 +77,9 @@ class Scene:
 
     def attempt(self, name: bytes, *, lease: int = 30 * SECOND) -> AttemptBase:
         """An attempt claimed now, which the heart watches."""
-        identities = Identities()
-        clock: Any = self.clock
         grant = Grant(name, b"o", 1, 1, lease, self.clock.time + lease, (), False)
-        attempt = AttemptBase(
-            identities, identities.identify("", "op", "k"), grant, Policy(), clock
-        )
-        self.heart.watch(attempt)
+        attempt = attempt_with(self.clock, grant)
+        self.heartbeat.watch(attempt)
         return attempt
 
 
@@ -92,7 +88,7 @@ def test_attempts_that_end_early_share_one_timer() -> None:
         scene = Scene()
         for number in range(100):
             scene.clock.time += 1_000
-            scene.heart.forget(scene.attempt(b"%d" % number))
+            scene.heartbeat.forget(scene.attempt(b"%d" % number))
         assert len(scene.clock.timers) == 1
         scene.clock.fire()
         assert scene.clock.timers == [], "nobody waits, so nothing is planned"
@@ -112,7 +108,7 @@ def test_one_that_lasts_is_renewed_at_a_third_of_its_lease_and_goes_on() -> None
         assert attempt._deadline == 40 * SECOND
         scene.clock.fire()
         await yield_until(lambda: scene.renewed == [b"a", b"a"])
-        scene.heart.forget(attempt)
+        scene.heartbeat.forget(attempt)
         await yield_until(lambda: scene.clock.planned == [])
 
     asyncio.run(main())
@@ -127,11 +123,11 @@ def test_a_shorter_lease_is_not_forgotten_behind_a_longer_one() -> None:
         scene.clock.fire()
         assert scene.clock.planned == [10 * SECOND], "and the longer one's is planned again"
         await yield_until(lambda: scene.renewed == [b"short"])
-        scene.heart.forget(next(iter(scene.heart._beats)))
+        scene.heartbeat.forget(next(iter(scene.heartbeat._beats)))
         await yield_until(lambda: scene.clock.planned == [10 * SECOND])
         scene.clock.fire()
         await yield_until(lambda: scene.renewed == [b"short", b"long"])
-        scene.heart.forget(next(iter(scene.heart._beats)))
+        scene.heartbeat.forget(next(iter(scene.heartbeat._beats)))
 
     asyncio.run(main())
 
@@ -146,8 +142,8 @@ def test_those_due_nearly_together_are_renewed_together() -> None:
         await yield_until(lambda: len(scene.renewed) == 3)
         assert sorted(scene.renewed) == [b"0", b"1", b"2"], "within a twelfth of their lease"
         assert scene.clock.planned.count(13 * SECOND) == 1
-        for attempt in [*scene.heart._beats, *scene.heart._waiting]:
-            scene.heart.forget(attempt)
+        for attempt in [*scene.heartbeat._beats, *scene.heartbeat._waiting]:
+            scene.heartbeat.forget(attempt)
 
     asyncio.run(main())
 
@@ -155,8 +151,8 @@ def test_those_due_nearly_together_are_renewed_together() -> None:
 def test_stopping_leaves_no_timer_behind() -> None:
     async def main() -> None:
         scene = Scene()
-        scene.heart.forget(scene.attempt(b"a"))
-        scene.heart.stop()
+        scene.heartbeat.forget(scene.attempt(b"a"))
+        scene.heartbeat.stop()
         assert scene.clock.planned == []
         scene.attempt(b"b")
         assert scene.clock.planned == [10 * SECOND], "and it may be used again"
@@ -183,7 +179,7 @@ def test_loops_that_ended_are_let_go() -> None:
         asyncio.run(use(number))
     gc.collect()
     assert [loop() is not None for loop in loops[:-1]] == [False, False, False]
-    assert len(once._runner._homes) == 1
+    assert len(once._runner._loop_states) == 1
 
 
 class Curious(AsyncMemoryStore):
@@ -236,16 +232,13 @@ def test_so_does_the_heartbeat() -> None:
             ended.set()
             return CommandResult(Done(), clock.now(), clock.now())
 
-        heart = AsyncHeartbeat(clock, answer)
-        identities = Identities()
+        heartbeat = AsyncHeartbeat(clock, answer)
         grant = Grant(b"a", b"o", 1, 1, 10, clock.now() + 10, (), False)
-        attempt = AttemptBase(
-            identities, identities.identify("", "op", "k"), grant, Policy(), clock
-        )
+        attempt = attempt_with(clock, grant)
         request.set("alice's")
-        heart.watch(attempt)
+        heartbeat.watch(attempt)
         await ended.wait()
-        heart.forget(attempt)
+        heartbeat.forget(attempt)
 
     asyncio.run(main())
     assert set(seen) == {"nobody's"}
@@ -255,22 +248,21 @@ def test_so_does_the_heartbeat() -> None:
 
 
 def _attempt(clock: Any, lease: int) -> AttemptBase:
-    identities = Identities()
     grant = Grant(b"a", b"o", 1, 1, lease, clock.now() + lease, (), False)
-    return AttemptBase(identities, identities.identify("", "op", "k"), grant, Policy(), clock)
+    return attempt_with(clock, grant)
 
 
 def test_a_heartbeat_survives_whatever_the_store_raises() -> None:
     async def main() -> None:
         scene = Scene()
-        answer, raised = scene.heart._apply, [RuntimeError("a bug"), OSError("a socket")]
+        answer, raised = scene.heartbeat._apply, [RuntimeError("a bug"), OSError("a socket")]
 
         async def failing(command: Command) -> CommandResult:
             if raised:
                 raise raised.pop(0)
             return await answer(command)
 
-        scene.heart._apply = failing
+        scene.heartbeat._apply = failing
         attempt = scene.attempt(b"a")
         scene.clock.fire()
         for left in (1, 0):
@@ -278,7 +270,7 @@ def test_a_heartbeat_survives_whatever_the_store_raises() -> None:
             scene.clock.fire()
         await yield_until(lambda: scene.renewed == [b"a"])
         assert not attempt.lost
-        scene.heart.forget(attempt)
+        scene.heartbeat.forget(attempt)
         await yield_until(lambda: scene.clock.planned == [])
 
     asyncio.run(main())
@@ -295,10 +287,10 @@ def test_the_thread_that_keeps_attempts_alive_survives_whatever_is_raised() -> N
         renewed.set()
         return [CommandResult(Done(), clock.now(), clock.now()) for _ in commands]
 
-    heart = Heartbeat(apply_many, clock)
+    heartbeat = Heartbeat(apply_many, clock)
     attempt = _attempt(clock, 30 * SECOND)
     attempt._grant = attempt._grant._replace(deadline=clock.now() + SECOND)  # due for long
-    heart.watch(attempt)
+    heartbeat.watch(attempt)
     assert renewed.wait(20)
-    heart.stop()
+    heartbeat.stop()
     assert not attempt.lost

@@ -1,0 +1,175 @@
+"""Packs what bodies and recoveries give into bytes, records outcomes, and replays them.
+
+A body's value goes to the attempt flow as packed bytes (`pack`). The outcome of an attempt becomes
+an event and an entry of the replay cache (`Outcomes.record`), which may answer the next call
+(`Outcomes.replay`). The caller's result, or the error to raise, is made in results.py.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
+from typing import Any, Final
+
+from oncekey.core import codec as codecs
+from oncekey.core.codec import Codec, Stored
+from oncekey.core.effects import AttemptOutcome, Recovered, Returned
+from oncekey.core.errors import ConfigurationError, NotStarted
+from oncekey.core.events import EventKind
+from oncekey.core.identity import Identity, KeyLike
+from oncekey.core.policy import Policy
+from oncekey.core.record import Record, State
+from oncekey.core.recovery import Recovery, UnknownKey
+from oncekey.engine.event_bus import EventBus
+from oncekey.engine.jobs import Job, JobFactory
+from oncekey.engine.key_status import arguments_of, step_statuses
+from oncekey.engine.replay_cache import CACHE_AGE_MAX_US, ReplayCache
+from oncekey.engine.results import Result, result_of
+
+# What a call gives that has not run a single line yet. None of these types can be subclassed.
+UNSTARTED: Final = frozenset((CoroutineType, GeneratorType, AsyncGeneratorType))
+
+
+class BodyNotRun(NotStarted, ConfigurationError):
+    """The body gave a coroutine or a generator, so nothing of it has run: the key stays free."""
+
+
+def check_started(job: Job, value: object, what: str = "the body") -> None:
+    """Raise BodyNotRun if the value is a coroutine or a generator."""
+    if type(value) in UNSTARTED:
+        raise not_run(job, value, what)
+
+
+def not_run(job: Job, value: object, what: str = "the body") -> BodyNotRun:
+    """The error for an unstarted value, which is closed."""
+    if isinstance(value, (CoroutineType, GeneratorType)):
+        value.close()
+    return BodyNotRun(
+        f"{what} of {job.identity.operation!r} gave a {type(value).__name__}, which has "
+        "not run; run async functions with AsyncOnce, await all of it, return plain values"
+    )
+
+
+def pack(codec: Codec, policy: Policy, value: Any, deadline: int) -> Returned:
+    """The body's value as bytes, or a tombstone if it cannot be kept."""
+    try:
+        body = codecs.pack_value(codec, value)
+    except Exception as error:  # the codec may be the user's: whatever it raises, the body ran
+        if _packs(codec, value):
+            raise  # not the codec but a signal handler raised it
+        reason = f"{type(error).__name__}: {error}"
+        body = codecs.pack_tombstone(reason, too_large=False)
+        return Returned(body, deadline, value, kept=False)
+    if len(body) > policy.max_bytes:
+        reason = f"its answer has {len(body)} bytes, max_bytes is {policy.max_bytes}"
+        body = codecs.pack_tombstone(reason, too_large=True)
+        return Returned(body, deadline, value, kept=False)
+    return Returned(body, deadline)
+
+
+def _packs(codec: Codec, value: Any) -> bool:
+    try:
+        codecs.pack_value(codec, value)
+    except Exception:
+        return False
+    return True
+
+
+class Outcomes:
+    """The outcomes of one engine's jobs: their events, and those that are finished in a cache."""
+
+    def __init__(self, jobs: JobFactory, cache: ReplayCache, events: EventBus) -> None:
+        self.cache = cache
+        self.events = events
+        self._jobs = jobs
+
+    def replay(
+        self, operation: str, key: KeyLike, scope: str, request: Any, codec: Any
+    ) -> Result[Any] | None:
+        """The result without a round trip, if the cache has it; a stored failure is raised."""
+        if type(key) is not str or type(scope) is not str or type(operation) is not str:
+            return None
+        name = (scope, operation, key)
+        if name not in self.cache:
+            return None
+        jobs = self._jobs
+        now = jobs.clock.now()
+        entry = self.cache.get(name, now)
+        if entry is None:
+            return None
+        id, fingerprint, body, attempt, fence, _, expires_at = entry
+        if fingerprint != jobs.identities.fingerprint(request):
+            return None  # another request: the store decides what that means
+        identity = Identity(scope, operation, key, id)
+        if self.events.subscribers:
+            self.events.emit(EventKind.REPLAYED, identity, now, fence, attempt, from_cache=True)
+        chosen = jobs.codec if codec is None else codecs.codec_for(codec)
+        stored = codecs.unpack(body)
+        return result_of(identity, chosen, stored, True, attempt, fence, expires_at - now)
+
+    def record(self, job: Job, outcome: AttemptOutcome) -> Stored | None:
+        """Emit the outcome's events and cache it if it is finished, whether or not a caller still
+        waits. Returns what was stored, for `results.conclude`."""
+        kind = outcome.kind
+        if self.events.subscribers:
+            emit = partial(self.events.emit, identity=job.identity, started_at=job.started_at)
+            emit(kind, fence=outcome.fence, attempt=outcome.attempt)
+            if outcome.unrecorded:
+                emit(EventKind.UNRECORDED, fence=outcome.fence, attempt=outcome.attempt)
+        if outcome.error is not None or (
+            kind is not EventKind.FINISHED and kind is not EventKind.REPLAYED
+        ):
+            return None
+        stored = codecs.unpack(outcome.body)
+        identity, started_at = job.identity, job.started_at
+        # Counted from before the run, so that no entry outlives its record.
+        expires_at = started_at + outcome.expires_in
+        self.cache.put(
+            (identity.scope, identity.operation, identity.key),
+            (
+                identity.id,
+                job.task.fingerprint,
+                outcome.body,
+                outcome.attempt,
+                outcome.fence,
+                min(expires_at, started_at + CACHE_AGE_MAX_US),
+                expires_at,
+            ),
+        )
+        return stored
+
+    # --- recovery -----------------------------------------------------------------------------
+
+    def unknown_key(self, job: Job, record: Record) -> UnknownKey:
+        """What the user's `recover` is called with."""
+        identity, identities = job.identity, self._jobs.identities
+        return UnknownKey(
+            identity.scope,
+            identity.operation,
+            identity.key,
+            record.fence,
+            record.attempt,
+            step_statuses(record.steps, job.codec),
+            partial(identities.child_key, identity),
+            partial(identities.child_uuid, identity),
+            arguments_of(record.steps).request,
+        )
+
+    def recovered(self, job: Job, recovery: object) -> Recovered | None:
+        """What the user's `recover` returned, packed for the flow; None if it does not know."""
+        if recovery is None:
+            return None
+        if not isinstance(recovery, Recovery):
+            raise ConfigurationError(
+                f"recover for {job.identity.operation!r} returned a {type(recovery).__name__}; "
+                "return Recovery.succeeded(value), .failed(message), .free(), or None"
+            )
+        if self.events.subscribers:
+            self.events.emit(EventKind.RECOVERED, job.identity, job.started_at)
+        if recovery.state is State.SUCCEEDED:
+            body = pack(job.codec, job.policy, recovery.value, 0).body
+        elif recovery.state is State.FAILED:
+            body = codecs.pack_error(RuntimeError(recovery.value))
+        else:
+            body = b""
+        return Recovered(recovery.state, body, recovery.note)

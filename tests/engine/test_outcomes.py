@@ -1,0 +1,257 @@
+"""Values are packed, finished outcomes are cached and replayed, subscribers get events."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+from tests.core.making import record
+from tests.engine.engine_parts import parts_with
+
+from oncekey.core.codec import JSON, Tombstone, pack_error, pack_value, unpack
+from oncekey.core.effects import AttemptOutcome
+from oncekey.core.errors import ConfigurationError, NotReplayable, OperationFailed
+from oncekey.core.events import Event, EventKind
+from oncekey.core.policy import Policy
+from oncekey.core.record import State
+from oncekey.core.recovery import Recovery
+from oncekey.engine.jobs import Job
+from oncekey.engine.once_base import EngineParts
+from oncekey.engine.outcomes import pack
+from oncekey.engine.replay_cache import CACHE_AGE_MAX_US
+from oncekey.engine.results import Result, conclude
+from oncekey.testing.fake_clock import FakeClock
+
+
+def job(parts: EngineParts, request: Any = None, **options: Any) -> Job:
+    return parts.jobs.make("charge", "k", "acct", request, None, options)
+
+
+def finished(value: Any, **changes: Any) -> AttemptOutcome:
+    outcome = AttemptOutcome(
+        EventKind.FINISHED, pack_value(JSON, value), State.SUCCEEDED, 1, 7, 10**12
+    )
+    return outcome._replace(**changes)
+
+
+def concluded(parts: EngineParts, begun: Job, outcome: AttemptOutcome) -> Result[Any]:
+    return conclude(begun, outcome, parts.outcomes.record(begun, outcome))
+
+
+class Shout:
+    name = "shout"
+
+    def dump(self, value: Any, /) -> bytes:
+        return str(value).upper().encode()
+
+    def load(self, data: bytes, /) -> Any:
+        return data.decode()
+
+
+# --- packing -------------------------------------------------------------------------------------
+
+
+def test_a_result_is_packed_up_to_max_bytes_exactly() -> None:
+    body = pack_value(JSON, "answer")
+    fits = pack(JSON, Policy(max_bytes=len(body)), "answer", 5)
+    assert fits == (body, 5, None, True)
+    too_large = pack(JSON, Policy(max_bytes=len(body) - 1), "answer", 5)
+    assert (too_large.raw, too_large.kept, too_large.deadline) == ("answer", False, 5)
+    stone = unpack(too_large.body)
+    assert isinstance(stone, Tombstone)
+    assert stone.too_large
+
+
+def test_a_result_no_codec_takes_leaves_a_tombstone() -> None:
+    value = object()
+    packed = pack(JSON, Policy(), value, 5)
+    assert packed.raw is value
+    stone = unpack(packed.body)
+    assert isinstance(stone, Tombstone)
+    assert not stone.too_large
+    assert stone.reason.startswith("TypeError: a object is no plain JSON value")
+
+
+@pytest.mark.parametrize(
+    ("answer", "state", "value"),
+    [
+        (Recovery.succeeded({"id": 1}), State.SUCCEEDED, {"id": 1}),
+        (Recovery.failed("declined"), State.FAILED, "declined"),
+        (Recovery.free(), State.ABSENT, None),
+    ],
+)
+def test_what_recover_says_is_packed_for_the_flow(
+    answer: Recovery, state: State, value: object
+) -> None:
+    parts = parts_with()
+    found = parts.outcomes.recovered(job(parts), answer)
+    assert found is not None
+    assert (found.state, found.note) == (state, answer.note)
+    expected = {
+        State.SUCCEEDED: pack_value(JSON, value),
+        State.FAILED: pack_error(RuntimeError(value)),
+        State.ABSENT: b"",
+    }
+    assert found.body == expected[state]
+
+
+def test_recover_may_not_know() -> None:
+    parts = parts_with()
+    assert parts.outcomes.recovered(job(parts), None) is None
+
+
+@pytest.mark.parametrize("answer", [True, "succeeded", State.SUCCEEDED, {}])
+def test_recover_may_say_nothing_else(answer: object) -> None:
+    parts = parts_with()
+    with pytest.raises(ConfigurationError, match="recover for 'charge' returned a"):
+        parts.outcomes.recovered(job(parts), answer)
+
+
+def test_recover_is_told_the_key_and_the_child_keys_of_the_dead_attempt() -> None:
+    parts = parts_with()
+    unknown = parts.outcomes.unknown_key(job(parts), record(State.UNKNOWN, attempt=2, fence=9))
+    assert (unknown.scope, unknown.operation, unknown.key) == ("acct", "charge", "k")
+    assert (unknown.attempt, unknown.fence) == (2, 9)
+    identity = parts.jobs.identities.identify("acct", "charge", "k")
+    assert unknown.child_key("pay") == parts.jobs.identities.child_key(identity, "pay")
+
+
+# --- the replay cache ----------------------------------------------------------------------------
+
+
+def test_i3_a_finished_outcome_is_replayed_without_the_store() -> None:
+    parts = parts_with()
+    first = concluded(parts, job(parts, request={"c": 1}), finished({"id": 1}))
+    again = parts.outcomes.replay("charge", "k", "acct", {"c": 1}, None)
+    assert again is not None
+    assert (first.replayed, again.replayed) == (False, True)
+    assert (again.value, again.attempt, again.fence) == ({"id": 1}, 1, 7)
+
+
+def test_a_stored_failure_is_replayed_without_the_store() -> None:
+    parts = parts_with()
+    body = pack_error(ValueError("no"))
+    outcome = AttemptOutcome(EventKind.REPLAYED, body, State.FAILED, 1, 7, 10**12)
+    with pytest.raises(OperationFailed) as first:
+        concluded(parts, job(parts), outcome)
+    with pytest.raises(OperationFailed) as again:
+        parts.outcomes.replay("charge", "k", "acct", None, None)
+    assert (first.value.error_type, first.value.error_message) == ("ValueError", "no")
+    assert vars(again.value) == vars(first.value)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        ("charge", "k", "acct", {"c": 2}),
+        ("charge", "k", "acct", None),
+        ("charge", "k", "other", {"c": 1}),
+        ("refund", "k", "acct", {"c": 1}),
+        ("charge", "k2", "acct", {"c": 1}),
+        ("charge", 5, "acct", {"c": 1}),
+    ],
+)
+def test_i7_i8_the_cache_answers_for_nothing_else(asked: tuple[Any, Any, Any, Any]) -> None:
+    parts = parts_with()
+    concluded(parts, job(parts, request={"c": 1}), finished(1))
+    assert parts.outcomes.replay(*asked, None) is None
+
+
+@pytest.mark.parametrize("expires_in", [5_000, CACHE_AGE_MAX_US, 10 * CACHE_AGE_MAX_US])
+def test_a_cached_outcome_holds_as_long_as_its_record_and_a_minute_at_most(
+    expires_in: int,
+) -> None:
+    clock = FakeClock()
+    parts = parts_with(clock=clock)
+    begun = job(parts)
+    clock.advance(1_000)  # the run took a while; the record's time is counted from before it
+    concluded(parts, begun, finished(1, expires_in=expires_in))
+    clock.advance(min(expires_in, CACHE_AGE_MAX_US) - 1_001)
+    assert parts.outcomes.replay("charge", "k", "acct", None, None) is not None
+    clock.advance(1)
+    assert parts.outcomes.replay("charge", "k", "acct", None, None) is None
+
+
+def test_a_cached_outcome_of_another_codec_is_refused_not_guessed() -> None:
+    parts, codec = parts_with(), Shout()
+    shouted = finished(1, body=pack_value(codec, "hey"))
+    begun = parts.jobs.make("charge", "k", "acct", None, codec, {})
+    assert concluded(parts, begun, shouted).value == "HEY"
+    with pytest.raises(NotReplayable, match="stored by codec 'shout'"):
+        parts.outcomes.replay("charge", "k", "acct", None, None)
+
+
+def test_an_outcome_is_remembered_also_when_nobody_waits_for_it_any_more() -> None:
+    parts = parts_with()
+    parts.outcomes.record(job(parts), finished(1))
+    again = parts.outcomes.replay("charge", "k", "acct", None, None)
+    assert again is not None
+    assert again.value == 1
+
+
+@pytest.mark.parametrize(
+    "kind", [EventKind.LOST, EventKind.RELEASED, EventKind.UNAVAILABLE, EventKind.UNKNOWN]
+)
+def test_only_finished_outcomes_are_remembered(kind: EventKind) -> None:
+    parts = parts_with()
+    assert parts.outcomes.record(job(parts), finished(1, kind=kind)) is None
+    assert len(parts.outcomes.cache) == 0
+
+
+def test_the_bodys_own_error_is_raised_again_and_not_remembered() -> None:
+    parts, own = parts_with(), ValueError("no")
+    with pytest.raises(ValueError) as caught:
+        concluded(
+            parts, job(parts), AttemptOutcome(EventKind.FINISHED, state=State.FAILED, error=own)
+        )
+    assert caught.value is own
+    assert len(parts.outcomes.cache) == 0
+
+
+def test_an_empty_stored_outcome_is_told_as_unreadable() -> None:
+    parts = parts_with()
+    outcome = AttemptOutcome(EventKind.REPLAYED, b"", State.SUCCEEDED, 1, 7, 10**12)
+    with pytest.raises(NotReplayable, match="empty or cut short"):
+        concluded(parts, job(parts), outcome)
+
+
+# --- subscribers ---------------------------------------------------------------------------------
+
+
+def test_subscribers_are_told_until_they_leave() -> None:
+    clock = FakeClock()
+    parts = parts_with(clock=clock)
+    told: list[Event] = []
+    leave = parts.outcomes.events.subscribe(told.append)
+    begun = job(parts)
+    clock.advance(250)
+    concluded(parts, begun, finished(1))
+    parts.outcomes.replay("charge", "k", "acct", None, None)
+    leave()
+    leave()
+    parts.outcomes.replay("charge", "k", "acct", None, None)
+    tag = begun.identity.tag
+    assert told == [
+        Event(EventKind.FINISHED, "charge", "acct", tag, 7, 1, 250),
+        Event(EventKind.REPLAYED, "charge", "acct", tag, 7, 1, 0, from_cache=True),
+    ]
+
+
+def test_a_broken_subscriber_is_logged_and_breaks_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    parts = parts_with()
+    told: list[Event] = []
+
+    def broken(event: Event) -> None:
+        raise RuntimeError("no metrics today")
+
+    parts.outcomes.events.subscribe(broken)
+    parts.outcomes.events.subscribe(told.append)
+    with caplog.at_level(logging.ERROR, logger="oncekey"):
+        assert concluded(parts, job(parts), finished(5)).value == 5
+    assert len(told) == 1, "the others are told all the same"
+    assert "a subscriber failed on finished" in caplog.text
+    assert "no metrics today" in caplog.text
+    assert "acct" not in caplog.text
