@@ -55,7 +55,9 @@ def test_a_heartbeat_on_its_way_when_the_body_ends_ends_too() -> None:
         clock.advance(LEASE // 3)
         await yield_until(lambda: store._held == 1)
         go.set()
-        await yield_until(lambda: len(once._runner.loop_state().coalescer._queue) == 1)  # the Finish
+        await yield_until(
+            lambda: len(once._runner.loop_state().coalescer._queue) == 1
+        )  # the Finish
         store.release()
         assert (await running).value == "done"
         await once.close()
