@@ -225,7 +225,7 @@ ERRORS: list[tuple[OncekeyError, int, bool]] = [
 
 @pytest.mark.parametrize(("error", "status", "retryable"), ERRORS)
 def test_every_error_is_a_problem(error: OncekeyError, status: int, retryable: bool) -> None:
-    response = Exchange(Rules(), policy_url="/policy").refusal_of(error)
+    response = Exchange(Rules(), policy_url="/policy").error_response(error)
     told = json.loads(response.body)
     assert (response.status, told["status"], told["retryable"]) == (status, status, retryable)
     assert first_header(response.headers, b"content-type") == b"application/problem+json"
@@ -240,7 +240,7 @@ def test_every_error_is_a_problem(error: OncekeyError, status: int, retryable: b
 
 def test_a_mistake_of_the_set_up_is_nobodys_refusal() -> None:
     with pytest.raises(ConfigurationError):
-        Exchange(Rules()).refusal_of(ConfigurationError("wrong"))
+        Exchange(Rules()).error_response(ConfigurationError("wrong"))
 
 
 def test_retry_after_is_what_requests_usually_take_and_no_longer_than_the_lease() -> None:
@@ -248,7 +248,7 @@ def test_retry_after_is_what_requests_usually_take_and_no_longer_than_the_lease(
     exchange = Exchange(Rules([rule]))
 
     def told(remaining: float) -> int:
-        response = exchange.refusal_of(InFlight(retry_after=remaining), rule)
+        response = exchange.error_response(InFlight(retry_after=remaining), rule)
         return int(first_header(response.headers, b"retry-after"))
 
     assert told(30.0) == 2, "nothing was seen yet"

@@ -77,7 +77,7 @@ def test_rendered_refusal_may_change_status_and_headers() -> None:
         Rules(),
         render_refusal=lambda r: Rendered(b"no", "text/plain", 418, (("X-Code", r.code),)),
     )
-    response = exchange.refused(MISSING, retry_after=3.2)
+    response = exchange.problem_response(MISSING, retry_after=3.2)
     assert (response.status, response.body) == (418, b"no")
     headers = dict(response.headers)
     assert (headers[b"content-type"], headers[b"x-code"]) == (b"text/plain", b"missing-key")
@@ -101,7 +101,7 @@ def test_broken_renderer_is_logged_and_problem_details_are_sent(
     render: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.ERROR, "oncekey"):
-        response = Exchange(Rules(), render_refusal=render).refused(MISSING)
+        response = Exchange(Rules(), render_refusal=render).problem_response(MISSING)
     assert (response.status, json.loads(response.body)["code"]) == (400, "missing-key")
     assert "render_refusal failed on missing-key" in caplog.text
 

@@ -31,7 +31,7 @@ from oncekey.http.exchange import (
     OPERATION_DEFAULT,
     POLICY_URL_DEFAULT,
     REPLAY_HEADER_DEFAULT,
-    STORE_DOWN_MARK,
+    STORE_DOWN_HEADERS,
     Exchange,
     RequestKey,
     RunArguments,
@@ -266,7 +266,7 @@ class GuardedRequest:
     async def _run_app(self, attempt: AsyncAttempt) -> Response:
         """The engine calls this under a fresh claim."""
         run = self._run
-        scope = WatchedScope({**run.private_scope(self._scope), ATTEMPT: attempt})
+        scope = WatchedScope(run.private_scope(self._scope, {ATTEMPT: attempt}))
         run.start(self._call_app(scope))
         return await run.outcome()
 
@@ -283,7 +283,7 @@ class GuardedRequest:
 
     async def _send_unprotected(self, message: Message) -> None:
         if message["type"] == "http.response.start":
-            lines = [*message.get("headers", ()), *STORE_DOWN_MARK]
+            lines = [*message.get("headers", ()), *STORE_DOWN_HEADERS]
             message = {**message, "headers": lines}
         await self._send(message)
 

@@ -66,13 +66,10 @@ class ResponseBuffer:
                 raise RuntimeError("the app began its response twice")
             self._start = {**message, "headers": list(message.get("headers", ()))}
             self.status = int(message["status"])
-        elif kind == "http.response.body":
-            if not self._start:
-                raise RuntimeError("the app sent a body before it began its response")
-            await self._add(message)
-        # Any other message belongs to an extension, and the app's scope offers none.
-
-    async def _add(self, message: Message) -> None:
+        if kind != "http.response.body":
+            return  # any other message belongs to an extension, and the app's scope offers none
+        if not self._start:
+            raise RuntimeError("the app sent a body before it began its response")
         if self.all_sent.done():
             return
         is_last = not message.get("more_body", False)
@@ -164,7 +161,7 @@ class AppGuard(Drainable, Protocol):
     unprotected: int  # counts runs without a key's protection
 
 
-class OwnResponse(NamedTuple):
+class FreshResponse(NamedTuple):
     """The app's own response may be sent, with these headers added."""
 
     headers: Headers
@@ -189,9 +186,9 @@ class BufferedRun:
         self.is_claimed = False
         self.error: BaseException | None = None
 
-    def private_scope(self, scope: Scope) -> Scope:
-        """The scope for an app whose response is held back."""
-        return {**scope, "extensions": {}, UNSTORED: self._unstored}
+    def private_scope(self, scope: Scope, more: Scope) -> Scope:
+        """The scope for an app whose response is held back, with more items."""
+        return {**scope, "extensions": {}, UNSTORED: self._unstored, **more}
 
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Start the app. What it sends goes to the buffer."""
@@ -219,7 +216,16 @@ class BufferedRun:
         buffer = self.buffer
         buffer.add_user()
         try:
-            await self._known()
+            try:
+                await buffer.outcome_known  # nobody else awaits it, so it may be cancelled
+            except asyncio.CancelledError:  # another attempt has taken over, or the loop ends
+                self.task.cancel()
+                await asyncio.wait({self.task})
+                raise
+            if self.error is None and not buffer.is_storable:
+                self.error = error_of(self.task)
+            if self.error is not None:
+                raise self.error
             self._exchange.latency.record(self._rule, time.monotonic() - started_at)
             if self._unstored and is_unstored(self._unstored, buffer.status):
                 raise NotStored
@@ -228,19 +234,9 @@ class BufferedRun:
             buffer.close()
         return outcome_to_store(response, self._rule, self._guard.once.policy)
 
-    async def _known(self) -> None:
-        try:
-            await self.buffer.outcome_known  # nobody else awaits it, so it may be cancelled
-        except asyncio.CancelledError:  # another attempt has taken over, or the loop ends
-            self.task.cancel()
-            await asyncio.wait({self.task})
-            raise
-        if self.error is None and not self.buffer.is_storable:
-            self.error = error_of(self.task)
-        if self.error is not None:
-            raise self.error
-
-    async def reply_of(self, running: Awaitable[Result[Response]]) -> Response | OwnResponse | None:
+    async def reply_of(
+        self, running: Awaitable[Result[Response]]
+    ) -> Response | FreshResponse | None:
         """Await the engine's run; what is to be sent then:
 
         1. the app's own response, if it was stored, or if it ends no key
@@ -253,7 +249,7 @@ class BufferedRun:
         try:
             result = await running
         except NotStored:
-            return OwnResponse(())
+            return FreshResponse(())
         except OncekeyError as error:
             if error is self.error:
                 raise  # from an engine of the handler's own
@@ -262,10 +258,10 @@ class BufferedRun:
                 self._guard.unprotected += 1
                 _log.warning("the store is down, a request runs without protection: %s", error)
                 return None
-            return self._exchange.refusal_of(error, self._rule)
+            return self._exchange.error_response(error, self._rule)
         if result.replayed or not self.is_claimed:
             return self._exchange.replay(result.value, result.expires_in)
-        return OwnResponse(self._exchange.marks(result.expires_in, replayed=False))
+        return FreshResponse(self._exchange.added_headers(result.expires_in, replayed=False))
 
     async def deliver(self, send: Send, more: Headers) -> None:
         """Send the app's own response, then wait for the end of the app."""

@@ -1,10 +1,10 @@
-"""One request under a key, step by step: what every adapter does in the same way.
+"""Decides about one request with a key, step by step, in the same way for every adapter.
 
-    head   -> passes | refused | has a key      (no body was read yet)
-    body   -> refused | what to ask the engine
-    result -> the response to send
+1. From the headers: the request needs no key, is refused, or has a key.
+2. From the body: the request is refused, or these are the arguments of the engine's `run`.
+3. From what `run` returned or raised: this response is to be sent.
 
-Pure but for the durations it has seen; the adapters read, run and send.
+Pure but for the latencies it has seen; the adapters read, run and send.
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ from oncekey.http.request_fingerprint import fingerprint_bytes
 from oncekey.http.response_codec import CODEC
 from oncekey.http.rules import Rule, Rules
 
-ATTEMPT: Final = "oncekey.attempt"  # where a handler finds its attempt, in the scope or environ
+ATTEMPT: Final = "oncekey.attempt"  # in the scope or environ: the attempt a handler runs in
 OPERATION_DEFAULT: Final = "http"
 POLICY_URL_DEFAULT: Final = "/idempotency-policy"
 REPLAY_HEADER_DEFAULT: Final = "X-Idempotency-Replayed"
 RETENTION: Final = b"x-idempotency-retention"
 UNPROTECTED: Final = b"x-idempotency-unprotected"
-STORE_DOWN_MARK: Final[Headers] = ((UNPROTECTED, b"store-down"),)
+STORE_DOWN_HEADERS: Final[Headers] = ((UNPROTECTED, b"store-down"),)
 _TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _LENGTH_DIGITS: Final = 18
 _BODILESS: Final = frozenset({204, 205, 304})
 
 
 class RequestKey(NamedTuple):
-    """A guarded request and its key."""
+    """The key of a guarded request, and the rule that guards it."""
 
     rule: Rule
     key: str
 
 
 class RunArguments(NamedTuple):
-    """What to give to `run`, beside the body."""
+    """The arguments of the engine's `run`, but for the body."""
 
     operation: str
     key: str
@@ -62,7 +62,7 @@ class RunArguments(NamedTuple):
 
 
 class Exchange:
-    """The rules of one app, ready to be asked."""
+    """The rules of one app, and what is decided by them."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class Exchange:
         self.policy_url = policy_url
         self.replay_header = replay_header
         self._challenge = challenge.encode("latin-1")
-        self._replay_mark = (replay_header.lower().encode("ascii"), b"true")
+        self._replayed = (replay_header.lower().encode("ascii"), b"true")
         self._render = render_refusal
 
     @property
@@ -96,7 +96,7 @@ class Exchange:
         return url if url is not None and url.startswith("/") else None
 
     def under(self, prefix: str) -> Self:
-        """The same for an app that is mounted under a prefix: so is its built-in page."""
+        """The exchange of an app that is mounted under a prefix: so is its built-in page."""
         if not prefix or self.policy_url != POLICY_URL_DEFAULT:
             return self
         made = copy.copy(self)
@@ -106,30 +106,30 @@ class Exchange:
     # --- before the run -----------------------------------------------------------------------
 
     def key_of(self, rule: Rule, headers: Headers) -> RequestKey | Response | None:
-        """The key of a guarded request; or its refusal; None: it has none, and may pass."""
+        """The key of a guarded request, or its refusal; None if it needs no key and has none."""
         try:
             key = read_key(header_values(headers, HEADER), strict=rule.strict)
         except InvalidKey as error:
-            # What no rule would ever have taken for a key has run nothing.
-            never_taken = not isinstance(error, RefusedField)
-            detail = str(error)
-            return self.refused(problems.INVALID._replace(detail=detail, safe_new_key=never_taken))
+            # No rule accepts this field as a key, so nothing has run under it.
+            is_never_a_key = not isinstance(error, RefusedField)
+            invalid = problems.INVALID._replace(detail=str(error), safe_new_key=is_never_a_key)
+            return self.problem_response(invalid)
         if key is None:
-            return self.refused(problems.MISSING) if rule.required else None
+            return self.problem_response(problems.MISSING) if rule.required else None
         try:
             if rule.namespaces is not None:
                 require_namespace(key, rule.namespaces)
         except InvalidKey as error:
-            # An earlier rule may have taken this key, and carried its request out.
-            return self.refused(problems.INVALID._replace(detail=str(error)))
+            # An earlier version of the rule may have accepted this key and run its request.
+            return self.problem_response(problems.INVALID._replace(detail=str(error)))
         return RequestKey(rule, key)
 
     def has_key(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
-        """Whether there is a key, well-formed or not."""
+        """Whether there is a key, valid or not."""
         return HEADER in [name for name, _ in headers]
 
     def declared_too_large(self, rule: Rule, headers: Headers) -> bool:
-        """Whether a body would be too large by its own word."""
+        """Whether the Content-Length exceeds the limit."""
         lines = header_values(headers, b"content-length")
         length = lines[0].lstrip(b"0") if lines else b""
         if len(length) > _LENGTH_DIGITS:
@@ -137,70 +137,71 @@ class Exchange:
         return length.isdigit() and int(length) > rule.max_request
 
     def run_arguments(
-        self, keyed: RequestKey, caller: str, request: Request
+        self, request_key: RequestKey, caller: str, request: Request
     ) -> RunArguments | Response:
-        """What to ask the engine for; or the refusal of a body that cannot be read."""
+        """The arguments for a request; or the refusal of a body that cannot be decoded."""
+        rule = request_key.rule
         try:
-            asked = fingerprint_bytes(request, keyed.rule)
+            compared = fingerprint_bytes(request, rule)
         except TooLarge as error:
-            return self.too_large(keyed.rule, error.most)
+            return self.too_large(rule, error.most)
         except UnreadableBody as error:
             return self.unreadable(str(error))
-        options = {"scope": caller, "request": asked, "codec": CODEC, **keyed.rule.options}
-        return RunArguments(self.operation, keyed.key, options)
+        options = {"scope": caller, "request": compared, "codec": CODEC, **rule.options}
+        return RunArguments(self.operation, request_key.key, options)
 
     # --- refusals -----------------------------------------------------------------------------
 
-    def refused(self, problem: Problem, **more: Any) -> Response:
+    def problem_response(self, problem: Problem, **more: Any) -> Response:
         return refusal_response(problem, policy_url=self.policy_url, render=self._render, **more)
 
     def unreadable(self, detail: str) -> Response:
-        return self.refused(problems.UNREADABLE._replace(detail=detail))
+        return self.problem_response(problems.UNREADABLE._replace(detail=detail))
 
     def too_large(self, rule: Rule, most: int | None = None) -> Response:
         detail = f"At most {most or rule.max_request} bytes are accepted, decompressed too."
-        return self.refused(problems.TOO_LARGE._replace(detail=detail))
+        return self.problem_response(problems.TOO_LARGE._replace(detail=detail))
 
     def unknown_caller(self) -> Response:
-        """Who asks is not known, so there is nobody whose keys could be looked at (I15)."""
+        """The caller is not known, so there is nobody whose keys could be looked at (I15)."""
         challenge = ((b"www-authenticate", self._challenge),) if self._challenge else ()
-        return self.refused(problems.UNKNOWN_CALLER, headers=challenge)
+        return self.problem_response(problems.UNKNOWN_CALLER, headers=challenge)
 
-    def refusal_of(self, error: OncekeyError, rule: Rule | None = None) -> Response:
-        """The response for what the engine raised; raises it again where that is no client's."""
+    def error_response(self, error: OncekeyError, rule: Rule | None = None) -> Response:
+        """The response to an error of the engine. Raises the error if it is not the client's to
+        see."""
         problem = problem_for(error)
         if problem is None or (isinstance(error, StoreUnavailable) and error.final):
-            raise error  # of an engine that was closed no retry will ever get an answer
+            raise error  # a closed engine never answers a retry, so no 503 asks for one
         retry_after: float | None = None
         if isinstance(error, InFlight):
-            usual = self.latency.average(rule) if rule is not None else None
-            if usual is None:
-                usual = problems.RETRY_AFTER_UNLEARNED_SECONDS
-            retry_after = min(usual, error.retry_after)
+            average = self.latency.average(rule) if rule is not None else None
+            if average is None:
+                average = problems.RETRY_AFTER_UNLEARNED_SECONDS
+            retry_after = min(average, error.retry_after)
         elif problem.retryable:
             retry_after = problems.RETRY_AFTER_DOWN_SECONDS
-        return self.refused(problem, retry_after=retry_after)
+        return self.problem_response(problem, retry_after=retry_after)
 
-    # --- after it -----------------------------------------------------------------------------
+    # --- after the run ------------------------------------------------------------------------
 
     def replay(self, response: Response, expires_in: float) -> Response:
-        """A stored response, given again; its key expires in so many seconds."""
+        """The response for a retry, from the stored one. Its key expires in so many seconds."""
         if response.omitted:
-            return self.refused(problems.NOT_REPLAYABLE, original_status=response.status)
-        headers = [*response.headers, *self.marks(expires_in, replayed=True)]
+            return self.problem_response(problems.NOT_REPLAYABLE, original_status=response.status)
+        headers = [*response.headers, *self.added_headers(expires_in, replayed=True)]
         if response.status not in _BODILESS:
             headers.append((b"content-length", b"%d" % len(response.body)))
         return Response(response.status, tuple(headers), response.body)
 
-    def marks(self, expires_in: float, *, replayed: bool) -> Headers:
-        """What we add: whether this is a replay, and for how many seconds the key is still
-        kept."""
+    def added_headers(self, expires_in: float, *, replayed: bool) -> Headers:
+        """The headers we add: whether this is a replay, and how many seconds the key is kept."""
         kept = (RETENTION, b"%d" % expires_in)
-        return (self._replay_mark, kept) if replayed else (kept,)
+        return (self._replayed, kept) if replayed else (kept,)
 
 
 def check_caller(caller: object) -> None:
-    """Whether this can be a `caller=` at all."""
+    """Raise ConfigurationError if this cannot be a `caller=`."""
     if not callable(caller):
         raise ConfigurationError(
             "caller= must be a function that gives the verified principal of a request: keys "
@@ -209,7 +210,7 @@ def check_caller(caller: object) -> None:
 
 
 def checked_principal(found: object) -> str:
-    """What a `caller=` gave, "" for nobody."""
+    """The principal that a `caller=` gave; "" for None."""
     if found is not None and not isinstance(found, str):
         raise TypeError(f"caller= must give text or None, not a {type(found).__name__}")
     if found and not (len(found) <= SCOPE_MAX_CHARS and found.isprintable()):

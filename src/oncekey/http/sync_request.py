@@ -18,7 +18,7 @@ from oncekey.engine.blocking.once import Once, Operations
 from oncekey.http.exchange import (
     OPERATION_DEFAULT,
     REPLAY_HEADER_DEFAULT,
-    STORE_DOWN_MARK,
+    STORE_DOWN_HEADERS,
     Exchange,
     RequestKey,
     RunArguments,
@@ -174,7 +174,7 @@ class _SyncRequest(Generic[A]):
         if result.replayed or self._answer is None:
             self.drop()  # where another attempt has overtaken ours, its answer counts
             return self._exchange.replay(result.value, result.expires_in)
-        marks = self._exchange.marks(result.expires_in, replayed=False)
+        marks = self._exchange.added_headers(result.expires_in, replayed=False)
         return FreshResponse(self._answer, marks, stored=True)
 
     def _body(self, attempt: Attempt) -> Response:
@@ -197,9 +197,9 @@ class _SyncRequest(Generic[A]):
         if is_down and self._rule.store_down == "run":
             self._guard.count_unprotected()
             _log.warning("the store is down, a request runs without protection: %s", error)
-            return FreshResponse(self._make(None), STORE_DOWN_MARK, stored=False)
+            return FreshResponse(self._make(None), STORE_DOWN_HEADERS, stored=False)
         self.drop()
-        return self._exchange.refusal_of(error, self._rule)
+        return self._exchange.error_response(error, self._rule)
 
     def drop(self) -> None:
         answer, self._answer = self._answer, None

@@ -74,7 +74,7 @@ class UnguardedKeys:
 
     def refusal(self, prefix: str = "") -> Response:
         """For an app that is mounted under `prefix`."""
-        return self._exchange.under(prefix).refused(problems.UNGUARDED)
+        return self._exchange.under(prefix).problem_response(problems.UNGUARDED)
 
 
 def mark_key_guarded(scope: Any) -> None:

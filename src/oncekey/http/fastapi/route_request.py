@@ -23,7 +23,7 @@ from oncekey.http.asgi import (
     send_response,
 )
 from oncekey.http.buffered_run import BufferedRun, error_of
-from oncekey.http.exchange import ATTEMPT, STORE_DOWN_MARK, RunArguments, checked_principal
+from oncekey.http.exchange import ATTEMPT, STORE_DOWN_HEADERS, RunArguments, checked_principal
 from oncekey.http.fastapi.endpoint import ON_CALL, EndpointGuard, PendingCall, as_starlette
 from oncekey.http.fastapi.transaction import response_to, run_in_transaction
 from oncekey.http.lifespan import note_request
@@ -93,7 +93,7 @@ class RouteRequest:
         self._exchange = guard.setup.exchange.under(scope.get("root_path", ""))
         self._reader = BodyReader(receive, guard.rule.max_request)
         self._run = BufferedRun(guard.setup, self._exchange, guard.rule)
-        self._inner: Scope = {**self._run.private_scope(scope), ON_CALL: self._on_call}
+        self._inner = self._run.private_scope(scope, {ON_CALL: self._on_call})
         self._state = State.SOLVING
         loop = asyncio.get_running_loop()
         # What SOLVING led to: a call; a body that cannot be read; None: the handler's own response.
@@ -162,7 +162,7 @@ class RouteRequest:
             await self._send_reply(reply)
         elif reply is None:
             self._decide(State.UNPROTECTED, None)
-            await self._send_own(STORE_DOWN_MARK)
+            await self._send_own(STORE_DOWN_HEADERS)
         else:
             await self._run.deliver(self._send, reply.headers)
 
