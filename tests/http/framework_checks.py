@@ -291,7 +291,7 @@ class StartResponse:
 def check_reset_while_the_body_is_read_ends_cleanly(kind: str) -> None:
     app = FrameworkApp(kind)
     if app.is_async:
-        return  # there it is a message, see test_asgi.py
+        return  # there it is a message, see test_asgi_over_socket.py
     for length in ({"CONTENT_LENGTH": "500"}, {"wsgi.input_terminated": True}):
         environ: dict[str, Any] = {}
         setup_testing_defaults(environ)
