@@ -1,18 +1,18 @@
 """Seeded bugs in the SQL of the PostgreSQL store: each is the real text with one thing wrong.
 
 Every one of them is looked for among all orders of the statements and commits of one race, on a
-schema of its own (overlap.py). m11 is of the design's list of twelve.
+schema of its own (race_on_postgres.py). m11 is of the design's list of twelve.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from tests.support.explorer.database import PLAIN, RING, Database, Setup
-from tests.support.explorer.interleave import RaceReport
 from tests.support.explorer.mutation import Edit
-from tests.support.explorer.overlap import overlap
-from tests.support.explorer.races import RACES
+from tests.support.explorer.postgres_race_schema import PLAIN, RING, Database, Setup
+from tests.support.explorer.postgres_races import race_on_postgres
+from tests.support.explorer.race_scenarios import RACES
+from tests.support.explorer.sqlite_races import RaceReport
 
 
 @dataclass(frozen=True)
@@ -183,6 +183,6 @@ def look_for(mutant: SQLMutant, url: str) -> RaceReport:
     database = Database(url, mutant.setup)
     try:
         race = next(race for race in RACES if race.name == mutant.where)
-        return overlap(replace(race, lazy=True), database)
+        return race_on_postgres(replace(race, lazy=True), database)
     finally:
         database.close()

@@ -12,9 +12,9 @@ from contextlib import closing, contextmanager
 
 import psycopg
 import pytest
-from tests.support.explorer.database import RING, Database, Session, Setup
 from tests.support.explorer.mutation import Edit
-from tests.support.explorer.races import EARLY, LATE, claim
+from tests.support.explorer.postgres_race_schema import RING, Database, Session, Setup
+from tests.support.explorer.race_scenarios import EARLY, LATE, claim
 from tests.support.postgres_stores import DATABASE, server
 from tests.support.servers.processes import wait_until
 

@@ -11,12 +11,12 @@ from functools import cache
 from types import ModuleType
 
 import pytest
-from tests.support.explorer.explorer import Report, explore
-from tests.support.explorer.kit import REAL
-from tests.support.explorer.local import AnyFlow, Local, asked
-from tests.support.explorer.process import Proc
+from tests.support.explorer.code_under_test import REAL
+from tests.support.explorer.generator_states import AnyFlow, GeneratorState, asked
+from tests.support.explorer.process import Process
 from tests.support.explorer.scenario import Actor, Scenario
 from tests.support.explorer.scenarios import MUST_MEET, SCENARIOS
+from tests.support.explorer.search import Report, explore
 from tests.support.explorer.world import World
 
 from oncekey.core import attempt_flow, heartbeat_flow
@@ -30,13 +30,13 @@ def explored(name: str) -> Report:
 
 
 @pytest.mark.parametrize("name", [scenario.name for scenario in SCENARIOS])
-def test_no_promise_is_broken(name: str, told: list[str]) -> None:
+def test_no_promise_is_broken(name: str, said: list[str]) -> None:
     report = explored(name)
-    told.append(str(report))
+    said.append(str(report))
     assert report.violation is None, f"\n{report.violation}"
 
 
-def test_it_goes_through_enough_states(told: list[str]) -> None:
+def test_it_goes_through_enough_states(said: list[str]) -> None:
     reports = [explored(scenario.name) for scenario in SCENARIOS]
     total = Report(
         "in all",
@@ -46,7 +46,7 @@ def test_it_goes_through_enough_states(told: list[str]) -> None:
         Counter(),
         None,
     )
-    told.append(str(total))
+    said.append(str(total))
     assert total.states >= STATES_MIN
 
 
@@ -67,7 +67,7 @@ def test_three_attempts_at_least_and_each_with_calls_that_take_time() -> None:
 
 
 def test_equal_frames_behave_alike() -> None:
-    """Walk generators beside the places they were merged into: they must ask for the same."""
+    """Walk generators beside the places they were merged into: they must effect for the same."""
     scenario = Scenario(
         "walk",
         (Actor("A", recoverable=True, wait=1, beats=2), Actor("B", retry_safe=True, quick=True)),
@@ -77,48 +77,48 @@ def test_equal_frames_behave_alike() -> None:
     world = World(scenario, REAL)
     first = _visit(world, 60_000)
     walks = random.Random(1)
-    steps = 0
+    transitions = 0
     for _ in range(3_000):
         actor = scenario.actors[0]
         assert first.main is not None
-        steps += _walk(walks, REAL.attempt(actor.task), first.main.local)
-    assert steps > 15_000
+        transitions += _walk(walks, REAL.attempt(actor.task), first.main.state)
+    assert transitions > 15_000
 
 
-def _visit(world: World, limit: int) -> Proc:
-    """Go through some states, so that the pool of places fills; the first process as it began."""
+def _visit(world: World, limit: int) -> Process:
+    """Go through some states, so that the interned of places fills; the first process as it began."""
     start = world.start()
     seen = {start}
     queue = [start]
     for state in queue:
-        for step in world.steps(state):
+        for step in world.transitions(state):
             if step.after not in seen and len(seen) < limit:
                 seen.add(step.after)
                 queue.append(step.after)
-    return start.procs[0]
+    return start.processes[0]
 
 
-def _walk(walks: random.Random, live: AnyFlow, local: Local) -> int:
-    """A random way through the places, with a real generator alongside; how many steps."""
-    ask = next(live)
-    steps = 0
+def _walk(walks: random.Random, live: AnyFlow, state: GeneratorState) -> int:
+    """A random way through the places, with a real generator alongside; how many transitions."""
+    effect = next(live)
+    transitions = 0
     while True:
-        assert asked(ask) == asked(local.ask)
-        edges = local.edges()
+        assert asked(effect) == asked(state.effect)
+        edges = state.edges()
         if not edges:
-            return steps
-        further = [edge for edge in edges if edge[1].ask is not None]
-        answer, local = walks.choice(further if further and walks.random() < 0.9 else edges)
-        steps += 1
+            return transitions
+        further = [edge for edge in edges if edge[1].effect is not None]
+        answer, state = walks.choice(further if further and walks.random() < 0.9 else edges)
+        transitions += 1
         try:
-            ask = live.send(answer)
+            effect = live.send(answer)
         except StopIteration as stop:
             returned = repr(stop.value)
         else:
             continue
-        assert local.ask is None
-        assert returned == repr(local.value)
-        return steps
+        assert state.effect is None
+        assert returned == repr(state.value)
+        return transitions
 
 
 @pytest.mark.parametrize("module", [attempt_flow, heartbeat_flow])
@@ -138,9 +138,9 @@ def test_the_flow_keeps_nothing_on_the_stack_while_it_waits(module: ModuleType) 
 
 def test_a_counter_example_is_told_in_words() -> None:
     greedy = replace(REAL, is_garbage=lambda record, now: True)
-    report = explore(Scenario("told", (Actor("A"),), ticks=1), greedy)
+    report = explore(Scenario("said", (Actor("A"),), ticks=1), greedy)
     assert report.violation is not None
-    told = str(report.violation)
-    assert told.startswith("I12 is broken: swept a live claim: A holds fence 100 until 120")
-    assert "  1. A sends claim\n  2. store, on A's claim: claimed, fence 100;" in told
-    assert told.endswith("  3. the sweeper removes: A holds fence 100 until 120")
+    said = str(report.violation)
+    assert said.startswith("I12 is broken: swept a live claim: A holds fence 100 until 120")
+    assert "  1. A sends claim\n  2. store, on A's claim: claimed, fence 100;" in said
+    assert said.endswith("  3. the sweeper removes: A holds fence 100 until 120")

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.support.explorer.interleave import interleave
-from tests.support.explorer.races import RACES, Race
+from tests.support.explorer.race_scenarios import RACES, Race
+from tests.support.explorer.sqlite_races import race_on_sqlite
 
 
 @pytest.mark.parametrize("race", RACES, ids=lambda race: race.name)
 def test_every_order_can_be_explained(race: Race, tmp_path: Path, told: list[str]) -> None:
-    report = interleave(race, tmp_path / "race.db")
+    report = race_on_sqlite(race, tmp_path / "race.db")
     told.append(str(report))
     assert not report.invariant, f"\n{report}"
     assert report.runs > 5

@@ -13,12 +13,12 @@ from types import ModuleType
 
 import pytest
 from tests.explore.sql_mutants import M11, SQL_MUTANTS, SQLMutant, look_for
-from tests.support.explorer.explorer import explore
-from tests.support.explorer.interleave import interleave
-from tests.support.explorer.kit import REAL, Kit
+from tests.support.explorer.code_under_test import REAL, CodeUnderTest
 from tests.support.explorer.mutation import Edit, mutated
-from tests.support.explorer.races import RACES
+from tests.support.explorer.race_scenarios import RACES
 from tests.support.explorer.scenarios import SCENARIOS
+from tests.support.explorer.search import explore
+from tests.support.explorer.sqlite_races import race_on_sqlite
 from tests.support.postgres_stores import DATABASE, server
 
 from oncekey.core import attempt_flow, heartbeat_flow, state_machine
@@ -269,20 +269,20 @@ class Caught:
 
 
 def _in_explorer(mutant: Mutant, copy: ModuleType) -> Caught | None:
-    kit: Kit
+    code: CodeUnderTest
     if mutant.module is state_machine:
-        kit = replace(
+        code = replace(
             REAL,
             decide=copy.decide,
             is_garbage=copy.is_garbage,
             reply_to_duplicate=copy.reply_to_duplicate,
         )
     elif mutant.module is heartbeat_flow:
-        kit = replace(REAL, heartbeat=copy.heartbeat)
+        code = replace(REAL, heartbeat=copy.heartbeat)
     else:
-        kit = replace(REAL, attempt=copy.attempt)
+        code = replace(REAL, attempt=copy.attempt)
     scenario = next(one for one in SCENARIOS if one.name == mutant.where)
-    report = explore(scenario, kit)
+    report = explore(scenario, code)
     if report.violation is None:
         return None
     effort = f"{report.states:,} states, {len(report.violation.trace)} steps"
@@ -291,7 +291,7 @@ def _in_explorer(mutant: Mutant, copy: ModuleType) -> Caught | None:
 
 def _in_interleaver(mutant: Mutant, copy: ModuleType, path: Path) -> Caught | None:
     race = next(one for one in RACES if one.name == mutant.where)
-    report = interleave(race, path, copy)
+    report = race_on_sqlite(race, path, copy)
     if not report.invariant:
         return None
     return Caught(report.invariant, str(report), f"{report.runs:,} schedules")
@@ -359,7 +359,9 @@ def test_a_mutant_cannot_go_stale() -> None:
 def test_an_unchanged_copy_is_no_mutant() -> None:
     machines, flows, beats = mutated(state_machine), mutated(attempt_flow), mutated(heartbeat_flow)
     share = machines.reply_to_duplicate
-    kit = Kit(machines.decide, machines.is_garbage, flows.attempt, beats.heartbeat, share)
-    report = explore(SCENARIOS[0], kit)
+    code = CodeUnderTest(
+        machines.decide, machines.is_garbage, flows.attempt, beats.heartbeat, share
+    )
+    report = explore(SCENARIOS[0], code)
     assert report.violation is None
     assert report.states > 100_000

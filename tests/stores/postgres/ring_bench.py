@@ -6,7 +6,7 @@ from collections.abc import Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from tests.support.explorer.database import Database, Session, Setup
+from tests.support.explorer.postgres_race_schema import Database, Session, Setup
 from tests.support.servers.processes import wait_until
 
 from oncekey.core.commands import (

@@ -8,8 +8,8 @@ from contextlib import closing
 
 import psycopg
 import pytest
-from tests.support.explorer.database import PLAIN, RING, Database, Session, Setup
-from tests.support.explorer.races import claim, held
+from tests.support.explorer.postgres_race_schema import PLAIN, RING, Database, Session, Setup
+from tests.support.explorer.race_scenarios import claim, held
 from tests.support.explorer.scenario import KEY
 from tests.support.postgres_stores import DATABASE, server
 from tests.support.servers.processes import wait_until

@@ -13,9 +13,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.support.explorer.database import PLAIN, RING, Database, Session, Setup
-from tests.support.explorer.overlap import overlap
-from tests.support.explorer.races import EARLY, LATE, RACES, Race
+from tests.support.explorer.postgres_race_schema import PLAIN, RING, Database, Session, Setup
+from tests.support.explorer.postgres_races import overlap
+from tests.support.explorer.race_scenarios import EARLY, LATE, RACES, Race
 from tests.support.explorer.scenario import KEY
 from tests.support.postgres_stores import DATABASE, server
 from tests.support.servers.processes import wait_until

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO
 
-from tests.support.explorer.explorer import explore
-from tests.support.explorer.interleave import interleave
-from tests.support.explorer.races import RACES
+from tests.support.explorer.race_scenarios import RACES
 from tests.support.explorer.scenarios import SCENARIOS
+from tests.support.explorer.search import explore
+from tests.support.explorer.sqlite_races import race_on_sqlite
 
 
 def main() -> int:
@@ -30,7 +30,7 @@ def main() -> int:
             _say(f"{report.violation}")
     with tempfile.TemporaryDirectory() as directory:
         for number, race in enumerate(RACES):
-            raced = interleave(race, Path(directory) / f"race{number}.db")
+            raced = race_on_sqlite(race, Path(directory) / f"race{number}.db")
             broken += bool(raced.invariant)
             _say(f"{raced}")
     _say(f"{states:,} states, {transitions:,} transitions, {seconds:.1f} s, {broken} violations")

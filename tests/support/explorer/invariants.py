@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from tests.support.explorer.kit import Kit
-from tests.support.explorer.ledger import ENDED, Book, Change, Effect, is_live
-from tests.support.explorer.process import Hold
+from tests.support.explorer.code_under_test import CodeUnderTest
+from tests.support.explorer.descriptions import describe_record, owner_name
+from tests.support.explorer.ledger import ENDED, Change, LedgerPage, SideEffect, is_live
+from tests.support.explorer.process import HeldClaim
 from tests.support.explorer.scenario import KEY, Actor
-from tests.support.explorer.words import owner_name, record_words
 
 from oncekey.core.commands import (
     Busy,
@@ -37,14 +37,12 @@ from oncekey.core.record import FOREVER_US, Record, State
 
 
 def i1_at_most_one_effect(
-    record: Record | None, actor: Actor, hold: Hold, now: int, book: Book
+    record: Record | None, actor: Actor, held: HeldClaim, now: int, page: LedgerPage
 ) -> str | None:
     """I1: an effect is the owner's, and one that cannot be repeated is its generation's last."""
-    if not _holds(record, hold):
-        return (
-            f"{actor.name} acts under fence {hold.fence}, but the store has {record_words(record)}"
-        )
-    if book.effect is Effect.FINAL:
+    if not _holds(record, held):
+        return f"{actor.name} acts under fence {held.fence}, but the store has {describe_record(record)}"
+    if page.effect is SideEffect.FINAL:
         return f"{actor.name} acts, and this generation already had an effect"
     return None
 
@@ -63,15 +61,15 @@ def i2_one_finish(change: Change) -> str | None:
     if before is None or wrote is None or _is_only_noted(before, wrote):
         return None
     if is_live(before, change.now) and before.state in ENDED:
-        return f"finished as {record_words(before)}, changed to {record_words(wrote)}"
+        return f"finished as {describe_record(before)}, changed to {describe_record(wrote)}"
     command = change.command
     decided = isinstance(command, (Resolve, Finish, Release))
     if is_live(before, change.now) and before.state is State.UNKNOWN and not decided:
-        return f"unknown was left by something else than a decision: {record_words(wrote)}"
+        return f"unknown was left by something else than a decision: {describe_record(wrote)}"
     if isinstance(command, (Finish, Release)):
         mine = before.owner == command.owner and command.fence in (None, before.fence)
         if not mine or before.state not in (State.PENDING, State.UNKNOWN):
-            return f"a finish of another owner was taken over {record_words(before)}"
+            return f"a finish of another owner was taken over {describe_record(before)}"
     if sum(end.state in ENDED for end in change.new.ends) > 1:
         return "two outcomes in one generation"
     return None
@@ -89,7 +87,7 @@ def i3_first_bytes(change: Change) -> str | None:
 
 
 def i4_done_is_stored(change: Change) -> str | None:
-    """I4: who is told that its outcome is stored finds exactly that in the store."""
+    """I4: who is said that its outcome is stored finds exactly that in the store."""
     command, after = change.command, change.after
     if not isinstance(command, Finish) or not isinstance(change.reply, Done):
         return None
@@ -97,7 +95,7 @@ def i4_done_is_stored(change: Change) -> str | None:
         return None
     if after is not None and (after.state, after.body) == (command.state, command.body):
         return None
-    return f"told done for {command.body!r}, but the store has {record_words(after)}"
+    return f"said done for {command.body!r}, but the store has {describe_record(after)}"
 
 
 def i5_no_early_takeover(change: Change) -> str | None:
@@ -110,7 +108,9 @@ def i5_no_early_takeover(change: Change) -> str | None:
     owner = None if isinstance(change.command, Resolve) else getattr(change.command, "owner", None)
     if owner == before.owner:
         return None
-    return f"{record_words(before)}, and it was changed to {record_words(wrote)} at {change.now}"
+    return (
+        f"{describe_record(before)}, and it was changed to {describe_record(wrote)} at {change.now}"
+    )
 
 
 def i6_fence_grows(change: Change) -> str | None:
@@ -145,34 +145,34 @@ def i7_rejections_change_nothing(change: Change) -> str | None:
         return None
     if isinstance(reply, Unknown) and before is not None and before.state is State.PENDING:
         return None  # giving up is a change; that it is not early is I5
-    return f"{type(reply).__name__} wrote {record_words(wrote)}"
+    return f"{type(reply).__name__} wrote {describe_record(wrote)}"
 
 
-def i9_repeatable(change: Change, kit: Kit) -> str | None:
+def i9_repeatable(change: Change, code: CodeUnderTest) -> str | None:
     """I9: the same command again is answered alike and changes nothing but the lease."""
     after = change.after
-    again = kit.decide(after, change.command, change.now)
+    again = code.decide(after, change.command, change.now)
     if type(again.reply) is not type(change.reply):
         return f"answered {change.reply}, repeated at once {again.reply}"
     if again.write is None or after is None:
         return None
     if again.write._replace(lease_until=0) != after._replace(lease_until=0):
-        return f"repeating it changed {record_words(after)} to {record_words(again.write)}"
+        return f"repeating it changed {describe_record(after)} to {describe_record(again.write)}"
     return None
 
 
-def i7_duplicates_are_told_alike(change: Change, kit: Kit) -> str | None:
-    """I7: a duplicate that is answered from this claim's reply is told what the store would have
-    told it right after, and would have changed nothing."""
+def i7_duplicates_are_told_alike(change: Change, code: CodeUnderTest) -> str | None:
+    """I7: a duplicate that is answered from this claim's reply is said what the store would have
+    said it right after, and would have changed nothing."""
     if not isinstance(change.command, Claim):
         return None
     for fingerprint in (change.command.fingerprint, change.command.fingerprint + b"!"):
         duplicate = change.command._replace(owner=b"duplicate", fingerprint=fingerprint)
-        shared = kit.reply_to_duplicate(change.command, change.reply, duplicate)
-        sent = kit.decide(change.after, duplicate, change.now)
+        shared = code.reply_to_duplicate(change.command, change.reply, duplicate)
+        sent = code.decide(change.after, duplicate, change.now)
         if shared is not None and (shared != sent.reply or sent.write is not None):
             return (
-                f"a duplicate was told {shared} after {change.reply}, the store says {sent.reply}"
+                f"a duplicate was said {shared} after {change.reply}, the store says {sent.reply}"
             )
     return None
 
@@ -189,14 +189,16 @@ def i9_no_second_life(change: Change) -> str | None:
 
 
 def i14_the_witness_is_heard(change: Change) -> str | None:
-    """I14: the owner of a key that was given up meanwhile is told done for its known result."""
+    """I14: the owner of a key that was given up meanwhile is said done for its known result."""
     before, command = change.before, change.command
     if not isinstance(command, Finish) or before is None or before.state is not State.UNKNOWN:
         return None
     mine = (before.owner, before.fence) == (command.owner, command.fence)
     if not mine or isinstance(change.reply, Done):
         return None
-    return f"{owner_name(command.owner)} ended {record_words(before)}, and was told {change.reply}"
+    return (
+        f"{owner_name(command.owner)} ended {describe_record(before)}, and was said {change.reply}"
+    )
 
 
 ON_CHANGE: Final[tuple[tuple[str, Callable[[Change], str | None]], ...]] = (
@@ -217,78 +219,78 @@ ON_CHANGE: Final[tuple[tuple[str, Callable[[Change], str | None]], ...]] = (
 def i12_sweep_spares_the_living(record: Record, now: int) -> str | None:
     """I12: no live claim, no unexpired outcome."""
     if record.state is State.PENDING and now < record.lease_until:
-        return f"swept a live claim: {record_words(record)}"
+        return f"swept a live claim: {describe_record(record)}"
     if record.state is not State.ABSENT and is_live(record, now):
-        return f"swept what is still of use: {record_words(record)}"
+        return f"swept what is still of use: {describe_record(record)}"
     return None
 
 
-# --- on a verdict ------------------------------------------------------------------------------
+# --- on a outcome ------------------------------------------------------------------------------
 
 
-def i3_verdict_is_stored(verdict: AttemptOutcome, actor: Actor, book: Book) -> str | None:
-    """I3: a replayed verdict is an outcome that was stored, of the same request."""
-    if verdict.kind is not EventKind.REPLAYED:
+def i3_verdict_is_stored(outcome: AttemptOutcome, actor: Actor, page: LedgerPage) -> str | None:
+    """I3: a replayed outcome is an outcome that was stored, of the same request."""
+    if outcome.kind is not EventKind.REPLAYED:
         return None
-    told = (verdict.state, verdict.body, verdict.fence)
-    for end in book.all_ends:
-        if told == (end.state, end.body, end.fence) and end.fingerprint == actor.fingerprint:
+    said = (outcome.state, outcome.body, outcome.fence)
+    for end in page.all_ends:
+        if said == (end.state, end.body, end.fence) and end.fingerprint == actor.fingerprint:
             return None
-    return f"{actor.name} replays {told}, which was never stored for this request"
+    return f"{actor.name} replays {said}, which was never stored for this request"
 
 
-def i13_durable_first(verdict: AttemptOutcome, actor: Actor, book: Book) -> str | None:
-    """I13: what a caller is told was in the store before."""
-    ends = [end for end in book.all_ends if end.fence == verdict.fence]
-    if verdict.kind is EventKind.FINISHED and verdict.error is None:
-        told = (verdict.state, verdict.body)
-        if told not in [(end.state, end.body) for end in ends]:
-            return f"{actor.name}'s caller is told {verdict.body!r}, the store never had it"
-    elif verdict.kind is EventKind.FINISHED:
+def i13_durable_first(outcome: AttemptOutcome, actor: Actor, page: LedgerPage) -> str | None:
+    """I13: what a caller is said was in the store before."""
+    ends = [end for end in page.all_ends if end.fence == outcome.fence]
+    if outcome.kind is EventKind.FINISHED and outcome.error is None:
+        said = (outcome.state, outcome.body)
+        if said not in [(end.state, end.body) for end in ends]:
+            return f"{actor.name}'s caller is said {outcome.body!r}, the store never had it"
+    elif outcome.kind is EventKind.FINISHED:
         if not any(end.state is not State.ABSENT for end in ends):
-            return f"{actor.name}'s caller is told a stored failure, the store never had it"
-    elif verdict.kind is EventKind.RELEASED and not ends:
-        return f"{actor.name}'s caller is told the key is free, it never was"
+            return f"{actor.name}'s caller is said a stored failure, the store never had it"
+    elif outcome.kind is EventKind.RELEASED and not ends:
+        return f"{actor.name}'s caller is said the key is free, it never was"
     return None
 
 
 # --- on a state --------------------------------------------------------------------------------
 
 
-def i4_acked_stays(record: Record | None, now: int, book: Book) -> str | None:
+def i4_acked_stays(record: Record | None, now: int, page: LedgerPage) -> str | None:
     """I4: an acknowledged finish is in the store until it expires."""
-    acked = book.acked
+    acked = page.acked
     if acked is None or now >= acked.until:
         return None
     if record is not None and (record.state, record.body, record.fence) == acked[:3]:
         return None
-    return f"acknowledged {acked.body!r}, now there is {record_words(record)}"
+    return f"acknowledged {acked.body!r}, now there is {describe_record(record)}"
 
 
-def i5_owner_holds(record: Record | None, hold: Hold, now: int) -> str | None:
+def i5_owner_holds(record: Record | None, held: HeldClaim, now: int) -> str | None:
     """I5: before its deadline (send time + lease) an owner has the key, pending, in the store."""
-    if now >= hold.deadline or _holds(record, hold):
+    if now >= held.deadline or _holds(record, held):
         return None
     return (
-        f"{owner_name(hold.owner)} believes to hold fence {hold.fence} until {hold.deadline}, "
-        f"but at {now} the store has {record_words(record)}"
+        f"{owner_name(held.owner)} believes to held fence {held.fence} until {held.deadline}, "
+        f"but at {now} the store has {describe_record(record)}"
     )
 
 
-def i10_a_crashed_key_answers(record: Record | None, now: int, kit: Kit) -> str | None:
-    """I10: were all to crash now, then after the lease a new claim is granted or told."""
+def i10_a_crashed_key_answers(record: Record | None, now: int, code: CodeUnderTest) -> str | None:
+    """I10: were all to crash now, then after the lease a new claim is granted or said."""
     if record is None:
         return None
     later = max(now, record.lease_until)
     for retry_safe in (True, False):
-        reply = kit.decide(record, _fresh_claim(record.fingerprint, retry_safe), later).reply
+        reply = code.decide(record, _fresh_claim(record.fingerprint, retry_safe), later).reply
         if not isinstance(reply, (Claimed, Unknown, Replay)):
-            return f"at {later} a new claim on {record_words(record)} is told {reply}"
+            return f"at {later} a new claim on {describe_record(record)} is said {reply}"
     return None
 
 
 def i11_nothing_stays_for_ever(
-    record: Record | None, now: int, kit: Kit, longest: int
+    record: Record | None, now: int, code: CodeUnderTest, longest: int
 ) -> str | None:
     """I11: once all windows have passed the key is fresh again and its record is garbage; what
     nobody has decided has no window, unless one was asked for."""
@@ -296,13 +298,13 @@ def i11_nothing_stays_for_ever(
         return None
     later = now + longest
     if is_live(record, later) and record.keep_unknown == FOREVER_US:
-        reply = kit.decide(record, _fresh_claim(record.fingerprint, False), later).reply
-        return None if isinstance(reply, Unknown) else f"at {later} it is told {reply}"
-    reply = kit.decide(record, _fresh_claim(b"\x01new", False), later).reply
+        reply = code.decide(record, _fresh_claim(record.fingerprint, False), later).reply
+        return None if isinstance(reply, Unknown) else f"at {later} it is said {reply}"
+    reply = code.decide(record, _fresh_claim(b"\x01new", False), later).reply
     if not isinstance(reply, Claimed):
-        return f"at {later} a new claim on {record_words(record)} is told {reply}"
-    if not kit.is_garbage(record, later):
-        return f"at {later} the sweeper still keeps {record_words(record)}"
+        return f"at {later} a new claim on {describe_record(record)} is said {reply}"
+    if not code.is_garbage(record, later):
+        return f"at {later} the sweeper still keeps {describe_record(record)}"
     return None
 
 
@@ -310,10 +312,10 @@ def _fresh_claim(fingerprint: bytes, retry_safe: bool) -> Claim:
     return Claim(KEY, b"new" * 6, fingerprint, 1, 1, 1, retry_safe)
 
 
-def _holds(record: Record | None, hold: Hold) -> bool:
+def _holds(record: Record | None, held: HeldClaim) -> bool:
     return (
         record is not None
         and record.state is State.PENDING
-        and record.owner == hold.owner
-        and record.fence == hold.fence
+        and record.owner == held.owner
+        and record.fence == held.fence
     )

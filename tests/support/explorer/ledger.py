@@ -24,7 +24,7 @@ from oncekey.core.record import Record, State
 ENDED: Final = (State.SUCCEEDED, State.FAILED)
 
 
-class Effect(enum.IntEnum):
+class SideEffect(enum.IntEnum):
     """What bodies did to the outside world in this generation."""
 
     NONE = 0
@@ -42,7 +42,7 @@ class End(NamedTuple):
     until: int
 
 
-class Book(NamedTuple):
+class LedgerPage(NamedTuple):
     """The bookkeeper's page.
 
     effect    what bodies did in this generation
@@ -52,7 +52,7 @@ class Book(NamedTuple):
     acked     the outcome whose owner knows that it is stored, until it expires
     """
 
-    effect: Effect = Effect.NONE
+    effect: SideEffect = SideEffect.NONE
     top: int = 0
     ends: tuple[End, ...] = ()
     past: tuple[End, ...] = ()
@@ -66,20 +66,20 @@ class Book(NamedTuple):
 class Ledger:
     """A page; equal pages are one object."""
 
-    __slots__ = ("book",)
+    __slots__ = ("page",)
 
-    def __init__(self, book: Book) -> None:
-        self.book = book
+    def __init__(self, page: LedgerPage) -> None:
+        self.page = page
 
 
-class Ledgers:
+class Interner:
     def __init__(self) -> None:
-        self._known: dict[Book, Ledger] = {}
+        self._known: dict[LedgerPage, Ledger] = {}
 
-    def of(self, book: Book) -> Ledger:
-        known = self._known.get(book)
+    def of(self, page: LedgerPage) -> Ledger:
+        known = self._known.get(page)
         if known is None:
-            known = self._known[book] = Ledger(book)
+            known = self._known[page] = Ledger(page)
         return known
 
 
@@ -91,8 +91,8 @@ class Change(NamedTuple):
     now: int
     reply: Reply
     wrote: Record | None
-    old: Book
-    new: Book
+    old: LedgerPage
+    new: LedgerPage
 
     @property
     def after(self) -> Record | None:
@@ -100,7 +100,7 @@ class Change(NamedTuple):
 
 
 def is_live(record: Record | None, now: int) -> bool:
-    """Not absent and not expired; written out here so as not to ask the code under test."""
+    """Not absent and not expired; written out here so as not to effect the code under test."""
     if record is None:
         return False
     undecided = record.state is State.UNKNOWN or (
@@ -110,34 +110,34 @@ def is_live(record: Record | None, now: int) -> bool:
     return now < (record.finished_at or record.lease_until) + span
 
 
-def turned(
-    book: Book,
+def page_after(
+    page: LedgerPage,
     before: Record | None,
     command: Command,
     now: int,
     reply: Reply,
     wrote: Record | None,
-) -> Book:
+) -> LedgerPage:
     """The page after a decision."""
     if wrote is None:
-        return book
+        return page
     if isinstance(command, Claim) and isinstance(reply, Claimed):
         if not is_live(before, now):
-            older = tuple(end._replace(until=0) for end in book.ends)
-            book = Book(top=book.top, past=(*book.past, *older), acked=book.acked)
-        return book._replace(top=max(book.top, reply.fence))
+            older = tuple(end._replace(until=0) for end in page.ends)
+            page = LedgerPage(top=page.top, past=(*page.past, *older), acked=page.acked)
+        return page._replace(top=max(page.top, reply.fence))
     if isinstance(reply, Lost):
-        return book  # no decision: a late owner's word was noted
+        return page  # no decision: a late owner's word was noted
     if isinstance(command, (Finish, Release, Resolve)) or isinstance(reply, Unknown):
         until = wrote.finished_at + wrote.keep if wrote.finished_at else 0
         end = End(wrote.state, wrote.body, wrote.fence, wrote.fingerprint, until)
-        return book._replace(ends=(*book.ends, end))
-    return book
+        return page._replace(ends=(*page.ends, end))
+    return page
 
 
-def acknowledged(book: Book, command: Finish) -> Book:
-    """The page once the owner was told that its outcome is stored."""
-    for end in book.ends:
+def acknowledged(page: LedgerPage, command: Finish) -> LedgerPage:
+    """The page once the owner was said that its outcome is stored."""
+    for end in page.ends:
         if end.fence == command.fence and (end.state, end.body) == (command.state, command.body):
-            return book._replace(acked=end)
-    return book
+            return page._replace(acked=end)
+    return page

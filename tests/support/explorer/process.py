@@ -2,10 +2,10 @@
 
 A call has three moments, between any two of which the clock may move and others may act: sent,
 applied by the store, answered. A body acts at most once, and only while its owner believes to
-hold the key; beside it the heartbeat makes calls of its own. A process that returned or crashed
+held the key; beside it the heartbeat makes calls of its own. A process that returned or crashed
 holds nothing any more.
 
-Owns what a process is, and the pool in which equal ones are one object. Knows no store.
+Owns what a process is, and the interned in which equal ones are one object. Knows no store.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import enum
 from typing import NamedTuple
 
-from tests.support.explorer.local import Local
+from tests.support.explorer.generator_states import GeneratorState
 from tests.support.explorer.scenario import Actor
 
 from oncekey.core.commands import Command, Reply
@@ -26,16 +26,16 @@ class Phase(enum.Enum):
     APPLIED = "applied"
 
 
-class Line(NamedTuple):
+class FlowState(NamedTuple):
     """One generator, and how far the call it asks for has come."""
 
-    local: Local
+    state: GeneratorState
     phase: Phase = Phase.READY
     sent_at: int = 0
     reply: Reply | None = None
 
 
-class Hold(NamedTuple):
+class HeldClaim(NamedTuple):
     """The owner's belief: nobody else has the key before `deadline`."""
 
     owner: bytes
@@ -54,76 +54,80 @@ class Message:
         self.number = number
 
 
-class Proc:
+class Process:
     """One attempt's state; `main` is None once it returned or crashed."""
 
-    __slots__ = ("acted", "actor", "beat", "beats", "hold", "main")
+    __slots__ = ("acted", "actor", "beat", "beats", "held", "main")
 
     def __init__(
         self,
         actor: Actor,
-        main: Line | None,
-        beat: Line | None,
-        hold: Hold | None,
+        main: FlowState | None,
+        beat: FlowState | None,
+        held: HeldClaim | None,
         acted: bool,
         beats: int,
     ) -> None:
         self.actor = actor
         self.main = main
         self.beat = beat
-        self.hold = hold
+        self.held = held
         self.acted = acted
         self.beats = beats
 
     @property
     def grant(self) -> Grant | None:
         """The grant its body runs under, while it runs."""
-        if self.main is not None and isinstance(self.main.local.ask, RunBody):
-            return self.main.local.ask.grant
+        if self.main is not None and isinstance(self.main.state.effect, RunBody):
+            return self.main.state.effect.grant
         return None
 
-    def line(self, beating: bool) -> Line:
-        line = self.beat if beating else self.main
-        assert line is not None
-        return line
+    def flow(self, beating: bool) -> FlowState:
+        flow = self.beat if beating else self.main
+        assert flow is not None
+        return flow
 
 
-class Pool:
+class Interned:
     """Interns processes and messages, so that states compare by identity."""
 
     def __init__(self) -> None:
-        self._procs: dict[tuple[object, ...], Proc] = {}
+        self._processes: dict[tuple[object, ...], Process] = {}
         self._messages: dict[tuple[str, Command], Message] = {}
 
-    def message(self, actor: Actor, line: Line) -> Message:
-        assert isinstance(line.local.ask, ApplyCommand)
-        command = line.local.ask.command
+    def message(self, actor: Actor, flow: FlowState) -> Message:
+        assert isinstance(flow.state.effect, ApplyCommand)
+        command = flow.state.effect.command
         known = self._messages.get((actor.name, command))
         if known is None:
             known = Message(actor, command, len(self._messages))
             self._messages[actor.name, command] = known
         return known
 
-    def proc(
+    def process(
         self,
         actor: Actor,
-        main: Line | None,
-        beat: Line | None = None,
-        hold: Hold | None = None,
+        main: FlowState | None,
+        beat: FlowState | None = None,
+        held: HeldClaim | None = None,
         acted: bool = False,
         beats: int = 0,
-    ) -> Proc:
-        content = (actor.name, main, beat, hold, acted, beats)
-        known = self._procs.get(content)
+    ) -> Process:
+        content = (actor.name, main, beat, held, acted, beats)
+        known = self._processes.get(content)
         if known is None:
-            known = self._procs[content] = Proc(actor, main, beat, hold, acted, beats)
+            known = self._processes[content] = Process(actor, main, beat, held, acted, beats)
         return known
 
-    def gone(self, actor: Actor) -> Proc:
-        return self.proc(actor, None)
+    def gone(self, actor: Actor) -> Process:
+        return self.process(actor, None)
 
-    def with_line(self, proc: Proc, beating: bool, line: Line) -> Proc:
+    def with_flow(self, process: Process, beating: bool, flow: FlowState) -> Process:
         """The process with its flow, or its heartbeat, moved on and nothing else changed."""
         if beating:
-            return self.proc(proc.actor, proc.main, line, proc.hold, proc.acted, proc.beats)
-        return self.proc(proc.actor, line, proc.beat, proc.hold, proc.acted, proc.beats)
+            return self.process(
+                process.actor, process.main, flow, process.held, process.acted, process.beats
+            )
+        return self.process(
+            process.actor, flow, process.beat, process.held, process.acted, process.beats
+        )

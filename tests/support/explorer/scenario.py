@@ -19,7 +19,7 @@ KEY = b"k" * 16
 SAME, OTHER = b"\x01same", b"\x01other"
 
 
-class Ending(enum.StrEnum):
+class BodyEnding(enum.StrEnum):
     """How a body can end. All but NOT_STARTED also after its effect, RETURNED only then."""
 
     RETURNED = "returns"
@@ -49,7 +49,7 @@ class Actor:
     recoverable: bool = False
     quick: bool = False
     fingerprint: bytes = SAME
-    endings: tuple[Ending, ...] = (Ending.RETURNED,)
+    endings: tuple[BodyEnding, ...] = (BodyEnding.RETURNED,)
 
     @property
     def spare(self) -> bytes:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from tests.support.explorer.scenario import OTHER, Actor, Ending, Scenario
+from tests.support.explorer.scenario import OTHER, Actor, BodyEnding, Scenario
 
-_EVERY_ENDING: Final = tuple(Ending)
-_ENDINGS: Final = (Ending.RETURNED, Ending.RAISED, Ending.NOT_STARTED)
+_EVERY_ENDING: Final = tuple(BodyEnding)
+_ENDINGS: Final = (BodyEnding.RETURNED, BodyEnding.RAISED, BodyEnding.NOT_STARTED)
 
 SCENARIOS: Final = (
     Scenario(
@@ -132,7 +132,7 @@ SCENARIOS: Final = (
     Scenario(
         "recovery",
         (
-            Actor("A", lease=1, keep=3, endings=(Ending.RETURNED, Ending.INTERRUPTED)),
+            Actor("A", lease=1, keep=3, endings=(BodyEnding.RETURNED, BodyEnding.INTERRUPTED)),
             Actor("B", lease=1, keep=3, recoverable=True),
             Actor("C", lease=1, keep=3, recoverable=True, quick=True),
         ),
@@ -179,7 +179,7 @@ MUST_MEET: Final = frozenset(
         "late: renew", "late: finish",
         "late: release", "lost ack", "crash", "sweep", "effect", "recover", "heartbeat ends",
         "overtaken", "late start", "tick", "set back",
-        *(f"body {ending.value}" for ending in Ending),
+        *(f"body {ending.value}" for ending in BodyEnding),
         "verdict finished", "verdict released", "verdict replayed", "verdict mismatch",
         "verdict in_flight", "verdict wait_timeout", "verdict unknown", "verdict lost",
         "verdict unavailable",

@@ -11,21 +11,21 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from tests.support.explorer import invariants as rules
-from tests.support.explorer.kinds import kind_of
-from tests.support.explorer.kit import Kit
+from tests.support.explorer.code_under_test import CodeUnderTest
+from tests.support.explorer.decision_kinds import kind_of
+from tests.support.explorer.descriptions import describe_command, describe_record, describe_reply
 from tests.support.explorer.ledger import (
-    Book,
     Change,
-    Effect,
+    Interner,
     Ledger,
-    Ledgers,
+    LedgerPage,
+    SideEffect,
     acknowledged,
-    turned,
+    page_after,
 )
-from tests.support.explorer.options import Option, Options
-from tests.support.explorer.process import Message, Proc
+from tests.support.explorer.moves import Move, Moves
+from tests.support.explorer.process import Message, Process
 from tests.support.explorer.scenario import START, TICK, Scenario
-from tests.support.explorer.words import command_words, record_words, reply_words
 
 from oncekey.core.commands import Lost, Reply
 from oncekey.core.record import Record
@@ -42,7 +42,7 @@ class Cell:
         self.floor = floor
 
 
-class Whole(NamedTuple):
+class WorldState(NamedTuple):
     """A state of everything."""
 
     now: int
@@ -51,22 +51,22 @@ class Whole(NamedTuple):
     losses: int
     crashes: int
     wire: tuple[Message, ...]
-    procs: tuple[Proc, ...]
+    processes: tuple[Process, ...]
     set_backs: int  # how often the clock may still be set back
 
 
-class Broken(NamedTuple):
+class BrokenInvariant(NamedTuple):
     """An invariant's number and what is wrong."""
 
     invariant: str
     what: str
 
 
-class Step(NamedTuple):
+class Transition(NamedTuple):
     words: str
     kind: str
-    after: Whole
-    broken: Broken | None = None
+    after: WorldState
+    broken: BrokenInvariant | None = None
 
 
 class Applied(NamedTuple):
@@ -77,22 +77,22 @@ class Applied(NamedTuple):
     reply: Reply
     kind: str
     words: str
-    broken: Broken | None
+    broken: BrokenInvariant | None
 
 
 class World:
-    """The successors of states in one scenario, for one kit."""
+    """The successors of states in one scenario, for one code."""
 
-    def __init__(self, scenario: Scenario, kit: Kit) -> None:
+    def __init__(self, scenario: Scenario, code: CodeUnderTest) -> None:
         self.scenario = scenario
-        self._kit = kit
-        self.options = Options(kit)
-        self._ledgers = Ledgers()
+        self._code = code
+        self.moves = Moves(code)
+        self._ledgers = Interner()
         self._cells: dict[tuple[Record | None, int], Cell] = {}
         self._applied: dict[tuple[Cell, Message, int, Ledger], Applied] = {}
-        self._answered: dict[tuple[Option, Applied], Proc] = {}
-        self._heard: dict[tuple[Proc, int], Option] = {}
-        self._judged: dict[tuple[Cell, int, Ledger], Broken | None] = {}
+        self._answered: dict[tuple[Move, Applied], Process] = {}
+        self._heard: dict[tuple[Process, int], Move] = {}
+        self._judged: dict[tuple[Cell, int, Ledger], BrokenInvariant | None] = {}
         actors = scenario.actors
         self._longest = TICK * (
             max(a.lease for a in actors)
@@ -100,105 +100,107 @@ class World:
             + max(a.audit for a in actors)
         )
 
-    def start(self) -> Whole:
-        procs = tuple(self.options.start(actor) for actor in self.scenario.actors)
-        ledger = self._ledgers.of(Book())
+    def start(self) -> WorldState:
+        processes = tuple(self.moves.start(actor) for actor in self.scenario.actors)
+        ledger = self._ledgers.of(LedgerPage())
         crashes, losses = self.scenario.crashes, self.scenario.losses
         cell, set_backs = self._cell(None, 0), self.scenario.set_backs
-        return Whole(START, cell, ledger, losses, crashes, (), procs, set_backs)
+        return WorldState(START, cell, ledger, losses, crashes, (), processes, set_backs)
 
-    def steps(self, state: Whole) -> Iterator[Step]:
+    def transitions(self, state: WorldState) -> Iterator[Transition]:
         """Everything that can happen next."""
         if state.now < self.scenario.until:
             yield self._tick(state)
         record = state.cell.record
-        if record is not None and self._kit.is_garbage(record, state.now):
+        if record is not None and self._code.is_garbage(record, state.now):
             yield self._sweep(state, record)
         # Owners count on clocks of their own, which nobody sets back. Here there is one clock for
         # all, so it is set back only while there is no owner.
-        idle = state.set_backs and all(proc.hold is None for proc in state.procs)
+        idle = state.set_backs and all(process.held is None for process in state.processes)
         if idle and record is None and state.cell.floor:
             yield self._set_back(state)
         for place, message in enumerate(state.wire):
             yield self._arrival(state, place, message)
         now, losses, crashes = state.now, state.losses, state.crashes
-        options_of = self.options.of
-        for index, proc in enumerate(state.procs):
-            for option in options_of(proc, now):
-                if option.losses <= losses and option.crashes <= crashes:
-                    if option.applies is not None:
-                        yield self._application(state, index, option, option.applies)
-                    elif option.truth is None or option.truth is _acted(state):
-                        yield self._move(state, index, option)
+        moves_of = self.moves.of
+        for index, process in enumerate(state.processes):
+            for move in moves_of(process, now):
+                if move.losses <= losses and move.crashes <= crashes:
+                    if move.applies is not None:
+                        yield self._application(state, index, move, move.applies)
+                    elif move.truth is None or move.truth is _acted(state):
+                        yield self._move(state, index, move)
 
-    def check(self, state: Whole) -> Broken | None:
+    def check(self, state: WorldState) -> BrokenInvariant | None:
         """The invariants of a state."""
         now, record = state.now, state.cell.record
-        for proc in state.procs:
-            if proc.hold is not None:
-                what = rules.i5_owner_holds(record, proc.hold, now)
+        for process in state.processes:
+            if process.held is not None:
+                what = rules.i5_owner_holds(record, process.held, now)
                 if what is not None:
-                    return Broken("I5", what)
+                    return BrokenInvariant("I5", what)
         memo = (state.cell, now, state.ledger)
         if memo not in self._judged:
             self._judged[memo] = self._judge(state)
         return self._judged[memo]
 
-    def _judge(self, state: Whole) -> Broken | None:
+    def _judge(self, state: WorldState) -> BrokenInvariant | None:
         now, record = state.now, state.cell.record
-        kit, longest = self._kit, self._longest
+        code, longest = self._code, self._longest
         return (
-            _broken("I4", rules.i4_acked_stays(record, now, state.ledger.book))
-            or _broken("I10", rules.i10_a_crashed_key_answers(record, now, kit))
-            or _broken("I11", rules.i11_nothing_stays_for_ever(record, now, kit, longest))
+            _broken("I4", rules.i4_acked_stays(record, now, state.ledger.page))
+            or _broken("I10", rules.i10_a_crashed_key_answers(record, now, code))
+            or _broken("I11", rules.i11_nothing_stays_for_ever(record, now, code, longest))
         )
 
     # --- time and garbage ----------------------------------------------------------------------
 
-    def _tick(self, state: Whole) -> Step:
+    def _tick(self, state: WorldState) -> Transition:
         now = state.now + TICK
         ledger = state.ledger
-        if ledger.book.acked is not None and now >= ledger.book.acked.until:
-            ledger = self._ledgers.of(ledger.book._replace(acked=None))
-        return Step(f"clock -> {now}", "tick", state._replace(now=now, ledger=ledger))
+        if ledger.page.acked is not None and now >= ledger.page.acked.until:
+            ledger = self._ledgers.of(ledger.page._replace(acked=None))
+        return Transition(f"clock -> {now}", "tick", state._replace(now=now, ledger=ledger))
 
-    def _sweep(self, state: Whole, record: Record) -> Step:
+    def _sweep(self, state: WorldState, record: Record) -> Transition:
         what = rules.i12_sweep_spares_the_living(record, state.now)
-        words = f"the sweeper removes: {record_words(record)}"
+        words = f"the sweeper removes: {describe_record(record)}"
         # Where the clock only goes on, the floor decides nothing and would only make more states.
         floor = max(state.cell.floor, record.fence) if self.scenario.set_backs else 0
         after = state._replace(cell=self._cell(None, floor))
-        return Step(words, "sweep", after, _broken("I12", what))
+        return Transition(words, "sweep", after, _broken("I12", what))
 
-    def _set_back(self, state: Whole) -> Step:
+    def _set_back(self, state: WorldState) -> Transition:
         """By all the time that has passed: nothing is left of what was there."""
         after = state._replace(now=START, set_backs=state.set_backs - 1)
-        return Step(f"clock is set back to {START}", "set back", after)
+        return Transition(f"clock is set back to {START}", "set back", after)
 
     # --- the store -----------------------------------------------------------------------------
 
-    def _application(self, state: Whole, index: int, option: Option, message: Message) -> Step:
+    def _application(
+        self, state: WorldState, index: int, move: Move, message: Message
+    ) -> Transition:
         applied = self._apply(state, message)
-        memo = (option, applied)
-        proc = self._answered.get(memo)
-        if proc is None:
-            proc = self._answered[memo] = self.options.applied(option, applied.reply)
-        procs = state.procs
-        after = Whole(
+        memo = (move, applied)
+        process = self._answered.get(memo)
+        if process is None:
+            process = self._answered[memo] = self.moves.applied(move, applied.reply)
+        processes = state.processes
+        after = WorldState(
             state.now, applied.cell, applied.ledger, state.losses, state.crashes, state.wire,
-            (*procs[:index], proc, *procs[index + 1 :]), state.set_backs,
+            (*processes[:index], process, *processes[index + 1 :]), state.set_backs,
         )  # fmt: skip
-        if not proc.actor.quick or applied.broken is not None:
-            return Step(applied.words, applied.kind, after, applied.broken)
-        heard = self._heard.get((proc, state.now))
+        if not process.actor.quick or applied.broken is not None:
+            return Transition(applied.words, applied.kind, after, applied.broken)
+        heard = self._heard.get((process, state.now))
         if heard is None:
-            heard = self.options.delivery(proc, state.now, beating=option.beating)
-            self._heard[proc, state.now] = heard
+            heard = self.moves.delivery(process, state.now, beating=move.beating)
+            self._heard[process, state.now] = heard
         last = self._move(after, index, heard)
-        words = f"{option.words}; {applied.words}; {last.words}"
-        return Step(words, applied.kind, last.after, last.broken)
+        words = f"{move.words}; {applied.words}; {last.words}"
+        return Transition(words, applied.kind, last.after, last.broken)
 
-    def _arrival(self, state: Whole, place: int, message: Message) -> Step:
+    def _arrival(self, state: WorldState, place: int, message: Message) -> Transition:
         """A command whose sender no longer listens."""
         applied = self._apply(state, message)
         after = state._replace(
@@ -206,77 +208,77 @@ class World:
             ledger=applied.ledger,
             wire=(*state.wire[:place], *state.wire[place + 1 :]),
         )
-        return Step(f"late: {applied.words}", f"late: {applied.kind}", after, applied.broken)
+        return Transition(f"late: {applied.words}", f"late: {applied.kind}", after, applied.broken)
 
-    def _apply(self, state: Whole, message: Message) -> Applied:
+    def _apply(self, state: WorldState, message: Message) -> Applied:
         memo = (state.cell, message, state.now, state.ledger)
         known = self._applied.get(memo)
         if known is None:
             known = self._applied[memo] = self._decide(state, message)
         return known
 
-    def _decide(self, state: Whole, message: Message) -> Applied:
-        before, now, book = state.cell.record, state.now, state.ledger.book
+    def _decide(self, state: WorldState, message: Message) -> Applied:
+        before, now, page = state.cell.record, state.now, state.ledger.page
         command = message.command
-        said = f"store, on {message.actor.name}'s {command_words(command)}"
+        said = f"store, on {message.actor.name}'s {describe_command(command)}"
         try:
-            reply, wrote, _ = self._kit.decide(before, command, now, state.cell.floor)
-            new = turned(book, before, command, now, reply, wrote)
-            change = Change(before, command, now, reply, wrote, book, new)
+            reply, wrote, _ = self._code.decide(before, command, now, state.cell.floor)
+            new = page_after(page, before, command, now, reply, wrote)
+            change = Change(before, command, now, reply, wrote, page, new)
             broken = self._verify(change)
         except Exception as error:  # a bug of the machine, to be shown with the way there
-            broken = Broken("machine", f"it raised {error!r}")
+            broken = BrokenInvariant("machine", f"it raised {error!r}")
             return Applied(state.cell, state.ledger, Lost(), "error", f"{said}: error", broken)
-        words = f"{said}: {reply_words(reply)}"
+        words = f"{said}: {describe_reply(reply)}"
         if wrote is not None:
-            words = f"{words}; {record_words(wrote)}"
+            words = f"{words}; {describe_record(wrote)}"
         cell = self._cell(change.after, state.cell.floor)
         return Applied(cell, self._ledgers.of(new), reply, kind_of(change), words, broken)
 
-    def _verify(self, change: Change) -> Broken | None:
+    def _verify(self, change: Change) -> BrokenInvariant | None:
         for number, rule in rules.ON_CHANGE:
             what = rule(change)
             if what is not None:
-                return Broken(number, what)
-        return _broken("I9", rules.i9_repeatable(change, self._kit)) or _broken(
-            "I7", rules.i7_duplicates_are_told_alike(change, self._kit)
+                return BrokenInvariant(number, what)
+        return _broken("I9", rules.i9_repeatable(change, self._code)) or _broken(
+            "I7", rules.i7_duplicates_are_told_alike(change, self._code)
         )
 
     # --- a process's own moves -----------------------------------------------------------------
 
-    def _move(self, state: Whole, index: int, option: Option) -> Step:
+    def _move(self, state: WorldState, index: int, move: Move) -> Transition:
         ledger, broken = state.ledger, None
-        if option.acts:
+        if move.acts:
             ledger, broken = self._act(state, index)
-        elif option.verdict is not None:
-            actor, book = option.after.actor, ledger.book
-            broken = _broken(
-                "I13", rules.i13_durable_first(option.verdict, actor, book)
-            ) or _broken("I3", rules.i3_verdict_is_stored(option.verdict, actor, book))
-        elif option.broke is not None:
-            broken = Broken("flow", f"it raised {option.broke!r}")
-        if option.acked is not None:
-            ledger = self._ledgers.of(acknowledged(ledger.book, option.acked))
+        elif move.outcome is not None:
+            actor, page = move.after.actor, ledger.page
+            broken = _broken("I13", rules.i13_durable_first(move.outcome, actor, page)) or _broken(
+                "I3", rules.i3_verdict_is_stored(move.outcome, actor, page)
+            )
+        elif move.raised is not None:
+            broken = BrokenInvariant("flow", f"it raised {move.raised!r}")
+        if move.acked is not None:
+            ledger = self._ledgers.of(acknowledged(ledger.page, move.acked))
         wire = state.wire
-        if option.leaves:
-            wire = tuple(sorted((*wire, *option.leaves), key=lambda message: message.number))
-        procs = state.procs
-        after = Whole(
-            state.now, state.cell, ledger, state.losses - option.losses,
-            state.crashes - option.crashes, wire,
-            (*procs[:index], option.after, *procs[index + 1 :]), state.set_backs,
+        if move.leaves:
+            wire = tuple(sorted((*wire, *move.leaves), key=lambda message: message.number))
+        processes = state.processes
+        after = WorldState(
+            state.now, state.cell, ledger, state.losses - move.losses,
+            state.crashes - move.crashes, wire,
+            (*processes[:index], move.after, *processes[index + 1 :]), state.set_backs,
         )  # fmt: skip
-        return Step(option.words, option.kind, after, broken)
+        return Transition(move.words, move.kind, after, broken)
 
-    def _act(self, state: Whole, index: int) -> tuple[Ledger, Broken | None]:
-        proc = state.procs[index]
-        assert proc.hold is not None
-        book = state.ledger.book
+    def _act(self, state: WorldState, index: int) -> tuple[Ledger, BrokenInvariant | None]:
+        process = state.processes[index]
+        assert process.held is not None
+        page = state.ledger.page
         what = rules.i1_at_most_one_effect(
-            state.cell.record, proc.actor, proc.hold, state.now, book
+            state.cell.record, process.actor, process.held, state.now, page
         )
-        effect = Effect.REPEATABLE if proc.actor.retry_safe else Effect.FINAL
-        return self._ledgers.of(book._replace(effect=effect)), _broken("I1", what)
+        effect = SideEffect.REPEATABLE if process.actor.retry_safe else SideEffect.FINAL
+        return self._ledgers.of(page._replace(effect=effect)), _broken("I1", what)
 
     def _cell(self, record: Record | None, floor: int) -> Cell:
         known = self._cells.get((record, floor))
@@ -285,9 +287,9 @@ class World:
         return known
 
 
-def _acted(state: Whole) -> bool:
-    return state.ledger.book.effect is not Effect.NONE
+def _acted(state: WorldState) -> bool:
+    return state.ledger.page.effect is not SideEffect.NONE
 
 
-def _broken(invariant: str, what: str | None) -> Broken | None:
-    return None if what is None else Broken(invariant, what)
+def _broken(invariant: str, what: str | None) -> BrokenInvariant | None:
+    return None if what is None else BrokenInvariant(invariant, what)

@@ -11,9 +11,9 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tests.support.explorer.kit import REAL, Kit
+from tests.support.explorer.code_under_test import REAL, CodeUnderTest
 from tests.support.explorer.scenario import Scenario
-from tests.support.explorer.world import Broken, Step, Whole, World
+from tests.support.explorer.world import BrokenInvariant, Transition, World, WorldState
 
 STATES_MAX = 1_000_000
 PROGRESS_EVERY = 20_000
@@ -29,8 +29,8 @@ class Violation:
     trace: tuple[str, ...]
 
     def __str__(self) -> str:
-        steps = "\n".join(f"{n:3}. {words}" for n, words in enumerate(self.trace, 1))
-        return f"{self.invariant} is broken: {self.what}\n{steps}"
+        transitions = "\n".join(f"{n:3}. {words}" for n, words in enumerate(self.trace, 1))
+        return f"{self.invariant} is broken: {self.what}\n{transitions}"
 
 
 @dataclass(frozen=True)
@@ -52,19 +52,21 @@ class Report:
         )
 
 
-def explore(scenario: Scenario, kit: Kit = REAL, progress: Progress | None = None) -> Report:
+def explore(
+    scenario: Scenario, code: CodeUnderTest = REAL, progress: Progress | None = None
+) -> Report:
     """Visit every reachable state, or stop at the first violation."""
     began = time.perf_counter()
-    world = World(scenario, kit)
+    world = World(scenario, code)
     start = world.start()
-    came_from: dict[Whole, Whole | None] = {start: None}
+    came_from: dict[WorldState, WorldState | None] = {start: None}
     queue = deque([start])
     kinds: Counter[str] = Counter()
-    transitions = told = 0
+    transitions = said = 0
     violation = None
     while queue and violation is None:
         state = queue.popleft()
-        for step in world.steps(state):
+        for step in world.transitions(state):
             transitions += 1
             kinds[step.kind] += 1
             broken = step.broken
@@ -77,25 +79,25 @@ def explore(scenario: Scenario, kit: Kit = REAL, progress: Progress | None = Non
                 break
         if len(came_from) > STATES_MAX:
             raise RuntimeError(f"{scenario.name}: more than {STATES_MAX:,} states; bound it more")
-        if progress is not None and len(came_from) >= told + PROGRESS_EVERY:
-            told = len(came_from)
-            progress(told)
+        if progress is not None and len(came_from) >= said + PROGRESS_EVERY:
+            said = len(came_from)
+            progress(said)
     seconds = time.perf_counter() - began
     return Report(scenario.name, len(came_from), transitions, seconds, kinds, violation)
 
 
 def _violation(
     world: World,
-    came_from: dict[Whole, Whole | None],
-    state: Whole,
-    last: Step,
-    broken: Broken,
+    came_from: dict[WorldState, WorldState | None],
+    state: WorldState,
+    last: Transition,
+    broken: BrokenInvariant,
 ) -> Violation:
-    """The way from the start, told in words."""
+    """The way from the start, said in words."""
     words = [last.words]
     child = state
     parent = came_from[child]
     while parent is not None:
-        words.append(next(step.words for step in world.steps(parent) if step.after == child))
+        words.append(next(step.words for step in world.transitions(parent) if step.after == child))
         child, parent = parent, came_from[parent]
     return Violation(broken.invariant, broken.what, tuple(reversed(words)))

@@ -1,6 +1,6 @@
 """What is explored: the decision, the sweeper's test, both flows, and what duplicates are told.
 
-The real ones come from core. A mutant is the same kit with one function of a changed copy of its
+The real ones come from core. A mutant is the same code with one function of a changed copy of its
 module, so the gate tests exactly the text that ships.
 """
 
@@ -17,7 +17,7 @@ from oncekey.core.state_machine import Decision
 
 
 @dataclass(frozen=True)
-class Kit:
+class CodeUnderTest:
     """The code under test."""
 
     decide: Callable[..., Decision]  # (record, command, now, floor)
@@ -27,7 +27,7 @@ class Kit:
     reply_to_duplicate: Callable[[Claim, Reply, Claim], Reply | None]
 
 
-REAL = Kit(
+REAL = CodeUnderTest(
     state_machine.decide,
     state_machine.is_garbage,
     attempt_flow.attempt,

@@ -1,13 +1,13 @@
-"""Generators as values: what a running generator holds, told by its frames.
+"""Generators as values: what a running generator holds, said by its frames.
 
 A generator cannot be copied, but it is deterministic: feeding a fresh one the same answers leads
-to the same place. A `Local` is such a place. Two places are the same if they ask for the same and
+to the same place. A `GeneratorState` is such a place. Two places are the same if they effect for the same and
 their frames agree, from the outermost to the innermost: which code, which instruction, which
-local values that can still be read. So histories that left nothing behind fall together, and
+state values that can still be read. So histories that left nothing behind fall together, and
 every step of a generator is computed only once. (How long a sleep is does not tell places apart:
 here a sleeper may wake at any time.)
 
-Answers and local values are compared by their repr; the values of core print all they hold, and
+Answers and state values are compared by their repr; the values of core print all they held, and
 the explorer's own errors differ in their texts.
 """
 
@@ -16,88 +16,88 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from types import FrameType, GeneratorType
 
-from tests.support.explorer.liveness import held
+from tests.support.explorer.live_variables import held
 
 from oncekey.core.effects import Effect, Sleep
 
 AnyFlow = Generator[Effect, object, object]
 
 
-class Local:
-    """Where a generator stands: the ask it waits on, or what it returned, or how it broke."""
+class GeneratorState:
+    """Where a generator stands: the effect it waits on, or what it returned, or how it raised."""
 
-    __slots__ = ("_after", "_history", "_live", "_make", "ask", "broke", "value")
+    __slots__ = ("_after", "_history", "_live", "_make", "effect", "raised", "value")
 
     def __init__(self, make: Callable[[], AnyFlow], history: tuple[object, ...]) -> None:
         self._make = make
         self._history = history
         self._live: AnyFlow | None = None
-        self._after: dict[str, tuple[object, Local]] = {}
-        self.ask: Effect | None = None
+        self._after: dict[str, tuple[object, GeneratorState]] = {}
+        self.effect: Effect | None = None
         self.value: object = None
-        self.broke: Exception | None = None
+        self.raised: Exception | None = None
 
-    def edges(self) -> list[tuple[object, Local]]:
+    def edges(self) -> list[tuple[object, GeneratorState]]:
         """The answers given here so far, and where they led."""
         return list(self._after.values())
 
 
-class Locals:
+class GeneratorStates:
     """All places seen, each once."""
 
     def __init__(self) -> None:
-        self._known: dict[str, Local] = {}
+        self._known: dict[str, GeneratorState] = {}
 
     def __len__(self) -> int:
         return len(self._known)
 
-    def begin(self, make: Callable[[], AnyFlow]) -> Local:
+    def begin(self, make: Callable[[], AnyFlow]) -> GeneratorState:
         return self._arrive(make, make(), (None,))
 
-    def advance(self, local: Local, answer: object) -> Local:
-        """The place reached from `local` by this answer."""
+    def advance(self, state: GeneratorState, answer: object) -> GeneratorState:
+        """The place reached from `state` by this answer."""
         memo = repr(answer)
-        known = local._after.get(memo)
+        known = state._after.get(memo)
         if known is None:
-            live = self._at(local)
-            after = self._arrive(local._make, live, (*local._history, answer))
-            known = local._after[memo] = (answer, after)
+            live = self._at(state)
+            after = self._arrive(state._make, live, (*state._history, answer))
+            known = state._after[memo] = (answer, after)
         return known[1]
 
-    def _at(self, local: Local) -> AnyFlow:
+    def _at(self, state: GeneratorState) -> AnyFlow:
         """A generator standing there: the one that found the place, or one led there again."""
-        live, local._live = local._live, None
+        live, state._live = state._live, None
         if live is None:
-            live = local._make()
-            for answer in local._history:
+            live = state._make()
+            for answer in state._history:
                 live.send(answer)
         return live
 
     def _arrive(
         self, make: Callable[[], AnyFlow], live: AnyFlow, history: tuple[object, ...]
-    ) -> Local:
-        found = Local(make, history)
+    ) -> GeneratorState:
+        found = GeneratorState(make, history)
         try:
-            found.ask = live.send(history[-1])
+            found.effect = live.send(history[-1])
         except StopIteration as stop:
             found.value = stop.value
             signature = f"returned {stop.value!r}"
         except Exception as error:  # a bug of the flow, to be shown with the way there
-            found.broke = error
-            signature = f"broke {error!r}"
+            found.raised = error
+            signature = f"raised {error!r}"
         else:
-            signature = f"{asked(found.ask)} {frames(live)}"
+            signature = f"{asked(found.effect)} {frames(live)}"
             found._live = live
         return self._known.setdefault(signature, found)
 
 
-def asked(ask: Effect | None) -> str:
-    """An ask as far as it matters here."""
-    return f"sleep, watching {ask.watch!r}" if isinstance(ask, Sleep) else repr(ask)
+def asked(effect: Effect | None) -> str:
+    """An effect as far as it matters here."""
+    return f"sleep, watching {effect.watch!r}" if isinstance(effect, Sleep) else repr(effect)
 
 
 def frames(generator: AnyFlow) -> list[tuple[str, int, list[tuple[str, str]]]]:
-    """What a suspended generator holds: (code, instruction, locals) of each nested frame."""
+    """What a suspended generator holds: (code, instruction, generators) of each nested frame."""
     found = []
     inner: object = generator
     while isinstance(inner, GeneratorType):

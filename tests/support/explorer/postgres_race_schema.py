@@ -1,7 +1,7 @@
 """A schema in a PostgreSQL database for races: made from the real SQL, or from an edited copy.
 
 Owns the editing of migrations and queries and how one statement is run in a transaction that stays
-open. Which statements run when is in overlap.py. Needs psycopg and a server.
+open. Which statements run when is in race_on_postgres.py. Needs psycopg and a server.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Final
 import psycopg
 from psycopg.rows import tuple_row
 from tests.support.explorer.mutation import Edit, edited
-from tests.support.explorer.races import LATE
+from tests.support.explorer.race_scenarios import LATE
 
 from oncekey.core.commands import Claim, Command, Finish
 from oncekey.core.record import Record

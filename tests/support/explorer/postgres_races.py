@@ -16,10 +16,17 @@ from concurrent.futures import TimeoutError as NotYet
 from contextlib import closing
 from typing import Any
 
-from tests.support.explorer.database import Database, Session
-from tests.support.explorer.interleave import RUNS_MAX, RaceReport, next_prefix
-from tests.support.explorer.races import Ending, Race, Sweep, TurningClock, judge, racer_words
+from tests.support.explorer.postgres_race_schema import Database, Session
+from tests.support.explorer.race_scenarios import (
+    Race,
+    RaceResult,
+    SteppingClock,
+    Sweep,
+    describe_racer,
+    judge,
+)
 from tests.support.explorer.scenario import KEY
+from tests.support.explorer.sqlite_races import RUNS_MAX, RaceReport, next_prefix
 
 from oncekey.stores.postgres.program import Statement
 from oncekey.stores.postgres.rows import Row
@@ -41,7 +48,7 @@ class _Racer:
         session: Session,
         thread: ThreadPoolExecutor,
     ) -> None:
-        self._steps = steps
+        self._program = steps
         self._session = session
         self._thread = thread
         self._rows: Sequence[Row] = ()
@@ -84,26 +91,26 @@ class _Racer:
 
     def _go_on(self) -> None:
         try:
-            self.next = self._steps.send(self._rows)
+            self.next = self._program.send(self._rows)
         except AssertionError as error:
             raise Disagreement(error) from error
         except StopIteration as stop:
             self.next = None
             self.reply = stop.value if isinstance(stop.value, int) else stop.value[0]
 
-    def settle(self) -> None:
-        """The game is over, perhaps before its time: leave nothing open."""
+    def finish(self) -> None:
+        """The schedule is over, perhaps before its time: leave nothing open."""
         if self._running is not None:
             self._rows, self.is_open = self._running.result(_PATIENCE_SECONDS)
         if self.is_open:
             self._session.commit()
 
 
-class _Game:
+class _Schedule:
     """One schedule as it was played."""
 
     def __init__(self, early: int) -> None:
-        self.clock = TurningClock(early)
+        self.clock = SteppingClock(early)
         self.racers: list[_Racer] = []
         self.choices: list[tuple[int, tuple[int, ...]]] = []
         self.words: list[str] = []
@@ -115,13 +122,13 @@ class _Game:
 
     def note(self, race: Race, chosen: int, what: str) -> None:
         racer = self.racers[chosen]
-        told = f" -> {racer.reply}" if racer.next is None else ""
+        replied = f" -> {racer.reply}" if racer.next is None else ""
         waits = " (waits)" if racer.is_waiting else ""
-        who = racer_words(race.racers[chosen])
-        self.words.append(f"[clock {self.clock.last}] {who}: {what}{waits}{told}")
+        who = describe_racer(race.racers[chosen])
+        self.words.append(f"[clock {self.clock.last}] {who}: {what}{waits}{replied}")
 
 
-class Track:
+class PostgresRace:
     """A schema, and a connection for each racer."""
 
     def __init__(self, database: Database, race: Race) -> None:
@@ -137,71 +144,75 @@ class Track:
         for session in self._sessions:
             session.close()
 
-    def play(self, prefix: Sequence[int], early: int) -> _Game:
+    def play(self, prefix: Sequence[int], early: int) -> _Schedule:
         """One schedule: the given choices, then always the first racer that can go on."""
         self.database.reset(self._race.before)
-        game = _Game(early)
+        schedule = _Schedule(early)
         for i, racer in enumerate(self._race.racers):
             setup = self.database.setup
-            program = setup.program(game.clock.of(i))
+            program = setup.program(schedule.clock.of(i))
             steps: Any
             if isinstance(racer, Sweep):
                 steps = program.sweep(10)
             else:
                 steps = program.apply(setup.batch(racer, i))
-            game.racers.append(_Racer(steps, self._sessions[i], self._threads[i]))
+            schedule.racers.append(_Racer(steps, self._sessions[i], self._threads[i]))
         try:
-            while any(racer.next is not None for racer in game.racers):
-                self._one_step(game, prefix)
+            while any(racer.next is not None for racer in schedule.racers):
+                self._one_step(schedule, prefix)
         except Disagreement as error:
-            game.error = ("S1", str(error))
+            schedule.error = ("S1", str(error))
         finally:
-            for one in game.racers:
-                one.settle()
-        return game
+            for one in schedule.racers:
+                one.finish()
+        return schedule
 
-    def _one_step(self, game: _Game, prefix: Sequence[int]) -> None:
-        enabled = game.enabled()
+    def _one_step(self, schedule: _Schedule, prefix: Sequence[int]) -> None:
+        enabled = schedule.enabled()
         assert enabled, "everybody waits for somebody else"
-        chosen = prefix[len(game.choices)] if len(game.choices) < len(prefix) else enabled[0]
-        game.choices.append((chosen, enabled))
-        racer = game.racers[chosen]
+        chosen = (
+            prefix[len(schedule.choices)] if len(schedule.choices) < len(prefix) else enabled[0]
+        )
+        schedule.choices.append((chosen, enabled))
+        racer = schedule.racers[chosen]
         assert racer.next is not None
         what = "COMMIT" if racer.is_open else racer.next.name
         racer.step(self.database)
         self.steps += 1
-        game.note(self._race, chosen, what)
-        for i, other in enumerate(game.racers):
+        schedule.note(self._race, chosen, what)
+        for i, other in enumerate(schedule.racers):
             if i != chosen and other.is_waiting and other.goes_on(self.database):
-                game.note(self._race, i, "goes on")
+                schedule.note(self._race, i, "goes on")
 
-    def verdict(self, game: _Game) -> tuple[str, str] | None:
+    def verdict(self, schedule: _Schedule) -> tuple[str, str] | None:
         found = self.database.records(KEY)
         if len(found) > 1:
             return "I1", f"the key has {len(found)} records"
-        ending = Ending(
-            tuple(racer.reply for racer in game.racers),
-            tuple(game.clock.readings(i) for i in range(len(game.racers))),
+        result = RaceResult(
+            tuple(racer.reply for racer in schedule.racers),
+            tuple(schedule.clock.readings(i) for i in range(len(schedule.racers))),
             found[0].record if found else None,
         )
-        return judge(self._race, ending)
+        return judge(self._race, result)
 
 
-def overlap(race: Race, database: Database) -> RaceReport:
+def race_on_postgres(race: Race, database: Database) -> RaceReport:
     """Play every schedule with every passing of the clock, or stop at the first that breaks."""
     runs = 0
     early, most = 0, 1
-    with closing(Track(database, race)) as track:
+    with closing(PostgresRace(database, race)) as track:
         while early <= most:
             prefix: list[int] | None = []
             while prefix is not None:
-                game = track.play(prefix, early)
+                schedule = track.play(prefix, early)
                 runs += 1
                 assert runs <= RUNS_MAX, f"{race.name}: too many schedules"
-                most = max(most, len(game.clock.read))
-                wrong = game.error or track.verdict(game)
+                most = max(most, len(schedule.clock.read))
+                wrong = schedule.error or track.verdict(schedule)
                 if wrong is not None:
-                    return RaceReport(race.name, runs, track.steps, 0, *wrong, tuple(game.words))
-                prefix = next_prefix(game.choices)
+                    return RaceReport(
+                        race.name, runs, track.steps, 0, *wrong, tuple(schedule.words)
+                    )
+                prefix = next_prefix(schedule.choices)
             early += 1
         return RaceReport(race.name, runs, track.steps, 0)

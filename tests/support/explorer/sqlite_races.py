@@ -18,14 +18,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from tests.support.explorer.races import (
+from tests.support.explorer.race_scenarios import (
     EARLY,
-    Ending,
     Race,
+    RaceResult,
+    SteppingClock,
     Sweep,
-    TurningClock,
+    describe_racer,
     judge,
-    racer_words,
 )
 from tests.support.explorer.scenario import KEY
 
@@ -63,7 +63,7 @@ class _Racer:
     """One program on one connection, standing before its next statement."""
 
     def __init__(self, steps: Generator[Any, Any, Any], connection: sqlite3.Connection) -> None:
-        self._steps = steps
+        self._program = steps
         self._connection = connection
         self.reply: Any = None
         self.next: Any = next(steps)
@@ -76,7 +76,7 @@ class _Racer:
         else:
             rows = self._connection.execute(statement.sql, statement.params).fetchall()
         try:
-            self.next = self._steps.send(rows)
+            self.next = self._program.send(rows)
         except StopIteration as stop:
             self.next = None
             self.reply = stop.value if isinstance(stop.value, int) else stop.value[0]
@@ -90,7 +90,7 @@ class _Racer:
         return False
 
 
-class Course:
+class SQLiteRace:
     """A file, and a connection for each racer and one for the judge."""
 
     def __init__(self, path: Path, race: Race, module: ModuleType) -> None:
@@ -106,39 +106,41 @@ class Course:
         for connection in (*self._connections, self._judge):
             connection.close()
 
-    def play(self, prefix: Sequence[int], early: int) -> _Game:
+    def play(self, prefix: Sequence[int], early: int) -> _Schedule:
         """One schedule: the given choices, then always the first racer that can go on."""
         self._reset()
-        game = _Game(TurningClock(early))
+        schedule = _Schedule(SteppingClock(early))
         for i, (racer, connection) in enumerate(
             zip(self._race.racers, self._connections, strict=True)
         ):
-            program = self._module.Program(game.clock.of(i))
+            program = self._module.Program(schedule.clock.of(i))
             steps = program.sweep(10) if isinstance(racer, Sweep) else program.apply([racer])
-            game.racers.append(_Racer(steps, connection))
+            schedule.racers.append(_Racer(steps, connection))
         holder: int | None = None
-        while any(racer.next is not None for racer in game.racers):
-            enabled = self._enabled(game, holder)
-            chosen = prefix[len(game.choices)] if len(game.choices) < len(prefix) else enabled[0]
-            game.choices.append((chosen, enabled))
-            statement = game.racers[chosen].next
+        while any(racer.next is not None for racer in schedule.racers):
+            enabled = self._enabled(schedule, holder)
+            chosen = (
+                prefix[len(schedule.choices)] if len(schedule.choices) < len(prefix) else enabled[0]
+            )
+            schedule.choices.append((chosen, enabled))
+            statement = schedule.racers[chosen].next
             self.statements += 1
             try:
-                game.racers[chosen].step()
+                schedule.racers[chosen].step()
             except sqlite3.Error as error:
-                game.error = ("error", f"{error!r} from {statement.sql}")
-            game.note(self._race, chosen, statement)
-            if game.error is not None:
+                schedule.error = ("error", f"{error!r} from {statement.sql}")
+            schedule.note(self._race, chosen, statement)
+            if schedule.error is not None:
                 break
             if statement.locks:
                 holder = chosen
             elif statement.sql in _ENDS:
                 holder = None
-        return game
+        return schedule
 
-    def _enabled(self, game: _Game, holder: int | None) -> tuple[int, ...]:
+    def _enabled(self, schedule: _Schedule, holder: int | None) -> tuple[int, ...]:
         enabled = []
-        for i, racer in enumerate(game.racers):
+        for i, racer in enumerate(schedule.racers):
             if racer.next is None:
                 continue
             if racer.next.locks and holder is not None and holder != i:
@@ -148,10 +150,10 @@ class Course:
             enabled.append(i)
         return tuple(enabled)
 
-    def ending(self, game: _Game) -> Ending:
-        replies = tuple(racer.reply for racer in game.racers)
-        readings = tuple(game.clock.readings(i) for i in range(len(game.racers)))
-        return Ending(replies, readings, self._record())
+    def result(self, schedule: _Schedule) -> RaceResult:
+        replies = tuple(racer.reply for racer in schedule.racers)
+        readings = tuple(schedule.clock.readings(i) for i in range(len(schedule.racers)))
+        return RaceResult(replies, readings, self._record())
 
     def _record(self) -> Record | None:
         sql = real_program.QUERIES["select_records"].replace("/*ids*/", "?")
@@ -167,10 +169,10 @@ class Course:
             self._judge.execute(sql, whole_row(self._race.before))
 
 
-class _Game:
+class _Schedule:
     """One schedule as it was played."""
 
-    def __init__(self, clock: TurningClock) -> None:
+    def __init__(self, clock: SteppingClock) -> None:
         self.clock = clock
         self.racers: list[_Racer] = []
         self.choices: list[tuple[int, tuple[int, ...]]] = []
@@ -178,33 +180,33 @@ class _Game:
         self.error: tuple[str, str] | None = None
 
     def note(self, race: Race, chosen: int, statement: Any) -> None:
-        who = racer_words(race.racers[chosen])
+        who = describe_racer(race.racers[chosen])
         verb = " ".join(statement.sql.split()[:3])
         now = self.clock.last
         reply = self.racers[chosen].reply
-        told = f" -> {reply}" if self.racers[chosen].next is None else ""
-        self.words.append(f"[clock {now}] {who}: {verb}{told}")
+        replied = f" -> {reply}" if self.racers[chosen].next is None else ""
+        self.words.append(f"[clock {now}] {who}: {verb}{replied}")
 
 
-def interleave(race: Race, path: Path, module: ModuleType = real_program) -> RaceReport:
+def race_on_sqlite(race: Race, path: Path, module: ModuleType = real_program) -> RaceReport:
     """Play every schedule with every passing of the clock, or stop at the first that breaks."""
     runs = 0
     early, most = 0, 1
-    with closing(Course(path, race, module)) as course:
+    with closing(SQLiteRace(path, race, module)) as track:
         while early <= most:
             prefix: list[int] | None = []
             while prefix is not None:
-                game = course.play(prefix, early)
+                schedule = track.play(prefix, early)
                 runs += 1
                 assert runs <= RUNS_MAX, f"{race.name}: too many schedules"
-                most = max(most, len(game.clock.read))
-                wrong = game.error or judge(race, course.ending(game))
+                most = max(most, len(schedule.clock.read))
+                wrong = schedule.error or judge(race, track.result(schedule))
                 if wrong is not None:
-                    counts = (race.name, runs, course.statements, course.refusals)
-                    return RaceReport(*counts, *wrong, tuple(game.words))
-                prefix = next_prefix(game.choices)
+                    counts = (race.name, runs, track.statements, track.refusals)
+                    return RaceReport(*counts, *wrong, tuple(schedule.words))
+                prefix = next_prefix(schedule.choices)
             early += 1
-        return RaceReport(race.name, runs, course.statements, course.refusals)
+        return RaceReport(race.name, runs, track.statements, track.refusals)
 
 
 def next_prefix(choices: list[tuple[int, tuple[int, ...]]]) -> list[int] | None:

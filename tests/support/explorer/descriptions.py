@@ -25,7 +25,7 @@ from oncekey.core.effects import AttemptOutcome
 from oncekey.core.record import Record
 
 
-def command_words(command: Command) -> str:
+def describe_command(command: Command) -> str:
     if isinstance(command, Claim):
         return "claim"
     if isinstance(command, Finish):
@@ -42,7 +42,7 @@ def command_words(command: Command) -> str:
     return "look"
 
 
-def reply_words(reply: Reply) -> str:
+def describe_reply(reply: Reply) -> str:
     if isinstance(reply, Claimed):
         how = "taken over" if reply.taken_over else "claimed"
         return f"{how}, fence {reply.fence}"
@@ -59,10 +59,10 @@ def reply_words(reply: Reply) -> str:
     if isinstance(reply, Lost):
         return "lost"
     assert isinstance(reply, Seen)
-    return f"seen: {record_words(reply.record)}"
+    return f"seen: {describe_record(reply.record)}"
 
 
-def record_words(record: Record | None) -> str:
+def describe_record(record: Record | None) -> str:
     if record is None:
         return "no record"
     name = owner_name(record.owner)
@@ -78,7 +78,7 @@ def owner_name(owner: bytes) -> str:
     return owner[:1].decode("ascii", "replace")
 
 
-def verdict_words(verdict: AttemptOutcome) -> str:
+def describe_outcome(verdict: AttemptOutcome) -> str:
     words = f"{verdict.kind.value.upper()} to its caller"
     if verdict.error is not None:
         return f"{words} ({verdict.error!r})"

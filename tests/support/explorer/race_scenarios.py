@@ -1,4 +1,4 @@
-"""What two or three programs may race for, and what must hold of every ending.
+"""What two or three programs may race for, and what must hold of every result.
 
 The judge knows the machine but no SQL: whatever the statements did, the replies and the record
 left behind must be explained by the commands having been decided one after the other, each at one
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from itertools import permutations, product
 from typing import Final
 
+from tests.support.explorer.descriptions import describe_command, describe_record, owner_name
 from tests.support.explorer.scenario import KEY, OTHER, SAME
-from tests.support.explorer.words import command_words, owner_name, record_words
 
 from oncekey.core.commands import (
     Busy,
@@ -59,7 +59,7 @@ class Race:
 
 
 @dataclass(frozen=True)
-class Ending:
+class RaceResult:
     """What one schedule came to: replies (a count for a sweep), clock readings, the record."""
 
     replies: tuple[Reply | int, ...]
@@ -67,7 +67,7 @@ class Ending:
     after: Record | None
 
 
-class TurningClock:
+class SteppingClock:
     """Says EARLY for the first `early` readings of anyone, then LATE; notes who read what."""
 
     def __init__(self, early: int) -> None:
@@ -90,9 +90,9 @@ class TurningClock:
         return self.read[-1][1] if self.read else EARLY
 
 
-def racer_words(racer: Command | Sweep) -> str:
+def describe_racer(racer: Command | Sweep) -> str:
     """Who does what."""
-    name = "sweeper" if isinstance(racer, Sweep) else command_words(racer)
+    name = "sweeper" if isinstance(racer, Sweep) else describe_command(racer)
     owner = getattr(racer, "owner", b"")
     return f"{owner_name(owner)}'s {name}" if owner else name
 
@@ -138,7 +138,7 @@ RACES: Final = (
     Race("takeover and the sweeper", held(keep=1, audit=0), (claim("B"), Sweep())),
     Race("a live record and the sweeper", held(), (claim("B"), Sweep())),
     Race("two endings", held(), (_FINISH, _FAILURE)),
-    Race("ending and renewal", held(), (_FINISH, _RENEWAL)),
+    Race("result and renewal", held(), (_FINISH, _RENEWAL)),
     Race("renewal and a step", held(), (_RENEWAL, _STEP)),
     Race("giving up and the finish", held(retry_safe=False), (claim("B"), _FINISH)),
     Race("an unknown key's owner and recovery", _UNKNOWN, (_FINISH, _RECOVERY)),
@@ -147,34 +147,34 @@ RACES: Final = (
 )
 
 
-def judge(race: Race, ending: Ending) -> tuple[str, str] | None:
+def judge(race: Race, result: RaceResult) -> tuple[str, str] | None:
     """The broken invariant and what is wrong, or None."""
-    told = list(zip(race.racers, ending.replies, strict=True))
-    owners = [c.owner for c, r in told if isinstance(c, Claim) and isinstance(r, Claimed)]
+    replied = list(zip(race.racers, result.replies, strict=True))
+    owners = [c.owner for c, r in replied if isinstance(c, Claim) and isinstance(r, Claimed)]
     freed = any(isinstance(racer, Release) for racer in race.racers)
     if len(owners) > 1 and not freed:
         names = " and ".join(owner_name(owner) for owner in owners)
-        return "I5", f"{names} were both told that they hold the key"
-    if owners and any(isinstance(c, Renew) and isinstance(r, Done) for c, r in told):
+        return "I5", f"{names} were both replied that they hold the key"
+    if owners and any(isinstance(c, Renew) and isinstance(r, Done) for c, r in replied):
         return "I5", f"{owner_name(owners[0])} was given a key whose lease was renewed"
-    for command, reply in told:
-        what = _refused_yet_written(command, reply, race.before, ending.after)
+    for command, reply in replied:
+        what = _refused_yet_written(command, reply, race.before, result.after)
         if what is not None:
             return "I7", what
         if isinstance(command, Finish) and isinstance(reply, Done) and not owners:
-            after = ending.after
+            after = result.after
             if not _swept(race) and (after is None or after.body != command.body):
-                return "I4", f"told done, but the store has {record_words(after)}"
+                return "I4", f"replied done, but the store has {describe_record(after)}"
     for invariant, what in (
-        ("I2", _settled_twice(told, ending.after)),
-        ("S3", _told_another_fence(told, ending.after)),
-        ("I6", _fence_fell(told, race.before)),
-        ("I12", _swept_too_early(race, ending)),
+        ("I2", _finished_twice(replied, result.after)),
+        ("S3", _replied_another_fence(replied, result.after)),
+        ("I6", _fence_fell(replied, race.before)),
+        ("I12", _swept_too_early(race, result)),
     ):
         if what is not None:
             return invariant, what
-    if not _serial(race, ending):
-        return "order", f"no order of the commands explains {ending}"
+    if not _serial(race, result):
+        return "order", f"no order of the commands explains {result}"
     return None
 
 
@@ -187,26 +187,26 @@ def _refused_yet_written(
     mine = after is not None and after.owner == command.owner
     if not mine or (before is not None and before.owner == command.owner):
         return None
-    return f"{owner_name(command.owner)} was told {reply}, but the store has {record_words(after)}"
+    return f"{owner_name(command.owner)} was replied {reply}, but the store has {describe_record(after)}"
 
 
-def _told_another_fence(
-    told: Sequence[tuple[Command | Sweep, Reply | int]], after: Record | None
+def _replied_another_fence(
+    replied: Sequence[tuple[Command | Sweep, Reply | int]], after: Record | None
 ) -> str | None:
-    """One decision is one reading of the clock: what was told is what was written."""
-    for command, reply in told:
+    """One decision is one reading of the clock: what was replied is what was written."""
+    for command, reply in replied:
         if not isinstance(command, Claim) or not isinstance(reply, Claimed) or after is None:
             continue
         if after.owner == command.owner and after.fence != reply.fence:
-            return f"told fence {reply.fence}, but the store has {record_words(after)}"
+            return f"replied fence {reply.fence}, but the store has {describe_record(after)}"
     return None
 
 
 def _fence_fell(
-    told: Sequence[tuple[Command | Sweep, Reply | int]], before: Record | None
+    replied: Sequence[tuple[Command | Sweep, Reply | int]], before: Record | None
 ) -> str | None:
     """A new grant's fence is above the last one's, also where that was swept."""
-    for command, reply in told:
+    for command, reply in replied:
         if before is None or not isinstance(command, Claim) or not isinstance(reply, Claimed):
             continue
         if command.owner != before.owner and reply.fence <= before.fence:
@@ -214,30 +214,30 @@ def _fence_fell(
     return None
 
 
-def _settled_twice(
-    told: Sequence[tuple[Command | Sweep, Reply | int]], after: Record | None
+def _finished_twice(
+    replied: Sequence[tuple[Command | Sweep, Reply | int]], after: Record | None
 ) -> str | None:
     """One outcome, and its owner's."""
     done: list[Finish | Resolve] = [
-        c for c, reply in told if isinstance(c, (Finish, Resolve)) and isinstance(reply, Done)
+        c for c, reply in replied if isinstance(c, (Finish, Resolve)) and isinstance(reply, Done)
     ]
     if len({(finish.state, finish.body) for finish in done}) > 1:
-        return "two different outcomes were both told done"
+        return "two different outcomes were both replied done"
     for finish in done:
         if isinstance(finish, Resolve):
             continue
         if after is not None and after.owner != finish.owner and after.body == finish.body:
-            return f"{owner_name(finish.owner)}'s outcome is in {record_words(after)}"
+            return f"{owner_name(finish.owner)}'s outcome is in {describe_record(after)}"
     return None
 
 
-def _swept_too_early(race: Race, ending: Ending) -> str | None:
+def _swept_too_early(race: Race, result: RaceResult) -> str | None:
     """Whatever the others did, it only made the record last longer."""
-    for racer, reply, times in zip(race.racers, ending.replies, ending.readings, strict=True):
+    for racer, reply, times in zip(race.racers, result.replies, result.readings, strict=True):
         if not isinstance(racer, Sweep) or reply == 0:
             continue
         if race.before is None or not is_garbage(race.before, max(times)):
-            return f"swept at {max(times)}: {record_words(race.before)}"
+            return f"swept at {max(times)}: {describe_record(race.before)}"
     return None
 
 
@@ -245,32 +245,32 @@ def _swept(race: Race) -> bool:
     return any(isinstance(racer, Sweep) for racer in race.racers)
 
 
-def _serial(race: Race, ending: Ending) -> bool:
-    """Whether some order, and a clock reading of each racer's own, gives just this ending."""
-    readings = [tuple(dict.fromkeys(own)) for own in ending.readings]
+def _serial(race: Race, result: RaceResult) -> bool:
+    """Whether some order, and a clock reading of each racer's own, gives just this result."""
+    readings = [tuple(dict.fromkeys(own)) for own in result.readings]
     return any(
-        _gives(race, order, times, ending)
+        _gives(race, order, times, result)
         for order in permutations(range(len(race.racers)))
         for times in product(*readings)
     )
 
 
-def _gives(race: Race, order: Sequence[int], times: Sequence[int], ending: Ending) -> bool:
+def _gives(race: Race, order: Sequence[int], times: Sequence[int], result: RaceResult) -> bool:
     record, floor = race.before, 0
     for i in order:
         racer, now = race.racers[i], times[i]
         if isinstance(racer, Sweep):
-            if race.lazy and ending.replies[i] == 0:
+            if race.lazy and result.replies[i] == 0:
                 continue
             removed = 0
             if record is not None and is_garbage(record, now):
                 floor, removed = record.fence, 1
                 record = None
-            if ending.replies[i] != removed:
+            if result.replies[i] != removed:
                 return False
             continue
         decision = decide(record, racer, now, floor)
         record = record if decision.write is None else decision.write
-        if decision.reply != ending.replies[i]:
+        if decision.reply != result.replies[i]:
             return False
-    return record == ending.after
+    return record == result.after
