@@ -1,4 +1,4 @@
-"""Prints what was explored at the end of the run."""
+"""Prints a summary of what was explored at the end of the run."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ _LINES = pytest.StashKey[list[str]]()
 
 
 @pytest.fixture(scope="session")
-def told(pytestconfig: pytest.Config) -> list[str]:
-    """Lines for the terminal's summary."""
+def summary(pytestconfig: pytest.Config) -> list[str]:
+    """Lines to print at the end of the run."""
     return pytestconfig.stash.setdefault(_LINES, [])
 
 

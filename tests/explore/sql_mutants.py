@@ -1,7 +1,7 @@
 """Seeded bugs in the SQL of the PostgreSQL store: each is the real text with one thing wrong.
 
 Every one of them is looked for among all orders of the statements and commits of one race, on a
-schema of its own (race_on_postgres.py). m11 is of the design's list of twelve.
+schema of its own (postgres_races.py). m11 is of the design's list of twelve.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.support.explorer.sqlite_races import RaceReport
 
 @dataclass(frozen=True)
 class SQLMutant:
-    """A seeded bug: in which setup and race it is looked for, and what it breaks."""
+    """A seeded bug: the setup and the race that catch it, and what it breaks."""
 
     number: str
     name: str
@@ -179,7 +179,7 @@ SQL_MUTANTS = (
 
 
 def look_for(mutant: SQLMutant, url: str) -> RaceReport:
-    """Play every schedule of its race."""
+    """Run every schedule of its race."""
     database = Database(url, mutant.setup)
     try:
         race = next(race for race in RACES if race.name == mutant.where)

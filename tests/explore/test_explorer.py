@@ -1,4 +1,4 @@
-"""Every interleaving and crash point of the real flow on the real machine."""
+"""Every interleaving and every crash of the real flows on the real state machine."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from types import ModuleType
 
 import pytest
 from tests.support.explorer.code_under_test import REAL
-from tests.support.explorer.generator_states import AnyFlow, GeneratorState, asked
+from tests.support.explorer.generator_states import AnyFlow, GeneratorState, effect_text
 from tests.support.explorer.process import Process
 from tests.support.explorer.scenario import Actor, Scenario
 from tests.support.explorer.scenarios import MUST_MEET, SCENARIOS
 from tests.support.explorer.search import Report, explore
 from tests.support.explorer.world import World
 
-from oncekey.core import attempt_flow, heartbeat_flow
+from oncekey.core import attempt_flow, heartbeat_flow, late_owner, recovery, step_flow
 
 STATES_MIN = 100_000
+FLOWS = [attempt_flow, heartbeat_flow, late_owner, recovery, step_flow]
 
 
 @cache
@@ -30,13 +31,13 @@ def explored(name: str) -> Report:
 
 
 @pytest.mark.parametrize("name", [scenario.name for scenario in SCENARIOS])
-def test_no_promise_is_broken(name: str, said: list[str]) -> None:
+def test_no_state_of_a_scenario_breaks_an_invariant(name: str, summary: list[str]) -> None:
     report = explored(name)
-    said.append(str(report))
+    summary.append(str(report))
     assert report.violation is None, f"\n{report.violation}"
 
 
-def test_it_goes_through_enough_states(said: list[str]) -> None:
+def test_the_scenarios_have_enough_states(summary: list[str]) -> None:
     reports = [explored(scenario.name) for scenario in SCENARIOS]
     total = Report(
         "in all",
@@ -46,18 +47,18 @@ def test_it_goes_through_enough_states(said: list[str]) -> None:
         Counter(),
         None,
     )
-    said.append(str(total))
+    summary.append(str(total))
     assert total.states >= STATES_MIN
 
 
-def test_it_meets_every_kind_of_action() -> None:
+def test_the_scenarios_meet_every_kind_of_action() -> None:
     met: Counter[str] = Counter()
     for scenario in SCENARIOS:
         met += explored(scenario.name).kinds
     assert MUST_MEET - met.keys() == set()
 
 
-def test_three_attempts_at_least_and_each_with_calls_that_take_time() -> None:
+def test_scenarios_have_three_attempts_and_some_have_only_slow_calls() -> None:
     three = [s for s in SCENARIOS if len(s.actors) >= 3]
     assert len(three) >= len(SCENARIOS) - 1
     assert any(not any(actor.quick for actor in scenario.actors) for scenario in three)
@@ -66,8 +67,8 @@ def test_three_attempts_at_least_and_each_with_calls_that_take_time() -> None:
 # --- the explorer itself -------------------------------------------------------------------------
 
 
-def test_equal_frames_behave_alike() -> None:
-    """Walk generators beside the places they were merged into: they must effect for the same."""
+def test_generators_in_equal_states_behave_alike() -> None:
+    """Drive generators beside the states they were merged into: both must yield the same."""
     scenario = Scenario(
         "walk",
         (Actor("A", recoverable=True, wait=1, beats=2), Actor("B", retry_safe=True, quick=True)),
@@ -77,16 +78,16 @@ def test_equal_frames_behave_alike() -> None:
     world = World(scenario, REAL)
     first = _visit(world, 60_000)
     walks = random.Random(1)
-    transitions = 0
+    steps = 0
     for _ in range(3_000):
         actor = scenario.actors[0]
         assert first.main is not None
-        transitions += _walk(walks, REAL.attempt(actor.task), first.main.state)
-    assert transitions > 15_000
+        steps += _walk(walks, REAL.attempt(actor.task), first.main.state)
+    assert steps > 15_000
 
 
 def _visit(world: World, limit: int) -> Process:
-    """Go through some states, so that the interned of places fills; the first process as it began."""
+    """Visit some states, which finds generator states; returns the first process at its start."""
     start = world.start()
     seen = {start}
     queue = [start]
@@ -99,48 +100,49 @@ def _visit(world: World, limit: int) -> Process:
 
 
 def _walk(walks: random.Random, live: AnyFlow, state: GeneratorState) -> int:
-    """A random way through the places, with a real generator alongside; how many transitions."""
+    """A random way through the states, with a real generator alongside; how many steps."""
     effect = next(live)
-    transitions = 0
+    steps = 0
     while True:
-        assert asked(effect) == asked(state.effect)
+        assert effect_text(effect) == effect_text(state.effect)
         edges = state.edges()
         if not edges:
-            return transitions
+            return steps
         further = [edge for edge in edges if edge[1].effect is not None]
-        answer, state = walks.choice(further if further and walks.random() < 0.9 else edges)
-        transitions += 1
+        result, state = walks.choice(further if further and walks.random() < 0.9 else edges)
+        steps += 1
         try:
-            effect = live.send(answer)
+            effect = live.send(result)
         except StopIteration as stop:
             returned = repr(stop.value)
         else:
             continue
         assert state.effect is None
         assert returned == repr(state.value)
-        return transitions
+        return steps
 
 
-@pytest.mark.parametrize("module", [attempt_flow, heartbeat_flow])
-def test_the_flow_keeps_nothing_on_the_stack_while_it_waits(module: ModuleType) -> None:
-    """What a frame holds is read off its variables, so a yield must stand alone (liveness.py)."""
+@pytest.mark.parametrize("module", FLOWS)
+def test_a_flow_keeps_nothing_on_the_stack_while_it_waits(module: ModuleType) -> None:
+    """What a frame holds is read from its variables, so a yield must stand alone, see
+    live_variables.py."""
     tree = ast.parse(inspect.getsource(module))
     parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
     yields = [node for node in ast.walk(tree) if isinstance(node, (ast.Yield, ast.YieldFrom))]
     assert yields
     for node in yields:
         parent = parents[node]
-        if isinstance(parent, ast.BoolOp):  # its first operand is off the stack by then
+        if isinstance(parent, ast.BoolOp):  # its first operand has left the stack
             assert parent.values[-1] is node
             parent = parents[parent]
         assert isinstance(parent, (ast.Expr, ast.Assign, ast.Return)), ast.unparse(parent)
 
 
-def test_a_counter_example_is_told_in_words() -> None:
+def test_a_violation_prints_the_way_to_it() -> None:
     greedy = replace(REAL, is_garbage=lambda record, now: True)
-    report = explore(Scenario("said", (Actor("A"),), ticks=1), greedy)
+    report = explore(Scenario("greedy sweeper", (Actor("A"),), ticks=1), greedy)
     assert report.violation is not None
-    said = str(report.violation)
-    assert said.startswith("I12 is broken: swept a live claim: A holds fence 100 until 120")
-    assert "  1. A sends claim\n  2. store, on A's claim: claimed, fence 100;" in said
-    assert said.endswith("  3. the sweeper removes: A holds fence 100 until 120")
+    text = str(report.violation)
+    assert text.startswith("I12 is broken: swept a live claim: A holds fence 100 until 120")
+    assert "  1. A sends claim\n  2. store, on A's claim: claimed, fence 100;" in text
+    assert text.endswith("  3. the sweeper removes: A holds fence 100 until 120")

@@ -1,7 +1,7 @@
-"""The mutant gate: every seeded bug must be caught, and for the promise it breaks.
+"""Every seeded bug must be caught, and for the invariant that it breaks.
 
-Each mutant is the real source text with one thing wrong. One that survives means that the
-explorer, or one of the interleavers of SQLite's and PostgreSQL's statements, looks away.
+Each mutant is the real source text with one thing wrong. If one survives, the explorer or the races
+on SQLite and PostgreSQL do not check enough.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TWELVE = {f"m{number}" for number in range(1, 13)}
 
 @dataclass(frozen=True)
 class Mutant:
-    """A seeded bug: in which module, and where it is looked for (a scenario or a race)."""
+    """A seeded bug: its module, the scenario or race that catches it, and what it breaks."""
 
     number: str
     name: str
@@ -123,7 +123,7 @@ MUTANTS = (
     ),
 )  # fmt: skip
 
-# Not in the list of twelve: each shows that one more check bites.
+# Beyond the twelve of the design: each shows that one more check can fail.
 MORE = (
     _mutant(
         "x1", "takeover without the other's consent", state_machine,
@@ -185,7 +185,7 @@ MORE = (
         "outage: no claim is answered", "I9",
     ),
     _mutant(
-        "x12", "a late finish is told done for what recovery decided", state_machine,
+        "x12", "a late finish gets Done for what recovery decided", state_machine,
         "return _DONE if record.state == command.state and same else _refuse_late(record, command)",
         "return _DONE if record.state == command.state else _refuse_late(record, command)",
         "recovery", "I4",
@@ -229,7 +229,7 @@ MORE = (
         "at most once, three attempts", "I7",
     ),
     _mutant(
-        "x19", "a duplicate is told that it holds the key", state_machine,
+        "x19", "a duplicate gets the reply that it holds the key", state_machine,
         "    if isinstance(reply, Claimed):\n",
         "    if isinstance(reply, Claimed) and same:\n        return reply\n"
         "    if isinstance(reply, Claimed):\n",
@@ -261,7 +261,7 @@ MORE = (
 
 @dataclass(frozen=True)
 class Caught:
-    """How a mutant fared: the invariant, what was wrong, and how many states it took."""
+    """How a mutant was caught: the invariant, what was wrong, and how many states it took."""
 
     invariant: str
     what: str
@@ -308,21 +308,21 @@ Add = Callable[[Mutant | SQLMutant, Caught | None], None]
 
 
 @pytest.fixture(scope="module")
-def table(told: list[str]) -> Iterator[Add]:
-    """Collects one line per mutant for the terminal's summary."""
+def table(summary: list[str]) -> Iterator[Add]:
+    """Collects one line per mutant for the summary at the end of the run."""
     lines: list[str] = []
     caught: dict[str, bool] = {}
 
     def add(mutant: Mutant | SQLMutant, how: Caught | None) -> None:
         caught[mutant.number] = how is not None and how.invariant == mutant.breaks
-        told = f"{how.invariant:<4} {how.effort}" if how else "SURVIVED"
-        lines.append(f"{mutant.number:<4} {mutant.name:<44} {told}")
+        result = f"{how.invariant:<4} {how.effort}" if how else "SURVIVED"
+        lines.append(f"{mutant.number:<4} {mutant.name:<44} {result}")
 
     yield add
     seeded = sum(caught.get(number, False) for number in TWELVE)
     more = [right for number, right in caught.items() if number not in TWELVE]
     lines.append(f"caught {seeded} of 12 seeded mutants, {sum(more)} of {len(more)} more")
-    told.extend(["", *lines])
+    summary.extend(["", *lines])
 
 
 @pytest.mark.parametrize("mutant", [*MUTANTS, *MORE], ids=lambda m: f"{m.number} {m.name}")
@@ -345,18 +345,18 @@ def test_a_mutant_of_the_sql_is_caught_for_what_it_breaks(mutant: SQLMutant, tab
     assert how.invariant == mutant.breaks, how.what
 
 
-def test_none_of_the_twelve_is_missing() -> None:
+def test_all_twelve_mutants_of_the_design_are_there() -> None:
     assert {mutant.number for mutant in (*MUTANTS, M11)} == TWELVE
 
 
-def test_a_mutant_cannot_go_stale() -> None:
+def test_an_edit_whose_text_is_not_found_once_is_refused() -> None:
     with pytest.raises(ValueError, match="occurs 0 times"):
         mutated(state_machine, Edit("no such text", ""))
     with pytest.raises(ValueError, match="needs text that occurs once"):
         mutated(state_machine, Edit("return", ""))
 
 
-def test_an_unchanged_copy_is_no_mutant() -> None:
+def test_an_unchanged_copy_of_the_code_breaks_no_invariant() -> None:
     machines, flows, beats = mutated(state_machine), mutated(attempt_flow), mutated(heartbeat_flow)
     share = machines.reply_to_duplicate
     code = CodeUnderTest(

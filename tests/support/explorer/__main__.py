@@ -1,4 +1,4 @@
-"""`python -m tests.support.explorer`: explore every scenario and race, and say what was seen."""
+"""`python -m tests.support.explorer`: explore every scenario and race, and print the counts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.explorer.sqlite_races import race_on_sqlite
 
 
 def main() -> int:
-    """0 if every promise holds."""
+    """Exit code 0 if every invariant holds."""
     broken = 0
     states = transitions = 0
     seconds = 0.0
@@ -24,16 +24,16 @@ def main() -> int:
         states += report.states
         transitions += report.transitions
         seconds += report.seconds
-        _say(f"{report}")
+        _print(f"{report}")
         if report.violation is not None:
             broken += 1
-            _say(f"{report.violation}")
+            _print(f"{report.violation}")
     with tempfile.TemporaryDirectory() as directory:
         for number, race in enumerate(RACES):
             raced = race_on_sqlite(race, Path(directory) / f"race{number}.db")
             broken += bool(raced.invariant)
-            _say(f"{raced}")
-    _say(f"{states:,} states, {transitions:,} transitions, {seconds:.1f} s, {broken} violations")
+            _print(f"{raced}")
+    _print(f"{states:,} states, {transitions:,} transitions, {seconds:.1f} s, {broken} violations")
     return 1 if broken else 0
 
 
@@ -43,7 +43,7 @@ def _progress(name: str) -> Callable[[int], None] | None:
     return lambda states: _write(sys.stderr, f"\r{name:<34} {states:>9,} states")
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     lead = "\r" if sys.stderr.isatty() else ""
     _write(sys.stdout, f"{lead}{line}\n")
 

@@ -1,7 +1,7 @@
-"""What is explored: the decision, the sweeper's test, both flows, and what duplicates are told.
+"""The functions that the explorer drives: the state machine's and both flows.
 
-The real ones come from core. A mutant is the same code with one function of a changed copy of its
-module, so the gate tests exactly the text that ships.
+REAL has those of core. A mutant has one of them from a changed copy of its module, so mutants are
+made of exactly the text that ships.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from oncekey.core.state_machine import Decision
 
 @dataclass(frozen=True)
 class CodeUnderTest:
-    """The code under test."""
+    """One set of functions to explore."""
 
     decide: Callable[..., Decision]  # (record, command, now, floor)
     is_garbage: Callable[[Record, int], bool]

@@ -1,4 +1,4 @@
-"""The kinds of decisions, so that an exploration can say what it met."""
+"""Sorts decisions of the store into kinds, so that an exploration can report what it has met."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from oncekey.core.record import State
 
 
 def kind_of(change: Change) -> str:
-    """The kind of a decision, for counting what the exploration met."""
+    """The kind of a decision, e.g. "takeover"."""
     before, command, reply = change.before, change.command, change.reply
     if isinstance(command, Claim):
         if isinstance(reply, Claimed):

@@ -1,4 +1,4 @@
-"""What happened, in words: for the counter-examples a person is to read."""
+"""Commands, replies, records and outcomes as text, for the counter-examples that people read."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ def owner_name(owner: bytes) -> str:
     return owner[:1].decode("ascii", "replace")
 
 
-def describe_outcome(verdict: AttemptOutcome) -> str:
-    words = f"{verdict.kind.value.upper()} to its caller"
-    if verdict.error is not None:
-        return f"{words} ({verdict.error!r})"
-    return f"{words} with {verdict.body!r}" if verdict.body else words
+def describe_outcome(outcome: AttemptOutcome) -> str:
+    words = f"{outcome.kind.value.upper()} to its caller"
+    if outcome.error is not None:
+        return f"{words} ({outcome.error!r})"
+    return f"{words} with {outcome.body!r}" if outcome.body else words

@@ -1,7 +1,7 @@
 """The invariants of CONTRIBUTING.md that one key can break, each by its number.
 
-Every check is written from the promise, not from the code: it must not call what it judges.
-None means that it holds; a text says what is wrong. The mutant gate shows that each bites.
+Every check is written from the promise, not from the code: it must not call what it checks. It
+returns None if the promise holds, else what is wrong. The mutants show that each check can fail.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ def i1_at_most_one_effect(
 ) -> str | None:
     """I1: an effect is the owner's, and one that cannot be repeated is its generation's last."""
     if not _holds(record, held):
-        return f"{actor.name} acts under fence {held.fence}, but the store has {describe_record(record)}"
+        stored = describe_record(record)
+        return f"{actor.name} acts under fence {held.fence}, but the store has {stored}"
     if page.effect is SideEffect.FINAL:
         return f"{actor.name} acts, and this generation already had an effect"
     return None
@@ -87,7 +88,7 @@ def i3_first_bytes(change: Change) -> str | None:
 
 
 def i4_done_is_stored(change: Change) -> str | None:
-    """I4: who is said that its outcome is stored finds exactly that in the store."""
+    """I4: an outcome whose finish got the reply Done is in the store exactly so."""
     command, after = change.command, change.after
     if not isinstance(command, Finish) or not isinstance(change.reply, Done):
         return None
@@ -95,7 +96,7 @@ def i4_done_is_stored(change: Change) -> str | None:
         return None
     if after is not None and (after.state, after.body) == (command.state, command.body):
         return None
-    return f"said done for {command.body!r}, but the store has {describe_record(after)}"
+    return f"Done for {command.body!r}, but the store has {describe_record(after)}"
 
 
 def i5_no_early_takeover(change: Change) -> str | None:
@@ -149,11 +150,11 @@ def i7_rejections_change_nothing(change: Change) -> str | None:
 
 
 def i9_repeatable(change: Change, code: CodeUnderTest) -> str | None:
-    """I9: the same command again is answered alike and changes nothing but the lease."""
+    """I9: the same command again gets the same reply and changes nothing but the lease."""
     after = change.after
     again = code.decide(after, change.command, change.now)
     if type(again.reply) is not type(change.reply):
-        return f"answered {change.reply}, repeated at once {again.reply}"
+        return f"the reply was {change.reply}, repeated at once {again.reply}"
     if again.write is None or after is None:
         return None
     if again.write._replace(lease_until=0) != after._replace(lease_until=0):
@@ -161,9 +162,9 @@ def i9_repeatable(change: Change, code: CodeUnderTest) -> str | None:
     return None
 
 
-def i7_duplicates_are_told_alike(change: Change, code: CodeUnderTest) -> str | None:
-    """I7: a duplicate that is answered from this claim's reply is said what the store would have
-    said it right after, and would have changed nothing."""
+def i7_duplicates_get_the_same_reply(change: Change, code: CodeUnderTest) -> str | None:
+    """I7: a duplicate that is replied to from this claim's reply gets what the store would have
+    replied right after, and the store would have changed nothing."""
     if not isinstance(change.command, Claim):
         return None
     for fingerprint in (change.command.fingerprint, change.command.fingerprint + b"!"):
@@ -171,34 +172,30 @@ def i7_duplicates_are_told_alike(change: Change, code: CodeUnderTest) -> str | N
         shared = code.reply_to_duplicate(change.command, change.reply, duplicate)
         sent = code.decide(change.after, duplicate, change.now)
         if shared is not None and (shared != sent.reply or sent.write is not None):
-            return (
-                f"a duplicate was said {shared} after {change.reply}, the store says {sent.reply}"
-            )
+            return f"a duplicate got {shared} after {change.reply}, the store replies {sent.reply}"
     return None
 
 
-def i9_no_second_life(change: Change) -> str | None:
-    """I9: a claim that arrives again after its owner gave the key back does not take it."""
+def i9_released_stays_released(change: Change) -> str | None:
+    """I9: a claim that arrives again after its owner released the key does not take it."""
     before, command = change.before, change.command
     if before is None or not is_live(before, change.now) or not isinstance(command, Claim):
         return None
     gone = before.state is State.ABSENT and before.owner == command.owner
     if gone and isinstance(change.reply, Claimed):
-        return f"{owner_name(command.owner)} had given the key back and was granted it again"
+        return f"{owner_name(command.owner)} had released the key and was granted it again"
     return None
 
 
-def i14_the_witness_is_heard(change: Change) -> str | None:
-    """I14: the owner of a key that was given up meanwhile is said done for its known result."""
+def i14_a_late_owner_is_accepted(change: Change) -> str | None:
+    """I14: the owner of a key that was given up meanwhile gets Done for its known result."""
     before, command = change.before, change.command
     if not isinstance(command, Finish) or before is None or before.state is not State.UNKNOWN:
         return None
     mine = (before.owner, before.fence) == (command.owner, command.fence)
     if not mine or isinstance(change.reply, Done):
         return None
-    return (
-        f"{owner_name(command.owner)} ended {describe_record(before)}, and was said {change.reply}"
-    )
+    return f"{owner_name(command.owner)} ended {describe_record(before)}, and got {change.reply}"
 
 
 ON_CHANGE: Final[tuple[tuple[str, Callable[[Change], str | None]], ...]] = (
@@ -209,48 +206,48 @@ ON_CHANGE: Final[tuple[tuple[str, Callable[[Change], str | None]], ...]] = (
     ("I7", i7_rejections_change_nothing),
     ("I5", i5_no_early_takeover),
     ("I6", i6_fence_grows),
-    ("I9", i9_no_second_life),
-    ("I14", i14_the_witness_is_heard),
+    ("I9", i9_released_stays_released),
+    ("I14", i14_a_late_owner_is_accepted),
 )
 
 # --- on a sweep --------------------------------------------------------------------------------
 
 
-def i12_sweep_spares_the_living(record: Record, now: int) -> str | None:
-    """I12: no live claim, no unexpired outcome."""
+def i12_sweep_removes_garbage_only(record: Record, now: int) -> str | None:
+    """I12: a sweep removes no live claim and no unexpired outcome."""
     if record.state is State.PENDING and now < record.lease_until:
         return f"swept a live claim: {describe_record(record)}"
     if record.state is not State.ABSENT and is_live(record, now):
-        return f"swept what is still of use: {describe_record(record)}"
+        return f"swept a record that is still needed: {describe_record(record)}"
     return None
 
 
-# --- on a outcome ------------------------------------------------------------------------------
+# --- on the outcome of an attempt --------------------------------------------------------------
 
 
-def i3_verdict_is_stored(outcome: AttemptOutcome, actor: Actor, page: LedgerPage) -> str | None:
-    """I3: a replayed outcome is an outcome that was stored, of the same request."""
+def i3_replay_is_stored(outcome: AttemptOutcome, actor: Actor, page: LedgerPage) -> str | None:
+    """I3: what is replayed was stored, for the same request."""
     if outcome.kind is not EventKind.REPLAYED:
         return None
-    said = (outcome.state, outcome.body, outcome.fence)
+    replayed = (outcome.state, outcome.body, outcome.fence)
     for end in page.all_ends:
-        if said == (end.state, end.body, end.fence) and end.fingerprint == actor.fingerprint:
+        if replayed == (end.state, end.body, end.fence) and end.fingerprint == actor.fingerprint:
             return None
-    return f"{actor.name} replays {said}, which was never stored for this request"
+    return f"{actor.name} replays {replayed}, which was never stored for this request"
 
 
 def i13_durable_first(outcome: AttemptOutcome, actor: Actor, page: LedgerPage) -> str | None:
-    """I13: what a caller is said was in the store before."""
+    """I13: what a caller gets was in the store before."""
     ends = [end for end in page.all_ends if end.fence == outcome.fence]
     if outcome.kind is EventKind.FINISHED and outcome.error is None:
-        said = (outcome.state, outcome.body)
-        if said not in [(end.state, end.body) for end in ends]:
-            return f"{actor.name}'s caller is said {outcome.body!r}, the store never had it"
+        given = (outcome.state, outcome.body)
+        if given not in [(end.state, end.body) for end in ends]:
+            return f"{actor.name}'s caller gets {outcome.body!r}, the store never had it"
     elif outcome.kind is EventKind.FINISHED:
         if not any(end.state is not State.ABSENT for end in ends):
-            return f"{actor.name}'s caller is said a stored failure, the store never had it"
+            return f"{actor.name}'s caller gets a stored failure, the store never had it"
     elif outcome.kind is EventKind.RELEASED and not ends:
-        return f"{actor.name}'s caller is said the key is free, it never was"
+        return f"{actor.name}'s caller gets a released key, it never was"
     return None
 
 
@@ -272,37 +269,37 @@ def i5_owner_holds(record: Record | None, held: HeldClaim, now: int) -> str | No
     if now >= held.deadline or _holds(record, held):
         return None
     return (
-        f"{owner_name(held.owner)} believes to held fence {held.fence} until {held.deadline}, "
+        f"{owner_name(held.owner)} believes it holds fence {held.fence} until {held.deadline}, "
         f"but at {now} the store has {describe_record(record)}"
     )
 
 
-def i10_a_crashed_key_answers(record: Record | None, now: int, code: CodeUnderTest) -> str | None:
-    """I10: were all to crash now, then after the lease a new claim is granted or said."""
+def i10_a_crashed_key_recovers(record: Record | None, now: int, code: CodeUnderTest) -> str | None:
+    """I10: if all crashed now, a new claim after the lease would be granted or get the outcome."""
     if record is None:
         return None
     later = max(now, record.lease_until)
     for retry_safe in (True, False):
         reply = code.decide(record, _fresh_claim(record.fingerprint, retry_safe), later).reply
         if not isinstance(reply, (Claimed, Unknown, Replay)):
-            return f"at {later} a new claim on {describe_record(record)} is said {reply}"
+            return f"at {later} a new claim on {describe_record(record)} gets {reply}"
     return None
 
 
-def i11_nothing_stays_for_ever(
+def i11_everything_expires(
     record: Record | None, now: int, code: CodeUnderTest, longest: int
 ) -> str | None:
     """I11: once all windows have passed the key is fresh again and its record is garbage; what
-    nobody has decided has no window, unless one was asked for."""
+    nobody has decided has no window, unless `keep_unknown` sets one."""
     if record is None:
         return None
     later = now + longest
     if is_live(record, later) and record.keep_unknown == FOREVER_US:
         reply = code.decide(record, _fresh_claim(record.fingerprint, False), later).reply
-        return None if isinstance(reply, Unknown) else f"at {later} it is said {reply}"
+        return None if isinstance(reply, Unknown) else f"at {later} it gets {reply}"
     reply = code.decide(record, _fresh_claim(b"\x01new", False), later).reply
     if not isinstance(reply, Claimed):
-        return f"at {later} a new claim on {describe_record(record)} is said {reply}"
+        return f"at {later} a new claim on {describe_record(record)} gets {reply}"
     if not code.is_garbage(record, later):
         return f"at {later} the sweeper still keeps {describe_record(record)}"
     return None

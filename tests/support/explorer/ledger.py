@@ -1,4 +1,4 @@
-"""What an all-seeing bookkeeper remembers beside the store, for the invariants to compare with.
+"""What has really happened to the key, kept beside the store for the invariants to compare with.
 
 A generation runs from the claim of a fresh (absent or expired) key to the next such claim.
 """
@@ -28,12 +28,12 @@ class SideEffect(enum.IntEnum):
     """What bodies did to the outside world in this generation."""
 
     NONE = 0
-    REPEATABLE = 1  # by an owner that is retry-safe: dedups on its child key
-    FINAL = 2  # by an owner that is not
+    REPEATABLE = 1  # by a retry-safe owner, whose child key makes it harmless
+    FINAL = 2  # by any other owner
 
 
 class End(NamedTuple):
-    """How a key ended: finished, given up or released; `until` is when that expires."""
+    """How a key ended: finished, given up or released. It expires at `until`."""
 
     state: State
     body: bytes
@@ -43,11 +43,11 @@ class End(NamedTuple):
 
 
 class LedgerPage(NamedTuple):
-    """The bookkeeper's page.
+    """The ledger at one moment.
 
     effect    what bodies did in this generation
     top       the highest fence ever granted
-    ends      how this generation ended, in order: given up, then resolved, say
+    ends      how this generation ended, in order, e.g. given up and then resolved
     past      the same of earlier generations
     acked     the outcome whose owner knows that it is stored, until it expires
     """
@@ -64,7 +64,7 @@ class LedgerPage(NamedTuple):
 
 
 class Ledger:
-    """A page; equal pages are one object."""
+    """A page of which there is one object per content."""
 
     __slots__ = ("page",)
 
@@ -73,6 +73,8 @@ class Ledger:
 
 
 class Interner:
+    """Gives the one Ledger object of each page."""
+
     def __init__(self) -> None:
         self._known: dict[LedgerPage, Ledger] = {}
 
@@ -100,7 +102,7 @@ class Change(NamedTuple):
 
 
 def is_live(record: Record | None, now: int) -> bool:
-    """Not absent and not expired; written out here so as not to effect the code under test."""
+    """Not absent and not expired. Written out here, in order not to call the code under test."""
     if record is None:
         return False
     undecided = record.state is State.UNKNOWN or (
@@ -127,7 +129,7 @@ def page_after(
             page = LedgerPage(top=page.top, past=(*page.past, *older), acked=page.acked)
         return page._replace(top=max(page.top, reply.fence))
     if isinstance(reply, Lost):
-        return page  # no decision: a late owner's word was noted
+        return page  # nothing was decided; a late owner's state was added to the note
     if isinstance(command, (Finish, Release, Resolve)) or isinstance(reply, Unknown):
         until = wrote.finished_at + wrote.keep if wrote.finished_at else 0
         end = End(wrote.state, wrote.body, wrote.fence, wrote.fingerprint, until)
@@ -136,7 +138,7 @@ def page_after(
 
 
 def acknowledged(page: LedgerPage, command: Finish) -> LedgerPage:
-    """The page once the owner was said that its outcome is stored."""
+    """The page after the owner has got the reply that its outcome is stored."""
     for end in page.ends:
         if end.fence == command.fence and (end.state, end.body) == (command.state, command.body):
             return page._replace(acked=end)

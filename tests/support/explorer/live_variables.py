@@ -1,12 +1,11 @@
-"""Which local variables of a suspended frame can still be read.
+"""Which local variables of a suspended frame can still be read: live variable analysis.
 
-A value that no instruction reads again is not held, whatever f_locals shows: two frames that
-differ only there behave alike. Where in doubt a name counts as live, which only costs states:
-loop variables always (the iterator itself cannot be seen), closures always, and whatever an
-exception handler reads.
+A value that no instruction reads again does not count: two frames that differ only there behave
+alike. In doubt a name counts as live, which costs states but hides nothing: loop variables (the
+iterator itself cannot be seen), closures, and whatever an exception handler reads are always live.
 
-It cannot see values on the stack, so a `yield` must stand alone in its statement; a test of the
-flow's text makes sure of that.
+The analysis cannot see values on the stack, so a `yield` must be a statement of its own;
+tests/explore/test_explorer.py checks the text of the flows for that.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ _JUMPS_ALWAYS = ("JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT", 
 _ENDS = ("RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE")
 
 
-def held(frame: FrameType) -> list[tuple[str, str]]:
-    """The names and values a frame can still read, by repr."""
+def live_values(frame: FrameType) -> list[tuple[str, str]]:
+    """The names that a frame can still read, and the repr of their values."""
     live = _live_after(frame.f_code)[frame.f_lasti]
     return [(name, repr(value)) for name, value in frame.f_locals.items() if name in live]
 
@@ -67,7 +66,10 @@ def _reads_and_sets(one: dis.Instruction) -> tuple[frozenset[str], frozenset[str
     names = frozenset(one.argval if isinstance(one.argval, tuple) else (one.argval,))
     if one.opname in ("STORE_FAST", "DELETE_FAST"):
         return frozenset(), names
-    return names, frozenset()  # also for the paired instructions of newer Pythons: in doubt, live
+    return (
+        names,
+        frozenset(),
+    )  # also for the paired instructions of newer Pythons: in doubt, they are live
 
 
 def _always(code: CodeType, listing: list[dis.Instruction]) -> frozenset[str]:

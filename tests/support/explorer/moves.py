@@ -1,11 +1,11 @@
 """What one process can do next, at a given time.
 
-Sleeping has no length here: a sleeper may wake at any time, which covers every jitter and every
-pause of its host. Waking and sending the next command are one move, since between them nothing
-can be seen from outside.
+A sleep has no length here: a sleeper may wake at any time, which covers every jitter and every
+pause of its host. Waking and sending the next command are one move, since nothing between them can
+be seen from outside.
 
-Owns the moves of a process. What the store says to a command, and what it does to the ledger, is
-the world's (world.py).
+Owns the moves of a process. What the store replies to a command, and how that changes the ledger,
+is in world.py.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ FREE: Final = Recovered(State.ABSENT, b"", "recover= found nothing")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Move:
-    """One move: in words, its kind, and the process after it.
+    """One move: as text, its kind, and the process after it.
 
     applies   the store is to decide this command; `after` is the process before the reply
-    truth     only if the generation had an effect (True) or had none (False)
+    truth     possible only if the generation had a side effect (True) or had none (False)
     """
 
     words: str
@@ -74,7 +74,7 @@ class Move:
 
 
 class Moves:
-    """The moves of processes, each worked out once per process and time."""
+    """The moves of processes, computed once per process and time."""
 
     def __init__(self, code: CodeUnderTest) -> None:
         self._code = code
@@ -89,10 +89,10 @@ class Moves:
     def of(self, process: Process, now: int) -> list[Move]:
         known = self._known.get((process, now))
         if known is None:
-            known = self._known[process, now] = self._work_out(process, now)
+            known = self._known[process, now] = self._moves(process, now)
         return known
 
-    def _work_out(self, process: Process, now: int) -> list[Move]:
+    def _moves(self, process: Process, now: int) -> list[Move]:
         if process.main is None:
             return []
         found = [self._crash(process)]
@@ -122,16 +122,17 @@ class Moves:
         message = self.interned.message(process.actor, flow)
         what = describe_command(message.command)
         if flow.phase is Phase.SENT:
+            words = f"{name} gets no reply to its {what}, which is late"
             late = CommandResult(NO_ANSWER, flow.sent_at, now)
             return [
                 Move("", "", process, applies=message, beating=beating),
-                self._answered(
-                    process, flow, late, beating, f"{name} hears nothing of its {what}, which is late",
+                self._replied(
+                    process, flow, late, beating, words,
                     leaves=(message,), losses=1,
                 ),
             ]  # fmt: skip
         assert flow.reply is not None
-        said = CommandResult(flow.reply, flow.sent_at, now)
+        reply = CommandResult(flow.reply, flow.sent_at, now)
         unheard = CommandResult(NO_ANSWER, flow.sent_at, now)
         command = message.command
         acked = None
@@ -139,14 +140,14 @@ class Moves:
             acked = command
         learns = f"{name} learns: {describe_reply(flow.reply)}"
         return [
-            self._answered(process, flow, said, beating, learns, acked=acked),
-            self._answered(
+            self._replied(process, flow, reply, beating, learns, acked=acked),
+            self._replied(
                 process, flow, unheard, beating, f"the reply to {name}'s {what} is lost", losses=1
             ),
         ]
 
     def _send(self, process: Process, flow: FlowState, now: int, beating: bool, name: str) -> Move:
-        """Wake if asleep, and send what is asked for."""
+        """Wake up if asleep, and send the next command."""
         state = flow.state
         if isinstance(state.effect, Sleep):
             state = self.generators.advance(state, now)
@@ -159,7 +160,7 @@ class Moves:
             )
         return Move(f"{name} sends {describe_command(state.effect.command)}", "send", after)
 
-    def _answered(
+    def _replied(
         self,
         process: Process,
         flow: FlowState,
@@ -171,17 +172,17 @@ class Moves:
         losses: int = 0,
         acked: Finish | None = None,
     ) -> Move:
-        kind = "answer"
+        kind = "reply"
         if losses:
             kind = "late" if leaves else "lost ack"
             if not beating:
-                # It no longer knows whether its closing was applied, so it believes nothing.
+                # It does not know whether its finish was applied, so it believes in no claim.
                 process = self.interned.process(
                     process.actor, process.main, process.beat, None, process.acted, process.beats
                 )
         state = self.generators.advance(flow.state, answer)
         if isinstance(state.effect, RunBody) and starts_too_late(state.effect.grant, answer.at):
-            words, kind = f"{words}, too late to begin", "late start"
+            words, kind = f"{words}, too late to start", "late start"
             state = self.generators.advance(state, StartedTooLate(process.actor.spare))
         return self._arrive(
             process, state, beating, words, kind, leaves=leaves, losses=losses, acked=acked
@@ -191,17 +192,17 @@ class Moves:
         """The process once the store has decided its command and the reply is on its way."""
         process, beating = move.after, move.beating
         flow = process.flow(beating)._replace(phase=Phase.APPLIED, reply=reply)
-        if not beating and process.held is not None:  # its own closing was decided
+        if not beating and process.held is not None:  # its own finish or release was decided
             process = self.interned.process(
                 process.actor, process.main, process.beat, None, process.acted, process.beats
             )
         return self.interned.with_flow(process, beating, flow)
 
     def delivery(self, process: Process, now: int, *, beating: bool) -> Move:
-        """The process hearing the reply that is on its way."""
+        """The process gets the reply that is on its way."""
         return self._exchange(process, now, beating=beating)[0]
 
-    # --- what an answer leads to --------------------------------------------------------------
+    # --- what a reply leads to ----------------------------------------------------------------
 
     def _arrive(
         self,
@@ -216,7 +217,7 @@ class Moves:
         truth: bool | None = None,
         acked: Finish | None = None,
     ) -> Move:
-        """The process after its generator came to `state`."""
+        """The process after its generator has reached `state`."""
         outcome = None
         raised = state.raised
         if beating:
@@ -247,7 +248,7 @@ class Moves:
     def _arrive_heartbeat(
         self, process: Process, state: GeneratorState
     ) -> tuple[Process, GeneratorState]:
-        """Extend the belief by what the heartbeat reached; without a heartbeat there is none."""
+        """Move the deadline that the owner believes in; without a heartbeat it believes in none."""
         held = process.held
         while isinstance(state.effect, DeadlineExtended):
             if held is not None:
@@ -274,9 +275,9 @@ class Moves:
             found.append(Move(f"{name} ACTS on the outside world", "effect", acting, acts=True))
         endings = [e for e in process.actor.endings if _can_end(e, process.acted)]
         if process.held is None or (not process.acted and now >= process.held.deadline):
-            endings = [BodyEnding.RAISED]  # attempt.check() lets it go no further
+            endings = [BodyEnding.RAISED]  # attempt.check() raises
             if process.acted and BodyEnding.RETURNED in process.actor.endings:
-                endings.append(BodyEnding.RETURNED)  # or nothing stopped it
+                endings.append(BodyEnding.RETURNED)  # or it never called check()
         return found + [self._end(process, ending) for ending in endings]
 
     def _end(self, process: Process, ending: BodyEnding) -> Move:
@@ -301,7 +302,7 @@ class Moves:
         )
 
     def _recover(self, process: Process, flow: FlowState) -> list[Move]:
-        """`recover` tells the truth about the effect, or that it cannot tell."""
+        """`recover` tells the truth about the side effect, or that it cannot tell."""
         name = process.actor.name
         found = []
         answers = ((FOUND, True), (FREE, False), (None, None))
@@ -318,7 +319,7 @@ class Moves:
         )  # fmt: skip
 
     def _in_flight(self, process: Process) -> tuple[Message, ...]:
-        """Its commands that were sent and not applied: they may yet arrive."""
+        """Its commands that were sent and not applied, which may still arrive."""
         flows = (process.main, process.beat)
         sent = (flow for flow in flows if flow is not None and flow.phase is Phase.SENT)
         return tuple(self.interned.message(process.actor, flow) for flow in sent)

@@ -1,7 +1,7 @@
 """Changed copies of real modules and other texts, made from their source.
 
-An edit names text that must occur exactly once, so that a mutant can never go stale unnoticed.
-The copy is a module of its own: the real one stays as it is.
+The text that an edit replaces must occur exactly once, so a mutant fails loudly when the source
+changes. The copy is a module of its own; the real one is not changed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Edit:
 
 
 def edited(text: str, name: str, *edits: Edit) -> str:
-    """The text with the edits made; `name` says whose text it is."""
+    """The text with the edits made; `name` says in errors whose text it is."""
     for edit in edits:
         if text.count(edit.old) != 1:
             raise ValueError(

@@ -1,7 +1,7 @@
 """A schema in a PostgreSQL database for races: made from the real SQL, or from an edited copy.
 
-Owns the editing of migrations and queries and how one statement is run in a transaction that stays
-open. Which statements run when is in race_on_postgres.py. Needs psycopg and a server.
+Owns the editing of migrations and queries, and how one statement is run in a transaction that stays
+open. Which statements run when is in postgres_races.py. Needs psycopg and a server.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from oncekey.stores.sql_files import load_migrations, load_queries
 _PACKAGE: Final = "oncekey.stores.postgres"
 _BETWEEN: Final = "\n--8<--\n"
 _SESSION: Final = "-c lock_timeout=0 -c statement_timeout=20s"
-# For the races: a ring that holds their terms, with a boundary between EARLY and LATE.
+# A ring that is large enough for the races, with a boundary between EARLY and LATE.
 PLAIN: Final = Layout("races")
 RING: Final = Layout("races on a ring", 12, 1_500)
-# Its slot whose turn comes next at LATE: emptied, with live records moved.
+# The slot that is emptied next at LATE, which moves its live records.
 NEXT_SLOT: Final = (LATE // RING.period + 1) % RING.slots
 
 _READ_ONLY: Final = b"SELECT pg_current_xact_id_if_assigned() IS NULL"
@@ -37,9 +37,9 @@ _READ_ONLY: Final = b"SELECT pg_current_xact_id_if_assigned() IS NULL"
 
 @dataclass(frozen=True)
 class Setup:
-    """How the store is set up; what is edited in its SQL, if anything.
+    """How the store is set up, and the edits of its SQL.
 
-    `in_batches`: no command comes alone, for some statements have a shorter way for that.
+    `in_batches`: no command is sent alone, since some statements treat a lone one differently.
     """
 
     layout: Layout
@@ -52,14 +52,14 @@ class Setup:
         return Program(self.layout, claim=self.claim, guard=self.guard, clock=clock)
 
     def batch(self, command: Command, number: int) -> list[Command]:
-        """The command first, with company of the same kind on another key."""
+        """The command, and after it one of the same kind on another key."""
         if not self.in_batches or not isinstance(command, Claim | Finish):
             return [command]
         return [command, command._replace(id=b"companion %06d" % number)]
 
 
 class Database:
-    """The schema, made anew, and connections to it."""
+    """A newly made schema, and connections to it."""
 
     def __init__(self, url: str, setup: Setup) -> None:
         self.setup = setup
@@ -82,7 +82,7 @@ class Database:
         self.judge.close()
 
     def reset(self, before: Record | None) -> None:
-        """The one record, or none."""
+        """Empty the schema, and insert the record if there is one."""
         name = self.setup.layout.quoted
         emptied = (f"DELETE FROM {name}.{table}" for table in ("records", "history"))  # noqa: S608
         self.judge.connection.execute("; ".join(emptied).encode())
@@ -94,12 +94,12 @@ class Database:
             self.judge.run(Statement(statement.name, (*statement.params[:-1], slot)))
 
     def records(self, id: bytes) -> list[Met]:
-        """More than one would be a key that is not unique."""
+        """All records of the key; more than one means that it is not unique."""
         rows = self.judge.run(Statement("look", (0, [id])))
         return [met for row in rows if (met := met_of(row)) is not None]
 
     def blocks(self, session: Session) -> bool:
-        """Whether a statement of this session waits for another one's lock."""
+        """True if a statement of this session waits for another one's lock."""
         rows = self.judge.connection.execute(
             "SELECT cardinality(pg_blocking_pids(%s)) > 0", (session.pid,)
         )
@@ -108,7 +108,7 @@ class Database:
 
 
 class Session:
-    """One connection, and statements of a program on it."""
+    """One connection that runs statements of a program."""
 
     def __init__(self, connection: psycopg.Connection[Any], queries: dict[str, Query]) -> None:
         self.connection = connection
@@ -117,17 +117,18 @@ class Session:
         self._cursor: psycopg.RawCursor[Any] = psycopg.RawCursor(connection, row_factory=tuple_row)
 
     def run(self, statement: Statement) -> Sequence[Row]:
-        """In a transaction of its own, or in the one that is open."""
+        """Run the statement in a transaction of its own, or in the one that is open."""
         self._execute(statement)
         return self._rows()
 
     def begin(self, statement: Statement) -> tuple[Sequence[Row], bool]:
-        """Its rows, and whether it wrote: then its transaction is still open."""
+        """Run the statement in a new transaction. Returns its rows, and True if it wrote: then the
+        transaction is still open."""
         with self.connection.pipeline():
             self.connection.execute(b"BEGIN")
             self._execute(statement)
-            asked = self.connection.execute(_READ_ONLY)
-        row = asked.fetchone()
+            read_only = self.connection.execute(_READ_ONLY)
+        row = read_only.fetchone()
         if row == (True,):
             self.commit()
         return self._rows(), row != (True,)
@@ -157,5 +158,5 @@ def _texts(setup: Setup) -> tuple[str, dict[str, Query]]:
     parts = edited(_BETWEEN.join(parts), "the SQL", *setup.edits).split(_BETWEEN)
     parts = [fill(part, layout) for part in parts]
     made = [step._replace(sql=sql) for step, sql in zip(steps, parts, strict=False)]
-    told = zip(queries, parts[len(steps) :], strict=True)
-    return upgrade(layout, made), {name: make_query(sql) for name, sql in told}
+    texts = zip(queries, parts[len(steps) :], strict=True)
+    return upgrade(layout, made), {name: make_query(sql) for name, sql in texts}

@@ -1,11 +1,11 @@
 """Every order of the statements and commits of racing PostgreSQL programs, on a real server.
 
 Each program has its own connection. A statement that writes is two steps: it is executed, and later
-it is committed; between the two the others go on, and see nothing of it or wait for its locks. The
-server itself is asked who waits. A schedule says whose step comes next; each is played from the
-start. The clock passes the lease's end at any one of its readings.
+it is committed. In between the others go on, and see nothing of it or wait for its locks; the
+server itself says who waits. A schedule says whose step comes next, and each is run from the start.
+The clock passes the end of the lease at any one of its readings.
 
-Owns the schedules. What may race and what must hold is in races.py.
+Owns the schedules. What races and what must hold is in race_scenarios.py.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _PATIENCE_SECONDS = 20.0
 
 
 class Disagreement(Exception):
-    """The program found that the database had done what the machine would not have decided."""
+    """The program noticed that the database has not done what the state machine decides."""
 
 
 class _Racer:
@@ -73,14 +73,14 @@ class _Racer:
             self.goes_on(database)
 
     def goes_on(self, database: Database) -> bool:
-        """Wait until the statement is done: True; or waits for somebody else's lock: False."""
+        """True once the statement is done, False if it waits for another racer's lock."""
         assert self._running is not None
         assert self.next is not None
         while True:
             try:
                 self._rows, self.is_open = self._running.result(_GLANCE_SECONDS)
             except NotYet:
-                # A rotation waits only briefly and then leaves it: see that through.
+                # A rotation waits only briefly and then gives up, so wait for that.
                 if self.next.name != "rotate" and database.blocks(self._session):
                     return False
                 continue
@@ -99,7 +99,7 @@ class _Racer:
             self.reply = stop.value if isinstance(stop.value, int) else stop.value[0]
 
     def finish(self) -> None:
-        """The schedule is over, perhaps before its time: leave nothing open."""
+        """End the open transaction, if the schedule was stopped early."""
         if self._running is not None:
             self._rows, self.is_open = self._running.result(_PATIENCE_SECONDS)
         if self.is_open:
@@ -107,7 +107,7 @@ class _Racer:
 
 
 class _Schedule:
-    """One schedule as it was played."""
+    """One schedule, as far as it was run."""
 
     def __init__(self, early: int) -> None:
         self.clock = SteppingClock(early)
@@ -129,7 +129,7 @@ class _Schedule:
 
 
 class PostgresRace:
-    """A schema, and a connection for each racer."""
+    """One race on a schema, with a connection for each racer."""
 
     def __init__(self, database: Database, race: Race) -> None:
         self.database = database
@@ -145,7 +145,7 @@ class PostgresRace:
             session.close()
 
     def play(self, prefix: Sequence[int], early: int) -> _Schedule:
-        """One schedule: the given choices, then always the first racer that can go on."""
+        """Run one schedule: the given choices, then always the first racer that can go on."""
         self.database.reset(self._race.before)
         schedule = _Schedule(early)
         for i, racer in enumerate(self._race.racers):
@@ -184,7 +184,7 @@ class PostgresRace:
             if i != chosen and other.is_waiting and other.goes_on(self.database):
                 schedule.note(self._race, i, "goes on")
 
-    def verdict(self, schedule: _Schedule) -> tuple[str, str] | None:
+    def judge(self, schedule: _Schedule) -> tuple[str, str] | None:
         found = self.database.records(KEY)
         if len(found) > 1:
             return "I1", f"the key has {len(found)} records"
@@ -197,7 +197,8 @@ class PostgresRace:
 
 
 def race_on_postgres(race: Race, database: Database) -> RaceReport:
-    """Play every schedule with every passing of the clock, or stop at the first that breaks."""
+    """Run every schedule with every moment at which the clock can move on, and stop at the first
+    that breaks an invariant."""
     runs = 0
     early, most = 0, 1
     with closing(PostgresRace(database, race)) as track:
@@ -208,7 +209,7 @@ def race_on_postgres(race: Race, database: Database) -> RaceReport:
                 runs += 1
                 assert runs <= RUNS_MAX, f"{race.name}: too many schedules"
                 most = max(most, len(schedule.clock.read))
-                wrong = schedule.error or track.verdict(schedule)
+                wrong = schedule.error or track.judge(schedule)
                 if wrong is not None:
                     return RaceReport(
                         race.name, runs, track.steps, 0, *wrong, tuple(schedule.words)

@@ -1,11 +1,11 @@
 """One attempt as an immutable process: where its flow stands, and where its heartbeat does.
 
-A call has three moments, between any two of which the clock may move and others may act: sent,
-applied by the store, answered. A body acts at most once, and only while its owner believes to
-held the key; beside it the heartbeat makes calls of its own. A process that returned or crashed
-holds nothing any more.
+A command goes through three phases, between any two of which the clock may move and others may
+act: it is sent, the store applies it, the reply arrives. A body acts at most once, and only while
+its owner believes that it holds the key; meanwhile the heartbeat sends commands of its own. A
+process that returned or crashed holds nothing any more.
 
-Owns what a process is, and the interned in which equal ones are one object. Knows no store.
+Owns what a process is, and interns processes. Knows no store.
 """
 
 from __future__ import annotations
@@ -21,13 +21,15 @@ from oncekey.core.effects import ApplyCommand, Grant, RunBody
 
 
 class Phase(enum.Enum):
+    """How far the command has come that a generator waits for."""
+
     READY = "ready"
     SENT = "sent"
     APPLIED = "applied"
 
 
 class FlowState(NamedTuple):
-    """One generator, and how far the call it asks for has come."""
+    """One generator, and how far the command it waits for has come."""
 
     state: GeneratorState
     phase: Phase = Phase.READY
@@ -36,7 +38,7 @@ class FlowState(NamedTuple):
 
 
 class HeldClaim(NamedTuple):
-    """The owner's belief: nobody else has the key before `deadline`."""
+    """What an owner believes: nobody else has the key before `deadline`."""
 
     owner: bytes
     fence: int
@@ -44,7 +46,7 @@ class HeldClaim(NamedTuple):
 
 
 class Message:
-    """A command on its way, equal ones being one object."""
+    """A command on its way. There is one object per content."""
 
     __slots__ = ("actor", "command", "number")
 
@@ -77,7 +79,7 @@ class Process:
 
     @property
     def grant(self) -> Grant | None:
-        """The grant its body runs under, while it runs."""
+        """The grant of its body, while that runs."""
         if self.main is not None and isinstance(self.main.state.effect, RunBody):
             return self.main.state.effect.grant
         return None

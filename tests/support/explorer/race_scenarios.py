@@ -1,7 +1,7 @@
-"""What two or three programs may race for, and what must hold of every result.
+"""The races of two or three programs for one record, and what must hold of every result.
 
-The judge knows the machine but no SQL: whatever the statements did, the replies and the record
-left behind must be explained by the commands having been decided one after the other, each at one
+`judge` knows the state machine but no SQL: whatever the statements did, the replies and the record
+at the end must be those of the commands decided one after the other, in some order, each at one
 reading of the clock that its own program made.
 """
 
@@ -42,12 +42,12 @@ _FIRST: Final = b"A" * 16
 
 @dataclass(frozen=True)
 class Sweep:
-    """The sweeper's program, beside the commands."""
+    """A racer that sweeps, instead of applying a command."""
 
 
 @dataclass(frozen=True)
 class Race:
-    """A record, and what is done to it at once. The clock says EARLY, then LATE for ever.
+    """A record, and the racers that work on it at once. The clock reads EARLY, then LATE for ever.
 
     `lazy`: the sweeper may leave garbage for later.
     """
@@ -60,7 +60,7 @@ class Race:
 
 @dataclass(frozen=True)
 class RaceResult:
-    """What one schedule came to: replies (a count for a sweep), clock readings, the record."""
+    """The result of one schedule: replies (a count for a sweep), clock readings, and the record."""
 
     replies: tuple[Reply | int, ...]
     readings: tuple[tuple[int, ...], ...]
@@ -68,7 +68,7 @@ class RaceResult:
 
 
 class SteppingClock:
-    """Says EARLY for the first `early` readings of anyone, then LATE; notes who read what."""
+    """Reads EARLY the first `early` times, then LATE; records who has read what."""
 
     def __init__(self, early: int) -> None:
         self._early = early
@@ -91,7 +91,7 @@ class SteppingClock:
 
 
 def describe_racer(racer: Command | Sweep) -> str:
-    """Who does what."""
+    """A racer as text."""
     name = "sweeper" if isinstance(racer, Sweep) else describe_command(racer)
     owner = getattr(racer, "owner", b"")
     return f"{owner_name(owner)}'s {name}" if owner else name
@@ -102,7 +102,7 @@ def claim(owner: str, *, retry_safe: bool = True, fingerprint: bytes = SAME) -> 
 
 
 def held(**changes: object) -> Record:
-    """A's claim, its lease over between EARLY and LATE."""
+    """A's claim, whose lease ends between EARLY and LATE."""
     claimed = decide(None, claim("A"), EARLY - 500).write
     assert claimed is not None
     return claimed._replace(lease_until=EARLY + 500)._replace(**changes)  # type: ignore[arg-type]
@@ -117,7 +117,7 @@ _RECOVERY: Final = Resolve(KEY, _FENCE, State.FAILED, b"declined", "by hand")
 _UNKNOWN: Final = held(state=State.UNKNOWN, finished_at=EARLY, retry_safe=False)
 _SILENT: Final = held(lease_until=_FENCE, retry_safe=False, keep=1, audit=0)
 _ENDED: Final = held(state=State.SUCCEEDED, finished_at=_FENCE, body=b"first", keep=1_000, audit=0)
-# Of before the clock was set back: swept, its fence must not come again.
+# From before the clock was set back: after a sweep its fence must not be granted again.
 _AHEAD: Final = _ENDED._replace(fence=LATE + 1_000, keep=100)
 
 RACES: Final = (
@@ -154,17 +154,17 @@ def judge(race: Race, result: RaceResult) -> tuple[str, str] | None:
     freed = any(isinstance(racer, Release) for racer in race.racers)
     if len(owners) > 1 and not freed:
         names = " and ".join(owner_name(owner) for owner in owners)
-        return "I5", f"{names} were both replied that they hold the key"
+        return "I5", f"{names} both got the reply that they hold the key"
     if owners and any(isinstance(c, Renew) and isinstance(r, Done) for c, r in replied):
-        return "I5", f"{owner_name(owners[0])} was given a key whose lease was renewed"
+        return "I5", f"{owner_name(owners[0])} was granted a key whose lease was renewed"
     for command, reply in replied:
         what = _refused_yet_written(command, reply, race.before, result.after)
         if what is not None:
             return "I7", what
         if isinstance(command, Finish) and isinstance(reply, Done) and not owners:
             after = result.after
-            if not _swept(race) and (after is None or after.body != command.body):
-                return "I4", f"replied done, but the store has {describe_record(after)}"
+            if not _has_sweeper(race) and (after is None or after.body != command.body):
+                return "I4", f"the reply is Done, but the store has {describe_record(after)}"
     for invariant, what in (
         ("I2", _finished_twice(replied, result.after)),
         ("S3", _replied_another_fence(replied, result.after)),
@@ -181,31 +181,32 @@ def judge(race: Race, result: RaceResult) -> tuple[str, str] | None:
 def _refused_yet_written(
     command: Command | Sweep, reply: Reply | int, before: Record | None, after: Record | None
 ) -> str | None:
-    """A rejection changes nothing: the refused owner has left no trace."""
+    """A rejection changes nothing: the record is not that of the rejected owner."""
     if not isinstance(command, Claim) or not isinstance(reply, (Busy, Mismatched, Replay, Lost)):
         return None
     mine = after is not None and after.owner == command.owner
     if not mine or (before is not None and before.owner == command.owner):
         return None
-    return f"{owner_name(command.owner)} was replied {reply}, but the store has {describe_record(after)}"
+    name = owner_name(command.owner)
+    return f"{name} got {reply}, but the store has {describe_record(after)}"
 
 
 def _replied_another_fence(
     replied: Sequence[tuple[Command | Sweep, Reply | int]], after: Record | None
 ) -> str | None:
-    """One decision is one reading of the clock: what was replied is what was written."""
+    """One decision reads the clock once: the fence in the reply is the one in the store."""
     for command, reply in replied:
         if not isinstance(command, Claim) or not isinstance(reply, Claimed) or after is None:
             continue
         if after.owner == command.owner and after.fence != reply.fence:
-            return f"replied fence {reply.fence}, but the store has {describe_record(after)}"
+            return f"the reply has fence {reply.fence}, but the store has {describe_record(after)}"
     return None
 
 
 def _fence_fell(
     replied: Sequence[tuple[Command | Sweep, Reply | int]], before: Record | None
 ) -> str | None:
-    """A new grant's fence is above the last one's, also where that was swept."""
+    """A new grant's fence is above the last one's, also if that was swept."""
     for command, reply in replied:
         if before is None or not isinstance(command, Claim) or not isinstance(reply, Claimed):
             continue
@@ -217,12 +218,12 @@ def _fence_fell(
 def _finished_twice(
     replied: Sequence[tuple[Command | Sweep, Reply | int]], after: Record | None
 ) -> str | None:
-    """One outcome, and its owner's."""
+    """There is one outcome, and it is that of its owner."""
     done: list[Finish | Resolve] = [
         c for c, reply in replied if isinstance(c, (Finish, Resolve)) and isinstance(reply, Done)
     ]
     if len({(finish.state, finish.body) for finish in done}) > 1:
-        return "two different outcomes were both replied done"
+        return "two different outcomes both got Done"
     for finish in done:
         if isinstance(finish, Resolve):
             continue
@@ -232,7 +233,7 @@ def _finished_twice(
 
 
 def _swept_too_early(race: Race, result: RaceResult) -> str | None:
-    """Whatever the others did, it only made the record last longer."""
+    """The record was garbage before the race: whatever the others did, it only lasts longer."""
     for racer, reply, times in zip(race.racers, result.replies, result.readings, strict=True):
         if not isinstance(racer, Sweep) or reply == 0:
             continue
@@ -241,12 +242,12 @@ def _swept_too_early(race: Race, result: RaceResult) -> str | None:
     return None
 
 
-def _swept(race: Race) -> bool:
+def _has_sweeper(race: Race) -> bool:
     return any(isinstance(racer, Sweep) for racer in race.racers)
 
 
 def _serial(race: Race, result: RaceResult) -> bool:
-    """Whether some order, and a clock reading of each racer's own, gives just this result."""
+    """True if some order, with one of its own clock readings for each racer, gives this result."""
     readings = [tuple(dict.fromkeys(own)) for own in result.readings]
     return any(
         _gives(race, order, times, result)

@@ -1,7 +1,7 @@
-"""What is explored: who tries the key with which policy, and how much may go wrong.
+"""A scenario to explore: who tries the key with which policy, and how much may go wrong.
 
-One tick is ten units of time, so that fences (one unit each) never outrun the clock; in real
-time a unit is a microsecond. The bounds keep a scenario finite, the sum of them is the proof.
+One tick is ten units of time, so that fences (one unit each) never overtake the clock; in real time
+a unit is a microsecond. The bounds keep a scenario finite; the scenarios together are the proof.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ SAME, OTHER = b"\x01same", b"\x01other"
 
 
 class BodyEnding(enum.StrEnum):
-    """How a body can end. All but NOT_STARTED also after its effect, RETURNED only then."""
+    """How a body can end. RETURNED only after its side effect, NOT_STARTED only before it, the
+    others both."""
 
     RETURNED = "returns"
     RAISED = "raises"
@@ -31,11 +32,11 @@ class BodyEnding(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Actor:
-    """One attempt. Durations are in ticks, `keep_unknown` None is for ever; `beats` bounds its
+    """One attempt. Durations are in ticks, `keep_unknown` None is for ever; `beats` limits its
     renewals.
 
-    The calls of a `quick` one are sent, applied and answered in one move: with some quick ones a
-    scenario can have more attempts, or go on for longer.
+    The commands of a `quick` actor are sent, applied and replied to in one move: with some quick
+    actors a scenario can have more attempts, or more time.
     """
 
     name: str
@@ -53,7 +54,7 @@ class Actor:
 
     @property
     def spare(self) -> bytes:
-        """Its owner token where it has to claim anew."""
+        """Its owner token if it has to claim again."""
         return self.name.lower().encode() * 16
 
     @property
@@ -72,8 +73,8 @@ class Actor:
 
 @dataclass(frozen=True)
 class Scenario:
-    """Some attempts on one key. `losses` counts lost replies and late commands together;
-    `set_backs` how often the clock is set back, once the key was swept."""
+    """Some attempts on one key. `losses` limits lost replies and late commands together,
+    `set_backs` how often the clock is set back after the key was swept."""
 
     name: str
     actors: tuple[Actor, ...]

@@ -1,7 +1,7 @@
-"""Breadth first through every state a scenario can reach.
+"""The search through every state that a scenario can reach, breadth first.
 
-Breadth first, so that the first violation found is one of the shortest. Owns the search, the
-counts and the counter-example; what can happen is the world's (world.py).
+So the first violation found is one with the shortest way to it. Owns the search, the counts and the
+counter-example; what can happen is in world.py.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Progress = Callable[[int], None]
 
 @dataclass(frozen=True)
 class Violation:
-    """A broken promise and the way to it."""
+    """A broken invariant and the way to it."""
 
     invariant: str
     what: str
@@ -62,7 +62,7 @@ def explore(
     came_from: dict[WorldState, WorldState | None] = {start: None}
     queue = deque([start])
     kinds: Counter[str] = Counter()
-    transitions = said = 0
+    transitions = reported = 0
     violation = None
     while queue and violation is None:
         state = queue.popleft()
@@ -79,9 +79,9 @@ def explore(
                 break
         if len(came_from) > STATES_MAX:
             raise RuntimeError(f"{scenario.name}: more than {STATES_MAX:,} states; bound it more")
-        if progress is not None and len(came_from) >= said + PROGRESS_EVERY:
-            said = len(came_from)
-            progress(said)
+        if progress is not None and len(came_from) >= reported + PROGRESS_EVERY:
+            reported = len(came_from)
+            progress(reported)
     seconds = time.perf_counter() - began
     return Report(scenario.name, len(came_from), transitions, seconds, kinds, violation)
 
@@ -93,7 +93,7 @@ def _violation(
     last: Transition,
     broken: BrokenInvariant,
 ) -> Violation:
-    """The way from the start, said in words."""
+    """A violation with the way to it from the start, as text."""
     words = [last.words]
     child = state
     parent = came_from[child]

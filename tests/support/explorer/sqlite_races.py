@@ -1,11 +1,11 @@
 """Every order of the statements of racing SQLite programs, on a real file.
 
-Each program has its own connection; a schedule says whose statement comes next. SQLite cannot be
-copied in the middle of a transaction, so each schedule is played from the start. A program whose
-next statement needs the write lock while another has it is not enabled; SQLite itself is asked
-whether that is so. The clock passes the lease's end at any one of its readings.
+Each program has its own connection, and a schedule says whose statement comes next. A transaction
+of SQLite cannot be copied halfway, so each schedule is run from the start. A program whose next
+statement needs the write lock while another has it cannot go on, which is verified with SQLite
+itself. The clock passes the end of the lease at any one of its readings.
 
-Owns the schedules. What may race and what must hold is in races.py.
+Owns the schedules. What races and what must hold is in race_scenarios.py.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _ENDS = ("COMMIT", "ROLLBACK")
 
 @dataclass(frozen=True)
 class RaceReport:
-    """How many schedules were played, and the first that broke something."""
+    """How many schedules were run, and the first that broke an invariant."""
 
     race: str
     runs: int
@@ -60,7 +60,7 @@ class RaceReport:
 
 
 class _Racer:
-    """One program on one connection, standing before its next statement."""
+    """One program on one connection, before its next statement."""
 
     def __init__(self, steps: Generator[Any, Any, Any], connection: sqlite3.Connection) -> None:
         self._program = steps
@@ -82,7 +82,7 @@ class _Racer:
             self.reply = stop.value if isinstance(stop.value, int) else stop.value[0]
 
     def is_refused(self) -> bool:
-        """Ask SQLite for the lock that another racer has."""
+        """True if SQLite refuses the lock, because another racer has it."""
         try:
             self._connection.execute(self.next.sql)
         except sqlite3.OperationalError as error:
@@ -91,7 +91,7 @@ class _Racer:
 
 
 class SQLiteRace:
-    """A file, and a connection for each racer and one for the judge."""
+    """One race on a file, with a connection for each racer and one to read the result."""
 
     def __init__(self, path: Path, race: Race, module: ModuleType) -> None:
         self._race = race
@@ -107,7 +107,7 @@ class SQLiteRace:
             connection.close()
 
     def play(self, prefix: Sequence[int], early: int) -> _Schedule:
-        """One schedule: the given choices, then always the first racer that can go on."""
+        """Run one schedule: the given choices, then always the first racer that can go on."""
         self._reset()
         schedule = _Schedule(SteppingClock(early))
         for i, (racer, connection) in enumerate(
@@ -170,7 +170,7 @@ class SQLiteRace:
 
 
 class _Schedule:
-    """One schedule as it was played."""
+    """One schedule, as far as it was run."""
 
     def __init__(self, clock: SteppingClock) -> None:
         self.clock = clock
@@ -189,7 +189,8 @@ class _Schedule:
 
 
 def race_on_sqlite(race: Race, path: Path, module: ModuleType = real_program) -> RaceReport:
-    """Play every schedule with every passing of the clock, or stop at the first that breaks."""
+    """Run every schedule with every moment at which the clock can move on, and stop at the first
+    that breaks an invariant."""
     runs = 0
     early, most = 0, 1
     with closing(SQLiteRace(path, race, module)) as track:

@@ -1,8 +1,8 @@
 """The whole system as immutable states: one store, one clock, some attempts, and the wire.
 
-A state names everything that can matter later. Its parts are interned, so states compare by
-identity of their parts, and what a part can do is worked out once. The invariants are judged
-where something happens: on decisions, sweeps, effects and verdicts, and on every new state.
+A state holds everything that can matter later. Its parts are interned, so states compare by the
+identity of their parts, and what a part can do is computed once. The invariants are checked where
+something happens: on decisions, sweeps, side effects and outcomes, and on every new state.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from oncekey.core.record import Record
 
 
 class Cell:
-    """What the store holds for the key, and the highest fence it has deleted; equal contents are
-    one object."""
+    """What the store holds for the key, and the highest fence it has deleted. There is one object
+    per content."""
 
     __slots__ = ("floor", "record")
 
@@ -43,7 +43,7 @@ class Cell:
 
 
 class WorldState(NamedTuple):
-    """A state of everything."""
+    """A state of the whole system."""
 
     now: int
     cell: Cell
@@ -56,13 +56,15 @@ class WorldState(NamedTuple):
 
 
 class BrokenInvariant(NamedTuple):
-    """An invariant's number and what is wrong."""
+    """The number of an invariant, and what is wrong."""
 
     invariant: str
     what: str
 
 
 class Transition(NamedTuple):
+    """One thing that can happen: as text, its kind, and the state after it."""
+
     words: str
     kind: str
     after: WorldState
@@ -70,7 +72,7 @@ class Transition(NamedTuple):
 
 
 class Applied(NamedTuple):
-    """One decision of the store, judged."""
+    """One decision of the store, and which invariant it broke, if any."""
 
     cell: Cell
     ledger: Ledger
@@ -81,7 +83,7 @@ class Applied(NamedTuple):
 
 
 class World:
-    """The successors of states in one scenario, for one code."""
+    """Computes the successors of states in one scenario."""
 
     def __init__(self, scenario: Scenario, code: CodeUnderTest) -> None:
         self.scenario = scenario
@@ -90,9 +92,9 @@ class World:
         self._ledgers = Interner()
         self._cells: dict[tuple[Record | None, int], Cell] = {}
         self._applied: dict[tuple[Cell, Message, int, Ledger], Applied] = {}
-        self._answered: dict[tuple[Move, Applied], Process] = {}
-        self._heard: dict[tuple[Process, int], Move] = {}
-        self._judged: dict[tuple[Cell, int, Ledger], BrokenInvariant | None] = {}
+        self._replied: dict[tuple[Move, Applied], Process] = {}
+        self._delivered: dict[tuple[Process, int], Move] = {}
+        self._checked: dict[tuple[Cell, int, Ledger], BrokenInvariant | None] = {}
         actors = scenario.actors
         self._longest = TICK * (
             max(a.lease for a in actors)
@@ -132,7 +134,7 @@ class World:
                         yield self._move(state, index, move)
 
     def check(self, state: WorldState) -> BrokenInvariant | None:
-        """The invariants of a state."""
+        """Check the invariants that hold in every state."""
         now, record = state.now, state.cell.record
         for process in state.processes:
             if process.held is not None:
@@ -140,17 +142,17 @@ class World:
                 if what is not None:
                     return BrokenInvariant("I5", what)
         memo = (state.cell, now, state.ledger)
-        if memo not in self._judged:
-            self._judged[memo] = self._judge(state)
-        return self._judged[memo]
+        if memo not in self._checked:
+            self._checked[memo] = self._check_record(state)
+        return self._checked[memo]
 
-    def _judge(self, state: WorldState) -> BrokenInvariant | None:
+    def _check_record(self, state: WorldState) -> BrokenInvariant | None:
         now, record = state.now, state.cell.record
         code, longest = self._code, self._longest
         return (
             _broken("I4", rules.i4_acked_stays(record, now, state.ledger.page))
-            or _broken("I10", rules.i10_a_crashed_key_answers(record, now, code))
-            or _broken("I11", rules.i11_nothing_stays_for_ever(record, now, code, longest))
+            or _broken("I10", rules.i10_a_crashed_key_recovers(record, now, code))
+            or _broken("I11", rules.i11_everything_expires(record, now, code, longest))
         )
 
     # --- time and garbage ----------------------------------------------------------------------
@@ -163,15 +165,15 @@ class World:
         return Transition(f"clock -> {now}", "tick", state._replace(now=now, ledger=ledger))
 
     def _sweep(self, state: WorldState, record: Record) -> Transition:
-        what = rules.i12_sweep_spares_the_living(record, state.now)
+        what = rules.i12_sweep_removes_garbage_only(record, state.now)
         words = f"the sweeper removes: {describe_record(record)}"
-        # Where the clock only goes on, the floor decides nothing and would only make more states.
+        # If the clock is never set back, the floor decides nothing and would only add states.
         floor = max(state.cell.floor, record.fence) if self.scenario.set_backs else 0
         after = state._replace(cell=self._cell(None, floor))
         return Transition(words, "sweep", after, _broken("I12", what))
 
     def _set_back(self, state: WorldState) -> Transition:
-        """By all the time that has passed: nothing is left of what was there."""
+        """Set the clock back to the start; no record is left from before."""
         after = state._replace(now=START, set_backs=state.set_backs - 1)
         return Transition(f"clock is set back to {START}", "set back", after)
 
@@ -182,9 +184,9 @@ class World:
     ) -> Transition:
         applied = self._apply(state, message)
         memo = (move, applied)
-        process = self._answered.get(memo)
+        process = self._replied.get(memo)
         if process is None:
-            process = self._answered[memo] = self.moves.applied(move, applied.reply)
+            process = self._replied[memo] = self.moves.applied(move, applied.reply)
         processes = state.processes
         after = WorldState(
             state.now, applied.cell, applied.ledger, state.losses, state.crashes, state.wire,
@@ -192,16 +194,16 @@ class World:
         )  # fmt: skip
         if not process.actor.quick or applied.broken is not None:
             return Transition(applied.words, applied.kind, after, applied.broken)
-        heard = self._heard.get((process, state.now))
-        if heard is None:
-            heard = self.moves.delivery(process, state.now, beating=move.beating)
-            self._heard[process, state.now] = heard
-        last = self._move(after, index, heard)
+        delivered = self._delivered.get((process, state.now))
+        if delivered is None:
+            delivered = self.moves.delivery(process, state.now, beating=move.beating)
+            self._delivered[process, state.now] = delivered
+        last = self._move(after, index, delivered)
         words = f"{move.words}; {applied.words}; {last.words}"
         return Transition(words, applied.kind, last.after, last.broken)
 
     def _arrival(self, state: WorldState, place: int, message: Message) -> Transition:
-        """A command whose sender no longer listens."""
+        """A command arrives whose sender no longer waits for the reply."""
         applied = self._apply(state, message)
         after = state._replace(
             cell=applied.cell,
@@ -220,16 +222,16 @@ class World:
     def _decide(self, state: WorldState, message: Message) -> Applied:
         before, now, page = state.cell.record, state.now, state.ledger.page
         command = message.command
-        said = f"store, on {message.actor.name}'s {describe_command(command)}"
+        text = f"store, on {message.actor.name}'s {describe_command(command)}"
         try:
             reply, wrote, _ = self._code.decide(before, command, now, state.cell.floor)
             new = page_after(page, before, command, now, reply, wrote)
             change = Change(before, command, now, reply, wrote, page, new)
             broken = self._verify(change)
-        except Exception as error:  # a bug of the machine, to be shown with the way there
+        except Exception as error:  # a bug of the state machine, which is shown with the way there
             broken = BrokenInvariant("machine", f"it raised {error!r}")
-            return Applied(state.cell, state.ledger, Lost(), "error", f"{said}: error", broken)
-        words = f"{said}: {describe_reply(reply)}"
+            return Applied(state.cell, state.ledger, Lost(), "error", f"{text}: error", broken)
+        words = f"{text}: {describe_reply(reply)}"
         if wrote is not None:
             words = f"{words}; {describe_record(wrote)}"
         cell = self._cell(change.after, state.cell.floor)
@@ -241,7 +243,7 @@ class World:
             if what is not None:
                 return BrokenInvariant(number, what)
         return _broken("I9", rules.i9_repeatable(change, self._code)) or _broken(
-            "I7", rules.i7_duplicates_are_told_alike(change, self._code)
+            "I7", rules.i7_duplicates_get_the_same_reply(change, self._code)
         )
 
     # --- a process's own moves -----------------------------------------------------------------
@@ -253,7 +255,7 @@ class World:
         elif move.outcome is not None:
             actor, page = move.after.actor, ledger.page
             broken = _broken("I13", rules.i13_durable_first(move.outcome, actor, page)) or _broken(
-                "I3", rules.i3_verdict_is_stored(move.outcome, actor, page)
+                "I3", rules.i3_replay_is_stored(move.outcome, actor, page)
             )
         elif move.raised is not None:
             broken = BrokenInvariant("flow", f"it raised {move.raised!r}")

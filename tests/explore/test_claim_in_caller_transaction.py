@@ -1,7 +1,7 @@
-"""m11 where a caller's transaction claims: the look that decides is younger than the lock (I1).
+"""A claim in a caller's transaction looks at the key again after it has the lock (I1, mutant m11).
 
-The claim is held between its first look and its lock (by an edit of the function's text) while
-another process claims the key in the next slot of the ring. Without the second look both would run.
+The claim is held between its first look and its lock, by an edit of the SQL function, while another
+process claims the key in the next slot of the ring. Without the second look both would run.
 """
 
 from __future__ import annotations
@@ -33,14 +33,15 @@ NO_SECOND_LOOK = Edit(
 
 @contextmanager
 def gate_closed(database: Database) -> Iterator[Session]:
-    """Who comes to the pause waits there until this session lets go."""
+    """Hold every claim at the pause until this session unlocks it."""
     with closing(database.connect()) as session:
         session.connection.execute("SELECT pg_advisory_lock(%s)", (GATE,))
         yield session
 
 
 def replies(*edits: Edit) -> tuple[Reply, Reply]:
-    """To a claim in a caller's transaction, and to another process that claims meanwhile."""
+    """The replies to a claim in a caller's transaction, and to another process that claims
+    meanwhile."""
     url = server().url(DATABASE)
     options = {"retention": "ring", "ring_slots": RING.slots, "ring_period": f"{RING.period}us"}
     database = Database(url, Setup(RING, edits=(PAUSE, *edits)))
@@ -55,8 +56,8 @@ def replies(*edits: Edit) -> tuple[Reply, Reply]:
         gate_closed(database) as gate,
     ):
         mine = Session(connection, database.queries)
-        enlisted = late.join(connection)
-        running = thread.submit(enlisted.apply, [claim("B")._replace(in_transaction=True)])
+        transaction = late.join(connection)
+        running = thread.submit(transaction.apply, [claim("B")._replace(in_transaction=True)])
         wait_until(lambda: database.blocks(mine), "the claim is held between look and lock")
         (other,) = early.apply([claim("C")])
         gate.connection.execute("SELECT pg_advisory_unlock(%s)", (GATE,))
@@ -70,17 +71,17 @@ def test_i1_a_key_claimed_between_look_and_lock_is_seen() -> None:
     assert isinstance(reply, Busy)
 
 
-def test_without_the_second_look_both_would_run() -> None:
+def test_without_the_second_look_both_claims_are_granted() -> None:
     reply, other = replies(NO_SECOND_LOOK)
     assert isinstance(other, Claimed)
     assert isinstance(reply, Claimed)
 
 
-def test_the_two_claims_are_of_different_slots() -> None:
+def test_the_two_claims_go_to_different_slots() -> None:
     slots = [now // RING.period % RING.slots for now in (EARLY, LATE)]
     assert slots[0] != slots[1]
 
 
-def test_an_edit_of_the_sql_cannot_go_stale() -> None:
+def test_an_edit_whose_text_is_not_in_the_sql_is_refused() -> None:
     with pytest.raises(ValueError, match="occurs 0 times"):
         Database(server().url(DATABASE), Setup(RING, edits=(Edit("no such text", ""),)))

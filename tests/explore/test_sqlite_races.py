@@ -10,8 +10,10 @@ from tests.support.explorer.sqlite_races import race_on_sqlite
 
 
 @pytest.mark.parametrize("race", RACES, ids=lambda race: race.name)
-def test_every_order_can_be_explained(race: Race, tmp_path: Path, told: list[str]) -> None:
+def test_every_order_of_statements_gives_the_result_of_some_order_of_commands(
+    race: Race, tmp_path: Path, summary: list[str]
+) -> None:
     report = race_on_sqlite(race, tmp_path / "race.db")
-    told.append(str(report))
+    summary.append(str(report))
     assert not report.invariant, f"\n{report}"
     assert report.runs > 5
