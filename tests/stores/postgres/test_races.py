@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from tests.support.explorer.postgres_race_schema import PLAIN, RING, Database, Session, Setup
-from tests.support.explorer.postgres_races import overlap
+from tests.support.explorer.postgres_races import race_on_postgres
 from tests.support.explorer.race_scenarios import EARLY, LATE, RACES, Race
 from tests.support.explorer.scenario import KEY
 from tests.support.postgres_stores import DATABASE, server
@@ -48,7 +48,7 @@ def database(request: pytest.FixtureRequest) -> Iterator[Database]:
 @pytest.mark.parametrize("race", PAIRS, ids=lambda race: race.name)
 def test_every_order_can_be_explained(race: Race, database: Database) -> None:
     # The sweeper passes over what somebody else is writing.
-    report = overlap(replace(race, lazy=True), database)
+    report = race_on_postgres(replace(race, lazy=True), database)
     assert not report.invariant, f"\n{report}"
     assert report.runs > 5
 
