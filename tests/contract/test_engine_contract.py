@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.support.reused_stores import kept_async, kept_blocking, loop_for
+from tests.support.reused_stores import loop_for, reused_async_store, reused_store
 from tests.support.store_table import STORES, Opener, Row
 
 from oncekey.core.store import AsyncStore, Store
@@ -15,8 +15,8 @@ from oncekey.testing.sync_facade import LoopThread
 
 ROWS: dict[str, Row] = {
     **STORES,
-    "postgres-psycopg-pooler": lambda path, clock: kept_blocking(clock, pooler=True),
-    "postgres-asyncpg-pooler": lambda path, clock: kept_async(clock, pooler=True),
+    "postgres-psycopg-pooler": lambda path, clock: reused_store(clock, pooler=True),
+    "postgres-asyncpg-pooler": lambda path, clock: reused_async_store(clock, pooler=True),
 }
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from tests.support.postgres_stores import RING
-from tests.support.reused_stores import kept_async, kept_blocking, loop_for
+from tests.support.reused_stores import loop_for, reused_async_store, reused_store
 from tests.support.store_table import STORES, Opener, Row
 
 from oncekey.core.errors import ConfigurationError
@@ -58,10 +58,10 @@ def _row(open_it: Callable[..., Any], options: dict[str, Any]) -> Row:
 ROWS: dict[str, Row] = {
     **STORES,
     **{
-        f"postgres-psycopg-{name}": _row(kept_blocking, options)
+        f"postgres-psycopg-{name}": _row(reused_store, options)
         for name, options in {**OPTIONS, **ONCE}.items()
     },
-    **{f"postgres-asyncpg-{name}": _row(kept_async, o) for name, o in OPTIONS.items()},
+    **{f"postgres-asyncpg-{name}": _row(reused_async_store, o) for name, o in OPTIONS.items()},
 }
 
 

@@ -1,6 +1,6 @@
 """A process to be killed on a PostgreSQL store; run by test_postgres_kills.py.
 
-python postgres_store_victim.py <url> <colour> <directory> <scenarios>
+python postgres_store_victim.py <url> <driver> <directory> <scenarios>
 
 Kills a child of itself before and after every store call of one attempt, for each scenario in
 turn, which has a folder of its own by number. Each child has a key of its own, named like its
@@ -124,13 +124,13 @@ def async_body_of(scenario: dict[str, bool], effects: Path) -> Callable[[Any], A
 
 
 def attempt(
-    url: str, colour: str, scenario: dict[str, bool], trap: Trap, key: str, effects: Path
+    url: str, driver: str, scenario: dict[str, bool], trap: Trap, key: str, effects: Path
 ) -> None:
     policy = Policy(lease=LEASE, retry_safe=scenario["retry_safe"])
     address, given = split_url(url)
     options = {"schema": given.schema}
     try:
-        if colour == "psycopg":
+        if driver == "psycopg":
             store = DeadlyStore(address, **options)
             store.trap = trap
             Once(store, policy=policy).run("op", key, body_of(scenario, effects))
@@ -153,10 +153,10 @@ def in_child(run: Callable[[], None]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def kill(url: str, colour: str, directory: Path, scenario: dict[str, bool]) -> dict[str, Any]:
+def kill(url: str, driver: str, directory: Path, scenario: dict[str, bool]) -> dict[str, Any]:
     def run(trap: Trap, name: str) -> None:
-        key = f"{colour} {directory.name} {name}"
-        attempt(url, colour, scenario, trap, key, directory / f"{name}.effects")
+        key = f"{driver} {directory.name} {name}"
+        attempt(url, driver, scenario, trap, key, directory / f"{name}.effects")
 
     def dry() -> None:
         trap = Trap(0, "never")
@@ -175,6 +175,6 @@ def kill(url: str, colour: str, directory: Path, scenario: dict[str, bool]) -> d
 
 
 if __name__ == "__main__":
-    url, colour, where = sys.argv[1], sys.argv[2], Path(sys.argv[3])
-    told = [kill(url, colour, where / str(n), one) for n, one in enumerate(json.loads(sys.argv[4]))]
+    url, driver, where = sys.argv[1], sys.argv[2], Path(sys.argv[3])
+    told = [kill(url, driver, where / str(n), one) for n, one in enumerate(json.loads(sys.argv[4]))]
     sys.stdout.write(json.dumps(told))

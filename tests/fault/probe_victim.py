@@ -37,14 +37,14 @@ PATIENCE_SECONDS = 30
 class Plan:
     """What is done and where it is killed.
 
-    colour   whether it blocks or awaits
+    engine   "sync" or "async"
     steps    the charges, one step each
     probe    whether the provider is asked before a charge is tried again
     twice    whether the run after a killed one is killed too, at every point of its own
     sides    on which sides of a call: right before it, right after it
     """
 
-    colour: str = "blocking"
+    engine: str = "sync"
     steps: list[str] = field(default_factory=lambda: ["charge"])
     probe: bool = True
     twice: bool = False
@@ -274,7 +274,7 @@ class Driver:
         path = self._directory / f"{name}.db"
         policy = Policy(lease=LEASE)
         value: list[str]
-        if self._plan.colour == "blocking":
+        if self._plan.engine == "sync":
             store = DeadlyStore(path, points, turn * AHEAD_US)
             value = pay(Once(store, policy=policy), name, self._plan, shop)
         else:

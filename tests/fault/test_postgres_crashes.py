@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from tests.fault.postgres_load import Load, lost
-from tests.support.postgres_adapters import Faces, fresh_server, make_claim, make_finish
+from tests.support.postgres_adapters import StoreAdapters, fresh_server, make_claim, make_finish
 from tests.support.servers import Postgres
 
 from oncekey.core.guarantees import Level
@@ -81,9 +81,9 @@ def test_the_test_finds_losses_where_commits_are_not_waited_for() -> None:
 def test_a_finish_alone_is_lost_or_kept_by_the_same_rule(synchronous: bool) -> None:
     """The claim is on disk long before; only the finish is at stake, and a replay of it."""
     server = fresh_server(LAZY)
-    faces = Faces("psycopg")
+    adapters = StoreAdapters("psycopg")
     try:
-        store = faces.store(server.url(), synchronous_commit="on" if synchronous else "off")
+        store = adapters.store(server.url(), synchronous_commit="on" if synchronous else "off")
         claims = [make_claim(f"k{n}") for n in range(50)]
         fences = [reply.fence for reply in store.apply(claims)]
         server.execute("CHECKPOINT")
@@ -93,5 +93,5 @@ def test_a_finish_alone_is_lost_or_kept_by_the_same_rule(synchronous: bool) -> N
         rows = server.execute(COUNT)
         assert rows == [(50 if synchronous else 0, 50)]
     finally:
-        faces.close()
+        adapters.close()
         server.close()

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.postgres_adapters import COLOURS
+from tests.support.postgres_adapters import STORE_DRIVERS
 from tests.support.postgres_stores import server
 
 from oncekey.core.errors import InFlight, OperationFailed, OutcomeUnknown
@@ -124,11 +124,11 @@ class Point:
             assert len({line.split()[0] for line in lines}) == len(lines)
 
 
-@pytest.fixture(scope="module", params=COLOURS)
+@pytest.fixture(scope="module", params=STORE_DRIVERS)
 def killed(
     request: pytest.FixtureRequest, retrying: Retrying, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[str, Path, list[dict[str, Any]]]:
-    """All the kills of one colour: where they left their effects, and what each scenario called."""
+    """All the kills of one driver: where they left their effects, and what each scenario called."""
     directory = tmp_path_factory.mktemp(request.param)
     done = subprocess.run(
         [sys.executable, VICTIM, retrying.url, request.param, directory, json.dumps(SCENARIOS)],
@@ -144,7 +144,7 @@ def killed(
 def test_i1_kill_nine_at_every_store_call(
     retrying: Retrying, killed: tuple[str, Path, list[dict[str, Any]]], number: int
 ) -> None:
-    colour, directory, told = killed
+    driver, directory, told = killed
     scenario, found = SCENARIOS[number], told[number]
     calls = found["calls"]
     assert calls == expected_calls(scenario)
@@ -153,4 +153,4 @@ def test_i1_kill_nine_at_every_store_call(
         applied = calls[: call if side == "after" else call - 1]
         name = f"{call}-{side}"
         effects = directory / str(number) / f"{name}.effects"
-        Point(retrying, f"{colour} {number} {name}", effects, scenario).check(applied)
+        Point(retrying, f"{driver} {number} {name}", effects, scenario).check(applied)

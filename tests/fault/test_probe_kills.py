@@ -35,7 +35,7 @@ def both_sides(calls: list[str]) -> list[str]:
 
 ROOT = Path(__file__).parents[2]
 SOAK = bool(os.environ.get("ONCEKEY_SOAK"))
-COLOURS = pytest.mark.parametrize("colour", ["blocking", "async"])
+SYNC_AND_ASYNC = pytest.mark.parametrize("engine", ["sync", "async"])
 # What one charge comes to: the intent, the exchange, the result.
 CHARGE = ["SaveStep", "send", "charged", "read", "SaveStep"]
 # Killed there, it has charged, and nothing of that is on record.
@@ -85,9 +85,9 @@ def cases(directory: Path, port: int, **plan: Any) -> list[Case]:
 # --- killed once ----------------------------------------------------------------------------------
 
 
-@COLOURS
-def test_i1_killed_anywhere_it_charges_once(tmp_path: Path, provider: int, colour: str) -> None:
-    found = cases(tmp_path, provider, colour=colour, steps=["charge", "tip"])
+@SYNC_AND_ASYNC
+def test_i1_killed_anywhere_it_charges_once(tmp_path: Path, provider: int, engine: str) -> None:
+    found = cases(tmp_path, provider, engine=engine, steps=["charge", "tip"])
     calls = ["bind", "Claim", *CHARGE, *CHARGE, "Finish"]
     assert [case.kills for case in found] == [[kill] for kill in both_sides(calls)]
     for case in found:
@@ -97,11 +97,11 @@ def test_i1_killed_anywhere_it_charges_once(tmp_path: Path, provider: int, colou
     assert {case.at_the_end for case in found} == {0, 1, 2}
 
 
-@COLOURS
+@SYNC_AND_ASYNC
 def test_without_a_probe_the_same_kills_charge_twice(
-    tmp_path: Path, provider: int, colour: str
+    tmp_path: Path, provider: int, engine: str
 ) -> None:
-    found = cases(tmp_path, provider, colour=colour, probe=False)
+    found = cases(tmp_path, provider, engine=engine, probe=False)
     twice = [kill for case in found for kill in case.kills if case.charges == [2]]
     assert twice == IN_DOUBT
     assert all(case.charges in ([1], [2]) for case in found)
@@ -110,12 +110,12 @@ def test_without_a_probe_the_same_kills_charge_twice(
 # --- and killed again -----------------------------------------------------------------------------
 
 
-@COLOURS
+@SYNC_AND_ASYNC
 def test_i1_killed_anywhere_again_it_still_charges_once(
-    tmp_path: Path, provider: int, colour: str
+    tmp_path: Path, provider: int, engine: str
 ) -> None:
     sides = ["before", "after"] if SOAK else ["before"]
-    found = cases(tmp_path, provider, colour=colour, twice=True, sides=sides)
+    found = cases(tmp_path, provider, engine=engine, twice=True, sides=sides)
     for case in found:
         assert (case.kills, case.charges) == (case.kills, [1])
         assert case.is_done

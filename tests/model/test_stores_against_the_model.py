@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from tests.support.reused_stores import kept_async, kept_blocking, shared_loop
+from tests.support.reused_stores import reused_async_store, reused_store, shared_loop
 
 from oncekey.core.commands import (
     Claim,
@@ -98,15 +98,15 @@ STORES: dict[str, Row] = {
     "sqlite-asyncio": Row(
         lambda path, clock: AsyncSQLiteStore(path / "keys.db", clock=clock, synchronous="off"), 50
     ),
-    "postgres-psycopg": _postgres(kept_blocking),
-    "postgres-asyncpg": _postgres(kept_async),
-    "postgres-row-lock": _postgres(kept_blocking, claim="row_lock"),
-    "postgres-advisory-lock": _postgres(kept_blocking, claim="advisory_lock"),
-    "postgres-portable": _postgres(kept_blocking, claim="portable"),
-    "postgres-not-transactional": _postgres(kept_blocking, transactional=False),
-    "postgres-ring": _postgres(kept_blocking, **RING),
-    "postgres-asyncpg-ring": _postgres(kept_async, **RING),
-    "postgres-ring-row-lock": _postgres(kept_blocking, claim="row_lock", **RING),
+    "postgres-psycopg": _postgres(reused_store),
+    "postgres-asyncpg": _postgres(reused_async_store),
+    "postgres-row-lock": _postgres(reused_store, claim="row_lock"),
+    "postgres-advisory-lock": _postgres(reused_store, claim="advisory_lock"),
+    "postgres-portable": _postgres(reused_store, claim="portable"),
+    "postgres-not-transactional": _postgres(reused_store, transactional=False),
+    "postgres-ring": _postgres(reused_store, **RING),
+    "postgres-asyncpg-ring": _postgres(reused_async_store, **RING),
+    "postgres-ring-row-lock": _postgres(reused_store, claim="row_lock", **RING),
 }
 
 

@@ -22,12 +22,12 @@ from oncekey.engine.blocking.once import Once
 from oncekey.stores.postgres import AsyncPostgresStore, PostgresStore
 from oncekey.testing.sync_facade import LoopThread, SyncOnce
 
-COLOURS = ["psycopg", "asyncpg"]
+STORE_DRIVERS = ["psycopg", "asyncpg"]
 LEASE = 30_000_000
 KEEP = 3_600_000_000
 
 
-class Face:
+class StoreAdapter:
     """A store of either colour: whatever is awaited there is waited for here."""
 
     def __init__(self, store: Any, loop: LoopThread | None) -> None:
@@ -52,12 +52,12 @@ class Face:
         return reply.record
 
 
-class Faces:
+class StoreAdapters:
     """Opens stores and engines of one colour, and closes them all."""
 
-    def __init__(self, colour: str) -> None:
-        self.colour = colour
-        self.is_async = colour == "asyncpg"
+    def __init__(self, driver: str) -> None:
+        self.driver = driver
+        self.is_async = driver == "asyncpg"
         self._loop: LoopThread | None = None
         self._open: list[Any] = []
         self._threads = ThreadPoolExecutor(16)
@@ -68,17 +68,17 @@ class Faces:
             self._loop = LoopThread()
         return self._loop
 
-    def store(self, address: Any, **options: Any) -> Face:
+    def store(self, address: Any, **options: Any) -> StoreAdapter:
         kind = AsyncPostgresStore if self.is_async else PostgresStore
-        face = Face(kind(address, **options), self.loop)
-        self._open.append(face)
-        return face
+        adapter = StoreAdapter(kind(address, **options), self.loop)
+        self._open.append(adapter)
+        return adapter
 
-    def once(self, face: Face, **options: Any) -> Any:
+    def once(self, adapter: StoreAdapter, **options: Any) -> Any:
         """An engine on the store."""
         if self.loop is None:
-            return Once(face.store, **options)
-        return SyncOnce(AsyncOnce(face.store, **options), self.loop)
+            return Once(adapter.store, **options)
+        return SyncOnce(AsyncOnce(adapter.store, **options), self.loop)
 
     def start(self, call: Callable[..., Any], *args: Any, **options: Any) -> Future[Any]:
         """In a thread of its own."""
@@ -86,8 +86,8 @@ class Faces:
 
     def close(self) -> None:
         self._threads.shutdown()
-        for face in self._open:
-            face.close()
+        for adapter in self._open:
+            adapter.close()
         if self._loop is not None:
             self._loop.close()
 
@@ -130,23 +130,27 @@ def waiting(postgres: Postgres, schema: str) -> int:
 
 # --- ways to a server -----------------------------------------------------------------------------
 
-Reach = Callable[[Faces, Postgres, ExitStack], tuple[Any, dict[str, Any]]]
+Reach = Callable[[StoreAdapters, Postgres, ExitStack], tuple[Any, dict[str, Any]]]
 
 
-def direct(faces: Faces, postgres: Postgres, stack: ExitStack) -> tuple[Any, dict[str, Any]]:
+def direct_url(
+    adapters: StoreAdapters, postgres: Postgres, stack: ExitStack
+) -> tuple[Any, dict[str, Any]]:
     return postgres.url(), {}
 
 
-def given(faces: Faces, postgres: Postgres, stack: ExitStack) -> tuple[Any, dict[str, Any]]:
+def caller_pool(
+    adapters: StoreAdapters, postgres: Postgres, stack: ExitStack
+) -> tuple[Any, dict[str, Any]]:
     """A pool of the caller's, with sessions that would wait for ever."""
     options = "-c statement_timeout=0 -c lock_timeout=0"
-    if faces.loop is None:
+    if adapters.loop is None:
         pool = ConnectionPool(
             postgres.url(), kwargs={"options": options}, min_size=1, max_size=2, open=True
         )
         stack.callback(pool.close)
         return pool, {}
-    loop = faces.loop
+    loop = adapters.loop
 
     async def make() -> Any:
         settings = {"statement_timeout": "0", "lock_timeout": "0"}
@@ -159,7 +163,9 @@ def given(faces: Faces, postgres: Postgres, stack: ExitStack) -> tuple[Any, dict
     return made, {}
 
 
-def pooled(faces: Faces, postgres: Postgres, stack: ExitStack) -> tuple[Any, dict[str, Any]]:
+def through_pgbouncer(
+    adapters: StoreAdapters, postgres: Postgres, stack: ExitStack
+) -> tuple[Any, dict[str, Any]]:
     bouncer = stack.enter_context(require(lambda: PgBouncer(postgres)))
     return bouncer.url(), {"pooler": True}
 

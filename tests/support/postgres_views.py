@@ -26,7 +26,7 @@ RING = "&retention=ring&ring_slots=8&ring_period=3h"
 MAJORS = sorted({found.major for found in find_postgres()}, reverse=True) or [18]
 
 
-class Bench:
+class ViewsSchema:
     """A schema on one server, emptied for each test."""
 
     def __init__(self, postgres: Postgres, url: str) -> None:
@@ -68,7 +68,7 @@ class Bench:
         return self.query("SELECT * FROM {schema}.steps WHERE id = %s ORDER BY number", id)
 
 
-def make_benches(major: int) -> dict[str, Bench]:
+def make_view_schemas(major: int) -> dict[str, ViewsSchema]:
     postgres = server(None if major == MAJORS[0] else major)
     made = {}
     for shape in ("plain", "ring"):
@@ -78,7 +78,7 @@ def make_benches(major: int) -> dict[str, Bench]:
         quoted = name.replace('"', "%22").replace(" ", "%20")
         url = f"{postgres.url()}?schema={quoted}{options}"
         migrate(url)
-        made[shape] = Bench(postgres, url)
+        made[shape] = ViewsSchema(postgres, url)
     return made
 
 

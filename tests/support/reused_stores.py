@@ -58,7 +58,7 @@ def loop_for(kind: str) -> Iterator[LoopThread]:
         loop.close()
 
 
-class KeptStore(PostgresStore):
+class ReusedStore(PostgresStore):
     def close(self) -> None:
         """Its test is over, but not its connections."""
 
@@ -66,7 +66,7 @@ class KeptStore(PostgresStore):
         super().close()
 
 
-class KeptAsyncStore(AsyncPostgresStore):
+class ReusedAsyncStore(AsyncPostgresStore):
     async def close(self) -> None:
         """Its test is over; its connections only where they were on a loop that ends as well."""
         if asyncio.get_running_loop() is not shared_loop().loop:
@@ -81,29 +81,29 @@ class KeptAsyncStore(AsyncPostgresStore):
 _kept: dict[str, tuple[Any, _Turned]] = {}
 
 
-def kept_blocking(
+def reused_store(
     clock: WallClock, *, major: int | None = None, given: bool = False, **options: Any
-) -> KeptStore:
+) -> ReusedStore:
     """An empty store. `given`: it is given a pool of the caller's."""
 
-    def make(full: dict[str, Any]) -> KeptStore:
+    def make(full: dict[str, Any]) -> ReusedStore:
         where: Any = _given_pool() if given else address(options, major)
-        return KeptStore(where, **full)
+        return ReusedStore(where, **full)
 
-    store: KeptStore = _keep(f"blocking {given}", make, clock, major, options)
+    store: ReusedStore = _keep(f"blocking {given}", make, clock, major, options)
     return store
 
 
-def kept_async(
+def reused_async_store(
     clock: WallClock, *, major: int | None = None, given: bool = False, **options: Any
-) -> KeptAsyncStore:
+) -> ReusedAsyncStore:
     """The same for asyncio."""
 
-    def make(full: dict[str, Any]) -> KeptAsyncStore:
+    def make(full: dict[str, Any]) -> ReusedAsyncStore:
         where = _given_async_pool() if given else address(options, major)
-        return KeptAsyncStore(where, **full)
+        return ReusedAsyncStore(where, **full)
 
-    store: KeptAsyncStore = _keep(f"async {given}", make, clock, major, options)
+    store: ReusedAsyncStore = _keep(f"async {given}", make, clock, major, options)
     return store
 
 

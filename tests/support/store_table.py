@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.support.postgres_stores import RING
-from tests.support.reused_stores import kept_async, kept_blocking
+from tests.support.reused_stores import reused_async_store, reused_store
 
 from oncekey.core.store import AsyncStore, Store
 from oncekey.stores.memory import AsyncMemoryStore, MemoryStore
@@ -22,8 +22,8 @@ STORES: dict[str, Row] = {
     "memory-asyncio": lambda path, clock: AsyncMemoryStore(clock=clock),
     "sqlite-blocking": lambda path, clock: SQLiteStore(path / "keys.db", clock=clock),
     "sqlite-asyncio": lambda path, clock: AsyncSQLiteStore(path / "keys.db", clock=clock),
-    "postgres-psycopg": lambda path, clock: kept_blocking(clock),
-    "postgres-asyncpg": lambda path, clock: kept_async(clock),
-    "postgres-psycopg-ring": lambda path, clock: kept_blocking(clock, **RING),
-    "postgres-asyncpg-ring": lambda path, clock: kept_async(clock, **RING),
+    "postgres-psycopg": lambda path, clock: reused_store(clock),
+    "postgres-asyncpg": lambda path, clock: reused_async_store(clock),
+    "postgres-psycopg-ring": lambda path, clock: reused_store(clock, **RING),
+    "postgres-asyncpg-ring": lambda path, clock: reused_async_store(clock, **RING),
 }

@@ -1,4 +1,4 @@
-"""Scenes in shops (see tests/support/caller_connections) and benches for the operators' views.
+"""Scenes in shops (see tests/support/caller_connections) and a schema for the operators' views.
 
 A connection costs more than most scenes, so a shop stays open from test to test, unless a scene
 has failed in it. Blocking shops are played without an event loop, as Django insists.
@@ -13,13 +13,13 @@ from typing import Any, TypeVar
 
 import pytest
 from tests.support.caller_connections import SHOPS, Shop, empty
-from tests.support.postgres_adapters import COLOURS, Faces
+from tests.support.postgres_adapters import STORE_DRIVERS, StoreAdapters
 from tests.support.postgres_views import (
     MAJORS,
     QUOTED,
-    Bench,
     NewRecord,
-    make_benches,
+    ViewsSchema,
+    make_view_schemas,
     record_maker,
 )
 
@@ -126,32 +126,32 @@ def play_on_driver(request: pytest.FixtureRequest, stage: Stage) -> Play:
     return _player(stage, request.param)
 
 
-@pytest.fixture(params=COLOURS)
-def faces(request: pytest.FixtureRequest) -> Iterator[Faces]:
-    """Opens stores and engines of each colour."""
-    faces = Faces(request.param)
-    yield faces
-    faces.close()
+@pytest.fixture(params=STORE_DRIVERS)
+def adapters(request: pytest.FixtureRequest) -> Iterator[StoreAdapters]:
+    """Opens stores and engines on each driver."""
+    adapters = StoreAdapters(request.param)
+    yield adapters
+    adapters.close()
 
 
 # --- views ----------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module", params=MAJORS, ids=lambda major: f"postgres-{major}")
-def benches(request: pytest.FixtureRequest) -> Iterator[dict[str, Bench]]:
-    made = make_benches(request.param)
+def view_schemas(request: pytest.FixtureRequest) -> Iterator[dict[str, ViewsSchema]]:
+    made = make_view_schemas(request.param)
     yield made
-    for bench in made.values():
-        bench.connection.close()
+    for views in made.values():
+        views.connection.close()
 
 
 @pytest.fixture
-def bench(benches: dict[str, Bench]) -> Bench:
-    benches["plain"].connection.execute(f"TRUNCATE {QUOTED}.records".encode())
-    return benches["plain"]
+def views(view_schemas: dict[str, ViewsSchema]) -> ViewsSchema:
+    view_schemas["plain"].connection.execute(f"TRUNCATE {QUOTED}.records".encode())
+    return view_schemas["plain"]
 
 
 @pytest.fixture
-def new(bench: Bench) -> NewRecord:
+def new(views: ViewsSchema) -> NewRecord:
     """Makes records of the server's present hour."""
-    return record_maker(bench.now())
+    return record_maker(views.now())

@@ -9,15 +9,15 @@ from typing import Any
 import psycopg
 import pytest
 from tests.support.postgres_adapters import (
-    Face,
-    Faces,
     Reach,
-    direct,
+    StoreAdapter,
+    StoreAdapters,
+    caller_pool,
+    direct_url,
     fresh_server,
-    given,
     make_claim,
     make_finish,
-    pooled,
+    through_pgbouncer,
     with_standby,
 )
 from tests.support.servers import Postgres
@@ -102,10 +102,10 @@ def require_synchronous(primary: Postgres) -> None:
 
 
 def test_an_asynchronous_standby_is_told_and_refused_where_more_is_required(
-    faces: Faces, primary: Postgres
+    adapters: StoreAdapters, primary: Postgres
 ) -> None:
-    store = faces.store(primary.url())
-    once = faces.once(store, policy=Policy(require="at_most_once"))
+    store = adapters.store(primary.url())
+    once = adapters.once(store, policy=Policy(require="at_most_once"))
     ran: list[str] = []
     for _ in range(2):  # also when it is tried again
         with pytest.raises(ConfigurationError, match="requires at most once but would run at best"):
@@ -114,25 +114,29 @@ def test_an_asynchronous_standby_is_told_and_refused_where_more_is_required(
     assert store.guarantee.level is Level.BEST_EFFORT
     assert "asynchronous standby is attached" in store.guarantee.reason
     assert "failover='never'" in store.guarantee.reason
-    content = faces.once(store)
+    content = adapters.once(store)
     assert content.run("op", "k", lambda attempt: "ran").value == "ran"
     with pytest.raises(ConfigurationError, match="asynchronous standby"):
         content.run("op", "k2", lambda attempt: None, require="at_most_once")
 
 
-def test_who_never_fails_over_has_the_full_guarantee(faces: Faces, primary: Postgres) -> None:
-    store = faces.store(primary.url(), failover="never")
-    once = faces.once(store, policy=Policy(require="at_most_once"))
+def test_who_never_fails_over_has_the_full_guarantee(
+    adapters: StoreAdapters, primary: Postgres
+) -> None:
+    store = adapters.store(primary.url(), failover="never")
+    once = adapters.once(store, policy=Policy(require="at_most_once"))
     assert once.run("op", "k", lambda attempt: "ran").value == "ran"
     assert store.guarantee.level is Level.TRANSACTIONAL
 
 
-def test_a_role_without_insight_is_told_of_the_standby_too(faces: Faces, primary: Postgres) -> None:
-    faces.store(primary.url()).prepare()
+def test_a_role_without_insight_is_told_of_the_standby_too(
+    adapters: StoreAdapters, primary: Postgres
+) -> None:
+    adapters.store(primary.url()).prepare()
     primary.execute("DROP ROLE IF EXISTS plain; CREATE ROLE plain LOGIN")
     primary.execute("GRANT USAGE ON SCHEMA oncekey TO plain")
     primary.execute("GRANT SELECT ON ALL TABLES IN SCHEMA oncekey TO plain")
-    store = faces.store(primary.url(user="plain"))
+    store = adapters.store(primary.url(user="plain"))
     store.prepare()
     assert store.guarantee.level is Level.BEST_EFFORT
     primary.execute("DROP OWNED BY plain")
@@ -142,16 +146,16 @@ def test_a_role_without_insight_is_told_of_the_standby_too(faces: Faces, primary
 
 
 def test_a_read_only_standby_serves_nothing(
-    faces: Faces, primary: Postgres, standby: Postgres
+    adapters: StoreAdapters, primary: Postgres, standby: Postgres
 ) -> None:
     """Not even replays: it may lag behind, and a claim must see the latest."""
     with pytest.raises(ConfigurationError, match=r"lacks tables.*read-only standby"):
-        faces.store(standby.url()).prepare()
+        adapters.store(standby.url()).prepare()
     require_synchronous(primary)
-    store = faces.store(primary.url(), synchronous_commit="remote_apply")
+    store = adapters.store(primary.url(), synchronous_commit="remote_apply")
     claim = make_claim("k")
     store.apply([make_finish(claim, store.claim(claim).fence)])
-    wrong = faces.store(standby.url())
+    wrong = adapters.store(standby.url())
     for command in (make_claim("new"), make_claim("k", "another")):
         with pytest.raises(StoreUnavailable, match=r"read-only.*connect to the primary") as told:
             wrong.apply([command])
@@ -161,16 +165,16 @@ def test_a_read_only_standby_serves_nothing(
 # --- a wait for the standby that was cut short ----------------------------------------------------
 
 
-@pytest.mark.parametrize("reach", [direct, given, pooled])
+@pytest.mark.parametrize("reach", [direct_url, caller_pool, through_pgbouncer])
 def test_i4_a_commit_no_standby_has_confirmed_is_not_acknowledged(
-    faces: Faces, primary: Postgres, standby: Postgres, reach: Reach
+    adapters: StoreAdapters, primary: Postgres, standby: Postgres, reach: Reach
 ) -> None:
     """The server commits here and only warns. Repeating the finish finds it done, and must not
     take that for an answer either, until the standby has it."""
     require_synchronous(primary)
     with ExitStack() as stack:
-        address, options = reach(faces, primary, stack)
-        store = faces.store(address, **options)
+        address, options = reach(adapters, primary, stack)
+        store = adapters.store(address, **options)
         claim = make_claim("k")
         fence = store.claim(claim).fence
         store._database._seconds = 0.1
@@ -193,7 +197,7 @@ def test_i4_a_commit_no_standby_has_confirmed_is_not_acknowledged(
         store.close()
 
 
-def unconfirmed(store: Face, command: object) -> None:
+def unconfirmed(store: StoreAdapter, command: object) -> None:
     """On a busy machine it may be cancelled before it comes to the commit, and is tried again."""
     said = ""
     for _ in range(50):
@@ -207,10 +211,10 @@ def unconfirmed(store: Face, command: object) -> None:
 
 
 def test_the_guarantee_is_read_again_after_trouble(
-    faces: Faces, primary: Postgres, standby: Postgres
+    adapters: StoreAdapters, primary: Postgres, standby: Postgres
 ) -> None:
     require_synchronous(primary)
-    store = faces.store(primary.url())
+    store = adapters.store(primary.url())
     store.prepare()
     store._database._seconds = 0.1
     standby.stop()
@@ -225,13 +229,16 @@ def test_the_guarantee_is_read_again_after_trouble(
 
 
 def lowered_and_raised(
-    faces: Faces, primary: Postgres, standby: Postgres, run: Callable[[Any, str, Any], object]
+    adapters: StoreAdapters,
+    primary: Postgres,
+    standby: Postgres,
+    run: Callable[[Any, str, Any], object],
 ) -> None:
     """An asynchronous standby attaches: promoted, it would not know the last keys. From then on
     nothing runs that requires more; once the standby is synchronous it does again."""
     standby.stop()
-    store = faces.store(primary.url(), guarantee_interval="1ms")
-    once = faces.once(store, policy=Policy(require="at_most_once"))
+    store = adapters.store(primary.url(), guarantee_interval="1ms")
+    once = adapters.once(store, policy=Policy(require="at_most_once"))
     heard: list[EventKind] = []
     once.subscribe(lambda notice: heard.append(notice.kind))
     ran: list[str] = []
@@ -259,9 +266,11 @@ def lowered_and_raised(
 
 
 def test_a_guarantee_that_was_lowered_is_noticed_told_and_held_against_require(
-    faces: Faces, primary: Postgres, standby: Postgres
+    adapters: StoreAdapters, primary: Postgres, standby: Postgres
 ) -> None:
-    lowered_and_raised(faces, primary, standby, lambda once, key, body: once.run("op", key, body))
+    lowered_and_raised(
+        adapters, primary, standby, lambda once, key, body: once.run("op", key, body)
+    )
 
 
 def test_a_lowered_guarantee_is_held_against_require_in_a_callers_transaction(
@@ -271,11 +280,11 @@ def test_a_lowered_guarantee_is_held_against_require_in_a_callers_transaction(
         with psycopg.connect(primary.url()) as connection:
             once.in_transaction(connection).run("op", key, body)
 
-    faces = Faces("psycopg")
+    adapters = StoreAdapters("psycopg")
     try:
-        lowered_and_raised(faces, primary, standby, run)
+        lowered_and_raised(adapters, primary, standby, run)
     finally:
-        faces.close()
+        adapters.close()
 
 
 def test_the_settings_are_read_again_after_the_interval_and_not_before() -> None:

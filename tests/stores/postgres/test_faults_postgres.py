@@ -12,16 +12,16 @@ from typing import Any
 import psycopg
 import pytest
 from tests.support.postgres_adapters import (
-    Face,
-    Faces,
     Reach,
-    direct,
+    StoreAdapter,
+    StoreAdapters,
+    caller_pool,
+    direct_url,
     fresh_server,
-    given,
     locked,
     make_claim,
     make_finish,
-    pooled,
+    through_pgbouncer,
     waiting,
 )
 from tests.support.postgres_stores import server as shared_server
@@ -50,9 +50,9 @@ def _empty(postgres: Postgres) -> None:
     postgres.execute(f"DROP SCHEMA IF EXISTS {SCHEMA} CASCADE")
 
 
-def unavailable(face: Face, match: str) -> StoreUnavailable:
+def unavailable(adapter: StoreAdapter, match: str) -> StoreUnavailable:
     with pytest.raises(StoreUnavailable, match=match) as told:
-        face.apply([make_claim("k")])
+        adapter.apply([make_claim("k")])
     assert not told.value.final
     return told.value
 
@@ -60,19 +60,21 @@ def unavailable(face: Face, match: str) -> StoreUnavailable:
 # --- who may log in, and to what ----------------------------------------------------------------
 
 
-def test_a_missing_database(faces: Faces, postgres: Postgres) -> None:
-    store = faces.store(postgres.url("nowhere"))
+def test_a_missing_database(adapters: StoreAdapters, postgres: Postgres) -> None:
+    store = adapters.store(postgres.url("nowhere"))
     with pytest.raises(ConfigurationError, match="no such database; create it"):
         store.apply([make_claim("k")])
 
 
-def test_an_unknown_role(faces: Faces, postgres: Postgres) -> None:
-    store = faces.store(postgres.url(user="nobody"))
+def test_an_unknown_role(adapters: StoreAdapters, postgres: Postgres) -> None:
+    store = adapters.store(postgres.url(user="nobody"))
     with pytest.raises(ConfigurationError, match="refused the login; check user, password"):
         store.apply([make_claim("k")])
 
 
-def test_a_wrong_password_and_then_the_right_one(faces: Faces, postgres: Postgres) -> None:
+def test_a_wrong_password_and_then_the_right_one(
+    adapters: StoreAdapters, postgres: Postgres
+) -> None:
     hba = postgres.data / "pg_hba.conf"
     if HBA not in hba.read_text():
         hba.write_text(HBA + hba.read_text())
@@ -80,19 +82,19 @@ def test_a_wrong_password_and_then_the_right_one(faces: Faces, postgres: Postgre
         postgres.configure({})
     where = postgres.url(user="secretive")
     for password in (":wrong", ""):
-        store = faces.store(where.replace("@", f"{password}@"))
+        store = adapters.store(where.replace("@", f"{password}@"))
         with pytest.raises(ConfigurationError, match="refused the login") as told:
             store.apply([make_claim("k")])
         assert "wrong@" not in str(told.value)
-    store = faces.store(where.replace("@", ":right@"))
+    store = adapters.store(where.replace("@", ":right@"))
     assert store.claim(make_claim("k")).attempt == 1
 
 
 def test_a_password_that_changed_while_serving_is_a_matter_of_serving(
-    faces: Faces, postgres: Postgres
+    adapters: StoreAdapters, postgres: Postgres
 ) -> None:
     postgres.execute("DROP ROLE IF EXISTS leaving; CREATE ROLE leaving LOGIN SUPERUSER")
-    store = faces.store(postgres.url(user="leaving"))
+    store = adapters.store(postgres.url(user="leaving"))
     store.claim(make_claim("k"))
     postgres.execute("ALTER ROLE leaving NOLOGIN")
     postgres.execute("SELECT pg_terminate_backend(pid, 9000) FROM pg_stat_activity "
@@ -102,30 +104,32 @@ def test_a_password_that_changed_while_serving_is_a_matter_of_serving(
     assert not unavailable(store, "refused the login").ambiguous
 
 
-def test_an_address_that_is_none(faces: Faces) -> None:
+def test_an_address_that_is_none(adapters: StoreAdapters) -> None:
     with pytest.raises(ConfigurationError) as told:
-        faces.store("postgresql://postgres:hidden@[::/x").apply([make_claim("k")])
+        adapters.store("postgresql://postgres:hidden@[::/x").apply([make_claim("k")])
     assert "hidden" not in str(told.value)
     with pytest.raises(ConfigurationError, match="neither an address nor"):
-        faces.store(object())
+        adapters.store(object())
 
 
-def test_no_connection_left_on_the_server(faces: Faces, postgres: Postgres) -> None:
+def test_no_connection_left_on_the_server(adapters: StoreAdapters, postgres: Postgres) -> None:
     postgres.execute("DROP ROLE IF EXISTS few; CREATE ROLE few LOGIN SUPERUSER")
-    store = faces.store(postgres.url(user="few"))
+    store = adapters.store(postgres.url(user="few"))
     store.prepare()
     store.close()
     postgres.execute("ALTER ROLE few NOSUPERUSER CONNECTION LIMIT 1")
     with psycopg.connect(postgres.url(user="few")):
-        store = faces.store(postgres.url(user="few"))
+        store = adapters.store(postgres.url(user="few"))
         assert not unavailable(store, "no connection left; raise max_connections").ambiguous
 
 
-def test_a_pooler_that_the_store_was_not_told_of(faces: Faces, postgres: Postgres) -> None:
+def test_a_pooler_that_the_store_was_not_told_of(
+    adapters: StoreAdapters, postgres: Postgres
+) -> None:
     with ExitStack() as stack:
-        address, _ = pooled(faces, postgres, stack)
+        address, _ = through_pgbouncer(adapters, postgres, stack)
         with pytest.raises(ConfigurationError, match=r"a pooler .* between; set pooler=true"):
-            faces.store(address).apply([make_claim("k")])
+            adapters.store(address).apply([make_claim("k")])
 
 
 # --- rights -------------------------------------------------------------------------------------
@@ -141,24 +145,24 @@ def poor(postgres: Postgres) -> str:
     return postgres.url(user="poor")
 
 
-def test_a_role_that_may_not_make_the_tables(faces: Faces, poor: str) -> None:
+def test_a_role_that_may_not_make_the_tables(adapters: StoreAdapters, poor: str) -> None:
     with pytest.raises(ConfigurationError, match="may not make oncekey's tables; run `oncekey mig"):
-        faces.store(poor).apply([make_claim("k")])
+        adapters.store(poor).apply([make_claim("k")])
     with pytest.raises(ConfigurationError, match=r"lacks tables.*`oncekey migrate`"):
-        faces.store(poor, migrate=False).apply([make_claim("k")])
+        adapters.store(poor, migrate=False).apply([make_claim("k")])
 
 
 def test_a_role_that_lacks_rights_is_told_which(
-    faces: Faces, postgres: Postgres, poor: str
+    adapters: StoreAdapters, postgres: Postgres, poor: str
 ) -> None:
-    faces.store(postgres.url()).prepare()
+    adapters.store(postgres.url()).prepare()
     with pytest.raises(ConfigurationError, match="grant it USAGE on the schema"):
-        faces.store(poor).apply([make_claim("k")])
+        adapters.store(poor).apply([make_claim("k")])
     postgres.execute(f"GRANT USAGE ON SCHEMA {SCHEMA} TO poor")
     with pytest.raises(ConfigurationError, match="SELECT, INSERT, UPDATE, DELETE"):
-        faces.store(poor).apply([make_claim("k")])
+        adapters.store(poor).apply([make_claim("k")])
     postgres.execute(f"GRANT SELECT ON ALL TABLES IN SCHEMA {SCHEMA} TO poor")
-    store = faces.store(poor)
+    store = adapters.store(poor)
     assert not unavailable(store, "permission denied for table records").ambiguous
     postgres.execute(
         f"GRANT INSERT, UPDATE, DELETE, TRUNCATE ON ALL TABLES IN SCHEMA {SCHEMA} TO poor"
@@ -170,16 +174,16 @@ def test_a_role_that_lacks_rights_is_told_which(
 
 
 def test_a_ring_is_swept_with_the_rights_the_message_names(
-    faces: Faces, postgres: Postgres, poor: str
+    adapters: StoreAdapters, postgres: Postgres, poor: str
 ) -> None:
     ring = {"retention": "ring", "ring_slots": 4, "ring_period": "1h"}
-    faces.store(postgres.url(), **ring).prepare()
+    adapters.store(postgres.url(), **ring).prepare()
     postgres.execute(
         f"GRANT USAGE ON SCHEMA {SCHEMA} TO poor; GRANT SELECT, INSERT, UPDATE, DELETE, TRUNCATE "
         f"ON ALL TABLES IN SCHEMA {SCHEMA} TO poor"
     )
     now = [3_600_000_000]
-    store = faces.store(poor, **ring, clock=lambda: now[0])
+    store = adapters.store(poor, **ring, clock=lambda: now[0])
     store.claim(make_claim("k", keep=1, keep_unknown=1))
     now[0] += 3 * 3_600_000_000
     assert store.sweep(10) == 1
@@ -188,17 +192,17 @@ def test_a_ring_is_swept_with_the_rights_the_message_names(
 # --- a server that takes no writes --------------------------------------------------------------
 
 
-def test_a_database_set_read_only(faces: Faces, postgres: Postgres) -> None:
+def test_a_database_set_read_only(adapters: StoreAdapters, postgres: Postgres) -> None:
     """Whoever did that had a reason (a switch to another server, say): it is heeded."""
-    name = f"closed_{faces.colour}"
+    name = f"closed_{adapters.driver}"
     url = postgres.create_database(name)
     postgres.execute(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
-    assert not unavailable(faces.store(url), "read-only.*connect to the primary").ambiguous
+    assert not unavailable(adapters.store(url), "read-only.*connect to the primary").ambiguous
     postgres.execute(f"ALTER DATABASE {name} SET default_transaction_read_only = off")
-    store = faces.store(url)
+    store = adapters.store(url)
     fence = store.claim(make_claim("k")).fence
     postgres.execute(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
-    reopened = faces.store(url)
+    reopened = adapters.store(url)
     finish = make_finish(make_claim("k"), fence)
     with pytest.raises(StoreUnavailable, match="read-only") as told:
         reopened.apply([finish])
@@ -210,26 +214,26 @@ def test_a_database_set_read_only(faces: Faces, postgres: Postgres) -> None:
 # --- limits -------------------------------------------------------------------------------------
 
 
-def test_no_connection_becomes_free(faces: Faces, postgres: Postgres) -> None:
-    store = faces.store(
+def test_no_connection_becomes_free(adapters: StoreAdapters, postgres: Postgres) -> None:
+    store = adapters.store(
         postgres.url(), pool_size=1, pool_timeout="200ms", lock_timeout="60s",
         statement_timeout="60s",
     )  # fmt: skip
     store.prepare()
     with locked(postgres, f"{SCHEMA}.records"):
-        blocked = faces.start(store.apply, [make_claim("first")])
+        blocked = adapters.start(store.apply, [make_claim("first")])
         wait_until_true(lambda: waiting(postgres, SCHEMA) == 1)
         assert not unavailable(store, "no connection became free within pool_timeout").ambiguous
     assert isinstance(blocked.result(60)[0], Claimed)
     assert store.claim(make_claim("k")).attempt == 1
 
 
-@pytest.mark.parametrize("reach", [direct, given, pooled])
+@pytest.mark.parametrize("reach", [direct_url, caller_pool, through_pgbouncer])
 def test_both_timeouts_are_in_force_on_every_call(
-    faces: Faces, postgres: Postgres, reach: Reach
+    adapters: StoreAdapters, postgres: Postgres, reach: Reach
 ) -> None:
-    faces.store(postgres.url()).prepare()
-    calls: list[Callable[[Face], Any]] = [
+    adapters.store(postgres.url()).prepare()
+    calls: list[Callable[[StoreAdapter], Any]] = [
         lambda store: store.apply([make_claim("k")]),
         lambda store: store.apply([Look(make_claim("k").id)]),
         lambda store: store.apply([make_finish(make_claim("k"), 1)]),
@@ -239,11 +243,11 @@ def test_both_timeouts_are_in_force_on_every_call(
         lambda store: store.elect(b"me", 1),
     ]
     with ExitStack() as stack:
-        address, options = reach(faces, postgres, stack)
+        address, options = reach(adapters, postgres, stack)
         impatient = {"statement_timeout": "60s", "lock_timeout": "30ms", **options}
         hurried = {"statement_timeout": "30ms", "lock_timeout": "60s", **options}
         for limits, said in ((impatient, "than lock_timeout"), (hurried, "than statement_timeout")):
-            store = faces.store(address, **limits)
+            store = adapters.store(address, **limits)
             store.store._ready = True  # on a busy machine that would take too long as well
             with locked(
                 postgres, ", ".join(f"{SCHEMA}.{t}" for t in ("records", "history", "meta"))
@@ -254,11 +258,11 @@ def test_both_timeouts_are_in_force_on_every_call(
                     assert not told.value.ambiguous
             assert isinstance(eventually(store)[0], Claimed)  # nothing is left behind
             store.close()
-        if reach is given:
-            assert shown(faces, address) == "0"  # the caller's sessions are as they were
+        if reach is caller_pool:
+            assert shown(adapters, address) == "0"  # the caller's sessions are as they were
 
 
-def eventually(store: Face) -> list[Any]:
+def eventually(store: StoreAdapter) -> list[Any]:
     """A claim that may take longer than the limits allow, once or twice."""
     for _ in range(50):
         try:
@@ -269,30 +273,30 @@ def eventually(store: Face) -> list[Any]:
     raise AssertionError("it never came through")
 
 
-def shown(faces: Faces, pool: Any) -> str:
-    if faces.loop is None:
+def shown(adapters: StoreAdapters, pool: Any) -> str:
+    if adapters.loop is None:
         with pool.connection() as connection:
             return str(connection.execute("SHOW statement_timeout").fetchone()[0])
-    return str(faces.loop.run(pool.fetchval("SHOW statement_timeout")))
+    return str(adapters.loop.run(pool.fetchval("SHOW statement_timeout")))
 
 
-def test_a_pool_of_the_callers_that_is_empty(faces: Faces, postgres: Postgres) -> None:
+def test_a_pool_of_the_callers_that_is_empty(adapters: StoreAdapters, postgres: Postgres) -> None:
     with ExitStack() as stack:
-        pool, _ = given(faces, postgres, stack)
-        store = faces.store(pool, pool_timeout="200ms")
+        pool, _ = caller_pool(adapters, postgres, stack)
+        store = adapters.store(pool, pool_timeout="200ms")
         store.prepare()
-        if faces.loop is None:
+        if adapters.loop is None:
             with pool.connection(), pool.connection():
                 error = unavailable(store, "the pool that was given has no connection")
         else:
-            held = [faces.loop.run(take(pool)) for _ in range(2)]
+            held = [adapters.loop.run(take(pool)) for _ in range(2)]
             error = unavailable(store, "the pool that was given had no connection within pool_tim")
             for connection in held:
-                faces.loop.run(pool.release(connection))
+                adapters.loop.run(pool.release(connection))
         assert not error.ambiguous
         assert store.claim(make_claim("k")).attempt == 1
         store.close()
-        assert shown(faces, pool) == "0"  # it stays open
+        assert shown(adapters, pool) == "0"  # it stays open
 
 
 async def take(pool: Any) -> Any:
@@ -302,7 +306,7 @@ async def take(pool: Any) -> Any:
 # --- the disk -----------------------------------------------------------------------------------
 
 
-def test_a_full_disk(faces: Faces, tmp_path: Path) -> None:
+def test_a_full_disk(adapters: StoreAdapters, tmp_path: Path) -> None:
     """A database on a file system of 24 MB; the server's log is elsewhere, else it would stop."""
     base = shared_server().base
     server = Postgres(base)
@@ -322,7 +326,7 @@ def test_a_full_disk(faces: Faces, tmp_path: Path) -> None:
     with server:
         server.execute(f"CREATE TABLESPACE small LOCATION '{small}'")
         server.execute("CREATE DATABASE small TABLESPACE small")
-        store = faces.store(server.url("small"))
+        store = adapters.store(server.url("small"))
         kept = make_claim("kept")
         fence = store.claim(kept).fence
         full, error = fill(store)
@@ -334,7 +338,7 @@ def test_a_full_disk(faces: Faces, tmp_path: Path) -> None:
         store.close()
 
 
-def fill(store: Face) -> tuple[int, StoreUnavailable]:
+def fill(store: StoreAdapter) -> tuple[int, StoreUnavailable]:
     """Claim until there is no room: the number of the batch that failed, and how."""
     for n in range(200):
         try:
@@ -347,8 +351,8 @@ def fill(store: Face) -> tuple[int, StoreUnavailable]:
 # --- one command's fault --------------------------------------------------------------------------
 
 
-def test_a_command_at_fault_is_not_the_stores(faces: Faces, postgres: Postgres) -> None:
-    store = faces.store(postgres.url())
+def test_a_command_at_fault_is_not_the_stores(adapters: StoreAdapters, postgres: Postgres) -> None:
+    store = adapters.store(postgres.url())
     with pytest.raises(Exception, match=r"0x00|NUL|invalid byte") as told:
         store.apply([make_claim("good"), make_claim("bad", scope="a\0b")])
     assert not isinstance(told.value, StoreUnavailable)

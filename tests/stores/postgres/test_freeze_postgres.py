@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.support.postgres_adapters import Faces, fresh_server, make_claim
+from tests.support.postgres_adapters import StoreAdapters, fresh_server, make_claim
 from tests.support.servers import Postgres
 
 from oncekey import AsyncOnce
@@ -54,17 +54,17 @@ def refused(run: Callable[[], Any]) -> float:
 
 
 def test_what_was_refused_during_a_freeze_is_free_after_it(
-    faces: Faces, postgres: Postgres
+    adapters: StoreAdapters, postgres: Postgres
 ) -> None:
-    once = faces.once(faces.store(postgres.url(), **QUICK), policy=Policy(lease="1h"))
+    once = adapters.once(adapters.store(postgres.url(), **QUICK), policy=Policy(lease="1h"))
     once.run("charge", "before", lambda attempt: "ran")
     ran: list[str] = []
 
     def charge(key: str) -> Any:
-        return once.run("charge", f"{faces.colour} {key}", lambda attempt: ran.append(key))
+        return once.run("charge", f"{adapters.driver} {key}", lambda attempt: ran.append(key))
 
     with frozen(postgres):
-        told: list[Future[float]] = [faces.start(refused, lambda k=k: charge(k)) for k in KEYS]
+        told: list[Future[float]] = [adapters.start(refused, lambda k=k: charge(k)) for k in KEYS]
         waited = [future.result() for future in told]
     assert ran == []
     assert max(waited) < BUDGET_SECONDS
@@ -97,12 +97,12 @@ def until_no_session_is_busy(postgres: Postgres) -> None:
 
 
 def test_an_outcome_that_a_freeze_keeps_out_is_stored_after_it(
-    faces: Faces, postgres: Postgres
+    adapters: StoreAdapters, postgres: Postgres
 ) -> None:
     """Its caller gets the value in time, with the error that says it is not recorded yet."""
     policy = Policy(lease="1h", store_timeout="500ms")
-    once = faces.once(faces.store(postgres.url(), **QUICK), policy=policy)
-    key = f"{faces.colour} finished"
+    once = adapters.once(adapters.store(postgres.url(), **QUICK), policy=policy)
+    key = f"{adapters.driver} finished"
     with ExitStack() as stack:
 
         def body(attempt: Any) -> str:
@@ -158,12 +158,12 @@ def test_over_http_a_request_refused_during_a_freeze_may_be_sent_again(
 
 
 def test_a_server_clock_that_was_set_ahead_refuses_one_claim_only(
-    faces: Faces, postgres: Postgres
+    adapters: StoreAdapters, postgres: Postgres
 ) -> None:
-    store = faces.store(postgres.url())
-    store.claim(make_claim(f"{faces.colour} 1"))
+    store = adapters.store(postgres.url())
+    store.claim(make_claim(f"{adapters.driver} 1"))
     clock = store.store._program.server_clock
     learnt = clock._ahead
     clock._ahead -= 3_600_000_000  # what was learnt before the server's clock went an hour ahead
-    store.claim(make_claim(f"{faces.colour} 2"))
+    store.claim(make_claim(f"{adapters.driver} 2"))
     assert abs(clock._ahead - learnt) < 10_000_000

@@ -6,18 +6,18 @@ from collections.abc import Iterator
 
 import psycopg
 import pytest
-from tests.support.postgres_adapters import COLOURS, Faces, make_claim
+from tests.support.postgres_adapters import STORE_DRIVERS, StoreAdapters, make_claim
 from tests.support.postgres_stores import address, emptied
 
 from oncekey.core.commands import Renew
 from oncekey.core.errors import StoreUnavailable
 
 
-@pytest.fixture(params=COLOURS)
-def faces(request: pytest.FixtureRequest) -> Iterator[Faces]:
-    faces = Faces(request.param)
-    yield faces
-    faces.close()
+@pytest.fixture(params=STORE_DRIVERS)
+def adapters(request: pytest.FixtureRequest) -> Iterator[StoreAdapters]:
+    adapters = StoreAdapters(request.param)
+    yield adapters
+    adapters.close()
 
 
 _CANCELS = """
@@ -29,12 +29,12 @@ FOR EACH ROW EXECUTE FUNCTION half.cancel()
 
 
 def test_s5_a_batch_that_fails_after_its_claims_were_made_may_have_taken_effect(
-    faces: Faces,
+    adapters: StoreAdapters,
 ) -> None:
     """The claims of a batch commit before its renewals are written: were their callers told that
     nothing happened, nobody would give those keys back."""
     url = address({})
-    store = faces.store(url, **emptied({"schema": "half"}))
+    store = adapters.store(url, **emptied({"schema": "half"}))
     held = make_claim("held")
     renewal = Renew(held.id, held.owner, store.claim(held).fence, 1_000_000)
     claim = make_claim("claimed before that")

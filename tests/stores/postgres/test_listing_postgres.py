@@ -11,8 +11,8 @@ from typing import Any
 import psycopg
 import pytest
 from tests.support.postgres_adapters import (
-    Face,
-    Faces,
+    StoreAdapter,
+    StoreAdapters,
     fresh_server,
     make_claim,
     make_finish,
@@ -94,21 +94,21 @@ class Counted(unfinished.Listing):
 def counted(monkeypatch: pytest.MonkeyPatch) -> type[Counted]:
     """Pages of a few rows."""
     monkeypatch.setattr(unfinished, "LOOKS_MAX", LOOKS)
-    for colour in (psycopg_store, asyncpg_store):
-        monkeypatch.setattr(colour, "Listing", Counted)
+    for module in (psycopg_store, asyncpg_store):
+        monkeypatch.setattr(module, "Listing", Counted)
     return Counted
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 10, 60, ALL])
 def test_s10_any_number_of_pages_lists_what_one_reading_would(
-    faces: Faces,
+    adapters: StoreAdapters,
     postgres: Postgres,
     shape: dict[str, Any],
     counted: type[Counted],
     limit: int,
 ) -> None:
     clock = Clock()
-    store, memory = faces.store(postgres.url(), clock=clock, **shape), MemoryStore(clock=clock)
+    store, memory = adapters.store(postgres.url(), clock=clock, **shape), MemoryStore(clock=clock)
     live(clock, store, memory)
     after, seen = 0, 0
     while True:
@@ -126,10 +126,13 @@ def test_s10_any_number_of_pages_lists_what_one_reading_would(
 
 
 def test_the_clock_is_read_once_for_all_pages(
-    faces: Faces, postgres: Postgres, counted: type[Counted], monkeypatch: pytest.MonkeyPatch
+    adapters: StoreAdapters,
+    postgres: Postgres,
+    counted: type[Counted],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """So nothing that was claimed during the listing lies before the time that it tells."""
-    store = faces.store(postgres.url(), statement_timeout="1m")
+    store = adapters.store(postgres.url(), statement_timeout="1m")
     store.apply([make_claim(str(n)) for n in range(LOOKS)])
     query = "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
     read: list[int] = []
@@ -149,8 +152,8 @@ def test_s9_a_claim_goes_between_two_pages_and_is_found(
     postgres: Postgres, counted: type[Counted], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On the store's only connection, which the listing gives back after each page."""
-    faces = Faces("psycopg")
-    store = faces.store(postgres.url(), pool_size=1, pool_timeout="1s")
+    adapters = StoreAdapters("psycopg")
+    store = adapters.store(postgres.url(), pool_size=1, pool_timeout="1s")
     store.apply([make_claim(str(n)) for n in range(LOOKS)])
 
     class Between(Counted):
@@ -162,14 +165,14 @@ def test_s9_a_claim_goes_between_two_pages_and_is_found(
     monkeypatch.setattr(psycopg_store, "Listing", Between)
     records = store.unfinished(0, ALL).records
     assert [record.id for record in records][LOOKS:] == [token("between")]
-    faces.close()
+    adapters.close()
 
 
 def test_it_waits_for_nobody_and_nobody_waits_for_it(
-    faces: Faces, postgres: Postgres, shape: dict[str, Any]
+    adapters: StoreAdapters, postgres: Postgres, shape: dict[str, Any]
 ) -> None:
     """Beside a transaction that writes a listed row, and inside one that goes on."""
-    store = faces.store(postgres.url(), lock_timeout="1s", **shape)
+    store = adapters.store(postgres.url(), lock_timeout="1s", **shape)
     one, two = make_claim("one"), make_claim("two")
     fences = [reply.fence for reply in store.apply([one, two])]
     with psycopg.connect(postgres.url()) as other:
@@ -197,9 +200,9 @@ def test_s10_what_is_new_is_read_and_a_page_at_most(
 ) -> None:
     """Of thousands of blocks; never mind that the table has just been filled and no vacuum, no
     analyze has come by."""
-    faces = Faces("psycopg")
+    adapters = StoreAdapters("psycopg")
     clock = Clock()
-    store = faces.store(postgres.url(), clock=clock, **shape)
+    store = adapters.store(postgres.url(), clock=clock, **shape)
     store.prepare()
     slots = shape.get("ring_slots", 1)
     postgres.execute(
@@ -228,7 +231,7 @@ def test_s10_what_is_new_is_read_and_a_page_at_most(
         assert listing_of(clock.now - 1) < 500  # fifty rows, each once more by its id
         assert listing_of(0) < unfinished.LOOKS_MAX / 5
         assert blocks_of("SELECT count(body) FROM oncekey.records") > 4_000
-    faces.close()
+    adapters.close()
 
 
 def indexes(postgres: Postgres) -> dict[str, bool]:
@@ -257,10 +260,10 @@ def make_older(postgres: Postgres, shape: dict[str, Any]) -> list[str]:
 
 
 def test_what_an_older_release_left_is_listed(
-    faces: Faces, postgres: Postgres, shape: dict[str, Any]
+    adapters: StoreAdapters, postgres: Postgres, shape: dict[str, Any]
 ) -> None:
     make_older(postgres, shape)
-    assert len(faces.store(postgres.url(), **shape).unfinished(0, ALL).records) == 1
+    assert len(adapters.store(postgres.url(), **shape).unfinished(0, ALL).records) == 1
     made = indexes(postgres)
     assert made["records_fence"]
     assert all(made.values())
@@ -277,8 +280,8 @@ def test_the_index_may_be_made_beforehand_without_stopping_claims(
             sql = f"CREATE INDEX CONCURRENTLY {name} ON oncekey.{table} ((fence + 0))"
             by_hand.execute(sql.encode())
     made = indexes(postgres)
-    faces = Faces("psycopg")
-    store: Face = faces.store(postgres.url(), **shape)
+    adapters = StoreAdapters("psycopg")
+    store: StoreAdapter = adapters.store(postgres.url(), **shape)
     assert len(store.unfinished(0, ALL).records) == 1
     assert indexes(postgres) == {**made, "records_fence": True}
-    faces.close()
+    adapters.close()

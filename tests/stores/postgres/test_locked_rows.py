@@ -8,7 +8,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.support.postgres_adapters import Faces, make_claim, make_finish
+from tests.support.postgres_adapters import StoreAdapters, make_claim, make_finish
 from tests.support.postgres_stores import emptied, server
 
 from oncekey.core.commands import Claimed, Done, Release, Renew
@@ -44,11 +44,11 @@ def held(how: str, schema: str, id: bytes) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("layout", OPTIONS)
-def test_neighbours_of_a_locked_row_are_served(faces: Faces, layout: str) -> None:
+def test_neighbours_of_a_locked_row_are_served(adapters: StoreAdapters, layout: str) -> None:
     # Each layout meets both holds, one with each driver.
-    how = list(HOLDS)[(list(OPTIONS).index(layout) + faces.is_async) % 2]
+    how = list(HOLDS)[(list(OPTIONS).index(layout) + adapters.is_async) % 2]
     full = emptied(OPTIONS[layout])
-    store = faces.store(server().url(), **full)
+    store = adapters.store(server().url(), **full)
     claim = make_claim("held", lease=1)  # its lease is over: claims write
     fence = store.claim(claim).fence
     with held(how, full["schema"], claim.id):

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from tests.support.postgres_adapters import Face, Faces
+from tests.support.postgres_adapters import StoreAdapter, StoreAdapters
 from tests.support.postgres_stores import server
 
 from oncekey.core.errors import ConfigurationError
@@ -95,10 +95,10 @@ def test_durations_may_be_given_as_such() -> None:
 # --- in force -----------------------------------------------------------------------------------
 
 
-def shown(face: Face, *names: str) -> list[str]:
+def shown(adapter: StoreAdapter, *names: str) -> list[str]:
     """What the store's own session says of some settings."""
-    lines = face.store._database.lines
-    if face.loop is None:
+    lines = adapter.store._database.lines
+    if adapter.loop is None:
         with lines.lend(time.monotonic() + 30) as line:
             line.allow(30)
             return [line.connection.execute(f"SHOW {name}").fetchone()[0] for name in names]
@@ -107,11 +107,11 @@ def shown(face: Face, *names: str) -> list[str]:
         async with lines.lend(time.monotonic() + 30) as line:
             return [await line.connection.fetchval(f"SHOW {name}") for name in names]
 
-    said: list[str] = face.loop.run(show())
+    said: list[str] = adapter.loop.run(show())
     return said
 
 
-def test_the_sessions_are_set_as_the_options_say(faces: Faces) -> None:
+def test_the_sessions_are_set_as_the_options_say(adapters: StoreAdapters) -> None:
     """Whatever the role or the URL have set for others."""
     server().execute(
         "DROP ROLE IF EXISTS odd; CREATE ROLE odd LOGIN;"
@@ -121,11 +121,11 @@ def test_the_sessions_are_set_as_the_options_say(faces: Faces) -> None:
         "ALTER ROLE odd SET statement_timeout = 0"
     )
     url = server().url(user="odd") + "?options=-c%20work_mem%3D5MB%20-c%20lock_timeout%3D0"
-    store = faces.store(url, statement_timeout="1s", lock_timeout="300ms")
+    store = adapters.store(url, statement_timeout="1s", lock_timeout="300ms")
     names = ["statement_timeout", "lock_timeout", "synchronous_commit", "client_min_messages"]
     names += ["default_transaction_isolation", "work_mem", "application_name"]
     assert shown(store, *names) == [
         "1s", "300ms", "on", "warning", "read committed", "5MB", "oncekey",
     ]  # fmt: skip
-    store = faces.store(f"{url}&application_name=mine", synchronous_commit="remote_apply")
+    store = adapters.store(f"{url}&application_name=mine", synchronous_commit="remote_apply")
     assert shown(store, "application_name", "synchronous_commit") == ["mine", "remote_apply"]

@@ -16,8 +16,8 @@ import pytest
 from tests.support.postgres_adapters import (
     KEEP,
     LEASE,
-    Face,
-    Faces,
+    StoreAdapter,
+    StoreAdapters,
     fresh_server,
     make_claim,
     make_finish,
@@ -85,10 +85,10 @@ def postgres() -> Iterator[Postgres]:
 
 
 @pytest.fixture
-def faces() -> Iterator[Faces]:
-    faces = Faces("psycopg")
-    yield faces
-    faces.close()
+def adapters() -> Iterator[StoreAdapters]:
+    adapters = StoreAdapters("psycopg")
+    yield adapters
+    adapters.close()
 
 
 class Clock:
@@ -107,12 +107,12 @@ def fillings() -> set[str]:
 
 @pytest.fixture(params=SHAPES)
 def filled(
-    request: pytest.FixtureRequest, postgres: Postgres, faces: Faces, fillings: set[str]
+    request: pytest.FixtureRequest, postgres: Postgres, adapters: StoreAdapters, fillings: set[str]
 ) -> dict[str, Any]:
     """The options of a store whose table is full."""
     shape = SHAPES[request.param]
     if request.param not in fillings:
-        faces.store(postgres.url(), **shape).prepare()
+        adapters.store(postgres.url(), **shape).prepare()
         slots = SLOTS if "retention" in shape else 1
         fill(postgres, shape["schema"], rows=range(1, ROWS + 1), slots=slots)
         postgres.execute(f"ANALYZE {shape['schema']}.records")
@@ -128,7 +128,7 @@ def stored(number: int, owner: str = "owner", **changes: Any) -> Claim:
     return make_claim("", owner, **changes)._replace(id=number.to_bytes(16, "big"))
 
 
-def every_verb(store: Face, name: str, clock: Clock) -> None:
+def every_verb(store: StoreAdapter, name: str, clock: Clock) -> None:
     """Whatever a store does, each way of deciding it once."""
     asked = [make_claim(f"{name} {n}", retry_safe=n % 2 == 0) for n in range(20)]
     fresh = [claim._replace(keep_unknown=KEEP) for claim in asked]
@@ -192,14 +192,14 @@ WAYS: dict[str, dict[str, Any]] = {
     indirect=["filled"],
 )
 def test_no_statement_reads_the_whole_table(
-    faces: Faces, postgres: Postgres, filled: dict[str, Any], way: str
+    adapters: StoreAdapters, postgres: Postgres, filled: dict[str, Any], way: str
 ) -> None:
     options = {**filled, **WAYS[way]}
     url = postgres.url()
     if "options" in options:
         url += "?options=" + options.pop("options").replace(" ", "%20").replace("=", "%3D")
     clock = Clock()
-    store = faces.store(url, clock=clock, **options)
+    store = adapters.store(url, clock=clock, **options)
     store.prepare()
     said = plans(postgres, lambda: every_verb(store, way, clock))
     table = re.compile(r"Seq Scan on (?:\w+\.)?(records|history)\w*")
@@ -230,9 +230,9 @@ def test_the_test_would_see_a_scan(postgres: Postgres, filled: dict[str, Any]) -
 
 def test_a_session_that_began_on_an_empty_table_goes_on_by_index(postgres: Postgres) -> None:
     """It keeps the plans it made then, when reading all of the table was the quickest way."""
-    faces = Faces("psycopg")
+    adapters = StoreAdapters("psycopg")
     clock = Clock()
-    store = faces.store(postgres.url(), schema="growing", clock=clock)
+    store = adapters.store(postgres.url(), schema="growing", clock=clock)
     store.prepare()
     fill(postgres, "growing", rows=range(1, 50))
     for n in range(7):  # often enough for plans to be kept
@@ -241,7 +241,7 @@ def test_a_session_that_began_on_an_empty_table_goes_on_by_index(postgres: Postg
     said = plans(postgres, lambda: every_verb(store, "late", clock))
     assert not re.search(r"Seq Scan on (growing\.)?(records|history)", said)
     assert "Index Scan using records_pkey on" in said
-    faces.close()
+    adapters.close()
     postgres.execute("DROP SCHEMA growing CASCADE")
 
 
@@ -249,10 +249,10 @@ def test_a_session_that_began_on_an_empty_table_goes_on_by_index(postgres: Postg
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_finish_touches_no_index(faces: Faces, postgres: Postgres, shape: str) -> None:
+def test_a_finish_touches_no_index(adapters: StoreAdapters, postgres: Postgres, shape: str) -> None:
     """Ten thousand lifecycles in mixed batches, with answers of 300 bytes: the updates are
     heap-only. The hardest case is a batch that finishes all that another one claimed."""
-    store = faces.store(postgres.url(), **{**SHAPES[shape], "schema": f"hot_{shape}"})
+    store = adapters.store(postgres.url(), **{**SHAPES[shape], "schema": f"hot_{shape}"})
     usual = make_claim("", scope="acct_12345", operation="charge")
     fresh: list[Claim] = []
     fences: list[int] = []
@@ -303,10 +303,10 @@ def wal_bytes(postgres: Postgres, run: Callable[[], None]) -> int:
     indirect=["filled"],
 )
 def test_i7_replays_and_rejections_write_nothing(
-    faces: Faces, postgres: Postgres, filled: dict[str, Any], claim: str
+    adapters: StoreAdapters, postgres: Postgres, filled: dict[str, Any], claim: str
 ) -> None:
     clock = Clock()
-    store = faces.store(postgres.url(), clock=clock, claim=claim, **filled)
+    store = adapters.store(postgres.url(), clock=clock, claim=claim, **filled)
     held = make_claim(f"wal {claim}")
     store.claim(held)
     gone = make_claim(f"wal gone {claim}")
@@ -329,7 +329,7 @@ def test_i7_replays_and_rejections_write_nothing(
     assert written > 0  # the measure is one
 
 
-def claim_anything(store: Face) -> None:
+def claim_anything(store: StoreAdapter) -> None:
     store.claim(make_claim("")._replace(id=os.urandom(16)))
 
 
@@ -347,12 +347,12 @@ def calls(postgres: Postgres, run: Callable[[], object]) -> int:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("colour", ["psycopg", "asyncpg"])
-def test_how_many_statements_each_verb_takes(postgres: Postgres, shape: str, colour: str) -> None:
-    faces = Faces(colour)
-    store = faces.store(postgres.url(), **{**SHAPES[shape], "schema": f"trips_{shape}"})
+@pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
+def test_how_many_statements_each_verb_takes(postgres: Postgres, shape: str, driver: str) -> None:
+    adapters = StoreAdapters(driver)
+    store = adapters.store(postgres.url(), **{**SHAPES[shape], "schema": f"trips_{shape}"})
     store.prepare()
-    claims = [make_claim(f"{colour} {n}") for n in range(50)]
+    claims = [make_claim(f"{driver} {n}") for n in range(50)]
     fences: list[int] = []
 
     def count(*commands: object) -> int:
@@ -363,9 +363,9 @@ def test_how_many_statements_each_verb_takes(postgres: Postgres, shape: str, col
 
     assert calls(postgres, claim_all) == 1  # a batch of claims
     finishes = [make_finish(c, fence) for c, fence in zip(claims, fences, strict=True)]
-    more = [make_claim(f"{colour} more {n}") for n in range(50)]
+    more = [make_claim(f"{driver} more {n}") for n in range(50)]
     assert count(*finishes[:25], *more) == 1  # of claims and finishes
-    assert count(make_claim(f"{colour} alone")) == 1
+    assert count(make_claim(f"{driver} alone")) == 1
     assert count(finishes[25]) == 1
     assert count(claims[0]._replace(owner=b"another".ljust(16))) == 1  # a replay
     assert count(Look(claims[0].id)) == 1
@@ -374,7 +374,7 @@ def test_how_many_statements_each_verb_takes(postgres: Postgres, shape: str, col
     assert count(Renew(held.id, held.owner, fence, LEASE)) == 2  # read, then compare and set
     assert count(SaveStep(held.id, held.owner, fence, "s", False, b"")) == 2
     assert count(Release(held.id, held.owner, fence)) == 2
-    faces.close()
+    adapters.close()
 
 
 # --- settings -------------------------------------------------------------------------------------

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 from tests.support.postgres_adapters import (
-    Face,
-    Faces,
+    StoreAdapter,
+    StoreAdapters,
+    caller_pool,
     fresh_server,
-    given,
     locked,
     make_claim,
     make_finish,
@@ -56,17 +56,19 @@ def proxy(postgres: Postgres) -> Iterator[Proxy]:
         yield proxy
 
 
-def refused(face: Face, *commands: Any, match: str | None = None) -> StoreUnavailable:
+def refused(adapter: StoreAdapter, *commands: Any, match: str | None = None) -> StoreUnavailable:
     with pytest.raises(StoreUnavailable, match=match) as told:
-        face.apply(commands)
+        adapter.apply(commands)
     return told.value
 
 
 # --- down -----------------------------------------------------------------------------------
 
 
-def test_a_server_that_was_never_there_is_told_at_once_and_every_time(faces: Faces) -> None:
-    store = faces.store(
+def test_a_server_that_was_never_there_is_told_at_once_and_every_time(
+    adapters: StoreAdapters,
+) -> None:
+    store = adapters.store(
         f"postgresql://postgres@127.0.0.1:{free_port()}/postgres", pool_timeout="60s"
     )
     for _ in range(3):
@@ -77,8 +79,10 @@ def test_a_server_that_was_never_there_is_told_at_once_and_every_time(faces: Fac
         assert time.monotonic() - begun < PROMPT_SECONDS
 
 
-def test_a_store_finds_its_server_as_soon_as_it_is_there(faces: Faces, postgres: Postgres) -> None:
-    store = faces.store(postgres.url(), pool_timeout="60s")
+def test_a_store_finds_its_server_as_soon_as_it_is_there(
+    adapters: StoreAdapters, postgres: Postgres
+) -> None:
+    store = adapters.store(postgres.url(), pool_timeout="60s")
     postgres.stop()
     assert not refused(store, make_claim("k")).ambiguous
     postgres.start()
@@ -92,20 +96,20 @@ def test_a_store_finds_its_server_as_soon_as_it_is_there(faces: Faces, postgres:
     assert isinstance(store.apply([make_claim("k")])[0], Claimed)
 
 
-def test_an_unknown_host(faces: Faces) -> None:
-    store = faces.store("postgresql://postgres@no-such-host.invalid/postgres")
+def test_an_unknown_host(adapters: StoreAdapters) -> None:
+    store = adapters.store("postgresql://postgres@no-such-host.invalid/postgres")
     error = refused(store, make_claim("k"), match=r"cannot be reached.*(resolve|not known)")
     assert not error.ambiguous
 
 
 def test_many_callers_of_a_dead_network_wait_once_not_in_turn(
-    faces: Faces, postgres: Postgres, proxy: Proxy
+    adapters: StoreAdapters, postgres: Postgres, proxy: Proxy
 ) -> None:
     """Eight at once, two seconds each: one after the other would take sixteen."""
     proxy.hold()
-    store = faces.store(postgres.url(port=proxy.port) + "?connect_timeout=2")
+    store = adapters.store(postgres.url(port=proxy.port) + "?connect_timeout=2")
     begun = time.monotonic()
-    calls = [faces.start(store.apply, [make_claim(f"k{n}")]) for n in range(8)]
+    calls = [adapters.start(store.apply, [make_claim(f"k{n}")]) for n in range(8)]
     errors = [call.exception() for call in calls]
     assert time.monotonic() - begun < 2 + PROMPT_SECONDS
     assert all(isinstance(error, StoreUnavailable) for error in errors)
@@ -116,10 +120,10 @@ def test_many_callers_of_a_dead_network_wait_once_not_in_turn(
 # --- restarted between two calls --------------------------------------------------------------
 
 
-def use_all_connections(face: Face) -> int:
+def use_all_connections(adapter: StoreAdapter) -> int:
     """Have as many connections as the store keeps, all idle."""
-    lines = face.store._database.lines
-    if face.loop is None:
+    lines = adapter.store._database.lines
+    if adapter.loop is None:
         borrowed = [lines.lend(time.monotonic() + 30) for _ in range(4)]
         for one in borrowed:
             one.__enter__()
@@ -135,14 +139,14 @@ def use_all_connections(face: Face) -> int:
             await one.__aexit__(None, None, None)
         return sum(len(home.free) for home in lines._homes.values())
 
-    opened: int = face.loop.run(all_at_once())
+    opened: int = adapter.loop.run(all_at_once())
     return opened
 
 
-def wait_until_noticed(face: Face) -> None:
+def wait_until_noticed(adapter: StoreAdapter) -> None:
     """Until the event loop has heard that the connections have ended."""
-    if face.loop is not None:
-        homes = face.store._database.lines._homes
+    if adapter.loop is not None:
+        homes = adapter.store._database.lines._homes
 
         def ended() -> bool:
             return all(line.is_closed for home in homes.values() for line in home.free)
@@ -152,9 +156,9 @@ def wait_until_noticed(face: Face) -> None:
 
 @pytest.mark.parametrize("mode", ["fast", "immediate"])
 def test_a_restart_while_idle_is_not_even_noticed(
-    faces: Faces, postgres: Postgres, mode: Any
+    adapters: StoreAdapters, postgres: Postgres, mode: Any
 ) -> None:
-    store = faces.store(postgres.url())
+    store = adapters.store(postgres.url())
     claim = make_claim("k")
     fence = store.claim(claim).fence
     assert use_all_connections(store) == 4
@@ -166,8 +170,10 @@ def test_a_restart_while_idle_is_not_even_noticed(
     assert replay.body == b"answer"
 
 
-def test_a_session_the_server_ended_is_replaced(faces: Faces, postgres: Postgres) -> None:
-    store = faces.store(postgres.url())
+def test_a_session_the_server_ended_is_replaced(
+    adapters: StoreAdapters, postgres: Postgres
+) -> None:
+    store = adapters.store(postgres.url())
     fence = store.claim(make_claim("k")).fence
     postgres.execute(
         "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity "
@@ -179,14 +185,14 @@ def test_a_session_the_server_ended_is_replaced(faces: Faces, postgres: Postgres
 
 @pytest.mark.parametrize("mode", ["fast", "immediate"])
 def test_a_pool_of_the_callers_gets_over_a_restart_too(
-    faces: Faces, postgres: Postgres, mode: Any
+    adapters: StoreAdapters, postgres: Postgres, mode: Any
 ) -> None:
     with ExitStack() as stack:
-        pool, _ = given(faces, postgres, stack)
-        store = faces.store(pool, pool_timeout="10s")
+        pool, _ = caller_pool(adapters, postgres, stack)
+        store = adapters.store(pool, pool_timeout="10s")
         fence = store.claim(make_claim("k")).fence
         postgres.stop(mode)
-        hurried = faces.store(pool, pool_timeout="300ms")
+        hurried = adapters.store(pool, pool_timeout="300ms")
         hurried.store._ready = True
         errors = [refused(hurried, make_claim("other")) for _ in range(2)]
         assert "cannot be reached" in str(errors[-1])
@@ -201,12 +207,12 @@ def test_a_pool_of_the_callers_gets_over_a_restart_too(
 
 @pytest.mark.parametrize("mode", ["fast", "immediate", "kill"])
 def test_a_server_that_ends_under_a_call_leaves_it_open(
-    faces: Faces, postgres: Postgres, mode: Any
+    adapters: StoreAdapters, postgres: Postgres, mode: Any
 ) -> None:
-    store = faces.store(postgres.url(), lock_timeout="60s", statement_timeout="60s")
+    store = adapters.store(postgres.url(), lock_timeout="60s", statement_timeout="60s")
     store.prepare()
     with locked(postgres, "oncekey.records"):
-        call = faces.start(store.apply, [make_claim("k")])
+        call = adapters.start(store.apply, [make_claim("k")])
         wait_until_true(lambda: waits(postgres) == 1)
         postgres.kill() if mode == "kill" else postgres.stop(mode)
         error = call.exception(60)
@@ -222,7 +228,7 @@ def waits(postgres: Postgres) -> int:
     return int(rows[0][0])
 
 
-def warm_up(store: Face) -> None:
+def warm_up(store: StoreAdapter) -> None:
     """Have the statements prepared, so that the next request is the execution of one alone."""
     store.apply([make_claim("warm")])
     store.apply([make_finish(make_claim("nobody's"), 1)])
@@ -230,11 +236,11 @@ def warm_up(store: Face) -> None:
 
 @pytest.mark.parametrize("pooler", [False, True], ids=["direct", "wrapped"])
 def test_i9_a_claim_and_a_finish_whose_replies_are_lost(
-    faces: Faces, postgres: Postgres, proxy: Proxy, pooler: bool
+    adapters: StoreAdapters, postgres: Postgres, proxy: Proxy, pooler: bool
 ) -> None:
     """`wrapped`: as behind a pooler, where each statement stands between BEGIN and COMMIT."""
     commit = b"COMMIT\0" if pooler else b""
-    store = faces.store(postgres.url(port=proxy.port), pooler=pooler)
+    store = adapters.store(postgres.url(port=proxy.port), pooler=pooler)
     warm_up(store)
     claim = make_claim("k")
     proxy.drop_replies(after=commit)
@@ -256,9 +262,9 @@ def test_i9_a_claim_and_a_finish_whose_replies_are_lost(
 
 
 def test_i1_the_engine_repeats_what_was_lost_and_runs_the_body_once(
-    faces: Faces, postgres: Postgres, proxy: Proxy
+    adapters: StoreAdapters, postgres: Postgres, proxy: Proxy
 ) -> None:
-    once = faces.once(faces.store(postgres.url(port=proxy.port)), cache=0)
+    once = adapters.once(adapters.store(postgres.url(port=proxy.port)), cache=0)
     once.run("op", "first", lambda attempt: None)
     ran: list[int] = []
 
@@ -277,9 +283,9 @@ def test_i1_the_engine_repeats_what_was_lost_and_runs_the_body_once(
     assert ran == [1]
 
 
-def test_i4_a_finish_waits_out_a_restart(faces: Faces, postgres: Postgres) -> None:
+def test_i4_a_finish_waits_out_a_restart(adapters: StoreAdapters, postgres: Postgres) -> None:
     """The body has run and the server is down: the outcome is stored as soon as it is back."""
-    once = faces.once(faces.store(postgres.url()), cache=0, policy=Policy(lease="1h"))
+    once = adapters.once(adapters.store(postgres.url()), cache=0, policy=Policy(lease="1h"))
     ran: list[str] = []
     stopped = threading.Event()
 
@@ -289,7 +295,7 @@ def test_i4_a_finish_waits_out_a_restart(faces: Faces, postgres: Postgres) -> No
         stopped.set()
         return "answer"
 
-    running = faces.start(once.run, "op", "k", body)
+    running = adapters.start(once.run, "op", "k", body)
     assert stopped.wait(60)
     postgres.start()
     assert running.result(60).value == "answer"
@@ -298,12 +304,12 @@ def test_i4_a_finish_waits_out_a_restart(faces: Faces, postgres: Postgres) -> No
 
 
 def test_a_cut_in_the_middle_is_open_and_repeated(
-    faces: Faces, postgres: Postgres, proxy: Proxy
+    adapters: StoreAdapters, postgres: Postgres, proxy: Proxy
 ) -> None:
-    store = faces.store(postgres.url(port=proxy.port))
+    store = adapters.store(postgres.url(port=proxy.port))
     store.prepare()
     proxy.hold("replies")
-    call = faces.start(store.apply, [make_claim("k")])
+    call = adapters.start(store.apply, [make_claim("k")])
     proxy.wait_until_held("replies")
     proxy.cut()
     error = call.exception(60)
@@ -315,7 +321,7 @@ def test_a_cut_in_the_middle_is_open_and_repeated(
 
 @pytest.mark.parametrize("pooler", [False, True], ids=["direct", "wrapped"])
 def test_a_silent_network_is_not_waited_for_without_end(
-    faces: Faces,
+    adapters: StoreAdapters,
     postgres: Postgres,
     proxy: Proxy,
     pooler: bool,
@@ -324,7 +330,7 @@ def test_a_silent_network_is_not_waited_for_without_end(
     for module in (psycopg_connections, asyncpg_connections):
         monkeypatch.setattr(module, "CANCEL_SECONDS", 0.2)
     monkeypatch.setattr(server_clock, "REST_SECONDS", 0.0)
-    store = faces.store(postgres.url(port=proxy.port), pooler=pooler)
+    store = adapters.store(postgres.url(port=proxy.port), pooler=pooler)
     store.prepare()
     store._database._seconds = 0.3
     proxy.hold()

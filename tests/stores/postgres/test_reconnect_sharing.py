@@ -11,13 +11,13 @@ from contextlib import ExitStack
 
 import pytest
 from tests.support.postgres_adapters import (
-    COLOURS,
-    Face,
-    Faces,
+    STORE_DRIVERS,
     Reach,
-    direct,
+    StoreAdapter,
+    StoreAdapters,
+    caller_pool,
+    direct_url,
     fresh_server,
-    given,
     locked,
     make_claim,
     waiting,
@@ -44,8 +44,8 @@ def _empty(postgres: Postgres) -> None:
     postgres.execute(f"DROP SCHEMA IF EXISTS {SCHEMA} CASCADE")
 
 
-def test_a_closed_store_says_so(faces: Faces, postgres: Postgres) -> None:
-    store = faces.store(postgres.url())
+def test_a_closed_store_says_so(adapters: StoreAdapters, postgres: Postgres) -> None:
+    store = adapters.store(postgres.url())
     store.claim(make_claim("k"))
     store.close()
     store.close()
@@ -63,15 +63,15 @@ def sessions(postgres: Postgres, name: str = "oncekey") -> int:
     return int(postgres.execute(query, (name,))[0][0])
 
 
-def test_closing_under_a_call_lets_it_end(faces: Faces, postgres: Postgres) -> None:
-    store = faces.store(
+def test_closing_under_a_call_lets_it_end(adapters: StoreAdapters, postgres: Postgres) -> None:
+    store = adapters.store(
         postgres.url(), pool_size=1, lock_timeout="60s", statement_timeout="60s", pool_timeout="60s"
     )
     store.prepare()
     with locked(postgres, f"{SCHEMA}.records"):
-        running = faces.start(store.apply, [make_claim("k")])
+        running = adapters.start(store.apply, [make_claim("k")])
         wait_until_true(lambda: waiting(postgres, SCHEMA) == 1)
-        queued = faces.start(store.apply, [make_claim("other")])
+        queued = adapters.start(store.apply, [make_claim("other")])
         store.close()
     assert isinstance(running.result(60)[0], Claimed)
     error = queued.exception(60)
@@ -83,14 +83,14 @@ def test_closing_under_a_call_lets_it_end(faces: Faces, postgres: Postgres) -> N
 # --- asyncio's own --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("reach", [direct, given])
+@pytest.mark.parametrize("reach", [direct_url, caller_pool])
 def test_a_cancelled_call_spoils_no_connection(postgres: Postgres, reach: Reach) -> None:
-    faces = Faces("asyncpg")
-    assert faces.loop is not None
+    adapters = StoreAdapters("asyncpg")
+    assert adapters.loop is not None
     with ExitStack() as stack:
-        stack.callback(faces.close)
-        address, _ = reach(faces, postgres, stack)
-        store = faces.store(address, pool_size=1, lock_timeout="60s", statement_timeout="60s")
+        stack.callback(adapters.close)
+        address, _ = reach(adapters, postgres, stack)
+        store = adapters.store(address, pool_size=1, lock_timeout="60s", statement_timeout="60s")
         store.prepare()
 
         async def cancelled() -> None:
@@ -102,16 +102,16 @@ def test_a_cancelled_call_spoils_no_connection(postgres: Postgres, reach: Reach)
                 await call
 
         with locked(postgres, f"{SCHEMA}.records"):
-            faces.loop.run(cancelled())
+            adapters.loop.run(cancelled())
         for n in range(3):
             assert store.claim(make_claim(f"after {n}")).attempt == 1
         store.close()
 
 
 def test_event_loops_share_a_store_but_no_connection(postgres: Postgres) -> None:
-    one, other = Faces("asyncpg"), Faces("asyncpg")
+    one, other = StoreAdapters("asyncpg"), StoreAdapters("asyncpg")
     store = one.store(postgres.url())
-    twin = Face(store.store, other.loop)
+    twin = StoreAdapter(store.store, other.loop)
     store.claim(make_claim("k"))
     with pytest.raises(AssertionError, match="Busy"):
         twin.claim(make_claim("k", "another"))
@@ -150,12 +150,12 @@ def test_a_loop_for_every_call(postgres: Postgres) -> None:
 FORKS = """
 import asyncio, os, signal, sys, threading
 from oncekey import AsyncOnce, InFlight, Once
-url, colour = sys.argv[1:]
-once = (Once if colour == "psycopg" else AsyncOnce)(url, cache=0)
+url, driver = sys.argv[1:]
+once = (Once if driver == "psycopg" else AsyncOnce)(url, cache=0)
 loop = asyncio.new_event_loop()
 
 def run(key, here=None):
-    if colour == "psycopg":
+    if driver == "psycopg":
         return once.run("op", key, lambda attempt: os.getpid())
     async def body(attempt):
         return os.getpid()
@@ -163,7 +163,7 @@ def run(key, here=None):
 
 def sessions():
     lines = once._store._database.lines
-    if colour == "psycopg":
+    if driver == "psycopg":
         return sorted(line.connection.info.backend_pid for line in lines._places[os.getpid()].free)
     return sorted(line.connection.get_server_pid() for line in lines._homes[loop].free)
 
@@ -187,7 +187,7 @@ for number in range(3):
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert run(f"parent {number}").value == me
 assert sessions() == mine
-if colour == "psycopg":
+if driver == "psycopg":
     once.close()
 else:
     loop.run_until_complete(once.close())
@@ -196,10 +196,10 @@ print("fine")
 """
 
 
-@pytest.mark.parametrize("colour", COLOURS)
-def test_a_forked_child_dials_for_itself(postgres: Postgres, colour: str) -> None:
+@pytest.mark.parametrize("driver", STORE_DRIVERS)
+def test_a_forked_child_dials_for_itself(postgres: Postgres, driver: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", FORKS, postgres.url(), colour],
+        [sys.executable, "-c", FORKS, postgres.url(), driver],
         capture_output=True,
         text=True,
         timeout=120,

@@ -11,11 +11,11 @@ from typing import Any
 import psycopg
 import pytest
 from tests.support.postgres_adapters import (
-    COLOURS,
     KEEP,
     LEASE,
-    Face,
-    Faces,
+    STORE_DRIVERS,
+    StoreAdapter,
+    StoreAdapters,
     fresh_server,
     make_claim,
 )
@@ -108,8 +108,8 @@ def test_what_does_not_fit_is_refused(applied: list[int], compatible: int, said:
 
 
 def test_the_script_runs_twice_by_hand_and_makes_what_the_store_makes(postgres: Postgres) -> None:
-    faces = Faces("psycopg")
-    faces.store(postgres.url()).prepare()
+    adapters = StoreAdapters("psycopg")
+    adapters.store(postgres.url()).prepare()
     made, steps = catalogue(postgres), applied(postgres)
     assert steps == [(m.version, m.name, m.compatible or m.version) for m in KNOWN]
     postgres.execute("DROP SCHEMA oncekey CASCADE")
@@ -128,19 +128,19 @@ def test_the_script_runs_twice_by_hand_and_makes_what_the_store_makes(postgres: 
     for _ in range(2):
         postgres.user.run([*psql, postgres.url()], postgres.directory)
         assert (catalogue(postgres), applied(postgres)) == (made, steps)
-    store = faces.store(postgres.url(), migrate=False)
+    store = adapters.store(postgres.url(), migrate=False)
     assert store.claim(make_claim("k")).attempt == 1
-    faces.close()
+    adapters.close()
 
 
 @pytest.mark.parametrize("shape", [{}, RING], ids=["plain", "ring"])
 def test_hosts_that_start_at_once_make_it_once(
-    faces: Faces, postgres: Postgres, shape: dict[str, Any]
+    adapters: StoreAdapters, postgres: Postgres, shape: dict[str, Any]
 ) -> None:
     barrier = threading.Barrier(AT_ONCE)
-    stores = [faces.store(postgres.url(), **shape) for _ in range(AT_ONCE)]
+    stores = [adapters.store(postgres.url(), **shape) for _ in range(AT_ONCE)]
 
-    def start(store: Face) -> None:
+    def start(store: StoreAdapter) -> None:
         barrier.wait()
         store.claim(make_claim(f"k{id(store)}"))
 
@@ -152,12 +152,12 @@ def test_hosts_that_start_at_once_make_it_once(
 
 def test_a_script_waits_for_another_ones_turn(postgres: Postgres) -> None:
     """Also when it takes longer than any statement of ours may."""
-    faces = Faces("asyncpg")
-    store = faces.store(postgres.url(), statement_timeout="1s", lock_timeout="1s")
+    adapters = StoreAdapters("asyncpg")
+    store = adapters.store(postgres.url(), statement_timeout="1s", lock_timeout="1s")
     store._database._seconds = 1.0
     with psycopg.connect(postgres.url()) as other:
         other.execute("SELECT pg_advisory_xact_lock(%s)", (PLAIN.seed,))
-        waiting = faces.start(store.prepare)
+        waiting = adapters.start(store.prepare)
         query = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'advisory'"
         while postgres.execute(query) == [(0,)]:
             assert not waiting.done()
@@ -165,15 +165,15 @@ def test_a_script_waits_for_another_ones_turn(postgres: Postgres) -> None:
         assert not waiting.done()
     waiting.result(60)
     assert len(applied(postgres)) == LAST
-    faces.close()
+    adapters.close()
 
 
 def test_a_failing_step_leaves_nothing(
-    faces: Faces, postgres: Postgres, monkeypatch: pytest.MonkeyPatch
+    adapters: StoreAdapters, postgres: Postgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bad = Migration(LAST + 1, "bad", "CREATE TABLE oncekey.more (); SELECT no_such_function()")
     monkeypatch.setattr(store_base, "make_migrations", lambda layout: (*KNOWN, bad))
-    store = faces.store(postgres.url())
+    store = adapters.store(postgres.url())
     with pytest.raises(ConfigurationError, match="no_such_function"):
         store.apply([make_claim("k")])
     assert postgres.execute("SELECT to_regnamespace('oncekey')") == [(None,)]
@@ -189,21 +189,21 @@ def test_a_failing_step_leaves_nothing(
 )
 @pytest.mark.parametrize("shape", [{}, RING], ids=["plain", "ring"])
 def test_a_schema_may_have_any_name(postgres: Postgres, schema: str, shape: dict[str, Any]) -> None:
-    for colour in COLOURS:
-        faces = Faces(colour)
+    for driver in STORE_DRIVERS:
+        adapters = StoreAdapters(driver)
         now = [3_600_000_000]
-        store = faces.store(postgres.url(), schema=schema, clock=lambda: now[0], **shape)  # noqa: B023
+        store = adapters.store(postgres.url(), schema=schema, clock=lambda: now[0], **shape)  # noqa: B023
         store.claim(make_claim("k", keep=1, keep_unknown=1))
         now[0] += 4 * 3_600_000_000
         assert store.sweep(10) == 1
-        faces.close()
+        adapters.close()
     postgres.execute(f"DROP SCHEMA {Layout(schema).quoted} CASCADE")
     if schema == "public":
         postgres.execute("CREATE SCHEMA public")
 
 
-def test_schemas_do_not_know_each_other(faces: Faces, postgres: Postgres) -> None:
-    one, other = (faces.store(postgres.url(), schema=name) for name in ("oncekey", "Oncekey"))
+def test_schemas_do_not_know_each_other(adapters: StoreAdapters, postgres: Postgres) -> None:
+    one, other = (adapters.store(postgres.url(), schema=name) for name in ("oncekey", "Oncekey"))
     one.claim(make_claim("k"))
     assert other.claim(make_claim("k", "another")).attempt == 1
     postgres.execute('DROP SCHEMA "Oncekey" CASCADE')
@@ -213,48 +213,50 @@ def test_schemas_do_not_know_each_other(faces: Faces, postgres: Postgres) -> Non
 
 
 def test_another_retention_is_refused_before_anything_is_changed(
-    faces: Faces, postgres: Postgres, monkeypatch: pytest.MonkeyPatch
+    adapters: StoreAdapters, postgres: Postgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    faces.store(postgres.url()).prepare()
+    adapters.store(postgres.url()).prepare()
     before = catalogue(postgres)
     more = Migration(LAST + 1, "more", "CREATE TABLE oncekey.more ()")
     monkeypatch.setattr(
         store_base, "make_migrations", lambda layout: (*make_migrations(layout), more)
     )
     with pytest.raises(ConfigurationError, match="made for retention 'plain', this store is set"):
-        faces.store(postgres.url(), **RING).prepare()
+        adapters.store(postgres.url(), **RING).prepare()
     assert catalogue(postgres) == before
     monkeypatch.undo()
     postgres.execute("DROP SCHEMA oncekey CASCADE")
-    faces.store(postgres.url(), **RING).prepare()
+    adapters.store(postgres.url(), **RING).prepare()
     with pytest.raises(ConfigurationError, match="made for retention 'ring 5 3600000000'"):
-        faces.store(postgres.url(), **{**RING, "ring_slots": 6}).prepare()
-    faces.store(postgres.url(), **RING).prepare()
+        adapters.store(postgres.url(), **{**RING, "ring_slots": 6}).prepare()
+    adapters.store(postgres.url(), **RING).prepare()
 
 
-def test_tables_of_others_under_our_names_are_refused(faces: Faces, postgres: Postgres) -> None:
+def test_tables_of_others_under_our_names_are_refused(
+    adapters: StoreAdapters, postgres: Postgres
+) -> None:
     postgres.execute("CREATE SCHEMA oncekey; CREATE TABLE oncekey.records (colour text)")
     with pytest.raises(ConfigurationError, match="a table of another program"):
-        faces.store(postgres.url()).prepare()
+        adapters.store(postgres.url()).prepare()
     assert postgres.execute("SELECT to_regclass('oncekey.migrations')") == [(None,)]
     postgres.execute("CREATE TABLE oncekey.migrations (id int, migration text)")
     with pytest.raises(ConfigurationError, match="or of another program"):
-        faces.store(postgres.url()).prepare()
+        adapters.store(postgres.url()).prepare()
 
 
-def test_a_list_changed_by_hand_is_refused(faces: Faces, postgres: Postgres) -> None:
-    faces.store(postgres.url()).prepare()
+def test_a_list_changed_by_hand_is_refused(adapters: StoreAdapters, postgres: Postgres) -> None:
+    adapters.store(postgres.url()).prepare()
     postgres.execute("DELETE FROM oncekey.migrations WHERE version = 2")
     with pytest.raises(ConfigurationError, match="changed by hand"):
-        faces.store(postgres.url()).prepare()
+        adapters.store(postgres.url()).prepare()
 
 
-def test_without_migrate_nothing_is_made(faces: Faces, postgres: Postgres) -> None:
-    store = faces.store(postgres.url(), migrate=False)
+def test_without_migrate_nothing_is_made(adapters: StoreAdapters, postgres: Postgres) -> None:
+    store = adapters.store(postgres.url(), migrate=False)
     with pytest.raises(ConfigurationError, match=r"lacks tables, functions.*run `oncekey migrate`"):
         store.apply([make_claim("k")])
     assert postgres.execute("SELECT to_regnamespace('oncekey')") == [(None,)]
-    faces.store(postgres.url()).prepare()
+    adapters.store(postgres.url()).prepare()
     assert store.claim(make_claim("k")).attempt == 1  # and it looks again
 
 
@@ -279,7 +281,7 @@ def migrate_to_next(postgres: Postgres, *texts: str) -> None:
     postgres.execute(upgrade(PLAIN, steps))
 
 
-def live(store: Face, name: str) -> None:
+def live(store: StoreAdapter, name: str) -> None:
     """Every verb, with a takeover, an expiry into the history, and a replay."""
     one = make_claim(name, retry_safe=True, audit=KEEP)
     fence = store.claim(one).fence
@@ -307,15 +309,15 @@ class Clock:
 
 @pytest.mark.parametrize("shape", [{}, RING], ids=["plain", "ring"])
 def test_this_release_works_on_the_next_ones_schema(
-    faces: Faces, postgres: Postgres, shape: dict[str, Any]
+    adapters: StoreAdapters, postgres: Postgres, shape: dict[str, Any]
 ) -> None:
-    store = faces.store(postgres.url(), clock=Clock(), **shape)
+    store = adapters.store(postgres.url(), clock=Clock(), **shape)
     live(store, "before")
     fence = store.claim(make_claim("over")).fence
     migrate_to_next(postgres, NEXT % LAST)
     live(store, "after")  # on sessions that have planned everything before
     assert store.apply([finish_of(make_claim("over"), fence)]) == [Done()]
-    late = faces.store(postgres.url(), clock=Clock(), migrate=False, **shape)
+    late = adapters.store(postgres.url(), clock=Clock(), migrate=False, **shape)
     live(late, "new host")
     assert postgres.execute("SELECT DISTINCT colour FROM oncekey.records") == [("red",)]
     assert applied(postgres)[-1] == (LAST + 1, "next1", LAST)
@@ -327,22 +329,24 @@ def test_releases_before_this_one_work_on_its_schema(
     postgres: Postgres, monkeypatch: pytest.MonkeyPatch, known: int, shape: dict[str, Any]
 ) -> None:
     """They know the steps up to a number, and call the functions that were there then."""
-    faces = Faces("psycopg")
-    faces.store(postgres.url(), **shape).prepare()
+    adapters = StoreAdapters("psycopg")
+    adapters.store(postgres.url(), **shape).prepare()
     monkeypatch.setattr(
         store_base, "make_migrations", lambda layout: make_migrations(layout)[:known]
     )
-    live(faces.store(postgres.url(), clock=Clock(), **shape), "older")
-    faces.close()
+    live(adapters.store(postgres.url(), clock=Clock(), **shape), "older")
+    adapters.close()
 
 
-def test_a_schema_that_does_not_say_so_is_refused(faces: Faces, postgres: Postgres) -> None:
-    faces.store(postgres.url()).prepare()
+def test_a_schema_that_does_not_say_so_is_refused(
+    adapters: StoreAdapters, postgres: Postgres
+) -> None:
+    adapters.store(postgres.url()).prepare()
     migrate_to_next(postgres, "CREATE TABLE {schema}.more ()")
     said = f"has oncekey's schema {LAST + 1}, this release knows up to {LAST}; install the release"
     for migrate in (True, False):
         with pytest.raises(ConfigurationError, match=said):
-            faces.store(postgres.url(), migrate=migrate).prepare()
+            adapters.store(postgres.url(), migrate=migrate).prepare()
 
 
 @pytest.mark.parametrize(
@@ -350,12 +354,12 @@ def test_a_schema_that_does_not_say_so_is_refused(faces: Faces, postgres: Postgr
     [(LAST, LAST, True), (LAST, LAST + 1, False), (LAST + 1, LAST, False), (LAST, 0, False)],
 )
 def test_two_releases_ahead_is_too_far_unless_both_say_so(
-    faces: Faces, postgres: Postgres, first: int, second: int, works: bool
+    adapters: StoreAdapters, postgres: Postgres, first: int, second: int, works: bool
 ) -> None:
-    faces.store(postgres.url()).prepare()
+    adapters.store(postgres.url()).prepare()
     texts = [f"-- compatible: {told}\nSELECT 1" if told else "SELECT 1" for told in (first, second)]
     migrate_to_next(postgres, *texts)
-    store = faces.store(postgres.url())
+    store = adapters.store(postgres.url())
     if works:
         assert store.claim(make_claim("k")).attempt == 1
     else:
@@ -372,9 +376,9 @@ DROP_FUNCTIONS = """DO $$ DECLARE f record; BEGIN
 
 
 def test_portable_claims_need_none_of_the_schemas_functions(
-    faces: Faces, postgres: Postgres
+    adapters: StoreAdapters, postgres: Postgres
 ) -> None:
-    store = faces.store(postgres.url(), claim="portable")
+    store = adapters.store(postgres.url(), claim="portable")
     store.bind(b"check")
     postgres.execute(DROP_FUNCTIONS)
     claim = make_claim("k", lease=1, keep=1)

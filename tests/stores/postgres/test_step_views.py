@@ -7,7 +7,7 @@ import uuid
 from typing import Any
 
 import pytest
-from tests.support.postgres_views import HOUR, NO_JSON, Bench, NewRecord, at, value
+from tests.support.postgres_views import HOUR, NO_JSON, NewRecord, ViewsSchema, at, value
 
 from oncekey.core.codec import JSON, StoredValue, Tombstone, pack_tombstone, unpack
 from oncekey.core.record import Record, State, Step
@@ -37,9 +37,9 @@ def shown(step: Step) -> dict[str, Any]:
     return {"step": step.name, "done": step.done, "at": at(step.at), **own, **other}
 
 
-def rows_of(bench: Bench, made: Record) -> list[dict[str, Any]]:
+def rows_of(views: ViewsSchema, made: Record) -> list[dict[str, Any]]:
     """Without what the record as a whole says."""
-    rows = bench.steps(bench.put(made))
+    rows = views.steps(views.put(made))
     assert [row.pop("number") for row in rows] == list(range(1, len(rows) + 1))
     for row in rows:
         assert row.pop("id") == uuid.UUID(bytes=made.id)
@@ -48,8 +48,10 @@ def rows_of(bench: Bench, made: Record) -> list[dict[str, Any]]:
     return rows
 
 
-def test_steps_are_rows_with_what_was_sent_and_what_came_back(bench: Bench, new: NewRecord) -> None:
-    now = bench.now()
+def test_steps_are_rows_with_what_was_sent_and_what_came_back(
+    views: ViewsSchema, new: NewRecord
+) -> None:
+    now = views.now()
     told = {"external_id": "ch_7 ä€", "status": "201"}
     steps = (
         Step(
@@ -60,7 +62,7 @@ def test_steps_are_rows_with_what_was_sent_and_what_came_back(bench: Bench, new:
         Step("mail:send", False, pack_step({"key": "ok1-0123456789abcdef"}), now - 1),
         Step("mail:bill", False, pack_step({"key": "ok1-fedc"}, value({"to": "ä@b.example"})), now),
     )
-    rows = rows_of(bench, new(State.PENDING, steps=steps, key="raw"))
+    rows = rows_of(views, new(State.PENDING, steps=steps, key="raw"))
     assert rows == [shown(step) for step in steps]
     assert rows[1]["external_id"] == "ch_7 ä€"
     assert rows[3]["intent"] == "ok1-0123456789abcdef"
@@ -71,20 +73,20 @@ def test_steps_are_rows_with_what_was_sent_and_what_came_back(bench: Bench, new:
 
 
 def test_what_is_kept_for_ourselves_is_not_shown_and_not_counted(
-    bench: Bench, new: NewRecord
+    views: ViewsSchema, new: NewRecord
 ) -> None:
     one = Step("one", True, pack_step({}, value(1)), 5)
     two = Step("two", False, pack_step({"key": "ok1-abc"}), 6)
     arguments = Step(ARGUMENTS, True, pack_step({"key": "raw"}, value({"order": 1})), 4)
-    assert rows_of(bench, new(steps=(arguments, one, two))) == [shown(one), shown(two)]
-    assert rows_of(bench, new(steps=(one, arguments))) == [shown(one)]
-    assert rows_of(bench, new(steps=(arguments,))) == []
+    assert rows_of(views, new(steps=(arguments, one, two))) == [shown(one), shown(two)]
+    assert rows_of(views, new(steps=(one, arguments))) == [shown(one)]
+    assert rows_of(views, new(steps=(arguments,))) == []
 
 
-def test_many_and_large_steps(bench: Bench, new: NewRecord) -> None:
+def test_many_and_large_steps(views: ViewsSchema, new: NewRecord) -> None:
     """A hundred, of all sizes, past what one page and one byte's count can hold."""
     source = random.Random(4)
-    now = bench.now()
+    now = views.now()
     steps = tuple(
         Step(
             f"{'ä' * (number % 60)}{number}",
@@ -94,13 +96,13 @@ def test_many_and_large_steps(bench: Bench, new: NewRecord) -> None:
         )
         for number, size in enumerate(source.choices([0, 1, 255, 256, 65_536, 300_000], k=100))
     )
-    assert rows_of(bench, new(steps=steps)) == [shown(step) for step in steps]
+    assert rows_of(views, new(steps=steps)) == [shown(step) for step in steps]
 
 
-def test_steps_that_are_no_json_have_no_result(bench: Bench, new: NewRecord) -> None:
+def test_steps_that_are_no_json_have_no_result(views: ViewsSchema, new: NewRecord) -> None:
     told = {"external_id": "ch_7"}
     steps = tuple(Step(f"s{n}", True, pack_step(told, body), n) for n, body in enumerate(NO_JSON))
-    rows = rows_of(bench, new(steps=steps))
+    rows = rows_of(views, new(steps=steps))
     assert [row["step"] for row in rows] == [step.name for step in steps]
     assert {row["result"] for row in rows} == {None}
     assert {row["external_id"] for row in rows} == {"ch_7"}
@@ -134,33 +136,35 @@ NESTED = facts_of(b"[" * 60_000)
 
 @pytest.mark.parametrize("done", [False, True])
 def test_a_steps_bytes_that_cannot_be_read_show_as_nothing(
-    bench: Bench, new: NewRecord, done: bool
+    views: ViewsSchema, new: NewRecord, done: bool
 ) -> None:
     assert [unpack_step(body) for body in DAMAGED] == [({}, b"")] * len(DAMAGED)
     steps = tuple(Step(f"s{n}", done, body, n) for n, body in enumerate([*DAMAGED, NESTED]))
-    rows = rows_of(bench, new(steps=steps))
+    rows = rows_of(views, new(steps=steps))
     nothing = dict.fromkeys(("result", "intent", "external_id", "status", "request"))
     assert rows == [{"step": s.name, "done": done, "at": at(s.at), **nothing} for s in steps]
 
 
-def test_facts_that_are_no_text_do_not_hide_the_result(bench: Bench, new: NewRecord) -> None:
+def test_facts_that_are_no_text_do_not_hide_the_result(views: ViewsSchema, new: NewRecord) -> None:
     """JSON can hold a zero byte, which no text in PostgreSQL can, and numbers."""
     zero, number = facts_of(b'{"external_id": "a\\u0000b"}'), facts_of(b'{"external_id": 7}')
-    rows = rows_of(bench, new(steps=(Step("a", True, zero, 0), Step("b", True, number, 0))))
+    rows = rows_of(views, new(steps=(Step("a", True, zero, 0), Step("b", True, number, 0))))
     assert [(row["result"], row["external_id"]) for row in rows] == [('"v"', None), ('"v"', "7")]
 
 
-def test_cut_or_foreign_steps_show_as_a_row_without_a_name(bench: Bench, new: NewRecord) -> None:
+def test_cut_or_foreign_steps_show_as_a_row_without_a_name(
+    views: ViewsSchema, new: NewRecord
+) -> None:
     steps = (Step("one", True, pack_step({}, value(1)), 5), Step("two", False, b"", 6))
     whole, first = pack_steps(steps), len(pack_steps(steps[:1]))
     for length in range(1, len(whole)):
         part = whole[:length]
-        rows = bench.steps(bench.put(new(), steps=part))
+        rows = views.steps(views.put(new(), steps=part))
         readable: list[str | None]
         try:
             readable = [step.name for step in unpack_steps(part)]
         except ValueError:
             readable = ["one", None] if length >= first else [None]
         assert [row["step"] for row in rows] == readable, length
-    (row,) = bench.steps(bench.put(new(), steps=b"\x07"))
+    (row,) = views.steps(views.put(new(), steps=b"\x07"))
     assert (row["step"], row["done"], row["at"], row["result"]) == (None, None, None, None)

@@ -13,8 +13,8 @@ from tests.support.postgres_views import (
     NO_JSON,
     QUOTED,
     SCHEMA,
-    Bench,
     NewRecord,
+    ViewsSchema,
     at,
     record_maker,
     value,
@@ -37,9 +37,9 @@ from oncekey.stores.postgres.schema import upgrade
 @pytest.mark.parametrize("retry_safe", [False, True])
 @pytest.mark.parametrize("when", ["alive", "lease over", "expired"])
 def test_a_row_says_what_the_record_says(
-    bench: Bench, new: NewRecord, state: State, retry_safe: bool, when: str
+    views: ViewsSchema, new: NewRecord, state: State, retry_safe: bool, when: str
 ) -> None:
-    now = bench.now()
+    now = views.now()
     times: dict[str, int] = {}
     if when == "lease over":
         times = {"lease_until": now - HOUR}
@@ -48,7 +48,7 @@ def test_a_row_says_what_the_record_says(
         if state not in (State.ABSENT, State.PENDING):
             times["finished_at"] = now - 30 * HOUR
     made = new(state, retry_safe=retry_safe, attempt=3, key="raw", note="by hand", **times)
-    row = bench.operation(bench.put(made))
+    row = views.operation(views.put(made))
     expired = is_expired(made, now)
     assert row == {
         "id": uuid.UUID(bytes=made.id),
@@ -90,98 +90,104 @@ VALUES: list[Any] = [
 
 
 @pytest.mark.parametrize("value", VALUES, ids=lambda value: repr(value)[:20])
-def test_a_json_answer_is_shown_to_the_letter(bench: Bench, new: NewRecord, value: Any) -> None:
+def test_a_json_answer_is_shown_to_the_letter(
+    views: ViewsSchema, new: NewRecord, value: Any
+) -> None:
     body = pack_value(JSON, value)
-    row = bench.operation(bench.put(new(body=body)))
+    row = views.operation(views.put(new(body=body)))
     stored = unpack(body)
     assert isinstance(stored, StoredValue)
     assert (row["answer_kind"], row["answer"]) == ("value", stored.data.decode())
 
 
-def test_errors_and_tombstones_are_answers_of_their_kind(bench: Bench, new: NewRecord) -> None:
-    failed = bench.operation(
-        bench.put(new(State.FAILED, body=pack_error(ValueError("dec\0lined"))))
+def test_errors_and_tombstones_are_answers_of_their_kind(
+    views: ViewsSchema, new: NewRecord
+) -> None:
+    failed = views.operation(
+        views.put(new(State.FAILED, body=pack_error(ValueError("dec\0lined"))))
     )
     assert failed["answer_kind"] == "error"
     assert failed["answer"] == '{"type": "ValueError", "message": "dec\\u0000lined"}'
-    large = bench.operation(bench.put(new(body=pack_tombstone("too large", too_large=True))))
+    large = views.operation(views.put(new(body=pack_tombstone("too large", too_large=True))))
     assert large["answer_kind"] == "tombstone"
     assert large["answer"] == '{"reason": "too large", "too_large": true}'
 
 
 @pytest.mark.parametrize("codec", [b"dataclass", b"pydantic"])
-def test_other_built_in_codecs_write_json_too(bench: Bench, new: NewRecord, codec: bytes) -> None:
+def test_other_built_in_codecs_write_json_too(
+    views: ViewsSchema, new: NewRecord, codec: bytes
+) -> None:
     body = bytes([1, 1, len(codec)]) + codec + b'{"id": 1}'
-    assert bench.operation(bench.put(new(body=body)))["answer"] == '{"id": 1}'
+    assert views.operation(views.put(new(body=body)))["answer"] == '{"id": 1}'
 
 
 @pytest.mark.parametrize("body", NO_JSON, ids=lambda body: repr(body[:12]))
 def test_bytes_that_are_no_json_are_no_answer_and_no_error(
-    bench: Bench, new: NewRecord, body: bytes
+    views: ViewsSchema, new: NewRecord, body: bytes
 ) -> None:
-    row = bench.operation(bench.put(new(body=body)))
+    row = views.operation(views.put(new(body=body)))
     assert row["answer"] is None
     is_envelope = len(body) >= 3 and body[0] == 1
     kinds = {1: "value", 2: "error", 3: "tombstone"}
     assert row["answer_kind"] == (kinds.get(body[1]) if is_envelope else None)
 
 
-def test_any_bytes_can_be_looked_at(bench: Bench, new: NewRecord) -> None:
+def test_any_bytes_can_be_looked_at(views: ViewsSchema, new: NewRecord) -> None:
     """Random ones that begin as an envelope does, so that every branch is met."""
     source = random.Random(3)
     for _ in range(300):
         head = bytes([1, source.randrange(5), source.randrange(8)])
         body = (head + b"json" + source.randbytes(12))[: source.randrange(20)]
-        bench.put(new(body=body, steps=()), steps=b"\x01" + source.randbytes(40))
+        views.put(new(body=body, steps=()), steps=b"\x01" + source.randbytes(40))
         facts = bytes([1, 0, source.randrange(30)]) + b'{"key": "k"}' + source.randbytes(20)
         steps = (
             Step("whole", False, facts, 0),
             Step("cut", True, facts[: source.randrange(35)], 0),
         )
-        bench.put(new(steps=steps))
-    assert len(bench.query("SELECT * FROM {schema}.operations")) == 600
-    assert len(bench.query("SELECT * FROM {schema}.steps")) >= 900
+        views.put(new(steps=steps))
+    assert len(views.query("SELECT * FROM {schema}.operations")) == 600
+    assert len(views.query("SELECT * FROM {schema}.steps")) >= 900
 
 
-def test_the_engines_own_keys_on_the_ring(benches: dict[str, Bench]) -> None:
-    bench = benches["ring"]
+def test_the_engines_own_keys_on_the_ring(view_schemas: dict[str, ViewsSchema]) -> None:
+    views = view_schemas["ring"]
 
     def body(attempt: Any) -> dict[str, str]:
         hold = attempt.step("hold", lambda key: StepResult({"id": "h_1"}, "h_1", 201))
         return {"hold": hold["id"]}
 
-    with Once(bench.url, raw_keys=True) as once:
+    with Once(views.url, raw_keys=True) as once:
         once.run("checkout", "cart-1", body, scope="acct_1", keep="1h", audit="1h")
         status = once.get("checkout", "cart-1", scope="acct_1")
     assert status is not None
     schema = '"views ""of"" all ring"'
     query = f"SELECT key, state, answer, created_at FROM {schema}.operations"  # noqa: S608
-    assert bench.postgres.execute(query) == [
+    assert views.postgres.execute(query) == [
         ("cart-1", "succeeded", '{"hold":"h_1"}', status.created_at)
     ]
     query = f"SELECT step, done, result, external_id, status, at FROM {schema}.steps"  # noqa: S608
     (step,) = status.steps
     row = ("hold", True, '{"id":"h_1"}', "h_1", "201", step.at)
-    assert bench.postgres.execute(query) == [row]
+    assert views.postgres.execute(query) == [row]
 
 
 # --- who may read them ----------------------------------------------------------------------------
 
 
 def test_a_role_with_the_documented_grants_reads_the_views_and_nothing_else(
-    bench: Bench, new: NewRecord
+    views: ViewsSchema, new: NewRecord
 ) -> None:
-    bench.put(new(body=value(1), steps=(Step("a", True, pack_step({}, value(2)), 0),)))
-    bench.connection.execute("DROP ROLE IF EXISTS oncekey_support")
-    bench.connection.execute("CREATE ROLE oncekey_support LOGIN")
+    views.put(new(body=value(1), steps=(Step("a", True, pack_step({}, value(2)), 0),)))
+    views.connection.execute("DROP ROLE IF EXISTS oncekey_support")
+    views.connection.execute("CREATE ROLE oncekey_support LOGIN")
     try:
         for grant in (
             "USAGE ON SCHEMA {schema}",
             "SELECT ON {schema}.operations, {schema}.steps",
         ):
             sql = f"GRANT {grant} TO oncekey_support".replace("{schema}", QUOTED)
-            bench.connection.execute(sql.encode())
-        url = bench.postgres.url(user="oncekey_support")
+            views.connection.execute(sql.encode())
+        url = views.postgres.url(user="oncekey_support")
         with psycopg.connect(url, autocommit=True) as theirs:
             for view, column, text in (("operations", "answer", "1"), ("steps", "result", "2")):
                 rows = theirs.execute(f"SELECT {column} FROM {QUOTED}.{view}".encode())  # noqa: S608
@@ -190,8 +196,8 @@ def test_a_role_with_the_documented_grants_reads_the_views_and_nothing_else(
                 with pytest.raises(psycopg.errors.InsufficientPrivilege):
                     theirs.execute(f"{words} {QUOTED}.records".encode())
     finally:
-        bench.connection.execute("DROP OWNED BY oncekey_support")
-        bench.connection.execute("DROP ROLE oncekey_support")
+        views.connection.execute("DROP OWNED BY oncekey_support")
+        views.connection.execute("DROP ROLE oncekey_support")
 
 
 # The function the view calls is younger than the view. Its rights must be those of its elders.
@@ -199,11 +205,11 @@ ROLES = ("oncekey_support", "oncekey_nobody")
 
 
 @pytest.mark.parametrize("public", [True, False])
-def test_an_upgrade_takes_no_right_away_and_gives_none(bench: Bench, public: bool) -> None:
+def test_an_upgrade_takes_no_right_away_and_gives_none(views: ViewsSchema, public: bool) -> None:
     """Nor does it stumble over a view that somebody has built on ours."""
     layout = Layout(SCHEMA + " before")
     steps = make_migrations(layout)
-    connection = bench.connection
+    connection = views.connection
 
     def run(sql: str) -> None:
         connection.execute(sql.replace("{schema}", layout.quoted).encode())
@@ -220,8 +226,8 @@ def test_an_upgrade_takes_no_right_away_and_gives_none(bench: Bench, public: boo
 
     run("DROP SCHEMA IF EXISTS {schema} CASCADE")
     run(upgrade(layout, steps[:5]))
-    made = record_maker(bench.now())(steps=(Step("a", True, pack_step({}, value(2)), 0),))
-    bench.put(made, schema=layout.quoted)
+    made = record_maker(views.now())(steps=(Step("a", True, pack_step({}, value(2)), 0),))
+    views.put(made, schema=layout.quoted)
     for role in ROLES:
         run(f"DROP ROLE IF EXISTS {role}; CREATE ROLE {role}")
         run(f"GRANT USAGE ON SCHEMA {{schema}} TO {role}")
@@ -232,11 +238,15 @@ def test_an_upgrade_takes_no_right_away_and_gives_none(bench: Bench, public: boo
         run("REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA {schema} FROM PUBLIC")
         functions = "{schema}.answer_1(bytea), {schema}.steps_1(bytea)"
         run(f"GRANT EXECUTE ON FUNCTION {functions} TO oncekey_support")
-    views = [("oncekey_support", "steps"), ("oncekey_support", "mine"), ("oncekey_nobody", "steps")]
-    before = [may_read(*one) for one in views]
+    readers = [
+        ("oncekey_support", "steps"),
+        ("oncekey_support", "mine"),
+        ("oncekey_nobody", "steps"),
+    ]
+    before = [may_read(*one) for one in readers]
     assert before == [True, True, public]
     run(upgrade(layout, steps[5:]))
-    assert [may_read(*one) for one in views] == before
+    assert [may_read(*one) for one in readers] == before
     may_call = "SELECT has_function_privilege('oncekey_nobody', %s, 'EXECUTE')"
     called = connection.execute(may_call, (f"{layout.quoted}.step_1(bytea)",))
     assert called.fetchall() == [(public,)]
