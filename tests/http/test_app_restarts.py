@@ -1,4 +1,4 @@
-"""An app that lives twice in one process: a test client per test, Mangum, two clients at once."""
+"""An app that starts several times in one process: a test client per test, Mangum, two at once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ with warnings.catch_warnings():
 
 
 class Shop:
-    """An app in the framework's own way; counts what it charged."""
+    """An app of one framework, and how often it has charged."""
 
     def __init__(self, once: AsyncOnce, build: Callable[[Shop], Any]) -> None:
         self.once = once
@@ -69,9 +69,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize("build", [starlette, fastapi])
-def test_an_app_that_begins_again_works_and_remembers(
-    url: str, build: Callable[[Shop], Any]
-) -> None:
+def test_an_app_that_starts_again_replays_and_runs(url: str, build: Callable[[Shop], Any]) -> None:
     shop = Shop(AsyncOnce(url), build)
     for lifespan in range(3):
         with TestClient(shop.app) as client:
@@ -81,7 +79,7 @@ def test_an_app_that_begins_again_works_and_remembers(
 
 
 @pytest.mark.parametrize("build", [starlette, fastapi])
-def test_after_its_end_an_app_answers_nothing(url: str, build: Callable[[Shop], Any]) -> None:
+def test_an_app_that_has_ended_answers_500(url: str, build: Callable[[Shop], Any]) -> None:
     shop = Shop(AsyncOnce(url), build)
     with TestClient(shop.app) as client:
         assert post(client).json() == {"charge": 1}
@@ -108,15 +106,15 @@ def test_the_last_of_two_lifespans_closes_the_engine(
         post(TestClient(shop.app))
 
 
-class Final(AsyncMemoryStore):
+class NotReopenable(AsyncMemoryStore):
     """A store that cannot be opened again."""
 
     reopen = None  # type: ignore[assignment]
 
 
 @pytest.mark.parametrize("build", [starlette, fastapi])
-def test_what_cannot_be_opened_again_fails_at_the_start(build: Callable[[Shop], Any]) -> None:
-    shop = Shop(AsyncOnce(Final()), build)
+def test_a_store_that_cannot_be_reopened_fails_the_startup(build: Callable[[Shop], Any]) -> None:
+    shop = Shop(AsyncOnce(NotReopenable()), build)
     with TestClient(shop.app) as client:
         post(client)
     with pytest.raises(ConfigurationError, match="cannot be opened again"), TestClient(shop.app):
@@ -124,7 +122,7 @@ def test_what_cannot_be_opened_again_fails_at_the_start(build: Callable[[Shop], 
 
 
 @pytest.mark.parametrize("build", [starlette, fastapi])
-def test_a_store_object_is_opened_again_too(tmp_path: Path, build: Callable[[Shop], Any]) -> None:
+def test_a_store_object_is_reopened_too(tmp_path: Path, build: Callable[[Shop], Any]) -> None:
     shop = Shop(AsyncOnce(AsyncSQLiteStore(tmp_path / "shop.db")), build)
     for _ in range(2):
         with TestClient(shop.app) as client:

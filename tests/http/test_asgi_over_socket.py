@@ -1,4 +1,4 @@
-"""The ASGI middleware over a real socket: each line of what a payment company would ask."""
+"""The ASGI middleware over a real socket: replays, callers, headers and bodies, time."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def replayed(response: Response) -> bool:
     return response.one("X-Idempotency-Replayed") == "true"
 
 
-def kind_of(response: Response) -> str:
+def problem_of(response: Response) -> str:
     assert response.one("Content-Type") == "application/problem+json"
-    told = json.loads(response.body)
-    assert told["status"] == response.status
-    return str(told["type"]).removeprefix("/policy#")
+    problem = json.loads(response.body)
+    assert problem["status"] == response.status
+    return str(problem["type"]).removeprefix("/policy#")
 
 
 # --- replays ------------------------------------------------------------------------------------
@@ -62,13 +62,13 @@ def test_i3_a_retry_gets_the_same_bytes_and_headers(app: ServedApp) -> None:
     assert app.effects() == 1
 
 
-def test_i7_another_body_is_refused_and_reordered_members_are_no_other_body(app: ServedApp) -> None:
+def test_i7_another_body_is_refused_and_a_reordered_one_replayed(app: ServedApp) -> None:
     key = app.fresh_key()
     app.post("/charges", key, b'{"a":1,"b":2}')
     again = app.post("/charges", f'"{key}"', b'{ "b":2, "a":1 }')
     assert replayed(again)
     other = app.post("/charges", key, b'{"a":1,"b":3}')
-    assert (other.status, kind_of(other)) == (422, "key-reused")
+    assert (other.status, problem_of(other)) == (422, "key-reused")
     assert app.effects() == 1
 
 
@@ -80,17 +80,17 @@ def test_the_same_key_on_another_path_or_method_is_refused(app: ServedApp) -> No
     assert app.effects() == 1
 
 
-def test_i1_twenty_at_once_run_once(app: ServedApp) -> None:
+def test_i1_twenty_concurrent_requests_run_once(app: ServedApp) -> None:
     key = app.fresh_key()
     start = threading.Barrier(20)
 
-    def ask(_: int) -> Response:
+    def post(_: int) -> Response:
         with app.connect() as connection:
             start.wait()
             return app.request_on(connection, "/waiting", key, {})
 
     with ThreadPoolExecutor(20) as pool:
-        asked = [pool.submit(ask, number) for number in range(20)]
+        asked = [pool.submit(post, number) for number in range(20)]
         app.wait_at_gate("gated")
         app.open_gate("gated")
         answers = [one.result() for one in asked]
@@ -100,7 +100,7 @@ def test_i1_twenty_at_once_run_once(app: ServedApp) -> None:
     assert app.effects() == 1
 
 
-def test_while_it_runs_a_retry_is_told_to_come_back_and_another_request_is_refused(
+def test_while_the_handler_runs_a_retry_gets_409_and_another_body_422(
     app: ServedApp,
 ) -> None:
     key = app.fresh_key()
@@ -108,10 +108,10 @@ def test_while_it_runs_a_retry_is_told_to_come_back_and_another_request_is_refus
         connection.send_request("POST", "/gated", app.headers(key), b"{}")
         app.wait_at_gate("gated")
         busy = app.post("/gated", key, {})
-        assert (busy.status, kind_of(busy)) == (409, "in-flight")
+        assert (busy.status, problem_of(busy)) == (409, "in-flight")
         assert int(busy.one("Retry-After") or 0) >= 1
         other = app.post("/gated", key, {"other": 1})
-        assert (other.status, kind_of(other)) == (422, "key-reused")
+        assert (other.status, problem_of(other)) == (422, "key-reused")
         app.open_gate("gated")
         assert connection.read_response().status == 200
     assert replayed(app.post("/gated", key, {}))
@@ -133,7 +133,7 @@ def test_while_it_runs_a_retry_is_told_to_come_back_and_another_request_is_refus
         ("/stream", 200),
     ],
 )
-def test_whatever_was_answered_is_answered_again(app: ServedApp, path: str, status: int) -> None:
+def test_any_response_is_replayed(app: ServedApp, path: str, status: int) -> None:
     key = app.fresh_key()
     first, again = app.post(path, key, {}), app.post(path, key, {})
     assert (first.status, again.status) == (status, status)
@@ -144,9 +144,7 @@ def test_whatever_was_answered_is_answered_again(app: ServedApp, path: str, stat
 
 
 @pytest.mark.parametrize("status", [401, 403, 408, 425, 429])
-def test_refusals_that_are_not_about_the_operation_are_never_stored(
-    app: ServedApp, status: int
-) -> None:
+def test_401_403_408_425_and_429_free_the_key(app: ServedApp, status: int) -> None:
     key = app.fresh_key()
     for runs in (1, 2):
         answer = app.post(f"/status/{status}", key, {})
@@ -154,7 +152,7 @@ def test_refusals_that_are_not_about_the_operation_are_never_stored(
         assert app.effects() == runs
 
 
-def test_failures_follow_retry_safe(app: ServedApp) -> None:
+def test_a_500_of_a_retry_safe_route_frees_the_key(app: ServedApp) -> None:
     key = app.fresh_key()
     for runs in (1, 2):
         assert app.post("/safe/500", key, {}).status == 500
@@ -165,12 +163,12 @@ def test_a_handler_that_raises_is_not_run_again(app: ServedApp) -> None:
     key = app.fresh_key()
     assert app.post("/raises", key, {}).status == 500
     again = app.post("/raises", key, {})
-    assert (again.status, kind_of(again)) == (500, "failed")
+    assert (again.status, problem_of(again)) == (500, "failed")
     assert b"s3cret" not in again.body
     assert app.effects() == 1
 
 
-def test_cookies_are_set_once_and_never_again_whatever_is_chosen(app: ServedApp) -> None:
+def test_a_replay_sets_no_cookies_even_if_a_rule_keeps_them(app: ServedApp) -> None:
     key = app.fresh_key()
     assert len(app.post("/cookies", key, {}).all("Set-Cookie")) == 2
     again = app.post("/cookies", key, {})
@@ -178,17 +176,17 @@ def test_cookies_are_set_once_and_never_again_whatever_is_chosen(app: ServedApp)
     assert again.all("Set-Cookie") == []
 
 
-def test_an_answer_too_large_to_keep_is_given_once(app: ServedApp) -> None:
+def test_a_response_too_large_to_store_is_sent_once(app: ServedApp) -> None:
     key = app.fresh_key()
     first = app.post("/large/4000000", key, {})
     assert len(first.body) == 4_000_000
     again = app.post("/large/4000000", key, {})
-    assert (again.status, kind_of(again)) == (409, "not-replayable")
+    assert (again.status, problem_of(again)) == (409, "not-replayable")
     assert app.effects() == 1
 
 
-def test_what_is_longer_than_anything_we_hold_flows_through(app: ServedApp) -> None:
-    """Its key ends when it is clear that it cannot be kept; the rest leaves as it is made."""
+def test_a_response_too_long_to_hold_passes_through(app: ServedApp) -> None:
+    """Its key ends when it is known that it cannot be stored; the rest is sent as it is made."""
     key = app.fresh_key()
     with app.connect() as connection:
         connection.send_request("POST", "/long", app.headers(key), b"{}")
@@ -197,7 +195,7 @@ def test_what_is_longer_than_anything_we_hold_flows_through(app: ServedApp) -> N
             "the first part is on its way, though the handler has not ended"
         )
         again = app.post("/long", key, {})
-        assert (again.status, kind_of(again)) == (409, "not-replayable")
+        assert (again.status, problem_of(again)) == (409, "not-replayable")
         app.open_gate("long")
         assert len(connection.read_response().body) == 6_000_000
     assert app.effects() == 1
@@ -209,7 +207,7 @@ def test_what_is_longer_than_anything_we_hold_flows_through(app: ServedApp) -> N
 def test_i15_without_a_caller_nothing_is_claimed_and_nothing_replayed(app: ServedApp) -> None:
     key = app.fresh_key()
     stranger = app.post("/charges", key, {}, who=("Authorization", "Bearer mallory"))
-    assert (stranger.status, kind_of(stranger)) == (401, "unknown-caller")
+    assert (stranger.status, problem_of(stranger)) == (401, "unknown-caller")
     assert stranger.one("WWW-Authenticate") == "Bearer"
     assert app.effects() == 0
     assert not replayed(app.post("/charges", key, {})), "the stranger has claimed nothing"
@@ -218,7 +216,7 @@ def test_i15_without_a_caller_nothing_is_claimed_and_nothing_replayed(app: Serve
     assert b"number" not in again.body
 
 
-def test_i8_two_callers_with_one_key_do_not_meet(app: ServedApp) -> None:
+def test_i8_two_callers_with_one_key_have_two_records(app: ServedApp) -> None:
     key = app.fresh_key()
     mine = app.post("/charges", key, {"cents": 1})
     theirs = app.post("/charges", key, {"cents": 2}, who=BOB)
@@ -231,7 +229,7 @@ async def _app(scope: object, receive: object, send: object) -> None:
     raise AssertionError
 
 
-def test_without_a_caller_function_it_is_not_even_built() -> None:
+def test_a_middleware_without_a_caller_function_is_refused() -> None:
     with pytest.raises(TypeError, match="caller"):
         IdempotencyMiddleware(_app, AsyncOnce("memory://"))  # type: ignore[call-arg]
     with pytest.raises(ConfigurationError, match="caller"):
@@ -243,12 +241,12 @@ def test_without_a_caller_function_it_is_not_even_built() -> None:
 # --- headers and bodies -------------------------------------------------------------------------
 
 
-def test_bad_keys_are_refused_and_the_connection_lives_on(app: ServedApp) -> None:
+def test_invalid_keys_are_refused_and_the_connection_stays_open(app: ServedApp) -> None:
     with app.connect() as connection:
         for key in (None, "", '"', "a b", "a,b", "x" * 256):
             answer = app.request_on(connection, "/charges", key, {"cents": 1})
             assert answer.status == 400, key
-            assert kind_of(answer) == ("missing-key" if key is None else "invalid-key")
+            assert problem_of(answer) == ("missing-key" if key is None else "invalid-key")
             assert answer.one("Link") == '</policy>; rel="describedby"; type="text/html"'
         two = [("Idempotency-Key", '"a"'), ("Idempotency-Key", '"a"')]
         assert app.request_on(connection, "/charges", None, {}, headers=two).status == 400
@@ -257,15 +255,15 @@ def test_bad_keys_are_refused_and_the_connection_lives_on(app: ServedApp) -> Non
         bad = app.request_on(
             connection, "/upload", app.fresh_key(), b"x", headers=[("Content-Encoding", "gzip")]
         )
-        assert (bad.status, kind_of(bad)) == (400, "unreadable-body")
+        assert (bad.status, problem_of(bad)) == (400, "unreadable-body")
         assert app.effects() == 0
         assert app.request_on(connection, "/charges", app.fresh_key(), {}).status == 201
 
 
-def test_too_large_a_body_is_refused_before_anything_is_claimed(app: ServedApp) -> None:
+def test_a_body_too_large_is_refused_before_its_key_is_claimed(app: ServedApp) -> None:
     key = app.fresh_key()
     large = app.post("/upload", key, b"x" * 10_001)
-    assert (large.status, kind_of(large)) == (413, "request-too-large")
+    assert (large.status, problem_of(large)) == (413, "request-too-large")
     with app.connect() as connection:
         head = app.headers(key, more=[("Transfer-Encoding", "chunked")])
         connection.send(
@@ -279,7 +277,7 @@ def test_too_large_a_body_is_refused_before_anything_is_claimed(app: ServedApp) 
     assert app.post("/upload", key, b"x" * 10_000).status == 200
 
 
-def test_compressed_bodies_are_compared_by_what_they_hold(app: ServedApp) -> None:
+def test_compressed_bodies_are_compared_decompressed(app: ServedApp) -> None:
     key = app.fresh_key()
     packed = [("Content-Encoding", "gzip")]
     one, other = (gzip.compress(b'{"a":1}', mtime=time) for time in (1, 2))
@@ -301,7 +299,7 @@ def test_chunked_and_whole_bodies_are_the_same_request(app: ServedApp) -> None:
         assert replayed(connection.read_response())
 
 
-def test_an_optional_key_protects_only_who_sends_it(app: ServedApp) -> None:
+def test_an_optional_key_guards_only_requests_that_have_one(app: ServedApp) -> None:
     for _ in range(2):
         assert app.post("/optional", None, {}, who=None).status == 201
     assert app.effects() == 2
@@ -310,7 +308,7 @@ def test_an_optional_key_protects_only_who_sends_it(app: ServedApp) -> None:
     assert [replayed(app.post("/optional", key, {})) for _ in range(2)] == [False, True]
 
 
-def test_reads_pass_untouched(app: ServedApp) -> None:
+def test_requests_that_no_rule_guards_reach_the_app_unchanged(app: ServedApp) -> None:
     with app.connect() as connection:
         answer = connection.request("GET", "/read", [("Idempotency-Key", '"')])
         assert (answer.status, answer.body) == (200, b"0\n1\n2\n3\n4\n")
@@ -331,7 +329,7 @@ def test_i5_a_handler_longer_than_its_lease_runs_once(app: ServedApp) -> None:
         began = time.monotonic()
 
         def three_leases_later() -> bool:
-            assert kind_of(app.post("/brief", key, {})) == "in-flight"
+            assert problem_of(app.post("/brief", key, {})) == "in-flight"
             return time.monotonic() > began + 0.9
 
         wait_until(three_leases_later, "its lease would be over without heartbeats")
@@ -340,14 +338,14 @@ def test_i5_a_handler_longer_than_its_lease_runs_once(app: ServedApp) -> None:
     assert app.effects() == 1
 
 
-def test_a_key_is_fresh_again_when_its_keep_is_over(app: ServedApp) -> None:
+def test_a_key_runs_again_after_its_retention(app: ServedApp) -> None:
     key = app.fresh_key()
     app.post("/short", key, {})
     wait_until(lambda: not replayed(app.post("/short", key, {})), "300 ms are over")
     assert app.effects() == 2
 
 
-def test_background_tasks_come_after_the_outcome(app: ServedApp) -> None:
+def test_background_tasks_run_after_the_outcome_is_stored(app: ServedApp) -> None:
     """The answer and its record are there while the task still runs."""
     key = app.fresh_key()
     with app.connect() as connection:
@@ -361,7 +359,7 @@ def test_background_tasks_come_after_the_outcome(app: ServedApp) -> None:
     assert app.effects("background") == 1
 
 
-def test_the_handler_finds_its_attempt(app: ServedApp) -> None:
-    told = json.loads(app.post("/attempt", app.fresh_key(), {}).body)
-    assert told["fence"] > 0
-    assert told["child"].startswith("ok1-")
+def test_attempt_of_gives_the_handler_its_attempt(app: ServedApp) -> None:
+    attempt = json.loads(app.post("/attempt", app.fresh_key(), {}).body)
+    assert attempt["fence"] > 0
+    assert attempt["child"].startswith("ok1-")

@@ -45,7 +45,7 @@ def ways(app: ServedApp) -> tuple[str, ...]:
     return WAYS if SOAK or app.server.env["GATED_KIND"] == "plain" else WAYS[:1]
 
 
-def test_what_is_said_to_be_around_it_is_there(app: ServedApp) -> None:
+def test_the_middleware_around_the_guard_is_active(app: ServedApp) -> None:
     """Or the rest would prove less than it says."""
     kind = app.server.env["GATED_KIND"]
     answer = GatedRequest(app, "large").send_undisturbed()
@@ -68,7 +68,7 @@ UNFINISHED = {
 
 
 @pytest.mark.parametrize("sent", UNFINISHED)
-def test_before_the_body_is_in_nothing_is_claimed(app: ServedApp, sent: str) -> None:
+def test_a_disconnect_before_the_body_is_complete_claims_nothing(app: ServedApp, sent: str) -> None:
     for how in ways(app):
         operation = GatedRequest(app, "plain")
         length, piece = UNFINISHED[sent]
@@ -92,9 +92,7 @@ def test_before_the_body_is_in_nothing_is_claimed(app: ServedApp, sent: str) -> 
 
 
 @pytest.mark.parametrize("handler", HANDLERS)
-def test_a_client_gone_during_the_handler_takes_nothing_with_it(
-    app: ServedApp, handler: str
-) -> None:
+def test_a_disconnect_during_the_handler_loses_nothing(app: ServedApp, handler: str) -> None:
     for how in ways(app):
         operation = GatedRequest(app, handler)
         connection = operation.start()
@@ -112,9 +110,7 @@ def test_a_client_gone_during_the_handler_takes_nothing_with_it(
 
 
 @pytest.mark.parametrize("handler", ANSWERING)
-def test_a_client_gone_during_its_answer_finds_all_of_it_later(
-    app: ServedApp, handler: str
-) -> None:
+def test_a_disconnect_during_the_response_loses_nothing(app: ServedApp, handler: str) -> None:
     for how in ways(app):
         operation = GatedRequest(app, handler)
         connection = operation.start()
@@ -126,7 +122,7 @@ def test_a_client_gone_during_its_answer_finds_all_of_it_later(
         app.wait_logged("ended", operation.key)
 
 
-def test_an_answer_too_long_to_be_held_is_made_to_its_end_though_nobody_reads_it(
+def test_a_response_too_long_to_hold_is_produced_to_its_end_after_a_disconnect(
     app: ServedApp,
 ) -> None:
     """It flows while it is made, so its client can leave in the middle of the real stream."""
@@ -143,9 +139,7 @@ def test_an_answer_too_long_to_be_held_is_made_to_its_end_though_nobody_reads_it
 
 
 @pytest.mark.parametrize("handler", HANDLERS)
-def test_a_client_gone_after_its_answer_left_everything_in_order(
-    app: ServedApp, handler: str
-) -> None:
+def test_a_disconnect_after_the_response_loses_nothing(app: ServedApp, handler: str) -> None:
     for how in ways(app):
         operation = GatedRequest(app, handler)
         app.open_gate(operation.key)
@@ -225,7 +219,9 @@ REFUSALS: dict[str, tuple[Refusal, int]] = {
 
 
 @pytest.mark.parametrize("kind", REFUSALS)
-def test_after_a_refusal_the_connection_serves_the_next_request(app: ServedApp, kind: str) -> None:
+def test_a_refusal_leaves_the_connection_open_for_the_next_request(
+    app: ServedApp, kind: str
+) -> None:
     refuse, status = REFUSALS[kind]
     with app.connect() as connection:
         for _ in range(2):
@@ -239,7 +235,7 @@ def test_after_a_refusal_the_connection_serves_the_next_request(app: ServedApp, 
 
 
 @pytest.mark.parametrize("refuse", [of_too_much, of_too_much_undeclared])
-def test_a_body_that_is_not_read_is_the_last_on_its_connection(
+def test_a_refused_body_that_is_not_read_closes_the_connection(
     app: ServedApp, refuse: Refusal
 ) -> None:
     """Nobody can tell where the next request would begin."""
@@ -262,7 +258,7 @@ def no_store(app: ServedApp) -> Iterator[None]:
         away.rename(file)
 
 
-def test_without_its_store_nothing_runs_unless_that_was_chosen(app: ServedApp) -> None:
+def test_with_its_store_down_only_store_down_run_routes_run(app: ServedApp) -> None:
     operation, risky = GatedRequest(app, "plain"), GatedRequest(app, "risky")
     operation.open_gates()
     risky.open_gates()

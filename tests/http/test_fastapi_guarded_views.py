@@ -1,4 +1,4 @@
-"""A decorated function is served guarded, or the app says so before it runs: FastAPI.
+"""A FastAPI endpoint with a guard is served guarded, or the app is refused before it runs.
 
 In the wrong order (the guard above `@app.post`) the route holds the bare function: it would run as
 often as it is asked, and nobody would notice.
@@ -43,12 +43,12 @@ async def start(app: FastAPI) -> None:
         pass
 
 
-def told(app: Any, *words: str) -> None:
-    """At the start, at the first request of an app that is never started, and by the command."""
+def assert_refused(app: Any, *words: str) -> None:
+    """At startup, at the first request of an app without a lifespan, and by the policy command."""
     RAN.clear()
-    for ask in (start(app), post(app, "/pay"), post(app, "/pay")):
+    for use in (start(app), post(app, "/pay"), post(app, "/pay")):
         with pytest.raises(ConfigurationError) as error:
-            asyncio.run(ask)
+            asyncio.run(use)
         for word in words:
             assert word in str(error.value)
     with pytest.raises(ConfigurationError, match=words[0]):
@@ -86,7 +86,7 @@ def test_fastapi_wrong_order_in_an_app_that_was_never_attached_is_refused_at_imp
     app.post("/other")(idempotency.guard()(with_wraps(lambda: None)))
 
 
-def test_the_policy_command_fails_on_a_function_that_runs_unguarded(
+def test_the_policy_command_fails_on_an_endpoint_that_runs_unguarded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shop = """
@@ -105,9 +105,9 @@ def test_the_policy_command_fails_on_a_function_that_runs_unguarded(
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     assert run(["policy", "wrong_shop:app"]) == 2
-    said = capsys.readouterr().err
-    assert "pay (" in said
-    assert "below @app.post" in said
+    error = capsys.readouterr().err
+    assert "pay (" in error
+    assert "below @app.post" in error
 
 
 def test_fastapi_wrong_order_on_a_plain_router_is_refused_at_the_start() -> None:
@@ -120,10 +120,10 @@ def test_fastapi_wrong_order_on_a_plain_router_is_refused_at_the_start() -> None
         RAN.append(1)
 
     app.include_router(router, prefix="")
-    told(app, "pay", "bare function", "below @app.post")
+    assert_refused(app, "pay", "bare function", "below @app.post")
 
 
-def test_fastapi_wrong_order_behind_a_careless_decorator_and_a_mount() -> None:
+def test_fastapi_wrong_order_behind_a_decorator_without_wraps_and_a_mount_is_refused() -> None:
     app, idempotency = fastapi()
     inner = FastAPI()
 
@@ -134,22 +134,22 @@ def test_fastapi_wrong_order_behind_a_careless_decorator_and_a_mount() -> None:
         RAN.append(1)
 
     app.mount("/pay", inner)
-    told(app, "pay", "bare function")
+    assert_refused(app, "pay", "bare function")
 
 
-def test_fastapi_a_guarded_function_that_no_route_serves() -> None:
+def test_fastapi_a_guarded_function_that_no_route_serves_is_refused_at_the_start() -> None:
     app, idempotency = fastapi()
 
     async def pay() -> None:
         RAN.append(1)
 
     lost = idempotency.guard()(pay)
-    told(app, "pay", "no route serves it")
+    assert_refused(app, "pay", "no route serves it")
     app.post("/pay")(lost)  # and now one does
     assert asyncio.run(post(app, "/pay")).status_code == 200
 
 
-def test_fastapi_serves_what_is_in_order() -> None:
+def test_fastapi_serves_correctly_guarded_routes() -> None:
     app, idempotency = fastapi()
     other = FastAPI()
     idempotency.attach(other)
@@ -178,7 +178,7 @@ def test_fastapi_serves_what_is_in_order() -> None:
     assert RAN == [1]
 
 
-def test_fastapi_an_app_may_leave_a_router_out_and_does_not_answer_for_another_app() -> None:
+def test_fastapi_checks_only_the_routes_of_its_own_app() -> None:
     app, idempotency = fastapi()
     left_out = APIRouter(route_class=idempotency.route_class)
 
@@ -199,11 +199,11 @@ def test_fastapi_an_app_may_leave_a_router_out_and_does_not_answer_for_another_a
     asyncio.run(start(app))
     assert asyncio.run(post(app, "/pay")).status_code == 200
     assert [one.path for one in find_policy(app).guarded] == ["/pay"]
-    told(wrong, "bare function")
+    assert_refused(wrong, "bare function")
     assert lost is not None
 
 
-def test_fastapi_two_set_ups_on_one_app_guard_their_own_routes_but_none_is_attached_twice() -> None:
+def test_fastapi_two_set_ups_on_one_app_guard_their_own_routes() -> None:
     app, first = fastapi()
     second = Idempotency(
         AsyncOnce("memory://"), caller=lambda request: "me", operation="second", close=False
@@ -226,7 +226,7 @@ def test_fastapi_two_set_ups_on_one_app_guard_their_own_routes_but_none_is_attac
     asyncio.run(start(app))
 
 
-def test_fastapi_unserved_may_be_allowed_but_never_the_wrong_order() -> None:
+def test_fastapi_unserved_functions_may_be_allowed_but_not_the_wrong_order() -> None:
     app, idempotency = fastapi(unserved="allow")
     kept: list[Any] = [idempotency.guard()(lambda: None)]
     asyncio.run(start(app))
@@ -237,7 +237,7 @@ def test_fastapi_unserved_may_be_allowed_but_never_the_wrong_order() -> None:
 
     kept += [idempotency.guard()(pay)]
     app.include_router(router)
-    told(app, "pay", "bare function")
+    assert_refused(app, "pay", "bare function")
     with pytest.raises(ConfigurationError, match="unserved"):
         fastapi(unserved="maybe")
 
@@ -262,6 +262,6 @@ def test_fastapi_guards_every_unsafe_method(method: str) -> None:
     assert RAN == [1]
 
 
-def test_fastapi_classes_are_not_decorated() -> None:
+def test_fastapi_a_guard_on_a_class_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="class"):
         fastapi()[1].guard()(FastAPI)

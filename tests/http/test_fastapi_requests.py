@@ -1,67 +1,211 @@
-"""FastAPI endpoints of the odder kinds, in one process."""
+"""Requests to guarded FastAPI routes in one process: callers, dependencies, cancellation."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
-from fastapi import FastAPI, Request
+import pytest
+from fastapi import Depends, FastAPI, Request, UploadFile
+from fastapi.routing import APIRoute
+from tests.http.fastapi_set_up import KEY, attached, send, set_up
 
-from oncekey import AsyncOnce
-from oncekey.http.fastapi import Idempotency, install
+from oncekey import ConfigurationError, StoreUnavailable
+from oncekey.http.fastapi import CurrentAttempt, OptionalAttempt, install
 
-
-async def _asked(app: FastAPI, times: int = 2, **more: Any) -> list[httpx.Response]:
-    headers = {"Idempotency-Key": "k"}
-    transport = httpx.ASGITransport(app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://shop") as client:
-        return [await client.post("/charges", headers=headers, **more) for _ in range(times)]
+# --- callers and classes ------------------------------------------------------------------------
 
 
-def _caller(request: Request) -> str:
-    return "me"
+def test_caller_may_be_a_function_of_the_request_and_none_is_refused() -> None:
+    async def caller(request: Request) -> str | None:
+        return request.headers.get("x-account")
+
+    app, idempotency = attached(caller=caller)
+
+    @app.post("/")
+    @idempotency.guard()
+    async def run(attempt: CurrentAttempt) -> str:
+        return attempt.scope
+
+    accounts = [{**KEY, "x-account": account} for account in ("a", "b", "a")]
+    refused, *answers = send(app, KEY, *accounts)
+    assert (refused.status_code, refused.headers["www-authenticate"]) == (401, "Bearer")
+    # I8: one key, two accounts, two outcomes
+    assert [answer.json() for answer in answers] == ["a", "b", "a"]
 
 
-def test_an_endpoint_may_ask_for_the_request_itself() -> None:
-    async def scene() -> None:
-        guard, app = Idempotency(AsyncOnce("memory://"), caller=_caller), FastAPI()
-        guard.attach(app)
-        runs = []
+def test_a_caller_that_is_not_text_raises_type_error() -> None:
+    app, idempotency = attached(caller=lambda request: 7)
 
-        @app.post("/charges")
-        @guard.guard()
-        async def charge(request: Request, cents: int) -> dict[str, Any]:
-            runs.append(request.url.path)
-            return {"path": request.url.path, "cents": cents}
+    @app.post("/")
+    @idempotency.guard()
+    async def run() -> None: ...
 
-        first, again = await _asked(app, params={"cents": 5})
-        assert first.json() == {"path": "/charges", "cents": 5}
-        assert again.content == first.content
-        assert again.headers["x-idempotency-replayed"] == "true"
-        assert runs == ["/charges"]
-
-    asyncio.run(scene())
+    with pytest.raises(TypeError, match="text or None"):
+        send(app, KEY)
 
 
-def test_a_guarded_route_in_a_guarded_app_is_guarded_once() -> None:
-    async def scene() -> None:
-        once = AsyncOnce("memory://")
-        guard, app = Idempotency(once, caller=_caller), FastAPI()
-        guard.attach(app)
-        runs = []
+def test_a_dependency_that_raises_leaves_the_key_free() -> None:
+    app, idempotency = attached()
+    working = False
 
-        @app.post("/charges")
-        @guard.guard()
-        async def charge() -> int:
-            runs.append(1)
-            return len(runs)
+    async def card() -> None:
+        if not working:
+            raise ValueError("no card")
 
-        install(app, once, caller=lambda scope: "me")
-        assert [(answer.status_code, answer.json()) for answer in await _asked(app)] == [
-            (200, 1),
-            (200, 1),
-        ]
-        assert runs == [1]
+    @app.post("/", dependencies=[Depends(card)])
+    @idempotency.guard()
+    async def run() -> int:
+        return 1
 
-    asyncio.run(scene())
+    with pytest.raises(ValueError, match="no card"):
+        send(app, KEY)
+    working = True
+    (answer,) = send(app, KEY)
+    assert (answer.json(), "x-idempotency-replayed" in answer.headers) == (1, False)
+
+
+def test_the_apps_own_route_class_is_kept() -> None:
+    class Own(APIRoute):
+        def get_route_handler(self) -> Any:
+            handler = super().get_route_handler()
+
+            async def handle(request: Request) -> Any:
+                response = await handler(request)
+                response.headers["ETag"] = "own"
+                return response
+
+            return handle
+
+    app, idempotency = FastAPI(), set_up()
+    app.router.route_class = Own
+    idempotency.attach(app)
+
+    @app.post("/")
+    @idempotency.guard()
+    async def run() -> int:
+        return 1
+
+    answers = send(app, KEY, KEY)
+    assert [answer.headers["etag"] for answer in answers] == ["own", "own"]
+    assert "x-idempotency-replayed" in answers[1].headers
+
+
+def test_a_dependency_gets_a_proxy_of_the_attempt() -> None:
+    app, idempotency = attached()
+
+    def card(attempt: CurrentAttempt) -> Any:
+        with pytest.raises(ConfigurationError, match="no attempt is running"):
+            attempt.check()
+        return lambda: attempt.child_key("card")
+
+    @app.post("/")
+    @idempotency.guard()
+    async def run(attempt: CurrentAttempt, key: Any = Depends(card)) -> bool:  # noqa: B008
+        return bool(key() == attempt.child_key("card"))
+
+    assert send(app, KEY)[0].json() is True
+
+
+# --- a store that is down -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("choice", "status"), [("refuse", 503), ("run", 200)])
+def test_a_request_while_the_store_is_down_is_refused_or_runs_unprotected(
+    choice: str, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app, idempotency = attached()
+    ran = []
+
+    @app.post("/")
+    @idempotency.guard(store_down=choice)
+    async def run(attempt: OptionalAttempt) -> None:
+        ran.append(attempt)
+
+    async def down(*args: Any, **options: Any) -> None:
+        raise StoreUnavailable("down", ambiguous=False)
+
+    monkeypatch.setattr(idempotency.once, "run", down)
+    (answer,) = send(app, KEY)
+    assert answer.status_code == status
+    assert ("retry-after" in answer.headers) == (choice == "refuse")
+    assert (ran, idempotency.unprotected) == (([], 0) if choice == "refuse" else ([None], 1))
+
+
+# --- I14 ------------------------------------------------------------------------------------------
+
+
+def test_i14_shutdown_waits_for_a_cancelled_request() -> None:
+    """The server gives up on the request, then shuts down; the result is there all the same."""
+    log: list[str] = []
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        log.append("closed")
+
+    async def main() -> None:
+        app = FastAPI(lifespan=lifespan)
+        idempotency = set_up()
+        idempotency.attach(app)
+        here, go = asyncio.Event(), asyncio.Event()
+
+        @app.post("/")
+        @idempotency.guard()
+        async def run(file: UploadFile) -> str:
+            here.set()
+            await go.wait()
+            log.append(f"ran on {(await file.read()).decode()}")
+            return "done"
+
+        transport = httpx.ASGITransport(app)
+        async with app.router.lifespan_context(app):
+            async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+                request = asyncio.create_task(client.post("/", headers=KEY, files={"file": b"it"}))
+                await here.wait()
+                request.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await request
+            go.set()  # from here on only the end of the app waits for it
+
+    asyncio.run(main())
+    assert log == ["ran on it", "closed"]
+
+
+# --- endpoints ----------------------------------------------------------------------------------
+
+
+def test_an_endpoint_may_take_the_request() -> None:
+    app, idempotency = attached()
+    ran = []
+
+    @app.post("/charges")
+    @idempotency.guard()
+    async def charge(request: Request, cents: int) -> dict[str, Any]:
+        ran.append(request.url.path)
+        return {"path": request.url.path, "cents": cents}
+
+    first, again = send(app, KEY, KEY, path="/charges?cents=5")
+    assert first.json() == {"path": "/charges", "cents": 5}
+    assert again.content == first.content
+    assert again.headers["x-idempotency-replayed"] == "true"
+    assert ran == ["/charges"]
+
+
+def test_a_guarded_route_behind_the_middleware_is_guarded_once() -> None:
+    app, idempotency = attached()
+    ran = []
+
+    @app.post("/")
+    @idempotency.guard()
+    async def charge() -> int:
+        ran.append(1)
+        return len(ran)
+
+    install(app, idempotency.once, caller=lambda scope: "acct")
+    responses = send(app, KEY, KEY)
+    assert [(response.status_code, response.json()) for response in responses] == [(200, 1)] * 2
+    assert ran == [1]

@@ -34,11 +34,11 @@ def replayed(response: Response) -> bool:
     return response.one("X-Idempotency-Replayed") == "true"
 
 
-def kind_of(response: Response) -> str:
+def problem_of(response: Response) -> str:
     assert response.one("Content-Type") == "application/problem+json"
-    told = json.loads(response.body)
-    assert told["status"] == response.status
-    return str(told["type"]).removeprefix("/policy#")
+    problem = json.loads(response.body)
+    assert problem["status"] == response.status
+    return str(problem["type"]).removeprefix("/policy#")
 
 
 def twice(app: ServedApp, path: str, body: object = None) -> tuple[Response, Response]:
@@ -50,7 +50,7 @@ def twice(app: ServedApp, path: str, body: object = None) -> tuple[Response, Res
 
 
 @pytest.mark.parametrize(("who", "status"), [(NOBODY, 401), (BOB, 403), (None, 401)])
-def test_i15_a_refused_caller_gets_nothing_of_anothers_answer(
+def test_i15_a_refused_caller_gets_no_part_of_a_stored_response(
     app: ServedApp, who: tuple[str, str] | None, status: int
 ) -> None:
     key = app.fresh_key()
@@ -78,7 +78,9 @@ def test_i15_authentication_runs_for_each_replay(app: ServedApp) -> None:
 
 
 @pytest.mark.parametrize("bad", [{"cents": "many"}, {}, b"{", b""])
-def test_what_does_not_validate_neither_claims_nor_stores(app: ServedApp, bad: object) -> None:
+def test_a_body_that_fails_validation_claims_and_stores_nothing(
+    app: ServedApp, bad: object
+) -> None:
     key = app.fresh_key()
     for _ in range(2):
         refused = app.post("/charges", key, bad)
@@ -89,15 +91,15 @@ def test_what_does_not_validate_neither_claims_nor_stores(app: ServedApp, bad: o
     assert (good.status, replayed(good)) == (201, False)
 
 
-def test_a_replay_validates_too(app: ServedApp) -> None:
+def test_a_retry_is_validated_before_it_is_replayed(app: ServedApp) -> None:
     key = app.fresh_key()
     app.post("/charges", key, {"cents": 5})
     assert b"detail" in app.post("/charges", key, {"cents": "many"}).body
 
 
-def test_keys_that_are_missing_or_malformed(app: ServedApp) -> None:
-    assert kind_of(app.post("/charges", None, {"cents": 5})) == "missing-key"
-    assert kind_of(app.post("/charges", "a b", {"cents": 5})) == "invalid-key"
+def test_missing_and_invalid_keys_are_refused_after_authentication(app: ServedApp) -> None:
+    assert problem_of(app.post("/charges", None, {"cents": 5})) == "missing-key"
+    assert problem_of(app.post("/charges", "a b", {"cents": 5})) == "invalid-key"
     assert app.post("/charges", None, {"cents": 5}, who=NOBODY).status == 401
     assert app.effects("charge") == 0
 
@@ -120,21 +122,21 @@ def test_i3_a_retry_gets_the_same_bytes_and_headers(app: ServedApp) -> None:
     assert app.effects("charge") == 1
 
 
-def test_i7_other_bodies_are_refused_and_reordered_or_ignored_members_are_not(
+def test_i7_another_body_is_refused_and_reordered_or_ignored_members_replayed(
     app: ServedApp,
 ) -> None:
     key = app.fresh_key()
     app.post("/charges", key, b'{"cents":1,"note":"a"}')
     assert replayed(app.post("/charges", f'"{key}"', b'{ "note":"a", "cents":1, "sent_at":"2"}'))
     other = app.post("/charges", key, {"cents": 2})
-    assert (other.status, kind_of(other)) == (422, "key-reused")
-    assert kind_of(app.post("/other", key)) == "key-reused"
-    assert kind_of(app.post("/charges?x=1", key, b'{"cents":1,"note":"a"}')) == "key-reused"
+    assert (other.status, problem_of(other)) == (422, "key-reused")
+    assert problem_of(app.post("/other", key)) == "key-reused"
+    assert problem_of(app.post("/charges?x=1", key, b'{"cents":1,"note":"a"}')) == "key-reused"
     assert app.effects("charge") == 1
 
 
 @pytest.mark.parametrize("path", ["/text", "/binary", "/stream", "/large?size=2000000"])
-def test_every_kind_of_body_comes_back_as_it_was(app: ServedApp, path: str) -> None:
+def test_every_kind_of_body_is_replayed(app: ServedApp, path: str) -> None:
     first, again = twice(app, path)
     assert first.status == 200
     assert (first.body, first.one("Content-Type")) == (again.body, again.one("Content-Type"))
@@ -144,7 +146,7 @@ def test_every_kind_of_body_comes_back_as_it_was(app: ServedApp, path: str) -> N
 
 
 @pytest.mark.parametrize("code", [200, 204, 302, 400, 404, 500])
-def test_every_status_comes_back_as_it_was(app: ServedApp, code: int) -> None:
+def test_every_status_is_replayed(app: ServedApp, code: int) -> None:
     first, again = twice(app, f"/status/{code}")
     assert (first.status, again.status) == (code, code)
     assert first.body == again.body
@@ -153,7 +155,7 @@ def test_every_status_comes_back_as_it_was(app: ServedApp, code: int) -> None:
 
 
 @pytest.mark.parametrize("code", [400, 404, 409, 500])
-def test_an_http_exception_is_an_answer_like_any_other(app: ServedApp, code: int) -> None:
+def test_an_http_exception_is_stored_and_replayed(app: ServedApp, code: int) -> None:
     first, again = twice(app, f"/raise/{code}")
     assert (first.status, again.status) == (code, code)
     assert first.body == again.body == b'{"detail":{"because":%d}}' % code
@@ -162,7 +164,7 @@ def test_an_http_exception_is_an_answer_like_any_other(app: ServedApp, code: int
 
 
 @pytest.mark.parametrize("code", [401, 403, 429, 503])
-def test_some_say_nothing_about_the_operation_and_free_the_key(app: ServedApp, code: int) -> None:
+def test_401_403_429_and_503_free_the_key(app: ServedApp, code: int) -> None:
     first, again = twice(app, f"/raise/{code}")
     assert (first.status, again.status) == (code, code)
     assert first.one("X-Idempotency-Retention") is None
@@ -170,7 +172,7 @@ def test_some_say_nothing_about_the_operation_and_free_the_key(app: ServedApp, c
     assert app.effects("refuse") == 2
 
 
-def test_the_apps_own_exception_handlers_word_the_answer(app: ServedApp) -> None:
+def test_a_response_of_the_apps_exception_handler_is_replayed(app: ServedApp) -> None:
     first, again = twice(app, "/stock")
     assert first.body == again.body == b'{"error":"out of stock"}'
     assert first.one("ETag") == again.one("ETag") == '"none"'
@@ -178,29 +180,29 @@ def test_the_apps_own_exception_handlers_word_the_answer(app: ServedApp) -> None
 
 
 @pytest.mark.parametrize("path", ["/crash", "/wrong-model"])
-def test_i1_a_crash_is_not_run_again(app: ServedApp, path: str) -> None:
+def test_i1_an_endpoint_that_raised_is_not_run_again(app: ServedApp, path: str) -> None:
     first, again = twice(app, path)
     assert (first.status, first.body) == (500, b"Internal Server Error")
-    assert kind_of(again) == "failed"
+    assert problem_of(again) == "failed"
     assert b"s3cret" not in again.body
     assert app.effects(path[1:]) == 1
 
 
-def test_a_crash_that_may_be_repeated_frees_its_key(app: ServedApp) -> None:
+def test_a_retry_safe_endpoint_that_raised_frees_its_key(app: ServedApp) -> None:
     first, again = twice(app, "/crash-safely")
     assert (first.status, again.status) == (500, 200)
     assert app.effects("crash-safely") == 2
 
 
-def test_an_endpoint_that_blocks_runs_in_a_thread_and_has_its_attempt(app: ServedApp) -> None:
+def test_a_sync_endpoint_runs_in_a_thread_with_its_attempt(app: ServedApp) -> None:
     first, again = twice(app, "/blocking")
     assert first.body == again.body
-    told = json.loads(first.body)
-    assert (told["attempt"], told["in thread"]) == (1, True)
+    seen = json.loads(first.body)
+    assert (seen["attempt"], seen["in thread"]) == (1, True)
     assert app.effects("blocking") == 1
 
 
-def test_an_optional_key(app: ServedApp) -> None:
+def test_an_optional_key_guards_only_requests_that_have_one(app: ServedApp) -> None:
     assert [json.loads(app.post("/optional", None).body)["key"] for _ in range(2)] == [None] * 2
     assert app.effects("optional") == 2
     key = app.fresh_key()
@@ -210,7 +212,7 @@ def test_an_optional_key(app: ServedApp) -> None:
     assert app.effects("optional") == 3
 
 
-def test_dependencies_with_an_end_have_it_also_in_a_replay(app: ServedApp) -> None:
+def test_dependencies_with_yield_are_ended_after_a_replay_too(app: ServedApp) -> None:
     first, again = twice(app, "/locked")
     assert first.body == again.body == b'{"lock":"held"}'
     wait_until(lambda: app.effects("unlock") == 2, "both are unlocked")
@@ -230,56 +232,56 @@ def test_a_form_retried_with_another_boundary_is_the_same_request(app: ServedApp
 
     first, again = send("one", b"abc"), send("two", b"abc")
     assert first.body == again.body == b'{"size":3}'
-    assert kind_of(send("three", b"abd")) == "key-reused"
+    assert problem_of(send("three", b"abd")) == "key-reused"
     assert app.effects("upload") == 1
-    assert kind_of(send("four", b"x" * 100_001)) == "request-too-large"
+    assert problem_of(send("four", b"x" * 100_001)) == "request-too-large"
 
 
-def test_a_guarded_router_under_prefixes(app: ServedApp) -> None:
+def test_a_guarded_router_is_guarded_under_prefixes(app: ServedApp) -> None:
     first, again = twice(app, "/v1/shop/carts/7")
     assert first.body == again.body == b'{"cart":"7"}'
     assert replayed(again)
     assert app.effects("fill") == 1
-    assert kind_of(app.post("/v1/shop/carts/7", None)) == "missing-key"
+    assert problem_of(app.post("/v1/shop/carts/7", None)) == "missing-key"
     for _ in range(2):
         assert app.post("/v1/shop/carts/7", None, method="GET").status == 200
         assert app.post("/v1/shop/free", "k").status == 200
     assert (app.effects("look"), app.effects("free")) == (2, 2)
 
 
-# --- several at once, and clients that go ---------------------------------------------------------
+# --- concurrent requests and disconnects ----------------------------------------------------------
 
 
-def test_i1_twenty_at_once_run_once(app: ServedApp) -> None:
+def test_i1_twenty_concurrent_requests_run_once(app: ServedApp) -> None:
     key = app.fresh_key()
     start = threading.Barrier(20)
 
-    def ask(_: int) -> Response:
+    def post(_: int) -> Response:
         with app.connect() as connection:
             start.wait()
             return app.request_on(connection, "/twenty", key)
 
     with ThreadPoolExecutor(20) as pool:
-        answers = list(pool.map(ask, range(20)))
+        answers = list(pool.map(post, range(20)))
     assert {(answer.status, answer.body) for answer in answers} == {(200, answers[0].body)}
     assert sum(replayed(answer) for answer in answers) == 19
     assert app.effects("twenty") == 1
 
 
-def test_a_duplicate_while_the_first_runs_is_told_when_to_come_again(app: ServedApp) -> None:
+def test_a_duplicate_of_a_running_request_gets_409_with_retry_after(app: ServedApp) -> None:
     key = app.fresh_key()
     with app.connect() as connection:
         connection.send_request("POST", "/gated", app.headers(key))
         app.wait_at_gate("gated")
         busy = app.post("/gated", key)
-        assert (busy.status, kind_of(busy)) == (409, "in-flight")
+        assert (busy.status, problem_of(busy)) == (409, "in-flight")
         assert int(busy.one("Retry-After") or 0) >= 1
         app.open_gate("gated")
         assert connection.read_response().body == b'{"done":true}'
     assert app.effects("gated") == 1
 
 
-def test_i14_a_client_that_leaves_takes_no_result_with_it(app: ServedApp) -> None:
+def test_i14_the_result_of_a_disconnected_client_is_stored(app: ServedApp) -> None:
     key = app.fresh_key()
     with app.connect() as connection:
         connection.send_request("POST", "/gated", app.headers(key))
@@ -296,7 +298,7 @@ def test_i14_a_client_that_leaves_takes_no_result_with_it(app: ServedApp) -> Non
     assert app.effects("gated") == 1
 
 
-def test_a_background_task_begins_after_the_outcome_and_delays_nothing(app: ServedApp) -> None:
+def test_a_background_task_starts_after_the_outcome_and_delays_no_response(app: ServedApp) -> None:
     key = app.fresh_key()
     first = app.post("/background", key)  # answered, though its task waits for a gate
     app.wait_at_gate("afterwards")

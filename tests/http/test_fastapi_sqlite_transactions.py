@@ -118,7 +118,7 @@ def test_rows_record_and_response_commit_together(tmp_path: Path, kind: str) -> 
     asyncio.run(main())
 
 
-def test_async_sessions_alone_open_the_store_of_a_new_file(tmp_path: Path) -> None:
+def test_the_first_transaction_on_a_new_file_creates_the_tables(tmp_path: Path) -> None:
     """An app whose one guarded route is transactional: nothing else has made the tables yet."""
 
     async def main() -> None:

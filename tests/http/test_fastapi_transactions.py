@@ -94,7 +94,7 @@ def test_rows_record_and_response_commit_together(
 
 @ALL_KINDS
 @pytest.mark.parametrize("how", ["404", "1409"])
-def test_a_4xx_is_kept_while_its_rows_are_not(
+def test_a_4xx_is_stored_and_its_rows_are_rolled_back(
     app: ServedApp, database: Database, kind: str, how: str
 ) -> None:
     first, again = twice(app, f"/{kind}/{how}")
@@ -108,7 +108,7 @@ def test_a_4xx_is_kept_while_its_rows_are_not(
 
 @ALL_KINDS
 @pytest.mark.parametrize("how", ["500", "1500", "crash"])
-def test_a_5xx_or_a_crash_takes_everything_back_and_frees_the_key(
+def test_a_5xx_or_an_exception_rolls_back_and_frees_the_key(
     app: ServedApp, database: Database, kind: str, how: str
 ) -> None:
     first, again = twice(app, f"/{kind}/{how}")
@@ -120,7 +120,7 @@ def test_a_5xx_or_a_crash_takes_everything_back_and_frees_the_key(
 
 
 @KINDS
-def test_a_response_that_cannot_be_made_takes_everything_back(
+def test_a_response_that_fails_validation_rolls_back(
     app: ServedApp, database: Database, kind: str
 ) -> None:
     first, again = twice(app, f"/{kind}/wrong")
@@ -129,12 +129,12 @@ def test_a_response_that_cannot_be_made_takes_everything_back(
     assert database.things() == []
 
 
-def test_the_sessions_dependency_sees_a_crash(app: ServedApp) -> None:
+def test_the_sessions_dependency_sees_the_endpoints_exception(app: ServedApp) -> None:
     twice(app, "/async/crash")
     assert app.effects("dependency saw ValueError") == 2
 
 
-def test_when_a_dependency_sees_a_crash_all_is_taken_back_already(
+def test_a_dependency_sees_the_exception_after_the_rollback(
     app: ServedApp, database: Database
 ) -> None:
     twice(app, "/stubborn/crash")
@@ -143,7 +143,7 @@ def test_when_a_dependency_sees_a_crash_all_is_taken_back_already(
 
 
 @KINDS
-def test_an_endpoint_must_not_commit_by_itself(
+def test_an_endpoint_that_commits_by_itself_is_an_error(
     app: ServedApp, database: Database, kind: str
 ) -> None:
     first, _ = twice(app, f"/{kind}/commits")
@@ -152,7 +152,9 @@ def test_an_endpoint_must_not_commit_by_itself(
 
 
 @KINDS
-def test_i1_twenty_at_once_place_one(app: ServedApp, database: Database, kind: str) -> None:
+def test_i1_twenty_concurrent_requests_insert_one_row(
+    app: ServedApp, database: Database, kind: str
+) -> None:
     key = app.fresh_key()
     start = threading.Barrier(20)
 
@@ -168,7 +170,7 @@ def test_i1_twenty_at_once_place_one(app: ServedApp, database: Database, kind: s
     assert database.things() == ["once"]
 
 
-def test_i13_nothing_is_sent_and_no_task_runs_before_the_commit(
+def test_i13_response_and_background_task_come_after_the_commit(
     app: ServedApp, database: Database
 ) -> None:
     assert app.post("/async/seen", app.fresh_key()).status == 200
@@ -177,7 +179,7 @@ def test_i13_nothing_is_sent_and_no_task_runs_before_the_commit(
     assert app.effects("task saw seen 1") == 1
 
 
-def test_i14_a_client_that_leaves_takes_no_result_with_it(
+def test_i14_the_result_of_a_disconnected_client_is_committed(
     app: ServedApp, database: Database
 ) -> None:
     key = app.fresh_key()
@@ -193,7 +195,7 @@ def test_i14_a_client_that_leaves_takes_no_result_with_it(
     assert database.things() == ["gated"]
 
 
-def test_i14_a_cancelled_request_goes_on_to_its_commit(database: Database) -> None:
+def test_i14_a_cancelled_request_is_committed(database: Database) -> None:
     """By a server that cancels, or a timeout around the app."""
     database.empty()
 
@@ -231,9 +233,7 @@ def test_i14_a_cancelled_request_goes_on_to_its_commit(database: Database) -> No
     assert database.things() == ["kept"]
 
 
-def test_a_streamed_response_writes_in_the_transaction_too(
-    app: ServedApp, database: Database
-) -> None:
+def test_a_streamed_response_writes_in_the_transaction(app: ServedApp, database: Database) -> None:
     first, again = twice(app, "/stream")
     assert first.body == again.body == b"part 0\npart 1\npart 2\n"
     assert database.things() == ["part"] * 3

@@ -9,7 +9,7 @@ import threading
 from typing import Any
 
 import pytest
-from tests.http.test_asgi_corners import Counting, ask, guard
+from tests.http.asgi_requests import CountingApp, guard, send_request
 
 from oncekey import AsyncOnce
 from oncekey.http import exchange
@@ -47,12 +47,12 @@ def test_large_bodies_are_fingerprinted_off_the_event_loop(
 
     async def main() -> None:
         once = AsyncOnce("memory://")
-        app = Counting()
+        app = CountingApp()
         guarded = guard(app, Rule(max_request=4 * BODY_SPILL_BYTES), once=once)
         headers = [(b"idempotency-key", b"k"), (b"content-type", kind)]
         headers += [(b"content-encoding", coding)] if coding else []
-        first = await ask(guarded, body=body, headers=headers)
-        again = await ask(guarded, body=body, headers=headers)
+        first = await send_request(guarded, body=body, headers=headers)
+        again = await send_request(guarded, body=body, headers=headers)
         assert (first.statuses, again.statuses, app.runs) == ([201], [201], 1)
         await once.close()
 
@@ -71,14 +71,14 @@ def test_large_body_reaches_the_app_as_it_was_sent() -> None:
                 message = await receive()
                 read.append(message["body"])
                 more = message["more_body"]
-            await Counting()(scope, receive, send)
+            await CountingApp()(scope, receive, send)
 
         once = AsyncOnce("memory://")
         guarded = guard(app, Rule(max_request=len(body)), once=once)
-        assert (await ask(guarded, body=body)).statuses == [201]
+        assert (await send_request(guarded, body=body)).statuses == [201]
         assert b"".join(read) == body
         assert len(read) > 1, "it came from a file, part by part"
-        assert (await ask(guarded, body=body[:-1] + b"?")).statuses == [422]
+        assert (await send_request(guarded, body=body[:-1] + b"?")).statuses == [422]
         await once.close()
 
     asyncio.run(main())

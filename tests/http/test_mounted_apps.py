@@ -1,4 +1,5 @@
-"""Guarded apps that are mounted in another one: it alone is told of the end, and waits (I14)."""
+"""Guarded apps that are mounted in another one: that one alone gets lifespan events, and its
+shutdown waits for the requests of the mounted ones (I14)."""
 
 from __future__ import annotations
 
@@ -37,15 +38,15 @@ class Shop:
                 caller=lambda scope: "me",
                 rules=[Rule("/other")],
             )
-        self.told: asyncio.Queue[Any] = asyncio.Queue()
-        self.said: list[str] = []
+        self.events: asyncio.Queue[Any] = asyncio.Queue()
+        self.sent: list[str] = []
 
     async def pay(self, request: Request) -> JSONResponse:
         self.here.set()
         await self.gate.wait()
         return JSONResponse({"paid": True}, 201)
 
-    async def ask(self) -> list[Any]:
+    async def post(self) -> list[Any]:
         scope = {
             "type": "http",
             "http_version": "1.1",
@@ -67,57 +68,57 @@ class Shop:
         await self.app(scope, receive, send)
         return sent
 
-    async def live(self) -> None:
+    async def run_lifespan(self) -> None:
         async def send(message: Any) -> None:
-            self.said.append(message["type"])
+            self.sent.append(message["type"])
 
-        await self.app({"type": "lifespan", "asgi": {"version": "3.0"}}, self.told.get, send)
+        await self.app({"type": "lifespan", "asgi": {"version": "3.0"}}, self.events.get, send)
 
-    async def tell(self, what: str) -> None:
-        await self.told.put({"type": f"lifespan.{what}"})
+    async def send_event(self, what: str) -> None:
+        await self.events.put({"type": f"lifespan.{what}"})
         for _ in range(50):
-            await asyncio.sleep(0)  # turns of the loop, not time
+            await asyncio.sleep(0)  # steps of the loop, not time
 
 
 @pytest.mark.parametrize("served_by", ["draining", "guarded"])
-def test_i14_shutdown_waits_for_what_a_mounted_app_runs(
+def test_i14_shutdown_waits_for_requests_of_a_mounted_app(
     served_by: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main() -> None:
         shop = Shop(served_by)
-        living = asyncio.create_task(shop.live())
-        await shop.tell("startup")
-        request = asyncio.create_task(shop.ask())
+        living = asyncio.create_task(shop.run_lifespan())
+        await shop.send_event("startup")
+        request = asyncio.create_task(shop.post())
         await shop.here.wait()
         request.cancel()  # as a server does whose grace is over
-        await shop.tell("shutdown")
-        assert "lifespan.shutdown.complete" not in shop.said, "it waits"
+        await shop.send_event("shutdown")
+        assert "lifespan.shutdown.complete" not in shop.sent, "it waits"
         shop.gate.set()
         await living
-        assert shop.said[-1] == "lifespan.shutdown.complete"
-        (start, _) = await shop.ask()
+        assert shop.sent[-1] == "lifespan.shutdown.complete"
+        (start, _) = await shop.post()
         assert (b"x-idempotency-replayed", b"true") in start["headers"]
         await shop.once.close()
 
     asyncio.run(main())
 
 
-@pytest.mark.parametrize(("served_by", "is_told"), [("nobody", True), ("draining", False)])
-def test_mounted_app_that_nobody_waits_for_says_so_once(
-    served_by: str, is_told: bool, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(("served_by", "is_warned"), [("nobody", True), ("draining", False)])
+def test_a_mounted_app_that_nobody_drains_logs_one_warning(
+    served_by: str, is_warned: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main() -> None:
         shop = Shop(served_by)
         shop.gate.set()
-        living = asyncio.create_task(shop.live())
-        await shop.tell("startup")
+        living = asyncio.create_task(shop.run_lifespan())
+        await shop.send_event("startup")
         for _ in range(2):
-            await shop.ask()
-        await shop.tell("shutdown")
+            await shop.post()
+        await shop.send_event("shutdown")
         await living
         await shop.once.close()
 
     with caplog.at_level(logging.WARNING, "oncekey"):
         asyncio.run(main())
-    told = [record for record in caplog.records if "gets no lifespan events" in record.message]
-    assert len(told) == is_told
+    warnings = [record for record in caplog.records if "gets no lifespan events" in record.message]
+    assert len(warnings) == is_warned

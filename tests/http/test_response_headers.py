@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from tests.http.test_asgi_corners import Counting, ask, guard
+from tests.http.asgi_requests import CountingApp, guard, send_request
 
 from oncekey import AsyncOnce
 from oncekey.http.rules import HEAD_MAX_BYTES, HEADERS_MAX, Rule
@@ -19,10 +19,10 @@ def test_retention_of_a_replay_is_what_is_left(later_seconds: int) -> None:
     async def main() -> None:
         clock = FakeClock()
         once = AsyncOnce(AsyncMemoryStore(clock=clock.wall), clock=clock)
-        app = guard(Counting(), Rule(keep="2h"), once=once)
-        first = await ask(app)
+        app = guard(CountingApp(), Rule(keep="2h"), once=once)
+        first = await send_request(app)
         clock.advance(later_seconds * 1_000_000)
-        again = await ask(app)
+        again = await send_request(app)
         assert dict(first.headers)[b"x-idempotency-retention"] == b"7200"
         assert dict(again.headers)[b"x-idempotency-replayed"] == b"true"
         left = int(dict(again.headers)[b"x-idempotency-retention"])
@@ -39,13 +39,13 @@ def test_retry_after_is_short_until_durations_are_learned() -> None:
         async def app(scope: Any, receive: Any, send: Any) -> None:
             entered.set()
             await gate.wait()
-            await Counting()(scope, receive, send)
+            await CountingApp()(scope, receive, send)
 
         once = AsyncOnce("memory://")
         guarded = guard(app, Rule(lease="2m"), once=once)
-        running = asyncio.create_task(ask(guarded))
+        running = asyncio.create_task(send_request(guarded))
         await entered.wait()
-        busy = await ask(guarded)
+        busy = await send_request(guarded)
         assert busy.statuses == [409]
         assert dict(busy.headers)[b"retry-after"] == b"2"
         gate.set()
@@ -54,9 +54,9 @@ def test_retry_after_is_short_until_durations_are_learned() -> None:
         # From now on it is known: such requests end at once.
         entered.clear()
         gate.clear()
-        running = asyncio.create_task(ask(guarded, b"other"))
+        running = asyncio.create_task(send_request(guarded, b"other"))
         await entered.wait()
-        assert dict((await ask(guarded, b"other")).headers)[b"retry-after"] == b"1"
+        assert dict((await send_request(guarded, b"other")).headers)[b"retry-after"] == b"1"
         gate.set()
         await running
         await once.close()
@@ -85,7 +85,7 @@ def test_response_with_too_many_headers_reaches_the_first_caller(lines: Any) -> 
 
         once = AsyncOnce("memory://")
         guarded = guard(app, once=once)
-        first, again = await ask(guarded), await ask(guarded)
+        first, again = await send_request(guarded), await send_request(guarded)
         assert (first.statuses, first.body) == ([201], b"made")
         assert first.headers[: len(lines)] == lines
         assert again.statuses == [409]

@@ -1,4 +1,4 @@
-"""Nothing of an answer leaves before its outcome is stored (I13), streamed or not."""
+"""No part of a response is sent before its outcome is stored (I13), streamed or not."""
 
 from __future__ import annotations
 
@@ -28,14 +28,16 @@ SCOPE = {
 
 
 class SlowToFinish(AsyncMemoryStore):
+    """Holds the commands that store an outcome back until its gate is open."""
+
     def __init__(self) -> None:
         super().__init__()
-        self.asked = asyncio.Event()
+        self.is_finishing = asyncio.Event()
         self.gate = asyncio.Event()
 
     async def apply(self, commands: Sequence[Command], /) -> list[Reply]:
         if any(isinstance(command, Finish) for command in commands):
-            self.asked.set()
+            self.is_finishing.set()
             await self.gate.wait()
         return await super().apply(commands)
 
@@ -48,7 +50,7 @@ def test_i13_the_first_byte_waits_for_the_record(parts: int) -> None:
             more = number < parts - 1
             await send({"type": "http.response.body", "body": b"x", "more_body": more})
 
-    async def scene() -> None:
+    async def main() -> None:
         store = SlowToFinish()
         guarded = IdempotencyMiddleware(app, AsyncOnce(store), caller=lambda scope: "me")
         sent: list[Any] = []
@@ -59,19 +61,19 @@ def test_i13_the_first_byte_waits_for_the_record(parts: int) -> None:
         async def send(message: Any) -> None:
             sent.append(message)
 
-        asked = asyncio.create_task(guarded(dict(SCOPE), receive, send))
-        await store.asked.wait()
+        request = asyncio.create_task(guarded(dict(SCOPE), receive, send))
+        await store.is_finishing.wait()
         for _ in range(50):
-            await asyncio.sleep(0)  # turns of the loop, not time
+            await asyncio.sleep(0)  # steps of the loop, not time
         assert sent == []
         store.gate.set()
-        await asked
+        await request
         assert b"".join(message.get("body", b"") for message in sent) == b"x" * parts
 
-    asyncio.run(scene())
+    asyncio.run(main())
 
 
-def test_i13_a_server_that_dies_with_its_answer_on_the_line_has_kept_it() -> None:
+def test_i13_a_response_sent_just_before_a_kill_is_stored() -> None:
     require(lambda: Uvicorn("x:y"))
     with serve_app(Uvicorn) as app:
         for _ in range(3):

@@ -69,7 +69,7 @@ def end_in_order(app: ServedApp) -> None:
 
 
 @pytest.mark.parametrize(("name", "around"), PATIENT)
-def test_i14_with_its_usual_grace_everybody_gets_an_answer(name: str, around: str) -> None:
+def test_i14_with_the_usual_grace_every_request_is_answered(name: str, around: str) -> None:
     with running(name, around) as app:
         waiting, gone, late = (GatedRequest(app, kind) for kind in ("plain", "large", "background"))
         connection = waiting.start()
@@ -91,7 +91,7 @@ def test_i14_with_its_usual_grace_everybody_gets_an_answer(name: str, around: st
 
 
 @pytest.mark.parametrize("name", CANCELLING)
-def test_i14_requests_that_the_server_cancels_are_stored_all_the_same(name: str) -> None:
+def test_i14_requests_that_the_server_cancels_are_stored(name: str) -> None:
     """What they run goes on in the lifespan's shutdown; only the connections are lost."""
     with running(name, LIFESPAN, graceful=LEAST[name]) as app:
         waiting, gone = GatedRequest(app, "large"), GatedRequest(app, "large")
@@ -115,7 +115,9 @@ def test_i14_requests_that_the_server_cancels_are_stored_all_the_same(name: str)
 
 
 @pytest.mark.parametrize(("name", "around"), ENDING)
-def test_i1_a_handler_that_ended_with_its_server_is_not_run_again(name: str, around: str) -> None:
+def test_i1_a_handler_that_was_killed_with_its_server_is_not_run_again(
+    name: str, around: str
+) -> None:
     with running(name, around, lease="1s", graceful=LEAST[name]) as app:
         waiting, gone = GatedRequest(app, "plain"), GatedRequest(app, "stream")
         with waiting.start():

@@ -1,4 +1,5 @@
-"""The end of an app: what runs is waited for before the app closes what that needs (I14)."""
+"""An app gets its shutdown event when no request runs any more, because it then closes what the
+requests need (I14)."""
 
 from __future__ import annotations
 
@@ -19,25 +20,25 @@ SCOPE = {
 }
 
 
-class Stage:
-    """An app whose handler and background task wait at gates, and what happened, in order."""
+class GatedApp:
+    """An app whose handler and background task wait at gates; logs what happened, in order."""
 
     def __init__(self, *, drain: str = "30s") -> None:
-        self.happened: list[str] = []
+        self.log: list[str] = []
         self.gates = {name: asyncio.Event() for name in ("handler", "background")}
         self.here = {name: asyncio.Event() for name in self.gates}
         self.once = AsyncOnce("memory://")
         self.guarded = IdempotencyMiddleware(
             self.app, self.once, caller=lambda scope: "me", drain=drain
         )
-        self.told: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self.events: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
 
     async def app(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan":
             while True:
                 message = await receive()
                 kind = message["type"].removeprefix("lifespan.")
-                self.happened.append(f"app {kind}")
+                self.log.append(f"app {kind}")
                 await send({"type": f"lifespan.{kind}.complete"})
                 if kind == "shutdown":
                     return
@@ -49,9 +50,9 @@ class Stage:
     async def pass_gate(self, name: str) -> None:
         self.here[name].set()
         await self.gates[name].wait()
-        self.happened.append(name)
+        self.log.append(name)
 
-    async def ask(self) -> None:
+    async def post(self) -> None:
         async def receive() -> dict[str, Any]:
             return {"type": "http.request", "body": b"", "more_body": False}
 
@@ -60,16 +61,16 @@ class Stage:
 
         await self.guarded(dict(SCOPE), receive, send)
 
-    async def live(self) -> None:
+    async def run_lifespan(self) -> None:
         async def send(message: Any) -> None:
-            self.happened.append(message["type"].removeprefix("lifespan."))
+            self.log.append(message["type"].removeprefix("lifespan."))
 
-        await self.guarded({"type": "lifespan"}, self.told.get, send)
+        await self.guarded({"type": "lifespan"}, self.events.get, send)
 
-    async def tell(self, what: str) -> None:
-        await self.told.put({"type": f"lifespan.{what}"})
+    async def send_event(self, what: str) -> None:
+        await self.events.put({"type": f"lifespan.{what}"})
         for _ in range(20):
-            await asyncio.sleep(0)  # turns of the loop, not time
+            await asyncio.sleep(0)  # steps of the loop, not time
 
 
 async def _until_quiet() -> None:
@@ -77,37 +78,37 @@ async def _until_quiet() -> None:
         await asyncio.sleep(0)
 
 
-def test_i14_the_app_is_not_told_to_end_before_its_handlers_and_their_tasks_have() -> None:
-    async def scene() -> None:
-        stage = Stage()
-        life = asyncio.create_task(stage.live())
-        await stage.tell("startup")
-        asked = asyncio.create_task(stage.ask())
-        await stage.here["handler"].wait()
-        asked.cancel()  # as a server does that is in a hurry
-        await stage.tell("shutdown")
-        assert stage.happened == ["app startup", "startup.complete"]
-        stage.gates["handler"].set()
-        await stage.here["background"].wait()
+def test_i14_the_app_gets_its_shutdown_event_after_handlers_and_background_tasks() -> None:
+    async def main() -> None:
+        app = GatedApp()
+        lifespan = asyncio.create_task(app.run_lifespan())
+        await app.send_event("startup")
+        request = asyncio.create_task(app.post())
+        await app.here["handler"].wait()
+        request.cancel()  # as a server does that is in a hurry
+        await app.send_event("shutdown")
+        assert app.log == ["app startup", "startup.complete"]
+        app.gates["handler"].set()
+        await app.here["background"].wait()
         await _until_quiet()
-        assert stage.happened[2:] == ["handler"]
-        stage.gates["background"].set()
-        await life
-        assert stage.happened[3:] == ["background", "app shutdown", "shutdown.complete"]
+        assert app.log[2:] == ["handler"]
+        app.gates["background"].set()
+        await lifespan
+        assert app.log[3:] == ["background", "app shutdown", "shutdown.complete"]
 
-    asyncio.run(scene())
+    asyncio.run(main())
 
 
-def test_a_handler_that_never_ends_is_waited_for_no_longer_than_drain() -> None:
-    async def scene() -> None:
-        stage = Stage(drain="50ms")
-        life = asyncio.create_task(stage.live())
-        await stage.tell("startup")
-        asked = asyncio.create_task(stage.ask())
-        await stage.here["handler"].wait()
-        await stage.tell("shutdown")
-        await life
-        assert stage.happened[2:] == ["app shutdown", "shutdown.complete"]
-        await asyncio.wait([asked])
+def test_shutdown_waits_no_longer_than_drain_for_a_handler() -> None:
+    async def main() -> None:
+        app = GatedApp(drain="50ms")
+        lifespan = asyncio.create_task(app.run_lifespan())
+        await app.send_event("startup")
+        request = asyncio.create_task(app.post())
+        await app.here["handler"].wait()
+        await app.send_event("shutdown")
+        await lifespan
+        assert app.log[2:] == ["app shutdown", "shutdown.complete"]
+        await asyncio.wait([request])
 
-    asyncio.run(scene())
+    asyncio.run(main())
