@@ -9,7 +9,7 @@ import time
 import urllib.request
 from pathlib import Path
 
-from tests.support.servers.http import Uvicorn
+from tests.support.servers.http_servers import Uvicorn
 
 from bench.figures import Ratio, Report, progress
 from oncekey.http.buffered_run import SPILL_BYTES

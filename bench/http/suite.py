@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.support.servers.http import Uvicorn
+from tests.support.servers.http_servers import Uvicorn
 
 from bench.figures import Ratio, Report, Timing, in_turns
 from bench.http import response_memory

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.support.servers.debian import cache_folder, fetch
+from tests.support.servers.debian_packages import cache_folder, fetch
 from tests.support.servers.processes import ServerMissing
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from oncekey.engine.blocking.once import Once
 from oncekey.stores.postgres import PostgresStore
 from oncekey.stores.store_rules import wall_clock
 
-VICTIM = Path(__file__).with_name("postgres_store_victim.py")
+VICTIM = Path(__file__).with_name("killed_postgres_worker.py")
 SCHEMA = "kills"
 LEASE_US = 3_600_000_000
 MARGIN_US = 1_000_000

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.fault.probe_victim import AHEAD_US, LEASE, Plan, Points, Shop, get, pay
+from tests.fault.killed_probe_worker import AHEAD_US, LEASE, Plan, Points, Shop, get, pay
 from tests.support.servers import Proxy
 from tests.support.servers.processes import User, free_port, launch, wait_until
 
@@ -45,8 +45,8 @@ IN_DOUBT = both_sides(CHARGE)[3:-1]
 @pytest.fixture
 def provider(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     port, directory = free_port(), tmp_path_factory.mktemp("provider")
-    command = [sys.executable, ROOT / "tests/fault/careless_provider.py", port]
-    process = launch("provider", list(map(str, command)), User(), directory, dying="SIGKILL")
+    command = [sys.executable, ROOT / "tests/fault/keyless_provider.py", port]
+    process = launch("provider", list(map(str, command)), User(), directory, death_signal="SIGKILL")
     process.wait_ready(lambda: _answers(port))
     yield port
     process.kill()
@@ -71,7 +71,14 @@ class Case:
 
 def cases(directory: Path, port: int, **plan: Any) -> list[Case]:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.fault.probe_victim", directory, str(port), json.dumps(plan)],
+        [
+            sys.executable,
+            "-m",
+            "tests.fault.killed_probe_worker",
+            directory,
+            str(port),
+            json.dumps(plan),
+        ],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -159,7 +166,13 @@ def test_a_charge_under_way_is_waited_for_as_long_as_settle_says(
     slept: list[int] = []
     with Proxy(provider) as proxy:
         proxy.hold("requests")
-        command = [sys.executable, "-m", "tests.fault.probe_victim", str(tmp_path), str(proxy.port)]
+        command = [
+            sys.executable,
+            "-m",
+            "tests.fault.killed_probe_worker",
+            str(tmp_path),
+            str(proxy.port),
+        ]
         victim = subprocess.Popen([*command, "late"], cwd=ROOT)
         proxy.wait_until_held()
         victim.send_signal(signal.SIGKILL)

@@ -109,7 +109,7 @@ class Fleet:
         path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
         env = {**self._env, "PYTHONPATH": path.rstrip(os.pathsep)}
         self._shopper = launch(
-            SHOPPER, command, User(), self.folder, dying="SIGKILL", env=env
+            SHOPPER, command, User(), self.folder, death_signal="SIGKILL", env=env
         ).popen
 
     def _stop_shopper(self) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.http.socket_client import Connection, Response
-from tests.support.servers.http import HttpServer
+from tests.support.servers.http_servers import HttpServer
 from tests.support.servers.processes import wait_until
 
 ROOT = Path(__file__).parents[2]

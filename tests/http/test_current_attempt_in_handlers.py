@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from tests.http.app_server import ServedApp, serve_app
 from tests.support.servers import require
-from tests.support.servers.http import Gunicorn, HttpServer, Uvicorn
+from tests.support.servers.http_servers import Gunicorn, HttpServer, Uvicorn
 from tests.support.servers.processes import wait_until
 
 APP = "tests.http.apps.current_attempt:app"

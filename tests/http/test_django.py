@@ -10,7 +10,7 @@ import pytest
 from tests.http.app_server import BOB, ServedApp, is_replay, serve_app
 from tests.http.socket_client import Response
 from tests.support.servers import require
-from tests.support.servers.http import Gunicorn, Uvicorn
+from tests.support.servers.http_servers import Gunicorn, Uvicorn
 
 from oncekey import ConfigurationError, Once
 

@@ -15,7 +15,7 @@ from tests.http.app_server import ServedApp, is_replay, serve_app
 from tests.http.socket_client import Response
 from tests.support.postgres_stores import server
 from tests.support.servers import require
-from tests.support.servers.http import Gunicorn
+from tests.support.servers.http_servers import Gunicorn
 from tests.support.servers.processes import wait_until
 
 DJANGO = "tests.http.wsgi_apps.django_app:app"

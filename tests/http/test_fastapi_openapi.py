@@ -15,7 +15,7 @@ from tests.http.app_server import ALICE, ServedApp, serve_app
 from tests.http.fastapi_set_up import attached, send
 from tests.http.socket_client import Response
 from tests.support.servers import require
-from tests.support.servers.http import Uvicorn
+from tests.support.servers.http_servers import Uvicorn
 
 
 class Item(BaseModel):

@@ -11,7 +11,7 @@ import pytest
 from tests.http.app_server import BOB, ServedApp, serve_app
 from tests.http.socket_client import Response
 from tests.support.servers import require
-from tests.support.servers.http import Uvicorn
+from tests.support.servers.http_servers import Uvicorn
 from tests.support.servers.processes import wait_until
 
 NOBODY = ("Authorization", "Bearer mallory")

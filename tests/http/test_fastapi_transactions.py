@@ -19,7 +19,7 @@ from tests.http.app_server import ServedApp, serve_app
 from tests.http.socket_client import Response
 from tests.support.postgres_stores import server
 from tests.support.servers import require
-from tests.support.servers.http import Uvicorn
+from tests.support.servers.http_servers import Uvicorn
 from tests.support.servers.processes import wait_until
 
 from oncekey import AsyncOnce

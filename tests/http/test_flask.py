@@ -9,7 +9,7 @@ import pytest
 from flask import Flask
 from tests.http.app_server import ServedApp, is_replay, serve_app
 from tests.support.servers import require
-from tests.support.servers.http import Gunicorn
+from tests.support.servers.http_servers import Gunicorn
 
 from oncekey import ConfigurationError, Once
 from oncekey.http.flask import Idempotency, current_attempt, idempotent

@@ -20,7 +20,7 @@ from tests.http.app_server import ROOT
 from tests.http.apps import path_spellings
 from tests.http.socket_client import Connection, ConnectionClosed
 from tests.support.servers import Granian, require
-from tests.support.servers.http import Gunicorn
+from tests.support.servers.http_servers import Gunicorn
 from tests.support.servers.processes import free_port, wait_until
 from werkzeug.serving import make_server
 

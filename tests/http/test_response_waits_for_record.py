@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.http.app_server import serve_app
 from tests.support.servers import require
-from tests.support.servers.http import Uvicorn
+from tests.support.servers.http_servers import Uvicorn
 
 from oncekey import AsyncOnce
 from oncekey.core.commands import Command, Finish, Reply

@@ -28,7 +28,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route
 from tests.http.app_server import ServedApp, serve_app
 from tests.support.servers import require
-from tests.support.servers.http import Gunicorn
+from tests.support.servers.http_servers import Gunicorn
 from werkzeug.test import Client
 
 from oncekey import AsyncOnce, Once

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.http.app_server import ServedApp, serve_app
 from tests.support.servers import require
-from tests.support.servers.http import Gunicorn
+from tests.support.servers.http_servers import Gunicorn
 
 from oncekey import AsyncOnce, ConfigurationError, Once, StoreUnavailable
 from oncekey.http.policy_discovery import find_policy

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 from tests.http.app_server import ServedApp, is_replay, problem_code, serve_app
 from tests.http.wsgi_server import WSGI_APPS, serve_wsgi
-from tests.support.servers.http import Gunicorn
+from tests.support.servers.http_servers import Gunicorn
 
 
 @pytest.fixture(scope="module", params=WSGI_APPS)

@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.http.app_server import ServedApp, serve_app
 from tests.support.servers import require
-from tests.support.servers.http import Gunicorn
+from tests.support.servers.http_servers import Gunicorn
 
 # Name -> the app's module and attribute, and how it is guarded (GUARDED_KIND).
 WSGI_APPS = {

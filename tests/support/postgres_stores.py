@@ -15,10 +15,10 @@ from typing import Any
 
 import psycopg
 from tests.support.servers import processes
-from tests.support.servers.fixtures import require
 from tests.support.servers.installations import pick_postgres
 from tests.support.servers.pgbouncer import PgBouncer
 from tests.support.servers.postgres import Postgres
+from tests.support.servers.requirements import require
 
 from oncekey.stores.postgres import AsyncPostgresStore, PostgresStore
 from oncekey.stores.postgres.queries import Layout

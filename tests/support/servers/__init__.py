@@ -7,13 +7,13 @@
 
 from __future__ import annotations
 
-from tests.support.servers.fixtures import require
-from tests.support.servers.http import Granian, Gunicorn, HttpServer, Hypercorn, Uvicorn
+from tests.support.servers.http_servers import Granian, Gunicorn, HttpServer, Hypercorn, Uvicorn
 from tests.support.servers.installations import Installation, find_postgres, pick_postgres
 from tests.support.servers.pgbouncer import PgBouncer
 from tests.support.servers.postgres import Postgres
 from tests.support.servers.processes import ServerFailed, ServerMissing
 from tests.support.servers.proxy import Proxy
+from tests.support.servers.requirements import require
 
 __all__ = [
     "Granian",

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from tests.support.servers import debian, processes
+from tests.support.servers import debian_packages, processes
 from tests.support.servers.postgres import Postgres, Setting
 from tests.support.servers.processes import Process, ServerFailed
 
@@ -80,7 +80,7 @@ class PgBouncer:
             [self._program, config],
             self.user,
             self.directory,
-            dying="SIGKILL",
+            death_signal="SIGKILL",
             env=self._env,
         )
         self._process.wait_ready(self._answers)
@@ -128,7 +128,7 @@ class PgBouncer:
 def _find(cache: Path | None) -> Path:
     """The program, or the folder of the package it comes in."""
     installed = shutil.which("pgbouncer") or shutil.which("pgbouncer", path=_SYSTEM_FOLDERS)
-    return Path(installed) if installed is not None else debian.fetch("pgbouncer", cache)
+    return Path(installed) if installed is not None else debian_packages.fetch("pgbouncer", cache)
 
 
 def _place(source: Path, directory: Path) -> tuple[Path, dict[str, str]]:
@@ -137,4 +137,4 @@ def _place(source: Path, directory: Path) -> tuple[Path, dict[str, str]]:
         return source, {}
     copy = directory / "program"
     shutil.copytree(source, copy, symlinks=True)  # root's cache is closed to others
-    return copy / "usr" / "sbin" / "pgbouncer", debian.libraries(copy)
+    return copy / "usr" / "sbin" / "pgbouncer", debian_packages.libraries(copy)

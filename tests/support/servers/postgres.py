@@ -103,7 +103,7 @@ class Postgres:
         self._write_settings()
         program = self.installation.program("postgres")
         self._process = processes.launch(
-            self.name, [program, "-D", self.data], self.user, self.directory, dying="SIGQUIT"
+            self.name, [program, "-D", self.data], self.user, self.directory, death_signal="SIGQUIT"
         )
         pid = self._process.pid
         self._process.wait_ready(lambda: self._status(pid) in ("ready", "standby"))

@@ -197,7 +197,7 @@ def children_of(pid: int) -> list[int]:
     return [child for child in pids if _stat(child)[1:2] == [str(pid)]]
 
 
-Ending = Literal["SIGQUIT", "SIGKILL"]
+DeathSignal = Literal["SIGQUIT", "SIGKILL"]
 
 
 @dataclass(slots=True)
@@ -273,17 +273,18 @@ def launch(
     user: User,
     directory: Path,
     *,
-    dying: Ending,
+    death_signal: DeathSignal,
     env: Mapping[str, str] | None = None,
 ) -> Process:
-    """Start a server; its output goes to `log` in its folder. `dying` reaches it if we are killed.
+    """Start a server whose output goes to `log` in its folder.
 
-    It gets a session of its own, so that an interrupt from the keyboard is ours to handle.
+    The kernel sends it `death_signal` if this process is killed. The server has its own session, so
+    that only this process receives an interrupt from the keyboard.
     """
     log = directory / "log"
     with log.open("ab") as output:
         popen = subprocess.Popen(
-            [*user.wrapper, *_tied_to_us(dying), *map(str, command)],
+            [*user.wrapper, *_tied_to_us(death_signal), *map(str, command)],
             cwd=directory,
             env=clean_environment(env),
             stdin=subprocess.DEVNULL,
@@ -295,12 +296,12 @@ def launch(
     return Process(name, log, popen)
 
 
-def _tied_to_us(dying: Ending) -> Iterator[str]:
+def _tied_to_us(death_signal: DeathSignal) -> Iterator[str]:
     """What makes the kernel signal the server when we are gone, where the machine has it."""
     # The kernel means the thread that started it, so this is only right on the main thread.
     on_main = threading.current_thread() is threading.main_thread()
     if on_main and shutil.which("setpriv"):
-        yield from ("setpriv", "--pdeathsig", dying.removeprefix("SIG"), "--")
+        yield from ("setpriv", "--pdeathsig", death_signal.removeprefix("SIG"), "--")
 
 
 def tail(log: Path, lines: int = 30) -> str:

@@ -1,8 +1,9 @@
-"""A process to be killed, stopped or raced; run by test_kills.py, speaks JSON lines.
+"""A process that test_sqlite_kills.py kills, stops or lets race; it prints lines of JSON.
 
-python victim.py kill <directory> <scenario>     kills a child of itself at every store call
-python victim.py stop <directory> <retry_safe>   stands in its body until it is told to go on
-python victim.py crowd <directory>               eight threads on one key
+python killed_sqlite_worker.py kill <directory> <scenario>    forks a child per store call and
+                                                              side, each killed at its call
+python killed_sqlite_worker.py stop <directory> <retry_safe>  waits in its body for a line on stdin
+python killed_sqlite_worker.py crowd <directory>              runs eight threads on one key
 """
 
 from __future__ import annotations

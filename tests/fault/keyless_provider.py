@@ -1,6 +1,6 @@
 """A payment provider that knows no idempotency keys; a process of its own, see test_probe_kills.py.
 
-python careless_provider.py <port>
+python keyless_provider.py <port>
 
 POST /charges               charges, every time, and remembers the caller's reference
 GET /charges?reference=...  what was charged under it; without a reference, everything

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.fault import postgres_victim
-from tests.fault.postgres_victim import KEYS, KINDS, order
+from tests.fault import killed_postgres_transaction
+from tests.fault.killed_postgres_transaction import KEYS, KINDS, order
 from tests.support.caller_connections import SHOPS, Shop, empty, locks, rows, watch
 from tests.support.caller_connections.database import database
 from tests.support.servers import processes
@@ -47,7 +47,15 @@ def killed() -> Told:
 
 
 def start(url: str, kind: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", postgres_victim.__name__, url, kind, str(SEED), str(MOMENTS)]
+    command = [
+        sys.executable,
+        "-m",
+        killed_postgres_transaction.__name__,
+        url,
+        kind,
+        str(SEED),
+        str(MOMENTS),
+    ]
     pipe = subprocess.PIPE
     return subprocess.Popen(command, cwd=ROOT, stdout=pipe, stderr=pipe, text=True)
 

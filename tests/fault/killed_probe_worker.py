@@ -1,10 +1,11 @@
-"""Pays at a provider that knows no keys, and is killed at every point of it.
+"""A process that charges at a provider without idempotency keys, and is killed at every point.
 
-python -m tests.fault.probe_victim <directory> <port> <plan>     see `Plan`; answers in JSON
-python -m tests.fault.probe_victim <directory> <port> late       pays, to be killed from outside
+python -m tests.fault.killed_probe_worker <directory> <port> <plan>   prints its reports as JSON
+python -m tests.fault.killed_probe_worker <directory> <port> late     charges; the test kills it
 
-Every run is a process of its own, forked from this one, which itself opens nothing. A run that
-comes after a killed one has a store whose clock is ahead by more than the lease: nobody sleeps.
+With a plan (see `Plan`) this process forks one child per run and opens nothing itself. The store of
+a run that follows a killed one has a clock that is ahead by more than the lease, so that no run
+waits for a lease to end.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""A shop on three kinds of connections, and a process that dies in its transactions.
+"""A shop on three kinds of SQLite connections, and a process that is killed in its transactions.
 
-python transaction_victim.py <directory> <kind> <order>
+python killed_sqlite_transaction.py <directory> <kind> <order>
 
-runs an order once to count its statements, then forks a child per statement that is killed right
-before it, and one that is killed after the last. Run by test_transactions.py, answers in JSON.
+test_sqlite_transactions.py runs it. It places an order once to count its statements. Then it forks
+one child per statement, which is killed right before that statement, and one that is killed after
+the last. It prints the statements as JSON.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Processes that die in their own transactions on PostgreSQL.
 
-python -m tests.fault.postgres_victim <url> <kind> <seed> <random kills>
+python -m tests.fault.killed_postgres_transaction <url> <kind> <seed> <random kills>
 
 First forks a child for every message that an order sends to the server, killed right before it is
 sent, and another one killed right after; then children that take one order after the other and are
-killed at some moment. Answers in JSON. Run by test_postgres_transactions.py.
+killed at some moment. Answers in JSON. Run by test_postgres_transaction_kills.py.
 """
 
 from __future__ import annotations

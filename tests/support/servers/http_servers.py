@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import ClassVar, Literal, Self, cast
 
 from tests.support.servers import processes
-from tests.support.servers.processes import Ending, Process, ServerFailed, ServerMissing, User
+from tests.support.servers.processes import DeathSignal, Process, ServerFailed, ServerMissing, User
 
 GRACE_SECONDS = 5
 # Its output is our way to see what it does, and must not wait in a buffer.
@@ -33,7 +33,7 @@ class HttpServer(ABC):
     """One server. `with Uvicorn("shop:app") as server:` and then talk to `server.url`."""
 
     package: ClassVar[str]
-    dying: ClassVar[Ending] = "SIGKILL"
+    death_signal: ClassVar[DeathSignal] = "SIGKILL"
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class HttpServer(ABC):
             [*_IN_FOLDER, str(self.cwd), *command],
             User(),
             self.directory,
-            dying=self.dying,
+            death_signal=self.death_signal,
             env=self.env,
         )
         try:
@@ -231,7 +231,7 @@ class Granian(HttpServer):
 
     package = "granian"
     # Its child does not notice when the main process is killed, so that must end in order.
-    dying = cast(Ending, "SIGTERM")
+    death_signal = cast(DeathSignal, "SIGTERM")
 
     def _arguments(self) -> Iterator[str]:
         yield from ("--interface=asgi", "--host=127.0.0.1", f"--port={self.port}", "--workers=1")
@@ -244,7 +244,7 @@ class Gunicorn(HttpServer):
     """WSGI, by threads: its plain workers know no keep-alive."""
 
     package = "gunicorn"
-    dying = "SIGQUIT"
+    death_signal = "SIGQUIT"
 
     def __init__(
         self,

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.fault import transaction_victim
-from tests.fault.transaction_victim import (
+from tests.fault import killed_sqlite_transaction
+from tests.fault.killed_sqlite_transaction import (
     AIO,
     BLOCKING,
     INSERT,
@@ -82,7 +82,7 @@ def test_i1_kill_nine_before_every_statement_of_a_transaction(
     tmp_path: Path, kind: str, order: str
 ) -> None:
     done = subprocess.run(
-        [sys.executable, transaction_victim.__file__, tmp_path, kind, order],
+        [sys.executable, killed_sqlite_transaction.__file__, tmp_path, kind, order],
         capture_output=True,
         text=True,
         timeout=60,

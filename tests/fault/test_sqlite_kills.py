@@ -27,7 +27,7 @@ from oncekey.engine.blocking.once import Once
 from oncekey.stores.sqlite import SQLiteStore
 from oncekey.stores.store_rules import wall_clock
 
-VICTIM = Path(__file__).with_name("victim.py")
+VICTIM = Path(__file__).with_name("killed_sqlite_worker.py")
 LEASE_US = 3_600_000_000
 MARGIN_US = 1_000_000
 EARLY_US = 60_000_000

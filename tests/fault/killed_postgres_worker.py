@@ -1,6 +1,6 @@
 """A process to be killed on a PostgreSQL store; run by test_postgres_kills.py.
 
-python postgres_store_victim.py <url> <driver> <directory> <scenarios>
+python killed_postgres_worker.py <url> <driver> <directory> <scenarios>
 
 Kills a child of itself before and after every store call of one attempt, for each scenario in
 turn, which has a folder of its own by number. Each child has a key of its own, named like its
