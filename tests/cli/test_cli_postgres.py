@@ -19,7 +19,7 @@ from oncekey import Once, Policy
 from oncekey.cli.exit_codes import ExitCode
 from oncekey.stores.postgres import PostgresStore, inspect
 from oncekey.stores.postgres.queries import Layout, make_migrations
-from oncekey.stores.postgres.schema import upgrade
+from oncekey.stores.postgres.schema import upgrade_script
 
 HOUR_US = 3_600_000_000
 ALL_STEPS = [step.name for step in make_migrations(Layout("any"))]
@@ -78,7 +78,7 @@ def test_an_older_schema_is_brought_up_to_date_by_migrate_only(
     here: Command, url: str, schema: str
 ) -> None:
     layout = Layout(schema)
-    server().execute(upgrade(layout, make_migrations(layout)[:3]))
+    server().execute(upgrade_script(layout, make_migrations(layout)[:3]))
     for name, *rest in (("sweep",), ("show", "charge", "k")):
         ran = here(name, url, *rest)
         assert_one_line(ran, ExitCode.USAGE, "older release", "views", "oncekey migrate")

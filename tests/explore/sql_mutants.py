@@ -27,7 +27,7 @@ class SQLMutant:
 
 
 _LONE = "AND (t.state = 1 OR (t.state = 4 AND p_state[1] <> 4))"
-_MANY = "            AND (t.state = 1 OR (t.state = 4 AND u.state <> 4))\n            AND (v_barred"
+_MANY = "            AND (t.state = 1 OR (t.state = 4 AND u.state <> 4))\n            AND (v_held"
 
 
 def _mutant(
@@ -38,12 +38,13 @@ def _mutant(
 
 
 _LOCK = (
-    "PERFORM pg_advisory_xact_lock(uuid_hash_extended(p_id[i], {seed} + 1)) FROM unnest(v_may) i;"
+    "PERFORM pg_advisory_xact_lock(uuid_hash_extended(p_id[i], {seed} + 1))\n"
+    "        FROM unnest(v_allowed) i;"
 )
 _LOCK_AND_PROBE = """
         SELECT array_agg(probe.i) INTO v_seen FROM (
             SELECT i, pg_advisory_xact_lock(uuid_hash_extended(p_id[i], {seed} + 1)) AS locked
-            FROM unnest(v_may) i
+            FROM unnest(v_allowed) i
         ) probe
         WHERE probe.locked::text = ''
             AND EXISTS (SELECT FROM {schema}.records t WHERE t.id = p_id[probe.i]);
@@ -51,17 +52,17 @@ _LOCK_AND_PROBE = """
 _CLOCK = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
 _SET_BACK = "a key from before the clock was set back"
 _FLOOR = "SELECT m.until INTO v_floor FROM {schema}.meta m WHERE m.name = 'deleted-fences';"
-_INSERT_IN_ANY_TURN = ("IF turn > 1 OR (p_how = 0 AND p_slots = 1) THEN", "IF true THEN")
+_INSERT_IN_ANY_TRY = ("IF v_try > 1 OR (p_how = 0 AND p_slots = 1) THEN", "IF true THEN")
 
 M11 = _mutant(
     "m11", "advisory lock and probe in one statement", Setup(RING), "a new key", "I1",
-    (_LOCK, _LOCK_AND_PROBE), _INSERT_IN_ANY_TURN,
+    (_LOCK, _LOCK_AND_PROBE), _INSERT_IN_ANY_TRY,
 )  # fmt: skip
 
 SQL_MUTANTS = (
     _mutant(
         "q1", "no second look after the lock", Setup(RING), "a new key", "I1",
-        _INSERT_IN_ANY_TURN,
+        _INSERT_IN_ANY_TRY,
     ),
     _mutant(
         "q2", "no lock at all on the ring", Setup(RING), "a new key", "I1", (_LOCK, ""),
@@ -101,7 +102,7 @@ SQL_MUTANTS = (
     ),
     _mutant(
         "q9", "finish without state check", Setup(PLAIN, in_batches=True), "two endings", "I4",
-        (_MANY, "            AND (v_barred"),
+        (_MANY, "            AND (v_held"),
     ),
     _mutant(
         "q10", "clock read twice in one decision", Setup(PLAIN), "a new key", "S3",
@@ -162,7 +163,7 @@ SQL_MUTANTS = (
     ),
     _mutant(
         "q21", "the deleted fences are read before the insert", Setup(PLAIN), _SET_BACK, "I6",
-        ("        -- A lone claim goes without arrays: that saves a third of its time.\n",
+        ("        -- A lone claim needs no arrays, which saves a third of its time.\n",
          f"        {_FLOOR}\n"),
         (f"        IF FOUND THEN\n            {_FLOOR}\n", "        IF FOUND THEN\n"),
     ),

@@ -25,7 +25,7 @@ GATE = 7_000_001
 _TRY = "IF position(v_name IN v_running) > 0"
 PAUSE = Edit(_TRY, f"PERFORM pg_advisory_xact_lock_shared({GATE});\n        {_TRY}")
 NO_SECOND_LOOK = Edit(
-    "-- The look in a statement of its own: it must be younger than the lock.\n"
+    "-- Read again in a statement of its own: its snapshot must be taken after the lock.\n"
     "        SELECT o.* INTO t FROM {schema}.records o WHERE o.id = p_id;",
     "",
 )

@@ -81,8 +81,8 @@ MUTANTS = (
     ),
     _mutant(
         "m5", "clock read twice in one decision", program,
-        "claimed.append(whole_row(decision.write))",
-        "claimed.append(whole_row(decide(None, command, self._clock()).write))",
+        "claimed.append(record_row(decision.write))",
+        "claimed.append(record_row(decide(None, command, self._clock()).write))",
         "a new key", "S3",
     ),
     _mutant(

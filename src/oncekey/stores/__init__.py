@@ -1,1 +1,4 @@
-"""Stores: one program per engine and the executors that run it. Import core only."""
+"""Stores: each engine has one program of statements and the code that runs it on a driver.
+
+Stores import the core and nothing above it.
+"""

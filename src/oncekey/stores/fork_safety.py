@@ -1,7 +1,7 @@
-"""What must not be open across a fork: all of a kind are told before, and after on both sides.
+"""Objects that must not stay open across a fork are called before it, and after it on both sides.
 
-Owns the list of them and its lock, which no thread holds while a child is made. What each of them
-does about it is its own affair.
+This module owns the list of those objects and its lock, which no thread holds while a child process
+is created. What an object does about a fork is its own concern.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ F = TypeVar("F", bound=Forkable)
 
 
 class Forkables(Generic[F]):
-    """All living ones of a kind; make one for each kind, when its module is imported."""
+    """All living objects of one kind. Create one list per kind, when its module is imported."""
 
     def __init__(self) -> None:
         self._all: weakref.WeakSet[F] = weakref.WeakSet()
@@ -59,7 +59,8 @@ class Forkables(Generic[F]):
 
 
 def file_identity(path: str) -> tuple[int, int] | None:
-    """Which file that is, not only what it is called; None if there is none."""
+    """Device and inode of the file at this path, None if there is no file. Two files that had the
+    same name one after the other differ in it."""
     try:
         found = os.stat(path)
     except OSError:

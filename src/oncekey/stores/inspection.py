@@ -1,12 +1,12 @@
-"""What a store looks like from outside, for commands that look before they touch it.
+"""What a store looks like from outside, for commands that inspect it before they change it.
 
 The package of a store offers three functions of its URL:
 
     inspect(url) -> Inspection       reads, and creates nothing
-    migrate(url) -> None             makes the store, or brings it up to date
+    migrate(url) -> None             creates the store, or brings it up to date
     migration_script(url) -> str     the same as SQL to be run by hand; safe to run twice
 
-Owns the words in which they answer. Knows no store and opens nothing.
+This module owns the type that `inspect` returns. It knows no store and opens nothing.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from oncekey.core.guarantees import Guarantee
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inspection:
-    """One store as it was met.
+    """One store as `inspect` found it.
 
-    name          where it is, for messages: without password, as short as can be found again
-    exists        whether there are tables of oncekey at all
-    absence       if not, why: what was found there instead, and what to do
-    has_records   whether anything is stored in them, also past generations
-    applied       the schema's steps that were done, by number
-    missing       those this release knows and the store lacks
+    name          where the store is, for messages: without its password, and as short as possible
+    exists        True if oncekey's tables are there
+    absence       why they are not: what was found instead, and what to do
+    has_records   True if anything is stored in them, including past generations
+    applied       the migrations that were applied, by number
+    missing       the migrations this release knows and the store lacks
     guarantee     what a store there can promise
     """
 
@@ -39,5 +39,5 @@ class Inspection:
 
     @property
     def version(self) -> int:
-        """The number of the last step that was done; 0 for none."""
+        """The number of the last migration that was applied; 0 for none."""
         return max(self.applied, default=0)

@@ -1,7 +1,8 @@
 """`memory://`: the reference store, a dict under a lock.
 
-It is `machine.decide` and nothing else, which makes it the yardstick of the contract suite. Its
-records live as long as the process: a crash forgets them, so its guarantee is best effort.
+It does what `state_machine.decide` says and nothing else, so the contract suite measures other
+stores by it. Its records live as long as the process: a crash loses them, so its guarantee is best
+effort.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from oncekey.core.store import (
     CallerTransaction,
     Unfinished,
 )
-from oncekey.stores.store_rules import is_elected, refuse_another_secret, wall_clock
+from oncekey.stores.store_rules import check_same_secret, election_holds, wall_clock
 
 _GUARANTEE = Guarantee(
     Level.BEST_EFFORT, "memory:// forgets every claim when the process ends; use sqlite:///file"
@@ -42,11 +43,11 @@ class MemoryStore:
         self._clock = clock
         self._lock = threading.Lock()
         self._records: dict[bytes, Record] = {}
-        self._unended: dict[bytes, Record] = {}  # those among them that have not ended
+        self._unended: dict[bytes, Record] = {}  # the records that have not ended
         self._history: dict[tuple[bytes, int], Record] = {}
         self._check: bytes | None = None
-        self._elected = (b"", 0, 0)  # who, since and until when
-        self._floor = 0  # the highest fence among what was deleted
+        self._elected = (b"", 0, 0)  # the elected token, since when and until when
+        self._floor = 0  # the highest fence of a deleted record
         _alive.add(self)
 
     def apply(self, commands: Sequence[Command], /) -> list[Reply]:
@@ -72,7 +73,7 @@ class MemoryStore:
         with self._lock:
             if self._check is None:
                 self._check = check
-            refuse_another_secret(self._check, check)
+            check_same_secret(self._check, check)
 
     def sweep(self, limit: int = SWEEP_LIMIT_DEFAULT, /) -> int:
         with self._lock:
@@ -92,7 +93,7 @@ class MemoryStore:
         with self._lock:
             now = self._clock()
             holder, since, until = self._elected
-            if holder != token and is_elected(since, until, now):
+            if holder != token and election_holds(since, until, now):
                 return False
             self._elected = (token, now, now + lease)
             return True
@@ -105,7 +106,7 @@ class MemoryStore:
                 for record in self._unended.values()
                 if record.fence > after
                 and not is_expired(record, now)
-                # Whoever wrote it may have been interrupted between the two.
+                # The writer may have been interrupted between the two assignments.
                 and self._records.get(record.id) is record
             ]
         found.sort(key=lambda record: (record.fence, record.id))
@@ -126,14 +127,14 @@ class MemoryStore:
         raise ConfigurationError("memory:// has no transactions to take part in")
 
     def close(self) -> None:
-        """Nothing to close; the records stay until the object goes."""
+        """Nothing to close; the records stay until the object is collected."""
 
     def reopen(self) -> None:
         """Nothing to open."""
 
 
 class AsyncMemoryStore:
-    """The same dict for asyncio: it never waits, so it never blocks the loop."""
+    """The same dict for asyncio. It never waits, so it never blocks the event loop."""
 
     guarantee = _GUARANTEE
     lazy = False
@@ -192,7 +193,7 @@ _alive: weakref.WeakSet[MemoryStore] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    """A lock held by a thread of the parent would stay locked for ever in the child."""
+    """Replace every lock: one held by a thread of the parent would stay locked in the child."""
     for store in list(_alive):
         store._lock = threading.Lock()
 

@@ -1,11 +1,11 @@
-"""Sets savepoints on SQLAlchemy's sessions and connections, for stores in a caller's transaction.
+"""Savepoints on SQLAlchemy's sessions and connections, for stores in a caller's transaction.
 
-Their own savepoints are used, so that what they remember goes back together with the rows: objects
-of a session that are not flushed yet. And where they would let a body commit the caller's
-transaction, half of which is still to come, they are told not to.
+SQLAlchemy's own savepoints are used, so that a rollback also restores what a session remembers:
+objects that are not flushed yet. While a savepoint is set, a body that tries to commit the caller's
+transaction is refused, because the record of its operation is not written yet.
 
-Known by the names of their classes; SQLAlchemy is imported only for who has such an object. Must
-not know any database.
+Sessions and connections are recognized by the names of their classes; SQLAlchemy is imported only
+if the caller uses it. This module knows no database.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from oncekey.core.errors import ConfigurationError
 
 
 def is_a(connection: Any, module: str, *names: str) -> bool:
-    """Whether one of the object's classes is of this module and has one of these names."""
+    """True if one of the object's classes is defined in this package under one of these names."""
     return any(
         kind.__module__.partition(".")[0] == module and kind.__name__ in names
         for kind in type(connection).__mro__
     )
 
 
-def is_blocking(connection: Any) -> bool:
+def is_sync(connection: Any) -> bool:
     return is_a(connection, "sqlalchemy", "Session", "scoped_session", "Connection")
 
 
@@ -33,12 +33,12 @@ def is_async(connection: Any) -> bool:
 
 
 def unscoped(connection: Any) -> Any:
-    """The session itself, where a scoped one was given."""
+    """The session itself, if a scoped session was given."""
     return connection() if hasattr(connection, "registry") else connection
 
 
-def inner_of(connection: Any) -> Any:
-    """The blocking Session or Connection inside of one of asyncio's."""
+def sync_part_of(connection: Any) -> Any:
+    """The sync Session or Connection inside an async one."""
     is_session = hasattr(connection, "sync_session")
     inner = connection.sync_session if is_session else connection.sync_connection
     if inner is None:
@@ -54,12 +54,13 @@ def is_session(subject: Any) -> bool:
 
 def connection_of(subject: Any) -> Any:
     """The SQLAlchemy Connection of a Session or Connection. A session begins its transaction, and
-    sends a SAVEPOINT that it owes, only when it is asked for this."""
+    sends a pending SAVEPOINT, only when its connection is requested."""
     return subject.connection() if is_session(subject) else subject
 
 
 class Savepoint(NamedTuple):
-    """A nested transaction of a Session's or Connection's, and who refuses a commit meanwhile."""
+    """A nested transaction of a Session or Connection, and the listener that refuses a commit of
+    the transaction around it."""
 
     subject: Any
     nested: Any
@@ -68,13 +69,13 @@ class Savepoint(NamedTuple):
     refusal: Any
 
     def end(self, *, keep: bool) -> None:
-        """Drop it, keeping what was done since; or go back to it."""
+        """Release the savepoint and keep what was done since, or roll back to it."""
         from sqlalchemy import event, exc
 
         event.remove(self.target, self.event, self.refusal)
         of_session = is_session(self.subject)
         if not of_session and self.nested.is_active:
-            # Those the body has left open; a session sees to that by itself.
+            # End the nested transactions that the body left open; a session does so by itself.
             while (inner := self.subject.get_nested_transaction()) is not self.nested:
                 inner.commit() if keep else inner.rollback()
         if keep:
@@ -83,11 +84,11 @@ class Savepoint(NamedTuple):
             try:
                 self.nested.rollback()
             except exc.ResourceClosedError:
-                pass  # it ended with its transaction
+                pass  # the savepoint ended with its transaction
 
 
 def set_savepoint(subject: Any) -> Savepoint:
-    """Set one; until it ends, a commit of the transaction around it is refused."""
+    """Set a savepoint. Until it ends, a commit of the transaction around it is refused."""
     from sqlalchemy import event
 
     of_session = is_session(subject)
@@ -96,10 +97,10 @@ def set_savepoint(subject: Any) -> Savepoint:
 
     def refuse(_: object) -> None:
         if not of_session:
-            # Whatever is raised now, SQLAlchemy takes the transaction for ended.
+            # Whatever is raised here, SQLAlchemy considers the transaction ended.
             bound.connection.dbapi_connection.rollback()
         elif subject.get_nested_transaction() is not nested:
-            return  # a session tells of nested commits too: this is one of the body's own
+            return  # the event is also sent for nested commits: this one is the body's own
         raise ConfigurationError(
             "the body of an operation must not commit the transaction it runs in: its record "
             "would be missing. Leave that to whoever began the transaction, after the run"

@@ -5,8 +5,8 @@
     then, per step, a head of fixed size and what it counts:
         u16 length of the name · u8 done · i64 time · u32 length of the body · name · body
 
-Steps live and die with their record and are read only as a whole, so a table of their own would
-cost a join and buy nothing. Knows no store.
+Steps are created and deleted with their record and are always read as a whole, so a table of their
+own would cost a join and gain nothing. This module knows no store.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _HEAD = struct.Struct(">HBqI")
 
 
 def pack_steps(steps: Sequence[Step]) -> bytes:
-    """The steps as bytes, in their order."""
+    """The steps encoded as bytes, in their order."""
     if not steps:
         return b""
     parts = [bytes([VERSION])]
@@ -33,7 +33,8 @@ def pack_steps(steps: Sequence[Step]) -> bytes:
 
 
 def unpack_steps(data: bytes) -> tuple[Step, ...]:
-    """The steps again. ValueError where the bytes are of another release, or cut short."""
+    """The steps decoded from bytes. ValueError if another release wrote them, or if they are cut
+    short."""
     if not data:
         return ()
     if data[0] != VERSION:

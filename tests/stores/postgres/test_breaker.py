@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from oncekey.core.errors import StoreUnavailable
-from oncekey.stores.postgres.server_clock import REST_SECONDS, Breaker
+from oncekey.stores.postgres.circuit_breaker import REST_SECONDS, CircuitBreaker
 
 CALL_SECONDS = 5.0
 
@@ -19,28 +19,28 @@ class Clock:
 
 def test_one_tries_and_an_answer_lets_all_pass() -> None:
     clock = Clock()
-    breaker = Breaker(CALL_SECONDS, clock)
+    breaker = CircuitBreaker(CALL_SECONDS, clock)
     assert not breaker.enter()
-    breaker.leave(False, answered=False)
+    breaker.leave(False, replied=False)
     with pytest.raises(StoreUnavailable, match="nothing was sent"):
         breaker.enter()
     clock.now += REST_SECONDS
     assert breaker.enter()
     with pytest.raises(StoreUnavailable):
         breaker.enter()
-    breaker.leave(True, answered=True)
+    breaker.leave(True, replied=True)
     assert not breaker.enter()
 
 
 @pytest.mark.parametrize("leaves", [True, False])
 def test_i11_who_was_interrupted_while_it_tried_keeps_nobody_from_trying(leaves: bool) -> None:
     clock = Clock()
-    breaker = Breaker(CALL_SECONDS, clock)
-    breaker.leave(False, answered=False)
+    breaker = CircuitBreaker(CALL_SECONDS, clock)
+    breaker.leave(False, replied=False)
     clock.now += REST_SECONDS
     assert breaker.enter()
     if leaves:
-        breaker.leave(True, answered=None)
+        breaker.leave(True, replied=None)
     else:  # a signal came before it could
         clock.now += CALL_SECONDS
     assert breaker.enter()

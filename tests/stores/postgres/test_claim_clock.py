@@ -96,5 +96,5 @@ def test_nothing_is_claimed_when_the_wait_was_too_long(scene: Scene) -> None:
         other.commit()
         with pytest.raises(psycopg.Error) as refused:
             asked.result(20)
-    assert errors.state_of(refused.value) == "OK005"
+    assert errors.sqlstate_of(refused.value) == "OK005"
     assert database.records(KEY) == before

@@ -27,8 +27,7 @@ from oncekey.core.errors import ConfigurationError, StoreUnavailable
 from oncekey.core.events import EventKind
 from oncekey.core.guarantees import Level
 from oncekey.core.policy import Policy
-from oncekey.stores.postgres.durability import Server, guarantee
-from oncekey.stores.postgres.server_clock import SettingsWatch
+from oncekey.stores.postgres.durability import Server, SettingsWatch, guarantee
 
 ALONE = Server(
     version=180_000,
@@ -177,7 +176,7 @@ def test_i4_a_commit_no_standby_has_confirmed_is_not_acknowledged(
         store = adapters.store(address, **options)
         claim = make_claim("k")
         fence = store.claim(claim).fence
-        store._database._seconds = 0.1
+        store._database._reply_timeout = 0.1
         assert "synchronous standby" in store.guarantee.reason
         standby.stop("immediate")
         finish = make_finish(claim, fence)
@@ -190,10 +189,10 @@ def test_i4_a_commit_no_standby_has_confirmed_is_not_acknowledged(
         assert primary.execute(WAITING) == [(0,)]  # no session is left behind
         standby.start()
         primary.wait_for_standby(sync=True)
-        store._database._seconds = 30
+        store._database._reply_timeout = 30
         assert store.apply([finish]) == [Done()]
         assert isinstance(store.apply([make_claim("other")])[0], Claimed)
-        assert store.store._doubts == set()
+        assert store.store._unconfirmed == set()
         store.close()
 
 
@@ -216,11 +215,11 @@ def test_the_guarantee_is_read_again_after_trouble(
     require_synchronous(primary)
     store = adapters.store(primary.url())
     store.prepare()
-    store._database._seconds = 0.1
+    store._database._reply_timeout = 0.1
     standby.stop()
     unconfirmed(store, make_claim("k"))
     primary.configure({"synchronous_standby_names": ""})
-    store._database._seconds = 30
+    store._database._reply_timeout = 30
     store.claim(make_claim("k"))
     assert store.guarantee.reason == "PostgreSQL: every commit is on disk before it returns"
 

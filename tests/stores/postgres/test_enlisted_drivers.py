@@ -103,7 +103,7 @@ def test_what_is_set_for_a_transaction_ends_with_it(stage: Stage) -> None:
 
     async def scene(shop: Shop) -> None:
         def settings() -> list[str]:
-            names = ("synchronous_commit", "oncekey.running", "oncekey.left_open")
+            names = ("synchronous_commit", "oncekey.running", "oncekey.open_savepoints")
             asked = "SELECT current_setting(%s, true)"
             return [shop.db.execute(asked, (name,)).fetchone()[0] or "" for name in names]
 

@@ -27,7 +27,7 @@ from tests.support.caller_connections import (
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.stores.postgres import run_transaction, run_transaction_async
-from oncekey.stores.postgres.transaction_retry import must_be_repeated
+from oncekey.stores.postgres.transaction_retry import is_conflict
 
 LEVELS = ["REPEATABLE READ", "SERIALIZABLE"]
 every_level = pytest.mark.parametrize("level", LEVELS)
@@ -150,7 +150,7 @@ def test_it_is_tried_three_times_and_then_told(play_on_driver: Play) -> None:
                 await transacted(
                     begun, Order(("UPDATE orders SET item = item || '!'",)), tries=tries
                 )
-            assert must_be_repeated(told.value)
+            assert is_conflict(told.value)
             assert (begun.tries, await shop.state("k")) == (tries, None)
 
     play_on_driver(scene)

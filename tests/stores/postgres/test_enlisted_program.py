@@ -1,7 +1,7 @@
-"""Taking part as a program: what is done when something fails, and how many messages it takes.
+"""The program of a caller's transaction: what it does after a failure, and its round trips.
 
-Without a server first: the generators of caller_transaction.py are driven by hand, and errors are
-thrown into them that no server would raise on demand.
+The first part runs without a server: the generators of caller_transaction.py are driven by hand,
+and errors are thrown into them that no server would raise on demand.
 """
 
 from __future__ import annotations
@@ -19,24 +19,25 @@ from oncekey.core.errors import ConfigurationError
 from oncekey.core.record import State
 from oncekey.stores.postgres import errors
 from oncekey.stores.postgres.caller_transaction import (
-    LEFT_OPEN_MAX,
-    Mark,
-    Participant,
-    Save,
-    Saving,
-    Standing,
+    OPEN_SAVEPOINTS_MAX,
+    CallerProgram,
+    Savepoint,
+    SavepointAction,
+    SavepointCommand,
+    TransactionState,
 )
-from oncekey.stores.postgres.callers.base import savepoint_text, texts_of
+from oncekey.stores.postgres.callers.base import savepoint_sql
 from oncekey.stores.postgres.callers.psycopg import _SENT_AS_TEXT
 from oncekey.stores.postgres.options import Options
+from oncekey.stores.postgres.queries import query_texts
 
 CLAIM = Claim(b"i" * 16, b"o" * 16, b"\x01f", 30_000_000, 60_000_000, 0, True, "Łódź", "op", "k")
 FENCE = 1_800_000_000_000_000
 FINISH = Finish(CLAIM.id, CLAIM.owner, FENCE, State.SUCCEEDED, b"x")
-NOTHING_MET = (FENCE, 0, True, *[None] * 21)
+NO_RECORD = (FENCE, 0, True, *[None] * 21)
 
 
-class Said(Exception):
+class DriverError(Exception):
     """A driver's error."""
 
     def __init__(self, sqlstate: str = "") -> None:
@@ -44,109 +45,112 @@ class Said(Exception):
         self.sqlstate = sqlstate
 
 
-def participant() -> Participant:
-    """One that runs the key, its body being through."""
-    mine = Participant(Options().program(), leaves=True)
-    steps = mine.apply([CLAIM], Standing.OPEN)
-    assert names(next(steps)) == ["enlist", "SET"]
+def running_program() -> CallerProgram:
+    """A program that runs the key and whose body has returned."""
+    program = CallerProgram(Options().program(), may_leave=True)
+    actions = program.apply([CLAIM], TransactionState.OPEN)
+    assert names(next(actions)) == ["join", "SET"]
     with pytest.raises(StopIteration) as stop:
-        steps.send([NOTHING_MET])
+        actions.send([NO_RECORD])
     assert isinstance(stop.value.value[0], Claimed)
-    return mine
+    return program
 
 
 def names(actions: Any) -> list[str]:
-    return [action.how.name if isinstance(action, Saving) else action.name for action in actions]
+    return [one.action.name if isinstance(one, SavepointCommand) else one.name for one in actions]
 
 
-@pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt, Said, ConfigurationError])
-@pytest.mark.parametrize("again", [None, Said("25P02")], ids=["goes-back", "cannot-go-back"])
-def test_i1_whatever_keeps_the_record_from_being_written_undoes_the_rows(
-    error: type[BaseException], again: Exception | None
+@pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt, DriverError, ConfigurationError])
+@pytest.mark.parametrize("rollback", [None, DriverError("25P02")], ids=["works", "fails"])
+def test_i1_any_error_while_the_record_is_written_rolls_back_the_rows(
+    error: type[BaseException], rollback: Exception | None
 ) -> None:
-    steps = participant().apply([FINISH], Standing.OPEN)
-    assert names(next(steps)) == ["record", "LEAVE"]
-    assert names(steps.throw(error())) == ["BACK", "let_go"]
+    actions = running_program().apply([FINISH], TransactionState.OPEN)
+    assert names(next(actions)) == ["record", "LEAVE"]
+    assert names(actions.throw(error())) == ["ROLLBACK", "unlock"]
     with pytest.raises(error):
-        steps.throw(again) if again else steps.send(())
+        actions.throw(rollback) if rollback else actions.send(())
 
 
-def test_a_record_that_comes_too_late_is_told_so() -> None:
-    mine = participant()
-    steps = mine.apply([FINISH], Standing.OPEN)
-    next(steps)
-    assert names(steps.throw(Said(errors.TOO_LATE))) == ["BACK", "let_go"]
+def test_finish_is_lost_if_another_owner_has_ended_the_key() -> None:
+    program = running_program()
+    actions = program.apply([FINISH], TransactionState.OPEN)
+    next(actions)
+    assert names(actions.throw(DriverError(errors.KEY_ENDED))) == ["ROLLBACK", "unlock"]
     with pytest.raises(StopIteration) as stop:
-        steps.send(())
+        actions.send(())
     assert stop.value.value == [Lost()]
 
 
-def test_a_program_that_is_given_up_asks_for_nothing_more() -> None:
-    steps = participant().apply([FINISH], Standing.OPEN)
-    next(steps)
-    steps.close()
+def test_a_closed_program_yields_no_more_actions() -> None:
+    actions = running_program().apply([FINISH], TransactionState.OPEN)
+    next(actions)
+    actions.close()
 
 
-def test_releasing_never_says_more_than_the_bodys_own_error() -> None:
+def test_release_hides_its_own_error_behind_the_bodys() -> None:
     release = Release(CLAIM.id, CLAIM.owner, FENCE)
-    mine = participant()
-    list(mine.rollback_to_savepoint())
-    steps = mine.apply([release], Standing.OPEN)
-    assert names(next(steps)) == ["let_go"]
+    program = running_program()
+    list(program.rollback_to_savepoint())
+    actions = program.apply([release], TransactionState.OPEN)
+    assert names(next(actions)) == ["unlock"]
     with pytest.raises(StopIteration):
-        steps.throw(Said("25P02"))
+        actions.throw(DriverError("25P02"))
 
 
-@pytest.mark.parametrize("standing", [Standing.READY, Standing.BARE])
-def test_releasing_begins_no_new_transaction(standing: Standing) -> None:
-    mine = participant()
-    list(mine.rollback_to_savepoint())
+@pytest.mark.parametrize("state", [TransactionState.IMPLICIT, TransactionState.AUTOCOMMIT])
+def test_release_begins_no_new_transaction(state: TransactionState) -> None:
+    program = running_program()
+    list(program.rollback_to_savepoint())
     with pytest.raises(StopIteration) as stop:
-        next(mine.apply([Release(CLAIM.id, CLAIM.owner, FENCE)], standing))
+        next(program.apply([Release(CLAIM.id, CLAIM.owner, FENCE)], state))
     assert stop.value.value == [Done()]
 
 
-def test_finishing_in_no_transaction_is_refused() -> None:
-    for standing in (Standing.BARE, Standing.READY):
+def test_finish_without_a_transaction_is_refused() -> None:
+    for state in (TransactionState.AUTOCOMMIT, TransactionState.IMPLICIT):
         with pytest.raises(ConfigurationError, match="is over"):
-            next(participant().apply([FINISH], standing))
+            next(running_program().apply([FINISH], state))
 
 
-def test_a_savepoint_has_a_name_of_its_own_while_it_lasts() -> None:
-    marks = [Mark() for _ in range(3)]
-    set_ = [savepoint_text(Saving(Save.SET, mark), is_over=False) for mark in marks]
-    assert len(set(set_)) == 3
-    name = marks[1].made
-    back = savepoint_text(Saving(Save.BACK, marks[1]), is_over=False)
-    assert back == f"ROLLBACK TO SAVEPOINT {name}; RELEASE SAVEPOINT {name}"
-    assert savepoint_text(Saving(Save.BACK, marks[1]), is_over=False) is None  # it is gone
-    again = Mark()
-    savepoint_text(Saving(Save.SET, again), is_over=False)
-    assert again.made == name  # few names, used again and again
-    assert savepoint_text(Saving(Save.DROP, marks[0]), is_over=True) is None
-    assert savepoint_text(Saving(Save.LEAVE, marks[2]), is_over=False) is None
+def to_sql(action: SavepointAction, savepoint: Savepoint, *, has_ended: bool = False) -> str | None:
+    return savepoint_sql(SavepointCommand(action, savepoint), has_ended=has_ended)
 
 
-def test_nothing_a_caller_chose_is_ever_part_of_a_text() -> None:
-    """Texts end up in logs; parameters do not."""
-    texts = texts_of(Options().layout)
+def test_savepoint_names_are_unique_while_set_and_reused_afterwards() -> None:
+    savepoints = [Savepoint() for _ in range(3)]
+    assert len({to_sql(SavepointAction.SET, savepoint) for savepoint in savepoints}) == 3
+    name = savepoints[1].handle
+    rollback = to_sql(SavepointAction.ROLLBACK, savepoints[1])
+    assert rollback == f"ROLLBACK TO SAVEPOINT {name}; RELEASE SAVEPOINT {name}"
+    assert to_sql(SavepointAction.ROLLBACK, savepoints[1]) is None  # it is gone
+    again = Savepoint()
+    to_sql(SavepointAction.SET, again)
+    assert again.handle == name  # few names, so that drivers and servers cache few statements
+    assert to_sql(SavepointAction.RELEASE, savepoints[0], has_ended=True) is None
+    assert to_sql(SavepointAction.LEAVE, savepoints[2]) is None
+
+
+def test_statements_sent_as_text_hold_nothing_a_caller_chose() -> None:
+    """Texts may end up in logs; parameters do not."""
+    texts = query_texts(Options().layout)
     for name in _SENT_AS_TEXT:
-        assert {"text", "text[]", "bytea[]"}.isdisjoint(texts[name].kinds)
+        assert {"text", "text[]", "bytea[]"}.isdisjoint(texts[name].types)
     params = (None, True, b"\x00'\\\"%$1" + b"i" * 9, b"o" * 16, b"\x01';--", b"s", 0, False)
-    sent = texts["enlist"].inline(params)
+    sent = texts["join"].inline(params)
     assert sent == (
-        'SELECT * FROM "oncekey".enlist_1(NULL::bigint, true::boolean, '
+        'SELECT * FROM "oncekey".join_1(NULL::bigint, true::boolean, '
         "'00275c22252431696969696969696969'::uuid, '6f6f6f6f6f6f6f6f6f6f6f6f6f6f6f6f'::uuid, "
         "decode('01273b2d2d', 'hex')::bytea, decode('73', 'hex')::bytea,\n"
         "    0::integer, false::boolean)"
     )
 
 
-# --- messages -----------------------------------------------------------------------------------
+# --- round trips --------------------------------------------------------------------------------
 
 
 class Counted:
-    """How many messages go to the server while something is done."""
+    """Counts the messages to the server."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, kind: str, shop: Shop) -> None:
         self.count = 0
@@ -166,7 +170,7 @@ class Counted:
 
     async def since(self, shop: Shop) -> int:
         if shop.is_async:
-            await asyncio.sleep(0)  # asyncpg tells its loggers a turn later
+            await asyncio.sleep(0)  # asyncpg calls its loggers in the next loop iteration
         count, self.count = self.count, 0
         return count
 
@@ -174,19 +178,19 @@ class Counted:
 @pytest.mark.parametrize(
     ("kind", "counts"),
     [
-        # runs, replays, raises, is kept while its rows are not
+        # a run, a replay, a body that raises, a terminal error that is stored without its rows
         ("psycopg", (2, 2, 3, 4)),
         ("psycopg-async", (2, 2, 3, 4)),
         ("asyncpg", (3, 3, 4, 5)),
     ],
 )
-def test_how_many_messages_it_takes(
+def test_round_trips_of_a_run_in_a_transaction(
     stage: Stage,
     monkeypatch: pytest.MonkeyPatch,
     kind: str,
     counts: tuple[int, ...],
 ) -> None:
-    """Beyond the transaction's and the body's own."""
+    """Not counting those of the transaction and of the body."""
 
     async def scene(shop: Shop) -> None:
         async with shop.transaction():
@@ -206,12 +210,16 @@ def test_how_many_messages_it_takes(
     stage.play(kind, scene, {})
 
 
-def test_only_so_many_savepoints_are_left_open() -> None:
-    """The server counts them, for it knows which were rolled back."""
-    for left_open, ends in ((0, "LEAVE"), (LEFT_OPEN_MAX - 1, "LEAVE"), (LEFT_OPEN_MAX, "DROP")):
-        mine = Participant(Options().program(), leaves=True)
-        steps = mine.apply([CLAIM], Standing.OPEN)
-        next(steps)
+def test_finished_runs_leave_a_limited_number_of_savepoints_open() -> None:
+    """The server counts them, because it knows which were rolled back."""
+    for open_savepoints, ends in (
+        (0, "LEAVE"),
+        (OPEN_SAVEPOINTS_MAX - 1, "LEAVE"),
+        (OPEN_SAVEPOINTS_MAX, "RELEASE"),
+    ):
+        program = CallerProgram(Options().program(), may_leave=True)
+        actions = program.apply([CLAIM], TransactionState.OPEN)
+        next(actions)
         with pytest.raises(StopIteration):
-            steps.send([(FENCE, left_open, True, *[None] * 21)])
-        assert names(next(mine.apply([FINISH], Standing.OPEN))) == ["record", ends]
+            actions.send([(FENCE, open_savepoints, True, *[None] * 21)])
+        assert names(next(program.apply([FINISH], TransactionState.OPEN))) == ["record", ends]

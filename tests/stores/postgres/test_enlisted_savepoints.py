@@ -22,10 +22,10 @@ from tests.support.caller_connections import (
 )
 
 from oncekey import InFlight
-from oncekey.stores.postgres.caller_transaction import LEFT_OPEN_MAX
+from oncekey.stores.postgres.caller_transaction import OPEN_SAVEPOINTS_MAX
 
 MILK = Order(("INSERT INTO orders VALUES ('milk')",))
-COUNT = 3 * LEFT_OPEN_MAX
+COUNT = 3 * OPEN_SAVEPOINTS_MAX
 
 
 def test_i1_an_operation_in_a_nested_block_goes_the_way_of_the_block(play_mainly: Play) -> None:

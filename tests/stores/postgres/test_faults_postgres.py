@@ -371,6 +371,6 @@ def test_every_code_of_ours_has_one_meaning() -> None:
     assert raised <= set(codes)
 
     class Ended(Exception):
-        sqlstate = errors.TOO_LATE
+        sqlstate = errors.KEY_ENDED
 
-    assert "pooler" not in errors.text(Ended("another owner has ended the key"))
+    assert "pooler" not in errors.describe(Ended("another owner has ended the key"))

@@ -24,7 +24,7 @@ from oncekey.core.commands import Done, Release, SaveStep
 from oncekey.stores.memory import MemoryStore
 from oncekey.stores.postgres import asyncpg_store, psycopg_store, unfinished
 from oncekey.stores.postgres.queries import Layout, make_migrations
-from oncekey.stores.postgres.schema import upgrade
+from oncekey.stores.postgres.schema import upgrade_script
 
 HOUR = 3_600_000_000
 ALL = 10_000
@@ -77,7 +77,7 @@ def live(clock: Clock, *stores: Any) -> None:
         clock.now += HOUR // 20
 
 
-class Counted(unfinished.Listing):
+class Counted(unfinished.UnfinishedPages):
     """Counts its pages."""
 
     pages = 0
@@ -93,9 +93,9 @@ class Counted(unfinished.Listing):
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> type[Counted]:
     """Pages of a few rows."""
-    monkeypatch.setattr(unfinished, "LOOKS_MAX", LOOKS)
+    monkeypatch.setattr(unfinished, "PAGE_ROWS_MAX", LOOKS)
     for module in (psycopg_store, asyncpg_store):
-        monkeypatch.setattr(module, "Listing", Counted)
+        monkeypatch.setattr(module, "UnfinishedPages", Counted)
     return Counted
 
 
@@ -142,7 +142,7 @@ def test_the_clock_is_read_once_for_all_pages(
         return Counted.page(self)
 
     for module in (psycopg_store, asyncpg_store):
-        monkeypatch.setattr(module, "Listing", type("Told", (Counted,), {"page": page}))
+        monkeypatch.setattr(module, "UnfinishedPages", type("Told", (Counted,), {"page": page}))
     found = store.unfinished(0, ALL)
     assert len(read) == 2
     assert read[0] <= found.now < read[1]
@@ -162,7 +162,7 @@ def test_s9_a_claim_goes_between_two_pages_and_is_found(
                 store.claim(make_claim("between"))
             return super().page()
 
-    monkeypatch.setattr(psycopg_store, "Listing", Between)
+    monkeypatch.setattr(psycopg_store, "UnfinishedPages", Between)
     records = store.unfinished(0, ALL).records
     assert [record.id for record in records][LOOKS:] == [token("between")]
     adapters.close()
@@ -213,7 +213,7 @@ def test_s10_what_is_new_is_read_and_a_page_at_most(
         FROM generate_series(1, {ROWS}) n"""  # noqa: S608
     )
     store.apply([make_claim(str(n)) for n in range(50)])
-    settings = {"plan_cache_mode": mode, **store._options.planning}
+    settings = {"plan_cache_mode": mode, **store._options.planner_settings}
     options = " ".join(f"-c {n}={v}" for n, v in settings.items() if n.startswith(("plan", "ena")))
     query = store._database._queries["unfinished"].sql
     with psycopg.connect(postgres.url(), options=options) as session:
@@ -226,10 +226,12 @@ def test_s10_what_is_new_is_read_and_a_page_at_most(
             return int(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
 
         def listing_of(after: int) -> int:
-            return blocks_of(f"EXECUTE listing({clock.now}, {after}, 100, {unfinished.LOOKS_MAX})")
+            return blocks_of(
+                f"EXECUTE listing({clock.now}, {after}, 100, {unfinished.PAGE_ROWS_MAX})"
+            )
 
         assert listing_of(clock.now - 1) < 500  # fifty rows, each once more by its id
-        assert listing_of(0) < unfinished.LOOKS_MAX / 5
+        assert listing_of(0) < unfinished.PAGE_ROWS_MAX / 5
         assert blocks_of("SELECT count(body) FROM oncekey.records") > 4_000
     adapters.close()
 
@@ -248,7 +250,7 @@ def make_older(postgres: Postgres, shape: dict[str, Any]) -> list[str]:
     """A schema of an older release with an unfinished key in it; the tables its rows may be in."""
     slots = shape.get("ring_slots", 1)
     layout = Layout("oncekey", slots, HOUR) if slots > 1 else Layout("oncekey")
-    postgres.execute(upgrade(layout, make_migrations(layout)[:BEFORE]))
+    postgres.execute(upgrade_script(layout, make_migrations(layout)[:BEFORE]))
     postgres.execute(
         """INSERT INTO oncekey.records VALUES (
             gen_random_uuid(), gen_random_uuid(), 1, 1, 1, 0, 1, 0, 9e18, 9e18,

@@ -89,7 +89,7 @@ def test_a_url_that_cannot_work(query: str, said: str) -> None:
 
 
 def test_durations_may_be_given_as_such() -> None:
-    assert Options(lock_timeout=timedelta(seconds=1)).session["lock_timeout"] == "1000"
+    assert Options(lock_timeout=timedelta(seconds=1)).session_settings["lock_timeout"] == "1000"
 
 
 # --- in force -----------------------------------------------------------------------------------
@@ -97,15 +97,15 @@ def test_durations_may_be_given_as_such() -> None:
 
 def shown(adapter: StoreAdapter, *names: str) -> list[str]:
     """What the store's own session says of some settings."""
-    lines = adapter.store._database.lines
+    pool = adapter.store._database.pool
     if adapter.loop is None:
-        with lines.lend(time.monotonic() + 30) as line:
-            line.allow(30)
-            return [line.connection.execute(f"SHOW {name}").fetchone()[0] for name in names]
+        with pool.acquire(time.monotonic() + 30) as pooled:
+            pooled.start_timeout(30)
+            return [pooled.connection.execute(f"SHOW {name}").fetchone()[0] for name in names]
 
     async def show() -> list[str]:
-        async with lines.lend(time.monotonic() + 30) as line:
-            return [await line.connection.fetchval(f"SHOW {name}") for name in names]
+        async with pool.acquire(time.monotonic() + 30) as pooled:
+            return [await pooled.connection.fetchval(f"SHOW {name}") for name in names]
 
     said: list[str] = adapter.loop.run(show())
     return said

@@ -29,7 +29,7 @@ from oncekey.core.commands import Claimed, Done, Replay
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.policy import Policy
 from oncekey.core.record import State
-from oncekey.stores.postgres import asyncpg_connections, psycopg_connections, server_clock
+from oncekey.stores.postgres import asyncpg_connections, circuit_breaker, psycopg_connections
 from oncekey.testing.contract.engine_case import wait_until_true
 
 ROWS = "SELECT attempt, fence FROM oncekey.records WHERE uuid_send(id) = %s"
@@ -122,22 +122,22 @@ def test_many_callers_of_a_dead_network_wait_once_not_in_turn(
 
 def use_all_connections(adapter: StoreAdapter) -> int:
     """Have as many connections as the store keeps, all idle."""
-    lines = adapter.store._database.lines
+    pool = adapter.store._database.pool
     if adapter.loop is None:
-        borrowed = [lines.lend(time.monotonic() + 30) for _ in range(4)]
-        for one in borrowed:
+        acquired = [pool.acquire(time.monotonic() + 30) for _ in range(4)]
+        for one in acquired:
             one.__enter__()
-        for one in borrowed:
+        for one in acquired:
             one.__exit__(None, None, None)
-        return sum(len(place.free) for place in lines._places.values())
+        return sum(len(own.idle) for own in pool._by_process.values())
 
     async def all_at_once() -> int:
-        borrowed = [lines.lend(time.monotonic() + 30) for _ in range(4)]
-        for one in borrowed:
+        acquired = [pool.acquire(time.monotonic() + 30) for _ in range(4)]
+        for one in acquired:
             await one.__aenter__()
-        for one in borrowed:
+        for one in acquired:
             await one.__aexit__(None, None, None)
-        return sum(len(home.free) for home in lines._homes.values())
+        return sum(len(own.idle) for own in pool._by_loop.values())
 
     opened: int = adapter.loop.run(all_at_once())
     return opened
@@ -146,10 +146,10 @@ def use_all_connections(adapter: StoreAdapter) -> int:
 def wait_until_noticed(adapter: StoreAdapter) -> None:
     """Until the event loop has heard that the connections have ended."""
     if adapter.loop is not None:
-        homes = adapter.store._database.lines._homes
+        by_loop = adapter.store._database.pool._by_loop
 
         def ended() -> bool:
-            return all(line.is_closed for home in homes.values() for line in home.free)
+            return all(pooled.is_closed for own in by_loop.values() for pooled in own.idle)
 
         wait_until_true(ended)
 
@@ -329,10 +329,10 @@ def test_a_silent_network_is_not_waited_for_without_end(
 ) -> None:
     for module in (psycopg_connections, asyncpg_connections):
         monkeypatch.setattr(module, "CANCEL_SECONDS", 0.2)
-    monkeypatch.setattr(server_clock, "REST_SECONDS", 0.0)
+    monkeypatch.setattr(circuit_breaker, "REST_SECONDS", 0.0)
     store = adapters.store(postgres.url(port=proxy.port), pooler=pooler)
     store.prepare()
-    store._database._seconds = 0.3
+    store._database._reply_timeout = 0.3
     proxy.hold()
     begun = time.monotonic()
     error = refused(store, make_claim("k"), match=r"answer")
@@ -340,5 +340,5 @@ def test_a_silent_network_is_not_waited_for_without_end(
     assert time.monotonic() - begun < PROMPT_SECONDS
     proxy.cut()
     proxy.resume()
-    store._database._seconds = 30
+    store._database._reply_timeout = 30
     assert store.claim(make_claim("k")).attempt == 1

@@ -115,8 +115,8 @@ def test_event_loops_share_a_store_but_no_connection(postgres: Postgres) -> None
     store.claim(make_claim("k"))
     with pytest.raises(AssertionError, match="Busy"):
         twin.claim(make_claim("k", "another"))
-    homes = store.store._database.lines._homes
-    assert sorted(len(home.free) for home in homes.values()) == [1, 1]
+    by_loop = store.store._database.pool._by_loop
+    assert sorted(len(own.idle) for own in by_loop.values()) == [1, 1]
     assert sessions(postgres) == 2
     one.close()
     other.close()
@@ -162,10 +162,10 @@ def run(key, here=None):
     return (here or loop).run_until_complete(once.run("op", key, body))
 
 def sessions():
-    lines = once._store._database.lines
+    pool = once._store._database.pool
     if driver == "psycopg":
-        return sorted(line.connection.info.backend_pid for line in lines._places[os.getpid()].free)
-    return sorted(line.connection.get_server_pid() for line in lines._homes[loop].free)
+        return sorted(pooled.connection.info.backend_pid for pooled in pool._by_process[os.getpid()].idle)
+    return sorted(pooled.connection.get_server_pid() for pooled in pool._by_loop[loop].idle)
 
 me = os.getpid()
 assert run("before").value == me
@@ -179,7 +179,7 @@ for number in range(3):
             here = asyncio.new_event_loop()
             assert run("before", here).value == me
             assert run(f"child {number}", here).value == os.getpid()
-            del once._store._database.lines   # whatever that closes, the parent must not notice
+            del once._store._database.pool   # whatever that closes, the parent must not notice
             code = 0
         finally:
             sys.stdout.flush()

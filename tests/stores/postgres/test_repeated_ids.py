@@ -36,10 +36,10 @@ class Counted:
         database: Any = self.store._database
         execute = database._execute
 
-        def counted(line: Any, statement: Any, end: Any) -> Any:
+        def counted(pooled: Any, statement: Any, end: Any) -> Any:
             if isinstance(statement, Statement):
                 self.statements.append(statement.name)
-            return execute(line, statement, end)
+            return execute(pooled, statement, end)
 
         database._execute = counted
 

@@ -24,11 +24,10 @@ from tests.support.servers import Postgres
 
 from oncekey.core.commands import Claimed, Done, Renew, Replay, SaveStep, Unknown
 from oncekey.core.errors import ConfigurationError
-from oncekey.stores.migrations import plan
+from oncekey.stores.migrations import Migration, make_migration, plan
 from oncekey.stores.postgres import store_base
 from oncekey.stores.postgres.queries import Layout, make_migrations
-from oncekey.stores.postgres.schema import upgrade
-from oncekey.stores.sql_files import Migration, make_migration
+from oncekey.stores.postgres.schema import upgrade_script
 
 PLAIN = Layout("oncekey")
 RING = {"retention": "ring", "ring_slots": 5, "ring_period": "1h"}
@@ -114,7 +113,7 @@ def test_the_script_runs_twice_by_hand_and_makes_what_the_store_makes(postgres: 
     assert steps == [(m.version, m.name, m.compatible or m.version) for m in KNOWN]
     postgres.execute("DROP SCHEMA oncekey CASCADE")
     script = postgres.directory / "upgrade.sql"
-    script.write_text(upgrade(PLAIN, KNOWN), encoding="utf-8")
+    script.write_text(upgrade_script(PLAIN, KNOWN), encoding="utf-8")
     script.chmod(0o644)
     psql: list[str | Path] = [
         postgres.bin / "psql",
@@ -154,7 +153,7 @@ def test_a_script_waits_for_another_ones_turn(postgres: Postgres) -> None:
     """Also when it takes longer than any statement of ours may."""
     adapters = StoreAdapters("asyncpg")
     store = adapters.store(postgres.url(), statement_timeout="1s", lock_timeout="1s")
-    store._database._seconds = 1.0
+    store._database._reply_timeout = 1.0
     with psycopg.connect(postgres.url()) as other:
         other.execute("SELECT pg_advisory_xact_lock(%s)", (PLAIN.seed,))
         waiting = adapters.start(store.prepare)
@@ -278,7 +277,7 @@ def migrate_to_next(postgres: Postgres, *texts: str) -> None:
         make_migration(LAST + n, f"next{n}", text.replace("{schema}", PLAIN.quoted))
         for n, text in enumerate(texts, 1)
     ]
-    postgres.execute(upgrade(PLAIN, steps))
+    postgres.execute(upgrade_script(PLAIN, steps))
 
 
 def live(store: StoreAdapter, name: str) -> None:

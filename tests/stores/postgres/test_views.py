@@ -28,7 +28,7 @@ from oncekey.core.state_machine import is_expired, state_now
 from oncekey.core.step_format import StepResult, pack_step
 from oncekey.engine.key_status import status_of
 from oncekey.stores.postgres.queries import Layout, make_migrations
-from oncekey.stores.postgres.schema import upgrade
+from oncekey.stores.postgres.schema import upgrade_script
 
 # --- where a key stands ---------------------------------------------------------------------------
 
@@ -225,7 +225,7 @@ def test_an_upgrade_takes_no_right_away_and_gives_none(views: ViewsSchema, publi
         return True
 
     run("DROP SCHEMA IF EXISTS {schema} CASCADE")
-    run(upgrade(layout, steps[:5]))
+    run(upgrade_script(layout, steps[:5]))
     made = record_maker(views.now())(steps=(Step("a", True, pack_step({}, value(2)), 0),))
     views.put(made, schema=layout.quoted)
     for role in ROLES:
@@ -245,7 +245,7 @@ def test_an_upgrade_takes_no_right_away_and_gives_none(views: ViewsSchema, publi
     ]
     before = [may_read(*one) for one in readers]
     assert before == [True, True, public]
-    run(upgrade(layout, steps[5:]))
+    run(upgrade_script(layout, steps[5:]))
     assert [may_read(*one) for one in readers] == before
     may_call = "SELECT has_function_privilege('oncekey_nobody', %s, 'EXECUTE')"
     called = connection.execute(may_call, (f"{layout.quoted}.step_1(bytea)",))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from oncekey.stores.sqlite import SQLiteStore
-from oncekey.stores.sqlite.program import COMMIT, Program, Statement, Steps
+from oncekey.stores.sqlite.program import COMMIT, Program, Statement, Statements
 
 SECOND = 1_000_000
 NOW = 1_700_000_000 * SECOND
@@ -36,7 +36,7 @@ class Asking:
 
     def __init__(self, connection: sqlite3.Connection, token: bytes, now: int = NOW) -> None:
         self.connection = connection
-        self.steps: Steps[bool] = Program(lambda: now).elect(token, 10 * SECOND)
+        self.steps: Statements[bool] = Program(lambda: now).elect(token, 10 * SECOND)
         self.statement: Statement = next(self.steps)
         self.done: list[str] = []
 

@@ -16,7 +16,7 @@ import pytest
 from oncekey.core.commands import Claim, Claimed, Done, Finish, Release, SaveStep
 from oncekey.core.record import State
 from oncekey.stores.sqlite import AsyncSQLiteStore, SQLiteStore, schema
-from oncekey.stores.sqlite.callers.drivers import run
+from oncekey.stores.sqlite.connection import run
 from oncekey.stores.sqlite.program import QUERIES
 
 LEASE, KEEP = 30_000_000, 3_600_000_000

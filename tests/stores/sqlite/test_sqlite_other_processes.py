@@ -84,7 +84,7 @@ def test_the_second_process_is_warned_once_with_what_to_do(
 def test_another_process_that_comes_later_is_seen_too(
     path: Path, log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "LOOK_FOR_OTHERS_SECONDS", 0.0)
+    monkeypatch.setattr(connection, "OTHER_PROCESSES_CHECK_SECONDS", 0.0)
     store = SQLiteStore(path)
     look = Look(b"x" * 16)
     store.apply([look])

@@ -70,8 +70,8 @@ store = SQLiteStore(sys.argv[1])
 claims = [Claim(n.to_bytes(16, "big"), b"victim", b"\\x01f", 30_000_000, 60_000_000, 0, False)
           for n in range(100, 300)]
 connection = store._database._connection
-steps = store._program.apply(claims)
-statement = next(steps)
+statements = store._program.apply(claims)
+statement = next(statements)
 while statement is not COMMIT:
     cursor = connection.cursor()
     if statement.many:
@@ -79,7 +79,7 @@ while statement is not COMMIT:
         rows = [(cursor.rowcount,)]
     else:
         rows = cursor.execute(statement.sql, statement.params).fetchall()
-    statement = steps.send(rows)
+    statement = statements.send(rows)
 print("written, not committed", flush=True)
 sys.stdin.read()
 """

@@ -13,10 +13,10 @@ import pytest
 from oncekey.core.commands import Claim, Claimed, Finish, Replay
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.record import State, Step
-from oncekey.stores.migrations import plan
-from oncekey.stores.sql_files import Migration, parse_queries
+from oncekey.stores.migrations import Migration, plan
+from oncekey.stores.sql_files import parse_queries
 from oncekey.stores.sqlite import SQLiteStore, schema
-from oncekey.stores.sqlite.callers.drivers import run
+from oncekey.stores.sqlite.connection import run
 from oncekey.stores.step_column import pack_steps, unpack_steps
 
 LAST = schema.MIGRATIONS[-1].version

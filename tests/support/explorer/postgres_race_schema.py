@@ -17,11 +17,12 @@ from tests.support.explorer.race_scenarios import LATE
 
 from oncekey.core.commands import Claim, Command, Finish
 from oncekey.core.record import Record
+from oncekey.stores.migrations import load_migrations
 from oncekey.stores.postgres.program import Program, Statement
-from oncekey.stores.postgres.queries import Layout, Query, fill, literal, make_query
-from oncekey.stores.postgres.rows import Met, Row, met_of
-from oncekey.stores.postgres.schema import upgrade
-from oncekey.stores.sql_files import load_migrations, load_queries
+from oncekey.stores.postgres.queries import Layout, Query, make_query, substitute
+from oncekey.stores.postgres.rows import Row, StoredRow, stored_row_of
+from oncekey.stores.postgres.schema import upgrade_script
+from oncekey.stores.sql_files import load_queries
 
 _PACKAGE: Final = "oncekey.stores.postgres"
 _BETWEEN: Final = "\n--8<--\n"
@@ -93,10 +94,10 @@ class Database:
             statement = self.setup.program().insertion([before], 0)
             self.judge.run(Statement(statement.name, (*statement.params[:-1], slot)))
 
-    def records(self, id: bytes) -> list[Met]:
+    def records(self, id: bytes) -> list[StoredRow]:
         """All records of the key; more than one means that it is not unique."""
         rows = self.judge.run(Statement("look", (0, [id])))
-        return [met for row in rows if (met := met_of(row)) is not None]
+        return [stored for row in rows if (stored := stored_row_of(row)) is not None]
 
     def blocks(self, session: Session) -> bool:
         """True if a statement of this session waits for another one's lock."""
@@ -135,8 +136,7 @@ class Session:
 
     def _execute(self, statement: Statement) -> None:
         query = self._queries[statement.name]
-        params = [literal(k, v) for k, v in zip(query.kinds, statement.params, strict=True)]
-        self._cursor.execute(query.sql.encode(), params, binary=True)
+        self._cursor.execute(query.sql.encode(), query.encode(statement.params), binary=True)
 
     def _rows(self) -> Sequence[Row]:
         return self._cursor.fetchall() if self._cursor.description else ()
@@ -156,7 +156,7 @@ def _texts(setup: Setup) -> tuple[str, dict[str, Query]]:
     queries = load_queries(_PACKAGE, "sql/queries.sql")
     parts = [*(step.sql for step in steps), *queries.values()]
     parts = edited(_BETWEEN.join(parts), "the SQL", *setup.edits).split(_BETWEEN)
-    parts = [fill(part, layout) for part in parts]
+    parts = [substitute(part, layout) for part in parts]
     made = [step._replace(sql=sql) for step, sql in zip(steps, parts, strict=False)]
     texts = zip(queries, parts[len(steps) :], strict=True)
-    return upgrade(layout, made), {name: make_query(sql) for name, sql in texts}
+    return upgrade_script(layout, made), {name: make_query(sql) for name, sql in texts}

@@ -32,9 +32,8 @@ from tests.support.explorer.scenario import KEY
 from oncekey.core.record import Record
 from oncekey.stores.sqlite import program as real_program
 from oncekey.stores.sqlite import schema
-from oncekey.stores.sqlite.callers.drivers import run
-from oncekey.stores.sqlite.connection import connect
-from oncekey.stores.sqlite.rows import record_of, whole_row
+from oncekey.stores.sqlite.connection import connect, run
+from oncekey.stores.sqlite.rows import record_of, record_row
 
 RUNS_MAX = 200_000
 _ENDS = ("COMMIT", "ROLLBACK")
@@ -166,7 +165,7 @@ class SQLiteRace:
         self._judge.execute("DELETE FROM oncekey_meta")
         if self._race.before is not None:
             sql = real_program.QUERIES["insert_record"]
-            self._judge.execute(sql, whole_row(self._race.before))
+            self._judge.execute(sql, record_row(self._race.before))
 
 
 class _Schedule:

@@ -2,9 +2,9 @@
 
     postgresql://...?schema=oncekey&claim=insert&statement_timeout=5s    (see Options)
 
-Claims are made in batches, one round trip and one commit each; `in_transaction` commits your rows
-and the key's record together. What is not an option of ours in the URL is the driver's. Blocking
-stores use psycopg, asyncio stores asyncpg; neither is imported before it is needed.
+Claims are made in batches of one round trip and one commit; `in_transaction` commits your rows and
+the key's record together. Parameters of the URL that are not our options are passed to the driver.
+Sync stores use psycopg and async stores use asyncpg; neither is imported before it is needed.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ _NEEDS = "pip install 'oncekey[postgres]'"
 
 def open_blocking(url: str) -> PostgresStore:
     address, options = split_url(url)
-    return _blocking()(address, **_given(options))
+    return _sync_store()(address, **_as_dict(options))
 
 
 def open_async(url: str) -> AsyncPostgresStore:
     address, options = split_url(url)
-    return _async()(address, **_given(options))
+    return _async_store()(address, **_as_dict(options))
 
 
 def inspect(url: str) -> Inspection:
-    """What is there, in a read-only transaction."""
+    """Read what is in the database, in a read-only transaction."""
     return schema_inspection.inspect(url)
 
 
 def migrate(url: str) -> None:
-    """Make the tables or bring them up to date, also where the URL says migrate=false."""
+    """Create the tables or bring them up to date, even if the URL says migrate=false."""
     address, options = schema_inspection.read_url(url)
-    store = _blocking()(address, **{**_given(options), "migrate": True})
+    store = _sync_store()(address, **{**_as_dict(options), "migrate": True})
     try:
         store.prepare()
     finally:
@@ -63,20 +63,20 @@ def migrate(url: str) -> None:
 
 
 def migration_script(url: str) -> str:
-    """The SQL of every step of this release, for this URL's schema and retention."""
+    """The SQL of all migrations of this release, for this URL's schema and retention."""
     return schema_inspection.migration_script(url)
 
 
 def __getattr__(name: str) -> Any:
-    """The stores, imported when they are asked for: each needs its driver."""
+    """The store classes, imported on first access, because each needs its driver."""
     if name == "PostgresStore":
-        return _blocking()
+        return _sync_store()
     if name == "AsyncPostgresStore":
-        return _async()
+        return _async_store()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def _blocking() -> type[PostgresStore]:
+def _sync_store() -> type[PostgresStore]:
     try:
         from oncekey.stores.postgres.psycopg_store import PostgresStore
     except ImportError as error:
@@ -86,7 +86,7 @@ def _blocking() -> type[PostgresStore]:
     return PostgresStore
 
 
-def _async() -> type[AsyncPostgresStore]:
+def _async_store() -> type[AsyncPostgresStore]:
     try:
         from oncekey.stores.postgres.asyncpg_store import AsyncPostgresStore
     except ImportError as error:
@@ -94,5 +94,5 @@ def _async() -> type[AsyncPostgresStore]:
     return AsyncPostgresStore
 
 
-def _given(options: Options) -> dict[str, Any]:
+def _as_dict(options: Options) -> dict[str, Any]:
     return {name: getattr(options, name) for name in Options.__dataclass_fields__}

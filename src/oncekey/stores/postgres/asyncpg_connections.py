@@ -1,8 +1,9 @@
-"""The asyncio store's connections: a few of its own per event loop, or those of a caller's pool.
+"""The async store's connections: a pool of its own per event loop, or a pool of the caller's.
 
-Owns how one is had, what is said when there is none, and that one which broke or was left in the
-middle of something is not used again. Nothing is dialled in the background: a call learns at once
-that the server is down, and the first call after it is back finds it. Knows no statement of ours.
+This module owns how a connection is acquired, which error is raised if there is none, and that a
+connection is not used again if it broke or if a statement on it was abandoned. Nothing connects in
+the background: a call learns at once that the server is down, and the first call after the server
+is back succeeds. This module knows none of our statements.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ import asyncpg
 
 from oncekey.core.errors import StoreUnavailable
 from oncekey.stores.postgres import errors
-from oncekey.stores.postgres.durability import UNREPLICATED
-from oncekey.stores.postgres.errors import none_free, was_closed
+from oncekey.stores.postgres.durability import SYNC_REPLICATION_WAIT
+from oncekey.stores.postgres.errors import pool_exhausted, store_closed
 from oncekey.stores.postgres.options import Options
 from oncekey.stores.postgres.server_clock import STOP_SECONDS
 
 CONNECT_SECONDS: Final = 5.0
-# How long to wait for what the server says to being asked to stop.
-CANCEL_SECONDS: Final = STOP_SECONDS / 2  # for each: asking, and hearing
-# A session keeps plans and caches for ever, and an address may come to mean another host.
+# How long to wait for a cancel request to be sent, and again for the server to respond to it.
+CANCEL_SECONDS: Final = STOP_SECONDS / 2
+# A session never drops its plans and caches, and an address may lead to another host later.
 LIFETIME_SECONDS: Final = 3_600.0
 
 ERRORS: Final = (
@@ -40,23 +41,23 @@ ERRORS: Final = (
 )
 
 
-class Line:
-    """One connection while we have it, and what was heard on it."""
+class PooledConnection:
+    """One connection of a pool, and what we know of its state."""
 
     def __init__(self, connection: asyncpg.Connection[Any]) -> None:
         self.connection = connection
-        self.unreplicated = False  # a commit of ours that no standby has confirmed
+        self.unreplicated = False  # True if no standby has confirmed the last commit
         self.is_idle = True
         self._expires = time.monotonic() + LIFETIME_SECONDS
-        connection.add_log_listener(self._hear)
+        connection.add_log_listener(self._on_notice)
 
     def begin(self) -> None:
-        """Something new is sent."""
+        """Called before a statement is sent."""
         self.is_idle = self.unreplicated = False
 
-    def _hear(self, connection: Any, message: Any) -> None:
-        """Notice commits that were not replicated: the server only warns."""
-        if message.server_source_function == UNREPLICATED:
+    def _on_notice(self, connection: Any, message: Any) -> None:
+        """Detect commits that were not replicated: the server only sends a warning."""
+        if message.server_source_function == SYNC_REPLICATION_WAIT:
             self.unreplicated = True
 
     @property
@@ -67,61 +68,64 @@ class Line:
         return not self.is_closed and time.monotonic() < self._expires
 
     async def recover(self) -> None:
-        """After a timeout: asyncpg has asked the server to stop, else that might go on for as long
-        as a standby is away, with the keys locked and a session taken. Hear what it says."""
+        """Make the connection usable after a timeout. asyncpg has sent a cancel request, because
+        the statement might go on for as long as a standby is away, with the keys locked and a
+        session in use. This waits for the server's response."""
         try:
             await self.connection.execute("SELECT 1", timeout=CANCEL_SECONDS)
             self.is_idle = True
         except (*ERRORS, TimeoutError):
-            self.end()
+            self.terminate()
 
-    def end(self) -> None:
-        """At once and without a word: it may be anywhere in the middle of something."""
+    def terminate(self) -> None:
+        """Close the connection abruptly, because its protocol state is unknown."""
         if not self.connection.is_closed():
             self.connection.terminate()
 
-    def leave(self) -> None:
+    def detach(self) -> None:
+        """Restore the connection before it goes back to the caller's pool."""
         if not self.connection.is_closed():
-            self.connection.remove_log_listener(self._hear)
+            self.connection.remove_log_listener(self._on_notice)
 
 
-# --- our own --------------------------------------------------------------------------------
+# --- our own pool ---------------------------------------------------------------------------
 
 
-class Home:
+class LoopConnections:
     """The connections of one event loop."""
 
     def __init__(self, size: int) -> None:
-        self.free: list[Line] = []  # the one used last is used next
+        self.idle: list[PooledConnection] = []  # the one used last is used next
         self.slots = asyncio.Semaphore(size)
-        self._ending = self._until_the_loop_ends()
+        self._closer = self._close_with_the_loop()
 
-    def end_all(self) -> None:
-        while self.free:
-            self.free.pop().end()
+    def terminate_all(self) -> None:
+        while self.idle:
+            self.idle.pop().terminate()
 
     async def close_all(self) -> None:
-        while self.free:
-            line = self.free.pop()
+        while self.idle:
+            pooled = self.idle.pop()
             try:
-                await line.connection.close(timeout=CONNECT_SECONDS)
+                await pooled.connection.close(timeout=CONNECT_SECONDS)
             except (*ERRORS, TimeoutError):
-                line.end()
+                pooled.terminate()
 
     async def begin(self) -> None:
-        """Before the first use: `asyncio.run` and its like end the generators of their loop, this
-        one among them, so no connection outlives a loop that nobody closed the store on."""
-        await anext(self._ending)
+        """Start the generator that closes the connections. `asyncio.run` and the like close the
+        async generators of their loop, so no connection outlives its loop, even if the store was
+        not closed."""
+        await anext(self._closer)
 
-    async def _until_the_loop_ends(self) -> AsyncGenerator[None]:
+    async def _close_with_the_loop(self) -> AsyncGenerator[None]:
         try:
             yield
         finally:
             await self.close_all()
 
 
-class OwnLines:
-    """Connections dialled when they are needed, and kept while their loop runs."""
+class OwnPool:
+    """Connections that are opened when needed and kept while their event loop runs."""
 
     def __init__(self, address: str, options: Options) -> None:
         self._size = options.pool_size
@@ -129,111 +133,111 @@ class OwnLines:
         self._address, self._kwargs = _settings(address, options)
         self._closed = False
         self._inherited: list[Any] = []
-        self._begin()
+        self._reset()
         _alive.add(self)
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         self._lock = threading.Lock()
-        self._homes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Home]
-        self._homes = weakref.WeakKeyDictionary()
-        self._lines: weakref.WeakSet[Line] = weakref.WeakSet()
+        self._by_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopConnections]
+        self._by_loop = weakref.WeakKeyDictionary()
+        self._all: weakref.WeakSet[PooledConnection] = weakref.WeakSet()
 
     def disown(self) -> None:
-        """In a forked child: the connections are the parent's. Were they ended here, the loop's
-        selector, which both share, would no longer tell the parent what they say."""
-        for line in self._lines:
-            line.connection._aborted = True  # so the driver takes it for ended and leaves it alone
-        self._inherited.append(self._homes)
-        self._begin()
+        """Called in a forked child: the connections are the parent's. If the child closed them, the
+        event loop's selector, which both share, would stop reporting them to the parent."""
+        for pooled in self._all:
+            pooled.connection._aborted = True  # so that the driver considers it closed
+        self._inherited.append(self._by_loop)
+        self._reset()
 
-    async def _make_home(self) -> Home:
-        home = Home(self._size)
+    async def _add_loop(self) -> LoopConnections:
+        own = LoopConnections(self._size)
         with self._lock:
-            # A loop that ended without a word; its connections end with their last reference.
-            for loop in [loop for loop in self._homes if loop.is_closed()]:
-                del self._homes[loop]
-            home = self._homes.setdefault(asyncio.get_running_loop(), home)
-        await home.begin()
-        return home
+            # Forget loops that were closed; their connections end with their last reference.
+            for loop in [loop for loop in self._by_loop if loop.is_closed()]:
+                del self._by_loop[loop]
+            own = self._by_loop.setdefault(asyncio.get_running_loop(), own)
+        await own.begin()
+        return own
 
     @asynccontextmanager
-    async def lend(self, end: float) -> AsyncIterator[Line]:
-        """One of them, had before `end` of the monotonic clock."""
-        home = self._homes.get(asyncio.get_running_loop()) or await self._make_home()
-        if home.slots.locked():
+    async def acquire(self, end: float) -> AsyncIterator[PooledConnection]:
+        """A connection, acquired before `end` of the monotonic clock."""
+        own = self._by_loop.get(asyncio.get_running_loop()) or await self._add_loop()
+        if own.slots.locked():
             try:
                 async with asyncio.timeout(min(self._seconds, max(0.0, end - time.monotonic()))):
-                    await home.slots.acquire()
+                    await own.slots.acquire()
             except TimeoutError:
-                raise none_free(self._size) from None
+                raise pool_exhausted(self._size) from None
         else:
-            await home.slots.acquire()  # at once: a timer would cost more than the waiting
+            await own.slots.acquire()  # without a timer, which would cost more than the wait
         try:
-            line = await self._take(home, end)
+            pooled = await self._take(own, end)
             try:
-                yield line
+                yield pooled
             finally:
-                self._put_back(home, line)
+                self._put_back(own, pooled)
         finally:
-            home.slots.release()
+            own.slots.release()
 
-    async def _take(self, home: Home, end: float) -> Line:
+    async def _take(self, own: LoopConnections, end: float) -> PooledConnection:
         if self._closed:
-            raise was_closed()
-        while home.free:
-            line = home.free.pop()
-            if line.is_fresh():
-                return line
-            line.end()
+            raise store_closed()
+        while own.idle:
+            pooled = own.idle.pop()
+            if pooled.is_fresh():
+                return pooled
+            pooled.terminate()
         left = max(CANCEL_SECONDS, end - time.monotonic())
-        allowed = {"timeout": min(self._kwargs["timeout"], left)}
+        kwargs = {**self._kwargs, "timeout": min(self._kwargs["timeout"], left)}
         try:
-            line = Line(await asyncpg.connect(self._address, **{**self._kwargs, **allowed}))
+            pooled = PooledConnection(await asyncpg.connect(self._address, **kwargs))
         except TimeoutError as error:
-            raise errors.not_connected() from error
+            raise errors.connect_timeout() from error
         except (*ERRORS, ValueError) as error:
-            raise errors.opening(error) from error
-        self._lines.add(line)
-        return line
+            raise errors.translate_connect_error(error) from error
+        self._all.add(pooled)
+        return pooled
 
-    def _put_back(self, home: Home, line: Line) -> None:
-        if line.is_closed:
-            home.end_all()  # whatever broke this one broke the idle ones too
-        elif self._closed or not line.is_idle or line.connection.is_in_transaction():
-            line.end()
+    def _put_back(self, own: LoopConnections, pooled: PooledConnection) -> None:
+        if pooled.is_closed:
+            own.terminate_all()  # whatever broke this connection broke the idle ones too
+        elif self._closed or not pooled.is_idle or pooled.connection.is_in_transaction():
+            pooled.terminate()
         else:
-            home.free.append(line)
+            own.idle.append(pooled)
 
     async def close(self) -> None:
         self._closed = True
-        here = asyncio.get_running_loop()
+        current = asyncio.get_running_loop()
         with self._lock:
-            homes = list(self._homes.items())
-        for loop, home in homes:
-            if loop is here:
-                await home.close_all()
+            by_loop = list(self._by_loop.items())
+        for loop, own in by_loop:
+            if loop is current:
+                await own.close_all()
             elif not loop.is_closed():
-                loop.call_soon_threadsafe(home.end_all)
+                loop.call_soon_threadsafe(own.terminate_all)
 
     def abandon(self) -> None:
-        """From any thread, and without waiting: each loop ends its own connections."""
+        """Close without waiting, from any thread: each loop terminates its own connections."""
         self._closed = True
         with self._lock:
-            homes = list(self._homes.items())
-        for loop, home in homes:
-            with suppress(RuntimeError):  # it was closed, and they ended with it
-                loop.call_soon_threadsafe(home.end_all)
+            by_loop = list(self._by_loop.items())
+        for loop, own in by_loop:
+            with suppress(RuntimeError):  # the loop was closed, and its connections with it
+                loop.call_soon_threadsafe(own.terminate_all)
 
     def reopen(self) -> None:
         self._closed = False
 
 
-_alive: weakref.WeakSet[OwnLines] = weakref.WeakSet()
+_alive: weakref.WeakSet[OwnPool] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    for lines in list(_alive):
-        lines.disown()
+    for pool in list(_alive):
+        pool.disown()
 
 
 if hasattr(os, "register_at_fork"):
@@ -241,7 +245,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def _settings(address: str, options: Options) -> tuple[str, dict[str, Any]]:
-    """What asyncpg takes, for what libpq would take."""
+    """The address and the arguments for asyncpg, which takes fewer options in a URL than libpq."""
     settings = {"application_name": "oncekey"}
     seconds = CONNECT_SECONDS
     try:
@@ -249,25 +253,28 @@ def _settings(address: str, options: Options) -> tuple[str, dict[str, Any]]:
         query = parse_qsl(parts.query, keep_blank_values=True)
         seconds = float(dict(query).get("connect_timeout") or CONNECT_SECONDS)
     except ValueError:
-        raise errors.unreadable() from None
+        raise errors.invalid_address() from None
     if any(name == "application_name" for name, _ in query):
         settings = {}
     if not options.pooler:
-        settings |= {**options.session, **options.planning}
+        settings |= {**options.session_settings, **options.planner_settings}
     kept = [(name, value) for name, value in query if name != "connect_timeout"]
-    return urlunsplit(parts._replace(query=urlencode(kept, quote_via=quote))), {
-        "timeout": seconds,
-        "command_timeout": CANCEL_SECONDS,  # for what asyncpg does by itself; ours have their own
-        "server_settings": settings,
-        **({"statement_cache_size": 0} if options.pooler else {}),
-    }
+    return (
+        urlunsplit(parts._replace(query=urlencode(kept, quote_via=quote))),
+        {
+            "timeout": seconds,
+            "command_timeout": CANCEL_SECONDS,  # for asyncpg's own statements; ours have another
+            "server_settings": settings,
+            **({"statement_cache_size": 0} if options.pooler else {}),
+        },
+    )
 
 
 # --- a caller's pool ------------------------------------------------------------------------
 
 
-class GivenLines:
-    """Connections of an asyncpg.Pool, lent for one call."""
+class CallerPool:
+    """An asyncpg.Pool of the caller's, from which a connection is acquired for each call."""
 
     def __init__(self, pool: asyncpg.Pool[Any], options: Options) -> None:
         self._pool = pool
@@ -275,9 +282,9 @@ class GivenLines:
         self._closed = False
 
     @asynccontextmanager
-    async def lend(self, end: float) -> AsyncIterator[Line]:
+    async def acquire(self, end: float) -> AsyncIterator[PooledConnection]:
         if self._closed:
-            raise was_closed()
+            raise store_closed()
         seconds = min(self._seconds, max(0.0, end - time.monotonic()))
         try:
             connection: Any = await self._pool.acquire(timeout=seconds)
@@ -286,14 +293,14 @@ class GivenLines:
                 "the pool that was given had no connection within pool_timeout", ambiguous=False
             ) from error
         except (*ERRORS, ValueError) as error:
-            raise errors.opening(error) from error
-        line = Line(connection)
+            raise errors.translate_connect_error(error) from error
+        pooled = PooledConnection(connection)
         try:
-            yield line
+            yield pooled
         finally:
-            line.leave()
-            if not line.is_idle:
-                line.end()
+            pooled.detach()
+            if not pooled.is_idle:
+                pooled.terminate()
             await self._pool.release(connection)
 
     async def close(self) -> None:

@@ -1,8 +1,8 @@
-"""`AsyncPostgresStore`: the asyncio store, on asyncpg.
+"""`AsyncPostgresStore`: the async store, on asyncpg.
 
-Owns running programs on its connections (see asyncpg_connections.py). A pool of the caller's may be
-given instead of an address; then each statement runs in a transaction of its own with our
-settings. Every decision is in program.py.
+This module runs programs on connections (see asyncpg_connections.py). The caller may give a pool
+instead of an address; then each statement runs in a transaction of its own with our settings. Every
+decision is in program.py.
 """
 
 from __future__ import annotations
@@ -24,35 +24,35 @@ from oncekey.stores.postgres import errors
 from oncekey.stores.postgres.asyncpg_connections import (
     CANCEL_SECONDS,
     ERRORS,
-    GivenLines,
-    Line,
-    OwnLines,
+    CallerPool,
+    OwnPool,
+    PooledConnection,
 )
 from oncekey.stores.postgres.options import Options
-from oncekey.stores.postgres.program import Statement, Steps, is_write
-from oncekey.stores.postgres.queries import literal, make_queries
+from oncekey.stores.postgres.program import Statement, Statements, is_write
+from oncekey.stores.postgres.queries import make_queries
 from oncekey.stores.postgres.rows import Row
-from oncekey.stores.postgres.schema import Preparation, Script
-from oncekey.stores.postgres.server_clock import answer_by
+from oncekey.stores.postgres.schema import SchemaProgram, Script
+from oncekey.stores.postgres.server_clock import reply_deadline
 from oncekey.stores.postgres.store_base import (
     DEADLOCK_TRIES,
     SCRIPT_SECONDS,
     PostgresBase,
 )
-from oncekey.stores.postgres.unfinished import Listing
+from oncekey.stores.postgres.unfinished import UnfinishedPages
 
 T = TypeVar("T")
 
 
 class AsyncDatabase:
-    """Programs run on the connections to one database."""
+    """Runs programs on the connections to one database."""
 
     def __init__(self, address: str | asyncpg.Pool[Any], options: Options) -> None:
-        self.lines: OwnLines | GivenLines
+        self.pool: OwnPool | CallerPool
         if isinstance(address, str):
-            self.lines = OwnLines(address, options)
+            self.pool = OwnPool(address, options)
         elif hasattr(address, "acquire") and hasattr(address, "release"):
-            self.lines = GivenLines(address, options)
+            self.pool = CallerPool(address, options)
         else:
             raise ConfigurationError(
                 f"a {type(address).__name__} is neither an address nor an asyncpg.Pool"
@@ -60,97 +60,105 @@ class AsyncDatabase:
         self._wrap = options.pooler or not isinstance(address, str)
         self._begin = "; ".join(("BEGIN", *options.local_settings))
         self._queries = make_queries(options.layout)
-        self._seconds = options.patience_seconds
+        self._reply_timeout = options.reply_timeout_seconds
         self._call_seconds = options.call_us / 1_000_000
 
-    async def run(self, steps: Steps[T] | Preparation[T], end: float | None = None) -> T:
-        """Run a program, until `end` at the latest; each of its statements is a transaction."""
+    async def run(self, program: Statements[T] | SchemaProgram[T], end: float | None = None) -> T:
+        """Run a program until `end` at the latest. Each of its statements is a transaction."""
         statement: Statement | Script | None = None
         written = False
         end = time.monotonic() + self._call_seconds if end is None else end
-        async with self.lines.lend(end) as line:
+        async with self.pool.acquire(end) as pooled:
             try:
-                statement = next(steps)
+                statement = next(program)
                 while True:
-                    line.begin()
-                    rows = await self._execute(line, statement, end)
-                    line.is_idle = True
+                    pooled.begin()
+                    rows = await self._execute(pooled, statement, end)
+                    pooled.is_idle = True
                     written = written or is_write(statement)
-                    if isinstance(statement, Script):  # which may take longer than any call
+                    if isinstance(statement, Script):  # may take longer than any call
                         end = time.monotonic() + self._call_seconds
-                    statement = steps.send(rows)
+                    statement = program.send(rows)
             except StopIteration as stop:
                 result: T = stop.value
                 return result
             except TimeoutError as error:
-                await line.recover()
-                if line.unreplicated:
+                await pooled.recover()
+                if pooled.unreplicated:
                     raise errors.not_replicated() from error
-                if line.is_closed:  # not even to being asked to stop
-                    raise errors.no_answer() from error
+                if pooled.is_closed:  # the server did not even respond to the cancel request
+                    raise errors.reply_timeout() from error
                 raise StoreUnavailable(
                     "no answer from the server in time", timed_out=True
                 ) from error
             except ERRORS as error:
-                # A server's error is the regular end of a statement, unless it is the last word.
-                line.is_idle = isinstance(error, asyncpg.PostgresError)
-                told = errors.making if isinstance(statement, Script) else errors.serving
-                meaning = told(error, broken=line.is_closed)
-                if meaning is None:
+                # After an error from the server the connection is idle, unless the session ended.
+                pooled.is_idle = isinstance(error, asyncpg.PostgresError)
+                translated = _translate_error(error, statement, broken=pooled.is_closed)
+                if translated is None:
                     raise
-                if written and isinstance(meaning, StoreUnavailable):
-                    meaning.ambiguous = True  # what was committed before this statement stays (S5)
-                if errors.is_over(error):
-                    line.end()
-                raise meaning from error
+                if written and isinstance(translated, StoreUnavailable):
+                    translated.ambiguous = True  # an earlier statement was committed (S5)
+                if errors.ends_session(error):
+                    pooled.terminate()
+                raise translated from error
 
     async def _execute(
-        self, line: Line, statement: Statement | Script, end: float
+        self, pooled: PooledConnection, statement: Statement | Script, end: float
     ) -> Sequence[Row]:
         if isinstance(statement, Script):
-            await self._script(line, statement.sql)
+            await self._script(pooled, statement.sql)
             return ()
         now = time.monotonic()
-        seconds = max(0.0, answer_by(now, self._seconds, end) - now)
+        seconds = max(0.0, reply_deadline(now, self._reply_timeout, end) - now)
         query = self._queries[statement.name]
-        params = [literal(k, v) for k, v in zip(query.kinds, statement.params, strict=True)]
+        params = query.encode(statement.params)
         if self._wrap:
-            rows = await self._in_transaction(line, query.sql, params, seconds)
+            rows = await self._in_transaction(pooled, query.sql, params, seconds)
         else:
-            rows = await line.connection.fetch(query.sql, *params, timeout=seconds)
-        if line.unreplicated:
-            line.is_idle = True
+            rows = await pooled.connection.fetch(query.sql, *params, timeout=seconds)
+        if pooled.unreplicated:
+            pooled.is_idle = True
             raise errors.not_replicated()
         return rows
 
-    async def _script(self, line: Line, sql: str) -> None:
+    async def _script(self, pooled: PooledConnection, sql: str) -> None:
         try:
-            await line.connection.execute(sql, timeout=SCRIPT_SECONDS)
+            await pooled.connection.execute(sql, timeout=SCRIPT_SECONDS)
         except asyncpg.PostgresError:
-            await self._roll_back(line)  # the script's own BEGIN is still open
+            await self._roll_back(pooled)  # the script has begun a transaction that is still open
             raise
 
     async def _in_transaction(
-        self, line: Line, sql: str, params: Sequence[Any], seconds: float
+        self, pooled: PooledConnection, sql: str, params: Sequence[Any], seconds: float
     ) -> Sequence[Row]:
-        """With our settings, on a connection whose session is not ours to set."""
-        connection = line.connection
+        """Run a query in a transaction with our settings, because the session belongs to somebody
+        else."""
+        connection = pooled.connection
         try:
             await connection.execute(self._begin, timeout=seconds)
             rows: Sequence[Row] = await connection.fetch(sql, *params, timeout=seconds)
         except asyncpg.PostgresError:
-            await self._roll_back(line)
+            await self._roll_back(pooled)
             raise
         await connection.execute("COMMIT", timeout=seconds)
         return rows
 
-    async def _roll_back(self, line: Line) -> None:
-        if not line.is_closed:
-            await line.connection.execute("ROLLBACK", timeout=CANCEL_SECONDS)
+    async def _roll_back(self, pooled: PooledConnection) -> None:
+        if not pooled.is_closed:
+            await pooled.connection.execute("ROLLBACK", timeout=CANCEL_SECONDS)
+
+
+def _translate_error(
+    error: BaseException, statement: Statement | Script | None, *, broken: bool
+) -> OncekeyError | None:
+    is_script = isinstance(statement, Script)
+    translate = errors.translate_migration_error if is_script else errors.translate_error
+    return translate(error, broken=broken)
 
 
 class AsyncPostgresStore(PostgresBase):
-    """The same store for asyncio, opened by its first call; several event loops may share it.
+    """An async store in a PostgreSQL database. Its first call connects. Event loops may share it.
 
     `address` is a URL for asyncpg, or an asyncpg.Pool of yours (of one event loop). The options
     are those of oncekey.stores.postgres.Options.
@@ -163,32 +171,32 @@ class AsyncPostgresStore(PostgresBase):
         self._preparing = weakref.WeakKeyDictionary()
 
     async def apply(self, commands: Sequence[Command], /) -> list[Reply]:
-        end = self._end()
-        batch = self._isolation(commands)
+        end = self._deadline()
+        batch = self._lock_aware(commands)
         while True:
             try:
                 if batch.suspects:
-                    asked = partial(self._program.locked, sorted(batch.suspects))
-                    batch.found(await self._run(asked, end))
-                work = partial(self._program.apply, batch.free, end)
-                return batch.merge(await self._run(work, end) if batch.free else [])
+                    check = partial(self._program.locked, sorted(batch.suspects))
+                    batch.leave_out(await self._run(check, end))
+                apply = partial(self._program.apply, batch.free, end)
+                return batch.merge(await self._run(apply, end) if batch.free else [])
             except StoreUnavailable as error:
-                if not batch.goes_on(error):
+                if not batch.should_retry(error):
                     raise
 
     async def bind(self, check: bytes, /) -> None:
         await self._run(lambda: self._program.bind(check))
         if self._program.watch.is_due():
-            self._promise(await self._run(self._program.server))
+            self._update_guarantee(await self._run(self._program.server))
 
     async def elect(self, token: bytes, lease: int, /) -> bool:
         return await self._run(lambda: self._program.elect(token, lease))
 
     async def unfinished(self, after: int, limit: int, /) -> Unfinished:
-        listing = Listing(self._program.now(), after, limit)
-        while not listing.is_done:
-            await self._run(listing.page)
-        return listing.result
+        pages = UnfinishedPages(self._program.now(), after, limit)
+        while not pages.is_done:
+            await self._run(pages.page)
+        return pages.result
 
     async def sweep(self, limit: int = SWEEP_LIMIT_DEFAULT, /, *, tier: str = "all") -> int:
         return await self._run(lambda: self._program.sweep(limit, tier))
@@ -198,28 +206,28 @@ class AsyncPostgresStore(PostgresBase):
         return await self._run(lambda: self._program.history(id))
 
     def join(self, connection: Any, /) -> AsyncCallerTransaction:
-        """The same records on your connection or session, inside its transaction."""
-        from oncekey.stores.postgres.callers import enlist_async
+        """The store's records in the transaction of your connection or session."""
+        from oncekey.stores.postgres.callers import join_async
 
-        return enlist_async(connection, self._options, self._program, self._identify)
+        return join_async(connection, self._options, self._program, self._identify)
 
     async def _identify(self) -> None:
-        """Read again which store this is: its tables may have been made anew."""
-        self._learn(await self._database.run(self._preparation()))
+        """Read again which store this is: its tables may have been created anew."""
+        self._set_server(await self._database.run(self._prepare_schema()))
 
     async def close(self) -> None:
-        await self._database.lines.close()
+        await self._database.pool.close()
 
     def abandon(self) -> None:
-        """Close without waiting, from any thread: the engine that opened it was dropped."""
-        self._database.lines.abandon()
+        """Close without waiting, from any thread. Called when a dropped engine had opened it."""
+        self._database.pool.abandon()
 
     def reopen(self) -> None:
-        """After `close`: the next use connects again."""
-        self._database.lines.reopen()
+        """Make a closed store usable again: its next use connects."""
+        self._database.pool.reopen()
 
     async def prepare(self) -> None:
-        """Bring the tables up to date and learn what the server promises; once."""
+        """Bring the tables up to date and read the server's settings. Done once."""
         arrived = time.monotonic()
         loop = asyncio.get_running_loop()
         async with self._preparing.setdefault(loop, asyncio.Lock()):
@@ -227,41 +235,41 @@ class AsyncPostgresStore(PostgresBase):
                 return
             try:
                 since = time.monotonic()
-                self._learn(await self._database.run(self._preparation()), since)
+                self._set_server(await self._database.run(self._prepare_schema()), since)
             except OncekeyError as error:
-                raise self._failed(error) from error.__cause__
+                raise self._setup_failed(error) from error.__cause__
 
-    async def _run(self, program: Callable[[], Steps[T]], end: float | None = None) -> T:
+    async def _run(self, program: Callable[[], Statements[T]], end: float | None = None) -> T:
         if not self._ready:
             await self.prepare()
-        tries = self._breaker.enter()
-        answered: bool | None = None
+        is_trial = self._breaker.enter()
+        replied: bool | None = None
         try:
-            result = await self._repeated(program, end or self._end())
-            answered = True
+            result = await self._run_with_retries(program, end or self._deadline())
+            replied = True
         except Exception as error:
-            answered = not isinstance(error, errors.NoAnswer)
+            replied = not isinstance(error, errors.NoReply)
             raise
         finally:
-            self._breaker.leave(tries, answered=answered)
-        if self._doubts:
+            self._breaker.leave(is_trial, replied=replied)
+        if self._unconfirmed:
             await self._confirm()
         return result
 
-    async def _repeated(self, program: Callable[[], Steps[T]], end: float) -> T:
-        for turn in range(DEADLOCK_TRIES):
+    async def _run_with_retries(self, program: Callable[[], Statements[T]], end: float) -> T:
+        for number in range(DEADLOCK_TRIES):
             try:
                 return await self._database.run(program(), end)
             except StoreUnavailable as error:
-                if not self._must_be_repeated(error, turn, end):
-                    self._note(error)
+                if not self._should_retry(error, number, end):
+                    self._note_failure(error)
                     raise
-        raise AssertionError("the last turn returns or raises")
+        raise AssertionError("the last try returns or raises")
 
     async def _confirm(self) -> None:
-        doubts = self._doubts.copy()
+        failures = self._unconfirmed.copy()
         try:
-            server = await self._database.run(self._confirmation())
+            server = await self._database.run(self._confirm_statements())
         except StoreUnavailable as error:
             raise errors.not_replicated() from error
-        self._confirmed(doubts, server)
+        self._confirmed(failures, server)

@@ -1,15 +1,19 @@
-"""Taking part in a caller's transaction, whichever driver runs the statements.
+"""The store's commands inside a caller's transaction, for every driver.
 
-The claim locks the key (an advisory lock, tried and never waited for) and writes nothing; steps
-and the like are kept here; the finish writes the whole record, in one statement. So a concurrent
-duplicate is told at once that the operation is in flight, and a crash leaves nothing.
+1. The claim takes the key's advisory lock, which it tries and never waits for, and writes nothing.
+2. Steps and the like change the record in memory.
+3. The finish writes the whole record, in one statement.
 
-Every run has a savepoint, set together with the claim, after the lock: a body that raises is undone
-to there, and so are its rows if the record comes too late, another owner having ended the key. The
-lock outlives that, so a failure can be kept although its rows are not.
+So a concurrent duplicate is rejected at once because the operation is in flight, and a crash leaves
+nothing behind.
 
-Owns the order of these actions. Must not know how they are carried out: whatever fails is thrown
-into the generators here.
+Every run has a savepoint, which is set together with the claim, after the lock. If the body raises,
+its rows are rolled back to it; so they are if the record comes too late because another owner has
+ended the key. The lock outlives that rollback, so a failure can be stored although its rows are
+not.
+
+This module owns the order of these actions. It must not know how they are performed (callers/ does
+that): an action that fails is thrown into the generators here.
 """
 
 from __future__ import annotations
@@ -37,111 +41,114 @@ from oncekey.core.record import Record
 from oncekey.core.state_machine import decide
 from oncekey.stores.postgres import errors
 from oncekey.stores.postgres.program import TRANSACTION_HINT_US, Program, Statement
-from oncekey.stores.postgres.rows import Met, Row, met_of
+from oncekey.stores.postgres.rows import Row, StoredRow, stored_row_of
 from oncekey.stores.step_column import pack_steps
 
 T = TypeVar("T")
 
-# A finished run may leave its savepoint open, which saves a round trip and harms nobody, unless
-# there are many: then every row that is looked at costs more.
-LEFT_OPEN_MAX: Final = 8
+# A finished run may leave its savepoint open, which saves a round trip. A few are harmless; with
+# many of them every row that is read costs more.
+OPEN_SAVEPOINTS_MAX: Final = 8
 
 NO_SAVEPOINT: Final = "3B001"
 
-_AS_IT_IS_WRITTEN: Final = -1  # the clock is read by the statement that writes the record
+_WHEN_WRITTEN: Final = -1  # the statement that writes the record reads the clock
 
 
-# What enlist_1 is asked for.
+# What the SQL function join_1 is called for.
 _TO_RUN: Final = 0
 _TO_LOOK: Final = 1
 _TO_DECIDE: Final = 2
-_NOBODY: Final = bytes(16)
+_NO_OWNER: Final = bytes(16)
 
 
-class AnotherStore(ConfigurationError):
+class WrongStore(ConfigurationError):
     """The caller's connection leads to another store than the engine's."""
 
 
-class Save(enum.Enum):
-    """What is done with a savepoint. Where the transaction is over, or the savepoint was never
-    set, there is nothing to go back to."""
+class SavepointAction(enum.Enum):
+    """What to do with a savepoint. If its transaction has ended, or if it was never set, only SET
+    does anything."""
 
     SET = "set it"
-    BACK = "go back to it and drop it"
-    DROP = "drop it, keeping what was done since"
-    LEAVE = "forget it: drop it, or leave it to the end of the transaction"
+    ROLLBACK = "roll back to it and release it"
+    RELEASE = "release it and keep what was done since"
+    LEAVE = "release it, or leave it open until the transaction ends"
 
 
-class Mark:
-    """One savepoint, once it is set; `made` is what the driver knows it by."""
+class Savepoint:
+    """One savepoint. `handle` is what the driver knows it by while it is set."""
 
-    __slots__ = ("made",)
+    __slots__ = ("handle",)
 
     def __init__(self) -> None:
-        self.made: Any = None
+        self.handle: Any = None
 
 
-class Saving(NamedTuple):
-    """Something to be done with a savepoint."""
+class SavepointCommand(NamedTuple):
+    """Something to do with a savepoint."""
 
-    how: Save
-    mark: Mark
+    action: SavepointAction
+    savepoint: Savepoint
 
 
-class Standing(enum.Enum):
-    """How a connection stands."""
+class TransactionState(enum.Enum):
+    """Whether a connection is in a transaction."""
 
     OPEN = "in a transaction"
-    READY = "in none, but the next statement begins one"
-    BARE = "in none, and each statement would commit by itself"
+    IMPLICIT = "in none, but the next statement begins one"
+    AUTOCOMMIT = "in none, and each statement would commit by itself"
 
 
-Action = Statement | Saving
-# Actions are carried out in order, in one round trip where that can be, up to the first that
-# fails; the rows of the last statement among them are sent back.
-Part = Generator[tuple[Action, ...], Sequence[Row], T]
+Action = Statement | SavepointCommand
+# A generator of actions. Those of one tuple are performed in order, in one round trip if possible,
+# up to the first that fails; the rows of the last statement among them are sent back.
+Actions = Generator[tuple[Action, ...], Sequence[Row], T]
 
 
 @dataclass(slots=True, eq=False)
-class _Run:
-    """An operation this transaction runs: its record as it will be, and what is in the table."""
+class _ActiveRun:
+    """An operation that runs in this transaction: its future record, and the row in the table."""
 
     record: Record
-    met: Met | None
+    stored: StoredRow | None
     archive: bool
     claimed_at: int
-    left_open: int
-    mark: Mark | None  # None: undone
+    open_savepoints: int
+    savepoint: Savepoint | None  # None: rolled back
 
 
-class Participant:
-    """One caller's connection, as programs. `leaves`: savepoints may be left open on it."""
+class CallerProgram:
+    """What the store does on one caller's connection, as programs.
 
-    def __init__(self, program: Program, *, leaves: bool) -> None:
+    `may_leave`: savepoints may be left open on this connection.
+    """
+
+    def __init__(self, program: Program, *, may_leave: bool) -> None:
         self._program = program
-        self._leaves = leaves
-        self._runs: list[_Run] = []  # the innermost last
+        self._may_leave = may_leave
+        self._runs: list[_ActiveRun] = []  # the innermost last
 
-    def apply(self, commands: Sequence[Command], standing: Standing) -> Part[list[Reply]]:
+    def apply(self, commands: Sequence[Command], state: TransactionState) -> Actions[list[Reply]]:
         replies = []
         for command in commands:
-            replies.append((yield from self._one(command, standing)))
+            replies.append((yield from self._apply_one(command, state)))
         return replies
 
-    def _one(self, command: Command, standing: Standing) -> Part[Reply]:
+    def _apply_one(self, command: Command, state: TransactionState) -> Actions[Reply]:
         if isinstance(command, Claim):
-            if standing is Standing.BARE:
+            if state is TransactionState.AUTOCOMMIT:
                 raise no_transaction()
             return (yield from self._claim(command))
         run = next((run for run in reversed(self._runs) if run.record.id == command.id), None)
         if run is None:
-            return (yield from self._elsewhere(command))
+            return (yield from self._apply_to_other_key(command))
         if isinstance(command, Release):
-            yield from self._give_up(run, standing)
+            yield from self._give_up(run, state)
             return Done()
         if isinstance(command, Finish):
-            return (yield from self._finish(run, command, standing))
-        # What happens in a transaction happens, for all others, at one moment.
+            return (yield from self._finish(run, command, state))
+        # For everybody else, all that happens in a transaction happens at one moment.
         reply, write, _ = decide(run.record, command, run.claimed_at)
         if write is not None:
             run.record = write
@@ -149,67 +156,72 @@ class Participant:
 
     # --- claim and finish -----------------------------------------------------------------------
 
-    def _claim(self, claim: Claim) -> Part[Reply]:
+    def _claim(self, claim: Claim) -> Actions[Reply]:
         layout = self._program.layout
         if layout.is_ring:
             self._program.check_terms([claim])
-        mark = Mark()
-        asked = self._asking(_TO_RUN, claim.id, claim.owner, claim.fingerprint)
-        rows = yield (asked, Saving(Save.SET, mark))
-        now, left_open, locked = rows[0][:3]
+        savepoint = Savepoint()
+        join = self._join(_TO_RUN, claim.id, claim.owner, claim.fingerprint)
+        rows = yield (join, SavepointCommand(SavepointAction.SET, savepoint))
+        now, open_savepoints, locked = rows[0][:3]
+        release = SavepointCommand(SavepointAction.RELEASE, savepoint)
         if now is None:
-            yield (Saving(Save.DROP, mark),)
-            raise self._another_store(rows[0])
+            yield (release,)
+            raise self._wrong_store(rows[0])
         if rows[0][-1] is not None:
-            self._program.watch.tell(rows[0][-1])
+            self._program.watch.notify(rows[0][-1])
         if locked is None:
-            yield (Saving(Save.DROP, mark),)
+            yield (release,)
             return Busy(TRANSACTION_HINT_US)
-        met = met_of(rows[0])
-        reply, write, archive = decide(met.record if met else None, claim, now, rows[0][23] or 0)
+        stored = stored_row_of(rows[0])
+        record = stored.record if stored else None
+        reply, write, archive = decide(record, claim, now, rows[0][23] or 0)
         if isinstance(reply, Claimed):
             assert write is not None
-            self._runs.append(_Run(write, met, archive is not None, now, left_open, mark))
+            self._runs.append(
+                _ActiveRun(write, stored, archive is not None, now, open_savepoints, savepoint)
+            )
             return reply
-        actions: list[Action] = [Saving(Save.DROP, mark)]
-        if write is not None and met is not None:
-            # A dead owner's key is given up: true whatever becomes of this transaction.
-            actions.insert(0, self._program.replacement([(write, met, archive is not None)]))
+        actions: list[Action] = [release]
+        if write is not None and stored is not None:
+            # A dead owner's key becomes unknown, whatever happens to this transaction.
+            actions.insert(0, self._program.replacement([(write, stored, archive is not None)]))
         if locked:
-            actions.append(_let_go(claim.id))
+            actions.append(_unlock(claim.id))
         yield tuple(actions)
         return reply
 
-    def _finish(self, run: _Run, finish: Finish, standing: Standing) -> Part[Reply]:
-        reply, write, _ = decide(run.record, finish, _AS_IT_IS_WRITTEN)
+    def _finish(self, run: _ActiveRun, finish: Finish, state: TransactionState) -> Actions[Reply]:
+        reply, write, _ = decide(run.record, finish, _WHEN_WRITTEN)
         if write is None:
             return reply
-        if standing is not Standing.OPEN:
+        if state is not TransactionState.OPEN:
             self._runs.remove(run)
-            raise transaction_over()
-        leave = self._leaves and run.left_open < LEFT_OPEN_MAX
-        record = self._recording(run, write, leave)
+            raise transaction_ended()
+        leave = self._may_leave and run.open_savepoints < OPEN_SAVEPOINTS_MAX
+        write_record = self._write_record(run, write, leave)
         before: tuple[Action, ...] = ()
-        if run.mark is None:
-            run.mark = Mark()
-            before = (Saving(Save.SET, run.mark),)
+        if run.savepoint is None:
+            run.savepoint = Savepoint()
+            before = (SavepointCommand(SavepointAction.SET, run.savepoint),)
+        end = SavepointAction.LEAVE if leave else SavepointAction.RELEASE
         try:
-            yield (*before, record, Saving(Save.LEAVE if leave else Save.DROP, run.mark))
+            yield (*before, write_record, SavepointCommand(end, run.savepoint))
         except GeneratorExit:
             raise
         except BaseException as error:
-            # Rows without their record must not be committed, whoever catches this.
-            yield from self._give_up(run, standing)
-            if errors.state_of(error) == errors.TOO_LATE:
+            # Rows without their record must not be committed, even if the caller catches this.
+            yield from self._give_up(run, state)
+            if errors.sqlstate_of(error) == errors.KEY_ENDED:
                 return Lost()
             raise
         self._runs.remove(run)
         return reply
 
-    def _recording(self, run: _Run, record: Record, leave: bool) -> Statement:
+    def _write_record(self, run: _ActiveRun, record: Record, leave: bool) -> Statement:
         layout = self._program.layout
         slot = run.claimed_at // layout.period % layout.slots if layout.is_ring else 0
-        old = (run.met.record.fence, run.met.revision) if run.met else (None, None)
+        old = (run.stored.record.fence, run.stored.revision) if run.stored else (None, None)
         return Statement(
             "record",
             (
@@ -239,50 +251,53 @@ class Participant:
             ),
         )
 
-    def _give_up(self, run: _Run, standing: Standing) -> Part[None]:
-        """Undo what the run has done, and free its key for this transaction; others have to wait
-        for its end. Why that had to be is what the caller must see: no error of ours."""
+    def _give_up(self, run: _ActiveRun, state: TransactionState) -> Actions[None]:
+        """Roll back what the run has done, and free its key for this transaction; other
+        transactions have to wait until this one ends. An error here is dropped, because the caller
+        must see the reason for giving up."""
         self._runs.remove(run)
-        back = (Saving(Save.BACK, run.mark),) if run.mark else ()
-        # Where the transaction is over the key is free, and no new one must be begun for that.
-        free = (_let_go(run.record.id),) if standing is Standing.OPEN else ()
-        if not back and not free:
+        rollback: tuple[Action, ...] = ()
+        if run.savepoint:
+            rollback = (SavepointCommand(SavepointAction.ROLLBACK, run.savepoint),)
+        # If the transaction has ended, the key is free, and no new transaction must be begun.
+        unlock = (_unlock(run.record.id),) if state is TransactionState.OPEN else ()
+        if not rollback and not unlock:
             return
         try:
-            yield (*back, *free)
+            yield (*rollback, *unlock)
         except Exception:
-            return  # the transaction has failed or is over, so nothing of the run is left
+            return  # the transaction has failed or ended, so nothing of the run is left
 
-    def _elsewhere(self, command: Command) -> Part[Reply]:
-        """A key that this transaction does not run: to be looked at, or resolved."""
+    def _apply_to_other_key(self, command: Command) -> Actions[Reply]:
+        """Look at or resolve a key that is not run in this transaction."""
         if isinstance(command, Release):
-            return Done()  # its transaction was rolled back under the body: the key is free
+            return Done()  # its transaction was rolled back while the body ran: the key is free
         if not isinstance(command, (Look, Resolve)):
             return Lost()
-        how = _TO_LOOK if isinstance(command, Look) else _TO_DECIDE
-        rows = yield (self._asking(how, command.id, _NOBODY, b""),)
+        purpose = _TO_LOOK if isinstance(command, Look) else _TO_DECIDE
+        rows = yield (self._join(purpose, command.id, _NO_OWNER, b""),)
         now, _, locked = rows[0][:3]
         if now is None:
-            raise self._another_store(rows[0])
+            raise self._wrong_store(rows[0])
         if locked is None:
-            return Lost()  # another one is at this key: claiming tells what becomes of it
-        met = met_of(rows[0])
-        reply, write, _ = decide(met.record if met else None, command, now)
-        if write is None or met is None:
+            return Lost()  # another transaction runs this key: a claim will tell how it ends
+        stored = stored_row_of(rows[0])
+        reply, write, _ = decide(stored.record if stored else None, command, now)
+        if write is None or stored is None:
             return reply
-        # The key's lock is ours by now: who comes from outside is told that, and does not wait for
+        # This transaction has the key's lock by now: other callers see that and do not wait for
         # the row until this transaction ends.
-        changed = yield (self._program.replacement([(write, met, False)]),)
+        changed = yield (self._program.replacement([(write, stored, False)]),)
         return reply if changed else Lost()
 
-    def _asking(self, how: int, id: bytes, owner: bytes, fingerprint: bytes) -> Statement:
+    def _join(self, purpose: int, id: bytes, owner: bytes, fingerprint: bytes) -> Statement:
         program = self._program
-        asked = (program.now(), program.layout.is_ring, id, owner, fingerprint)
-        asks_settings = how == _TO_RUN and program.watch.is_due()
-        return Statement("enlist", (*asked, program.identity, how, asks_settings))
+        key = (program.now(), program.layout.is_ring, id, owner, fingerprint)
+        reads_settings = purpose == _TO_RUN and program.watch.is_due()
+        return Statement("join", (*key, program.identity, purpose, reads_settings))
 
-    def _another_store(self, row: Row) -> AnotherStore:
-        return AnotherStore(
+    def _wrong_store(self, row: Row) -> WrongStore:
+        return WrongStore(
             f"the connection leads to {row[20]}, the store of this engine is in "
             f"{self._program.address}: what commits in one says nothing in the other. Give "
             "in_transaction a connection to the store's database, or open the engine on the one "
@@ -291,32 +306,32 @@ class Participant:
 
     # --- the body's savepoint -------------------------------------------------------------------
 
-    def set_savepoint(self) -> Part[None]:
-        """Nothing to do at a body's start: its savepoint was set with the claim."""
-        if self._runs and self._runs[-1].mark is None:
-            self._runs[-1].mark = Mark()
-            yield (Saving(Save.SET, self._runs[-1].mark),)
+    def set_savepoint(self) -> Actions[None]:
+        """Nothing to do when a body starts: its savepoint was set with the claim."""
+        if self._runs and self._runs[-1].savepoint is None:
+            self._runs[-1].savepoint = Savepoint()
+            yield (SavepointCommand(SavepointAction.SET, self._runs[-1].savepoint),)
 
-    def rollback_to_savepoint(self) -> Part[None]:
-        """Back to the savepoint of the innermost run."""
-        if self._runs and (mark := self._runs[-1].mark):
-            self._runs[-1].mark = None
-            yield (Saving(Save.BACK, mark),)
+    def rollback_to_savepoint(self) -> Actions[None]:
+        """Roll back to the savepoint of the innermost run."""
+        if self._runs and (savepoint := self._runs[-1].savepoint):
+            self._runs[-1].savepoint = None
+            yield (SavepointCommand(SavepointAction.ROLLBACK, savepoint),)
 
-    def release_savepoint(self, standing: Standing) -> Part[None]:
-        """The body is through. Its savepoint stays until the record is written."""
-        if standing is not Standing.OPEN:
-            yield from self.give_up(standing)
-            raise transaction_over()
+    def release_savepoint(self, state: TransactionState) -> Actions[None]:
+        """The body has returned. Its savepoint stays until the record is written."""
+        if state is not TransactionState.OPEN:
+            yield from self.give_up(state)
+            raise transaction_ended()
 
-    def give_up(self, standing: Standing = Standing.OPEN) -> Part[None]:
-        """Nothing becomes of the innermost run."""
+    def give_up(self, state: TransactionState = TransactionState.OPEN) -> Actions[None]:
+        """Roll back the innermost run and free its key."""
         if self._runs:
-            yield from self._give_up(self._runs[-1], standing)
+            yield from self._give_up(self._runs[-1], state)
 
 
-def _let_go(id: bytes) -> Statement:
-    return Statement("let_go", (id,))
+def _unlock(id: bytes) -> Statement:
+    return Statement("unlock", (id,))
 
 
 def no_transaction() -> ConfigurationError:
@@ -327,7 +342,7 @@ def no_transaction() -> ConfigurationError:
     )
 
 
-def transaction_over() -> ConfigurationError:
+def transaction_ended() -> ConfigurationError:
     return ConfigurationError(
         "the transaction this operation began in is over, or was rolled back to before it: the "
         "body committed it or rolled it back. Leave that to whoever began the transaction, after "

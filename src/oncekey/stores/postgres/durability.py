@@ -1,30 +1,31 @@
-"""What a PostgreSQL server can promise, from its settings.
+"""What a PostgreSQL server can promise about a commit, according to its settings.
 
-Owns the rules by which acknowledged commits may be lost, and the words for them. Knows no
-connection.
+This module owns the rules by which acknowledged commits may be lost, the text of the guarantee, and
+when the settings are read again. It knows no connection.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 from oncekey.core.guarantees import Guarantee, Level
 
-# What we ask of every commit of ours. remote_apply promises no more than on, only later.
+# What our commits wait for. remote_apply promises no more than on, and takes longer.
 SYNCHRONOUS_COMMIT: Final = ("on", "remote_apply", "local", "off")
 FAILOVER: Final = ("auto", "never")
-# The function of the server that warns of a commit no standby has confirmed; never translated.
-UNREPLICATED: Final = "SyncRepWaitForLSN"
+# The server's function that warns if no standby has confirmed a commit. Its name is not translated.
+SYNC_REPLICATION_WAIT: Final = "SyncRepWaitForLSN"
 
-UNSEEN: Final = Guarantee(
+NOT_CONNECTED: Final = Guarantee(
     Level.TRANSACTIONAL,
     "not connected yet; the server's settings are checked before the first operation",
 )
 
 
 class Server(NamedTuple):
-    """What the server says of itself."""
+    """The server's settings and state, as it reports them."""
 
     version: int
     fsync: bool
@@ -32,24 +33,24 @@ class Server(NamedTuple):
     synchronous_standbys: bool
     standby: bool
     replicas: int
-    identity: bytes = b""  # of the store in it, and where that is
-    address: str = ""
+    identity: bytes = b""  # of the store in this database
+    address: str = ""  # where that store is, for messages
     clock: int = 0
 
 
-def server_of(row: Sequence[Any]) -> Server:
+def parse_server(row: Sequence[Any]) -> Server:
     return Server(
         version=row[0],
         fsync=row[1] == "on",
         full_page_writes=row[2] == "on",
         synchronous_standbys=bool(row[4].strip()),
         standby=row[5],
-        replicas=max(0, row[6] - row[7]),  # who reads changes logically takes nothing over
+        replicas=max(0, row[6] - row[7]),  # a logical replica is never promoted
     )
 
 
-def settings_of(text: str) -> Server:
-    """The same as settings_1 tells it, on the way: without version and identity."""
+def parse_settings(text: str) -> Server:
+    """The settings as the SQL function settings_1 reports them: without version and identity."""
     fsync, full_page_writes, standbys, standby, replicas, logical = text.split()
     return Server(
         version=0,
@@ -62,10 +63,10 @@ def settings_of(text: str) -> Server:
 
 
 def guarantee(server: Server, synchronous_commit: str, failover: str) -> Guarantee:
-    """The level this server supports, and why it is no higher."""
-    weak = _weakness(server, synchronous_commit, failover)
-    if weak:
-        return Guarantee(Level.BEST_EFFORT, weak)
+    """The level that this server supports, and the reason."""
+    weakness = _weakness(server, synchronous_commit, failover)
+    if weakness:
+        return Guarantee(Level.BEST_EFFORT, weakness)
     if server.synchronous_standbys and synchronous_commit != "local":
         reason = "every commit is on disk here and on a synchronous standby before it returns"
     else:
@@ -88,3 +89,28 @@ def _weakness(server: Server, synchronous_commit: str, failover: str) -> str:
             "standby is ever promoted"
         )
     return ""
+
+
+class SettingsWatch:
+    """Decides when a claim also reads the server's settings, and passes them on to `notify`."""
+
+    def __init__(self, seconds: float, now: Callable[[], float] = time.monotonic) -> None:
+        self._seconds = seconds
+        self._now = now
+        self._due = 0.0
+        self.notify: Callable[[str], None] = lambda settings: None
+
+    def is_due(self) -> bool:
+        """True if this claim must read the settings; the claims after it then need not."""
+        if self._now() < self._due:
+            return False
+        self.renew()
+        return True
+
+    def renew(self) -> None:
+        """The settings were read just now."""
+        self._due = self._now() + self._seconds
+
+    def expire(self) -> None:
+        """Something has happened, so the next claim must read the settings."""
+        self._due = 0.0

@@ -1,8 +1,8 @@
-"""What a PostgreSQL error means, by its SQLSTATE.
+"""Translates PostgreSQL errors, by their SQLSTATE, into oncekey's errors.
 
-Owns the words and whether a failed call may have taken effect. Knows drivers only by the shape of
-their errors: an attribute `sqlstate`, on the error or on what it wraps. libpq tells none for a
-connection that the server refused; then its words are gone by.
+This module owns the messages, and decides whether a failed call may have taken effect. It knows
+drivers only by the shape of their errors: an attribute `sqlstate` on the error or on the error that
+it wraps. libpq gives no SQLSTATE for a connection that the server refused; its message is parsed.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ SERIALIZATION: Final = frozenset(("40001", "40P01"))
 READ_ONLY: Final = "25006"
 LOCKED: Final = "55P03"
 
-# Codes of ours, for what the server has none for, each with one meaning.
+# Our own codes, for conditions that have no SQLSTATE.
 RING_ISOLATION: Final = "OK001"
-TOO_LATE: Final = "OK002"  # another owner has ended the key
-CLAIM_GONE: Final = "OK003"  # the transaction that claimed the key is over
-NOT_IN_TIME: Final = "OK005"  # a claim that came after its sender had stopped waiting
-POOLED: Final = "OK004"  # never sent by a server: what libpq's words about a pooler stand for
+KEY_ENDED: Final = "OK002"  # another owner has ended the key
+CLAIM_TRANSACTION_ENDED: Final = "OK003"  # the transaction that claimed the key is over
+CLAIM_TOO_LATE: Final = "OK005"  # the claim arrived after its sender had stopped waiting
+POOLER_DETECTED: Final = "OK004"  # never sent by a server: libpq's message names a pooler's error
 
-# The schema, a table or a function of ours is missing.
-NOT_THERE: Final = frozenset(("3F000", "42P01", "42883"))
+# Our schema, one of its tables or one of its functions is missing.
+SCHEMA_MISSING: Final = frozenset(("3F000", "42P01", "42883"))
 
 _POOLER: Final = "a pooler in transaction mode (PgBouncer) stands between; set pooler=true"
 
@@ -36,7 +36,7 @@ _MEANING: Final = {
     "25P02": "the transaction had already failed; roll it back",
     "26": _POOLER,
     "42P05": _POOLER,
-    POOLED: _POOLER,
+    POOLER_DETECTED: _POOLER,
     "28": "the server refused the login; check user, password and pg_hba.conf",
     "3D000": "there is no such database; create it, or check the URL",
     "3F000": "the schema is not there; run `oncekey migrate`",
@@ -60,8 +60,8 @@ _MEANING: Final = {
     "08": "the connection failed",
     "58": "the server's disk or system failed; check its log",
 }
-# What making the tables may meet besides.
-_MAKING: Final = {
+# What happened and what to do if the migration script fails, besides the above.
+_MIGRATION_MEANING: Final = {
     "42501": "the role may not make oncekey's tables; run `oncekey migrate` with a role that may "
     "(CREATE on the database, or on the schema if that is there), or grant it that",
     "42P07": "the schema holds a table of another program under the name of one of oncekey's; "
@@ -70,9 +70,9 @@ _MAKING: Final = {
     "choose another schema",
 }
 _UNREACHABLE: Final = "the server cannot be reached; is it running, and is the address right?"
-# A refused connection in libpq's words, where the server speaks English.
+# libpq's messages for refused connections, if the server's messages are in English.
 _REFUSALS: Final = (
-    (re.compile(r"unsupported startup parameter"), POOLED),
+    (re.compile(r"unsupported startup parameter"), POOLER_DETECTED),
     (re.compile(r"FATAL: +database .* does not exist"), "3D000"),
     (re.compile(r"FATAL: +(password|.* authentication failed|no pg_hba|role )"), "28000"),
     (re.compile(r"no password supplied|password authentication failed"), "28000"),
@@ -80,23 +80,25 @@ _REFUSALS: Final = (
     (re.compile(r"FATAL: +the database system is (starting|shutting|in rec|not yet)"), "57P03"),
 )
 _NOT_AN_OPTION: Final = re.compile(r'invalid URI query parameter: ("\w+")')
-# Errors of ours to mend, not to wait out.
-_SET_UP: Final = frozenset(("28", "3D", "3F", "42"))
-# The connection ended: whether the commit was done before that, nobody can tell.
-_BROKEN: Final = frozenset(("57P01", "57P02", "57P05"))
-_TOO_LONG: Final = "57014"
-# The store's trouble. Anything else is one command's fault, so its neighbours are spared.
-_STORES: Final = frozenset(("08", "25", "28", "3D", "3F", "40", "42", "53", "55", "57", "58", "XX"))
-# The same for sessions that are our own: others' may have reasons of their own.
-_SESSIONS: Final = frozenset(("0A", "26"))
+# Errors that an operator has to correct; waiting does not help.
+_SETUP_CLASSES: Final = frozenset(("28", "3D", "3F", "42"))
+# The session ended: whether the commit was done before that is not known.
+_SESSION_ENDED: Final = frozenset(("57P01", "57P02", "57P05"))
+_STATEMENT_TIMEOUT: Final = "57014"
+# Failures of the store. Any other error is one command's fault, and the rest of its batch succeeds.
+_STORE_CLASSES: Final = frozenset(
+    ("08", "25", "28", "3D", "3F", "40", "42", "53", "55", "57", "58", "XX")
+)
+# Failures of the store in our own sessions only: a caller's session may have other reasons.
+_SESSION_CLASSES: Final = frozenset(("0A", "26"))
 
 
-class NoAnswer(StoreUnavailable):
-    """Not a word came from the server."""
+class NoReply(StoreUnavailable):
+    """The server did not reply at all."""
 
 
-def state_of(error: BaseException | None) -> str:
-    """The SQLSTATE of an error or of what it wraps (SQLAlchemy, Django); "" if it has none."""
+def sqlstate_of(error: BaseException | None) -> str:
+    """The SQLSTATE of an error or of the one it wraps (SQLAlchemy, Django); "" if it has none."""
     seen = 0
     while error is not None and seen < 8:
         for candidate in (error, getattr(error, "orig", None)):
@@ -109,42 +111,45 @@ def state_of(error: BaseException | None) -> str:
     return ""
 
 
-def serving(error: BaseException, *, broken: bool) -> StoreUnavailable | None:
-    """The error to raise for a statement of our own; None where it is to be raised as it is.
+def translate_error(error: BaseException, *, broken: bool) -> StoreUnavailable | None:
+    """The error to raise for one of our own statements; None to raise the driver's error unchanged.
 
-    `broken`: the driver's connection ended with it.
+    `broken` is True if the driver's connection ended with it.
     """
-    state = state_of(error)
-    if state == NOT_IN_TIME:
+    state = sqlstate_of(error)
+    if state == CLAIM_TOO_LATE:
         return StoreUnavailable("the server came to it too late", ambiguous=False)
     if not state:
         if not broken:
             return None
-        return StoreUnavailable(f"the connection to PostgreSQL broke: {_said(error)}")
-    if state[:2] not in _STORES | _SESSIONS:
+        return StoreUnavailable(f"the connection to PostgreSQL broke: {_first_line(error)}")
+    if state[:2] not in _STORE_CLASSES | _SESSION_CLASSES:
         return None
-    ambiguous = broken or state in _BROKEN or state[:2] == "08"
-    return StoreUnavailable(text(error), ambiguous=ambiguous, timed_out=state == _TOO_LONG)
+    ambiguous = broken or state in _SESSION_ENDED or state[:2] == "08"
+    return StoreUnavailable(
+        describe(error), ambiguous=ambiguous, timed_out=state == _STATEMENT_TIMEOUT
+    )
 
 
-def opening(error: BaseException) -> StoreUnavailable:
-    """The error to raise where no connection could be had: nothing was sent."""
-    if _reason_of(error):
-        return StoreUnavailable(text(error), ambiguous=False)
-    return StoreUnavailable(f"{_UNREACHABLE} ({_said(error)})", ambiguous=False)
+def translate_connect_error(error: BaseException) -> StoreUnavailable:
+    """The error to raise if no connection could be opened. Nothing was sent."""
+    if _reason(error):
+        return StoreUnavailable(describe(error), ambiguous=False)
+    return StoreUnavailable(f"{_UNREACHABLE} ({_first_line(error)})", ambiguous=False)
 
 
-def no_answer() -> NoAnswer:
-    return NoAnswer("no answer from the server in time")
+def reply_timeout() -> NoReply:
+    return NoReply("no answer from the server in time")
 
 
-def not_connected() -> NoAnswer:
-    return NoAnswer(f"{_UNREACHABLE} (no answer in time)", ambiguous=False)
+def connect_timeout() -> NoReply:
+    return NoReply(f"{_UNREACHABLE} (no answer in time)", ambiguous=False)
 
 
-def unreadable(said: str = "") -> ConfigurationError:
-    """For an address the driver cannot read. What it `said` quotes the password."""
-    unknown = _NOT_AN_OPTION.search(said)
+def invalid_address(driver_message: str = "") -> ConfigurationError:
+    """For an address that the driver cannot parse. Its message is not shown: it may quote the
+    password."""
+    unknown = _NOT_AN_OPTION.search(driver_message)
     if unknown is not None:
         return ConfigurationError(
             f"neither oncekey nor the driver has the option {unknown[1]} that the URL gives"
@@ -155,14 +160,14 @@ def unreadable(said: str = "") -> ConfigurationError:
     )
 
 
-def none_free(size: int) -> StoreUnavailable:
+def pool_exhausted(size: int) -> StoreUnavailable:
     return StoreUnavailable(
         f"no connection became free within pool_timeout: all {size} of pool_size are in use",
         ambiguous=False,
     )
 
 
-def was_closed() -> StoreUnavailable:
+def store_closed() -> StoreUnavailable:
     return StoreUnavailable("the store was closed", ambiguous=False, final=True)
 
 
@@ -170,67 +175,72 @@ def not_replicated() -> StoreUnavailable:
     return StoreUnavailable("committed here, but no synchronous standby has confirmed it in time")
 
 
-def making(error: BaseException, *, broken: bool) -> OncekeyError | None:
-    """The same for the script that makes the tables."""
-    state = state_of(error)
-    if state in _MAKING:
-        return ConfigurationError(f"{_MAKING[state]} (PostgreSQL {state}: {_said(error)})")
-    return serving(error, broken=broken)
+def translate_migration_error(error: BaseException, *, broken: bool) -> OncekeyError | None:
+    """The error to raise if the migration script fails; None to raise the driver's unchanged."""
+    state = sqlstate_of(error)
+    if state in _MIGRATION_MEANING:
+        return ConfigurationError(
+            f"{_MIGRATION_MEANING[state]} (PostgreSQL {state}: {_first_line(error)})"
+        )
+    return translate_error(error, broken=broken)
 
 
-def preparing(error: OncekeyError) -> OncekeyError:
-    """What `error` is while nothing has been served yet: to be mended, or to be waited out."""
+def translate_setup_error(error: OncekeyError) -> OncekeyError:
+    """The error to raise if the store was never ready: a ConfigurationError if an operator has to
+    correct something, else the error itself."""
     cause = error.__cause__
     if isinstance(error, StoreUnavailable) and cause is not None:
-        reason = _reason_of(cause)
-        if reason[:2] in _SET_UP or reason in (POOLED, "26000"):
+        reason = _reason(cause)
+        if reason[:2] in _SETUP_CLASSES or reason in (POOLER_DETECTED, "26000"):
             return ConfigurationError(str(error))
     return error
 
 
-def is_over(error: BaseException) -> bool:
-    """Whether to use this session no more: the server ends it, or is not the one to be connected
-    to (any more), or what the session remembers of the tables is not so any more."""
-    state = state_of(error)
-    return state in _BROKEN or state[:2] in ("08", "0A", "XX") or state == READ_ONLY
+def ends_session(error: BaseException) -> bool:
+    """True if this session must not be used again: the server ends it, or is not the primary any
+    more, or the tables have changed under the session's cached plans."""
+    state = sqlstate_of(error)
+    return state in _SESSION_ENDED or state[:2] in ("08", "0A", "XX") or state == READ_ONLY
 
 
-def enlisted(error: BaseException) -> Exception | None:
-    """The error to raise for a statement in the caller's transaction; None: as it is."""
-    state = state_of(error)
+def translate_caller_error(error: BaseException) -> Exception | None:
+    """The error to raise for a statement in the caller's transaction; None to raise the driver's
+    error unchanged."""
+    state = sqlstate_of(error)
     if state == RING_ISOLATION:
         return ConfigurationError(
             "with retention='ring' a transaction must be READ COMMITTED: at other levels it looks "
             "at the past and may miss a key. Use that level, or a store with plain retention"
         )
     if state in SERIALIZATION:
-        return None  # whoever retries the transaction needs the driver's own error
-    if state[:2] in _SET_UP:
-        return ConfigurationError(text(error))
-    if state[:2] in _STORES:
-        return StoreUnavailable(text(error), ambiguous=False)
+        return None  # code that retries the transaction needs the driver's own error
+    if state[:2] in _SETUP_CLASSES:
+        return ConfigurationError(describe(error))
+    if state[:2] in _STORE_CLASSES:
+        return StoreUnavailable(describe(error), ambiguous=False)
     return None
 
 
-def text(error: BaseException) -> str:
-    reason = _reason_of(error)
+def describe(error: BaseException) -> str:
+    reason = _reason(error)
     meaning = _MEANING.get(reason) or _MEANING.get(reason[:2])
-    state = state_of(error)
-    said = f"PostgreSQL {state}: {_said(error)}" if state else _said(error)
-    return f"{meaning} ({said})" if meaning else f"PostgreSQL cannot be used: {said}"
+    state = sqlstate_of(error)
+    message = f"PostgreSQL {state}: {_first_line(error)}" if state else _first_line(error)
+    return f"{meaning} ({message})" if meaning else f"PostgreSQL cannot be used: {message}"
 
 
-def _reason_of(error: BaseException) -> str:
-    """The SQLSTATE, or what the words tell: of a refused connection, libpq gives words alone."""
-    state = state_of(error)
+def _reason(error: BaseException) -> str:
+    """The SQLSTATE, or the one that libpq's message stands for: if the server refuses a connection,
+    libpq gives only a message."""
+    state = sqlstate_of(error)
     if state and state[:2] != "08":
         return state
-    words = str(error)
-    return next((known for pattern, known in _REFUSALS if pattern.search(words)), state)
+    message = str(error)
+    return next((known for pattern, known in _REFUSALS if pattern.search(message)), state)
 
 
-def _said(error: BaseException) -> str:
-    """The first line, which tells it; with several hosts that is only a headline."""
+def _first_line(error: BaseException) -> str:
+    """The first line of the message. With several hosts it is a heading, so the rest is added."""
     first, _, rest = str(error).strip().partition("\n")
     if first.endswith(":"):
         first += " " + " ".join(rest.split())

@@ -1,7 +1,7 @@
-"""The options of a PostgreSQL store, checked, and what follows from them.
+"""The options of a PostgreSQL store: their defaults, checks, and the settings derived from them.
 
-Owns every limit's name and default, and the split of a URL into ours and the driver's part. Opens
-nothing and knows no driver.
+This module also splits a URL into our options and the driver's part. It opens nothing and knows no
+driver.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ SCHEMA_WITHOUT: Final = "'$%{}\\"
 RING_SLOTS_MIN: Final = 4
 RING_SLOTS_MAX: Final = 64
 POOL_SIZE_MAX: Final = 64
-# The planner's ways of reading a whole table; see sql/shared/0002_functions.sql. A bitmap is one
-# of them where only the first rows in an index's order are wanted: it collects all of them first.
+# The planner methods that read a whole table; see sql/shared/0002_functions.sql. A bitmap scan does
+# so if only the first rows in an index's order are needed: it collects all rows first.
 NO_SCANS: Final = ("enable_seqscan", "enable_bitmapscan", "enable_hashjoin", "enable_mergejoin")
 TIMEOUT_MAX_MS: Final = 2**31 - 1  # the server's own limit
 
@@ -39,20 +39,20 @@ _TRUE: Final = {"true": True, "1": True, "yes": True, "false": False, "0": False
 class Options:
     """How a store works; every value has a default.
 
-    schema              where its tables live
+    schema              the schema of its tables
     claim               how a key is claimed: insert, row_lock, advisory_lock or portable
-    retention           plain: one table, swept; ring: partitions, emptied by turns
+    retention           plain: one table, which is swept; ring: partitions, each emptied as a whole
     ring_slots          how many partitions the ring has
-    ring_period         how long each of them is filled
-    transactional       whether in_transaction is used on this schema; False saves a lock per key
-    migrate             whether to bring the tables up to date at first use
-    pooler              whether a pooler in transaction mode (PgBouncer) stands between
-    statement_timeout   how long any of our statements may take
-    lock_timeout        how long it may wait for a lock
+    ring_period         for how long each of them is filled
+    transactional       True if in_transaction is used on this schema; False saves a lock per key
+    migrate             True to bring the tables up to date at first use
+    pooler              True if the address is a pooler in transaction mode (PgBouncer)
+    statement_timeout   how long each of our statements may take
+    lock_timeout        how long a statement may wait for a lock
     pool_size           how many connections a store of this process opens at most
     pool_timeout        how long to wait for one of them
-    call_timeout        how long a call may take in all, the connecting and the giving up included;
-                        a second and a half more than statement_timeout, unless given
+    call_timeout        how long a call may take in all, including connecting and cancelling; 1.5
+                        seconds more than statement_timeout by default
     synchronous_commit  what our commits wait for
     guarantee_interval  how old the reading of the server's settings may be when a claim is made
     failover            never: no asynchronous standby is ever promoted
@@ -111,7 +111,7 @@ class Options:
                 raise ConfigurationError(f"{name}={getattr(self, name)!r} must be under 24 days")
 
     def _check_schema(self) -> None:
-        """Its name is written into SQL, also between quotes and as a pattern of format()."""
+        """The schema's name is written into SQL, also between quotes and as a format() pattern."""
         if not 0 < len(self.schema.encode()) <= SCHEMA_MAX_BYTES:
             raise ConfigurationError(
                 f"schema={self.schema!r} must have 1 to {SCHEMA_MAX_BYTES} bytes"
@@ -134,8 +134,8 @@ class Options:
         return microseconds(getattr(self, name), name=name)
 
     @property
-    def patience_seconds(self) -> float:
-        """How long the answer to a statement is waited for."""
+    def reply_timeout_seconds(self) -> float:
+        """How long the reply to a statement is awaited."""
         return self.us("statement_timeout") / 1_000_000 + MARGIN_SECONDS
 
     @property
@@ -152,58 +152,58 @@ class Options:
         return Layout(self.schema, self.ring_slots, self.us("ring_period"))
 
     @property
-    def takes_part(self) -> bool:
-        """Whether callers' transactions may hold keys."""
+    def allows_caller_transactions(self) -> bool:
+        """True if callers' transactions may hold keys."""
         return self.transactional and self.claim != "portable"
 
     @property
     def waits_for_standbys(self) -> bool:
-        """Whether a commit of ours waits for synchronous standbys, where there are any."""
+        """True if our commits wait for synchronous standbys, if there are any."""
         return self.synchronous_commit in ("on", "remote_apply")
 
     def program(self) -> Program:
         layout = self.layout
-        guard = self.takes_part or layout.is_ring  # moving a record takes its key's lock as well
-        patience = self.patience_seconds
+        # On a ring, moving a record takes its key's lock as well.
+        guard = self.allows_caller_transactions or layout.is_ring
         return Program(
             layout,
             claim=self.claim,
             guard=guard,
             clock=self.clock,
-            patience=patience,
-            interval=self.us("guarantee_interval") / 1_000_000,
+            reply_timeout=self.reply_timeout_seconds,
+            settings_interval=self.us("guarantee_interval") / 1_000_000,
             lock_us=min(self.us("lock_timeout"), BATCH_LOCK_US),
         )
 
     @property
-    def session(self) -> dict[str, str]:
-        """Settings of every transaction of ours."""
+    def session_settings(self) -> dict[str, str]:
+        """The settings of all our transactions."""
         return {
             "statement_timeout": f"{self.us('statement_timeout') // 1_000}",
             "lock_timeout": f"{self.us('lock_timeout') // 1_000}",
             "synchronous_commit": self.synchronous_commit,
-            # A commit that no standby has confirmed is told by a warning alone.
+            # If no standby has confirmed a commit, the server sends only a warning.
             "client_min_messages": "warning",
         }
 
     @property
-    def planning(self) -> dict[str, str]:
-        """Settings of sessions that are all ours: a plan that was made while the table was small
-        is kept, and must not be one that reads the whole of it."""
+    def planner_settings(self) -> dict[str, str]:
+        """The settings of our own sessions. A plan that was made while the table was small is
+        cached, and must not be one that reads the whole table."""
         off = dict.fromkeys(NO_SCANS, "off")
         return {"default_transaction_isolation": "read committed", **off}
 
     @property
     def local_settings(self) -> list[str]:
-        """The same as statements, for connections whose session is not ours to set. Whether the
-        database takes writes at all is left to whoever runs it."""
-        settings = {**self.session, **dict.fromkeys(NO_SCANS, "off")}.items()
+        """These settings as statements, for connections whose session belongs to somebody else.
+        They do not change whether a transaction is read-only; that is the operator's choice."""
+        settings = {**self.session_settings, **dict.fromkeys(NO_SCANS, "off")}.items()
         each = ", ".join(f"set_config('{name}', '{value}', true)" for name, value in settings)
         return ["SET TRANSACTION ISOLATION LEVEL READ COMMITTED", f"SELECT {each}"]
 
 
 def split_url(url: str) -> tuple[str, Options]:
-    """The driver's address and our options. Whatever is not ours in the query is the driver's."""
+    """The driver's address and our options. Other parameters of the URL are the driver's."""
     parts = urlsplit(url)
     known = {field.name: field for field in fields(Options) if field.name != "clock"}
     ours: dict[str, Any] = {}
@@ -215,7 +215,7 @@ def split_url(url: str) -> tuple[str, Options]:
         if name in ours:
             raise ConfigurationError(f"the option {name!r} is given twice in the store's URL")
         ours[name] = _typed(name, value, known[name].default)
-    # libpq takes a plus sign for what it is, so a space must not become one.
+    # libpq does not decode a plus sign, so a space must not be encoded as one.
     rest = urlencode(theirs, quote_via=quote)
     return urlunsplit(parts._replace(query=rest)), Options(**ours)
 

@@ -1,8 +1,9 @@
-"""The blocking store's connections: a few of its own per process, or those of a caller's pool.
+"""The sync store's connections: a pool of its own per process, or a pool of the caller's.
 
-Owns how one is had, what is said when there is none, that no wait on one is without end, and that
-a broken one is not used again. Nothing is dialled in the background: a call learns at once that
-the server is down, and the first call after it is back finds it. Knows no statement of ours.
+This module owns how a connection is acquired, which error is raised if there is none, that every
+wait on a connection has a limit, and that a broken connection is not used again. Nothing connects
+in the background: a call learns at once that the server is down, and the first call after the
+server is back succeeds. This module knows none of our statements.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from psycopg.rows import tuple_row
 
 from oncekey.core.errors import StoreUnavailable
 from oncekey.stores.postgres import errors
-from oncekey.stores.postgres.durability import UNREPLICATED
-from oncekey.stores.postgres.errors import none_free, was_closed
+from oncekey.stores.postgres.durability import SYNC_REPLICATION_WAIT
+from oncekey.stores.postgres.errors import pool_exhausted, store_closed
 from oncekey.stores.postgres.options import Options
 from oncekey.stores.postgres.server_clock import STOP_SECONDS
 
@@ -33,69 +34,70 @@ if TYPE_CHECKING:
     from psycopg_pool import ConnectionPool
 
 CONNECT_SECONDS: Final = 5
-CONNECT_MIN_SECONDS: Final = 2  # libpq allows no less
-# A session keeps plans and caches for ever, and an address may come to mean another host.
+CONNECT_MIN_SECONDS: Final = 2  # the least that libpq allows
+# A session never drops its plans and caches, and an address may lead to another host later.
 LIFETIME_SECONDS: Final = 3_600.0
-# How long to wait for what the server says to being asked to stop.
-CANCEL_SECONDS: Final = STOP_SECONDS / 2  # for each: asking, and hearing
+# How long to wait for a cancel request to be sent, and again for the server to respond to it.
+CANCEL_SECONDS: Final = STOP_SECONDS / 2
 _PROBE_SECONDS: Final = 2
 
 
-class Silence(psycopg.OperationalError):
-    """No answer came in the time allowed."""
+class ReplyTimeout(psycopg.OperationalError):
+    """The server did not reply in time."""
 
 
-class Line:
-    """One connection while we have it, and what was heard on it."""
+class PooledConnection:
+    """One connection of a pool, and what we know of its state."""
 
     def __init__(self, connection: psycopg.Connection[Any]) -> None:
         self.connection = connection
-        self.unreplicated = False  # a commit of ours that no standby has confirmed
+        self.unreplicated = False  # True if no standby has confirmed the last commit
         self._end = 0.0
-        self._asked_to_stop = False
+        self._cancel_sent = False
         self._expires = time.monotonic() + LIFETIME_SECONDS
-        self._patient = connection.wait
+        self._driver_wait = connection.wait
         connection.wait = self._wait  # type: ignore[method-assign,assignment]
-        connection.add_notice_handler(self._hear)
+        connection.add_notice_handler(self._on_notice)
 
     def cursor(self) -> psycopg.RawCursor[Any]:
-        """For one statement: its rows are not kept longer than needed."""
+        """A new cursor for one statement, so that its rows are not kept longer than needed."""
         return psycopg.RawCursor(self.connection, row_factory=tuple_row)
 
-    def allow(self, seconds: float) -> None:
-        """Begin something new, and say how long all that is waited for in it may take."""
+    def start_timeout(self, seconds: float) -> None:
+        """Called before a statement is sent: all waits for it together may take this long."""
         self._end = time.monotonic() + seconds
-        self._asked_to_stop = self.unreplicated = False
+        self._cancel_sent = self.unreplicated = False
 
-    def _wait(self, steps: Generator[Any, Any, Any], *args: Any, **options: Any) -> Any:
-        return self._patient(self._until_end(steps), *args, **options)
+    def _wait(self, waits: Generator[Any, Any, Any], *args: Any, **options: Any) -> Any:
+        return self._driver_wait(self._limited(waits), *args, **options)
 
-    def _until_end(self, steps: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
-        """The driver's own steps; nothing else would end them when the network is silent."""
+    def _limited(self, waits: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
+        """The driver's generator with a time limit: it has none if the network is silent."""
         ready: Any = None
         while True:
             try:
-                wanted = steps.send(ready)
+                wanted = waits.send(ready)
             except StopIteration as stop:
                 return stop.value
             ready = yield wanted
             if not ready and time.monotonic() > self._end:
-                self._stop()
+                self._cancel()
 
-    def _stop(self) -> None:
-        """Have the server cancel what it does, else it might go on for as long as a standby is
-        away, with the keys locked and a session taken; give up if it does not even say that."""
-        if not self._asked_to_stop and capabilities.has_cancel_safe():
-            self._asked_to_stop = True
+    def _cancel(self) -> None:
+        """Make the server cancel the statement, which might go on for as long as a standby is away,
+        with the keys locked and a session in use. If the server does not even reply to that, close
+        the connection."""
+        if not self._cancel_sent and capabilities.has_cancel_safe():
+            self._cancel_sent = True
             self._end = time.monotonic() + CANCEL_SECONDS
             with suppress(psycopg.Error):
                 return self.connection.cancel_safe(timeout=CANCEL_SECONDS)
         self.connection.close()
-        raise Silence("no answer from the server")
+        raise ReplyTimeout("no answer from the server")
 
-    def _hear(self, notice: psycopg.errors.Diagnostic) -> None:
-        """Notice commits that were not replicated: the server only warns."""
-        if notice.source_function == UNREPLICATED:
+    def _on_notice(self, notice: psycopg.errors.Diagnostic) -> None:
+        """Detect commits that were not replicated: the server only sends a warning."""
+        if notice.source_function == SYNC_REPLICATION_WAIT:
             self.unreplicated = True
 
     @property
@@ -103,14 +105,14 @@ class Line:
         return self.connection.closed
 
     def is_fresh(self) -> bool:
-        """Whether the server still listens, as far as can be told without asking it: on an idle
-        connection there is nothing to read but its end."""
+        """True if the connection can be used, as far as that is known without a round trip: an idle
+        connection is readable only if the server has closed it."""
         if self.connection.closed or time.monotonic() > self._expires:
             return False
         return not _readable(self.connection.pgconn.socket)
 
-    def tidy(self) -> None:
-        """After a failure: out of the transaction, or closed."""
+    def reset(self) -> None:
+        """After a failure: roll back an open transaction, or close the connection."""
         status = self.connection.info.transaction_status
         if status in (TransactionStatus.INTRANS, TransactionStatus.INERROR):
             try:
@@ -120,10 +122,10 @@ class Line:
         elif status != TransactionStatus.IDLE:
             self.connection.close()
 
-    def leave(self) -> None:
-        """Give the connection its own ways back."""
+    def detach(self) -> None:
+        """Restore the connection before it goes back to the caller's pool."""
         del self.connection.wait
-        self.connection.remove_notice_handler(self._hear)
+        self.connection.remove_notice_handler(self._on_notice)
 
 
 def _readable(fd: int) -> bool:
@@ -134,98 +136,101 @@ def _readable(fd: int) -> bool:
     return bool(poll.poll(0))
 
 
-# --- our own --------------------------------------------------------------------------------
+# --- our own pool ---------------------------------------------------------------------------
 
 
-class Place:
-    """The connections of one process. A fork begins without any: a socket has one user."""
+class ProcessConnections:
+    """The connections of one process. A forked child starts without any, because two processes
+    cannot share a socket."""
 
     def __init__(self, size: int) -> None:
-        self.free: list[Line] = []  # the one used last is used next
+        self.idle: list[PooledConnection] = []  # the one used last is used next
         self.slots = threading.Semaphore(size)
-        weakref.finalize(self, _close_all, self.free, os.getpid())
+        weakref.finalize(self, _close_all, self.idle, os.getpid())
 
 
-def _pop(lines: list[Line]) -> Line | None:
-    """Safe against other threads that do the same."""
+def _pop(idle: list[PooledConnection]) -> PooledConnection | None:
+    """The last connection, None if there is none. Other threads may pop at the same time."""
     try:
-        return lines.pop()
+        return idle.pop()
     except IndexError:
         return None
 
 
-def _close_all(lines: list[Line], process: int) -> None:
-    """Say goodbye to the server; a fork leaves that to its parent."""
+def _close_all(idle: list[PooledConnection], process: int) -> None:
+    """Close the connections of this process; a forked child leaves those of its parent open."""
     if os.getpid() == process:
-        while (line := _pop(lines)) is not None:
-            line.connection.close()
+        while (pooled := _pop(idle)) is not None:
+            pooled.connection.close()
 
 
-class OwnLines:
-    """Connections dialled when they are needed, and kept."""
+class OwnPool:
+    """Connections that are opened when needed and kept."""
 
     def __init__(self, address: str, options: Options) -> None:
         self._address = address
         self._size = options.pool_size
         self._seconds = options.us("pool_timeout") / 1_000_000
         self._kwargs = _settings(address, options)
-        self._places: dict[int, Place] = {}  # by process
+        self._by_process: dict[int, ProcessConnections] = {}
         self._closed = threading.Event()
 
     @contextmanager
-    def lend(self, end: float) -> Iterator[Line]:
-        """One of them, had before `end` of the monotonic clock."""
-        place = self._place()
-        if not place.slots.acquire(timeout=max(0.0, min(self._seconds, end - time.monotonic()))):
-            raise none_free(self._size)
+    def acquire(self, end: float) -> Iterator[PooledConnection]:
+        """A connection, acquired before `end` of the monotonic clock."""
+        own = self._of_this_process()
+        if not own.slots.acquire(timeout=max(0.0, min(self._seconds, end - time.monotonic()))):
+            raise pool_exhausted(self._size)
         try:
-            line = self._take(place, end)
+            pooled = self._take(own, end)
             try:
-                yield line
+                yield pooled
             finally:
-                self._put_back(place, line)
+                self._put_back(own, pooled)
         finally:
-            place.slots.release()
+            own.slots.release()
 
-    def _place(self) -> Place:
-        here = os.getpid()
-        place = self._places.get(here)
-        return place or self._places.setdefault(here, Place(self._size))
+    def _of_this_process(self) -> ProcessConnections:
+        process = os.getpid()
+        own = self._by_process.get(process)
+        return own or self._by_process.setdefault(process, ProcessConnections(self._size))
 
-    def _take(self, place: Place, end: float) -> Line:
+    def _take(self, own: ProcessConnections, end: float) -> PooledConnection:
         if self._closed.is_set():
-            raise was_closed()
-        while (line := _pop(place.free)) is not None:
-            if line.is_fresh():
-                return line
-            line.connection.close()
+            raise store_closed()
+        while (pooled := _pop(own.idle)) is not None:
+            if pooled.is_fresh():
+                return pooled
+            pooled.connection.close()
         left = max(CONNECT_MIN_SECONDS, int(end - time.monotonic()))
-        allowed = {"connect_timeout": min(int(self._kwargs["connect_timeout"]), left)}
+        timeout = min(int(self._kwargs["connect_timeout"]), left)
+        kwargs = {**self._kwargs, "connect_timeout": timeout}
         try:
-            return Line(psycopg.connect(self._address, **{**self._kwargs, **allowed}))
+            return PooledConnection(psycopg.connect(self._address, **kwargs))
         except psycopg.errors.ConnectionTimeout as error:
-            raise errors.not_connected() from error
+            raise errors.connect_timeout() from error
         except psycopg.Error as error:
-            raise errors.opening(error) from error
+            raise errors.translate_connect_error(error) from error
 
-    def _put_back(self, place: Place, line: Line) -> None:
-        if line.is_closed:
-            _close_all(place.free, os.getpid())  # whatever broke this one broke the idle ones too
+    def _put_back(self, own: ProcessConnections, pooled: PooledConnection) -> None:
+        if pooled.is_closed:
+            # Whatever broke this connection broke the idle ones too.
+            _close_all(own.idle, os.getpid())
         elif (
             self._closed.is_set()
-            or line.connection.info.transaction_status != TransactionStatus.IDLE
+            or pooled.connection.info.transaction_status != TransactionStatus.IDLE
         ):
-            line.connection.close()
+            pooled.connection.close()
         else:
-            place.free.append(line)
-            if self._closed.is_set():  # meanwhile
-                _close_all(place.free, os.getpid())
+            own.idle.append(pooled)
+            if self._closed.is_set():  # the pool was closed meanwhile
+                _close_all(own.idle, os.getpid())
 
     def close(self) -> None:
         self._closed.set()
-        place = self._places.get(os.getpid())
-        if place is not None:
-            _close_all(place.free, os.getpid())
+        own = self._by_process.get(os.getpid())
+        if own is not None:
+            _close_all(own.idle, os.getpid())
 
     def reopen(self) -> None:
         self._closed.clear()
@@ -235,7 +240,7 @@ def _settings(address: str, options: Options) -> dict[str, Any]:
     try:
         given = conninfo_to_dict(address)
     except psycopg.ProgrammingError as error:
-        raise errors.unreadable(str(error)) from None
+        raise errors.invalid_address(str(error)) from None
     settings: dict[str, Any] = {
         "autocommit": True,
         "prepare_threshold": None if options.pooler else 0,
@@ -243,17 +248,17 @@ def _settings(address: str, options: Options) -> dict[str, Any]:
         "application_name": given.get("application_name") or "oncekey",
     }
     if not options.pooler:
-        ours = {**options.session, **options.planning}.items()
-        words = ["-c " + f"{name}={value}".replace(" ", "\\ ") for name, value in ours]
-        settings["options"] = " ".join([str(given.get("options") or ""), *words]).strip()
+        ours = {**options.session_settings, **options.planner_settings}.items()
+        flags = ["-c " + f"{name}={value}".replace(" ", "\\ ") for name, value in ours]
+        settings["options"] = " ".join([str(given.get("options") or ""), *flags]).strip()
     return settings
 
 
 # --- a caller's pool ------------------------------------------------------------------------
 
 
-class GivenLines:
-    """Connections of a psycopg_pool, lent for one call."""
+class CallerPool:
+    """A psycopg_pool of the caller's, from which a connection is acquired for each call."""
 
     def __init__(self, pool: ConnectionPool[Any], options: Options) -> None:
         self._pool = pool
@@ -261,37 +266,37 @@ class GivenLines:
         self._closed = False
 
     @contextmanager
-    def lend(self, end: float) -> Iterator[Line]:
+    def acquire(self, end: float) -> Iterator[PooledConnection]:
         connection = self._take(min(end, time.monotonic() + self._seconds))
-        line = Line(connection)
+        pooled = PooledConnection(connection)
         try:
-            yield line
+            yield pooled
         finally:
-            line.leave()
+            pooled.detach()
             self._pool.putconn(connection)
 
     def _take(self, end: float) -> psycopg.Connection[Any]:
         if self._closed:
-            raise was_closed()
+            raise store_closed()
         while True:
             try:
                 connection = self._pool.getconn(max(0.0, end - time.monotonic()))
             except psycopg.Error as error:
-                raise self._why_none(error) from error
+                raise self._translate_error(error) from error
             if not connection.closed and not _readable(connection.pgconn.socket):
                 return connection  # type: ignore[no-any-return]
-            connection.close()  # the server has ended it; the pool makes another
+            connection.close()  # the server has closed it; the pool opens another one
             self._pool.putconn(connection)
 
-    def _why_none(self, error: psycopg.Error) -> StoreUnavailable:
-        """The pool only says that there is none."""
+    def _translate_error(self, error: psycopg.Error) -> StoreUnavailable:
+        """The pool's error says only that it has no connection, so this tries why."""
         conninfo, kwargs = self._pool.conninfo, self._pool.kwargs
         if type(error).__name__ == "PoolTimeout" and isinstance(conninfo, str):
             plain = kwargs if isinstance(kwargs, dict) else {}
             try:
                 psycopg.connect(conninfo, **{**plain, "connect_timeout": _PROBE_SECONDS}).close()
             except psycopg.Error as why:
-                return errors.opening(why)
+                return errors.translate_connect_error(why)
         return StoreUnavailable(
             f"the pool that was given has no connection: {error}", ambiguous=False
         )

@@ -1,8 +1,8 @@
-"""`PostgresStore`: the blocking store, on psycopg.
+"""`PostgresStore`: the sync store, on psycopg.
 
-Owns running programs on its connections (see psycopg_connections.py). A pool of the caller's may be
-given instead of an address; then each statement runs in a transaction of its own with our
-settings, in one round trip. Every decision is in program.py.
+This module runs programs on connections (see psycopg_connections.py). The caller may give a pool
+instead of an address; then each statement runs in a transaction of its own with our settings, in
+one round trip. Every decision is in program.py.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from oncekey.core.record import Record
 from oncekey.core.store import SWEEP_LIMIT_DEFAULT, CallerTransaction, Unfinished
 from oncekey.stores.postgres import errors
 from oncekey.stores.postgres.options import Options
-from oncekey.stores.postgres.program import Statement, Steps, is_write
+from oncekey.stores.postgres.program import Statement, Statements, is_write
 from oncekey.stores.postgres.psycopg_connections import (
-    GivenLines,
-    Line,
-    OwnLines,
-    Silence,
+    CallerPool,
+    OwnPool,
+    PooledConnection,
+    ReplyTimeout,
 )
-from oncekey.stores.postgres.queries import literal, make_queries
+from oncekey.stores.postgres.queries import make_queries
 from oncekey.stores.postgres.rows import Row
-from oncekey.stores.postgres.schema import Preparation, Script
-from oncekey.stores.postgres.server_clock import answer_by
+from oncekey.stores.postgres.schema import SchemaProgram, Script
+from oncekey.stores.postgres.server_clock import reply_deadline
 from oncekey.stores.postgres.store_base import (
     DEADLOCK_TRIES,
     SCRIPT_SECONDS,
     PostgresBase,
 )
-from oncekey.stores.postgres.unfinished import Listing
+from oncekey.stores.postgres.unfinished import UnfinishedPages
 
 if TYPE_CHECKING:
     from psycopg_pool import ConnectionPool
@@ -48,83 +48,88 @@ T = TypeVar("T")
 
 
 class Database:
-    """Programs run on the connections to one database."""
+    """Runs programs on the connections to one database."""
 
     def __init__(self, address: str | ConnectionPool[Any], options: Options) -> None:
-        self.lines: OwnLines | GivenLines
+        self.pool: OwnPool | CallerPool
         if isinstance(address, str):
-            self.lines = OwnLines(address, options)
+            self.pool = OwnPool(address, options)
         elif hasattr(address, "getconn") and hasattr(address, "putconn"):
-            self.lines = GivenLines(address, options)
+            self.pool = CallerPool(address, options)
         else:
             raise ConfigurationError(
                 f"a {type(address).__name__} is neither an address nor a psycopg_pool's pool"
             )
         is_ours = isinstance(address, str) and not options.pooler
-        self._local = None if is_ours else [word.encode() for word in options.local_settings]
+        self._local = None if is_ours else [sql.encode() for sql in options.local_settings]
         self._queries = make_queries(options.layout)
-        self._seconds = options.patience_seconds
+        self._reply_timeout = options.reply_timeout_seconds
         self._call_seconds = options.call_us / 1_000_000
 
-    def run(self, steps: Steps[T] | Preparation[T], end: float | None = None) -> T:
-        """Run a program, until `end` at the latest; each of its statements is a transaction."""
+    def run(self, program: Statements[T] | SchemaProgram[T], end: float | None = None) -> T:
+        """Run a program until `end` at the latest. Each of its statements is a transaction."""
         statement: Statement | Script | None = None
         written = False
         end = time.monotonic() + self._call_seconds if end is None else end
-        with self.lines.lend(end) as line:
+        with self.pool.acquire(end) as pooled:
             try:
-                statement = next(steps)
+                statement = next(program)
                 while True:
-                    rows = self._execute(line, statement, end)
+                    rows = self._execute(pooled, statement, end)
                     written = written or is_write(statement)
-                    if isinstance(statement, Script):  # which may take longer than any call
+                    if isinstance(statement, Script):  # may take longer than any call
                         end = time.monotonic() + self._call_seconds
-                    statement = steps.send(rows)
+                    statement = program.send(rows)
             except StopIteration as stop:
                 result: T = stop.value
                 return result
             except psycopg.Error as error:
-                if isinstance(error, Silence):
-                    raise errors.no_answer() from error
-                line.tidy()
-                told = errors.making if isinstance(statement, Script) else errors.serving
-                meaning = told(error, broken=line.is_closed)
-                if meaning is None:
+                if isinstance(error, ReplyTimeout):
+                    raise errors.reply_timeout() from error
+                pooled.reset()
+                translated = _translate_error(error, statement, broken=pooled.is_closed)
+                if translated is None:
                     raise
-                if written and isinstance(meaning, StoreUnavailable):
-                    meaning.ambiguous = True  # what was committed before this statement stays (S5)
-                if errors.is_over(error):
-                    line.connection.close()
-                raise meaning from error
+                if written and isinstance(translated, StoreUnavailable):
+                    translated.ambiguous = True  # an earlier statement was committed (S5)
+                if errors.ends_session(error):
+                    pooled.connection.close()
+                raise translated from error
 
-    def _execute(self, line: Line, statement: Statement | Script, end: float) -> Sequence[Row]:
+    def _execute(
+        self, pooled: PooledConnection, statement: Statement | Script, end: float
+    ) -> Sequence[Row]:
         if isinstance(statement, Script):
-            line.allow(SCRIPT_SECONDS)
-            line.connection.execute(statement.sql.encode(), prepare=False)
+            pooled.start_timeout(SCRIPT_SECONDS)
+            pooled.connection.execute(statement.sql.encode(), prepare=False)
             return ()
         now = time.monotonic()
-        line.allow(answer_by(now, self._seconds, end) - now)
-        cursor = line.cursor()
+        pooled.start_timeout(reply_deadline(now, self._reply_timeout, end) - now)
+        cursor = pooled.cursor()
         query = self._queries[statement.name]
-        params = [literal(k, v) for k, v in zip(query.kinds, statement.params, strict=True)]
+        params = query.encode(statement.params)
         if self._local is None:
             cursor.execute(query.sql.encode(), params, binary=True)
         else:
-            self._execute_in_transaction(line, cursor, query.sql.encode(), params)
+            self._execute_in_transaction(pooled, cursor, query.sql.encode(), params)
         rows: Sequence[Row] = cursor.fetchall() if cursor.description else ()
-        if line.unreplicated:
+        if pooled.unreplicated:
             raise errors.not_replicated()
         return rows
 
     def _execute_in_transaction(
-        self, line: Line, cursor: psycopg.RawCursor[Any], sql: bytes, params: Sequence[Any]
+        self,
+        pooled: PooledConnection,
+        cursor: psycopg.RawCursor[Any],
+        sql: bytes,
+        params: Sequence[Any],
     ) -> None:
-        """With our settings, on a connection whose session is not ours to set: in one round trip,
-        for which `connection.transaction()` would need three."""
+        """Run a query in a transaction with our settings, because the session belongs to somebody
+        else. It takes one round trip; `connection.transaction()` would take three."""
         assert self._local is not None
-        connection = line.connection
+        connection = pooled.connection
         with connection.pipeline() if psycopg.Pipeline.is_supported() else nullcontext():
-            if connection.autocommit:  # others send it by themselves
+            if connection.autocommit:  # other connections send BEGIN by themselves
                 connection.execute(b"BEGIN", prepare=False)
             for setting in self._local:
                 connection.execute(setting, prepare=False)
@@ -132,8 +137,16 @@ class Database:
             connection.execute(b"COMMIT", prepare=False)
 
 
+def _translate_error(
+    error: BaseException, statement: Statement | Script | None, *, broken: bool
+) -> OncekeyError | None:
+    is_script = isinstance(statement, Script)
+    translate = errors.translate_migration_error if is_script else errors.translate_error
+    return translate(error, broken=broken)
+
+
 class PostgresStore(PostgresBase):
-    """A store in a PostgreSQL database, opened by its first call.
+    """A sync store in a PostgreSQL database. Its first call connects.
 
     `address` is a URL or conninfo for psycopg, or a psycopg_pool.ConnectionPool of yours. The
     options are those of oncekey.stores.postgres.Options.
@@ -142,35 +155,37 @@ class PostgresStore(PostgresBase):
     def __init__(self, address: str | ConnectionPool[Any], **options: Any) -> None:
         super().__init__(options)
         self._database = Database(address, self._options)
-        self._preparing: dict[int, threading.Lock] = {}  # by process: a fork may copy a held lock
+        self._preparing: dict[
+            int, threading.Lock
+        ] = {}  # by process, because a fork may copy a held lock
 
     def apply(self, commands: Sequence[Command], /) -> list[Reply]:
-        end = self._end()
-        batch = self._isolation(commands)
+        end = self._deadline()
+        batch = self._lock_aware(commands)
         while True:
             try:
                 if batch.suspects:
-                    asked = partial(self._program.locked, sorted(batch.suspects))
-                    batch.found(self._run(asked, end))
-                work = partial(self._program.apply, batch.free, end)
-                return batch.merge(self._run(work, end) if batch.free else [])
+                    check = partial(self._program.locked, sorted(batch.suspects))
+                    batch.leave_out(self._run(check, end))
+                apply = partial(self._program.apply, batch.free, end)
+                return batch.merge(self._run(apply, end) if batch.free else [])
             except StoreUnavailable as error:
-                if not batch.goes_on(error):
+                if not batch.should_retry(error):
                     raise
 
     def bind(self, check: bytes, /) -> None:
         self._run(lambda: self._program.bind(check))
         if self._program.watch.is_due():
-            self._promise(self._run(self._program.server))
+            self._update_guarantee(self._run(self._program.server))
 
     def elect(self, token: bytes, lease: int, /) -> bool:
         return self._run(lambda: self._program.elect(token, lease))
 
     def unfinished(self, after: int, limit: int, /) -> Unfinished:
-        listing = Listing(self._program.now(), after, limit)
-        while not listing.is_done:
-            self._run(listing.page)
-        return listing.result
+        pages = UnfinishedPages(self._program.now(), after, limit)
+        while not pages.is_done:
+            self._run(pages.page)
+        return pages.result
 
     def sweep(self, limit: int = SWEEP_LIMIT_DEFAULT, /, *, tier: str = "all") -> int:
         return self._run(lambda: self._program.sweep(limit, tier))
@@ -180,65 +195,65 @@ class PostgresStore(PostgresBase):
         return self._run(lambda: self._program.history(id))
 
     def join(self, connection: Any, /) -> CallerTransaction:
-        """The same records on your connection or session, inside its transaction."""
-        from oncekey.stores.postgres.callers import enlist_blocking
+        """The store's records in the transaction of your connection or session."""
+        from oncekey.stores.postgres.callers import join_sync
 
-        return enlist_blocking(connection, self._options, self._program, self._identify)
+        return join_sync(connection, self._options, self._program, self._identify)
 
     def _identify(self) -> None:
-        """Read again which store this is: its tables may have been made anew."""
-        self._learn(self._database.run(self._preparation()))
+        """Read again which store this is: its tables may have been created anew."""
+        self._set_server(self._database.run(self._prepare_schema()))
 
     def close(self) -> None:
-        self._database.lines.close()
+        self._database.pool.close()
 
     def reopen(self) -> None:
-        """After `close`: the next use connects again."""
-        self._database.lines.reopen()
+        """Make a closed store usable again: its next use connects."""
+        self._database.pool.reopen()
 
     def prepare(self) -> None:
-        """Bring the tables up to date and learn what the server promises; once."""
+        """Bring the tables up to date and read the server's settings. Done once."""
         arrived = time.monotonic()
         with self._preparing.setdefault(os.getpid(), threading.Lock()):
             if self._is_prepared(arrived):
                 return
             try:
                 since = time.monotonic()
-                self._learn(self._database.run(self._preparation()), since)
+                self._set_server(self._database.run(self._prepare_schema()), since)
             except OncekeyError as error:
-                raise self._failed(error) from error.__cause__
+                raise self._setup_failed(error) from error.__cause__
 
-    def _run(self, program: Callable[[], Steps[T]], end: float | None = None) -> T:
+    def _run(self, program: Callable[[], Statements[T]], end: float | None = None) -> T:
         if not self._ready:
             self.prepare()
-        tries = self._breaker.enter()
-        answered: bool | None = None
+        is_trial = self._breaker.enter()
+        replied: bool | None = None
         try:
-            result = self._repeated(program, end or self._end())
-            answered = True
+            result = self._run_with_retries(program, end or self._deadline())
+            replied = True
         except Exception as error:
-            answered = not isinstance(error, errors.NoAnswer)
+            replied = not isinstance(error, errors.NoReply)
             raise
         finally:
-            self._breaker.leave(tries, answered=answered)
-        if self._doubts:
+            self._breaker.leave(is_trial, replied=replied)
+        if self._unconfirmed:
             self._confirm()
         return result
 
-    def _repeated(self, program: Callable[[], Steps[T]], end: float) -> T:
-        for turn in range(DEADLOCK_TRIES):
+    def _run_with_retries(self, program: Callable[[], Statements[T]], end: float) -> T:
+        for number in range(DEADLOCK_TRIES):
             try:
                 return self._database.run(program(), end)
             except StoreUnavailable as error:
-                if not self._must_be_repeated(error, turn, end):
-                    self._note(error)
+                if not self._should_retry(error, number, end):
+                    self._note_failure(error)
                     raise
-        raise AssertionError("the last turn returns or raises")
+        raise AssertionError("the last try returns or raises")
 
     def _confirm(self) -> None:
-        doubts = self._doubts.copy()
+        failures = self._unconfirmed.copy()
         try:
-            server = self._database.run(self._confirmation())
+            server = self._database.run(self._confirm_statements())
         except StoreUnavailable as error:
             raise errors.not_replicated() from error
-        self._confirmed(doubts, server)
+        self._confirmed(failures, server)

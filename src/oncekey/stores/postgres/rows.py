@@ -1,7 +1,7 @@
-"""Records as rows and back.
+"""Converts records to rows and parameters, and rows to records.
 
-Owns the order of columns in sql/queries.sql: clock, number and `wrote`, then those of Record, then
-the revision. Knows no connection.
+This module owns the order of the columns in sql/queries.sql: clock, number and `wrote`, then the
+fields of Record, then the revision. It knows no connection.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ _RECORD_COLUMNS: Final = 20
 _REPLACE_COLUMNS: Final = 23
 
 
-class Met(NamedTuple):
-    """A record as it was met, and the version of its row."""
+class StoredRow(NamedTuple):
+    """A record as it was read, and the revision of its row."""
 
     record: Record
     revision: int
 
 
-def met_of(row: Row) -> Met | None:
-    """The record of a row, None where the row says that there is none."""
+def stored_row_of(row: Row) -> StoredRow | None:
+    """The record in a row, None if the row has none."""
     if row[3] is None:
         return None
     steps = row[18]
@@ -56,17 +56,17 @@ def met_of(row: Row) -> Met | None:
         row[20],
         row[21],
     )
-    return Met(record, row[22])
+    return StoredRow(record, row[22])
 
 
 def claim_columns(claims: Sequence[Claim]) -> Columns:
-    """Claims as parallel arrays. A value that all of them share stands there once: most claims of
-    a batch differ in little but their ids."""
+    """Claims as parallel arrays. A value that all claims share is sent once: most claims of a batch
+    differ in little but their ids."""
     if not claims:
         return [[] for _ in range(_CLAIM_COLUMNS)]
-    # By position: a claim's fields are in this order, and this is done for every operation.
+    # By position, because this runs for every operation: a claim's fields are in this order.
     columns = list(zip(*claims, strict=True))
-    columns[_CLAIM_COLUMNS - 1 :] = [columns[-1]]  # what the SQL need not know is left out
+    columns[_CLAIM_COLUMNS - 1 :] = [columns[-1]]  # fields that the SQL does not need are left out
     return [
         column[:1] if number > 2 and column.count(column[0]) == len(column) else column
         for number, column in enumerate(columns)
@@ -82,7 +82,7 @@ def finish_columns(finishes: Sequence[Finish]) -> Columns:
 
 
 def record_columns(records: Sequence[Record]) -> Columns:
-    """Whole records as parallel arrays, and when to sweep them."""
+    """Whole records and when to sweep them, as parallel arrays."""
     columns: list[list[Any]] = [[] for _ in range(_RECORD_COLUMNS)]
     for record in records:
         values = (
@@ -100,8 +100,8 @@ def record_columns(records: Sequence[Record]) -> Columns:
     return list(columns)
 
 
-def replace_columns(changes: Sequence[tuple[Record, Met, bool]]) -> Columns:
-    """New records, with the version each replaces and whether that one is archived."""
+def replace_columns(changes: Sequence[tuple[Record, StoredRow, bool]]) -> Columns:
+    """New records, with the version that each of them replaces and whether that is archived."""
     columns = record_columns([record for record, _, _ in changes])
     columns.append([old.record.fence for _, old, _ in changes])
     columns.append([old.revision for _, old, _ in changes])

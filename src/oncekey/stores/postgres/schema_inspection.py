@@ -1,8 +1,8 @@
-"""A PostgreSQL store looked at from outside: in one read-only transaction, on one connection.
+"""Inspects a PostgreSQL database for the command line, in one read-only transaction.
 
-Owns what commands may ask of a database before it is opened as a store (see
-oncekey.stores.inspection), and that no message of the driver about a URL it cannot read gets out:
-it would quote the password.
+This module answers what commands ask about a database before it is opened as a store (see
+oncekey.stores.inspection). It hides the driver's message about a URL that cannot be parsed, because
+that message quotes the password.
 """
 
 from __future__ import annotations
@@ -21,14 +21,13 @@ from oncekey.stores.postgres.program import Statement
 from oncekey.stores.postgres.queries import (
     Layout,
     Query,
-    fill,
-    literal,
     make_migrations,
     make_queries,
     make_query,
+    substitute,
 )
 from oncekey.stores.postgres.rows import Row
-from oncekey.stores.postgres.schema import upgrade
+from oncekey.stores.postgres.schema import upgrade_script
 
 if TYPE_CHECKING:
     import psycopg
@@ -41,33 +40,32 @@ _ANY: Final = (
 _ABSENCE: Final = "no tables of oncekey there; `oncekey migrate` makes them"
 _NOT_AN_OPTION: Final = re.compile(r'invalid URI query parameter: ("\w+")')
 
-Looking = Generator[Statement, Sequence[Row], Inspection]
-
 
 def inspect(url: str) -> Inspection:
-    """What is in the database. StoreUnavailable where it cannot be asked, ConfigurationError
-    where the tables are of a newer release, or the URL cannot be read."""
+    """What is in the database. StoreUnavailable if it cannot be reached, ConfigurationError if a
+    newer release made the tables or if the URL cannot be parsed."""
     address, options = read_url(url)
     with _connected(address, options) as connection:
         info = connection.info
         name = f"{info.dbname} at {info.host}:{info.port}, schema {options.schema}"
-        steps = _look(name, options)
+        statements = _inspect(name, options)
         queries = make_queries(options.layout)
-        queries["any"] = make_query(fill(_ANY, options.layout))
+        queries["any"] = make_query(substitute(_ANY, options.layout))
         try:
-            statement = next(steps)
+            statement = next(statements)
             while True:
-                statement = steps.send(_rows(connection, queries, statement))
+                statement = statements.send(_rows(connection, queries, statement))
         except StopIteration as stop:
-            found: Inspection = stop.value
-            return found
+            result: Inspection = stop.value
+            return result
 
 
 def migration_script(url: str) -> str:
-    """Every step of this release, each skipped where it was done before. Needs no connection."""
+    """A script of all migrations of this release, each skipped if it was applied before. Needs no
+    connection."""
     address, options = read_url(url)
-    _driver(address)
-    return upgrade(options.layout, make_migrations(options.layout))
+    _parse_address(address)
+    return upgrade_script(options.layout, make_migrations(options.layout))
 
 
 def read_url(url: str) -> tuple[str, Options]:
@@ -75,11 +73,11 @@ def read_url(url: str) -> tuple[str, Options]:
     try:
         return split_url(url)
     except ValueError:  # its text quotes the URL
-        raise _unreadable() from None
+        raise _invalid_url() from None
 
 
-def _look(name: str, options: Options) -> Looking:
-    server = durability.server_of((yield Statement("server"))[0])
+def _inspect(name: str, options: Options) -> Generator[Statement, Sequence[Row], Inspection]:
+    server = durability.parse_server((yield Statement("server"))[0])
     applied, compatible = yield from _applied(options.layout)
     try:
         missing = plan(list(applied), make_migrations(options.layout), compatible)
@@ -94,7 +92,7 @@ def _look(name: str, options: Options) -> Looking:
         absence="" if applied else _ABSENCE,
         has_records=has_records,
         applied=applied,
-        missing=[step.name for step in missing],
+        missing=[migration.name for migration in missing],
         guarantee=durability.guarantee(server, options.synchronous_commit, options.failover),
     )
 
@@ -102,7 +100,7 @@ def _look(name: str, options: Options) -> Looking:
 def _applied(
     layout: Layout,
 ) -> Generator[Statement, Sequence[Row], tuple[dict[int, str], int]]:
-    """The steps that were done, and what the last of them says of older releases."""
+    """The applied migrations, and the older schema that the last one is compatible with."""
     names = (f"{layout.quoted}.migrations", layout.quoted)
     has_table = (yield Statement("has_migrations", names))[0][0]
     if not has_table:
@@ -113,26 +111,28 @@ def _applied(
 
 @contextmanager
 def _connected(address: str, options: Options) -> Iterator[psycopg.Connection[Any]]:
-    """A connection in a read-only transaction; errors of the driver in our words."""
-    given = _driver(address)
+    """A connection in a read-only transaction. The driver's errors are translated."""
+    parsed = _parse_address(address)
     import psycopg
 
     seconds = -(-options.us("pool_timeout") // 1_000_000)
-    patience = given.get("connect_timeout", max(2, seconds))
+    timeout = parsed.get("connect_timeout", max(2, seconds))
     try:
         with psycopg.connect(
-            address, prepare_threshold=None, connect_timeout=patience
+            address, prepare_threshold=None, connect_timeout=timeout
         ) as connection:
             connection.read_only = True
             for name in ("statement_timeout", "lock_timeout"):
-                connection.execute(f"SET LOCAL {name} = '{options.session[name]}'".encode())
+                connection.execute(
+                    f"SET LOCAL {name} = '{options.session_settings[name]}'".encode()
+                )
             yield connection
     except psycopg.Error as error:
-        raise errors.opening(error) from error
+        raise errors.translate_connect_error(error) from error
 
 
-def _driver(address: str) -> dict[str, Any]:
-    """What the driver makes of an address, so that a misspelt option of ours is found here."""
+def _parse_address(address: str) -> dict[str, Any]:
+    """The address as the driver parses it, so that a misspelt option of ours is found here."""
     try:
         from psycopg import ProgrammingError
         from psycopg.conninfo import conninfo_to_dict
@@ -141,7 +141,7 @@ def _driver(address: str) -> dict[str, Any]:
     try:
         return conninfo_to_dict(address)
     except ProgrammingError as error:
-        raise _unreadable(str(error)) from None
+        raise _invalid_url(str(error)) from None
 
 
 def _rows(
@@ -151,13 +151,14 @@ def _rows(
     from psycopg.rows import tuple_row
 
     query = queries[statement.name]
-    params = [literal(k, v) for k, v in zip(query.kinds, statement.params, strict=True)]
     cursor: psycopg.RawCursor[Any] = psycopg.RawCursor(connection, row_factory=tuple_row)
-    return cursor.execute(query.sql.encode(), params, binary=True).fetchall()
+    return cursor.execute(
+        query.sql.encode(), query.encode(statement.params), binary=True
+    ).fetchall()
 
 
-def _unreadable(said: str = "") -> ConfigurationError:
-    unknown = _NOT_AN_OPTION.search(said)
+def _invalid_url(driver_message: str = "") -> ConfigurationError:
+    unknown = _NOT_AN_OPTION.search(driver_message)
     if unknown is not None:
         return ConfigurationError(
             f"neither oncekey nor the driver has the option {unknown[1]} that the URL gives"

@@ -1,7 +1,7 @@
-"""What both colours of the store share: options, program, and what is learnt on the way.
+"""The part that the sync and the async store share: options, program and the state of the server.
 
-Owns what a failure means for the store as a whole: that it was never ready, or that commits of
-ours may be on no standby yet. Opens nothing.
+This module decides what a failure means for the store as a whole: that it was never ready, or that
+some of our commits may be on no standby yet. It opens nothing.
 """
 
 from __future__ import annotations
@@ -13,16 +13,17 @@ from typing import Any, Final, NamedTuple
 from oncekey.core.commands import Command
 from oncekey.core.errors import OncekeyError, StoreUnavailable
 from oncekey.stores.postgres import durability, errors
-from oncekey.stores.postgres.locked_rows import Isolation, LockedRows
+from oncekey.stores.postgres.circuit_breaker import CircuitBreaker
+from oncekey.stores.postgres.locked_rows import LockAwareBatch, LockedRows
 from oncekey.stores.postgres.options import Options
 from oncekey.stores.postgres.program import Statement
 from oncekey.stores.postgres.queries import make_migrations
-from oncekey.stores.postgres.schema import Preparation, prepare
-from oncekey.stores.postgres.server_clock import STOP_SECONDS, Breaker
+from oncekey.stores.postgres.schema import SchemaProgram, prepare
+from oncekey.stores.postgres.server_clock import STOP_SECONDS
 
-MAX_IN_FLIGHT: Final = 2  # while the server works on one batch, we make the next
+MAX_IN_FLIGHT: Final = 2  # while the server works on one batch, the next one is prepared
 DEADLOCK_TRIES: Final = 5
-# Migrations take as long as they take; the script itself bounds its wait for its turn.
+# Migrations may take long; the script itself limits how long it waits for its lock.
 SCRIPT_SECONDS: Final = 86_400.0
 
 _CONFIRMED: Final = "confirmed"
@@ -34,7 +35,7 @@ class _Failure(NamedTuple):
 
 
 class PostgresBase:
-    """Opens nothing."""
+    """The state of a store. Opens nothing."""
 
     immediate = False
     lazy = True
@@ -45,12 +46,12 @@ class PostgresBase:
         self._program = self._options.program()
         self._ready = False
         self._failure: _Failure | None = None
-        self._doubts: set[object] = set()
+        self._unconfirmed: set[object] = set()  # one object per failure
         self._locked_rows = LockedRows()
         self._call_seconds = self._options.call_us / 1_000_000
-        self._breaker = Breaker(self._call_seconds)
-        self.guarantee = durability.UNSEEN
-        self._program.watch.tell = self._heard_settings
+        self._breaker = CircuitBreaker(self._call_seconds)
+        self.guarantee = durability.NOT_CONNECTED
+        self._program.watch.notify = self._on_settings
         layout = self._options.layout
         if layout.is_ring:
             self.sweep_lag = layout.sweep_lag
@@ -58,81 +59,85 @@ class PostgresBase:
 
     # --- before the first use -------------------------------------------------------------------
 
-    def _preparation(self) -> Preparation[durability.Server]:
+    def _prepare_schema(self) -> SchemaProgram[durability.Server]:
         options = self._options
         return prepare(options.layout, make_migrations(options.layout), migrate=options.migrate)
 
-    def _learn(self, server: durability.Server, since: float | None = None) -> None:
-        """`since`: the monotonic time before the server was asked."""
-        self._promise(server)
+    def _set_server(self, server: durability.Server, since: float | None = None) -> None:
+        """The server was read. `since`: the monotonic time before the query was sent."""
+        self._update_guarantee(server)
         self._program.watch.renew()
         if server.identity:
             self._program.identity, self._program.address = server.identity, server.address
             if since is not None:
-                self._program.server_clock.heard(server.clock, int(since * 1_000_000))
+                self._program.server_clock.observe(server.clock, int(since * 1_000_000))
         self._ready = True
 
-    def _heard_settings(self, settings: str) -> None:
-        """A claim's reply has told what the server is set to now."""
-        self._promise(durability.settings_of(settings))
+    def _on_settings(self, settings: str) -> None:
+        """A claim's reply has brought the server's current settings."""
+        self._update_guarantee(durability.parse_settings(settings))
 
-    def _promise(self, server: durability.Server) -> None:
+    def _update_guarantee(self, server: durability.Server) -> None:
         options = self._options
-        told = durability.guarantee(server, options.synchronous_commit, options.failover)
-        if told != self.guarantee:
-            self.guarantee = told
+        guarantee = durability.guarantee(server, options.synchronous_commit, options.failover)
+        if guarantee != self.guarantee:
+            self.guarantee = guarantee
 
     def _is_prepared(self, arrived: float) -> bool:
-        """Asked when the turn to prepare has come. Whoever waited for another one's vain try
-        shares its error: were each to try in turn, the last would wait for all of them."""
+        """Called under the lock for preparing. A caller that waited while another one failed gets
+        the same error: if each tried in turn, the last would wait for all of them."""
         failure = self._failure
         if not self._ready and failure is not None and failure.at >= arrived:
             raise failure.error
         return self._ready
 
-    def _failed(self, error: OncekeyError) -> OncekeyError:
-        meaning = errors.preparing(error)
-        self._failure = _Failure(time.monotonic(), meaning)
-        return meaning
+    def _setup_failed(self, error: OncekeyError) -> OncekeyError:
+        translated = errors.translate_setup_error(error)
+        self._failure = _Failure(time.monotonic(), translated)
+        return translated
 
     # --- calls ----------------------------------------------------------------------------------
 
-    def _isolation(self, commands: Sequence[Command]) -> Isolation:
+    def _lock_aware(self, commands: Sequence[Command]) -> LockAwareBatch:
         options = self._options
-        patience = 0.0 if options.claim == "portable" else options.us("lock_timeout") / 1_000_000
-        return Isolation(commands, self._locked_rows, patience)
+        wait = 0.0 if options.claim == "portable" else options.us("lock_timeout") / 1_000_000
+        return LockAwareBatch(commands, self._locked_rows, wait)
 
-    def _end(self) -> float:
-        """When a call that begins now has to be over."""
+    def _deadline(self) -> float:
+        """When a call that begins now must have ended."""
         return time.monotonic() + self._call_seconds
 
-    def _must_be_repeated(self, error: StoreUnavailable, turn: int, end: float) -> bool:
-        """Whether nothing of a batch was done, and another turn may do it: two of them stood in
-        each other's way, which sorted ids make rare; or the server's clock was set ahead, so that
-        a claim seemed too late while its sender was still waiting."""
-        state = errors.state_of(error.__cause__)
-        if state == errors.NOT_IN_TIME:
+    def _should_retry(self, error: StoreUnavailable, number: int, end: float) -> bool:
+        """True if nothing of a batch was done and another try may succeed, after `number` tries.
+
+        1. Two batches deadlocked or conflicted, which sorted ids make rare.
+        2. The server's clock was set ahead, so that a claim seemed too late while its sender was
+           still waiting.
+        """
+        state = errors.sqlstate_of(error.__cause__)
+        if state == errors.CLAIM_TOO_LATE:
             self._program.server_clock.forget()
-            return turn == 0 and time.monotonic() < end - STOP_SECONDS
-        return turn < DEADLOCK_TRIES - 1 and state in errors.SERIALIZATION
+            return number == 0 and time.monotonic() < end - STOP_SECONDS
+        return number < DEADLOCK_TRIES - 1 and state in errors.SERIALIZATION
 
-    # --- commits that may be here alone ---------------------------------------------------------
+    # --- commits that may not be on a standby ---------------------------------------------------
     #
-    # Where a commit's wait for the standbys was cut short, it is done all the same and can be read.
-    # A repeated finish would read that it is done, write nothing, wait for nothing, and be taken
-    # for acknowledged. So after any failure that leaves a doubt, no answer is given before a
-    # commit that comes later in the log was confirmed.
+    # If a commit stops waiting for the standbys, it is done all the same and can be read. A
+    # repeated finish would read that the record has ended, write nothing, wait for nothing, and
+    # seem to be acknowledged. So after an ambiguous failure no reply is returned before a later
+    # commit in the log was confirmed.
 
-    def _note(self, error: StoreUnavailable) -> None:
+    def _note_failure(self, error: StoreUnavailable) -> None:
         self._program.watch.expire()  # perhaps it is another server now
         if error.ambiguous and self._options.waits_for_standbys:
-            self._doubts.add(object())
+            self._unconfirmed.add(object())
 
-    def _confirmation(self) -> Preparation[durability.Server]:
-        """Write anything, and look who stands by now: after a failover it may be another server."""
+    def _confirm_statements(self) -> SchemaProgram[durability.Server]:
+        """Commit a write and read the server's settings: after a failover it may be another
+        server."""
         yield Statement("elect", (None, _CONFIRMED, b"", 0))
-        return durability.server_of((yield Statement("server"))[0])
+        return durability.parse_server((yield Statement("server"))[0])
 
-    def _confirmed(self, doubts: set[object], server: durability.Server) -> None:
-        self._doubts.difference_update(doubts)
-        self._learn(server)
+    def _confirmed(self, failures: set[object], server: durability.Server) -> None:
+        self._unconfirmed.difference_update(failures)
+        self._set_server(server)

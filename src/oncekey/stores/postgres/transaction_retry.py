@@ -1,9 +1,9 @@
-"""Whole transactions, tried again where PostgreSQL says so.
+"""Runs a whole transaction and retries it after a serialization failure or a deadlock.
 
-At SERIALIZABLE and REPEATABLE READ the server may refuse a transaction that met another one
-(40001), and at any level two may lock each other out (40P01). Then all of it has to be done again
-from the start, and doing it again is safe: nothing of the first try is left. Knows no driver: any
-context manager that begins, commits and rolls back will do.
+At SERIALIZABLE and REPEATABLE READ the server may refuse a transaction that conflicts with another
+one (40001), and at any level two transactions may deadlock (40P01). Then the whole transaction has
+to be run again, which is safe because nothing of the first try is left. This module knows no
+driver: any context manager that begins, commits and rolls back will do.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ def run_transaction(
 ) -> T:
     """`with begin() as connection: return work(connection)`, at most `tries` times.
 
-    `begin` opens a fresh transaction each time, `work` does everything that belongs into it,
-    `once.in_transaction(connection).run(...)` included. Only a serialization failure or a deadlock
-    is tried again; any other error is raised at once.
+    `begin` opens a new transaction each time; `work` does everything that belongs into it,
+    including `once.in_transaction(connection).run(...)`. Only a serialization failure or a deadlock
+    is retried; any other error is raised at once.
     """
     _check(tries)
-    for last in _turns(tries):
+    for is_last in _tries(tries):
         try:
             with begin() as connection:
                 return work(connection)
         except Exception as error:
-            if last or not must_be_repeated(error):
+            if is_last or not is_conflict(error):
                 raise
         time.sleep(_pause())
-    raise AssertionError("the last turn returns or raises")
+    raise AssertionError("the last try returns or raises")
 
 
 async def run_transaction_async(
@@ -55,26 +55,28 @@ async def run_transaction_async(
     *,
     tries: int = TRANSACTION_TRIES_DEFAULT,
 ) -> T:
-    """The same for asyncio."""
+    """`async with begin() as connection: return await work(connection)`, at most `tries` times. See
+    run_transaction."""
     _check(tries)
-    for last in _turns(tries):
+    for is_last in _tries(tries):
         try:
             async with begin() as connection:
                 return await work(connection)
         except Exception as error:
-            if last or not must_be_repeated(error):
+            if is_last or not is_conflict(error):
                 raise
         await asyncio.sleep(_pause())
-    raise AssertionError("the last turn returns or raises")
+    raise AssertionError("the last try returns or raises")
 
 
-def must_be_repeated(error: BaseException) -> bool:
-    """Whether the transaction failed only because of another one."""
-    return errors.state_of(error) in errors.SERIALIZATION
+def is_conflict(error: BaseException) -> bool:
+    """True if the transaction failed only because it conflicted with another one."""
+    return errors.sqlstate_of(error) in errors.SERIALIZATION
 
 
-def _turns(tries: int) -> list[bool]:
-    return [turn == tries - 1 for turn in range(tries)]
+def _tries(tries: int) -> list[bool]:
+    """For each try, True if it is the last one."""
+    return [number == tries - 1 for number in range(tries)]
 
 
 def _pause() -> float:

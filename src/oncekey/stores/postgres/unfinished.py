@@ -1,10 +1,10 @@
-"""Listing what has not ended: page by page, each of them one short statement.
+"""Lists the records that have not ended, page by page, with one short statement per page.
 
-A page looks through the rows that were claimed next, so its cost is bounded however many there are:
-the first listing of a large table takes many pages and no long statement, and between two of them
-the connection is free for others. The clock is read with the first page and serves for all.
+A page reads a bounded number of rows, in the order of their claims. So listing a large table takes
+many pages and no long statement, and between two pages the connection is free for other calls. The
+clock is read with the first page and used for all of them.
 
-Owns the order of the pages and when they are enough. Must not know drivers.
+This module owns the order of the pages and decides when there are enough. It must not know drivers.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import Final
 
 from oncekey.core.record import Record
 from oncekey.core.store import Unfinished
-from oncekey.stores.postgres.program import Statement, Steps
-from oncekey.stores.postgres.rows import met_of
+from oncekey.stores.postgres.program import Statement, Statements
+from oncekey.stores.postgres.rows import stored_row_of
 
-# How many rows a page looks at: some ten milliseconds, if nothing has to be fetched from disk.
-LOOKS_MAX: Final = 5_000
+# How many rows a page reads: about ten milliseconds, if nothing has to be fetched from disk.
+PAGE_ROWS_MAX: Final = 5_000
 
 
-class Listing:
-    """The verb (S10) under way: run `page` until it is done."""
+class UnfinishedPages:
+    """One listing (S10) in progress: run `page` until `is_done`."""
 
     def __init__(self, now: int | None, after: int, limit: int) -> None:
         self._now = now
@@ -30,12 +30,12 @@ class Listing:
         self._found: list[Record] = []
         self.is_done = False
 
-    def page(self) -> Steps[None]:
-        """One more of them, as a program."""
+    def page(self) -> Statements[None]:
+        """The next page, as a program."""
         left = self._limit - len(self._found)
-        rows = yield Statement("unfinished", (self._now, self._after, left, LOOKS_MAX))
+        rows = yield Statement("unfinished", (self._now, self._after, left, PAGE_ROWS_MAX))
         self._now, last, is_full = rows[0][:3]
-        self._found += [met.record for row in rows if (met := met_of(row)) is not None]
+        self._found += [stored.record for row in rows if (stored := stored_row_of(row)) is not None]
         if is_full and len(self._found) < self._limit:
             self._after = last
         else:

@@ -2,10 +2,10 @@
 
     sqlite:///relative.db    sqlite:////absolute/path.db    ...?busy_timeout=5s&synchronous=full
 
-Write-ahead logging, BEGIN IMMEDIATE, and a commit that is on disk before it is acknowledged. The
-file may be your own database: our tables are named oncekey_*, and `in_transaction` then commits
-your rows and ours together. It becomes a WAL file, and must be on a local disk: over a network
-file system SQLite's locks do not hold, and nothing tells.
+The store uses write-ahead logging and BEGIN IMMEDIATE, and a commit is on disk before it is
+acknowledged. The file may be your own database: our tables are named oncekey_*, and
+`in_transaction` then commits your rows and ours together. The file becomes a WAL file and must be
+on a local disk: on a network file system SQLite's locks do not hold, and nothing reports that.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ def open_async(url: str) -> AsyncSQLiteStore:
 
 
 def inspect(url: str) -> Inspection:
-    """What is there, read-only; a file that is missing is not made."""
+    """Read what is in the file. A missing file is not created."""
     return schema_inspection.inspect(*_parse(url))
 
 
 def migrate(url: str) -> None:
-    """Make the file, or bring its tables up to date: opening it does both."""
+    """Create the file, or bring its tables up to date; opening it does both."""
     open_blocking(url).close()
 
 
 def migration_script(url: str) -> str:
-    """Not offered: ConfigurationError says why."""
+    """Raises ConfigurationError: SQLite has no such script, and the message says why."""
     _parse(url)
-    raise schema_inspection.no_script()
+    raise schema_inspection.script_unavailable()
 
 
 def _parse(url: str) -> tuple[str, dict[str, Any]]:

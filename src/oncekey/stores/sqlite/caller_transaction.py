@@ -1,8 +1,8 @@
-"""Taking part in a caller's transaction, whichever driver runs the statements.
+"""The store's commands inside a caller's transaction, for every driver.
 
-If no transaction is open, one is begun with BEGIN IMMEDIATE for the caller to end. Owns which
-connections are accepted and what happens when the transaction has ended under a running body.
-Must not know how statements are executed.
+If no transaction is open, one is begun with BEGIN IMMEDIATE, and the caller ends it. This module
+decides which connections are accepted and what happens if the transaction ended while a body ran.
+It must not know how statements are executed; callers/ does that.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Final
 from oncekey.core.commands import Claim, Command, Done, Look, Release, Reply
 from oncekey.core.errors import ConfigurationError
 from oncekey.stores.sqlite import errors
-from oncekey.stores.sqlite.program import BEGIN, LOCK, QUERIES, Program, Statement, Steps
+from oncekey.stores.sqlite.program import BEGIN, LOCK, QUERIES, Program, Statement, Statements
 
 _SAVEPOINT: Final = Statement("SAVEPOINT oncekey_body")
 _ROLLBACK_TO: Final = Statement("ROLLBACK TO oncekey_body")
@@ -24,8 +24,8 @@ _RELEASE: Final = Statement("RELEASE oncekey_body")
 _LOCATION: Final = Statement(QUERIES["location"])
 
 
-class Participant:
-    """One caller's connection, as programs."""
+class CallerProgram:
+    """What the store does on one caller's connection, as programs."""
 
     def __init__(self, program: Program, path: str, *, may_begin: bool) -> None:
         self._program = program
@@ -33,11 +33,11 @@ class Participant:
         self._may_begin = may_begin
         self._checked = False
 
-    def apply(self, commands: Sequence[Command], in_transaction: bool) -> Steps[list[Reply]]:
+    def apply(self, commands: Sequence[Command], in_transaction: bool) -> Statements[list[Reply]]:
         if not self._checked:
             if in_transaction:
-                # Before anything is read: a deferred transaction that has read does not wait for
-                # the lock, and asking for the location counts as reading.
+                # Lock before anything is read: a deferred transaction that has read does not wait
+                # for the lock, and selecting the location is a read.
                 yield LOCK
             self._check_location((yield _LOCATION))
             self._checked = True
@@ -46,32 +46,33 @@ class Participant:
                 self._check_may_begin()
                 yield BEGIN
             elif all(type(command) is Release for command in commands):
-                # The transaction of the claim was rolled back under the body: the key is free,
-                # and the body's own error is what its caller has to see.
+                # The claim's transaction was rolled back while the body ran: the key is free, and
+                # the caller must see the body's own error.
                 return [Done() for _ in commands]
             elif any(type(command) is not Look for command in commands):
-                raise errors.transaction_over()
-        return (yield from self._program.apply_locked(commands))
+                raise errors.transaction_ended()
+        return (yield from self._program.apply_in_transaction(commands))
 
-    def set_savepoint(self) -> Steps[None]:
+    def set_savepoint(self) -> Statements[None]:
         yield _SAVEPOINT
 
-    def rollback_to_savepoint(self, in_transaction: bool) -> Steps[None]:
-        if in_transaction:  # else it is undone already
+    def rollback_to_savepoint(self, in_transaction: bool) -> Statements[None]:
+        if in_transaction:  # otherwise everything was rolled back already
             yield _ROLLBACK_TO
             yield _RELEASE
 
-    def release_savepoint(self, in_transaction: bool) -> Steps[None]:
-        # The mark may go before Finish: that cannot be Lost here. The transaction has held the
-        # write lock since the claim, so nobody else has decided the key; and if it was ended or
-        # rolled back to before the claim, the savepoint went with it and this fails.
+    def release_savepoint(self, in_transaction: bool) -> Statements[None]:
+        # The savepoint may be released before Finish, because Finish cannot be Lost here. The
+        # transaction has held the write lock since the claim, so nobody else has decided the key;
+        # and if it ended or was rolled back to before the claim, the savepoint went with it and
+        # this statement fails.
         if not in_transaction:
-            raise errors.transaction_over()
+            raise errors.transaction_ended()
         yield _RELEASE
 
     def _check_location(self, rows: Sequence[Sequence[Any]]) -> None:
         """Records in another file, even in an attached one, would not commit with the caller's
-        rows, and would not be met by those who come without a transaction."""
+        rows, and callers without a transaction would not see them."""
         file = os.fsdecode(rows[0][0] or b"")
         if file and _same_file(file, self._path):
             return
@@ -89,7 +90,7 @@ class Participant:
 
 
 def may_begin(connection: Any) -> bool:
-    """Whether `with connection:` or commit() would end a transaction that we begin."""
+    """True if `with connection:` or commit() would end a transaction that we begin."""
     return getattr(connection, "autocommit", None) is not True
 
 
@@ -98,11 +99,11 @@ def is_sqlite3(connection: Any) -> bool:
 
 
 def is_aiosqlite(connection: Any) -> bool:
-    module = sys.modules.get("aiosqlite")  # whoever has such a connection has imported it
+    module = sys.modules.get("aiosqlite")  # if the caller has such a connection, it is imported
     return module is not None and isinstance(connection, module.Connection)
 
 
-def refuse(connection: Any, wanted: str) -> ConfigurationError:
+def unsupported_connection(connection: Any, wanted: str) -> ConfigurationError:
     return ConfigurationError(
         f"in_transaction needs {wanted} on the store's file, not a "
         f"{type(connection).__module__}.{type(connection).__qualname__}"
@@ -112,5 +113,5 @@ def refuse(connection: Any, wanted: str) -> ConfigurationError:
 def _same_file(one: str, other: str) -> bool:
     try:
         return os.path.samefile(one, other)
-    except OSError:  # one of them is not there (yet)
+    except OSError:  # one of them does not exist (yet)
         return False

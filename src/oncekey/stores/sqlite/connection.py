@@ -1,11 +1,12 @@
-"""Our own connection to one file: opened, set up, shared by threads, given up before a fork.
+"""The store's own connection to its file: how it is opened, shared by threads and used.
 
-SQLite's locks belong to the process and their bookkeeping is inherited by a fork: a child that
-opens the file while its parent's connection is in memory takes no real lock, and its commits are
-lost when the parent closes. So no connection of ours is ever open across a fork: it is closed
-before, and parent and child open anew when they next need one.
+SQLite's locks belong to the process, and a fork copies its bookkeeping of them: a child that opens
+the file while a copy of its parent's connection is in memory takes no real lock, and its commits
+are lost when the parent closes. So none of our connections stays open across a fork: it is closed
+before, and parent and child open a new one when they next need it.
 
-Owns the pragmas and the life of the connection. Must not know commands or records.
+This module owns the pragmas, the life of the connection, and running a program's statements on it.
+It must not know commands or records.
 """
 
 from __future__ import annotations
@@ -14,14 +15,15 @@ import os
 import sqlite3
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import closing
-from typing import Final, TypeVar
+from typing import Final, NoReturn, TypeVar
 
 from oncekey.core.errors import ConfigurationError, OncekeyError, StoreUnavailable
 from oncekey.stores.fork_safety import Forkables, file_identity
 from oncekey.stores.sqlite import durability, errors, schema
-from oncekey.stores.sqlite.callers.drivers import run
-from oncekey.stores.sqlite.program import Steps
+from oncekey.stores.sqlite.program import COMMIT, Statement, Statements
+from oncekey.stores.sqlite.rows import Row
 from oncekey.stores.store_rules import StoreClock
 
 T = TypeVar("T")
@@ -31,12 +33,12 @@ LOG_SIZE_LIMIT_BYTES: Final = 64 * 1024 * 1024
 _WAL_RETRY_SECONDS: Final = 0.005
 _WAL_PATIENCE_SECONDS: Final = 1.0
 _FORK_MARGIN_SECONDS: Final = 1.0
-LOOK_FOR_OTHERS_SECONDS: Final = 60.0
+OTHER_PROCESSES_CHECK_SECONDS: Final = 60.0
 _CLOSED: Final = "the store was closed"
 
 
 class Database:
-    """One file. `run` may be called from many threads; they take turns."""
+    """One file. Many threads may call `run`; a lock lets one in at a time."""
 
     def __init__(
         self,
@@ -48,7 +50,7 @@ class Database:
         acknowledged: bool = False,
     ) -> None:
         self.path = path
-        self.forks = 0  # how many forks this copy has been through
+        self.forks = 0  # how many forks this copy of the object has been through
         self._busy_timeout = busy_timeout_seconds
         self._synchronous = synchronous
         self._clock = clock
@@ -58,11 +60,11 @@ class Database:
         self._refusal = ""
         self._file: tuple[int, int] | None = None
         self._paused = False
-        self._watches = not acknowledged and durability.must_watch()
-        self._look_at = 0.0
+        self._checks_for_others = not acknowledged and durability.must_check()
+        self._next_check = 0.0
         _databases.add(self)
 
-    def run(self, steps: Steps[T]) -> T:
+    def run(self, statements: Statements[T]) -> T:
         with self._lock:
             connection = self._connection
             if connection is None:
@@ -73,21 +75,21 @@ class Database:
                     "a file nobody else can see. Put it back, or restart on the new one",
                     ambiguous=False,
                 )
-            if self._watches and time.monotonic() >= self._look_at:
-                self._look_for_others()
+            if self._checks_for_others and time.monotonic() >= self._next_check:
+                self._check_for_other_processes()
             try:
-                return run(connection, steps)
+                return run(connection, statements)
             except Exception as error:
                 cause = error.__cause__ if isinstance(error, StoreUnavailable) else None
-                if isinstance(cause, sqlite3.Error) and errors.spoils(cause):
+                if isinstance(cause, sqlite3.Error) and errors.breaks_connection(cause):
                     self._disconnect()
                 raise
             finally:
                 if self._connection is not None and self._connection.in_transaction:
-                    self._disconnect()  # it would not even roll back
+                    self._disconnect()  # even the rollback failed
 
     def open(self) -> None:
-        """Open now, so that an unusable file is found at start-up."""
+        """Open the file now, so that an unusable one is reported at start-up."""
         with self._lock:
             if self._connection is None:
                 self._open()
@@ -108,7 +110,7 @@ class Database:
             raise StoreUnavailable(self._refusal, ambiguous=False, final=True)
         if os.path.isdir(self.path):
             error = ConfigurationError(f"{self.path}: that is a folder; name a file in it")
-            raise self._unusable(error)
+            raise self._open_failed(error)
         try:
             self._connection = connect(self.path, self._busy_timeout, self._synchronous)
             run(self._connection, schema.prepare(self._clock))
@@ -116,24 +118,25 @@ class Database:
             self._disconnect()
             cause = error.__cause__ if isinstance(error, StoreUnavailable) else error
             if isinstance(cause, sqlite3.Error):
-                raise self._unusable(errors.opening(cause, self.path)) from cause
+                raise self._open_failed(errors.translate_open_error(cause, self.path)) from cause
             if isinstance(error, ConfigurationError):
-                raise self._unusable(ConfigurationError(f"{self.path}: {error}")) from None
+                raise self._open_failed(ConfigurationError(f"{self.path}: {error}")) from None
             raise
         self._was_open = True
         self._file = file_identity(self.path)
-        if self._watches:
-            self._look_for_others()
+        if self._checks_for_others:
+            self._check_for_other_processes()
         return self._connection
 
-    def _look_for_others(self) -> None:
-        """Now and then: the other process may come later, and may not be one of ours."""
-        self._look_at = time.monotonic() + LOOK_FOR_OTHERS_SECONDS
+    def _check_for_other_processes(self) -> None:
+        """Warn if another process has the file open. Checked regularly: the other process may start
+        later, and may not use oncekey."""
+        self._next_check = time.monotonic() + OTHER_PROCESSES_CHECK_SECONDS
         durability.warn_if_shared(self.path)
-        self._watches = durability.must_watch()
+        self._checks_for_others = durability.must_check()
 
-    def _unusable(self, error: OncekeyError) -> OncekeyError:
-        """A file that was good once is a matter of serving, not of setting up."""
+    def _open_failed(self, error: OncekeyError) -> OncekeyError:
+        """The error to raise. A file that was usable before is unavailable, not misconfigured."""
         if self._was_open and isinstance(error, ConfigurationError):
             return StoreUnavailable(str(error), ambiguous=False)
         return error
@@ -144,7 +147,7 @@ class Database:
             try:
                 connection.close()
             except sqlite3.Error:
-                pass  # a dying disk; there is nothing left to save
+                pass  # the disk is failing; there is nothing left to save
 
     # --- fork ---------------------------------------------------------------------------------
 
@@ -161,8 +164,8 @@ class Database:
         self.forks += 1
         self._lock = threading.Lock()
         if not self._paused:
-            # A thread was deep in SQLite. Its connection may be neither used nor finalised here,
-            # and with it in memory no other one would be safe: fail closed.
+            # Another thread was inside SQLite. Its connection may be neither used nor finalized
+            # in the child, and while it is in memory no other one is safe: fail closed.
             _inherited.append(self._connection)
             self._connection = None
             self._refusal = (
@@ -171,7 +174,8 @@ class Database:
 
 
 def connect(path: str, busy_timeout_seconds: float, synchronous: str) -> sqlite3.Connection:
-    """A connection with our settings. Raises sqlite3.Error, or ConfigurationError without WAL."""
+    """A connection with our settings. Raises sqlite3.Error, or ConfigurationError if the file
+    cannot use WAL."""
     connection = sqlite3.connect(
         path,
         timeout=busy_timeout_seconds,
@@ -191,10 +195,10 @@ def connect(path: str, busy_timeout_seconds: float, synchronous: str) -> sqlite3
 
 
 def _use_wal(connection: sqlite3.Connection, timeout_seconds: float) -> None:
-    """Turn write-ahead logging on: a property of the file, so this is done once in its life.
+    """Turn write-ahead logging on. It is a property of the file, so this happens once in its life.
 
-    Where two processes do so at once, SQLite does not wait: it says BUSY, or leaves the mode as
-    it is and says nothing. So the waiting is done here.
+    If two processes do so at once, SQLite does not wait: it fails with BUSY, or leaves the mode
+    unchanged without an error. So this function waits and tries again.
     """
     begun = time.monotonic()
     while True:
@@ -209,7 +213,7 @@ def _use_wal(connection: sqlite3.Connection, timeout_seconds: float) -> None:
                 return
             patience = max(timeout_seconds, _WAL_PATIENCE_SECONDS)
         except sqlite3.OperationalError as error:
-            if not errors.waits(error) or time.monotonic() - begun >= patience:
+            if not errors.is_busy(error) or time.monotonic() - begun >= patience:
                 raise
         if time.monotonic() - begun >= patience:
             raise ConfigurationError(
@@ -219,5 +223,47 @@ def _use_wal(connection: sqlite3.Connection, timeout_seconds: float) -> None:
         time.sleep(_WAL_RETRY_SECONDS)
 
 
+def run(connection: sqlite3.Connection, statements: Statements[T]) -> T:
+    """Run a program on our own connection. If it fails, no transaction stays open."""
+    cursor = sqlite3.Cursor(connection)
+    statement: Statement | None = None
+    try:
+        statement = next(statements)
+        while True:
+            statement = statements.send(execute(cursor, statement))
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+    except BaseException as error:
+        _roll_back(connection)
+        if isinstance(error, sqlite3.Error):
+            raise_translated(errors.translate_error(error, committing=statement is COMMIT), error)
+        raise
+    finally:
+        cursor.close()
+
+
+def execute(cursor: sqlite3.Cursor, statement: Statement) -> Sequence[Row]:
+    if statement.many:
+        cursor.executemany(statement.sql, statement.params)
+        return ((cursor.rowcount,),)
+    return cursor.execute(statement.sql, statement.params).fetchall()
+
+
+def _roll_back(connection: sqlite3.Connection) -> None:
+    """Roll back an open transaction. SQLite may have done so, and a broken disk may refuse."""
+    try:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+    except sqlite3.Error:
+        pass  # the first error is the one to report; a connection that stays open is closed
+
+
+def raise_translated(meaning: Exception, error: sqlite3.Error) -> NoReturn:
+    if meaning is error:
+        raise error
+    raise meaning from error
+
+
 _databases: Forkables[Database] = Forkables()
-_inherited: list[object] = []  # kept from being finalised
+_inherited: list[object] = []  # references that keep connections from being finalized

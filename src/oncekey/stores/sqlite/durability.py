@@ -1,7 +1,7 @@
-"""What the SQLite library and its settings can promise.
+"""What SQLite can promise about a commit, by its settings and by the version of its library.
 
-Owns the guarantee's words and the one warning per process about libraries that can damage a file
-which several processes write. Who has the file to itself is not bothered.
+This module owns the text of the guarantee, and the one warning per process about library versions
+that can damage a file that several processes write. Without a second process there is no warning.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.guarantees import Guarantee, Level
-from oncekey.stores.sqlite.other_processes import is_shared
+from oncekey.stores.sqlite.other_processes import is_open_elsewhere
 
 WAL_RESET_BUG: Final = "wal-reset-bug"
 SYNCHRONOUS: Final = ("full", "extra", "normal", "off")
@@ -32,10 +32,10 @@ _BUG = (
 
 
 def has_wal_reset_bug(version: tuple[int, ...] = sqlite3.sqlite_version_info) -> bool:
-    """Whether this library may damage a file that several connections write (3.7.0 to 3.51.2)."""
-    mended = _FIXED_IN_BRANCH.get((version[0], version[1]))
-    if mended is not None:
-        return version[2] < mended
+    """True if this version may damage a file that several connections write (3.7.0 to 3.51.2)."""
+    fixed = _FIXED_IN_BRANCH.get((version[0], version[1]))
+    if fixed is not None:
+        return version[2] < fixed
     return version < _FIXED
 
 
@@ -57,7 +57,7 @@ def guarantee(
 
 
 def is_acknowledged(acknowledge: str | None) -> bool:
-    """Whether the user knows of the bug. ConfigurationError for what is no bug of ours to know."""
+    """True if the user acknowledged the bug. ConfigurationError for an unknown name."""
     if acknowledge not in (None, WAL_RESET_BUG):
         raise ConfigurationError(
             f"acknowledge={acknowledge!r} is not known; there is {WAL_RESET_BUG!r}"
@@ -65,16 +65,16 @@ def is_acknowledged(acknowledge: str | None) -> bool:
     return acknowledge is not None
 
 
-def must_watch() -> bool:
-    """Whether there is something to warn of, should another process come."""
+def must_check() -> bool:
+    """True if a warning is due as soon as another process opens the file."""
     return not _warned and has_wal_reset_bug()
 
 
 def warn_if_shared(path: str) -> None:
-    """Log, once per process, that this library may damage the file, if another process has it open
-    too. Where that cannot be told it is logged as well."""
+    """Log, once per process, that this version of SQLite may damage the file, if another process
+    has it open too or if that cannot be found out."""
     global _warned
-    shared = is_shared(path)
+    shared = is_open_elsewhere(path)
     if _warned or shared is False:
         return
     _warned = True

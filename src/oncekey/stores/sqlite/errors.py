@@ -1,6 +1,6 @@
-"""What SQLite's errors mean to a caller: which are the store's, and what to do about them.
+"""Translates sqlite3 errors into oncekey's errors, with what happened and what to do about it.
 
-Owns the mapping from sqlite3.Error to oncekey's errors. Runs nothing.
+This module decides which errors are a failure of the store. It runs nothing.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ _MEANING: Final = {
     sqlite3.SQLITE_INTERRUPT: "the statement was interrupted",
 }
 
-# One command's fault (too large a body), or a bug of ours: said as it is, so that the coalescer
-# finds the command and spares its neighbours.
-_NOT_THE_STORES: Final = frozenset(
+# One command's fault (its body is too large) or a bug of ours. These errors are raised unchanged,
+# so that the coalescer finds the command and the rest of its batch succeeds.
+_NOT_A_STORE_FAILURE: Final = frozenset(
     (
         sqlite3.SQLITE_TOOBIG,
         sqlite3.SQLITE_CONSTRAINT,
@@ -51,12 +51,12 @@ _NOT_THE_STORES: Final = frozenset(
         sqlite3.SQLITE_RANGE,
     )
 )
-# Nothing was written yet when COMMIT says one of these.
+# Nothing was written yet if COMMIT fails with one of these.
 _BEFORE_COMMIT: Final = frozenset(
     (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_NOMEM)
 )
 _TRANSIENT: Final = frozenset((sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_NOMEM))
-_SPOILS: Final = frozenset(
+_BREAKS_CONNECTION: Final = frozenset(
     (
         sqlite3.SQLITE_IOERR,
         sqlite3.SQLITE_CANTOPEN,
@@ -67,56 +67,57 @@ _SPOILS: Final = frozenset(
 )
 
 
-def code_of(error: sqlite3.Error) -> int:
-    """SQLite's extended result code; 0 where the error is the Python module's own."""
+def extended_code(error: sqlite3.Error) -> int:
+    """SQLite's extended result code; 0 if the Python module raised the error by itself."""
     return getattr(error, "sqlite_errorcode", 0)
 
 
-def primary(error: sqlite3.Error) -> int:
-    return code_of(error) & 0xFF
+def primary_code(error: sqlite3.Error) -> int:
+    return extended_code(error) & 0xFF
 
 
-def waits(error: sqlite3.Error) -> bool:
-    """Whether trying again later may help: the lock is held, and our snapshot is not stale."""
-    busy = primary(error) == sqlite3.SQLITE_BUSY
-    return busy and code_of(error) != sqlite3.SQLITE_BUSY_SNAPSHOT
+def is_busy(error: sqlite3.Error) -> bool:
+    """True if trying again later may help: another connection holds the lock, and our snapshot is
+    not stale."""
+    busy = primary_code(error) == sqlite3.SQLITE_BUSY
+    return busy and extended_code(error) != sqlite3.SQLITE_BUSY_SNAPSHOT
 
 
-def spoils(error: sqlite3.Error) -> bool:
-    """Whether the connection should not be used again."""
-    return primary(error) in _SPOILS
+def breaks_connection(error: sqlite3.Error) -> bool:
+    """True if the connection should not be used again."""
+    return primary_code(error) in _BREAKS_CONNECTION
 
 
-def serving(error: sqlite3.Error, *, committing: bool) -> Exception:
+def translate_error(error: sqlite3.Error, *, committing: bool) -> Exception:
     """The error to raise for a statement of our own transaction."""
-    code = primary(error)
-    if code in _NOT_THE_STORES or code == 0:
+    code = primary_code(error)
+    if code in _NOT_A_STORE_FAILURE or code == 0:
         return error
-    # A COMMIT that failed on the disk may have reached it: after a crash the log decides (S5).
+    # A COMMIT that failed while writing may be on disk: after a crash the log decides (S5).
     ambiguous = committing and code not in _BEFORE_COMMIT
-    return StoreUnavailable(_text(error), ambiguous=ambiguous)
+    return StoreUnavailable(_describe(error), ambiguous=ambiguous)
 
 
-def opening(error: sqlite3.Error, path: str) -> OncekeyError:
-    """The error to raise where a file cannot be opened and set up."""
-    message = f"{path}: {_text(error)}"
-    if primary(error) in _TRANSIENT:
+def translate_open_error(error: sqlite3.Error, path: str) -> OncekeyError:
+    """The error to raise if a file cannot be opened and set up."""
+    message = f"{path}: {_describe(error)}"
+    if primary_code(error) in _TRANSIENT:
         return StoreUnavailable(message, ambiguous=False)
     return ConfigurationError(message)
 
 
-def enlisted(error: sqlite3.Error) -> Exception:
+def translate_caller_error(error: sqlite3.Error) -> Exception:
     """The error to raise for a statement in the caller's transaction: nothing is committed yet."""
-    code = code_of(error)
+    code = extended_code(error)
     if code == sqlite3.SQLITE_BUSY_SNAPSHOT:
         return StoreUnavailable(
             "another process wrote after this transaction had read; begin it with BEGIN "
             "IMMEDIATE, so that it holds the write lock from the start",
             ambiguous=False,
         )
-    if waits(error):
+    if is_busy(error):
         return StoreUnavailable(
-            f"{_text(error)}. Begin the transaction with BEGIN IMMEDIATE: one that has read "
+            f"{_describe(error)}. Begin the transaction with BEGIN IMMEDIATE: one that has read "
             "before it writes does not wait for its turn",
             ambiguous=False,
         )
@@ -126,11 +127,11 @@ def enlisted(error: sqlite3.Error) -> Exception:
             "this connection's database has no oncekey tables; open Once on the same file first"
         )
     if "no such savepoint" in message:
-        return transaction_over()
-    return serving(error, committing=False)
+        return transaction_ended()
+    return translate_error(error, committing=False)
 
 
-def transaction_over() -> ConfigurationError:
+def transaction_ended() -> ConfigurationError:
     return ConfigurationError(
         "the transaction this operation began in is over: the body committed it or rolled it "
         "back, or SQLite did after an error. Leave that to whoever began the transaction, after "
@@ -138,7 +139,7 @@ def transaction_over() -> ConfigurationError:
     )
 
 
-def _text(error: sqlite3.Error) -> str:
+def _describe(error: sqlite3.Error) -> str:
     name = getattr(error, "sqlite_errorname", type(error).__name__)
-    meaning = _MEANING.get(primary(error))
+    meaning = _MEANING.get(primary_code(error))
     return f"{meaning} ({name}: {error})" if meaning else f"SQLite said {name}: {error}"

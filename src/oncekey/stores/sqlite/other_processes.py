@@ -1,9 +1,8 @@
-"""Tells whether another process has a database file open, by the file's own locks.
+"""Finds out whether another process has a database file open, from the file's locks.
 
 In write-ahead mode every process that has the file open holds a shared lock on one byte of the
-`-shm` file beside it, for as long as it has it open. Asking about that lock takes none. It is asked
-of the descriptor that SQLite itself has: opening and closing the file here would drop the locks
-that SQLite holds in this process.
+`-shm` file beside it. Querying that lock does not take it. The query uses SQLite's own descriptor,
+because opening and closing the file here would drop the locks that SQLite holds in this process.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import Any, Final
 _fcntl: Any
 try:
     _fcntl = importlib.import_module("fcntl")
-except ImportError:  # Windows: it cannot be told
+except ImportError:  # Windows, where it cannot be found out
     _fcntl = None
 
 # UNIX_SHM_DMS in SQLite's os_unix.c, the same since 3.7.0.
@@ -25,9 +24,9 @@ _OPENERS_BYTE: Final = 128
 _DESCRIPTORS: Final = "/dev/fd"
 
 
-def is_shared(path: str) -> bool | None:
-    """Whether another process has the database open that this process has open; None where that
-    cannot be told."""
+def is_open_elsewhere(path: str) -> bool | None:
+    """True if another process has open the database that this process has open; None if that cannot
+    be found out."""
     if _fcntl is None:
         return None
     try:
@@ -38,12 +37,12 @@ def is_shared(path: str) -> bool | None:
 
 
 def _descriptor_of(path: str) -> int | None:
-    """The descriptor by which this process has a file open."""
+    """The descriptor under which this process has a file open."""
     wanted = os.stat(path)
     for name in os.listdir(_DESCRIPTORS):
         try:
             found = os.fstat(int(name))
-        except (OSError, ValueError):  # closed since it was listed: that of the listing itself
+        except (OSError, ValueError):  # closed since: the descriptor of the listing itself
             continue
         if os.path.samestat(found, wanted):
             return int(name)
@@ -51,12 +50,12 @@ def _descriptor_of(path: str) -> int | None:
 
 
 def _is_locked_by_others(descriptor: int) -> bool:
-    """Whether an exclusive lock on that byte would have to wait for another process."""
+    """True if an exclusive lock on that byte would have to wait for another process."""
     write, set_ = _fcntl.F_WRLCK, os.SEEK_SET
     if sys.platform == "linux":
-        asked = struct.pack("hhqqi", write, set_, _OPENERS_BYTE, 1, 0)
-        kind = struct.unpack_from("h", _fcntl.fcntl(descriptor, _fcntl.F_GETLK, asked))[0]
+        query = struct.pack("hhqqi", write, set_, _OPENERS_BYTE, 1, 0)
+        kind = struct.unpack_from("h", _fcntl.fcntl(descriptor, _fcntl.F_GETLK, query))[0]
     else:  # macOS and the BSDs
-        asked = struct.pack("qqihh", _OPENERS_BYTE, 1, 0, write, set_)
-        kind = struct.unpack_from("qqihh", _fcntl.fcntl(descriptor, _fcntl.F_GETLK, asked))[3]
+        query = struct.pack("qqihh", _OPENERS_BYTE, 1, 0, write, set_)
+        kind = struct.unpack_from("qqihh", _fcntl.fcntl(descriptor, _fcntl.F_GETLK, query))[3]
     return bool(kind != _fcntl.F_UNLCK)

@@ -1,12 +1,16 @@
 """What the SQLite store does, as generators: they yield statements and are sent rows.
 
-`apply` is the store's verb. Claims and looks are first tried on a plain read, which sees a
-snapshot and takes no lock; what writes nothing (a replay, a rejection) is answered from it. The
-rest is decided again under BEGIN IMMEDIATE, from rows and a clock read while the lock is held.
+`apply` works in up to three ways, from the cheapest on:
 
-Every decision is `machine.decide`'s. Keeps no state between two runs and does no I/O itself, so a
-test may drive two of these by hand, statement by statement. Must not know connections, threads
-or asyncio.
+1. Claims and looks are first decided on a plain read, which sees a snapshot and takes no lock. If
+   a decision writes nothing (a replay, a rejection), its reply is final.
+2. First claims and finishes, the usual commands, are written under BEGIN IMMEDIATE without reading.
+3. Everything else is decided under BEGIN IMMEDIATE, from rows and a clock read while the lock is
+   held.
+
+Every decision is made by `state_machine.decide`. A program keeps no state between two runs and does
+no I/O itself, so a test may drive two of them by hand, statement by statement. This module must not
+know connections, threads or asyncio.
 """
 
 from __future__ import annotations
@@ -27,33 +31,33 @@ from oncekey.stores.sqlite.rows import (
     ended_row,
     finish_row,
     held_row,
-    past_row,
+    history_row,
     record_of,
-    whole_row,
+    record_row,
 )
-from oncekey.stores.store_rules import StoreClock, is_elected, refuse_another_secret
+from oncekey.stores.store_rules import StoreClock, check_same_secret, election_holds
 
 SELECT_IDS_MAX: Final = 512  # SQLite before 3.32 takes 999 parameters
 _CHECK: Final = "secret-check"
 _ELECTED: Final = "elected"
-_TERM: Final = struct.Struct(">qq")  # before the token: since when and until when it is elected
+_TERM: Final = struct.Struct(">qq")  # stored before the token: elected since and until
 _DELETED: Final = "deleted-fences"
-_FENCE: Final = struct.Struct(">q")  # the highest fence among what was deleted
+_FENCE: Final = struct.Struct(">q")  # the highest fence of a deleted record
 
 T = TypeVar("T")
 
 
 class Statement(NamedTuple):
-    """One statement; with `many`, once per row of `params`, answered by the number of rows
-    changed."""
+    """One statement. With `many` it runs once per row of `params`, and its result is the number of
+    rows that changed."""
 
     sql: str
     params: Sequence[Any] = ()
     many: bool = False
-    locks: bool = False  # takes the write lock, so it may wait for another process
+    locks: bool = False  # True if it takes the write lock, so it may wait for another process
 
 
-Steps = Generator[Statement, Sequence[Row], T]
+Statements = Generator[Statement, Sequence[Row], T]
 
 QUERIES: Final = load_queries("oncekey.stores.sqlite", "sql/queries.sql")
 BEGIN: Final = Statement("BEGIN IMMEDIATE", locks=True)
@@ -64,36 +68,37 @@ LOCK: Final = Statement(QUERIES["lock"], locks=True)
 
 
 class Program:
-    """The store's verbs. `clock` is read once per decision (S3)."""
+    """The store's methods. `clock` is read once per decision (S3)."""
 
     def __init__(self, clock: StoreClock) -> None:
         self._clock = clock
 
-    def apply(self, commands: Sequence[Command]) -> Steps[list[Reply]]:
-        """The whole verb, with its own transaction where one is needed: from a snapshot what
-        writes nothing, without reading again what usually comes, else the whole way."""
+    def apply(self, commands: Sequence[Command]) -> Statements[list[Reply]]:
+        """Apply commands of any kind, in a transaction of its own if something is written."""
         if not commands:
             return []
-        answers: dict[int, Reply] = {}
-        unseen = True
+        from_snapshot: dict[int, Reply] = {}
+        all_unseen = True
         if any(type(command) is Claim or type(command) is Look for command in commands):
-            answers, unseen = yield from self._answer_from_snapshot(commands)
-            if len(answers) == len(commands):
-                return [answers[i] for i in range(len(commands))]
+            from_snapshot, all_unseen = yield from self._reply_from_snapshot(commands)
+            if len(from_snapshot) == len(commands):
+                return [from_snapshot[i] for i in range(len(commands))]
         left = commands
-        if answers:
-            left = [command for i, command in enumerate(commands) if i not in answers]
+        if from_snapshot:
+            left = [command for i, command in enumerate(commands) if i not in from_snapshot]
         replies: list[Reply] | None = None
-        if unseen and _usual(left):
-            replies = yield from self._write_at_once(left)
+        if all_unseen and _is_simple_batch(left):
+            replies = yield from self._write_without_reading(left)
         if replies is None:
             replies = yield from self._apply_under_lock(left)
-        if not answers:
+        if not from_snapshot:
             return replies
         decided = iter(replies)
-        return [answers[i] if i in answers else next(decided) for i in range(len(commands))]
+        return [
+            from_snapshot[i] if i in from_snapshot else next(decided) for i in range(len(commands))
+        ]
 
-    def _apply_under_lock(self, left: Sequence[Command]) -> Steps[list[Reply]]:
+    def _apply_under_lock(self, left: Sequence[Command]) -> Statements[list[Reply]]:
         yield BEGIN
         replies, writes = yield from self._decide(left)
         for write in writes:  # noqa: UP028 (a list cannot be sent rows)
@@ -101,12 +106,12 @@ class Program:
         yield COMMIT if writes else ROLLBACK
         return replies
 
-    def _write_at_once(self, commands: Sequence[Command]) -> Steps[list[Reply] | None]:
-        """First claims by a bare insert, finishes as compare-and-set (rule 4 of the machine),
-        without reading. None, and nothing written, if one of them came too late: then `decide`
-        says what that means."""
+    def _write_without_reading(self, commands: Sequence[Command]) -> Statements[list[Reply] | None]:
+        """Write first claims by a bare insert and finishes by compare-and-set (rule 4 of the state
+        machine), without reading. None, with nothing written, if one of them found another row than
+        it expected: then `decide` has to decide all of them."""
         yield BEGIN
-        floor = (yield from _load_floor()) if any(type(c) is Claim for c in commands) else 0
+        floor = (yield from _load_fence_floor()) if any(type(c) is Claim for c in commands) else 0
         now = self._clock()
         replies: list[Reply] = []
         claimed: list[Row] = []
@@ -118,7 +123,7 @@ class Program:
             else:
                 decision = decide(None, command, now, floor)
                 assert decision.write is not None
-                claimed.append(whole_row(decision.write))
+                claimed.append(record_row(decision.write))
                 replies.append(decision.reply)
         for query, rows in (("insert_new", claimed), ("finish_held", finished)):
             if rows:
@@ -129,8 +134,8 @@ class Program:
         yield COMMIT
         return replies
 
-    def apply_locked(self, commands: Sequence[Command]) -> Steps[list[Reply]]:
-        """The same inside a transaction that is open already; it is neither begun nor ended."""
+    def apply_in_transaction(self, commands: Sequence[Command]) -> Statements[list[Reply]]:
+        """Apply commands inside an open transaction, which is neither begun nor ended here."""
         if any(type(command) is not Look for command in commands):
             yield LOCK
         replies, writes = yield from self._decide(commands)
@@ -138,8 +143,8 @@ class Program:
             yield write
         return replies
 
-    def bind(self, check: bytes) -> Steps[None]:
-        """Remember the secret's check value, or refuse another one (S8)."""
+    def bind(self, check: bytes) -> Statements[None]:
+        """Remember the secret's check value, or unsupported_connection another one (S8)."""
         known = Statement(QUERIES["select_meta"], (_CHECK,))
         rows = yield known
         if not rows:
@@ -150,9 +155,9 @@ class Program:
                 yield COMMIT
                 return
             yield ROLLBACK
-        refuse_another_secret(rows[0][0], check)
+        check_same_secret(rows[0][0], check)
 
-    def sweep(self, limit: int) -> Steps[int]:
+    def sweep(self, limit: int) -> Statements[int]:
         """Remove at most `limit` records that are garbage (S7); 0 means that there is no more."""
         removed = 0
         while removed == 0 and limit > 0:
@@ -161,14 +166,14 @@ class Program:
             if not rows[0][0]:
                 return 0
             yield BEGIN
-            removed = yield from self._sweep_some(limit)
+            removed = yield from self._sweep_batch(limit)
             yield COMMIT
         return removed
 
-    def _sweep_some(self, limit: int) -> Steps[int]:
-        """One short transaction's worth: garbage goes, and what is due but not garbage (its
-        lease was renewed, or nobody has decided it) is put off, so that it does not hide what
-        comes after it."""
+    def _sweep_batch(self, limit: int) -> Statements[int]:
+        """Sweep one batch in one short transaction. Garbage is deleted. A record that is due but is
+        not garbage (its lease was renewed, or nobody has decided it) is postponed, so that it does
+        not hide the records after it."""
         now = self._clock()
         ended = yield Statement(QUERIES["select_ended"], (now, limit))
         if ended:
@@ -180,21 +185,21 @@ class Program:
         if garbage:
             ids = [(record.id,) for record in garbage]
             yield Statement(QUERIES["delete_record"], ids, many=True)
-            yield from _raise_floor(max(record.fence for record in garbage))
+            yield from _raise_fence_floor(max(record.fence for record in garbage))
         if living:
             yield Statement(QUERIES["postpone"], living, many=True)
         return len(ended) + len(garbage)
 
-    def elect(self, token: bytes, lease: int) -> Steps[bool]:
-        """Make this token the elected one, unless another is for some time yet. Who asks in vain
-        takes no lock."""
-        held = Statement(QUERIES["select_meta"], (_ELECTED,))
-        if _elected_other((yield held), token, self._clock()):
+    def elect(self, token: bytes, lease: int) -> Statements[bool]:
+        """Elect this token, unless another one is still elected. A call that fails takes no
+        lock."""
+        select = Statement(QUERIES["select_meta"], (_ELECTED,))
+        if _is_other_elected((yield select), token, self._clock()):
             return False
         yield BEGIN
-        rows = yield held
+        rows = yield select
         now = self._clock()
-        if _elected_other(rows, token, now):
+        if _is_other_elected(rows, token, now):
             yield ROLLBACK
             return False
         value = _TERM.pack(now, now + lease) + token
@@ -202,8 +207,9 @@ class Program:
         yield COMMIT
         return True
 
-    def unfinished(self, after: int, limit: int) -> Steps[Unfinished]:
-        """What was claimed after this time and has not ended (S10). One read, no lock."""
+    def unfinished(self, after: int, limit: int) -> Statements[Unfinished]:
+        """The records that were claimed after this time and have not ended (S10). It is one read
+        without a lock."""
         now = self._clock()
         if limit <= 0:
             return Unfinished((), now)
@@ -211,46 +217,48 @@ class Program:
         rows = yield Statement(QUERIES["select_unfinished"], (*since, *since, limit - 1))
         return Unfinished(tuple(record_of(row) for row in rows), now)
 
-    def history(self, id: bytes) -> Steps[list[Record]]:
-        """Past generations of a key that were not yet swept, oldest first."""
+    def history(self, id: bytes) -> Statements[list[Record]]:
+        """Past generations of a key that were not swept yet, oldest first."""
         rows = yield Statement(QUERIES["select_history"], (id,))
         return [record_of(row) for row in rows]
 
     # --- parts --------------------------------------------------------------------------------
 
-    def _answer_from_snapshot(
+    def _reply_from_snapshot(
         self, commands: Sequence[Command]
-    ) -> Steps[tuple[dict[int, Reply], bool]]:
-        """Answers, by position, that need no write (S6), and whether all claims among the others
-        are of ids never seen. Whatever comes after a write of the same id must see it, so it is
-        left as well."""
+    ) -> Statements[tuple[dict[int, Reply], bool]]:
+        """The replies that need no write (S6), by position, and whether all claims among the other
+        commands have ids that were never seen. A command after a write of the same id must see that
+        write, so it gets no reply here either."""
         stored = yield from _load([c for c in commands if type(c) is Claim or type(c) is Look])
         now = self._clock()
-        answers: dict[int, Reply] = {}
+        replies: dict[int, Reply] = {}
         writing: set[bytes] = set()
-        unseen = True
+        all_unseen = True
         for i, command in enumerate(commands):
             record = stored.get(command.id)
             if type(command) is not Look and (record is None or type(command) is not Claim):
-                writing.add(command.id)  # also a claim of what was never seen is sure to write
+                writing.add(command.id)  # a claim of an unseen id is sure to write as well
             if command.id in writing:
                 continue
             decision = decide(record, command, now)
             if decision.write is None:
-                answers[i] = decision.reply
+                replies[i] = decision.reply
             else:
                 writing.add(command.id)
-                unseen = False
-        return answers, unseen
+                all_unseen = False
+        return replies, all_unseen
 
-    def _decide(self, commands: Sequence[Command]) -> Steps[tuple[list[Reply], list[Statement]]]:
-        """Replies and writes, from rows and a clock read under the lock."""
+    def _decide(
+        self, commands: Sequence[Command]
+    ) -> Statements[tuple[list[Reply], list[Statement]]]:
+        """The replies and the writes, decided from rows and a clock read under the lock."""
         stored = yield from _load(commands)
         fresh = any(type(c) is Claim and c.id not in stored for c in commands)
-        floor = (yield from _load_floor()) if fresh else 0
+        floor = (yield from _load_fence_floor()) if fresh else 0
         now = self._clock()
         records = dict(stored)
-        changed: dict[bytes, bool] = {}  # id: whether a claim was among what changed it
+        changed: dict[bytes, bool] = {}  # id -> True if a claim changed it
         archived: list[Row] = []
         replies: list[Reply] = []
         for command in commands:
@@ -260,7 +268,7 @@ class Program:
                 records[id] = write
                 changed[id] = type(command) is Claim or changed.get(id, False)
             if archive is not None:
-                archived.append(past_row(archive))
+                archived.append(history_row(archive))
             replies.append(reply)
         return replies, _writes(records, stored, changed, archived)
 
@@ -277,63 +285,63 @@ def _writes(
     ended: list[Row] = []
     for id, by_claim in changed.items():
         if id not in stored:
-            new.append(whole_row(records[id]))
+            new.append(record_row(records[id]))
         elif by_claim:
             claimed.append(claimed_row(records[id]))
         elif records[id].state is State.PENDING:
             held.append(held_row(records[id]))
         else:
             ended.append(ended_row(records[id]))
-    work = (
+    batches = (
         ("insert_history", archived),
         ("insert_record", new),
         ("update_claimed", claimed),
         ("update_held", held),
         ("update_ended", ended),
     )
-    return [Statement(QUERIES[name], rows, many=True) for name, rows in work if rows]
+    return [Statement(QUERIES[name], rows, many=True) for name, rows in batches if rows]
 
 
-def _elected_other(rows: Sequence[Row], token: bytes, now: int) -> bool:
-    """Whether somebody else is elected at this time."""
+def _is_other_elected(rows: Sequence[Row], token: bytes, now: int) -> bool:
+    """True if another token is elected at this time."""
     if not rows:
         return False
     value: bytes = rows[0][0]
     since, until = _TERM.unpack_from(value)
-    return is_elected(since, until, now) and value[_TERM.size :] != token
+    return election_holds(since, until, now) and value[_TERM.size :] != token
 
 
-def _usual(commands: Sequence[Command]) -> bool:
-    """Claims and finishes only, of different keys: how most attempts begin and end."""
+def _is_simple_batch(commands: Sequence[Command]) -> bool:
+    """True for claims and finishes of different keys, with which most attempts begin and end."""
     if any(type(command) is not Claim and type(command) is not Finish for command in commands):
         return False
     return len({command.id for command in commands}) == len(commands)
 
 
-def _load(commands: Sequence[Command]) -> Steps[dict[bytes, Record]]:
-    """The records of the commands' ids that there are."""
+def _load(commands: Sequence[Command]) -> Statements[dict[bytes, Record]]:
+    """The stored records of the commands' ids."""
     ids = list({command.id: None for command in commands})
     found: dict[bytes, Record] = {}
     for start in range(0, len(ids), SELECT_IDS_MAX):
-        some = ids[start : start + SELECT_IDS_MAX]
-        # As many placeholders as the next power of two, the last id repeated: so there are few
-        # distinct texts, and each is prepared once.
-        size = 1 << (len(some) - 1).bit_length()
-        some += some[-1:] * (size - len(some))
-        rows = yield Statement(_select_records(size), some)
+        batch = ids[start : start + SELECT_IDS_MAX]
+        # The number of placeholders is rounded up to a power of two and the last id repeated, so
+        # that there are few different texts, and each is prepared once.
+        size = 1 << (len(batch) - 1).bit_length()
+        batch += batch[-1:] * (size - len(batch))
+        rows = yield Statement(_select_records(size), batch)
         for row in rows:
             found[row[0]] = record_of(row)
     return found
 
 
-def _load_floor() -> Steps[int]:
-    """The highest fence among what was deleted: those of fresh keys are above it."""
+def _load_fence_floor() -> Statements[int]:
+    """The highest fence of a deleted record. The fence of a new record must be above it."""
     rows = yield Statement(QUERIES["select_meta"], (_DELETED,))
     return int(_FENCE.unpack(rows[0][0])[0]) if rows else 0
 
 
-def _raise_floor(fence: int) -> Steps[None]:
-    if fence > (yield from _load_floor()):
+def _raise_fence_floor(fence: int) -> Statements[None]:
+    if fence > (yield from _load_fence_floor()):
         yield Statement(QUERIES["upsert_meta"], (_DELETED, _FENCE.pack(fence)))
 
 

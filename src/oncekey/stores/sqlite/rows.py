@@ -1,7 +1,7 @@
-"""Records as rows and back.
+"""Converts records to rows and back.
 
-Owns the order of the columns in sql/queries.sql: that of Record, then the time to look again.
-Knows no connection.
+This module owns the order of the columns in sql/queries.sql: the fields of Record, then the time at
+which the sweeper looks at the row. It knows no connection.
 """
 
 from __future__ import annotations
@@ -44,20 +44,20 @@ def record_of(row: Row) -> Record:
     )
 
 
-def whole_row(record: Record) -> Row:
-    """All of a record and when to look at it, for insert_record."""
+def record_row(record: Record) -> Row:
+    """A whole record and when to sweep it, for insert_record."""
     return (*_row(record), record.sweep_at)
 
 
-def past_row(record: Record) -> Row:
-    """All of a record and when its audit ends, for insert_history."""
+def history_row(record: Record) -> Row:
+    """A whole record and when its audit ends, for insert_history."""
     return (*_row(record), record.audit_until)
 
 
 def _row(record: Record) -> Row:
     return (
         record.id,
-        record.state.value,  # a plain int: sqlite3 looks for adapters of anything else
+        record.state.value,  # a plain int: sqlite3 looks up an adapter for anything else
         record.fingerprint,
         record.owner,
         record.fence,
@@ -79,19 +79,19 @@ def _row(record: Record) -> Row:
 
 
 def claimed_row(record: Record) -> Row:
-    """All of a record, for update_claimed, which has the id last."""
-    id, *rest = whole_row(record)
+    """A whole record, for update_claimed, which has the id last."""
+    id, *rest = record_row(record)
     return (*rest, id)
 
 
 def ended_row(record: Record) -> Row:
-    """The same as held_row with the time to look again, for update_ended."""
+    """The fields of held_row and when to sweep the record, for update_ended."""
     *changed, id = held_row(record)
     return (*changed, record.sweep_at, id)
 
 
 def held_row(record: Record) -> Row:
-    """What a command other than a claim may have changed, for update_held."""
+    """The fields that a command other than a claim may change, for update_held."""
     return (
         record.state.value,
         record.lease_until,
@@ -104,5 +104,5 @@ def held_row(record: Record) -> Row:
 
 
 def finish_row(command: Finish, now: int) -> Row:
-    """What a finish writes and what it must find, for finish_held."""
+    """What a finish writes, and what it must find in the row, for finish_held."""
     return (command.state.value, now, command.body, command.id, command.owner, command.fence)

@@ -1,8 +1,8 @@
-"""The schema: brought up to date at start-up, and checked.
+"""The SQLite schema: brought up to date at start-up, and checked.
 
-`prepare` is a program like the others. It reads first and locks only where there is something to
-do; what to do is planned again under the lock, so two processes may start at once. The version is
-kept in a table of ours, not in PRAGMA user_version: the file may be the user's own.
+`prepare` is a program like the others. It reads first and takes the lock only if a migration is
+missing; it plans again under the lock, so two processes may start at once. The version is kept in a
+table of ours and not in PRAGMA user_version, because the file may be the user's own.
 """
 
 from __future__ import annotations
@@ -13,28 +13,27 @@ from typing import Final
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.record import Record
-from oncekey.stores.migrations import plan
-from oncekey.stores.sql_files import Migration, load_migrations
-from oncekey.stores.sqlite.program import BEGIN, COMMIT, QUERIES, Statement, Steps
+from oncekey.stores.migrations import Migration, load_migrations, plan
+from oncekey.stores.sqlite.program import BEGIN, COMMIT, QUERIES, Statement, Statements
 from oncekey.stores.store_rules import StoreClock
 
 MIGRATIONS: Final = load_migrations("oncekey.stores.sqlite", "sql/migrations")
 
-_JOURNAL: Final = "oncekey_migrations"
-_RECORD: Final = frozenset(Record._fields)
+_MIGRATIONS_TABLE: Final = "oncekey_migrations"
+_RECORD_COLUMNS: Final = frozenset(Record._fields)
 COLUMNS: Final = {
-    _JOURNAL: frozenset(("version", "name", "applied_at")),
-    "oncekey_records": _RECORD | {"sweep_at"},
-    "oncekey_history": _RECORD | {"audit_until"},
+    _MIGRATIONS_TABLE: frozenset(("version", "name", "applied_at")),
+    "oncekey_records": _RECORD_COLUMNS | {"sweep_at"},
+    "oncekey_history": _RECORD_COLUMNS | {"audit_until"},
     "oncekey_meta": frozenset(("name", "value")),
 }
 
 
-def prepare(clock: StoreClock, known: Sequence[Migration] = MIGRATIONS) -> Steps[None]:
-    """Bring the schema up to `known`; ConfigurationError where the tables are not ours."""
+def prepare(clock: StoreClock, known: Sequence[Migration] = MIGRATIONS) -> Statements[None]:
+    """Bring the schema up to `known`. ConfigurationError if the tables are not oncekey's."""
     rows = yield Statement(QUERIES["encoding"])
     if rows[0][0] != "UTF-8":
-        # Text is read as bytes, which have the database's encoding.
+        # Text is read as bytes in the database's encoding.
         raise ConfigurationError(
             f"the database is encoded in {rows[0][0]}, oncekey needs UTF-8; give oncekey "
             "a file of its own"
@@ -53,7 +52,7 @@ def prepare(clock: StoreClock, known: Sequence[Migration] = MIGRATIONS) -> Steps
 
 
 def statements(script: str) -> list[str]:
-    """A script as single statements: sqlite3's executescript would commit our transaction."""
+    """A script split into statements: sqlite3's executescript would commit our transaction."""
     found: list[str] = []
     pending = ""
     for line in script.splitlines(keepends=True):
@@ -66,22 +65,22 @@ def statements(script: str) -> list[str]:
     return found
 
 
-def _applied() -> Steps[list[int]]:
+def _applied() -> Statements[list[int]]:
     tables = yield from _tables()
-    if _JOURNAL not in tables:
+    if _MIGRATIONS_TABLE not in tables:
         if tables:
             raise ConfigurationError(
                 f"the database has tables named {', '.join(sorted(tables))} that oncekey did not "
                 "make; rename them, or give oncekey a file of its own"
             )
         return []
-    _check(tables, {_JOURNAL: COLUMNS[_JOURNAL]})
+    _check(tables, {_MIGRATIONS_TABLE: COLUMNS[_MIGRATIONS_TABLE]})
     rows = yield Statement(QUERIES["select_migrations"])
     return [row[0] for row in rows]
 
 
-def _tables() -> Steps[dict[str, set[str]]]:
-    """Our tables, or what bears their names, with their columns."""
+def _tables() -> Statements[dict[str, set[str]]]:
+    """The tables that have oncekey's names, with their columns."""
     tables: dict[str, set[str]] = {}
     rows = yield Statement(QUERIES["columns"])
     for table, column in rows:

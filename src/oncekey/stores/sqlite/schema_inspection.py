@@ -1,7 +1,7 @@
-"""An SQLite store looked at from outside: read-only, and without making the file.
+"""Inspects an SQLite file for the command line: read-only, and without creating the file.
 
-Owns what commands may ask of a file before it is opened as a store (see oncekey.stores.inspection).
-Opening one is store.py's.
+This module answers what commands ask about a file before it is opened as a store (see
+oncekey.stores.inspection). Opening it is in store.py.
 """
 
 from __future__ import annotations
@@ -31,30 +31,31 @@ _NO_SCRIPT = (
 
 
 def inspect(path: str, options: dict[str, Any]) -> Inspection:
-    """What is in the file. ConfigurationError where it is no database, or of a newer release."""
-    unopened = AsyncSQLiteStore(path, **options)  # it checks the options, and opens at first use
+    """What is in the file. ConfigurationError if it is not a database, or if a newer release wrote
+    it."""
+    unopened = AsyncSQLiteStore(path, **options)  # checks the options, opens no file yet
     path = unopened.path
     if os.path.isdir(path):
         raise ConfigurationError(f"{path}: a folder; the URL must name the file in it")
     tables: set[str] = set()
     applied: dict[int, str] = {}
     has_records = False
-    is_there = os.path.exists(path)
-    if is_there:
+    file_exists = os.path.exists(path)
+    if file_exists:
         try:
-            with closing(_peek(path)) as file:
+            with closing(_open_read_only(path)) as file:
                 tables.update(name for (name,) in file.execute(_TABLES))
                 if "oncekey_migrations" in tables:
                     applied = dict(file.execute(_APPLIED))
                 if "oncekey_records" in tables:
                     has_records = bool(file.execute(_ANY).fetchone()[0])
         except sqlite3.Error as error:
-            raise errors.opening(error, path) from error
+            raise errors.translate_open_error(error, path) from error
     exists = "oncekey_records" in tables
     return Inspection(
         name=path,
         exists=exists,
-        absence="" if exists else _NOT_OURS if is_there else _NO_FILE,
+        absence="" if exists else _NOT_OURS if file_exists else _NO_FILE,
         has_records=has_records,
         applied=applied,
         missing=_missing(path, applied),
@@ -62,17 +63,17 @@ def inspect(path: str, options: dict[str, Any]) -> Inspection:
     )
 
 
-def no_script() -> ConfigurationError:
-    """Why there is none."""
+def script_unavailable() -> ConfigurationError:
+    """The error that says why there is no migration script for SQLite."""
     return ConfigurationError(_NO_SCRIPT)
 
 
 def _missing(path: str, applied: dict[int, str]) -> list[str]:
     try:
-        return [step.name for step in plan(list(applied), MIGRATIONS)]
+        return [migration.name for migration in plan(list(applied), MIGRATIONS)]
     except ConfigurationError as error:
         raise ConfigurationError(f"{path}: {error}") from None
 
 
-def _peek(path: str) -> sqlite3.Connection:
+def _open_read_only(path: str) -> sqlite3.Connection:
     return sqlite3.connect(f"file:{quote(path)}?mode=ro", uri=True)

@@ -1,8 +1,8 @@
 """`SQLiteStore` and `AsyncSQLiteStore`: one file, shared by threads, tasks and processes.
 
-Both run the same program on the same kind of connection; the async one does so on a thread of its
-own. Own the options and that thread. The file must be on a local disk: network file systems break
-SQLite's locks, and that cannot be detected from here.
+Both run the same program on the same kind of connection; the async store does so on a thread of its
+own. This module owns the options and that thread. The file must be on a local disk: network file
+systems break SQLite's locks, and a store cannot detect that.
 """
 
 from __future__ import annotations
@@ -23,19 +23,26 @@ from oncekey.core.store import (
     CallerTransaction,
     Unfinished,
 )
-from oncekey.stores.sqlalchemy_savepoints import is_async, is_blocking
+from oncekey.stores.sqlalchemy_savepoints import is_async, is_sync
 from oncekey.stores.sqlite import durability
 from oncekey.stores.sqlite.caller_transaction import (
-    Participant,
+    CallerProgram,
     is_aiosqlite,
     is_sqlite3,
     may_begin,
-    refuse,
+    unsupported_connection,
 )
-from oncekey.stores.sqlite.callers.drivers import EnlistedAio, EnlistedOnLoop, EnlistedSQLite
-from oncekey.stores.sqlite.callers.sqlalchemy import EnlistedAlchemy, EnlistedAsyncAlchemy
+from oncekey.stores.sqlite.callers.drivers import (
+    AiosqliteTransaction,
+    LoopSQLite3Transaction,
+    SQLite3Transaction,
+)
+from oncekey.stores.sqlite.callers.sqlalchemy import (
+    AsyncSQLAlchemyTransaction,
+    SQLAlchemyTransaction,
+)
 from oncekey.stores.sqlite.connection import Database
-from oncekey.stores.sqlite.program import Program, Steps
+from oncekey.stores.sqlite.program import Program, Statements
 from oncekey.stores.store_rules import StoreClock, wall_clock
 
 T = TypeVar("T")
@@ -46,7 +53,7 @@ _BUSY_TIMEOUT_MAX_US = 2**31 * 1_000 - 1  # SQLite counts milliseconds in 32 bit
 
 
 class _Base:
-    """What both colours set up; opens nothing."""
+    """The options that the sync and the async store share. Opens nothing."""
 
     lazy = False
     immediate = False
@@ -83,16 +90,16 @@ class _Base:
         """The file, as an absolute path."""
         return self._database.path
 
-    def _participant(self, connection: Any) -> Participant:
-        return Participant(self._program, self.path, may_begin=may_begin(connection))
+    def _caller_program(self, connection: Any) -> CallerProgram:
+        return CallerProgram(self._program, self.path, may_begin=may_begin(connection))
 
 
 class SQLiteStore(_Base):
-    """A store in one SQLite file, opened at once.
+    """A sync store in one SQLite file. The constructor opens the file.
 
     busy_timeout   how long to wait for another process's lock, as a duration
     synchronous    full (each commit is on disk when it returns), extra, normal or off
-    acknowledge    "wal-reset-bug": you know of SQLite's bug, so nobody need be warned of it
+    acknowledge    "wal-reset-bug": you know of SQLite's bug, so no warning is logged
     """
 
     def __init__(
@@ -133,29 +140,32 @@ class SQLiteStore(_Base):
         return self._database.run(self._program.history(id))
 
     def join(self, connection: Any, /) -> CallerTransaction:
-        """The same records on your sqlite3 connection, or on your SQLAlchemy session or connection,
-        inside its transaction.
+        """The store's records in the transaction of your sqlite3 connection, or of your SQLAlchemy
+        session or connection.
 
-        If it is in none, one is begun (BEGIN IMMEDIATE); `with connection:` or commit() ends it.
+        If no transaction is open, one is begun (BEGIN IMMEDIATE); `with connection:` or commit()
+        ends it.
         """
-        if is_blocking(connection):
-            return EnlistedAlchemy(connection, self._participant)
+        if is_sync(connection):
+            return SQLAlchemyTransaction(connection, self._caller_program)
         if not is_sqlite3(connection):
-            raise refuse(connection, "a sqlite3 connection, an SQLAlchemy Session or Connection")
-        return EnlistedSQLite(connection, self._participant(connection))
+            raise unsupported_connection(
+                connection, "a sqlite3 connection, an SQLAlchemy Session or Connection"
+            )
+        return SQLite3Transaction(connection, self._caller_program(connection))
 
     def close(self) -> None:
         self._database.close()
 
     def reopen(self) -> None:
-        """After `close`: the next use opens the file again."""
+        """Make a closed store usable again: its next use opens the file."""
         self._database.reopen()
 
 
 class AsyncSQLiteStore(_Base):
-    """The same for asyncio, on one thread of its own; several event loops may share it.
+    """An async store in one SQLite file, on a thread of its own. Event loops may share it.
 
-    The file is opened by the first call, since opening may wait.
+    The first call opens the file, because opening may wait.
     """
 
     def __init__(
@@ -174,8 +184,8 @@ class AsyncSQLiteStore(_Base):
             acknowledge=acknowledge,
             clock=clock,
         )
-        # By number of forks, since a child has none of its parent's threads. Setting a default in
-        # a dict is atomic: two loops that come first at once get the same one.
+        # By number of forks, because a child has none of its parent's threads. dict.setdefault is
+        # atomic: if two loops need the first worker at once, both get the same one.
         self._workers: dict[int, ThreadPoolExecutor] = {}
         self._closed = False
 
@@ -199,15 +209,15 @@ class AsyncSQLiteStore(_Base):
         return await self._run(self._program.history(id))
 
     def join(self, connection: Any, /) -> AsyncCallerTransaction:
-        """The same records on your aiosqlite or sqlite3 connection, or on your SQLAlchemy
-        AsyncSession or AsyncConnection, inside its transaction."""
+        """The store's records in the transaction of your aiosqlite or sqlite3 connection, or of
+        your SQLAlchemy AsyncSession or AsyncConnection."""
         if is_async(connection):
-            return EnlistedAsyncAlchemy(connection, self._participant)
+            return AsyncSQLAlchemyTransaction(connection, self._caller_program)
         if is_aiosqlite(connection):
-            return EnlistedAio(connection, self._participant(connection))
+            return AiosqliteTransaction(connection, self._caller_program(connection))
         if is_sqlite3(connection):
-            return EnlistedOnLoop(connection, self._participant(connection))
-        raise refuse(
+            return LoopSQLite3Transaction(connection, self._caller_program(connection))
+        raise unsupported_connection(
             connection,
             "an aiosqlite or sqlite3 connection, an SQLAlchemy AsyncSession or AsyncConnection",
         )
@@ -222,7 +232,7 @@ class AsyncSQLiteStore(_Base):
             self._database.close()
 
     def abandon(self) -> None:
-        """Close without waiting, from any thread: the engine that opened it was dropped."""
+        """Close without waiting, from any thread. Called when a dropped engine had opened it."""
         self._closed = True
         worker = self._workers.pop(self._database.forks, None)
         if worker is not None:
@@ -230,20 +240,20 @@ class AsyncSQLiteStore(_Base):
             worker.shutdown(wait=False)
 
     def reopen(self) -> None:
-        """After `close`: the next use opens the file again."""
+        """Make a closed store usable again: its next use opens the file."""
         self._database.reopen()
         self._closed = False
 
-    async def _run(self, steps: Steps[T]) -> T:
+    async def _run(self, statements: Statements[T]) -> T:
         if self._closed:
             raise StoreUnavailable("the store was closed", ambiguous=False, final=True)
         forks = self._database.forks
         worker = self._workers.get(forks)
         if worker is None:
-            made = ThreadPoolExecutor(1, thread_name_prefix="oncekey-sqlite")
-            worker = self._workers.setdefault(forks, made)
+            new_worker = ThreadPoolExecutor(1, thread_name_prefix="oncekey-sqlite")
+            worker = self._workers.setdefault(forks, new_worker)
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(worker, self._database.run, steps)
+        return await loop.run_in_executor(worker, self._database.run, statements)
 
 
 def _path(path: str | os.PathLike[str]) -> str:
@@ -255,5 +265,5 @@ def _path(path: str | os.PathLike[str]) -> str:
             f"{text!r}: SQLite in memory belongs to one connection and is not shared with others, "
             "and file: addresses are not taken; give a path, or use memory://"
         )
-    # Absolute from the start: a daemon that changes its directory must not open another file.
+    # Absolute from the start: a daemon that changes its directory must open the same file.
     return os.path.abspath(text)

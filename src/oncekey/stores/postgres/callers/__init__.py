@@ -1,30 +1,28 @@
-"""Callers' connections, by kind.
+"""Callers' connections to PostgreSQL, by kind.
 
-    an asyncpg connection, also one that a pool has lent     here
-    a psycopg Connection or AsyncConnection                  psycopg_enlisted.py
-    an SQLAlchemy Session or Connection, blocking or not     frameworks.py
-    Django's `connection` or `connections[alias]`            frameworks.py
+    an asyncpg connection, also one acquired from a pool     asyncpg.py
+    a psycopg Connection or AsyncConnection                  psycopg.py
+    an SQLAlchemy Session or Connection, sync or async       sqlalchemy.py
+    Django's `connection` or `connections[alias]`            django.py
 
-Known by their modules, so that nothing is imported that the caller does not use. Nothing here
-begins, commits or rolls back but to our own savepoint. Every decision is in enlisting.py.
+A connection's kind is recognized by the module of its class, so that no library is imported that
+the caller does not use. Nothing here begins or commits a transaction, and a rollback goes back to
+our own savepoint at most. Every decision is in caller_transaction.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.store import AsyncCallerTransaction, CallerTransaction
 from oncekey.stores import sqlalchemy_savepoints
-from oncekey.stores.postgres.caller_transaction import Action, Standing
-from oncekey.stores.postgres.callers.base import Async, savepoint_text
 from oncekey.stores.postgres.options import Options
-from oncekey.stores.postgres.program import Program, Statement
-from oncekey.stores.postgres.rows import Row
+from oncekey.stores.postgres.program import Program
 from oncekey.stores.sqlalchemy_savepoints import is_a
 
-_BLOCKING: Final = (
+_SYNC: Final = (
     "a psycopg Connection, an SQLAlchemy Session or Connection, or Django's connection; with "
     "AsyncOnce also those of asyncio"
 )
@@ -34,83 +32,58 @@ _ASYNC: Final = (
 )
 
 
-def enlist_blocking(
+def join_sync(
     connection: Any, options: Options, program: Program, identify: Callable[[], None]
 ) -> CallerTransaction:
-    """The kind of `connection`, made to take part. `identify` makes the program learn anew which
-    store it is of."""
+    """The store's records in the transaction of a sync connection. `identify` makes the program
+    read again which store it belongs to."""
     _check_allowed(options)
     if is_a(connection, "psycopg", "Connection"):
-        from oncekey.stores.postgres.callers.psycopg import Psycopg
+        from oncekey.stores.postgres.callers.psycopg import PsycopgTransaction
 
-        return Psycopg(connection, program, identify)
-    if sqlalchemy_savepoints.is_blocking(connection):
-        from oncekey.stores.postgres.callers.sqlalchemy import Alchemy
+        return PsycopgTransaction(connection, program, identify)
+    if sqlalchemy_savepoints.is_sync(connection):
+        from oncekey.stores.postgres.callers.sqlalchemy import SQLAlchemyTransaction
 
-        return Alchemy(connection, program, identify)
+        return SQLAlchemyTransaction(connection, program, identify)
     if is_a(connection, "django", "BaseDatabaseWrapper", "ConnectionProxy"):
-        from oncekey.stores.postgres.callers.sqlalchemy import Django
+        from oncekey.stores.postgres.callers.django import DjangoTransaction
 
-        return Django(connection, program, identify)
-    raise _refusal(connection, _BLOCKING)
+        return DjangoTransaction(connection, program, identify)
+    raise _unsupported_connection(connection, _SYNC)
 
 
-def enlist_async(
+def join_async(
     connection: Any, options: Options, program: Program, identify: Callable[[], Awaitable[None]]
 ) -> AsyncCallerTransaction:
-    """The kind of `connection`, made to take part. `identify` makes the program learn anew which
-    store it is of."""
+    """The store's records in the transaction of an async connection. `identify` makes the program
+    read again which store it belongs to."""
     _check_allowed(options)
     if is_a(connection, "asyncpg", "Connection", "PoolConnectionProxy"):
-        return Asyncpg(connection, program, identify)
+        from oncekey.stores.postgres.callers.asyncpg import AsyncpgTransaction
+
+        return AsyncpgTransaction(connection, program, identify)
     if is_a(connection, "psycopg", "AsyncConnection"):
-        from oncekey.stores.postgres.callers.psycopg import AsyncPsycopg
+        from oncekey.stores.postgres.callers.psycopg import AsyncPsycopgTransaction
 
-        return AsyncPsycopg(connection, program, identify)
+        return AsyncPsycopgTransaction(connection, program, identify)
     if sqlalchemy_savepoints.is_async(connection):
-        from oncekey.stores.postgres.callers.sqlalchemy import AsyncAlchemy
+        from oncekey.stores.postgres.callers.sqlalchemy import AsyncSQLAlchemyTransaction
 
-        return AsyncAlchemy(connection, program, identify)
-    raise _refusal(connection, _ASYNC)
+        return AsyncSQLAlchemyTransaction(connection, program, identify)
+    raise _unsupported_connection(connection, _ASYNC)
 
 
 def _check_allowed(options: Options) -> None:
-    if not options.takes_part:
+    if not options.allows_caller_transactions:
         raise ConfigurationError(
             "in_transaction needs advisory locks: it works neither with claim='portable' nor "
             "with transactional=False"
         )
 
 
-def _refusal(connection: Any, wanted: str) -> ConfigurationError:
+def _unsupported_connection(connection: Any, supported: str) -> ConfigurationError:
     kind = type(connection)
     return ConfigurationError(
-        f"in_transaction cannot use a {kind.__module__}.{kind.__qualname__}; it takes {wanted}"
+        f"in_transaction cannot use a {kind.__module__}.{kind.__qualname__}; it takes {supported}"
     )
-
-
-# --- asyncpg ----------------------------------------------------------------------------------
-
-
-class Asyncpg(Async):
-    """An asyncpg connection, also one that a pool has lent."""
-
-    leaves_savepoints = True
-
-    async def _standing(self) -> Standing:
-        connection = self._connection
-        is_open = connection.is_closed() or connection.is_in_transaction()
-        return Standing.OPEN if is_open else Standing.BARE
-
-    async def _perform(self, actions: Sequence[Action]) -> Sequence[Row]:
-        rows: Sequence[Row] = ()
-        for action in actions:
-            if isinstance(action, Statement):
-                text = self._texts[action.name]
-                rows = await self._connection.fetch(text.dollars, *text.written(action.params))
-                continue
-            is_over = self._connection.is_closed() or not self._connection.is_in_transaction()
-            sql = savepoint_text(action, is_over=is_over)
-            if sql is not None:
-                await self._connection.execute(sql)
-        return rows

@@ -1,17 +1,15 @@
-"""Carrying out actions on a caller's connection: what every kind of connection shares.
+"""Drives the programs of caller_transaction.py: the part that all kinds of connections share.
 
-Owns driving the generators of enlisting.py, the texts of our queries as drivers want them, and the
-names of savepoints. Which driver it is, connections.py and frameworks.py know.
+This module owns running the generators, translating their errors, and the names of savepoints. How
+actions are performed on a certain driver is in the modules beside it.
 """
 
 from __future__ import annotations
 
 import itertools
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
-from functools import cache
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from oncekey.core.commands import Command, Reply
 from oncekey.core.errors import ConfigurationError
@@ -19,234 +17,178 @@ from oncekey.stores.postgres import errors
 from oncekey.stores.postgres.caller_transaction import (
     NO_SAVEPOINT,
     Action,
-    AnotherStore,
-    Part,
-    Participant,
-    Save,
-    Saving,
-    Standing,
-    transaction_over,
+    Actions,
+    CallerProgram,
+    SavepointAction,
+    SavepointCommand,
+    TransactionState,
+    WrongStore,
+    transaction_ended,
 )
 from oncekey.stores.postgres.program import Program
-from oncekey.stores.postgres.queries import Layout, literal, make_queries
+from oncekey.stores.postgres.queries import query_texts
 from oncekey.stores.postgres.rows import Row
 
 T = TypeVar("T")
 
 
-class Blocking(ABC):
-    """The verbs; how actions are carried out is up to the kind of connection."""
+class CallerTransactionBase(ABC):
+    """The methods of a CallerTransaction. How actions are performed depends on the kind of
+    connection."""
 
-    leaves_savepoints = False
+    may_leave_savepoints = False
 
     def __init__(self, connection: Any, program: Program, identify: Callable[[], None]) -> None:
-        self.connection = connection  # the real one, where the caller's is only its name
+        self.connection = connection  # the connection itself, if the caller gave a proxy for it
         self._connection = connection
-        self._texts = texts_of(program.layout)
+        self._texts = query_texts(program.layout)
         self._program = program
         self._identify = identify
-        self._participant = Participant(program, leaves=self.leaves_savepoints)
+        self._actions = CallerProgram(program, may_leave=self.may_leave_savepoints)
 
     def apply(self, commands: Sequence[Command], /) -> list[Reply]:
         known = self._program.identity
         try:
-            return self._run(self._participant.apply(commands, self._standing()))
-        except AnotherStore:
+            return self._run(self._actions.apply(commands, self._transaction_state()))
+        except WrongStore:
             self._identify()
             if self._program.identity == known:
                 raise
-        return self._run(self._participant.apply(commands, self._standing()))
+        return self._run(self._actions.apply(commands, self._transaction_state()))
 
     def set_savepoint(self) -> None:
-        self._run(self._participant.set_savepoint())
+        self._run(self._actions.set_savepoint())
 
     def rollback_to_savepoint(self) -> None:
-        self._run(self._participant.rollback_to_savepoint())
+        self._run(self._actions.rollback_to_savepoint())
 
     def release_savepoint(self) -> None:
         try:
             self._flush()
-            standing = self._standing()
+            state = self._transaction_state()
         except BaseException:
-            self._run(self._participant.give_up())
+            self._run(self._actions.give_up())
             raise
-        self._run(self._participant.release_savepoint(standing))
+        self._run(self._actions.release_savepoint(state))
 
-    def _run(self, steps: Part[T]) -> T:
+    def _run(self, program: Actions[T]) -> T:
         try:
-            actions = next(steps)
+            actions = next(program)
             while True:
                 try:
                     rows = self._perform(actions)
                 except BaseException as error:
-                    actions = steps.throw(error)
+                    actions = program.throw(error)
                 else:
-                    actions = steps.send(rows)
+                    actions = program.send(rows)
         except StopIteration as stop:
             result: T = stop.value
             return result
         except Exception as error:
-            meaning = meaning_of(error, self._program)
-            if meaning is None:
+            translated = _translate_error(error, self._program)
+            if translated is None:
                 raise
-            raise meaning from error
+            raise translated from error
 
     def _flush(self) -> None:
-        """Write what the body has left unwritten."""
+        """Write the objects that the body has changed and not flushed."""
         return
 
     @abstractmethod
-    def _standing(self) -> Standing: ...
+    def _transaction_state(self) -> TransactionState: ...
 
     @abstractmethod
     def _perform(self, actions: Sequence[Action]) -> Sequence[Row]: ...
 
 
-class Async(ABC):
-    """The same verbs, awaited."""
+class AsyncCallerTransactionBase(ABC):
+    """The methods of an AsyncCallerTransaction."""
 
-    leaves_savepoints = False
+    may_leave_savepoints = False
 
     def __init__(
         self, connection: Any, program: Program, identify: Callable[[], Awaitable[None]]
     ) -> None:
-        self.connection = connection  # the real one, where the caller's is only its name
+        self.connection = connection  # the connection itself, if the caller gave a proxy for it
         self._connection = connection
-        self._texts = texts_of(program.layout)
+        self._texts = query_texts(program.layout)
         self._program = program
         self._identify = identify
-        self._participant = Participant(program, leaves=self.leaves_savepoints)
+        self._actions = CallerProgram(program, may_leave=self.may_leave_savepoints)
 
     async def apply(self, commands: Sequence[Command], /) -> list[Reply]:
         known = self._program.identity
         try:
-            return await self._run(self._participant.apply(commands, await self._standing()))
-        except AnotherStore:
+            state = await self._transaction_state()
+            return await self._run(self._actions.apply(commands, state))
+        except WrongStore:
             await self._identify()
             if self._program.identity == known:
                 raise
-        return await self._run(self._participant.apply(commands, await self._standing()))
+        state = await self._transaction_state()
+        return await self._run(self._actions.apply(commands, state))
 
     async def set_savepoint(self) -> None:
-        await self._run(self._participant.set_savepoint())
+        await self._run(self._actions.set_savepoint())
 
     async def rollback_to_savepoint(self) -> None:
-        await self._run(self._participant.rollback_to_savepoint())
+        await self._run(self._actions.rollback_to_savepoint())
 
     async def release_savepoint(self) -> None:
         try:
             await self._flush()
-            standing = await self._standing()
+            state = await self._transaction_state()
         except BaseException:
-            await self._run(self._participant.give_up())
+            await self._run(self._actions.give_up())
             raise
-        await self._run(self._participant.release_savepoint(standing))
+        await self._run(self._actions.release_savepoint(state))
 
-    async def _run(self, steps: Part[T]) -> T:
+    async def _run(self, program: Actions[T]) -> T:
         try:
-            actions = next(steps)
+            actions = next(program)
             while True:
                 try:
                     rows = await self._perform(actions)
                 except GeneratorExit:
-                    raise  # the loop is being torn down: nothing can be awaited any more
+                    raise  # the event loop is shutting down: nothing can be awaited any more
                 except BaseException as error:
-                    actions = steps.throw(error)
+                    actions = program.throw(error)
                 else:
-                    actions = steps.send(rows)
+                    actions = program.send(rows)
         except StopIteration as stop:
             result: T = stop.value
             return result
         except Exception as error:
-            meaning = meaning_of(error, self._program)
-            if meaning is None:
+            translated = _translate_error(error, self._program)
+            if translated is None:
                 raise
-            raise meaning from error
+            raise translated from error
 
     async def _flush(self) -> None:
-        """Write what the body has left unwritten."""
+        """Write the objects that the body has changed and not flushed."""
         return
 
     @abstractmethod
-    async def _standing(self) -> Standing: ...
+    async def _transaction_state(self) -> TransactionState: ...
 
     @abstractmethod
     async def _perform(self, actions: Sequence[Action]) -> Sequence[Row]: ...
 
 
-def meaning_of(error: BaseException, program: Program) -> Exception | None:
-    """The error to raise for a driver's; None where that one is to be raised as it is."""
+def _translate_error(error: BaseException, program: Program) -> Exception | None:
+    """The error to raise for a driver's; None to raise the driver's error unchanged."""
     if isinstance(error, ConfigurationError):
         return None
-    if errors.state_of(error) in errors.NOT_THERE:
+    if errors.sqlstate_of(error) in errors.SCHEMA_MISSING:
         return ConfigurationError(
             f"the connection leads to a database without oncekey's schema "
             f"{program.layout.schema!r}; the store is in {program.address}. Give in_transaction a "
             f"connection to that database, or open the store where the connection leads and run "
-            f"`oncekey migrate` there ({errors.text(error)})"
+            f"`oncekey migrate` there ({errors.describe(error)})"
         )
-    if errors.state_of(error) in (errors.CLAIM_GONE, NO_SAVEPOINT):
-        return transaction_over()
-    return errors.enlisted(error)
-
-
-# --- texts ------------------------------------------------------------------------------------
-
-_PLACEHOLDER: Final = re.compile(r"\$(\d+)")
-
-
-class Text(NamedTuple):
-    """One query as drivers want it."""
-
-    dollars: str
-    kinds: tuple[str, ...]
-    percents: str
-    order: tuple[int, ...]  # which parameter each %s is
-    pieces: tuple[str, ...]  # what is between the parameters
-
-    def written(self, params: Sequence[Any]) -> list[Any]:
-        """The parameters as drivers take them."""
-        return [literal(k, v) for k, v in zip(self.kinds, params, strict=True)]
-
-    def positional(self, params: Sequence[Any]) -> tuple[Any, ...]:
-        """The same, one for each %s."""
-        written = self.written(params)
-        return tuple(written[number] for number in self.order)
-
-    def inline(self, params: Sequence[Any]) -> str:
-        """The query with its parameters in it: numbers and digests only, nothing a caller chose,
-        for all of it may end up in a server's log."""
-        values = [_LITERALS[k](v) for k, v in zip(self.kinds, params, strict=True)]
-        parts = [self.pieces[0]]
-        for number, piece in zip(self.order, self.pieces[1:], strict=True):
-            parts += (values[number], piece)
-        return "".join(parts)
-
-
-@cache
-def texts_of(layout: Layout) -> dict[str, Text]:
-    """Every query by name; made once, because transactions are many."""
-    made = {}
-    for name, query in make_queries(layout).items():
-        order = tuple(int(number) - 1 for number in _PLACEHOLDER.findall(query.sql))
-        percents = _PLACEHOLDER.sub("%s", query.sql.replace("%", "%%"))
-        pieces = tuple(_PLACEHOLDER.split(query.sql)[::2])
-        made[name] = Text(query.sql, query.kinds, percents, order, pieces)
-    return made
-
-
-def _literal(quote: Callable[[Any], str]) -> Callable[[Any], str]:
-    return lambda value: "NULL" if value is None else quote(value)
-
-
-_LITERALS: Final[dict[str, Callable[[Any], str]]] = {
-    "bigint": _literal(int.__repr__),
-    "integer": _literal(int.__repr__),
-    "boolean": _literal(lambda value: "true" if value else "false"),
-    "uuid": _literal(lambda value: f"'{value.hex()}'"),
-    # No backslash: what that means depends on the session's settings.
-    "bytea": _literal(lambda value: f"decode('{value.hex()}', 'hex')"),
-}
+    if errors.sqlstate_of(error) in (errors.CLAIM_TRANSACTION_ENDED, NO_SAVEPOINT):
+        return transaction_ended()
+    return errors.translate_caller_error(error)
 
 
 # --- savepoints in SQL --------------------------------------------------------------------------
@@ -256,27 +198,29 @@ _free_names: list[str] = []
 
 
 def _take_name() -> str:
-    """A name that no other run has: were a run to go back to a savepoint of a run inside it, by
-    the same name, half of its rows would stay. Used again and again, since drivers and servers
-    remember statements."""
+    """A savepoint name that no other active run has.
+
+    If an inner run's savepoint had the same name, the outer run would roll back to that one, and
+    half of its rows would stay. Names are reused, because drivers and servers cache statements.
+    """
     try:
         return _free_names.pop()
     except IndexError:
         return f"oncekey_{next(_numbers)}"
 
 
-def savepoint_text(saving: Saving, *, is_over: bool) -> str | None:
-    """What to send, if anything."""
-    how, mark = saving
-    if how is Save.SET:
-        mark.made = _take_name()
-        return f"SAVEPOINT {mark.made}"
-    name, mark.made = mark.made, None
+def savepoint_sql(command: SavepointCommand, *, has_ended: bool) -> str | None:
+    """The SQL to send, None for nothing. `has_ended`: the transaction has ended."""
+    action, savepoint = command
+    if action is SavepointAction.SET:
+        savepoint.handle = _take_name()
+        return f"SAVEPOINT {savepoint.handle}"
+    name, savepoint.handle = savepoint.handle, None
     if name is None:
         return None
     _free_names.append(name)
-    if how is Save.LEAVE or is_over:
+    if action is SavepointAction.LEAVE or has_ended:
         return None
-    if how is Save.DROP:
+    if action is SavepointAction.RELEASE:
         return f"RELEASE SAVEPOINT {name}"
     return f"ROLLBACK TO SAVEPOINT {name}; RELEASE SAVEPOINT {name}"

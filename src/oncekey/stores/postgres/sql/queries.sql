@@ -1,5 +1,5 @@
--- What the program sends, by name. Every parameter is cast where it stands: executors read from
--- the cast how a driver wants the value.
+-- The statements that programs send, by name. Every parameter has a cast, from which its type is read
+-- (see queries.py).
 
 -- name: clock
 SELECT coalesce($1::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint);
@@ -57,7 +57,7 @@ FROM (
     SELECT coalesce($1::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS n,
         (SELECT m.until FROM {schema}.meta m WHERE m.name = 'deleted-fences') AS floor
 ) c, (
-    -- What all claims share was sent once: unnest gives it to the first and null to the others.
+    -- A value that all claims share was sent once: unnest gives it to the first and null to the others.
     SELECT u.id, u.owner, u.fingerprint,
         coalesce(u.lease, (x.lease)[1]) AS lease, coalesce(u.keep, (x.keep)[1]) AS keep,
         coalesce(u.audit, (x.audit)[1]) AS audit,
@@ -75,13 +75,12 @@ FROM (
         AS u(id, owner, fingerprint, lease, keep, audit, retry_safe, scope, operation, key,
             keep_unknown)
 ) u
--- Not in place of one that is being deleted at this moment: the floor was read before that.
+-- Not in place of a record that is just being deleted: the floor was read before that.
 WHERE NOT EXISTS (SELECT FROM {schema}.records r WHERE r.id = u.id)
 ON CONFLICT DO NOTHING
 RETURNING uuid_send(t.id), t.fence;
 
--- As sweep_at_1 and expiry_1 have it, for stores that use no functions: here and in all that such a
--- store runs.
+-- What sweep_at_1 and expiry_1 do, without functions. So do all queries that a portable store runs.
 -- name: finish_held
 UPDATE {schema}.records AS t SET
     state = u.state, finished_at = c.n, body = u.body, revision = t.revision + 1,
@@ -114,11 +113,11 @@ SELECT 0, 0, false,
     t.steps, t.body, t.note, t.keep_unknown, t.revision
 FROM {schema}.history t WHERE t.id = ANY ($1::uuid[]) ORDER BY t.fence;
 
--- What was claimed after $2 and has not ended and not expired (the machine's has_ended and
--- is_expired), by its fence, among the next $4 rows: how far they go, and whether there may be
--- more. Only those rows are read, so this is short whatever the table holds. At most $3, and those
--- that share the last one's fence. Steps of another release's format are not ours to read; one such
--- record must not hide the others. The index is of `fence + 0`.
+-- The records among the next $4 rows after the fence $2 that have not ended and not expired (has_ended
+-- and is_expired of the state machine), by fence; also the last fence of those rows, and whether there
+-- may be more. Only those rows are read, so the query is short whatever the table holds. Returns at most
+-- $3 records, and those that share the last one's fence. Records whose steps have another release's
+-- format are skipped, so that they do not hide the others. The index is of `fence + 0`.
 -- name: unfinished
 WITH c AS MATERIALIZED (
     SELECT coalesce($1::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS n
@@ -146,8 +145,8 @@ FROM c CROSS JOIN (SELECT max(s.fence) AS last, count(*) AS looks FROM seen s) e
 LEFT JOIN (found f JOIN {schema}.records t ON t.id = f.id AND t.slot = f.slot) ON true
 ORDER BY t.fence, t.id;
 
--- name: enlist
-SELECT * FROM {schema}.enlist_1($1::bigint, $2::boolean, $3::uuid, $4::uuid, $5::bytea, $6::bytea,
+-- name: join
+SELECT * FROM {schema}.join_1($1::bigint, $2::boolean, $3::uuid, $4::uuid, $5::bytea, $6::bytea,
     $7::integer, $8::boolean);
 
 -- name: identify
@@ -160,12 +159,13 @@ SELECT {schema}.record_1($1::bigint, $2::uuid, $3::bigint, $4::integer, $5::bool
     $14::bigint, $15::bigint, $16::bigint, $17::bigint, $18::text, $19::text, $20::text,
     $21::bytea, $22::bytea, $23::text, $24::bigint);
 
--- name: let_go
+-- The key is no longer run in this transaction. Its advisory lock stays until the transaction ends.
+-- name: unlock
 SELECT set_config('oncekey.running',
     replace(current_setting('oncekey.running', true), $1::uuid::text || '/{seed} ', ''), true);
 
--- Whole records, where there was none before; those that were too late are not returned. A record
--- whose finished_at is -1 ends as it is written.
+-- Inserts whole records and returns the ids of those that were inserted. A record whose finished_at is
+-- -1 ends at the time of this statement.
 -- name: insert_whole
 INSERT INTO {schema}.records AS t (
     id, state, fingerprint, owner, fence, attempt, retry_safe, created_at, lease_until,
@@ -189,8 +189,8 @@ FROM (
 ON CONFLICT DO NOTHING
 RETURNING uuid_send(t.id);
 
--- Compare-and-set on (fence, revision). A row that somebody is writing at this moment is passed
--- over: the caller looks again. What the new record replaces goes to the history where asked.
+-- Compare-and-set on (fence, revision). A row that another session is writing is skipped, and the
+-- program reads it again. The record that is replaced goes to the history if `archive` is true.
 -- name: replace
 WITH u AS (
     SELECT r.*, c.n FROM (
@@ -238,8 +238,8 @@ WITH u AS (
 )
 SELECT uuid_send(done.id) FROM done;
 
--- Wait until nobody is writing these rows any more. Not where a caller's transaction holds the key
--- and $2 says that there are such: nobody can tell how long that takes.
+-- Waits until no session is writing these rows any more. If $2 is true, it does not wait for a row whose
+-- key a caller's transaction holds: the end of that cannot be foreseen.
 -- name: wait_for_writers
 WITH free AS MATERIALIZED (
     SELECT u.id FROM unnest($1::uuid[]) u(id)
@@ -260,8 +260,8 @@ SELECT value FROM {schema}.meta WHERE name = $1::text;
 -- name: insert_meta
 INSERT INTO {schema}.meta (name, value) VALUES ($1::text, $2::bytea) ON CONFLICT DO NOTHING;
 
--- An election holds for its lease, and where the clock was set back for as long before it began (as
--- is_elected of stores/store_clock.py).
+-- An election holds for its lease, and if the clock was set back, for one lease before it began (see
+-- election_holds in stores/store_rules.py).
 -- name: elect
 INSERT INTO {schema}.meta AS m (name, value, since, until)
 SELECT $2::text, $3::bytea, c.n, c.n + $4::bigint
@@ -274,8 +274,8 @@ ON CONFLICT (name) DO UPDATE
         OR m.value = excluded.value
 RETURNING 1;
 
--- Of what is due in a slot: garbage goes, and what nobody has decided is put off, so that it does not
--- hide what comes after it. How many went and how many were put off.
+-- Sweeps the records of a slot that are due: garbage is deleted, and undecided records are postponed, so
+-- that they do not hide the records after them. Returns how many were deleted and how many postponed.
 -- name: sweep_records
 WITH c AS MATERIALIZED (
     SELECT coalesce($1::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS n
@@ -295,12 +295,12 @@ WITH c AS MATERIALIZED (
     INSERT INTO {schema}.meta AS m (name, value, until)
     SELECT 'deleted-fences', '', max(gone.fence) FROM gone HAVING count(*) > 0
     ON CONFLICT (name) DO UPDATE SET until = excluded.until WHERE m.until < excluded.until
-), put_off AS (
+), postponed AS (
     UPDATE {schema}.records t SET sweep_at = due.audit_until FROM due, c
     WHERE t.id = due.id AND t.slot = $3::smallint AND due.audit_until > c.n
     RETURNING 1
 )
-SELECT (SELECT count(*) FROM gone), (SELECT count(*) FROM put_off);
+SELECT (SELECT count(*) FROM gone), (SELECT count(*) FROM postponed);
 
 -- name: sweep_history
 WITH gone AS (

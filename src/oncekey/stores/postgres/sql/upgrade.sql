@@ -1,11 +1,11 @@
--- The script that brings a database up to date, part by part.
+-- The parts of the script that brings a database up to date.
 
 -- name: head
 BEGIN;
 SET LOCAL lock_timeout = '60s';
 SET LOCAL statement_timeout = 0;
--- On this server's disk whatever the session says. Standbys are not waited for: a claim they have
--- confirmed comes later in the log than the tables.
+-- The tables are on this server's disk, whatever the session's setting. The script does not wait for
+-- standbys: a claim that they have confirmed comes later in the log than the tables.
 SET LOCAL synchronous_commit = 'local';
 SELECT pg_advisory_xact_lock({seed});
 DO $do$
@@ -22,8 +22,8 @@ CREATE TABLE IF NOT EXISTS {schema}.migrations (
     applied_at timestamptz NOT NULL DEFAULT now()
 );
 
--- name: step
-DO $oncekey_step$
+-- name: migration
+DO $oncekey_migration$
 BEGIN
     IF NOT EXISTS (SELECT FROM {schema}.migrations WHERE version = {version}) THEN
         EXECUTE $oncekey_sql$
@@ -33,4 +33,4 @@ $oncekey_sql$;
         VALUES ({version}, '{name}', {compatible});
     END IF;
 END
-$oncekey_step$;
+$oncekey_migration$;

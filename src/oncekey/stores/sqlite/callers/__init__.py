@@ -1,1 +1,1 @@
-"""A caller's connection to the store's file: a driver's own, or SQLAlchemy's."""
+"""Callers' connections to the store's file: sqlite3 or aiosqlite (drivers.py), and SQLAlchemy."""

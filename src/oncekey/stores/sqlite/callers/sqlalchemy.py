@@ -1,13 +1,13 @@
-"""Takes part in the transaction of an SQLAlchemy session or connection on SQLite.
+"""Runs statements in the transaction of a caller's SQLAlchemy session or connection on SQLite.
 
-Statements of ours run on the driver's own connection below, as with a plain sqlite3 or aiosqlite
-connection; the body's savepoint is SQLAlchemy's, so that objects of a session go back with their
-rows. SQLAlchemy takes a transaction for begun before SQLite knows of it: what counts here is what
-SQLite says, and where it knows of none, BEGIN IMMEDIATE is sent. The session's or connection's own
-commit() ends that, whichever way of transaction control the engine was given.
+Our statements run on the driver's connection below SQLAlchemy, as with a plain sqlite3 or aiosqlite
+connection. The body's savepoint is SQLAlchemy's own, so that a rollback also restores the session's
+objects. SQLAlchemy considers a transaction begun before SQLite does: here SQLite's view counts, and
+if SQLite has no transaction, BEGIN IMMEDIATE is sent. The session's or connection's commit() ends
+it, whichever kind of transaction control its engine uses.
 
-Owns that order and which dialects are accepted. Nothing here commits or rolls back but to our own
-savepoint.
+This module owns that order, and which dialects are accepted. Nothing here commits, and a rollback
+goes back to our own savepoint at most.
 """
 
 from __future__ import annotations
@@ -21,45 +21,45 @@ from oncekey.core.errors import ConfigurationError
 from oncekey.stores.sqlalchemy_savepoints import (
     Savepoint,
     connection_of,
-    inner_of,
     is_session,
     set_savepoint,
+    sync_part_of,
     unscoped,
 )
 from oncekey.stores.sqlite import errors
-from oncekey.stores.sqlite.caller_transaction import Participant
-from oncekey.stores.sqlite.callers.drivers import EnlistedAio, EnlistedSQLite
+from oncekey.stores.sqlite.caller_transaction import CallerProgram
+from oncekey.stores.sqlite.callers.drivers import AiosqliteTransaction, SQLite3Transaction
 
 _DIALECTS: Final = {False: "sqlite+pysqlite", True: "sqlite+aiosqlite"}
 
-MakeParticipant = Callable[[Any], Participant]
+MakeCallerProgram = Callable[[Any], CallerProgram]
 
 
-class _Books:
-    """What is known of one session or connection: savepoints and claims, the innermost last."""
+class _SessionState:
+    """The open savepoints and claims of one session or connection, the innermost last."""
 
     def __init__(self, subject: Any, *, is_async: bool) -> None:
         self._subject = subject
-        self._wanted = _DIALECTS[is_async]
+        self._dialect = _DIALECTS[is_async]
         self._savepoints: list[Savepoint] = []
         self._claims: list[Release] = []
 
     def driver(self) -> Any:
-        """The connection below: sqlite3's, or aiosqlite's."""
+        """The driver's connection: a sqlite3 or an aiosqlite connection."""
         bound = connection_of(self._subject)
         dialect = f"{bound.dialect.name}+{bound.dialect.driver}"
-        if dialect != self._wanted:
+        if dialect != self._dialect:
             raise ConfigurationError(
                 f"the keys are in an SQLite file, and this SQLAlchemy connection is one of "
-                f"{dialect}; in_transaction takes {self._wanted} here, on the same file"
+                f"{dialect}; in_transaction takes {self._dialect} here, on the same file"
             )
         return bound.connection.driver_connection
 
     def begin(self, commands: Sequence[Command]) -> Any:
-        """The connection below. Where one of the commands begins a transaction, SQLAlchemy has to
-        know first: its commit() would do nothing, or it would begin another."""
-        claims = any(type(command) is Claim for command in commands)
-        if claims and not is_session(self._subject) and not self._subject.in_transaction():
+        """The driver's connection. If one of the commands begins a transaction, SQLAlchemy must
+        begin first: otherwise its commit() would do nothing, or it would begin another one."""
+        has_claim = any(type(command) is Claim for command in commands)
+        if has_claim and not is_session(self._subject) and not self._subject.in_transaction():
             self._subject.begin()
         return self.driver()
 
@@ -77,7 +77,7 @@ class _Books:
         self._savepoints.pop().end(keep=False)
 
     def flush(self) -> None:
-        """Write what the body has left unwritten."""
+        """Write the objects that the body has changed and not flushed."""
         if is_session(self._subject):
             self._subject.flush()
 
@@ -86,112 +86,113 @@ class _Books:
 
         try:
             self._savepoints.pop().end(keep=True)
-        except InvalidRequestError as error:  # it ended with its transaction; another has begun
-            raise errors.transaction_over() from error
+        except InvalidRequestError as error:  # its transaction ended and another one began
+            raise errors.transaction_ended() from error
 
-    def given_up(self) -> list[Command]:
-        """What frees the key of the innermost run."""
+    def release_commands(self) -> list[Command]:
+        """The commands that free the key of the innermost run."""
         return [self._claims[-1]] if self._claims else []
 
 
-class EnlistedAlchemy:
-    """A store's records in the transaction of a Session, scoped_session or Connection."""
+class SQLAlchemyTransaction:
+    """The store's records in the transaction of a Session, scoped_session or Connection."""
 
-    def __init__(self, connection: Any, participant: MakeParticipant) -> None:
+    def __init__(self, connection: Any, make_program: MakeCallerProgram) -> None:
         self.connection = unscoped(connection)
-        self._books = _Books(self.connection, is_async=False)
-        self._make = participant
-        self._enlisted: tuple[Any, EnlistedSQLite] | None = None
+        self._session = _SessionState(self.connection, is_async=False)
+        self._make_program = make_program
+        self._transaction: tuple[Any, SQLite3Transaction] | None = None
 
     def apply(self, commands: Sequence[Command], /) -> list[Reply]:
         replies = self._on_driver(commands).apply(commands)
-        self._books.note(commands, replies)
+        self._session.note(commands, replies)
         return replies
 
     def set_savepoint(self) -> None:
         try:
-            self._books.set_savepoint()
+            self._session.set_savepoint()
         except BaseException:
-            self._give_up()
+            self._release_claim()
             raise
 
     def rollback_to_savepoint(self) -> None:
-        self._books.rollback_to_savepoint()
+        self._session.rollback_to_savepoint()
 
     def release_savepoint(self) -> None:
         try:
-            self._books.flush()
-            if not self._books.driver().in_transaction:
-                raise errors.transaction_over()
+            self._session.flush()
+            if not self._session.driver().in_transaction:
+                raise errors.transaction_ended()
         except BaseException:
-            # Rows without their record must not be committed, whoever catches this.
+            # Rows without their record must not be committed, even if the caller catches this.
             with suppress(Exception):
-                self._books.rollback_to_savepoint()
-            self._give_up()
+                self._session.rollback_to_savepoint()
+            self._release_claim()
             raise
-        self._books.release_savepoint()
+        self._session.release_savepoint()
 
-    def _give_up(self) -> None:
-        """Free the key. Why that had to be is what the caller must see: no error of ours."""
+    def _release_claim(self) -> None:
+        """Free the key. An error here is dropped, because the caller must see the first one."""
         with suppress(Exception):
-            self.apply(self._books.given_up())
+            self.apply(self._session.release_commands())
 
-    def _on_driver(self, commands: Sequence[Command]) -> EnlistedSQLite:
-        """On the connection that the session has now: it may have another in the next transaction,
-        perhaps to another file."""
-        driver = self._books.begin(commands)
-        if self._enlisted is None or self._enlisted[0] is not driver:
-            self._enlisted = driver, EnlistedSQLite(driver, self._make(driver))
-        return self._enlisted[1]
+    def _on_driver(self, commands: Sequence[Command]) -> SQLite3Transaction:
+        """The transaction on the connection that the session has now. In its next transaction the
+        session may have another connection, perhaps to another file."""
+        driver = self._session.begin(commands)
+        if self._transaction is None or self._transaction[0] is not driver:
+            self._transaction = driver, SQLite3Transaction(driver, self._make_program(driver))
+        return self._transaction[1]
 
 
-class EnlistedAsyncAlchemy:
-    """The same for an AsyncSession, async_scoped_session or AsyncConnection."""
+class AsyncSQLAlchemyTransaction:
+    """The store's records in the transaction of an AsyncSession, async_scoped_session or
+    AsyncConnection."""
 
-    def __init__(self, connection: Any, participant: MakeParticipant) -> None:
+    def __init__(self, connection: Any, make_program: MakeCallerProgram) -> None:
         self.connection = unscoped(connection)
-        self._books = _Books(inner_of(self.connection), is_async=True)
-        self._make = participant
-        self._enlisted: tuple[Any, EnlistedAio] | None = None
+        self._session = _SessionState(sync_part_of(self.connection), is_async=True)
+        self._make_program = make_program
+        self._transaction: tuple[Any, AiosqliteTransaction] | None = None
 
     async def apply(self, commands: Sequence[Command], /) -> list[Reply]:
-        enlisted = await self._on_driver(commands)
-        replies = await enlisted.apply(commands)
-        self._books.note(commands, replies)
+        transaction = await self._on_driver(commands)
+        replies = await transaction.apply(commands)
+        self._session.note(commands, replies)
         return replies
 
     async def set_savepoint(self) -> None:
         try:
-            await self._inside(self._books.set_savepoint)
+            await self._inside(self._session.set_savepoint)
         except BaseException:
-            await self._give_up()
+            await self._release_claim()
             raise
 
     async def rollback_to_savepoint(self) -> None:
-        await self._inside(self._books.rollback_to_savepoint)
+        await self._inside(self._session.rollback_to_savepoint)
 
     async def release_savepoint(self) -> None:
         try:
-            await self._inside(self._books.flush)
-            if not (await self._inside(self._books.driver)).in_transaction:
-                raise errors.transaction_over()
+            await self._inside(self._session.flush)
+            if not (await self._inside(self._session.driver)).in_transaction:
+                raise errors.transaction_ended()
         except BaseException:
             with suppress(Exception):
-                await self._inside(self._books.rollback_to_savepoint)
-            await self._give_up()
+                await self._inside(self._session.rollback_to_savepoint)
+            await self._release_claim()
             raise
-        await self._inside(self._books.release_savepoint)
+        await self._inside(self._session.release_savepoint)
 
-    async def _give_up(self) -> None:
+    async def _release_claim(self) -> None:
         with suppress(Exception):
-            await self.apply(self._books.given_up())
+            await self.apply(self._session.release_commands())
 
-    async def _on_driver(self, commands: Sequence[Command]) -> EnlistedAio:
-        driver = await self._inside(lambda: self._books.begin(commands))
-        if self._enlisted is None or self._enlisted[0] is not driver:
-            self._enlisted = driver, EnlistedAio(driver, self._make(driver))
-        return self._enlisted[1]
+    async def _on_driver(self, commands: Sequence[Command]) -> AiosqliteTransaction:
+        driver = await self._inside(lambda: self._session.begin(commands))
+        if self._transaction is None or self._transaction[0] is not driver:
+            self._transaction = driver, AiosqliteTransaction(driver, self._make_program(driver))
+        return self._transaction[1]
 
     async def _inside(self, call: Callable[[], Any]) -> Any:
-        """Where SQLAlchemy's blocking half may wait for its driver."""
+        """Call a function where SQLAlchemy's sync half may wait for its driver."""
         return await self.connection.run_sync(lambda _: call())

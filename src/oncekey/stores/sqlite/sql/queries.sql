@@ -1,9 +1,9 @@
 -- Every query of the SQLite store.
 --
--- Results are expressions, never bare columns: `+x` has no declared type, so the converters of a
--- caller's connection (detect_types) leave it alone, and text comes as bytes, so its text_factory
--- does too. /*ids*/ stands for a list of placeholders. Placeholders have no numbers: Python 3.12
--- warns of those.
+-- Results are expressions and never bare columns: `+x` has no declared type, so the converters of a
+-- caller's connection (detect_types) do not apply, and text is returned as bytes, so its text_factory
+-- does not apply either. /*ids*/ stands for a list of placeholders. Placeholders have no numbers,
+-- because Python 3.12 warns about those.
 
 -- name: select_records
 SELECT +id, +state, +fingerprint, +owner, +fence, +attempt, +retry_safe, +created_at,
@@ -20,7 +20,7 @@ FROM oncekey_history
 WHERE id = ?
 ORDER BY fence;
 
--- The same shape without what the sweeper does not weigh.
+-- The columns of select_records; those that the sweeper does not need are empty.
 -- name: select_due
 SELECT +id, +state, +fingerprint, +owner, +fence, +attempt, +retry_safe, +created_at,
        +lease_until, +finished_at, +keep, +audit, x'', x'', x'', x'', x'', x'', +keep_unknown
@@ -33,9 +33,9 @@ LIMIT ?;
 SELECT EXISTS (SELECT 1 FROM oncekey_records WHERE sweep_at <= ?)
     OR EXISTS (SELECT 1 FROM oncekey_history WHERE audit_until <= ?);
 
--- What has not ended and not expired (the machine's has_ended and is_expired), by its fence. As many
--- as asked for, and those that share the last one's fence. Steps of another release's format are not
--- ours to read; one such record must not hide the others.
+-- The records that have not ended and not expired (has_ended and is_expired of the state machine), by
+-- fence: as many as requested, and those that share the last one's fence. Records whose steps have
+-- another release's format are skipped, so that they do not hide the others.
 -- name: select_unfinished
 SELECT +id, +state, +fingerprint, +owner, +fence, +attempt, +retry_safe, +created_at,
        +lease_until, +finished_at, +keep, +audit, CAST(scope AS BLOB), CAST(operation AS BLOB),
@@ -64,7 +64,7 @@ INSERT INTO oncekey_records (
     finished_at, keep, audit, scope, operation, "key", steps, body, note, keep_unknown, sweep_at
 ) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
--- A first claim, unless somebody was faster.
+-- A first claim, which writes nothing if the key exists by now.
 -- name: insert_new
 INSERT INTO oncekey_records (
     id, state, fingerprint, owner, fence, attempt, retry_safe, created_at, lease_until,
@@ -72,8 +72,8 @@ INSERT INTO oncekey_records (
 ) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (id) DO NOTHING;
 
--- A finish as compare-and-set: no row changes unless this owner still holds the key (state 1). The
--- last term passes over what a sweeper has put off, which needs an earlier time to look again.
+-- A finish by compare-and-set: no row changes unless this owner still holds the key (state 1). The last
+-- term skips records that a sweeper has postponed, because those also need an earlier sweep_at.
 -- name: finish_held
 UPDATE oncekey_records SET state = ?, finished_at = ?, body = ?
 WHERE id = ? AND owner = ? AND fence = ? AND state = 1
@@ -86,14 +86,14 @@ UPDATE oncekey_records SET
     operation = ?, "key" = ?, steps = ?, body = ?, note = ?, keep_unknown = ?, sweep_at = ?
 WHERE id = ?;
 
--- The same columns with the time to look again: how a record ends that did not go the usual way.
+-- Ends a record that finish_held did not: the columns of update_held, and when to sweep it.
 -- name: update_ended
 UPDATE oncekey_records SET
     state = ?, lease_until = ?, finished_at = ?, steps = ?, body = ?, note = ?, sweep_at = ?
 WHERE id = ?;
 
--- All that a command other than a claim can change while the record is pending; no indexed column
--- is among it, only what says whether the row is in the index of what has not ended.
+-- The columns that a command other than a claim can change while the record is pending. None of them
+-- is indexed; state and steps decide whether the row is in the index of unfinished records.
 -- name: update_held
 UPDATE oncekey_records SET
     state = ?, lease_until = ?, finished_at = ?, steps = ?, body = ?, note = ?
@@ -124,8 +124,8 @@ INSERT INTO oncekey_meta (name, value) VALUES (?, ?);
 INSERT INTO oncekey_meta (name, value) VALUES (?, ?)
 ON CONFLICT (name) DO UPDATE SET value = excluded.value;
 
--- Writes nothing, and is a write all the same: it takes the write lock before anything is read,
--- so a transaction that began deferred waits its turn here instead of failing later.
+-- Writes nothing, but is a write for SQLite: it takes the write lock before anything is read, so a
+-- deferred transaction waits for the lock here instead of failing later.
 -- name: lock
 DELETE FROM oncekey_meta WHERE 0;
 

@@ -1,12 +1,12 @@
--- The tables, one row per key. Times are whole microseconds of the server's clock.
+-- The tables, with one row per key. Times are microseconds of the server's clock.
 --
--- Wide columns first, so that nothing is lost to padding. Room on every page for a second version of
--- each of its rows, which with an answer of some hundred bytes is three times as large (fillfactor:
--- a batch finishes all of them at once), and no index on anything a finish changes: so a finish is
--- a heap-only update and touches no index.
--- sweep_at is when the sweeper looks: never after the record's audit has ended, unless its owner fell
--- silent; what is not garbage then is put off.
--- revision counts the writes of one fence: (fence, revision) names one version of one row.
+-- Wide columns come first, so that no space is lost to padding. Every page has room for a second version
+-- of each of its rows, which with an answer of some hundred bytes is three times as large (fillfactor: a
+-- batch finishes all of them at once), and no index is on a column that a finish changes. So a finish is
+-- a heap-only update and changes no index.
+-- sweep_at is when the sweeper looks at the record: never after its audit has ended, unless its owner
+-- died; a record that is not garbage then is postponed.
+-- revision counts the writes of one fence: (fence, revision) identifies one version of one row.
 CREATE TABLE {schema}.records (
     id          uuid     NOT NULL,
     owner       uuid     NOT NULL,
@@ -40,15 +40,15 @@ CREATE TABLE {schema}.records (
 );
 CREATE INDEX records_sweep ON {schema}.records (sweep_at);
 
--- Past generations, while their audit lasts. Written once, never updated.
+-- Past generations until their audit ends. Their rows are written once and never updated.
 CREATE TABLE {schema}.history (
     LIKE {schema}.records,
     PRIMARY KEY (id, fence)
 ) WITH (autovacuum_vacuum_scale_factor = 0.02);
 CREATE INDEX history_sweep ON {schema}.history (sweep_at);
 
--- Beside settings: who is elected, since when and until when; and 'deleted-fences', the highest fence
--- among the records that were deleted (until): those of fresh keys are above it, whatever the clock says.
+-- Settings; the elected token, since when and until when; and 'deleted-fences', the highest fence of a
+-- deleted record (in until). The fence of a new record is above it, whatever the clock says.
 CREATE TABLE {schema}.meta (
     name  text   PRIMARY KEY,
     value bytea  NOT NULL,
@@ -56,5 +56,5 @@ CREATE TABLE {schema}.meta (
     until bigint NOT NULL DEFAULT 0
 );
 INSERT INTO {schema}.meta (name, value) VALUES ('retention', 'plain');
--- Which store this is, told apart from every other; see place_1.
+-- The identity of this store, different from every other store's; see place_1.
 INSERT INTO {schema}.meta (name, value) VALUES ('identity', uuid_send(gen_random_uuid()));

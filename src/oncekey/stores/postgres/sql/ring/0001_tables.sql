@@ -1,6 +1,6 @@
--- The same tables for retention="ring": {slots} fixed partitions, filled one after the other and
--- emptied by TRUNCATE. A key's uniqueness across them is not the index's doing: whoever inserts
--- holds the key's advisory lock and has looked again since (see functions).
+-- The tables for retention="ring": {slots} fixed partitions, filled one after the other and emptied by
+-- TRUNCATE. An index cannot make a key unique across them: an insert holds the key's advisory lock and
+-- has read again since it took the lock (see 0002_functions.sql).
 CREATE TABLE {schema}.records (
     id          uuid     NOT NULL,
     owner       uuid     NOT NULL,
@@ -38,20 +38,20 @@ BEGIN
     END LOOP;
 END
 $make$;
--- What nobody has decided when its slot is emptied: it stays for longer than any slot, and is swept
+-- Records that are undecided when their slot is emptied. They stay longer than any slot, and are swept
 -- row by row.
 CREATE TABLE {schema}.records_kept PARTITION OF {schema}.records FOR VALUES IN (-1)
 WITH (autovacuum_vacuum_scale_factor = 0.02);
 
--- Past generations, while their audit lasts. Written once, never updated.
+-- Past generations until their audit ends. Their rows are written once and never updated.
 CREATE TABLE {schema}.history (
     LIKE {schema}.records,
     PRIMARY KEY (id, fence)
 ) WITH (autovacuum_vacuum_scale_factor = 0.02);
 CREATE INDEX history_sweep ON {schema}.history (sweep_at);
 
--- Beside settings: who is elected, since when and until when; and 'deleted-fences', the highest fence
--- among the records that were deleted (until): those of fresh keys are above it, whatever the clock says.
+-- Settings; the elected token, since when and until when; and 'deleted-fences', the highest fence of a
+-- deleted record (in until). The fence of a new record is above it, whatever the clock says.
 CREATE TABLE {schema}.meta (
     name  text   PRIMARY KEY,
     value bytea  NOT NULL,
@@ -60,5 +60,5 @@ CREATE TABLE {schema}.meta (
 );
 INSERT INTO {schema}.meta (name, value)
 VALUES ('retention', convert_to('ring {slots} {period}', 'UTF8'));
--- Which store this is, told apart from every other; see place_1.
+-- The identity of this store, different from every other store's; see place_1.
 INSERT INTO {schema}.meta (name, value) VALUES ('identity', uuid_send(gen_random_uuid()));

@@ -1,43 +1,44 @@
 -- Claims and finishes as functions: a batch of them is one round trip and one commit.
 --
--- They do what core/state_machine.py decides, for records as they find them, and hand back the records
--- they met, so that the machine words the reply. A test drives both with the same random commands.
--- A later release adds claim_2 beside claim_1 and drops claim_1 one release after that.
+-- The functions do what core/state_machine.py decides for the records they find, and return those
+-- records, so that the state machine produces the reply. A test runs both with the same random
+-- commands. A later release adds claim_2 beside claim_1 and drops claim_1 one release after that.
 --
--- A session plans each statement once and keeps the plan. One that began while the table was small
--- would go on reading all of it, so whatever is not a look-up by index is switched off: by our own
--- sessions' settings, and in enlist_1, which runs in callers' sessions, by its own.
+-- A session plans each statement once and caches the plan. A plan made while the table was small would
+-- go on reading the whole table, so every method except index lookups is switched off: in our own
+-- sessions by their settings, and in join_1, which runs in callers' sessions, by the function's own.
 --
--- Advisory locks, all of them for the length of the transaction. One is tried, never waited for:
---   exclusive   a caller's transaction that runs an operation
---   shared      everybody else, to find out whether such a transaction is under way
--- The other ({seed} + 1) is for claims only, where the index does not make keys unique (the ring)
--- or that were told to lock. It is waited for: who has it is another claim, and soon done.
+-- There are two advisory locks per key, both held until the transaction ends.
+-- The first one ({seed}) is tried and never waited for:
+--   exclusive   by a caller's transaction that runs an operation
+--   shared      by everybody else, to find out whether such a transaction is active
+-- The second one ({seed} + 1) is taken by claims only, if the index does not make keys unique (the
+-- ring) or if the store is set to lock. Claims wait for it, because another claim holds it briefly.
 
--- When a record's key is fresh again: what is undecided (unknown, or a claim whose owner's death would
--- make it so) stays for keep_unknown, all else for keep.
+-- When a record expires and its key is fresh again. An undecided record (unknown, or a claim that
+-- becomes unknown if its owner dies) stays for keep_unknown, every other one for keep.
 CREATE FUNCTION {schema}.expiry_1(t {schema}.records) RETURNS bigint LANGUAGE sql IMMUTABLE AS $expiry$
     SELECT CASE WHEN t.state = 4 OR (t.state = 1 AND NOT t.retry_safe)
             THEN t.keep_unknown ELSE t.keep END
         + CASE WHEN t.finished_at <> 0 THEN t.finished_at ELSE t.lease_until END
 $expiry$;
 
--- Which rule of the machine a claim that writes falls under; 0 if it writes nothing.
+-- The rule of the state machine that applies to a claim; 0 if the claim writes nothing.
 CREATE FUNCTION {schema}.claim_rule_1(
     t {schema}.records, p_owner uuid, p_fingerprint bytea, p_retry_safe boolean, n bigint
 ) RETURNS integer LANGUAGE sql IMMUTABLE AS $rule$
     SELECT CASE
         WHEN n >= {schema}.expiry_1(t) THEN 1  -- expired: a new generation
-        WHEN t.state = 0 AND t.owner = p_owner THEN 0  -- a straggler
+        WHEN t.state = 0 AND t.owner = p_owner THEN 0  -- a late claim of the owner that freed it
         WHEN t.state = 0 AND (t.steps = '' OR t.fingerprint = p_fingerprint) THEN 2  -- freed
-        WHEN t.state = 1 AND t.owner = p_owner THEN 3  -- mine: its reply was lost
+        WHEN t.state = 1 AND t.owner = p_owner THEN 3  -- the same claim again: its reply was lost
         WHEN t.fingerprint <> p_fingerprint OR t.state <> 1 OR n < t.lease_until THEN 0
         WHEN t.retry_safe AND p_retry_safe THEN 4  -- take over
-        ELSE 5  -- give up: unknown
+        ELSE 5  -- the dead owner's key becomes unknown
     END
 $rule$;
 
--- Rewrite one record as its rule says, unless it has changed since it was read.
+-- Rewrite one record according to the rule, unless the record has changed since it was read.
 CREATE FUNCTION {schema}.rewrite_1(
     t {schema}.records, p_rule integer, n bigint,
     p_owner uuid, p_fingerprint bytea, p_lease bigint, p_keep bigint, p_audit bigint,
@@ -98,9 +99,9 @@ BEGIN
 END
 $rewrite$;
 
--- Raises OK005 where it is later than p_not_after: whoever sent this has stopped waiting and was told
--- that nothing ran. Bounds the waits for locks in what follows. Gives p_now, so that it can stand for
--- it and comes before all else.
+-- Raises OK005 if it is later than p_not_after: the sender has stopped waiting and reported that
+-- nothing ran. Also sets the lock timeout for the rest of the transaction. Returns p_now, so that a
+-- query can use the call in place of p_now, which makes it run before everything else.
 CREATE FUNCTION {schema}.in_time_1(p_now bigint, p_not_after bigint, p_lock_timeout text)
 RETURNS bigint LANGUAGE plpgsql VOLATILE AS $in_time$
 BEGIN
@@ -112,7 +113,7 @@ BEGIN
 END
 $in_time$;
 
--- The clock, read again after a wait for others. Raises as in_time_1 where nobody waits any more.
+-- The clock, read again after a wait. Raises OK005 like in_time_1 if nobody waits for the claim.
 CREATE FUNCTION {schema}.clock_1(p_now bigint, p_not_after bigint) RETURNS bigint
 LANGUAGE plpgsql VOLATILE AS $clock$
 DECLARE
@@ -125,8 +126,8 @@ BEGIN
 END
 $clock$;
 
--- Which of these rows somebody else holds locked. In a function, so that the session's lock_timeout
--- holds for the table itself.
+-- The ids of those rows that another session holds locked. It is a function so that the session's
+-- lock_timeout applies to the lock on the table.
 CREATE FUNCTION {schema}.locked_1(p_id uuid[]) RETURNS SETOF bytea
 LANGUAGE plpgsql VOLATILE AS $locked$
 DECLARE
@@ -140,21 +141,25 @@ BEGIN
 END
 $locked$;
 
--- A batch of claims, of distinct ids in order. The row with ord 0 is a clock reading: a claim that is
--- not mentioned has inserted a fresh record with it as fence. Any other is answered by the record it
--- met and `wrote`: true, it has rewritten that record; false, it wrote nothing; null, an open
--- transaction holds the key. `at` is the reading that decided. A fresh record with another fence is
--- shown like one that this claim met as its own.
+-- A batch of claims, of distinct ids in order. The row with ord 0 has a clock reading: a claim without
+-- a row of its own has inserted a new record with that reading as its fence. Every other claim has a
+-- row with the record it found and `wrote`:
+--   true    the claim has rewritten that record
+--   false   the claim wrote nothing
+--   null    an open transaction holds the key
+-- `at` is the clock reading of the decision. A new record with another fence is returned like one that
+-- the claim found as its own.
 --
--- The clock is read again after every wait: for a claim's lock, for who writes the same key.
--- Fresh fences are above the floor. That is looked at after the insert, in a statement of its own: the
--- insert may have waited for a sweeper that has just deleted the key's last record.
+-- The clock is read again after every wait: for the lock of claims, and for a writer of the same key.
+-- The fence of a new record must be above the floor, the highest fence of a deleted record. The floor
+-- is read after the insert, in a statement of its own, because the insert may have waited for a sweeper
+-- that has just deleted the key's last record.
 --
 -- p_how    0 insert first, then compare-and-set
---          1 look first, and lock the row to be rewritten
---          2 look first, take the key's lock for claims, look again
--- p_guard  whether to heed callers' transactions
--- p_slots  more than 1: the ring, where only the lock makes a key unique
+--          1 read first, and lock the row to be rewritten
+--          2 read first, take the key's lock for claims, read again
+-- p_guard  true to respect callers' transactions
+-- p_slots  more than 1: the ring, on which only the lock makes a key unique
 CREATE FUNCTION {schema}.claim_1(
     p_now bigint, p_not_after bigint, p_how integer, p_guard boolean, p_slots integer, p_period bigint,
     p_id uuid[], p_owner uuid[], p_fingerprint bytea[], p_lease bigint[], p_keep bigint[],
@@ -164,15 +169,15 @@ CREATE FUNCTION {schema}.claim_1(
 LANGUAGE plpgsql VOLATILE AS $claim$
 DECLARE
     n bigint := coalesce(p_now, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint);
-    v_told bigint := n;  -- what the row with ord 0 says
+    v_reported bigint := n;  -- the reading in the row with ord 0
     v_waited boolean := false;  -- since n was read
     v_floor bigint;
-    v_todo integer[];  -- claims without an answer; null: all
-    v_may integer[];   -- claims that may write; null: all
-    v_seen integer[];  -- claims whose record the last look found
+    v_open integer[];     -- claims without a reply; null: all
+    v_allowed integer[];  -- claims that may write; null: all
+    v_seen integer[];     -- claims whose record the last read found
     v_left integer := cardinality(p_id);
     v_fresh uuid[];
-    v_answered integer[];
+    v_replied integer[];
     v_rule integer;
     r record;
 BEGIN
@@ -183,7 +188,7 @@ BEGIN
     END IF;
 
     IF v_left > 1 THEN
-        -- What all claims share was sent once.
+        -- A value that all claims share was sent once.
         IF cardinality(p_lease) = 1 THEN
             p_lease := array_fill(p_lease[1], ARRAY[v_left]);
         END IF;
@@ -213,7 +218,7 @@ BEGIN
     ELSIF p_how = 0 AND p_slots = 1 AND (NOT p_guard
         OR pg_try_advisory_xact_lock_shared(uuid_hash_extended(p_id[1], {seed})))
     THEN
-        -- A lone claim goes without arrays: that saves a third of its time.
+        -- A lone claim needs no arrays, which saves a third of its time.
         INSERT INTO {schema}.records (
             id, owner, fence, created_at, lease_until, finished_at, keep, audit, sweep_at,
             attempt, revision, state, slot, retry_safe, fingerprint,
@@ -238,7 +243,7 @@ BEGIN
 
     IF p_how = 2 OR p_slots > 1 THEN
         -- Replays and rejections need no lock.
-        v_answered := '{}';
+        v_replied := '{}';
         FOR r IN
             SELECT u.ord::integer AS ord, t AS rec
             FROM unnest(p_id, p_owner, p_fingerprint, p_retry_safe) WITH ORDINALITY
@@ -250,7 +255,7 @@ BEGIN
             wrote := false;
             rec := r.rec;
             RETURN NEXT;
-            v_answered := v_answered || ord;
+            v_replied := v_replied || ord;
             v_left := v_left - 1;
         END LOOP;
         rec := NULL;
@@ -260,27 +265,28 @@ BEGIN
             RETURN NEXT;
             RETURN;
         END IF;
-        SELECT array_agg(i) INTO v_todo FROM generate_subscripts(p_id, 1) i
-        WHERE i <> ALL (v_answered);
-        SELECT coalesce(array_agg(i), '{}') INTO v_may FROM unnest(v_todo) i
+        SELECT array_agg(i) INTO v_open FROM generate_subscripts(p_id, 1) i
+        WHERE i <> ALL (v_replied);
+        SELECT coalesce(array_agg(i), '{}') INTO v_allowed FROM unnest(v_open) i
         WHERE NOT p_guard OR pg_try_advisory_xact_lock_shared(uuid_hash_extended(p_id[i], {seed}));
-        -- The lock in a statement of its own: the look that follows must be younger than it.
-        PERFORM pg_advisory_xact_lock(uuid_hash_extended(p_id[i], {seed} + 1)) FROM unnest(v_may) i;
+        -- The lock is a statement of its own: the snapshot of the next read must be taken after it.
+        PERFORM pg_advisory_xact_lock(uuid_hash_extended(p_id[i], {seed} + 1))
+        FROM unnest(v_allowed) i;
         n := {schema}.clock_1(p_now, p_not_after);
-        v_told := n;
+        v_reported := n;
         at := n;
         RETURN NEXT;
     ELSIF p_guard THEN
-        SELECT array_agg(u.ord) INTO v_may FROM unnest(p_id) WITH ORDINALITY AS u(id, ord)
+        SELECT array_agg(u.ord) INTO v_allowed FROM unnest(p_id) WITH ORDINALITY AS u(id, ord)
         WHERE NOT pg_try_advisory_xact_lock_shared(uuid_hash_extended(u.id, {seed}));
-        IF v_may IS NOT NULL THEN  -- some are held: keep the others
-            SELECT coalesce(array_agg(i), '{}') INTO v_may FROM generate_subscripts(p_id, 1) i
-            WHERE i <> ALL (v_may);
+        IF v_allowed IS NOT NULL THEN  -- these are held: keep the others
+            SELECT coalesce(array_agg(i), '{}') INTO v_allowed FROM generate_subscripts(p_id, 1) i
+            WHERE i <> ALL (v_allowed);
         END IF;
     END IF;
 
-    FOR turn IN 1 .. 20 LOOP
-        IF turn > 1 OR (p_how = 0 AND p_slots = 1) THEN
+    FOR v_try IN 1 .. 20 LOOP
+        IF v_try > 1 OR (p_how = 0 AND p_slots = 1) THEN
             IF v_waited THEN
                 n := {schema}.clock_1(p_now, p_not_after);
                 v_waited := false;
@@ -299,8 +305,8 @@ BEGIN
                     p_scope, p_operation, p_key, p_keep_unknown) WITH ORDINALITY
                     AS u(id, owner, fingerprint, lease, keep, audit, retry_safe,
                         scope, operation, key, keep_unknown, ord)
-                WHERE (v_todo IS NULL OR u.ord = ANY (v_todo))
-                    AND (v_may IS NULL OR u.ord = ANY (v_may))
+                WHERE (v_open IS NULL OR u.ord = ANY (v_open))
+                    AND (v_allowed IS NULL OR u.ord = ANY (v_allowed))
                     AND (v_seen IS NULL OR u.ord <> ALL (v_seen))
                 ON CONFLICT DO NOTHING
                 RETURNING t.id
@@ -311,7 +317,7 @@ BEGIN
                 IF v_floor >= n THEN
                     UPDATE {schema}.records t SET fence = v_floor + 1 WHERE t.id = ANY (v_fresh);
                 END IF;
-                IF n <> v_told OR v_floor >= n THEN
+                IF n <> v_reported OR v_floor >= n THEN
                     at := n;
                     wrote := true;
                     FOR r IN
@@ -326,10 +332,10 @@ BEGIN
                 END IF;
             END IF;
             EXIT WHEN v_left = 0;
-            v_waited := true;  -- whoever is writing one of the others was waited for
+            v_waited := true;  -- the insert may have waited for a writer of one of the others
             IF v_fresh IS NOT NULL THEN
-                SELECT array_agg(i) INTO v_todo FROM generate_subscripts(p_id, 1) i
-                WHERE (v_todo IS NULL OR i = ANY (v_todo)) AND p_id[i] <> ALL (v_fresh);
+                SELECT array_agg(i) INTO v_open FROM generate_subscripts(p_id, 1) i
+                WHERE (v_open IS NULL OR i = ANY (v_open)) AND p_id[i] <> ALL (v_fresh);
             END IF;
         END IF;
 
@@ -338,14 +344,14 @@ BEGIN
             v_waited := false;
         END IF;
         v_seen := '{}';
-        v_answered := '{}';
+        v_replied := '{}';
         FOR r IN
             SELECT u.ord::integer AS ord, t AS rec,
                 {schema}.claim_rule_1(t, u.owner, u.fingerprint, u.retry_safe, n) AS rule
             FROM unnest(p_id, p_owner, p_fingerprint, p_retry_safe) WITH ORDINALITY
                 AS u(id, owner, fingerprint, retry_safe, ord)
             JOIN {schema}.records t ON t.id = u.id
-            WHERE v_todo IS NULL OR u.ord = ANY (v_todo)
+            WHERE v_open IS NULL OR u.ord = ANY (v_open)
         LOOP
             at := n;
             ord := r.ord;
@@ -354,7 +360,7 @@ BEGIN
             v_seen := v_seen || ord;
             IF v_rule = 0 THEN
                 wrote := false;
-            ELSIF ord <> ALL (v_may) THEN
+            ELSIF ord <> ALL (v_allowed) THEN
                 wrote := NULL;
             ELSE
                 v_waited := true;
@@ -366,13 +372,13 @@ BEGIN
                         rec, p_owner[ord], p_fingerprint[ord], p_retry_safe[ord], at);
                 END IF;
                 wrote := v_rule > 0;
-                CONTINUE WHEN wrote AND NOT {schema}.rewrite_1(  -- it changed: look again
+                CONTINUE WHEN wrote AND NOT {schema}.rewrite_1(  -- it has changed: read again
                     rec, v_rule, at, p_owner[ord], p_fingerprint[ord], p_lease[ord], p_keep[ord],
                     p_audit[ord], p_retry_safe[ord], p_scope[ord], p_operation[ord], p_key[ord],
                     p_keep_unknown[ord]);
             END IF;
             RETURN NEXT;
-            v_answered := v_answered || ord;
+            v_replied := v_replied || ord;
             v_left := v_left - 1;
         END LOOP;
         EXIT WHEN v_left = 0;
@@ -381,15 +387,15 @@ BEGIN
         wrote := NULL;
         FOR ord IN
             SELECT i FROM generate_subscripts(p_id, 1) i
-            WHERE (v_todo IS NULL OR i = ANY (v_todo)) AND i <> ALL (v_seen) AND i <> ALL (v_may)
+            WHERE (v_open IS NULL OR i = ANY (v_open)) AND i <> ALL (v_seen) AND i <> ALL (v_allowed)
         LOOP
-            RETURN NEXT;  -- perhaps that transaction has inserted it
-            v_answered := v_answered || ord;
+            RETURN NEXT;  -- perhaps the transaction that holds the key has inserted it
+            v_replied := v_replied || ord;
             v_left := v_left - 1;
         END LOOP;
         EXIT WHEN v_left = 0;
-        SELECT array_agg(i) INTO v_todo FROM generate_subscripts(p_id, 1) i
-        WHERE (v_todo IS NULL OR i = ANY (v_todo)) AND i <> ALL (v_answered);
+        SELECT array_agg(i) INTO v_open FROM generate_subscripts(p_id, 1) i
+        WHERE (v_open IS NULL OR i = ANY (v_open)) AND i <> ALL (v_replied);
     END LOOP;
     IF v_left > 0 THEN
         RAISE EXCEPTION 'oncekey: keys changed under every look' USING ERRCODE = '40001';
@@ -397,8 +403,8 @@ BEGIN
 END
 $claim$;
 
--- When to look at a record that ends now: as its claim has written it where that will do, so that no
--- index is touched; not where a sweeper has put it off.
+-- When to sweep a record that ends now. If possible that is the value its claim has written, so that no
+-- index changes; not if a sweeper has postponed it.
 CREATE FUNCTION {schema}.sweep_at_1(t {schema}.records, p_state smallint, n bigint) RETURNS bigint
 LANGUAGE sql IMMUTABLE AS $sweep$
     SELECT CASE
@@ -409,9 +415,9 @@ LANGUAGE sql IMMUTABLE AS $sweep$
     END
 $sweep$;
 
--- A batch of finishes, as compare-and-set: of the pending owner, or of the owner of a record that was
--- given up as unknown, who is the only witness. One that is not mentioned has ended its record; any
--- other is answered by the record there is, under its negated number.
+-- A batch of finishes by compare-and-set: of the owner of a pending record, or of the owner of a record
+-- that became unknown, who alone knows how it ended. A finish without a row has ended its record; every
+-- other one has a row with the record it found and its negated number.
 CREATE FUNCTION {schema}.finish_1(
     p_now bigint, p_guard boolean,
     p_id uuid[], p_owner uuid[], p_fence bigint[], p_state smallint[], p_body bytea[]
@@ -419,7 +425,7 @@ CREATE FUNCTION {schema}.finish_1(
 LANGUAGE plpgsql VOLATILE AS $finish$
 DECLARE
     n CONSTANT bigint := coalesce(p_now, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint);
-    v_barred integer[];
+    v_held integer[];
     v_free integer[];
     v_done uuid[];
 BEGIN
@@ -438,15 +444,15 @@ BEGIN
         END IF;
     END IF;
     IF p_guard THEN
-        SELECT array_agg(u.ord) INTO v_barred FROM unnest(p_id) WITH ORDINALITY AS u(id, ord)
+        SELECT array_agg(u.ord) INTO v_held FROM unnest(p_id) WITH ORDINALITY AS u(id, ord)
         WHERE NOT pg_try_advisory_xact_lock_shared(uuid_hash_extended(u.id, {seed}));
-        IF v_barred IS NOT NULL THEN
-            -- A transaction runs this key. It has written the record only if the lease was over.
+        IF v_held IS NOT NULL THEN
+            -- A transaction runs this key. It has written the record only if the lease had ended.
             SELECT array_agg(s.i) INTO v_free FROM (
-                SELECT u.i FROM unnest(v_barred) u(i) JOIN {schema}.records t ON t.id = p_id[u.i]
+                SELECT u.i FROM unnest(v_held) u(i) JOIN {schema}.records t ON t.id = p_id[u.i]
                 FOR UPDATE OF t SKIP LOCKED
             ) s;
-            SELECT array_agg(i) INTO v_barred FROM unnest(v_barred) i
+            SELECT array_agg(i) INTO v_held FROM unnest(v_held) i
             WHERE v_free IS NULL OR i <> ALL (v_free);
         END IF;
     END IF;
@@ -458,7 +464,7 @@ BEGIN
             AS u(id, owner, fence, state, body, ord)
         WHERE t.id = u.id AND t.owner = u.owner AND t.fence = u.fence
             AND (t.state = 1 OR (t.state = 4 AND u.state <> 4))
-            AND (v_barred IS NULL OR u.ord <> ALL (v_barred))
+            AND (v_held IS NULL OR u.ord <> ALL (v_held))
         RETURNING t.id
     )
     SELECT array_agg(done.id) INTO v_done FROM done;
@@ -467,15 +473,15 @@ BEGIN
     END IF;
     RETURN QUERY
     SELECT n, -u.ord::integer,
-        CASE WHEN v_barred IS NULL OR u.ord <> ALL (v_barred) THEN false END, t
+        CASE WHEN v_held IS NULL OR u.ord <> ALL (v_held) THEN false END, t
     FROM unnest(p_id) WITH ORDINALITY AS u(id, ord) LEFT JOIN {schema}.records t ON t.id = u.id
     WHERE v_done IS NULL OR u.id <> ALL (v_done);
 END
 $finish$;
 
--- Where these tables are: which database of which cluster. A standby that is promoted is still there;
--- what was restored from a dump or made from a template is elsewhere. With the rights of whoever made
--- the tables, so that every role gets the same answer.
+-- The place of these tables: the database and its cluster. A standby keeps its place when it is
+-- promoted; a database restored from a dump or made from a template has another place. The function
+-- runs with the rights of the tables' creator, so that every role gets the same result.
 CREATE FUNCTION {schema}.place_1() RETURNS text
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog AS $place$
 DECLARE
@@ -488,14 +494,15 @@ END
 $place$;
 INSERT INTO {schema}.meta (name, value) VALUES ('place', convert_to({schema}.place_1(), 'UTF8'));
 
--- The same for people.
+-- The place of these tables, for messages.
 CREATE FUNCTION {schema}.address_1() RETURNS text LANGUAGE sql STABLE AS $address$
     SELECT format('database %L on %s', current_database(),
         coalesce(host(inet_server_addr()) || ':' || inet_server_port(), 'a local socket'))
 $address$;
 
--- The store's identity. Tables that were copied to another place get one of their own here, so that
--- two stores never pass for one. Who may not write, or reads a standby, is told what is there.
+-- The store's identity. Tables that were copied to another place get a new identity here, so that two
+-- stores are never taken for one. A role without the right to write, or on a standby, reads the present
+-- identity.
 CREATE FUNCTION {schema}.identify_1(OUT identity bytea, OUT address text)
 LANGUAGE plpgsql VOLATILE AS $identify$
 DECLARE
@@ -505,7 +512,7 @@ BEGIN
     IF EXISTS (SELECT FROM {schema}.meta m WHERE m.name = 'place' AND m.value <> v_place) THEN
         BEGIN
             UPDATE {schema}.meta m SET value = v_place WHERE m.name = 'place' AND m.value <> v_place;
-            IF FOUND THEN  -- and nobody else was faster
+            IF FOUND THEN  -- no other session was faster
                 UPDATE {schema}.meta m SET value = uuid_send(gen_random_uuid())
                 WHERE m.name = 'identity';
             END IF;
@@ -517,7 +524,7 @@ BEGIN
 END
 $identify$;
 
--- What a guarantee rests on, in few words (see durability.py): it may change while the server runs.
+-- The settings that the guarantee depends on (see durability.py). They may change while the server runs.
 CREATE FUNCTION {schema}.settings_1() RETURNS text LANGUAGE sql STABLE AS $settings$
     SELECT concat_ws(' ', current_setting('fsync'), current_setting('full_page_writes'),
         current_setting('synchronous_standby_names') !~ '^\s*$', pg_is_in_recovery(),
@@ -525,27 +532,30 @@ CREATE FUNCTION {schema}.settings_1() RETURNS text LANGUAGE sql STABLE AS $setti
         (SELECT count(*) FROM pg_replication_slots WHERE slot_type = 'logical' AND active))
 $settings$;
 
--- What a caller's transaction meets: the record, and whether the transaction may write it:
--- `locked` is null, another one holds the key; true, this one now does; false, the record answers
--- by itself, and replays and rejections take no lock. `at` is null where the connection leads to
--- another store than p_store; then r_note says where to. `settings` are given where asked for.
+-- Joins a caller's transaction: reads a record, and locks its key if the transaction may write it.
+-- `locked`:
+--   null    another transaction holds the key
+--   true    this transaction now holds it
+--   false   no lock is needed: the record gives the reply, a replay or a rejection
+-- `at` is null if the connection leads to another store than p_store; then r_note says where to.
+-- `settings` are returned if p_settings is true.
 --
 -- p_how    0 to run the operation   1 only to look   2 to decide an unknown key
 --
--- A lock is no obstacle to who has it already, so the keys this transaction is running are named in
--- a setting of its own, which ends with it and is undone with its savepoints, as the lock is.
--- `left_open` counts the savepoints that finished runs have left in this transaction.
-CREATE FUNCTION {schema}.enlist_1(
+-- A transaction may take a lock again that it already has, so the keys it is running are listed in a
+-- setting of its own. The setting ends with the transaction and is rolled back with its savepoints, as
+-- the lock is. `open_savepoints` counts the savepoints that finished runs have left in this transaction.
+CREATE FUNCTION {schema}.join_1(
     p_now bigint, p_ring boolean, p_id uuid, p_owner uuid, p_fingerprint bytea, p_store bytea,
     p_how integer, p_settings boolean,
-    OUT at bigint, OUT left_open integer, OUT locked boolean,
+    OUT at bigint, OUT open_savepoints integer, OUT locked boolean,
     OUT r_id bytea, OUT r_state smallint, OUT r_fingerprint bytea, OUT r_owner bytea,
     OUT r_fence bigint, OUT r_attempt integer, OUT r_retry_safe boolean, OUT r_created_at bigint,
     OUT r_lease_until bigint, OUT r_finished_at bigint, OUT r_keep bigint, OUT r_audit bigint,
     OUT r_scope text, OUT r_operation text, OUT r_key text, OUT r_steps bytea, OUT r_body bytea,
     OUT r_note text, OUT r_keep_unknown bigint, OUT r_revision integer, OUT floor bigint,
     OUT settings text
-) LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $enlist$
+) LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $join$
 DECLARE
     n CONSTANT bigint := coalesce(p_now, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint);
     v_name CONSTANT text := p_id::text || '/{seed} ';
@@ -565,7 +575,7 @@ BEGIN
             USING ERRCODE = 'OK001';
     END IF;
     at := n;
-    left_open := coalesce(nullif(current_setting('oncekey.left_open', true), ''), '0');
+    open_savepoints := coalesce(nullif(current_setting('oncekey.open_savepoints', true), ''), '0');
     locked := false;
     SELECT o.* INTO t FROM {schema}.records o WHERE o.id = p_id;
     IF FOUND THEN
@@ -589,7 +599,7 @@ BEGIN
         IF current_setting('synchronous_commit') IN ('off', 'local') THEN
             PERFORM set_config('synchronous_commit', 'on', true);
         END IF;
-        -- The look in a statement of its own: it must be younger than the lock.
+        -- Read again in a statement of its own: its snapshot must be taken after the lock.
         SELECT o.* INTO t FROM {schema}.records o WHERE o.id = p_id;
     END IF;
     IF t.id IS NULL THEN
@@ -617,12 +627,12 @@ BEGIN
         r_revision := t.revision;
     END IF;
 END
-$enlist$;
+$join$;
 
--- The outcome of an operation that this transaction runs, as a whole record: in place of the
--- version it met (p_old_fence, p_old_revision), or new where it met none. Raises
---   OK002   somebody else has ended the key meanwhile
---   OK003   the claim is gone: this is another transaction, or was rolled back to before the claim
+-- Writes the outcome of an operation that this transaction runs, as a whole record: in place of the
+-- version it read (p_old_fence, p_old_revision), or as a new record if there was none. Raises
+--   OK002   another owner has ended the key meanwhile
+--   OK003   the claim is gone: this is another transaction, or one rolled back to before the claim
 CREATE FUNCTION {schema}.record_1(
     p_now bigint, p_id uuid, p_old_fence bigint, p_old_revision integer, p_archive boolean,
     p_leave boolean, p_slot smallint,
@@ -653,7 +663,7 @@ BEGIN
             p_scope, p_operation, p_key, p_steps, p_body, p_note, p_keep_unknown)
         ON CONFLICT DO NOTHING;
     ELSE
-        -- Whoever is writing this row at this moment is first: never wait for them.
+        -- If another session is writing this row, that session wins: never wait for it.
         PERFORM 1 FROM {schema}.records t
         WHERE t.id = p_id AND t.fence = p_old_fence AND t.revision = p_old_revision
         FOR UPDATE SKIP LOCKED;
@@ -685,8 +695,8 @@ BEGIN
     END IF;
     PERFORM set_config('oncekey.running', replace(v_running, v_name, ''), true);
     IF p_leave THEN
-        PERFORM set_config('oncekey.left_open', (1 + coalesce(
-            nullif(current_setting('oncekey.left_open', true), ''), '0')::integer)::text, true);
+        PERFORM set_config('oncekey.open_savepoints', (1 + coalesce(
+            nullif(current_setting('oncekey.open_savepoints', true), ''), '0')::integer)::text, true);
     END IF;
 END
 $record$;

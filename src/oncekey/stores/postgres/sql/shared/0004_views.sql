@@ -1,28 +1,28 @@
--- What operators read: where every key stands, and its steps with their results.
+-- The operators' views: the state of every key, and its steps with their results.
 -- compatible: 3
 --
--- Nothing of oncekey reads these views; they are for people, reports and dashboards. A role that
--- may read them, and neither the tables nor change anything:
+-- oncekey itself does not read these views; they are for people, reports and dashboards. To let a
+-- role read them, without access to the tables and without the right to change anything:
 --
 --     GRANT USAGE ON SCHEMA {schema} TO support;
 --     GRANT SELECT ON {schema}.operations, {schema}.steps TO support;
 --
--- The functions below may be executed by everybody, unless that right was taken from PUBLIC:
+-- Every role may execute the functions below, unless that right was revoked from PUBLIC:
 --
 --     GRANT EXECUTE ON FUNCTION {schema}.answer_1(bytea), {schema}.steps_1(bytea) TO support;
 --
--- Answers may hold what not everybody should see. Where that is so, grant columns only:
+-- Answers may hold confidential data. If so, grant single columns only:
 -- GRANT SELECT (id, tag, scope, operation, state, created_at) ON {schema}.operations TO support;
 --
--- A key is found fast by its id. Anything else reads the whole table, and while it does, the ring
--- cannot empty a slot: keep such a look short.
+-- A key is found fast by its id. Any other query reads the whole table, and while it runs, the ring
+-- cannot empty a slot: keep such queries short.
 
--- An outcome as JSON text; null for what is not JSON, not text at all, or of another release.
--- Bytes: version, kind (value, error, tombstone), length of the codec's name, that name, the rest.
+-- An outcome as JSON text; null if it is not JSON, not text at all, or was written by another release.
+-- Its bytes: version, kind (value, error, tombstone), length of the codec's name, that name, the body.
 CREATE FUNCTION {schema}.answer_1(p_body bytea) RETURNS text
 LANGUAGE plpgsql STABLE STRICT AS $answer$
 DECLARE
-    v CONSTANT bytea := p_body || ''::bytea;  -- unpacked once, not for every byte looked at
+    v CONSTANT bytea := p_body || ''::bytea;  -- decompressed once, not for every byte that is read
     v_text text;
 BEGIN
     IF length(v) < 3 OR get_byte(v, 0) <> 1 OR get_byte(v, 1) NOT BETWEEN 1 AND 3 THEN
@@ -31,7 +31,7 @@ BEGIN
     IF encode(substring(v FROM 4 FOR get_byte(v, 2)), 'escape')
         NOT IN ('json', 'dataclass', 'pydantic')
     THEN
-        RETURN NULL;  -- a codec of the user's: whatever it wrote is its own affair
+        RETURN NULL;  -- written by a codec of the user's: its format is unknown
     END IF;
     v_text := convert_from(substring(v FROM 4 + get_byte(v, 2)), 'UTF8');
     PERFORM v_text::json;
@@ -41,8 +41,8 @@ EXCEPTION WHEN data_exception OR program_limit_exceeded THEN
 END
 $answer$;
 
--- The steps of one record as rows. A row without a name stands for bytes that cannot be read.
--- Bytes: version, then for each step a head (u16 length of the name, u8 done, i64 time, u32 length
+-- The steps of one record as rows. A row without a name stands for bytes that cannot be decoded.
+-- The bytes: version, then for each step a head (u16 length of the name, u8 done, i64 time, u32 length
 -- of the body), its name and its body.
 CREATE FUNCTION {schema}.steps_1(p_steps bytea)
 RETURNS TABLE (number integer, name text, done boolean, at timestamptz, body bytea)
@@ -50,7 +50,7 @@ LANGUAGE plpgsql STABLE STRICT ROWS 5 AS $steps$
 DECLARE
     v CONSTANT bytea := p_steps || ''::bytea;
     v_end CONSTANT integer := length(v);
-    v_head integer := 1;  -- where the next step begins
+    v_head integer := 1;  -- the offset of the next step
     v_body_from integer;
     v_next bigint;
 BEGIN
@@ -90,10 +90,10 @@ EXCEPTION WHEN data_exception THEN
 END
 $steps$;
 
--- One row per key in its present generation, in the words of `oncekey show`. A dead owner's key is
--- unknown from the moment its lease is over, before anybody has met it; `absent` was freed; what
--- has expired keeps the state it had; what stays until somebody decides it has no expires_at. `tag` is the key's name in logs, `key` is filled only where
--- raw keys are stored.
+-- One row per key in its present generation, in the terms of `oncekey show`. A dead owner's key is
+-- unknown as soon as its lease has ended, even if nobody has read it since; `absent` was freed; an
+-- expired key keeps the state it had; a key that stays until somebody decides it has no expires_at.
+-- `tag` is the key's name in logs; `key` is filled only if raw keys are stored.
 CREATE VIEW {schema}.operations AS
 SELECT r.id, left(replace(r.id::text, '-', ''), 12) AS tag, r.scope, r.operation, r.key,
     CASE
@@ -120,8 +120,8 @@ CROSS JOIN LATERAL (
 ) e
 CROSS JOIN LATERAL (SELECT substring(r.body FROM 1 FOR 3) AS head) h;
 
--- One row per step, in order. An unfinished step may have reached the other side: `intent` is the
--- child key it was sent with, to be asked for there.
+-- One row per step, in order. An unfinished step may have reached the other service: `intent` is the
+-- child key it was sent with, under which to ask there.
 CREATE VIEW {schema}.steps AS
 SELECT r.id, r.scope, r.operation, r.key, s.number, s.name AS step, s.done, s.at,
     CASE WHEN s.done THEN {schema}.answer_1(s.body) END AS result,

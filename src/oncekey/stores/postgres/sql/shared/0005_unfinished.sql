@@ -1,21 +1,21 @@
--- What was claimed lately, to be looked through for what has not ended (see unfinished.py).
+-- An index of recent claims, from which the unfinished records are listed (see unfinished.py).
 -- compatible: 3
 --
--- By the fence: the time of the latest claim. A finish does not change it, nor do renewals and
--- steps, so their updates stay heap-only. An index of what has not ended would be smaller, and every
--- finish would have to touch it, and the row's other indexes with it.
+-- It is by the fence, the time of the latest claim. Finishes, renewals and steps do not change the
+-- fence, so their updates stay heap-only. An index of unfinished records would be smaller, but every
+-- finish would have to change it, and the row's other indexes with it.
 --
--- `fence + 0`, so that nothing but the listing can use it. All claims of a batch have one fence, and
--- finishes name the fence they must find: by an index of the bare column, which looks as selective
--- as the key's own to the planner, each of them would read the whole batch.
+-- It is of `fence + 0`, so that only the listing can use it. All claims of a batch have the same fence,
+-- and finishes name the fence they must find. An index of the bare column looks to the planner as
+-- selective as the key's own; by it, each finish would read the whole batch.
 --
--- A b-tree, not BRIN: that reads every page that was not summarized yet, so it is as slow as
--- vacuum is late. This one costs a claim 64 bytes of WAL, and grows at one end.
+-- It is a b-tree and not BRIN, which reads every page that was not summarized yet and so is as slow as
+-- vacuum is late. This index costs a claim 64 bytes of WAL, and grows at one end.
 --
--- It is made while claims wait. Where that takes too long, make it beforehand:
+-- Claims wait while the index is created. If that would take too long, create it beforehand:
 --
 --     CREATE INDEX CONCURRENTLY records_fence ON {schema}.records ((fence + 0));
 --
 -- (on the ring for each slot, records_0 and so on, and for records_kept; then this attaches them). If
--- that fails it leaves an invalid index: drop it before you go on, else nothing would be built here.
+-- that fails it leaves an invalid index: drop it before you go on, or nothing is created here.
 CREATE INDEX IF NOT EXISTS records_fence ON {schema}.records ((fence + 0));

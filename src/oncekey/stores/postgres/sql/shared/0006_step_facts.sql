@@ -1,21 +1,21 @@
--- The operators' view of steps, with what the other side called what it did, and what was sent.
+-- The operators' view of steps, with the other service's id and status of each step, and its request.
 -- compatible: 3
 --
 -- The view is replaced in place, which can only add columns at its end: grants on it stay, and so do
--- views and reports that were built on it. Dropping it would fail where there are such views, and
--- otherwise take every grant with it, unnoticed until somebody needs it. Where EXECUTE was taken from
--- PUBLIC, a role that reads this view needs it on answer_1, steps_1 and step_1; those that have it
--- on the first two are given it on the third here.
+-- views and reports that were built on it. Dropping it would fail if there are such views, and would
+-- otherwise drop every grant, unnoticed until somebody needs it. If EXECUTE was revoked from PUBLIC, a
+-- role that reads this view needs it on answer_1, steps_1 and step_1; roles that have it on the first
+-- two get it on the third here.
 
--- What is written down about one step, taken apart as core/step_format.py does; all null where that cannot
--- be. Bytes: version, u16 length of the facts, the facts as a JSON object, the envelope of an
--- outcome (see answer_1).
+-- The stored body of one step, decoded as core/step_format.py does; all null if it cannot be decoded.
+-- The bytes: version, u16 length of the facts, the facts as a JSON object, the envelope of an outcome
+-- (see answer_1).
 CREATE FUNCTION {schema}.step_1(
     p_body bytea, OUT child_key text, OUT external_id text, OUT status text, OUT content bytea
 ) LANGUAGE plpgsql STABLE STRICT AS $step$
 DECLARE
-    v CONSTANT bytea := p_body || ''::bytea;  -- unpacked once, not for every byte looked at
-    v_end integer;  -- of the facts
+    v CONSTANT bytea := p_body || ''::bytea;  -- decompressed once, not for every byte that is read
+    v_end integer;  -- the end of the facts
     v_facts json;
 BEGIN
     IF length(v) < 3 OR get_byte(v, 0) <> 1 THEN
@@ -30,7 +30,7 @@ BEGIN
         RETURN;
     END IF;
     content := substring(v FROM v_end + 1);
-    -- The content stands, whatever is among the facts: JSON may hold what no text here can (\u0000).
+    -- The content is returned even if the facts fail: JSON may hold what text here cannot (\u0000).
     child_key := v_facts ->> 'key';
     external_id := v_facts ->> 'external_id';
     status := v_facts ->> 'status';
@@ -39,8 +39,8 @@ EXCEPTION WHEN data_exception OR program_limit_exceeded THEN
 END
 $step$;
 
--- Whoever may execute what the view called so far may execute this too, and nobody else: that is
--- everybody, unless the right was taken from PUBLIC and given to some.
+-- The roles that may execute what the view called so far may execute this function too, and no other:
+-- that is every role, unless the right was revoked from PUBLIC and granted to some.
 DO $rights$
 DECLARE
     v_function CONSTANT text := '{schema_text}.step_1(bytea)';
@@ -57,10 +57,10 @@ BEGIN
 END
 $rights$;
 
--- One row per step of the operation's own, in order; what oncekey keeps there for itself is not
--- shown. An unfinished step may have reached the other side: `intent` is the child key it was sent
--- with, to be asked for there, and `request` what was to be sent, where that was kept. A finished
--- one has its `result`, and the other side's names for it: `external_id` and `status`.
+-- One row per step of the operation, in order; oncekey's internal steps are not shown. An unfinished
+-- step may have reached the other service: `intent` is the child key it was sent with, under which to
+-- ask there, and `request` is what was to be sent, if that was stored. A finished step has its
+-- `result`, and the other service's `external_id` and `status` for it.
 CREATE OR REPLACE VIEW {schema}.steps AS
 SELECT r.id, r.scope, r.operation, r.key, s.number, s.name AS step, s.done, s.at,
     CASE WHEN s.done THEN {schema}.answer_1(f.content) END AS result,

@@ -1,5 +1,5 @@
--- One row per key in its present generation. A rowid table with the id beside it: rows append
--- densely, and finishing one touches neither index.
+-- One row per key in its present generation. It is a rowid table with the id as a column: rows are
+-- appended densely, and a finish changes neither index.
 CREATE TABLE oncekey_records (
     n INTEGER PRIMARY KEY,
     id BLOB NOT NULL UNIQUE,
@@ -18,8 +18,8 @@ CREATE TABLE oncekey_records (
     operation TEXT NOT NULL,
     "key" TEXT NOT NULL,
     keep_unknown INTEGER NOT NULL,
-    -- When to look whether the record is garbage. Written by the claim, by the sweeper where it came
-    -- too early, and by what ends a record that had been put off.
+    -- When to check whether the record is garbage. Written by the claim, by the sweeper if it came
+    -- too early, and by the command that ends a postponed record.
     sweep_at INTEGER NOT NULL,
     steps BLOB NOT NULL,
     note TEXT NOT NULL,
@@ -28,7 +28,7 @@ CREATE TABLE oncekey_records (
 
 CREATE INDEX oncekey_records_sweep ON oncekey_records (sweep_at);
 
--- Past generations of keys, readable until their audit window ends.
+-- Past generations of keys, which can be read until their audit window ends.
 CREATE TABLE oncekey_history (
     id BLOB NOT NULL,
     fence INTEGER NOT NULL,

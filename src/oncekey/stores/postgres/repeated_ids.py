@@ -1,0 +1,57 @@
+"""Commands of one batch that have the same id: they are applied one after the other.
+
+In a herd on one key most claims of a batch have the same id. The reply to the second and later ones
+usually follows from the reply to the first, so they are answered without a statement. This module
+knows no statement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from oncekey.core.commands import Claim, Claimed, Command, Reply
+from oncekey.core.state_machine import reply_to_duplicate
+
+# Some commands of a batch, by their position in it.
+Positioned = dict[int, Command]
+
+
+def split_by_id(commands: Sequence[Command]) -> list[Positioned]:
+    """The commands in groups of distinct ids: one group, unless an id occurs twice."""
+    groups: list[Positioned] = [{}]
+    seen: dict[bytes, int] = {}
+    for i, command in enumerate(commands):
+        number = seen.get(command.id, 0)
+        seen[command.id] = number + 1
+        if number == len(groups):
+            groups.append({})
+        groups[number][i] = command
+    return groups
+
+
+class EarlierReplies:
+    """The replies to a batch's claims, for later claims of the same ids."""
+
+    def __init__(self) -> None:
+        self.owners: dict[bytes, bytes | None] = {}  # of the records that were read
+        self._last: dict[bytes, tuple[Claim, Reply] | None] = {}
+
+    def note(self, group: Positioned, replies: list[Reply | None]) -> None:
+        """Remember the replies to a group of commands."""
+        for i, command in group.items():
+            reply = replies[i]
+            known = type(command) is Claim and reply is not None
+            self._last[command.id] = (command, reply) if known else None  # type: ignore[assignment]
+            if type(command) is Claim and type(reply) is Claimed:
+                self.owners[command.id] = command.owner
+
+    def reply_to(self, i: int, command: Command, replies: list[Reply | None]) -> bool:
+        """Set the reply to the command at position `i`, if it follows from an earlier one. True if
+        it does."""
+        last = self._last.get(command.id)
+        if last is None or type(command) is not Claim or command.id not in self.owners:
+            return False
+        if command.owner in (last[0].owner, self.owners[command.id]):
+            return False  # the same claim again, because its reply was lost
+        replies[i] = reply_to_duplicate(*last, command)
+        return replies[i] is not None
