@@ -164,7 +164,8 @@ def run(key, here=None):
 def sessions():
     pool = once._store._database.pool
     if driver == "psycopg":
-        return sorted(pooled.connection.info.backend_pid for pooled in pool._by_process[os.getpid()].idle)
+        idle = pool._by_process[os.getpid()].idle
+        return sorted(pooled.connection.info.backend_pid for pooled in idle)
     return sorted(pooled.connection.get_server_pid() for pooled in pool._by_loop[loop].idle)
 
 me = os.getpid()
