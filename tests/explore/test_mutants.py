@@ -242,7 +242,7 @@ MORE = (
     ),
     _mutant(
         "x20", "the sweeper forgets the fences it deletes", program,
-        "            yield from _raise_floor(max(record.fence for record in garbage))\n", "",
+        "            yield from _raise_fence_floor(max(record.fence for record in garbage))\n", "",
         "a key from before the clock was set back", "I6",
     ),
     _mutant(
