@@ -1,8 +1,8 @@
-"""Real servers for tests and benchmarks, started on the loopback and gone when the run is.
+"""Real servers for tests and benchmarks: they listen on the loopback and end with the run.
 
-`Postgres`, `PgBouncer` in front of one, and `Proxy`, which breaks connections on demand; `Uvicorn`,
-`Hypercorn`, `Granian` and `Gunicorn` for apps. A server that cannot be had here raises
-`ServerMissing`.
+There are `Postgres`, `PgBouncer` in front of one, and `Proxy`, which breaks connections on demand.
+`Uvicorn`, `Hypercorn`, `Granian` and `Gunicorn` serve apps. A server that is not installed and
+cannot be fetched raises `ServerMissing`; `require` turns that into a skip or a failure.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Programs from Debian's archive without being root: download, unpack into a cache, run there.
+"""Programs from Debian's archive without root: they are downloaded and unpacked into a cache.
 
-Owns the cache folder and the talk with `apt-get` and `dpkg`. It must not know what the programs
-are for, and it never installs anything.
+This module owns the cache folder and calls `apt-get` and `dpkg`. It never installs anything, and it
+must not know what the programs are for.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from pathlib import Path
 
 from tests.support.servers.processes import ServerMissing, clean_environment
 
-_PATIENCE = ["-o", "Acquire::Retries=1", "-o", "Acquire::http::Timeout=20"]
+_NETWORK_OPTIONS = ["-o", "Acquire::Retries=1", "-o", "Acquire::http::Timeout=20"]
 _SECONDS = 180
 
 
 def cache_folder() -> Path:
-    at = os.environ.get("XDG_CACHE_HOME")
-    return (Path(at) if at else Path.home() / ".cache") / "oncekey"
+    configured = os.environ.get("XDG_CACHE_HOME")
+    return (Path(configured) if configured else Path.home() / ".cache") / "oncekey"
 
 
 def fetch(package: str, cache: Path | None = None) -> Path:
-    """The folder with the unpacked package and the libraries it needs that are not installed."""
+    """Return the folder with the unpacked package and those of its libraries that are missing."""
     folder = (cache or cache_folder()) / package
     if folder.exists():
         return folder
@@ -42,13 +42,13 @@ def fetch(package: str, cache: Path | None = None) -> Path:
         try:
             (Path(name) / "root").rename(folder)
         except OSError:
-            if not folder.exists():  # else another run was faster, and it has the same
+            if not folder.exists():  # otherwise another run was faster, with the same content
                 raise
     return folder
 
 
 def libraries(folder: Path) -> dict[str, str]:
-    """The environment in which programs of an unpacked package find its libraries."""
+    """Return the environment in which programs of an unpacked package find its libraries."""
     parents = {str(path.parent) for path in folder.glob("**/lib/**/*.so.*")}
     return {"LD_LIBRARY_PATH": ":".join(sorted(parents))}
 
@@ -65,42 +65,42 @@ def _unpack_all(package: str, work: Path) -> None:
 
 
 def _library_names(depends: str) -> list[str]:
-    """Of a `Depends` field: the libraries that are not installed here."""
+    """Return the libraries in a `Depends` field that are not installed on this machine."""
     names = re.findall(r"(?:^|,)\s*(lib[^\s,:(|]+)", depends)
     return [name for name in names if not _is_installed(name)]
 
 
 def _is_installed(package: str) -> bool:
-    said = subprocess.run(
+    query = subprocess.run(
         ["dpkg-query", "--show", "--showformat=${Status}", package],
         capture_output=True,
         text=True,
         check=False,
     )
-    return said.stdout.endswith(" installed")
+    return query.stdout.endswith(" installed")
 
 
 def _download(package: str, work: Path) -> Path:
     into = work / "download" / package
     into.mkdir(parents=True)
     try:
-        _run(["apt-get", *_PATIENCE, "download", package], into)
+        _run(["apt-get", *_NETWORK_OPTIONS, "download", package], into)
     except subprocess.SubprocessError:
-        # The machine has no lists of packages, as in a slim container: get lists of our own.
-        _run(["apt-get", *_PATIENCE, *_own_lists(work), "download", package], into)
+        # A slim container has no package lists, so they are fetched into the work folder.
+        _run(["apt-get", *_NETWORK_OPTIONS, *_private_lists(work), "download", package], into)
     return next(into.glob("*.deb"))
 
 
-def _own_lists(work: Path) -> list[str]:
+def _private_lists(work: Path) -> list[str]:
     lists, cache = work / "lists", work / "cache"
-    places = {"State::lists": lists, "Cache": cache, "Cache::archives": cache / "archives"}
+    folders = {"State::lists": lists, "Cache": cache, "Cache::archives": cache / "archives"}
     options = ["-o", "APT::Sandbox::User=root"]
-    for place, path in places.items():
-        options += ["-o", f"Dir::{place}={path}"]
+    for option, path in folders.items():
+        options += ["-o", f"Dir::{option}={path}"]
     if not lists.exists():
         (lists / "partial").mkdir(parents=True)
         (cache / "archives" / "partial").mkdir(parents=True)
-        _run(["apt-get", *_PATIENCE, *options, "update"], work)
+        _run(["apt-get", *_NETWORK_OPTIONS, *options, "update"], work)
     return options
 
 
@@ -119,5 +119,5 @@ def _run(command: Sequence[str | Path], directory: Path) -> str:
 
 
 def _reason(error: Exception) -> str:
-    said = getattr(error, "stderr", None) or str(error)
-    return str(said).strip().splitlines()[-1]
+    output = getattr(error, "stderr", None) or str(error)
+    return str(output).strip().splitlines()[-1]

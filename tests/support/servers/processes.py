@@ -1,7 +1,8 @@
-"""How a server process is started, watched and ended, whoever runs the tests.
+"""Starts, watches and ends server processes, whichever user runs the tests.
 
-Owns the user a server runs as (database servers refuse root), free ports, the scratch folder of
-this run, and the rule that nothing outlives the run. It must not know any particular server.
+This module owns the user that a server runs as (database servers refuse root), free ports, the
+scratch folder of the run, and the rule that no server outlives the run. It must not know any
+particular server.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 _NOBODY = 65534
-# Below the range from which the kernel takes the ports of outgoing connections, so that a server
-# that is down for a moment finds its port free again.
+# These are below the range of ports that the kernel gives to outgoing connections, so that a server
+# that is down for a moment finds its port free.
 _PORTS = range(20_000, 32_000)
 _PAUSE_SECONDS = 0.005
 
 
 class ServerMissing(Exception):
-    """A server is not installed here and cannot be fetched."""
+    """A server is not installed on this machine and cannot be fetched."""
 
     def __init__(self, name: str, how_to_get: str) -> None:
         super().__init__(f"{name} is not here: {how_to_get}")
@@ -40,12 +41,12 @@ class ServerMissing(Exception):
 
 
 class ServerFailed(Exception):
-    """A server is installed but did not do what it was told; the message ends with its log."""
+    """An installed server did not do what it was asked to; the message ends with its log."""
 
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """The user a server runs as: what goes before its command, and who owns its files."""
+    """The user that a server runs as: a prefix of its command, and the owner of its files."""
 
     wrapper: tuple[str, ...] = ()
     owner: int | None = None
@@ -69,7 +70,7 @@ class User:
         env: Mapping[str, str] | None = None,
         seconds: float = 120,
     ) -> str:
-        """Run to the end and give back what it printed."""
+        """Run a command to its end and return its output."""
         done = subprocess.run(
             [*self.wrapper, *map(str, command)],
             cwd=directory,
@@ -82,21 +83,21 @@ class User:
             timeout=seconds,
             **self.options(),
         )
-        said = str(done.stdout)
+        output = str(done.stdout)
         if done.returncode:
-            raise ServerFailed(f"{Path(command[0]).name} ended with {done.returncode}\n{said}")
-        return said
+            raise ServerFailed(f"{Path(command[0]).name} ended with {done.returncode}\n{output}")
+        return output
 
 
 def clean_environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment without what would turn a server or its tools elsewhere."""
+    """Return the environment without variables that would redirect a server or its tools."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
     return {**kept, "LC_ALL": "C", "TZ": "UTC", **(more or {})}
 
 
 @cache
 def server_user(program: Path, directory: Path) -> User:
-    """Who can run `program` in `directory` and is not root."""
+    """Return a user other than root that can run `program` in `directory`."""
     if os.getuid() != 0:
         return User()
     namespace = ("unshare", "--user", "--map-user=1000", "--map-group=1000", "--")
@@ -104,7 +105,7 @@ def server_user(program: Path, directory: Path) -> User:
         try:
             user.run(["/bin/sh", "-c", 'test -x . && exec "$0" --version', program], directory)
         except (OSError, subprocess.SubprocessError, ServerFailed):
-            continue  # not allowed to become this user, or it cannot read one of the two
+            continue  # root may not become this user, or the user cannot read one of the two
         return user
     raise ServerMissing(
         program.name, "it refuses to run as root, and here root cannot become another user"
@@ -113,7 +114,7 @@ def server_user(program: Path, directory: Path) -> User:
 
 @cache
 def scratch() -> Path:
-    """The folder for the data of this run, which every user may pass through; removed at exit."""
+    """Return the folder for the data of this run, open to every user and removed at exit."""
     path = Path(tempfile.mkdtemp(prefix="oncekey-servers-"))
     path.chmod(0o755)
     at_exit(lambda: shutil.rmtree(path, ignore_errors=True))
@@ -121,16 +122,16 @@ def scratch() -> Path:
 
 
 def fresh_name(prefix: str) -> str:
-    """For a folder beside those of other servers, of this process and of others."""
+    """Return a name that no other server has, of this process or of another."""
     return f"{prefix}-{secrets.token_hex(4)}"
 
 
 def at_exit(call: Callable[[], object]) -> Callable[[], object]:
-    """Have `call` done when this process ends, but not when a fork of it does. Gives the hook."""
-    here = os.getpid()
+    """Have `call` run when this process ends, but not when a fork of it ends. Returns the hook."""
+    registered_in = os.getpid()
 
     def hook() -> None:
-        if os.getpid() == here:
+        if os.getpid() == registered_in:
             call()
 
     atexit.register(hook)
@@ -138,17 +139,17 @@ def at_exit(call: Callable[[], object]) -> Callable[[], object]:
 
 
 def forget(hook: Callable[[], object]) -> None:
-    """Take back what `at_exit` gave."""
+    """Unregister a hook that `at_exit` returned."""
     atexit.unregister(hook)
 
 
-_handed_out: set[int] = set()
+_ports_given: set[int] = set()
 
 
 def free_port() -> int:
-    """A port on the loopback that nobody listens on and that this run was not given before."""
+    """Return a port that nobody listens on and that this function did not return before."""
     for port in random.sample(_PORTS, 200):
-        if port in _handed_out:
+        if port in _ports_given:
             continue
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -156,14 +157,15 @@ def free_port() -> int:
                 probe.bind(("127.0.0.1", port))
             except OSError:
                 continue
-        _handed_out.add(port)
+        _ports_given.add(port)
         return port
     raise ServerFailed("no free port on the loopback")
 
 
-def wait_until(true: Callable[[], bool], what: str, seconds: float = 30) -> None:
+def wait_until(condition: Callable[[], bool], what: str, seconds: float = 30) -> None:
+    """Poll until the condition holds; `what` describes it in the error after `seconds`."""
     end = time.monotonic() + seconds
-    while not true():
+    while not condition():
         if time.monotonic() > end:
             raise ServerFailed(f"waited {seconds:g} s in vain until {what}")
         time.sleep(_PAUSE_SECONDS)
@@ -173,7 +175,7 @@ def wait_until(true: Callable[[], bool], what: str, seconds: float = 30) -> None
 
 
 def _stat(pid: int) -> list[str]:
-    """What the kernel says of a process: state, parent, ...; empty when it is gone."""
+    """Return what the kernel knows of a process: state, parent, ...; nothing if it is gone."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -182,7 +184,7 @@ def _stat(pid: int) -> list[str]:
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process runs. One that is dead but not yet reaped by its parent does not."""
+    """True if a process runs. A zombie, which its parent has not reaped yet, does not."""
     if Path("/proc/self/stat").exists():
         return _stat(pid)[:1] not in ([], ["Z"], ["X"])
     try:
@@ -202,7 +204,7 @@ DeathSignal = Literal["SIGQUIT", "SIGKILL"]
 
 @dataclass(slots=True)
 class Process:
-    """One running server. `kill` ends it and its children as a power cut would."""
+    """One running server. `kill` ends it and its children at once, without any clean-up."""
 
     name: str
     log: Path
@@ -222,7 +224,7 @@ class Process:
         self.popen.send_signal(number)
 
     def end(self, number: signal.Signals, seconds: float = 30) -> None:
-        """Ask it to end, and kill it when it does not."""
+        """Send a signal that asks the server to end, and kill it after `seconds`."""
         children = children_of(self.pid)
         self.popen.send_signal(number)
         try:
@@ -230,26 +232,26 @@ class Process:
         except subprocess.TimeoutExpired:
             self.kill()
         else:
-            self._gone(children)
+            self._wait_until_gone(children)
 
     def kill(self) -> None:
         if self.is_running():
-            self.popen.send_signal(signal.SIGSTOP)  # it starts no more children now
+            self.popen.send_signal(signal.SIGSTOP)  # a stopped process starts no more children
             children = children_of(self.pid)
             for pid in children:
                 _kill(pid)
             self.popen.kill()
             self.popen.wait()
-            self._gone(children)
+            self._wait_until_gone(children)
 
-    def _gone(self, pids: list[int]) -> None:
+    def _wait_until_gone(self, pids: list[int]) -> None:
         wait_until(lambda: not any(map(is_running, pids)), f"the children of {self.name} are gone")
 
     def failure(self, what: str) -> ServerFailed:
         return ServerFailed(f"{self.name} {what}\n{tail(self.log)}")
 
     def wait_ready(self, ready: Callable[[], bool], seconds: float = 60) -> None:
-        """Wait until it serves; raise with its log when it ends or takes too long."""
+        """Wait until the server is ready; raise with its log if it ends or takes too long."""
         end = time.monotonic() + seconds
         while not ready():
             if not self.is_running():
@@ -264,7 +266,7 @@ def _kill(pid: int) -> None:
     try:
         os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:
-        pass  # it was faster
+        pass  # the process has ended by itself
 
 
 def launch(
@@ -284,7 +286,7 @@ def launch(
     log = directory / "log"
     with log.open("ab") as output:
         popen = subprocess.Popen(
-            [*user.wrapper, *_tied_to_us(death_signal), *map(str, command)],
+            [*user.wrapper, *_tied_to_this_process(death_signal), *map(str, command)],
             cwd=directory,
             env=clean_environment(env),
             stdin=subprocess.DEVNULL,
@@ -296,15 +298,16 @@ def launch(
     return Process(name, log, popen)
 
 
-def _tied_to_us(death_signal: DeathSignal) -> Iterator[str]:
-    """What makes the kernel signal the server when we are gone, where the machine has it."""
-    # The kernel means the thread that started it, so this is only right on the main thread.
+def _tied_to_this_process(death_signal: DeathSignal) -> Iterator[str]:
+    """Yield a prefix by which the kernel signals the server when this process is gone."""
+    # The kernel watches the thread that started the server, so only the main thread will do.
     on_main = threading.current_thread() is threading.main_thread()
     if on_main and shutil.which("setpriv"):
         yield from ("setpriv", "--pdeathsig", death_signal.removeprefix("SIG"), "--")
 
 
 def tail(log: Path, lines: int = 30) -> str:
+    """Return the last lines of a log; nothing if there is none."""
     if not log.exists():
         return ""
     return "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])

@@ -1,7 +1,8 @@
-"""A TCP proxy on the loopback that breaks connections on demand, in ways networks do.
+"""A TCP proxy on the loopback that breaks connections on demand, as networks do.
 
-Owns the links between clients and one server, and what happens to bytes on their way. It must not
-know the protocol that is spoken. Its controls are for any thread and in force when they return.
+This module owns the links between clients and one server, and what happens to the bytes in transit.
+It must not know the protocol above TCP. Any thread may call a control, and the control is in effect
+when the call returns.
 """
 
 from __future__ import annotations
@@ -17,25 +18,25 @@ from typing import Literal, Self, TypeVar, cast
 
 from tests.support.servers.processes import ServerFailed, wait_until
 
-Way = Literal["requests", "replies"]
+Direction = Literal["requests", "replies"]
 Result = TypeVar("Result")
-_RESET = struct.pack("ii", 1, 0)  # close at once, without a goodbye
+_RESET = struct.pack("ii", 1, 0)  # SO_LINGER on, 0 seconds: close sends a reset
 _SECONDS = 30
 
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """The sender closed: properly, or by a reset."""
+    """The end of what a sender sent: an orderly close, or a reset."""
 
     reset: bool
 
 
 class _Pipe(asyncio.Protocol):
-    """What one side sends, on its way to the other."""
+    """The bytes that one side sends to the other."""
 
-    def __init__(self, link: _Link, way: Way) -> None:
+    def __init__(self, link: _Link, direction: Direction) -> None:
         self.link = link
-        self.way = way
+        self.direction = direction
         self.source: asyncio.Transport | None = None
         self.other: _Pipe | None = None
         self.waiting: list[bytes | _End] = []
@@ -43,14 +44,14 @@ class _Pipe(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.source = cast(asyncio.Transport, transport)
         if self.link not in self.link.proxy.links:
-            reset(self.source)  # it was cut before it was made
+            reset(self.source)  # `cut` came before the connection was made
 
     def data_received(self, data: bytes) -> None:
-        if not self.link.swallows(self.way):
+        if not self.link.drops_reply(self.direction):
             self.push(data)
 
     def eof_received(self) -> None:
-        return None  # close our half too; connection_lost tells the other side
+        return None  # asyncio closes this half too; connection_lost informs the other side
 
     def connection_lost(self, error: Exception | None) -> None:
         self.push(_End(reset=error is not None))
@@ -68,9 +69,9 @@ class _Pipe(asyncio.Protocol):
         self.flush()
 
     def flush(self) -> None:
-        """Pass on what waits, unless this way is held."""
+        """Pass on what waits, unless this direction is held."""
         target = self.other.source if self.other is not None else None
-        if self.link.proxy.holds(self.way) or target is None:
+        if self.link.proxy.holds(self.direction) or target is None:
             return
         items, self.waiting = self.waiting, []
         for item in items:
@@ -78,12 +79,12 @@ class _Pipe(asyncio.Protocol):
                 reset(target) if item.reset else target.close()
                 self.link.proxy.links.discard(self.link)
             else:
-                self.link.passes(self.way, item)
+                self.link.note_passed(self.direction, item)
                 target.write(item)
 
 
 class _Link:
-    """One client's connection and the one behind it."""
+    """One client's connection, and the connection to the server that belongs to it."""
 
     def __init__(self, proxy: Proxy) -> None:
         self.proxy = proxy
@@ -100,7 +101,7 @@ class _Link:
             self.cut()
             return
         if self not in self.proxy.links:
-            self.cut()  # again: it was cut on the way
+            self.cut()  # again, because `cut` came during the connect
             return
         self.requests.other, self.replies.other = self.replies, self.requests
         self.flush()
@@ -118,13 +119,13 @@ class _Link:
             if pipe.source is not None:
                 reset(pipe.source)
 
-    def passes(self, way: Way, data: bytes) -> None:
-        if way == "requests" and self.proxy.wants_to_drop(data):
+    def note_passed(self, direction: Direction, data: bytes) -> None:
+        if direction == "requests" and self.proxy.wants_to_drop(data):
             self.drops = True
 
-    def swallows(self, way: Way) -> bool:
-        """Whether this is the answer that gets lost; if so, the link is cut."""
-        if way == "requests" or not self.drops:
+    def drops_reply(self, direction: Direction) -> bool:
+        """True if this reply is to be lost; then the link is cut."""
+        if direction == "requests" or not self.drops:
             return False
         self.cut()
         self.proxy.count_drop()
@@ -132,14 +133,14 @@ class _Link:
 
 
 class Proxy:
-    """`with Proxy(server.port) as proxy:` and then connect to `proxy.port` instead."""
+    """One proxy: `with Proxy(server.port) as proxy:`, then connect to `proxy.port` instead."""
 
     def __init__(self, port: int, host: str = "127.0.0.1") -> None:
         self._target = (host, port)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
         self._listener: asyncio.Server | None = None
-        self._held: set[Way] = set()
+        self._held: set[Direction] = set()
         self._drop_after: bytes = b""
         self._to_drop = 0
         self._dropped = threading.Semaphore(0)
@@ -147,7 +148,7 @@ class Proxy:
         self._tasks: set[asyncio.Task[None]] = set()
         self.port = 0
 
-    # --- life -----------------------------------------------------------------------------------
+    # --- lifetime -------------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
         self.start()
@@ -166,11 +167,11 @@ class Proxy:
         self.accept()
 
     def close(self) -> None:
-        """Reset what is open and end. It cannot be started again."""
+        """Reset every connection and end. A closed proxy cannot be started again."""
         if self._thread.is_alive():
             self.refuse()
             self.cut()
-            self._do(self._settle)
+            self._run(self._finish_tasks)
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
         self._loop.close()
@@ -178,7 +179,7 @@ class Proxy:
     # --- controls -------------------------------------------------------------------------------
 
     def cut(self) -> None:
-        """Reset every open connection, on both sides. New ones are welcome."""
+        """Reset every open connection, on both sides. New connections are accepted."""
 
         def cut_all() -> None:
             for link in tuple(self.links):
@@ -187,9 +188,10 @@ class Proxy:
         self._call(cut_all)
 
     def drop_replies(self, after: bytes = b"", times: int = 1) -> None:
-        """Lose acknowledgements: the server gets the request, the client a reset for an answer.
+        """Lose replies: the server gets the request, and the client gets a reset.
 
-        Counts from the next request that has `after` in it, such as b"COMMIT"; `times` of them.
+        after   loses the replies only to requests that contain it, such as b"COMMIT"
+        times   how many replies are lost
         """
 
         def arm() -> None:
@@ -198,23 +200,25 @@ class Proxy:
         self._call(arm)
 
     def wait_until_dropped(self, seconds: float = _SECONDS) -> None:
-        """Wait until one more reply was lost: the server has done its work by then."""
+        """Wait until one more reply was lost; the server has then done its work."""
         if not self._dropped.acquire(timeout=seconds):
             raise ServerFailed(f"no reply was lost within {seconds:g} s")
 
-    def hold(self, *ways: Way) -> None:
-        """Let nothing through until `resume`, on both ways or on the one given."""
-        self._call(lambda: self._held.update(ways or ("requests", "replies")))
+    def hold(self, *directions: Direction) -> None:
+        """Hold back everything until `resume`, in both directions or in those given."""
+        self._call(lambda: self._held.update(directions or ("requests", "replies")))
 
-    def wait_until_held(self, way: Way = "requests", seconds: float = _SECONDS) -> None:
-        """Wait until something is being held back on that way."""
+    def wait_until_held(self, direction: Direction = "requests", seconds: float = _SECONDS) -> None:
+        """Wait until something is held back in that direction."""
 
-        def something() -> bool:
-            return any(getattr(link, way).waiting for link in self.links)
+        def is_waiting() -> bool:
+            return any(getattr(link, direction).waiting for link in self.links)
 
-        wait_until(lambda: self._call(something), f"{way} are held", seconds)
+        wait_until(lambda: self._call(is_waiting), f"{direction} are held", seconds)
 
     def resume(self) -> None:
+        """Pass on what is held, and hold back nothing more."""
+
         def flush() -> None:
             self._held.clear()
             for link in tuple(self.links):
@@ -223,37 +227,37 @@ class Proxy:
         self._call(flush)
 
     def refuse(self) -> None:
-        """Refuse new connections. Those that are open stay."""
+        """Refuse new connections. Open ones stay open."""
 
         async def stop_listening() -> None:
             if self._listener is None:
                 return
-            for door in self._listener.sockets:
-                self._loop.remove_reader(door.fileno())
-            # Those being taken just now are taken first: a server that closes meanwhile forgets
-            # them, and nobody would close them.
-            taking = asyncio.all_tasks() - {asyncio.current_task()} - self._tasks
-            if taking:
-                await asyncio.wait(taking, timeout=_SECONDS)
+            for listening in self._listener.sockets:
+                self._loop.remove_reader(listening.fileno())
+            # Connections that are being accepted are waited for: asyncio's server forgets them when
+            # it closes, and nothing else would close them.
+            accepting = asyncio.all_tasks() - {asyncio.current_task()} - self._tasks
+            if accepting:
+                await asyncio.wait(accepting, timeout=_SECONDS)
             self._listener.close()
             self._listener = None
 
-        self._do(stop_listening)
+        self._run(stop_listening)
 
     def accept(self) -> None:
-        """Take connections again, on the same port."""
+        """Accept connections again, on the same port."""
 
         async def listen() -> None:
             if self._listener is None:
                 self._listener = await self._loop.create_server(
-                    self._welcome, "127.0.0.1", self.port, reuse_address=True
+                    self._new_link, "127.0.0.1", self.port, reuse_address=True
                 )
                 self.port = self._listener.sockets[0].getsockname()[1]
 
-        self._do(listen)
+        self._run(listen)
 
     def heal(self) -> None:
-        """As new: nothing is lost, held or refused any more."""
+        """Undo every control: nothing is lost, held or refused any more."""
         self.drop_replies(times=0)
         self.resume()
         self.accept()
@@ -262,10 +266,10 @@ class Proxy:
     def connections(self) -> int:
         return self._call(lambda: len(self.links))
 
-    # --- for the links, on the loop's thread ----------------------------------------------------
+    # --- what links call, on the loop's thread ----------------------------------------------------
 
-    def holds(self, way: Way) -> bool:
-        return way in self._held
+    def holds(self, direction: Direction) -> bool:
+        return direction in self._held
 
     def wants_to_drop(self, request: bytes) -> bool:
         if self._to_drop == 0 or self._drop_after not in request:
@@ -276,33 +280,33 @@ class Proxy:
     def count_drop(self) -> None:
         self._dropped.release()
 
-    def _welcome(self) -> asyncio.Protocol:
+    def _new_link(self) -> asyncio.Protocol:
         link = _Link(self)
         task = self._loop.create_task(link.connect(*self._target))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return link.requests
 
-    async def _settle(self) -> None:
+    async def _finish_tasks(self) -> None:
         for task in tuple(self._tasks):
             task.cancel()
         await asyncio.sleep(0)
-        await asyncio.sleep(0)  # closed transports say goodbye to their protocols in the first
+        await asyncio.sleep(0)  # in the first, closed transports call connection_lost
 
-    # --- crossing to it -------------------------------------------------------------------------
+    # --- calls from other threads ---------------------------------------------------------------
 
     def _call(self, function: Callable[[], Result]) -> Result:
         async def called() -> Result:
             return function()
 
-        return self._do(called)
+        return self._run(called)
 
-    def _do(self, make: Callable[[], Coroutine[None, None, Result]]) -> Result:
+    def _run(self, make: Callable[[], Coroutine[None, None, Result]]) -> Result:
         return asyncio.run_coroutine_threadsafe(make(), self._loop).result(_SECONDS)
 
 
 def reset(transport: asyncio.Transport) -> None:
-    """Close with a reset, as when the other machine has vanished and come back."""
+    """Close with a reset, as a machine does that has lost the connection by a restart."""
     sock = transport.get_extra_info("socket")
     if sock is not None and not transport.is_closing():
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)

@@ -1,6 +1,6 @@
-"""What a test says when it needs a server: have it, or skip loudly, or fail where all must run.
+"""`require`: a test that needs a server gets it, is skipped by name, or fails under `CI=true`.
 
-Owns that one decision. It must not know which servers there are.
+This module owns that one decision and must not know which servers there are.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ Server = TypeVar("Server")
 
 
 def require(make: Callable[[], Server]) -> Server:
-    """What `make` gives; if its server is missing, skip by name, and fail under `CI=true`."""
+    """Return what `make` returns. If its server is missing, skip the test, or fail it in CI."""
     import pytest
 
     try:
         return make()
     except ServerMissing as missing:
-        why = f"{missing.name.upper()} IS MISSING: {missing.how_to_get}"
+        reason = f"{missing.name.upper()} IS MISSING: {missing.how_to_get}"
         if os.environ.get("CI") == "true":
-            raise pytest.fail.Exception(why, pytrace=False) from None
-        raise pytest.skip.Exception(why) from None
+            raise pytest.fail.Exception(reason, pytrace=False) from None
+        raise pytest.skip.Exception(reason) from None
