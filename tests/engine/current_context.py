@@ -1,4 +1,4 @@
-"""What is current where it is called, for the tests of it."""
+"""The current attempt and step at the place of a call, for tests of the context."""
 
 from __future__ import annotations
 

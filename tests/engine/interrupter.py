@@ -12,8 +12,8 @@ from typing import Any, Self
 import oncekey
 
 SOURCE = str(Path(oncekey.__file__).parent)
-# Python looks for signals where a function begins, where a loop turns, and after a call; but not
-# where a plain function returns to another.
+# Python runs signal handlers where a function begins, where a loop begins again, and after a call;
+# but not where a plain function returns to another.
 _ALWAYS = ("RESUME", "JUMP_BACKWARD", "CALL_FUNCTION_EX")
 _NEVER = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
@@ -28,7 +28,7 @@ class TimeLimit(Exception):
 
 class Interrupter:
     """`with Interrupter(place, kind) as it:` raises `kind` at that place of this thread's way
-    through oncekey; `it.came` tells where that was, "" if there were fewer places."""
+    through oncekey; `it.came` is where that was, "" if there were fewer places."""
 
     def __init__(self, place: int, kind: type[BaseException]) -> None:
         self.place = place

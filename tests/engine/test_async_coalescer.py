@@ -1,4 +1,7 @@
-"""Batches for tasks: as for threads; and a cancelled caller stays until the reply is there."""
+"""AsyncCoalescer: batches of commands from tasks. A cancelled caller stays until it has its reply.
+
+However a pump ends, no caller waits for ever (I11).
+"""
 
 from __future__ import annotations
 
@@ -51,7 +54,7 @@ class Store:
             raise asyncio.CancelledError
 
     async def all_of(self, tasks: Sequence[asyncio.Task[Reply]]) -> list[Any]:
-        """Each caller's number as the store told it, or its error; nobody may be left waiting."""
+        """Each caller's number in the store's reply, or its error; nobody may be left waiting."""
         _, waiting = await asyncio.wait(tasks, timeout=PATIENCE)
         self.given_up = True
         assert not waiting, "left waiting"
@@ -64,7 +67,7 @@ def _outcome(task: asyncio.Task[Reply]) -> Any:
     return reply.now if isinstance(reply, Seen) else error
 
 
-async def crowd(store: Store, count: int, **options: Any) -> list[Any]:
+async def send_many(store: Store, count: int, **options: Any) -> list[Any]:
     """One caller at the store, the others queueing up; each one's number or error."""
     coalescer = AsyncCoalescer(store.apply, **options)
     tasks = [asyncio.create_task(async_reply_of(coalescer, look(0), store.ignore))]
@@ -81,11 +84,11 @@ async def crowd(store: Store, count: int, **options: Any) -> list[Any]:
 
 
 def run(answer: Callable[[Sequence[Command]], list[Reply]], count: int, **options: Any) -> Any:
-    """The crowd's outcomes and the store's batches."""
+    """The callers' results and the store's batches."""
 
     async def main() -> tuple[list[Any], list[list[int]]]:
         store = Store(answer)
-        return await crowd(store, count, **options), store.batches
+        return await send_many(store, count, **options), store.batches
 
     return asyncio.run(main())
 
@@ -93,7 +96,7 @@ def run(answer: Callable[[Sequence[Command]], list[Reply]], count: int, **option
 # --- forming batches ----------------------------------------------------------------------------
 
 
-def test_a_lone_command_leaves_at_once_and_alone() -> None:
+def test_a_single_command_is_sent_at_once_in_a_batch_of_its_own() -> None:
     async def main() -> None:
         store = Store()
         store.entered.set()
@@ -105,13 +108,13 @@ def test_a_lone_command_leaves_at_once_and_alone() -> None:
     asyncio.run(main())
 
 
-def test_who_came_while_a_batch_was_on_its_way_is_the_next_batch() -> None:
+def test_commands_that_come_while_a_batch_is_in_flight_form_the_next_batch() -> None:
     outcomes, batches = run(replies_to, 64)
     assert batches == [[0], list(range(1, 64))], "in the order they came"
     assert outcomes == list(range(64)), "each has its own reply"
 
 
-def test_a_batch_has_a_largest_size() -> None:
+def test_a_batch_has_at_most_the_given_number_of_commands() -> None:
     outcomes, batches = run(replies_to, 8, most=3)
     assert batches == [[0], [1, 2, 3], [4, 5, 6], [7]]
     assert outcomes == list(range(8))
@@ -120,7 +123,7 @@ def test_a_batch_has_a_largest_size() -> None:
 # --- failures -----------------------------------------------------------------------------------
 
 
-def test_a_poisoned_command_fails_alone() -> None:
+def test_a_command_the_store_raises_for_fails_alone() -> None:
     def answer(commands: Sequence[Command]) -> list[Reply]:
         if 2 in map(number_of, commands):
             raise ValueError("cannot store 2")
@@ -131,7 +134,7 @@ def test_a_poisoned_command_fails_alone() -> None:
     assert batches == [[0], [1, 2, 3, 4], [1], [2], [3], [4]]
 
 
-def test_an_unavailable_store_is_the_fate_of_all_and_is_not_asked_again() -> None:
+def test_an_unavailable_store_fails_the_whole_batch_without_a_second_call() -> None:
     def down(commands: Sequence[Command]) -> list[Reply]:
         raise StoreUnavailable("gone")
 
@@ -141,7 +144,7 @@ def test_an_unavailable_store_is_the_fate_of_all_and_is_not_asked_again() -> Non
 
 
 @pytest.mark.parametrize("extra", [-1, 1])
-def test_i8_too_few_or_too_many_replies_reach_nobody(extra: int) -> None:
+def test_i8_a_batch_with_too_few_or_too_many_replies_fails_for_every_caller(extra: int) -> None:
     def miscounting(commands: Sequence[Command]) -> list[Reply]:
         return (replies_to(commands) * 2)[: max(0, len(commands) + extra)]
 
@@ -152,12 +155,14 @@ def test_i8_too_few_or_too_many_replies_reach_nobody(extra: int) -> None:
 # --- cancellation (I14) -------------------------------------------------------------------------
 
 
-def test_i14_a_cancelled_caller_is_told_and_stays_for_its_reply() -> None:
+def test_i14_a_cancelled_caller_stays_until_its_reply_is_there() -> None:
     async def main() -> None:
         store = Store()
         coalescer = AsyncCoalescer(store.apply)
-        told: list[int] = []
-        task = asyncio.create_task(async_reply_of(coalescer, look(5), lambda: told.append(1)))
+        interrupted: list[int] = []
+        task = asyncio.create_task(
+            async_reply_of(coalescer, look(5), lambda: interrupted.append(1))
+        )
         await store.entered.wait()
         for _ in range(2):
             task.cancel()
@@ -165,12 +170,12 @@ def test_i14_a_cancelled_caller_is_told_and_stays_for_its_reply() -> None:
         assert not task.done()
         store.gate.set()
         assert await task == Seen(None, 5)
-        assert told == [1, 1]
+        assert interrupted == [1, 1]
 
     asyncio.run(main())
 
 
-def test_a_caller_may_leave_when_cancelled_and_the_others_are_served() -> None:
+def test_a_caller_that_leaves_when_cancelled_does_not_affect_the_others() -> None:
     def leave() -> None:
         raise asyncio.CancelledError
 
@@ -192,7 +197,7 @@ def test_a_caller_may_leave_when_cancelled_and_the_others_are_served() -> None:
     asyncio.run(main())
 
 
-def test_a_cancelled_pump_leaves_nobody_waiting() -> None:
+def test_a_cancelled_pump_leaves_no_caller_waiting() -> None:
     async def main() -> list[type[object]]:
         store = Store()
         coalescer = AsyncCoalescer(store.apply)
@@ -211,3 +216,43 @@ def test_a_cancelled_pump_leaves_nobody_waiting() -> None:
         return [type(outcome) for outcome in outcomes]
 
     assert asyncio.run(main()) == [StoreUnavailable] * 3
+
+
+# --- the end of a pump ---------------------------------------------------------------------------
+
+
+def _stay() -> None:
+    """The caller is cancelled and waits on, as for a finish."""
+
+
+async def _good(commands: Sequence[Command]) -> list[Reply]:
+    return [Seen(None, 1) for _ in commands]
+
+
+def test_a_pump_cancelled_before_its_first_step_leaves_no_caller_waiting() -> None:
+    async def main() -> None:
+        coalescer = AsyncCoalescer(_good)
+        caller = asyncio.create_task(async_reply_of(coalescer, Look(b"a"), _stay))
+        await asyncio.sleep(0)
+        (pump,) = coalescer._pumps
+        pump.cancel()
+        with pytest.raises(StoreUnavailable, match="event loop ended"):
+            await caller
+        assert await async_reply_of(coalescer, Look(b"b"), _stay) == Seen(None, 1)
+
+    asyncio.run(main())
+
+
+def test_a_store_that_raises_system_exit_leaves_no_caller_waiting() -> None:
+    async def exits(commands: Sequence[Command]) -> list[Reply]:
+        await asyncio.sleep(0)
+        raise SystemExit(3)
+
+    async def main() -> None:
+        coalescer = AsyncCoalescer(exits)
+        await asyncio.gather(
+            *(async_reply_of(coalescer, Look(bytes([n])), _stay) for n in range(3))
+        )
+
+    with pytest.raises(SystemExit):
+        asyncio.run(main())

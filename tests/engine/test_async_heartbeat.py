@@ -1,4 +1,4 @@
-"""The heart of an event loop: one timer for all attempts, a task only for those that last."""
+"""The heartbeat of an event loop: one timer for all attempts, a task for each that runs long."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_attempts_that_end_early_share_one_timer() -> None:
     asyncio.run(main())
 
 
-def test_one_that_lasts_is_renewed_at_a_third_of_its_lease_and_goes_on() -> None:
+def test_a_long_attempt_is_renewed_at_each_third_of_its_lease() -> None:
     async def main() -> None:
         scene = Scene()
         attempt = scene.attempt(b"a")
@@ -114,7 +114,7 @@ def test_one_that_lasts_is_renewed_at_a_third_of_its_lease_and_goes_on() -> None
     asyncio.run(main())
 
 
-def test_a_shorter_lease_is_not_forgotten_behind_a_longer_one() -> None:
+def test_an_attempt_with_a_shorter_lease_is_renewed_before_one_with_a_longer() -> None:
     async def main() -> None:
         scene = Scene()
         scene.attempt(b"long")
@@ -132,7 +132,7 @@ def test_a_shorter_lease_is_not_forgotten_behind_a_longer_one() -> None:
     asyncio.run(main())
 
 
-def test_those_due_nearly_together_are_renewed_together() -> None:
+def test_attempts_that_are_due_soon_are_renewed_together() -> None:
     async def main() -> None:
         scene = Scene()
         for number in range(5):
@@ -148,7 +148,7 @@ def test_those_due_nearly_together_are_renewed_together() -> None:
     asyncio.run(main())
 
 
-def test_stopping_leaves_no_timer_behind() -> None:
+def test_a_stopped_heartbeat_leaves_no_timer_behind() -> None:
     async def main() -> None:
         scene = Scene()
         scene.heartbeat.forget(scene.attempt(b"a"))
@@ -167,7 +167,7 @@ async def body(attempt: Any) -> int:
     return 1
 
 
-def test_loops_that_ended_are_let_go() -> None:
+def test_the_state_of_a_closed_event_loop_is_dropped() -> None:
     once = AsyncOnce("memory://")
     loops: list[weakref.ref[asyncio.AbstractEventLoop]] = []
 
@@ -200,7 +200,7 @@ class Impatient(SystemClock):
         return super().later(0, call)
 
 
-def test_what_serves_everyone_runs_in_nobodys_name() -> None:
+def test_the_coalescer_runs_in_an_empty_context() -> None:
     """What outlives a request must not keep what hangs on it, nor be traced as part of it."""
     store = Curious()
     store.seen = []
@@ -220,7 +220,7 @@ def test_what_serves_everyone_runs_in_nobodys_name() -> None:
     assert set(store.seen) == {"nobody's"}
 
 
-def test_so_does_the_heartbeat() -> None:
+def test_the_heartbeat_runs_in_an_empty_context() -> None:
     seen: list[str] = []
 
     async def main() -> None:
@@ -252,7 +252,7 @@ def _attempt(clock: Any, lease: int) -> AttemptBase:
     return attempt_with(clock, grant)
 
 
-def test_a_heartbeat_survives_whatever_the_store_raises() -> None:
+def test_a_heartbeat_task_goes_on_whatever_the_store_raises() -> None:
     async def main() -> None:
         scene = Scene()
         answer, raised = scene.heartbeat._apply, [RuntimeError("a bug"), OSError("a socket")]
@@ -276,7 +276,7 @@ def test_a_heartbeat_survives_whatever_the_store_raises() -> None:
     asyncio.run(main())
 
 
-def test_the_thread_that_keeps_attempts_alive_survives_whatever_is_raised() -> None:
+def test_the_heartbeat_thread_goes_on_whatever_the_store_raises() -> None:
     renewed = threading.Event()
     clock = SystemClock()
     raised: list[Exception] = [RuntimeError("a bug"), OSError("a socket")]

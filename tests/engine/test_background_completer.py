@@ -1,4 +1,4 @@
-"""The background completer: finishes what is left behind, survives errors, ends with its engine."""
+"""The background completer finishes abandoned operations, logs errors, and ends with its engine."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def leave_behind(store: MemoryStore, clock: FakeClock, key: str = "k") -> None:
     store.apply([SaveStep(id, key.encode(), claimed.fence, ARGUMENTS, True, body)])
 
 
-def test_i10_what_is_left_behind_is_finished_by_itself(
+def test_i10_abandoned_operations_are_finished_in_the_background(
     make: Callable[..., Any], store: Failing, clock: FakeClock
 ) -> None:
     leave_behind(store, clock)
@@ -94,7 +94,7 @@ def test_i10_what_is_left_behind_is_finished_by_itself(
     wait_until_true(lambda: once.get("op", "k").state == "succeeded")
 
 
-def test_an_error_of_the_store_is_survived_and_told(
+def test_the_completer_logs_an_error_of_the_store_and_tries_again(
     make: Callable[..., Any],
     store: Failing,
     clock: FakeClock,
@@ -116,7 +116,7 @@ def test_an_error_of_the_store_is_survived_and_told(
     assert "gone for a moment" in said[0]
 
 
-def test_of_a_strangers_error_only_the_kind_is_logged(
+def test_the_completer_logs_only_the_type_of_an_unknown_error(
     make: Callable[..., Any],
     store: Failing,
     clock: FakeClock,
@@ -137,7 +137,7 @@ def test_of_a_strangers_error_only_the_kind_is_logged(
     assert done.tag in caplog.text
 
 
-def test_i14_closing_waits_for_what_a_completer_runs_and_begins_nothing_more(
+def test_i14_close_waits_for_running_completions_and_begins_no_others(
     make: Callable[..., Any], store: Failing, clock: FakeClock
 ) -> None:
     for number in range(20):
@@ -175,13 +175,13 @@ def test_i14_closing_waits_for_what_a_completer_runs_and_begins_nothing_more(
     [{"complete_every": "1ms"}, {"complete_every": 5}, {"complete_limit": 0}],
     ids=repr,
 )
-def test_mistakes_show_at_construction(options: dict[str, Any]) -> None:
+def test_wrong_completer_options_raise_at_construction(options: dict[str, Any]) -> None:
     for kind in (Once, AsyncOnce):
         with pytest.raises(ConfigurationError, match="complete_"):
             kind("memory://", **options)
 
 
-def test_an_operation_must_take_attempt_and_request() -> None:
+def test_a_registered_function_must_take_attempt_and_request() -> None:
     once = Once("memory://")
     with pytest.raises(ConfigurationError, match=r"fn\(attempt, request\)"):
         once.operation("op")(lambda attempt: None)  # type: ignore[arg-type, misc]

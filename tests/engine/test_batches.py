@@ -1,5 +1,6 @@
-"""What a batch holds: bounded by count and bytes, what keeps or ends a claim first, and told when
-it left."""
+"""A batch is bounded by count and bytes; commands that keep or end a claim go first; a lease counts
+from the time its batch was sent.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +81,7 @@ def send(
     fails: Callable[[Sequence[Command]], Exception | None] = lambda commands: None,
     **options: Any,
 ) -> tuple[list[list[Command]], list[CommandResult]]:
-    """The batches of a crowd that queued up behind one command, and each one's answer."""
+    """The batches of many commands that queued up behind one, and each one's result."""
     store = Held(fails)
     if kind == "threads":
         coalescer = Coalescer(store.apply, **options)
@@ -113,7 +114,7 @@ both = pytest.mark.parametrize("kind", ["threads", "tasks"])
 
 
 @both
-def test_what_keeps_or_ends_a_claim_goes_before_new_claims(kind: str) -> None:
+def test_commands_that_keep_or_end_a_claim_go_before_new_claims(kind: str) -> None:
     claims: list[Todo] = [(claim(number), None) for number in range(20)]
     owners: list[Todo] = [
         (Release(id_of(30), b"o" * 16, None), None),
@@ -132,7 +133,7 @@ def test_what_keeps_or_ends_a_claim_goes_before_new_claims(kind: str) -> None:
 
 
 @both
-def test_claims_keep_a_part_of_every_batch(kind: str) -> None:
+def test_a_part_of_every_batch_is_reserved_for_claims(kind: str) -> None:
     """Else a process with many running attempts would never begin another one."""
     todo: list[Todo] = [(finish(number), 1) for number in range(40)]
     todo += [(claim(number), None) for number in range(40, 50)]
@@ -157,14 +158,14 @@ def test_a_batch_is_bounded_by_bytes(kind: str) -> None:
 
 
 @both
-def test_a_result_larger_than_a_batch_goes_alone(kind: str) -> None:
+def test_a_command_larger_than_the_byte_limit_is_sent_alone(kind: str) -> None:
     todo: list[Todo] = [(finish(number, 3 * KIB), number) for number in range(3)]
     batches, _ = send(kind, todo, most_bytes=2 * KIB)
     assert [len(batch) for batch in batches] == [1, 1, 1]
 
 
 @both
-def test_a_batch_that_timed_out_is_followed_by_smaller_ones(kind: str) -> None:
+def test_batches_after_a_timeout_are_smaller(kind: str) -> None:
     """Its commands are repeated by their callers, in halves: until they go through."""
     slow = StoreUnavailable("too slow", timed_out=True)
 
@@ -174,12 +175,12 @@ def test_a_batch_that_timed_out_is_followed_by_smaller_ones(kind: str) -> None:
     todo: list[Todo] = [(finish(number), number) for number in range(120)]
     batches, answers = send(kind, todo, fails, most=64)
     assert [len(batch) for batch in batches[:4]] == [64, 32, 16, 8]
-    told = [type(answer.reply) for answer in answers]
-    assert told.count(StoreUnavailable) == 64 + 32 + 16
+    kinds = [type(answer.reply) for answer in answers]
+    assert kinds.count(StoreUnavailable) == 64 + 32 + 16
 
 
 @both
-def test_good_batches_make_the_limits_whole_again(kind: str) -> None:
+def test_batch_limits_grow_again_with_good_batches(kind: str) -> None:
     failed: list[Sequence[Command]] = []
 
     def fails(commands: Sequence[Command]) -> Exception | None:
@@ -221,7 +222,7 @@ class Line:
 
 
 @both
-def test_i5_a_claim_that_was_queued_longer_than_its_lease_begins_with_a_whole_one(
+def test_i5_a_claim_queued_longer_than_its_lease_begins_with_a_full_lease(
     kind: str,
 ) -> None:
     line = Line(kind)

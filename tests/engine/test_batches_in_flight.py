@@ -66,7 +66,7 @@ class Gates:
 # --- how many go ----------------------------------------------------------------------------------
 
 
-def test_a_batch_is_one_lanes_share_of_all_that_is_under_way() -> None:
+def test_a_batch_takes_its_share_of_all_commands_queued_or_in_flight() -> None:
     assert batch_size(64, 0, 1, 256) == 64
     assert batch_size(64, 0, 2, 256) == 32
     assert batch_size(62, 2, 2, 256) == 32
@@ -75,7 +75,7 @@ def test_a_batch_is_one_lanes_share_of_all_that_is_under_way() -> None:
     assert batch_size(900, 0, 2, 256) == 256
 
 
-def test_a_few_are_not_split() -> None:
+def test_a_few_commands_stay_in_one_batch() -> None:
     assert batch_size(1, 0, 3, 256) == 1
     assert batch_size(SHARE_MIN, 0, 2, 256) == SHARE_MIN
     assert batch_size(SHARE_MIN, 0, 2, 4) == 4
@@ -108,7 +108,7 @@ class Threads:
         return futures
 
 
-def test_threads_use_each_free_lane_at_once_and_no_more_than_there_are() -> None:
+def test_threads_have_up_to_max_in_flight_batches_in_flight() -> None:
     store = Gates()
     with ThreadPoolExecutor(80) as pool:
         threads = Threads(store, pool, max_in_flight=2)
@@ -125,11 +125,11 @@ def test_threads_use_each_free_lane_at_once_and_no_more_than_there_are() -> None
         assert [future.result(TIMEOUT_SECONDS) for future in futures] == replies_to(
             [look(number) for number in range(64)]
         )
-    assert threads.coalescer._taken == 0
-    assert threads.coalescer._in_flight == 0
+    assert threads.coalescer._batches_in_flight == 0
+    assert threads.coalescer._commands_in_flight == 0
 
 
-def test_after_the_crowd_every_lane_is_free_again() -> None:
+def test_no_batch_of_threads_counts_as_in_flight_after_the_last_reply() -> None:
     store = Gates()
     with ThreadPoolExecutor(8) as pool:
         threads = Threads(store, pool, max_in_flight=3)
@@ -150,7 +150,7 @@ def failing(*poisoned: int) -> Answer:
     return answer
 
 
-def test_a_lane_that_fails_leaves_the_others_alone() -> None:
+def test_a_failed_batch_of_threads_does_not_affect_the_others() -> None:
     store = Gates(failing(0))
     with ThreadPoolExecutor(8) as pool:
         threads = Threads(store, pool, max_in_flight=2)
@@ -160,7 +160,7 @@ def test_a_lane_that_fails_leaves_the_others_alone() -> None:
         with pytest.raises(StoreUnavailable):
             bad.result(TIMEOUT_SECONDS)
         wait_until_true(lambda: len(store.gates) == 3)
-        assert sorted(store.batches[2]) == [2, 3], "its lane serves those who wait"
+        assert sorted(store.batches[2]) == [2, 3], "the next batch takes those who wait"
         for gate in store.gates:
             gate.set()
         assert good.result(TIMEOUT_SECONDS) == Seen(None, 1)
@@ -173,7 +173,7 @@ class Stop(BaseException):
     """What a signal handler may raise in the thread that leads."""
 
 
-def test_an_interrupted_leader_gives_its_lane_back() -> None:
+def test_the_batch_of_an_interrupted_leader_is_no_longer_in_flight() -> None:
     def interrupted(commands: Sequence[Command]) -> list[Reply]:
         if number_of(commands[0]) == 0:
             raise Stop
@@ -182,10 +182,10 @@ def test_an_interrupted_leader_gives_its_lane_back() -> None:
     coalescer = Coalescer(interrupted, max_in_flight=2)
     with pytest.raises(Stop):
         reply_of(coalescer, look(0))
-    assert coalescer._taken == coalescer._in_flight == 0
+    assert coalescer._batches_in_flight == coalescer._commands_in_flight == 0
 
 
-def test_no_more_batches_than_lanes_whatever_many_threads_do() -> None:
+def test_many_threads_never_exceed_max_in_flight() -> None:
     lock = threading.Lock()
     inside = most = 0
 
@@ -209,7 +209,7 @@ def test_no_more_batches_than_lanes_whatever_many_threads_do() -> None:
         wrong = [n for some in pool.map(work, range(0, 24_000, 1_000)) for n in some]
     assert wrong == []
     assert most == 3
-    assert coalescer._taken == coalescer._in_flight == 0
+    assert coalescer._batches_in_flight == coalescer._commands_in_flight == 0
 
 
 # --- tasks ----------------------------------------------------------------------------------------
@@ -232,7 +232,7 @@ class Tasks:
         ]
 
 
-def test_tasks_use_each_free_lane_at_once_and_no_more_than_there_are() -> None:
+def test_tasks_have_up_to_max_in_flight_batches_in_flight() -> None:
     async def main() -> None:
         store = Gates()
         tasks = Tasks(store, max_in_flight=2)
@@ -253,12 +253,12 @@ def test_tasks_use_each_free_lane_at_once_and_no_more_than_there_are() -> None:
             gate.set()
         assert await asyncio.gather(*started) == replies_to([look(n) for n in range(64)])
         await yield_until(lambda: not tasks.coalescer._pumps)
-        assert tasks.coalescer._in_flight == 0
+        assert tasks.coalescer._commands_in_flight == 0
 
     asyncio.run(main())
 
 
-def test_tasks_that_come_together_leave_in_even_shares() -> None:
+def test_tasks_that_come_together_are_sent_in_equal_batches() -> None:
     async def main() -> None:
         store = Gates()
         tasks = Tasks(store, max_in_flight=2)
@@ -272,7 +272,7 @@ def test_tasks_that_come_together_leave_in_even_shares() -> None:
     asyncio.run(main())
 
 
-def test_tasks_that_come_again_together_leave_together() -> None:
+def test_tasks_that_come_again_together_are_sent_together() -> None:
     batches: list[int] = []
     pumps: list[int] = []
 
@@ -292,11 +292,13 @@ def test_tasks_that_come_again_together_leave_together() -> None:
         await asyncio.gather(*(work(number) for number in range(8)))
 
     asyncio.run(main())
-    assert batches == [8, 8, 8], "the next batch waits for those of the last one, for a turn"
+    assert batches == [8, 8, 8], (
+        "the next batch waits for those of the last one, for one iteration of the loop"
+    )
     assert pumps == [1, 1, 1], "and one task does it all"
 
 
-def test_a_cancelled_pump_is_the_end_of_its_own_batch_only() -> None:
+def test_a_cancelled_pump_fails_only_its_own_batch() -> None:
     async def main() -> None:
         store = Gates()
         tasks = Tasks(store, max_in_flight=2)
@@ -318,7 +320,7 @@ def test_a_cancelled_pump_is_the_end_of_its_own_batch_only() -> None:
     asyncio.run(main())
 
 
-def test_a_lane_that_fails_leaves_the_other_tasks_alone() -> None:
+def test_a_failed_batch_of_tasks_does_not_affect_the_others() -> None:
     async def main() -> None:
         store = Gates(failing(0))
         tasks = Tasks(store, max_in_flight=2)
@@ -335,7 +337,7 @@ def test_a_lane_that_fails_leaves_the_other_tasks_alone() -> None:
     asyncio.run(main())
 
 
-def test_no_more_batches_than_lanes_whatever_many_tasks_do() -> None:
+def test_many_tasks_never_exceed_max_in_flight() -> None:
     inside = most = 0
 
     async def apply(commands: Sequence[Command]) -> list[Reply]:
@@ -357,7 +359,7 @@ def test_no_more_batches_than_lanes_whatever_many_tasks_do() -> None:
                     await asyncio.sleep(0)
 
         await asyncio.gather(*(work(first) for first in range(0, 100_000, 1_000)))
-        assert coalescer._in_flight == 0
+        assert coalescer._commands_in_flight == 0
 
     asyncio.run(main())
     assert most == 3
@@ -366,21 +368,21 @@ def test_no_more_batches_than_lanes_whatever_many_tasks_do() -> None:
 # --- the engines ----------------------------------------------------------------------------------
 
 
-class TwoLanes(MemoryStore):
+class TwoInFlight(MemoryStore):
     immediate = False
     max_in_flight = 2
 
 
-class AsyncTwoLanes(AsyncMemoryStore):
+class AsyncTwoInFlight(AsyncMemoryStore):
     immediate = False
     max_in_flight = 2
 
 
-def test_the_engines_ask_the_store_how_many_lanes_it_has() -> None:
-    assert Once(TwoLanes())._runner._coalescer._max_in_flight == 2
+def test_engines_use_the_max_in_flight_of_their_store() -> None:
+    assert Once(TwoInFlight())._runner._coalescer._max_in_flight == 2
 
     async def main() -> int:
-        return AsyncOnce(AsyncTwoLanes())._runner.loop_state().coalescer._max_in_flight
+        return AsyncOnce(AsyncTwoInFlight())._runner.loop_state().coalescer._max_in_flight
 
     assert asyncio.run(main()) == 2
     assert MemoryStore.max_in_flight == 1

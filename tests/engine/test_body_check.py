@@ -1,4 +1,4 @@
-"""What cannot be a body is refused before its key is claimed; what has not run frees its key."""
+"""A wrong body is refused before its key is claimed; a body that has not run frees its key."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ class Counted(MemoryStore):
 
 @pytest.mark.parametrize(("body", "message"), BLOCKING_REFUSED)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_once_refuses_before_the_claim(body: Any, message: str) -> None:
+def test_once_refuses_a_wrong_body_before_the_claim(body: Any, message: str) -> None:
     ran.clear()
     store = Counted()
     with Once(store) as once, pytest.raises(ConfigurationError, match=message):
@@ -144,7 +144,7 @@ def test_once_refuses_before_the_claim(body: Any, message: str) -> None:
 
 @pytest.mark.parametrize(("body", "message"), ASYNC_REFUSED)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_async_once_refuses_before_the_claim(body: Any, message: str) -> None:
+def test_async_once_refuses_a_wrong_body_before_the_claim(body: Any, message: str) -> None:
     ran.clear()
     store = Counted()
 
@@ -157,7 +157,7 @@ def test_async_once_refuses_before_the_claim(body: Any, message: str) -> None:
     assert (store.claims, ran) == (0, [])
 
 
-def test_what_can_be_called_with_an_attempt_is_a_body() -> None:
+def test_anything_that_can_be_called_with_an_attempt_is_a_body() -> None:
     async def main() -> None:
         async with AsyncOnce("memory://") as once:
             for number, body in enumerate(ASYNC_TAKEN):
@@ -187,7 +187,7 @@ UNSTARTED: list[Callable[[Any], Any]] = [
 
 
 @pytest.mark.parametrize("body", UNSTARTED)
-def test_what_gives_something_that_has_not_run_frees_its_key(body: Any) -> None:
+def test_a_body_that_returns_an_unstarted_coroutine_or_generator_frees_its_key(body: Any) -> None:
     ran.clear()
 
     async def main() -> None:
@@ -201,19 +201,19 @@ def test_what_gives_something_that_has_not_run_frees_its_key(body: Any) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:coroutine 'later'")
-def test_i1_what_waited_before_it_forgot_to_await_has_run_and_is_not_run_again() -> None:
+def test_i1_a_body_that_waited_and_then_returned_a_coroutine_is_not_run_again() -> None:
     async def main() -> None:
         async with AsyncOnce("memory://") as once:
-            with pytest.raises(NotReplayable) as told:
+            with pytest.raises(NotReplayable) as caught:
                 await once.run("charge", "k", waited_first)
-            told.value.value.close()  # type: ignore[attr-defined]
+            caught.value.value.close()  # type: ignore[attr-defined]
             with pytest.raises(NotReplayable):
                 await once.run("charge", "k", later)
 
     asyncio.run(main())
 
 
-def test_a_lambda_with_nothing_to_await_is_told_in_the_log(
+def test_a_lambda_that_returns_nothing_to_await_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     body: Any = lambda attempt: 5  # noqa: E731
@@ -227,7 +227,7 @@ def test_a_lambda_with_nothing_to_await_is_told_in_the_log(
 
 
 @pytest.mark.parametrize("key", [None, ""])
-def test_a_key_that_is_missing_is_told_as_missing(key: Any) -> None:
+def test_a_missing_key_raises_missing_key(key: Any) -> None:
     with Once("memory://") as once:
         with pytest.raises(MissingKey, match="none came"):
             once.run("charge", key, plain)
@@ -240,7 +240,7 @@ def test_a_key_that_is_missing_is_told_as_missing(key: Any) -> None:
             charge({})
 
 
-def test_a_registered_operation_that_is_called_says_how_it_is_run() -> None:
+def test_calling_a_registered_operation_raises_with_how_to_run_it() -> None:
     with Once("memory://") as once:
 
         @once.operation("checkout")

@@ -1,7 +1,7 @@
-"""In a caller's transaction: what a store is asked for, in which order, and what a lost finish is.
+"""The order of commands and savepoints in a caller's transaction, and what a lost finish does.
 
-A store may find only at Finish that another owner has decided the key. It has then undone the
-body's rows itself (core/store.py), so the caller is given the winner's answer.
+A store may find only at Finish that another owner has decided the key. It has then rolled back the
+body's rows itself (core/store.py), so the caller gets the winner's result.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ WINNER = b"winner".ljust(16)
 
 
 class Rows:
-    """A transaction's rows on a memory store: what a caller wrote, and what was asked for."""
+    """A transaction's rows on a memory store: what a caller wrote, and what was called."""
 
     def __init__(self, memory: MemoryStore, *, overtaken: bool, wins: bool = True) -> None:
         self.memory = memory
         self.overtaken = overtaken
         self.wins = wins
         self.rows: list[str] = []
-        self.marked: list[int] = []
-        self.asked: list[str] = []
+        self.savepoints: list[int] = []
+        self.called: list[str] = []
 
     def apply_now(self, commands: Sequence[Command]) -> list[Reply]:
         (command,) = commands
-        self.asked.append(type(command).__name__)
+        self.called.append(type(command).__name__)
         if isinstance(command, Finish) and self.overtaken:
             self._decide_elsewhere(command)
-            self.undo_now()
+            self.note_rollback()
             return [Lost()]
         return self.memory.apply(commands)
 
@@ -53,48 +53,48 @@ class Rows:
             )
             assert self.memory.apply([done]) == [Done()]
 
-    def mark_now(self) -> None:
-        self.asked.append("mark")
-        self.marked.append(len(self.rows))
+    def note_savepoint(self) -> None:
+        self.called.append("savepoint")
+        self.savepoints.append(len(self.rows))
 
-    def undo_now(self) -> None:
-        self.asked.append("undo")
-        del self.rows[self.marked.pop() :]
+    def note_rollback(self) -> None:
+        self.called.append("rollback")
+        del self.rows[self.savepoints.pop() :]
 
-    def settle_now(self) -> None:
-        self.asked.append("settle")
+    def note_release(self) -> None:
+        self.called.append("release")
 
 
-class Enlisted(Rows):
+class Transaction(Rows):
     def apply(self, commands: Sequence[Command], /) -> list[Reply]:
         return self.apply_now(commands)
 
     def set_savepoint(self) -> None:
-        self.mark_now()
+        self.note_savepoint()
 
     def rollback_to_savepoint(self) -> None:
-        self.undo_now()
+        self.note_rollback()
 
     def release_savepoint(self) -> None:
-        self.settle_now()
+        self.note_release()
 
 
-class AsyncEnlisted(Rows):
+class AsyncTransaction(Rows):
     async def apply(self, commands: Sequence[Command], /) -> list[Reply]:
         return self.apply_now(commands)
 
     async def set_savepoint(self) -> None:
-        self.mark_now()
+        self.note_savepoint()
 
     async def rollback_to_savepoint(self) -> None:
-        self.undo_now()
+        self.note_rollback()
 
     async def release_savepoint(self) -> None:
-        self.settle_now()
+        self.note_release()
 
 
 class Store(MemoryStore):
-    """Its connections are its enlisted selves."""
+    """The caller's connections are the transactions themselves."""
 
     def join(self, connection: Any, /) -> Any:
         return connection
@@ -107,36 +107,38 @@ class AsyncStore(AsyncMemoryStore):
 
 def run_blocking(rows: dict[str, bool], error: Exception | None = None) -> tuple[Rows, Any]:
     store = Store()
-    mine = Enlisted(store, **rows)
+    transaction = Transaction(store, **rows)
 
     def body(attempt: Any) -> str:
-        mine.rows.append("tea")
+        transaction.rows.append("tea")
         if error is not None:
             raise error
         return "mine"
 
     with Once(store) as once:
-        return mine, _told(lambda: once.in_transaction(mine).run("op", "k", body))
+        return transaction, _result_of(
+            lambda: once.in_transaction(transaction).run("op", "k", body)
+        )
 
 
 def run_asyncio(rows: dict[str, bool], error: Exception | None = None) -> tuple[Rows, Any]:
     store = AsyncStore()
-    mine = AsyncEnlisted(store.memory, **rows)
+    transaction = AsyncTransaction(store.memory, **rows)
 
     async def body(attempt: Any) -> str:
-        mine.rows.append("tea")
+        transaction.rows.append("tea")
         if error is not None:
             raise error
         return "mine"
 
     async def main() -> Any:
         async with AsyncOnce(store) as once:
-            return await once.in_transaction(mine).run("op", "k", body)
+            return await once.in_transaction(transaction).run("op", "k", body)
 
-    return mine, _told(lambda: asyncio.run(main()))
+    return transaction, _result_of(lambda: asyncio.run(main()))
 
 
-def _told(call: Any) -> Any:
+def _result_of(call: Any) -> Any:
     try:
         result = call()
     except Exception as error:
@@ -148,37 +150,37 @@ both = pytest.mark.parametrize("run", [run_blocking, run_asyncio])
 
 
 @both
-def test_the_order_of_a_run(run: Any) -> None:
-    mine, told = run({"overtaken": False})
-    assert mine.asked == [Claim.__name__, "mark", "settle", "Finish"]
-    assert told == ("mine", False)
-    assert mine.rows == ["tea"]
+def test_claim_savepoint_body_and_finish_come_in_this_order(run: Any) -> None:
+    transaction, result = run({"overtaken": False})
+    assert transaction.called == [Claim.__name__, "savepoint", "release", "Finish"]
+    assert result == ("mine", False)
+    assert transaction.rows == ["tea"]
 
 
 @both
-def test_a_lost_finish_is_answered_by_the_winner_and_leaves_no_rows(run: Any) -> None:
-    mine, told = run({"overtaken": True})
-    assert mine.asked == ["Claim", "mark", "settle", "Finish", "undo", "Look"]
-    assert told == ("winner's", True)
-    assert mine.rows == []
+def test_a_lost_finish_returns_the_winners_result_and_leaves_no_rows(run: Any) -> None:
+    transaction, result = run({"overtaken": True})
+    assert transaction.called == ["Claim", "savepoint", "release", "Finish", "rollback", "Look"]
+    assert result == ("winner's", True)
+    assert transaction.rows == []
 
 
 @both
-def test_a_lost_finish_without_an_answer_is_an_error(run: Any) -> None:
-    mine, told = run({"overtaken": True, "wins": False})
-    assert isinstance(told, LeaseLost)
-    assert mine.rows == []
+def test_a_lost_finish_without_a_winner_raises(run: Any) -> None:
+    transaction, result = run({"overtaken": True, "wins": False})
+    assert isinstance(result, LeaseLost)
+    assert transaction.rows == []
 
 
 @both
-def test_a_raising_body_is_undone_before_its_key_is_given_back(run: Any) -> None:
-    mine, told = run({"overtaken": False}, ValueError("no tea"))
-    assert mine.asked == ["Claim", "mark", "undo", "Release"]
-    assert isinstance(told, ValueError)
+def test_the_rows_of_a_raising_body_are_rolled_back_before_its_key_is_freed(run: Any) -> None:
+    transaction, result = run({"overtaken": False}, ValueError("no tea"))
+    assert transaction.called == ["Claim", "savepoint", "rollback", "Release"]
+    assert isinstance(result, ValueError)
 
 
 @both
-def test_a_final_failure_is_undone_before_it_is_stored(run: Any) -> None:
-    mine, told = run({"overtaken": False}, Terminal("never"))
-    assert mine.asked == ["Claim", "mark", "undo", "Finish"]
-    assert isinstance(told, Terminal)
+def test_the_rows_of_a_final_failure_are_rolled_back_before_it_is_stored(run: Any) -> None:
+    transaction, result = run({"overtaken": False}, Terminal("never"))
+    assert transaction.called == ["Claim", "savepoint", "rollback", "Finish"]
+    assert isinstance(result, Terminal)

@@ -1,4 +1,4 @@
-"""Batches for threads: formed from what queued up, never by a timer; nobody is left waiting."""
+"""Coalescer: batches of commands from threads, formed without timers; no caller is left waiting."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Store:
         return self.answer(commands)
 
 
-class Crowd:
+class Callers:
     """One leader at the store, then others queueing up one after the other."""
 
     def __init__(self, store: Store, count: int, **options: Any) -> None:
@@ -87,7 +87,7 @@ class Crowd:
             time.sleep(0.0002)
 
     def outcomes(self) -> list[Any]:
-        """Each caller's number as the store told it, or its error."""
+        """Each caller's number in the store's reply, or its error."""
         return [_outcome(future) for future in self.futures]
 
 
@@ -100,7 +100,7 @@ def _outcome(future: Future[Reply]) -> Any:
 # --- forming batches ----------------------------------------------------------------------------
 
 
-def test_a_lone_command_leaves_at_once_and_alone() -> None:
+def test_a_single_command_is_sent_at_once_in_a_batch_of_its_own() -> None:
     store = Store()
     store.entered.set()
     coalescer = Coalescer(store.apply)
@@ -110,24 +110,24 @@ def test_a_lone_command_leaves_at_once_and_alone() -> None:
     assert store.batches == [[0], [1], [2]]
 
 
-def test_who_came_while_a_batch_was_on_its_way_is_the_next_batch() -> None:
+def test_commands_that_come_while_a_batch_is_in_flight_form_the_next_batch() -> None:
     store = Store()
-    crowd = Crowd(store, 64)
+    callers = Callers(store, 64)
     assert store.batches == [[0], list(range(1, 64))], "in the order they came"
-    assert crowd.outcomes() == list(range(64)), "each has its own reply"
+    assert callers.outcomes() == list(range(64)), "each has its own reply"
 
 
-def test_a_batch_has_a_largest_size() -> None:
+def test_a_batch_has_at_most_the_given_number_of_commands() -> None:
     store = Store()
-    crowd = Crowd(store, 8, most=3)
+    callers = Callers(store, 8, most=3)
     assert store.batches == [[0], [1, 2, 3], [4, 5, 6], [7]]
-    assert crowd.outcomes() == list(range(8))
+    assert callers.outcomes() == list(range(8))
 
 
-def test_after_the_crowd_a_lone_command_leaves_at_once_again() -> None:
+def test_after_full_batches_a_single_command_is_sent_at_once_again() -> None:
     store = Store()
-    crowd = Crowd(store, 5)
-    assert reply_of(crowd.coalescer, look(9)) == Seen(None, 9)
+    callers = Callers(store, 5)
+    assert reply_of(callers.coalescer, look(9)) == Seen(None, 9)
     assert store.batches[-1] == [9]
 
 
@@ -144,70 +144,70 @@ def refusing(*poisoned: int) -> Callable[[Sequence[Command]], list[Reply]]:
     return answer
 
 
-def test_a_poisoned_command_fails_alone() -> None:
+def test_a_command_the_store_raises_for_fails_alone() -> None:
     store = Store(refusing(2, 4))
-    outcomes = Crowd(store, 6).outcomes()
+    outcomes = Callers(store, 6).outcomes()
     assert [type(outcome) for outcome in outcomes] == [int, int, ValueError, int, ValueError, int]
     assert [str(outcomes[2]), str(outcomes[4])] == ["cannot store 2", "cannot store 4"]
     assert store.batches == [[0], [1, 2, 3, 4, 5], [1], [2], [3], [4], [5]]
 
 
-def test_an_unavailable_store_is_the_fate_of_all_and_is_not_asked_again() -> None:
+def test_an_unavailable_store_fails_the_whole_batch_without_a_second_call() -> None:
     def down(commands: Sequence[Command]) -> list[Reply]:
         raise StoreUnavailable("gone")
 
     store = Store(down)
-    outcomes = Crowd(store, 5).outcomes()
+    outcomes = Callers(store, 5).outcomes()
     assert [type(outcome) for outcome in outcomes] == [StoreUnavailable] * 5
     assert len(store.batches) == 2
 
 
 @pytest.mark.parametrize("extra", [-1, 1])
-def test_i8_too_few_or_too_many_replies_reach_nobody(extra: int) -> None:
+def test_i8_a_batch_with_too_few_or_too_many_replies_fails_for_every_caller(extra: int) -> None:
     def miscounting(commands: Sequence[Command]) -> list[Reply]:
         return (replies_to(commands) * 2)[: max(0, len(commands) + extra)]
 
-    outcomes = Crowd(Store(miscounting), 4).outcomes()
+    outcomes = Callers(Store(miscounting), 4).outcomes()
     assert [type(outcome) for outcome in outcomes] == [AssertionError] * 4
     assert "replies to 1 commands" in str(outcomes[0])
 
 
-def test_a_store_that_miscounts_batches_only_is_asked_one_by_one() -> None:
+def test_commands_are_sent_one_by_one_to_a_store_that_miscounts_batches() -> None:
     def miscounting(commands: Sequence[Command]) -> list[Reply]:
         return replies_to(commands)[:1]
 
-    assert Crowd(Store(miscounting), 4).outcomes() == list(range(4))
+    assert Callers(Store(miscounting), 4).outcomes() == list(range(4))
 
 
 class Stop(BaseException):
     """What a signal handler may raise in the thread that leads."""
 
 
-def test_an_interrupted_leader_leaves_nobody_waiting() -> None:
+def test_an_interrupted_leader_leaves_no_caller_waiting() -> None:
     def interrupted(commands: Sequence[Command]) -> list[Reply]:
         if len(commands) > 1:
             raise Stop
         return replies_to(commands)
 
-    crowd = Crowd(Store(interrupted), 5)
-    kinds = [type(outcome) for outcome in crowd.outcomes()]
+    callers = Callers(Store(interrupted), 5)
+    kinds = [type(outcome) for outcome in callers.outcomes()]
     assert kinds == [int, Stop, StoreUnavailable, StoreUnavailable, StoreUnavailable]
-    assert reply_of(crowd.coalescer, look(7)) == Seen(None, 7), "and goes on working"
+    assert reply_of(callers.coalescer, look(7)) == Seen(None, 7), "and goes on working"
 
 
-def test_a_leader_interrupted_alone_passes_the_lead_on() -> None:
+def test_a_leader_interrupted_without_followers_passes_the_lead_on() -> None:
     def interrupted(commands: Sequence[Command]) -> list[Reply]:
         if number_of(commands[0]) == 0:
             raise Stop
         return replies_to(commands)
 
-    outcomes = Crowd(Store(interrupted), 4).outcomes()
+    outcomes = Callers(Store(interrupted), 4).outcomes()
     assert type(outcomes[0]) is Stop
     assert outcomes[1:] == [1, 2, 3]
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_an_interrupted_follower_does_not_strand_those_behind_it(times: int) -> None:
+def test_an_interrupted_follower_leaves_no_caller_behind_it_waiting(times: int) -> None:
     """Ctrl-C in the main thread while it queues: it goes once its command is through, and a second
     time at once; then the lead falls to it although it has left."""
     store = Store()
@@ -261,7 +261,7 @@ def test_an_interrupted_follower_does_not_strand_those_behind_it(times: int) -> 
 # --- several commands of one caller ---------------------------------------------------------------
 
 
-def test_many_commands_of_one_caller_have_their_outcomes_in_order() -> None:
+def test_apply_many_returns_results_in_the_order_of_the_commands() -> None:
     store = Store(refusing(3))
     store.entered.set()
     answers = Coalescer(store.apply).apply_many([look(number) for number in range(5)])
@@ -270,7 +270,7 @@ def test_many_commands_of_one_caller_have_their_outcomes_in_order() -> None:
     assert Coalescer(store.apply).apply_many([]) == []
 
 
-def test_many_commands_are_cut_into_batches() -> None:
+def test_apply_many_splits_commands_into_batches() -> None:
     store = Store()
     store.entered.set()
     count = BATCH_MAX + 5
@@ -281,7 +281,7 @@ def test_many_commands_are_cut_into_batches() -> None:
     assert [len(batch) for batch in store.batches] == [BATCH_MAX, 5]
 
 
-def test_many_threads_each_get_their_own_reply() -> None:
+def test_each_of_many_threads_gets_its_own_reply() -> None:
     coalescer = Coalescer(replies_to)
     wrong: list[object] = []
 

@@ -1,6 +1,6 @@
 """The current attempt and step: what code far below a body sees in its thread, and until when.
 
-Tasks are in test_current_tasks.py.
+Tasks are in test_context_in_tasks.py.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def in_thread(call: Callable[[], Any]) -> Any:
 # --- bodies and steps -----------------------------------------------------------------------------
 
 
-def test_a_body_and_its_steps_see_themselves(once: Once) -> None:
+def test_the_attempt_and_its_step_are_current_in_body_and_step(once: Once) -> None:
     def body(attempt: Any) -> None:
         assert here() == (attempt, None)
         assert attempt.step("pay", lambda key: here()[1]) == "pay"
@@ -46,7 +46,7 @@ def test_a_body_and_its_steps_see_themselves(once: Once) -> None:
     assert here() == NOWHERE
 
 
-def test_a_guarded_function_sees_its_attempt(once: Once) -> None:
+def test_the_attempt_is_current_in_a_guarded_function(once: Once) -> None:
     @once.guard("op", key=lambda name: name)
     def greet(name: str) -> str:
         attempt = current_attempt()
@@ -57,7 +57,7 @@ def test_a_guarded_function_sees_its_attempt(once: Once) -> None:
     assert greet("k") == "op k"  # the replay
 
 
-def test_in_a_transaction_too(tmp_path: Path) -> None:
+def test_the_attempt_is_current_in_a_transaction(tmp_path: Path) -> None:
     with Once(f"sqlite:///{tmp_path}/keys.db") as once:
         db = sqlite3.connect(tmp_path / "keys.db")
 
@@ -73,7 +73,9 @@ def test_in_a_transaction_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError, Terminal, KeyboardInterrupt])
-def test_what_raises_leaves_nothing_behind(once: Once, error: type[BaseException]) -> None:
+def test_nothing_is_current_after_a_body_or_step_that_raised(
+    once: Once, error: type[BaseException]
+) -> None:
     def fail(key: str) -> None:
         raise error
 
@@ -88,7 +90,7 @@ def test_what_raises_leaves_nothing_behind(once: Once, error: type[BaseException
     assert here() == NOWHERE
 
 
-def test_a_step_that_is_skipped_or_asked_about_is_not_current(once: Once) -> None:
+def test_a_skipped_or_probed_step_is_not_current(once: Once) -> None:
     """A probe only looks: it has no key to send."""
     seen: list[Seen] = []
 
@@ -115,7 +117,7 @@ def test_a_step_that_is_skipped_or_asked_about_is_not_current(once: Once) -> Non
 # --- nested ---------------------------------------------------------------------------------------
 
 
-def test_operations_in_steps_of_operations(once: Once) -> None:
+def test_the_innermost_operation_and_step_are_current(once: Once) -> None:
     def inner(attempt: Any) -> str:
         assert here() == (attempt, None)
         assert attempt.step("inner step", lambda key: here()[1]) == "inner step"
@@ -137,7 +139,7 @@ def test_operations_in_steps_of_operations(once: Once) -> None:
     once.run("outer", "k", outer)
 
 
-def test_a_step_in_a_step_gives_way_to_it_again(once: Once) -> None:
+def test_the_outer_step_is_current_again_after_an_inner_one(once: Once) -> None:
     def body(attempt: Any) -> None:
         def outer(key: str) -> None:
             assert attempt.step("b", lambda key: here()[1]) == "b"
@@ -151,7 +153,7 @@ def test_a_step_in_a_step_gives_way_to_it_again(once: Once) -> None:
 # --- threads --------------------------------------------------------------------------------------
 
 
-def test_a_plain_thread_sees_nothing(once: Once) -> None:
+def test_nothing_is_current_in_a_plain_thread(once: Once) -> None:
     def body(attempt: Any) -> None:
         assert in_thread(here) == NOWHERE
         attempt.step("pay", lambda key: None if in_thread(here) == NOWHERE else 1 / 0)
@@ -159,7 +161,7 @@ def test_a_plain_thread_sees_nothing(once: Once) -> None:
     once.run("op", "k", body)
 
 
-def test_the_threads_of_parallel_see_their_own_step(once: Once) -> None:
+def test_each_thread_of_parallel_has_its_own_current_step(once: Once) -> None:
     barrier = threading.Barrier(8)
 
     def body(attempt: Any) -> None:
@@ -179,7 +181,7 @@ def test_the_threads_of_parallel_see_their_own_step(once: Once) -> None:
     once.run("op", "k", body)
 
 
-def test_many_threads_each_see_their_own(once: Once) -> None:
+def test_each_of_many_threads_has_its_own_current_attempt(once: Once) -> None:
     barrier = threading.Barrier(16)
 
     def body(attempt: Any) -> Any:
@@ -197,7 +199,7 @@ def test_many_threads_each_see_their_own(once: Once) -> None:
         assert {seen.result() for seen in left} == {NOWHERE}
 
 
-def test_a_thread_with_a_copied_context_sees_only_what_has_not_ended(once: Once) -> None:
+def test_an_ended_attempt_is_not_current_in_a_copied_context(once: Once) -> None:
     context: Any = None
 
     def body(attempt: Any) -> None:
@@ -216,7 +218,7 @@ def test_a_thread_with_a_copied_context_sees_only_what_has_not_ended(once: Once)
 # --- generators -----------------------------------------------------------------------------------
 
 
-def test_a_generator_sees_what_its_consumer_sees(once: Once) -> None:
+def test_a_generator_has_the_current_attempt_of_its_consumer(once: Once) -> None:
     def looks() -> Iterator[Seen]:
         while True:
             yield here()
@@ -237,7 +239,7 @@ def test_a_generator_sees_what_its_consumer_sees(once: Once) -> None:
 # --- what a step's key was sent with --------------------------------------------------------------
 
 
-def test_a_steps_key_goes_with_one_request(once: Once) -> None:
+def test_the_key_of_a_step_admits_one_request(once: Once) -> None:
     def body(attempt: Any) -> None:
         def step(key: str) -> None:
             running = current_step()

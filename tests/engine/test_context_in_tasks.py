@@ -1,4 +1,4 @@
-"""The current attempt and step in tasks: each sees its own, and none sees what has ended."""
+"""The current attempt and step in tasks: each task has its own, and none has one that has ended."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def play(scene: Callable[[AsyncOnce], Any]) -> None:
     asyncio.run(run())
 
 
-def test_an_async_body_and_its_steps_see_themselves() -> None:
+def test_the_attempt_and_its_step_are_current_in_async_body_and_step() -> None:
     async def scene(once: AsyncOnce) -> None:
         async def pay(key: str) -> str | None:
             assert here()[1] == "pay"
@@ -39,7 +39,7 @@ def test_an_async_body_and_its_steps_see_themselves() -> None:
     play(scene)
 
 
-def test_many_operations_at_once_each_see_their_own() -> None:
+def test_each_of_many_operations_has_its_own_current_attempt() -> None:
     async def scene(once: AsyncOnce) -> None:
         async def body(attempt: Any) -> str:
             async def step(key: str) -> None:
@@ -62,7 +62,7 @@ def test_many_operations_at_once_each_see_their_own() -> None:
 
 
 @pytest.mark.parametrize("how", ["parallel", "gather"])
-def test_steps_side_by_side_each_see_their_own(how: str) -> None:
+def test_each_parallel_step_is_current_in_its_own_task(how: str) -> None:
     async def scene(once: AsyncOnce) -> None:
         async def body(attempt: Any) -> list[str]:
             async def look(key: str) -> str | None:
@@ -84,7 +84,7 @@ def test_steps_side_by_side_each_see_their_own(how: str) -> None:
     play(scene)
 
 
-def test_a_task_that_outlives_its_step_and_its_body_sees_neither() -> None:
+def test_nothing_is_current_in_a_task_that_outlives_its_body() -> None:
     async def scene(once: AsyncOnce) -> None:
         go, looked, gone = asyncio.Event(), asyncio.Event(), asyncio.Event()
         seen: list[Seen] = []
@@ -116,7 +116,7 @@ def test_a_task_that_outlives_its_step_and_its_body_sees_neither() -> None:
     play(scene)
 
 
-def test_a_straggler_cannot_use_the_next_run_of_its_step() -> None:
+def test_a_task_that_outlives_its_step_does_not_see_the_next_run_of_it() -> None:
     """A re-run's step is another one: the old task sees nothing even while that runs."""
 
     async def scene(once: AsyncOnce) -> None:
@@ -148,7 +148,7 @@ def test_a_straggler_cannot_use_the_next_run_of_its_step() -> None:
     play(scene)
 
 
-def test_an_attempt_whose_caller_was_cancelled_still_sees_itself() -> None:
+def test_an_attempt_whose_caller_was_cancelled_stays_current_in_its_body() -> None:
     async def scene(once: AsyncOnce) -> None:
         begun, go, done = asyncio.Event(), asyncio.Event(), asyncio.Event()
         seen: list[bool] = []
@@ -171,7 +171,7 @@ def test_an_attempt_whose_caller_was_cancelled_still_sees_itself() -> None:
     play(scene)
 
 
-def test_threads_that_a_task_starts() -> None:
+def test_a_thread_that_a_task_starts_has_its_current_attempt() -> None:
     """`to_thread` carries the context over, a bare executor does not."""
 
     async def scene(once: AsyncOnce) -> None:
@@ -189,7 +189,7 @@ def test_threads_that_a_task_starts() -> None:
     play(scene)
 
 
-def test_an_async_generator_too() -> None:
+def test_an_async_generator_has_the_current_attempt_of_its_consumer() -> None:
     async def scene(once: AsyncOnce) -> None:
         async def looks() -> AsyncIterator[Seen]:
             while True:

@@ -1,4 +1,4 @@
-"""What a store did not take in its callers' time is offered to it on, within limits."""
+"""Commands that a store did not take while their callers waited are sent again, within limits."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from oncekey.engine.aio.deferred_writer import AsyncDeferredWriter
 from oncekey.engine.batch import BATCH_BYTES_MAX, size_of
 from oncekey.engine.blocking.coalescer import Coalescer
 from oncekey.engine.deferred_writes import (
-    LEFTOVER_KEPT_US,
-    LEFTOVERS_BYTES_MAX,
-    LEFTOVERS_MAX,
-    OFFER_EVERY_US,
+    DEFERRED_BYTES_MAX,
+    DEFERRED_FOR_US,
+    DEFERRED_MAX,
     RELEASE_AGAIN_US,
+    SEND_EVERY_US,
     DeferredWrites,
 )
 from oncekey.stores.memory import AsyncMemoryStore, MemoryStore
@@ -72,7 +72,7 @@ CASES = [(Claim, "absent"), (Finish, "succeeded")]
 
 
 @pytest.mark.parametrize(("kind", "state"), CASES)
-def test_a_claim_is_given_back_and_an_outcome_stored_once_the_store_is_back(
+def test_a_deferred_release_and_a_deferred_outcome_are_sent_once_the_store_is_back(
     kind: type, state: str
 ) -> None:
     clock = FakeClock()
@@ -80,17 +80,17 @@ def test_a_claim_is_given_back_and_an_outcome_stored_once_the_store_is_back(
     once = Once(store, policy=Policy(store_timeout="0s"), clock=clock)
     runs = 1 if kind is Finish else 0
     ran: list[int] = []
-    with pytest.raises(StoreUnavailable) as told:
+    with pytest.raises(StoreUnavailable) as caught:
         _moving(clock, once, lambda attempt: ran.append(1))
     assert len(ran) == runs
-    del told
-    clock.wait_until_due(OFFER_EVERY_US)
+    del caught
+    clock.wait_until_due(SEND_EVERY_US)
     before = store.offers
-    clock.advance(OFFER_EVERY_US)
-    clock.wait_until_due(OFFER_EVERY_US)
+    clock.advance(SEND_EVERY_US)
+    clock.wait_until_due(SEND_EVERY_US)
     assert store.offers > before  # in vain
     store.back()
-    clock.advance(OFFER_EVERY_US)
+    clock.advance(SEND_EVERY_US)
     once.close()  # waits for the thread
     (record,) = store._records.values()
     assert record.state.name.lower() == state
@@ -106,7 +106,7 @@ def _moving(clock: FakeClock, once: Once, body: Any) -> None:
 
 
 @pytest.mark.parametrize(("kind", "state"), CASES)
-def test_async_leftovers_reach_the_store_once_it_is_back(kind: type, state: str) -> None:
+def test_async_deferred_writes_are_sent_once_the_store_is_back(kind: type, state: str) -> None:
     async def scene() -> None:
         clock = FakeClock()
         store = Vanishing(clock, kind)
@@ -122,7 +122,7 @@ def test_async_leftovers_reach_the_store_once_it_is_back(kind: type, state: str)
         with pytest.raises(StoreUnavailable):
             run.result()
         store.back()
-        clock.advance(OFFER_EVERY_US)
+        clock.advance(SEND_EVERY_US)
         await yield_until(
             lambda: [r.state.name.lower() for r in store._records.values()] == [state]
         )
@@ -131,15 +131,15 @@ def test_async_leftovers_reach_the_store_once_it_is_back(kind: type, state: str)
     asyncio.run(scene())
 
 
-def test_a_leftover_the_store_chokes_on_keeps_no_other_from_being_offered() -> None:
+def test_a_deferred_write_the_store_raises_for_does_not_block_the_others() -> None:
     async def scene() -> None:
         clock = FakeClock()
         taken: list[Command] = []
 
-        async def answer(offered: Command) -> CommandResult:
-            if offered == command(1):
+        async def answer(sent: Command) -> CommandResult:
+            if sent == command(1):
                 raise ValueError("choked")
-            taken.append(offered)
+            taken.append(sent)
             return CommandResult(Done(), 0, clock.now())
 
         offering = AsyncDeferredWriter(answer, clock)
@@ -148,13 +148,13 @@ def test_a_leftover_the_store_chokes_on_keeps_no_other_from_being_offered() -> N
             offering.add(command(number))
             while command(number) not in taken:
                 await asyncio.sleep(0)
-                clock.advance(OFFER_EVERY_US)
+                clock.advance(SEND_EVERY_US)
         await offering.stop()
 
     asyncio.run(asyncio.wait_for(scene(), 10))
 
 
-def test_leftovers_are_offered_in_batches_bounded_by_bytes() -> None:
+def test_deferred_writes_are_sent_in_batches_bounded_by_bytes() -> None:
     sizes: list[int] = []
 
     def apply(commands: Sequence[Command]) -> list[Reply]:
@@ -179,40 +179,40 @@ def finish(number: int, size: int = 0) -> Finish:
     return Finish(number.to_bytes(16, "big"), b"o" * 16, 1, State.SUCCEEDED, bytes(size))
 
 
-def test_a_release_that_finds_nothing_is_made_once_more() -> None:
+def test_a_deferred_release_that_found_nothing_is_sent_once_more() -> None:
     left = DeferredWrites()
     left.add(command(1), 0)
-    left.take(command(1), CommandResult(Lost(), 0, 10))
+    left.sent(command(1), CommandResult(Lost(), 0, 10))
     assert left.due(10 + RELEASE_AGAIN_US - 1) == []
     assert left.due(10 + RELEASE_AGAIN_US) == [command(1)]
-    left.take(command(1), CommandResult(Lost(), 0, 20))
+    left.sent(command(1), CommandResult(Lost(), 0, 20))
     assert len(left) == 0
 
 
-def test_leftovers_are_bounded_in_number_and_time() -> None:
+def test_deferred_writes_are_bounded_in_number_and_time() -> None:
     left = DeferredWrites()
-    for number in range(LEFTOVERS_MAX + 1):
+    for number in range(DEFERRED_MAX + 1):
         left.add(command(number), number)
-    assert len(left) == LEFTOVERS_MAX
+    assert len(left) == DEFERRED_MAX
     assert command(0) not in left.due(0) + left.due(10**9)
-    left.take(command(1), CommandResult(DOWN, 0, 0))
-    left.take(command(2), CommandResult(Done(), 0, 0))
-    assert len(left) == LEFTOVERS_MAX - 1
-    assert left.due(LEFTOVER_KEPT_US + LEFTOVERS_MAX) == []
+    left.sent(command(1), CommandResult(DOWN, 0, 0))
+    left.sent(command(2), CommandResult(Done(), 0, 0))
+    assert len(left) == DEFERRED_MAX - 1
+    assert left.due(DEFERRED_FOR_US + DEFERRED_MAX) == []
     left.add(finish(1), 0)
-    left.take(finish(1), CommandResult(StoreUnavailable("closed", final=True), 0, 0))
+    left.sent(finish(1), CommandResult(StoreUnavailable("closed", final=True), 0, 0))
     assert len(left) == 0
 
 
-def test_leftovers_are_bounded_by_bytes_too() -> None:
+def test_deferred_writes_are_bounded_by_bytes() -> None:
     """Large outcomes of a long outage must not fill the memory; small ones stay."""
     left = DeferredWrites()
     left.add(command(1), 0)
-    size = LEFTOVERS_BYTES_MAX // 4
+    size = DEFERRED_BYTES_MAX // 4
     for number in range(6):
         left.add(finish(number, size), 0)
         left.add(finish(number, size), 0)  # again: counted once
     assert left.due(0) == [command(1), *(finish(number, size) for number in (2, 3, 4, 5))]
-    left.take(finish(5, size), CommandResult(Done(), 0, 0))
+    left.sent(finish(5, size), CommandResult(Done(), 0, 0))
     left.add(finish(7, size), 0)
     assert len(left) == 5

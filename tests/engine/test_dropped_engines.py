@@ -1,4 +1,4 @@
-"""An engine that is dropped without close() frees its threads and descriptors, and says so."""
+"""An engine that is dropped without close() frees its threads and descriptors, and warns."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_an_engine_that_holds_nothing_open_is_dropped_without_a_warning(tmp_path
     del memory, closed
 
 
-def test_a_store_that_was_given_is_left_open(tmp_path: Path) -> None:
+def test_a_dropped_engine_leaves_a_store_object_of_the_user_open(tmp_path: Path) -> None:
     store = SQLiteStore(tmp_path / "shop.db")
     once = Once(store)
     once.run("op", "k", lambda attempt: 1)

@@ -1,4 +1,4 @@
-"""What the duplicates of a key share: a claim on its way, one that polls, an attempt's end."""
+"""Duplicates of a key share a claim in flight, a poller, and the end of an attempt."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class One(Waiter):
         self.woken += 1
 
 
-def crowd(count: int) -> list[One]:
+def waiters_of(count: int) -> list[One]:
     return [One(b"%d" % number) for number in range(count)]
 
 
@@ -42,7 +42,7 @@ def empty(duplicates: Duplicates) -> bool:
 # --- one claim on its way -------------------------------------------------------------------------
 
 
-def test_the_first_claim_of_a_key_leads_and_leaves_nothing_behind() -> None:
+def test_a_leader_without_followers_leaves_no_entry_behind() -> None:
     duplicates, one = Duplicates(), One(b"a")
     assert duplicates.lead(one)
     duplicates.replied(one, Claimed(1, 1, ()))
@@ -50,23 +50,27 @@ def test_the_first_claim_of_a_key_leads_and_leaves_nothing_behind() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reply", "told"), [(Claimed(7, 1, ()), Busy(10)), (OUTCOME, OUTCOME)], ids=["claimed", "ended"]
+    ("reply", "expected"),
+    [(Claimed(7, 1, ()), Busy(10)), (OUTCOME, OUTCOME)],
+    ids=["claimed", "ended"],
 )
-def test_who_came_while_a_claim_was_on_its_way_is_told_what_cannot_change(
-    reply: Claimed | Replay, told: object
+def test_waiters_get_a_reply_to_the_leader_that_cannot_change(
+    reply: Claimed | Replay, expected: object
 ) -> None:
-    duplicates, (first, *others) = Duplicates(), crowd(5)
+    duplicates, (first, *others) = Duplicates(), waiters_of(5)
     assert duplicates.lead(first)
     assert not any(duplicates.lead(one) or duplicates.lead_or_wait(one) for one in others)
     duplicates.replied(first, reply)
-    assert [(one.reply, one.leads, one.woken) for one in others] == [(told, False, 1)] * 4
+    assert [(one.reply, one.leads, one.woken) for one in others] == [(expected, False, 1)] * 4
     assert empty(duplicates)
 
 
 @pytest.mark.parametrize("reply", [Busy(5), UNKNOWN_REPLY, Mismatched(1), StoreUnavailable("gone")])
-def test_nobody_is_told_what_may_have_been_decided_before_it_came(reply: Busy) -> None:
-    """One of them sends the next claim, whose reply is then theirs, whatever it says."""
-    duplicates, (first, second, *others) = Duplicates(), crowd(5)
+def test_a_reply_that_may_have_been_decided_before_a_waiter_came_makes_it_the_next_leader(
+    reply: Busy,
+) -> None:
+    """One of them sends the next claim, whose reply is then a reply to all of them."""
+    duplicates, (first, second, *others) = Duplicates(), waiters_of(5)
     duplicates.lead(first)
     for one in (second, *others):
         duplicates.lead_or_wait(one)
@@ -78,7 +82,7 @@ def test_nobody_is_told_what_may_have_been_decided_before_it_came(reply: Busy) -
     assert empty(duplicates)
 
 
-def test_i7_another_request_is_told_so_or_asks_for_itself() -> None:
+def test_i7_a_waiter_with_another_request_gets_a_mismatch_or_leads_itself() -> None:
     duplicates, first = Duplicates(), One(b"a")
     same, other = One(b"b"), One(b"c", b"\x01other")
     duplicates.lead(first)
@@ -94,7 +98,7 @@ def test_i7_another_request_is_told_so_or_asks_for_itself() -> None:
     assert other.leads, "a caller's transaction may hold a key whose request nobody has seen"
 
 
-def test_i8_duplicates_of_one_key_touch_no_other_key() -> None:
+def test_i8_claims_of_one_key_do_not_affect_another_key() -> None:
     duplicates, one, other = Duplicates(), One(b"a"), One(b"b", id=b"j" * 16)
     assert duplicates.lead(one)
     assert duplicates.lead(other)
@@ -102,8 +106,8 @@ def test_i8_duplicates_of_one_key_touch_no_other_key() -> None:
     assert duplicates._leaders == {other.claim.id: other}
 
 
-def test_i11_a_leader_that_is_gone_leaves_nobody_waiting() -> None:
-    duplicates, (first, second, third) = Duplicates(), crowd(3)
+def test_i11_a_leader_that_leaves_passes_the_lead_on() -> None:
+    duplicates, (first, second, third) = Duplicates(), waiters_of(3)
     duplicates.lead(first)
     duplicates.lead_or_wait(second)
     duplicates.lead_or_wait(third)
@@ -116,8 +120,8 @@ def test_i11_a_leader_that_is_gone_leaves_nobody_waiting() -> None:
     assert empty(duplicates)
 
 
-def test_i11_one_that_waits_too_long_for_a_leader_sends_its_own_claim() -> None:
-    duplicates, (first, second, third) = Duplicates(), crowd(3)
+def test_i11_a_waiter_can_take_the_lead_from_a_leader_that_does_not_come_back() -> None:
+    duplicates, (first, second, third) = Duplicates(), waiters_of(3)
     duplicates.lead(first)
     duplicates.lead_or_wait(second)
     duplicates.lead_or_wait(third)
@@ -134,12 +138,12 @@ def test_i11_one_that_waits_too_long_for_a_leader_sends_its_own_claim() -> None:
 
 
 def asleep(count: int) -> tuple[Duplicates, list[One]]:
-    duplicates, waiters = Duplicates(), crowd(count)
+    duplicates, waiters = Duplicates(), waiters_of(count)
     assert [duplicates.start_sleep(one) for one in waiters] == [True] + [False] * (count - 1)
     return duplicates, waiters
 
 
-def test_one_polls_and_the_others_sleep_until_it_is_told() -> None:
+def test_one_waiter_polls_and_the_others_sleep_until_it_gets_an_outcome() -> None:
     duplicates, (poller, *others) = asleep(4)
     for reply in (Busy(5), OUTCOME):
         duplicates.leave(poller)
@@ -151,7 +155,7 @@ def test_one_polls_and_the_others_sleep_until_it_is_told() -> None:
     assert empty(duplicates)
 
 
-def test_waiters_share_the_failure_of_the_one_that_polls() -> None:
+def test_sleeping_waiters_get_the_failure_of_the_poller() -> None:
     duplicates, (poller, *others) = asleep(4)
     duplicates.leave(poller)
     duplicates.lead(poller)
@@ -159,7 +163,7 @@ def test_waiters_share_the_failure_of_the_one_that_polls() -> None:
     assert [one.reply for one in others] == [gone] * 3
 
 
-def test_where_the_one_that_polls_leaves_another_one_polls() -> None:
+def test_another_waiter_polls_after_the_poller_has_left() -> None:
     duplicates, (poller, second, third) = asleep(3)
     duplicates.leave(poller)
     duplicates.poller_left(ID, poller.claim.owner)
@@ -173,7 +177,7 @@ def test_where_the_one_that_polls_leaves_another_one_polls() -> None:
     assert empty(duplicates)
 
 
-def test_one_that_polls_and_claims_keeps_the_others_asleep_until_it_ends() -> None:
+def test_a_poller_that_claims_the_key_keeps_the_others_asleep_until_it_ends() -> None:
     duplicates, (poller, *others) = asleep(3)
     duplicates.leave(poller)
     duplicates.lead(poller)
@@ -183,7 +187,7 @@ def test_one_that_polls_and_claims_keeps_the_others_asleep_until_it_ends() -> No
     assert [one.reply for one in others] == [OUTCOME] * 2
 
 
-def test_the_end_of_an_attempt_answers_all_who_sleep_or_ask() -> None:
+def test_the_end_of_an_attempt_gives_its_outcome_to_all_waiters() -> None:
     duplicates, sleepers = asleep(3)
     leader, asking = One(b"x"), One(b"y")
     duplicates.lead(leader)
@@ -195,14 +199,14 @@ def test_the_end_of_an_attempt_answers_all_who_sleep_or_ask() -> None:
     assert empty(duplicates)
 
 
-def test_an_end_without_an_outcome_has_one_of_them_ask() -> None:
-    """Freed, or unknown: whatever it is, the first to ask is told, and tells the others."""
+def test_the_end_of_an_attempt_without_an_outcome_wakes_one_waiter() -> None:
+    """The key was freed or is unknown: the first to ask the store gets a reply for all."""
     duplicates, (poller, *others) = asleep(3)
     duplicates.key_ended(One(b"owner").claim, None)
     assert (poller.woken, poller.reply, [one.woken for one in others]) == (1, None, [0, 0])
 
 
-def test_who_falls_asleep_while_a_claim_is_on_its_way_is_not_told_its_old_news() -> None:
+def test_a_waiter_that_begins_to_sleep_during_a_claim_does_not_get_its_reply() -> None:
     duplicates, (poller, other) = asleep(2)
     duplicates.leave(poller)
     duplicates.lead(poller)
@@ -224,7 +228,7 @@ def claimed(number: int) -> SharedClaimsBase:
     return claims
 
 
-def test_i3_an_end_is_handed_over_as_it_was_stored_and_never_outlives_its_record() -> None:
+def test_i3_the_outcome_for_duplicates_is_the_stored_one_and_never_outlives_its_record() -> None:
     claims = claimed(2)
     finish = Finish(ID, b"a", 7, State.FAILED, b"error")
     claims._finished(finish, CommandResult(StoreUnavailable("gone"), 0, 5))
@@ -233,7 +237,7 @@ def test_i3_an_end_is_handed_over_as_it_was_stored_and_never_outlives_its_record
     assert claims._outcome == Replay(State.FAILED, b"error", 2, 7, 100 - 30)
 
 
-def test_an_attempt_that_ended_unknown_answers_no_duplicate() -> None:
+def test_an_attempt_that_ended_unknown_has_no_outcome_for_its_duplicates() -> None:
     claims = claimed(1)
     finish = Finish(ID, b"a", 7, State.UNKNOWN, b"")
     claims._finished(finish, CommandResult(Done(), 0, 0))

@@ -1,4 +1,4 @@
-"""The guard decorator: mistakes show where they are made, at decoration."""
+"""The guard decorator: wrong options and functions raise at decoration."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ def look(fn: Any, *, is_async: bool = False, **changes: Any) -> Guarded:
         (plain, {"is_async": True}, "plain is plain; guard it with Once"),
     ],
 )
-def test_mistakes_show_at_decoration(fn: Any, options: dict[str, Any], message: str) -> None:
+def test_wrong_pickers_and_functions_raise_at_decoration(
+    fn: Any, options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigurationError, match=message):
         look(fn, **options)
 
@@ -78,7 +80,7 @@ def test_a_parameter_named_attempt_is_given_the_attempt(fn: Any, wants: bool) ->
 # --- on the engines -----------------------------------------------------------------------------
 
 
-def test_a_wrong_option_of_guard_shows_before_any_function_is_decorated() -> None:
+def test_a_wrong_policy_option_raises_before_any_function_is_decorated() -> None:
     with Once("memory://") as once:
         with pytest.raises(ConfigurationError, match="unknown option ttl"):
             once.guard("charge", key=key_of, ttl="5s")  # type: ignore[call-arg]
@@ -110,7 +112,7 @@ def test_a_guarded_function_keeps_its_name_and_runs_once() -> None:
     assert (charge.__name__, charge.__doc__) == ("charge", "Charge an order.")
 
 
-def test_an_attempt_may_stand_anywhere_among_the_parameters() -> None:
+def test_the_parameter_attempt_may_be_at_any_position() -> None:
     """First, as type checkers understand it best; callers leave it out."""
     with Once("memory://") as once:
 
@@ -134,7 +136,7 @@ def test_an_attempt_may_stand_anywhere_among_the_parameters() -> None:
         assert Shop().sell("o1") == ["o1", "o1"]
 
 
-def test_a_guarded_function_that_wants_it_gets_its_attempt() -> None:
+def test_a_guarded_function_with_an_attempt_parameter_gets_its_attempt() -> None:
     with Once("memory://") as once:
 
         @once.guard("charge", key=key_of)

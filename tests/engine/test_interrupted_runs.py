@@ -1,8 +1,8 @@
 """A run may be interrupted anywhere: its key is never left in flight, and what its body returned is
 never lost (I10, I14).
 
-A signal's handler may raise wherever Python looks for signals. Each run here is interrupted at one
-such place in oncekey, the next run at the next one, until there are no more.
+A signal's handler may raise wherever Python runs signal handlers. Each run here is interrupted at
+one such place in oncekey, the next run at the next one, until there are no more.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def guarded(once: Once, key: str, body: Body) -> Any:
         ("sqlite", as_function),
     ],
 )
-def test_i14_interrupted_anywhere_the_key_is_left_in_order(
+def test_i14_a_run_interrupted_anywhere_closes_its_key(
     tmp_path: Path, store: str, start: Start, kind: type[BaseException]
 ) -> None:
     url = "memory://" if store == "memory" else f"sqlite:///{tmp_path}/shop.db?synchronous=off"

@@ -1,4 +1,6 @@
-"""The same for asyncio: a signal's handler raises anywhere in an attempt's task (I10, I14)."""
+"""An async run may be interrupted anywhere in its task: its key is closed, and what its body
+returned is not lost (I10, I14).
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ class Body:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("kind", [Stop, TimeLimit])
 @pytest.mark.parametrize("store", ["memory", "sqlite"])
-def test_i14_interrupted_anywhere_the_key_is_left_in_order(
+def test_i14_an_async_run_interrupted_anywhere_closes_its_key(
     tmp_path: Path, store: str, kind: type[BaseException]
 ) -> None:
     url = "memory://" if store == "memory" else f"sqlite:///{tmp_path}/shop.db?synchronous=off"

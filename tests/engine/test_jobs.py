@@ -30,22 +30,22 @@ def job(parts: EngineParts, request: Any = None, **options: Any) -> Job:
         ({"policy": Policy(require="fenced")}, "requires fenced but would run at at most once"),
     ],
 )
-def test_mistakes_show_at_construction(options: dict[str, Any], message: str) -> None:
+def test_wrong_engine_options_raise_at_construction(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         parts_with(**options)
 
 
-def test_a_level_the_store_cannot_give_is_refused_at_construction() -> None:
+def test_a_required_level_above_the_stores_raises_at_construction() -> None:
     with pytest.raises(ConfigurationError, match="it forgets"):
         parts_with(WEAK, policy=Policy(require="at_most_once"))
 
 
-def test_without_options_the_policy_is_taken_as_it_is() -> None:
+def test_a_job_without_options_has_the_engines_policy() -> None:
     parts = parts_with(policy=Policy(lease="5s"))
     assert job(parts).policy is parts.jobs.policy
 
 
-def test_options_are_worked_out_once() -> None:
+def test_the_same_options_give_the_same_policy_object() -> None:
     parts = parts_with()
     first = job(parts, lease="5s", retry_safe=True).policy
     assert first == Policy(lease="5s", retry_safe=True)
@@ -53,7 +53,7 @@ def test_options_are_worked_out_once() -> None:
     assert job(parts, lease="6s", retry_safe=True).policy is not first
 
 
-def test_i11_the_memory_of_options_is_bounded() -> None:
+def test_i11_the_number_of_remembered_policies_is_bounded() -> None:
     parts = parts_with()
     for number in range(1, 3 * jobs_module._POLICIES_MAX):
         assert job(parts, max_bytes=number).policy.max_bytes == number
@@ -72,7 +72,7 @@ def test_an_option_that_cannot_be_compared_is_refused() -> None:
         job(parts_with(), recover=[])
 
 
-def test_an_option_may_not_ask_for_more_than_the_store_gives() -> None:
+def test_an_option_that_requires_more_than_the_store_guarantees_is_refused() -> None:
     parts = parts_with(WEAK)
     for _ in range(2):
         with pytest.raises(ConfigurationError, match="'charge' requires at most once"):
@@ -88,7 +88,7 @@ def test_jobs_in_a_transaction_are_always_retry_safe() -> None:
     assert strict.policy.required_level is Level.TRANSACTIONAL
 
 
-def test_a_job_is_validated() -> None:
+def test_a_job_with_a_wrong_key_request_or_codec_is_refused() -> None:
     with pytest.raises(InvalidKey):
         parts_with().jobs.make("charge", "", "acct", None, None, {})
     with pytest.raises(InvalidKey, match="cannot be fingerprinted"):

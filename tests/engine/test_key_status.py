@@ -1,4 +1,4 @@
-"""What `get` shows of a key, for each state it can be in."""
+"""The status of a key as `get` returns it, for each state."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_key_never_seen_or_freed_has_no_status() -> None:
     assert status_of(Seen(record(State.ABSENT), NOW), JSON) is None
 
 
-def test_a_running_key() -> None:
+def test_a_running_key_shows_its_lease_and_attempt() -> None:
     shown = status(note="n")
     assert shown == KeyStatus(
         state="pending",
@@ -72,17 +72,17 @@ def test_a_failed_key_shows_its_error() -> None:
     assert (shown.state, shown.value, shown.error) == ("failed", None, "ValueError: declined")
 
 
-def test_an_unknown_key() -> None:
+def test_an_unknown_key_shows_as_unknown() -> None:
     assert status(State.UNKNOWN).state == "unknown"
 
 
-def test_a_dead_owners_key_shows_as_unknown_before_anyone_has_met_it() -> None:
+def test_a_key_whose_lease_ended_shows_as_unknown_before_the_next_claim() -> None:
     assert status(lease_until=NOW).state == "unknown"
     assert status(lease_until=NOW, retry_safe=True).state == "pending"
 
 
 @pytest.mark.parametrize("state", [State.PENDING, State.SUCCEEDED, State.UNKNOWN])
-def test_an_expired_key_shows_what_it_was(state: State) -> None:
+def test_an_expired_key_shows_its_last_state(state: State) -> None:
     ends = record(state, lease_until=NOW + 50, finished_at=0 if state == 1 else NOW).expires_at
     assert not status(state, now=ends - 1).expired
     shown = status(state, now=ends)

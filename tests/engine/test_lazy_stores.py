@@ -1,4 +1,4 @@
-"""A lazy store is reached on first use, and what it promises is held against `require` then."""
+"""A lazy store is reached on first use, and `require` is checked against its guarantee then."""
 
 from __future__ import annotations
 
@@ -122,8 +122,8 @@ class _AsyncEnlistedLazy:
     async def release_savepoint(self) -> None: ...
 
 
-class Colour:
-    """A lazy store and engines on it, of one colour, blocking for the test."""
+class EngineKind:
+    """A lazy store and engines on it, sync or async, with blocking calls for the test."""
 
     def __init__(self, loop: LoopThread | None) -> None:
         self.loop = loop
@@ -159,71 +159,71 @@ class Colour:
 
 
 @pytest.fixture(params=["blocking", "asyncio"])
-def colour(request: pytest.FixtureRequest) -> Any:
+def kind(request: pytest.FixtureRequest) -> Any:
     if request.param == "blocking":
-        yield Colour(None)
+        yield EngineKind(None)
         return
     loop = LoopThread()
-    yield Colour(loop)
+    yield EngineKind(loop)
     loop.close()
 
 
 # --- when it is reached ---------------------------------------------------------------------------
 
 
-def test_making_and_guarding_reach_nothing(colour: Colour) -> None:
-    store = colour.store()
+def test_an_engine_does_not_reach_its_store_at_construction_or_decoration(kind: EngineKind) -> None:
+    store = kind.store()
     store.failures = [StoreUnavailable("no server")]
-    once = colour.once(store, policy=Policy(require="at_most_once"))
+    once = kind.once(store, policy=Policy(require="at_most_once"))
     once.guard("charge", key=lambda order: order, require="fenced", retry_safe=True)
     assert store.binds == 0
     assert once.guarantee is HOPED
 
 
-def test_the_first_run_reaches_it_once(colour: Colour) -> None:
-    store = colour.store(Guarantee(Level.FENCED, "learned"))
-    once = colour.once(store)
-    assert once.run("op", "k1", colour.body).value == 1
-    assert once.run("op", "k2", colour.body).value == 2
+def test_the_first_run_reaches_the_store_once(kind: EngineKind) -> None:
+    store = kind.store(Guarantee(Level.FENCED, "learned"))
+    once = kind.once(store)
+    assert once.run("op", "k1", kind.body).value == 1
+    assert once.run("op", "k2", kind.body).value == 2
     assert once.guarantee is store.learned
     assert store.binds == 1
 
 
-def test_looking_and_sweeping_and_entering_reach_it_too(colour: Colour) -> None:
-    stores = [colour.store() for _ in range(3)]
-    assert colour.once(stores[0]).get("op", "k") is None
-    assert colour.once(stores[1]).sweep() == 0
-    if colour.loop is None:
-        with colour.once(stores[2]):
+def test_get_sweep_and_the_with_statement_reach_the_store(kind: EngineKind) -> None:
+    stores = [kind.store() for _ in range(3)]
+    assert kind.once(stores[0]).get("op", "k") is None
+    assert kind.once(stores[1]).sweep() == 0
+    if kind.loop is None:
+        with kind.once(stores[2]):
             pass
     else:
-        colour.loop.run(colour.once(stores[2]).inner.__aenter__())
+        kind.loop.run(kind.once(stores[2]).inner.__aenter__())
     assert [store.binds for store in stores] == [1, 1, 1]
     assert [store.used for store in stores] == [["Look"], ["sweep"], []]
 
 
-def test_a_store_that_cannot_be_reached_is_tried_again_by_the_next(colour: Colour) -> None:
-    store = colour.store()
+def test_a_store_that_cannot_be_reached_is_tried_again_by_the_next_call(kind: EngineKind) -> None:
+    store = kind.store()
     store.failures = [StoreUnavailable("no server yet"), StoreUnavailable("nor now")]
-    once = colour.once(store)
+    once = kind.once(store)
     for text in ("no server yet", "nor now"):
         with pytest.raises(StoreUnavailable, match=text):
-            once.run("op", "k", colour.body)
-    assert colour.runs == 0
-    assert once.run("op", "k", colour.body).value == 1
+            once.run("op", "k", kind.body)
+    assert kind.runs == 0
+    assert once.run("op", "k", kind.body).value == 1
     assert store.binds == 3
 
 
-def test_another_secret_is_refused_on_first_use(colour: Colour) -> None:
-    store = colour.store()
-    colour.once(store, secret="one" * 10).run("op", "k", colour.body)
-    other = colour.once(store, secret="two" * 10)
+def test_a_wrong_secret_is_refused_on_first_use(kind: EngineKind) -> None:
+    store = kind.store()
+    kind.once(store, secret="one" * 10).run("op", "k", kind.body)
+    other = kind.once(store, secret="two" * 10)
     with pytest.raises(ConfigurationError):
-        other.run("op", "k2", colour.body)
-    assert colour.runs == 1
+        other.run("op", "k2", kind.body)
+    assert kind.runs == 1
 
 
-def test_threads_that_come_first_at_once_all_get_through() -> None:
+def test_threads_that_all_come_first_all_succeed() -> None:
     store = LazyStore()
     once = Once(store)
     together = threading.Barrier(8)
@@ -242,7 +242,7 @@ def test_threads_that_come_first_at_once_all_get_through() -> None:
     assert once.guarantee is store.learned
 
 
-def test_tasks_that_come_first_at_once_all_get_through() -> None:
+def test_tasks_that_all_come_first_all_succeed() -> None:
     async def main() -> None:
         once = AsyncOnce(AsyncLazyStore())
 
@@ -260,20 +260,22 @@ def test_tasks_that_come_first_at_once_all_get_through() -> None:
 # --- what it promises -----------------------------------------------------------------------------
 
 
-def test_a_default_the_server_cannot_keep_is_refused_before_any_body(colour: Colour) -> None:
-    store = colour.store(POOR)
-    once = colour.once(store, policy=Policy(require="at_most_once"))
+def test_a_default_policy_above_the_stores_guarantee_is_refused_before_any_body(
+    kind: EngineKind,
+) -> None:
+    store = kind.store(POOR)
+    once = kind.once(store, policy=Policy(require="at_most_once"))
     for _ in range(2):
         with pytest.raises(ConfigurationError, match="does not wait for its disk"):
-            once.run("op", "k", colour.body)
-    assert colour.runs == 0
+            once.run("op", "k", kind.body)
+    assert kind.runs == 0
     assert store.used == []
     assert once.guarantee is POOR
 
 
-def test_an_operation_that_requires_more_is_refused_alone(colour: Colour) -> None:
-    store = colour.store(POOR)
-    once = colour.once(store)
+def test_only_the_operation_that_requires_more_is_refused(kind: EngineKind) -> None:
+    store = kind.store(POOR)
+    once = kind.once(store)
     calls: list[str] = []
 
     def charge(order: str) -> str:
@@ -286,51 +288,51 @@ def test_an_operation_that_requires_more_is_refused_alone(colour: Colour) -> Non
         with pytest.raises(ConfigurationError, match="requires fenced"):
             charged("o1")
         with pytest.raises(ConfigurationError, match="requires at most once"):
-            once.run("op", "k", colour.body, require="at_most_once")
+            once.run("op", "k", kind.body, require="at_most_once")
     assert calls == []
-    assert once.run("op", "k", colour.body).value == 1, "what requires nothing runs"
+    assert once.run("op", "k", kind.body).value == 1, "what requires nothing runs"
 
 
-def test_what_it_can_never_promise_is_refused_at_once(colour: Colour) -> None:
-    store = colour.store()
+def test_a_level_the_store_can_never_guarantee_is_refused_at_construction(kind: EngineKind) -> None:
+    store = kind.store()
     store.guarantee = POOR
     with pytest.raises(ConfigurationError):
-        colour.once(store, policy=Policy(require="at_most_once"))
+        kind.once(store, policy=Policy(require="at_most_once"))
 
 
-def test_only_transactions_by_default_means_the_learned_level_too(colour: Colour) -> None:
-    store = colour.store(POOR)
-    once = colour.once(store, policy=Policy(require="transactional"))
+def test_a_transactional_default_is_checked_against_the_reached_store(kind: EngineKind) -> None:
+    store = kind.store(POOR)
+    once = kind.once(store, policy=Policy(require="transactional"))
     with pytest.raises(ConfigurationError, match="requires transactional"):
-        colour.in_transaction(once)("op", "k", colour.body)
-    assert colour.runs == 0
+        kind.in_transaction(once)("op", "k", kind.body)
+    assert kind.runs == 0
 
 
 # --- in a transaction -----------------------------------------------------------------------------
 
 
-def test_a_transaction_reaches_it_before_it_claims(colour: Colour) -> None:
-    store = colour.store()
+def test_a_transaction_reaches_the_store_before_it_claims(kind: EngineKind) -> None:
+    store = kind.store()
     store.failures = [StoreUnavailable("no server yet")]
-    run = colour.in_transaction(colour.once(store))
+    run = kind.in_transaction(kind.once(store))
     assert store.binds == 0
     with pytest.raises(StoreUnavailable, match="no server yet"):
-        run("op", "k", colour.body)
-    assert run("op", "k", colour.body).value == 1
+        run("op", "k", kind.body)
+    assert run("op", "k", kind.body).value == 1
     assert store.binds == 2
 
 
-def test_a_transaction_is_held_to_what_was_learned(colour: Colour) -> None:
-    store = colour.store(POOR)
-    once = colour.once(store)
-    run = colour.in_transaction(once)
+def test_a_transaction_is_checked_against_the_reached_store(kind: EngineKind) -> None:
+    store = kind.store(POOR)
+    once = kind.once(store)
+    run = kind.in_transaction(once)
     for _ in range(2):
         with pytest.raises(ConfigurationError, match="requires transactional"):
-            run("op", "k", colour.body, require="transactional")
-    assert colour.runs == 0
-    late = colour.in_transaction(once)
+            run("op", "k", kind.body, require="transactional")
+    assert kind.runs == 0
+    late = kind.in_transaction(once)
     with pytest.raises(ConfigurationError, match="requires transactional"):
-        late("op", "k", colour.body, require="transactional")
+        late("op", "k", kind.body, require="transactional")
 
 
 # --- the others are as they were ------------------------------------------------------------------

@@ -1,5 +1,6 @@
-"""The end of an engine: what runs on other loops is not discarded (I14), nothing answers after it,
-and a closed one can be opened again."""
+"""Closing an engine waits for attempts on other loops (I14); a closed engine raises, and can be
+reopened.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ def plain(attempt: Any) -> str:
 # --- several loops ------------------------------------------------------------------------------
 
 
-def test_i14_closing_on_one_loop_waits_for_the_attempts_of_the_others(tmp_path: Path) -> None:
+def test_i14_close_on_one_loop_waits_for_attempts_on_other_loops(tmp_path: Path) -> None:
     once = AsyncOnce(f"sqlite:///{tmp_path}/shop.db")
     inside = threading.Barrier(LOOPS + 1)
     go = threading.Event()
@@ -70,7 +71,7 @@ def test_i14_closing_on_one_loop_waits_for_the_attempts_of_the_others(tmp_path: 
             assert status.state == "succeeded"
 
 
-def test_what_never_ends_on_another_loop_is_cancelled_after_the_drain() -> None:
+def test_an_attempt_on_another_loop_is_cancelled_after_the_drain() -> None:
     memory = MemoryStore()
     once = AsyncOnce(AsyncMemoryStore(memory))
     inside = threading.Event()
@@ -89,7 +90,7 @@ def test_what_never_ends_on_another_loop_is_cancelled_after_the_drain() -> None:
     asyncio.run(once.close(drain="10ms"))
     thread.join(PATIENCE)
     (record,) = memory._records.values()
-    assert record.state is State.UNKNOWN, "told, not left in flight"
+    assert record.state is State.UNKNOWN, "decided, not left in flight"
 
 
 # --- after the end ------------------------------------------------------------------------------
@@ -114,7 +115,7 @@ def closed_calls(once: Any, connection: Any, inside: Any) -> list[Callable[[], A
     ]
 
 
-def test_after_close_an_async_engine_answers_nothing(tmp_path: Path) -> None:
+def test_a_closed_async_engine_raises_on_every_call(tmp_path: Path) -> None:
     path = tmp_path / "shop.db"
 
     async def main() -> None:
@@ -124,15 +125,15 @@ def test_after_close_an_async_engine_answers_nothing(tmp_path: Path) -> None:
         calls = closed_calls(once, connection, once.in_transaction(connection))
         await once.close()
         for call in calls:
-            with pytest.raises(StoreUnavailable, match="was closed") as told:
+            with pytest.raises(StoreUnavailable, match="was closed") as caught:
                 await call()
-            assert told.value.final
+            assert caught.value.final
         connection.close()
 
     asyncio.run(main())
 
 
-def test_after_close_a_blocking_engine_answers_nothing(url: str) -> None:
+def test_a_closed_sync_engine_raises_on_every_call(url: str) -> None:
     once = Once(url)
     once.run("op", "known", plain)
     once.close()
@@ -142,9 +143,9 @@ def test_after_close_a_blocking_engine_answers_nothing(url: str) -> None:
         lambda: once.get("op", "known"),
         lambda: once.in_transaction(None),
     ):
-        with pytest.raises(StoreUnavailable, match="was closed") as told:
+        with pytest.raises(StoreUnavailable, match="was closed") as caught:
             call()
-        assert told.value.final
+        assert caught.value.final
 
 
 # --- again --------------------------------------------------------------------------------------
@@ -174,7 +175,7 @@ def test_a_closed_engine_works_again_when_it_is_reopened(url: str) -> None:
     asyncio.run(main())
 
 
-def test_an_engine_may_be_reopened_on_another_loop(url: str) -> None:
+def test_a_closed_async_engine_can_be_reopened_on_another_loop(url: str) -> None:
     once = AsyncOnce(url)
 
     async def life(number: int) -> None:
@@ -189,7 +190,7 @@ class Final(MemoryStore):
     reopen = None  # type: ignore[assignment]
 
 
-def test_a_store_that_cannot_be_opened_again_says_so() -> None:
+def test_reopening_an_engine_whose_store_cannot_be_reopened_raises() -> None:
     once = Once(Final())
     once.reopen()  # nothing to do
     once.close()

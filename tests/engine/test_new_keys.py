@@ -1,4 +1,4 @@
-"""New keys: nobody had them before; sortable ones grow, whatever the clock and the threads do."""
+"""New keys are unique; sortable ones grow, whatever the clock and the threads do."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_new_key_is_a_random_uuid() -> None:
 
 
 @pytest.mark.parametrize("sortable", [False, True])
-def test_a_namespace_stands_in_front(sortable: bool) -> None:
+def test_a_namespace_is_a_prefix_of_the_key(sortable: bool) -> None:
     key = new_key(sortable=sortable, namespace="2026.10-eu_west1")
     assert namespace_of(key) == "2026.10-eu_west1"
     assert UUID(key.partition(":")[2]).version == (7 if sortable else 4)
@@ -70,7 +70,7 @@ def test_a_bad_namespace_is_refused(namespace: Any) -> None:
 # --- sortable: the layout of RFC 9562 ---------------------------------------------------------
 
 
-def test_each_bit_is_where_the_standard_has_it() -> None:
+def test_a_sortable_key_has_the_bits_of_a_version_7_uuid() -> None:
     made = SortableUUIDs(Clock(NOW), lambda count: b"\xff" * count)()
     assert (made.version, made.variant) == (7, RFC_4122)
     assert ms_of(made) == NOW // MS
@@ -79,14 +79,14 @@ def test_each_bit_is_where_the_standard_has_it() -> None:
     assert SortableUUIDs(Clock(NOW), zeros)().int & (1 << 62) - 1 == 0
 
 
-def test_it_tells_the_time_it_was_made() -> None:
+def test_a_sortable_key_contains_the_time_it_was_made() -> None:
     before = time.time_ns() // MS
     made = UUID(new_key(sortable=True))
     # Other tests of this process may have drawn ahead of the clock, by ticks.
     assert before <= ms_of(made) <= time.time_ns() // MS + 1_000
 
 
-def test_sixty_two_bits_are_random() -> None:
+def test_a_sortable_key_has_62_random_bits() -> None:
     draw = SortableUUIDs(Clock(NOW))
     tails = [draw().int & (1 << 62) - 1 for _ in range(300)]
     ever, always = 0, (1 << 62) - 1
@@ -104,14 +104,14 @@ def _grows(made: list[UUID]) -> bool:
     return all(one < other for one, other in pairwise(texts))
 
 
-def test_they_grow_while_the_clock_stands_still_also_past_a_millisecond() -> None:
+def test_sortable_keys_grow_while_the_clock_stands_still() -> None:
     draw = SortableUUIDs(Clock(NOW), zeros)
     made = [draw() for _ in range(10_000)]
     assert _grows(made)
     assert ms_of(made[-1]) - ms_of(made[0]) in (2, 3), "10,000 ticks are about 2.4 ms"
 
 
-def test_they_grow_when_the_clock_steps_back() -> None:
+def test_sortable_keys_grow_when_the_clock_steps_back() -> None:
     draw = SortableUUIDs(Clock(NOW, NOW - 3_600_000 * MS, NOW - 1, NOW + 5 * MS), zeros)
     made = [draw() for _ in range(5)]
     assert _grows(made)
@@ -119,19 +119,19 @@ def test_they_grow_when_the_clock_steps_back() -> None:
 
 
 @given(st.lists(st.integers(0, 2**62), min_size=2, max_size=20))
-def test_they_grow_whatever_the_clock_says(readings: list[int]) -> None:
+def test_sortable_keys_grow_whatever_the_clock_reads(readings: list[int]) -> None:
     draw = SortableUUIDs(Clock(*readings), zeros)
     made = [draw() for _ in range(len(readings) + 3)]
     assert _grows(made)
     assert {one.version for one in made} == {7}
 
 
-def test_keys_of_this_process_grow() -> None:
+def test_sortable_keys_of_one_process_grow() -> None:
     keys = [new_key(sortable=True) for _ in range(5_000)]
     assert keys == sorted(set(keys))
 
 
-def test_threads_get_different_ones_and_each_sees_them_grow() -> None:
+def test_threads_get_different_sortable_keys_that_grow() -> None:
     """Ticks only, no random bits: any two equal ones were drawn from the same reading."""
     draw = SortableUUIDs(time.time_ns, zeros)
     begin = threading.Barrier(8)
@@ -151,7 +151,7 @@ def test_threads_get_different_ones_and_each_sees_them_grow() -> None:
     assert len({one for some in drawn for one in some}) == 40_000
 
 
-def test_nobody_else_comes_in_between_a_reading_and_its_use() -> None:
+def test_no_other_thread_makes_a_key_between_a_reading_and_its_use() -> None:
     """What the threads above would meet once in a million runs."""
     came_in: list[bool] = []
 
@@ -167,7 +167,7 @@ def test_nobody_else_comes_in_between_a_reading_and_its_use() -> None:
 
 
 @pytest.mark.skipif(not hasattr(signal, "raise_signal"), reason="there are no signals here")
-def test_a_signal_in_the_middle_of_one_does_not_hang() -> None:
+def test_a_signal_handler_that_makes_a_key_does_not_deadlock() -> None:
     made: list[UUID] = []
     asked: list[int] = []
 
@@ -200,15 +200,15 @@ def _in_a_child(work: Callable[[], bytes]) -> bytes:
             os._exit(0)
     os.close(writing)
     with os.fdopen(reading, "rb") as pipe:
-        told = pipe.read()
+        sent = pipe.read()
     assert os.waitpid(child, 0)[1] == 0
-    return told
+    return sent
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize("sortable", [False, True])
-def test_a_forked_child_never_repeats_its_parents(sortable: bool) -> None:
+def test_a_forked_child_never_repeats_its_parents_keys(sortable: bool) -> None:
     def work() -> bytes:
         return b"".join(UUID(new_key(sortable=sortable)).bytes for _ in range(200))
 
@@ -224,7 +224,7 @@ def test_a_forked_child_never_repeats_its_parents(sortable: bool) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_child_forked_with_the_clock_standing_still_draws_its_own() -> None:
+def test_a_child_forked_at_the_same_clock_reading_makes_other_keys() -> None:
     """The ticks of both are the same; the random bits must not be."""
     draw = SortableUUIDs(Clock(NOW))
     draw()
@@ -237,7 +237,7 @@ def test_a_child_forked_with_the_clock_standing_still_draws_its_own() -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_child_forked_while_a_key_is_made_does_not_hang() -> None:
+def test_a_child_forked_while_a_key_is_made_does_not_deadlock() -> None:
     """Another thread holds the lock at the moment of the fork, and is not in the child."""
     from oncekey.engine.new_key import _sortable
 
@@ -249,15 +249,15 @@ def test_a_child_forked_while_a_key_is_made_does_not_hang() -> None:
             done.wait(60)
 
     def work() -> bytes:
-        signal.alarm(20)  # a child that hangs is ended, and tells nothing
+        signal.alarm(20)  # a child that hangs is ended, and sends nothing
         return new_key(sortable=True).encode()
 
     thread = threading.Thread(target=hold)
     thread.start()
     try:
         assert holding.wait(60)
-        told = _in_a_child(work)
+        sent = _in_a_child(work)
     finally:
         done.set()
         thread.join()
-    assert UUID(told.decode()).version == 7
+    assert UUID(sent.decode()).version == 7

@@ -52,7 +52,7 @@ class Shout:
 # --- packing -------------------------------------------------------------------------------------
 
 
-def test_a_result_is_packed_up_to_max_bytes_exactly() -> None:
+def test_a_value_of_exactly_max_bytes_is_packed() -> None:
     body = pack_value(JSON, "answer")
     fits = pack(JSON, Policy(max_bytes=len(body)), "answer", 5)
     assert fits == (body, 5, None, True)
@@ -63,7 +63,7 @@ def test_a_result_is_packed_up_to_max_bytes_exactly() -> None:
     assert stone.too_large
 
 
-def test_a_result_no_codec_takes_leaves_a_tombstone() -> None:
+def test_a_value_no_codec_takes_is_packed_as_a_tombstone() -> None:
     value = object()
     packed = pack(JSON, Policy(), value, 5)
     assert packed.raw is value
@@ -81,7 +81,7 @@ def test_a_result_no_codec_takes_leaves_a_tombstone() -> None:
         (Recovery.free(), State.ABSENT, None),
     ],
 )
-def test_what_recover_says_is_packed_for_the_flow(
+def test_the_recovery_that_recover_returns_is_packed(
     answer: Recovery, state: State, value: object
 ) -> None:
     parts = parts_with()
@@ -96,19 +96,19 @@ def test_what_recover_says_is_packed_for_the_flow(
     assert found.body == expected[state]
 
 
-def test_recover_may_not_know() -> None:
+def test_a_recover_that_returns_none_decides_nothing() -> None:
     parts = parts_with()
     assert parts.outcomes.recovered(job(parts), None) is None
 
 
 @pytest.mark.parametrize("answer", [True, "succeeded", State.SUCCEEDED, {}])
-def test_recover_may_say_nothing_else(answer: object) -> None:
+def test_a_recover_that_returns_anything_else_raises(answer: object) -> None:
     parts = parts_with()
     with pytest.raises(ConfigurationError, match="recover for 'charge' returned a"):
         parts.outcomes.recovered(job(parts), answer)
 
 
-def test_recover_is_told_the_key_and_the_child_keys_of_the_dead_attempt() -> None:
+def test_recover_gets_the_key_and_the_child_keys_of_the_dead_attempt() -> None:
     parts = parts_with()
     unknown = parts.outcomes.unknown_key(job(parts), record(State.UNKNOWN, attempt=2, fence=9))
     assert (unknown.scope, unknown.operation, unknown.key) == ("acct", "charge", "k")
@@ -152,14 +152,16 @@ def test_a_stored_failure_is_replayed_without_the_store() -> None:
         ("charge", 5, "acct", {"c": 1}),
     ],
 )
-def test_i7_i8_the_cache_answers_for_nothing_else(asked: tuple[Any, Any, Any, Any]) -> None:
+def test_i7_i8_another_key_or_request_is_not_replayed_from_the_cache(
+    asked: tuple[Any, Any, Any, Any],
+) -> None:
     parts = parts_with()
     concluded(parts, job(parts, request={"c": 1}), finished(1))
     assert parts.outcomes.replay(*asked, None) is None
 
 
 @pytest.mark.parametrize("expires_in", [5_000, CACHE_AGE_MAX_US, 10 * CACHE_AGE_MAX_US])
-def test_a_cached_outcome_holds_as_long_as_its_record_and_a_minute_at_most(
+def test_a_cached_outcome_is_valid_until_its_record_expires_and_a_minute_at_most(
     expires_in: int,
 ) -> None:
     clock = FakeClock()
@@ -173,7 +175,7 @@ def test_a_cached_outcome_holds_as_long_as_its_record_and_a_minute_at_most(
     assert parts.outcomes.replay("charge", "k", "acct", None, None) is None
 
 
-def test_a_cached_outcome_of_another_codec_is_refused_not_guessed() -> None:
+def test_a_cached_outcome_of_another_codec_is_refused() -> None:
     parts, codec = parts_with(), Shout()
     shouted = finished(1, body=pack_value(codec, "hey"))
     begun = parts.jobs.make("charge", "k", "acct", None, codec, {})
@@ -182,7 +184,7 @@ def test_a_cached_outcome_of_another_codec_is_refused_not_guessed() -> None:
         parts.outcomes.replay("charge", "k", "acct", None, None)
 
 
-def test_an_outcome_is_remembered_also_when_nobody_waits_for_it_any_more() -> None:
+def test_an_outcome_is_cached_also_if_its_caller_has_left() -> None:
     parts = parts_with()
     parts.outcomes.record(job(parts), finished(1))
     again = parts.outcomes.replay("charge", "k", "acct", None, None)
@@ -193,13 +195,13 @@ def test_an_outcome_is_remembered_also_when_nobody_waits_for_it_any_more() -> No
 @pytest.mark.parametrize(
     "kind", [EventKind.LOST, EventKind.RELEASED, EventKind.UNAVAILABLE, EventKind.UNKNOWN]
 )
-def test_only_finished_outcomes_are_remembered(kind: EventKind) -> None:
+def test_an_unfinished_outcome_is_not_cached(kind: EventKind) -> None:
     parts = parts_with()
     assert parts.outcomes.record(job(parts), finished(1, kind=kind)) is None
     assert len(parts.outcomes.cache) == 0
 
 
-def test_the_bodys_own_error_is_raised_again_and_not_remembered() -> None:
+def test_the_bodys_own_error_is_raised_and_not_cached() -> None:
     parts, own = parts_with(), ValueError("no")
     with pytest.raises(ValueError) as caught:
         concluded(
@@ -209,7 +211,7 @@ def test_the_bodys_own_error_is_raised_again_and_not_remembered() -> None:
     assert len(parts.outcomes.cache) == 0
 
 
-def test_an_empty_stored_outcome_is_told_as_unreadable() -> None:
+def test_an_empty_stored_outcome_raises_not_replayable() -> None:
     parts = parts_with()
     outcome = AttemptOutcome(EventKind.REPLAYED, b"", State.SUCCEEDED, 1, 7, 10**12)
     with pytest.raises(NotReplayable, match="empty or cut short"):
@@ -219,11 +221,11 @@ def test_an_empty_stored_outcome_is_told_as_unreadable() -> None:
 # --- subscribers ---------------------------------------------------------------------------------
 
 
-def test_subscribers_are_told_until_they_leave() -> None:
+def test_a_subscriber_gets_events_until_it_unsubscribes() -> None:
     clock = FakeClock()
     parts = parts_with(clock=clock)
-    told: list[Event] = []
-    leave = parts.outcomes.events.subscribe(told.append)
+    events: list[Event] = []
+    leave = parts.outcomes.events.subscribe(events.append)
     begun = job(parts)
     clock.advance(250)
     concluded(parts, begun, finished(1))
@@ -232,26 +234,26 @@ def test_subscribers_are_told_until_they_leave() -> None:
     leave()
     parts.outcomes.replay("charge", "k", "acct", None, None)
     tag = begun.identity.tag
-    assert told == [
+    assert events == [
         Event(EventKind.FINISHED, "charge", "acct", tag, 7, 1, 250),
         Event(EventKind.REPLAYED, "charge", "acct", tag, 7, 1, 0, from_cache=True),
     ]
 
 
-def test_a_broken_subscriber_is_logged_and_breaks_nothing(
+def test_a_subscriber_that_raises_is_logged_and_does_not_affect_the_run(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     parts = parts_with()
-    told: list[Event] = []
+    events: list[Event] = []
 
     def broken(event: Event) -> None:
         raise RuntimeError("no metrics today")
 
     parts.outcomes.events.subscribe(broken)
-    parts.outcomes.events.subscribe(told.append)
+    parts.outcomes.events.subscribe(events.append)
     with caplog.at_level(logging.ERROR, logger="oncekey"):
         assert concluded(parts, job(parts), finished(5)).value == 5
-    assert len(told) == 1, "the others are told all the same"
+    assert len(events) == 1, "the others get the event all the same"
     assert "a subscriber failed on finished" in caplog.text
     assert "no metrics today" in caplog.text
     assert "acct" not in caplog.text

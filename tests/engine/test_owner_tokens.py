@@ -1,4 +1,4 @@
-"""Owner tokens are drawn in bulk, and still nobody ever gets another one's."""
+"""Owner tokens are drawn in bulk, and no two attempts get the same one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_no_two_threads_get_the_same_token() -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_forked_child_draws_its_own() -> None:
+def test_a_forked_child_draws_its_own_tokens() -> None:
     """I1: the same owner in two processes would each take the other's claim for its own."""
     new_owner()  # there is stock to inherit
     reading, writing = os.pipe()

@@ -1,4 +1,4 @@
-"""The replay cache: bounded in entries, bytes and age; it never answers for another key (I8)."""
+"""The replay cache is bounded in entries, bytes and age, and keeps keys apart (I8)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def held(cache: ReplayCache, *keys: object) -> list[bool]:
     return [cache.get(name(key), 0) is not None for key in keys]
 
 
-def test_what_is_put_is_got() -> None:
+def test_an_entry_that_was_put_is_found() -> None:
     cache = ReplayCache()
     made = entry()
     cache.put(name("k"), made)
@@ -43,14 +43,14 @@ def test_what_is_put_is_got() -> None:
     assert len(cache) == 1
 
 
-def test_i8_scopes_operations_and_keys_do_not_meet() -> None:
+def test_i8_entries_of_other_scopes_operations_and_keys_are_separate() -> None:
     cache = ReplayCache()
     put(cache, "k")
     for other in [("t", "op", "k"), ("s", "op2", "k"), ("s", "op", "k2"), ("", "sop", "k")]:
         assert cache.get(other, 0) is None
 
 
-def test_the_least_recently_used_goes_first() -> None:
+def test_the_least_recently_used_entry_is_dropped_first() -> None:
     cache = ReplayCache(entries=2)
     put(cache, "a")
     put(cache, "b")
@@ -59,7 +59,7 @@ def test_the_least_recently_used_goes_first() -> None:
     assert held(cache, "a", "b", "c") == [True, False, True]
 
 
-def test_putting_again_counts_as_use_and_replaces() -> None:
+def test_putting_an_entry_again_replaces_it_and_counts_as_use() -> None:
     cache = ReplayCache(entries=2)
     put(cache, "a", until=5)
     put(cache, "b")
@@ -71,7 +71,7 @@ def test_putting_again_counts_as_use_and_replaces() -> None:
     assert got[5] == FOREVER
 
 
-def test_bytes_are_bounded_exactly() -> None:
+def test_the_cache_is_bounded_in_bytes() -> None:
     cache = ReplayCache(size=room(10, entries=2))
     put(cache, "a", size=4)
     put(cache, "b", size=6)
@@ -80,7 +80,7 @@ def test_bytes_are_bounded_exactly() -> None:
     assert held(cache, "a", "b") == [False, True]
 
 
-def test_bytes_of_what_left_are_free_again() -> None:
+def test_the_bytes_of_a_dropped_entry_are_free_again() -> None:
     cache = ReplayCache(size=room(10))
     for number in range(100):
         put(cache, "same", size=10)
@@ -92,21 +92,21 @@ def test_bytes_of_what_left_are_free_again() -> None:
     assert held(cache, "new") == [True]
 
 
-def test_what_is_larger_than_the_cache_never_gets_in_and_drives_nobody_out() -> None:
+def test_an_entry_larger_than_the_cache_is_not_added_and_drops_no_other() -> None:
     cache = ReplayCache(size=room(10))
     put(cache, "a", size=10)
     put(cache, "big", size=11)
     assert held(cache, "a", "big") == [True, False]
 
 
-def test_the_garbage_collector_leaves_entries_alone() -> None:
+def test_the_garbage_collector_does_not_track_entries() -> None:
     cache = ReplayCache()
     put(cache, "k")
     gc.collect()
     assert not gc.is_tracked(cache.get(name("k"), 0))
 
 
-def test_an_entry_holds_up_to_its_last_microsecond() -> None:
+def test_an_entry_is_valid_up_to_its_last_microsecond() -> None:
     cache = ReplayCache()
     put(cache, "k", until=100)
     assert cache.get(name("k"), 99) is not None
@@ -114,13 +114,13 @@ def test_an_entry_holds_up_to_its_last_microsecond() -> None:
     assert len(cache) == 0, "and is dropped when found expired"
 
 
-def test_no_entries_means_no_cache() -> None:
+def test_a_cache_of_no_entries_keeps_nothing() -> None:
     cache = ReplayCache(entries=0)
     put(cache, "k")
     assert (len(cache), cache.get(name("k"), 0)) == (0, None)
 
 
-def test_clear_forgets_everything_and_the_bytes_too() -> None:
+def test_a_reset_cache_has_no_entries_and_no_bytes() -> None:
     cache = ReplayCache(size=room(10))
     put(cache, "a", size=10)
     cache.reset()
@@ -130,7 +130,7 @@ def test_clear_forgets_everything_and_the_bytes_too() -> None:
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_many_threads_keep_the_bounds_and_never_get_another_ones_outcome(seed: int) -> None:
+def test_many_threads_keep_the_bounds_and_get_the_right_entries(seed: int) -> None:
     cache = ReplayCache(entries=20, size=room(100, entries=15))
     wrong: list[object] = []
     start = threading.Barrier(8)
@@ -138,14 +138,14 @@ def test_many_threads_keep_the_bounds_and_never_get_another_ones_outcome(seed: i
     def work(number: int) -> None:
         dice = random.Random(seed * 100 + number)
         start.wait()
-        for turn in range(1_500):
+        for now in range(1_500):
             key = dice.randrange(40)
             if dice.random() < 0.4:
                 until, id = dice.randint(1, 2_000), str(key).encode()
                 put(cache, key, size=dice.randint(1, 12), until=until, id=id)
             else:
-                got = cache.get(name(key), turn)
-                if got is not None and (got[0] != str(key).encode() or got[5] <= turn):
+                got = cache.get(name(key), now)
+                if got is not None and (got[0] != str(key).encode() or got[5] <= now):
                     wrong.append(got)
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]

@@ -1,4 +1,4 @@
-"""Verdicts in the caller's words."""
+"""Each outcome becomes a result for the caller, or the error to raise."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ WHO = Identities().identify("acct", "charge", "very-secret-key")
         ),
     ],
 )
-def test_each_verdict_has_its_error(
+def test_each_outcome_without_a_value_has_its_error(
     verdict: AttemptOutcome, kind: type[OncekeyError], words: str
 ) -> None:
     error = error_of(WHO, JSON, verdict)
@@ -73,14 +73,14 @@ def test_each_verdict_has_its_error(
     assert "very-secret-key" not in str(error)
 
 
-def test_retry_after_is_in_seconds() -> None:
+def test_retry_after_of_an_error_is_in_seconds() -> None:
     error = error_of(WHO, JSON, AttemptOutcome(EventKind.IN_FLIGHT, retry_after=2_500_000))
     assert isinstance(error, InFlight)
     assert error.retry_after == 2.5
 
 
 @pytest.mark.parametrize("ambiguous", [True, False])
-def test_an_unrecorded_answer_goes_along_with_the_error(ambiguous: bool) -> None:
+def test_the_error_of_an_unrecorded_outcome_has_its_value(ambiguous: bool) -> None:
     cause = StoreUnavailable("gone", ambiguous=ambiguous)
     body = pack_value(JSON, ("answer",))
     error = error_of(WHO, JSON, AttemptOutcome(EventKind.UNAVAILABLE, body, error=cause))
@@ -89,7 +89,7 @@ def test_an_unrecorded_answer_goes_along_with_the_error(ambiguous: bool) -> None
     assert "The operation ran, its outcome is not recorded" in str(error)
 
 
-def test_an_unrecorded_answer_no_codec_took_goes_along_raw() -> None:
+def test_the_error_of_an_unrecorded_outcome_has_a_value_no_codec_takes_unchanged() -> None:
     raw, cause = object(), StoreUnavailable("gone")
     body = pack_tombstone("no codec", too_large=False)
     error = error_of(WHO, JSON, AttemptOutcome(EventKind.UNAVAILABLE, body, raw=raw, error=cause))
@@ -97,7 +97,7 @@ def test_an_unrecorded_answer_no_codec_took_goes_along_raw() -> None:
     assert error.value is raw
 
 
-def test_a_claim_that_failed_carries_no_answer() -> None:
+def test_the_error_of_a_failed_claim_has_no_value() -> None:
     error = error_of(
         WHO, JSON, AttemptOutcome(EventKind.UNAVAILABLE, error=StoreUnavailable("gone"))
     )
@@ -117,7 +117,7 @@ def test_a_stored_value_is_decoded() -> None:
     assert result_of(WHO, JSON, StoredValue("json", b"[1]"), True, 2, 7) == Result([1], True, 2, 7)
 
 
-def test_a_stored_failure_is_raised_with_the_first_errors_words() -> None:
+def test_a_stored_failure_is_raised_with_the_first_errors_message() -> None:
     with pytest.raises(OperationFailed, match="failed with CardDeclined: no funds") as caught:
         result_of(WHO, JSON, StoredError("CardDeclined", "no funds"), True, 1, 7)
     assert (caught.value.error_type, caught.value.error_message) == ("CardDeclined", "no funds")
@@ -133,14 +133,16 @@ def test_a_stored_failure_is_raised_with_the_first_errors_words() -> None:
         (StoredValue("pickle", b""), "stored by codec 'pickle', this operation uses 'json'"),
     ],
 )
-def test_what_cannot_be_replayed_is_never_guessed(stored: Any, words: str) -> None:
+def test_a_stored_outcome_that_cannot_be_read_raises_not_replayable(
+    stored: Any, words: str
+) -> None:
     with pytest.raises(NotReplayable, match=words) as caught:
         result_of(WHO, JSON, stored, True, 1, 7)
     assert caught.value.operation == "charge"
     assert str(caught.value).count(WHO.tag) == 1
 
 
-def test_an_error_of_a_users_codec_is_told_as_ours() -> None:
+def test_an_error_of_a_users_codec_raises_not_replayable() -> None:
     class Broken:
         name = "json"
 
@@ -154,13 +156,13 @@ def test_an_error_of_a_users_codec_is_told_as_ours() -> None:
         result_of(WHO, Broken(), StoredValue("json", b""), True, 1, 7)
 
 
-def test_a_large_answer_is_given_to_who_ran_it() -> None:
+def test_a_value_too_large_to_store_is_returned_to_the_caller_that_ran_it() -> None:
     verdict = AttemptOutcome(EventKind.FINISHED, raw="large", attempt=1, fence=7, kept=False)
     assert not_kept(WHO, verdict, Tombstone("big", True)) == Result("large", False, 1, 7)
 
 
 @pytest.mark.parametrize("stored", [Tombstone("TypeError: no", False), Unreadable("x")])
-def test_an_answer_no_codec_took_is_an_error_that_carries_it(stored: Any) -> None:
+def test_a_value_no_codec_takes_is_in_the_error(stored: Any) -> None:
     raw = object()
     with pytest.raises(NotReplayable, match="cannot be stored") as caught:
         not_kept(WHO, AttemptOutcome(EventKind.FINISHED, raw=raw, kept=False), stored)

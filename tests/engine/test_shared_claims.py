@@ -1,4 +1,4 @@
-"""A herd on one key: what reaches the store, counted. Threads and tasks, no clock on the wall."""
+"""Many duplicates of one key: how many commands reach the store, from threads and from tasks."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from oncekey.testing.fake_clock import FakeClock
 from oncekey.testing.faulty_store import AsyncFaultyStore, Fault, FaultyStore
 from oncekey.testing.sync_facade import LoopThread, SyncOnce
 
-HERD = 50
+COUNT = 50
 LEASE_US = 3_000_000
 POLICY = Policy(lease="3s")
 
 
-class Herd:
+class Duplicated:
     """An engine whose store notes every command, and another one beside it on the same records."""
 
     def __init__(self, kind: str) -> None:
@@ -51,7 +51,7 @@ class Herd:
             self.store = AsyncFaultyStore(AsyncMemoryStore(memory), immediate=False)
             self._loop = LoopThread()
             self.once = SyncOnce(AsyncOnce(self.store, **options), self._loop)
-        self._pool = ThreadPoolExecutor(3 * HERD)
+        self._pool = ThreadPoolExecutor(3 * COUNT)
 
     def start(
         self, count: int = 1, body: Callable[[Any], Any] | None = None, **options: Any
@@ -101,8 +101,8 @@ class Herd:
 
 
 @pytest.fixture(params=["threads", "tasks"])
-def herd(request: pytest.FixtureRequest) -> Iterator[Herd]:
-    made = Herd(request.param)
+def many(request: pytest.FixtureRequest) -> Iterator[Duplicated]:
+    made = Duplicated(request.param)
     yield made
     made.close()
 
@@ -111,87 +111,89 @@ def kinds(futures: Sequence[Future[Any]]) -> set[type]:
     return {type(future.exception(TIMEOUT_SECONDS)) for future in futures}
 
 
-def test_duplicates_of_an_attempt_that_runs_here_send_nothing(herd: Herd) -> None:
-    body, running = herd.hold(herd.once)
-    assert kinds(herd.start(HERD, request="a")) == {InFlight}
-    assert kinds(herd.start(HERD, request="b")) == {Mismatch}, "before in flight (I7)"
-    assert herd.sent(Claim) == 1
+def test_duplicates_of_an_attempt_in_this_process_send_no_claim(many: Duplicated) -> None:
+    body, running = many.hold(many.once)
+    assert kinds(many.start(COUNT, request="a")) == {InFlight}
+    assert kinds(many.start(COUNT, request="b")) == {Mismatch}, "before in flight (I7)"
+    assert many.sent(Claim) == 1
     body.go.set()
     assert running.result(TIMEOUT_SECONDS).value == "answer"
 
 
-def test_duplicates_that_wait_are_handed_the_answer(herd: Herd) -> None:
-    body, running = herd.hold(herd.once)
-    waiting = herd.start(HERD, wait="60s", request="a")
-    herd.until_asleep(HERD)
+def test_waiting_duplicates_of_an_attempt_in_this_process_get_its_result(many: Duplicated) -> None:
+    body, running = many.hold(many.once)
+    waiting = many.start(COUNT, wait="60s", request="a")
+    many.until_asleep(COUNT)
     body.go.set()
     told = [future.result(TIMEOUT_SECONDS) for future in waiting]
     assert {(one.value, one.replayed, one.fence) for one in told} == {
         ("answer", True, running.result(TIMEOUT_SECONDS).fence)
     }
-    assert (herd.sent(Claim), herd.sent(Finish)) == (1, 1)
+    assert (many.sent(Claim), many.sent(Finish)) == (1, 1)
 
 
-def test_a_herd_does_not_keep_an_owner_from_its_heartbeat(herd: Herd) -> None:
-    body, running = herd.hold(herd.once)
-    waiting = herd.start(HERD, wait="60s", request="a")
+def test_waiting_duplicates_do_not_delay_the_owners_heartbeat(many: Duplicated) -> None:
+    body, running = many.hold(many.once)
+    waiting = many.start(COUNT, wait="60s", request="a")
     for beats in range(6):
-        herd.until_asleep(HERD)
-        herd.clock.advance(LEASE_US // 4)  # at a third it is renewed: now, or a little later
-        wait_until_true(lambda: _passes(herd) or herd.sent(Renew) > beats)  # noqa: B023
+        many.until_asleep(COUNT)
+        many.clock.advance(LEASE_US // 4)  # at a third it is renewed: now, or a little later
+        wait_until_true(lambda: _passes(many) or many.sent(Renew) > beats)  # noqa: B023
     body.go.set()
     assert running.result(TIMEOUT_SECONDS).value == "answer"
-    assert [future.result(TIMEOUT_SECONDS).value for future in waiting] == ["answer"] * HERD
-    assert herd.sent(Claim) == 1
+    assert [future.result(TIMEOUT_SECONDS).value for future in waiting] == ["answer"] * COUNT
+    assert many.sent(Claim) == 1
 
 
-def _passes(herd: Herd) -> bool:
-    herd.clock.advance(LEASE_US // 500)
+def _passes(many: Duplicated) -> bool:
+    many.clock.advance(LEASE_US // 500)
     return False
 
 
-def test_duplicates_of_an_attempt_elsewhere_share_claims_and_polls(herd: Herd) -> None:
-    body, running = herd.hold(herd.elsewhere)
-    herd.store.script = {1: Fault.HOLD_BEFORE}
-    waiting = herd.start(HERD, wait="60s", request="a")
-    herd.store.wait_held()
-    herd.until_asking(HERD - 1)
-    herd.store.release()
-    herd.until_asleep(HERD)
-    assert herd.sent(Claim) == 2, "the first one's, and one for all who came meanwhile"
+def test_duplicates_of_an_attempt_in_another_process_share_claims_and_polls(
+    many: Duplicated,
+) -> None:
+    body, running = many.hold(many.elsewhere)
+    many.store.script = {1: Fault.HOLD_BEFORE}
+    waiting = many.start(COUNT, wait="60s", request="a")
+    many.store.wait_held()
+    many.until_asking(COUNT - 1)
+    many.store.release()
+    many.until_asleep(COUNT)
+    assert many.sent(Claim) == 2, "the first one's, and one for all who came meanwhile"
     for poll in range(1, 9):
-        herd.clock.wait_until_due(POLL_MAX_US)
-        herd.clock.advance(POLL_MAX_US)
-        wait_until_true(lambda: herd.sent(Claim) == 2 + poll)  # noqa: B023
-        herd.until_asleep(HERD)
+        many.clock.wait_until_due(POLL_MAX_US)
+        many.clock.advance(POLL_MAX_US)
+        wait_until_true(lambda: many.sent(Claim) == 2 + poll)  # noqa: B023
+        many.until_asleep(COUNT)
     body.go.set()
     running.result(TIMEOUT_SECONDS)
-    herd.clock.wait_until_due(POLL_MAX_US)
-    herd.clock.advance(POLL_MAX_US)
+    many.clock.wait_until_due(POLL_MAX_US)
+    many.clock.advance(POLL_MAX_US)
     assert {future.result(TIMEOUT_SECONDS).value for future in waiting} == {"answer"}
-    assert herd.sent(Claim) == 2 + 8 + 1
-    assert not herd.duplicates()._waiting, "nothing is left of them (I11)"
+    assert many.sent(Claim) == 2 + 8 + 1
+    assert not many.duplicates()._waiting, "nothing is left of them (I11)"
 
 
-def test_a_key_that_was_given_back_is_run_by_one_of_those_who_wait(herd: Herd) -> None:
+def test_a_freed_key_is_run_by_one_of_the_waiting_duplicates(many: Duplicated) -> None:
     flaky = HeldBody(error=ValueError("flaky"))
-    (running,) = herd.start(body=flaky, retry_safe=True)
+    (running,) = many.start(body=flaky, retry_safe=True)
     flaky.wait_inside()
     second = Body("second")
-    waiting = herd.start(HERD, second, wait="60s", retry_safe=True)
-    herd.until_asleep(HERD)
+    waiting = many.start(COUNT, second, wait="60s", retry_safe=True)
+    many.until_asleep(COUNT)
     flaky.go.set()
     assert kinds([running]) == {ValueError}
     told = [future.result(TIMEOUT_SECONDS) for future in waiting]
     assert {one.value for one in told} == {"second"}
     assert (second.runs, sum(not one.replayed for one in told)) == (1, 1)
-    assert herd.sent(Claim) == 2
+    assert many.sent(Claim) == 2
 
 
-def test_i11_an_interrupted_claim_leaves_nobody_waiting() -> None:
-    herd = Herd("threads")
-    herd.store.script = {1: Fault.HOLD_BEFORE}
-    apply, calls = herd.once._runner._coalescer._apply, []
+def test_i11_an_interrupted_claim_leaves_no_duplicate_waiting() -> None:
+    many = Duplicated("threads")
+    many.store.script = {1: Fault.HOLD_BEFORE}
+    apply, calls = many.once._runner._coalescer._apply, []
 
     def interrupted(commands: Sequence[Command]) -> Any:
         calls.append(commands)
@@ -200,36 +202,38 @@ def test_i11_an_interrupted_claim_leaves_nobody_waiting() -> None:
             raise Interrupted
         return replies
 
-    herd.once._runner._coalescer._apply = interrupted
+    many.once._runner._coalescer._apply = interrupted
     body = Body("once")
-    callers = herd.start(HERD, body, wait="60s")
-    herd.store.wait_held()
-    herd.until_asking(HERD - 1)
-    herd.store.release()
-    wait_until_true(lambda: _passes(herd) or all(future.done() for future in callers))
+    callers = many.start(COUNT, body, wait="60s")
+    many.store.wait_held()
+    many.until_asking(COUNT - 1)
+    many.store.release()
+    wait_until_true(lambda: _passes(many) or all(future.done() for future in callers))
     told = [future.exception(TIMEOUT_SECONDS) for future in callers]
     assert [type(error) for error in told].count(Interrupted) == 1
     assert [error for error in told if error is not None and type(error) is not Interrupted] == []
     assert body.runs == 1
-    herd.close()
+    many.close()
 
 
-def test_duplicates_that_wait_for_a_silent_owner_do_not_ask_again_and_again(herd: Herd) -> None:
+def test_duplicates_that_wait_for_a_dead_owner_do_not_call_recover_repeatedly(
+    many: Duplicated,
+) -> None:
     """What `recover` says is believed only once the owner cannot act any more: until then all
     sleep, also beside one that polls."""
-    dead = herd.elsewhere._jobs.make("op", "k", "", "a", None, {}).task
-    herd.elsewhere._store.apply(
+    dead = many.elsewhere._jobs.make("op", "k", "", "a", None, {}).task
+    many.elsewhere._store.apply(
         [Claim(dead.id, dead.owner, dead.fingerprint, LEASE_US, 10**9, 0, False)]
     )
-    herd.clock.advance(LEASE_US)
+    many.clock.advance(LEASE_US)
     asked: list[object] = []
 
     def recover(key: object) -> Recovery:
         asked.append(key)
         return Recovery.free()
 
-    waiting = herd.start(5, Body("ran"), wait="60s", request="a", recover=recover)
-    herd.until_asleep(5)
+    waiting = many.start(5, Body("ran"), wait="60s", request="a", recover=recover)
+    many.until_asleep(5)
     assert len(asked) <= 5
-    herd.clock.advance(LEASE_US)
+    many.clock.advance(LEASE_US)
     assert {future.result(TIMEOUT_SECONDS).value for future in waiting} == {"ran"}

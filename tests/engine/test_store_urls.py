@@ -1,4 +1,4 @@
-"""Stores by URL: built in, added by entry points, or refused with what is known."""
+"""Stores are opened by URL: built in, added by entry points, or refused with the known schemes."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from oncekey.engine.store_urls import BUILT_IN, GROUP, async_store, blocking_sto
 from oncekey.stores.memory import AsyncMemoryStore, MemoryStore
 
 
-def test_memory_by_url() -> None:
+def test_memory_urls_open_memory_stores() -> None:
     assert type(blocking_store("memory://")) is MemoryStore
     assert type(async_store("memory://")) is AsyncMemoryStore
 
 
-def test_a_store_object_is_taken_as_it_is() -> None:
+def test_a_store_object_is_used_as_it_is() -> None:
     store, later = MemoryStore(), AsyncMemoryStore()
     assert blocking_store(store) is store
     assert async_store(later) is later
@@ -29,7 +29,7 @@ def test_a_store_object_is_taken_as_it_is() -> None:
 
 @pytest.mark.parametrize("opener", [blocking_store, async_store])
 @pytest.mark.parametrize("url", ["payments.db", "memory:", "memory:/", "sqlite"])
-def test_what_is_no_url_is_refused_with_an_example(opener: Any, url: str) -> None:
+def test_a_text_that_is_no_url_is_refused_with_an_example(opener: Any, url: str) -> None:
     with pytest.raises(ConfigurationError, match="is not a store URL; try sqlite:///payments"):
         opener(url)
 
@@ -72,13 +72,15 @@ def test_an_unknown_scheme_is_refused_with_the_known_ones(opener: Any, scheme: s
         ("sqlite+pysqlite:///shop.db", r"Drop \+pysqlite and write sqlite://"),
     ],
 )
-def test_a_url_of_sqlalchemy_is_refused_with_what_to_drop(opener: Any, url: str, hint: str) -> None:
+def test_a_sqlalchemy_url_is_refused_with_the_part_to_drop(
+    opener: Any, url: str, hint: str
+) -> None:
     with pytest.raises(ConfigurationError, match=hint) as caught:
         opener(url)
     assert "s3cret" not in str(caught.value)
 
 
-def test_a_memory_store_has_no_name() -> None:
+def test_a_memory_url_with_a_name_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="write memory://"):
         blocking_store("memory://name")
 

@@ -1,4 +1,4 @@
-"""The background sweeper: one of many engines sweeps, errors are survived, closing ends it."""
+"""The background sweeper: one of many engines sweeps, errors do not end it, closing does."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def scene(request: pytest.FixtureRequest) -> Iterator[Scene]:
 # --- who sweeps -----------------------------------------------------------------------------------
 
 
-def test_of_two_engines_on_a_store_one_sweeps(scene: Scene) -> None:
+def test_one_of_two_engines_on_a_store_sweeps(scene: Scene) -> None:
     stores = [scene.store(), scene.store()]
     for store in stores:
         scene.once(store)
@@ -146,7 +146,7 @@ def test_of_two_engines_on_a_store_one_sweeps(scene: Scene) -> None:
         assert sorted(len(store.bites) for store in stores) == [0, period], "always the same one"
 
 
-def test_the_other_takes_over_when_the_elected_one_closes(scene: Scene) -> None:
+def test_another_engine_sweeps_after_the_elected_one_has_closed(scene: Scene) -> None:
     stores = [scene.store(), scene.store()]
     first = scene.once(stores[0])
     scene.next_period()
@@ -159,7 +159,7 @@ def test_the_other_takes_over_when_the_elected_one_closes(scene: Scene) -> None:
     assert len(stores[0].bites) == 1
 
 
-def test_the_other_takes_over_when_the_elected_one_dies(scene: Scene) -> None:
+def test_another_engine_sweeps_after_the_elected_one_has_died(scene: Scene) -> None:
     assert scene.memory.elect(b"dead".ljust(16), 2 * MINUTE)
     store = scene.store()
     scene.once(store)
@@ -172,7 +172,7 @@ def test_the_other_takes_over_when_the_elected_one_dies(scene: Scene) -> None:
 # --- how much -------------------------------------------------------------------------------------
 
 
-def test_it_sweeps_in_bites_until_nothing_is_left(scene: Scene) -> None:
+def test_the_sweeper_removes_batch_after_batch_until_nothing_is_left(scene: Scene) -> None:
     store = scene.store()
     scene.finished_keys(25)
     scene.once(store, sweep_limit=10)
@@ -181,7 +181,9 @@ def test_it_sweeps_in_bites_until_nothing_is_left(scene: Scene) -> None:
     assert scene.memory._records == {}
 
 
-def test_it_rests_after_each_bite_and_ends_when_the_next_period_is_due(scene: Scene) -> None:
+def test_the_sweeper_pauses_after_each_batch_and_ends_when_the_next_period_is_due(
+    scene: Scene,
+) -> None:
     """As long as the bite took, so that the store's callers have it to themselves meanwhile."""
     store = scene.store()
     third = MINUTE // 3
@@ -207,7 +209,7 @@ def test_it_rests_after_each_bite_and_ends_when_the_next_period_is_due(scene: Sc
 # --- failures -------------------------------------------------------------------------------------
 
 
-def test_a_store_that_fails_is_asked_again_next_time(
+def test_the_sweeper_tries_a_store_that_failed_again_in_the_next_period(
     scene: Scene, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = scene.store()
@@ -228,7 +230,7 @@ def test_a_store_that_fails_is_asked_again_next_time(
 # --- the end --------------------------------------------------------------------------------------
 
 
-def test_closing_ends_it_at_once(scene: Scene) -> None:
+def test_close_ends_the_sweeper_at_once(scene: Scene) -> None:
     store = scene.store()
     once = scene.once(store)
     scene.clock.wait_until_due(MINUTE)
@@ -238,7 +240,7 @@ def test_closing_ends_it_at_once(scene: Scene) -> None:
     assert "oncekey-sweeper" not in [thread.name for thread in threading.enumerate()]
 
 
-def test_nobody_sweeps_who_was_not_told_to(scene: Scene) -> None:
+def test_an_engine_without_sweep_every_does_not_sweep(scene: Scene) -> None:
     store = scene.store()
     once = scene.once(store, sweep_every=None)
     once.run("op", "k", lambda attempt: 1)
@@ -247,7 +249,9 @@ def test_nobody_sweeps_who_was_not_told_to(scene: Scene) -> None:
     assert store.asked == 0
 
 
-def test_closing_while_it_sweeps_ends_it_and_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_close_during_a_sweep_ends_it_without_a_log_message(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     clock = FakeClock()
     store = Watched(MemoryStore(clock=clock.wall))
     inside, go = threading.Event(), threading.Event()
@@ -285,7 +289,9 @@ class Unreached(Watched):
             raise StoreUnavailable("no server yet")
 
 
-def test_it_waits_for_a_lazy_store_to_come_up(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_sweeper_waits_until_a_lazy_store_can_be_reached(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     scene = Scene(None)
     store = Unreached(scene.memory)
     once = scene.once(store)
@@ -301,7 +307,7 @@ def test_it_waits_for_a_lazy_store_to_come_up(caplog: pytest.LogCaptureFixture) 
 # --- event loops ----------------------------------------------------------------------------------
 
 
-def test_it_may_be_closed_from_another_event_loop() -> None:
+def test_the_sweeper_can_be_closed_from_another_event_loop() -> None:
     clock = FakeClock()
     store = AsyncWatched(MemoryStore(clock=clock.wall))
     once = AsyncOnce(store, sweep_every="1m", clock=clock)

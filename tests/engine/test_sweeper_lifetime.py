@@ -1,4 +1,4 @@
-"""The background sweeper's life: which loop and process it belongs to, and its options."""
+"""The background sweeper: the event loop and the process it belongs to, and its options."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from oncekey.stores.memory import AsyncMemoryStore
 from oncekey.testing.fake_clock import FakeClock
 
 
-def test_when_its_event_loop_ends_the_next_use_starts_it_again() -> None:
+def test_the_next_use_starts_the_sweeper_again_after_its_event_loop_ended() -> None:
     clock = FakeClock()
     once = AsyncOnce(AsyncMemoryStore(), sweep_every="1m", clock=clock)
 
@@ -38,7 +38,7 @@ FORK = """
 import asyncio, os, sys, threading
 from oncekey import AsyncOnce, Once
 
-colour, path = sys.argv[1:]
+kind, path = sys.argv[1:]
 
 def sweepers():
     return [thread for thread in threading.enumerate() if thread.name == "oncekey-sweeper"]
@@ -54,7 +54,7 @@ def child(check):
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
-if colour == "blocking":
+if kind == "blocking":
     once = Once("sqlite:///" + path, sweep_every="1h")
     token = once._background[0]._token
     assert len(sweepers()) == 1
@@ -85,10 +85,10 @@ else:
 """
 
 
-@pytest.mark.parametrize("colour", ["blocking", "asyncio"])
-def test_a_forked_child_has_none_until_it_uses_the_engine(tmp_path: Path, colour: str) -> None:
+@pytest.mark.parametrize("kind", ["blocking", "asyncio"])
+def test_a_forked_child_has_no_sweeper_until_it_uses_the_engine(tmp_path: Path, kind: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", FORK, colour, str(tmp_path / "keys.db")],
+        [sys.executable, "-c", FORK, kind, str(tmp_path / "keys.db")],
         capture_output=True,
         text=True,
         timeout=60,
@@ -112,6 +112,8 @@ def test_a_forked_child_has_none_until_it_uses_the_engine(tmp_path: Path, colour
         ({"sweep_limit": True}, "sweep_limit=True"),
     ],
 )
-def test_options_are_checked(make: Any, options: dict[str, Any], text: str) -> None:
+def test_wrong_sweeper_options_raise_at_construction(
+    make: Any, options: dict[str, Any], text: str
+) -> None:
     with pytest.raises(ConfigurationError, match=text):
         make("memory://", **options)

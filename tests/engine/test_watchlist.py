@@ -1,4 +1,4 @@
-"""What a completer remembers: everything unfinished that was listed, and no more than its limit."""
+"""The watchlist of a completer has every unfinished record that was listed, up to its limit."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def made(number: int, at: int, operation: str = "charge") -> Record:
     return record(id=number.to_bytes(16, "big"), fence=at, operation=operation)
 
 
-def test_a_short_page_moves_the_cursor_to_a_moment_ago() -> None:
+def test_after_a_short_page_the_cursor_is_a_margin_before_now() -> None:
     watchlist = Watchlist()
     assert watchlist.add(listed(5, 6), HERE, 0) is False
     assert (len(watchlist), watchlist.after) == (2, NOW - MARGIN_US)
@@ -36,7 +36,7 @@ def test_the_cursor_follows_a_store_clock_that_was_set_back() -> None:
     assert watchlist.after == NOW - MARGIN_US
 
 
-def test_i11_all_is_listed_again_every_hour() -> None:
+def test_i11_everything_is_listed_again_every_hour() -> None:
     """What was committed late, or under a clock that was set, is found then at the latest."""
     watchlist = Watchlist()
     watchlist.begin_listing(5)
@@ -56,13 +56,13 @@ def test_a_full_page_is_followed_by_the_next() -> None:
     assert watchlist.after == PAGE + 1
 
 
-def test_what_is_not_registered_is_not_watched() -> None:
+def test_a_record_of_an_unregistered_operation_is_not_watched() -> None:
     watchlist = Watchlist()
     watchlist.add(listed(5, operation="other"), HERE, 0)
     assert len(watchlist) == 0
 
 
-def test_one_freed_before_any_step_is_not_watched() -> None:
+def test_a_record_freed_before_any_step_is_not_watched() -> None:
     watchlist = Watchlist()
     freed = made(1, 5)._replace(state=State.ABSENT, steps=(Step(ARGUMENTS, True, b"", 0),))
     begun = freed._replace(id=b"2" * 16, steps=(*freed.steps, Step("pay", False, b"", 0)))
@@ -70,7 +70,7 @@ def test_one_freed_before_any_step_is_not_watched() -> None:
     assert watchlist.due(0) == [begun.id]
 
 
-def test_listed_again_it_keeps_its_time_and_its_count() -> None:
+def test_a_record_that_is_listed_again_keeps_its_due_time_and_its_count() -> None:
     watchlist = Watchlist()
     watchlist.add(listed(5), HERE, 0)
     (id,) = watchlist.due(0)
@@ -79,7 +79,7 @@ def test_listed_again_it_keeps_its_time_and_its_count() -> None:
     assert (watchlist.recover_calls(id), watchlist.due(1)) == (1, [])
 
 
-def test_those_that_waited_longest_come_first() -> None:
+def test_records_that_have_waited_longest_are_due_first() -> None:
     watchlist = Watchlist()
     watchlist.add(listed(1, 2, 3), HERE, 0)
     first, second, third = watchlist.due(0)
@@ -87,7 +87,9 @@ def test_those_that_waited_longest_come_first() -> None:
     assert watchlist.due(0) == [second, third, first]
 
 
-def test_i11_when_it_is_full_those_go_that_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_i11_a_full_watchlist_drops_records_that_are_left_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(module, "WATCHED_MAX", 3)
     watchlist = Watchlist()
     watchlist.add(listed(1, 2, 3), HERE, 0)
@@ -98,7 +100,7 @@ def test_i11_when_it_is_full_those_go_that_are_left_alone(monkeypatch: pytest.Mo
     assert len(watchlist) == 2
 
 
-def test_why_it_is_left_is_news_once() -> None:
+def test_a_reason_to_leave_a_record_is_reported_once() -> None:
     watchlist = Watchlist()
     watchlist.add(listed(1), HERE, 0)
     (id,) = watchlist.due(0)

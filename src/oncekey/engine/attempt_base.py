@@ -78,20 +78,20 @@ class AttemptBase:
 
     @property
     def retry_safe(self) -> bool:
-        """Whether this operation is run again where its owner dies."""
+        """Whether this operation is run again if its owner dies."""
         return self._policy.retry_safe
 
     @property
     def lost(self) -> bool:
         """True once this attempt may have been overtaken: stop, nothing of it will be stored.
 
-        Asks the clock too: after a pause of the whole process no heartbeat has told yet.
+        This reads the clock too: after a pause of the whole process no heartbeat has noticed yet.
         """
         return self._lost or self._clock.now() >= self._deadline
 
     @property
     def _is_late(self) -> bool:
-        """Late by the clock alone: whether it was overtaken the store can tell."""
+        """Late by the clock alone; whether it was overtaken, only the store knows."""
         return not self._lost and self._clock.now() >= self._deadline
 
     def check(self) -> None:
@@ -115,14 +115,14 @@ class AttemptBase:
     # --- for the engine ---------------------------------------------------------------------
 
     def _enter_transaction(self, depth: int) -> None:
-        """In the caller's transaction there is no lease that could end, and no time to try
-        again: the transaction holds what others wait for. `depth` of operations in bodies of
-        operations: only the innermost can be undone."""
+        """Run without a deadline: in the caller's transaction no lease can end. Store calls are
+        not repeated there, because the transaction holds locks that others wait for. `depth` counts
+        the operations in bodies of operations; only the innermost can be rolled back."""
         self._deadline = _NEVER
         self._depth = depth
 
     def _check_rollback(self, depth: int) -> None:
-        """Whether this attempt's own rows are those that would be undone now."""
+        """Raise ConfigurationError unless a rollback now would undo this attempt's own rows."""
         if not self._depth:
             raise ConfigurationError(
                 f"rollback() of {self.operation!r}: there is no transaction whose rows could be "
@@ -136,7 +136,7 @@ class AttemptBase:
 
     @property
     def _repeat_until(self) -> int:
-        """Until when a store call that failed is worth repeating."""
+        """Until when a store call that failed is repeated; 0 in a transaction."""
         return self._deadline if self._deadline != _NEVER else 0
 
     def _extend(self, deadline: int) -> None:
@@ -150,5 +150,5 @@ class AttemptBase:
             self._on_lost()
 
     def _close(self) -> None:
-        """The body is through; from here on losing the lease is the store's business."""
+        """The body has ended: from here on only the store decides whether the lease was lost."""
         self._closed = True

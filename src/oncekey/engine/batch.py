@@ -1,8 +1,8 @@
-"""Which commands go in one batch, and how a poisoned one is told from its neighbours.
+"""The rules of a batch, for both coalescers: which commands go into it, and how large it may be.
 
-What both coalescers share. A batch is bounded by count and by bytes. What keeps or ends a claim
-goes before new claims, nearest to its deadline first: a queue of claims must not cost a healthy
-owner its lease. Knows no thread, loop or store.
+A batch is bounded by count and by bytes. Commands that keep or end a claim go before new claims,
+those nearest to their deadline first: a queue of claims must not cost a healthy owner its lease.
+Must not know threads, event loops or stores.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ BATCH_MAX = 256
 BATCH_BYTES_MAX = 4 * 1024 * 1024
 SHARE_MIN = 16  # a smaller batch costs a store nearly as much as one of this size
 CLAIMS_PART = 4  # one in this many places of a batch is for claims and looks, if any wait
-_LIMITS_GROW = 16  # in this many good batches the limits are whole again
+_LIMITS_GROW = 16  # after this many good batches the limits are back at their maximum
 _NEVER = 2**62
 
-Outcome = Reply | Exception
+ReplyOrError = Reply | Exception
 
 
 class Queued(Protocol):
@@ -41,16 +41,16 @@ def size_of(command: Command) -> int:
 
 
 def due(command: Command, deadline: int | None) -> int:
-    """By when the store should have it: a renewal at once, the others before their owner's
-    deadline, where they have one."""
+    """When the store should have the command: a renewal at once, every other one before its
+    owner's deadline, if it has one."""
     if type(command) is Renew:
         return 0
     return _NEVER if deadline is None else deadline
 
 
 class Queue(Generic[T]):
-    """What waits to be sent. `split` changes nothing and gives what is left as a new queue, so
-    that a caller can hand both on in one assignment, which no signal can split."""
+    """The commands that wait to be sent. `split` changes nothing and returns the rest as a new
+    queue, so that a caller can store both in one assignment, which no signal can interrupt."""
 
     __slots__ = ("_others", "_urgent")
 
@@ -65,19 +65,19 @@ class Queue(Generic[T]):
         return ticket in self._urgent or ticket in self._others
 
     def add(self, ticket: T) -> None:
-        self.line_of(ticket).append(ticket)
+        self.list_for(ticket).append(ticket)
 
-    def line_of(self, ticket: T) -> list[T]:
-        """Where it is to be appended, for whom a signal must not come on the way into `add`."""
+    def list_for(self, ticket: T) -> list[T]:
+        """The list to append to, for a caller that no signal must interrupt inside `add`."""
         kind = type(ticket.command)
         return self._others if kind is Claim or kind is Look else self._urgent
 
     def split(self, count: int, size: int, *, some: bool = True) -> tuple[list[T], Queue[T]]:
         """At most `count` commands with at most `size` bytes, and the queue without them. With
-        `some`, the first one goes whatever its size."""
+        `some`, the first one is taken whatever its size."""
         urgent, others = self._urgent, self._others
-        kept = min(len(others), count // CLAIMS_PART)  # else a busy store would never claim again
-        room = count - kept
+        reserved = min(len(others), count // CLAIMS_PART)  # else a busy store would never claim
+        room = count - reserved
         if len(urgent) > room or sum(ticket.size for ticket in urgent) > size:
             urgent = sorted(urgent, key=_deadline)
             room = min(room, _fitting(urgent, size, some))
@@ -91,7 +91,7 @@ def _deadline(ticket: Queued) -> int:
 
 
 def _fitting(tickets: Sequence[Queued], size: int, some: bool) -> int:
-    """How many of them, from the first on, have no more bytes than this."""
+    """How many of the tickets, from the first on, have at most `size` bytes together."""
     for number, ticket in enumerate(tickets):
         size -= ticket.size
         if size < 0 and not (some and number == 0):
@@ -100,8 +100,9 @@ def _fitting(tickets: Sequence[Queued], size: int, some: bool) -> int:
 
 
 class Limits:
-    """How large a batch may be. One that took too long is halved: its commands are repeated by
-    their callers and then leave in smaller batches. Good batches make the limits whole again."""
+    """How large a batch may be. After a batch that timed out the limits are half of it: its
+    commands are repeated by their callers and then go in smaller batches. With good batches the
+    limits grow again."""
 
     __slots__ = ("_count_max", "_size_max", "count", "size")
 
@@ -110,7 +111,7 @@ class Limits:
         self._size_max = self.size = size
 
     def sent(self, tickets: Sequence[Queued], error: Exception | None) -> None:
-        """A batch came back, well or not."""
+        """Adapt the limits to the result of a batch."""
         if isinstance(error, StoreUnavailable) and error.timed_out:
             self.count = max(1, min(self.count, len(tickets)) // 2)
             total = sum(ticket.size for ticket in tickets)
@@ -122,26 +123,28 @@ class Limits:
 
 
 def batch_size(queued: int, in_flight: int, max_in_flight: int, most: int) -> int:
-    """How many of the queued commands go now: one batch's share of all that is under way.
+    """How many of the queued commands go now: one batch's share of all that are queued or in
+    flight.
 
-    If one batch took everything, a crowd would move as one: the other batches in flight would stay
-    empty, and Python and the store would alternate instead of working side by side. A few commands
-    are not split.
+    If one batch took everything, the other batches in flight would stay empty, and Python and the
+    store would wait for each other instead of working at the same time. A few commands stay
+    together.
     """
     share = -(-(queued + in_flight) // max_in_flight)
     return min(queued, max(share, SHARE_MIN), most)
 
 
 def check_replies(commands: Sequence[Command], replies: Sequence[Reply]) -> None:
-    """A store that answers too few or too many would hand one caller another one's reply."""
+    """Raise AssertionError unless there is one reply per command: with too few or too many, one
+    caller would get the reply of another."""
     if len(replies) != len(commands):
         raise AssertionError(f"the store gave {len(replies)} replies to {len(commands)} commands")
 
 
 def shared_by_all(error: Exception) -> bool:
-    """Whether a failed batch fails for everyone, or must be tried again one by one.
+    """True if a failed batch failed for everyone; if not, its commands are sent one by one.
 
-    An unavailable store is the whole batch's fate. Anything else is the fault of one command,
-    and its neighbours must not suffer for it.
+    A store that is unavailable is unavailable for the whole batch. Any other error is the fault of
+    one command, and the others of the batch must not fail with it.
     """
     return isinstance(error, StoreUnavailable)

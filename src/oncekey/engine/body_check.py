@@ -1,7 +1,7 @@
 """Checks, before a key is claimed, that a body can be called and will really run.
 
-A body that is not callable, takes no attempt, or only makes a generator would be found out after
-the claim at the earliest, when its key is taken. Looks at the body's code alone: nothing is called.
+Without this check, a body that is not callable, takes no attempt, or only makes a generator would
+be noticed after the claim, when its key is taken. Only the body's code is read: nothing is called.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ _log = logging.getLogger("oncekey")
 
 
 def check_body(body: Any, operation: str, *, is_async: bool) -> None:
-    """Raise ConfigurationError unless `body(attempt)` can be called and is of the engine's kind."""
+    """Raise ConfigurationError unless `body(attempt)` can be called and is sync or async as the
+    engine needs it."""
     if type(body) is FunctionType:  # nearly every body: a function or lambda of one argument
         code = body.__code__
         if code.co_argcount == 1 and not code.co_kwonlyargcount:
@@ -38,8 +39,8 @@ def check_body(body: Any, operation: str, *, is_async: bool) -> None:
 
 
 def warn_blocking(operation: str) -> None:
-    """Log, once per operation, that a body given to AsyncOnce had nothing to await. That could not
-    be seen before it ran, and a warning could be turned into an error and cost its result."""
+    """Log, once per operation, that a body of AsyncOnce returned nothing to await. That cannot be
+    seen before it ran, and a Python warning could be turned into an error and lose its result."""
     if operation in _warned or len(_warned) >= _WARNED_MAX:
         return
     _warned.add(operation)
@@ -69,8 +70,8 @@ def _check(body: Any, operation: str, is_async: bool) -> None:
 
 
 def _function(body: Any) -> tuple[FunctionType | None, int, bool]:
-    """The Python function that a call of `body` comes to, how many positional arguments it gets,
-    and whether that is all it gets; None where it comes to something else."""
+    """The Python function that a call of `body` ends in, how many positional arguments it gets,
+    and whether it gets no others; None if the call ends in something else."""
     given = 1
     is_exact = True
     while True:
@@ -90,7 +91,7 @@ def _function(body: Any) -> tuple[FunctionType | None, int, bool]:
 
 
 def _check_arguments(function: FunctionType, given: int, what: str) -> None:
-    """By the function's own code and not by its signature: a decorator may show another one's."""
+    """Check by the function's own code, not by its signature: a decorator may show another's."""
     code = function.__code__
     takes_more = bool(code.co_flags & inspect.CO_VARARGS)
     required = code.co_argcount - len(function.__defaults__ or ())
@@ -109,7 +110,7 @@ def _bind(body: Any, what: str) -> None:
         signature = inspect.signature(body, follow_wrapped=False)
     except (TypeError, ValueError) as error:
         if type(body) is not partial or "incorrect arguments" not in str(error):
-            return  # it does not tell what it takes
+            return  # its parameters are not known
         refused: Exception = error
     else:
         try:
@@ -130,7 +131,7 @@ def _check_kind(body: Any, code: CodeType, what: str, is_async: bool) -> None:
             "values"
         )
     if is_async:
-        # Of a lambda only its call tells whether it gives something to await.
+        # Whether a lambda returns something to await is seen only when it is called.
         if not kind and code.co_name != _LAMBDA and not _gives_coroutine(body):
             raise ConfigurationError(
                 f"{what}: {code.co_name}() is a plain function, which would block the event loop; "
@@ -144,7 +145,7 @@ def _check_kind(body: Any, code: CodeType, what: str, is_async: bool) -> None:
 
 
 def _gives_coroutine(body: Any) -> bool:
-    """Whether a plain function is marked as async, or wraps one that is."""
+    """True if a plain function is marked as async, or wraps one that is."""
     try:
         inner = inspect.unwrap(body)
     except ValueError:  # it wraps itself

@@ -1,6 +1,6 @@
-"""The engine's own clock and randomness, in one replaceable object.
+"""The engine's clock and the random owner tokens.
 
-The flow only ever sees the readings. `FakeClock` in oncekey.testing stands in for this in tests.
+The flows of core/ get readings only. In tests `FakeClock` of oncekey.testing replaces the clock.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class Clock(Protocol):
         """Call back on the running event loop after `us`."""
 
     def jitter(self, us: int) -> int:
-        """A delay near `us`, so that waiters do not march in step."""
+        """A random delay near `us`, so that waiters do not all wake at once."""
 
 
-# It goes on while the host is suspended, as the store's does; the monotonic clock of Linux stands.
+# It goes on while the host is suspended, as the store's clock does; CLOCK_MONOTONIC does not.
 _BOOTTIME = getattr(time, "CLOCK_BOOTTIME", None)
 
 
@@ -53,7 +53,7 @@ class SystemClock:
         return int(us * random.uniform(0.5, 1.0))
 
 
-# Random tokens are drawn in bulk: a system call for each would cost a tenth of a first run.
+# Random tokens are drawn in bulk: a system call for each would cost a tenth of a run.
 _TOKEN_BYTES = 16
 _TOKENS_DRAWN = 256
 _tokens: list[bytes] = []
@@ -72,5 +72,5 @@ def new_owner() -> bytes:
 
 
 if hasattr(os, "register_at_fork"):
-    # A child must not hand out what its parent has in stock.
+    # A child must not use tokens that its parent has drawn.
     os.register_at_fork(after_in_child=_tokens.clear)

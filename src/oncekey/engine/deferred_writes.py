@@ -1,12 +1,13 @@
-"""Keeps the commands that a store did not take while their callers waited.
+"""The commands that a store did not take while their callers waited, to be sent again later.
 
-A claim that may have been made although no answer came is given back, so that the key is not held,
-and then unknown, though nothing ran. An outcome that could not be stored in the caller's time is
-offered on, for the attempt that reached it is the one witness. Both are compare-and-set on their
-owner: whoever goes on with the key has another.
+1. A claim that may have been made although no reply came is released. Otherwise the key would be
+   held, and then unknown, though nothing ran.
+2. An outcome that could not be stored while the caller waited is sent again, because only the
+   attempt that reached it knows it.
 
-Owns the list and its limits. Knows no store, thread or loop; blocking/deferred_writer.py and
-aio/deferred_writer.py offer what is in it.
+Both are conditional on their owner, so they change nothing once another attempt has the key. The
+commands are sent by deferred_writer.py in blocking/ and aio/. Must not know stores, threads or
+event loops.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from oncekey.core.effects import CommandResult
 from oncekey.core.errors import StoreUnavailable
 from oncekey.engine.batch import size_of
 
-LEFTOVERS_MAX: Final = 10_000
-LEFTOVERS_BYTES_MAX: Final = 64 * 1024 * 1024
-LEFTOVER_KEPT_US: Final = 3_600_000_000
-OFFER_EVERY_US: Final = 1_000_000
-# A release that found nothing is made once more: the claim may just have been on its way in.
+DEFERRED_MAX: Final = 10_000
+DEFERRED_BYTES_MAX: Final = 64 * 1024 * 1024
+DEFERRED_FOR_US: Final = 3_600_000_000
+SEND_EVERY_US: Final = 1_000_000
+# A release that found nothing is sent once more: the claim may have reached the store after it.
 RELEASE_AGAIN_US: Final = 5_000_000
 
 
@@ -34,7 +35,7 @@ class _DeferredWrite(NamedTuple):
 
 
 class DeferredWrites:
-    """The list of such commands. Its times are those of the engine's own clock."""
+    """The list of such commands, with its limits. Times are readings of the engine's clock."""
 
     def __init__(self) -> None:
         self._kept: dict[Command, _DeferredWrite] = {}
@@ -44,23 +45,24 @@ class DeferredWrites:
         return len(self._kept)
 
     def add(self, command: Command, now: int) -> None:
-        """Keep it; where there is no more room, the oldest goes, or the oldest large one."""
+        """Add a command. If there is no room, the oldest is dropped, or the oldest large one."""
         self._drop(command)
-        while len(self._kept) >= LEFTOVERS_MAX:
+        while len(self._kept) >= DEFERRED_MAX:
             self._drop(next(iter(self._kept)))
         self._bytes += size_of(command)
-        while self._bytes > LEFTOVERS_BYTES_MAX and (large := self._oldest_large()) is not None:
+        while self._bytes > DEFERRED_BYTES_MAX and (large := self._oldest_large()) is not None:
             self._drop(large)
         self._kept[command] = _DeferredWrite(command, now, now)
 
     def due(self, now: int) -> list[Command]:
+        """The commands to send now; those that were sent for too long are dropped."""
         for deferred in tuple(self._kept.values()):
-            if now - deferred.since >= LEFTOVER_KEPT_US:
+            if now - deferred.since >= DEFERRED_FOR_US:
                 self._drop(deferred.command)
         return [deferred.command for deferred in self._kept.values() if deferred.due <= now]
 
-    def take(self, command: Command, result: CommandResult) -> None:
-        """What the store said to one of them."""
+    def sent(self, command: Command, result: CommandResult) -> None:
+        """The store's reply to a command: keep the command only if it has to be sent again."""
         deferred = self._kept.get(command)
         if deferred is None:
             return

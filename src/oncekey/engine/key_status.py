@@ -1,7 +1,7 @@
-"""What `get` shows of a key: its record in words people read.
+"""The status of a key as `get` shows it: its record, decoded for people to read.
 
-Owns how much is read into stored bytes for showing them: a value by the operation's codec, one of
-another built-in codec as the plain JSON it is. What cannot be read is said, never raised.
+A stored value is decoded by the operation's codec; one of another built-in codec is shown as the
+plain JSON it is. A value that cannot be decoded is described, never raised.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from oncekey.core.state_machine import is_expired, state_now
 from oncekey.core.step_format import ARGUMENTS, StepStatus, unpack_step
 from oncekey.engine.results import value_of
 
-# Their bytes are JSON, whatever class they were written for. Each step may have a codec of its own.
+# The bytes of these codecs are JSON. Each step may have a codec of its own.
 _JSON_CODECS = frozenset(("json", "dataclass", "pydantic"))
 
 
 @dataclass(frozen=True, slots=True)
 class KeyStatus:
-    """One key: where it stands, what it answered, and until when that holds (`expires_at`; None:
-    until somebody decides it)."""
+    """One key: its state, its value or error, and when it expires (`expires_at`; None for an
+    undecided key, which stays until somebody decides it)."""
 
     state: str
     operation: str
@@ -47,8 +47,9 @@ class KeyStatus:
 
 
 def status_of(seen: Seen, codec: Codec) -> KeyStatus | None:
-    """None for a key never seen, swept, or freed before any step was begun. A value that cannot be
-    decoded shows as None with the reason in `error`; so do steps' values."""
+    """The status of a record. None for a key that was never seen, was swept, or was freed before
+    any step began. A value that cannot be decoded is None with the reason in `error`; the same
+    holds for the values of steps."""
     record = seen.record
     if record is None:
         return None
@@ -79,7 +80,7 @@ def status_of(seen: Seen, codec: Codec) -> KeyStatus | None:
 
 
 class Arguments(NamedTuple):
-    """What an operation that may be finished without its caller was called with."""
+    """The stored arguments of a registered operation; `kept` is False if they cannot be read."""
 
     key: str = ""
     request: Any = None
@@ -96,7 +97,7 @@ def arguments_of(steps: Sequence[Step]) -> Arguments:
 
 
 def step_statuses(steps: Sequence[Step], codec: Codec) -> tuple[StepStatus, ...]:
-    """The steps as people read them, without what is kept there for ourselves."""
+    """The user's steps, decoded; the stored arguments are left out."""
     return tuple(_step(step, codec) for step in steps if step.name != ARGUMENTS)
 
 
@@ -112,8 +113,8 @@ def _step(step: Step, codec: Codec) -> StepStatus:
 
 
 def _read(body: bytes, codec: Codec, *, plain: bool = False) -> tuple[Any, str | None]:
-    """A stored outcome: its value, or what to say instead. `plain`: JSON as it is, since the
-    class it was written for is not known."""
+    """The value of a stored outcome, or why there is none. With `plain`, JSON is shown as it is,
+    because the class it was written for is not known."""
     stored = unpack(body)
     if isinstance(stored, StoredValue):
         if stored.codec in _JSON_CODECS and (plain or stored.codec != codec.name):

@@ -1,8 +1,8 @@
-"""New keys: random, or random and in the order of their making.
+"""Makes new keys: random ones, or random ones that sort by the time they were made.
 
-Owns the randomness and the clock that keys need, which is why it is not in the core. What is
-made here is stored by its caller before the first attempt; what cannot be stored is derived
-instead, by `key_for` in core/derived_keys.py.
+It is not in core/ because it needs a clock and randomness. A new key must be stored by its caller
+before the first attempt; a caller that cannot store one derives it, by `key_for` in
+core/derived_keys.py.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _RANDOM_BITS: Final = 62
 
 
 def new_key(*, sortable: bool = False, namespace: str | None = None) -> str:
-    """A key nobody had before: a random UUID. Store it with the intent, before the first attempt.
+    """A new key: a random UUID. Store it with what you intend to do, before the first attempt.
 
-    `sortable` gives a UUID (version 7) that tells when it was made and is greater than all that
-    this process made before: good for indexes, bad where that time is nobody's business.
-    `namespace` marks the key: "v2:...".
+    `sortable` gives a UUID (version 7) that contains the time it was made and is greater than all
+    that this process made before: good for indexes, bad if that time must stay private.
+    `namespace` is a prefix of the key: "v2:...".
     """
     return in_namespace(str(_sortable() if sortable else uuid4()), namespace)
 
@@ -34,9 +34,9 @@ def new_key(*, sortable: bool = False, namespace: str | None = None) -> str:
 class SortableUUIDs:
     """UUIDs of version 7 (RFC 9562), each greater than the one before, whatever the clock does.
 
-    48 bits of milliseconds, 12 bits of ticks within them, 62 random bits. Where the clock stands
-    still or steps back, the next tick is taken instead of the clock's. The random bits are drawn
-    anew for each from the operating system, so a forked child shares none with its parent.
+    48 bits of milliseconds, 12 bits of ticks within them, 62 random bits. If the clock stands
+    still or steps back, the next tick is used instead of the clock's. The random bits come from the
+    operating system for each UUID, so a forked child shares none with its parent.
     """
 
     def __init__(
@@ -47,19 +47,19 @@ class SortableUUIDs:
         self._clock = clock
         self._randomness = randomness
         self._last = 0
-        self._lock = threading.RLock()  # a signal's handler may want a key in the middle of one
+        self._lock = threading.RLock()  # a signal's handler may make a key while this thread does
 
     def __call__(self) -> UUID:
         random = int.from_bytes(self._randomness(8), "big") >> (64 - _RANDOM_BITS)
         with self._lock:
-            # Read inside: else a thread that was held up could bring an older reading.
+            # Read under the lock: a thread that was delayed would have an older reading.
             now = (self._clock() << _TICK_BITS) // _NS_PER_MS
             self._last = ticks = max(now, self._last + 1)
         ms, tick = ticks >> _TICK_BITS, ticks & ((1 << _TICK_BITS) - 1)
         return UUID(int=ms << 80 | 0x7 << 76 | tick << 64 | 0b10 << 62 | random)
 
     def renew_lock(self) -> None:
-        """In a forked child: whoever held the lock is not here to give it back."""
+        """Make a new lock in a forked child: the thread that held the old one is not there."""
         self._lock = threading.RLock()
 
 

@@ -1,12 +1,12 @@
-"""The replay cache: finished outcomes answered without a round trip.
+"""The replay cache: finished outcomes that are replayed without a round trip.
 
-A finished outcome never changes until it expires (I2), so a copy may answer for it. Bounded in
-entries and bytes; an entry holds for a minute at most, so that an erase takes effect. Only
-finished outcomes get in, counted from before the store was asked, so no entry outlives its record.
+A finished outcome never changes until it expires (I2), so a copy of it may be replayed. The cache
+is bounded in entries and bytes. An entry is valid for a minute at most, so that an erase takes
+effect, and its time is counted from before the store was called, so that it never outlives its
+record.
 
-Entries are plain tuples of plain values, not a class of ours: the garbage collector learns to leave
-those alone. Thousands of objects that it had to visit again and again cost a busy process a fifth
-of its time.
+Entries are tuples of plain values, because the garbage collector stops tracking those. Visiting
+thousands of objects again and again cost a busy process a fifth of its time.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ ENTRY_OVERHEAD = 400
 Name = tuple[str, str, str]
 
 
-# The id, the fingerprint, the packed outcome, the attempt, the fence, until when this entry holds,
-# and when its record expires.
+# The id, the fingerprint, the packed outcome, the attempt, the fence, until when this entry is
+# valid, and when its record expires.
 Entry = tuple[bytes, bytes, bytes, int, int, int, int]
 
 
@@ -46,7 +46,7 @@ class ReplayCache:
         return name in self._entries
 
     def get(self, name: Name, now: int) -> Entry | None:
-        """The outcome, if it is here and still holds. The caller compares the fingerprint."""
+        """The outcome, if there is one that is still valid. The caller compares the fingerprint."""
         with self._lock:
             entry = self._entries.get(name)
             if entry is None:
@@ -72,7 +72,7 @@ class ReplayCache:
                 self._drop(next(iter(self._entries)))
 
     def close(self) -> None:
-        """Answer nothing and remember nothing until `reopen`."""
+        """Remove all entries, and accept none until `reopen`."""
         with self._lock:
             self._is_open = False
             self._entries = OrderedDict()
@@ -82,7 +82,7 @@ class ReplayCache:
         self._is_open = True
 
     def reset(self) -> None:
-        """In a forked child, where a thread that is gone may have held the lock."""
+        """Begin empty in a forked child, where a thread that is gone may have held the lock."""
         self._lock = threading.Lock()
         self._entries = OrderedDict()
         self._bytes = 0

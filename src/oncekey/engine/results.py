@@ -30,8 +30,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Result(Generic[T]):
-    """What a run gave: `value`, whether it was `replayed`, by which attempt and fence, and in how
-    many seconds its key expires (`expires_in`; from then on the key is fresh again)."""
+    """The result of a run: its `value`, whether it was `replayed`, the attempt and fence that made
+    it, and in how many seconds its key expires (`expires_in`; after that the key is new again)."""
 
     value: T
     replayed: bool
@@ -60,7 +60,7 @@ def conclude(job: Job, outcome: AttemptOutcome, stored: Stored | None) -> Result
 
 
 def value_of(stored: StoredValue, codec: Codec) -> Any:
-    """A stored value decoded; NotReplayable where it cannot be."""
+    """The decoded value; raises NotReplayable if it cannot be decoded."""
     if stored.codec != codec.name:
         raise NotReplayable(
             f"the answer was stored by codec {stored.codec!r}, this operation uses {codec.name!r}"

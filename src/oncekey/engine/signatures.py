@@ -1,13 +1,13 @@
-"""Declares the types of what `guard` decorates and of what it makes of it. Nothing here runs.
+"""The types of the functions that `guard` decorates, and of its results. Nothing here runs.
 
-A guarded function keeps its parameters. One that is given its attempt is called without it:
+A guarded function keeps its parameters, except that callers leave out its attempt:
 
     def charge(order: Order, cents: int) -> Charge              called as charge(order, cents)
     def checkout(attempt: Attempt, cart: Cart) -> Receipt       called as checkout(cart)
     def checkout(cart: Cart, *, attempt: Attempt) -> Receipt    called as checkout(cart)
 
-Of the last form type checkers cannot take the parameter away and keep the others, so its calls are
-not checked, only its result is; put `attempt` first where they should be.
+Type checkers cannot remove the parameter of the last form and keep the others, so only the result
+of such a call is checked. Put `attempt` first to have the arguments checked too.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class AttemptAfterSelf(Protocol[S_contra, A_contra, P, T_co]):
     ) -> T_co: ...
 
 
-# A function that takes its attempt by name, after none to five others. One for each number: no
-# protocol can say "however many".
+# A function that takes its attempt by name, after none to five others. There is one protocol for
+# each number, because no protocol can express "any number".
 
 
 class AttemptOnly(Protocol[A_contra, T_co]):
@@ -69,7 +69,7 @@ class AttemptAfter5(Protocol[A_contra, T_co]):
 
 
 class Guard(Protocol):
-    """What `Once.guard(...)` gives: a decorator."""
+    """The decorator that `Once.guard(...)` returns."""
 
     @overload
     def __call__(self, fn: AttemptFirst[Attempt, P, T], /) -> Callable[P, T]: ...
@@ -94,7 +94,7 @@ class Guard(Protocol):
 
 
 class AsyncGuard(Protocol):
-    """What `AsyncOnce.guard(...)` gives: a decorator of coroutine functions."""
+    """The decorator of coroutine functions that `AsyncOnce.guard(...)` returns."""
 
     @overload
     def __call__(

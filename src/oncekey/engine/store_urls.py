@@ -1,4 +1,4 @@
-"""Stores by URL. The engine knows no store: a scheme names the module that does.
+"""Opens stores by URL. The engine knows no store: the scheme of a URL names the store's module.
 
 Other packages add schemes with an entry point in the group "oncekey.stores": scheme = module.
 A store module has `open_blocking(url)` and `open_async(url)`, and for the command line
@@ -57,7 +57,7 @@ def _check_store(store: object, *, is_async: bool) -> None:
 
 
 def store_module(url: str) -> Any:
-    """The module that knows stores of this URL's scheme; ConfigurationError if there is none."""
+    """The module for the URL's scheme; raises ConfigurationError if there is none."""
     scheme, separator, _ = url.partition("://")
     if not url:
         raise ConfigurationError(

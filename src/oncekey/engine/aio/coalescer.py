@@ -1,11 +1,11 @@
-"""Batches for tasks, formed without timers.
+"""Sends the commands of many tasks to the store in batches, without timers.
 
-Up to `max_in_flight` batches are in flight at once; commands that arrive while all are queue up and
-form the next batch. Each batch in flight is a pump task that ends when nothing is queued; a lone
-command leaves in the same iteration of the loop. What keeps or ends a claim goes before new claims
-(see engine/batch.py). Every caller is told when its batch left: a lease counts from then.
+Up to `max_in_flight` batches are in flight at once; commands that come while all are in flight
+queue up and form the next batch. A pump task sends one batch after the other and ends when nothing
+is queued; a single command is sent in the same iteration of the loop. Which commands go first is in
+batch.py. Every caller learns when its batch was sent: a lease counts from then.
 
-A caller that is cancelled while its command is on the way stays until the reply is there: otherwise
+A caller that is cancelled while its command is in flight stays until the reply is there: otherwise
 nobody would know what the store did.
 """
 
@@ -23,8 +23,8 @@ from oncekey.engine.batch import (
     BATCH_BYTES_MAX,
     BATCH_MAX,
     Limits,
-    Outcome,
     Queue,
+    ReplyOrError,
     batch_size,
     check_replies,
     due,
@@ -39,18 +39,18 @@ Apply = Callable[[Sequence[Command]], Awaitable[list[Reply]]]
 
 
 class _Ticket:
-    __slots__ = ("command", "deadline", "outcome", "sent_at", "size", "waiter")
+    __slots__ = ("command", "deadline", "reply", "sent_at", "size", "waiter")
 
     def __init__(self, command: Command, deadline: int | None, queued_at: int) -> None:
         self.command = command
         self.deadline = due(command, deadline)
         self.size = size_of(command)
         self.sent_at = queued_at
-        self.outcome: Outcome | None = None
+        self.reply: ReplyOrError | None = None
         self.waiter: asyncio.Future[None] | None = None
 
-    def settle(self, outcome: Outcome) -> None:
-        self.outcome = outcome
+    def deliver(self, reply: ReplyOrError) -> None:
+        self.reply = reply
         if self.waiter is not None and not self.waiter.done():
             self.waiter.set_result(None)
 
@@ -72,50 +72,50 @@ class AsyncCoalescer:
         self._max_in_flight = max_in_flight
         self._now = now
         self._queue: Queue[_Ticket] = Queue()
-        # Each with its batch in flight; with none, it is about to look at the queue.
+        # Each pump with its batch in flight; with an empty one it is about to look at the queue.
         self._pumps: dict[asyncio.Task[None], list[_Ticket]] = {}
-        self._in_flight = 0
+        self._commands_in_flight = 0
 
     async def apply(
         self, command: Command, interrupted: Callable[[], None], deadline: int | None = None
     ) -> CommandResult:
-        """The store's reply, or that it is unavailable; raises what else the store raised.
+        """Apply one command: the store's reply, or that it is unavailable; raises any other error
+        of the store.
 
-        A cancellation meanwhile does not end the wait; it is told to `interrupted`. `deadline` is
-        the command's owner's: what is nearest goes first."""
+        A cancellation meanwhile does not end the wait; it is reported to `interrupted`. `deadline`
+        is that of the command's owner: the nearest goes first."""
         ticket = _Ticket(command, deadline, self._now())
         try:
             self._queue.add(ticket)
-            await self._through(ticket, interrupted)
+            await self._wait_for_reply(ticket, interrupted)
         except (asyncio.CancelledError, GeneratorExit):
             raise
         except BaseException:
-            # A signal's handler. The command may be on its way, and what its caller does next
-            # about its key must not overtake it.
+            # A signal's handler raised. The command may be in flight, and its caller's next
+            # command about its key must not overtake it.
             if ticket in self._queue or any(ticket in batch for batch in self._pumps.values()):
-                await self._through(ticket, interrupted)
+                await self._wait_for_reply(ticket, interrupted)
             raise
-        outcome = ticket.outcome
-        assert outcome is not None
-        if isinstance(outcome, Exception) and not isinstance(outcome, StoreUnavailable):
-            raise outcome
-        return CommandResult(outcome, ticket.sent_at, self._now())
+        reply = ticket.reply
+        assert reply is not None
+        if isinstance(reply, Exception) and not isinstance(reply, StoreUnavailable):
+            raise reply
+        return CommandResult(reply, ticket.sent_at, self._now())
 
-    async def _through(self, ticket: _Ticket, interrupted: Callable[[], None]) -> None:
-        """Wait for the ticket's outcome."""
+    async def _wait_for_reply(self, ticket: _Ticket, interrupted: Callable[[], None]) -> None:
         loop = asyncio.get_running_loop()
-        self._use_lanes(loop)
-        while ticket.outcome is None:
+        self._start_pump(loop)
+        while ticket.reply is None:
             ticket.waiter = loop.create_future()
             try:
                 await ticket.waiter
             except asyncio.CancelledError:
                 interrupted()
 
-    def _use_lanes(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Start one more pump if a lane is free and no pump is about to look anyway."""
+    def _start_pump(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Start a pump if one more batch may be in flight and no pump is about to look anyway."""
         if len(self._pumps) < self._max_in_flight and all(self._pumps.values()):
-            # In no context: it serves everyone, not only who happened to start it.
+            # In an empty context: it serves every caller, not only the one that started it.
             pump = Context().run(loop.create_task, self._send_all())
             self._pumps[pump] = []
             pump.add_done_callback(self._ended)
@@ -125,26 +125,26 @@ class AsyncCoalescer:
         assert pump is not None
         while self._queue:
             size = batch_size(
-                len(self._queue), self._in_flight, self._max_in_flight, self._limits.count
+                len(self._queue), self._commands_in_flight, self._max_in_flight, self._limits.count
             )
             batch, self._queue = self._queue.split(size, self._limits.size)
             self._pumps[pump] = batch
-            self._in_flight += len(batch)
+            self._commands_in_flight += len(batch)
             if self._queue:
-                self._use_lanes(pump.get_loop())
+                self._start_pump(pump.get_loop())
             try:
-                outcomes = await self._settle(batch)
+                replies = await self._send(batch)
             finally:
-                self._in_flight -= len(batch)
-            for ticket, outcome in zip(batch, outcomes, strict=True):
-                ticket.settle(outcome)
+                self._commands_in_flight -= len(batch)
+            for ticket, reply in zip(batch, replies, strict=True):
+                ticket.deliver(reply)
             self._pumps[pump] = []
-            # One turn of the loop: most of the batch queue up again, which makes for full batches.
+            # One iteration of the loop: most callers queue up again, so that batches are full.
             await asyncio.sleep(0)
         del self._pumps[pump]
 
     def _ended(self, pump: asyncio.Task[None]) -> None:
-        """However a pump ended (the loop's end cancels it): nobody may wait for ever.
+        """Let nobody wait for ever, however a pump ended (the end of the loop cancels it).
 
         What the store did is not known, so callers may repeat their commands.
         """
@@ -152,18 +152,18 @@ class AsyncCoalescer:
             return
         tickets = self._pumps.pop(pump, [])
         if not pump.cancelled():
-            if self._queue:  # a signal's handler raised in it; another one goes on
-                self._use_lanes(pump.get_loop())
+            if self._queue:  # a signal's handler raised in it; another pump goes on
+                self._start_pump(pump.get_loop())
         elif not self._pumps:
             queued, self._queue = self._queue.split(len(self._queue), sys.maxsize)
-            tickets += queued  # there is no other lane to serve them
+            tickets += queued  # there is no other pump to send them
         lost = StoreUnavailable("the event loop ended while the store was being called")
-        for ticket in tickets:  # also who has an outcome, and was not woken any more
-            ticket.settle(lost if ticket.outcome is None else ticket.outcome)
-        self._in_flight = sum(map(len, self._pumps.values()))
+        for ticket in tickets:  # also those that have a reply and were not woken any more
+            ticket.deliver(lost if ticket.reply is None else ticket.reply)
+        self._commands_in_flight = sum(map(len, self._pumps.values()))
 
-    async def _settle(self, batch: Sequence[_Ticket]) -> list[Outcome]:
-        """The outcome for each ticket; notes on it the moment its command was last sent."""
+    async def _send(self, batch: Sequence[_Ticket]) -> list[ReplyOrError]:
+        """The reply for each ticket, which gets the time when its command was sent last."""
         sent_at = self._now()
         for ticket in batch:
             ticket.sent_at = sent_at
@@ -173,7 +173,7 @@ class AsyncCoalescer:
             check_replies(commands, replies)
         except Exception as error:
             if len(batch) > 1 and not shared_by_all(error):
-                return [(await self._settle([ticket]))[0] for ticket in batch]
+                return [(await self._send([ticket]))[0] for ticket in batch]
             self._limits.sent(batch, error)
             return [error] * len(batch)
         self._limits.sent(batch, None)

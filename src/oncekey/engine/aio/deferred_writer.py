@@ -10,7 +10,7 @@ from oncekey.core.commands import Command
 from oncekey.core.effects import CommandResult
 from oncekey.engine.aio.heartbeat import sleep
 from oncekey.engine.clock import Clock
-from oncekey.engine.deferred_writes import OFFER_EVERY_US, DeferredWrites
+from oncekey.engine.deferred_writes import SEND_EVERY_US, DeferredWrites
 
 
 class AsyncDeferredWriter:
@@ -19,34 +19,34 @@ class AsyncDeferredWriter:
     def __init__(self, apply: Callable[[Command], Awaitable[CommandResult]], clock: Clock) -> None:
         self._apply = apply
         self._clock = clock
-        self._left = DeferredWrites()
+        self._writes = DeferredWrites()
         self._task: asyncio.Task[None] | None = None
 
     def add(self, command: Command) -> None:
-        self._left.add(command, self._clock.now())
+        self._writes.add(command, self._clock.now())
         if self._task is None:
-            # In no context: it must not keep alive what the caller's holds.
+            # In an empty context: it must not keep alive what the caller's holds.
             self._task = Context().run(asyncio.get_running_loop().create_task, self._run())
 
     async def stop(self) -> None:
-        """One last offer, and no more."""
+        """Send once more, and then no more."""
         task, self._task = self._task, None
         if task is None:
             return
         task.cancel()
         await asyncio.wait([task])
-        await self._offer()
+        await self._send()
 
     async def _run(self) -> None:
-        while len(self._left):
-            await sleep(self._clock, OFFER_EVERY_US)
-            await self._offer()
+        while len(self._writes):
+            await sleep(self._clock, SEND_EVERY_US)
+            await self._send()
         self._task = None
 
-    async def _offer(self) -> None:
-        due = self._left.due(self._clock.now())
-        # Whatever else the store raises for one of them counts as no answer: it is offered again.
+    async def _send(self) -> None:
+        due = self._writes.due(self._clock.now())
+        # Whatever else the store raises for one of them, that one is sent again.
         results = await asyncio.gather(*map(self._apply, due), return_exceptions=True)
         for command, result in zip(due, results, strict=True):
             if isinstance(result, CommandResult):
-                self._left.take(command, result)
+                self._writes.sent(command, result)

@@ -1,8 +1,8 @@
-"""Keeps the running attempts of one event loop alive.
+"""Renews the leases of the running attempts of one event loop.
 
-An attempt that ends before a third of its lease never costs more than an entry in a dict; one timer
-serves them all. For each that lasts, a task drives `core/heartbeat_flow.py`. Renewals of many
-attempts meet in the coalescer and share their round trips.
+An attempt that ends before a third of its lease costs no more than an entry in a dict; one timer
+serves them all. For each attempt that runs longer, a task drives core/heartbeat_flow.py. Renewals
+of many attempts are sent by the coalescer in one batch.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from oncekey.engine.clock import Clock, Timer
 
 _log = logging.getLogger("oncekey")
 
-# What is due this part of its lease later is renewed along: so the attempts are looked through
-# a few times per lease, however many there are.
-_ALONG = 4 * RENEWALS_PER_LEASE
+# An attempt that is due within this part of its lease is renewed with the others, so that all are
+# looked through a few times per lease, however many there are.
+_DUE_SOON_PART = 4 * RENEWALS_PER_LEASE
 
 
 class AsyncHeartbeat:
@@ -38,7 +38,7 @@ class AsyncHeartbeat:
         self._planned = 0
 
     def watch(self, attempt: AttemptBase) -> None:
-        """Keep this attempt alive until `forget`."""
+        """Renew this attempt until `forget`."""
         grant = attempt._grant
         due = grant.deadline - grant.lease + grant.lease // RENEWALS_PER_LEASE
         self._waiting[attempt] = due
@@ -46,14 +46,14 @@ class AsyncHeartbeat:
             self._plan(due)
 
     def forget(self, attempt: AttemptBase) -> None:
-        # The timer stays: the next attempt most likely needs it, and making one costs.
+        # The timer stays: the next attempt probably needs it, and a new one has a cost.
         if self._waiting.pop(attempt, None) is None:
             beat = self._beats.pop(attempt, None)
             if beat is not None:
                 beat.cancel()
 
     def stop(self) -> None:
-        """The engine is being closed: no attempt is left to keep alive."""
+        """The engine is being closed: no attempt is left."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -63,15 +63,15 @@ class AsyncHeartbeat:
             self._timer.cancel()
         self._planned = due
         left = max(0, due - self._clock.now())
-        # In no context: it serves everyone's attempts, not only those of who planned it.
-        self._timer = Context().run(self._clock.later, left, self._look)
+        # In an empty context: it serves all attempts, not only that of the caller.
+        self._timer = Context().run(self._clock.later, left, self._start_beats)
 
-    def _look(self) -> None:
-        """Begin to beat for all that are due, or nearly."""
+    def _start_beats(self) -> None:
+        """Start the heartbeats of all attempts that are due now or soon."""
         self._timer = None
         now = self._clock.now()
         for attempt, due in list(self._waiting.items()):
-            if due <= now + attempt._grant.lease // _ALONG:
+            if due <= now + attempt._grant.lease // _DUE_SOON_PART:
                 del self._waiting[attempt]
                 beat = asyncio.get_running_loop().create_task(self._beat(attempt))
                 self._beats[attempt] = beat
@@ -80,7 +80,7 @@ class AsyncHeartbeat:
 
     async def _beat(self, attempt: AttemptBase) -> None:
         flow = heartbeat(attempt._grant._replace(deadline=attempt._deadline))
-        next(flow)  # the first sleep is over: the timer was it
+        next(flow)  # up to its first Sleep, which was the timer's
         result: object = self._clock.now()
         while True:
             try:
@@ -98,7 +98,7 @@ class AsyncHeartbeat:
                 await sleep(self._clock, effect.us)
 
     async def _renewed(self, command: Command) -> CommandResult:
-        """The store's answer; whatever it raised counts as none, and is tried again."""
+        """The result of a renewal. Whatever the store raised, it is tried again."""
         sent_at = self._clock.now()
         try:
             return await self._apply(command)

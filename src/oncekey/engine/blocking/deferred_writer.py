@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from oncekey.core.commands import Command
 from oncekey.core.effects import CommandResult
 from oncekey.engine.clock import Clock
-from oncekey.engine.deferred_writes import OFFER_EVERY_US, DeferredWrites
+from oncekey.engine.deferred_writes import SEND_EVERY_US, DeferredWrites
 
 _JOIN_SECONDS = 5
 
@@ -21,14 +21,14 @@ class DeferredWriter:
     ) -> None:
         self._apply_many = apply_many
         self._clock = clock
-        self._left = DeferredWrites()
+        self._writes = DeferredWrites()
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
     def add(self, command: Command) -> None:
         with self._lock:
-            self._left.add(command, self._clock.now())
+            self._writes.add(command, self._clock.now())
             if self._thread is None and not self._stop.is_set():
                 self._thread = threading.Thread(
                     target=self._run, name="oncekey-deferred-writes", daemon=True
@@ -36,28 +36,28 @@ class DeferredWriter:
                 self._thread.start()
 
     def stop(self) -> None:
-        """One last offer, and no more."""
+        """Send once more, and then no more."""
         self._stop.set()
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(_JOIN_SECONDS)
 
     def abandon(self) -> None:
-        """Its engine was dropped: one last offer, which is not waited for."""
+        """The engine was dropped: send once more, without waiting for it."""
         self._stop.set()
 
     def _run(self) -> None:
         while True:
-            self._clock.wait(self._stop, OFFER_EVERY_US)
-            self._offer()
+            self._clock.wait(self._stop, SEND_EVERY_US)
+            self._send()
             with self._lock:
-                if not len(self._left) or self._stop.is_set():
+                if not len(self._writes) or self._stop.is_set():
                     self._thread = None
                     return
 
-    def _offer(self) -> None:
+    def _send(self) -> None:
         with self._lock:
-            due = self._left.due(self._clock.now())
+            due = self._writes.due(self._clock.now())
         for command, result in zip(due, self._apply_many(due) if due else (), strict=True):
             with self._lock:
-                self._left.take(command, result)
+                self._writes.sent(command, result)

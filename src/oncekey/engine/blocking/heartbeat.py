@@ -1,8 +1,7 @@
-"""One thread that keeps all running attempts of a process alive.
+"""One thread that renews the leases of all running attempts of a process.
 
-Attempts that end before a third of their lease never cost more than an entry in a dict. Those
-that last are renewed together, in one batch. Owns the thread; the rules are in
-`core/heartbeat_flow.py`.
+An attempt that ends before a third of its lease costs no more than an entry in a dict. Attempts
+that run longer are renewed together, in one batch. When to renew is in core/heartbeat_flow.py.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _log = logging.getLogger("oncekey")
 
 
 class _Beat:
-    """The heartbeat of one attempt that lasts: its generator, and when it is due next."""
+    """The heartbeat of one attempt: its flow, and when it is due next."""
 
     __slots__ = ("attempt", "due", "flow")
 
@@ -34,16 +33,16 @@ class _Beat:
         self.attempt = attempt
         self.due = due
         self.flow = heartbeat(attempt._grant._replace(deadline=attempt._deadline))
-        next(self.flow)  # it stands at its first Sleep
+        next(self.flow)  # up to its first Sleep
 
     def renewal(self, now: int) -> Command:
-        """The command to send now; the generator stands at a Sleep and goes on to a Call."""
+        """The command to send now; the flow is at a Sleep and goes on to an ApplyCommand."""
         effect = self.flow.send(now)
         assert isinstance(effect, ApplyCommand)
         return effect.command
 
-    def take(self, result: CommandResult) -> bool:
-        """Whether the attempt still lives after this answer."""
+    def renewed(self, result: CommandResult) -> bool:
+        """Give the flow the result of a renewal; False if the attempt was lost."""
         try:
             effect = self.flow.send(result)
             while isinstance(effect, DeadlineExtended):
@@ -58,6 +57,8 @@ class _Beat:
 
 
 class Heartbeat:
+    """Renews the attempts it watches, from any thread."""
+
     def __init__(self, apply_many: ApplyMany, clock: Clock) -> None:
         self._apply_many = apply_many
         self._clock = clock
@@ -67,13 +68,13 @@ class Heartbeat:
         self._wake = threading.Event()
         self._planned = 0
         self._watched = 0
-        self._seen = -1  # how many had been watched when the last plan was made
+        self._watched_before = -1  # how many had been watched when the last plan was made
         self._shortest = _FOREVER_US
         self._thread: threading.Thread | None = None
         self._stopped = False
 
     def watch(self, attempt: AttemptBase) -> None:
-        """Keep this attempt alive until `forget`."""
+        """Renew this attempt until `forget`."""
         self._attempts[id(attempt)] = attempt
         grant = attempt._grant
         if grant.lease < self._shortest:
@@ -94,7 +95,7 @@ class Heartbeat:
             self._thread.join(timeout=5)
 
     def abandon(self) -> None:
-        """Its engine was dropped: stop, without waiting for it."""
+        """The engine was dropped: stop, without waiting for it."""
         self._stopped = True
         self._wake.set()
 
@@ -110,36 +111,36 @@ class Heartbeat:
     def _run(self) -> None:
         while not self._stopped:
             try:
-                self._turn()
+                self._renew_or_sleep()
             except Exception:  # every attempt of this process depends on this thread
                 _log.exception("the heartbeat failed; it is tried again")
-                self._beats.clear()  # their generators may have ended; new ones begin
+                self._beats.clear()  # their flows may have ended; new ones are made
                 self._clock.wait(self._wake, _AFTER_FAILURE_US)
 
-    def _turn(self) -> None:
+    def _renew_or_sleep(self) -> None:
         """Renew what is due, or sleep until something is."""
         now = self._clock.now()
-        self._keep_up()
+        self._update_beats()
         due = [beat for beat in self._beats.values() if beat.due <= now]
         if due:
             self._renew(due, now)
             return
         self._wake.clear()
-        # While the plan is being made it counts as "never", so an attempt that comes in now
-        # either is seen below or sets the event.
+        # While the plan is being made it is "never", so an attempt that is added now either is
+        # seen below or sets the event.
         self._planned = never = now + _FOREVER_US
-        self._keep_up()
-        # While attempts come and go, looking in at the shortest third is enough for any of
+        self._update_beats()
+        # While attempts come and go, waking at a third of the shortest lease is enough for any of
         # them, and none of them has to wake this thread.
-        idle = self._watched == self._seen
-        self._seen = self._watched
+        idle = self._watched == self._watched_before
+        self._watched_before = self._watched
         latest = never if idle else now + self._shortest // RENEWALS_PER_LEASE
         self._planned = min([latest, *(beat.due for beat in self._beats.values())])
         if self._planned > now and not self._stopped:
             self._clock.wait(self._wake, self._planned - now)
 
-    def _keep_up(self) -> None:
-        """Begin a beat for each attempt that has none, drop those of attempts that ended."""
+    def _update_beats(self) -> None:
+        """Make a beat for each attempt that has none, remove those of attempts that ended."""
         attempts = dict(self._attempts)
         for key in self._beats.keys() - attempts.keys():
             del self._beats[key]
@@ -151,7 +152,7 @@ class Heartbeat:
     def _renew(self, due: Sequence[_Beat], now: int) -> None:
         commands = [beat.renewal(now) for beat in due]
         for beat, result in zip(due, self._apply_many(commands), strict=True):
-            if not beat.take(result):
+            if not beat.renewed(result):
                 self.forget(beat.attempt)
 
 

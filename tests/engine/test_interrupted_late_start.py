@@ -1,4 +1,4 @@
-"""Interrupted while a late start is put right: whichever claim it has by then is given back."""
+"""A run that is interrupted while it renews a late start gives back whichever claim it has."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class AsyncSlow(AsyncMemoryStore):
 
 @pytest.mark.parametrize("lost", [0, 1, 2])
 @pytest.mark.parametrize("kind", ["threads", "tasks"])
-def test_interrupted_at_a_late_start_the_key_is_free(
+def test_a_run_interrupted_while_it_renews_a_late_start_frees_its_key(
     kind: str, lost: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (aio_runner, blocking_runner):
