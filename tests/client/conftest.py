@@ -1,4 +1,4 @@
-"""What the suites of the client share: each client by name, and a journal on a calendar."""
+"""Fixtures of the client's tests: each client by name, and a journal with a fake clock."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.client.callers import NAMES
-from tests.client.fake_time import Calendar
+from tests.client.clients import CLIENT_NAMES
+from tests.client.fake_retry_clock import FakeWallClock
 
 from oncekey.client import Journal
 
 
-@pytest.fixture(params=NAMES)
-def name(request: pytest.FixtureRequest) -> str:
-    """Every client in turn; see `callers.calling`."""
-    given: str = request.param
-    return given
+@pytest.fixture(params=CLIENT_NAMES)
+def client_name(request: pytest.FixtureRequest) -> str:
+    """A test that takes this runs once per client; see `clients.open_client`."""
+    name: str = request.param
+    return name
 
 
 @pytest.fixture
@@ -25,11 +25,11 @@ def journal_path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def calendar() -> Calendar:
-    return Calendar()
+def wall_clock() -> FakeWallClock:
+    return FakeWallClock()
 
 
 @pytest.fixture
-def journal(journal_path: Path, calendar: Calendar) -> Iterator[Journal]:
-    with Journal(journal_path, clock=calendar) as opened:
+def journal(journal_path: Path, wall_clock: FakeWallClock) -> Iterator[Journal]:
+    with Journal(journal_path, clock=wall_clock) as opened:
         yield opened

@@ -1,4 +1,4 @@
-"""AWS client tokens, sent by the real boto3 to a server on the loopback that writes down what came.
+"""AWS client tokens, sent by the real boto3 to a fake AWS on the loopback that records them.
 
 Three services, three protocols: ECS and DynamoDB speak JSON, EC2 forms and XML.
 """
@@ -20,7 +20,7 @@ import boto3
 import pytest
 from botocore.config import Config
 from botocore.exceptions import ClientError
-from tests.client.cloud import Cloud
+from tests.client.fake_aws import FakeAws
 
 from oncekey import AsyncOnce, Once
 from oncekey.client.boto3 import use_child_tokens
@@ -34,7 +34,7 @@ TASK = {"cluster": "c", "taskDefinition": "d"}
 
 @pytest.fixture(scope="module")
 def session() -> Iterator[boto3.Session]:
-    """One that takes nothing from whoever runs the tests."""
+    """A session that ignores the AWS settings of the host."""
     with pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.startswith("AWS_")]:
             patch.delenv(name)
@@ -44,9 +44,9 @@ def session() -> Iterator[boto3.Session]:
 
 
 @pytest.fixture
-def cloud(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cloud]:
+def fake_aws(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeAws]:
     monkeypatch.setattr("botocore.endpoint.time", SimpleNamespace(sleep=lambda seconds: None))
-    made = Cloud()
+    made = FakeAws()
     yield made
     made.close()
 
@@ -55,10 +55,10 @@ Clients = Callable[[str], Any]
 
 
 @pytest.fixture
-def client(session: boto3.Session, cloud: Cloud) -> Clients:
+def client(session: boto3.Session, fake_aws: FakeAws) -> Clients:
     def make(service: str) -> Any:
         config = Config(retries={"mode": "standard", "max_attempts": 4}, max_pool_connections=20)
-        return use_child_tokens(session.client(service, endpoint_url=cloud.url, config=config))
+        return use_child_tokens(session.client(service, endpoint_url=fake_aws.url, config=config))
 
     return make
 
@@ -83,7 +83,7 @@ every_service = pytest.mark.parametrize("service", CALLS)
 
 @every_service
 def test_a_step_sends_its_child_uuid(
-    service: str, client: Clients, cloud: Cloud, once: Once
+    service: str, client: Clients, fake_aws: FakeAws, once: Once
 ) -> None:
     aws = client(service)
 
@@ -91,39 +91,43 @@ def test_a_step_sends_its_child_uuid(
         attempt.step("aws", lambda key: CALLS[service](aws))
 
     once.run("order", "k", body, scope="acct", retry_safe=True)
-    assert cloud.tokens == [str(child_uuid("k", "aws", scope="acct", operation="order"))]
-    assert len(cloud.tokens[0] or "") == 36
+    assert fake_aws.tokens == [str(child_uuid("k", "aws", scope="acct", operation="order"))]
+    assert len(fake_aws.tokens[0] or "") == 36
 
 
 @every_service
-def test_outside_of_attempts_botocore_draws_one_per_call(
-    service: str, client: Clients, cloud: Cloud
+def test_botocore_makes_a_token_per_call_outside_of_attempts(
+    service: str, client: Clients, fake_aws: FakeAws
 ) -> None:
     aws = client(service)
     CALLS[service](aws)
     CALLS[service](aws)
-    assert len({uuid.UUID(token).version for token in cloud.tokens}) == 1
-    assert len(set(cloud.tokens)) == 2
+    assert len({uuid.UUID(token).version for token in fake_aws.tokens}) == 1
+    assert len(set(fake_aws.tokens)) == 2
 
 
 @every_service
 def test_a_retry_safe_body_may_not_call_outside_of_its_steps(
-    service: str, client: Clients, cloud: Cloud, once: Once
+    service: str, client: Clients, fake_aws: FakeAws, once: Once
 ) -> None:
     aws = client(service)
     with pytest.raises(NotSent, match=r"attempt\.step.*" + TOKEN[service] + ".*Nothing was sent"):
         once.run("order", "k", lambda attempt: CALLS[service](aws), retry_safe=True)
-    assert cloud.tokens == []
+    assert fake_aws.tokens == []
 
 
-def test_a_body_that_is_never_run_again_may(client: Clients, cloud: Cloud, once: Once) -> None:
+def test_a_body_that_runs_once_may_call_outside_of_its_steps(
+    client: Clients, fake_aws: FakeAws, once: Once
+) -> None:
     aws = client("ecs")
     once.run("order", "k", lambda attempt: aws.run_task(**TASK))
-    assert len(cloud.tokens) == 1
-    assert cloud.tokens != [str(child_uuid("k", "aws", operation="order"))]
+    assert len(fake_aws.tokens) == 1
+    assert fake_aws.tokens != [str(child_uuid("k", "aws", operation="order"))]
 
 
-def test_what_needs_no_token_is_nobodys_business(client: Clients, cloud: Cloud, once: Once) -> None:
+def test_a_call_without_a_token_is_left_alone(
+    client: Clients, fake_aws: FakeAws, once: Once
+) -> None:
     aws = client("ecs")
 
     def body(attempt: Any) -> None:
@@ -131,10 +135,12 @@ def test_what_needs_no_token_is_nobodys_business(client: Clients, cloud: Cloud, 
         attempt.step("run", lambda key: (aws.list_clusters(), aws.run_task(**TASK)))
 
     once.run("order", "k", body, retry_safe=True)
-    assert cloud.tokens == [None, None, str(child_uuid("k", "run", operation="order"))]
+    assert fake_aws.tokens == [None, None, str(child_uuid("k", "run", operation="order"))]
 
 
-def test_the_callers_own_token_is_left_alone(client: Clients, cloud: Cloud, once: Once) -> None:
+def test_a_token_that_the_caller_gives_is_left_alone(
+    client: Clients, fake_aws: FakeAws, once: Once
+) -> None:
     aws = client("ecs")
 
     def body(attempt: Any) -> None:
@@ -142,11 +148,11 @@ def test_the_callers_own_token_is_left_alone(client: Clients, cloud: Cloud, once
         attempt.step("run", lambda key: aws.run_task(**TASK, clientToken="mine-2"))
 
     once.run("order", "k", body, retry_safe=True)
-    assert cloud.tokens == ["mine-1", "mine-2"]
+    assert fake_aws.tokens == ["mine-1", "mine-2"]
 
 
-def test_a_handler_of_the_callers_own_may_give_one(
-    client: Clients, cloud: Cloud, once: Once
+def test_a_handler_of_the_caller_may_give_a_token(
+    client: Clients, fake_aws: FakeAws, once: Once
 ) -> None:
     aws = client("ecs")
 
@@ -155,23 +161,23 @@ def test_a_handler_of_the_callers_own_may_give_one(
 
     aws.meta.events.register("before-parameter-build.ecs.RunTask", give)
     once.run("order", "k", lambda attempt: aws.run_task(**TASK), retry_safe=True)
-    assert cloud.tokens == ["from a handler"]
+    assert fake_aws.tokens == ["from a handler"]
 
 
 def test_other_clients_are_left_alone(
-    client: Clients, session: boto3.Session, cloud: Cloud, once: Once
+    client: Clients, session: boto3.Session, fake_aws: FakeAws, once: Once
 ) -> None:
     client("ecs")
-    plain = session.client("ecs", endpoint_url=cloud.url)
+    plain = session.client("ecs", endpoint_url=fake_aws.url)
     once.run("order", "k", lambda attempt: plain.run_task(**TASK), retry_safe=True)
-    assert len(cloud.tokens) == 1
+    assert len(fake_aws.tokens) == 1
 
 
 # --- one call per step ----------------------------------------------------------------------------
 
 
 def test_a_second_call_in_a_step_is_refused_and_the_same_again_is_not(
-    client: Clients, cloud: Cloud, once: Once
+    client: Clients, fake_aws: FakeAws, once: Once
 ) -> None:
     aws, other = client("ecs"), client("dynamodb")
 
@@ -189,25 +195,27 @@ def test_a_second_call_in_a_step_is_refused_and_the_same_again_is_not(
 
     once.run("order", "k", body, retry_safe=True)
     token = str(child_uuid("k", "run", operation="order"))
-    assert cloud.tokens == [token, token, "mine"]
+    assert fake_aws.tokens == [token, token, "mine"]
 
 
-def test_the_same_call_elsewhere_is_another_call(
-    session: boto3.Session, client: Clients, cloud: Cloud, once: Once
+def test_the_same_call_in_another_region_is_refused(
+    session: boto3.Session, client: Clients, fake_aws: FakeAws, once: Once
 ) -> None:
     here = client("ecs")
-    there = use_child_tokens(session.client("ecs", endpoint_url=cloud.url, region_name="us-east-1"))
+    there = use_child_tokens(
+        session.client("ecs", endpoint_url=fake_aws.url, region_name="us-east-1")
+    )
 
     def body(attempt: Any) -> None:
         attempt.step("run", lambda key: (here.run_task(**TASK), there.run_task(**TASK)))
 
     with pytest.raises(NotSent):
         once.run("order", "k", body, retry_safe=True)
-    assert len(cloud.tokens) == 1
+    assert len(fake_aws.tokens) == 1
 
 
-def test_a_caller_who_sends_the_steps_token_has_used_it(
-    client: Clients, cloud: Cloud, once: Once
+def test_a_second_call_is_refused_if_the_caller_sent_the_steps_token(
+    client: Clients, fake_aws: FakeAws, once: Once
 ) -> None:
     aws = client("ecs")
 
@@ -221,10 +229,12 @@ def test_a_caller_who_sends_the_steps_token_has_used_it(
         attempt.step("run", call)
 
     once.run("order", "k", body, retry_safe=True)
-    assert cloud.tokens == [str(child_uuid("k", "run", operation="order"))] * 2
+    assert fake_aws.tokens == [str(child_uuid("k", "run", operation="order"))] * 2
 
 
-def test_what_cannot_be_compared_is_refused(client: Clients, cloud: Cloud, once: Once) -> None:
+def test_a_call_that_cannot_be_compared_is_refused(
+    client: Clients, fake_aws: FakeAws, once: Once
+) -> None:
     secrets = client("secretsmanager")
 
     def call(binary: Any) -> Any:
@@ -236,58 +246,60 @@ def test_what_cannot_be_compared_is_refused(client: Clients, cloud: Cloud, once:
         attempt.step("bytes", call(b"s3cret"))
 
     once.run("order", "k", body, retry_safe=True)
-    assert cloud.tokens == [str(child_uuid("k", "bytes", operation="order"))]
+    assert fake_aws.tokens == [str(child_uuid("k", "bytes", operation="order"))]
 
 
-# --- again ----------------------------------------------------------------------------------------
+# --- retries and re-runs --------------------------------------------------------------------------
 
 
 @every_service
 def test_botocores_own_retries_keep_the_token(
-    service: str, client: Clients, cloud: Cloud, once: Once
+    service: str, client: Clients, fake_aws: FakeAws, once: Once
 ) -> None:
     aws = client(service)
-    cloud.failing = [500, 0, 503]
+    fake_aws.failing = [500, 0, 503]
 
     def body(attempt: Any) -> None:
         attempt.step("aws", lambda key: CALLS[service](aws))
 
     once.run("order", "k", body, retry_safe=True)
-    assert cloud.tokens == [str(child_uuid("k", "aws", operation="order"))] * 4
+    assert fake_aws.tokens == [str(child_uuid("k", "aws", operation="order"))] * 4
 
 
 @every_service
 def test_a_rerun_sends_the_same_token(
-    service: str, client: Clients, cloud: Cloud, tmp_path: Path
+    service: str, client: Clients, fake_aws: FakeAws, tmp_path: Path
 ) -> None:
-    """By another engine and another client, as after a crash."""
+    """The re-run uses another engine and another client, as after a crash."""
     url = f"sqlite:///{tmp_path}/keys.db"
     first, second = client(service), client(service)
 
     def body(aws: Any) -> Callable[[Any], None]:
         return lambda attempt: attempt.step("aws", lambda key: CALLS[service](aws))
 
-    cloud.failing = [400]
+    fake_aws.failing = [400]
     with Once(url) as once, pytest.raises(ClientError):
         once.run("order", "k", body(first), retry_safe=True)
     with Once(url) as once:
         once.run("order", "k", body(second), retry_safe=True)
         once.run("order", "k", body(second), retry_safe=True)  # a replay: nothing is sent
-    assert cloud.tokens == [str(child_uuid("k", "aws", operation="order"))] * 2
+    assert fake_aws.tokens == [str(child_uuid("k", "aws", operation="order"))] * 2
 
 
 # --- threads and tasks ----------------------------------------------------------------------------
 
 
-def test_nothing_leaks_between_threads(client: Clients, cloud: Cloud, once: Once) -> None:
+def test_each_thread_sends_the_token_of_its_own_step(
+    client: Clients, fake_aws: FakeAws, once: Once
+) -> None:
     aws = client("ecs")
     sent: dict[str, str] = {}
 
-    def note(params: Any, **_: Any) -> None:
-        told = json.loads(params["body"])
-        sent[told["cluster"]] = told["clientToken"]
+    def record(params: Any, **_: Any) -> None:
+        call = json.loads(params["body"])
+        sent[call["cluster"]] = call["clientToken"]
 
-    aws.meta.events.register("before-call.ecs.RunTask", note)
+    aws.meta.events.register("before-call.ecs.RunTask", record)
 
     def body(attempt: Any) -> None:
         def call(name: str) -> Callable[[str], None]:
@@ -309,10 +321,12 @@ def test_nothing_leaks_between_threads(client: Clients, cloud: Cloud, once: Once
         for name in ("a", "b", "c")
     }
     assert {name: token for name, token in sent.items() if "nobody" not in name} == expected
-    assert len(sent) == len(set(sent.values())) == len(set(cloud.tokens)) == 32
+    assert len(sent) == len(set(sent.values())) == len(set(fake_aws.tokens)) == 32
 
 
-def test_a_thread_that_asyncio_starts_for_a_step_is_in_it(client: Clients, cloud: Cloud) -> None:
+def test_a_thread_started_by_an_async_step_sends_its_token(
+    client: Clients, fake_aws: FakeAws
+) -> None:
     aws = client("ecs")
 
     async def main() -> None:
@@ -329,13 +343,15 @@ def test_a_thread_that_asyncio_starts_for_a_step_is_in_it(client: Clients, cloud
             await once.run("order", "k", body, retry_safe=True)
 
     asyncio.run(main())
-    assert cloud.tokens == [str(child_uuid("k", "run", operation="order"))]
+    assert fake_aws.tokens == [str(child_uuid("k", "run", operation="order"))]
 
 
 # --- setting up -----------------------------------------------------------------------------------
 
 
-def test_twice_is_as_good_as_once(client: Clients, cloud: Cloud, once: Once) -> None:
+def test_use_child_tokens_may_be_called_twice(
+    client: Clients, fake_aws: FakeAws, once: Once
+) -> None:
     aws = client("ecs")
     assert use_child_tokens(aws) is aws
     once.run(
@@ -344,13 +360,13 @@ def test_twice_is_as_good_as_once(client: Clients, cloud: Cloud, once: Once) -> 
         lambda attempt: attempt.step("run", lambda key: aws.run_task(**TASK)),
         retry_safe=True,
     )
-    assert cloud.tokens == [str(child_uuid("k", "run", operation="order"))]
+    assert fake_aws.tokens == [str(child_uuid("k", "run", operation="order"))]
 
 
-def test_it_takes_clients_only(session: boto3.Session, cloud: Cloud) -> None:
+def test_use_child_tokens_takes_clients_only(session: boto3.Session, fake_aws: FakeAws) -> None:
     with pytest.raises(ConfigurationError, match="not a Session"):
         use_child_tokens(session)
-    resource = session.resource("dynamodb", endpoint_url=cloud.url)
+    resource = session.resource("dynamodb", endpoint_url=fake_aws.url)
     with pytest.raises(ConfigurationError, match=r"resource\.meta\.client"):
         use_child_tokens(resource)
     assert use_child_tokens(resource.meta.client) is resource.meta.client

@@ -1,4 +1,4 @@
-"""A server whose certificate is not accepted: asked once, by each client."""
+"""A server with an untrusted certificate: each client tries once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import httpx
 import pytest
 import requests
 from requests.exceptions import SSLError
-from tests.client.fake_time import AsyncFakeTime, FakeTime
+from tests.client.fake_retry_clock import AsyncFakeRetryClock, FakeRetryClock
 
 from oncekey.client import (
     AsyncIdempotentTransport,
@@ -35,7 +35,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def untrusted() -> Iterator[str]:
-    """A server whose certificate nobody has signed; its key is for this test and nothing else."""
+    """A server with a self-signed certificate, whose key is used in this test only."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(Path(__file__).with_name("untrusted.pem"))
     server = HTTPServer(("127.0.0.1", 0), _Handler)
@@ -48,8 +48,8 @@ def untrusted() -> Iterator[str]:
     thread.join(10)
 
 
-def test_a_certificate_that_is_not_accepted_is_not_tried_again(untrusted: str) -> None:
-    clock = FakeTime()
+def test_sync_clients_do_not_retry_an_untrusted_certificate(untrusted: str) -> None:
+    clock = FakeRetryClock()
     with (
         httpx.Client(transport=IdempotentTransport(clock=clock)) as client,
         pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"),
@@ -62,8 +62,8 @@ def test_a_certificate_that_is_not_accepted_is_not_tried_again(untrusted: str) -
     assert clock.slept == []
 
 
-def test_nor_is_it_on_an_event_loop(untrusted: str) -> None:
-    clock = AsyncFakeTime()
+def test_the_async_client_does_not_retry_an_untrusted_certificate(untrusted: str) -> None:
+    clock = AsyncFakeRetryClock()
 
     async def ask() -> None:
         async with httpx.AsyncClient(transport=AsyncIdempotentTransport(clock=clock)) as client:

@@ -1,4 +1,4 @@
-"""What only httpx has: event loops, timeouts by phase, transports in transports."""
+"""The client for httpx: cancellation, timeouts by phase, the inner transport, and its errors."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import anyio
 import anyio.lowlevel
 import httpx
 import pytest
-from tests.client.fake_time import SECOND, AsyncFakeTime, FakeTime
-from tests.client.scripted import Act, Answer, Hang, Slow, serving
+from tests.client.fake_retry_clock import SECOND, AsyncFakeRetryClock, FakeRetryClock
+from tests.client.scripted_server import Action, Hang, Respond, RespondSlowly, scripted_server
 
 from oncekey.client import AsyncIdempotentTransport, IdempotentTransport, RetriesExhausted, Retry
 from oncekey.client.httpx.request import failure_of
@@ -27,32 +27,32 @@ async def _until(event: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "act", [Hang(), Slow(500, Answer(body=b"x" * 1_000))], ids=["head", "body"]
+    "act", [Hang(), RespondSlowly(500, Respond(body=b"x" * 1_000))], ids=["head", "body"]
 )
-def test_a_cancelled_request_gives_its_connection_back(act: Act) -> None:
-    """There is only one connection to be had."""
-    assert isinstance(act, (Hang, Slow))
+def test_a_cancelled_request_returns_its_connection(act: Action) -> None:
+    """The pool has one connection only."""
+    assert isinstance(act, (Hang, RespondSlowly))
 
     async def cancel() -> None:
         inner = httpx.AsyncHTTPTransport(verify=False, limits=httpx.Limits(max_connections=1))
-        transport = AsyncIdempotentTransport(inner, clock=AsyncFakeTime())
+        transport = AsyncIdempotentTransport(inner, clock=AsyncFakeRetryClock())
         async with httpx.AsyncClient(transport=transport) as client:
             task = asyncio.create_task(client.post(server.url))
-            await _until(act.here)
+            await _until(act.arrived)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
             again = await client.post(server.url, timeout=httpx.Timeout(30, pool=5))
             assert again.content == b"done"
 
-    with serving(act, Answer()) as server:
+    with scripted_server(act, Respond()) as server:
         asyncio.run(cancel())
-        act.go.set()
-    assert len(server.seen) == 2  # a cancelled request is not tried again
+        act.proceed.set()
+    assert len(server.received) == 2  # a cancelled request is not tried again
 
 
-def test_a_request_cancelled_while_waiting_is_over() -> None:
-    class Patient(AsyncFakeTime):
+def test_a_request_cancelled_while_it_waits_is_not_sent_again() -> None:
+    class Patient(AsyncFakeRetryClock):
         asleep = asyncio.Event()
 
         async def sleep(self, us: int) -> None:
@@ -69,12 +69,12 @@ def test_a_request_cancelled_while_waiting_is_over() -> None:
             with pytest.raises(asyncio.CancelledError):
                 await task
 
-    with serving(Answer(503)) as server:
+    with scripted_server(Respond(503)) as server:
         asyncio.run(cancel())
-    assert len(server.seen) == 1
+    assert len(server.received) == 1
 
 
-def test_a_stream_that_is_cut_off_is_closed_even_in_a_cancelled_scope() -> None:
+def test_a_cancelled_request_closes_its_response_stream() -> None:
     closed: list[str] = []
 
     class Endless(httpx.AsyncByteStream):
@@ -97,7 +97,7 @@ def test_a_stream_that_is_cut_off_is_closed_even_in_a_cancelled_scope() -> None:
     assert closed == ["closed"]
 
 
-def test_a_transport_that_knows_no_timeouts_is_cut_at_the_deadline() -> None:
+def test_a_transport_without_timeouts_is_cancelled_at_the_deadline() -> None:
     async def never(request: httpx.Request) -> httpx.Response:
         await anyio.sleep_forever()
         raise AssertionError
@@ -119,7 +119,7 @@ def test_a_transport_that_knows_no_timeouts_is_cut_at_the_deadline() -> None:
 
 
 def test_timeouts_are_clipped_to_what_is_left_of_the_deadline() -> None:
-    clock = FakeTime([0.0, 0.0])
+    clock = FakeRetryClock([0.0, 0.0])
     seen: list[dict[str, float]] = []
 
     def answer(request: httpx.Request) -> httpx.Response:
@@ -163,9 +163,9 @@ def test_without_retries_the_callers_timeouts_are_left_alone() -> None:
 
 
 class Trickle(httpx.SyncByteStream, httpx.AsyncByteStream):
-    """A part each second, none of them late."""
+    """A body that sends one byte each second and never pauses for longer."""
 
-    def __init__(self, clock: FakeTime | AsyncFakeTime) -> None:
+    def __init__(self, clock: FakeRetryClock | AsyncFakeRetryClock) -> None:
         self.sent = 0
         self._clock = clock
 
@@ -179,8 +179,8 @@ class Trickle(httpx.SyncByteStream, httpx.AsyncByteStream):
             yield part
 
 
-def test_an_answer_that_never_pauses_is_cut_at_the_deadline() -> None:
-    clock = FakeTime()
+def test_a_response_that_never_ends_is_cut_at_the_deadline() -> None:
+    clock = FakeRetryClock()
     trickle = Trickle(clock)
     inner = httpx.MockTransport(lambda request: httpx.Response(200, stream=trickle))
     with (
@@ -193,8 +193,8 @@ def test_an_answer_that_never_pauses_is_cut_at_the_deadline() -> None:
     assert trickle.sent == 10  # the ninth could have been the last
 
 
-def test_nor_does_one_on_an_event_loop() -> None:
-    clock = AsyncFakeTime()
+def test_an_async_response_that_never_ends_is_cut_at_the_deadline() -> None:
+    clock = AsyncFakeRetryClock()
     trickle = Trickle(clock)
     inner = httpx.MockTransport(lambda request: httpx.Response(200, stream=trickle))
 
@@ -208,32 +208,32 @@ def test_nor_does_one_on_an_event_loop() -> None:
     assert trickle.sent == 10  # the ninth could have been the last
 
 
-# --- transports in transports ---------------------------------------------------------------------
+# --- the inner transport --------------------------------------------------------------------------
 
 
-def test_the_transport_inside_is_opened_and_closed() -> None:
-    told: list[str] = []
+def test_the_inner_transport_is_opened_and_closed() -> None:
+    calls: list[str] = []
 
     class Inner(httpx.MockTransport):
         def __enter__(self) -> Any:
-            told.append("open")
+            calls.append("open")
             return self
 
         def __exit__(self, *error: object) -> None:
-            told.append("shut")
+            calls.append("shut")
 
         def close(self) -> None:
-            told.append("close")
+            calls.append("close")
 
         async def __aenter__(self) -> Any:
-            told.append("open")
+            calls.append("open")
             return self
 
         async def __aexit__(self, *error: object) -> None:
-            told.append("shut")
+            calls.append("shut")
 
         async def aclose(self) -> None:
-            told.append("close")
+            calls.append("close")
 
     async def later() -> None:
         async with httpx.AsyncClient(transport=AsyncIdempotentTransport(inner)):
@@ -244,13 +244,13 @@ def test_the_transport_inside_is_opened_and_closed() -> None:
     with httpx.Client(transport=IdempotentTransport(inner)):
         pass
     IdempotentTransport(inner).close()
-    assert told == ["open", "shut", "close"]
-    told.clear()
+    assert calls == ["open", "shut", "close"]
+    calls.clear()
     asyncio.run(later())
-    assert told == ["open", "shut", "close"]
+    assert calls == ["open", "shut", "close"]
 
 
-def test_an_error_of_the_app_inside_is_the_callers() -> None:
+def test_an_unknown_error_of_the_inner_transport_is_raised() -> None:
     def broken(request: httpx.Request) -> httpx.Response:
         raise ZeroDivisionError
 
@@ -261,8 +261,8 @@ def test_an_error_of_the_app_inside_is_the_callers() -> None:
         client.post("http://shop/")
 
 
-def test_a_sync_stream_that_breaks_is_closed_and_fetched_again() -> None:
-    told: list[str] = []
+def test_a_response_stream_that_breaks_is_closed_and_retried() -> None:
+    calls: list[str] = []
 
     class Breaking(httpx.SyncByteStream):
         def __iter__(self) -> Iterator[bytes]:
@@ -270,19 +270,19 @@ def test_a_sync_stream_that_breaks_is_closed_and_fetched_again() -> None:
                 yield b"half"
                 raise httpx.ReadError("broken")
             finally:
-                told.append("left")
+                calls.append("left")
 
         def close(self) -> None:
-            told.append("closed")
+            calls.append("closed")
             raise OSError("cannot even be closed")
 
     answers = iter([httpx.Response(200, stream=Breaking()), httpx.Response(200, text="whole")])
     transport = IdempotentTransport(
-        httpx.MockTransport(lambda request: next(answers)), clock=FakeTime()
+        httpx.MockTransport(lambda request: next(answers)), clock=FakeRetryClock()
     )
     with httpx.Client(transport=transport) as client:
         assert client.post("http://shop/").text == "whole"
-    assert told == ["left", "closed"]
+    assert calls == ["left", "closed"]
 
 
 # --- failures -------------------------------------------------------------------------------------
@@ -293,7 +293,7 @@ def _caused(error: Exception, cause: Exception) -> Exception:
     return error
 
 
-def _while_dealing_with(error: Exception, context: Exception) -> Exception:
+def _while_handling(error: Exception, context: Exception) -> Exception:
     error.__context__ = context
     return error
 
@@ -323,11 +323,11 @@ CERTIFICATE = ssl.SSLCertVerificationError("self-signed")
             _caused(httpx.ConnectError("x"), _caused(OSError("y"), CERTIFICATE)),
             Failure.CERTIFICATE,
         ),
-        (_while_dealing_with(httpx.ConnectError("x"), CERTIFICATE), Failure.CONNECT),
+        (_while_handling(httpx.ConnectError("x"), CERTIFICATE), Failure.CONNECT),
         (
             _caused(
                 httpx.ConnectError("x"),
-                _while_dealing_with(OSError("y"), _while_dealing_with(OSError("z"), CERTIFICATE)),
+                _while_handling(OSError("y"), _while_handling(OSError("z"), CERTIFICATE)),
             ),
             Failure.CONNECT,
         ),

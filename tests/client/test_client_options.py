@@ -1,4 +1,4 @@
-"""What a client is made with: checked at once, and named by what is wrong with it."""
+"""The options of the clients, their errors, and what can be imported."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from oncekey.client.requests.request import RequestsRetriesExhausted
 from oncekey.client.retry import RetryLimits
 
 
-def test_retry_in_numbers() -> None:
+def test_retry_limits_are_microseconds() -> None:
     assert Retry().limits == RetryLimits(10, 60_000_000, 100_000, 10_000_000)
     given = Retry(attempts=3, deadline=timedelta(seconds=5), base="1s", cap="1s")
     assert given.limits == RetryLimits(3, 5_000_000, 1_000_000, 1_000_000)
@@ -53,7 +53,7 @@ def test_retry_in_numbers() -> None:
         ({"base": "2s", "cap": "1s"}, "must not be shorter"),
     ],
 )
-def test_retry_refuses_what_it_cannot_do(options: dict[str, Any], named: str) -> None:
+def test_retry_refuses_invalid_options(options: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         Retry(**options)
     assert named in str(caught.value)
@@ -92,20 +92,18 @@ CLIENTS = [IdempotentTransport, AsyncIdempotentTransport, IdempotentAdapter]
         ({"body_max": "1"}, "body_max"),
     ],
 )
-def test_clients_refuse_what_they_cannot_do(
-    client: Any, options: dict[str, Any], named: str
-) -> None:
+def test_clients_refuse_invalid_options(client: Any, options: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigurationError, match=named):
         client(**options)
 
 
 @pytest.mark.parametrize("client", CLIENTS)
-def test_an_unknown_option_is_named(client: Any) -> None:
+def test_clients_name_an_unknown_option(client: Any) -> None:
     with pytest.raises(TypeError, match="retries"):
         client(retries=3)
 
 
-def test_a_hook_that_would_have_to_be_awaited_is_refused() -> None:
+def test_an_async_on_progress_is_refused() -> None:
     async def hook(progress: object) -> None: ...
 
     class Hook:
@@ -117,7 +115,7 @@ def test_a_hook_that_would_have_to_be_awaited_is_refused() -> None:
 
 
 @pytest.mark.parametrize("client", [IdempotentTransport, AsyncIdempotentTransport])
-def test_what_is_given_first_must_be_a_transport(client: Any) -> None:
+def test_the_first_argument_must_be_a_transport(client: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"a Retry is no httpx\."):
         client(Retry())
     wrong = httpx.AsyncHTTPTransport if client is IdempotentTransport else httpx.HTTPTransport
@@ -125,7 +123,7 @@ def test_what_is_given_first_must_be_a_transport(client: Any) -> None:
         client(wrong(verify=False))
 
 
-def test_an_adapter_does_not_take_the_retries_of_requests() -> None:
+def test_the_adapter_does_not_take_max_retries() -> None:
     with pytest.raises(TypeError, match="max_retries"):
         IdempotentAdapter(max_retries=3)  # type: ignore[call-arg]
 
@@ -144,20 +142,20 @@ def test_an_adapter_can_be_pickled_with_its_session() -> None:
 @pytest.mark.parametrize(
     "kind", [RetriesExhausted, HttpxRetriesExhausted, RequestsRetriesExhausted]
 )
-def test_giving_up_survives_a_journey_between_processes(kind: type[RetriesExhausted]) -> None:
-    error = kind("said", key="k", attempts=2, safe_new_key=True, operation="POST x", tag="t")
+def test_retries_exhausted_can_be_pickled(kind: type[RetriesExhausted]) -> None:
+    error = kind("message", key="k", attempts=2, safe_new_key=True, operation="POST x", tag="t")
     again = pickle.loads(pickle.dumps(error))
-    assert (str(again), again.key, again.attempts) == ("POST x [t]: said", "k", 2)
+    assert (str(again), again.key, again.attempts) == ("POST x [t]: message", "k", 2)
     assert again.safe_new_key
     assert isinstance(again, OncekeyError)
 
 
-def test_an_errors_words_are_its_own_in_every_family() -> None:
-    httpx_error = HttpxRetriesExhausted("said", operation="POST x", tag="t")
-    requests_error = RequestsRetriesExhausted("said", operation="POST x", tag="t")
+def test_retries_exhausted_has_the_same_message_in_every_library() -> None:
+    httpx_error = HttpxRetriesExhausted("message", operation="POST x", tag="t")
+    requests_error = RequestsRetriesExhausted("message", operation="POST x", tag="t")
     assert isinstance(httpx_error, httpx.TransportError)
     assert isinstance(requests_error, requests.RequestException)
-    assert str(httpx_error) == str(requests_error) == "POST x [t]: said"
+    assert str(httpx_error) == str(requests_error) == "POST x [t]: message"
     assert not issubclass(NotSent, RetriesExhausted)
 
 
@@ -168,7 +166,7 @@ def test_a_delivery_does_not_show_its_key() -> None:
     assert "k3y" not in repr(delivery)
 
 
-def test_what_was_not_guarded_has_no_delivery() -> None:
+def test_a_response_without_a_key_has_no_delivery() -> None:
     assert delivery_of(httpx.Response(200)) is None
     assert delivery_of(requests.Response()) is None
     assert delivery_of(httpx.Response(200, extensions={"oncekey": {"key": "x"}})) is None
@@ -178,7 +176,7 @@ def test_what_was_not_guarded_has_no_delivery() -> None:
 # --- names ----------------------------------------------------------------------------------------
 
 
-def test_every_public_name_is_there() -> None:
+def test_every_public_name_can_be_imported() -> None:
     assert oncekey.client.__all__ == sorted(set(oncekey.client.__all__))
     for name in oncekey.client.__all__:
         assert len(getattr(oncekey.client, name).__doc__) > 20, name

@@ -1,7 +1,8 @@
-"""What only the requests library has: errors in errors, and its ways to give a timeout."""
+"""The client for requests: which error means what, timeouts, and what a session does otherwise."""
 
 from __future__ import annotations
 
+import pickle
 import ssl
 from http.client import RemoteDisconnected
 from typing import Any
@@ -12,14 +13,15 @@ import urllib3
 from requests.adapters import HTTPAdapter
 from requests.exceptions import ConnectionError as NoConnection
 from requests.exceptions import ConnectTimeout, InvalidURL, ProxyError, ReadTimeout, SSLError
-from tests.client.callers import calling
-from tests.client.fake_time import FakeTime
-from tests.client.scripted import Answer, serving
+from tests.client.clients import open_client
+from tests.client.fake_retry_clock import FakeRetryClock
+from tests.client.scripted_server import Respond, scripted_server
 from urllib3 import exceptions as below
 
 from oncekey.client import (
     IdempotentAdapter,
     RetriesExhausted,
+    delivery_of,
 )
 from oncekey.client.requests.request import failure_of
 from oncekey.client.retry_effects import TransportFailure as Failure
@@ -33,7 +35,7 @@ def gave_up(reason: Exception) -> below.MaxRetryError:
     return below.MaxRetryError(POOL, "/", reason)
 
 
-def _while_dealing_with(error: Exception, context: Exception) -> Exception:
+def _while_handling(error: Exception, context: Exception) -> Exception:
     error.__context__ = context
     return error
 
@@ -70,9 +72,9 @@ def _while_dealing_with(error: Exception, context: Exception) -> Exception:
         ),
         (InvalidURL("x"), Failure.OTHER),
         (ValueError("x"), Failure.OTHER),
-        # Somebody deals with one that could not connect by sending another, which is then lost.
+        # While one connection error is handled, another request is sent, whose response is lost.
         (
-            _while_dealing_with(ReadTimeout("slow"), NoConnection(gave_up(REFUSED))),
+            _while_handling(ReadTimeout("slow"), NoConnection(gave_up(REFUSED))),
             Failure.TIMEOUT,
         ),
     ],
@@ -95,7 +97,7 @@ def test_which_error_means_which_transport_failure(error: Exception, failure: Fa
 def test_timeouts_are_clipped_to_what_is_left_of_the_deadline(
     monkeypatch: pytest.MonkeyPatch, given: Any, connect: Any, read: Any, total: float
 ) -> None:
-    clock = FakeTime([0.0])
+    clock = FakeRetryClock([0.0])
     seen: list[urllib3.Timeout] = []
 
     def send(self: HTTPAdapter, request: Any, timeout: Any = None, **more: Any) -> Any:
@@ -117,24 +119,32 @@ def test_timeouts_are_clipped_to_what_is_left_of_the_deadline(
         assert f"read={read!r}" in repr(first)
 
 
-def test_a_timeout_of_a_wrong_shape_is_the_callers_error() -> None:
+def test_a_timeout_of_a_wrong_shape_is_not_retried() -> None:
     with (
-        serving() as server,
-        calling("requests") as caller,
+        scripted_server() as server,
+        open_client("requests") as client,
         pytest.raises(ValueError, match="too many values"),
     ):
-        caller.post(server.url, timeout=(1, 2, 3))
-    assert caller.time.slept == []
+        client.post(server.url, timeout=(1, 2, 3))
+    assert client.clock.slept == []
 
 
-def test_an_unknown_host_is_a_connect_error() -> None:
-    with calling("requests") as caller, pytest.raises(RetriesExhausted) as caught:
-        caller.post("http://nowhere.invalid/")
+def test_an_unknown_host_means_that_nothing_was_sent() -> None:
+    with open_client("requests") as client, pytest.raises(RetriesExhausted) as caught:
+        client.post("http://nowhere.invalid/")
     assert caught.value.safe_new_key
 
 
-def test_a_closed_session_opens_anew_as_ever() -> None:
-    with serving(Answer(), Answer()) as server, calling("requests") as caller:
-        assert caller.post(server.url).status == 200
-        caller.close()
-        assert caller.post(server.url).status == 200
+def test_a_closed_session_can_be_used_again() -> None:
+    with scripted_server(Respond(), Respond()) as server, open_client("requests") as client:
+        assert client.post(server.url).status == 200
+        client.close()
+        assert client.post(server.url).status == 200
+
+
+def test_a_response_keeps_its_delivery_in_a_pickle() -> None:
+    with scripted_server(Respond()) as server, open_client("requests") as client:
+        response = client.post(server.url).response
+    again = pickle.loads(pickle.dumps(response))
+    assert delivery_of(again) == delivery_of(response) is not None
+    assert again.content == b"done"

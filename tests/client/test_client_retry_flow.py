@@ -6,7 +6,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from tests.client.fake_time import EPOCH_SECONDS, SECOND
+from tests.client.fake_retry_clock import EPOCH_SECONDS, SECOND
 
 from oncekey.client.delivery import ProgressKind
 from oncekey.client.retry import Retry
@@ -29,7 +29,7 @@ from oncekey.client.retry_flow import send_with_retries
 from oncekey.client.retry_rules import read_head
 
 START = 77 * SECOND
-UNREAD = ClockReading(0, 0, 0)  # Replay fills in the readings
+UNREAD = ClockReading(0, 0, 0)  # FlowRun fills in the readings
 LOST = TransportFailure.TIMEOUT
 
 

@@ -8,7 +8,7 @@ import zlib
 from typing import Any
 
 import pytest
-from tests.client.fake_time import EPOCH_SECONDS, SECOND
+from tests.client.fake_retry_clock import EPOCH_SECONDS, SECOND
 
 from oncekey.client import retry_rules
 from oncekey.client.retry import Retry

@@ -1,4 +1,4 @@
-"""Inside an operation: the step's key is sent by itself, by that step and by nobody else."""
+"""Requests inside an operation: a step sends its own key, and nothing else sends it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from oncekey.engine.context import current_attempt, current_step
 
 
 class Shop:
-    """The other service: writes down what it was sent."""
+    """The other service, which records the paths and keys it was sent."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[str, str]] = []
@@ -96,7 +96,9 @@ def test_a_rerun_sends_the_same_key(once: Once, client: httpx.Client, shop: Shop
     assert first == again
 
 
-def test_the_adapter_for_requests_does_so_too(once: Once, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_sends_its_own_key_through_requests(
+    once: Once, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[Any] = []
 
     def send(self: Any, request: Any, **more: Any) -> Any:
@@ -130,7 +132,7 @@ def test_the_same_request_twice_in_a_step_is_a_retry(
 
 
 @pytest.mark.parametrize("path", ["/pay?a=1", "/other"])
-def test_another_request_in_the_same_step_is_refused_before_it_is_sent(
+def test_a_second_request_in_a_step_is_refused(
     once: Once, client: httpx.Client, shop: Shop, path: str
 ) -> None:
     def step(key: str) -> None:
@@ -146,7 +148,7 @@ def test_another_request_in_the_same_step_is_refused_before_it_is_sent(
     assert shop.keys[1:] == ["its-own", "its-own-too"]
 
 
-def test_a_step_whose_key_the_caller_sent_has_none_left(
+def test_a_second_request_is_refused_if_the_caller_sent_the_steps_key(
     once: Once, client: httpx.Client, shop: Shop
 ) -> None:
     def step(key: str) -> None:
@@ -158,7 +160,7 @@ def test_a_step_whose_key_the_caller_sent_has_none_left(
     assert len(shop.seen) == 1
 
 
-def test_a_redirect_inside_a_step_takes_its_key_along(once: Once, shop: Shop) -> None:
+def test_a_redirect_inside_a_step_keeps_its_key(once: Once, shop: Shop) -> None:
     def answer(request: httpx.Request) -> httpx.Response:
         response = shop(request)
         away = {"Location": "http://shop/there"}
@@ -174,9 +176,7 @@ def test_a_redirect_inside_a_step_takes_its_key_along(once: Once, shop: Shop) ->
 # --- outside of steps -----------------------------------------------------------------------------
 
 
-def test_a_body_that_may_run_again_must_use_steps(
-    once: Once, client: httpx.Client, shop: Shop
-) -> None:
+def test_a_retry_safe_body_must_send_in_steps(once: Once, client: httpx.Client, shop: Shop) -> None:
     def body(attempt: Any) -> None:
         with pytest.raises(NotSent, match=r"Send it in attempt\.step"):
             pay(client)
@@ -187,7 +187,7 @@ def test_a_body_that_may_run_again_must_use_steps(
     assert [path for path, _ in shop.seen] == ["/pay", "/look"]
 
 
-def test_a_body_that_runs_once_gets_new_keys(once: Once, client: httpx.Client, shop: Shop) -> None:
+def test_a_body_that_runs_once_sends_new_keys(once: Once, client: httpx.Client, shop: Shop) -> None:
     def body(attempt: Any) -> None:
         pay(client)
         pay(client)
@@ -196,24 +196,26 @@ def test_a_body_that_runs_once_gets_new_keys(once: Once, client: httpx.Client, s
     assert len(set(shop.keys)) == 2
 
 
-def test_a_journal_has_no_say_inside_an_operation(once: Once, shop: Shop, tmp_path: Path) -> None:
-    told: list[int] = []
+def test_the_journal_is_not_used_inside_an_operation(
+    once: Once, shop: Shop, tmp_path: Path
+) -> None:
+    counts: list[int] = []
     with Journal(tmp_path / "keys") as journal:
         transport = IdempotentTransport(
             httpx.MockTransport(shop),
             journal=journal,
-            on_progress=lambda progress: told.append(journal.open_entries()),
+            on_progress=lambda progress: counts.append(journal.open_entries()),
         )
         with httpx.Client(transport=transport, base_url="http://shop") as client:
             once.run("a", "1", lambda attempt: pay(client))
             once.run("b", "1", lambda attempt: attempt.step("pay", lambda key: pay(client)))
-            assert set(told) == {0}
+            assert set(counts) == {0}
             pay(client)
-    assert set(told) == {0, 1}
+    assert set(counts) == {0, 1}
     assert len(set(shop.keys)) == 3
 
 
-def test_after_the_operation_its_key_is_not_sent(
+def test_a_request_after_the_operation_has_a_new_key(
     once: Once, client: httpx.Client, shop: Shop
 ) -> None:
     once.run("checkout", "1", lambda attempt: attempt.step("pay", lambda key: pay(client)))
@@ -228,7 +230,7 @@ def test_after_the_operation_its_key_is_not_sent(
 def test_each_thread_sends_the_key_of_its_own_step(
     once: Once, client: httpx.Client, shop: Shop
 ) -> None:
-    """All eight are in their steps at the same time, and one thread is in none."""
+    """Eight threads are in their steps at the same time, and one thread is in no step."""
     together = threading.Barrier(9)
     keys: dict[str, str] = {}
 
@@ -304,11 +306,11 @@ def test_a_task_that_outlives_its_step_does_not_send_its_key(shop: Shop) -> None
     keys: list[str] = []
 
     async def work(once: AsyncOnce, client: httpx.AsyncClient) -> None:
-        go = asyncio.Event()
+        proceed = asyncio.Event()
         stragglers: list[asyncio.Task[None]] = []
 
         async def straggle() -> None:
-            await go.wait()
+            await proceed.wait()
             await client.post("/late")
 
         async def step(key: str) -> None:
@@ -319,7 +321,7 @@ def test_a_task_that_outlives_its_step_does_not_send_its_key(shop: Shop) -> None
             await attempt.step("pay", step)
 
         await once.run("checkout", "cart-1", body, retry_safe=True)
-        go.set()
+        proceed.set()
         await asyncio.gather(*stragglers)
 
     _on_a_loop(shop, work)
@@ -327,7 +329,7 @@ def test_a_task_that_outlives_its_step_does_not_send_its_key(shop: Shop) -> None
     assert shop.keys != keys
 
 
-def test_a_step_on_a_loop_guards_its_key_too(shop: Shop) -> None:
+def test_an_async_step_refuses_a_second_request(shop: Shop) -> None:
     async def work(once: AsyncOnce, client: httpx.AsyncClient) -> None:
         async def step(key: str) -> None:
             await client.post("/pay")

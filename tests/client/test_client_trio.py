@@ -1,4 +1,4 @@
-"""The async transport on trio. Skipped where that is not installed."""
+"""The async transport on trio. These tests are skipped if trio is not installed."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import anyio
 import httpx
 import pytest
-from tests.client.fake_time import AsyncFakeTime
-from tests.client.scripted import Answer, Cut, Drop, Hang, serving
+from tests.client.fake_retry_clock import AsyncFakeRetryClock
+from tests.client.scripted_server import CutBody, DropConnection, Hang, Respond, scripted_server
 
 from oncekey.client import (
     AsyncIdempotentTransport,
@@ -27,12 +27,15 @@ def client(**options: Any) -> httpx.AsyncClient:
     return httpx.AsyncClient(transport=AsyncIdempotentTransport(inner, **options))
 
 
-def test_a_lost_answer_is_fetched_again_and_a_journal_is_kept(tmp_path: Path) -> None:
+def test_trio_retries_a_lost_response_with_a_journal(tmp_path: Path) -> None:
     async def ask() -> httpx.Response:
         async with client(journal=journal, retry=Retry(base="1ms", cap="1ms")) as made:
             return await made.post(server.url)
 
-    with serving(Drop(), Cut(10), Answer(201)) as server, Journal(tmp_path / "keys") as journal:
+    with (
+        scripted_server(DropConnection(), CutBody(10), Respond(201)) as server,
+        Journal(tmp_path / "keys") as journal,
+    ):
         response = anyio.run(ask, backend="trio")
         assert journal.open_entries() == 0
     delivery = delivery_of(response)
@@ -41,26 +44,26 @@ def test_a_lost_answer_is_fetched_again_and_a_journal_is_kept(tmp_path: Path) ->
     assert len(set(server.keys)) == 1
 
 
-def test_a_cancelled_request_gives_its_connection_back_and_keeps_its_key(tmp_path: Path) -> None:
+def test_trio_cancellation_returns_the_connection_and_keeps_the_key(tmp_path: Path) -> None:
     hang = Hang()
 
     async def cancel() -> None:
-        async with client(journal=journal, clock=AsyncFakeTime()) as made:
+        async with client(journal=journal, clock=AsyncFakeRetryClock()) as made:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(made.post, server.url)
-                assert await anyio.to_thread.run_sync(hang.here.wait, 10)
+                assert await anyio.to_thread.run_sync(hang.arrived.wait, 10)
                 tasks.cancel_scope.cancel()
             assert journal.open_entries() == 1
             assert (await made.post(server.url)).status_code == 200
 
-    with serving(hang, Answer()) as server, Journal(tmp_path / "keys") as journal:
+    with scripted_server(hang, Respond()) as server, Journal(tmp_path / "keys") as journal:
         anyio.run(cancel, backend="trio")
-        hang.go.set()
+        hang.proceed.set()
         assert journal.open_entries() == 0
     assert len(set(server.keys)) == 1
 
 
-def test_a_try_is_cut_at_the_deadline() -> None:
+def test_trio_cancels_a_try_at_the_deadline() -> None:
     async def never(request: httpx.Request) -> httpx.Response:
         await anyio.sleep_forever()
         raise AssertionError

@@ -1,15 +1,15 @@
-"""AWS client tokens: inside a step, the token that botocore would make up is the step's own.
+"""AWS client tokens for boto3: inside a step, the token of a call is the step's child UUID.
 
     ecs = use_child_tokens(boto3.client("ecs"))
     attempt.step("ecs:run", lambda key: ecs.run_task(cluster="c", taskDefinition="t"))
 
-Operations that AWS can tell apart by a token (`clientToken`, `ClientRequestToken`, ...) are given
-a random one by botocore, one per call: its own retries keep it, a re-run of the step would not.
-The token of a step is its child UUID; every token AWS takes may be one. What a caller gives is left
-alone, and so is everything outside of attempts.
+botocore gives each call of some AWS operations a random token (`clientToken`,
+`ClientRequestToken`, ...). Its own retries keep that token, but a re-run of the step would not.
+Every such token may be a UUID. A token that the caller gives is left alone, and so are all calls
+outside of attempts.
 
-Owns which token a call is sent with, and which calls are refused. Imports neither boto3 nor
-botocore: a client brings its own.
+This module decides which token a call is sent with, and which calls are refused. It imports neither
+boto3 nor botocore, because a client brings its own.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _ID: Final = "oncekey-child-tokens"
 
 
 def use_child_tokens(client: C) -> C:
-    """Make a boto3 (or botocore) client send the tokens of steps; gives the same client back.
+    """Make a boto3 (or botocore) client send the tokens of steps, and return the same client.
 
-    Twice is as good as once. Of a boto3 resource give its client: `resource.meta.client`.
+    It may be called twice. For a boto3 resource, pass its client: `resource.meta.client`.
     """
     events = getattr(getattr(client, "meta", None), "events", None)
     if events is None:
@@ -39,14 +39,14 @@ def use_child_tokens(client: C) -> C:
             f"use_child_tokens() takes a boto3 client, not a {type(client).__name__}; of a "
             "resource give resource.meta.client"
         )
-    # Before botocore's own handler of this event, which fills in what is missing then. Handlers
-    # for one service or one operation come earlier still: what they say is the caller's word.
-    events.register_first(_EVENT, _fill, unique_id=_ID)
+    # It runs before botocore's own handler of this event, which fills in missing tokens. Handlers
+    # for one service or one operation run even earlier: their tokens count as the caller's.
+    events.register_first(_EVENT, _fill_tokens, unique_id=_ID)
     return client
 
 
-def _fill(params: dict[str, Any], model: Any, context: dict[str, Any], **_: Any) -> None:
-    """Give the tokens that are missing. botocore calls this once per call, before its retries."""
+def _fill_tokens(params: dict[str, Any], model: Any, context: dict[str, Any], **_: Any) -> None:
+    """Fill in the missing tokens. botocore calls this once per call, before its retries."""
     names = model.idempotent_members
     if not names:
         return
@@ -56,7 +56,7 @@ def _fill(params: dict[str, Any], model: Any, context: dict[str, Any], **_: Any)
     missing = [name for name in names if name not in params]
     if not missing:
         if step is not None and any(params[name] == token for name in names):
-            # The caller has sent the step's token: now there is none left for another call.
+            # The caller sent the step's token, so there is none left for another call.
             step.admits(call.digest)
     elif step is None:
         call.refuse_outside(missing[0])
@@ -67,18 +67,18 @@ def _fill(params: dict[str, Any], model: Any, context: dict[str, Any], **_: Any)
 
 
 class _Call:
-    """One call of a service: its name for messages, its digest, and why it is refused."""
+    """One call of an AWS service: its name, its digest, and its refusals."""
 
     def __init__(self, model: Any, region: str, params: dict[str, Any]) -> None:
         self.name = f"{model.service_model.service_name}.{model.name}"
         self._region = region
-        self._asked = {k: v for k, v in params.items() if k not in model.idempotent_members}
+        self._params = {k: v for k, v in params.items() if k not in model.idempotent_members}
 
     @property
     def digest(self) -> bytes:
-        """Of all that is asked but the token."""
+        """A hash of the whole call without its token."""
         try:
-            return fingerprint([self.name, self._region, self._asked])
+            return fingerprint([self.name, self._region, self._params])
         except InvalidKey as error:
             raise NotSent(
                 f"{self.name} was given something that cannot be compared with what a re-run would "
@@ -86,7 +86,8 @@ class _Call:
             ) from error
 
     def refuse_outside(self, token: str) -> None:
-        """Unless it is not going to be run again: then botocore's own token will do."""
+        """Refuse a call outside of a step. If its body never runs again, botocore's own token will
+        do, and nothing is refused."""
         attempt = current_attempt()
         if attempt is not None and attempt.retry_safe:
             raise NotSent(

@@ -1,9 +1,9 @@
-"""What a step keeps of an HTTP response.
+"""`step_result`: what a step stores of an HTTP response.
 
     attempt.step("payment:charge", lambda key: step_result(http.post("/charges", json=order)))
 
-Owns what of a response is its value, its status and its name on the other side. Takes the
-responses of httpx and requests alike, and imports neither.
+This module decides which parts of a response are its value, its status and its external id. It
+takes responses of httpx and of requests, and imports neither library.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from oncekey.core.step_format import StepResult
 
 
 class Response(Protocol):
-    """What httpx and requests call a response; its body has been read."""
+    """A response of httpx or requests whose body has been read."""
 
     @property
     def status_code(self) -> int: ...
@@ -31,11 +31,16 @@ class Response(Protocol):
 
 
 def step_result(response: Response, *, id: str = "id") -> StepResult[Any]:
-    """The response as the result of a step: its JSON, or else its text; None where it has no body.
-    Its text too where the JSON has what cannot be stored: NaN, Infinity, half a character.
+    """The response as the result of a step.
 
-    Its status is kept beside it, and so is the member `id` of a JSON object: what the other side
-    calls what it did. From 400 on it is no result: the response's own `raise_for_status` raises.
+    1. From status 400 on there is no result: the response's own `raise_for_status` raises.
+    2. A response without a body has the value None.
+    3. A response with JSON has it as its value, unless it cannot be stored: NaN, Infinity, half a
+       surrogate pair.
+    4. Any other response has its text as its value.
+
+    The status is stored beside the value, and so is the member `id` of a JSON object, the other
+    side's name for what it did.
     """
     if response.status_code >= 400:
         response.raise_for_status()
@@ -49,7 +54,7 @@ def _value(response: Response) -> Any:
     if not response.content:
         return None
     kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
-    # Without a type it may be either; a text/plain "123" is text because it says so.
+    # Without a content type it may be either. A text/plain "123" is text, as its type says.
     if kind and kind != "application/json" and not kind.endswith("+json"):
         return response.text
     try:

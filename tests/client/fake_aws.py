@@ -1,4 +1,4 @@
-"""Stands for AWS on the loopback: takes calls of ECS, DynamoDB and EC2, and keeps their tokens."""
+"""A fake AWS on the loopback: it takes calls of ECS, DynamoDB and EC2 and records their tokens."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from urllib.parse import parse_qs
 XML = b'<RunInstancesResponse xmlns="http://ec2.amazonaws.com/doc/2016-11-15/"/>'
 
 
-class Cloud:
-    """`tokens` are those that came, in order; it fails as often as it is told to."""
+class FakeAws:
+    """`tokens` are those of the calls that came, in order."""
 
     def __init__(self) -> None:
         self.tokens: list[str | None] = []
-        self.failing: list[int] = []  # statuses of the next answers; 0 is none at all
+        # The statuses of the next responses; 0 closes the connection without one.
+        self.failing: list[int] = []
         self._lock = threading.Lock()
-        cloud = self
+        aws = self
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
@@ -26,15 +27,15 @@ class Cloud:
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 is_form = self.headers["Content-Type"].startswith("application/x-www-form")
-                status = cloud.note(_token(body, is_form))
+                status = aws.record(_token(body, is_form))
                 if not status:
                     self.close_connection = True
                     return
-                answer = XML if is_form else b"{}"
+                content = XML if is_form else b"{}"
                 self.send_response(status)
-                self.send_header("Content-Length", str(len(answer)))
+                self.send_header("Content-Length", str(len(content)))
                 self.end_headers()
-                self.wfile.write(answer)
+                self.wfile.write(content)
 
             def log_message(self, *_: Any) -> None:
                 pass
@@ -45,7 +46,7 @@ class Cloud:
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
         self._thread.start()
 
-    def note(self, token: str | None) -> int:
+    def record(self, token: str | None) -> int:
         with self._lock:
             self.tokens.append(token)
             return self.failing.pop(0) if self.failing else 200
@@ -59,6 +60,6 @@ class Cloud:
 def _token(body: bytes, is_form: bool) -> str | None:
     if is_form:
         return parse_qs(body.decode()).get("ClientToken", [None])[0]
-    said = json.loads(body)
+    call = json.loads(body)
     names = ("clientToken", "ClientRequestToken")
-    return next((said[name] for name in names if name in said), None)
+    return next((call[name] for name in names if name in call), None)

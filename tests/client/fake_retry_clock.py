@@ -1,4 +1,4 @@
-"""Time and chance that a test holds in its hand: sleeping passes at once and is written down."""
+"""Fake clocks: a sleep takes no time and is recorded, and random numbers are given by the test."""
 
 from __future__ import annotations
 
@@ -36,22 +36,22 @@ class _Fake:
             self.on_sleep(us)
 
 
-class FakeTime(_Fake):
-    """For threads."""
+class FakeRetryClock(_Fake):
+    """For sync clients."""
 
     def sleep(self, us: int) -> None:
         self._pass(us)
 
 
-class AsyncFakeTime(_Fake):
-    """For event loops."""
+class AsyncFakeRetryClock(_Fake):
+    """For async clients."""
 
     async def sleep(self, us: int) -> None:
         self._pass(us)
 
 
-class Calendar:
-    """A journal's clock: nanoseconds since 1970, moved by hand."""
+class FakeWallClock:
+    """The clock of a journal, in nanoseconds since 1970; a test sets `now`."""
 
     def __init__(self) -> None:
         self.now = 20_000 * DAY_NS

@@ -1,4 +1,4 @@
-"""What a step keeps of a response: the same of httpx's and of requests', from a real server."""
+"""`step_result`: what a step stores of a response of httpx or requests, from a real server."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ JSON = "application/json"
 
 
 class Provider:
-    """Answers every POST as it is told to."""
+    """A server that responds to every POST as `respond_with` says."""
 
     def __init__(self) -> None:
         self.status, self.kind, self.body = 200, JSON, b""
@@ -42,7 +42,7 @@ class Provider:
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
         self._thread.start()
 
-    def says(self, status: int, body: bytes, kind: str = JSON) -> str:
+    def respond_with(self, status: int, body: bytes, kind: str = JSON) -> str:
         self.status, self.kind, self.body = status, kind, body
         return self.url
 
@@ -89,30 +89,30 @@ def provider() -> Iterator[Provider]:
         (303, b"", "", StepResult(None, None, 303)),
     ],
 )
-def test_value_status_and_name(
+def test_step_result_has_value_status_and_external_id(
     provider: Provider, post: Any, status: int, body: bytes, kind: str, expected: Any
 ) -> None:
-    assert step_result(post(provider.says(status, body, kind))) == expected
+    assert step_result(post(provider.respond_with(status, body, kind))) == expected
 
 
-def test_the_member_that_names_it_can_be_another(provider: Provider, post: Any) -> None:
-    url = provider.says(200, b'{"id": "no", "charge": "ch_8"}')
+def test_step_result_takes_another_member_as_external_id(provider: Provider, post: Any) -> None:
+    url = provider.respond_with(200, b'{"id": "no", "charge": "ch_8"}')
     result = step_result(post(url), id="charge")
     assert (result.external_id, result.value["id"]) == ("ch_8", "no")
 
 
 @pytest.mark.parametrize("status", [400, 404, 409, 422, 500, 503])
-def test_an_error_is_raised_as_the_library_raises_it(
+def test_step_result_raises_the_librarys_error_for_a_failure(
     provider: Provider, post: Any, status: int
 ) -> None:
-    response = post(provider.says(status, b'{"id": "ch_7"}'))
+    response = post(provider.respond_with(status, b'{"id": "ch_7"}'))
     with pytest.raises((httpx.HTTPStatusError, requests.HTTPError)) as raised:
         step_result(response)
     assert vars(raised.value)["response"] is response
 
 
-def test_it_is_kept_beside_the_value(provider: Provider, post: Any) -> None:
-    url = provider.says(201, b'{"id": "ch_7"}')
+def test_a_step_stores_status_and_external_id_with_the_value(provider: Provider, post: Any) -> None:
+    url = provider.respond_with(201, b'{"id": "ch_7"}')
     with Once("memory://") as once:
 
         def body(attempt: Any) -> Any:

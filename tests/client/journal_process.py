@@ -1,6 +1,6 @@
-"""A client process that is killed in the middle of a request, or forks, or comes second.
+"""A client process with a journal, which a test kills in the middle of a request, or which forks.
 
-python -m tests.client.journal_victim <what> <journal> <url>
+python -m tests.client.journal_process <what> <journal> <url>
 """
 
 from __future__ import annotations
@@ -36,45 +36,45 @@ def post(how: str, journal: Journal, url: str) -> None:
             session.mount("http://", IdempotentAdapter(**options))
             session.post(url, data=BODY, timeout=60)
     else:
-        asyncio.run(post_later(url, options))
+        asyncio.run(post_async(url, options))
 
 
-async def post_later(url: str, options: dict[str, Any]) -> None:
+async def post_async(url: str, options: dict[str, Any]) -> None:
     inner = httpx.AsyncHTTPTransport(verify=False)
     transport = AsyncIdempotentTransport(inner, **options)
     async with httpx.AsyncClient(transport=transport, timeout=60) as client:
         await client.post(url, content=BODY)
 
 
-def say(*words: object) -> None:
+def print_line(*words: object) -> None:
     sys.stdout.write(" ".join(map(str, words)) + "\n")
     sys.stdout.flush()
 
 
 def fork(journal: Journal, url: str) -> None:
-    """The child is refused, the parent goes on."""
+    """The child is refused, and the parent goes on."""
     child = os.fork()
     if child == 0:
         try:
             post("httpx", journal, url)
         except Exception as error:
-            say(type(error).__name__, error)
-        sys.exit(3)  # with all the finalisers that there are
+            print_line(type(error).__name__, error)
+        sys.exit(3)  # runs all finalizers
     _, status = os.waitpid(child, 0)
-    say("child", os.waitstatus_to_exitcode(status))
+    print_line("child", os.waitstatus_to_exitcode(status))
     post("httpx", journal, url)
-    say("open entries", journal.open_entries())
+    print_line("open entries", journal.open_entries())
 
 
 def fork_and_open(journal: Journal, path: str) -> None:
-    """Nor may the child have a journal of its own under the same path, whatever it tries; and
-    what a thread of the parent was just holding must not hang it."""
-    holding, go = threading.Event(), threading.Event()
+    """The child cannot open a journal under the same path, and does not hang on a lock that a
+    thread of the parent held during the fork."""
+    holding, proceed = threading.Event(), threading.Event()
 
     def hold() -> None:
         with journal._file.memory_lock:
             holding.set()
-            go.wait(30)
+            proceed.wait(30)
 
     other = threading.Thread(target=hold)
     other.start()
@@ -84,23 +84,23 @@ def fork_and_open(journal: Journal, path: str) -> None:
         for attempt in (lambda: Journal(path), journal.entry_for("k", b"").begin):
             try:
                 attempt()
-                say("opened")
+                print_line("opened")
             except Exception as error:
-                say(type(error).__name__, error)
+                print_line(type(error).__name__, error)
         Journal(path + "2").close()
         sys.stdout.flush()
         os._exit(0)
     os.waitpid(child, 0)
-    go.set()
+    proceed.set()
     other.join()
-    say("open entries", journal.open_entries())
+    print_line("open entries", journal.open_entries())
 
 
 def fork_and_die() -> None:
-    """The child lives on, having said who it is; killed by whoever started this."""
+    """The child prints its process id and lives on until the test kills it."""
     reads, writes = os.pipe()
     if os.fork() == 0:
-        say(os.getpid())
+        print_line(os.getpid())
         os.write(writes, b"x")
         signal.pause()
     os.read(reads, 1)

@@ -1,7 +1,7 @@
-"""A server on the loopback that does to each request what a test has written down for it.
+"""A server on the loopback that deals with each request as a test's script says.
 
-Owns raw HTTP/1.1 over threads: it must not repair anything. The script is for the whole server, in
-the order in which requests (or connections, for what happens before a request is read) come.
+It speaks raw HTTP/1.1 in threads, and repairs nothing. The script holds for the whole server, in
+the order in which requests come; an action that reads no request takes the next connection.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
-_RESET = struct.pack("ii", 1, 0)  # close at once, without a goodbye
+_RESET = struct.pack("ii", 1, 0)  # SO_LINGER: reset the connection on close
 _BLOCK = 65_536
 
 
 @dataclass(frozen=True)
-class Seen:
-    """A request that was read whole, and the number of the connection it came on."""
+class ReceivedRequest:
+    """A request that was read to its end, and the number of its connection."""
 
     method: str
     target: str
@@ -27,19 +27,19 @@ class Seen:
     body: bytes
     connection: int
 
-    def all(self, name: str) -> list[str]:
+    def header_values(self, name: str) -> list[str]:
         return [value for key, value in self.headers if key.lower() == name.lower()]
 
     @property
     def key(self) -> str | None:
-        values = self.all("Idempotency-Key")
+        values = self.header_values("Idempotency-Key")
         assert len(values) <= 1, values
         return values[0] if values else None
 
 
 @dataclass(frozen=True)
-class Answer:
-    """Answer, and keep the connection."""
+class Respond:
+    """Respond, and keep the connection."""
 
     status: int = 200
     body: bytes = b"done"
@@ -49,83 +49,85 @@ class Answer:
 
 @dataclass(frozen=True)
 class Hang:
-    """Read the request, say that it is here, and go on when told; or never."""
+    """Read the request, set `arrived`, wait for `proceed`, and go on with `then`."""
 
-    then: Answer | Drop = Answer()
-    here: threading.Event = field(default_factory=threading.Event)
-    go: threading.Event = field(default_factory=threading.Event)
+    then: Respond | DropConnection = Respond()
+    arrived: threading.Event = field(default_factory=threading.Event)
+    proceed: threading.Event = field(default_factory=threading.Event)
 
 
 @dataclass(frozen=True)
-class Slow:
-    """Begin to answer, say so after some bytes of the body, and go on when told."""
+class RespondSlowly:
+    """Send a response up to some bytes of its body, set `arrived`, and wait for `proceed`."""
 
     after: int
-    answer: Answer
-    here: threading.Event = field(default_factory=threading.Event)
-    go: threading.Event = field(default_factory=threading.Event)
+    answer: Respond
+    arrived: threading.Event = field(default_factory=threading.Event)
+    proceed: threading.Event = field(default_factory=threading.Event)
 
 
 @dataclass(frozen=True)
-class Drop:
-    """End the connection: without reading the request, or having read it; politely, or not."""
+class DropConnection:
+    """End the connection, after reading the request or before, by closing or by a reset."""
 
     read: bool = True
     reset: bool = False
 
 
 @dataclass(frozen=True)
-class Cut:
-    """Begin to answer and end the connection after some bytes of the body."""
+class CutBody:
+    """Send a response up to some bytes of its body, and end the connection."""
 
     after: int
-    answer: Answer = Answer(body=b"x" * 1_000)
+    answer: Respond = Respond(body=b"x" * 1_000)
     reset: bool = False
 
 
 @dataclass(frozen=True)
-class Say:
-    """Send these bytes as they are, and end the connection."""
+class SendBytes:
+    """Send these bytes as they are, and close the connection."""
 
     data: bytes
 
 
-Act = Answer | Hang | Slow | Drop | Cut | Say
+Action = Respond | Hang | RespondSlowly | DropConnection | CutBody | SendBytes
 
 
-class Scripted:
-    """`with serving(Drop(), Answer()) as server:` and then send to `server.url`."""
+class ScriptedServer:
+    """Used as `with scripted_server(DropConnection(), Respond()) as server:`."""
 
-    def __init__(self, acts: Iterable[Act]) -> None:
-        self.seen: list[Seen] = []
+    def __init__(self, actions: Iterable[Action]) -> None:
+        self.received: list[ReceivedRequest] = []
         self.connections = 0
-        self._acts = list(acts)
+        self._actions = list(actions)
         self._lock = threading.Lock()
         self._open: dict[socket.socket, threading.Thread] = {}
         self._ended = False
-        self._door = socket.create_server(("127.0.0.1", 0))
-        self.port: int = self._door.getsockname()[1]
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self._thread = threading.Thread(target=self._accept, daemon=True)
         self._thread.start()
 
     @property
     def keys(self) -> list[str | None]:
-        return [seen.key for seen in self.seen]
+        return [request.key for request in self.received]
 
-    def is_used_up(self) -> bool:
-        return not self._acts
+    def script_has_ended(self) -> bool:
+        return not self._actions
 
     def stop(self) -> None:
         with self._lock:
             self._ended = True
-            hanging = [act for act in self._acts if isinstance(act, (Hang, Slow))]
+            hanging = [
+                action for action in self._actions if isinstance(action, (Hang, RespondSlowly))
+            ]
             waiting = list(self._open.items())
-        for act in [*hanging, *self._hung]:
-            act.go.set()
+        for action in [*hanging, *self._hung]:
+            action.proceed.set()
         with suppress(OSError):
-            self._door.shutdown(socket.SHUT_RDWR)
-        self._door.close()
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
         for connection, _ in waiting:
             with suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
@@ -135,12 +137,12 @@ class Scripted:
 
     # --- inside -----------------------------------------------------------------------------------
 
-    _hung: tuple[Hang | Slow, ...] = ()
+    _hung: tuple[Hang | RespondSlowly, ...] = ()
 
     def _accept(self) -> None:
         while True:
             try:
-                connection, _ = self._door.accept()
+                connection, _ = self._listener.accept()
             except OSError:
                 return
             with self._lock:
@@ -157,54 +159,58 @@ class Scripted:
     def _serve(self, connection: socket.socket, number: int) -> None:
         wire = _Wire(connection)
         try:
-            while self._turn(wire, number):
+            while self._serve_one(wire, number):
                 pass
         except OSError:
-            pass  # the client was faster
+            pass  # the client closed it first
         finally:
             connection.close()
             with self._lock:
                 self._open.pop(connection, None)
 
-    def _turn(self, wire: _Wire, number: int) -> bool:
-        """One request. Whether the connection stays."""
+    def _serve_one(self, wire: _Wire, number: int) -> bool:
+        """Serve one request; True if the connection stays open."""
         with self._lock:
-            if self._acts and isinstance(self._acts[0], Drop) and not self._acts[0].read:
-                act: Act = self._acts.pop(0)
-                wire.end(reset=isinstance(act, Drop) and act.reset)
+            if (
+                self._actions
+                and isinstance(self._actions[0], DropConnection)
+                and not self._actions[0].read
+            ):
+                action: Action = self._actions.pop(0)
+                wire.end(reset=isinstance(action, DropConnection) and action.reset)
                 return False
         request = wire.read_request(number)
         if request is None:
             return False
         with self._lock:
-            self.seen.append(request)
-            act = self._acts.pop(0) if self._acts else Say(b"")
-            if isinstance(act, (Hang, Slow)):
-                self._hung = (*self._hung, act)
-        return self._act(wire, act)
+            self.received.append(request)
+            action = self._actions.pop(0) if self._actions else SendBytes(b"")
+            if isinstance(action, (Hang, RespondSlowly)):
+                self._hung = (*self._hung, action)
+        return self._play(wire, action)
 
-    def _act(self, wire: _Wire, act: Act) -> bool:
-        if isinstance(act, Hang):
-            act.here.set()
-            act.go.wait(60)
-            act = act.then
-        if isinstance(act, Answer):
-            wire.send(_head(act) + _body(act))
+    def _play(self, wire: _Wire, action: Action) -> bool:
+        if isinstance(action, Hang):
+            action.arrived.set()
+            action.proceed.wait(60)
+            action = action.then
+        if isinstance(action, Respond):
+            wire.send(_head(action) + _body(action))
             return True
-        if isinstance(act, Slow):
-            wire.send(_head(act.answer) + _body(act.answer)[: act.after])
-            act.here.set()
-            act.go.wait(60)
-            wire.send(_body(act.answer)[act.after :])
+        if isinstance(action, RespondSlowly):
+            wire.send(_head(action.answer) + _body(action.answer)[: action.after])
+            action.arrived.set()
+            action.proceed.wait(60)
+            wire.send(_body(action.answer)[action.after :])
             return True
-        if isinstance(act, Cut):
-            wire.send(_head(act.answer) + _body(act.answer)[: act.after])
-            wire.end(reset=act.reset)
-        elif isinstance(act, Say):
-            wire.send(act.data)
+        if isinstance(action, CutBody):
+            wire.send(_head(action.answer) + _body(action.answer)[: action.after])
+            wire.end(reset=action.reset)
+        elif isinstance(action, SendBytes):
+            wire.send(action.data)
             wire.end(reset=False)
         else:
-            wire.end(reset=act.reset)
+            wire.end(reset=action.reset)
         return False
 
 
@@ -224,10 +230,10 @@ class _Wire:
                 self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
-    def read_request(self, number: int) -> Seen | None:
-        """The next request; None where the client has gone."""
+    def read_request(self, number: int) -> ReceivedRequest | None:
+        """The next request; None if the client closed the connection."""
         while b"\r\n\r\n" not in self._unread:
-            if not self._more():
+            if not self._receive():
                 return None
         head, _, self._unread = self._unread.partition(b"\r\n\r\n")
         first, *lines = head.decode("latin-1").split("\r\n")
@@ -238,13 +244,13 @@ class _Wire:
             body = self._read_chunks()
         else:
             body = self._read_exactly(int(fields.get("content-length", "0")))
-        return Seen(method, target, headers, body, number)
+        return ReceivedRequest(method, target, headers, body, number)
 
     def _read_chunks(self) -> bytes:
         body = b""
         while True:
             while b"\r\n" not in self._unread:
-                assert self._more()
+                assert self._receive()
             size, _, self._unread = self._unread.partition(b"\r\n")
             chunk = self._read_exactly(int(size, 16))
             assert self._read_exactly(2) == b"\r\n"
@@ -254,18 +260,18 @@ class _Wire:
 
     def _read_exactly(self, count: int) -> bytes:
         while len(self._unread) < count:
-            if not self._more():
+            if not self._receive():
                 raise OSError("the client went away in the middle of a request")
         data, self._unread = self._unread[:count], self._unread[count:]
         return data
 
-    def _more(self) -> bytes:
+    def _receive(self) -> bytes:
         data = self._socket.recv(_BLOCK)
         self._unread += data
         return data
 
 
-def _head(answer: Answer) -> bytes:
+def _head(answer: Respond) -> bytes:
     lines = [f"HTTP/1.1 {answer.status} So Be It"]
     lines += [f"{name}: {value}" for name, value in answer.headers.items()]
     if answer.status >= 200 and answer.status not in (204, 304):
@@ -274,7 +280,7 @@ def _head(answer: Answer) -> bytes:
     return "\r\n".join([*lines, "", ""]).encode("latin-1")
 
 
-def _body(answer: Answer) -> bytes:
+def _body(answer: Respond) -> bytes:
     if answer.status < 200 or answer.status in (204, 304):
         return b""
     if not answer.chunked:
@@ -283,9 +289,9 @@ def _body(answer: Answer) -> bytes:
 
 
 @contextmanager
-def serving(*acts: Act) -> Iterator[Scripted]:
-    """A server with a script; what is asked beyond it is ended without an answer."""
-    server = Scripted(acts)
+def scripted_server(*actions: Action) -> Iterator[ScriptedServer]:
+    """A server with a script. Requests beyond the script get no response."""
+    server = ScriptedServer(actions)
     try:
         yield server
     finally:
