@@ -33,7 +33,6 @@ from oncekey.http.exchange import (
     REPLAY_HEADER_DEFAULT,
     STORE_DOWN_HEADERS,
     Exchange,
-    RequestKey,
     RunArguments,
     check_caller,
     checked_principal,
@@ -212,7 +211,8 @@ class GuardedRequest:
             await self.refuse(key)
             return
         assert key is not None
-        read = await self._read(keep=True)
+        is_read = not exchange.declared_too_large(rule, self._headers)
+        read = await self._reader.read(keep=True) if is_read else ReadResult.TOO_LARGE
         if read is ReadResult.GONE:
             return
         if read is ReadResult.TOO_LARGE:
@@ -220,7 +220,10 @@ class GuardedRequest:
             await send_response(self._send, too_large, close_header(self._scope))
             return
         request = request_of(self._scope, self._headers, self._reader.body)
-        arguments = await run_arguments(exchange, key, caller, request)
+        if is_slow_to_compare(request):
+            arguments = await asyncio.to_thread(exchange.run_arguments, key, caller, request)
+        else:
+            arguments = exchange.run_arguments(key, caller, request)
         if isinstance(arguments, Response):
             await send_response(self._send, arguments)
         else:
@@ -231,16 +234,11 @@ class GuardedRequest:
     async def refuse(self, response: Response) -> None:
         """Send a refusal. The body is read first, because the connection's next request comes
         behind it; after one that is too large to be read the connection ends."""
-        read = await self._read(keep=False)
+        is_read = not self._exchange.declared_too_large(self._rule, self._headers)
+        read = await self._reader.read(keep=False) if is_read else ReadResult.TOO_LARGE
         if read is not ReadResult.GONE:
             is_last = read is ReadResult.TOO_LARGE
             await send_response(self._send, response, close_header(self._scope) if is_last else ())
-
-    async def _read(self, *, keep: bool) -> ReadResult:
-        """A body whose Content-Length exceeds the limit is not read at all."""
-        if self._exchange.declared_too_large(self._rule, self._headers):
-            return ReadResult.TOO_LARGE
-        return await self._reader.read(keep=keep)
 
     async def _find_caller(self) -> str:
         caller = self._guard.caller(self._scope)
@@ -286,15 +284,6 @@ class GuardedRequest:
             lines = [*message.get("headers", ()), *STORE_DOWN_HEADERS]
             message = {**message, "headers": lines}
         await self._send(message)
-
-
-async def run_arguments(
-    exchange: Exchange, key: RequestKey, caller: str, request: Request
-) -> RunArguments | Response:
-    """As the exchange gives them; in a thread, where the fingerprint of the body takes long."""
-    if is_slow_to_compare(request):
-        return await asyncio.to_thread(exchange.run_arguments, key, caller, request)
-    return exchange.run_arguments(key, caller, request)
 
 
 async def send_response(send: Send, response: Response, more: Headers = ()) -> None:

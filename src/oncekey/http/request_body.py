@@ -109,17 +109,18 @@ class BodyReader:
     is_given    whether the app has got all of it
     """
 
+    is_whole = False
+    is_given = False
+    _passed_on = 0  # bytes that `pass_on` has given to the app
+    _parts: Iterator[bytes] | None = None  # of the rest, once the app asks for it
+    _next = b""
+
     def __init__(
         self, receive: Callable[[], Awaitable[MutableMapping[str, Any]]], max_bytes: int
     ) -> None:
         self.body = Body()
-        self.is_whole = False
-        self.is_given = False
         self._receive = receive
         self._max_bytes = max_bytes
-        self._passed_on = 0  # bytes that `pass_on` has given to the app
-        self._parts: Iterator[bytes] | None = None  # of the rest, once the app asks for it
-        self._next = b""
 
     async def read(self, *, keep: bool) -> ReadResult:
         """Read the whole body, or what is left of it. A body that is not kept is read only because

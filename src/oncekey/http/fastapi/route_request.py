@@ -19,7 +19,6 @@ from oncekey.http.asgi import (
     close_header,
     headers_of,
     request_of,
-    run_arguments,
     send_response,
 )
 from oncekey.http.buffered_run import BufferedRun, error_of
@@ -29,6 +28,7 @@ from oncekey.http.fastapi.transaction import response_to, run_in_transaction
 from oncekey.http.lifespan import note_request
 from oncekey.http.message import App, Headers, Message, Receive, Response, Scope, Send
 from oncekey.http.request_body import BodyReader, ReadResult
+from oncekey.http.request_fingerprint import is_slow_to_compare
 from oncekey.http.unguarded_keys import mark_key_guarded
 
 # Where FastAPI puts what closes the files of a form.
@@ -153,7 +153,10 @@ class RouteRequest:
             await self._give_up(read)
             return
         request = request_of(self._scope, self._headers, reader.body)
-        arguments = await run_arguments(exchange, key, caller, request)
+        if is_slow_to_compare(request):
+            arguments = await asyncio.to_thread(exchange.run_arguments, key, caller, request)
+        else:
+            arguments = exchange.run_arguments(key, caller, request)
         if isinstance(arguments, Response):
             await self._send_reply(arguments)
             return
