@@ -15,9 +15,9 @@ from typing import Any
 from urllib.parse import urlencode
 
 import pytest
-from tests.hammer.strikes import SOAK, caught_at, strike
-from tests.hammer.test_hammer import CAUGHT_AT
-from tests.support.hammer import Hammer
+from tests.hammer.hammer_runs import SOAK, caught_at, run_until_enough
+from tests.hammer.test_sqlite_hammer import CAUGHT_AT
+from tests.support.hammer import HammerPlan
 from tests.support.postgres_stores import DATABASE, pooler, server
 from tests.support.servers import Postgres, Proxy, ServerFailed, require
 
@@ -86,13 +86,13 @@ def fresh(postgres: Postgres, schema: str) -> str:
 def test_the_hammer_finds_nothing(hammered: Postgres, capsys: pytest.CaptureFixture[str]) -> None:
     assert hammered.execute("SHOW fsync") == [("on",)]
 
-    def plan(run: int) -> Hammer:
+    def plan(run: int) -> HammerPlan:
         url = url_of(hammered.url(DATABASE), fresh(hammered, f"hammer {run}"))
         if SOAK:
-            return Hammer(url, seconds=60, processes=32, seed=run)
-        return Hammer(url, seconds=6, processes=12, seed=run)
+            return HammerPlan(url, seconds=60, processes=32, seed=run)
+        return HammerPlan(url, seconds=6, processes=12, seed=run)
 
-    counts = strike("PostgreSQL", plan, LEAST_LONG if SOAK else LEAST, capsys)
+    counts = run_until_enough("PostgreSQL", plan, LEAST_LONG if SOAK else LEAST, capsys)
     assert counts["store errors"] == 0
 
 
@@ -101,16 +101,16 @@ def test_the_hammer_finds_nothing_on_the_ring(
 ) -> None:
     """A boundary every 50 ms, and slots emptied as they pass."""
 
-    def plan(run: int) -> Hammer:
+    def plan(run: int) -> HammerPlan:
         url = url_of(hammered.url(DATABASE), fresh(hammered, f"ring {run}"), **RING)
         if SOAK:
-            return Hammer(url, seconds=60, processes=32, keys=60, seed=run)
-        return Hammer(url, seconds=4, processes=8, seed=run)
+            return HammerPlan(url, seconds=60, processes=32, keys=60, seed=run)
+        return HammerPlan(url, seconds=4, processes=8, seed=run)
 
     least = {**SOME, "generations": 100, "swept": 60}
     if SOAK:
         least = {"claims": 50_000, "takeovers": 500, "generations": 10_000, "swept": 5_000}
-    counts = strike("the ring", plan, least, capsys)
+    counts = run_until_enough("the ring", plan, least, capsys)
     assert counts["store errors"] == 0
 
 
@@ -121,15 +121,15 @@ def test_the_hammer_finds_nothing_whatever_is_set(
     options = VARIANTS[name]
     behind = server() if "pooler" in options else hammered
 
-    def plan(run: int) -> Hammer:
+    def plan(run: int) -> HammerPlan:
         address = pooler().url(DATABASE) if "pooler" in options else behind.url(DATABASE)
         url = url_of(address, fresh(behind, f"{name} {run}"), **options)
         if SOAK:
-            return Hammer(url, seconds=20, processes=16, seed=run)
-        return Hammer(url, seconds=2, processes=8, keys=20, seed=run)
+            return HammerPlan(url, seconds=20, processes=16, seed=run)
+        return HammerPlan(url, seconds=2, processes=8, keys=20, seed=run)
 
     least = {what: number * 10 for what, number in SOME.items()} if SOAK else SOME
-    counts = strike(name, plan, least, capsys)
+    counts = run_until_enough(name, plan, least, capsys)
     assert counts["store errors"] == 0
 
 
@@ -140,17 +140,17 @@ def test_i9_replies_lost_on_the_way_are_no_loss(
     with require(lambda: Proxy(hammered.port)) as proxy, losing_replies(proxy):
         address = hammered.url(DATABASE, port=proxy.port)
 
-        def plan(run: int) -> Hammer:
+        def plan(run: int) -> HammerPlan:
             url = url_of(address, fresh(hammered, f"lossy {run}"))
-            long = Hammer(url, seconds=30, processes=16, keys=400, seed=run)
-            plan = long if SOAK else Hammer(url, seconds=4, processes=8, seed=run)
+            long = HammerPlan(url, seconds=30, processes=16, keys=400, seed=run)
+            plan = long if SOAK else HammerPlan(url, seconds=4, processes=8, seed=run)
             # It takes a while to connect again, and the lease should not be over by then.
             return replace(plan, lease=200_000, keep=400_000)
 
         least = {"claims": 300, "takeovers": 3, "replays": 100, "store errors": 20}
         if SOAK:
             least = {what: number * 8 for what, number in least.items()}
-        strike("a bad line", plan, least, capsys)
+        run_until_enough("a bad line", plan, least, capsys)
 
 
 @contextmanager
@@ -180,9 +180,9 @@ def losing_replies(proxy: Proxy) -> Iterator[None]:
 def test_the_hammer_finds_a_broken_store(hammered: Postgres, sabotage: str, retention: str) -> None:
     options = RING if retention == "ring" else {}
 
-    def plan(run: int) -> Hammer:
+    def plan(run: int) -> HammerPlan:
         url = url_of(hammered.url(DATABASE), fresh(hammered, f"broken {retention}"), **options)
-        broken = Hammer(url, seconds=1.5, processes=8, keys=12, sabotage=sabotage, seed=run)
+        broken = HammerPlan(url, seconds=1.5, processes=8, keys=12, sabotage=sabotage, seed=run)
         return replace(broken, lease=100_000, audit=30_000)
 
     assert caught_at(CAUGHT_AT[sabotage], plan)

@@ -7,7 +7,7 @@ import json
 import sys
 from dataclasses import asdict
 
-from tests.support.hammer.run import Hammer, strike
+from tests.support.hammer.hammer_run import HammerPlan, run_here
 from tests.support.hammer.saboteurs import SABOTEURS
 
 
@@ -20,9 +20,9 @@ def main() -> int:
     parser.add_argument("--sabotage", choices=sorted(SABOTEURS), default="")
     options = parser.parse_args()
     if options.plan:
-        plan = Hammer(**json.loads(options.plan))
+        plan = HammerPlan(**json.loads(options.plan))
     elif options.store:
-        plan = Hammer(
+        plan = HammerPlan(
             options.store,
             seconds=options.seconds,
             processes=options.processes,
@@ -30,9 +30,9 @@ def main() -> int:
         )
     else:
         parser.error("give --store or --plan")
-    verdict = strike(plan)
-    sys.stdout.write(json.dumps(asdict(verdict), indent=2) + "\n")
-    return 1 if verdict.violations else 0
+    report = run_here(plan)
+    sys.stdout.write(json.dumps(asdict(report), indent=2) + "\n")
+    return 1 if report.violations else 0
 
 
 if __name__ == "__main__":

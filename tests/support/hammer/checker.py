@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from tests.support.hammer.grants import FINAL, Grant, KeyHistory, histories
-from tests.support.hammer.history import Entry
+from tests.support.hammer.command_log import Entry
+from tests.support.hammer.key_history import FINAL, Grant, KeyHistory, histories
 
 # The store's clock is the wall's, the logs' is monotonic; NTP may slew one against the other.
 TOLERANCE_US = 1_500
@@ -21,7 +21,7 @@ OWNER_VERBS = ("Finish", "Renew", "SaveStep", "Release", "Resolve")
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class HammerReport:
     """What a run of the hammer came to."""
 
     counts: dict[str, int]
@@ -31,7 +31,7 @@ class Verdict:
 Rule = Callable[[KeyHistory, int], Iterator[str]]
 
 
-def check(entries: Iterable[Entry], counts: dict[str, int], keep: int) -> Verdict:
+def check(entries: Iterable[Entry], counts: dict[str, int], keep: int) -> HammerReport:
     """Hold every rule against every key."""
     everything = list(entries)
     keys = histories(everything, keep)
@@ -41,7 +41,7 @@ def check(entries: Iterable[Entry], counts: dict[str, int], keep: int) -> Verdic
         for rule in (RULES if history.certain else CERTAIN_RULES)
         for words in rule(history, keep)
     ]
-    return Verdict({**_counts(everything, keys), **counts}, violations)
+    return HammerReport({**_counts(everything, keys), **counts}, violations)
 
 
 def i6_fences_are_unique_and_grow(history: KeyHistory, keep: int) -> Iterator[str]:
@@ -53,20 +53,20 @@ def i6_fences_are_unique_and_grow(history: KeyHistory, keep: int) -> Iterator[st
             yield f"fence {grant.fence} was asked for after a higher one had been granted"
 
 
-def i2_one_settlement_per_generation(history: KeyHistory, keep: int) -> Iterator[str]:
+def i2_one_outcome_per_generation(history: KeyHistory, keep: int) -> Iterator[str]:
     last = {grant.generation: grant.fence for grant in history.grants}
     seen: Counter[int] = Counter()
-    for fence, some in history.settlements.items():
+    for fence, some in history.outcomes.items():
         grant = history.grant(fence)
         if grant is None:
-            yield f"fence {fence} settled but was never granted"
+            yield f"fence {fence} resolved but was never granted"
             continue
         seen[grant.generation] += len(some)
         if last[grant.generation] != fence:
-            yield f"fence {fence} settled, yet fence {last[grant.generation]} was granted after it"
+            yield f"fence {fence} resolved, yet fence {last[grant.generation]} was granted after it"
     for generation, number in seen.items():
         if number > 1:
-            yield f"generation {generation} was settled {number} times"
+            yield f"generation {generation} was resolved {number} times"
 
 
 def i2_the_overtaken_are_refused(history: KeyHistory, keep: int) -> Iterator[str]:
@@ -112,9 +112,9 @@ def i12_a_fresh_start_only_after_expiry(history: KeyHistory, keep: int) -> Itera
     for before, after in pairwise(history.grants):
         if before.generation == after.generation:
             continue
-        some = history.settlements.get(before.fence)
+        some = history.outcomes.get(before.fence)
         if some:
-            since = min(settlement.sent for settlement in some)
+            since = min(outcome.sent for outcome in some)
         elif before.fence in history.freed:
             since = history.freed[before.fence]
         elif before.fence in history.unknown:
@@ -130,7 +130,7 @@ def i3_replays_are_what_was_stored(history: KeyHistory, keep: int) -> Iterator[s
     for entry in history.entries:
         if entry.reply != "Replay":
             continue
-        some = history.settlements.get(entry.given_fence, [])
+        some = history.outcomes.get(entry.given_fence, [])
         if not any(s.state == entry.given_state and s.body == entry.given_body for s in some):
             yield f"a replay of fence {entry.given_fence} is not what was stored"
         grant = history.grant(entry.given_fence)
@@ -141,10 +141,10 @@ def i3_replays_are_what_was_stored(history: KeyHistory, keep: int) -> Iterator[s
 def i4_what_was_stored_stays(history: KeyHistory, keep: int) -> Iterator[str]:
     claims = sorted((e for e in history.entries if e.verb == "Claim"), key=lambda e: e.sent)
     times = [entry.sent for entry in claims]
-    for fence, some in history.settlements.items():
-        settlement = some[0]
-        expiry = settlement.sent + keep - TOLERANCE_US
-        after = bisect_right(times, settlement.came)
+    for fence, some in history.outcomes.items():
+        outcome = some[0]
+        expiry = outcome.sent + keep - TOLERANCE_US
+        after = bisect_right(times, outcome.came)
         for entry in claims[after : bisect_left(times, expiry)]:
             right = entry.reply == "Replay" and entry.given_fence == fence
             if not right and entry.reply != "Mismatched" and entry.came < expiry:
@@ -154,7 +154,7 @@ def i4_what_was_stored_stays(history: KeyHistory, keep: int) -> Iterator[str]:
 def i7_mismatch_exactly_when_it_differs(history: KeyHistory, keep: int) -> Iterator[str]:
     for entry in history.entries:
         if entry.reply == "Unknown" and entry.given_fingerprint != entry.fingerprint:
-            yield "another request was told unknown instead of mismatch"
+            yield "another request was text unknown instead of mismatch"
         if entry.reply in ("Mismatched", "Busy"):
             holders = history.holders(entry.sent, entry.came)
             same = [grant.fingerprint == entry.fingerprint for grant in holders]
@@ -195,7 +195,7 @@ def i9_repeats_are_known(history: KeyHistory, keep: int) -> Iterator[str]:
                     yield f"a repeated finish of fence {entry.fence} was {entry.reply}"
 
 
-def i14_a_living_owner_is_heard(history: KeyHistory, keep: int) -> Iterator[str]:
+def i14_a_living_owner_is_accepted(history: KeyHistory, keep: int) -> Iterator[str]:
     """Whoever's lease is not over and who has not ended it holds the key: it cannot be lost."""
     closing = {(grant.owner, grant.fence): grant.closing_sent for grant in history.grants}
     alive: dict[tuple[str, int], tuple[int, int]] = {}  # known since, at least until
@@ -230,14 +230,14 @@ CERTAIN_RULES: tuple[Rule, ...] = (
 )
 RULES: tuple[Rule, ...] = (
     *CERTAIN_RULES,
-    i2_one_settlement_per_generation,
+    i2_one_outcome_per_generation,
     i1_every_run_has_its_reason,
     i12_a_fresh_start_only_after_expiry,
     i3_replays_are_what_was_stored,
     i4_what_was_stored_stays,
     i7_mismatch_exactly_when_it_differs,
     i9_repeats_are_known,
-    i14_a_living_owner_is_heard,
+    i14_a_living_owner_is_accepted,
 )
 
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tests.support.hammer.history import Log, entry, monotonic_us
+from tests.support.hammer.command_log import Log, entry, monotonic_us
 
 from oncekey.core.codec import JSON, pack_error, pack_value
 from oncekey.core.commands import (
@@ -71,8 +71,8 @@ class Recorder:
         self._log = log
         self._dice = dice
         self._crashes = crashes
-        self._under_way = 0
-        self._turn = threading.Lock()
+        self._in_flight = 0
+        self._lock = threading.Lock()
 
     def apply(self, commands: Sequence[Command], /) -> list[Reply]:
         fate = self._dice.random()
@@ -86,8 +86,8 @@ class Recorder:
         return replies
 
     def _applied(self, commands: Sequence[Command], *, seen: bool) -> list[Reply]:
-        with self._turn:
-            self._under_way += 1
+        with self._lock:
+            self._in_flight += 1
         try:
             sent = monotonic_us()
             try:
@@ -101,14 +101,14 @@ class Recorder:
             self._log.write(*(entry(one, reply, sent, came, seen=seen) for one, reply in pairs))
             return replies
         finally:
-            with self._turn:
-                self._under_way -= 1
+            with self._lock:
+                self._in_flight -= 1
 
     def _crash(self) -> None:
         """End the process, unless another thread's call is under way: its reply would not be
         logged."""
-        with self._turn:
-            if not self._under_way:
+        with self._lock:
+            if not self._in_flight:
                 self._log.count("crashes")
                 os._exit(CRASHED)
 

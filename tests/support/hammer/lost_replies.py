@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tests.support.hammer.history import Entry
+from tests.support.hammer.command_log import Entry
 
 from oncekey.core.record import State
 
@@ -20,7 +20,7 @@ HARMLESS = ("Renew", "SaveStep", "Look")
 ENDINGS = ("Finish", "Release")
 
 
-def settle(entries: Sequence[Entry], keep: int) -> tuple[list[Entry], bool]:
+def resolve_failures(entries: Sequence[Entry], keep: int) -> tuple[list[Entry], bool]:
     """One key's log without the claims that failed, and whether the truth about all is known.
 
     What would have ended a hold stays in it: it may have.
@@ -29,7 +29,7 @@ def settle(entries: Sequence[Entry], keep: int) -> tuple[list[Entry], bool]:
     for entry in entries:
         if entry.reply != ERROR:
             repeats.setdefault(_words(entry), []).append(entry)
-    settled = {
+    resolved = {
         id(entry): entry for entry in entries if entry.reply != ERROR or entry.verb in ENDINGS
     }
     certain = True
@@ -39,11 +39,11 @@ def settle(entries: Sequence[Entry], keep: int) -> tuple[list[Entry], bool]:
         later = [one for one in repeats.get(_words(failed), ()) if one.sent >= failed.came]
         answer = min(later, key=lambda entry: entry.sent, default=None)
         if answer is not None and _took_effect(failed, answer):
-            known = settled[id(answer)]
-            settled[id(answer)] = replace(known, sent=min(known.sent, failed.sent))
+            known = resolved[id(answer)]
+            resolved[id(answer)] = replace(known, sent=min(known.sent, failed.sent))
         elif answer is None or not _had_no_effect(failed, answer, keep):
             certain = False
-    return list(settled.values()), certain
+    return list(resolved.values()), certain
 
 
 def _words(entry: Entry) -> tuple[object, ...]:
@@ -56,7 +56,7 @@ def _took_effect(failed: Entry, answer: Entry) -> bool:
         return answer.reply == "Done"
     if answer.came >= failed.sent + failed.lease:
         return False
-    # A repeat does not tell whether the first took over from a dead owner. Where it is told that
+    # A repeat does not tell whether the first took over from a dead owner. Where it is text that
     # nobody knows, the first may have been the one to give the dead owner up.
     how = answer.taken_over or answer.given_attempt == 1
     return answer.reply == "Unknown" or (answer.reply == "Claimed" and how)

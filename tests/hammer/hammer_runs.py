@@ -10,15 +10,15 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 
 import pytest
-from tests.support.hammer import Hammer, Verdict, hammer
+from tests.support.hammer import HammerPlan, HammerReport, run_hammer
 
 SOAK = os.environ.get("ONCEKEY_SOAK") == "1"
 RUNS_MAX = 5
 
 
-def strike(
+def run_until_enough(
     name: str,
-    plan_of: Callable[[int], Hammer],
+    make_plan: Callable[[int], HammerPlan],
     least: Mapping[str, float],
     capsys: pytest.CaptureFixture[str],
 ) -> Counter[str]:
@@ -26,10 +26,10 @@ def strike(
     counts: Counter[str] = Counter()
     missing: dict[str, int] = {}
     for run in range(RUNS_MAX):
-        verdict = hammer(plan_of(run))
-        counts.update(verdict.counts)
-        show(name, counts, verdict, capsys)
-        assert not verdict.violations, "\n".join(verdict.violations[:20])
+        report = run_hammer(make_plan(run))
+        counts.update(report.counts)
+        show(name, counts, report, capsys)
+        assert not report.violations, "\n".join(report.violations[:20])
         missing = {what: counts[what] for what, number in least.items() if counts[what] < number}
         if not missing:
             return counts
@@ -37,20 +37,20 @@ def strike(
 
 
 def show(
-    name: str, counts: Counter[str], verdict: Verdict, capsys: pytest.CaptureFixture[str]
+    name: str, counts: Counter[str], report: HammerReport, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with capsys.disabled():
         words = ", ".join(f"{number} {what}" for what, number in counts.items())
-        told = f"\n  hammer on {name}: {words}; {len(verdict.violations)} violations\n"
-        os.write(1, told.encode())
+        text = f"\n  hammer on {name}: {words}; {len(report.violations)} violations\n"
+        os.write(1, text.encode())
 
 
-def caught_at(rule: str, plan_of: Callable[[int], Hammer]) -> list[str]:
+def caught_at(rule: str, make_plan: Callable[[int], HammerPlan]) -> list[str]:
     """Run plans on a store that is broken on purpose until this rule fires."""
     for run in range(RUNS_MAX):
-        verdict = hammer(plan_of(run))
-        assert not [words for words in verdict.violations if "ended with" in words]
-        caught = [words for words in verdict.violations if words.startswith(rule)]
+        report = run_hammer(make_plan(run))
+        assert not [words for words in report.violations if "ended with" in words]
+        caught = [words for words in report.violations if words.startswith(rule)]
         if caught:
             return caught
     return []

@@ -109,7 +109,7 @@ class Log:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
     def write(self, *entries: Entry) -> None:
-        lines = [json.dumps(_told(entry)).encode() + b"\n" for entry in entries]
+        lines = [json.dumps(_non_defaults(entry)).encode() + b"\n" for entry in entries]
         os.write(self._file, b"".join(lines))
 
     def count(self, what: str, number: int = 1) -> None:
@@ -117,7 +117,7 @@ class Log:
         os.write(self._file, json.dumps({"count": what, "number": number}).encode() + b"\n")
 
 
-def _told(entry: Entry) -> dict[str, Any]:
+def _non_defaults(entry: Entry) -> dict[str, Any]:
     """What is not as usual."""
     names = Entry.__slots__
     return {n: value for n in names if (value := getattr(entry, n)) != _DEFAULTS.get(n, _NONE)}

@@ -18,8 +18,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.support.hammer.checker import Verdict, check
-from tests.support.hammer.history import Log, read_logs
+from tests.support.hammer.checker import HammerReport, check
+from tests.support.hammer.command_log import Log, read_logs
 from tests.support.hammer.saboteurs import SABOTEURS
 from tests.support.hammer.worker import CRASHED, Load, Worker
 
@@ -33,7 +33,7 @@ STORE_TRIES = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Hammer:
+class HammerPlan:
     """One run: `store` is a URL; durations in microseconds."""
 
     store: str
@@ -52,7 +52,7 @@ class Hammer:
         return Load(self.keys, self.lease, self.keep, self.audit, self.crashes)
 
 
-def hammer(plan: Hammer) -> Verdict:
+def run_hammer(plan: HammerPlan) -> HammerReport:
     """Run it in a process of its own; what was counted and what was violated."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.support.hammer", "--plan", json.dumps(asdict(plan))],
@@ -65,10 +65,10 @@ def hammer(plan: Hammer) -> Verdict:
     if done.returncode not in (0, 1) or not done.stdout.strip():
         raise AssertionError(f"the hammer itself failed:\n{done.stderr}")
     found: dict[str, Any] = json.loads(done.stdout)
-    return Verdict(**found)
+    return HammerReport(**found)
 
 
-def strike(plan: Hammer) -> Verdict:
+def run_here(plan: HammerPlan) -> HammerReport:
     """The parent: only in a process without other threads."""
     with tempfile.TemporaryDirectory(prefix="oncekey-hammer-") as name:
         logs = Path(name)
@@ -98,16 +98,16 @@ def strike(plan: Hammer) -> Verdict:
         if sweeper and os.waitstatus_to_exitcode(os.waitpid(sweeper, 0)[1]):
             failures.append("the sweeper failed")
         entries, counts = read_logs(logs.iterdir())
-        verdict = check(entries, counts, plan.keep)
-        return Verdict(verdict.counts, failures + verdict.violations)
+        report = check(entries, counts, plan.keep)
+        return HammerReport(report.counts, failures + report.violations)
 
 
-def _open(plan: Hammer) -> Store:
+def _open(plan: HammerPlan) -> Store:
     store = blocking_store(plan.store)
     return SABOTEURS[plan.sabotage](store) if plan.sabotage else store
 
 
-def _make_tables(plan: Hammer) -> None:
+def _make_tables(plan: HammerPlan) -> None:
     """Before the crowd comes; the line to the store may be bad."""
     store = _open(plan)
     for left in reversed(range(STORE_TRIES)):
@@ -120,7 +120,7 @@ def _make_tables(plan: Hammer) -> None:
     store.close()
 
 
-def _fork(plan: Hammer, logs: Path, number: int, end: float) -> int:
+def _fork(plan: HammerPlan, logs: Path, number: int, end: float) -> int:
     pid = os.fork()
     if pid:
         return pid
@@ -139,7 +139,7 @@ def _fork(plan: Hammer, logs: Path, number: int, end: float) -> int:
         os._exit(code)
 
 
-def _sweep(plan: Hammer, log: Log, end: float) -> None:
+def _sweep(plan: HammerPlan, log: Log, end: float) -> None:
     store = _open(plan)
     while time.monotonic() < end:
         try:

@@ -12,8 +12,8 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from tests.support.hammer.history import Entry
-from tests.support.hammer.lost import settle
+from tests.support.hammer.command_log import Entry
+from tests.support.hammer.lost_replies import resolve_failures
 
 from oncekey.core.record import State
 
@@ -38,8 +38,8 @@ class Grant:
 
 
 @dataclass(frozen=True, slots=True)
-class Settlement:
-    """A final outcome that someone was told is stored."""
+class FinalOutcome:
+    """A final outcome that someone was text is stored."""
 
     fence: int
     state: int
@@ -54,7 +54,7 @@ class KeyHistory:
     key: str
     entries: list[Entry]
     grants: list[Grant] = field(default_factory=list)  # by fence
-    settlements: dict[int, list[Settlement]] = field(default_factory=dict)  # by fence
+    outcomes: dict[int, list[FinalOutcome]] = field(default_factory=dict)  # by fence
     freed: dict[int, int] = field(default_factory=dict)  # fence: first sent
     unknown: dict[int, int] = field(default_factory=dict)  # fence: first sent
     certain: bool = True  # False where the store itself failed: some grants may be missing
@@ -91,7 +91,7 @@ def histories(entries: Iterable[Entry], keep: int) -> list[KeyHistory]:
         by_key[entry.key].append(entry)
     made = []
     for key, some in by_key.items():
-        known, certain = settle(some, keep)
+        known, certain = resolve_failures(some, keep)
         history = KeyHistory(key, sorted(known, key=lambda entry: entry.came), certain=certain)
         _find_grants(history)
         _find_endings(history)
@@ -144,10 +144,10 @@ def _find_endings(history: KeyHistory) -> None:
             continue
         if entry.verb in ("Finish", "Resolve") and entry.state in FINAL:
             by = entry.owner or entry.note
-            some = history.settlements.setdefault(entry.fence, [])
+            some = history.outcomes.setdefault(entry.fence, [])
             if not any(old.by == by and old.body == entry.body for old in some):
                 some.append(
-                    Settlement(entry.fence, entry.state, entry.body, by, entry.sent, entry.came)
+                    FinalOutcome(entry.fence, entry.state, entry.body, by, entry.sent, entry.came)
                 )
         elif entry.verb == "Finish":
             _first(history.unknown, entry.fence, entry.sent)

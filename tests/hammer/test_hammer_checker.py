@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from tests.support.hammer.checker import RULES, check
-from tests.support.hammer.history import Entry
-from tests.support.hammer.lost import settle
+from tests.support.hammer.command_log import Entry
+from tests.support.hammer.lost_replies import resolve_failures
 
 from oncekey.core.record import State
 
@@ -30,13 +30,13 @@ def replayed(at: int, fence: int, body: str = "out", **more: Any) -> Entry:
     return claim(at, "reader", "Replay", fence, given_state=S, given_body=body, **more)
 
 
-def told(at: int, verb: str, owner: str, fence: int, reply: str = "Done", **more: Any) -> Entry:
+def text(at: int, verb: str, owner: str, fence: int, reply: str = "Done", **more: Any) -> Entry:
     return Entry("key", verb, at, at + 10, reply, owner=owner, fence=fence, **more)
 
 
 def finished(at: int, owner: str, fence: int, reply: str = "Done", **more: Any) -> Entry:
     values = {"state": S, "body": "out", **more}
-    return told(at, "Finish", owner, fence, reply, **values)
+    return text(at, "Finish", owner, fence, reply, **values)
 
 
 SAFE = {"retry_safe": True}
@@ -45,14 +45,14 @@ CLEAN = [
     claim(50, "b", "Busy"),
     claim(60, "b", "Mismatched", fingerprint="other"),
     granted(70, "a", 1),
-    told(80, "Renew", "a", 1, lease=LEASE),
+    text(80, "Renew", "a", 1, lease=LEASE),
     finished(100, "a", 1),
     finished(200, "a", 1),
     replayed(300, 1),
     granted(100 + KEEP, "c", 2, **SAFE),
     granted(200 + KEEP + LEASE, "d", 3, 2, taken_over=True, **SAFE),
     finished(300 + KEEP + LEASE, "c", 2, "Lost"),
-    told(400 + KEEP + LEASE, "Release", "d", 3),
+    text(400 + KEEP + LEASE, "Release", "d", 3),
     granted(500 + KEEP + LEASE, "e", 4, 3),
     claim(600 + KEEP + LEASE * 2, "f", "Unknown", 4, given_fingerprint="usual"),
 ]
@@ -60,22 +60,22 @@ CLEAN = [
 BROKEN = {
     "i6_fences_are_unique_and_grow": [granted(0, "a", 1), granted(50, "b", 1)],
     "i6_fences_are_unique_and_grow (order)": [granted(0, "a", 5), granted(KEEP * 2, "b", 4)],
-    "i2_one_settlement_per_generation": [
+    "i2_one_outcome_per_generation": [
         granted(0, "a", 1), finished(20, "a", 1), finished(40, "b", 1, body="other")
     ],
-    "i2_one_settlement_per_generation (not the last)": [
+    "i2_one_outcome_per_generation (not the last)": [
         granted(0, "a", 1, **SAFE), granted(LEASE, "b", 2, 2, taken_over=True, **SAFE),
         finished(LEASE + 5, "a", 1),
     ],
     "i2_the_overtaken_are_refused": [
         granted(0, "a", 1, **SAFE), granted(LEASE, "b", 2, 2, taken_over=True, **SAFE),
-        told(LEASE + 50, "Renew", "a", 1, lease=LEASE),
+        text(LEASE + 50, "Renew", "a", 1, lease=LEASE),
     ],
     "i5_leases_never_overlap": [
         granted(0, "a", 1, **SAFE), granted(LEASE // 2, "b", 2, 2, taken_over=True, **SAFE)
     ],
     "i5_leases_never_overlap (renewed)": [
-        granted(0, "a", 1, **SAFE), told(LEASE // 2, "Renew", "a", 1, lease=LEASE),
+        granted(0, "a", 1, **SAFE), text(LEASE // 2, "Renew", "a", 1, lease=LEASE),
         granted(LEASE, "b", 2, 2, taken_over=True, **SAFE),
     ],
     "i1_every_run_has_its_reason": [
@@ -86,7 +86,7 @@ BROKEN = {
     ],
     "i12_a_fresh_start_only_after_expiry": [granted(0, "a", 1), granted(LEASE * 2, "b", 2)],
     "i12_a_fresh_start_only_after_expiry (freed)": [
-        granted(0, "a", 1), told(50, "Release", "a", 1), granted(LEASE * 2, "b", 2)
+        granted(0, "a", 1), text(50, "Release", "a", 1), granted(LEASE * 2, "b", 2)
     ],
     "i3_replays_are_what_was_stored": [
         granted(0, "a", 1), finished(20, "a", 1), replayed(40, 1, "other")
@@ -109,10 +109,10 @@ BROKEN = {
     "i9_repeats_are_known (finish)": [
         granted(0, "a", 1), finished(20, "a", 1), finished(40, "a", 1, "Lost")
     ],
-    "i14_a_living_owner_is_heard": [granted(0, "a", 1), finished(50, "a", 1, "Lost")],
-    "i14_a_living_owner_is_heard (renewed)": [
-        granted(0, "a", 1), told(LEASE // 2, "Renew", "a", 1, lease=LEASE),
-        told(LEASE + 50, "Release", "a", 1, "Lost"),
+    "i14_a_living_owner_is_accepted": [granted(0, "a", 1), finished(50, "a", 1, "Lost")],
+    "i14_a_living_owner_is_accepted (renewed)": [
+        granted(0, "a", 1), text(LEASE // 2, "Renew", "a", 1, lease=LEASE),
+        text(LEASE + 50, "Release", "a", 1, "Lost"),
     ],
 }  # fmt: skip
 
@@ -139,7 +139,7 @@ def test_a_release_without_a_fence_frees_the_last_that_was_granted() -> None:
     entries = [
         granted(0, "a", 1),
         granted(LEASE + KEEP, "a", 2),
-        told(LEASE + KEEP + 50, "Release", "a", 0),
+        text(LEASE + KEEP + 50, "Release", "a", 0),
         granted(LEASE + KEEP + 100, "b", 3, 2),
     ]
     assert rules_fired(entries) == set()
@@ -160,23 +160,26 @@ def failed(what: Entry) -> Entry:
 
 def test_a_repeat_in_time_tells_what_became_of_the_first() -> None:
     first, second = failed(granted(0, "a", 1)), granted(50, "a", 1)
-    assert settle([first, second], KEEP) == ([replace(second, sent=0)], True)
+    assert resolve_failures([first, second], KEEP) == ([replace(second, sent=0)], True)
     ended, again = failed(finished(100, "a", 1)), finished(200, "a", 1)
-    assert settle([ended, again], KEEP) == ([ended, replace(again, sent=100)], True)
+    assert resolve_failures([ended, again], KEEP) == ([ended, replace(again, sent=100)], True)
 
 
 def test_a_refused_repeat_in_time_tells_that_the_first_had_no_effect() -> None:
     first, second = failed(claim(0, "a", "?")), claim(50, "a", "Busy")
-    assert settle([first, second], KEEP) == ([second], True)
+    assert resolve_failures([first, second], KEEP) == ([second], True)
     ended, again = failed(finished(100, "a", 1)), finished(200, "a", 1, "Lost")
-    assert settle([ended, again], KEEP) == ([ended, again], True)
+    assert resolve_failures([ended, again], KEEP) == ([ended, again], True)
 
 
 def test_a_repeat_that_is_told_unknown_may_have_been_the_one_to_give_up() -> None:
     """Then the record counts from the first, whose reply never came."""
     gave_up, later = claim(LEASE, "b", "Unknown", 1, given_fingerprint="usual"), LEASE + 50_000
     repeat = replace(gave_up, sent=later, came=later + 10)
-    assert settle([failed(gave_up), repeat], KEEP) == ([replace(repeat, sent=LEASE)], True)
+    assert resolve_failures([failed(gave_up), repeat], KEEP) == (
+        [replace(repeat, sent=LEASE)],
+        True,
+    )
     fresh = granted(LEASE + KEEP, "c", 2)
     history = [granted(0, "a", 1), failed(gave_up), repeat]
     assert rules_fired([*history, fresh]) == set()
@@ -192,14 +195,14 @@ def test_a_repeat_that_is_told_unknown_may_have_been_the_one_to_give_up() -> Non
         (claim(0, "a", "?"), [claim(LEASE, "a", "Busy")]),
         (claim(0, "a", "?"), [claim(LEASE, "a", "Unknown", 1)]),
         (claim(0, "a", "?"), [granted(50, "a", 2, 2)]),  # taken over, or freed before?
-        (told(0, "Release", "a", 1), [told(50, "Release", "a", 1, "Lost")]),
+        (text(0, "Release", "a", 1), [text(50, "Release", "a", 1, "Lost")]),
         (finished(0, "a", 1), [finished(KEEP, "a", 1, "Lost")]),
         (finished(0, "a", 1), [finished(50, "a", 2)]),  # of another fence
     ],
 )
 def test_otherwise_nobody_knows(first: Entry, answers: list[Entry]) -> None:
-    assert settle([failed(first), *answers], KEEP)[1] is False
+    assert resolve_failures([failed(first), *answers], KEEP)[1] is False
 
 
 def test_a_lost_renewal_matters_to_no_rule() -> None:
-    assert settle([failed(told(0, "Renew", "a", 1, lease=LEASE))], KEEP) == ([], True)
+    assert resolve_failures([failed(text(0, "Renew", "a", 1, lease=LEASE))], KEEP) == ([], True)

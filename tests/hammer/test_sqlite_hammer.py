@@ -8,8 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.hammer.strikes import SOAK, caught_at, strike
-from tests.support.hammer import Hammer
+from tests.hammer.hammer_runs import SOAK, caught_at, run_until_enough
+from tests.support.hammer import HammerPlan
 
 SECONDS = 60.0 if SOAK else 8.0
 
@@ -43,18 +43,18 @@ CAUGHT_AT = {
 
 
 def test_the_hammer_finds_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def plan(run: int) -> Hammer:
-        return Hammer(f"sqlite:///{tmp_path}/{run}.db", seconds=SECONDS, seed=run)
+    def plan(run: int) -> HammerPlan:
+        return HammerPlan(f"sqlite:///{tmp_path}/{run}.db", seconds=SECONDS, seed=run)
 
     least = {what: number * SECONDS / 8 for what, number in LEAST.items()}
-    counts = strike("SQLite", plan, least, capsys)
+    counts = run_until_enough("SQLite", plan, least, capsys)
     assert counts["store errors"] == 0
 
 
 @pytest.mark.parametrize("sabotage", CAUGHT_AT)
 def test_the_hammer_finds_a_broken_store(tmp_path: Path, sabotage: str) -> None:
-    def plan(run: int) -> Hammer:
+    def plan(run: int) -> HammerPlan:
         url = f"sqlite:///{tmp_path}/{run}.db"
-        return Hammer(url, seconds=1.5, processes=8, keys=12, sabotage=sabotage, seed=run)
+        return HammerPlan(url, seconds=1.5, processes=8, keys=12, sabotage=sabotage, seed=run)
 
     assert caught_at(CAUGHT_AT[sabotage], plan)
