@@ -86,7 +86,7 @@ def test_plain_values_are_compact_sorted_ascii_json() -> None:
     ],
     ids=repr,
 )
-def test_what_means_the_same_is_the_same(one: Any, same: Any) -> None:
+def test_requests_that_mean_the_same_have_the_same_bytes(one: Any, same: Any) -> None:
     assert canonical(one) == canonical(same)
 
 
@@ -132,7 +132,7 @@ def test_tagged_values_are_not_mistaken_for_each_other_or_for_plain_text(number:
     assert canonical({"in": [one]}) not in [canonical({"in": [other]}) for other in others]
 
 
-def test_a_set_is_sorted_by_what_its_members_say() -> None:
+def test_a_set_is_sorted_by_the_bytes_of_its_members() -> None:
     """0, 8, 16 and 24 fall into one slot of a small set, which then keeps the order of entry."""
     orders = [set(order) for order in itertools.permutations([0, 8, 16, 24])]
     assert len({tuple(order) for order in orders}) > 1
@@ -177,7 +177,7 @@ def test_an_error_names_its_cause() -> None:
 
 
 @given(text=st.text(st.characters(categories=("Cs", "L", "Nd"))))
-def test_lone_surrogates_are_no_obstacle(text: str) -> None:
+def test_lone_surrogates_are_escaped(text: str) -> None:
     assert canonical(text).isascii()
 
 

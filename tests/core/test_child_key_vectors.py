@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.core.vectors import FILE, text
+from tests.core.child_key_vectors import FILE, text
 
 VECTORS: dict[str, Any] = json.loads(FILE.read_text(encoding="ascii"))
 CHILDREN: list[dict[str, Any]] = VECTORS["child_keys"]
@@ -72,14 +72,14 @@ def child_of(case: dict[str, Any], label: str) -> bytes:
 
 
 @pytest.mark.parametrize("case", CHILDREN, ids=lambda case: case["about"])
-def test_child_keys(case: dict[str, Any]) -> None:
+def test_child_keys_equal_the_vectors(case: dict[str, Any]) -> None:
     digest = child_of(case, "oncekey-child-v1")
     assert case["child_key"] == "ok1-" + digest.hex()[:40]
     assert len(case["child_key"]) == 44
 
 
 @pytest.mark.parametrize("case", CHILDREN, ids=lambda case: case["about"])
-def test_child_uuids(case: dict[str, Any]) -> None:
+def test_child_uuids_equal_the_vectors(case: dict[str, Any]) -> None:
     high, low = struct.unpack(">QQ", child_of(case, "oncekey-child-uuid-v1")[:16])
     high = high & ~0xF000 | 0x8000
     low = low & ~(0xC000 << 48) | (0x8000 << 48)
@@ -90,7 +90,7 @@ def test_child_uuids(case: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("case", DERIVED, ids=lambda case: case["about"])
-def test_derived_keys(case: dict[str, Any]) -> None:
+def test_keys_of_key_for_equal_the_vectors(case: dict[str, Any]) -> None:
     assert case["params_canonical"] == written(case["params"])
     namespace, occurrence = case["namespace"], case["occurrence"]
     parts = [
@@ -107,11 +107,11 @@ def test_derived_keys(case: dict[str, Any]) -> None:
 # --- the file ---------------------------------------------------------------------------------
 
 
-def test_the_file_is_what_the_library_makes() -> None:
-    assert FILE.read_text(encoding="ascii") == text(), "python -m tests.core.vectors"
+def test_the_vector_file_is_what_the_library_writes() -> None:
+    assert FILE.read_text(encoding="ascii") == text(), "python -m tests.core.child_key_vectors"
 
 
-def test_no_two_intents_in_it_have_the_same_key() -> None:
+def test_no_two_vectors_have_the_same_key() -> None:
     assert len({case["child_key"] for case in CHILDREN}) == len(CHILDREN)
     assert len({case["child_uuid"] for case in CHILDREN}) == len(CHILDREN)
     meant = [
@@ -122,7 +122,7 @@ def test_no_two_intents_in_it_have_the_same_key() -> None:
     assert len(set(meant)) == len(keys) < len(DERIVED), "some are the same on purpose"
 
 
-def test_the_hard_cases_are_in_it() -> None:
+def test_the_vectors_contain_the_hard_cases() -> None:
     parts = ["scope", "operation", "key", "step"]
     assert any(not case["scope"] and not case["operation"] for case in CHILDREN)
     longest = [max(len(case[part]) for case in CHILDREN) for part in parts]

@@ -79,7 +79,7 @@ def test_the_uuid_is_not_made_from_the_child_key() -> None:
     assert key[4:16] != number.hex[:12]
 
 
-def test_of_the_uuid_all_other_bits_vary() -> None:
+def test_all_bits_of_the_uuid_vary_but_version_and_variant() -> None:
     """The version and the variant take six bits; the other 122 are the digest's."""
     numbers = [made(("s", "o", "k", str(n)))[1].int for n in range(200)]
     always, ever = (1 << 128) - 1, 0
@@ -183,13 +183,13 @@ def test_i8_the_same_holds_for_uuids() -> None:
     assert len(numbers) == len(some)
 
 
-def test_the_labels_cannot_be_taken_for_one_another() -> None:
+def test_no_label_is_the_beginning_of_another() -> None:
     labels = [identity.CHILD_KEY, identity.CHILD_UUID, identity.KEY_FOR]
     for one in labels:
         assert [other for other in labels if other.startswith(one)] == [one]
 
 
-def test_the_key_without_a_secret_suits_the_strictest_libraries() -> None:
+def test_the_hmac_key_without_a_secret_is_long_enough_for_fips() -> None:
     assert len(identity.NO_SECRET) * 8 >= 112
 
 
@@ -258,7 +258,7 @@ def test_bad_scopes_and_operations_are_refused(function: Any, part: str, high: i
             function("k", "s", **{part: bad})
 
 
-def test_a_refusal_never_tells_the_key() -> None:
+def test_the_error_for_a_bad_key_does_not_contain_the_key() -> None:
     for bad in ("s3cret\n", "s3cret" * 50):
         with pytest.raises(InvalidKey) as raised:
             child_key(bad, "step")

@@ -75,7 +75,7 @@ def test_i3_what_is_packed_is_unpacked(value: Any) -> None:
     assert type(again) is type(value)
 
 
-def test_a_codec_of_ones_own_is_named_in_the_envelope() -> None:
+def test_the_envelope_has_the_name_of_a_custom_codec() -> None:
     packed = pack_value(Reversed(), "abc")
     assert packed == b"\x01\x01\x08reversedcba"
     assert unpack(packed) == StoredValue("reversed", b"cba")
@@ -114,21 +114,21 @@ def test_json_of_another_shape_is_damaged(info: Any, kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"\x01", b"\x01\x01"])
-def test_an_empty_or_cut_envelope_is_told_so(body: bytes) -> None:
+def test_an_empty_or_cut_envelope_is_unreadable(body: bytes) -> None:
     stored = unpack(body)
     assert isinstance(stored, Unreadable)
     assert "empty or cut short" in stored.reason
 
 
 @pytest.mark.parametrize("version", [0, 2, 255])
-def test_another_version_is_told_so(version: int) -> None:
+def test_an_envelope_of_another_version_is_unreadable(version: int) -> None:
     stored = unpack(bytes([version]) + pack_value(JSON, 1)[1:])
     assert isinstance(stored, Unreadable)
     assert f"has format {version}, this version reads 1" in stored.reason
 
 
 @pytest.mark.parametrize("kind", [0, 4, 255])
-def test_an_unknown_kind_is_told_so(kind: int) -> None:
+def test_an_envelope_of_unknown_kind_is_unreadable(kind: int) -> None:
     stored = unpack(bytes([1, kind, 4]) + b"json{}")
     assert stored == Unreadable(f"the stored outcome is of unknown kind {kind}")
 
@@ -146,7 +146,7 @@ def test_an_unknown_kind_is_told_so(kind: int) -> None:
         b"\x02\xffjson{}",
     ],
 )
-def test_a_damaged_envelope_is_told_so(rest: bytes) -> None:
+def test_a_damaged_envelope_is_unreadable(rest: bytes) -> None:
     assert unpack(b"\x01" + rest) == Unreadable("the stored outcome is damaged")
 
 

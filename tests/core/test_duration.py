@@ -32,7 +32,7 @@ from oncekey.core.errors import ConfigurationError
         (timedelta(days=7), 604_800_000_000),
     ],
 )
-def test_what_is_written_is_meant(written: Any, us: int) -> None:
+def test_durations_are_read_as_microseconds(written: Any, us: int) -> None:
     assert microseconds(written, name="lease") == us
 
 
@@ -46,7 +46,7 @@ def test_other_texts_are_refused_by_the_name_of_the_option(written: str) -> None
 
 
 @pytest.mark.parametrize("written", [30, 1.5, None, True, b"30s", ["30s"]])
-def test_a_bare_number_leaves_the_unit_open(written: Any) -> None:
+def test_a_bare_number_is_refused_because_it_has_no_unit(written: Any) -> None:
     with pytest.raises(ConfigurationError, match=f"lease is a {type(written).__name__}, which"):
         microseconds(written, name="lease")
 
@@ -57,7 +57,7 @@ def test_a_negative_timedelta_is_refused() -> None:
 
 
 @given(us=st.integers(0, 10**15))
-def test_human_spelling_is_read_back_exactly(us: int) -> None:
+def test_human_text_is_read_back_exactly(us: int) -> None:
     assert microseconds(human(us), name="x") == us
 
 
@@ -65,5 +65,5 @@ def test_human_spelling_is_read_back_exactly(us: int) -> None:
     ("us", "text"),
     [(0, "0s"), (1, "1us"), (10_000, "10ms"), (90_000_000, "1m30s"), (86_400_000_000, "1d")],
 )
-def test_human_spelling_is_short(us: int, text: str) -> None:
+def test_human_text_is_short(us: int, text: str) -> None:
     assert human(us) == text

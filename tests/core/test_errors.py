@@ -80,7 +80,7 @@ def test_the_docstring_draws_the_tree(kind: type[OncekeyError]) -> None:
 
 
 @pytest.mark.parametrize("kind", [Terminal, NotStarted])
-def test_what_a_body_raises_stands_beside_the_tree(kind: type[Exception]) -> None:
+def test_errors_that_a_body_raises_are_outside_the_tree(kind: type[Exception]) -> None:
     assert kind.__bases__ == (Exception,)
     assert str(kind("declined")) == "declined"
 
@@ -92,7 +92,7 @@ def test_a_message_says_which_operation_and_key(kind: type[OncekeyError]) -> Non
     assert str(kind()) == ""
 
 
-def test_defaults_of_the_extras() -> None:
+def test_the_attributes_of_errors_have_defaults() -> None:
     assert InFlight("x").retry_after == 1.0
     assert StoreUnavailable("x").ambiguous is True
     assert StoreUnavailable("x").value is None

@@ -44,13 +44,13 @@ def test_i7_version_1_never_changes(request_: Any, digest: str) -> None:
     assert fingerprint(request_).hex() == "01" + digest
 
 
-def test_no_request_has_a_first_byte_of_its_own() -> None:
+def test_the_fingerprint_of_no_request_has_its_own_first_byte() -> None:
     digest = "c0383142d5fcef62c66cbe1abd859d4a5cb8bb40a75af900f402c5b2bc3ba005"
     assert fingerprint(None).hex() == "ff" + digest
     assert version_of(fingerprint(None)) == NO_REQUEST
 
 
-def test_the_version_stands_in_front() -> None:
+def test_the_first_byte_of_a_fingerprint_is_its_version() -> None:
     made = fingerprint({"a": 1})
     assert (made[0], len(made)) == (VERSION, 33)
     assert version_of(made) == VERSION == 1
@@ -113,16 +113,16 @@ DIFFERENT: list[Any] = [
 
 
 @pytest.mark.parametrize("number", range(len(DIFFERENT)), ids=lambda n: repr(DIFFERENT[n]))
-def test_i7_what_is_not_the_same_is_different(number: int) -> None:
+def test_i7_different_requests_have_different_fingerprints(number: int) -> None:
     one, others = DIFFERENT[number], DIFFERENT[number + 1 :]
     assert fingerprint(one) not in [fingerprint(other) for other in others]
 
 
-def test_bytes_are_taken_as_they_are_and_never_as_text() -> None:
+def test_bytes_are_fingerprinted_as_they_are_and_not_as_text() -> None:
     assert fingerprint(b'"a"') != fingerprint("a")
     assert fingerprint(b"null") != fingerprint(None)
 
 
-def test_what_cannot_be_said_is_refused() -> None:
+def test_a_request_without_a_canonical_form_is_refused() -> None:
     with pytest.raises(InvalidKey, match="a object has no canonical form"):
         fingerprint(object())

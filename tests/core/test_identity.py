@@ -69,7 +69,7 @@ def test_i8_where_the_parts_are_cut_matters(text: str, data: st.DataObject) -> N
         (("é", "op", "k"), ("e\u0301", "op", "k")),
     ],
 )
-def test_i8_look_alikes_are_told_apart(
+def test_i8_keys_that_look_alike_have_different_ids(
     one: tuple[str, str, str], two: tuple[str, str, str]
 ) -> None:
     assert id_of(*one) != id_of(*two)
@@ -162,7 +162,7 @@ def test_what_cannot_be_printed_is_refused_in_every_part(bad: str, part: int) ->
     [(0, 0, SCOPE_MAX_CHARS), (1, 1, OPERATION_MAX_CHARS), (2, 1, KEY_MAX_CHARS)],
     ids=["scope", "operation", "key"],
 )
-def test_limits_at_their_boundaries(part: int, low: int, high: int) -> None:
+def test_each_part_is_accepted_up_to_its_limit(part: int, low: int, high: int) -> None:
     def with_length(length: int) -> bytes:
         triple = ["s", "o", "k"]
         triple[part] = "ä" * length  # limits count characters, not bytes
@@ -193,7 +193,7 @@ def test_scope_and_operation_must_be_text(part: int, bad: Any) -> None:
 # --- secrets ----------------------------------------------------------------------------------
 
 
-def test_a_secret_changes_everything_that_is_stored_or_sent() -> None:
+def test_a_secret_changes_ids_fingerprints_and_child_keys() -> None:
     parent = PLAIN.identify("s", "o", "k")
     assert parent.id != KEYED.identify("s", "o", "k").id
     assert PLAIN.child_key(parent, "step") != KEYED.child_key(parent, "step")
@@ -207,7 +207,7 @@ def test_a_secret_may_be_text() -> None:
     assert Identities(SECRET.decode()).check_value() == KEYED.check_value()
 
 
-def test_the_check_value_is_the_same_for_the_same_secret_and_tells_nothing_of_it() -> None:
+def test_the_check_value_depends_on_the_secret_and_does_not_contain_it() -> None:
     assert Identities(SECRET).check_value() == KEYED.check_value()
     assert PLAIN.check_value().hex() == "34498c668c76f6db158cb09a1de36561"
     assert KEYED.check_value().hex() == "62b2186136d739f0b427cd367ee95780"
@@ -227,6 +227,6 @@ def test_other_secrets_are_refused(secret: Any) -> None:
         Identities(secret)
 
 
-def test_nothing_asked_has_the_fingerprint_of_none() -> None:
+def test_no_request_has_the_fingerprint_of_none() -> None:
     assert PLAIN.fingerprint(None).hex().startswith("ffc0383142d5fcef")
     assert KEYED.fingerprint(None).hex().startswith("ffd9c0974d8fb8f3")

@@ -82,7 +82,7 @@ def test_the_format_never_changes() -> None:
 
 
 @given(asked=_requests)
-def test_keys_fit_everywhere_and_tell_their_namespace(asked: Asked) -> None:
+def test_derived_keys_are_short_and_start_with_their_namespace(asked: Asked) -> None:
     key = made(asked)
     assert len(key) <= 64
     assert re.fullmatch(r"(?:[a-z0-9._-]{1,16}:)?kf1-[0-9a-f]{40}", key)
@@ -90,7 +90,7 @@ def test_keys_fit_everywhere_and_tell_their_namespace(asked: Asked) -> None:
     assert check_key(key) == Identities().identify("", "op", key).key == key
 
 
-def test_the_longest_key_there_is() -> None:
+def test_the_longest_derived_key_has_61_characters() -> None:
     widest = key_for("😀" * 100, "😀" * 1_000, occurrence="😀" * 255, namespace="n" * 16)
     assert len(widest) == NAMESPACE_MAX_CHARS + 1 + 44 == 61
 
@@ -105,7 +105,7 @@ def test_the_same_request_has_the_same_key_in_whatever_order_its_members_come(as
 
 
 @given(asked=_requests, data=st.data())
-def test_every_part_counts(asked: Asked, data: st.DataObject) -> None:
+def test_every_part_changes_the_derived_key(asked: Asked, data: st.DataObject) -> None:
     place = data.draw(st.sampled_from([0, 1, 2, 3]))
     change = [_tricky, _plain, _occurrences, _namespaces][place]
     other = list(asked)
@@ -115,7 +115,7 @@ def test_every_part_counts(asked: Asked, data: st.DataObject) -> None:
     )
 
 
-def test_confusable_requests_have_keys_of_their_own() -> None:
+def test_confusable_requests_have_different_keys() -> None:
     """Delimiters, quotes and digits wherever they may stand, so that joined parts would meet."""
     texts = ["".join(letters) for n in (1, 2, 3) for letters in product('1:"', repeat=n)]
     params: list[Any] = [1, 11, 111, "", "1", ":", "1:1"]
@@ -134,12 +134,12 @@ class Purchase:
     count: int
 
 
-def test_the_order_of_members_and_the_kind_of_mapping_do_not_count() -> None:
+def test_the_order_of_members_and_the_type_of_mapping_do_not_change_the_key() -> None:
     same = [PARAMS, dict(reversed(PARAMS.items())), Purchase("A-1", 2)]
     assert len({key_for("buy", params) for params in same}) == 1
 
 
-def test_values_of_other_kinds_are_told_apart() -> None:
+def test_values_of_different_types_have_different_keys() -> None:
     some: list[Any] = [1, "1", 1.0, True, Decimal(1), b"1", None, "null", [], {}, "", [1], {"1": 1}]
     some += [date(2026, 10, 17), "2026-10-17", UUID(int=1), str(UUID(int=1)), {1}]
     assert len({key_for("buy", params) for params in some}) == len(some)
@@ -166,20 +166,20 @@ class Weekday(enum.StrEnum):
         (Weekday.MONDAY, "mon"),
     ],
 )
-def test_an_occurrence_is_a_name_however_it_was_read(one: Any, same: str) -> None:
+def test_an_occurrence_is_used_as_text_whatever_its_type(one: Any, same: str) -> None:
     """A counter that comes back from a queue as text is still the same purchase."""
     key = key_for("buy", PARAMS, occurrence=one)
     assert key == key_for("buy", PARAMS, occurrence=same)
     assert key != key_for("buy", PARAMS)
 
 
-def test_no_occurrence_is_none_of_its_values() -> None:
+def test_no_occurrence_differs_from_every_occurrence() -> None:
     values: list[str | int] = ["None", "null", "0", 1, "absent", "-", '""']
     keys = {key_for("buy", PARAMS, occurrence=value) for value in values}
     assert len(keys | {key_for("buy", PARAMS)}) == len(values) + 1
 
 
-def test_a_secret_makes_other_keys() -> None:
+def test_a_secret_changes_derived_keys() -> None:
     keys = {key_for("buy", PARAMS, secret=secret) for secret in (None, SECRET, b"x" * 64)}
     assert len(keys) == 3
     assert key_for("buy", PARAMS, secret=SECRET.decode()) in keys
@@ -214,7 +214,7 @@ def test_bad_operations_are_refused(operation: Any) -> None:
 
 
 @pytest.mark.parametrize("params", [object(), {1: "a"}, [float("nan")], {"a": object}])
-def test_params_without_one_spelling_are_refused(params: Any) -> None:
+def test_params_without_a_canonical_form_are_refused(params: Any) -> None:
     with pytest.raises(InvalidKey, match=r"made from these params \(.+\); give plain values"):
         key_for("buy", params)
 
@@ -228,7 +228,7 @@ def test_bad_occurrences_are_refused(occurrence: Any) -> None:
         key_for("buy", PARAMS, occurrence=occurrence)
 
 
-def test_a_time_of_day_is_no_occurrence() -> None:
+def test_a_datetime_is_refused_as_an_occurrence() -> None:
     with pytest.raises(InvalidKey, match="a retry would have another one"):
         key_for("buy", PARAMS, occurrence=datetime.now(UTC))
 
@@ -287,7 +287,7 @@ def test_a_key_that_can_be_used_comes_back_as_text() -> None:
         (b"s3cret", "not bytes"),
     ],
 )
-def test_another_one_is_refused_with_what_to_do(key: Any, wrong: str) -> None:
+def test_a_key_that_cannot_be_used_is_refused_with_what_to_do(key: Any, wrong: str) -> None:
     with pytest.raises(InvalidKey, match=re.escape(wrong)) as raised:
         check_key(key)
     assert "take new_key(), or key_for(...)" in str(raised.value)

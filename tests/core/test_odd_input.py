@@ -34,7 +34,7 @@ class Speechless(Exception):
         ([Decimal("1"), ["Decimal", "1"]], [["Decimal", "1"], Decimal("1")]),
     ],
 )
-def test_i7_what_json_cannot_say_is_never_taken_for_plain_values(one: Any, other: Any) -> None:
+def test_i7_tagged_values_never_equal_plain_values(one: Any, other: Any) -> None:
     assert canonical(one) != canonical(other)
 
 
@@ -46,7 +46,7 @@ def test_i7_keys_that_json_would_change_are_refused(value: Any) -> None:
         canonical(value)
 
 
-def test_a_subclass_of_dict_is_looked_into_as_well() -> None:
+def test_keys_of_a_dict_subclass_are_checked_too() -> None:
     with pytest.raises(TypeError, match="not text"):
         JSONCodec().dump(OrderedDict({1: "a"}))
 
@@ -65,7 +65,7 @@ def test_an_operation_that_is_no_text_is_refused(operation: Any) -> None:
         Identities().identify("", operation, "k")
 
 
-def test_a_number_too_large_to_spell_is_no_key() -> None:
+def test_a_number_too_large_to_print_is_refused_as_a_key() -> None:
     with pytest.raises(InvalidKey, match="too large"):
         Identities().identify("", "op", 10**5000)
 
@@ -75,7 +75,7 @@ def test_a_duration_of_too_many_digits_is_refused() -> None:
         Policy(lease="9" * 5000 + "s")
 
 
-def test_an_enum_of_texts_is_its_text() -> None:
+def test_a_text_enum_is_the_same_key_as_its_text() -> None:
     """Renaming the enum must not run operations again."""
     identities = Identities()
     assert identities.identify("", "op", Colour.RED) == identities.identify("", "op", "red")
@@ -96,7 +96,7 @@ def test_a_codec_whose_name_cannot_be_stored_is_refused(name: Any) -> None:
         codec_for(codec)
 
 
-def test_an_error_that_cannot_say_itself_is_stored_all_the_same() -> None:
+def test_an_error_whose_str_raises_is_stored_by_its_type() -> None:
     assert b"Speechless" in pack_error(Speechless())
     with Once("memory://") as once:
 
@@ -109,7 +109,7 @@ def test_an_error_that_cannot_say_itself_is_stored_all_the_same() -> None:
             once.run("op", "k", body)
 
 
-def test_a_guards_mistakes_show_when_it_is_written() -> None:
+def test_a_guard_with_a_bad_operation_or_codec_is_refused_when_it_is_made() -> None:
     with Once("memory://") as once:
         with pytest.raises(InvalidKey, match="operation"):
             once.guard("", key=str)

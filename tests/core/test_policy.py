@@ -42,7 +42,7 @@ def test_the_defaults_are_the_safe_ones() -> None:
     assert policy.max_bytes == MAX_BYTES_DEFAULT == 1024 * 1024
 
 
-def test_terms_are_what_was_asked_in_microseconds() -> None:
+def test_times_are_the_durations_in_microseconds() -> None:
     policy = Policy(lease="2s", keep=timedelta(hours=1), audit="0s", wait="250ms", retry_safe=True)
     assert policy.times == PolicyTimes(
         2 * SECOND, 3_600 * SECOND, 0, 250_000, retry_safe=True, recover_grace=2 * SECOND
@@ -58,7 +58,7 @@ def test_terms_are_what_was_asked_in_microseconds() -> None:
         ("wait", 0, WAIT_MAX_US),
     ],
 )
-def test_durations_at_their_boundaries(name: str, low: int, high: int) -> None:
+def test_a_duration_is_accepted_within_its_limits(name: str, low: int, high: int) -> None:
     for good in (low, high):
         options: dict[str, Any] = {name: us(good)}
         assert getattr(Policy(**options).times, name) == good
@@ -89,7 +89,9 @@ def test_max_bytes_at_its_limits(good: int) -> None:
         ({"keep": "soon"}, "keep='soon' is not a duration"),
     ],
 )
-def test_mistakes_show_at_construction(options: dict[str, Any], message: str) -> None:
+def test_a_bad_option_is_refused_when_the_policy_is_made(
+    options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigurationError, match=message):
         Policy(**options)
 
@@ -100,7 +102,7 @@ def test_a_level_may_be_given_by_name() -> None:
     assert policy.required_level is Level.AT_MOST_ONCE
 
 
-def test_options_give_a_changed_copy() -> None:
+def test_with_options_returns_a_changed_copy() -> None:
     policy = Policy(lease="2s", keep="1h")
     other = policy.with_options(lease="5s", retry_safe=True)
     assert (other.times.lease, other.times.keep) == (5 * SECOND, 3_600 * SECOND)
@@ -118,7 +120,7 @@ def test_an_unknown_option_is_refused_with_the_known_ones() -> None:
         Policy().with_options(tll="5s", leese="5s")
 
 
-def test_terms_are_no_option() -> None:
+def test_times_are_no_option() -> None:
     assert "times" not in OPTION_NAMES
     with pytest.raises(ConfigurationError, match="unknown option times"):
         Policy().with_options(times=Policy().times)
@@ -130,7 +132,7 @@ def test_a_policy_cannot_be_changed_in_place() -> None:
         policy.lease = "1s"  # type: ignore[misc]
 
 
-def test_policies_are_compared_by_what_was_written() -> None:
+def test_policies_are_compared_by_their_options() -> None:
     assert Policy(lease="30s") == Policy()
     assert hash(Policy(lease="30s")) == hash(Policy())
     assert Policy(lease="31s") != Policy()

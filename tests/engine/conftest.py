@@ -1,4 +1,4 @@
-"""Lets plain `pytest` find `tests.core.making`, as `python -m pytest` does by itself."""
+"""Lets plain `pytest` find `tests.core.sample_records`, as `python -m pytest` does by itself."""
 
 from __future__ import annotations
 

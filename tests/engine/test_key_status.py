@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from tests.core.making import record
+from tests.core.sample_records import record
 
 from oncekey.core.codec import (
     JSON,

@@ -6,7 +6,7 @@ import logging
 from typing import Any
 
 import pytest
-from tests.core.making import record
+from tests.core.sample_records import record
 from tests.engine.engine_parts import parts_with
 
 from oncekey.core.codec import JSON, Tombstone, pack_error, pack_value, unpack

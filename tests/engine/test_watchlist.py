@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.core.making import record
+from tests.core.sample_records import record
 
 from oncekey.core.record import Record, State, Step
 from oncekey.core.step_format import ARGUMENTS

@@ -1,6 +1,6 @@
-"""Running the hammer until enough has happened, and saying what did.
+"""Runs of the hammer until enough has happened, with a summary of what did.
 
-A busy machine gets more time, not less to do: a run that did too little is followed by another.
+On a busy machine a run may do too little; then another one follows.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def run_until_enough(
     least: Mapping[str, float],
     capsys: pytest.CaptureFixture[str],
 ) -> Counter[str]:
-    """Run plans until at least `least` was counted in all; no run may violate anything."""
+    """Run plans until the counts reach `least` in all; no run may have a violation."""
     counts: Counter[str] = Counter()
     missing: dict[str, int] = {}
     for run in range(RUNS_MAX):
@@ -46,7 +46,7 @@ def show(
 
 
 def caught_at(rule: str, make_plan: Callable[[int], HammerPlan]) -> list[str]:
-    """Run plans on a store that is broken on purpose until this rule fires."""
+    """Run plans on a store that is broken on purpose until this rule is violated."""
     for run in range(RUNS_MAX):
         report = run_hammer(make_plan(run))
         assert not [words for words in report.violations if "ended with" in words]

@@ -30,13 +30,15 @@ def replayed(at: int, fence: int, body: str = "out", **more: Any) -> Entry:
     return claim(at, "reader", "Replay", fence, given_state=S, given_body=body, **more)
 
 
-def text(at: int, verb: str, owner: str, fence: int, reply: str = "Done", **more: Any) -> Entry:
+def owner_command(
+    at: int, verb: str, owner: str, fence: int, reply: str = "Done", **more: Any
+) -> Entry:
     return Entry("key", verb, at, at + 10, reply, owner=owner, fence=fence, **more)
 
 
 def finished(at: int, owner: str, fence: int, reply: str = "Done", **more: Any) -> Entry:
     values = {"state": S, "body": "out", **more}
-    return text(at, "Finish", owner, fence, reply, **values)
+    return owner_command(at, "Finish", owner, fence, reply, **values)
 
 
 SAFE = {"retry_safe": True}
@@ -45,14 +47,14 @@ CLEAN = [
     claim(50, "b", "Busy"),
     claim(60, "b", "Mismatched", fingerprint="other"),
     granted(70, "a", 1),
-    text(80, "Renew", "a", 1, lease=LEASE),
+    owner_command(80, "Renew", "a", 1, lease=LEASE),
     finished(100, "a", 1),
     finished(200, "a", 1),
     replayed(300, 1),
     granted(100 + KEEP, "c", 2, **SAFE),
     granted(200 + KEEP + LEASE, "d", 3, 2, taken_over=True, **SAFE),
     finished(300 + KEEP + LEASE, "c", 2, "Lost"),
-    text(400 + KEEP + LEASE, "Release", "d", 3),
+    owner_command(400 + KEEP + LEASE, "Release", "d", 3),
     granted(500 + KEEP + LEASE, "e", 4, 3),
     claim(600 + KEEP + LEASE * 2, "f", "Unknown", 4, given_fingerprint="usual"),
 ]
@@ -69,13 +71,13 @@ BROKEN = {
     ],
     "i2_the_overtaken_are_refused": [
         granted(0, "a", 1, **SAFE), granted(LEASE, "b", 2, 2, taken_over=True, **SAFE),
-        text(LEASE + 50, "Renew", "a", 1, lease=LEASE),
+        owner_command(LEASE + 50, "Renew", "a", 1, lease=LEASE),
     ],
     "i5_leases_never_overlap": [
         granted(0, "a", 1, **SAFE), granted(LEASE // 2, "b", 2, 2, taken_over=True, **SAFE)
     ],
     "i5_leases_never_overlap (renewed)": [
-        granted(0, "a", 1, **SAFE), text(LEASE // 2, "Renew", "a", 1, lease=LEASE),
+        granted(0, "a", 1, **SAFE), owner_command(LEASE // 2, "Renew", "a", 1, lease=LEASE),
         granted(LEASE, "b", 2, 2, taken_over=True, **SAFE),
     ],
     "i1_every_run_has_its_reason": [
@@ -86,7 +88,7 @@ BROKEN = {
     ],
     "i12_a_fresh_start_only_after_expiry": [granted(0, "a", 1), granted(LEASE * 2, "b", 2)],
     "i12_a_fresh_start_only_after_expiry (freed)": [
-        granted(0, "a", 1), text(50, "Release", "a", 1), granted(LEASE * 2, "b", 2)
+        granted(0, "a", 1), owner_command(50, "Release", "a", 1), granted(LEASE * 2, "b", 2)
     ],
     "i3_replays_are_what_was_stored": [
         granted(0, "a", 1), finished(20, "a", 1), replayed(40, 1, "other")
@@ -105,14 +107,14 @@ BROKEN = {
         granted(0, "a", 1),
         claim(LEASE, "b", "Unknown", 1, fingerprint="other", given_fingerprint="usual"),
     ],
-    "i9_repeats_are_known": [granted(0, "a", 1), claim(40, "a", "Busy")],
-    "i9_repeats_are_known (finish)": [
+    "i9_repeats_get_the_same_reply": [granted(0, "a", 1), claim(40, "a", "Busy")],
+    "i9_repeats_get_the_same_reply (finish)": [
         granted(0, "a", 1), finished(20, "a", 1), finished(40, "a", 1, "Lost")
     ],
     "i14_a_living_owner_is_accepted": [granted(0, "a", 1), finished(50, "a", 1, "Lost")],
     "i14_a_living_owner_is_accepted (renewed)": [
-        granted(0, "a", 1), text(LEASE // 2, "Renew", "a", 1, lease=LEASE),
-        text(LEASE + 50, "Release", "a", 1, "Lost"),
+        granted(0, "a", 1), owner_command(LEASE // 2, "Renew", "a", 1, lease=LEASE),
+        owner_command(LEASE + 50, "Release", "a", 1, "Lost"),
     ],
 }  # fmt: skip
 
@@ -126,26 +128,26 @@ def test_a_clean_history_has_no_violations() -> None:
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_each_rule_fires(name: str) -> None:
+def test_each_rule_finds_what_it_is_for(name: str) -> None:
     assert name.split()[0] in rules_fired(BROKEN[name])
 
 
-def test_no_rule_is_untested() -> None:
+def test_every_rule_has_a_broken_history() -> None:
     assert {rule.__name__ for rule in RULES} == {name.split()[0] for name in BROKEN}
 
 
-def test_a_release_without_a_fence_frees_the_last_that_was_granted() -> None:
-    """Its owner's first claim was forgotten in the meantime: the repeat began afresh (I12)."""
+def test_a_release_without_a_fence_frees_the_last_grant_of_its_owner() -> None:
+    """Its owner's first claim had expired, so the repeated one started a new generation (I12)."""
     entries = [
         granted(0, "a", 1),
         granted(LEASE + KEEP, "a", 2),
-        text(LEASE + KEEP + 50, "Release", "a", 0),
+        owner_command(LEASE + KEEP + 50, "Release", "a", 0),
         granted(LEASE + KEEP + 100, "b", 3, 2),
     ]
     assert rules_fired(entries) == set()
 
 
-def test_a_store_that_failed_leaves_only_the_rules_that_need_no_whole_log() -> None:
+def test_with_a_failed_command_only_rules_that_need_no_complete_log_apply() -> None:
     gap = Entry("key", "Claim", 5, 15, "error", owner="x")
     assert rules_fired([granted(0, "a", 1), granted(LEASE * 2, "b", 2), gap]) == set()
     assert "i5_leases_never_overlap" in rules_fired([*BROKEN["i5_leases_never_overlap"], gap])
@@ -158,22 +160,22 @@ def failed(what: Entry) -> Entry:
     return replace(what, reply="error", seen=False, given_fence=0, given_attempt=0)
 
 
-def test_a_repeat_in_time_tells_what_became_of_the_first() -> None:
+def test_a_repeat_in_time_shows_that_the_first_took_effect() -> None:
     first, second = failed(granted(0, "a", 1)), granted(50, "a", 1)
     assert resolve_failures([first, second], KEEP) == ([replace(second, sent=0)], True)
     ended, again = failed(finished(100, "a", 1)), finished(200, "a", 1)
     assert resolve_failures([ended, again], KEEP) == ([ended, replace(again, sent=100)], True)
 
 
-def test_a_refused_repeat_in_time_tells_that_the_first_had_no_effect() -> None:
+def test_a_refused_repeat_in_time_shows_that_the_first_had_no_effect() -> None:
     first, second = failed(claim(0, "a", "?")), claim(50, "a", "Busy")
     assert resolve_failures([first, second], KEEP) == ([second], True)
     ended, again = failed(finished(100, "a", 1)), finished(200, "a", 1, "Lost")
     assert resolve_failures([ended, again], KEEP) == ([ended, again], True)
 
 
-def test_a_repeat_that_is_told_unknown_may_have_been_the_one_to_give_up() -> None:
-    """Then the record counts from the first, whose reply never came."""
+def test_a_repeat_that_gets_unknown_may_have_been_the_one_to_give_up() -> None:
+    """Then the record's time counts from the first, whose reply never came."""
     gave_up, later = claim(LEASE, "b", "Unknown", 1, given_fingerprint="usual"), LEASE + 50_000
     repeat = replace(gave_up, sent=later, came=later + 10)
     assert resolve_failures([failed(gave_up), repeat], KEEP) == (
@@ -188,21 +190,26 @@ def test_a_repeat_that_is_told_unknown_may_have_been_the_one_to_give_up() -> Non
 
 
 @pytest.mark.parametrize(
-    ("first", "answers"),
+    ("first", "repeats"),
     [
-        (claim(0, "a", "?"), []),  # nobody asked again
-        (claim(0, "a", "?"), [granted(LEASE, "a", 2)]),  # somebody may have come between
+        (claim(0, "a", "?"), []),  # no repeat
+        (claim(0, "a", "?"), [granted(LEASE, "a", 2)]),  # somebody may have come in between
         (claim(0, "a", "?"), [claim(LEASE, "a", "Busy")]),
         (claim(0, "a", "?"), [claim(LEASE, "a", "Unknown", 1)]),
         (claim(0, "a", "?"), [granted(50, "a", 2, 2)]),  # taken over, or freed before?
-        (text(0, "Release", "a", 1), [text(50, "Release", "a", 1, "Lost")]),
+        (owner_command(0, "Release", "a", 1), [owner_command(50, "Release", "a", 1, "Lost")]),
         (finished(0, "a", 1), [finished(KEEP, "a", 1, "Lost")]),
         (finished(0, "a", 1), [finished(50, "a", 2)]),  # of another fence
     ],
 )
-def test_otherwise_nobody_knows(first: Entry, answers: list[Entry]) -> None:
-    assert resolve_failures([failed(first), *answers], KEEP)[1] is False
+def test_otherwise_it_stays_unknown_whether_the_first_took_effect(
+    first: Entry, repeats: list[Entry]
+) -> None:
+    assert resolve_failures([failed(first), *repeats], KEEP)[1] is False
 
 
-def test_a_lost_renewal_matters_to_no_rule() -> None:
-    assert resolve_failures([failed(text(0, "Renew", "a", 1, lease=LEASE))], KEEP) == ([], True)
+def test_whether_a_lost_renewal_took_effect_does_not_matter() -> None:
+    assert resolve_failures([failed(owner_command(0, "Renew", "a", 1, lease=LEASE))], KEEP) == (
+        [],
+        True,
+    )

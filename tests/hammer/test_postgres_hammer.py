@@ -1,8 +1,7 @@
-"""The multi-process hammer on PostgreSQL: each way to claim, a pooler, the ring, lost replies
-(I1-I7, I9, I12).
+"""The hammer on PostgreSQL: each way to claim, a pooler, the ring, lost replies (I1-I7, I9, I12).
 
-Seconds here; with ONCEKEY_SOAK=1 (`make hammer-postgres`) 32 processes for a minute, on a server
-whose files are on the disk. It fails if too little happened to mean anything.
+It runs for seconds; with ONCEKEY_SOAK=1 (`make hammer-postgres`) 32 processes for a minute, on a server
+whose files are on the disk. It fails if too little happened to prove anything.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def hammered() -> Iterator[Postgres]:
-    """The server to strike: in a long run one of its own, on the disk."""
+    """The server to use: in a long run one of its own, with its files on the disk."""
     if SOAK:
         with require(lambda: Postgres(settings={"max_connections": 300})) as running:
             yield running
@@ -78,12 +77,14 @@ def url_of(address: str, schema: str, **options: Any) -> str:
 
 
 def fresh(postgres: Postgres, schema: str) -> str:
-    """A schema that is not there yet."""
+    """Drop the schema if it exists; its name."""
     postgres.execute(f'DROP SCHEMA IF EXISTS "{schema}" CASCADE')
     return schema
 
 
-def test_the_hammer_finds_nothing(hammered: Postgres, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_hammer_finds_no_violation_on_postgresql(
+    hammered: Postgres, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert hammered.execute("SHOW fsync") == [("on",)]
 
     def plan(run: int) -> HammerPlan:
@@ -96,7 +97,7 @@ def test_the_hammer_finds_nothing(hammered: Postgres, capsys: pytest.CaptureFixt
     assert counts["store errors"] == 0
 
 
-def test_the_hammer_finds_nothing_on_the_ring(
+def test_the_hammer_finds_no_violation_on_the_ring(
     hammered: Postgres, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A boundary every 50 ms, and slots emptied as they pass."""
@@ -115,7 +116,7 @@ def test_the_hammer_finds_nothing_on_the_ring(
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_the_hammer_finds_nothing_whatever_is_set(
+def test_the_hammer_finds_no_violation_with_any_setting(
     hammered: Postgres, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = VARIANTS[name]
@@ -133,10 +134,10 @@ def test_the_hammer_finds_nothing_whatever_is_set(
     assert counts["store errors"] == 0
 
 
-def test_i9_replies_lost_on_the_way_are_no_loss(
+def test_i9_the_hammer_finds_no_violation_if_replies_are_lost(
     hammered: Postgres, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The server did it, and the connection broke before it could say so."""
+    """The server applied the command, and the connection broke before the reply."""
     with require(lambda: Proxy(hammered.port)) as proxy, losing_replies(proxy):
         address = hammered.url(DATABASE, port=proxy.port)
 
@@ -150,12 +151,12 @@ def test_i9_replies_lost_on_the_way_are_no_loss(
         least = {"claims": 300, "takeovers": 3, "replays": 100, "store errors": 20}
         if SOAK:
             least = {what: number * 8 for what, number in least.items()}
-        run_until_enough("a bad line", plan, least, capsys)
+        run_until_enough("lost replies", plan, least, capsys)
 
 
 @contextmanager
 def losing_replies(proxy: Proxy) -> Iterator[None]:
-    """Lose one reply after the other for as long as this lasts."""
+    """Lose one reply after the other while the block runs."""
     over = threading.Event()
 
     def lose() -> None:
@@ -177,7 +178,9 @@ def losing_replies(proxy: Proxy) -> Iterator[None]:
 
 @pytest.mark.parametrize("retention", ["plain", "ring"])
 @pytest.mark.parametrize("sabotage", ["FinishWithoutOwner", "StealsLeases"])
-def test_the_hammer_finds_a_broken_store(hammered: Postgres, sabotage: str, retention: str) -> None:
+def test_the_hammer_finds_a_store_that_is_broken_on_purpose(
+    hammered: Postgres, sabotage: str, retention: str
+) -> None:
     options = RING if retention == "ring" else {}
 
     def plan(run: int) -> HammerPlan:

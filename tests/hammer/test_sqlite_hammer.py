@@ -1,6 +1,6 @@
-"""The multi-process hammer on SQLite: seconds here, a minute with ONCEKEY_SOAK=1 (I1-I7, I9, I12).
+"""The hammer on SQLite: for seconds, with ONCEKEY_SOAK=1 for a minute (I1-I7, I9, I12).
 
-It prints what it did, and fails if that was too little to mean anything.
+It prints what it did, and fails if that was too little to prove anything.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tests.support.hammer import HammerPlan
 
 SECONDS = 60.0 if SOAK else 8.0
 
-# At least so much must have happened; a long run must do in proportion.
+# The least that must happen in a run of seconds; a longer run must do more in proportion.
 LEAST = {
     "claims": 2_000,
     "grants": 300,
@@ -32,7 +32,7 @@ LEAST = {
     "swept": 150,
 }
 
-# What each broken store must be caught at, among other things.
+# The rule that each broken store must violate, among others.
 CAUGHT_AT = {
     "FinishWithoutOwner": "i2_",
     "StealsLeases": "i5_leases_never_overlap",
@@ -42,7 +42,9 @@ CAUGHT_AT = {
 }
 
 
-def test_the_hammer_finds_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_hammer_finds_no_violation_on_sqlite(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     def plan(run: int) -> HammerPlan:
         return HammerPlan(f"sqlite:///{tmp_path}/{run}.db", seconds=SECONDS, seed=run)
 
@@ -52,7 +54,7 @@ def test_the_hammer_finds_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize("sabotage", CAUGHT_AT)
-def test_the_hammer_finds_a_broken_store(tmp_path: Path, sabotage: str) -> None:
+def test_the_hammer_finds_a_store_that_is_broken_on_purpose(tmp_path: Path, sabotage: str) -> None:
     def plan(run: int) -> HammerPlan:
         url = f"sqlite:///{tmp_path}/{run}.db"
         return HammerPlan(url, seconds=1.5, processes=8, keys=12, sabotage=sabotage, seed=run)

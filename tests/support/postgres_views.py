@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import psycopg
-from tests.core.making import record
+from tests.core.sample_records import record
 from tests.support.postgres_stores import server
 from tests.support.servers import Postgres, find_postgres
 

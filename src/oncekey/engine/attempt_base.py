@@ -36,7 +36,7 @@ class AttemptBase:
         "_on_lost",
         "_policy",
         "_runner",
-        "_steps",
+        "_steps_made",
     )
 
     def __init__(self, runner: Any, job: Job, grant: Grant) -> None:
@@ -51,7 +51,7 @@ class AttemptBase:
         self._depth = 0
         self._lost = False
         self._closed = False
-        self._steps = AttemptSteps(grant.steps)
+        self._steps_made: list[AttemptSteps] = []
         self._on_lost: Callable[[], object] | None = None
 
     @property
@@ -113,6 +113,21 @@ class AttemptBase:
         return self._identities.child_uuid(self._identity, name)
 
     # --- for the engine ---------------------------------------------------------------------
+
+    @property
+    def _steps(self) -> AttemptSteps:
+        """The steps of this attempt. They are made on first use, since most attempts have none."""
+        if not self._steps_made:
+            # Two threads may both append; everybody uses the first.
+            self._steps_made.append(AttemptSteps(self._grant.steps))
+        return self._steps_made[0]
+
+    @property
+    def _has_steps(self) -> bool:
+        """True if a step of this or of an earlier attempt has begun."""
+        if not self._steps_made and not self._grant.steps:
+            return False
+        return bool(self._steps.stored)
 
     def _enter_transaction(self, depth: int) -> None:
         """Run without a deadline: in the caller's transaction no lease can end. Store calls are

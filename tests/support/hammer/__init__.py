@@ -1,7 +1,23 @@
-"""The hammer: many processes on one store, with pauses, crashes and lost replies; then a checker.
+"""The hammer: many processes work on a few keys of one real store at once, then a checker reads
+their logs.
 
-from tests.support.hammer import HammerPlan, run_hammer
-report = run_hammer(HammerPlan("sqlite:////tmp/keys.db", seconds=60))
+How it works. A parent process forks the workers and a sweeper. Each worker runs attempts, through
+Once and by bare commands, with random pauses, lost replies and crashes, and logs every command with
+its reply and both times. The checker then holds the invariants of CONTRIBUTING.md against the logs
+of all workers, key by key; it never asks the store. To show that it finds something, it is also run
+on stores that are broken on purpose.
+
+    hammer_run      the plan of a run, and the parent that forks the workers
+    worker          what one worker does
+    command_log     one line per command, in a file of each worker
+    lost_replies    which commands without a reply took effect, by the replies to their repeats
+    key_history     the log of one key in order: grants, outcomes, generations
+    checker         the invariants
+    saboteurs       stores that are broken on purpose
+
+How to run it. `python -m tests.support.hammer --store sqlite:////tmp/keys.db --seconds 60` prints
+counts and violations as JSON; `pytest tests/hammer` runs it for seconds, with ONCEKEY_SOAK=1 for a
+minute. In code: `report = run_hammer(HammerPlan("sqlite:////tmp/keys.db", seconds=60))`.
 """
 
 from tests.support.hammer.checker import HammerReport

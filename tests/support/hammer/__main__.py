@@ -1,4 +1,4 @@
-"""`python -m tests.support.hammer`: prints counts and violations as JSON; exit 1 on any."""
+"""`python -m tests.support.hammer`: prints counts and violations as JSON; exits with 1 if any."""
 
 from __future__ import annotations
 

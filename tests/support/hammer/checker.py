@@ -1,7 +1,8 @@
-"""The offline checker: the invariants over the union of all logs, key by key.
+"""Checks the invariants over the logs of all workers, key by key, after the run.
 
-Each rule yields violations in words. It trusts only what was sent and answered when, never the
-store: an overlap is an overlap of what two owners could rightly believe.
+Each rule yields violations as text. It relies only on which commands were sent, which replies came
+and when, never on the store: two leases overlap if two owners could rightly believe that they hold
+the key.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from itertools import pairwise
 from tests.support.hammer.command_log import Entry
 from tests.support.hammer.key_history import FINAL, Grant, KeyHistory, histories
 
-# The store's clock is the wall's, the logs' is monotonic; NTP may slew one against the other.
+# The store reads the wall clock and the logs a monotonic one; NTP may slew one against the other.
 TOLERANCE_US = 1_500
 OWNER_VERBS = ("Finish", "Renew", "SaveStep", "Release", "Resolve")
 
 
 @dataclass(frozen=True, slots=True)
 class HammerReport:
-    """What a run of the hammer came to."""
+    """The result of a run: what was counted, and which invariants were violated."""
 
     counts: dict[str, int]
     violations: list[str]
@@ -32,7 +33,7 @@ Rule = Callable[[KeyHistory, int], Iterator[str]]
 
 
 def check(entries: Iterable[Entry], counts: dict[str, int], keep: int) -> HammerReport:
-    """Hold every rule against every key."""
+    """Check every rule for every key."""
     everything = list(entries)
     keys = histories(everything, keep)
     violations = [
@@ -50,7 +51,7 @@ def i6_fences_are_unique_and_grow(history: KeyHistory, keep: int) -> Iterator[st
             yield f"fence {fence} was granted to {owners} owners"
     for grant, overtaken in _with_next_came(history.grants):
         if overtaken is not None and overtaken < grant.sent:
-            yield f"fence {grant.fence} was asked for after a higher one had been granted"
+            yield f"fence {grant.fence} was claimed after a higher one had been granted"
 
 
 def i2_one_outcome_per_generation(history: KeyHistory, keep: int) -> Iterator[str]:
@@ -59,14 +60,14 @@ def i2_one_outcome_per_generation(history: KeyHistory, keep: int) -> Iterator[st
     for fence, some in history.outcomes.items():
         grant = history.grant(fence)
         if grant is None:
-            yield f"fence {fence} resolved but was never granted"
+            yield f"fence {fence} has an outcome but was never granted"
             continue
         seen[grant.generation] += len(some)
         if last[grant.generation] != fence:
-            yield f"fence {fence} resolved, yet fence {last[grant.generation]} was granted after it"
+            yield f"fence {fence} has an outcome, yet a later fence was granted: {last[grant.generation]}"
     for generation, number in seen.items():
         if number > 1:
-            yield f"generation {generation} was resolved {number} times"
+            yield f"generation {generation} has {number} outcomes"
 
 
 def i2_the_overtaken_are_refused(history: KeyHistory, keep: int) -> Iterator[str]:
@@ -88,7 +89,7 @@ def i5_leases_never_overlap(history: KeyHistory, keep: int) -> Iterator[str]:
 
 
 def i1_every_run_has_its_reason(history: KeyHistory, keep: int) -> Iterator[str]:
-    """Within a generation the next owner took over (both retry-safe) or the key was freed."""
+    """Within a generation, the next owner took over (both retry-safe), or the key was freed."""
     safe = False
     for before, after in pairwise([None, *history.grants]):
         assert after is not None
@@ -123,7 +124,7 @@ def i12_a_fresh_start_only_after_expiry(history: KeyHistory, keep: int) -> Itera
             since = before.until
         if after.came < since + keep - TOLERANCE_US:
             early = since + keep - after.came
-            yield f"fence {after.fence} began afresh {early} us before its forerunner expired"
+            yield f"fence {after.fence} started anew {early} us before its predecessor expired"
 
 
 def i3_replays_are_what_was_stored(history: KeyHistory, keep: int) -> Iterator[str]:
@@ -135,7 +136,7 @@ def i3_replays_are_what_was_stored(history: KeyHistory, keep: int) -> Iterator[s
             yield f"a replay of fence {entry.given_fence} is not what was stored"
         grant = history.grant(entry.given_fence)
         if grant is not None and grant.fingerprint != entry.fingerprint:
-            yield f"another request was answered with fence {entry.given_fence}"
+            yield f"another request got the outcome of fence {entry.given_fence}"
 
 
 def i4_what_was_stored_stays(history: KeyHistory, keep: int) -> Iterator[str]:
@@ -148,23 +149,23 @@ def i4_what_was_stored_stays(history: KeyHistory, keep: int) -> Iterator[str]:
         for entry in claims[after : bisect_left(times, expiry)]:
             right = entry.reply == "Replay" and entry.given_fence == fence
             if not right and entry.reply != "Mismatched" and entry.came < expiry:
-                yield f"after fence {fence} was stored a claim was answered {entry.reply}"
+                yield f"after fence {fence} was stored a claim got {entry.reply}"
 
 
 def i7_mismatch_exactly_when_it_differs(history: KeyHistory, keep: int) -> Iterator[str]:
     for entry in history.entries:
         if entry.reply == "Unknown" and entry.given_fingerprint != entry.fingerprint:
-            yield "another request was text unknown instead of mismatch"
+            yield "another request got unknown instead of mismatch"
         if entry.reply in ("Mismatched", "Busy"):
             holders = history.holders(entry.sent, entry.came)
             same = [grant.fingerprint == entry.fingerprint for grant in holders]
             if entry.reply == "Mismatched" and all(same):
-                yield "a claim was called a mismatch though nobody asked for anything else"
+                yield "a claim got a mismatch though no other request held the key"
             if entry.reply == "Busy" and not any(same):
-                yield "a claim was called busy though only another request held the key"
+                yield "a claim got busy though only another request held the key"
 
 
-def i9_repeats_are_known(history: KeyHistory, keep: int) -> Iterator[str]:
+def i9_repeats_get_the_same_reply(history: KeyHistory, keep: int) -> Iterator[str]:
     claimed: dict[str, Entry] = {}
     finished: dict[tuple[str, int, int, str], Entry] = {}
     closing: dict[str, int] = {}
@@ -196,7 +197,7 @@ def i9_repeats_are_known(history: KeyHistory, keep: int) -> Iterator[str]:
 
 
 def i14_a_living_owner_is_accepted(history: KeyHistory, keep: int) -> Iterator[str]:
-    """Whoever's lease is not over and who has not ended it holds the key: it cannot be lost."""
+    """An owner whose lease is not over and who has not ended it holds the key: it is not Lost."""
     closing = {(grant.owner, grant.fence): grant.closing_sent for grant in history.grants}
     alive: dict[tuple[str, int], tuple[int, int]] = {}  # known since, at least until
     for entry in history.entries:
@@ -215,14 +216,14 @@ def i14_a_living_owner_is_accepted(history: KeyHistory, keep: int) -> Iterator[s
 
 
 def _with_next_came(grants: Sequence[Grant]) -> Iterator[tuple[Grant, int | None]]:
-    """Each grant, and when the first grant with a higher fence was known to its owner."""
+    """Each grant, and when the owner of a grant with a higher fence first knew of it."""
     came: int | None = None
     for grant in reversed(grants):
         yield grant, came
         came = grant.came if came is None else min(came, grant.came)
 
 
-# Rules that hold even where the store failed and nobody knows what came of it.
+# Rules that hold also for keys of which some commands failed and may have been applied.
 CERTAIN_RULES: tuple[Rule, ...] = (
     i6_fences_are_unique_and_grow,
     i2_the_overtaken_are_refused,
@@ -236,7 +237,7 @@ RULES: tuple[Rule, ...] = (
     i3_replays_are_what_was_stored,
     i4_what_was_stored_stays,
     i7_mismatch_exactly_when_it_differs,
-    i9_repeats_are_known,
+    i9_repeats_get_the_same_reply,
     i14_a_living_owner_is_accepted,
 )
 

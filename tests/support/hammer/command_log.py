@@ -1,8 +1,8 @@
-"""What a hammer's processes did and saw: one line per command, written to a file of their own.
+"""The log of a worker: one line per command, in a file of its own.
 
-A line is written when the reply is there, also where the process then behaves as if it had never
-come (`seen` is False): the checker knows the whole truth, the processes do not. Times are
-CLOCK_MONOTONIC microseconds, which all processes of one host share.
+A line is written when the reply has come, also if the worker then acts as if the reply were lost
+(`seen` is False): the checker knows more than the workers do. Times are microseconds of
+CLOCK_MONOTONIC, which all processes of one host share.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def monotonic_us() -> int:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One command and its reply; `reply` is the reply's name, or "error"."""
+    """One command and its reply; `reply` is the name of its type, or "error"."""
 
     key: str
     verb: str
@@ -61,7 +61,7 @@ class Entry:
 
 
 def entry(command: Command, reply: Reply | None, sent: int, came: int, *, seen: bool) -> Entry:
-    """The line for one command."""
+    """The entry of one command."""
     values: dict[str, Any] = {}
     if isinstance(command, Claim | Finish | Renew | Release | SaveStep):
         values["owner"] = command.owner.hex()
@@ -103,7 +103,7 @@ def entry(command: Command, reply: Reply | None, sent: int, came: int, *, seen: 
 
 
 class Log:
-    """Appends lines in one go: what was written survives the death of the process."""
+    """Appends entries with one write each, so that they survive the death of the process."""
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -113,12 +113,12 @@ class Log:
         os.write(self._file, b"".join(lines))
 
     def count(self, what: str, number: int = 1) -> None:
-        """Something worth a count that is no command: a crash, a sweep."""
+        """Count something that is no command: a crash, a sweep."""
         os.write(self._file, json.dumps({"count": what, "number": number}).encode() + b"\n")
 
 
 def _non_defaults(entry: Entry) -> dict[str, Any]:
-    """What is not as usual."""
+    """The fields that differ from their defaults."""
     names = Entry.__slots__
     return {n: value for n in names if (value := getattr(entry, n)) != _DEFAULTS.get(n, _NONE)}
 

@@ -1,9 +1,9 @@
-"""Running the hammer: a parent of its own forks the workers and a sweeper, then checks the logs.
+"""A run of the hammer: a parent process forks the workers and a sweeper, then checks the logs.
 
     python -m tests.support.hammer --store sqlite:////tmp/keys.db --seconds 60
 
-The parent is a fresh process with one thread, so that forking is safe; a worker that crashes (on
-purpose) is replaced at once. Works on any store with a URL that several processes can open.
+The parent is a new process with one thread, so that forking is safe. A worker that crashes, on
+purpose, is replaced at once. Works with any store whose URL several processes can open.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ STORE_TRIES = 20
 
 @dataclass(frozen=True, slots=True)
 class HammerPlan:
-    """One run: `store` is a URL; durations in microseconds."""
+    """What to run: `store` is a URL, durations are in microseconds."""
 
     store: str
     seconds: float = 8.0
@@ -53,7 +53,7 @@ class HammerPlan:
 
 
 def run_hammer(plan: HammerPlan) -> HammerReport:
-    """Run it in a process of its own; what was counted and what was violated."""
+    """Run the plan in a process of its own."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.support.hammer", "--plan", json.dumps(asdict(plan))],
         cwd=Path(__file__).parents[3],
@@ -69,7 +69,7 @@ def run_hammer(plan: HammerPlan) -> HammerReport:
 
 
 def run_here(plan: HammerPlan) -> HammerReport:
-    """The parent: only in a process without other threads."""
+    """Run the plan in this process, which must have no other threads."""
     with tempfile.TemporaryDirectory(prefix="oncekey-hammer-") as name:
         logs = Path(name)
         _make_tables(plan)
@@ -108,11 +108,11 @@ def _open(plan: HammerPlan) -> Store:
 
 
 def _make_tables(plan: HammerPlan) -> None:
-    """Before the crowd comes; the line to the store may be bad."""
+    """Create the tables before the workers start; the connection may fail."""
     store = _open(plan)
     for left in reversed(range(STORE_TRIES)):
         try:
-            store.sweep(0)  # a lazy store makes them when it is first used
+            store.sweep(0)  # a lazy store creates them on first use
             break
         except StoreUnavailable:
             if not left:

@@ -1,4 +1,4 @@
-"""One key's history, put in order: who held it when, how each hold ended, in which generation.
+"""The history of one key: who held it when, how each grant ended, and in which generation.
 
 A generation is the life of a record from a fresh claim to its expiry; the first grant of one has
 attempt number 1. Owns the reading of the log; the rules are in checker.py.
@@ -34,12 +34,12 @@ class Grant:
     until: int
     taken_over: bool = False
     generation: int = 0
-    closing_sent: int | None = None  # when its owner first tried to end it
+    closing_sent: int | None = None  # when its owner first sent a finish or a release
 
 
 @dataclass(frozen=True, slots=True)
 class FinalOutcome:
-    """A final outcome that someone was text is stored."""
+    """A final outcome that is stored, by a reply that somebody got."""
 
     fence: int
     state: int
@@ -51,13 +51,17 @@ class FinalOutcome:
 
 @dataclass
 class KeyHistory:
+    """All that the logs say of one key."""
+
     key: str
     entries: list[Entry]
     grants: list[Grant] = field(default_factory=list)  # by fence
     outcomes: dict[int, list[FinalOutcome]] = field(default_factory=dict)  # by fence
     freed: dict[int, int] = field(default_factory=dict)  # fence: first sent
     unknown: dict[int, int] = field(default_factory=dict)  # fence: first sent
-    certain: bool = True  # False where the store itself failed: some grants may be missing
+    certain: bool = (
+        True  # False if a command failed and may have been applied: some grants may be missing
+    )
     _by_fence: dict[int, Grant] = field(default_factory=dict)
     _sent_from: list[int] = field(default_factory=list)  # the earliest sent from here on
     _superseded: list[int] = field(default_factory=list)  # when a later grant was first known
@@ -72,7 +76,7 @@ class KeyHistory:
         return [grant for grant in self.grants[first:last] if grant.sent <= came]
 
     def index(self) -> None:
-        """All grants are there: make them easy to find."""
+        """Build the indexes, once all grants are there."""
         sent = superseded = sys.maxsize
         for grant in reversed(self.grants):
             self._by_fence[grant.fence] = grant
@@ -85,7 +89,7 @@ class KeyHistory:
 
 
 def histories(entries: Iterable[Entry], keep: int) -> list[KeyHistory]:
-    """The log by key, each put in order."""
+    """The histories of all keys in the log."""
     by_key: dict[str, list[Entry]] = defaultdict(list)
     for entry in entries:
         by_key[entry.key].append(entry)
@@ -154,7 +158,7 @@ def _find_endings(history: KeyHistory) -> None:
         elif entry.verb == "Resolve":
             _first(history.freed, entry.fence, entry.sent)
         elif entry.verb == "Release":
-            # One without a fence frees the last that its owner was granted.
+            # A release without a fence frees the last grant of its owner.
             granted = [grant.fence for grant in owners[entry.owner] if grant.sent <= entry.came]
             for fence in [entry.fence] if entry.fence else granted[-1:]:
                 _first(history.freed, fence, entry.sent)

@@ -1,8 +1,8 @@
-"""Commands whose reply never came: what the sender's repeats tell about them.
+"""Commands whose reply never came: whether they took effect, by the replies to their repeats.
 
-A connection that breaks leaves a command that took effect or did not. Its sender repeats it, word
-for word, and the answer to that often settles the matter: then the two become one command that was
-sent when the first was and answered when the last was. Owns that reasoning and nothing else.
+A connection that breaks leaves a command that took effect or did not. Its sender repeats the same
+command, and the reply to that often decides the question: then the two become one command that was
+sent when the first was, and whose reply came when the last did.
 """
 
 from __future__ import annotations
@@ -15,20 +15,21 @@ from tests.support.hammer.command_log import Entry
 from oncekey.core.record import State
 
 ERROR = "error"
-# Whether these took effect matters to no rule: a lease that lasts longer than believed harms none.
+# No rule depends on whether these took effect: a lease may last longer than its owner believes.
 HARMLESS = ("Renew", "SaveStep", "Look")
 ENDINGS = ("Finish", "Release")
 
 
 def resolve_failures(entries: Sequence[Entry], keep: int) -> tuple[list[Entry], bool]:
-    """One key's log without the claims that failed, and whether the truth about all is known.
+    """The log of one key without the claims that failed, and whether it is known which of them took
+    effect.
 
-    What would have ended a hold stays in it: it may have.
+    A finish or release that failed stays in the log, since it may have ended a grant.
     """
     repeats: dict[tuple[object, ...], list[Entry]] = {}
     for entry in entries:
         if entry.reply != ERROR:
-            repeats.setdefault(_words(entry), []).append(entry)
+            repeats.setdefault(_content(entry), []).append(entry)
     resolved = {
         id(entry): entry for entry in entries if entry.reply != ERROR or entry.verb in ENDINGS
     }
@@ -36,36 +37,36 @@ def resolve_failures(entries: Sequence[Entry], keep: int) -> tuple[list[Entry], 
     for failed in entries:
         if failed.reply != ERROR or failed.verb in HARMLESS:
             continue
-        later = [one for one in repeats.get(_words(failed), ()) if one.sent >= failed.came]
-        answer = min(later, key=lambda entry: entry.sent, default=None)
-        if answer is not None and _took_effect(failed, answer):
-            known = resolved[id(answer)]
-            resolved[id(answer)] = replace(known, sent=min(known.sent, failed.sent))
-        elif answer is None or not _had_no_effect(failed, answer, keep):
+        later = [one for one in repeats.get(_content(failed), ()) if one.sent >= failed.came]
+        repeat = min(later, key=lambda entry: entry.sent, default=None)
+        if repeat is not None and _took_effect(failed, repeat):
+            known = resolved[id(repeat)]
+            resolved[id(repeat)] = replace(known, sent=min(known.sent, failed.sent))
+        elif repeat is None or not _had_no_effect(failed, repeat, keep):
             certain = False
     return list(resolved.values()), certain
 
 
-def _words(entry: Entry) -> tuple[object, ...]:
+def _content(entry: Entry) -> tuple[object, ...]:
     return (entry.verb, entry.owner, entry.fence, entry.state, entry.body, entry.note)
 
 
-def _took_effect(failed: Entry, answer: Entry) -> bool:
-    """Then or now: nobody else can have come between."""
+def _took_effect(failed: Entry, repeat: Entry) -> bool:
+    """The first command or its repeat took effect, and nobody else came in between."""
     if failed.verb != "Claim":
-        return answer.reply == "Done"
-    if answer.came >= failed.sent + failed.lease:
+        return repeat.reply == "Done"
+    if repeat.came >= failed.sent + failed.lease:
         return False
-    # A repeat does not tell whether the first took over from a dead owner. Where it is text that
-    # nobody knows, the first may have been the one to give the dead owner up.
-    how = answer.taken_over or answer.given_attempt == 1
-    return answer.reply == "Unknown" or (answer.reply == "Claimed" and how)
+    # The reply to a repeat does not say whether the first took over from a dead owner. If it is
+    # Unknown, the first may have been the one that gave up the dead owner.
+    how = repeat.taken_over or repeat.given_attempt == 1
+    return repeat.reply == "Unknown" or (repeat.reply == "Claimed" and how)
 
 
-def _had_no_effect(failed: Entry, answer: Entry, keep: int) -> bool:
-    """If it had, the repeat would have been answered otherwise."""
+def _had_no_effect(failed: Entry, repeat: Entry, keep: int) -> bool:
+    """If the first had taken effect, the reply to its repeat would be another."""
     if failed.verb == "Claim":
-        refused = answer.reply in ("Busy", "Mismatched", "Replay")
-        return refused and answer.came < failed.sent + failed.lease
+        refused = repeat.reply in ("Busy", "Mismatched", "Replay")
+        return refused and repeat.came < failed.sent + failed.lease
     final = failed.state in (State.SUCCEEDED, State.FAILED)
-    return failed.verb == "Finish" and final and answer.came < failed.sent + keep
+    return failed.verb == "Finish" and final and repeat.came < failed.sent + keep

@@ -1,6 +1,6 @@
-"""Stores broken on purpose, on top of any store: a hammer that finds nothing here proves nothing.
+"""Stores that are broken on purpose: a hammer that finds nothing in them would prove nothing.
 
-Each names the rule of the design it breaks.
+Each wraps a real store and names the invariant that it breaks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Saboteur:
         self.guarantee = inner.guarantee
         self.lazy = inner.lazy
 
-    def twist(self, command: Command) -> Command:
+    def changed(self, command: Command) -> Command:
         raise NotImplementedError
 
     def look(self, id: bytes) -> Record | None:
@@ -33,7 +33,7 @@ class Saboteur:
         return seen.record
 
     def apply(self, commands: Sequence[Command], /) -> list[Reply]:
-        return [self.inner.apply([self.twist(command)])[0] for command in commands]
+        return [self.inner.apply([self.changed(command)])[0] for command in commands]
 
     def bind(self, check: bytes, /) -> None:
         self.inner.bind(check)
@@ -55,18 +55,18 @@ class Saboteur:
 
 
 class FinishWithoutOwner(Saboteur):
-    """I2: whoever finishes, finishes."""
+    """I2: anybody may finish a key."""
 
-    def twist(self, command: Command) -> Command:
+    def changed(self, command: Command) -> Command:
         if isinstance(command, Finish) and (record := self.look(command.id)) is not None:
             return command._replace(owner=record.owner, fence=record.fence)
         return command
 
 
 class StealsLeases(Saboteur):
-    """I5: a claim puts a living owner out."""
+    """I5: a claim releases the claim of a living owner first."""
 
-    def twist(self, command: Command) -> Command:
+    def changed(self, command: Command) -> Command:
         if isinstance(command, Claim):
             record = self.look(command.id)
             if record is not None and record.state is State.PENDING:
@@ -75,27 +75,27 @@ class StealsLeases(Saboteur):
 
 
 class ForgetsEarly(Saboteur):
-    """I4, I12: outcomes are dropped before their time."""
+    """I4, I12: outcomes are deleted too early."""
 
-    def twist(self, command: Command) -> Command:
+    def changed(self, command: Command) -> Command:
         if isinstance(command, Claim):
             return command._replace(keep=command.keep // 10)
         return command
 
 
 class BlindToRequests(Saboteur):
-    """I7: every request looks the same."""
+    """I7: every request has the same fingerprint."""
 
-    def twist(self, command: Command) -> Command:
+    def changed(self, command: Command) -> Command:
         if isinstance(command, Claim):
             return command._replace(fingerprint=b"\x01same")
         return command
 
 
 class EveryoneIsRetrySafe(Saboteur):
-    """I1: a dead owner's key runs again though nobody said that it may."""
+    """I1: the key of a dead owner is taken over though it is not retry-safe."""
 
-    def twist(self, command: Command) -> Command:
+    def changed(self, command: Command) -> Command:
         if isinstance(command, Claim):
             return command._replace(retry_safe=True)
         return command

@@ -1,7 +1,7 @@
-"""One process of the hammer: attempts with pauses, crashes and lost replies, all logged.
+"""One worker process of the hammer: attempts with pauses, crashes and lost replies, all logged.
 
-`Recorder` stands between the engine (or the bare commands) and the store: it logs the truth, then
-perhaps loses the reply, or ends the process where a reply has come that nobody will see.
+A `Recorder` wraps the store: it logs every command with its reply, then may drop the reply or end
+the process.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from oncekey.core.record import State
 from oncekey.core.store import SWEEP_LIMIT_DEFAULT, CallerTransaction, Store, Unfinished
 from oncekey.engine.blocking.once import Once
 
-CRASHED = 7  # the exit code of a worker that ended on purpose
+CRASHED = 7  # the exit code of a worker that crashed on purpose
 
 LOSE_REPLY = 0.05
 CRASH = 0.003
@@ -49,7 +49,7 @@ UNSAFE = 0.4
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What the hammer strikes: how many keys, how long things last (microseconds)."""
+    """What the workers share: how many keys, and the durations in microseconds."""
 
     keys: int
     lease: int
@@ -59,9 +59,9 @@ class Load:
 
 
 class Recorder:
-    """A store that logs what goes through it and sometimes loses the reply or the process."""
+    """A store that logs every command, and sometimes drops the reply or ends the process."""
 
-    immediate = True  # the engine's commands go one by one: the worker makes batches itself
+    immediate = True  # no batches by the engine: the worker makes batches itself
     max_in_flight = 1
 
     def __init__(self, inner: Store, log: Log, dice: random.Random, *, crashes: bool) -> None:
@@ -105,7 +105,7 @@ class Recorder:
                 self._in_flight -= 1
 
     def _crash(self) -> None:
-        """End the process, unless another thread's call is under way: its reply would not be
+        """End the process, unless a call of another thread is in flight, whose reply would not be
         logged."""
         with self._lock:
             if not self._in_flight:
@@ -132,7 +132,7 @@ class Recorder:
 
 
 class Worker:
-    """Strikes random keys until its time is over."""
+    """Works on random keys until its time is over."""
 
     def __init__(self, store: Store, log: Log, load: Load, seed: int) -> None:
         self.dice = random.Random(seed)
@@ -169,7 +169,7 @@ class Worker:
             if chance < 0.2:
                 raise Terminal("the hammer says so")
             if chance < 0.4:
-                self.pause(2.0)  # kept alive by heartbeats
+                self.pause(2.0)  # heartbeats keep the claim alive
             return f"{attempt.fence}"
 
         try:
@@ -208,14 +208,14 @@ class Worker:
         )
 
     def hold(self, claim: Claim, fence: int) -> None:
-        """The life of a claim: most finish, some pause too long and try all the same."""
+        """What follows a granted claim: most finish, some pause too long and then try to."""
         id, owner = claim.id, claim.owner
         chance = self.dice.random()
         if chance < 0.08:
             self.log.count("abandoned")
             return
         if chance < 0.3:
-            self.pause(2.0)  # a zombie, if someone comes meanwhile
+            self.pause(2.0)  # a zombie, if somebody takes over meanwhile
         elif chance < 0.5:
             for _ in range(self.dice.randrange(4)):
                 self.pause(0.4)
@@ -228,7 +228,7 @@ class Worker:
             self.send(self.ending(id, owner, fence))
         if self.dice.random() < 0.1:
             self.pause(1.5)
-            self.send(self.ending(id, owner, fence))  # once more, much later
+            self.send(self.ending(id, owner, fence))  # once more, after a pause
 
     def ending(self, id: bytes, owner: bytes, fence: int) -> Finish:
         chance = self.dice.random()
@@ -247,7 +247,7 @@ class Worker:
     # --- many at once -------------------------------------------------------------------------
 
     def in_batches(self) -> None:
-        """Claims of many keys in one batch; then their endings, and more claims between them."""
+        """Claim many keys in one batch; then end them in another, with more claims among them."""
         claims = self.claims()
         endings: list[Command] = []
         for claim, reply in zip(claims, self.send_all(claims), strict=True):
@@ -259,10 +259,10 @@ class Worker:
             self.pause(1.5)
         mixed = [*endings, *self.claims()[: BATCH_MAX // 2]]
         self.dice.shuffle(mixed)
-        self.send_all(mixed)  # who is granted a key here abandons it
+        self.send_all(mixed)  # keys that are granted here are abandoned
 
     def claims(self) -> list[Claim]:
-        """Some, now and then two of one key."""
+        """Some claims, sometimes two of one key."""
         numbers = range(self.dice.randint(2, BATCH_MAX))
         return [self.claim(f"key {self.dice.randrange(self.load.keys)}") for _ in numbers]
 
@@ -274,13 +274,13 @@ class Worker:
             return Release(claim.id, claim.owner, fence)
         return self.ending(claim.id, claim.owner, fence)
 
-    # --- and repeats --------------------------------------------------------------------------
+    # --- sending ------------------------------------------------------------------------------
 
     def send(self, command: Command) -> Reply | None:
         return self.send_all([command])[0]
 
     def send_all(self, commands: Sequence[Command]) -> Sequence[Reply | None]:
-        """The replies; lost ones are asked for again, with the very same commands."""
+        """Send commands, and send the same ones again while their replies are lost."""
         for _ in range(5):
             try:
                 return self.store.apply(commands)

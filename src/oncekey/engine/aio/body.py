@@ -88,5 +88,5 @@ def check_begun(progress: AsyncProgress, attempt: AttemptBase, job: Job) -> None
     """Raise BodyNotRun if the body returned a coroutine or a generator and has run nothing before.
     One that waited, or took steps, counts as run: its caller learns that its result cannot be
     stored."""
-    if type(progress.value) in UNSTARTED and not progress.waited and not attempt._steps.stored:
+    if type(progress.value) in UNSTARTED and not progress.waited and not attempt._has_steps:
         raise not_run(job, progress.value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.core.making import (
+from tests.core.sample_records import (
     ASKED,
     AUDIT,
     ELSE,
@@ -45,7 +45,7 @@ def written(before: Record | None, **asked: Any) -> Record:
 # --- the order -------------------------------------------------------------------------------
 
 
-def test_the_rules_stand_in_the_order_of_the_design() -> None:
+def test_the_claim_rules_are_in_the_order_of_the_design() -> None:
     names = [holds.__name__ for holds, _ in CLAIM_RULES]
     assert names == [
         "_expired",
@@ -64,7 +64,9 @@ def test_the_rules_stand_in_the_order_of_the_design() -> None:
 @pytest.mark.parametrize("state", list(State))
 @pytest.mark.parametrize("owner", [ME, OTHER])
 @pytest.mark.parametrize("asked", [ASKED, ELSE])
-def test_expired_beats_everything(state: State, owner: bytes, asked: bytes) -> None:
+def test_an_expired_record_is_claimed_whatever_it_says(
+    state: State, owner: bytes, asked: bytes
+) -> None:
     old = record(state, owner=owner, steps=(DONE_STEP,))
     reply = decide(old, claim(fingerprint=asked), old.expires_at).reply
     assert isinstance(reply, Claimed)
@@ -72,7 +74,7 @@ def test_expired_beats_everything(state: State, owner: bytes, asked: bytes) -> N
 
 
 @pytest.mark.parametrize("asked", [ASKED, ELSE])
-def test_a_straggler_of_a_released_owner_is_lost_although_the_key_is_free(asked: bytes) -> None:
+def test_a_late_claim_of_a_released_owner_is_lost_although_the_key_is_free(asked: bytes) -> None:
     assert decide(record(ABSENT, owner=ME), claim(fingerprint=asked), NOW).reply == Lost()
 
 
@@ -94,7 +96,7 @@ def test_i7_mismatch_comes_before_takeover_and_giving_up(safe: bool) -> None:
     assert decision == (Mismatched(1), None, None)
 
 
-def test_mismatch_tells_the_version_of_the_stored_fingerprint() -> None:
+def test_a_mismatch_has_the_version_of_the_stored_fingerprint() -> None:
     stored = fingerprint({"cents": 1})
     assert decide(record(fingerprint=stored), claim(), NOW).reply == Mismatched(VERSION)
     assert decide(record(fingerprint=b"\x07later"), claim(), NOW).reply == Mismatched(7)
@@ -129,14 +131,14 @@ def test_a_first_claim_writes_the_whole_record() -> None:
     )
 
 
-def test_a_claim_again_renews_the_lease_and_nothing_else() -> None:
+def test_a_repeated_claim_renews_the_lease_and_nothing_else() -> None:
     before = record(owner=ME, attempt=3, steps=(DONE_STEP,), lease_until=NOW + 1)
     decision = decide(before, claim(keep=KEEP + 7), NOW)
     assert decision.reply == Claimed(FENCE, 3, (DONE_STEP,), taken_over=False)
     assert decision.write == before._replace(lease_until=NOW + LEASE)
 
 
-def test_a_claim_again_holds_also_after_the_lease() -> None:
+def test_a_repeated_claim_is_granted_also_after_the_lease() -> None:
     """Nobody has taken over: the record still names me."""
     assert written(record(owner=ME, lease_until=NOW - 1)).lease_until == NOW + LEASE
 
@@ -152,12 +154,12 @@ def test_my_own_finished_key_is_replayed_too() -> None:
     assert isinstance(decide(record(SUCCEEDED, owner=ME), claim(), NOW).reply, Replay)
 
 
-def test_an_unknown_key_is_told_so_and_nothing_is_written() -> None:
+def test_a_claim_of_an_unknown_key_gets_unknown_and_writes_nothing() -> None:
     before = record(UNKNOWN)
     assert decide(before, claim(retry_safe=True), NOW) == (Unknown(before, NOW), None, None)
 
 
-def test_i5_a_live_lease_is_in_flight_up_to_its_last_microsecond() -> None:
+def test_i5_a_live_lease_is_busy_up_to_its_last_microsecond() -> None:
     before = record(retry_safe=True)
     at = before.lease_until
     assert decide(before, claim(retry_safe=True), at - 1).reply == Busy(1)
@@ -172,7 +174,7 @@ def test_takeover_needs_both_to_be_retry_safe(dead: bool, new: bool) -> None:
     assert decision == (Unknown(given_up, NOW), given_up, None)
 
 
-def test_a_takeover_keeps_steps_and_birth_and_takes_the_new_terms() -> None:
+def test_a_takeover_keeps_steps_and_created_at_and_takes_the_new_times() -> None:
     before = record(retry_safe=True, lease_until=NOW, steps=(DONE_STEP,), attempt=4)
     asked = claim(retry_safe=True, keep=7, audit=8)
     decision = decide(before, asked, NOW)
@@ -250,7 +252,7 @@ def test_expiry_counts_from_the_end_or_else_from_the_lease() -> None:
     assert record(SUCCEEDED).audit_until == NOW - 10 + KEEP + AUDIT
 
 
-def test_what_is_undecided_stays_for_keep_unknown_and_by_default_for_ever() -> None:
+def test_an_undecided_record_stays_for_keep_unknown_and_by_default_for_ever() -> None:
     """A claim that is not retry-safe counts too: nobody may have met it since its owner died."""
     assert record(keep_unknown=7).expires_at == NOW + 50 + 7
     assert record(UNKNOWN, keep_unknown=7).audit_until == NOW - 10 + 7 + AUDIT
@@ -277,7 +279,7 @@ def test_i12_expired_and_garbage_at_the_exact_boundary(state: State) -> None:
     assert is_garbage(old, old.audit_until)
 
 
-def test_without_an_audit_window_what_expires_is_garbage_at_once() -> None:
+def test_without_an_audit_window_an_expired_record_is_garbage_at_once() -> None:
     old = record(SUCCEEDED, audit=0)
     assert is_garbage(old, old.expires_at)
     assert decide(old, claim(), old.expires_at).archive is None
@@ -291,13 +293,13 @@ def test_an_expired_generation_is_archived_until_its_audit_ends(state: State) ->
     assert decide(old, claim(), old.audit_until).archive is None
 
 
-def test_a_freed_record_is_never_worth_archiving() -> None:
+def test_a_freed_record_is_never_archived() -> None:
     old = record(ABSENT)
     assert decide(old, claim(), NOW).archive is None
     assert decide(old, claim(), old.expires_at).archive is None
 
 
-def test_state_now_knows_the_dead_before_anyone_has_met_them() -> None:
+def test_state_now_is_unknown_for_a_dead_owner_before_any_claim() -> None:
     assert state_now(None, NOW) is ABSENT
     assert state_now(record(lease_until=NOW + 1), NOW) is PENDING
     assert state_now(record(lease_until=NOW), NOW) is UNKNOWN

@@ -13,7 +13,7 @@ STRONG = Guarantee(Level.TRANSACTIONAL, "one file, synchronous=FULL")
 WEAK = Guarantee(Level.BEST_EFFORT, "it forgets")
 
 
-def test_the_order_of_the_levels() -> None:
+def test_levels_are_ordered_by_what_they_promise() -> None:
     assert Level.BEST_EFFORT < Level.AT_MOST_ONCE < Level.FENCED < Level.TRANSACTIONAL
     assert [level.label for level in Level] == [
         "best effort",
@@ -32,7 +32,7 @@ def test_the_order_of_the_levels() -> None:
         (True, True, Level.TRANSACTIONAL),
     ],
 )
-def test_what_an_operation_gets_on_a_durable_store(
+def test_the_effective_level_on_a_durable_store(
     retry_safe: bool, transactional: bool, level: Level
 ) -> None:
     assert STRONG.effective(retry_safe=retry_safe, transactional=transactional) is level
@@ -40,7 +40,7 @@ def test_what_an_operation_gets_on_a_durable_store(
 
 @pytest.mark.parametrize("retry_safe", [True, False])
 @pytest.mark.parametrize("transactional", [True, False])
-def test_a_store_that_forgets_gives_best_effort_whatever_is_asked(
+def test_the_effective_level_on_a_best_effort_store_is_best_effort(
     retry_safe: bool, transactional: bool
 ) -> None:
     effective = WEAK.effective(retry_safe=retry_safe, transactional=transactional)
@@ -49,7 +49,9 @@ def test_a_store_that_forgets_gives_best_effort_whatever_is_asked(
 
 @pytest.mark.parametrize("required", list(Level))
 @pytest.mark.parametrize("effective", list(Level))
-def test_nothing_runs_below_the_level_it_requires(required: Level, effective: Level) -> None:
+def test_an_operation_below_its_required_level_is_refused(
+    required: Level, effective: Level
+) -> None:
     if effective >= required:
         check_level(required, effective, STRONG, "charge")
         return
@@ -70,11 +72,11 @@ def test_nothing_runs_below_the_level_it_requires(required: Level, effective: Le
         (Level.TRANSACTIONAL, Level.TRANSACTIONAL),
     ],
 )
-def test_levels_by_name(written: Any, level: Level) -> None:
+def test_a_level_is_parsed_by_name(written: Any, level: Level) -> None:
     assert parse_level(written) is level
 
 
 @pytest.mark.parametrize("written", ["", "best", 2, None, True])
-def test_other_names_are_refused_with_the_choices(written: Any) -> None:
+def test_another_level_name_is_refused_with_the_choices(written: Any) -> None:
     with pytest.raises(ConfigurationError, match="choose best_effort, at_most_once, fenced, trans"):
         parse_level(written)

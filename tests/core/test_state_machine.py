@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given, settings
-from tests.core.making import (
+from tests.core.sample_records import (
     ELSE,
     ENDED,
     ME,
@@ -110,7 +110,9 @@ CASES: list[tuple[Trigger, Record | None, Command]] = [
 
 
 @pytest.mark.parametrize(("state", "event"), list(itertools.product(State, Trigger)))
-def test_every_pair_of_state_and_event_is_as_written_down(state: State, event: Trigger) -> None:
+def test_every_pair_of_state_and_trigger_is_in_the_table_or_has_no_transition(
+    state: State, event: Trigger
+) -> None:
     expected = EXPECTED[state].get(event)
     if expected is not None:
         assert TRANSITIONS[state, event] is expected
@@ -126,7 +128,7 @@ def test_the_table_cannot_be_changed_at_run_time() -> None:
 
 
 @pytest.mark.parametrize(("event", "before", "command"), CASES)
-def test_each_event_leads_where_the_table_says(
+def test_each_trigger_leads_to_the_state_in_the_table(
     event: Trigger, before: Record | None, command: Command
 ) -> None:
     write = decide(before, command, NOW).write
@@ -134,7 +136,7 @@ def test_each_event_leads_where_the_table_says(
     assert write.state is TRANSITIONS[before.state if before else ABSENT, event]
 
 
-def test_each_event_of_the_table_has_a_case_above() -> None:
+def test_each_trigger_of_the_table_has_a_case() -> None:
     assert {event for event, _, _ in CASES} == set(Trigger) - {Trigger.EXPIRE}
 
 
@@ -217,7 +219,7 @@ def test_i6_the_fence_never_falls_and_rises_with_every_new_owner(
 
 @settings(max_examples=200)
 @given(before=records(), asked=claims, now=times)
-def test_i7_mismatch_exactly_when_a_bound_key_is_asked_for_something_else(
+def test_i7_mismatch_exactly_if_another_request_claims_a_bound_key(
     before: Record, asked: Claim, now: int
 ) -> None:
     reply = decide(before, asked, now).reply
@@ -269,7 +271,7 @@ def test_a_write_keeps_the_identity_and_the_times_make_sense(
 
 @pytest.mark.parametrize("state", list(State))
 @pytest.mark.parametrize("steps", [(), (Step("pay", False, b"", NOW),)], ids=["bare", "steps"])
-def test_what_is_decided_or_freed_without_a_trace_has_ended(
+def test_a_record_decided_or_freed_before_any_step_has_ended(
     state: State, steps: tuple[Step, ...]
 ) -> None:
     ended = state in (SUCCEEDED, FAILED) or (state is ABSENT and not steps)
@@ -278,7 +280,7 @@ def test_what_is_decided_or_freed_without_a_trace_has_ended(
 
 @settings(max_examples=500)
 @given(before=records(), command=commands, now=times)
-def test_i10_what_had_ended_and_begins_again_has_a_fence_of_its_time(
+def test_i10_a_claim_of_an_ended_record_has_a_new_fence(
     before: Record, command: Command, now: int
 ) -> None:
     """So a listing of what was claimed since some time finds it, however old the record is."""

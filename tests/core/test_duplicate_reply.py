@@ -50,7 +50,7 @@ def records() -> list[Record | None]:
     return found
 
 
-def test_i7_a_duplicate_is_told_what_the_machine_would_tell_it_and_writes_nothing() -> None:
+def test_i7_a_duplicate_gets_the_reply_that_the_state_machine_would_give() -> None:
     told = 0
     for record, first, second, safe, also in product(
         records(), FINGERPRINTS, FINGERPRINTS, (False, True), (False, True)
@@ -70,7 +70,7 @@ def test_i7_a_duplicate_is_told_what_the_machine_would_tell_it_and_writes_nothin
     assert told > 1_000
 
 
-def test_a_duplicate_of_the_same_request_is_always_answered() -> None:
+def test_a_duplicate_of_the_same_request_always_gets_a_reply() -> None:
     """Else a herd would be sent one by one. Only a straggler's Lost says nothing to others."""
     for record, safe in product(records(), (False, True)):
         leader = claim(b"first", FINGERPRINTS[0], safe)
@@ -79,7 +79,7 @@ def test_a_duplicate_of_the_same_request_is_always_answered() -> None:
         assert (shared is None) == isinstance(reply, Lost)
 
 
-def test_what_says_nothing_about_another_request_is_not_shared() -> None:
+def test_a_reply_that_does_not_cover_another_request_is_not_shared() -> None:
     """A key held by a caller's transaction, whose request nobody outside has seen."""
     leader, other = (claim(b"o", fingerprint, False) for fingerprint in FINGERPRINTS[:2])
     assert reply_to_duplicate(leader, Busy(5), leader) == Busy(5)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.core.making import (
+from tests.core.sample_records import (
     FENCE,
     ID,
     KEEP,
@@ -48,12 +48,12 @@ def written(before: Record, command: Command, now: int = NOW) -> Record:
 @pytest.mark.parametrize(
     "wrong", [{"owner": ME}, {"fence": FENCE - 1}, {"fence": FENCE + 1}], ids=str
 )
-def test_another_owner_or_fence_is_lost(verb: Verb, wrong: dict[str, Any]) -> None:
+def test_a_command_of_another_owner_or_fence_is_lost(verb: Verb, wrong: dict[str, Any]) -> None:
     assert decide(record(), verb(**wrong), NOW) == LOST
 
 
 @pytest.mark.parametrize("verb", OWNERS_VERBS)
-def test_without_a_record_everything_is_lost(verb: Verb) -> None:
+def test_a_command_without_a_record_is_lost(verb: Verb) -> None:
     assert decide(None, verb(), NOW) == LOST
 
 
@@ -71,14 +71,14 @@ def test_i2_i9_a_second_finish_is_done_only_if_it_is_the_same(was: State, into: 
 
 
 @pytest.mark.parametrize("state", [SUCCEEDED, FAILED])
-def test_i2_a_late_finish_does_not_pass_for_what_others_decided_meanwhile(state: State) -> None:
+def test_i2_a_late_finish_is_not_done_for_what_others_decided_meanwhile(state: State) -> None:
     """Given up, resolved by hand; then the owner wakes and ends the same way with other bytes."""
     resolved = written(record(UNKNOWN), resolve(state=state))
     assert decide(resolved, finish(state=state, body=b"mine"), NOW).reply == Lost()
     assert decide(resolved, finish(state=state, body=b"found"), NOW) == DONE
 
 
-def test_an_interrupted_owner_of_a_key_given_up_meanwhile_is_told_done() -> None:
+def test_an_interrupted_owner_of_a_key_given_up_meanwhile_gets_done() -> None:
     assert decide(record(UNKNOWN, body=b""), finish(state=UNKNOWN), NOW) == DONE
 
 
@@ -88,7 +88,7 @@ def test_i9_a_second_release_is_done_only_if_the_key_is_free(was: State) -> None
 
 
 @pytest.mark.parametrize("verb", OWNERS_VERBS)
-def test_the_owner_may_act_after_its_lease_while_nobody_else_came(verb: Verb) -> None:
+def test_the_owner_may_act_after_its_lease_until_somebody_claims(verb: Verb) -> None:
     """Losing is being overtaken, not being late."""
     assert decide(record(lease_until=NOW - 1), verb(), NOW).reply == Done()
 
@@ -109,14 +109,14 @@ def test_renew_moves_the_lease_from_now() -> None:
     assert written(before, renew(lease=7)) == before._replace(lease_until=NOW + 7)
 
 
-def test_release_leaves_a_stone_with_its_fence() -> None:
+def test_release_leaves_a_tombstone_with_its_fence() -> None:
     before = record()
     after = written(before, release())
     assert after == before._replace(state=ABSENT, lease_until=NOW)
     assert after.fence == FENCE, "the next fence must be above this one (I6)"
 
 
-def test_release_without_a_fence_takes_back_a_claim_whose_reply_was_lost() -> None:
+def test_release_without_a_fence_frees_a_claim_whose_reply_was_lost() -> None:
     assert written(record(), release(fence=None)).state is ABSENT
     assert decide(record(), release(fence=None, owner=ME), NOW) == LOST
 
@@ -141,7 +141,7 @@ def test_steps_do_not_disturb_each_other() -> None:
     assert after.lease_until == before.lease_until
 
 
-def test_look_shows_the_record_as_it_stands_and_the_clock() -> None:
+def test_look_returns_the_record_and_the_clock() -> None:
     expired = record(SUCCEEDED, finished_at=1, keep=1)
     assert decide(expired, Look(ID), NOW) == (Seen(expired, NOW), None, None)
     assert decide(None, Look(ID), NOW) == (Seen(None, NOW), None, None)
@@ -158,7 +158,7 @@ def test_resolve_decides_an_unknown_key_and_keeps_the_note(state: State) -> None
     )
 
 
-def test_resolve_free_leaves_a_stone_that_expires_from_now() -> None:
+def test_resolve_free_leaves_a_tombstone_that_expires_from_now() -> None:
     after = written(record(UNKNOWN), resolve(state=ABSENT, body=b""))
     assert (after.state, after.finished_at, after.lease_until) == (ABSENT, 0, NOW)
     assert after.expires_at == NOW + KEEP
@@ -166,7 +166,7 @@ def test_resolve_free_leaves_a_stone_that_expires_from_now() -> None:
 
 
 @pytest.mark.parametrize("state", [SUCCEEDED, FAILED, ABSENT])
-def test_resolve_meets_a_dead_owner_that_nobody_has_met_yet(state: State) -> None:
+def test_resolve_decides_the_key_of_a_dead_owner_before_any_claim(state: State) -> None:
     assert written(record(lease_until=NOW), resolve(state=state)).state is state
 
 
@@ -183,7 +183,7 @@ def test_resolve_meets_a_dead_owner_that_nobody_has_met_yet(state: State) -> Non
     ],
     ids=["alive", "retry-safe", "failed", "resolved otherwise", "freed", "expired", "newer"],
 )
-def test_resolve_touches_nothing_that_is_not_unknown(before: Record) -> None:
+def test_resolve_changes_only_unknown_records(before: Record) -> None:
     assert decide(before, resolve(), NOW) == LOST
 
 
@@ -199,7 +199,7 @@ def test_i9_a_repeated_resolve_is_done(state: State) -> None:
 
 
 @pytest.mark.parametrize("state", [SUCCEEDED, FAILED])
-def test_a_late_owner_is_the_one_witness_of_what_was_given_up(state: State) -> None:
+def test_a_late_owner_may_finish_a_key_that_was_given_up(state: State) -> None:
     given_up = record(UNKNOWN, body=b"")
     after = written(given_up, finish(state=state))
     assert after == given_up._replace(state=state, finished_at=NOW, body=b"answer")
@@ -207,7 +207,7 @@ def test_a_late_owner_is_the_one_witness_of_what_was_given_up(state: State) -> N
     assert decide(after, finish(state=state), NOW + 1) == DONE, "I9: its reply may be lost"
 
 
-def test_a_late_owner_may_say_that_nothing_happened() -> None:
+def test_a_late_owner_may_release_a_key_that_was_given_up() -> None:
     given_up = record(UNKNOWN, body=b"")
     for command in (release(), release(fence=None)):
         after = written(given_up, command)
@@ -215,7 +215,7 @@ def test_a_late_owner_may_say_that_nothing_happened() -> None:
         assert decide(after, command, NOW + 1) == DONE
 
 
-def test_what_was_given_up_is_nobody_elses_to_finish() -> None:
+def test_nobody_but_the_owner_may_finish_a_key_that_was_given_up() -> None:
     given_up = record(UNKNOWN, body=b"")
     for verb in (finish, release):
         assert decide(given_up, verb(owner=ME), NOW) == LOST
@@ -224,7 +224,7 @@ def test_what_was_given_up_is_nobody_elses_to_finish() -> None:
 
 
 @pytest.mark.parametrize("state", [SUCCEEDED, FAILED, ABSENT])
-def test_a_late_owner_cannot_finish_what_somebody_has_resolved(state: State) -> None:
+def test_a_late_owner_cannot_finish_a_key_that_was_resolved(state: State) -> None:
     resolved = written(record(UNKNOWN), resolve(state=state))
     for said in (SUCCEEDED, FAILED):
         late = finish(state=said, body=b"its own")

@@ -6,8 +6,18 @@ import asyncio
 from typing import Any
 
 import pytest
-from tests.core.making import ELSE, FENCE, ID, ME, NOW, record
-from tests.core.scripted import KEEP, LEASE, MAYBE, REFUSED, SECOND, Script, grant, running, task
+from tests.core.sample_records import ELSE, FENCE, ID, ME, NOW, record
+from tests.core.scripted_driver import (
+    KEEP,
+    LEASE,
+    MAYBE,
+    REFUSED,
+    SECOND,
+    FlowDriver,
+    grant,
+    running,
+    task,
+)
 
 from oncekey.core.attempt_flow import (
     attempt,
@@ -46,23 +56,23 @@ SUCCEEDED, FAILED, UNKNOWN = State.SUCCEEDED, State.FAILED, State.UNKNOWN
 # --- returning ----------------------------------------------------------------------------------
 
 
-def test_i13_the_outcome_is_stored_before_there_is_a_verdict() -> None:
-    script = running()
-    script.send(Returned(b"answer", LEASE))
-    assert script.command(Finish) == Finish(ID, ME, FENCE, SUCCEEDED, b"answer")
-    assert not script.ended
-    script.reply(Done())
-    assert script.verdict() == AttemptOutcome(
+def test_i13_the_outcome_is_stored_before_the_caller_gets_it() -> None:
+    driver = running()
+    driver.send(Returned(b"answer", LEASE))
+    assert driver.command(Finish) == Finish(ID, ME, FENCE, SUCCEEDED, b"answer")
+    assert not driver.ended
+    driver.reply(Done())
+    assert driver.outcome() == AttemptOutcome(
         EventKind.FINISHED, b"answer", SUCCEEDED, 2, FENCE, KEEP
     )
 
 
-def test_what_was_not_kept_goes_along_raw() -> None:
-    script = running()
+def test_a_value_that_is_not_stored_is_returned_raw() -> None:
+    driver = running()
     raw = object()
-    script.send(Returned(b"stone", LEASE, raw, kept=False))
-    script.reply(Done())
-    verdict = script.verdict()
+    driver.send(Returned(b"stone", LEASE, raw, kept=False))
+    driver.reply(Done())
+    verdict = driver.outcome()
     assert verdict.raw is raw
     assert not verdict.kept
 
@@ -71,48 +81,48 @@ def test_what_was_not_kept_goes_along_raw() -> None:
 @pytest.mark.parametrize(
     "deadline", [LEASE, 0, -LEASE], ids=["in time", "at its deadline", "long after it"]
 )
-def test_i4_finish_is_repeated_for_the_stores_timeout_whatever_the_deadline(
+def test_i4_a_finish_is_repeated_until_store_timeout_also_after_the_deadline(
     failure: StoreUnavailable, deadline: int
 ) -> None:
     """It is compare-and-set: offering it late can do no harm, and mostly does good."""
-    script = running()
+    driver = running()
     raw = object()
-    script.send(Returned(b"answer", deadline, raw))
-    first = script.command(Finish)
+    driver.send(Returned(b"answer", deadline, raw))
+    first = driver.command(Finish)
     pauses = []
-    while not script.ended:
-        assert script.command(Finish) == first
-        script.reply(failure)
-        if not script.ended:
-            pauses.append(script.sleep().us)
-    assert script.now == STORE_TIMEOUT_DEFAULT_US
+    while not driver.ended:
+        assert driver.command(Finish) == first
+        driver.reply(failure)
+        if not driver.ended:
+            pauses.append(driver.sleep().us)
+    assert driver.now == STORE_TIMEOUT_DEFAULT_US
     assert pauses[:3] == [RETRY_FIRST_US, 2 * RETRY_FIRST_US, 4 * RETRY_FIRST_US]
     assert max(pauses) <= RETRY_MAX_US
-    assert script.verdict() == AttemptOutcome(
+    assert driver.outcome() == AttemptOutcome(
         EventKind.UNAVAILABLE, b"answer", raw=raw, error=failure, deferred=first, unrecorded=True
     )
 
 
-def test_a_caller_waits_no_longer_for_a_store_than_its_terms_say() -> None:
-    script = running(store_timeout=SECOND)
-    script.send(Returned(b"answer", 5 * SECOND))
-    finish = script.command(Finish)
-    begun = script.now
-    while not script.ended:
-        script.reply(MAYBE)
-        if not script.ended:
-            script.sleep()
-    assert SECOND <= script.now - begun < SECOND + RETRY_MAX_US
-    assert script.verdict().deferred == finish
+def test_a_caller_waits_for_the_store_no_longer_than_store_timeout() -> None:
+    driver = running(store_timeout=SECOND)
+    driver.send(Returned(b"answer", 5 * SECOND))
+    finish = driver.command(Finish)
+    begun = driver.now
+    while not driver.ended:
+        driver.reply(MAYBE)
+        if not driver.ended:
+            driver.sleep()
+    assert SECOND <= driver.now - begun < SECOND + RETRY_MAX_US
+    assert driver.outcome().deferred == finish
 
 
 def test_i9_a_finish_whose_reply_was_lost_is_done_when_repeated() -> None:
-    script = running()
-    script.send(Returned(b"answer", LEASE))
-    script.reply(MAYBE)
-    script.sleep()
-    script.reply(Done())
-    assert script.verdict().kind is EventKind.FINISHED
+    driver = running()
+    driver.send(Returned(b"answer", LEASE))
+    driver.reply(MAYBE)
+    driver.sleep()
+    driver.reply(Done())
+    assert driver.outcome().kind is EventKind.FINISHED
 
 
 # --- raising ------------------------------------------------------------------------------------
@@ -140,7 +150,7 @@ GONE, FINAL, EARLY = asyncio.CancelledError(), Terminal("declined"), NotStarted(
     ],
     ids=repr,
 )
-def test_what_a_raising_body_leaves_behind(
+def test_the_error_of_a_body_decides_what_becomes_of_its_key(
     error: BaseException, retry_safe: bool, state: State | None
 ) -> None:
     """None: the key is freed. Otherwise the failure is stored in this state."""
@@ -165,18 +175,18 @@ def test_what_a_raising_body_leaves_behind(
 def test_the_bodys_own_error_is_raised_again(
     error: BaseException, command: type[Any], kind: EventKind
 ) -> None:
-    script = running()
-    script.send(Raised(error, LEASE))
-    script.command(command)
-    script.reply(Done())
-    assert script.verdict() == AttemptOutcome(kind, b"", FAILED, 2, FENCE, error=error)
+    driver = running()
+    driver.send(Raised(error, LEASE))
+    driver.command(command)
+    driver.reply(Done())
+    assert driver.outcome() == AttemptOutcome(kind, b"", FAILED, 2, FENCE, error=error)
 
 
-def test_the_bodys_own_error_says_more_than_the_stores() -> None:
-    script = running()
-    script.send(Raised(PLAIN, deadline=0))
-    script.reply(MAYBE, took=STORE_TIMEOUT_DEFAULT_US)
-    verdict = script.verdict()
+def test_the_error_of_the_body_is_raised_rather_than_that_of_the_store() -> None:
+    driver = running()
+    driver.send(Raised(PLAIN, deadline=0))
+    driver.reply(MAYBE, took=STORE_TIMEOUT_DEFAULT_US)
+    verdict = driver.outcome()
     assert (verdict.kind, verdict.error) == (EventKind.UNAVAILABLE, PLAIN)
 
 
@@ -220,92 +230,92 @@ WON = record(SUCCEEDED, owner=b"winner", fence=FENCE + 1, attempt=3)
     ],
 )
 @pytest.mark.parametrize("how", ["finish", "release", "heartbeat"])
-def test_i2_who_lost_gets_the_winners_outcome_if_there_is_one(
+def test_i2_an_overtaken_caller_gets_the_outcome_of_the_winner(
     how: str, seen: Reply | StoreUnavailable, verdict: AttemptOutcome
 ) -> None:
-    script = running()
+    driver = running()
     if how == "heartbeat":
-        script.send(Overtaken())
+        driver.send(Overtaken())
     else:
-        script.send(Returned(b"mine", LEASE) if how == "finish" else Raised(EARLY, LEASE))
-        script.reply(Lost())
-    assert script.command(Look) == Look(ID)
-    script.reply(seen)
+        driver.send(Returned(b"mine", LEASE) if how == "finish" else Raised(EARLY, LEASE))
+        driver.reply(Lost())
+    assert driver.command(Look) == Look(ID)
+    driver.reply(seen)
     if how == "finish":  # its own answer goes along where there is no other
         verdict = verdict._replace(unrecorded=True)
         if verdict.kind in (EventKind.LOST, EventKind.UNKNOWN):
             verdict = AttemptOutcome(EventKind.LOST, b"mine", unrecorded=True)
-    assert script.verdict() == verdict
+    assert driver.outcome() == verdict
 
 
 @pytest.mark.parametrize("how", ["finish", "heartbeat"])
 def test_an_interruption_reaches_the_caller_whoever_won(how: str) -> None:
-    script = running()
+    driver = running()
     if how == "heartbeat":
-        script.send(Overtaken(STOP))
+        driver.send(Overtaken(STOP))
     else:
-        script.send(Raised(STOP, LEASE))
-        script.reply(Lost())
-    assert script.verdict() == AttemptOutcome(EventKind.LOST, error=STOP)
+        driver.send(Raised(STOP, LEASE))
+        driver.reply(Lost())
+    assert driver.outcome() == AttemptOutcome(EventKind.LOST, error=STOP)
 
 
-def test_an_error_of_an_overtaken_body_gives_way_to_the_winners_outcome() -> None:
-    script = running()
-    script.send(Overtaken(PLAIN))
-    script.reply(Seen(WON, NOW))
-    assert script.verdict().kind is EventKind.REPLAYED
+def test_an_overtaken_caller_whose_body_raised_gets_the_winners_outcome() -> None:
+    driver = running()
+    driver.send(Overtaken(PLAIN))
+    driver.reply(Seen(WON, NOW))
+    assert driver.outcome().kind is EventKind.REPLAYED
 
 
-def test_i7_the_winners_outcome_is_given_up_to_its_last_microsecond() -> None:
-    script = running()
-    script.send(Overtaken())
-    script.reply(Seen(WON, WON.expires_at - 1))
-    assert script.verdict().expires_in == 1
+def test_i7_the_winners_outcome_is_replayed_until_it_expires() -> None:
+    driver = running()
+    driver.send(Overtaken())
+    driver.reply(Seen(WON, WON.expires_at - 1))
+    assert driver.outcome().expires_in == 1
 
 
 # --- the arguments of an operation that may be finished without its caller ------------------------
 
 
-def with_arguments(*steps: Step) -> Script:
-    script = Script(attempt(task()._replace(arguments=b"arguments")))
-    script.reply(Claimed(FENCE, 1, steps))
-    return script
+def with_arguments(*steps: Step) -> FlowDriver:
+    driver = FlowDriver(attempt(task()._replace(arguments=b"arguments")))
+    driver.reply(Claimed(FENCE, 1, steps))
+    return driver
 
 
-def test_arguments_are_on_record_before_the_body_begins() -> None:
-    script = with_arguments()
-    assert script.command(SaveStep) == SaveStep(ID, ME, FENCE, ARGUMENTS, True, b"arguments")
-    script.reply(MAYBE)
-    script.sleep()
-    script.reply(Done())
-    script.grant()
+def test_arguments_are_stored_before_the_body_starts() -> None:
+    driver = with_arguments()
+    assert driver.command(SaveStep) == SaveStep(ID, ME, FENCE, ARGUMENTS, True, b"arguments")
+    driver.reply(MAYBE)
+    driver.sleep()
+    driver.reply(Done())
+    driver.grant()
 
 
-def test_arguments_on_record_are_not_written_again() -> None:
+def test_stored_arguments_are_not_written_again() -> None:
     with_arguments(Step(ARGUMENTS, True, b"arguments", NOW)).grant()
 
 
-def test_without_its_arguments_on_record_nothing_runs_and_the_key_is_free() -> None:
-    script = with_arguments()
-    while not isinstance(script.expect(ApplyCommand).command, Release):
-        script.reply(MAYBE)
-        if isinstance(script.ask, Sleep):
-            script.sleep()
-    assert script.command(Release) == Release(ID, ME, FENCE)
-    script.reply(Done())
-    assert script.verdict() == AttemptOutcome(EventKind.UNAVAILABLE, error=MAYBE)
+def test_if_arguments_cannot_be_stored_the_body_does_not_run_and_the_key_is_free() -> None:
+    driver = with_arguments()
+    while not isinstance(driver.expect(ApplyCommand).command, Release):
+        driver.reply(MAYBE)
+        if isinstance(driver.effect, Sleep):
+            driver.sleep()
+    assert driver.command(Release) == Release(ID, ME, FENCE)
+    driver.reply(Done())
+    assert driver.outcome() == AttemptOutcome(EventKind.UNAVAILABLE, error=MAYBE)
 
 
-def test_who_is_overtaken_before_its_arguments_are_on_record_gets_the_winners_outcome() -> None:
-    script = with_arguments()
-    script.reply(Lost())
-    script.command(Release)  # had it been given up as unknown: nothing happened
-    script.reply(Lost())
-    script.reply(Seen(record(SUCCEEDED, fingerprint=task().fingerprint), NOW))
-    assert (script.verdict().kind, script.verdict().body) == (EventKind.REPLAYED, b"stored")
+def test_a_caller_overtaken_before_its_arguments_are_stored_gets_the_winners_outcome() -> None:
+    driver = with_arguments()
+    driver.reply(Lost())
+    driver.command(Release)  # had it been given up as unknown: nothing happened
+    driver.reply(Lost())
+    driver.reply(Seen(record(SUCCEEDED, fingerprint=task().fingerprint), NOW))
+    assert (driver.outcome().kind, driver.outcome().body) == (EventKind.REPLAYED, b"stored")
 
 
-def test_an_abandoned_flow_asks_for_nothing_more() -> None:
+def test_an_abandoned_flow_yields_no_more_effects() -> None:
     """A crash is a generator nobody sends to: closing it sends no command."""
     flow = attempt(task())
     flow.send(None)

@@ -55,7 +55,9 @@ def plain(value: Any, *, sort_keys: bool, ensure_ascii: bool) -> str:
 
 @pytest.mark.parametrize(("sort_keys", "ensure_ascii"), list(ENCODERS))
 @given(value=_values)
-def test_it_says_what_json_dumps_says(sort_keys: bool, ensure_ascii: bool, value: Any) -> None:
+def test_the_encoder_writes_what_json_dumps_writes(
+    sort_keys: bool, ensure_ascii: bool, value: Any
+) -> None:
     expected = plain(value, sort_keys=sort_keys, ensure_ascii=ensure_ascii)
     assert ENCODERS[sort_keys, ensure_ascii](value) == expected
 
@@ -99,7 +101,7 @@ def fallback(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     return made
 
 
-def test_without_the_c_encoder_the_plain_one_serves(fallback: Encode) -> None:
+def test_without_the_c_encoder_the_plain_one_is_used(fallback: Encode) -> None:
     value = {"b": [1, 1.5, Decimal("1")], "a": "ä"}
     assert fallback(value) == ENCODERS[True, True](value)
     assert fallback(value) == '{"a":"\\u00e4","b":[1,1.5,["Decimal","1"]]}'
@@ -116,7 +118,7 @@ def test_nan_and_infinities_are_refused(value: Any) -> None:
         ENCODERS[False, False](value)
 
 
-def test_what_default_refuses_is_refused() -> None:
+def test_a_value_that_default_refuses_is_refused() -> None:
     with pytest.raises(TypeError, match="no complex"):
         ENCODERS[True, True]([1j])
 
@@ -130,12 +132,12 @@ def test_a_cycle_ends_in_an_error_and_leaves_the_encoder_usable() -> None:
     assert encode([[]]) == "[[]]"
 
 
-def test_a_shared_part_is_no_cycle() -> None:
+def test_a_value_that_occurs_twice_is_no_cycle() -> None:
     part = {"x": 1}
     assert ENCODERS[False, False]([part, part]) == '[{"x":1},{"x":1}]'
 
 
-def test_one_encoder_serves_many_threads() -> None:
+def test_one_encoder_is_used_by_many_threads() -> None:
     encode = ENCODERS[True, True]
     wrong: list[str] = []
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any, TypeVar
 
-from tests.core.making import ASKED, FENCE, ID, ME
+from tests.core.sample_records import ASKED, FENCE, ID, ME
 
 from oncekey.core.attempt_flow import attempt
 from oncekey.core.commands import Claimed, Reply
@@ -47,15 +47,15 @@ def grant(**changes: Any) -> Grant:
     return Grant(ID, ME, FENCE, 1, LEASE, LEASE, (), False)._replace(**changes)
 
 
-def running(**times: Any) -> Script:
+def running(**times: Any) -> FlowDriver:
     """An attempt whose body is about to run, its second."""
-    script = Script(attempt(task(**times)))
-    script.reply(Claimed(FENCE, 2, ()))
-    assert script.grant().fence == FENCE
-    return script
+    driver = FlowDriver(attempt(task(**times)))
+    driver.reply(Claimed(FENCE, 2, ()))
+    assert driver.grant().fence == FENCE
+    return driver
 
 
-class Script:
+class FlowDriver:
     """A flow, the ask it stands at, and the caller's clock."""
 
     def __init__(self, flow: Generator[Effect, object, Any]) -> None:
@@ -63,19 +63,19 @@ class Script:
         self.now = 0
         self.ended = False
         self.result: Any = None
-        self.ask: Effect | None = None
+        self.effect: Effect | None = None
         self.send(None)
 
     def send(self, answer: object) -> None:
         assert not self.ended
         try:
-            self.ask = self._flow.send(answer)
+            self.effect = self._flow.send(answer)
         except StopIteration as stop:
-            self.ask, self.ended, self.result = None, True, stop.value
+            self.effect, self.ended, self.result = None, True, stop.value
 
     def expect(self, kind: type[C]) -> C:
-        assert isinstance(self.ask, kind), f"asks {self.ask}"
-        return self.ask
+        assert isinstance(self.effect, kind), f"asks {self.effect}"
+        return self.effect
 
     def command(self, kind: type[C]) -> C:
         """The command it wants to send."""
@@ -98,7 +98,7 @@ class Script:
     def grant(self) -> Grant:
         return self.expect(RunBody).grant
 
-    def verdict(self) -> AttemptOutcome:
-        assert self.ended, f"still asks {self.ask}"
+    def outcome(self) -> AttemptOutcome:
+        assert self.ended, f"still asks {self.effect}"
         assert isinstance(self.result, AttemptOutcome)
         return self.result

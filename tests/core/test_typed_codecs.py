@@ -99,7 +99,7 @@ def test_another_type_than_the_dataclass_is_refused(value: Any) -> None:
         DataclassCodec(Money).dump(value)
 
 
-def test_fields_that_json_cannot_say_are_refused() -> None:
+def test_a_dataclass_field_that_json_cannot_express_is_refused() -> None:
     with pytest.raises(TypeError, match="no plain JSON value"):
         DataclassCodec(Receipt).dump(Receipt("r", Money(1), plain={"at": date(2026, 1, 2)}))
     with pytest.raises(TypeError, match="would change in JSON"):

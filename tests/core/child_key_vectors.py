@@ -1,6 +1,6 @@
 """The inputs of docs/reference/child-key-vectors.json, and the file as the library makes it.
 
-`python -m tests.core.vectors` writes it. Add cases; never let an expected value change: services
+`python -m tests.core.child_key_vectors` writes it. Add cases; never let an expected value change: services
 in other languages were checked against it.
 """
 
