@@ -1,7 +1,7 @@
-"""The inputs of docs/reference/child-key-vectors.json, and the file as the library makes it.
+"""The inputs of docs/reference/child-key-vectors.json, and the file as the library writes it.
 
-`python -m tests.core.child_key_vectors` writes it. Add cases; never let an expected value change: services
-in other languages were checked against it.
+`python -m tests.core.child_key_vectors` writes it. Add cases, but never change an expected value:
+services in other languages were checked against it.
 """
 
 from __future__ import annotations

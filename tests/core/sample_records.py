@@ -1,6 +1,6 @@
-"""Records and commands for tests: plain ones to change, and strategies for random ones.
+"""Sample records and commands: plain ones to change, and hypothesis strategies for random ones.
 
-The random ones use few and small values, so that owners, fences and times do meet.
+The random ones have few and small values, so that owners, fences and times are often equal.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from oncekey.core.record import FOREVER_US, Record, State, Step
 
 ID = b"i" * 16
 ME, OTHER = b"me" * 8, b"it" * 8
-ASKED, ELSE = b"\x01asked", b"\x01something else"
+FINGERPRINT, OTHER_FINGERPRINT = b"\x01asked", b"\x01something else"
 NOW = 1_000_000
 LEASE, KEEP, AUDIT = 100, 1_000, 5_000
 FENCE = 900_000
@@ -31,12 +31,12 @@ ENDED = (State.SUCCEEDED, State.FAILED, State.UNKNOWN)
 
 
 def record(state: State = State.PENDING, **changes: Any) -> Record:
-    """OTHER's record at NOW: alive if pending, finished just before if ended."""
+    """OTHER's record at NOW: its lease is alive if it is pending, else it ended just before."""
     ended = state in ENDED
     made = Record(
         id=ID,
         state=state,
-        fingerprint=ASKED,
+        fingerprint=FINGERPRINT,
         owner=OTHER,
         fence=FENCE,
         attempt=1,
@@ -57,13 +57,13 @@ def record(state: State = State.PENDING, **changes: Any) -> Record:
 
 
 def claim(**changes: Any) -> Claim:
-    """ME, asking for what OTHER asked for."""
-    made = Claim(ID, ME, ASKED, LEASE, KEEP, AUDIT, False, "acct", "charge", "")
+    """A claim by ME, of the same request as OTHER's."""
+    made = Claim(ID, ME, FINGERPRINT, LEASE, KEEP, AUDIT, False, "acct", "charge", "")
     return made._replace(**changes)
 
 
 def finish(**changes: Any) -> Finish:
-    """OTHER, ending well."""
+    """OTHER's finish, with success."""
     return Finish(ID, OTHER, FENCE, State.SUCCEEDED, b"answer")._replace(**changes)
 
 
@@ -90,7 +90,7 @@ _spans = st.integers(1, 20)
 _unknown_spans = st.one_of(_spans, st.just(FOREVER_US))
 _owners = st.sampled_from([ME, OTHER, b"3rd" + bytes(13)])
 _fences = st.integers(1, 6)
-_prints = st.sampled_from([ASKED, ELSE])
+_prints = st.sampled_from([FINGERPRINT, OTHER_FINGERPRINT])
 _bodies = st.sampled_from([b"", b"one", b"two"])
 _names = st.sampled_from(["a", "b"])
 _notes = st.sampled_from(["", "by hand"])

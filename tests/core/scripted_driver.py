@@ -1,11 +1,11 @@
-"""Drives a flow by hand: a test reads each ask and says the answer."""
+"""A driver for tests: the test reads each effect of a flow and sends its result."""
 
 from __future__ import annotations
 
 from collections.abc import Generator
 from typing import Any, TypeVar
 
-from tests.core.sample_records import ASKED, FENCE, ID, ME
+from tests.core.sample_records import FENCE, FINGERPRINT, ID, ME
 
 from oncekey.core.attempt_flow import attempt
 from oncekey.core.commands import Claimed, Reply
@@ -39,7 +39,7 @@ def task(
     store_timeout: int = STORE_TIMEOUT_DEFAULT_US,
 ) -> Task:
     times = PolicyTimes(LEASE, KEEP, 0, wait, retry_safe, store_timeout=store_timeout)
-    return Task(ID, ME, ASKED, times, recoverable, "acct", "charge", "")
+    return Task(ID, ME, FINGERPRINT, times, recoverable, "acct", "charge", "")
 
 
 def grant(**changes: Any) -> Grant:
@@ -48,7 +48,7 @@ def grant(**changes: Any) -> Grant:
 
 
 def running(**times: Any) -> FlowDriver:
-    """An attempt whose body is about to run, its second."""
+    """The second attempt on a key, whose body is about to run."""
     driver = FlowDriver(attempt(task(**times)))
     driver.reply(Claimed(FENCE, 2, ()))
     assert driver.grant().fence == FENCE
@@ -56,7 +56,7 @@ def running(**times: Any) -> FlowDriver:
 
 
 class FlowDriver:
-    """A flow, the ask it stands at, and the caller's clock."""
+    """A flow, the effect it waits for, and the caller's clock."""
 
     def __init__(self, flow: Generator[Effect, object, Any]) -> None:
         self._flow = flow
@@ -66,19 +66,19 @@ class FlowDriver:
         self.effect: Effect | None = None
         self.send(None)
 
-    def send(self, answer: object) -> None:
+    def send(self, result: object) -> None:
         assert not self.ended
         try:
-            self.effect = self._flow.send(answer)
+            self.effect = self._flow.send(result)
         except StopIteration as stop:
             self.effect, self.ended, self.result = None, True, stop.value
 
     def expect(self, kind: type[C]) -> C:
-        assert isinstance(self.effect, kind), f"asks {self.effect}"
+        assert isinstance(self.effect, kind), f"it yields {self.effect}"
         return self.effect
 
     def command(self, kind: type[C]) -> C:
-        """The command it wants to send."""
+        """The command that it yields."""
         command = self.expect(ApplyCommand).command
         assert isinstance(command, kind), f"sends {command}"
         return command
@@ -89,16 +89,16 @@ class FlowDriver:
         self.send(CommandResult(reply, sent_at, self.now))
 
     def sleep(self) -> Sleep:
-        """Let the time pass that it asks for."""
-        ask = self.expect(Sleep)
-        self.now += ask.us
+        """Let the time pass that it sleeps for."""
+        sleep = self.expect(Sleep)
+        self.now += sleep.us
         self.send(self.now)
-        return ask
+        return sleep
 
     def grant(self) -> Grant:
         return self.expect(RunBody).grant
 
     def outcome(self) -> AttemptOutcome:
-        assert self.ended, f"still asks {self.effect}"
+        assert self.ended, f"it still yields {self.effect}"
         assert isinstance(self.result, AttemptOutcome)
         return self.result

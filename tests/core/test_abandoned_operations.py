@@ -1,4 +1,4 @@
-"""What is done about a record that nobody finishes."""
+"""What a completer does about a record that nobody finishes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RUNS, ASKS = Registration(runs=True), Registration(recovers=True)
 
 
 def dead(**changes: Any) -> Record:
-    """A retry-safe owner's whose lease is over, and the pause after it."""
+    """The record of a retry-safe owner, whose lease and the pause after it are over."""
     values = {
         "retry_safe": True,
         "lease_until": NOW - BACKOFF_FIRST_US,

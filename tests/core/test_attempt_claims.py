@@ -1,9 +1,9 @@
-"""The flow up to the body: claiming, waiting, recovering."""
+"""The flow of an attempt up to its body: claims, waiting, recovery."""
 
 from __future__ import annotations
 
 import pytest
-from tests.core.sample_records import ASKED, FENCE, ID, ME, record
+from tests.core.sample_records import FENCE, FINGERPRINT, ID, ME, record
 from tests.core.scripted_driver import KEEP, LEASE, MAYBE, REFUSED, SECOND, FlowDriver, task
 
 from oncekey.core.attempt_flow import (
@@ -46,7 +46,9 @@ REPLAY = Replay(State.SUCCEEDED, b"stored", 2, FENCE, 77)
 
 def test_a_claim_carries_all_that_the_store_needs() -> None:
     driver = FlowDriver(attempt(task(retry_safe=True)))
-    assert driver.command(Claim) == Claim(ID, ME, ASKED, LEASE, KEEP, 0, True, "acct", "charge", "")
+    assert driver.command(Claim) == Claim(
+        ID, ME, FINGERPRINT, LEASE, KEEP, 0, True, "acct", "charge", ""
+    )
 
 
 def test_a_claimed_key_is_granted_to_the_body() -> None:
@@ -107,7 +109,7 @@ def test_i9_the_pauses_between_repeated_claims_grow_and_watch_no_key() -> None:
 
 
 def test_i9_only_a_claim_that_was_sent_must_have_a_reply_of_its_own() -> None:
-    """A failure that was another claim's leaves nothing behind; one's own may have been applied."""
+    """A failure of another claim leaves nothing behind; its own claim may have been applied."""
     driver = FlowDriver(attempt(task()))
     driver.send(CommandResult(MAYBE, 0, 0, shared=True))
     driver.sleep()

@@ -1,4 +1,4 @@
-"""The flow from the body on: closing the key, being overtaken; and what happens beside the body."""
+"""The flow of an attempt after its body: storing the outcome, or being overtaken."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from tests.core.sample_records import ELSE, FENCE, ID, ME, NOW, record
+from tests.core.sample_records import FENCE, ID, ME, NOW, OTHER_FINGERPRINT, record
 from tests.core.scripted_driver import (
     KEEP,
     LEASE,
@@ -84,7 +84,7 @@ def test_a_value_that_is_not_stored_is_returned_raw() -> None:
 def test_i4_a_finish_is_repeated_until_store_timeout_also_after_the_deadline(
     failure: StoreUnavailable, deadline: int
 ) -> None:
-    """It is compare-and-set: offering it late can do no harm, and mostly does good."""
+    """It is compare-and-set, so sending it late does no harm."""
     driver = running()
     raw = object()
     driver.send(Returned(b"answer", deadline, raw))
@@ -212,7 +212,7 @@ WON = record(SUCCEEDED, owner=b"winner", fence=FENCE + 1, attempt=3)
         ),
         (Seen(record(), NOW), AttemptOutcome(EventKind.LOST)),
         (Seen(record(State.ABSENT), NOW), AttemptOutcome(EventKind.LOST)),
-        (Seen(WON._replace(fingerprint=ELSE), NOW), AttemptOutcome(EventKind.LOST)),
+        (Seen(WON._replace(fingerprint=OTHER_FINGERPRINT), NOW), AttemptOutcome(EventKind.LOST)),
         (Seen(WON, WON.expires_at), AttemptOutcome(EventKind.LOST)),
         (Seen(None, NOW), AttemptOutcome(EventKind.LOST)),
         (MAYBE, AttemptOutcome(EventKind.LOST)),
@@ -316,7 +316,7 @@ def test_a_caller_overtaken_before_its_arguments_are_stored_gets_the_winners_out
 
 
 def test_an_abandoned_flow_yields_no_more_effects() -> None:
-    """A crash is a generator nobody sends to: closing it sends no command."""
+    """A crash is a generator that nobody sends to. Closing it yields no command."""
     flow = attempt(task())
     flow.send(None)
     flow.close()

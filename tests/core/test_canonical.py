@@ -1,4 +1,4 @@
-"""Canonical bytes: the same for what means the same, different for everything else."""
+"""Canonical bytes: equal for requests that mean the same, different for all others."""
 
 from __future__ import annotations
 
@@ -189,3 +189,25 @@ def test_different_texts_have_different_bytes(one: str, two: str) -> None:
 @given(number=st.integers() | st.floats(allow_nan=False, allow_infinity=False))
 def test_numbers_are_written_exactly(number: float) -> None:
     assert canonical(number) == repr(number).encode()
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (Decimal("1"), ["Decimal", "1"]),
+        ({1, 2}, ["set", ["1", "2"]]),
+        (b"a", ["bytes", "61"]),
+        (Decimal("1"), '!Decimal"1"'),
+        ([Decimal("1"), ["Decimal", "1"]], [["Decimal", "1"], Decimal("1")]),
+    ],
+)
+def test_i7_tagged_values_never_equal_plain_values(one: Any, other: Any) -> None:
+    assert canonical(one) != canonical(other)
+
+
+@pytest.mark.parametrize(
+    "value", [{1: "a"}, {None: 1}, {True: 1}, [{"a": {2.5: 1}}], {"d": {1: Decimal(1)}}]
+)
+def test_i7_keys_that_json_would_change_are_refused(value: Any) -> None:
+    with pytest.raises(InvalidKey, match="not text"):
+        canonical(value)

@@ -1,7 +1,7 @@
-"""The vectors for other languages, made again from the words of docs/reference/child-keys.md.
+"""The test vectors for other languages, computed from the text of docs/reference/child-keys.md.
 
-Nothing of what makes a key in the library is used on this side of the comparison: `derive` and
-`written` below were written from the page alone.
+Nothing of the library that derives keys is used on this side of the comparison: `derive` and
+`written` below follow the page alone.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def derive(label: str, parts: list[str], secret_hex: str | None) -> bytes:
 
 
 def written(value: Any) -> str:
-    """Plain JSON as the page says that params are written."""
+    """Params as plain JSON, as the page says."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, int):

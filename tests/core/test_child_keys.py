@@ -1,4 +1,4 @@
-"""Child keys and child UUIDs: the same on every retry, and never another intent's (I8)."""
+"""Child keys and child UUIDs: the same on every retry, different for different intents (I8)."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_nothing_is_normalised() -> None:
 
 @given(text=st.text(st.sampled_from("a:1é"), min_size=4, max_size=10), data=st.data())
 def test_i8_where_the_parts_are_cut_matters(text: str, data: st.DataObject) -> None:
-    """The same letters in a row, cut at different places, are different intents."""
+    """The same text, cut into parts at different places, is different intents."""
 
     def cut() -> Parts:
         first = data.draw(st.integers(0, len(text) - 3))

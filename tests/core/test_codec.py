@@ -1,14 +1,16 @@
-"""The envelope of outcomes, and JSON, the codec everyone starts with."""
+"""The envelope of outcomes, and JSON, the default codec."""
 
 from __future__ import annotations
 
 import json
+from collections import OrderedDict
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from oncekey import Once, OperationFailed
 from oncekey.core.codec import (
     ENVELOPE_VERSION,
     ERROR_MESSAGE_MAX_CHARS,
@@ -39,7 +41,7 @@ _values = st.recursive(
 
 
 class Reversed:
-    """A codec of a user's own."""
+    """A custom codec."""
 
     name = "reversed"
 
@@ -246,3 +248,30 @@ def test_cycles_are_refused() -> None:
 def test_damaged_json_is_refused(data: bytes) -> None:
     with pytest.raises(ValueError):
         JSONCodec().load(data)
+
+
+class Speechless(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("I cannot say")
+
+
+def test_keys_of_a_dict_subclass_are_checked_too() -> None:
+    with pytest.raises(TypeError, match="not text"):
+        JSONCodec().dump(OrderedDict({1: "a"}))
+
+
+def test_a_deeply_nested_outcome_is_unreadable_not_an_error() -> None:
+    assert isinstance(unpack(b"\x01\x02\x04json" + b"[" * 100_000), Unreadable)
+
+
+def test_an_error_whose_str_raises_is_stored_by_its_type() -> None:
+    assert b"Speechless" in pack_error(Speechless())
+    with Once("memory://") as once:
+
+        def body(attempt: Any) -> None:
+            raise Speechless
+
+        with pytest.raises(Speechless):
+            once.run("op", "k", body)
+        with pytest.raises(OperationFailed, match="Speechless"):
+            once.run("op", "k", body)

@@ -1,4 +1,4 @@
-"""What a duplicate is told from another claim's reply is what the machine would have told it."""
+"""The reply to a duplicate, derived from that to another claim, is the state machine's reply."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def claim(owner: bytes, fingerprint: bytes, retry_safe: bool) -> Claim:
 
 
 def records() -> list[Record | None]:
-    """A key in every state: held, over, expired; with steps and without; of either owner."""
+    """A record in every state: held, over, expired; with steps and without; of either owner."""
     found: list[Record | None] = [None]
     for state, lease_until, retry_safe, steps, owner in product(
         State, (NOW - KEEP - 1, NOW - 1, NOW + 5), (False, True), ((), STEPS), (b"first", b"owner")
@@ -51,7 +51,7 @@ def records() -> list[Record | None]:
 
 
 def test_i7_a_duplicate_gets_the_reply_that_the_state_machine_would_give() -> None:
-    told = 0
+    derived = 0
     for record, first, second, safe, also in product(
         records(), FINGERPRINTS, FINGERPRINTS, (False, True), (False, True)
     ):
@@ -63,15 +63,16 @@ def test_i7_a_duplicate_gets_the_reply_that_the_state_machine_would_give() -> No
         shared = reply_to_duplicate(leader, reply, duplicate)
         if shared is None:
             continue
-        told += 1
+        derived += 1
         decision = decide(record if write is None else write, duplicate, NOW)
         assert decision.reply == shared, (record, leader, duplicate)
         assert decision.write is None
-    assert told > 1_000
+    assert derived > 1_000
 
 
 def test_a_duplicate_of_the_same_request_always_gets_a_reply() -> None:
-    """Else a herd would be sent one by one. Only a straggler's Lost says nothing to others."""
+    """Otherwise the claims of a herd would be sent one by one. Only Lost, the reply to a late copy,
+    says nothing about others."""
     for record, safe in product(records(), (False, True)):
         leader = claim(b"first", FINGERPRINTS[0], safe)
         reply = decide(record, leader, NOW).reply
@@ -80,7 +81,7 @@ def test_a_duplicate_of_the_same_request_always_gets_a_reply() -> None:
 
 
 def test_a_reply_that_does_not_cover_another_request_is_not_shared() -> None:
-    """A key held by a caller's transaction, whose request nobody outside has seen."""
+    """A caller's transaction may hold the key, and nobody outside has seen its request."""
     leader, other = (claim(b"o", fingerprint, False) for fingerprint in FINGERPRINTS[:2])
     assert reply_to_duplicate(leader, Busy(5), leader) == Busy(5)
     assert reply_to_duplicate(leader, Busy(5), other) is None

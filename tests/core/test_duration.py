@@ -67,3 +67,8 @@ def test_human_text_is_read_back_exactly(us: int) -> None:
 )
 def test_human_text_is_short(us: int, text: str) -> None:
     assert human(us) == text
+
+
+def test_a_duration_of_too_many_digits_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="not a duration"):
+        microseconds("9" * 5000 + "s", name="lease")

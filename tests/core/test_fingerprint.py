@@ -1,4 +1,4 @@
-"""Fingerprints: a version, then a digest. Mismatch is decided by them (I7)."""
+"""Fingerprints: a version, then a digest. They decide what is a mismatch (I7)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Levels: their order, what a store can promise, and never silently less."""
+"""Levels of guarantee: their order, what a store can promise, and no operation below its own."""
 
 from __future__ import annotations
 

@@ -19,6 +19,7 @@ from oncekey.core.identity import (
     SECRET_MIN_BYTES,
     STEP_NAME_MAX_CHARS,
     Identities,
+    child_key,
 )
 
 SECRET = b"0123456789abcdef"
@@ -48,7 +49,7 @@ def test_i8_ids_are_equal_exactly_when_all_three_parts_are(
 
 @given(text=st.text(st.sampled_from("ab:/"), min_size=3, max_size=10), data=st.data())
 def test_i8_where_the_parts_are_cut_matters(text: str, data: st.DataObject) -> None:
-    """The same letters in a row, cut at different places, are different callers."""
+    """The same text, cut into parts at different places, is different identities."""
 
     def cut() -> tuple[str, str, str]:
         first = data.draw(st.integers(0, len(text) - 2))
@@ -230,3 +231,32 @@ def test_other_secrets_are_refused(secret: Any) -> None:
 def test_no_request_has_the_fingerprint_of_none() -> None:
     assert PLAIN.fingerprint(None).hex().startswith("ffc0383142d5fcef")
     assert KEYED.fingerprint(None).hex().startswith("ffd9c0974d8fb8f3")
+
+
+class Colour(str, enum.Enum):  # noqa: UP042 - the old spelling is the one that could go wrong
+    RED = "red"
+
+
+@pytest.mark.parametrize("scope", [None, b"", 0, []])
+def test_a_scope_that_is_no_text_is_refused(scope: Any) -> None:
+    with pytest.raises(InvalidKey, match="scope must be text"):
+        Identities().identify(scope, "op", "k")
+    with pytest.raises(InvalidKey, match="scope must be text"):
+        child_key("k", "step", scope=scope)
+
+
+@pytest.mark.parametrize("operation", [None, [], 5])
+def test_an_operation_that_is_no_text_is_refused(operation: Any) -> None:
+    with pytest.raises(InvalidKey, match="operation must be text"):
+        Identities().identify("", operation, "k")
+
+
+def test_a_number_too_large_to_print_is_refused_as_a_key() -> None:
+    with pytest.raises(InvalidKey, match="too large"):
+        Identities().identify("", "op", 10**5000)
+
+
+def test_a_text_enum_is_the_same_key_as_its_text() -> None:
+    """Renaming the enum must not run operations again."""
+    identities = Identities()
+    assert identities.identify("", "op", Colour.RED) == identities.identify("", "op", "red")

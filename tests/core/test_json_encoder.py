@@ -1,4 +1,4 @@
-"""The encoder that is made once says what `json.dumps` says."""
+"""The encoder that is made once writes what `json.dumps` writes."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _none(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(params=[_no_c, _none, _other_signature, _other_output])
 def fallback(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Encode:
-    """The encoder of a Python whose C encoder cannot be had."""
+    """The encoder of a Python without the C encoder."""
     with monkeypatch.context() as patch:
         request.param(patch)
         made = make_encode(sort_keys=True, ensure_ascii=True, default=_other)

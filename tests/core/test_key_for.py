@@ -1,4 +1,4 @@
-"""Keys made from what is asked, and namespaces: deterministic, unambiguous, always short."""
+"""Keys derived from a request, and namespaces: deterministic, unambiguous, always short."""
 
 from __future__ import annotations
 
@@ -42,25 +42,25 @@ _plain: st.SearchStrategy[Any] = st.recursive(
     max_leaves=6,
 )
 _requests = st.tuples(_tricky | _text, _plain, _occurrences, _namespaces)
-Asked = tuple[str, Any, str | None, str | None]
+KeyParts = tuple[str, Any, str | None, str | None]
 
 
-def made(asked: Asked) -> str:
-    operation, params, occurrence, namespace = asked
+def derive(parts: KeyParts) -> str:
+    operation, params, occurrence, namespace = parts
     return key_for(operation, params, occurrence=occurrence, namespace=namespace)
 
 
-def spelt(asked: Asked) -> str:
-    """Told apart as Python tells them, but for the bool that equals an int."""
-    operation, params, occurrence, namespace = asked
+def distinct_text(parts: KeyParts) -> str:
+    """A text that differs if the values do; Python's True == 1 does not count."""
+    operation, params, occurrence, namespace = parts
     return repr((operation, ordered(params), occurrence, namespace))
 
 
-def turned(value: Any) -> Any:
+def reordered(value: Any) -> Any:
     """The same with its members in the opposite order."""
     if isinstance(value, dict):
-        return {name: turned(value[name]) for name in reversed(value)}
-    return [turned(item) for item in value] if isinstance(value, list) else value
+        return {name: reordered(value[name]) for name in reversed(value)}
+    return [reordered(item) for item in value] if isinstance(value, list) else value
 
 
 def ordered(value: Any) -> Any:
@@ -81,12 +81,12 @@ def test_the_format_never_changes() -> None:
     assert key_for("buy", PARAMS, occurrence="cart-7", namespace="v2", secret=SECRET) == full
 
 
-@given(asked=_requests)
-def test_derived_keys_are_short_and_start_with_their_namespace(asked: Asked) -> None:
-    key = made(asked)
+@given(parts=_requests)
+def test_derived_keys_are_short_and_start_with_their_namespace(parts: KeyParts) -> None:
+    key = derive(parts)
     assert len(key) <= 64
     assert re.fullmatch(r"(?:[a-z0-9._-]{1,16}:)?kf1-[0-9a-f]{40}", key)
-    assert namespace_of(key) == asked[3]
+    assert namespace_of(key) == parts[3]
     assert check_key(key) == Identities().identify("", "op", key).key == key
 
 
@@ -98,25 +98,27 @@ def test_the_longest_derived_key_has_61_characters() -> None:
 # --- the same request, and another one --------------------------------------------------------
 
 
-@given(asked=_requests)
-def test_the_same_request_has_the_same_key_in_whatever_order_its_members_come(asked: Asked) -> None:
-    operation, params, occurrence, namespace = asked
-    assert made((operation, turned(params), occurrence, namespace)) == made(asked)
+@given(parts=_requests)
+def test_the_same_request_has_the_same_key_in_whatever_order_its_members_come(
+    parts: KeyParts,
+) -> None:
+    operation, params, occurrence, namespace = parts
+    assert derive((operation, reordered(params), occurrence, namespace)) == derive(parts)
 
 
-@given(asked=_requests, data=st.data())
-def test_every_part_changes_the_derived_key(asked: Asked, data: st.DataObject) -> None:
+@given(parts=_requests, data=st.data())
+def test_every_part_changes_the_derived_key(parts: KeyParts, data: st.DataObject) -> None:
     place = data.draw(st.sampled_from([0, 1, 2, 3]))
     change = [_tricky, _plain, _occurrences, _namespaces][place]
-    other = list(asked)
+    other = list(parts)
     other[place] = data.draw(change)
-    assert (made((other[0], other[1], other[2], other[3])) == made(asked)) is (
-        spelt((other[0], other[1], other[2], other[3])) == spelt(asked)
+    assert (derive((other[0], other[1], other[2], other[3])) == derive(parts)) is (
+        distinct_text((other[0], other[1], other[2], other[3])) == distinct_text(parts)
     )
 
 
 def test_confusable_requests_have_different_keys() -> None:
-    """Delimiters, quotes and digits wherever they may stand, so that joined parts would meet."""
+    """Delimiters, quotes and digits at every place, where simply joined parts would be equal."""
     texts = ["".join(letters) for n in (1, 2, 3) for letters in product('1:"', repeat=n)]
     params: list[Any] = [1, 11, 111, "", "1", ":", "1:1"]
     every = list(product([None, "1", "11"], texts, params, [None, *texts]))
@@ -146,7 +148,7 @@ def test_values_of_different_types_have_different_keys() -> None:
 
 
 def test_two_identical_purchases_are_one_unless_they_have_an_occurrence() -> None:
-    """The trap, and the way out of it."""
+    """The trap that the docstring of key_for warns of, and the way out."""
     assert key_for("buy", PARAMS) == key_for("buy", PARAMS)
     carts = {key_for("buy", PARAMS, occurrence=cart) for cart in ("cart-1", "cart-2", None)}
     assert len(carts) == 3

@@ -1,4 +1,4 @@
-"""The flow where its owner is late: bodies not begun, and the heartbeat beside a body."""
+"""Late owners: bodies that must not start any more, and the heartbeat of a running body."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_late_start_renews_the_lease_and_counts_from_there() -> None:
 
 
 def test_a_late_start_whose_claim_is_lost_claims_again() -> None:
-    """Given up as unknown, it is freed first: nobody else ran, and nothing happened here."""
+    """If it was given up as unknown it is freed first: nobody ran."""
     driver = running()
     driver.send(StartedTooLate(FRESH))
     driver.reply(Lost())
@@ -108,7 +108,7 @@ def test_with_a_store_too_slow_to_start_in_time_nothing_runs(how: Any) -> None:
 
 
 def test_a_release_that_the_store_does_not_take_is_deferred() -> None:
-    """Else the key ends unknown although its caller was told that nothing ran."""
+    """Otherwise the key becomes unknown although nothing ran."""
     driver = running()
     driver.send(StartedTooLate(FRESH))
     driver.reply(REFUSED)
@@ -131,7 +131,7 @@ def test_a_release_that_the_store_does_not_take_is_deferred() -> None:
 
 @pytest.mark.parametrize("reply", [Done(), Lost(), MAYBE], ids=str)
 def test_a_key_given_up_before_its_arguments_were_stored_is_freed(reply: Any) -> None:
-    """The body has not begun: its owner is the witness that nothing happened."""
+    """The body has not started, and only its owner knows that."""
     driver = FlowDriver(attempt(task()._replace(arguments=b"request")))
     driver.reply(Claimed(FENCE, 1, ()))
     driver.command(SaveStep)
@@ -169,7 +169,7 @@ def test_a_claim_whose_reply_was_lost_until_it_was_given_up_is_freed() -> None:
 def test_a_finish_refused_while_the_key_is_still_its_owners_is_deferred(
     seen: Any, offered: bool
 ) -> None:
-    """A transaction that was deciding the key stood in the way, and may yet roll back."""
+    """A caller's transaction that decides the key is open, and may yet roll back."""
     driver = running()
     driver.send(Returned(b"answer", LEASE))
     finish = driver.command(Finish)
@@ -221,7 +221,7 @@ def test_a_lost_claim_ends_the_heartbeat_of_a_retry_safe_body() -> None:
 def test_a_claim_that_is_not_retry_safe_is_lost_only_if_the_key_was_decided(
     seen: Any, ends: bool
 ) -> None:
-    """Else its body is the only witness of what it does, and must not be stopped half-way."""
+    """Until then only its body knows what it does, and it must not be stopped halfway."""
     driver = FlowDriver(heartbeat(grant()))
     driver.sleep()
     driver.reply(Lost())

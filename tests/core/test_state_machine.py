@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from tests.core.sample_records import (
-    ELSE,
     ENDED,
     ME,
     NOW,
+    OTHER_FINGERPRINT,
     claim,
     claims,
     commands,
@@ -145,7 +145,7 @@ def test_expiry_makes_any_state_absent(state: State) -> None:
     old = record(state)
     assert state_now(old, old.expires_at - 1) is not ABSENT
     assert state_now(old, old.expires_at) is ABSENT
-    write = decide(old, claim(fingerprint=ELSE), old.expires_at).write
+    write = decide(old, claim(fingerprint=OTHER_FINGERPRINT), old.expires_at).write
     assert write is not None
     assert (write.state, write.attempt, write.owner) == (PENDING, 1, ME)
 
@@ -154,7 +154,8 @@ def test_expiry_makes_any_state_absent(state: State) -> None:
 
 
 def _state_met(before: Record | None, command: Command, now: int) -> State:
-    """The state a command's transition starts from: a claim sees expiry, a resolve sees death."""
+    """The state in which a command finds the record: a claim sees that it expired, a resolve that
+    its owner is dead."""
     if before is None:
         return ABSENT
     if isinstance(command, Claim):
@@ -163,7 +164,7 @@ def _state_met(before: Record | None, command: Command, now: int) -> State:
 
 
 def same_but_for_the_note(before: Record, write: Record | None) -> bool:
-    """What a late owner said of a key that was resolved without it is noted, and nothing else."""
+    """The state that a late owner reports of a resolved key is added to the note, nothing else."""
     return write is None or write._replace(note=before.note) == before
 
 
@@ -218,14 +219,14 @@ def test_i6_the_fence_never_falls_and_rises_with_every_new_owner(
 
 
 @settings(max_examples=200)
-@given(before=records(), asked=claims, now=times)
+@given(before=records(), claimed=claims, now=times)
 def test_i7_mismatch_exactly_if_another_request_claims_a_bound_key(
-    before: Record, asked: Claim, now: int
+    before: Record, claimed: Claim, now: int
 ) -> None:
-    reply = decide(before, asked, now).reply
-    mine = before.owner == asked.owner and before.state in (PENDING, ABSENT)
+    reply = decide(before, claimed, now).reply
+    mine = before.owner == claimed.owner and before.state in (PENDING, ABSENT)
     bound = not is_expired(before, now) and (before.state is not ABSENT or bool(before.steps))
-    expected = bound and not mine and before.fingerprint != asked.fingerprint
+    expected = bound and not mine and before.fingerprint != claimed.fingerprint
     assert isinstance(reply, Mismatched) is expected
 
 
@@ -248,11 +249,11 @@ def test_i9_a_repeated_command_gets_the_same_reply_and_changes_nothing_more(
 
 
 @settings(max_examples=200)
-@given(before=records(), asked=claims, now=times)
+@given(before=records(), claimed=claims, now=times)
 def test_a_claim_archives_only_what_is_past_and_in_its_audit_window(
-    before: Record, asked: Claim, now: int
+    before: Record, claimed: Claim, now: int
 ) -> None:
-    archive = decide(before, asked, now).archive
+    archive = decide(before, claimed, now).archive
     past = is_expired(before, now) and now < before.audit_until and before.state is not ABSENT
     assert archive == (before if past else None)
 
@@ -283,7 +284,7 @@ def test_a_record_decided_or_freed_before_any_step_has_ended(
 def test_i10_a_claim_of_an_ended_record_has_a_new_fence(
     before: Record, command: Command, now: int
 ) -> None:
-    """So a listing of what was claimed since some time finds it, however old the record is."""
+    """So a listing by fence finds it, however old the record is."""
     write = decide(before, command, now).write
     if write is not None and has_ended(before) and not has_ended(write):
         assert write.fence >= now

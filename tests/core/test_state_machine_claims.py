@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 from tests.core.sample_records import (
-    ASKED,
     AUDIT,
-    ELSE,
     FENCE,
+    FINGERPRINT,
     KEEP,
     LEASE,
     ME,
     NOW,
     OTHER,
+    OTHER_FINGERPRINT,
     claim,
     record,
 )
@@ -36,8 +36,8 @@ SUCCEEDED, FAILED, UNKNOWN = State.SUCCEEDED, State.FAILED, State.UNKNOWN
 DONE_STEP = Step("pay", True, b"paid", NOW - 20)
 
 
-def written(before: Record | None, **asked: Any) -> Record:
-    write = decide(before, claim(**asked), NOW).write
+def written(before: Record | None, **fingerprint: Any) -> Record:
+    write = decide(before, claim(**fingerprint), NOW).write
     assert write is not None
     return write
 
@@ -63,36 +63,38 @@ def test_the_claim_rules_are_in_the_order_of_the_design() -> None:
 
 @pytest.mark.parametrize("state", list(State))
 @pytest.mark.parametrize("owner", [ME, OTHER])
-@pytest.mark.parametrize("asked", [ASKED, ELSE])
+@pytest.mark.parametrize("fingerprint", [FINGERPRINT, OTHER_FINGERPRINT])
 def test_an_expired_record_is_claimed_whatever_it_says(
-    state: State, owner: bytes, asked: bytes
+    state: State, owner: bytes, fingerprint: bytes
 ) -> None:
     old = record(state, owner=owner, steps=(DONE_STEP,))
-    reply = decide(old, claim(fingerprint=asked), old.expires_at).reply
+    reply = decide(old, claim(fingerprint=fingerprint), old.expires_at).reply
     assert isinstance(reply, Claimed)
     assert (reply.attempt, reply.steps, reply.taken_over) == (1, (), False)
 
 
-@pytest.mark.parametrize("asked", [ASKED, ELSE])
-def test_a_late_claim_of_a_released_owner_is_lost_although_the_key_is_free(asked: bytes) -> None:
-    assert decide(record(ABSENT, owner=ME), claim(fingerprint=asked), NOW).reply == Lost()
+@pytest.mark.parametrize("fingerprint", [FINGERPRINT, OTHER_FINGERPRINT])
+def test_a_late_claim_of_a_released_owner_is_lost_although_the_key_is_free(
+    fingerprint: bytes,
+) -> None:
+    assert decide(record(ABSENT, owner=ME), claim(fingerprint=fingerprint), NOW).reply == Lost()
 
 
 def test_my_own_claim_comes_before_mismatch() -> None:
-    before = record(owner=ME, fingerprint=ELSE)
+    before = record(owner=ME, fingerprint=OTHER_FINGERPRINT)
     assert isinstance(decide(before, claim(), NOW).reply, Claimed)
 
 
 @pytest.mark.parametrize("state", [PENDING, SUCCEEDED, FAILED, UNKNOWN])
 def test_i7_mismatch_comes_before_finished_unknown_and_held(state: State) -> None:
-    decision = decide(record(state), claim(fingerprint=ELSE), NOW)
+    decision = decide(record(state), claim(fingerprint=OTHER_FINGERPRINT), NOW)
     assert decision == (Mismatched(1), None, None)
 
 
 @pytest.mark.parametrize("safe", [True, False])
 def test_i7_mismatch_comes_before_takeover_and_giving_up(safe: bool) -> None:
     before = record(lease_until=NOW - 1, retry_safe=safe)
-    decision = decide(before, claim(fingerprint=ELSE, retry_safe=safe), NOW)
+    decision = decide(before, claim(fingerprint=OTHER_FINGERPRINT, retry_safe=safe), NOW)
     assert decision == (Mismatched(1), None, None)
 
 
@@ -112,7 +114,7 @@ def test_a_first_claim_writes_the_whole_record() -> None:
     assert made.write == Record(
         id=claim().id,
         state=PENDING,
-        fingerprint=ASKED,
+        fingerprint=FINGERPRINT,
         owner=ME,
         fence=NOW,
         attempt=1,
@@ -139,7 +141,7 @@ def test_a_repeated_claim_renews_the_lease_and_nothing_else() -> None:
 
 
 def test_a_repeated_claim_is_granted_also_after_the_lease() -> None:
-    """Nobody has taken over: the record still names me."""
+    """Nobody has taken over: the record still has this owner."""
     assert written(record(owner=ME, lease_until=NOW - 1)).lease_until == NOW + LEASE
 
 
@@ -176,8 +178,8 @@ def test_takeover_needs_both_to_be_retry_safe(dead: bool, new: bool) -> None:
 
 def test_a_takeover_keeps_steps_and_created_at_and_takes_the_new_times() -> None:
     before = record(retry_safe=True, lease_until=NOW, steps=(DONE_STEP,), attempt=4)
-    asked = claim(retry_safe=True, keep=7, audit=8)
-    decision = decide(before, asked, NOW)
+    fingerprint = claim(retry_safe=True, keep=7, audit=8)
+    decision = decide(before, fingerprint, NOW)
     assert decision.reply == Claimed(NOW, 5, (DONE_STEP,), taken_over=True)
     assert decision.write == before._replace(
         owner=ME, fence=NOW, attempt=5, lease_until=NOW + LEASE, keep=7, audit=8
@@ -189,19 +191,19 @@ def test_a_takeover_keeps_steps_and_created_at_and_takes_the_new_times() -> None
 
 
 def test_a_freed_key_is_free_for_any_request() -> None:
-    write = written(record(ABSENT, attempt=2), fingerprint=ELSE)
-    assert (write.fingerprint, write.attempt, write.created_at) == (ELSE, 3, NOW - 50)
+    write = written(record(ABSENT, attempt=2), fingerprint=OTHER_FINGERPRINT)
+    assert (write.fingerprint, write.attempt, write.created_at) == (OTHER_FINGERPRINT, 3, NOW - 50)
 
 
 def test_a_freed_key_with_steps_stays_bound_to_its_request() -> None:
     before = record(ABSENT, steps=(DONE_STEP,))
-    assert decide(before, claim(fingerprint=ELSE), NOW).reply == Mismatched(1)
+    assert decide(before, claim(fingerprint=OTHER_FINGERPRINT), NOW).reply == Mismatched(1)
     assert written(before).steps == (DONE_STEP,)
 
 
 def test_a_freed_key_with_steps_is_fresh_again_once_expired() -> None:
     before = record(ABSENT, steps=(DONE_STEP,), lease_until=NOW - KEEP)
-    write = written(before, fingerprint=ELSE)
+    write = written(before, fingerprint=OTHER_FINGERPRINT)
     assert (write.steps, write.attempt, write.created_at) == ((), 1, NOW)
 
 
@@ -253,7 +255,7 @@ def test_expiry_counts_from_the_end_or_else_from_the_lease() -> None:
 
 
 def test_an_undecided_record_stays_for_keep_unknown_and_by_default_for_ever() -> None:
-    """A claim that is not retry-safe counts too: nobody may have met it since its owner died."""
+    """A claim that is not retry-safe counts too: its owner may have died unnoticed."""
     assert record(keep_unknown=7).expires_at == NOW + 50 + 7
     assert record(UNKNOWN, keep_unknown=7).audit_until == NOW - 10 + 7 + AUDIT
     monday = NOW + 3 * 86_400_000_000

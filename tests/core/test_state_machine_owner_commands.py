@@ -72,7 +72,7 @@ def test_i2_i9_a_second_finish_is_done_only_if_it_is_the_same(was: State, into: 
 
 @pytest.mark.parametrize("state", [SUCCEEDED, FAILED])
 def test_i2_a_late_finish_is_not_done_for_what_others_decided_meanwhile(state: State) -> None:
-    """Given up, resolved by hand; then the owner wakes and ends the same way with other bytes."""
+    """The key was given up and resolved by hand; then the owner finishes with other bytes."""
     resolved = written(record(UNKNOWN), resolve(state=state))
     assert decide(resolved, finish(state=state, body=b"mine"), NOW).reply == Lost()
     assert decide(resolved, finish(state=state, body=b"found"), NOW) == DONE
@@ -89,7 +89,7 @@ def test_i9_a_second_release_is_done_only_if_the_key_is_free(was: State) -> None
 
 @pytest.mark.parametrize("verb", OWNERS_VERBS)
 def test_the_owner_may_act_after_its_lease_until_somebody_claims(verb: Verb) -> None:
-    """Losing is being overtaken, not being late."""
+    """A claim is lost when somebody takes over, not when it is late."""
     assert decide(record(lease_until=NOW - 1), verb(), NOW).reply == Done()
 
 

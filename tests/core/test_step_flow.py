@@ -1,4 +1,4 @@
-"""One step of a body: intent, call, result; and what is asked of the other side in between."""
+"""One step of a body: its intent, its call, its result; and the probe before a further call."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_step_stores_its_intent_runs_and_stores_its_result() -> None:
 
 
 def test_an_unfinished_step_stores_its_intent_again_and_runs() -> None:
-    """Who was overtaken is told so there; and `probe_grace` counts from the last call."""
+    """An owner that was overtaken learns it there, and `probe_grace` counts from the last call."""
     driver = paying(BEGUN)
     assert driver.command(SaveStep) == INTENT
     driver.reply(Done())
@@ -135,7 +135,7 @@ def test_i14_an_uncertain_step_whose_result_is_stored_is_not_called_again() -> N
 
 
 def test_i11_an_uncertain_step_stores_its_intent_before_probe_grace_counts() -> None:
-    """Else a probe's no would never be believed: there is no time it could be late after."""
+    """Otherwise there is no time for `probe_grace` to count from."""
     driver = paying(BEGUN._replace(at=UNSAVED), grace=GRACE)
     driver.reply(Seen(record(steps=()), NOW))
     assert driver.command(SaveStep) == INTENT
@@ -153,7 +153,7 @@ def test_a_step_with_another_intent_stores_it_before_the_call() -> None:
 
 
 def probing(*, begun: int = NOW, now: int = NOW) -> FlowDriver:
-    """A step met unfinished, begun at one time of the store's clock and met at another."""
+    """An unfinished step, and the times of the store's clock at its last call and now."""
     driver = paying(BEGUN, grace=GRACE)
     look(driver, begun, now)
     return driver
@@ -188,7 +188,7 @@ def test_a_probe_that_finds_nothing_is_believed_after_its_grace() -> None:
     driver = probing(begun=NOW, now=NOW + 10 * SECOND)
     driver.expect(Probe)
     driver.send(ProbeFoundNothing(LEASE))
-    # The intent again, with a new time: from here on another call is under way.
+    # The intent again, with a new time: it belongs to the next call.
     assert driver.command(SaveStep) == INTENT
     driver.reply(Done())
     driver.expect(RunStep)
@@ -199,7 +199,7 @@ def test_a_probe_that_finds_nothing_is_called_again_until_its_grace_is_over() ->
     driver.expect(Probe)
     driver.send(ProbeFoundNothing(LEASE))
     assert driver.sleep().us == 6 * SECOND
-    # It slept less (waiters are spread): the store's clock decides, not the sleep.
+    # It slept less, because of jitter: the store's clock decides, not the sleep.
     look(driver, NOW, NOW + 10 * SECOND - 1)
     driver.expect(Probe)
     driver.send(ProbeFoundNothing(LEASE))
@@ -221,7 +221,7 @@ def test_a_call_that_arrived_late_is_found_by_the_later_probe() -> None:
 
 
 def test_the_stores_clock_is_read_before_the_probe_is_called() -> None:
-    """Asked first, a call that arrives between the two would be missed."""
+    """In the other order a call that arrives between the two would be missed."""
     driver = paying(BEGUN, grace=GRACE)
     driver.expect(ApplyCommand)
 
@@ -230,7 +230,7 @@ def test_after_a_long_wait_for_a_probe_the_deadline_is_the_current_one() -> None
     driver = paying(BEGUN, deadline=SECOND, grace=GRACE)
     look(driver, NOW, NOW)
     driver.send(ProbeFoundNothing(60 * SECOND))
-    driver.sleep()  # ten seconds, in which heartbeats have held the lease
+    driver.sleep()  # for ten seconds, in which heartbeats have renewed the lease
     driver.reply(MAYBE)
     driver.expect(Sleep)
 
@@ -241,17 +241,17 @@ def test_a_probe_that_raises_ends_the_step_unfinished() -> None:
     assert driver.result == StepOutcome(error=PLAIN)
 
 
-@pytest.mark.parametrize("told", [MAYBE, REFUSED], ids=["no answer", "refused"])
+@pytest.mark.parametrize("failure", [MAYBE, REFUSED], ids=["no answer", "refused"])
 def test_if_the_store_is_unavailable_neither_probe_nor_step_is_called(
-    told: StoreUnavailable,
+    failure: StoreUnavailable,
 ) -> None:
     driver = paying(BEGUN, deadline=SECOND, grace=GRACE)
     while not driver.ended:
         driver.command(Look)
-        driver.reply(told)
+        driver.reply(failure)
         if not driver.ended:
             driver.sleep()
-    assert driver.result == StepOutcome(error=told, unrecorded=True)
+    assert driver.result == StepOutcome(error=failure, unrecorded=True)
 
 
 def test_an_overtaken_attempt_that_waited_for_a_probe_calls_nothing() -> None:

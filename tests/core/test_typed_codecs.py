@@ -188,3 +188,14 @@ def test_what_is_no_codec_is_refused_at_once(choice: Any) -> None:
 def test_codecs_have_names_of_their_own() -> None:
     names = [JSON.name, DataclassCodec(Money).name, ModelCodec(Payment).name]
     assert names == ["json", "dataclass", "pydantic"]
+
+
+@pytest.mark.parametrize("name", ["ä", "", "x" * 101, 5])
+def test_a_codec_whose_name_cannot_be_stored_is_refused(name: Any) -> None:
+    class Named(JSONCodec):
+        pass
+
+    codec = Named()
+    codec.name = name
+    with pytest.raises(ConfigurationError, match="codec's name"):
+        codec_for(codec)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from oncekey.core.errors import ConfigurationError
+from oncekey.core.errors import ConfigurationError, InvalidKey
 from oncekey.engine.aio.once import AsyncOnce
 from oncekey.engine.blocking.attempt import Attempt
 from oncekey.engine.blocking.once import Once
@@ -144,3 +144,11 @@ def test_a_guarded_function_with_an_attempt_parameter_gets_its_attempt() -> None
             return [attempt.key, attempt.number, attempt.child_key("pay")]
 
         assert charge("o1")[:2] == ["o1", 1]  # type: ignore[no-untyped-call]
+
+
+def test_a_guard_with_a_bad_operation_or_codec_is_refused_when_it_is_made() -> None:
+    with Once("memory://") as once:
+        with pytest.raises(InvalidKey, match="operation"):
+            once.guard("", key=str)
+        with pytest.raises(ConfigurationError, match="no pydantic model"):
+            once.guard("op", key=str, codec=5)

@@ -1,7 +1,7 @@
 """The hammer on PostgreSQL: each way to claim, a pooler, the ring, lost replies (I1-I7, I9, I12).
 
-It runs for seconds; with ONCEKEY_SOAK=1 (`make hammer-postgres`) 32 processes for a minute, on a server
-whose files are on the disk. It fails if too little happened to prove anything.
+It runs for seconds; with ONCEKEY_SOAK=1 (`make hammer-postgres`) for a minute with 32 processes, on
+a server whose files are on the disk. It fails if too little happened to prove anything.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Every store against `machine.decide` on a plain dict, under random commands (S1-S3, S6, S7, S10).
+"""Every store against `decide` on a plain dict, with random commands (S1-S3, S6, S7, S10).
 
 Stale owners and fences, repeats, batches, sweeps, and a clock that also steps back; on PostgreSQL
 each way to claim and to retain. With ONCEKEY_SOAK=1: many more examples, of 50 steps.
@@ -78,7 +78,7 @@ Opener = Callable[[Path, Callable[[], int]], Any]
 
 
 class Row(NamedTuple):
-    """How to open it, and how many examples it gets in a normal run and in a long one."""
+    """A store: how to open it, and how many examples it gets in a normal and in a long run."""
 
     open: Opener
     examples: int
@@ -111,7 +111,7 @@ STORES: dict[str, Row] = {
 
 
 class Spec(NamedTuple):
-    """A command before it is known whose fence is current."""
+    """A random command, before the current fence of its key is known."""
 
     verb: str
     id: bytes
@@ -139,7 +139,7 @@ specs = st.builds(
 
 
 def command_of(spec: Spec, record: Record | None) -> Command:
-    """The command, aimed at the record as it stands or deliberately beside it."""
+    """The command for the current record, or deliberately for another owner or fence."""
     owner = record.owner if record is not None and spec.mine else spec.owner
     fence = (record.fence if record is not None else 1) + spec.fence_off
     if spec.verb == "claim":
@@ -171,7 +171,7 @@ def command_of(spec: Spec, record: Record | None) -> Command:
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """A store beside the model; both see the same commands at the same time."""
+    """A store and the model, which get the same commands at the same time."""
 
     open_store: ClassVar[Opener]
     shares_loop: ClassVar[bool] = False
@@ -234,7 +234,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(limit=st.sampled_from([0, 1, 2, 100]))
     def sweep(self, limit: int) -> None:
-        """A store may sweep late, and in any order, but only garbage, and it must say how much."""
+        """A store may sweep late and in any order, but only garbage, and must report how much."""
         removed, now = self.store.sweep(limit), self.clock.wall()
         found = self.found()
         gone = [id for id in self.records if found[id] is None]
@@ -251,7 +251,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(limit=st.sampled_from([0, 1, 2, 100]), back=st.sampled_from([None, -1, 0, LEASE]))
     def list_unfinished(self, limit: int, back: int | None) -> None:
-        """From the beginning, or from some time before the latest claim; in the model by hand."""
+        """List from the start, or from a time before the latest claim; the model filters its dict."""
         fences = sorted(record.fence for record in self.records.values())
         after = fences[-1] - back if fences and back is not None else 0
         now = self.clock.wall()
@@ -272,7 +272,7 @@ class StoreMachine(RuleBasedStateMachine):
             assert self.store_history(id) == past
 
     def found(self) -> dict[bytes, Record | None]:
-        """Every record, in one batch."""
+        """All records, read in one batch."""
         seen: list[Any] = list(self.store.apply([Look(id) for id in IDS]))
         return {id: one.record for id, one in zip(IDS, seen, strict=True)}
 

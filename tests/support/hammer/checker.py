@@ -64,7 +64,7 @@ def i2_one_outcome_per_generation(history: KeyHistory, keep: int) -> Iterator[st
             continue
         seen[grant.generation] += len(some)
         if last[grant.generation] != fence:
-            yield f"fence {fence} has an outcome, yet a later fence was granted: {last[grant.generation]}"
+            yield f"fence {fence} has an outcome, but {last[grant.generation]} was granted later"
     for generation, number in seen.items():
         if number > 1:
             yield f"generation {generation} has {number} outcomes"
