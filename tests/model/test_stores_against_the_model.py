@@ -251,7 +251,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(limit=st.sampled_from([0, 1, 2, 100]), back=st.sampled_from([None, -1, 0, LEASE]))
     def list_unfinished(self, limit: int, back: int | None) -> None:
-        """List from the start, or from a time before the latest claim; the model filters its dict."""
+        """List from the start, or from before the latest claim; the model filters its dict."""
         fences = sorted(record.fence for record in self.records.values())
         after = fences[-1] - back if fences and back is not None else 0
         now = self.clock.wall()
