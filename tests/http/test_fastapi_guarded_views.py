@@ -198,7 +198,7 @@ def test_fastapi_checks_only_the_routes_of_its_own_app() -> None:
 
     asyncio.run(start(app))
     assert asyncio.run(post(app, "/pay")).status_code == 200
-    assert [one.path for one in find_policy(app).guarded] == ["/pay"]
+    assert [one.path for one in find_policy(app).routes] == ["/pay"]
     assert_refused(wrong, "bare function")
     assert lost is not None
 

@@ -126,7 +126,7 @@ def test_flask_apps_of_one_process_do_not_answer_for_each_other() -> None:
     app.post("/note")(idempotent()(lambda: "noted"))
     assert app.test_client().post("/note", headers=KEY).text == "noted"
     app.extensions["oncekey"].check(app)
-    assert len(find_policy(app).guarded) == 1
+    assert len(find_policy(app).routes) == 1
     flask_told(wrong, "bare function")
     assert lost is not None
     app = flask()
@@ -182,7 +182,7 @@ def test_flask_methods_of_a_class_are_guarded_one_by_one() -> None:
     assert len(RAN) == 4
     assert client.post("/card").status_code == 400
     assert client.get("/card", headers=KEY).text == "read"
-    assert [(one.methods, one.rule.required) for one in find_policy(app).guarded] == [
+    assert [(one.methods, one.rule.required) for one in find_policy(app).routes] == [
         (["POST"], True),
         (["PUT"], False),
     ]

@@ -27,7 +27,7 @@ from oncekey.core.policy import OPTION_NAMES
 from oncekey.http import problem as problems
 from oncekey.http.exchange import Exchange, RequestKey
 from oncekey.http.message import Response, first_header
-from oncekey.http.outcomes import NEVER_STORED, is_stored, kept_headers, stored_response
+from oncekey.http.outcomes import NEVER_STORED_STATUSES, is_stored, stored_headers, stored_response
 from oncekey.http.response_codec import CODEC
 from oncekey.http.rules import Rule, Rules
 
@@ -139,7 +139,7 @@ def test_answers_are_stored(status: int) -> None:
     assert is_stored(status, (), retry_safe=True)
 
 
-@pytest.mark.parametrize("status", sorted(NEVER_STORED))
+@pytest.mark.parametrize("status", sorted(NEVER_STORED_STATUSES))
 def test_refusals_that_say_nothing_about_the_operation_are_not(status: int) -> None:
     assert not is_stored(status, (), retry_safe=False)
 
@@ -172,7 +172,7 @@ HEADERS = (
 
 
 def test_headers_that_are_given_again() -> None:
-    assert kept_headers(HEADERS) == (
+    assert stored_headers(HEADERS) == (
         (b"content-type", b"text/plain"),
         (b"location", b"/x/1"),
         (b"etag", b'"1"'),
@@ -180,8 +180,8 @@ def test_headers_that_are_given_again() -> None:
         (b"link", b"<b>"),
     )
     chosen = {b"x-request-cost", b"set-cookie", b"x-hop", b"access-control-allow-origin", b"date"}
-    more = kept_headers(HEADERS, chosen)
-    assert {name for name, _ in more} - {name for name, _ in kept_headers(HEADERS)} == {
+    more = stored_headers(HEADERS, chosen)
+    assert {name for name, _ in more} - {name for name, _ in stored_headers(HEADERS)} == {
         b"x-request-cost"
     }
 
@@ -264,7 +264,7 @@ def test_retry_after_is_what_requests_usually_take_and_no_longer_than_the_lease(
 
 def test_every_problem_is_in_the_list_and_has_a_name_of_its_own() -> None:
     made = [p for p in vars(problems).values() if isinstance(p, problems.Problem)]
-    assert sorted(made) == sorted(problems.ALL)
+    assert sorted(made) == sorted(problems.ALL_PROBLEMS)
     assert len({problem.name for problem in made}) == len(made)
 
 

@@ -19,7 +19,7 @@ from oncekey.cli.app import cli, run
 from oncekey.http.asgi import IdempotencyMiddleware
 from oncekey.http.policy_discovery import find_policy
 from oncekey.http.policy_document import as_data, as_html, as_markdown, policy_entries
-from oncekey.http.problem import ALL
+from oncekey.http.problem import ALL_PROBLEMS
 from oncekey.http.rules import Rule
 
 RULES = [
@@ -50,7 +50,7 @@ app = shop()
 
 def test_each_guarded_route_is_told_and_no_other() -> None:
     found = find_policy(app)
-    told = policy_entries(found.guarded, found.policy)
+    told = policy_entries(found.routes, found.policy)
     assert [(entry.methods, entry.path) for entry in told] == [
         (["POST"], "/shop/orders"),
         (["PUT"], "/shop/orders/{id}"),
@@ -72,7 +72,7 @@ def test_an_app_that_tells_no_routes_is_told_by_its_rules() -> None:
         bare, AsyncOnce("memory://"), caller=lambda scope: "me", rules=RULES
     )
     found = find_policy(guarded)
-    told = policy_entries(found.guarded, found.policy)
+    told = policy_entries(found.routes, found.policy)
     assert [entry.path for entry in told] == ["/shop/orders/{id}", "/shop/*"]
     with pytest.raises(ConfigurationError, match="found no"):
         find_policy(bare)
@@ -101,7 +101,7 @@ def test_views_that_are_guarded_themselves_are_found() -> None:
     api.include_router(router, prefix="/api")
     found = find_policy(api)
     assert [(one.methods, one.path) for one in found.guarded] == [(["POST"], "/api/v1/orders/{id}")]
-    assert policy_entries(found.guarded, found.policy)[0].kept_for == "3d"
+    assert policy_entries(found.routes, found.policy)[0].kept_for == "3d"
 
     site = Flask("site")
     FlaskIdempotency(site, once=Once("memory://"), caller=lambda: "me")
@@ -134,17 +134,17 @@ class _Anchors(HTMLParser):
 
 def test_every_problem_has_an_anchor_on_the_page() -> None:
     found = find_policy(app)
-    page = as_html(policy_entries(found.guarded, found.policy), "A & <b>")
+    page = as_html(policy_entries(found.routes, found.policy), "A & <b>")
     parser = _Anchors()
     parser.feed(page)
     assert parser.open == []
-    assert parser.ids == [problem.name for problem in ALL]
+    assert parser.ids == [problem.name for problem in ALL_PROBLEMS]
     assert "A &amp; &lt;b&gt;" in page
 
 
 def test_all_forms_say_the_same() -> None:
     found = find_policy(app)
-    told = policy_entries(found.guarded, found.policy)
+    told = policy_entries(found.routes, found.policy)
     data = as_data(told)
     assert json.loads(json.dumps(data)) == data
     for text in (as_markdown(told), as_html(told)):

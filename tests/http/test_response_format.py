@@ -17,7 +17,7 @@ from tests.http.framework_checks import CHECKS, PAGE, FrameworkApp
 from oncekey import AsyncOnce, ConfigurationError
 from oncekey.http.asgi import IdempotencyMiddleware
 from oncekey.http.exchange import Exchange
-from oncekey.http.problem import ALL, MISSING, Rendered
+from oncekey.http.problem import ALL_PROBLEMS, MISSING, Rendered
 from oncekey.http.rules import Rule, Rules
 
 ROOT = Path(__file__).parents[2]
@@ -43,7 +43,7 @@ def test_answers_have_the_shape_that_clients_expect_in_django() -> None:
 
 def test_codes_of_problems_never_change() -> None:
     """Clients go by them: one may be added, none may change."""
-    assert [problem.name for problem in ALL] == [
+    assert [problem.name for problem in ALL_PROBLEMS] == [
         "invalid-key",
         "missing-key",
         "unreadable-body",
@@ -122,7 +122,7 @@ def test_answer_options_that_cannot_work_are_refused(options: dict[str, Any]) ->
 
 def test_every_code_is_in_the_reference() -> None:
     told = (ROOT / "docs/reference/errors.md").read_text()
-    for problem in ALL:
+    for problem in ALL_PROBLEMS:
         words = ["yes" if kind else "no" for kind in (problem.retryable, problem.safe_new_key)]
         row = [f"`{problem.name}`", str(problem.status), problem.title, *words]
         assert f"| {' | '.join(row)} |" in told, problem.name

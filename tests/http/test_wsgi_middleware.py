@@ -183,4 +183,4 @@ def test_its_rules_are_found_where_policies_are_published() -> None:
     middleware = IdempotencyWSGI(
         _never, Once("memory://"), caller=lambda environ: "me", rules=rules, close=False
     )
-    assert [guarded.rule for guarded in find_policy(middleware).guarded] == rules
+    assert [route.rule for route in find_policy(middleware).routes] == rules

@@ -1,9 +1,9 @@
-"""What a request's body says, whatever way it was written: the part of a fingerprint that needs
-parsing.
+"""Gives a request's body a canonical form, so that retries may write the same content differently.
 
-JSON with its members in any order, form fields, and the parts of a multipart form (whose boundary
-differs between retries) come out alike. What cannot be parsed strictly is compared byte by byte:
-that may refuse a retry, it never takes two requests for one. Owns the limits on decoding.
+Bodies are equal if they have the same JSON members in any order, the same form fields, or the same
+parts of a multipart form, whose boundary differs between retries. A body that cannot be parsed
+strictly is compared byte by byte: that may refuse a retry, but never takes two different requests
+for one. Owns the limits on decoding.
 """
 
 from __future__ import annotations
@@ -24,18 +24,17 @@ with needs("http"):
     import rfc8785
 
 if not hasattr(multipart, "MultipartError"):
-    # python-multipart had this name too, and still answers to it where the other is missing.
+    # python-multipart once had this module name too, and still has it where multipart is missing.
     raise MissingDependency(
         "the module 'multipart' that is installed here is python-multipart's, another package than "
         "oncekey's guards for HTTP need: pip install 'python-multipart>=0.0.18' 'oncekey[http]'",
         name="multipart",
     )
 
-# Longer documents are compared byte by byte: putting them in order takes too long.
+# Longer JSON documents are compared byte by byte, because sorting them takes too long.
 CANONICAL_MAX_BYTES: Final = 256 * 1024
-FORM_MAX_BYTES: Final = 1024 * 1024  # the same for the fields of a form, parts of a multipart aside
-# Longer bodies than this are compared by a digest of theirs.
-RAW_MAX_BYTES: Final = 64 * 1024
+FORM_MAX_BYTES: Final = 1024 * 1024  # the same limit for URL-encoded forms
+RAW_MAX_BYTES: Final = 64 * 1024  # longer bodies are compared by their digest
 _INFLATED_AT_ONCE: Final = 64 * 1024
 _PART_IN_MEMORY: Final = 64 * 1024
 FORM_FIELDS_MAX: Final = 1_000
@@ -49,34 +48,34 @@ Fields = Sequence[str]
 
 
 class UnreadableBody(Exception):
-    """The body is not what its headers say."""
+    """The body does not agree with its headers, or did not arrive whole."""
 
 
 class TooLarge(Exception):
-    """Decoded, the body is longer than is allowed. `most` where that is not the rule's limit."""
+    """The decoded body exceeds a limit: `limit`, or the rule's max_request if that is None."""
 
-    def __init__(self, most: int | None = None) -> None:
+    def __init__(self, limit: int | None = None) -> None:
         super().__init__()
-        self.most = most
+        self.limit = limit
 
 
 class _NotStrictError(ValueError):
-    """JSON that two readers may understand differently."""
+    """JSON that two parsers may understand differently."""
 
 
 # --- content codings ------------------------------------------------------------------------
 
 
 def without_content_coding(body: Body, codings: bytes, limit: int) -> tuple[Body, bytes]:
-    """The body without its gzip and deflate, and the codings that are left on it.
+    """Undo gzip and deflate. Returns the decoded body, and the unknown codings still on it.
 
-    A compressed body tells when it was compressed, so retries may differ in it. Where it had none,
-    the body itself; else a new one, to be closed.
+    The bytes of a compressed body may differ between retries, since gzip has a timestamp. Returns
+    `body` itself if it has no coding, else a new Body, which the caller closes.
     """
     names = [name.strip().lower() for name in codings.split(b",") if name.strip()]
     if len(names) > CODINGS_MAX:
         raise UnreadableBody(f"it has {len(names)} codings; at most {CODINGS_MAX} are undone")
-    given = body
+    sent = body
     while names and names[-1] in (b"gzip", b"x-gzip", b"deflate", b"identity"):
         name = names.pop()
         if name == b"identity":
@@ -88,13 +87,13 @@ def without_content_coding(body: Body, codings: bytes, limit: int) -> tuple[Body
             body.close()
             raise
         finally:
-            if coded is not given:
+            if coded is not sent:
                 coded.close()
     return body, b",".join(names)
 
 
-def _inflate(body: Body, name: bytes, limit: int, made: Body) -> None:
-    """Write what the body holds under its coding to `made`."""
+def _inflate(body: Body, name: bytes, limit: int, decoded: Body) -> None:
+    """Write the decoded content of `body` to `decoded`."""
     bits = zlib.MAX_WBITS if name == b"deflate" else zlib.MAX_WBITS | 16
     members = 0
     stream: Any = None
@@ -106,23 +105,23 @@ def _inflate(body: Body, name: bytes, limit: int, made: Body) -> None:
                 if members > (1 if name == b"deflate" else GZIP_MEMBERS_MAX):
                     raise UnreadableBody(f"its {name.decode()} has too many parts")
                 stream = zlib.decompressobj(bits)
-            data = _decompress(stream, data, name, limit, made)
+            data = _decompress(stream, data, name, limit, decoded)
             if stream.eof:
-                stream = None  # gzip files may be joined
+                stream = None  # another gzip member may follow
     if stream is not None:
         raise UnreadableBody(f"its {name.decode()} is cut short")
 
 
-def _decompress(stream: Any, data: bytes, name: bytes, limit: int, made: Body) -> bytes:
-    """Take in these bytes; what is left of them belongs to the next part."""
+def _decompress(stream: Any, data: bytes, name: bytes, limit: int, decoded: Body) -> bytes:
+    """Decompress these bytes. Returns those that belong to the next gzip member."""
     while True:
         try:
             out = stream.decompress(data, _INFLATED_AT_ONCE)
         except zlib.error as error:
             raise UnreadableBody(f"its {name.decode()} cannot be decoded: {error}") from None
         if out:
-            made.write(out)
-        if made.size > limit:
+            decoded.write(out)
+        if decoded.size > limit:
             raise TooLarge
         if stream.eof:
             rest: bytes = stream.unused_data
@@ -132,18 +131,18 @@ def _decompress(stream: Any, data: bytes, name: bytes, limit: int, made: Body) -
             return b""
 
 
-# --- forms of content -----------------------------------------------------------------------
+# --- canonical forms ------------------------------------------------------------------------
 
 
 def is_parsed_type(media: bytes) -> bool:
-    """Whether a body of this kind is looked into, which takes time."""
+    """Whether bodies of this media type are parsed, which takes time."""
     return media == b"application/json" or media.endswith(b"+json") or media in _FORMS
 
 
 def canonical_bytes(
     body: Body, media: bytes, boundary: str, ignore: Fields, only: Fields | None
 ) -> bytes:
-    """Bytes that are the same for the same content; their first one tells the form."""
+    """Bytes that are equal for equal content; the first one says which form they have."""
     if media == b"application/json" or media.endswith(b"+json"):
         return _json(body, ignore, only)
     if media == b"application/x-www-form-urlencoded":
@@ -154,27 +153,29 @@ def canonical_bytes(
 
 
 def raw_bytes(body: Body) -> bytes:
-    """The body as it is, or a digest of it."""
+    """The body as it is, or its digest."""
     if body.size <= RAW_MAX_BYTES:
         return b"r" + body.read()
     return b"d%d:" % body.size + body.digest()
 
 
-def _too_long(body: Body, most: int, ignore: Fields, only: Fields | None) -> bool:
-    if body.size <= most:
+def _is_too_long(body: Body, limit: int, ignore: Fields, only: Fields | None) -> bool:
+    """Whether a body is too long to be parsed. Raises TooLarge if a rule compares parts of it,
+    which is impossible without parsing."""
+    if body.size <= limit:
         return False
     if ignore or only is not None:
-        raise TooLarge(most)  # byte by byte it could not be compared
+        raise TooLarge(limit)
     return True
 
 
 def _json(body: Body, ignore: Fields, only: Fields | None) -> bytes:
-    if _too_long(body, CANONICAL_MAX_BYTES, ignore, only):
+    if _is_too_long(body, CANONICAL_MAX_BYTES, ignore, only):
         return raw_bytes(body)
     try:
         value = _strict(body.read().decode("utf-8"))
-        if only is not None and (chosen := _chosen(value, only)) is not None:
-            return b"o" + rfc8785.dumps(chosen)
+        if only is not None and (selected := _selected(value, only)) is not None:
+            return b"o" + rfc8785.dumps(selected)
         for path in ignore:
             _drop(value, path.split("."))
         return b"j" + rfc8785.dumps(value)
@@ -183,14 +184,14 @@ def _json(body: Body, ignore: Fields, only: Fields | None) -> bytes:
 
 
 def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) != len(pairs):
+    members = dict(pairs)
+    if len(members) != len(pairs):
         raise _NotStrictError("a member comes twice")
-    return made
+    return members
 
 
 def _exact(text: str) -> float:
-    """Only numbers that a float holds as they are written: 0.1, not 0.10000000000000001."""
+    """Accept only numbers that a float represents as written: 0.1, not 0.10000000000000001."""
     number = float(text)
     if Decimal(text) != Decimal(repr(number)):
         raise _NotStrictError(f"{text} is no float")
@@ -201,27 +202,27 @@ def _refuse(text: str) -> Any:
     raise _NotStrictError(f"{text} is no JSON")
 
 
-# Made once: to make it costs more than to use it.
+# Made once, because making a decoder costs more than using it.
 _strict = json.JSONDecoder(
     object_pairs_hook=_members, parse_float=_exact, parse_constant=_refuse
 ).decode
 
 
-def _chosen(value: Any, only: Fields) -> list[Any] | None:
-    """The chosen members by name; one that is not there is not the same as null. None where the
-    document has none of them: then all of it counts, for a misspelt name must not turn the
-    comparison off."""
-    made: list[Any] = []
+def _selected(value: Any, only: Fields) -> list[Any] | None:
+    """The members that `only` names; a missing one differs from null. None if the document has
+    none of them: it is then compared whole, so that a misspelt name does not turn the comparison
+    off."""
+    selected: list[Any] = []
     for path in sorted(set(only)):
-        here = value
+        member = value
         for name in path.split("."):
-            if not isinstance(here, dict) or name not in here:
-                made.append([path])
+            if not isinstance(member, dict) or name not in member:
+                selected.append([path])
                 break
-            here = here[name]
+            member = member[name]
         else:
-            made.append([path, here])
-    return made if any(len(pair) > 1 for pair in made) else None
+            selected.append([path, member])
+    return selected if any(len(pair) > 1 for pair in selected) else None
 
 
 def _drop(value: Any, path: list[str]) -> None:
@@ -233,15 +234,18 @@ def _drop(value: Any, path: list[str]) -> None:
         value.pop(path[-1], None)
 
 
-def _wanted(names: Iterable[str], ignore: Fields, only: Fields | None) -> Callable[[str], bool]:
-    """Which fields of a form count; all of them where it has none of the chosen ones."""
+def _is_compared(
+    names: Iterable[str], ignore: Fields, only: Fields | None
+) -> Callable[[str], bool]:
+    """A function that says which fields of a form are compared: all of them if the form has none
+    that `only` names."""
     if only is None or not any(name in only for name in names):
         return lambda name: name not in ignore
     return lambda name: name in only
 
 
 def _form(body: Body, ignore: Fields, only: Fields | None) -> bytes:
-    if _too_long(body, FORM_MAX_BYTES, ignore, only):
+    if _is_too_long(body, FORM_MAX_BYTES, ignore, only):
         return raw_bytes(body)
     try:
         pairs = parse_qsl(
@@ -253,8 +257,8 @@ def _form(body: Body, ignore: Fields, only: Fields | None) -> bytes:
         )
     except ValueError:
         return raw_bytes(body)
-    wanted = _wanted((name for name, _ in pairs), ignore, only)
-    return b"f" + json.dumps([pair for pair in pairs if wanted(pair[0])]).encode()
+    is_compared = _is_compared((name for name, _ in pairs), ignore, only)
+    return b"f" + json.dumps([pair for pair in pairs if is_compared(pair[0])]).encode()
 
 
 def _multipart(body: Body, boundary: str, ignore: Fields, only: Fields | None) -> bytes:
@@ -272,9 +276,9 @@ def _multipart(body: Body, boundary: str, ignore: Fields, only: Fields | None) -
         )
         for part in parser:
             found.append(part)
-        wanted = _wanted((part.name for part in found), ignore, only)
-        # All its headers as they are: frameworks differ in which of them they heed.
-        parts = [[part.headerlist, _digest(part.file)] for part in found if wanted(part.name)]
+        is_compared = _is_compared((part.name for part in found), ignore, only)
+        # All headers of a part count, because frameworks differ in which of them they use.
+        parts = [[part.headerlist, _digest(part.file)] for part in found if is_compared(part.name)]
     except (multipart.MultipartError, ValueError, TypeError):
         return raw_bytes(body)
     finally:
@@ -284,8 +288,8 @@ def _multipart(body: Body, boundary: str, ignore: Fields, only: Fields | None) -
 
 
 def _digest(file: IO[bytes]) -> str:
-    made = blake2b()
+    digest = blake2b()
     file.seek(0)
     while chunk := file.read(_PART_IN_MEMORY):
-        made.update(chunk)
-    return made.hexdigest()
+        digest.update(chunk)
+    return digest.hexdigest()

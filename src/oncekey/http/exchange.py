@@ -144,7 +144,7 @@ class Exchange:
         try:
             compared = fingerprint_bytes(request, rule)
         except TooLarge as error:
-            return self.too_large(rule, error.most)
+            return self.too_large(rule, error.limit)
         except UnreadableBody as error:
             return self.unreadable(str(error))
         options = {"scope": caller, "request": compared, "codec": CODEC, **rule.options}

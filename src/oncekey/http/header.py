@@ -1,7 +1,7 @@
-"""The key as it comes in a header: an RFC 9651 String, or the same key without quotes.
+"""Reads the key from the Idempotency-Key header: an RFC 9651 String, or the same without quotes.
 
-Owns what is a well-formed field. A malformed one is an error, also where a key is optional: who
-sends one believes to be protected. Knows no request beyond these lines.
+A malformed header is an error even where a key is optional, because its sender believes to be
+protected. Knows nothing of a request beyond the lines of this header.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ with needs("http"):
 
 HEADER = b"idempotency-key"
 HEADER_NAME = "Idempotency-Key"
-# Escapes and parameters included; what is longer is not even parsed.
+# Escapes and parameters included. A longer field is rejected without parsing it.
 FIELD_MAX_BYTES = 1_024
 
-# Visible ASCII without the characters that mean something in a structured field or in a list.
-_BARE = re.compile(rb"[\x21\x23-\x2b\x2d-\x3a\x3c-\x7e]+")
+# Visible ASCII without the characters that have a meaning in a structured field or in a list.
+_UNQUOTED = re.compile(rb"[\x21\x23-\x2b\x2d-\x3a\x3c-\x7e]+")
 
 
 class RefusedField(InvalidKey):
-    """A key that is refused as it came, but may have been taken before: from a delivery that
-    brought it once, or by a rule that was not yet strict."""
+    """A key that is rejected in this form, but may have been accepted before: from a delivery that
+    had the header once only, or by a rule that was not strict yet."""
 
 
 def read_key(lines: Sequence[bytes], *, strict: bool = False) -> str | None:
-    """The key of these field lines; None where there is no line at all.
+    """Return the key of these header lines, or None if there are none. Raises InvalidKey.
 
-    `strict` takes quoted Strings only. Raises InvalidKey.
+    With `strict` only quoted Strings are accepted.
     """
     if not lines:
         return None
@@ -50,7 +50,7 @@ def read_key(lines: Sequence[bytes], *, strict: bool = False) -> str | None:
         key = _quoted(value)
     elif strict:
         raise RefusedField(f'{HEADER_NAME} must be a quoted string: {HEADER_NAME}: "your-key"')
-    elif _BARE.fullmatch(value):
+    elif _UNQUOTED.fullmatch(value):
         key = value.decode("ascii")
     else:
         raise InvalidKey(
@@ -69,7 +69,7 @@ def _quoted(value: bytes) -> str:
         parsed = http_sf.parse(value, tltype="item")
     except ValueError as error:
         raise InvalidKey(f"{HEADER_NAME} is malformed: {error}") from None
-    item = parsed[0] if isinstance(parsed, tuple) else parsed  # parameters mean nothing here
+    item = parsed[0] if isinstance(parsed, tuple) else parsed  # parameters are ignored
     if type(item) is not str:
         raise InvalidKey(f"{HEADER_NAME} must be a string")
     return item

@@ -1,4 +1,4 @@
-"""Says what to install where a package that HTTP guards need is missing. Knows no framework."""
+"""Reports a missing optional package together with the pip line that installs it."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from oncekey.core.errors import ConfigurationError
 
 
 class MissingDependency(ConfigurationError, ModuleNotFoundError):
-    """A package is not installed; the message has the line that installs it."""
+    """A package is not installed. The message has the pip line that installs it."""
 
     def __init__(self, message: str, *, name: str | None = None) -> None:
         super().__init__(message)
         self.name = name
 
 
-class needs:  # noqa: N801, it is used like a statement
-    """`with needs("http"): import ...` names the extra that installs a missing package."""
+class needs:  # noqa: N801, used like a statement
+    """`with needs("http"): import ...` raises MissingDependency naming the extra to install."""
 
     def __init__(self, extra: str) -> None:
         self._extra = extra
@@ -33,7 +33,7 @@ class needs:  # noqa: N801, it is used like a statement
         if not isinstance(error, ModuleNotFoundError) or isinstance(error, MissingDependency):
             return
         if (error.name or "oncekey").partition(".")[0] == "oncekey":
-            return  # a mistake of ours
+            return  # a bug of this package, not a missing one
         raise MissingDependency(
             f"oncekey's guards for HTTP need {error.name}, which is not installed: "
             f"pip install 'oncekey[{self._extra}]'",

@@ -1,4 +1,4 @@
-"""Which responses are an outcome to be stored, and what of them is given again.
+"""Decides which responses are stored under their key, and which of their headers a replay has.
 
 Owns the lists of status codes and headers. Pure.
 """
@@ -13,11 +13,11 @@ from oncekey.core.policy import Policy
 from oncekey.http.message import Headers, Response, first_header
 from oncekey.http.rules import HEAD_MAX_BYTES, HEADERS_MAX, Rule
 
-# Answers that say nothing about the operation: who asked, how often, on which connection, or that
-# the same request should be sent elsewhere (307, 308), where its key must still be free.
-NEVER_STORED: Final = frozenset({307, 308, 401, 403, 407, 408, 421, 425, 429})
+# Responses that say nothing about the operation, only about the caller, its rate or its connection;
+# or that send the same request elsewhere (307, 308), where its key must still be free.
+NEVER_STORED_STATUSES: Final = frozenset({307, 308, 401, 403, 407, 408, 421, 425, 429})
 
-KEPT_HEADERS: Final = frozenset(
+STORED_HEADERS: Final = frozenset(
     {
         b"content-type",
         b"content-language",
@@ -35,8 +35,8 @@ KEPT_HEADERS: Final = frozenset(
         b"sunset",
     }
 )
-# Never given again, whatever a rule says: of one connection, one client or one moment.
-NEVER_KEPT: Final = frozenset(
+# Never replayed, even if a rule names them: they belong to one connection, client or moment.
+NEVER_STORED_HEADERS: Final = frozenset(
     {
         b"connection",
         b"keep-alive",
@@ -57,29 +57,29 @@ NEVER_KEPT: Final = frozenset(
         b"proxy-authentication-info",
     }
 )
-_NEVER_PREFIXES: Final = (b"access-control-", b"x-ratelimit-", b"x-rate-limit-", b"ratelimit")
+_NEVER_STORED_PREFIXES: Final = (b"access-control-", b"x-ratelimit-", b"x-rate-limit-", b"ratelimit")
 
 
 class NotStored(NotStarted):
-    """The app answered with something that ends no key; its response goes out all the same."""
+    """The app's response is sent, but not stored: the key is free again."""
 
 
 class IncompleteResponse(RuntimeError):
-    """The app ended in the middle of its response. Nobody can tell what it did."""
+    """The app ended in the middle of its response, so what it did is unknown."""
 
 
 def is_stored(status: int, headers: Headers, *, retry_safe: bool) -> bool:
-    """Whether a response ends its key. Where not, the key is free again and a retry runs."""
-    if status in NEVER_STORED:
+    """Whether a response is the outcome of its key. If not, the key is freed and a retry runs."""
+    if status in NEVER_STORED_STATUSES:
         return False
     if status == 503 and first_header(headers, b"retry-after"):
-        return False  # the app says itself that it did nothing
+        return False  # the app says that it did nothing
     return status < 500 or not retry_safe
 
 
-def kept_headers(headers: Headers, extra: Collection[bytes] = ()) -> Headers:
-    """The headers that a replay has too."""
-    named = {
+def stored_headers(headers: Headers, extra: Collection[bytes] = ()) -> Headers:
+    """The headers that are stored and replayed: the usual ones, and `extra`."""
+    connection_headers = {
         name.strip().lower()
         for line in (value for key, value in headers if key == b"connection")
         for name in line.split(b",")
@@ -87,16 +87,17 @@ def kept_headers(headers: Headers, extra: Collection[bytes] = ()) -> Headers:
     return tuple(
         (name, value)
         for name, value in headers
-        if (name in KEPT_HEADERS or name in extra)
-        and name not in NEVER_KEPT
-        and name not in named
-        and not name.startswith(_NEVER_PREFIXES)
+        if (name in STORED_HEADERS or name in extra)
+        and name not in NEVER_STORED_HEADERS
+        and name not in connection_headers
+        and not name.startswith(_NEVER_STORED_PREFIXES)
     )
 
 
 def stored_response(response: Response, extra: Collection[bytes], max_response: int) -> Response:
-    """What is kept of a response: of one with too many or too long headers only that it ran."""
-    headers = kept_headers(response.headers, extra)
+    """The form in which a response is stored: without a body that is too long, and without headers
+    that are too many or too long."""
+    headers = stored_headers(response.headers, extra)
     if len(headers) > HEADERS_MAX or _size(headers) > HEAD_MAX_BYTES:
         return Response(response.status, (), b"", omitted=True)
     if response.omitted or len(response.body) > max_response:
@@ -105,11 +106,11 @@ def stored_response(response: Response, extra: Collection[bytes], max_response: 
 
 
 def outcome_to_store(response: Response, rule: Rule, policy: Policy) -> Response:
-    """What is stored of the app's response. Raises NotStored where it ends no key."""
+    """The form in which an app's response is stored. Raises NotStored if it is no outcome."""
     retry_safe = policy.retry_safe if rule.retry_safe is None else rule.retry_safe
     if not is_stored(response.status, response.headers, retry_safe=retry_safe):
         raise NotStored
-    return stored_response(response, rule.kept, rule.max_response)
+    return stored_response(response, rule.stored_header_names, rule.max_response)
 
 
 def _size(headers: Headers) -> int:

@@ -1,8 +1,8 @@
-"""The policy a service publishes about its keys: the one thing the standard's draft demands of it.
+"""Writes the policy that a service publishes about its keys, as the standard's draft demands.
 
-Made from the rules an app really has, so that it cannot say anything else. As data, Markdown, or a
-page whose anchors are what the `type` of our problems points to. Pure; finding an app's rules is in
-policy_discovery.py.
+It is made from the rules that an app really has, so that the two cannot differ: as data, Markdown,
+or an HTML page, to whose anchors the `type` of a refusal points. Pure; policy_discovery.py finds an
+app's rules.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from oncekey.core.duration import human
 from oncekey.core.identity import KEY_MAX_CHARS
 from oncekey.core.policy import Policy
 from oncekey.http.exchange import REPLAY_HEADER_DEFAULT
-from oncekey.http.outcomes import NEVER_STORED
-from oncekey.http.problem import ALL
+from oncekey.http.outcomes import NEVER_STORED_STATUSES
+from oncekey.http.problem import ALL_PROBLEMS
 from oncekey.http.rules import Rule
 
 HEADER = "Idempotency-Key"
@@ -25,7 +25,7 @@ HEADER = "Idempotency-Key"
 
 @dataclass(frozen=True)
 class PolicyEntry:
-    """What a client has to know about one route, or about all that a rule names."""
+    """What a client has to know about one route, or about all paths that a rule matches."""
 
     methods: list[str]
     path: str
@@ -44,7 +44,7 @@ class PolicyEntry:
 def policy_entries(
     guarded: Iterable[tuple[Sequence[str], str, Rule]], policy: Policy
 ) -> list[PolicyEntry]:
-    """One for each of these (methods, path, rule), under the engine's policy."""
+    """One entry for each (methods, path, rule), under the engine's policy."""
     return [_entry(rule, path, methods, policy) for methods, path, rule in guarded]
 
 
@@ -83,18 +83,17 @@ def _compared(rule: Rule) -> str:
     names = ", ".join(rule.request_headers)
     more = f"; and the headers {names}" if names else ""
     if rule.only is not None:
-        chosen = ", ".join(rule.only)
-        told = f"method, path, query, and of the body only {chosen}; all of it if it has none"
-        return told + more
+        members = ", ".join(rule.only)
+        return f"method, path, query, and of the body only {members}; all of it if it has none{more}"
     rest = " except " + ", ".join(rule.ignore) if rule.ignore else ""
     return f"method, path, query, content type and body{rest}{more}"
 
 
-# --- forms ----------------------------------------------------------------------------------
+# --- formats --------------------------------------------------------------------------------
 
 
 def as_data(
-    some: Sequence[PolicyEntry], *, replay_header: str = REPLAY_HEADER_DEFAULT
+    entries: Sequence[PolicyEntry], *, replay_header: str = REPLAY_HEADER_DEFAULT
 ) -> dict[str, Any]:
     return {
         "header": HEADER,
@@ -102,8 +101,8 @@ def as_data(
         "retention_header": "X-Idempotency-Retention",
         "unprotected_header": "X-Idempotency-Unprotected",
         "scope": "keys belong to the authenticated caller",
-        "never_stored": sorted(NEVER_STORED),
-        "routes": [asdict(entry) for entry in some],
+        "never_stored": sorted(NEVER_STORED_STATUSES),
+        "routes": [asdict(entry) for entry in entries],
         "problems": [
             {
                 "code": problem.name,
@@ -112,56 +111,56 @@ def as_data(
                 "retryable": problem.retryable,
                 "safe_new_key": problem.safe_new_key,
             }
-            for problem in ALL
+            for problem in ALL_PROBLEMS
         ],
     }
 
 
 def as_markdown(
-    some: Sequence[PolicyEntry],
+    entries: Sequence[PolicyEntry],
     title: str = "Idempotency policy",
     *,
     replay_header: str = REPLAY_HEADER_DEFAULT,
 ) -> str:
     lines = [f"# {title}", "", *_wrapped(_general(replay_header)), "", "## Routes", ""]
-    for entry in some:
+    for entry in entries:
         lines += [f"### {' '.join(entry.methods)} {entry.path}", ""]
-        lines += [f"* {name}: {value}" for name, value in _facts(entry)] + [""]
+        lines += [f"* {name}: {value}" for name, value in _details(entry)] + [""]
     lines += ["## Refusals", "", "| status | code | meaning | retry with the same key |"]
     lines += ["|---|---|---|---|"]
     lines += [
-        f"| {p.status} | {p.name} | {p.title} | {'yes' if p.retryable else 'no'} |" for p in ALL
+        f"| {p.status} | {p.name} | {p.title} | {'yes' if p.retryable else 'no'} |" for p in ALL_PROBLEMS
     ]
     return "\n".join([*lines, ""])
 
 
 def as_html(
-    some: Sequence[PolicyEntry],
+    entries: Sequence[PolicyEntry],
     title: str = "Idempotency policy",
     *,
     replay_header: str = REPLAY_HEADER_DEFAULT,
 ) -> str:
-    told = html.escape
+    escape = html.escape
     general = _general(replay_header)
-    parts = [f"<h1>{told(title)}</h1>", *(f"<p>{told(text)}</p>" for text in general)]
+    parts = [f"<h1>{escape(title)}</h1>", *(f"<p>{escape(text)}</p>" for text in general)]
     parts.append("<h2>Routes</h2>")
-    for entry in some:
-        parts.append(f"<h3><code>{told(' '.join(entry.methods))} {told(entry.path)}</code></h3>")
-        facts = "".join(f"<dt>{told(n)}</dt><dd>{told(v)}</dd>" for n, v in _facts(entry))
-        parts.append(f"<dl>{facts}</dl>")
+    for entry in entries:
+        parts.append(f"<h3><code>{escape(' '.join(entry.methods))} {escape(entry.path)}</code></h3>")
+        details = "".join(f"<dt>{escape(n)}</dt><dd>{escape(v)}</dd>" for n, v in _details(entry))
+        parts.append(f"<dl>{details}</dl>")
     parts.append("<h2>Refusals</h2>")
-    for problem in ALL:
+    for problem in ALL_PROBLEMS:
         retry = "Retry with the same key." if problem.retryable else "Do not retry unchanged."
         parts.append(
-            f'<section id="{told(problem.name)}"><h3>{problem.status} {told(problem.title)}</h3>'
-            f"<p>{told(problem.detail)} {retry} <code>code: {told(problem.name)}</code></p>"
+            f'<section id="{escape(problem.name)}"><h3>{problem.status} {escape(problem.title)}</h3>'
+            f"<p>{escape(problem.detail)} {retry} <code>code: {escape(problem.name)}</code></p>"
             "</section>"
         )
-    return _PAGE.format(title=told(title), body="\n".join(parts))
+    return _PAGE.format(title=escape(title), body="\n".join(parts))
 
 
-def _facts(entry: PolicyEntry) -> list[tuple[str, str]]:
-    facts = [
+def _details(entry: PolicyEntry) -> list[tuple[str, str]]:
+    details = [
         ("Key", "required" if entry.required else "optional; without one nothing is protected"),
         ("Format", entry.key_format),
         ("Kept for", entry.kept_for + " after the first answer"),
@@ -171,8 +170,8 @@ def _facts(entry: PolicyEntry) -> list[tuple[str, str]]:
         ("Answer", f"given again if it has at most {entry.stored_bytes_max:,} bytes"),
     ]
     if entry.waits:
-        facts.append(("A duplicate", f"waits up to {entry.waits} for the first one's answer"))
-    return facts
+        details.append(("A duplicate", f"waits up to {entry.waits} for the first one's answer"))
+    return details
 
 
 def _general(replay_header: str) -> tuple[str, ...]:
@@ -186,7 +185,7 @@ def _general(replay_header: str) -> tuple[str, ...]:
         "Refusals are problem details (RFC 9457). Their member `code` is the name given below and "
         "never changes. An answer with X-Idempotency-Unprotected was given without protection.",
         "Answers "
-        + ", ".join(map(str, sorted(NEVER_STORED)))
+        + ", ".join(map(str, sorted(NEVER_STORED_STATUSES)))
         + " are never kept: they say nothing about the operation.",
     )
 

@@ -1,8 +1,8 @@
-"""Serves the built-in policy page, to which a refusal's Link leads where nobody publishes a policy.
+"""Serves the built-in policy page, to which the Link header of a refusal leads by default.
 
-Made from the app's own rules when it is asked for. It never stands in an app's way: the app is
-asked first, and only its 404 is replaced. Owns this page and its headers; knows ASGI and WSGI, no
-engine.
+The page is made from the app's rules at each request. An app's own page has precedence: the app is
+called first, and only its 404 is replaced. Owns the page and its headers; knows ASGI and WSGI, but
+no engine.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from oncekey.http import policy_document
 from oncekey.http.message import Headers, Response
 from oncekey.http.policy_discovery import find_policy
 
-_READ: Final = frozenset({"GET", "HEAD"})
+_PAGE_METHODS: Final = frozenset({"GET", "HEAD"})
 _HEADERS: Final[Headers] = (
     (b"content-type", b"text/html; charset=utf-8"),
     (b"cache-control", b"max-age=300"),
@@ -28,14 +28,14 @@ Wsgi = Callable[[Any, Any], Iterable[bytes]]
 
 
 def is_policy_page(method: str, path: str, page_path: str | None) -> bool:
-    """Whether a request is for the page."""
-    return path == page_path and method in _READ
+    """Whether a request is for the policy page."""
+    return path == page_path and method in _PAGE_METHODS
 
 
 def policy_page(app: Any, method: str = "GET") -> Response:
-    """The page about this guarded app (or the middleware around it)."""
+    """The page of a guarded app, or of the middleware around it."""
     found = find_policy(app)
-    shown = [guarded for guarded in found.guarded if guarded.path not in found.hidden]
+    shown = [route for route in found.routes if route.path not in found.hidden_paths]
     return page_with_entries(
         policy_document.policy_entries(shown, found.policy), found.replay_header, method
     )
@@ -51,10 +51,10 @@ def page_with_entries(
 
 
 async def asgi_app_or_page(app: Asgi, guarded: Any, scope: Any, receive: Any, send: Any) -> None:
-    """Ask the app; where it has nothing at this path, send the page about `guarded`."""
+    """Call the app; if it responds with 404, send the policy page of `guarded` instead."""
     is_replaced = False
 
-    async def replaced(message: Any) -> None:
+    async def send_or_replace(message: Any) -> None:
         nonlocal is_replaced
         if message["type"] == "http.response.start" and message["status"] == _NOT_FOUND:
             is_replaced = True
@@ -65,21 +65,22 @@ async def asgi_app_or_page(app: Asgi, guarded: Any, scope: Any, receive: Any, se
         elif not is_replaced:
             await send(message)
 
-    await app(scope, receive, replaced)
+    await app(scope, receive, send_or_replace)
 
 
 def wsgi_app_or_page(app: Wsgi, guarded: Any, environ: Any, start_response: Any) -> Iterable[bytes]:
-    """The same for a WSGI app."""
-    missing: list[bool] = []
+    """The same as `asgi_app_or_page` for a WSGI app."""
+    is_missing = False
 
-    def started(line: str, lines: Any, exc_info: Any = None) -> Any:
+    def start_or_replace(line: str, lines: Any, exc_info: Any = None) -> Any:
+        nonlocal is_missing
         if line.startswith(str(_NOT_FOUND)):
-            missing.append(True)
+            is_missing = True
             return lambda chunk: None
         return start_response(line, lines, *([exc_info] if exc_info else []))
 
-    parts = app(environ, started)
-    if not missing:
+    parts = app(environ, start_or_replace)
+    if not is_missing:
         return parts
     if hasattr(parts, "close"):
         parts.close()

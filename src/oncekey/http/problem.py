@@ -1,7 +1,7 @@
-"""Refusals: as RFC 9457 problem details, or in the shape an app's own errors have.
+"""The refusals that clients get: RFC 9457 problem details, or the shape of the app's own errors.
 
-Owns the codes of the problems and what a client reads: what happened and what to do next. Never
-tells a key, and says the same to everybody about a key of somebody else: nothing.
+Owns the codes of the problems and their texts, which say what happened and what to do next. A
+refusal never contains a key, and nothing of it depends on the keys of other callers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from oncekey.http.message import Response
 TYPE_BASE: Final = "urn:oncekey:problem:"  # where no policy is published
 RETRY_AFTER_DOWN_SECONDS: Final = 1
 RETRY_AFTER_MAX_SECONDS: Final = 3_600
-# What a duplicate is told at most while nobody knows how long such requests take. The rest of the
+# The longest Retry-After of a duplicate before the latency of its rule is known. The rest of the
 # lease would be right only for an owner that has died.
 RETRY_AFTER_UNLEARNED_SECONDS: Final = 2
 
@@ -38,17 +38,17 @@ _log = logging.getLogger("oncekey")
 
 
 class Refusal(NamedTuple):
-    """What a client is refused with, as `render_refusal=` is given it.
+    """The argument of `render_refusal=`: why a request is refused, and what its client can do.
 
-    code          which problem it is; never changes, so that clients can go by it
+    code          identifies the problem; stable, so that clients can rely on it
     status        the HTTP status
     title         what happened, in one line
     detail        what to do about it
     retryable     whether the same request with the same key is worth sending again
     safe_new_key  whether the request may be sent again under a new key
-    retry_after   after how many seconds, None where that is not said
-    type          where this problem is documented
-    more          what else is known: `original_status` of an answer that was not kept
+    retry_after   after how many seconds to retry, or None
+    type          a URI that identifies the problem, where it is documented
+    more          further members: `original_status` of a response that was not stored
     """
 
     code: str
@@ -63,8 +63,8 @@ class Refusal(NamedTuple):
 
 
 class Rendered(NamedTuple):
-    """A refusal in another shape. Retry-After, Link, Cache-Control and WWW-Authenticate are sent
-    beside it; `status` None leaves it as it is."""
+    """A refusal in the app's own shape. Retry-After, Link, Cache-Control and WWW-Authenticate are
+    added to its headers; without a `status` it has the refusal's."""
 
     body: bytes
     content_type: str = "application/json"
@@ -78,8 +78,8 @@ Render = Callable[[Refusal], Rendered | Mapping[str, Any]]
 class Problem(NamedTuple):
     """One kind of refusal.
 
-    `safe_new_key` is True only where nothing can have run under this key, neither this time nor
-    when the same request was delivered before and its answer was lost.
+    `safe_new_key` is True only if nothing can have run under this key, neither this time nor when
+    the same request was delivered before and its response was lost.
     """
 
     name: str
@@ -175,7 +175,7 @@ UNAVAILABLE = Problem(
     "Send the same request with the same key again.",
     True,
 )
-ALL: Final = (
+ALL_PROBLEMS: Final = (
     INVALID,
     MISSING,
     UNREADABLE,
@@ -192,7 +192,7 @@ ALL: Final = (
     UNGUARDED,
 )
 
-_OF_ERRORS: Final[tuple[tuple[type[OncekeyError], Problem], ...]] = (
+_PROBLEM_BY_ERROR: Final[tuple[tuple[type[OncekeyError], Problem], ...]] = (
     (MissingKey, MISSING),  # before InvalidKey, which it is too
     (InvalidKey, INVALID),
     (Mismatch, MISMATCH),
@@ -206,13 +206,13 @@ _OF_ERRORS: Final[tuple[tuple[type[OncekeyError], Problem], ...]] = (
 
 
 def problem_for(error: OncekeyError) -> Problem | None:
-    """The kind of refusal an error is; None for mistakes of the set-up, which are no client's."""
+    """The problem that an error is reported as; None for errors that no client can act on."""
     if isinstance(error, StoreUnavailable) and error.value is not None:
         return NOT_RECORDED
-    found = next((problem for kind, problem in _OF_ERRORS if isinstance(error, kind)), None)
-    if found is INVALID:
+    problem = next((problem for kind, problem in _PROBLEM_BY_ERROR if isinstance(error, kind)), None)
+    if problem is INVALID:
         return INVALID._replace(detail=str(error.args[0]) if error.args else "")
-    return found
+    return problem
 
 
 def refusal_response(
@@ -224,64 +224,64 @@ def refusal_response(
     render: Render | None = None,
     **more: Any,
 ) -> Response:
-    """The response for a problem."""
+    """The response that reports a problem."""
     seconds = None
     if retry_after is not None:
         seconds = max(1, min(ceil(retry_after), RETRY_AFTER_MAX_SECONDS))
-    kind = f"{policy_url}#{problem.name}" if policy_url else TYPE_BASE + problem.name
-    refused = Refusal(problem.name, *problem[1:], seconds, kind, more)
-    rendered = _rendered(refused, render)
-    lines = [
+    type_uri = f"{policy_url}#{problem.name}" if policy_url else TYPE_BASE + problem.name
+    refusal = Refusal(problem.name, *problem[1:], seconds, type_uri, more)
+    rendered = _rendered(refusal, render)
+    standard = [
         (b"content-type", rendered.content_type.encode("latin-1")),
         (b"content-length", b"%d" % len(rendered.body)),
         (b"cache-control", b"no-store"),
     ]
     if seconds is not None:
-        lines.append((b"retry-after", b"%d" % seconds))
+        standard.append((b"retry-after", b"%d" % seconds))
     if policy_url:
         link = f'<{policy_url}>; rel="describedby"; type="text/html"'
-        lines.append((b"link", link.encode("latin-1")))
+        standard.append((b"link", link.encode("latin-1")))
     own = [(n.lower().encode("latin-1"), v.encode("latin-1")) for n, v in rendered.headers]
-    return Response(rendered.status or problem.status, (*lines, *headers, *own), rendered.body)
+    return Response(rendered.status or problem.status, (*standard, *headers, *own), rendered.body)
 
 
-def _rendered(refused: Refusal, render: Render | None) -> Rendered:
+def _rendered(refusal: Refusal, render: Render | None) -> Rendered:
     if render is not None:
         try:
-            made = render(refused)
-            if isinstance(made, Rendered):
-                return _checked(made)
-            if isinstance(made, Mapping):
-                return Rendered(json.dumps(dict(made)).encode())
-            raise TypeError(f"it gave a {type(made).__name__}, not a dict or a Rendered")
-        except Exception:  # whatever it raises, the client is to know that it was refused
-            _log.exception("render_refusal failed on %s; problem details are sent", refused.code)
-    return Rendered(_problem_details(refused), "application/problem+json")
+            rendered = render(refusal)
+            if isinstance(rendered, Rendered):
+                return _checked(rendered)
+            if isinstance(rendered, Mapping):
+                return Rendered(json.dumps(dict(rendered)).encode())
+            raise TypeError(f"it gave a {type(rendered).__name__}, not a dict or a Rendered")
+        except Exception:  # whatever it raises, the client must get a refusal
+            _log.exception("render_refusal failed on %s; problem details are sent", refusal.code)
+    return Rendered(_problem_details(refusal), "application/problem+json")
 
 
-def _checked(made: Rendered) -> Rendered:
-    """What cannot be sent is found here, where problem details can still take its place."""
-    if not isinstance(made.body, bytes):
-        raise TypeError(f"the body of a Rendered is bytes, not a {type(made.body).__name__}")
-    status = made.status
+def _checked(rendered: Rendered) -> Rendered:
+    """Raise if it cannot be sent, as long as problem details can still be sent instead."""
+    if not isinstance(rendered.body, bytes):
+        raise TypeError(f"the body of a Rendered is bytes, not a {type(rendered.body).__name__}")
+    status = rendered.status
     if status is not None and not (isinstance(status, int) and 200 <= status <= 599):
         raise ValueError(f"a refusal's status is 200 to 599, not {status!r}")
-    for name, value in (("content-type", made.content_type), *made.headers):
+    for name, value in (("content-type", rendered.content_type), *rendered.headers):
         if not f"{name}{value}".isprintable():
             raise ValueError(f"the header {name!r} cannot be sent")
         f"{name}{value}".encode("latin-1")
-    return made
+    return rendered
 
 
-def _problem_details(refused: Refusal) -> bytes:
-    told = {
-        "type": refused.type,
-        "title": refused.title,
-        "status": refused.status,
-        "detail": refused.detail,
-        "code": refused.code,
-        "retryable": refused.retryable,
-        "safe_new_key": refused.safe_new_key,
-        **refused.more,
+def _problem_details(refusal: Refusal) -> bytes:
+    members = {
+        "type": refusal.type,
+        "title": refusal.title,
+        "status": refusal.status,
+        "detail": refusal.detail,
+        "code": refusal.code,
+        "retryable": refusal.retryable,
+        "safe_new_key": refusal.safe_new_key,
+        **refusal.more,
     }
-    return json.dumps({name: value for name, value in told.items() if value != ""}).encode()
+    return json.dumps({name: value for name, value in members.items() if value != ""}).encode()

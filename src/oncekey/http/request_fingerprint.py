@@ -1,7 +1,8 @@
-"""What a request asks, as bytes: method, path, query, content type and content.
+"""Turns a request into the bytes that are compared between retries.
 
-Credentials, cookies, tracing and the way a body travelled are not part of it. Every part is
-preceded by its length, so no two different requests give the same bytes.
+They consist of method, path, query, content type and content, but not of credentials, cookies,
+tracing headers or transfer codings. Every part is preceded by its length, so that different
+requests never have the same bytes.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from oncekey.http.message import Headers, Request, header_values
 from oncekey.http.request_body import BODY_SPILL_BYTES, Body
 from oncekey.http.rules import Rule
 
-# Bodies up to here are looked into at once, longer ones in a thread.
+# Bodies up to this size are parsed on the event loop, longer ones in a thread.
 INLINE_MAX_BYTES: Final = 16 * 1024
 _lengths = Struct(">6I").pack
 
@@ -33,62 +34,66 @@ _MEDIA: Final = re.compile(rf"[ \t]*({_TOKEN}/{_TOKEN})((?:{_PARAMETER.pattern})
 
 
 def fingerprint_bytes(request: Request, rule: Rule) -> bytes:
-    """The bytes to compare. Raises bodies.UnreadableBody and bodies.TooLarge."""
-    given = request.body if isinstance(request.body, Body) else Body(request.body)
-    body, left = without_content_coding(
-        given, _joined(request.headers, b"content-encoding"), rule.max_request
+    """Return the bytes to compare. Raises UnreadableBody and TooLarge."""
+    sent = request.body if isinstance(request.body, Body) else Body(request.body)
+    body, codings = without_content_coding(
+        sent, _joined(request.headers, b"content-encoding"), rule.max_request
     )
     try:
-        return _described(request, rule, body, left)
+        return _joined_parts(request, rule, body, codings)
     finally:
-        if body is not given:
+        if body is not sent:
             body.close()
 
 
 def is_slow_to_compare(request: Request) -> bool:
-    """Whether `described` would hold up an event loop."""
+    """Whether `fingerprint_bytes` would block the event loop for too long."""
     size = request.body.size if isinstance(request.body, Body) else len(request.body)
     if header_values(request.headers, b"content-encoding"):
-        return size > 0  # nobody knows how much is in it
+        return size > 0  # its decoded size is unknown
     if size <= INLINE_MAX_BYTES:
         return False
     media = _content_type(_joined(request.headers, b"content-type")).media
     return size > BODY_SPILL_BYTES or is_parsed_type(media)
 
 
-def _described(request: Request, rule: Rule, body: Body, left: bytes) -> bytes:
+def _joined_parts(request: Request, rule: Rule, body: Body, codings: bytes) -> bytes:
     line = _joined(request.headers, b"content-type")
     content_type = _content_type(line)
-    if left:
-        content = raw_bytes(body)  # under a coding that we do not know
+    if codings:  # unknown ones are left on the body
+        content = raw_bytes(body)
     else:
         content = canonical_bytes(
             body, content_type.media, content_type.boundary, rule.ignore, rule.only
         )
-    # The boundary of a form counts where its parts could not be told.
+    # A boundary matters only if the parts could not be parsed.
     is_form = content[:1] == b"m"
-    kind = content_type.kind if is_form or not content_type.boundary else line
+    kind = content_type.normalized if is_form or not content_type.boundary else line
     method = request.method.upper().encode("ascii", "backslashreplace")
-    parts = (method, request.path, _query(request.query), kind, left, content)
-    told = _lengths(*map(len, parts)) + b"".join(parts)
-    return told + _chosen(request.headers, rule.compared) if rule.compared else told
+    parts = (method, request.path, _query(request.query), kind, codings, content)
+    joined = _lengths(*map(len, parts)) + b"".join(parts)
+    names = rule.compared_header_names
+    return joined + _compared_headers(request.headers, names) if names else joined
 
 
-def _chosen(headers: Headers, names: tuple[bytes, ...]) -> bytes:
-    """The headers that a rule wants compared. One that is missing is not an empty one; several
-    lines are one, as servers may have joined them."""
-    found = [(name, [value.strip() for value in header_values(headers, name)]) for name in names]
-    told = [[n.decode("latin-1"), b", ".join(v).decode("latin-1") if v else None] for n, v in found]
-    return json.dumps(told).encode()
+def _compared_headers(headers: Headers, names: tuple[bytes, ...]) -> bytes:
+    """The headers that a rule compares. A missing header differs from an empty one; several lines
+    of a header are joined, as a server may have done."""
+    compared: list[tuple[str, str | None]] = []
+    for name in names:
+        values = [value.strip() for value in header_values(headers, name)]
+        joined = b", ".join(values).decode("latin-1") if values else None
+        compared.append((name.decode("latin-1"), joined))
+    return json.dumps(compared).encode()
 
 
 def _joined(headers: Headers, name: bytes) -> bytes:
-    """All lines of a header as one, as HTTP has it."""
+    """All lines of a header, joined by commas."""
     return b",".join(header_values(headers, name))
 
 
 def _query(query: bytes) -> bytes:
-    """Parameters by name; several of one name stay in their order."""
+    """The parameters sorted by name; those of one name stay in their order."""
     if b"&" not in query:
         return query
     parts: list[bytes] = query.split(b"&")
@@ -97,31 +102,31 @@ def _query(query: bytes) -> bytes:
 
 
 def _name(part: bytes) -> bytes:
-    """However it was written: an app sees the same parameter."""
+    """A parameter's decoded name, as the app sees it."""
     return unquote_to_bytes(part.partition(b"=")[0].replace(b"+", b" "))
 
 
 class _ContentType(NamedTuple):
     media: bytes = b""
     boundary: str = ""
-    kind: bytes = b""  # all of it but the boundary, in one form
+    normalized: bytes = b""  # all of it but the boundary
 
 
 @lru_cache(256)
 def _content_type(line: bytes) -> _ContentType:
-    """What can be read in one way only; anything else counts as it was written."""
+    """Parse a Content-Type; one that is malformed or ambiguous is compared as it was written."""
     text = line.decode("latin-1")
     found = _MEDIA.fullmatch(text)
     if found is None:
-        return _ContentType(kind=line)
+        return _ContentType(normalized=line)
     media = found[1].lower()
     pairs = [(n.lower(), value) for n, value in _PARAMETER.findall(found[2])]
     options = dict(pairs)
     if len(options) != len(pairs):
-        return _ContentType(kind=line)
+        return _ContentType(normalized=line)
     boundary = options.pop("boundary", "") if media.startswith("multipart/") else ""
     if options.get("charset", "").strip('"').lower().replace("-", "") == "utf8":
-        del options["charset"]  # the default of all that we parse
+        del options["charset"]  # the default of every type that is parsed
     rest = "".join(f";{name}={options[name]}" for name in sorted(options))
-    kind = (media + rest).encode("latin-1")
-    return _ContentType(media.encode("latin-1"), boundary.strip('"'), kind)
+    normalized = (media + rest).encode("latin-1")
+    return _ContentType(media.encode("latin-1"), boundary.strip('"'), normalized)

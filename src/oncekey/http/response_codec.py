@@ -1,11 +1,12 @@
-"""Responses as bytes in a record: the status, the headers with their lengths, the body as it is.
+"""Encodes the responses that are stored in a key's record.
 
     2 bytes   the status
-    1 byte    whether the body was left out
-    2 bytes   how many headers, then for each 4 bytes of its name's length, 4 of its value's
-    the rest  names and values in this order, then the body
+    1 byte    whether the body was omitted
+    2 bytes   the number of headers, then for each of them the length of its name and of its value,
+              4 bytes each
+    the rest  names and values in the same order, then the body
 
-The codec's name carries the version, so that a later form is told from this one.
+The name of the codec is stored beside the bytes and contains the version of this format.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _lengths = Struct(">II")
 
 
 class ResponseCodec:
-    """Takes and gives `Response`."""
+    """The codec of `Response`."""
 
     name = "http1"
 

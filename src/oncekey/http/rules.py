@@ -1,6 +1,7 @@
-"""Which requests are guarded, and how: one rule per kind of route, the first that fits counts.
+"""The rules that say which requests are guarded, and how.
 
-Owns the options of a route, their defaults and limits. What a response means is in outcomes.py.
+Owns the options of a rule, their defaults and limits, and the choice of a request's rule. Which
+responses are stored is in outcomes.py.
 """
 
 from __future__ import annotations
@@ -18,14 +19,13 @@ from oncekey.core.policy import MAX_BYTES_CAP, Policy
 from oncekey.http.path_readings import is_plain, readings
 
 METHODS_DEFAULT: Final = ("POST", "PATCH")
-ANY_METHOD: Final = "*"  # in the methods of a rule: all but the safe ones
+ANY_METHOD: Final = "*"  # in a rule's methods: every one but the safe methods
 SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 MAX_REQUEST_DEFAULT: Final = 1024 * 1024
 MAX_REQUEST_CAP: Final = 1024 * 1024 * 1024
 MAX_RESPONSE_DEFAULT: Final = 1024 * 1024
-# What the status and the headers of a stored response may take beside its body.
-HEAD_MAX_BYTES: Final = 64 * 1024
-HEADERS_MAX: Final = 1_000  # ... and how many headers it may have
+HEAD_MAX_BYTES: Final = 64 * 1024  # of the status and the headers of a stored response
+HEADERS_MAX: Final = 1_000  # ... and their number
 STORE_DOWN: Final = ("refuse", "run")
 _POLICY_OPTIONS: Final = (
     "lease", "keep", "audit", "wait", "retry_safe", "require", "recover", "keep_unknown",
@@ -33,30 +33,31 @@ _POLICY_OPTIONS: Final = (
 )  # fmt: skip
 _METHOD = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _PARAMETER = re.compile(r"\{[^{}/]*\}")
-_OTHER_PARAMETER = re.compile(r"\{[^{}]*:|[<>]")  # as other routers write them
+_OTHER_PARAMETER = re.compile(r"\{[^{}]*:|[<>]")  # the syntax of other routers
 
 
 @dataclass(frozen=True)
 class Rule:
-    """How requests to `path` are guarded.
+    """How requests to `path` are guarded. Of several rules the first that matches applies.
 
-    path          "/charges/{id}/refunds"; `{...}` is one segment, a "*" at the end is any rest
-    methods       which are guarded; "*" is every one but GET, HEAD, OPTIONS and TRACE, which always
-                  pass. On a decorated view "*" is the default, in a list of rules POST and PATCH
-    guarded       False lets all of them pass untouched
-    required      a request without a key is refused; else it passes, unprotected
-    strict        only quoted keys, as the standard has them
-    namespaces    only keys in one of these: ("v2",) takes "v2:..." and nothing else
-    ignore        JSON members (or form fields) that may differ between retries: "meta.sent_at"
-    only          ... or the only ones that count; a body that has none of them counts whole
-    headers       response headers to keep, beside the usual ones
-    request_headers  request headers that are compared too, such as ("X-Tenant",)
-    max_request   longer request bodies are refused with 413 before anything is claimed
-    max_response  longer response bodies are given to the first caller only
-    store_down    "refuse" answers 503; "run" goes on without protection, and counts it
+    path          "/charges/{id}/refunds"; `{...}` matches one segment, a "*" at the end any rest
+    methods       the guarded methods; "*" is all but GET, HEAD, OPTIONS and TRACE, which are never
+                  guarded. The default of a decorated view is "*", of a rule POST and PATCH
+    guarded       False leaves the matching requests unguarded
+    required      whether a request without a key is refused; if not, it runs unprotected
+    strict        accept quoted keys only, as the standard has them
+    namespaces    accept keys of these namespaces only: ("v2",) accepts "v2:..."
+    ignore        JSON members or form fields that may differ between retries: "meta.sent_at"
+    only          compare these members or fields only; a body without any of them is compared whole
+    headers       response headers to store beside the usual ones
+    request_headers  request headers to compare, such as ("X-Tenant",)
+    max_request   longer request bodies are refused with 413 before the key is claimed
+    max_response  longer response bodies reach the first caller only; they are not stored
+    store_down    "refuse" sends 503 while the store is down; "run" runs the request unprotected,
+                  and counts it
 
     lease, keep, audit, wait, retry_safe, require, recover, keep_unknown, store_timeout and
-    recover_grace are those of a Policy; None leaves them as the engine has them.
+    recover_grace are those of a Policy; None leaves the engine's.
     """
 
     path: str = "*"
@@ -82,8 +83,8 @@ class Rule:
     keep_unknown: Duration | None = None
     store_timeout: Duration | None = None
     recover_grace: Duration | None = None
-    kept: frozenset[bytes] = field(init=False, repr=False, compare=False)
-    compared: tuple[bytes, ...] = field(init=False, repr=False, compare=False)
+    stored_header_names: frozenset[bytes] = field(init=False, repr=False, compare=False)
+    compared_header_names: tuple[bytes, ...] = field(init=False, repr=False, compare=False)
     options: dict[str, Any] = field(init=False, repr=False, compare=False)
     _pattern: re.Pattern[str] = field(init=False, repr=False, compare=False)
 
@@ -92,16 +93,15 @@ class Rule:
         object.__setattr__(self, "methods", tuple(method.upper() for method in self.methods))
         if self.namespaces is not None:
             object.__setattr__(self, "namespaces", checked_namespaces(self.namespaces))
-        given = {name: getattr(self, name) for name in _POLICY_OPTIONS}
-        options = {name: value for name, value in given.items() if value is not None}
-        Policy().with_options(**options)  # finds mistakes now
+        values = {name: getattr(self, name) for name in _POLICY_OPTIONS}
+        options = {name: value for name, value in values.items() if value is not None}
+        Policy().with_options(**options)  # raises for invalid values
         options["max_bytes"] = min(self.max_response + HEAD_MAX_BYTES, MAX_BYTES_CAP)
         object.__setattr__(self, "options", options)
-        object.__setattr__(
-            self, "kept", frozenset(n.lower().encode("latin-1") for n in self.headers)
-        )
-        names = {name.lower().encode("latin-1") for name in self.request_headers}
-        object.__setattr__(self, "compared", tuple(sorted(names)))
+        stored = frozenset(name.lower().encode("latin-1") for name in self.headers)
+        object.__setattr__(self, "stored_header_names", stored)
+        compared = {name.lower().encode("latin-1") for name in self.request_headers}
+        object.__setattr__(self, "compared_header_names", tuple(sorted(compared)))
         object.__setattr__(self, "_pattern", _compiled(self.path))
 
     def _check(self) -> None:
@@ -132,14 +132,15 @@ class Rule:
             raise ConfigurationError(f"store_down={self.store_down!r} must be 'refuse' or 'run'")
 
     def guards(self, method: str) -> bool:
-        """Whether this method, in upper case, is one of the rule's."""
+        """Whether the rule guards this method, which is in upper case."""
         return method in self.methods or (ANY_METHOD in self.methods and method not in SAFE_METHODS)
 
-    def fits(self, method: str, path: str) -> bool:
+    def matches(self, method: str, path: str) -> bool:
+        """Whether a request with this method, in upper case, and path falls under the rule."""
         return self._pattern.fullmatch(path) is not None and self.guards(method)
 
 
-# What other libraries call it.
+# Names that other libraries have for our options.
 _OTHER_NAMES: Final = {
     "ttl": "keep",
     "expires": "keep",
@@ -161,8 +162,8 @@ _OTHER_NAMES: Final = {
 
 
 class RuleOptions(TypedDict, total=False):
-    """The fields of a Rule but for its path, as options of a decorator, for type checkers: every
-    one of them, in the same order."""
+    """The options of a decorator, for type checkers: every field of a Rule but its path, in the
+    same order."""
 
     methods: Sequence[str]
     guarded: bool
@@ -189,7 +190,7 @@ class RuleOptions(TypedDict, total=False):
 
 
 def rule_from_options(options: Mapping[str, Any]) -> Rule:
-    """A rule from the options of a decorator; an unknown name is refused with the one meant."""
+    """Make a rule of a decorator's options. The error for an unknown name suggests a known one."""
     known = [item.name for item in fields(Rule) if item.init and item.name != "path"]
     unknown = sorted(options.keys() - set(known) - {"path"})
     if unknown:
@@ -202,7 +203,7 @@ def rule_from_options(options: Mapping[str, Any]) -> Rule:
 
 
 class Rules:
-    """All rules of an app. Where none fits, a request passes."""
+    """All rules of an app. A request that none of them matches is not guarded."""
 
     def __init__(self, rules: Iterable[Rule] = ()) -> None:
         self.all = tuple(rules) or (Rule(),)
@@ -211,31 +212,32 @@ class Rules:
                 raise ConfigurationError(f"rules must be Rule objects, not {type(rule).__name__}")
 
     def find(self, method: str, *paths: str) -> Rule | None:
-        """The rule of a guarded request, None for one that passes.
+        """Return the rule that guards a request, or None if no rule does.
 
-        `paths` are what the request's path may mean to a router, and each has further readings.
-        Where they lead to several rules the request is guarded, and by the stricter one: a client
-        must not choose its rule by the way it spells a path.
+        `paths` are the paths that a router may take the request's path for, and each has further
+        readings. If they match several rules, the request is guarded, and by a rule that requires
+        a key if there is one: a client must not choose its rule by the way it spells a path.
         """
-        method = method.upper()  # some apps take a method in any case
+        method = method.upper()  # some apps accept methods in any case
         if method in SAFE_METHODS:
             return None
         if len(paths) == 1 and is_plain(paths[0]):
             found = self._first(method, paths[0])
             return found if found is not None and found.guarded else None
-        read = {one for path in paths for one in readings(path)}
-        found_ids = {id(self._first(method, path)) for path in read}
-        guarded = [rule for rule in self.all if rule.guarded and id(rule) in found_ids]
+        all_paths = {reading for path in paths for reading in readings(path)}
+        matching_ids = {id(self._first(method, path)) for path in all_paths}
+        guarded = [rule for rule in self.all if rule.guarded and id(rule) in matching_ids]
         return min(guarded, key=lambda rule: not rule.required, default=None)
 
     def excludes(self, method: str, *paths: str) -> bool:
-        """Whether a rule with guarded=False says that such a request passes."""
-        found = [self._first(method.upper(), one) for path in paths for one in readings(path)]
-        return any(rule is not None and not rule.guarded for rule in found)
+        """Whether such a request is unguarded on purpose, by a rule with guarded=False."""
+        all_paths = {reading for path in paths for reading in readings(path)}
+        matching = [self._first(method.upper(), path) for path in all_paths]
+        return any(rule is not None and not rule.guarded for rule in matching)
 
     def _first(self, method: str, path: str) -> Rule | None:
         for rule in self.all:
-            if rule.fits(method, path):
+            if rule.matches(method, path):
                 return rule
         return None
 

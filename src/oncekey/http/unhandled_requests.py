@@ -1,9 +1,9 @@
-"""Tells whether a response was made before any handler ran: by a router or by validation.
+"""Detects responses that were made before any handler ran: by a router or by validation.
 
-Such a response says nothing about the operation, so its key is free again: a client that corrects
-its request, or comes back when the route is deployed, is served. Each framework lets this be seen
-in a way of its own. Only what is certain counts: a handler that did something and then answered
-404 or 422 must never run again, so whatever is not known here is stored.
+Such a response says nothing about the operation, so it is not stored and its key is free again: a
+client that corrects its request, or retries after the route was deployed, is served. Each framework
+shows this in a different way, and only certain cases count: a handler that did something and then
+responded with 404 or 422 must never run again, so any other response is stored.
 
 Owns what is known of each framework; imports none of them.
 """
@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from types import FrameType
 from typing import Any, Final
 
-UNSTORED: Final = "oncekey.unstored"  # in a scope or environ: where an app says so itself
-_FIRST_REFUSAL: Final = 400
+UNSTORED: Final = "oncekey.unstored"  # in a scope or environ: a list of the marks below
+_FIRST_ERROR_STATUS: Final = 400
 _HANDLERS: Final = "starlette.exception_handlers"
-# Where Starlette and FastAPI refuse a request by themselves.
-_REFUSING: Final = frozenset(
+# The functions of Starlette and FastAPI that reject a request themselves.
+_REJECTING: Final = frozenset(
     {
         ("starlette.routing", "not_found"),
         ("starlette.routing", "handle"),
@@ -30,39 +30,41 @@ _REFUSING: Final = frozenset(
     }
 )
 _DEPENDENCIES: Final = ("fastapi.dependencies.utils", "solve_dependencies")
-_BETWEEN: Final = frozenset({"starlette", "fastapi", "anyio", "contextlib", "oncekey"})
+_FRAMEWORK_PACKAGES: Final = frozenset({"starlette", "fastapi", "anyio", "contextlib", "oncekey"})
 
 
 def leave_unstored(scope: Any) -> None:
-    """Say that the response which follows is no outcome, whatever its status: its key is free
-    again. For refusals that come before a handler ran. Takes an ASGI scope, a WSGI environ, or an
-    object that has one, such as a Starlette request."""
-    _say(scope, 0)
+    """Mark the request so that its response is not stored, whatever its status: its key is free
+    again. For rejections by a layer that runs before the handler. Takes an ASGI scope, a WSGI
+    environ, or an object that has one, such as a Starlette request."""
+    _mark(scope, 0)
 
 
-def is_unstored(said: Iterable[int], status: int) -> bool:
-    """Whether a response ends no key, after what was said about it."""
-    return any(status >= least for least in said)
+def is_unstored(marks: Iterable[int], status: int) -> bool:
+    """Whether a response is not to be stored, by the marks on its request."""
+    return any(status >= lowest_status for lowest_status in marks)
 
 
-def _refused(scope: Any) -> None:
-    """No handler has run. An error page that answers with success may have been one itself."""
-    _say(scope, _FIRST_REFUSAL)
+def _mark_unhandled(scope: Any) -> None:
+    """Mark a request that no handler has seen. A success counts all the same: an error page with
+    such a status may have been a handler of its own."""
+    _mark(scope, _FIRST_ERROR_STATUS)
 
 
-def _say(scope: Any, least_status: int) -> None:
+def _mark(scope: Any, lowest_status: int) -> None:
+    """Responses to this request with this status or a higher one are not stored."""
     for name in ("scope", "environ"):
         scope = getattr(scope, name, scope)
-    said: list[int] | None = scope.get(UNSTORED)
-    if said is not None:
-        said.append(least_status)  # a list, since layers in between may have copied the scope
+    marks: list[int] | None = scope.get(UNSTORED)
+    if marks is not None:
+        marks.append(lowest_status)  # a list, because layers in between may have copied the scope
 
 
 # --- Starlette and FastAPI ----------------------------------------------------------------------
 
 
 class WatchedScope(dict[str, Any]):
-    """A scope that tells what Starlette's and FastAPI's exception handlers are asked to answer."""
+    """A scope that observes which errors Starlette's and FastAPI's exception handlers get."""
 
     def __setitem__(self, name: str, value: Any) -> None:
         if name == _HANDLERS and isinstance(value, tuple):
@@ -71,7 +73,7 @@ class WatchedScope(dict[str, Any]):
 
 
 class _WatchedHandlers:
-    """An app's exception handlers, by class or by status, as Starlette looks them up."""
+    """An app's exception handlers by class or status, wrapped when Starlette looks them up."""
 
     def __init__(self, handlers: MutableMapping[Any, Any], scope: WatchedScope) -> None:
         self._handlers = handlers
@@ -90,34 +92,34 @@ class _WatchedHandlers:
         return getattr(self._handlers, name)
 
     def _watched(self, handler: Callable[..., Any]) -> Callable[..., Any]:
-        def note(error: BaseException) -> None:
-            if is_refused_before_handler(error):
-                _refused(self._scope)
+        def check(error: BaseException) -> None:
+            if is_raised_before_handler(error):
+                _mark_unhandled(self._scope)
 
-        def plain(request: Any, error: Exception) -> Any:
-            note(error)
+        def handle_sync(request: Any, error: Exception) -> Any:
+            check(error)
             return handler(request, error)
 
-        async def awaited(request: Any, error: Exception) -> Any:
-            note(error)
+        async def handle_async(request: Any, error: Exception) -> Any:
+            check(error)
             return await handler(request, error)
 
-        called = getattr(handler, "__call__", None)  # noqa: B004, an object may be awaited too
-        is_async = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(called)
-        return awaited if is_async else plain
+        method = getattr(handler, "__call__", None)  # noqa: B004, of an object that is async
+        is_async = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(method)
+        return handle_async if is_async else handle_sync
 
 
-def is_refused_before_handler(error: BaseException) -> bool:
-    """Whether the router or FastAPI itself raised it, or a dependency, and no endpoint had run."""
+def is_raised_before_handler(error: BaseException) -> bool:
+    """Whether a router, FastAPI itself or a dependency raised it, before the endpoint ran."""
     last = ("", "")
     for frame in _frames(error):
         module = str(frame.f_globals.get("__name__", ""))
         last = (module, frame.f_code.co_name)
         if last == _DEPENDENCIES:
             return True
-        if module.partition(".")[0] not in _BETWEEN:
-            return False  # some code of the app's: it may have done anything
-    return last in _REFUSING
+        if module.partition(".")[0] not in _FRAMEWORK_PACKAGES:
+            return False  # code of the app, which may have done anything
+    return last in _REJECTING
 
 
 def _frames(error: BaseException) -> Iterator[FrameType]:
@@ -131,9 +133,9 @@ def _frames(error: BaseException) -> Iterator[FrameType]:
 
 
 def watch_frameworks(layers: Iterable[Any]) -> None:
-    """Let the frameworks among an app's layers tell of requests that reached no handler."""
-    for one in layers:
-        layer = getattr(one, "__self__", one)  # `app.wsgi_app` is a method
+    """Hook into the frameworks among an app's layers, to mark requests that reach no handler."""
+    for layer in layers:
+        layer = getattr(layer, "__self__", layer)  # noqa: PLW2901, `app.wsgi_app` is a method
         modules = {kind.__module__.partition(".")[0] for kind in type(layer).__mro__}
         if "litestar" in modules and isinstance(getattr(layer, "after_exception", None), list):
             layer.after_exception.append(_litestar_raised)
@@ -146,25 +148,25 @@ def watch_frameworks(layers: Iterable[Any]) -> None:
 
 
 async def _litestar_raised(error: Exception, scope: Any) -> None:
-    """Nothing but Litestar's own code between the app and what was raised: routing, or the
-    reading and validation of a handler's arguments."""
+    """Mark the request if only code of Litestar's own raised the error: in routing, or when it
+    parsed and validated the arguments of a handler."""
     modules = [str(frame.f_globals.get("__name__", "")) for frame in _frames(error)]
     is_own = all(module.partition(".")[0] in ("litestar", "msgspec") for module in modules)
     before = ("litestar._asgi", "litestar._kwargs", "litestar._signature")
     if is_own and modules and modules[-1].startswith(before):
-        _refused(scope)
+        _mark_unhandled(scope)
 
 
 async def _quart_finished(app: Any, **_: Any) -> None:
-    _note_unrouted(sys.modules["quart"].request)
+    _mark_unrouted(sys.modules["quart"].request)
 
 
 def _flask_finished(app: Any, **_: Any) -> None:
-    _note_unrouted(sys.modules["flask"].request)
+    _mark_unrouted(sys.modules["flask"].request)
 
 
-def _note_unrouted(request: Any) -> None:
-    """Whether a request of Flask's or Quart's led to no view."""
+def _mark_unrouted(request: Any) -> None:
+    """Mark a request of Flask or Quart that no route matched."""
     error = getattr(request, "routing_exception", None) if request else None
     if error is not None and getattr(error, "code", None) in (404, 405):
-        _refused(request)
+        _mark_unhandled(request)

@@ -41,7 +41,7 @@ def policy(app: str, form: str, title: str, as_json: bool) -> None:
     """
     out = Output(as_json=as_json)
     policy_document, found = _found(app)
-    entries = policy_document.policy_entries(found.guarded, found.policy)
+    entries = policy_document.policy_entries(found.routes, found.policy)
     if as_json or form == "json":
         out.data(policy_document.as_data(entries, replay_header=found.replay_header))
     elif form == "html":

@@ -37,7 +37,7 @@ _PROBLEM: Final[Json] = {
         "code": {
             "type": "string",
             "description": "Which problem it is; never changes",
-            "enum": [problem.name for problem in problems.ALL],
+            "enum": [problem.name for problem in problems.ALL_PROBLEMS],
         },
         "retryable": {
             "type": "boolean",
@@ -152,7 +152,7 @@ def _headers_told(rule: Rule) -> str:
 
 
 def _refusal(status: int) -> Json:
-    kinds = [problem for problem in problems.ALL if problem.status == status]
+    kinds = [problem for problem in problems.ALL_PROBLEMS if problem.status == status]
     made: Json = {
         "description": "; ".join(problem.title for problem in kinds),
         "content": {"application/problem+json": {"schema": copy.deepcopy(_PROBLEM)}},
