@@ -100,7 +100,7 @@ def test_views_that_are_guarded_themselves_are_found() -> None:
     api = FastAPI()
     api.include_router(router, prefix="/api")
     found = find_policy(api)
-    assert [(one.methods, one.path) for one in found.guarded] == [(["POST"], "/api/v1/orders/{id}")]
+    assert [(one.methods, one.path) for one in found.routes] == [(["POST"], "/api/v1/orders/{id}")]
     assert policy_entries(found.routes, found.policy)[0].kept_for == "3d"
 
     site = Flask("site")

@@ -234,15 +234,15 @@ def test_unguarded_keys_are_logged_once_a_minute_with_their_number(
     keys = UnguardedKeys(Exchange(Rules()), lambda notice: None, "warn", clock=lambda: now)
     with caplog.at_level(logging.WARNING, "oncekey"):
         for _ in range(5):
-            keys.note("POST", "/x\n" + "y" * 500)
+            keys.report("POST", "/x\n" + "y" * 500)
         now += LOG_EVERY_SECONDS
-        keys.note("PUT", "/z")
+        keys.report("PUT", "/z")
     first, second = (record.getMessage() for record in caplog.records)
     assert "1 request" in first
     assert "\n" not in first
     assert len(first) < 400
     assert "5 request" in second
-    assert keys.seen == 6
+    assert keys.count == 6
 
 
 # --- Django ---------------------------------------------------------------------------------------

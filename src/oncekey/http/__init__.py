@@ -1,1 +1,1 @@
-"""HTTP over the engine: pure rules first, then one adapter per kind of app."""
+"""The Idempotency-Key header over the engine: pure rules, and an adapter per kind of app."""

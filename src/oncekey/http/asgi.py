@@ -159,7 +159,7 @@ class IdempotencyMiddleware:
         if self.unguarded.refuses and not self.exchange.rules.excludes(
             scope["method"], *app_paths(scope)
         ):
-            self.unguarded.note(scope["method"], scope["path"])
+            self.unguarded.report(scope["method"], scope["path"])
             refusal = self.unguarded.refusal(scope.get("root_path", ""))
             await GuardedRequest(self, Rule(), scope, receive, send).refuse(refusal)
             return

@@ -1,6 +1,7 @@
-"""A request and a response as plain data, which every adapter makes and takes.
+"""Requests and responses as plain data, the common form of all adapters; and the types of ASGI.
 
-Header names are lower-case, in the order they came, duplicates kept. Knows no framework.
+Header names are in lower case, headers in their original order, duplicates included. Knows no
+framework.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ App = Callable[[Any, Any, Any], Awaitable[None]]
 
 
 class Request(NamedTuple):
-    """What a client asked; `path` and `query` as they were on the line, not decoded."""
+    """A client's request. `path` and `query` are not decoded."""
 
     method: str
     path: bytes
@@ -31,7 +32,7 @@ class Request(NamedTuple):
 
 
 class Response(NamedTuple):
-    """What it is answered. `omitted`: it ran, but its body was too large to be kept."""
+    """A response. `omitted` means that its body is missing because it was too large to store."""
 
     status: int
     headers: Headers
@@ -40,10 +41,10 @@ class Response(NamedTuple):
 
 
 def header_values(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> list[bytes]:
-    """Every line of this name."""
-    return [value for given, value in headers if given == name]
+    """The values of all headers of this name."""
+    return [value for header, value in headers if header == name]
 
 
 def first_header(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> bytes:
-    """The first line of this name, b"" where there is none."""
-    return next((value for given, value in headers if given == name), b"")
+    """The value of the first header of this name, or b""."""
+    return next((value for header, value in headers if header == name), b"")

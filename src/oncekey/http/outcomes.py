@@ -57,7 +57,12 @@ NEVER_STORED_HEADERS: Final = frozenset(
         b"proxy-authentication-info",
     }
 )
-_NEVER_STORED_PREFIXES: Final = (b"access-control-", b"x-ratelimit-", b"x-rate-limit-", b"ratelimit")
+_NEVER_STORED_PREFIXES: Final = (
+    b"access-control-",
+    b"x-ratelimit-",
+    b"x-rate-limit-",
+    b"ratelimit",
+)
 
 
 class NotStored(NotStarted):

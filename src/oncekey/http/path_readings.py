@@ -1,9 +1,9 @@
-"""Lists the readings of a request's path that a router may take.
+"""Lists the paths that a router may take a request's path for, its readings.
 
-Servers hand over what the client wrote, and routers differ in what they make of it: some merge
-slashes, some resolve dots, some take a whole URL for its path, and a pattern that ends in `$` takes
-one more line break. A rule that saw only the text would be bypassed by `//pay`. So a rule is tried
-on every reading, and a request is guarded if any of them fits. Owns these readings. Pure.
+Servers pass on what the client wrote, and routers interpret it differently: some merge slashes,
+some resolve dots, some accept a whole URL, and a pattern that ends in `$` also matches before a
+final line break. A rule that was matched against the text only could be bypassed by `//pay`.
+Therefore a request is guarded if a rule matches any reading of its path. Pure.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _ESCAPED_SLASH = re.compile(rb"%2[Ff]")
 
 
 def is_plain(path: str) -> bool:
-    """Whether there is one reading, as of nearly all paths: no step below would change it."""
+    """Whether a path has only one reading, as nearly all have: no step below would change it."""
     return (
         path[:1] == "/"
         and "//" not in path
@@ -29,23 +29,23 @@ def is_plain(path: str) -> bool:
 
 
 def readings(path: str) -> tuple[str, ...]:
-    """The path, and whatever else a router may take it for."""
+    """The path, and every other path that a router may take it for."""
     if is_plain(path):
         return (path,)
-    found = dict.fromkeys([path])
+    paths = dict.fromkeys([path])
     for step in (_without_origin, _without_line_end, unquote, _rooted, _merged, _resolved):
-        found.update(dict.fromkeys([step(one) for one in found]))
-    return tuple(found)
+        paths.update(dict.fromkeys([step(one) for one in paths]))
+    return tuple(paths)
 
 
 def decoded_segments(raw_path: bytes) -> str:
-    """A path that was split into segments before it was decoded: `%2F` is no slash in it."""
-    kept = _ESCAPED_SLASH.sub(b"%252F", raw_path.partition(b"?")[0])
-    return unquote(kept.decode("latin-1"))
+    """The path as routers see it that decode each segment by itself: `%2F` is no slash in it."""
+    escaped = _ESCAPED_SLASH.sub(b"%252F", raw_path.partition(b"?")[0])
+    return unquote(escaped.decode("latin-1"))
 
 
 def without_root_path(path: str, root: str) -> str:
-    """The path as the app's own routes see it: without what it is mounted under."""
+    """The path as the app's own routes see it: without the prefix the app is mounted under."""
     if root and path.startswith(root) and path[len(root) :][:1] in ("", "/"):
         return path[len(root) :] or "/"
     return path
@@ -57,28 +57,27 @@ def app_path(scope: Mapping[str, Any]) -> str:
 
 
 def app_paths(scope: Mapping[str, Any]) -> tuple[str, ...]:
-    """What the app's own routes may take the path of an ASGI scope for."""
+    """The paths that the app's own routes may take the path of an ASGI scope for."""
     path: str = scope["path"]
     root: str = scope.get("root_path", "")
     raw: bytes = scope.get("raw_path") or b""
     if not root and b"%" not in raw:
         return (path,)
-    read = [path, decoded_segments(raw)] if b"%" in raw else [path]  # some split before they decode
+    paths = [path, decoded_segments(raw)] if b"%" in raw else [path]
     if root:
-        # Some heed a root path, some do not, and some take what follows it wherever it stands.
-        read += [without_root_path(one, root) for one in read]
-        read += [one.partition(root)[2] for one in read if root in one]
-    return tuple(dict.fromkeys(read))
+        # Some frameworks remove the root path, some do not, and some search for it in the path.
+        paths += [without_root_path(one, root) for one in paths]
+        paths += [one.partition(root)[2] for one in paths if root in one]
+    return tuple(dict.fromkeys(paths))
 
 
 def _without_origin(path: str) -> str:
-    """Of a request whose target is a whole URL; its parameters go with the rest, as some have
-    it."""
+    """The path of a request whose target is a whole URL, without the URL's parameters."""
     if path.startswith("/"):
         return path
     try:
         return urlparse(path).path
-    except ValueError:  # no URL either
+    except ValueError:  # not a URL either
         return path
 
 
@@ -95,7 +94,7 @@ def _merged(path: str) -> str:
 
 
 def _resolved(path: str) -> str:
-    """Without `.` and `..`."""
+    """The path with its `.` and `..` segments resolved."""
     if "/." not in path:
         return path
     kept: list[str] = []

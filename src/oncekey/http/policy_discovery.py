@@ -1,7 +1,7 @@
-"""Finding how an app is guarded: by its middleware, by its views, or by its settings.
+"""Finds out how an app is guarded: by its middleware, by its views, or by its settings.
 
-Looks at attributes only, so that no framework has to be installed: Starlette's list of middleware,
-the `app` that a middleware wraps, the routes an app tells, and what guarded views carry on them.
+It looks at attributes only, so that no framework has to be installed: Starlette's list of
+middleware, the `app` that a middleware wraps, the routes, and the attributes of guarded views.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from oncekey.core.errors import ConfigurationError
 from oncekey.core.policy import Policy
 from oncekey.http.exchange import REPLAY_HEADER_DEFAULT
 from oncekey.http.guarded_views import GuardedViews, guard_for_method
-from oncekey.http.route_table import Route, layers_of, routes_of, served_views
+from oncekey.http.route_table import Route, app_views, layers_of, routes_of
 from oncekey.http.rules import Rule, Rules
 
 
 class PolicyRoute(NamedTuple):
-    """One route, or all that a rule names, and how they are guarded."""
+    """A guarded route, or all paths that a rule matches, with the rule."""
 
     methods: list[str]
     path: str
@@ -27,20 +27,22 @@ class PolicyRoute(NamedTuple):
 
 
 class DiscoveredPolicy(NamedTuple):
-    guarded: list[PolicyRoute]
+    """What was found out about an app."""
+
+    routes: list[PolicyRoute]
     policy: Policy
     replay_header: str = REPLAY_HEADER_DEFAULT
-    hidden: frozenset[str] = frozenset()  # paths that the app itself tells nobody of
+    hidden_paths: frozenset[str] = frozenset()  # which the app's own documentation leaves out
 
 
 def find_policy(app: Any) -> DiscoveredPolicy:
-    """How the app is guarded; ConfigurationError where nothing is to be seen."""
+    """Find out how an app is guarded. Raises ConfigurationError if no guard is found."""
     routes = list(routes_of(app))
     _check_served(app)
     found = _by_views(app, routes) or _by_middleware(app, routes) or _by_settings(app)
     if found is not None:
-        hidden = frozenset(route.path for route in routes if not route.listed)
-        return found._replace(hidden=hidden)
+        hidden = frozenset(route.path for route in routes if not route.is_documented)
+        return found._replace(hidden_paths=hidden)
     raise ConfigurationError(
         f"found no idempotency middleware in this {type(app).__name__}, and no guarded view; "
         "name the object that it was added to, or the middleware itself"
@@ -48,7 +50,7 @@ def find_policy(app: Any) -> DiscoveredPolicy:
 
 
 def _check_served(app: Any) -> None:
-    """Refuse an app with a decorated function that runs unguarded, or that no route serves."""
+    """Raise ConfigurationError if a decorated function is served unguarded, or not at all."""
     layers = list(layers_of(app))
     frameworks = {
         kind.__module__.partition(".")[0] for layer in layers for kind in type(layer).__mro__
@@ -57,13 +59,13 @@ def _check_served(app: Any) -> None:
     for views in list(GuardedViews.known):
         if views.framework not in frameworks:
             continue
-        if views.served is not None:
-            views.check(views.served())
+        if views.project_views is not None:
+            views.check(views.project_views())
             continue
-        is_ours = any(one is layer for one in list(views.apps) for layer in layers)
-        # What belongs to another app may still be served here in its bare form.
-        unserved = getattr(extension, "unserved", None) if is_ours else "allow"
-        views.check(served_views([app]), unserved=unserved)
+        is_attached = any(attached is layer for attached in list(views.apps) for layer in layers)
+        # The views of another app may be served here too, undecorated.
+        unserved = getattr(extension, "unserved", None) if is_attached else "allow"
+        views.check(app_views([app]), unserved=unserved)
 
 
 # --- by middleware --------------------------------------------------------------------------
@@ -74,29 +76,31 @@ def _by_middleware(app: Any, routes: list[Route]) -> DiscoveredPolicy | None:
         exchange, once = getattr(layer, "exchange", None), getattr(layer, "once", None)
         if exchange is not None and once is not None:
             return DiscoveredPolicy(
-                _named(exchange.rules, routes), once.policy, exchange.replay_header
+                _matched_routes(exchange.rules, routes), once.policy, exchange.replay_header
             )
         for middleware in getattr(layer, "user_middleware", ()):
-            given = getattr(middleware, "kwargs", {})
-            if "once" in given and "caller" in given:
-                name = given.get("replay_header", REPLAY_HEADER_DEFAULT)
-                rules = Rules(given.get("rules", ()))
-                return DiscoveredPolicy(_named(rules, routes), given["once"].policy, name)
+            options = getattr(middleware, "kwargs", {})
+            if "once" in options and "caller" in options:
+                replay_header = options.get("replay_header", REPLAY_HEADER_DEFAULT)
+                matched = _matched_routes(Rules(options.get("rules", ())), routes)
+                return DiscoveredPolicy(matched, options["once"].policy, replay_header)
     return None
 
 
-def _named(rules: Rules, routes: Iterable[Route]) -> list[PolicyRoute]:
-    """The guarded routes, where the app tells its routes; else what the rules say."""
-    found: dict[tuple[str, int], PolicyRoute] = {}
+def _matched_routes(rules: Rules, routes: Iterable[Route]) -> list[PolicyRoute]:
+    """The routes that rules guard; or the rules' own paths if the app's routes are unknown."""
+    matched: dict[tuple[str, int], PolicyRoute] = {}
     known = list(routes)
     for route in known:
         for method in route.methods:
             rule = rules.find(method, route.path)
             if rule is not None:
-                at = (route.path, id(rule))
-                found.setdefault(at, PolicyRoute([], route.path, rule)).methods.append(method)
+                entry = matched.setdefault(
+                    (route.path, id(rule)), PolicyRoute([], route.path, rule)
+                )
+                entry.methods.append(method)
     if known:
-        return list(found.values())
+        return list(matched.values())
     return [PolicyRoute(list(rule.methods), rule.path, rule) for rule in rules.all if rule.guarded]
 
 
@@ -117,8 +121,8 @@ def _by_views(app: Any, routes: Iterable[Route]) -> DiscoveredPolicy | None:
         for method in route.methods:
             rule = _rule_for(route.view, guard, method)
             if rule is not None and policy is not None:
-                at = by_rule.setdefault(id(rule), PolicyRoute([], route.path, rule))
-                at.methods.append(method)
+                entry = by_rule.setdefault(id(rule), PolicyRoute([], route.path, rule))
+                entry.methods.append(method)
         found += by_rule.values()
     if not found or policy is None or setup is None:
         return None
@@ -134,10 +138,10 @@ def _rule_for(view: Any, guard: Any, method: str) -> Rule | None:
 
 
 def _by_settings(app: Any) -> DiscoveredPolicy | None:
-    """A Django project tells neither its middleware nor, in one list, its routes."""
+    """Of a Django project, which shows neither its middleware nor a list of its routes."""
     if not type(app).__module__.startswith("django.core.handlers"):
         return None
-    # By its name, as a store is found by its URL: an adapter is nothing this module knows.
+    # Imported by name, because this module is below the adapters.
     guard = import_module("oncekey.http.django.settings").django_settings().guard
-    rules = _named(guard.exchange.rules, ())
+    rules = _matched_routes(guard.exchange.rules, ())
     return DiscoveredPolicy(rules, guard.once.policy, guard.exchange.replay_header)

@@ -84,7 +84,9 @@ def _compared(rule: Rule) -> str:
     more = f"; and the headers {names}" if names else ""
     if rule.only is not None:
         members = ", ".join(rule.only)
-        return f"method, path, query, and of the body only {members}; all of it if it has none{more}"
+        return (
+            f"method, path, query, and of the body only {members}; all of it if it has none{more}"
+        )
     rest = " except " + ", ".join(rule.ignore) if rule.ignore else ""
     return f"method, path, query, content type and body{rest}{more}"
 
@@ -129,7 +131,8 @@ def as_markdown(
     lines += ["## Refusals", "", "| status | code | meaning | retry with the same key |"]
     lines += ["|---|---|---|---|"]
     lines += [
-        f"| {p.status} | {p.name} | {p.title} | {'yes' if p.retryable else 'no'} |" for p in ALL_PROBLEMS
+        f"| {p.status} | {p.name} | {p.title} | {'yes' if p.retryable else 'no'} |"
+        for p in ALL_PROBLEMS
     ]
     return "\n".join([*lines, ""])
 
@@ -145,14 +148,17 @@ def as_html(
     parts = [f"<h1>{escape(title)}</h1>", *(f"<p>{escape(text)}</p>" for text in general)]
     parts.append("<h2>Routes</h2>")
     for entry in entries:
-        parts.append(f"<h3><code>{escape(' '.join(entry.methods))} {escape(entry.path)}</code></h3>")
+        parts.append(
+            f"<h3><code>{escape(' '.join(entry.methods))} {escape(entry.path)}</code></h3>"
+        )
         details = "".join(f"<dt>{escape(n)}</dt><dd>{escape(v)}</dd>" for n, v in _details(entry))
         parts.append(f"<dl>{details}</dl>")
     parts.append("<h2>Refusals</h2>")
     for problem in ALL_PROBLEMS:
         retry = "Retry with the same key." if problem.retryable else "Do not retry unchanged."
         parts.append(
-            f'<section id="{escape(problem.name)}"><h3>{problem.status} {escape(problem.title)}</h3>'
+            f'<section id="{escape(problem.name)}">'
+            f"<h3>{problem.status} {escape(problem.title)}</h3>"
             f"<p>{escape(problem.detail)} {retry} <code>code: {escape(problem.name)}</code></p>"
             "</section>"
         )

@@ -209,7 +209,9 @@ def problem_for(error: OncekeyError) -> Problem | None:
     """The problem that an error is reported as; None for errors that no client can act on."""
     if isinstance(error, StoreUnavailable) and error.value is not None:
         return NOT_RECORDED
-    problem = next((problem for kind, problem in _PROBLEM_BY_ERROR if isinstance(error, kind)), None)
+    problem = next(
+        (problem for kind, problem in _PROBLEM_BY_ERROR if isinstance(error, kind)), None
+    )
     if problem is INVALID:
         return INVALID._replace(detail=str(error.args[0]) if error.args else "")
     return problem

@@ -1,7 +1,7 @@
 """Reads a request's body and holds it: in memory while it is small, else in a temporary file.
 
 A body is hashed while it is written, so that comparing a large one never reads it again. Owns the
-file; who makes a body closes it. Knows no framework and no loop.
+file; whoever creates a body closes it. Knows no framework and no loop.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from hashlib import blake2b
 from tempfile import TemporaryFile
 from typing import IO, Any, Final
 
-BODY_SPILL_BYTES: Final = 1024 * 1024  # from here on a body is in a file, not in memory
+BODY_SPILL_BYTES: Final = 1024 * 1024  # a longer body is in a file, not in memory
 _CHUNK: Final = 64 * 1024
 
 
 class Body:
-    """What a client sent. Write all of it, then read it as often as it takes, one at a time."""
+    """The body of a request. Write all of it, then read it any number of times, but not at once."""
 
     def __init__(self, data: bytes = b"") -> None:
         self.size = 0
         self._chunks: list[bytes] = []
-        self._file: IO[bytes] | None = None  # instead of them, once they are too many
+        self._file: IO[bytes] | None = None  # replaces the chunks of a long body
         self._hash: blake2b | None = None
         if data:
             self.write(data)
@@ -48,7 +48,7 @@ class Body:
         self._chunks = []
 
     def read(self) -> bytes:
-        """All of it in one piece: for what is known to be small."""
+        """The whole body as bytes; for bodies that are known to be small."""
         if self._file is None:
             if len(self._chunks) > 1:
                 self._chunks = [b"".join(self._chunks)]
@@ -57,7 +57,7 @@ class Body:
         return self._file.read()
 
     def chunks(self, start: int = 0) -> Iterator[bytes]:
-        """Its parts from here on. What is written meanwhile is given too."""
+        """The chunks of the body from `start` on, including those that are written meanwhile."""
         if self._file is None:
             rest = self.read()[start:]
             if rest:
@@ -72,7 +72,7 @@ class Body:
             yield chunk
 
     def open_file(self) -> IO[bytes]:
-        """A file to read all of it from. It is closed with the body."""
+        """A file with the whole body, which is closed together with the Body."""
         if self._file is None:
             return io.BytesIO(self.read())
         self._file.seek(0)
@@ -84,13 +84,13 @@ class Body:
         return blake2b(self.read(), digest_size=32).digest()
 
     def close(self) -> None:
-        """Nobody needs it any more."""
+        """Free the memory and the file."""
         if self._file is not None:
             self._file.close()
         self._chunks = []
 
     def __del__(self) -> None:
-        # A run may outlive its request and the other way round: whoever is last lets it go.
+        # A run may outlive its request, and a request its run: the last reference closes the file.
         self.close()
 
 

@@ -1,7 +1,8 @@
-"""One guarded request, run in its own thread: what WSGI, Flask and Django do in the same way.
+"""One guarded request of a sync app: the common part of the adapters for WSGI, Flask and Django.
 
-Owns the order of things: who asks, which key, then the body, then the run. The adapters bring the
-request as data, a function that makes the response, and send what comes back. Knows no framework.
+Owns the order in which a request is processed: 1. its caller, 2. its key, 3. its body, 4. its run
+under the key. The adapters bring the request as data and a function that calls the app, and send
+the response that comes back. Knows no framework.
 """
 
 from __future__ import annotations
@@ -34,15 +35,15 @@ _log = logging.getLogger("oncekey")
 
 
 class AppResponse(Protocol):
-    """A response in an adapter's own form. `unhandled`: no handler has made it."""
+    """A response in an adapter's own form. `unhandled` is True if no handler made it."""
 
     unhandled: bool
 
     def response(self, most: int, /) -> Response:
-        """As data; without its body where that is longer than `most`."""
+        """The response as data; without its body if that is longer than `most`."""
 
     def close(self) -> None:
-        """It will not be sent."""
+        """Free it, because it will not be sent."""
 
 
 A = TypeVar("A", bound=AppResponse)
@@ -50,16 +51,16 @@ CallApp = Callable[[Attempt | None], A]
 
 
 class FreshResponse(Generic[A]):
-    """The app's own response, to be sent with `more` headers."""
+    """The app's own response of this run, not a replay; to be sent with `more_headers`."""
 
-    def __init__(self, answer: A, more: Headers, *, stored: bool) -> None:
-        self.answer = answer
-        self.more = more
+    def __init__(self, app_response: A, more_headers: Headers, *, stored: bool) -> None:
+        self.app_response = app_response
+        self.more_headers = more_headers
         self.stored = stored
 
 
 class SyncGuard:
-    """The rules of one app and its engine."""
+    """Guards the requests of one app: its rules, and its engine."""
 
     def __init__(
         self,
@@ -85,123 +86,125 @@ class SyncGuard:
             render_refusal=render_refusal,
         )
         self.unguarded = UnguardedKeys(self.exchange, once.notify, unguarded)
-        self._unprotected = [0]  # shared by those that `under` makes
+        self._unprotected = [0]  # a list, shared with the copies that `under` makes
 
     @property
     def unprotected(self) -> int:
-        """Runs without a key's protection because the store was down."""
+        """How many requests ran unprotected because the store was down."""
         return self._unprotected[0]
 
     def count_unprotected(self) -> None:
         self._unprotected[0] += 1
 
     def under(self, prefix: str) -> Self:
-        """The same for an app that is mounted under a prefix, see Exchange."""
+        """The guard of an app that is mounted under a prefix, see Exchange.under."""
         exchange = self.exchange.under(prefix)
         if exchange is self.exchange:
             return self
-        made = copy.copy(self)
-        made.exchange = exchange
-        return made
+        mounted = copy.copy(self)
+        mounted.exchange = exchange
+        return mounted
 
-    def passes(self, rule: Rule, headers: Headers) -> bool:
-        """Whether a request may do without a key, and has none."""
+    def is_exempt(self, rule: Rule, headers: Headers) -> bool:
+        """Whether a request has no key and needs none."""
         return not rule.required and not self.exchange.has_key(headers)
 
     def admit(
         self, rule: Rule, headers: Headers, caller: Callable[[], object]
     ) -> tuple[RequestKey, str] | Response:
-        """The key and whose it is; or the refusal of a request that has none (I15)."""
-        who = checked_principal(caller())
-        if not who:
+        """Return the key of a request and its caller, or a refusal (I15)."""
+        principal = checked_principal(caller())
+        if not principal:
             return self.exchange.unknown_caller()
-        keyed = self.exchange.key_of(rule, headers)
-        if isinstance(keyed, Response):
-            return keyed
-        assert keyed is not None  # else it passes
-        return keyed, who
+        key = self.exchange.key_of(rule, headers)
+        if isinstance(key, Response):
+            return key
+        assert key is not None  # otherwise it is exempt
+        return key, principal
 
     def run(
         self,
-        keyed: RequestKey,
-        who: str,
+        key: RequestKey,
+        caller: str,
         request: Request,
-        make: CallApp[A],
+        call_app: CallApp[A],
         operations: Operations | None = None,
     ) -> FreshResponse[A] | Response:
-        """Run `make(attempt)` under its key; what to send, now that it may be sent (I13).
+        """Run `call_app(attempt)` under the key, and return the response to send once the outcome
+        is durable (I13). Raises what `call_app` raises.
 
-        `operations` are those of a transaction where there is one. Raises what `make` raises.
+        `operations` runs it in a transaction; by default the engine does.
         """
-        asking = self.exchange.run_arguments(keyed, who, request)
-        if isinstance(asking, Response):
-            return asking
-        run = _SyncRequest(self, keyed.rule, make, operations or self.once)
+        arguments = self.exchange.run_arguments(key, caller, request)
+        if isinstance(arguments, Response):
+            return arguments
+        run = _SyncRequest(self, key.rule, call_app, operations or self.once)
         try:
-            return run.under(asking)
+            return run.respond(arguments)
         except BaseException:
-            run.drop()
+            run.close_response()
             raise
 
 
 class _SyncRequest(Generic[A]):
-    """One call of the engine."""
+    """One request, from its claim to the response that is to be sent."""
 
     def __init__(
-        self, guard: SyncGuard, rule: Rule, make: CallApp[A], operations: Operations
+        self, guard: SyncGuard, rule: Rule, call_app: CallApp[A], operations: Operations
     ) -> None:
         self._guard = guard
         self._exchange = guard.exchange
         self._rule = rule
-        self._make = make
+        self._call_app = call_app
         self._operations = operations
-        self._began = False
-        self._answer: A | None = None
+        self._has_run = False
+        self._app_response: A | None = None
         self._app_error: BaseException | None = None
 
-    def under(self, asking: RunArguments) -> FreshResponse[A] | Response:
+    def respond(self, arguments: RunArguments) -> FreshResponse[A] | Response:
         try:
             result = self._operations.run(
-                asking.operation, asking.key, self._body, **asking.options
+                arguments.operation, arguments.key, self._body, **arguments.options
             )
         except NotStored:
-            assert self._answer is not None
-            return FreshResponse(self._answer, (), stored=False)
+            assert self._app_response is not None
+            return FreshResponse(self._app_response, (), stored=False)
         except OncekeyError as error:
             if error is self._app_error:
-                raise  # the handler's own, from an engine of its own
+                raise  # raised by the handler itself, which may use another engine
             return self._failed(error)
-        if result.replayed or self._answer is None:
-            self.drop()  # where another attempt has overtaken ours, its answer counts
+        if result.replayed or self._app_response is None:
+            self.close_response()  # a takeover has happened, and its response counts
             return self._exchange.replay(result.value, result.expires_in)
-        marks = self._exchange.added_headers(result.expires_in, replayed=False)
-        return FreshResponse(self._answer, marks, stored=True)
+        more_headers = self._exchange.added_headers(result.expires_in, replayed=False)
+        return FreshResponse(self._app_response, more_headers, stored=True)
 
     def _body(self, attempt: Attempt) -> Response:
-        self._began = True
-        began = time.monotonic()
+        self._has_run = True
+        started_at = time.monotonic()
         try:
-            answer = self._answer = self._make(attempt)
+            app_response = self._app_response = self._call_app(attempt)
         except BaseException as error:
             self._app_error = error
             raise
-        self._exchange.latency.record(self._rule, time.monotonic() - began)
-        if answer.unhandled:
+        self._exchange.latency.record(self._rule, time.monotonic() - started_at)
+        if app_response.unhandled:
             raise NotStored
         return outcome_to_store(
-            answer.response(self._rule.max_response), self._rule, self._operations.policy
+            app_response.response(self._rule.max_response), self._rule, self._operations.policy
         )
 
     def _failed(self, error: OncekeyError) -> FreshResponse[A] | Response:
-        is_down = isinstance(error, StoreUnavailable) and not error.final and not self._began
+        is_down = isinstance(error, StoreUnavailable) and not error.final and not self._has_run
         if is_down and self._rule.store_down == "run":
             self._guard.count_unprotected()
             _log.warning("the store is down, a request runs without protection: %s", error)
-            return FreshResponse(self._make(None), STORE_DOWN_HEADERS, stored=False)
-        self.drop()
+            return FreshResponse(self._call_app(None), STORE_DOWN_HEADERS, stored=False)
+        self.close_response()
         return self._exchange.error_response(error, self._rule)
 
-    def drop(self) -> None:
-        answer, self._answer = self._answer, None
-        if answer is not None:
-            answer.close()
+    def close_response(self) -> None:
+        """Free the app's response, because another one is sent."""
+        app_response, self._app_response = self._app_response, None
+        if app_response is not None:
+            app_response.close()

@@ -1,14 +1,14 @@
-"""`IdempotencyWSGI`: any WSGI app, guarded.
+"""`IdempotencyWSGI`, the middleware that guards any WSGI app.
 
     app = IdempotencyWSGI(app, Once(url), caller=verified_account_id)
 
-Requests that no rule guards reach the app untouched, their streams included. A guarded one is read,
-claimed and run with an environ of its own; all of its response is taken in, and leaves when its
+Requests that no rule guards reach the app untouched, their streams included. A guarded request is
+read, claimed and run with an environ of its own; its whole response is buffered, and sent once its
 outcome is durable (I13). Put authentication outside of it or into `caller`, compression and CORS
 outside.
 
-Owns the WSGI side only; the rules of an exchange are in exchange.py, the order of a run in
-sync_request.py.
+Owns the WSGI side only: exchange.py has the rules of an exchange, sync_request.py the order of a
+run.
 """
 
 from __future__ import annotations
@@ -51,33 +51,33 @@ StartResponse = Callable[..., Any]
 App = Callable[[Any, Any], Iterable[bytes]]
 Caller = Callable[[Environ], str | None]
 
-_LENGTH_DIGITS: Final = 18  # of a length; one with more is too large in any case
+_LENGTH_DIGITS: Final = 18  # a Content-Length with more digits is too large in any case
 _CHUNK: Final = 64 * 1024
 CUT_SHORT: Final = "The request ended before all of its body was here."
-_BARE: Final = {"CONTENT_TYPE": b"content-type", "CONTENT_LENGTH": b"content-length"}
+_UNPREFIXED: Final = {"CONTENT_TYPE": b"content-type", "CONTENT_LENGTH": b"content-length"}
 
 
 def attempt_of(environ: Environ) -> Attempt | None:
-    """The attempt a handler runs in: for steps, child keys and the fence. None where no key
-    guards it."""
-    found: Attempt | None = environ.get(ATTEMPT)
-    return found
+    """The attempt that a handler runs in, for steps, child keys and the fence; None if its request
+    is not guarded by a key."""
+    attempt: Attempt | None = environ.get(ATTEMPT)
+    return attempt
 
 
 class IdempotencyWSGI:
-    """Guards the requests that `rules` name; by default every POST and PATCH.
+    """Guards the requests that `rules` match; by default every POST and PATCH.
 
-    caller      a function of the environ that gives the verified principal, or None to refuse
-    rules       see Rule; the first that fits counts. Their paths are those of PATH_INFO
-    operation   what its keys are for; two apps on one store want two names
+    caller      a function of the environ that returns the verified principal, or None to refuse
+    rules       see Rule; the first that matches applies. Their paths are matched with PATH_INFO
+    operation   the namespace of the app's keys; two apps on one store need two names
     policy_url  where clients find the published policy: a path of the app, where a built-in page
-                is served unless the app has one of its own, or a whole URL; None for none
-    challenge   the WWW-Authenticate of a refused caller; "" for none
+                is served unless the app has one of its own; or a whole URL; None for none
+    challenge   the WWW-Authenticate header for an unknown caller; "" for none
     replay_header   the header that marks a replay
     render_refusal  a function that gives a Refusal the shape of the app's own errors
     close       whether the engine is closed when the process ends
-    unguarded   what to do about a key on a request that no rule guards: "warn" says so in the
-                response and in the log, "refuse" answers 400
+    unguarded   what happens to a request that has a key but no rule: "warn" adds a header to the
+                response and a line to the log, "refuse" responds with 400
     """
 
     def __init__(
@@ -117,69 +117,69 @@ class IdempotencyWSGI:
 
     @property
     def unprotected(self) -> int:
-        """Runs without a key's protection because the store was down."""
+        """How many requests ran unprotected because the store was down."""
         return self.guard.unprotected
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-        rule = self._find(environ["REQUEST_METHOD"], path_of(environ))
-        if rule is None and is_policy_page(
-            environ["REQUEST_METHOD"], path_of(environ), self.exchange.page_path
-        ):
+        method, path = environ["REQUEST_METHOD"], path_of(environ)
+        rule = self._find(method, path)
+        if rule is not None and environ.get(ATTEMPT) is None:  # else guarded further outside
+            return self._respond(rule, environ, start_response)
+        if rule is None and is_policy_page(method, path, self.exchange.page_path):
             return wsgi_app_or_page(self.app, self, environ, start_response)
         if rule is None and has_unguarded_key(self.guard, environ):
             return self._warn_or_refuse(environ, start_response)
-        if rule is None or environ.get(ATTEMPT) is not None:  # or it is guarded already
-            return self.app(environ, start_response)
+        return self.app(environ, start_response)
+
+    def _respond(
+        self, rule: Rule, environ: Environ, start_response: StartResponse
+    ) -> Iterable[bytes]:
+        """Respond to a request that a rule guards."""
         guard = self.guard.under(environ.get("SCRIPT_NAME", ""))
         headers = headers_of(environ)
-        if guard.passes(rule, headers):
+        if guard.is_exempt(rule, headers):
             return self.app(environ, start_response)
         mark_key_guarded(environ)
         admitted = guard.admit(rule, headers, lambda: self.caller(environ))
-        answer: Response | FreshResponse[WSGIResponse]
         try:
-            # A refused one is read too, for the connection's next one comes behind it.
+            # The body of a refused request is read too: the next request follows on the connection.
             body = read_body(environ, rule.max_request, keep=not isinstance(admitted, Response))
         except UnreadableBody as error:
-            admitted, body = guard.exchange.unreadable(str(error)), None
+            return _send(guard.exchange.unreadable(str(error)), start_response)
         if isinstance(admitted, Response):
-            answer = admitted
-        elif body is None:
-            answer = guard.exchange.too_large(rule)
-        else:
-            answer = self._guarded(guard, *admitted, environ, headers, body)
-        if isinstance(answer, Response):
-            start_response(status_line(answer.status), text_headers(answer.headers))
-            return [answer.body]
-        return answer.answer.sent(start_response, answer.more)
+            return _send(admitted, start_response)
+        if body is None:
+            return _send(guard.exchange.too_large(rule), start_response)
+        response = self._run(guard, *admitted, environ, headers, body)
+        if isinstance(response, Response):
+            return _send(response, start_response)
+        return response.app_response.send(start_response, response.more_headers)
 
     def _warn_or_refuse(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-        """A request that no rule guards has a key."""
+        """Respond to a request that has a key but no rule."""
         unguarded, method = self.guard.unguarded, environ["REQUEST_METHOD"]
         if unguarded.refuses and not self.exchange.rules.excludes(method, path_of(environ)):
-            unguarded.note(method, path_of(environ))
+            unguarded.report(method, path_of(environ))
             read_body(environ, Rule().max_request, keep=False)
-            answer = unguarded.refusal(environ.get("SCRIPT_NAME", ""))
-            start_response(status_line(answer.status), text_headers(answer.headers))
-            return [answer.body]
-        if KEY_GUARDED in environ:  # whoever stands outside tells the client
+            return _send(unguarded.refusal(environ.get("SCRIPT_NAME", "")), start_response)
+        if KEY_GUARDED in environ:  # a guard further outside reports it
             return self.app(environ, start_response)
-        taken: list[bool] = []
-        environ[KEY_GUARDED] = taken
+        guarded: list[bool] = []
+        environ[KEY_GUARDED] = guarded
 
-        def marked(line: str, lines: Lines, *exc_info: Any) -> Any:
-            if not taken:
-                unguarded.note(method, path_of(environ))
+        def start_marked(line: str, lines: Lines, *exc_info: Any) -> Any:
+            if not guarded:
+                unguarded.report(method, path_of(environ))
                 lines = [*lines, *text_headers(UNGUARDED_HEADERS)]
             return start_response(line, lines, *exc_info)
 
-        return self.app(environ, marked)
+        return self.app(environ, start_marked)
 
-    def _guarded(
+    def _run(
         self,
         guard: SyncGuard,
-        keyed: RequestKey,
-        who: str,
+        key: RequestKey,
+        caller: str,
         environ: Environ,
         headers: Headers,
         body: bytes,
@@ -187,14 +187,14 @@ class IdempotencyWSGI:
         if is_cut_short(environ, body):
             return guard.exchange.unreadable(CUT_SHORT)
 
-        def make(attempt: Attempt | None) -> WSGIResponse:
+        def call_app(attempt: Attempt | None) -> WSGIResponse:
             return WSGIResponse(self.app, app_environ(environ, body, attempt))
 
-        return guard.run(keyed, who, request_of(environ, headers, body), make)
+        return guard.run(key, caller, request_of(environ, headers, body), call_app)
 
 
 class WSGIResponse(SyncResponseBuffer):
-    """What an app answers. It has run to its end once this is made."""
+    """The response of a WSGI app, which has run to its end once this exists."""
 
     def __init__(self, app: App, environ: Environ) -> None:
         super().__init__()
@@ -217,8 +217,8 @@ class WSGIResponse(SyncResponseBuffer):
         """The app's `start_response`."""
         if exc_info is not None:
             if self.size:
-                # To a server this response would be on its way: half of it, and then an error
-                # page, is nothing to be kept.
+                # A server would have sent this part already. Half a response followed by an error
+                # page must not be stored.
                 raise exc_info[1].with_traceback(exc_info[2])
         elif self._line:
             raise RuntimeError("the app began its response twice")
@@ -230,43 +230,43 @@ class WSGIResponse(SyncResponseBuffer):
             raise RuntimeError("the app sent a body before it began its response")
         super().add(chunk)
 
-    def sent(self, start_response: StartResponse, more: Headers) -> Iterable[bytes]:
-        """Begin the response; what to iterate for the rest of it."""
-        start_response(self._line, [*self._lines, *text_headers(more)])
+    def send(self, start_response: StartResponse, more_headers: Headers) -> Iterable[bytes]:
+        """Start the response, and return its body."""
+        start_response(self._line, [*self._lines, *text_headers(more_headers)])
         return self
 
 
-# --- environs -----------------------------------------------------------------------------------
+# --- requests -----------------------------------------------------------------------------------
 
 
 def path_of(environ: Environ) -> str:
-    """The path within the app, as rules have it."""
+    """The path within the app, with which rules are matched."""
     path: str = environ.get("PATH_INFO", "")
     return path.encode("latin-1").decode("utf-8", "replace") or "/"
 
 
 def has_unguarded_key(guard: SyncGuard, environ: Environ) -> bool:
-    """Whether a request has a key, if nothing guards it."""
-    is_ours = guard.unguarded.is_reported(environ["REQUEST_METHOD"], environ)
-    return is_ours and "HTTP_IDEMPOTENCY_KEY" in environ
+    """Whether a request that nothing guards has a key, and is to be reported."""
+    is_reported = guard.unguarded.is_reported(environ["REQUEST_METHOD"], environ)
+    return is_reported and "HTTP_IDEMPOTENCY_KEY" in environ
 
 
 def headers_of(environ: Environ) -> Headers:
-    """The request's headers. A server has joined the lines of one name with commas, and has taken
-    `Idempotency_Key` for the same name: two keys are one malformed key here."""
-    made = []
+    """The request's headers. The server has joined headers of one name by commas, and may have
+    taken `Idempotency_Key` for the same name, so that two keys are one malformed key here."""
+    headers = []
     for name, value in environ.items():
         if name.startswith("HTTP_"):
-            plain = name[5:].replace("_", "-").lower().encode("latin-1")
-            made.append((plain, value.encode("latin-1")))
-        elif name in _BARE and value:
-            made.append((_BARE[name], value.encode("latin-1")))
-    return tuple(made)
+            header = name[5:].replace("_", "-").lower().encode("latin-1")
+            headers.append((header, value.encode("latin-1")))
+        elif name in _UNPREFIXED and value:
+            headers.append((_UNPREFIXED[name], value.encode("latin-1")))
+    return tuple(headers)
 
 
 def request_of(environ: Environ, headers: Headers, body: bytes) -> Request:
-    # Servers do not agree on where the path is as it came, so it is encoded again: what is the
-    # same to the app is the same here.
+    # Servers do not agree on where the undecoded path is, so the decoded one is encoded again:
+    # paths that are equal for the app are equal here.
     path = environ.get("SCRIPT_NAME", "") + environ.get("PATH_INFO", "")
     return Request(
         environ["REQUEST_METHOD"],
@@ -283,9 +283,9 @@ def _length(environ: Environ) -> int | None:
 
 
 def read_body(environ: Environ, limit: int, *, keep: bool = True) -> bytes | None:
-    """The whole body, None where it is longer than `limit`; nothing is read of what is too long
-    by its own word. Without a length it ends where the server says it does, or is empty. Unless
-    `keep`, it is read past only. Raises UnreadableBody where the client went away meanwhile."""
+    """Read the whole body. Returns None if it is longer than `limit`, without reading it if its
+    Content-Length says so. Without a Content-Length it ends where the server ends it, or is empty.
+    Without `keep` it is read and discarded. Raises UnreadableBody if the client disconnects."""
     length = _length(environ)
     if length is None:
         length = limit + 1 if environ.get("wsgi.input_terminated") else 0
@@ -310,21 +310,21 @@ def _read(source: Any, size: int) -> bytes:
 
 
 def is_cut_short(environ: Environ, body: bytes) -> bool:
-    """Whether the client went away before all of it was here."""
+    """Whether the body is shorter than its Content-Length, because the client disconnected."""
     length = _length(environ)
     return length is not None and len(body) < length
 
 
 def app_environ(environ: Environ, body: bytes, attempt: Attempt | None) -> Environ:
-    """The same request with its body in memory."""
-    made = {**environ, ATTEMPT: attempt, UNSTORED: []}
-    made.pop("HTTP_TRANSFER_ENCODING", None)
-    put_body_back(made, body)
-    return made
+    """The environ for the app: a copy with the body in memory, and the attempt."""
+    copied = {**environ, ATTEMPT: attempt, UNSTORED: []}
+    copied.pop("HTTP_TRANSFER_ENCODING", None)
+    put_body_back(copied, body)
+    return copied
 
 
 def put_body_back(environ: Environ, body: bytes) -> None:
-    """Put a body that was read back, in memory."""
+    """Let the app read a body that was read already."""
     environ["wsgi.input"] = io.BytesIO(body)
     environ["wsgi.input_terminated"] = True
     environ["CONTENT_LENGTH"] = str(len(body))
@@ -336,7 +336,7 @@ def put_body_back(environ: Environ, body: bytes) -> None:
 def status_line(status: int) -> str:
     try:
         return f"{status} {HTTPStatus(status).phrase}"
-    except ValueError:  # one that has no name
+    except ValueError:  # it has no standard phrase
         return f"{status} Status"
 
 
@@ -344,12 +344,18 @@ def text_headers(headers: Headers) -> Lines:
     return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers]
 
 
+def _send(response: Response, start_response: StartResponse) -> Iterable[bytes]:
+    """Send a refusal or a replay."""
+    start_response(status_line(response.status), text_headers(response.headers))
+    return [response.body]
+
+
 def close_at_exit(once: Once) -> None:
-    """WSGI has no end that an app is told of but the process's own."""
-    known = weakref.ref(once)
+    """Close the engine with the process; WSGI notifies apps of no other end."""
+    reference = weakref.ref(once)
 
     def close() -> None:
-        if (engine := known()) is not None:
+        if (engine := reference()) is not None:
             engine.close()
 
     atexit.register(close)

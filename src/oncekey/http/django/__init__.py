@@ -1,11 +1,11 @@
-"""Django and Django REST framework: a middleware, a decorator, and the shop's own transaction.
+"""Django and Django REST framework: a middleware, and a decorator of views.
 
     ONCEKEY = {"once": "sqlite:///keys.db", "caller": "shop.auth.account_of"}
 
     @idempotent(transaction=True)
     def charge(request): ...
 
-Imports nothing that needs settings to be there.
+Importing it needs no settings.
 """
 
 from oncekey.http.missing_dependency import needs

@@ -1,7 +1,7 @@
-"""Requests and responses of Django's as plain data, and back.
+"""Converts Django's requests and responses to plain data and back.
 
-Owns what a request's body is, when a response is final (rendered, its stream read), and how one of
-ours is given. Knows Django REST framework by its shape only.
+Owns the reading of a request's body, and what makes a response final: its content is rendered, or
+its stream is read. Knows Django REST framework by its attributes only.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _LENGTH: Final = b"content-length"
 
 
 def django_request(request: Any) -> Any:
-    """Django's own request, where the REST framework's was given."""
+    """Django's own request, also for a request of the REST framework."""
     return getattr(request, "_request", request)
 
 
 def paths_of(request: Any) -> tuple[str, ...]:
-    """What the URL patterns may take the path for: the REST framework's take `/refunds.json` for
-    `/refunds`."""
+    """The paths that URL patterns may take the path for: those of the REST framework take
+    `/refunds.json` for `/refunds`."""
     path: str = request.path_info
     head, dot, suffix = path.rstrip("/\n").rpartition(".")
     if dot and "/" not in suffix and "rest_framework" in sys.modules:
@@ -42,7 +42,7 @@ def paths_of(request: Any) -> tuple[str, ...]:
 
 
 def is_unrouted(request: Any, status: int) -> bool:
-    """Whether no view has run: no URL pattern fits, or the class of the view lacks the method."""
+    """Whether no view has run: no URL pattern matched, or the view's class lacks the method."""
     match = getattr(request, "resolver_match", None)
     if status == HTTPStatus.NOT_FOUND and match is None:
         try:
@@ -50,13 +50,13 @@ def is_unrouted(request: Any, status: int) -> bool:
         except Resolver404:
             return True
     if status == HTTPStatus.METHOD_NOT_ALLOWED and match is not None:
-        made_of = getattr(match.func, "view_class", None) or getattr(match.func, "cls", None)
+        view_class = getattr(match.func, "view_class", None) or getattr(match.func, "cls", None)
         actions = getattr(match.func, "actions", None)
         name = request.method.lower()
         if actions is not None:
             return name not in actions
-        return made_of is not None and (
-            name not in made_of.http_method_names or not hasattr(made_of, name)
+        return view_class is not None and (
+            name not in view_class.http_method_names or not hasattr(view_class, name)
         )
     return False
 
@@ -66,14 +66,14 @@ def headers_of(request: Any) -> Headers:
 
 
 def body_of(request: Any, rule: Rule, headers: Headers) -> bytes | None:
-    """The whole body; None where it is longer than allowed, by the rule or by Django. Raises
+    """Read the whole body; None if it is longer than the rule or Django allows. Raises
     UnreadableBody."""
     base = django_request(request)
     lengths = [int(line[:18]) for line in header_values(headers, _LENGTH) if line.isdigit()]
     if any(length > rule.max_request for length in lengths):
         return None
     if not lengths and "wsgi.input" in base.META and header_values(headers, b"transfer-encoding"):
-        # To every view it would be empty, and so one like the other.
+        # Django would give every view an empty body, so that all such requests would be equal.
         raise UnreadableBody("Send a Content-Length: behind WSGI Django reads no chunked bodies.")
     try:
         body: bytes = base.body
@@ -100,7 +100,7 @@ def request_of(request: Any, headers: Headers, body: bytes) -> Request:
 
 
 class DjangoResponse(SyncResponseBuffer):
-    """A final response; one that streams has been read."""
+    """The final response of a view. A streamed response has been read."""
 
     def __init__(self, final: Any) -> None:
         super().__init__()
@@ -115,17 +115,19 @@ class DjangoResponse(SyncResponseBuffer):
         else:
             self.add(self.final.content)
 
-    def sent(self, more: Headers) -> Any:
+    def to_send(self, more_headers: Headers) -> Any:
+        """The response with more headers."""
         if self.final.streaming:
             self.final.streaming_content = self
         else:
             self.close()
-        for name, value in wsgi.text_headers(more):
+        for name, value in wsgi.text_headers(more_headers):
             self.final[name] = value
         return self.final
 
 
 def rendered(response: Any) -> Any:
+    """The response with its content rendered."""
     if hasattr(response, "render") and not getattr(response, "is_rendered", True):
         response = response.render()
     return response
@@ -140,10 +142,10 @@ def _parts(response: Any) -> Any:
     return response.streaming_content
 
 
-def django_response(answer: Response) -> HttpResponse:
-    """Ours: a refusal or a replay."""
-    made = HttpResponse(answer.body, status=answer.status)
-    del made["Content-Type"]  # and nothing by default
-    for name, value in wsgi.text_headers(answer.headers):
+def django_response(response: Response) -> HttpResponse:
+    """A refusal or a replay as a response of Django."""
+    made = HttpResponse(response.body, status=response.status)
+    del made["Content-Type"]  # no default headers
+    for name, value in wsgi.text_headers(response.headers):
         made[name] = value
     return made

@@ -1,21 +1,23 @@
-"""The setting ONCEKEY, read once and checked as a whole.
+"""Reads and checks the setting ONCEKEY.
 
     once         an Once, the dotted path of one (or of a function that makes one), or a store's URL
-    caller       a function of the request that gives the verified principal or None, or its path
-    rules        for the middleware: Rule objects, or dicts of their options; None where views are
-                 decorated and the middleware only watches for keys that nothing guards
-    transaction  for the middleware: True, or the alias of the database the keys are in
-    unserved     "allow" for decorated views that no URL pattern of any URLconf leads to; they
-                 are an error at the first request otherwise
+    caller       a function of the request that returns the verified principal or None, or its
+                 dotted path
+    rules        for the middleware: Rule objects, or dicts of their options; None if views are
+                 decorated and the middleware only reports keys of unguarded requests
+    transaction  for the middleware: True, or the alias of the database that the keys are in
+    unserved     "allow" if a decorated view may be served by no URL pattern of any URLconf; by
+                 default the first request fails then
     render_refusal  a function that gives a Refusal the shape of the app's own errors, or its path
-    unguarded    for the middleware, about a key on a request that nothing guards: "warn" (the
-                 default) says so in the response and in the log, "refuse" answers 400
+    unguarded    for the middleware, about a request that has a key but no guard: "warn" (the
+                 default) adds a header to the response and a line to the log, "refuse" responds
+                 with 400
     operation, policy_url, challenge, replay_header and close: see IdempotencyWSGI
 
-The built-in policy page is served by the middleware. Where only views are decorated, put
-`path("idempotency-policy", policy_page)` into the URLs and give its address as policy_url.
+The middleware serves the built-in policy page. A project that only decorates views adds
+`path("idempotency-policy", policy_page)` to its URLs and gives its address as policy_url.
 
-Owns the meaning of these names. Knows no request.
+Knows no request.
 """
 
 from __future__ import annotations
@@ -57,62 +59,62 @@ _lock = threading.Lock()
 
 
 class DjangoSettings:
-    """The setting, ready to be used."""
+    """The checked setting, with the guard that is made of it."""
 
-    def __init__(self, given: Mapping[str, Any]) -> None:
-        if not isinstance(given, Mapping) or set(given) - _NAMES:
+    def __init__(self, setting: Mapping[str, Any]) -> None:
+        if not isinstance(setting, Mapping) or set(setting) - _NAMES:
             raise ConfigurationError(f"{SETTING} must be a dict of {', '.join(sorted(_NAMES))}")
-        if given.get("caller") is None:
+        if setting.get("caller") is None:
             raise ConfigurationError(
                 f'{SETTING}["caller"] is missing: a function of the request that gives the '
                 "verified principal, such as its user's primary key as text, or None to refuse"
             )
-        self.caller: Callable[[Any], str | None] = _found(given["caller"])
+        self.caller: Callable[[Any], str | None] = _imported(setting["caller"])
         check_caller(self.caller)
-        self.alias = database_alias(given.get("transaction", False))
-        self.guards_paths = given.get("rules", ()) is not None
-        rules = tuple(map(_rule, given.get("rules") or ()))
+        self.alias = database_alias(setting.get("transaction", False))
+        self.has_rules = setting.get("rules", ()) is not None
+        rules = tuple(map(_rule, setting.get("rules") or ()))
         for rule in rules:
             check_transaction(rule, self.alias)
-        if given.get("once") is None:
+        if setting.get("once") is None:
             raise ConfigurationError(f'{SETTING}["once"] is missing: an Once, or a store\'s URL')
-        once = _engine(given["once"])
+        once = _engine(setting["once"])
         more = ("operation", "policy_url", "challenge", "replay_header", "unguarded")
-        options = {name: given[name] for name in more if name in given}
-        render = _found(given.get("render_refusal"))
+        options = {name: setting[name] for name in more if name in setting}
+        render = _imported(setting.get("render_refusal"))
         self.guard = SyncGuard(once, rules=rules, render_refusal=render, **options)
-        self._serves_page = "policy_url" not in given
-        if given.get("close", True):
+        self._serves_page = "policy_url" not in setting
+        if setting.get("close", True):
             close_at_exit(once)
 
     def serve_page(self) -> None:
-        """The middleware is there: link to the page it serves, unless another is named."""
+        """Have refusals link to the page that the middleware serves, unless policy_url is set."""
         if self._serves_page:
             self.guard.exchange.policy_url = POLICY_URL_DEFAULT
 
 
 def django_settings() -> DjangoSettings:
-    """What the settings say. One engine per process, whoever asks first."""
+    """The settings of this process. The first call makes its engine."""
     with _lock:
-        return _configured()
+        return _cached_settings()
 
 
 @functools.cache
-def _configured() -> DjangoSettings:
+def _cached_settings() -> DjangoSettings:
     return DjangoSettings(getattr(settings, SETTING, {}))
 
 
 def _changed(*, setting: str, **_: Any) -> None:
-    """Tests override settings; each gets what it says."""
+    """Read the setting again after `override_settings`."""
     if setting == SETTING:
-        _configured.cache_clear()
+        _cached_settings.cache_clear()
 
 
 setting_changed.connect(_changed)
 
 
 def database_alias(transaction: object) -> str | None:
-    """Of the database whose transaction is used; None for none."""
+    """The alias of the database whose transaction is used; None for no transaction."""
     if transaction is True:
         return "default"
     if transaction in (False, None):
@@ -123,24 +125,25 @@ def database_alias(transaction: object) -> str | None:
 
 
 def check_transaction(rule: Rule, alias: str | None) -> None:
-    """A transaction decides for itself what a failure leaves: nothing."""
+    """Raise ConfigurationError for retry_safe=False: in a transaction a failure leaves nothing."""
     if alias is not None and rule.retry_safe is False:
         raise ConfigurationError("retry_safe=False makes no sense in a transaction: leave it out")
 
 
-def _engine(given: object) -> Once:
-    if isinstance(given, str):
-        given = Once(given) if "://" in given else _found(given)
-    if callable(given) and not isinstance(given, Once):
-        given = given()
-    if not isinstance(given, Once):
-        raise ConfigurationError(f'{SETTING}["once"] gave a {type(given).__name__}, not an Once')
-    return given
+def _engine(value: object) -> Once:
+    """An engine from one, a function that makes one, the path of either, or a store's URL."""
+    if isinstance(value, str):
+        value = Once(value) if "://" in value else _imported(value)
+    if callable(value) and not isinstance(value, Once):
+        value = value()
+    if not isinstance(value, Once):
+        raise ConfigurationError(f'{SETTING}["once"] gave a {type(value).__name__}, not an Once')
+    return value
 
 
-def _found(given: Any) -> Any:
-    return import_string(given) if isinstance(given, str) else given
+def _imported(value: Any) -> Any:
+    return import_string(value) if isinstance(value, str) else value
 
 
-def _rule(given: Rule | Mapping[str, Any]) -> Rule:
-    return given if isinstance(given, Rule) else rule_from_options(given)
+def _rule(value: Rule | Mapping[str, Any]) -> Rule:
+    return value if isinstance(value, Rule) else rule_from_options(value)

@@ -40,7 +40,7 @@ from oncekey.http.fastapi.route import (
 from oncekey.http.guarded_views import GuardedViews, unwrapped
 from oncekey.http.lifespan import RequestTasks, acquire_engines, drain_mounted, release_engine
 from oncekey.http.problem import Render
-from oncekey.http.route_table import Route, routes_of, served_views
+from oncekey.http.route_table import Route, app_views, routes_of
 from oncekey.http.rules import ANY_METHOD, METHODS_DEFAULT, RuleOptions, Rules, rule_from_options
 from oncekey.http.unguarded_keys import UnguardedKeys
 
@@ -118,7 +118,7 @@ class Idempotency:
             'Idempotency(..., unserved="allow")',
             unserved,
         )
-        self.views.elsewhere = functools.partial(served_views, self.views.apps)
+        self.views.other_views = functools.partial(app_views, self.views.apps)
 
     # --- which routes -------------------------------------------------------------------------
 
@@ -213,7 +213,7 @@ class Idempotency:
         for route in all_routes(app):
             if misplaced(route):
                 raise _too_late(route)
-        self.views.check(served_views([app]))
+        self.views.check(app_views([app]))
         if self.unguarded.refuses:
             _check_refusing(routes_of(app))
 
@@ -279,7 +279,7 @@ def all_routes(app: FastAPI) -> list[Any]:
 def _check_refusing(routes: Iterable[Route]) -> None:
     """Only a route of ours can refuse a key after it was found, and before its endpoint runs."""
     for route in routes:
-        if not isinstance(route.entry, GuardedRoute):
+        if not isinstance(route.framework_route, GuardedRoute):
             raise ConfigurationError(
                 f'unguarded="refuse" cannot refuse keys at {route.path}: its router needs '
                 "APIRouter(route_class=idempotency.route_class)"

@@ -83,7 +83,7 @@ class GuardedRoute(APIRoute):
         if guard is None or not guard.rule.guards(scope["method"].upper()):
             if self._is_refused(scope):
                 unguarded: UnguardedKeys = scope[REFUSING]
-                unguarded.note(scope["method"], scope["path"])
+                unguarded.report(scope["method"], scope["path"])
                 mark_key_guarded(scope)
                 response = as_starlette(unguarded.refusal(scope.get("app_root_path", "")))
                 await response(scope, receive, send)

@@ -1,16 +1,11 @@
-"""`Idempotency`: Flask apps, guarded view by view or all of an app.
+"""`Idempotency`, the Flask extension, and `idempotent`, the decorator of views.
 
-    Idempotency(app, once=Once(url), caller=lambda: g.account)
+A decorated view runs after the app's `before_request` functions, so a request that they reject does
+not claim its key. Its response is stored as Flask makes it, error handlers included; the
+`after_request` functions run later, for replays too. With `rules=` the whole app is wrapped
+instead, see wsgi.py.
 
-    @app.post("/charges")
-    @idempotent(keep="7d")
-    def charge(): ...
-
-A decorated view is reached after the app's own `before_request`, so whoever that turns away meets
-no key. Its answer is what Flask makes of it, error handlers included; `after_request` comes later
-and adds to replays as well. With `rules=` the whole app is wrapped instead, see wsgi.py.
-
-Owns the Flask side only; the order of a run is in sync_request.py.
+Owns the Flask side only; sync_request.py has the order of a run.
 """
 
 from __future__ import annotations
@@ -18,9 +13,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable
 from typing import Any, Final, ParamSpec, Unpack
-from weakref import WeakKeyDictionary
 
-from flask import Flask, Response, current_app, request, request_started
+from flask import Flask, Response, current_app, request
 from werkzeug.datastructures import Headers as FlaskHeaders
 
 from oncekey.core.errors import ConfigurationError
@@ -35,11 +29,10 @@ from oncekey.http.exchange import (
     REPLAY_HEADER_DEFAULT,
     check_caller,
 )
-from oncekey.http.flask.routes import all_registered_views
-from oncekey.http.guarded_views import UNSERVED, GuardedViews, guard_for_method, guarded_view_of
+from oncekey.http.flask.served_views import EXTENSION, VIEWS, check_app
+from oncekey.http.guarded_views import UNSERVED, guard_for_method, guarded_view_of
 from oncekey.http.policy_page import is_policy_page, wsgi_app_or_page
 from oncekey.http.problem import Render
-from oncekey.http.route_table import served_views
 from oncekey.http.rules import ANY_METHOD, Rule, RuleOptions, rule_from_options
 from oncekey.http.sync_request import FreshResponse, SyncGuard
 from oncekey.http.sync_response_buffer import SyncResponseBuffer
@@ -47,36 +40,29 @@ from oncekey.http.unguarded_keys import KEY_GUARDED, UNGUARDED_HEADERS, mark_key
 
 P = ParamSpec("P")
 
-EXTENSION: Final = "oncekey"
-_WARN: Final = "oncekey.warn"  # in the environ: whether its client is to be told
-_BODY: Final = "oncekey.body"  # in the environ: what was read before anything else could
-VIEWS: Final = GuardedViews(
-    "flask",
-    "@idempotent(...) stands directly above the function, below @app.post(...).",
-    'Idempotency(..., unserved="allow")',
-)
-VIEWS.elsewhere = all_registered_views
-_checked: Final[WeakKeyDictionary[Flask, tuple[int, int]]] = WeakKeyDictionary()
+# In the environ: whether the response gets the header of an unguarded key; the request's body.
+_WARN: Final = "oncekey.warn"
+_BODY: Final = "oncekey.body"
 
 
 def current_attempt() -> Attempt | None:
-    """The attempt the current request runs in: for steps, child keys and the fence. None where no
-    key guards it."""
+    """The attempt that the current request runs in, for steps, child keys and the fence; None if it
+    is not guarded by a key."""
     return wsgi.attempt_of(request.environ)
 
 
 class Idempotency:
-    """The extension; one per app, or one for several by `init_app`.
+    """The extension: one per app, or one for several apps by `init_app`.
 
     once        the engine
-    caller      gives the verified principal, or None to refuse: a function of no arguments that
-                looks at flask.g or flask.request; with `rules` a function of the environ
-    rules       where given, all of the app is guarded by them, outside of Flask; where not, the
-                views that are decorated are
-    unserved    a decorated function that no app or blueprint of the process serves is an error at
-                the first request; "allow" where one is registered later, or never
-    unguarded   what to do about a key on a request that nothing guards: "warn" says so in the
-                response and in the log, "refuse" answers 400
+    caller      returns the verified principal, or None to refuse: a function without arguments that
+                uses flask.g or flask.request; with `rules` a function of the environ
+    rules       guard the whole app by these rules, outside of Flask. By default only decorated
+                views are guarded
+    unserved    "refuse" makes the first request fail if no app or blueprint of the process serves
+                a decorated function; "allow" if it is registered later, or never
+    unguarded   what happens to a request that has a key but no guard: "warn" adds a header to the
+                response and a line to the log, "refuse" responds with 400
     operation, policy_url, challenge, replay_header, render_refusal and close are those of
     IdempotencyWSGI
     """
@@ -122,14 +108,14 @@ class Idempotency:
             raise ConfigurationError(f"the app {app.name!r} has an Idempotency already")
         app.extensions[EXTENSION] = self
         VIEWS.apps.add(app)
-        # First of all: what parses a form leaves no body to compare.
+        # Before all others: a function that parses a form would leave no body to compare.
         app.before_request_funcs.setdefault(None, []).insert(0, _read_first)
         if self._rules is None:
-            app.before_request_funcs[None].insert(1, _watch)
-            app.after_request_funcs.setdefault(None, []).append(_warn)
+            app.before_request_funcs[None].insert(1, _warn_or_refuse)
+            app.after_request_funcs.setdefault(None, []).append(_add_warning)
             self._serve_page(app)
             return
-        whole = wsgi.IdempotencyWSGI(
+        middleware = wsgi.IdempotencyWSGI(
             app.wsgi_app,
             self.guard.once,
             caller=self.caller,
@@ -137,11 +123,11 @@ class Idempotency:
             close=False,
             **self._options,
         )
-        self.guard = whole.guard
-        app.wsgi_app = whole  # type: ignore[method-assign]
+        self.guard = middleware.guard
+        app.wsgi_app = middleware  # type: ignore[method-assign]
 
     def _serve_page(self, app: Flask) -> None:
-        """Serve the built-in policy page where the app has none of its own."""
+        """Serve the built-in policy page unless the app has its own."""
         inner, page_path = app.wsgi_app, self.guard.exchange.page_path
 
         def wsgi_app(environ: wsgi.Environ, start_response: wsgi.StartResponse) -> Any:
@@ -153,21 +139,21 @@ class Idempotency:
 
     @property
     def unprotected(self) -> int:
-        """Runs without a key's protection because the store was down."""
+        """How many requests ran unprotected because the store was down."""
         return self.guard.unprotected
 
-    def caller_now(self) -> object:
-        """Who sent the current request, as `caller` says."""
+    def current_caller(self) -> object:
+        """The caller of the current request."""
         return self.caller() if self._rules is None else self.caller(request.environ)
 
     def check(self, app: Flask) -> None:
         """Raise ConfigurationError if a decorated function is served unguarded, or not at all. The
-        first request does the same; once all routes are registered, this says so earlier."""
-        _check_app(app)
+        first request does so too; call this once all routes are registered to know earlier."""
+        check_app(app)
 
 
 def idempotent(**options: Unpack[RuleOptions]) -> Callable[[Callable[P, Any]], Callable[P, Any]]:
-    """Guard a view; `options` are those of a Rule, but for its path. Stands below `@app.post`."""
+    """Guard a view. It stands below `@app.post`; its options are those of a Rule but the path."""
     if "path" in options:
         raise ConfigurationError("a view has its path already; give rules= to guard by path")
     rule = rule_from_options({"methods": [ANY_METHOD], **options})
@@ -181,31 +167,13 @@ def idempotent(**options: Unpack[RuleOptions]) -> Callable[[Callable[P, Any]], C
             call = functools.partial(current_app.ensure_sync(view), *args, **kwargs)
             is_guarded = rule.guarded and rule.guards(request.method)
             if not is_guarded or ATTEMPT in request.environ:
-                return call()  # nothing to guard, or the whole app is
+                return call()  # nothing to guard, or guarded further outside
             return _respond(_extension(), rule, call)
 
         VIEWS.add(guarded, view, rule)
         return guarded
 
     return decorate
-
-
-def _check_served(app: Flask, **_: Any) -> None:
-    """Before each request; a look at two numbers once all is well."""
-    state = (len(app.view_functions), VIEWS.version)
-    if _checked.get(app) != state:
-        _check_app(app)
-        _checked[app] = state
-
-
-def _check_app(app: Flask) -> None:
-    extension = app.extensions.get(EXTENSION)
-    # An app that guards nothing may still hold the bare form of a guarded function.
-    unserved = getattr(extension, "unserved", "allow")
-    VIEWS.check(served_views([app]), unserved=unserved)
-
-
-request_started.connect(_check_served)
 
 
 def _extension() -> Idempotency:
@@ -219,43 +187,43 @@ def _extension() -> Idempotency:
 
 
 def _read_first() -> Response | None:
-    """Read the body of a guarded request before anybody else does, and put it back. One that is
-    cut short is answered here: its client is gone, and nobody could read it either."""
+    """Read the body of a guarded request before any other function does, and put it back. A body
+    that is cut short is refused at once, because the view could not read it either."""
     view = guard_for_method(current_app.view_functions.get(request.endpoint or ""), request.method)
     if view is None:
         return None
     environ, rule = request.environ, view.rule
-    if ATTEMPT in environ or _extension().guard.passes(rule, wsgi.headers_of(environ)):
+    if ATTEMPT in environ or _extension().guard.is_exempt(rule, wsgi.headers_of(environ)):
         return None
     try:
         body = wsgi.read_body(environ, rule.max_request)
         if body is not None and wsgi.is_cut_short(environ, body):
             raise UnreadableBody(wsgi.CUT_SHORT)
     except UnreadableBody as error:
-        return _given(_extension().guard.exchange.unreadable(str(error)))
+        return flask_response(_extension().guard.exchange.unreadable(str(error)))
     environ[_BODY] = body
     if body is not None:
         wsgi.put_body_back(environ, body)
     return None
 
 
-def _watch() -> Any:
-    """Refuse a request whose key nothing guards, or see to it that its client is told."""
+def _warn_or_refuse() -> Any:
+    """Refuse a request that has a key but no guard, or have a header added to its response."""
     extension, environ = _extension(), request.environ
     view = current_app.view_functions.get(request.endpoint or "")
     if view is None or not wsgi.has_unguarded_key(extension.guard, environ):
         return None
     if guard_for_method(view, request.method) is not None:
         return None
-    unguarded, left_out = extension.guard.unguarded, guarded_view_of(view)
-    unguarded.note(request.method, request.path)
-    if unguarded.refuses and (left_out is None or left_out.rule.guarded):
-        return _given(unguarded.refusal(environ.get("SCRIPT_NAME", "")))
+    unguarded, decorated = extension.guard.unguarded, guarded_view_of(view)
+    unguarded.report(request.method, request.path)
+    if unguarded.refuses and (decorated is None or decorated.rule.guarded):
+        return flask_response(unguarded.refusal(environ.get("SCRIPT_NAME", "")))
     environ[_WARN] = KEY_GUARDED not in environ
     return None
 
 
-def _warn(response: Response) -> Response:
+def _add_warning(response: Response) -> Response:
     if request.environ.get(_WARN):
         for name, value in wsgi.text_headers(UNGUARDED_HEADERS):
             response.headers[name] = value
@@ -263,15 +231,16 @@ def _warn(response: Response) -> Response:
 
 
 def _respond(extension: Idempotency, rule: Rule, call: Callable[[], Any]) -> Any:
+    """Respond to a request whose view is guarded; `call` calls the view."""
     environ = request.environ
     guard = extension.guard.under(environ.get("SCRIPT_NAME", ""))
     headers = wsgi.headers_of(environ)
-    if guard.passes(rule, headers):
+    if guard.is_exempt(rule, headers):
         return call()
     mark_key_guarded(environ)
-    admitted = guard.admit(rule, headers, extension.caller_now)
+    admitted = guard.admit(rule, headers, extension.current_caller)
     if isinstance(admitted, message.Response):
-        return _given(admitted)
+        return flask_response(admitted)
     if _BODY not in environ:
         raise ConfigurationError(
             "@idempotent must be on the view that is registered, below @app.post: this request's "
@@ -279,33 +248,33 @@ def _respond(extension: Idempotency, rule: Rule, call: Callable[[], Any]) -> Any
         )
     body: bytes | None = environ[_BODY]
     if body is None:
-        return _given(guard.exchange.too_large(rule))
+        return flask_response(guard.exchange.too_large(rule))
 
-    def make(attempt: Attempt | None) -> _Answer:
+    def call_app(attempt: Attempt | None) -> _FlaskResponse:
         environ[ATTEMPT] = attempt
         try:
-            return _Answer(_final(call))
+            return _FlaskResponse(_final_response(call))
         finally:
             del environ[ATTEMPT]
 
-    keyed, who = admitted
-    answer = guard.run(keyed, who, wsgi.request_of(environ, headers, body), make)
-    if isinstance(answer, FreshResponse):
-        return answer.answer.sent(answer.more)
-    return _given(answer)
+    key, caller = admitted
+    response = guard.run(key, caller, wsgi.request_of(environ, headers, body), call_app)
+    if isinstance(response, FreshResponse):
+        return response.app_response.to_send(response.more_headers)
+    return flask_response(response)
 
 
-def _final(call: Callable[[], Any]) -> Response:
-    """What Flask makes of what a view gives or raises."""
+def _final_response(call: Callable[[], Any]) -> Response:
+    """The response that Flask makes of what a view returns or raises."""
     try:
-        given = call()
+        returned = call()
     except Exception as error:
-        given = current_app.handle_user_exception(error)  # raises it again where nobody handles it
-    return current_app.make_response(given)
+        returned = current_app.handle_user_exception(error)  # raises it if there is no handler
+    return current_app.make_response(returned)
 
 
-class _Answer(SyncResponseBuffer):
-    """A view's response; one that streams has been read."""
+class _FlaskResponse(SyncResponseBuffer):
+    """The response of a view. A streamed response has been read."""
 
     def __init__(self, flask_response: Response) -> None:
         super().__init__()
@@ -321,21 +290,22 @@ class _Answer(SyncResponseBuffer):
             return
         source: Any = flask_response.response
         parts = source if flask_response.direct_passthrough else flask_response.iter_encoded()
-        self.fill(_Closing(parts, source))
+        self.fill(_ClosingParts(parts, source))
 
-    def sent(self, more: message.Headers) -> Response:
+    def to_send(self, more_headers: message.Headers) -> Response:
+        """The response with more headers."""
         if self._streams:
             self._response.direct_passthrough = False
             self._response.response = self
         else:
             self.close()
-        for name, value in wsgi.text_headers(more):
+        for name, value in wsgi.text_headers(more_headers):
             self._response.headers[name] = value
         return self._response
 
 
-class _Closing:
-    """Parts, and what they come from."""
+class _ClosingParts:
+    """The parts of a body, which close their source."""
 
     def __init__(self, parts: Iterable[bytes], source: Any) -> None:
         self._parts = parts
@@ -349,8 +319,8 @@ class _Closing:
             self._source.close()
 
 
-def _given(answer: message.Response) -> Response:
-    """Ours: a refusal or a replay."""
-    made: Response = current_app.response_class(answer.body, answer.status)
-    made.headers = FlaskHeaders(wsgi.text_headers(answer.headers))  # and nothing by default
+def flask_response(response: message.Response) -> Response:
+    """A refusal or a replay as a response of Flask."""
+    made: Response = current_app.response_class(response.body, response.status)
+    made.headers = FlaskHeaders(wsgi.text_headers(response.headers))  # without default headers
     return made
