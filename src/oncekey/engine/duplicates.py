@@ -43,7 +43,7 @@ class Waiter:
     leads    it sends its claim now, for itself and for those who wait
     behind   the claim that was under way when it came, whose reply may have been decided before
     caller   names its attempt, which may claim again as another owner
-    unknown  it was told that the key is unknown, so the same reply again is no news
+    unknown  its last reply was that the key is unknown, so the same reply again does not wake it
     """
 
     __slots__ = ("behind", "caller", "claim", "leads", "reply", "unknown", "wake")

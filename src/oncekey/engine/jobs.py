@@ -177,7 +177,7 @@ class JobFactory:
 
     def refusal(self, job: Job) -> GuaranteeLost | None:
         """The error that forbids the body to run, since the store may guarantee less by now than
-        when it was opened. To be asked between the claim and the body."""
+        when it was opened. Must be called between the claim and the body."""
         current = self._monitor.current()
         if current is not self._monitor.reported:
             self._monitor.report(current)

@@ -19,6 +19,7 @@ from oncekey.core.events import Event
 from oncekey.core.guarantees import Guarantee
 from oncekey.core.identity import Identities, KeyLike
 from oncekey.core.policy import Policy
+from oncekey.engine.attempt_outcomes import Outcomes
 from oncekey.engine.clock import Clock, SystemClock
 from oncekey.engine.event_bus import EventBus, Subscriber
 from oncekey.engine.guarantee_check import GuaranteeMonitor
@@ -30,7 +31,6 @@ from oncekey.engine.lifetime import (
     free_when_dropped,
     reopen_store,
 )
-from oncekey.engine.outcomes import Outcomes
 from oncekey.engine.periodic_base import check_limit, check_period
 from oncekey.engine.registry import Registered, Registry, plain_copy
 from oncekey.engine.replay_cache import CACHE_ENTRIES_DEFAULT, ReplayCache

@@ -74,7 +74,7 @@ class Registry:
 
 
 def plain_copy(request: Any) -> Any:
-    """The request as whoever finishes the operation would get it: a copy that nobody changes."""
+    """A copy of the request as it comes back from JSON: this is what a completer would get."""
     try:
         return JSON.load(JSON.dump(request))
     except (TypeError, ValueError, RecursionError) as error:

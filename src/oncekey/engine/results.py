@@ -120,10 +120,10 @@ def not_kept(identity: Identity, outcome: AttemptOutcome, stored: Stored) -> Res
 
 
 def error_of(
-    identity: Identity, codec: Codec, outcome: AttemptOutcome, asked: int = VERSION
+    identity: Identity, codec: Codec, outcome: AttemptOutcome, own_version: int = VERSION
 ) -> BaseException:
-    """The error of an outcome without a value: the body's own, or one of ours. `asked` is the
-    version of this call's own fingerprint."""
+    """The error of an outcome without a value: the body's own, or one of ours. `own_version`
+    is that of this call's own fingerprint."""
     where = _where(identity)
     kind = outcome.kind
     if isinstance(outcome.error, StoreUnavailable) and kind is EventKind.UNAVAILABLE:
@@ -132,7 +132,7 @@ def error_of(
         return outcome.error
     seconds = outcome.retry_after / 1_000_000
     if kind is EventKind.MISMATCH:
-        return _mismatch(outcome.version, asked, where)
+        return _mismatch(outcome.version, own_version, where)
     if kind is EventKind.IN_FLIGHT:
         return InFlight(
             "another attempt holds this key; retry with the same key",
@@ -161,8 +161,8 @@ def error_of(
     )
 
 
-def _mismatch(version: int, asked: int, where: dict[str, str]) -> BaseException:
-    if version in (VERSION, NO_REQUEST) and version != asked:
+def _mismatch(version: int, own_version: int, where: dict[str, str]) -> BaseException:
+    if version in (VERSION, NO_REQUEST) and version != own_version:
         had, has = ("without", "with") if version == NO_REQUEST else ("with", "without")
         return Mismatch(
             f"this key was first used {had} request=, this call came {has} one; give the same "

@@ -19,8 +19,8 @@ from oncekey.core.effects import Grant, Task
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.events import EventKind
 from oncekey.engine.attempt_base import AttemptBase
+from oncekey.engine.attempt_outcomes import Outcomes
 from oncekey.engine.jobs import Job, JobFactory
-from oncekey.engine.outcomes import Outcomes
 
 # How often it is tried to close the key of an interrupted run, each time it is interrupted again.
 CLOSE_TRIES: Final = 3

@@ -31,10 +31,10 @@ from oncekey.core.step_format import result_value
 from oncekey.engine.aio.heartbeat import sleep
 from oncekey.engine.aio.parallel import AsyncParallel
 from oncekey.engine.attempt_base import AttemptBase
+from oncekey.engine.attempt_outcomes import check_started, pack
 from oncekey.engine.attempt_steps import RunningStep, packed_result
 from oncekey.engine.context import in_step
 from oncekey.engine.jobs import JobFactory
-from oncekey.engine.outcomes import check_started, pack
 
 
 class AsyncRunnerProtocol(Protocol):
@@ -122,15 +122,15 @@ class AsyncAttempt(AttemptBase):
         if isinstance(result.reply, StoreUnavailable):
             raise result.reply
         if isinstance(result.reply, Lost):
-            self._on_lost = None  # told by the error, no need to cancel as well
+            self._on_lost = None  # the error says it, so the task need not be cancelled as well
             self._lost = True
             self.check()
         self._extend(result.sent_at + grant.lease)
 
     async def rollback(self) -> None:
-        """Take back the rows this body has written in the caller's transaction so far, and go on:
-        what it returns is stored as usual. For an answer that is to be kept though nothing was
-        done, such as a refusal. Raising Terminal undoes the rows as well, and stores the failure.
+        """Roll back the rows that this body has written in the caller's transaction so far, and go
+        on: what it returns is stored as usual. This is for a result to store although nothing was
+        done, such as a refusal. Raising Terminal rolls back the rows too, and stores the failure.
         """
         await self._runner.rollback(self)
 

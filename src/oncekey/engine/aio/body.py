@@ -16,10 +16,10 @@ from oncekey.core.effects import Raised, Returned, Task
 from oncekey.engine.aio.attempt import AsyncAttempt
 from oncekey.engine.aio.loop_state import LoopState
 from oncekey.engine.attempt_base import AttemptBase
+from oncekey.engine.attempt_outcomes import UNSTARTED, BodyNotRun, not_run, pack
 from oncekey.engine.body_check import warn_blocking
 from oncekey.engine.context import enter, entered
 from oncekey.engine.jobs import Job
-from oncekey.engine.outcomes import UNSTARTED, BodyNotRun, not_run, pack
 from oncekey.engine.runner_base import NOTHING, Progress
 
 T = TypeVar("T")

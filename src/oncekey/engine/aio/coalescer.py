@@ -6,7 +6,7 @@ is queued; a single command is sent in the same iteration of the loop. Which com
 batch.py. Every caller learns when its batch was sent: a lease counts from then.
 
 A caller that is cancelled while its command is in flight stays until the reply is there: otherwise
-nobody would know what the store did.
+it would not be known what the store did.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class AsyncCoalescer:
         del self._pumps[pump]
 
     def _ended(self, pump: asyncio.Task[None]) -> None:
-        """Let nobody wait for ever, however a pump ended (the end of the loop cancels it).
+        """Let no caller wait for ever, however a pump ended (the end of the loop cancels it).
 
         What the store did is not known, so callers may repeat their commands.
         """

@@ -22,6 +22,7 @@ from oncekey.engine.aio.loop_state import drain
 from oncekey.engine.aio.periodic import AsyncPeriodicTask
 from oncekey.engine.aio.runner import AsyncRunner
 from oncekey.engine.aio.sweeper import AsyncSweeper
+from oncekey.engine.attempt_outcomes import Outcomes
 from oncekey.engine.body_check import check_body
 from oncekey.engine.clock import Clock
 from oncekey.engine.completer_base import COMPLETE_LIMIT_DEFAULT, Completed, Completion
@@ -36,7 +37,6 @@ from oncekey.engine.once_base import (
     guarantee_reader,
     make_parts,
 )
-from oncekey.engine.outcomes import Outcomes
 from oncekey.engine.periodic_base import check_limit
 from oncekey.engine.registry import Operation, Registered
 from oncekey.engine.results import Result

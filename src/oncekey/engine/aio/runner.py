@@ -59,11 +59,11 @@ from oncekey.engine.aio.loop_state import (
 )
 from oncekey.engine.aio.shared_claims import AsyncSharedClaims
 from oncekey.engine.attempt_base import AttemptBase
+from oncekey.engine.attempt_outcomes import Outcomes, pack
 from oncekey.engine.clock import new_owner
 from oncekey.engine.context import enter as enter_body
 from oncekey.engine.context import leave as leave_body
 from oncekey.engine.jobs import Job, JobFactory
-from oncekey.engine.outcomes import Outcomes, pack
 from oncekey.engine.results import Result, conclude
 from oncekey.engine.runner_base import (
     CLOSE_TRIES,

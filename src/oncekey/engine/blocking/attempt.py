@@ -27,11 +27,11 @@ from oncekey.core.step_flow import StepOutcome
 from oncekey.core.step_flow import step as step_flow
 from oncekey.core.step_format import StepResult, result_value
 from oncekey.engine.attempt_base import AttemptBase
+from oncekey.engine.attempt_outcomes import check_started, pack
 from oncekey.engine.attempt_steps import RunningStep, packed_result
 from oncekey.engine.blocking.parallel import Parallel
 from oncekey.engine.context import in_step
 from oncekey.engine.jobs import JobFactory
-from oncekey.engine.outcomes import check_started, pack
 
 V = TypeVar("V")
 
@@ -120,9 +120,9 @@ class Attempt(AttemptBase):
         self._extend(result.sent_at + grant.lease)
 
     def rollback(self) -> None:
-        """Take back the rows this body has written in the caller's transaction so far, and go on:
-        what it returns is stored as usual. For an answer that is to be kept though nothing was
-        done, such as a refusal. Raising Terminal undoes the rows as well, and stores the failure.
+        """Roll back the rows that this body has written in the caller's transaction so far, and go
+        on: what it returns is stored as usual. This is for a result to store although nothing was
+        done, such as a refusal. Raising Terminal rolls back the rows too, and stores the failure.
         """
         self._runner.rollback(self)
 

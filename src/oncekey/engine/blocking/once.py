@@ -12,6 +12,7 @@ from oncekey.core.duration import Duration
 from oncekey.core.identity import KeyLike
 from oncekey.core.policy import Policy, PolicyOptions
 from oncekey.core.store import SWEEP_LIMIT_DEFAULT, Store
+from oncekey.engine.attempt_outcomes import Outcomes
 from oncekey.engine.blocking.attempt import Attempt
 from oncekey.engine.blocking.completer import Completer
 from oncekey.engine.blocking.periodic import PeriodicTask
@@ -31,7 +32,6 @@ from oncekey.engine.once_base import (
     guarantee_reader,
     make_parts,
 )
-from oncekey.engine.outcomes import Outcomes
 from oncekey.engine.periodic_base import check_limit
 from oncekey.engine.registry import Operation, Registered
 from oncekey.engine.results import Result

@@ -34,6 +34,7 @@ from oncekey.core.record import Record, State
 from oncekey.core.recovery import recover as recover_flow
 from oncekey.core.store import CallerTransaction
 from oncekey.engine.attempt_base import AttemptBase
+from oncekey.engine.attempt_outcomes import UNSTARTED, Outcomes, check_started, not_run, pack
 from oncekey.engine.blocking.attempt import Attempt
 from oncekey.engine.blocking.coalescer import Coalescer
 from oncekey.engine.blocking.deferred_writer import DeferredWriter
@@ -43,7 +44,6 @@ from oncekey.engine.clock import new_owner
 from oncekey.engine.context import enter, entered, leave
 from oncekey.engine.duplicates import Duplicates
 from oncekey.engine.jobs import Job, JobFactory
-from oncekey.engine.outcomes import UNSTARTED, Outcomes, check_started, not_run, pack
 from oncekey.engine.results import Result, conclude
 from oncekey.engine.runner_base import (
     CLOSE_TRIES,
