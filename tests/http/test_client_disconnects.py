@@ -1,15 +1,15 @@
-"""Clients that go away at every moment, from handlers of every kind, on every ASGI server.
+"""Clients that disconnect at every moment, from handlers of every kind, on every ASGI server.
 
-Whatever happens to the connection: one effect, or none and nothing claimed where the request never
-came whole (I1, I14); and the retry gets what an undisturbed client got (I3). The gates of the app
-make each moment certain.
+Whatever happens to the connection, there is one effect; or none, and nothing is claimed, if the
+request was never complete (I1, I14). The retry gets what an undisturbed client would have got (I3).
+The app's gates make each moment certain.
 
-What the servers do differently, and what must not matter: all of them tell an app at once that its
-client has gone, in the middle of a body too, and none gives a part of a body for the whole. But to
-Uvicorn and Granian a client that half-closes is gone, while Hypercorn still answers it. A body that
-ends too early is answered with nothing by Uvicorn, with 400 by Hypercorn, with 500 by Granian.
+The servers differ, and it must not matter. All of them report a disconnect to the app at once, in
+the middle of a body too, and none passes a part of a body for the whole. But Uvicorn and Granian
+take a half-closed connection for a disconnect, while Hypercorn still answers it. To a body that
+ends too early Uvicorn answers nothing, Hypercorn 400 and Granian 500.
 
-With ONCEKEY_SOAK=1 clients also leave by a proper goodbye, and in every way from every set-up.
+With ONCEKEY_SOAK=1 clients also close their connections in order, and in every way everywhere.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ def app(request: pytest.FixtureRequest) -> Iterator[ServedApp]:
 
 
 def ways(app: ServedApp) -> tuple[str, ...]:
-    """How clients leave: in every way where nothing is around the middleware."""
+    """How clients disconnect: in every way if no other middleware is around ours."""
     return WAYS if SOAK or app.server.env["GATED_KIND"] == "plain" else WAYS[:1]
 
 
 def test_the_middleware_around_the_guard_is_active(app: ServedApp) -> None:
-    """Or the rest would prove less than it says."""
+    """Otherwise the other tests would prove less than they say."""
     kind = app.server.env["GATED_KIND"]
     answer = GatedRequest(app, "large").send_undisturbed()
     assert (answer.one("Content-Encoding") == "gzip") is (kind == "compressed")
@@ -125,7 +125,7 @@ def test_a_disconnect_during_the_response_loses_nothing(app: ServedApp, handler:
 def test_a_response_too_long_to_hold_is_produced_to_its_end_after_a_disconnect(
     app: ServedApp,
 ) -> None:
-    """It flows while it is made, so its client can leave in the middle of the real stream."""
+    """It is sent while it is made, so its client can disconnect in the middle of the stream."""
     operation = GatedRequest(app, "endless")
     connection = operation.start()
     assert connection.wait_for_bytes(), "it leaves before it is whole"
@@ -238,7 +238,7 @@ def test_a_refusal_leaves_the_connection_open_for_the_next_request(
 def test_a_refused_body_that_is_not_read_closes_the_connection(
     app: ServedApp, refuse: Refusal
 ) -> None:
-    """Nobody can tell where the next request would begin."""
+    """Nobody can tell where the next request on it would begin."""
     with app.connect() as connection:
         refused = refuse(app, connection)
         assert (refused.status, problem_code(refused)) == (413, "request-too-large")
@@ -248,7 +248,7 @@ def test_a_refused_body_that_is_not_read_closes_the_connection(
 
 @contextmanager
 def no_store(app: ServedApp) -> Iterator[None]:
-    """Its file is not where it was."""
+    """The store's file is moved away."""
     file, away = app.folder / "keys.db", app.folder / "keys.away"
     GatedRequest(app, "plain").send_undisturbed()  # it was open before
     file.rename(away)

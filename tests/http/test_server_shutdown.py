@@ -1,7 +1,7 @@
-"""A server is told to end while requests run: what they reach is stored, and nothing runs twice.
+"""A server is stopped while requests run: their outcomes are stored, and nothing runs twice.
 
-With its usual grace, every server waits for what runs, or at least for the app's lifespan, and the
-middleware holds that back until all is stored (I14). With the least grace there is:
+With its usual grace every server waits for its requests, or at least for the app's lifespan, and
+the middleware holds that back until every outcome is stored (I14). With the least grace:
 
 * Uvicorn (--timeout-graceful-shutdown 0) and Hypercorn (--graceful-timeout 0) cancel their requests
   and then run the lifespan: the runs outlive the requests, so nothing is lost. For an app without a
@@ -9,8 +9,8 @@ middleware holds that back until all is stored (I14). With the least grace there
 * Granian (--workers-kill-timeout, one second at least) cancels nothing. It waits for its requests,
   then for the lifespan, and kills its worker when the time is over.
 
-Where the process ended under a handler nobody can know what that did: its key is "unknown" when its
-lease is over, and stays so. With ONCEKEY_SOAK=1, both of Uvicorn's parsers everywhere.
+If the process ended while a handler ran, nobody can know what that did: its key is "unknown" when
+its lease is over, and stays so. With ONCEKEY_SOAK=1, both of Uvicorn's parsers everywhere.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ def refuses(app: ServedApp) -> bool:
     return False
 
 
-def tell_to_end(app: ServedApp) -> None:
-    """And wait until it knows."""
+def stop_server(app: ServedApp) -> None:
+    """Stop the server, and wait until it refuses connections."""
     app.server.signal(signal.SIGTERM)
     wait_until(lambda: refuses(app), "the server takes no more connections")
 
 
-def end_in_order(app: ServedApp) -> None:
+def restart_server(app: ServedApp) -> None:
     assert app.server.wait(20) in (0, -signal.SIGTERM)
     app.server.start()
 
@@ -78,13 +78,13 @@ def test_i14_with_the_usual_grace_every_request_is_answered(name: str, around: s
         with late.start() as answered:
             assert answered.read_response().status == 202
             app.wait_at_gate(f"{late.key}-after")
-            tell_to_end(app)
+            stop_server(app)
             for one in (waiting, gone, late):
                 one.open_gates()
             answer = connection.read_response()
             assert (answer.status, answer.one("X-Idempotency-Replayed")) == (201, None)
             connection.close()
-        end_in_order(app)
+        restart_server(app)
         assert app.log_count("effects", f"{late.key}-after") == 1, "tasks end too"
         for one in (waiting, gone, late):
             check_outcome(one)
@@ -92,7 +92,7 @@ def test_i14_with_the_usual_grace_every_request_is_answered(name: str, around: s
 
 @pytest.mark.parametrize("name", CANCELLING)
 def test_i14_requests_that_the_server_cancels_are_stored(name: str) -> None:
-    """What they run goes on in the lifespan's shutdown; only the connections are lost."""
+    """Their runs continue during the lifespan's shutdown; only the connections are lost."""
     with running(name, LIFESPAN, graceful=LEAST[name]) as app:
         waiting, gone = GatedRequest(app, "large"), GatedRequest(app, "large")
         stream, late = GatedRequest(app, "stream"), GatedRequest(app, "background")
@@ -101,12 +101,12 @@ def test_i14_requests_that_the_server_cancels_are_stored(name: str) -> None:
         app.open_gate(late.key)
         connections.append(late.start())
         app.wait_at_gate(f"{late.key}-after")
-        tell_to_end(app)
+        stop_server(app)
         for one in (waiting, gone, stream, late):
             app.wait_logged("ended", one.key)  # cancelled, as nothing has let them go
         for one in (waiting, gone, stream, late):
             one.open_gates()
-        end_in_order(app)
+        restart_server(app)
         assert app.log_count("effects", f"{late.key}-after") == 1
         for one in (waiting, gone, stream, late):
             check_outcome(one)
@@ -122,8 +122,8 @@ def test_i1_a_handler_that_was_killed_with_its_server_is_not_run_again(
         waiting, gone = GatedRequest(app, "plain"), GatedRequest(app, "stream")
         with waiting.start():
             gone.start().abort()
-            tell_to_end(app)
-            end_in_order(app)  # though nothing has let them go
+            stop_server(app)
+            restart_server(app)  # though no gate is open
         for one in (waiting, gone):
             for _ in range(2):
                 answer = one.retry()

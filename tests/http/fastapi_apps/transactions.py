@@ -1,4 +1,4 @@
-"""Guarded routes in transactions: sessions of each kind, a gate in the middle, every end."""
+"""A FastAPI app whose guarded routes run in transactions of every kind of session."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def async_session() -> AsyncIterator[AsyncSession]:
 
 
 async def stubborn_session() -> AsyncIterator[AsyncSession]:
-    """One that commits whatever happens."""
+    """A session that its dependency commits whatever happens."""
     async with make_async() as session:
         try:
             yield session

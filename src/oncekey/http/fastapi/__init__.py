@@ -1,4 +1,4 @@
-"""FastAPI: routes whose keys are looked at only after authentication and validation.
+"""Guarded FastAPI routes: a key is claimed only after authentication and validation.
 
     idempotency = Idempotency(once, caller=Depends(current_account))
     idempotency.attach(app)
@@ -7,7 +7,7 @@
     @idempotency.guard(lease="30s")
     async def charge(order: Order, attempt: CurrentAttempt): ...
 
-`install` is the other way: the plain ASGI middleware around the whole app.
+`install` puts the plain ASGI middleware around a whole app instead.
 """
 
 from __future__ import annotations

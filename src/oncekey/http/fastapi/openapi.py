@@ -1,6 +1,6 @@
-"""What a guarded operation says about keys in the OpenAPI document.
+"""Describes the keys of guarded operations in an app's OpenAPI document.
 
-Owns the header, the refusals and their schema. Only adds: what an app documents itself, stays.
+Owns the header, the refusals and their schema. It only adds: what an app documents itself is kept.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ _RETRY_AFTER: Final[Json] = {
 
 
 def extras(rule: Rule, successes: Iterable[str], replay_header: str) -> Json:
-    """What is added to an operation with these success statuses."""
+    """The additions to an operation with these success statuses."""
     marks = {replay_header: _REPLAYED, **_MARKS}
     if rule.store_down == "run":
         marks.update(_UNPROTECTED)
@@ -85,7 +85,7 @@ def extras(rule: Rule, successes: Iterable[str], replay_header: str) -> Json:
 
 
 def extended(route: APIRoute, rule: Rule, replay_header: str = REPLAY_HEADER_DEFAULT) -> Json:
-    """The route's own additions to the document, and ours; the same when asked again."""
+    """The route's own `openapi_extra` with our additions. Adding them twice changes nothing."""
     extra: Json = copy.deepcopy(route.openapi_extra or {})
     if not _has_key(extra):
         deep_dict_update(extra, extras(rule, [str(_status(route))], replay_header))
@@ -95,7 +95,7 @@ def extended(route: APIRoute, rule: Rule, replay_header: str = REPLAY_HEADER_DEF
 def describe(
     app: FastAPI, rules: Iterable[Rule] = (), *, replay_header: str = REPLAY_HEADER_DEFAULT
 ) -> None:
-    """Add the same for the operations that an `IdempotencyMiddleware` with these rules guards."""
+    """Describe the operations that an `IdempotencyMiddleware` with these rules guards."""
     guarded = Rules(rules)
     original: Callable[[], Json] = app.openapi
 
@@ -126,7 +126,7 @@ def _has_key(operation: Json) -> bool:
 
 
 def _status(route: APIRoute) -> int:
-    """As FastAPI finds it."""
+    """The status of a successful response, found as FastAPI finds it."""
     kind = route.response_class
     made = kind.value if isinstance(kind, DefaultPlaceholder) else kind
     default = inspect.signature(made.__init__).parameters.get("status_code")
@@ -141,12 +141,12 @@ def _parameter(rule: Rule) -> Json:
         "in": "header",
         "required": rule.required,
         "description": "A new random key for each new request, the same key again for a retry."
-        + _headers_told(rule),
+        + _compared_headers(rule),
         "schema": {"type": "string", "minLength": 1, "maxLength": KEY_MAX_CHARS},
     }
 
 
-def _headers_told(rule: Rule) -> str:
+def _compared_headers(rule: Rule) -> str:
     names = ", ".join(rule.request_headers)
     return f" A retry has the same {names}." if names else ""
 
