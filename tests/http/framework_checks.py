@@ -27,11 +27,11 @@ RULE: dict[str, Any] = {"request_headers": ["X-Tenant"], "store_down": "run"}
 
 
 class StoreSwitch:
-    """Whether the store answers at all."""
+    """Lets the store fail: every command does while `is_down`."""
 
     is_down = False
 
-    def __call__(self, *given: Any) -> Fault | None:
+    def __call__(self, *arguments: Any) -> Fault | None:
         return Fault.REFUSE if self.is_down else None
 
 
@@ -40,7 +40,7 @@ def render_as_error(refusal: Refusal) -> dict[str, Any]:
 
 
 class FrameworkApp:
-    """One app in a framework, asked in this process."""
+    """The app in one framework, called in this process."""
 
     def __init__(self, kind: str, *, own_page: bool = False, **options: Any) -> None:
         self.broken = StoreSwitch()
@@ -50,7 +50,9 @@ class FrameworkApp:
         self.is_async = kind in ("asgi", "fastapi")
         self.app = getattr(self, f"_{kind}")()
 
-    def ask(self, method: str, path: str, key: str | None = None, **headers: str) -> httpx.Response:
+    def request(
+        self, method: str, path: str, key: str | None = None, **headers: str
+    ) -> httpx.Response:
         lines = {"Content-Type": "application/json"}
         lines |= {name.replace("_", "-"): value for name, value in headers.items()}
         if key is not None:
@@ -60,15 +62,15 @@ class FrameworkApp:
             with httpx.Client(transport=transport, base_url="http://shop") as client:
                 return client.request(method, path, content=b"{}", headers=lines)
 
-        async def asked() -> httpx.Response:
+        async def send() -> httpx.Response:
             transport = httpx.ASGITransport(self.app)
             async with httpx.AsyncClient(transport=transport, base_url="http://shop") as client:
                 return await client.request(method, path, content=b"{}", headers=lines)
 
-        return asyncio.run(asked())
+        return asyncio.run(send())
 
     def pay(self, key: str | None, **headers: str) -> httpx.Response:
-        return self.ask("POST", "/pay", key, **headers)
+        return self.request("POST", "/pay", key, **headers)
 
     def _paid(self) -> dict[str, int]:
         self.runs += 1
@@ -197,7 +199,7 @@ class FrameworkApp:
 # --- checks -------------------------------------------------------------------------------------
 
 
-def check_problem_has_a_stable_code_and_a_link_that_leads_to_the_page(kind: str) -> None:
+def check_problem_has_a_code_and_links_to_the_policy_page(kind: str) -> None:
     app = FrameworkApp(kind)
     refused = app.pay(None)
     assert refused.status_code == 400
@@ -205,38 +207,38 @@ def check_problem_has_a_stable_code_and_a_link_that_leads_to_the_page(kind: str)
     assert refused.json()["code"] == "missing-key"
     assert refused.json()["type"] == f"{PAGE}#missing-key"
     assert refused.headers["link"] == f'<{PAGE}>; rel="describedby"; type="text/html"'
-    page = app.ask("GET", PAGE)
+    page = app.request("GET", PAGE)
     assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
     assert 'id="missing-key"' in page.text
     assert "X-Tenant" in page.text
     assert "X-Idempotency-Replayed" in page.text
-    assert app.ask("HEAD", PAGE).content == b""
-    assert app.ask("GET", "/nothing").status_code == 404
+    assert app.request("HEAD", PAGE).content == b""
+    assert app.request("GET", "/nothing").status_code == 404
 
 
-def check_page_gives_way_to_the_apps_own_and_can_be_off(kind: str) -> None:
-    assert "the app's own" in FrameworkApp(kind, own_page=True).ask("GET", PAGE).text
+def check_policy_page_gives_way_to_the_apps_own_and_can_be_disabled(kind: str) -> None:
+    assert "the app's own" in FrameworkApp(kind, own_page=True).request("GET", PAGE).text
     off = FrameworkApp(kind, policy_url=None)
-    assert off.ask("GET", PAGE).status_code == 404
+    assert off.request("GET", PAGE).status_code == 404
     refused = off.pay(None)
     assert "link" not in refused.headers
     assert refused.json()["type"] == "urn:oncekey:problem:missing-key"
     elsewhere = FrameworkApp(kind, policy_url="https://docs.shop.example/keys")
-    assert elsewhere.ask("GET", PAGE).status_code == 404
+    assert elsewhere.request("GET", PAGE).status_code == 404
     assert "<https://docs.shop.example/keys>" in elsewhere.pay(None).headers["link"]
 
 
-def check_replay_header_has_the_name_it_is_given(kind: str) -> None:
+def check_replay_header_has_the_configured_name(kind: str) -> None:
     app = FrameworkApp(kind, replay_header="Idempotent-Replayed")
     first, again = app.pay("k"), app.pay("k")
     assert (first.status_code, first.content) == (again.status_code, again.content)
     assert "idempotent-replayed" not in first.headers
     assert again.headers["idempotent-replayed"] == "true"
     assert "x-idempotency-replayed" not in again.headers
-    assert "Idempotent-Replayed" in app.ask("GET", PAGE).text
+    assert "Idempotent-Replayed" in app.request("GET", PAGE).text
 
 
-def check_refusals_have_the_shape_they_are_given(kind: str) -> None:
+def check_refusal_has_the_shape_of_its_renderer(kind: str) -> None:
     app = FrameworkApp(kind, render_refusal=render_as_error)
     assert app.pay("k").status_code == 201
     refused = app.pay("k", X_Tenant="other")
@@ -246,17 +248,17 @@ def check_refusals_have_the_shape_they_are_given(kind: str) -> None:
     assert app.pay(None).json()["error"]["kind"] == "missing-key"
 
 
-def check_answer_without_protection_is_marked(kind: str) -> None:
+def check_unprotected_response_is_marked(kind: str) -> None:
     app = FrameworkApp(kind)
     app.broken.is_down = True
-    answers = [app.pay("k"), app.pay("k")]
-    assert [a.status_code for a in answers] == [201, 201]
-    assert [a.headers["x-idempotency-unprotected"] for a in answers] == ["store-down"] * 2
+    responses = [app.pay("k"), app.pay("k")]
+    assert [r.status_code for r in responses] == [201, 201]
+    assert [r.headers["x-idempotency-unprotected"] for r in responses] == ["store-down"] * 2
     app.broken.is_down = False
     assert "x-idempotency-unprotected" not in app.pay("k").headers
 
 
-def check_chosen_request_headers_are_compared(kind: str) -> None:
+def check_request_headers_of_the_rule_are_compared(kind: str) -> None:
     app = FrameworkApp(kind)
     assert app.pay("with", X_Tenant="a").status_code == 201
     assert app.pay("with", x_tenant="a").headers["x-idempotency-replayed"] == "true"
@@ -269,7 +271,7 @@ def check_chosen_request_headers_are_compared(kind: str) -> None:
 
 
 class ResetBody(io.RawIOBase):
-    """A body whose sender is gone after a few bytes."""
+    """A request body whose client resets the connection after a few bytes."""
 
     def __init__(self) -> None:
         self._is_first = True
@@ -282,16 +284,18 @@ class ResetBody(io.RawIOBase):
 
 
 class StartResponse:
+    """A `start_response` that keeps the status."""
+
     status = 0
 
     def __call__(self, line: str, lines: Any, exc_info: Any = None) -> None:
         self.status = int(line[:3])
 
 
-def check_reset_while_the_body_is_read_ends_cleanly(kind: str) -> None:
+def check_reset_within_the_body_gives_400_and_claims_nothing(kind: str) -> None:
     app = FrameworkApp(kind)
     if app.is_async:
-        return  # there it is a message, see test_asgi_over_socket.py
+        return  # there a reset is a message, see test_asgi_over_socket.py
     for length in ({"CONTENT_LENGTH": "500"}, {"wsgi.input_terminated": True}):
         environ: dict[str, Any] = {}
         setup_testing_defaults(environ)

@@ -1,7 +1,7 @@
-"""HTTP/1.1 over a plain socket, for tests that must say which bytes are sent, and when.
+"""An HTTP/1.1 client on a plain socket, for tests that control which bytes are sent, and when.
 
-Owns one connection and the reading of exactly one response at a time. It must not repair, retry or
-reconnect: what a test does to the wire is what happens on it.
+Owns one connection, and reads exactly one response at a time. It must not repair, retry or
+reconnect, so that nothing happens on the connection but what the test does.
 """
 
 from __future__ import annotations

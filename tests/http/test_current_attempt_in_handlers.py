@@ -1,8 +1,8 @@
-"""Attempts and steps in handlers of every adapter: the current ones are the request's own and gone
-afterwards, and what a step gave is there when its handler runs again.
+"""`current_attempt` and `current_step` in the handlers of every adapter: they are those of the
+request, and None afterwards; and a step's result is kept for the handler's next run.
 
-Each app is served by one thread or one loop, so that what a request left behind would be seen by
-the next one.
+Each app is served by one thread or one loop, so that the next request would see what a request left
+behind.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from tests.support.servers.processes import wait_until
 APP = "tests.http.apps.current_attempt:app"
 ON_LOOPS = ("asgi", "fastapi", "fastapi-middleware")
 IN_THREADS = ("wsgi", "flask", "django", "django-middleware")
-NOWHERE = {"key": None, "same": True, "step": None, "in step": None}
+NO_ATTEMPT = {"key": None, "same": True, "step": None, "in step": None}
 PATHS = {
-    "asgi": ["/here", "/stream", "/later"],
-    "fastapi": ["/here", "/blocking", "/later", "/stream"],
-    "fastapi-middleware": ["/here", "/blocking", "/later", "/stream"],
-    "wsgi": ["/here", "/stream"],
-    "flask": ["/here", "/stream"],
-    "django": ["/here"],
-    "django-middleware": ["/here"],
+    "asgi": ["/current", "/stream", "/later"],
+    "fastapi": ["/current", "/blocking", "/later", "/stream"],
+    "fastapi-middleware": ["/current", "/blocking", "/later", "/stream"],
+    "wsgi": ["/current", "/stream"],
+    "flask": ["/current", "/stream"],
+    "django": ["/current"],
+    "django-middleware": ["/current"],
 }
 
 
@@ -38,40 +38,44 @@ def running(request: pytest.FixtureRequest) -> Iterator[tuple[str, ServedApp]]:
     require(lambda: kind("x:y"))
     options: dict[str, Any] = {"threads": 1} if kind is Gunicorn else {}
     env = {"GUARDED_KIND": request.param}
-    with serve_app(kind, APP, env=env, **options) as made:
-        yield request.param, made
+    with serve_app(kind, APP, env=env, **options) as served:
+        yield request.param, served
 
 
-def asked(app: ServedApp, method: str, path: str, key: str | None = None) -> dict[str, Any]:
+def get_json(app: ServedApp, method: str, path: str, key: str | None = None) -> dict[str, Any]:
     with app.connect() as connection:
         response = app.request_on(connection, path, key, {} if key else None, method=method)
     assert response.status == 200, response.body
-    said: dict[str, Any] = json.loads(response.body)
-    return said
+    value: dict[str, Any] = json.loads(response.body)
+    return value
 
 
-def test_a_handler_sees_the_attempt_of_its_request(running: tuple[str, ServedApp]) -> None:
+def test_current_attempt_in_a_handler_is_that_of_its_request(
+    running: tuple[str, ServedApp],
+) -> None:
     kind, app = running
     for path in PATHS[kind]:
         key = app.fresh_key()
-        step = "pay" if path == "/here" else None
+        step = "pay" if path == "/current" else None
         expected = {"key": key, "same": True, "step": None, "in step": step}
-        assert (path, asked(app, "POST", path, key)) == (path, expected)
-        assert (path, asked(app, "POST", path, key)) == (path, expected)  # the replay
+        assert (path, get_json(app, "POST", path, key)) == (path, expected)
+        assert (path, get_json(app, "POST", path, key)) == (path, expected)  # the replay
 
 
-def test_it_is_gone_afterwards(running: tuple[str, ServedApp]) -> None:
+def test_current_attempt_is_none_after_the_handler(running: tuple[str, ServedApp]) -> None:
     kind, app = running
-    asked(app, "POST", "/here", app.fresh_key())
-    assert asked(app, "GET", "/here") == NOWHERE
+    get_json(app, "POST", "/current", app.fresh_key())
+    assert get_json(app, "GET", "/current") == NO_ATTEMPT
     if "/later" in PATHS[kind]:
-        asked(app, "POST", "/later", app.fresh_key())
+        get_json(app, "POST", "/later", app.fresh_key())
         file = app.folder / "later"
-        wait_until(file.exists, "the background task has looked")
-        assert json.loads(file.read_text()) == NOWHERE
+        wait_until(file.exists, "the background task has run")
+        assert json.loads(file.read_text()) == NO_ATTEMPT
 
 
-def test_a_handler_that_runs_again_gets_what_its_step_gave(running: tuple[str, ServedApp]) -> None:
+def test_handler_that_runs_again_gets_the_stored_result_of_its_step(
+    running: tuple[str, ServedApp],
+) -> None:
     _, app = running
     key = app.fresh_key()
     first, again = app.post("/again", key, {}), app.post("/again", key, {})

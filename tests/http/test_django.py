@@ -1,4 +1,5 @@
-"""What only Django has: its own answers, templates and classes, and the REST framework's views."""
+"""Guarded Django views: error responses, templates, classes, views of the REST framework; and the
+setting."""
 
 from __future__ import annotations
 
@@ -20,8 +21,8 @@ DJANGO = "tests.http.wsgi_apps.django_app:app"
 @pytest.fixture(scope="module")
 def running() -> Iterator[ServedApp]:
     require(lambda: Gunicorn("x:y"))
-    with serve_app(Gunicorn, DJANGO, env={"GUARDED_KIND": "rest"}) as made:
-        yield made
+    with serve_app(Gunicorn, DJANGO, env={"GUARDED_KIND": "rest"}) as served:
+        yield served
 
 
 @pytest.fixture
@@ -31,7 +32,7 @@ def app(running: ServedApp) -> ServedApp:
 
 
 def twice(app: ServedApp, path: str, body: Any = None, **more: Any) -> tuple[Response, Response]:
-    """Two answers to one request; the first one is new."""
+    """Send one request twice; the responses are equal, and the first is no replay."""
     key = app.fresh_key()
     first, again = (app.post(path, key, {} if body is None else body, **more) for _ in range(2))
     assert not is_replay(first)
@@ -42,28 +43,28 @@ def twice(app: ServedApp, path: str, body: Any = None, **more: Any) -> tuple[Res
 # --- plain views ----------------------------------------------------------------------------------
 
 
-def test_what_django_answers_to_an_error_is_answered_again(app: ServedApp) -> None:
+def test_404_that_django_makes_of_an_exception_is_replayed(app: ServedApp) -> None:
     first, again = twice(app, "/refuses/missing")
     assert (first.status, is_replay(again), app.effects()) == (404, True, 1)
 
 
-def test_a_denied_permission_ends_no_key(app: ServedApp) -> None:
+def test_permission_denied_frees_the_key(app: ServedApp) -> None:
     first, again = twice(app, "/refuses/denied")
     assert (first.status, is_replay(again), app.effects()) == (403, False, 2)
 
 
-def test_templates_are_rendered_before_they_are_stored(app: ServedApp) -> None:
+def test_template_response_is_rendered_before_it_is_stored(app: ServedApp) -> None:
     first, again = twice(app, "/template")
     assert (first.body, is_replay(again), app.effects()) == (b"Hello Ada", True, 1)
 
 
-def test_a_replay_has_no_headers_that_the_answer_had_not(app: ServedApp) -> None:
+def test_replay_has_no_default_content_type(app: ServedApp) -> None:
     first, again = twice(app, "/untyped")
     assert is_replay(again)
     assert first.one("Content-Type") is again.one("Content-Type") is None
 
 
-def test_class_views_are_guarded_by_their_dispatch(app: ServedApp) -> None:
+def test_class_view_is_guarded_by_its_dispatch(app: ServedApp) -> None:
     first, again = twice(app, "/orders")
     assert (first.status, is_replay(again), app.effects()) == (201, True, 1)
     with app.connect() as connection:
@@ -73,24 +74,24 @@ def test_class_views_are_guarded_by_their_dispatch(app: ServedApp) -> None:
 # --- the REST framework ---------------------------------------------------------------------------
 
 
-def test_a_rendered_response_is_stored(app: ServedApp) -> None:
+def test_rest_response_is_rendered_before_it_is_stored(app: ServedApp) -> None:
     first, again = twice(app, "/payments", {"cents": 5})
     assert (first.status, is_replay(again), app.effects()) == (201, True, 1)
-    told = json.loads(first.body)
-    assert told["cents"] == 5
-    assert told["fence"] > 0
+    body = json.loads(first.body)
+    assert body["cents"] == 5
+    assert body["fence"] > 0
     for name in ("Location", "Content-Type", "Vary", "Allow"):
         assert first.one(name) == again.one(name) is not None
     assert 7 * 86_000 < int(again.one("X-Idempotency-Retention") or 0) <= 7 * 86_400
 
 
-def test_a_refusal_by_a_serializer_is_stored(app: ServedApp) -> None:
+def test_400_of_a_rest_serializer_is_stored(app: ServedApp) -> None:
     first, again = twice(app, "/payments", {"cents": 0})
     assert (first.status, is_replay(again), app.effects()) == (400, True, 1)
     assert "cents" in json.loads(first.body)
 
 
-def test_i15_authentication_and_throttles_come_first(app: ServedApp) -> None:
+def test_i15_rest_authentication_and_throttles_run_before_the_claim(app: ServedApp) -> None:
     key = app.fresh_key()
     app.post("/payments", key, {"cents": 5})
     mallory = ("Authorization", "Bearer mallory")
@@ -102,7 +103,7 @@ def test_i15_authentication_and_throttles_come_first(app: ServedApp) -> None:
     assert not is_replay(app.post("/payments", key, {"cents": 5}, who=BOB))
 
 
-def test_actions_and_functions(app: ServedApp) -> None:
+def test_rest_actions_and_functions_are_guarded(app: ServedApp) -> None:
     assert is_replay(twice(app, "/refunds")[1])
     first, again = twice(app, "/refunds/lost")
     assert (first.status, is_replay(again)) == (404, True)
@@ -112,7 +113,7 @@ def test_actions_and_functions(app: ServedApp) -> None:
     assert (app.effects("refunds"), app.effects("lost"), app.effects("function")) == (1, 1, 1)
 
 
-def test_a_function_that_raises_is_not_run_again(app: ServedApp) -> None:
+def test_rest_function_that_raises_is_not_run_again(app: ServedApp) -> None:
     key = app.fresh_key()
     assert app.post("/function", key, {"fail": 1}).status == 500
     again = app.post("/function", key, {"fail": 1})
@@ -123,7 +124,7 @@ def test_a_function_that_raises_is_not_run_again(app: ServedApp) -> None:
 # --- ASGI -----------------------------------------------------------------------------------------
 
 
-def test_under_asgi_the_middleware_guards_as_well() -> None:
+def test_middleware_guards_under_asgi_too() -> None:
     """In a thread; chunked bodies are read there."""
     require(lambda: Uvicorn("x:y"))
     env = {"GUARDED_KIND": "middleware"}
@@ -145,7 +146,7 @@ def test_under_asgi_the_middleware_guards_as_well() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("setting", "words"),
     [
         ({}, "caller"),
         ({"once": "memory://"}, "caller"),
@@ -165,24 +166,22 @@ def test_under_asgi_the_middleware_guards_as_well() -> None:
         ),
     ],
 )
-def test_i15_a_set_up_without_a_caller_is_refused_at_once(
-    given: dict[str, Any], words: str
-) -> None:
+def test_i15_invalid_setting_is_refused_at_once(setting: dict[str, Any], words: str) -> None:
     from oncekey.http.django.settings import DjangoSettings
 
     with pytest.raises(ConfigurationError, match=words):
-        DjangoSettings({"close": False, **given})
+        DjangoSettings({"close": False, **setting})
 
 
-def test_the_engine_and_the_caller_may_be_named() -> None:
+def test_setting_takes_a_store_url_and_a_dotted_path() -> None:
     from oncekey.http.django.settings import DjangoSettings
 
-    made = DjangoSettings({"once": "memory://", "caller": "builtins.str", "close": False})
-    assert isinstance(made.guard.once, Once)
-    assert made.caller is str
+    checked = DjangoSettings({"once": "memory://", "caller": "builtins.str", "close": False})
+    assert isinstance(checked.guard.once, Once)
+    assert checked.caller is str
 
 
-def test_a_decorator_checks_its_options_and_its_view() -> None:
+def test_decorator_refuses_invalid_options_and_views() -> None:
     from oncekey.http.django import idempotent
 
     with pytest.raises(ConfigurationError, match="path"):

@@ -1,5 +1,5 @@
-"""A decorated view of a Django project, whatever its kind, is guarded for every unsafe method; one
-that no URL pattern leads to is told. In a process of its own, for its settings."""
+"""Decorated Django views of every kind are guarded for every unsafe method, and a view that no URL
+pattern serves is refused. Each test runs in a process of its own, for its settings."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ urlpatterns = [path("pay", pay)]
 """
 
 
-def test_django_views_of_other_urlconfs_are_served_too(tmp_path: Path) -> None:
+def test_django_view_of_another_urlconf_counts_as_served(tmp_path: Path) -> None:
     """`override_settings(ROOT_URLCONF=...)` is common in test suites, and a URLconf per host or
     tenant in projects. A wrong one is refused when it is used."""
     (tmp_path / "shop_views.py").write_text(SHOP_VIEWS)

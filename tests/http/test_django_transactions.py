@@ -76,7 +76,7 @@ def shop(running: Shop) -> Shop:
     return running
 
 
-def test_rows_and_answer_commit_together(shop: Shop) -> None:
+def test_rows_and_response_are_committed_together(shop: Shop) -> None:
     key = shop.app.fresh_key()
     first, again = shop.app.post("/buy/book", key, {}), shop.app.post("/buy/book", key, {})
     assert (first.status, first.body) == (again.status, again.body)
@@ -89,7 +89,9 @@ def test_rows_and_answer_commit_together(shop: Shop) -> None:
 
 
 @pytest.mark.parametrize(("how", "status"), [("poor", 402), ("missing", 404)])
-def test_a_refusal_is_kept_while_its_rows_are_not(shop: Shop, how: str, status: int) -> None:
+def test_4xx_response_is_stored_and_its_rows_are_rolled_back(
+    shop: Shop, how: str, status: int
+) -> None:
     key = shop.app.fresh_key()
     answers = [shop.app.post(f"/buy/{how}", key, {}) for _ in range(2)]
     assert [answer.status for answer in answers] == [status, status]
@@ -101,7 +103,7 @@ def test_a_refusal_is_kept_while_its_rows_are_not(shop: Shop, how: str, status: 
 
 
 @pytest.mark.parametrize(("how", "status"), [("fails", 500), ("raises", 500), ("limited", 429)])
-def test_a_failure_leaves_nothing_and_frees_the_key(shop: Shop, how: str, status: int) -> None:
+def test_failure_leaves_no_rows_and_frees_the_key(shop: Shop, how: str, status: int) -> None:
     key = shop.app.fresh_key()
     assert shop.app.post("/buy/ink", shop.app.fresh_key(), {}).status == 201
     count = f"SELECT count(*) FROM {shop.records}"  # noqa: S608
@@ -117,7 +119,7 @@ def test_a_failure_leaves_nothing_and_frees_the_key(shop: Shop, how: str, status
     assert shop.app.effects("committed") == 0
 
 
-def test_i1_eight_at_once_run_once(shop: Shop) -> None:
+def test_i1_eight_concurrent_duplicates_run_once(shop: Shop) -> None:
     key = shop.app.fresh_key()
     start = threading.Barrier(8)
 
@@ -134,7 +136,7 @@ def test_i1_eight_at_once_run_once(shop: Shop) -> None:
     assert is_replay(shop.app.post("/buy/pen", key, {}))
 
 
-def test_i4_a_killed_server_leaves_nothing_half_done(shop: Shop) -> None:
+def test_i4_killed_server_leaves_neither_rows_nor_a_claim(shop: Shop) -> None:
     """Killed with its rows written and not committed: gone, and the next retry runs at once."""
     key = shop.app.fresh_key()
     with shop.app.connect() as connection:
@@ -156,7 +158,7 @@ def test_i4_a_killed_server_leaves_nothing_half_done(shop: Shop) -> None:
     assert shop.rows() == ["gated"]
 
 
-def test_the_middleware_can_have_a_transaction_around_every_view() -> None:
+def test_middleware_with_transaction_commits_every_view_with_its_key() -> None:
     with serve_app(Gunicorn, DJANGO, env={"GUARDED_KIND": "middleware-transaction"}) as app:
         connection = sqlite3.connect(app.folder / "keys.db", isolation_level=None)
         connection.execute("CREATE TABLE orders (item text)")
@@ -169,7 +171,7 @@ def test_the_middleware_can_have_a_transaction_around_every_view() -> None:
         connection.close()
 
 
-def test_where_requests_are_atomic_a_view_needs_the_transaction() -> None:
+def test_atomic_requests_need_a_view_in_a_transaction() -> None:
     """Else its rows would be committed when its answer is stored already."""
     with serve_app(Gunicorn, DJANGO, env={"GUARDED_KIND": "atomic"}) as app:
         with sqlite3.connect(app.folder / "keys.db") as connection:

@@ -1,4 +1,4 @@
-"""Where a request is looked into: small ones at once, others where they hold up nobody."""
+"""Small requests are fingerprinted on the event loop, others in a thread."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ FORM = b"&".join(b"field%d=value" % n for n in range(900)) + b"&rest=" + b"x" * 
     ],
     ids=["small", "floats", "form", "gzip", "bytes", "large"],
 )
-def test_large_bodies_are_fingerprinted_off_the_event_loop(
+def test_large_body_is_fingerprinted_in_a_thread(
     kind: bytes, body: bytes, coding: bytes, in_thread: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[int] = []
+    threads: list[int] = []
 
-    def recorded(*given: Any) -> bytes:
-        seen.append(threading.get_ident())
-        return fingerprint_bytes(*given)
+    def recorded(*arguments: Any) -> bytes:
+        threads.append(threading.get_ident())
+        return fingerprint_bytes(*arguments)
 
     monkeypatch.setattr(exchange, "fingerprint_bytes", recorded)
 
@@ -57,7 +57,7 @@ def test_large_bodies_are_fingerprinted_off_the_event_loop(
         await once.close()
 
     asyncio.run(main())
-    assert [ident != threading.get_ident() for ident in seen] == [in_thread] * 2
+    assert [ident != threading.get_ident() for ident in threads] == [in_thread] * 2
 
 
 def test_large_body_reaches_the_app_as_it_was_sent() -> None:

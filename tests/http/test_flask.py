@@ -1,4 +1,4 @@
-"""What only Flask has: its own authentication, error handlers and hooks around a guarded view."""
+"""Guarded Flask views: error handlers, before_request and after_request, and the extension."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ FORM = "application/x-www-form-urlencoded"
 @pytest.fixture(scope="module")
 def running() -> Iterator[ServedApp]:
     require(lambda: Gunicorn("x:y"))
-    with serve_app(Gunicorn, "tests.http.wsgi_apps.flask_app:app") as made:
-        yield made
+    with serve_app(Gunicorn, "tests.http.wsgi_apps.flask_app:app") as served:
+        yield served
 
 
 @pytest.fixture
@@ -31,22 +31,20 @@ def app(running: ServedApp) -> ServedApp:
 
 
 @pytest.mark.parametrize(("how", "status"), [("abort", 404), ("handled", 409)])
-def test_what_error_handlers_answer_is_answered_again(
-    app: ServedApp, how: str, status: int
-) -> None:
+def test_response_of_an_error_handler_is_replayed(app: ServedApp, how: str, status: int) -> None:
     key = app.fresh_key()
     first, again = (app.post(f"/refuses/{how}", key, {}) for _ in range(2))
     assert (first.status, first.body) == (again.status, again.body)
     assert (first.status, is_replay(again), app.effects()) == (status, True, 1)
 
 
-def test_an_aborted_view_that_ends_no_key_runs_again(app: ServedApp) -> None:
+def test_abort_with_429_frees_the_key(app: ServedApp) -> None:
     key = app.fresh_key()
     assert [app.post("/refuses/limit", key, {}).status for _ in range(2)] == [429, 429]
     assert app.effects() == 2
 
 
-def test_what_a_view_returns_becomes_a_response_first(app: ServedApp) -> None:
+def test_return_value_of_a_view_is_stored_as_a_response(app: ServedApp) -> None:
     key = app.fresh_key()
     first, again = app.post("/returns", key, {}), app.post("/returns", key, {})
     assert (first.status, again.status) == (202, 202)
@@ -56,13 +54,13 @@ def test_what_a_view_returns_becomes_a_response_first(app: ServedApp) -> None:
     assert app.effects() == 1
 
 
-def test_hooks_run_for_replays_too(app: ServedApp) -> None:
+def test_after_request_functions_run_for_replays_too(app: ServedApp) -> None:
     key = app.fresh_key()
     answers = [app.post("/returns", key, {}) for _ in range(2)]
     assert [answer.one("X-Later") for answer in answers] == ["1", "1"]
 
 
-def test_i15_whom_the_app_turns_away_meets_no_key(app: ServedApp) -> None:
+def test_i15_request_rejected_by_before_request_claims_nothing(app: ServedApp) -> None:
     key = app.fresh_key()
     app.post("/returns", key, {})
     banned = app.post("/returns", key, {}, who=("Authorization", "Bearer banned"))
@@ -70,7 +68,7 @@ def test_i15_whom_the_app_turns_away_meets_no_key(app: ServedApp) -> None:
     assert json.loads(banned.body) == {"why": "banned"}
 
 
-def test_a_form_that_was_parsed_before_is_compared_all_the_same(app: ServedApp) -> None:
+def test_form_parsed_by_before_request_is_compared(app: ServedApp) -> None:
     key = app.fresh_key()
     with app.connect() as connection:
         head = [*app.headers(key), ("Content-Type", FORM)]
@@ -85,7 +83,7 @@ def test_a_form_that_was_parsed_before_is_compared_all_the_same(app: ServedApp) 
 # --- in this process ------------------------------------------------------------------------------
 
 
-def test_the_set_up_is_checked() -> None:
+def test_extension_refuses_invalid_options() -> None:
     once = Once("memory://")
     with pytest.raises(TypeError, match="caller"):
         Idempotency(Flask("x"), once=once)  # type: ignore[call-arg]
@@ -101,7 +99,7 @@ def test_the_set_up_is_checked() -> None:
         Idempotency(app, once=once, caller=lambda: "me", close=False)
 
 
-def test_a_decorated_view_needs_the_extension() -> None:
+def test_decorated_view_needs_the_extension() -> None:
     app = Flask("x")
     app.testing = True
     app.post("/x")(idempotent()(lambda: "x"))

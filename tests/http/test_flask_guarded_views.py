@@ -1,7 +1,7 @@
-"""A decorated function is served guarded, or the app says so before it runs: Flask.
+"""A Flask app whose routes do not serve a decorated function guarded is refused before it runs.
 
-In the wrong order (the guard above `@app.post`) the route holds the bare function: it would run as
-often as it is asked, and nobody would notice.
+In the wrong order, with the guard above `@app.post`, the route has the undecorated function, which
+would run unguarded without anybody noticing.
 """
 
 from __future__ import annotations
@@ -24,25 +24,28 @@ RAN: list[int] = []
 
 
 @pytest.fixture(autouse=True)
-def forget() -> Iterator[None]:
-    """Flask's decorator belongs to no app: what one test leaves unserved must not meet another."""
+def _collect_views() -> Iterator[None]:
+    """The decorator belongs to no app, so an unserved view of one test would fail the next."""
     yield
     gc.collect()
 
 
-def flask(**options: Any) -> Flask:
+def make_app(**options: Any) -> Flask:
     app = Flask("x")
     app.testing = True
     Idempotency(app, once=Once("memory://"), caller=lambda: "me", close=False, **options)
     return app
 
 
-def flask_told(app: Flask, *words: str) -> None:
+def assert_refused(app: Flask, *words: str) -> None:
     RAN.clear()
     extension = app.extensions["oncekey"]
-    for ask in (lambda: app.test_client().post("/pay", headers=KEY), lambda: extension.check(app)):
+    for check in (
+        lambda: app.test_client().post("/pay", headers=KEY),
+        lambda: extension.check(app),
+    ):
         with pytest.raises(ConfigurationError) as error:
-            ask()
+            check()
         for word in words:
             assert word in str(error.value)
     with pytest.raises(ConfigurationError, match=words[0]):
@@ -51,7 +54,7 @@ def flask_told(app: Flask, *words: str) -> None:
 
 
 def test_flask_wrong_order_is_refused_at_import() -> None:
-    app = flask()
+    app = make_app()
     with pytest.raises(ConfigurationError, match=r"pay \(.*test_flask_guarded_views.py:\d+\)"):
 
         @idempotent()
@@ -62,7 +65,7 @@ def test_flask_wrong_order_is_refused_at_import() -> None:
 
 @pytest.mark.parametrize("between", [None, with_wraps, without_wraps])
 def test_flask_wrong_order_on_a_blueprint_is_refused_at_the_first_request(between: Any) -> None:
-    app, views = flask(), Blueprint("views", __name__)
+    app, views = make_app(), Blueprint("views", __name__)
 
     @views.post("/pay")
     def pay() -> str:
@@ -71,11 +74,11 @@ def test_flask_wrong_order_on_a_blueprint_is_refused_at_the_first_request(betwee
 
     wrong = idempotent()(between(pay) if between else pay)
     app.register_blueprint(views)
-    flask_told(app, "pay", "bare function", "below @app.post")
+    assert_refused(app, "pay", "bare function", "below @app.post")
     assert wrong is not pay
 
 
-def test_flask_wrong_order_in_an_app_without_the_extension() -> None:
+def test_flask_wrong_order_is_refused_in_an_app_without_the_extension() -> None:
     app = Flask("x")
     app.testing = True
 
@@ -89,8 +92,8 @@ def test_flask_wrong_order_in_an_app_without_the_extension() -> None:
         app.test_client().post("/pay", headers=KEY)
 
 
-def test_flask_a_guarded_function_that_no_route_serves() -> None:
-    app = flask()
+def test_flask_guarded_function_that_no_route_serves_is_refused() -> None:
+    app = make_app()
 
     @idempotent()
     def pay() -> str:
@@ -98,14 +101,14 @@ def test_flask_a_guarded_function_that_no_route_serves() -> None:
         return "paid"
 
     app.add_url_rule("/read", view_func=pay, methods=["GET"])
-    flask_told(app, "pay", "no route serves it")
-    app = flask()
+    assert_refused(app, "pay", "no route serves it")
+    app = make_app()
     app.add_url_rule("/pay", view_func=pay, methods=["POST"])
     assert app.test_client().post("/pay", headers=KEY).text == "paid"
-    assert flask(unserved="allow").test_client().post("/pay").status_code == 404
+    assert make_app(unserved="allow").test_client().post("/pay").status_code == 404
 
 
-def test_flask_apps_of_one_process_do_not_answer_for_each_other() -> None:
+def test_flask_app_is_not_refused_for_the_views_of_another_app() -> None:
     """A blueprint that one app leaves out, and apps that could not be made or are in the wrong
     order, are no reason to refuse another app."""
     left_out = Blueprint("left_out", __name__)
@@ -118,26 +121,26 @@ def test_flask_apps_of_one_process_do_not_answer_for_each_other() -> None:
 
     half_made = Flask("half_made")
     half_made.post("/pay")(idempotent()(lambda: "paid"))
-    wrong, views = flask(), Blueprint("views", __name__)
+    wrong, views = make_app(), Blueprint("views", __name__)
     lost = idempotent()(views.post("/pay")(lambda: "paid"))
     wrong.register_blueprint(views)
 
-    app = flask()
+    app = make_app()
     app.post("/note")(idempotent()(lambda: "noted"))
     assert app.test_client().post("/note", headers=KEY).text == "noted"
     app.extensions["oncekey"].check(app)
     assert len(find_policy(app).routes) == 1
-    flask_told(wrong, "bare function")
+    assert_refused(wrong, "bare function")
     assert lost is not None
-    app = flask()
+    app = make_app()
     app.register_blueprint(left_out)
     assert app.test_client().post("/pay", headers=KEY).text == "paid"
 
 
-def test_flask_a_blueprint_that_serves_it_for_reading_only_does_not_count() -> None:
-    app, views = flask(), Blueprint("views", __name__)
+def test_flask_blueprint_that_serves_only_get_does_not_count() -> None:
+    app, views = make_app(), Blueprint("views", __name__)
     views.get("/pay")(idempotent()(lambda: "paid"))
-    flask_told(app, "no route serves it", 'Idempotency(..., unserved="allow")')
+    assert_refused(app, "no route serves it", 'Idempotency(..., unserved="allow")')
 
 
 def card() -> type[MethodView]:
@@ -168,8 +171,8 @@ def card() -> type[MethodView]:
     return Card
 
 
-def test_flask_methods_of_a_class_are_guarded_one_by_one() -> None:
-    app = flask()
+def test_flask_methods_of_a_class_are_guarded_separately() -> None:
+    app = make_app()
     app.add_url_rule("/card", view_func=card().as_view("card"))
     client = app.test_client()
     RAN.clear()
@@ -190,7 +193,7 @@ def test_flask_methods_of_a_class_are_guarded_one_by_one() -> None:
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "CHARGE"])
 def test_flask_guards_every_unsafe_method(method: str) -> None:
-    app = flask()
+    app = make_app()
 
     @app.route("/pay", methods=["GET", method])
     @idempotent()
@@ -200,11 +203,11 @@ def test_flask_guards_every_unsafe_method(method: str) -> None:
 
     RAN.clear()
     client = app.test_client()
-    asked = [client.open("/pay", method=method, headers=h).status_code for h in (KEY, KEY, {})]
-    assert (asked, RAN) == ([200, 200, 400], [1])
+    statuses = [client.open("/pay", method=method, headers=h).status_code for h in (KEY, KEY, {})]
+    assert (statuses, RAN) == ([200, 200, 400], [1])
     assert client.get("/pay").text == "paid"
 
 
-def test_flask_classes_are_not_decorated() -> None:
+def test_flask_decorated_class_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="class"):
         idempotent()(Flask)

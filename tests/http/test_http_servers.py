@@ -1,4 +1,4 @@
-"""Each HTTP server serves over a real socket, outlives its clients, and ends when it is told to."""
+"""The HTTP servers of the tests serve over real sockets, survive their clients, and end in time."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def wait_for(server: HttpServer, words: str) -> None:
 # --- serving --------------------------------------------------------------------------------------
 
 
-def test_one_connection_serves_request_after_request(connection: Connection) -> None:
+def test_connection_serves_several_requests(connection: Connection) -> None:
     first = connection.request("POST", "/orders", [("Content-Type", "text/plain")], b"book")
     assert (first.status, first.body) == (200, b"POST /orders book hello")
     assert connection.request("GET", "/orders").body == b"GET /orders  hello"
@@ -78,11 +78,11 @@ def test_one_connection_serves_request_after_request(connection: Connection) -> 
     assert connection.request("GET", "/last").body == b"GET /last  hello"
 
 
-def test_a_header_that_is_there_twice_stays_so(connection: Connection) -> None:
+def test_repeated_response_header_arrives_twice(connection: Connection) -> None:
     assert connection.request("GET", "/").all("X-TWICE") == ["1", "2"]
 
 
-def test_a_request_may_come_in_pieces(connection: Connection) -> None:
+def test_request_sent_in_pieces_is_served(connection: Connection) -> None:
     head = connection.request_head("POST", "/", [("Content-Length", "6")])
     connection.send(head[:9], head[9:-1], head[-1:], b"in ", b"two")
     assert connection.read_response().body == b"POST / in two hello"
@@ -90,7 +90,7 @@ def test_a_request_may_come_in_pieces(connection: Connection) -> None:
 
 # Hypercorn looks only when the time of its keep-alive is over.
 @pytest.mark.parametrize("name", sorted(ALL.keys() - {"hypercorn"}))
-def test_a_client_that_says_goodbye_gets_one(name: str) -> None:
+def test_server_closes_a_half_closed_connection(name: str) -> None:
     with make(name) as server, Connection(server.port) as connection:
         assert connection.request("GET", "/").status == 200
         connection.half_close()
@@ -99,7 +99,7 @@ def test_a_client_that_says_goodbye_gets_one(name: str) -> None:
             connection.read_response()
 
 
-def test_clients_that_abort_do_no_harm(server: HttpServer) -> None:
+def test_server_survives_clients_that_abort(server: HttpServer) -> None:
     before = server.pids()
     for sent in (b"", b"POST / HT", b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nabc"):
         lost = Connection(server.port)
@@ -113,7 +113,7 @@ def test_clients_that_abort_do_no_harm(server: HttpServer) -> None:
     assert server.pids() == before
 
 
-def test_an_abort_is_a_reset_on_the_other_side() -> None:
+def test_abort_of_a_connection_is_a_reset_for_its_peer() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         connection = Connection(listener.getsockname()[1])
         accepted, _ = listener.accept()
@@ -125,7 +125,7 @@ def test_an_abort_is_a_reset_on_the_other_side() -> None:
 
 
 @pytest.mark.parametrize("name", ASGI)
-def test_chunks_are_put_together_and_an_app_sees_its_client_go(name: str) -> None:
+def test_client_joins_chunks_and_app_sees_the_disconnect(name: str) -> None:
     with make(name, attribute="streaming") as server, Connection(server.port) as connection:
         for _ in range(2):
             answer = connection.request("GET", "/")
@@ -143,7 +143,7 @@ def test_chunks_are_put_together_and_an_app_sees_its_client_go(name: str) -> Non
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_sigterm_ends_it_and_it_starts_again_on_the_same_port(name: str) -> None:
+def test_server_ends_on_sigterm_and_restarts_on_the_same_port(name: str) -> None:
     with make(name) as server:
         port, pids = server.port, server.pids()
         assert server.pid == pids[0]
@@ -185,7 +185,7 @@ sys.stdin.readline()
 
 
 @pytest.mark.parametrize(("kind", "app"), [("Granian", "asgi"), ("Gunicorn", "wsgi")])
-def test_its_worker_ends_with_the_process_that_started_it(kind: str, app: str) -> None:
+def test_worker_ends_with_the_process_that_started_its_server(kind: str, app: str) -> None:
     if not shutil.which("setpriv"):
         pytest.skip("SETPRIV IS MISSING: it is in Debian's package util-linux")
     run = subprocess.Popen(
@@ -203,7 +203,7 @@ def test_its_worker_ends_with_the_process_that_started_it(kind: str, app: str) -
     processes.wait_until(lambda: not any(map(processes.is_running, pids)), "it is gone", 10)
 
 
-def test_one_that_does_not_end_is_killed_after_its_grace() -> None:
+def test_server_that_does_not_end_is_killed_after_its_grace() -> None:
     with make("uvicorn-h11") as server, Connection(server.port) as connection:
         connection.send_request("GET", "/held")
         wait_for(server, "held")
@@ -221,7 +221,7 @@ def test_one_that_does_not_end_is_killed_after_its_grace() -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_an_app_that_cannot_be_imported_is_reported_with_the_reason(name: str) -> None:
+def test_failed_import_of_an_app_is_reported_with_its_reason(name: str) -> None:
     server = make(name, "failing_startup", SHOP="nowhere")
     with pytest.raises(ServerFailed, match="there is no shop called nowhere"):
         server.start()
@@ -230,6 +230,6 @@ def test_an_app_that_cannot_be_imported_is_reported_with_the_reason(name: str) -
 
 
 @pytest.mark.parametrize("name", ASGI)
-def test_an_app_whose_start_up_fails_is_reported_with_the_reason(name: str) -> None:
+def test_failed_startup_of_an_app_is_reported_with_its_reason(name: str) -> None:
     with pytest.raises(ServerFailed, match="the till is empty"):
         make(name, "failing_startup").start()

@@ -1,4 +1,4 @@
-"""The Idempotency-Key header: what is a key, and that nothing else is (I8)."""
+"""The Idempotency-Key header: which values are keys, and which are refused (I8)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ UUID = "8e03978e-40d5-43dd-bc93-6894a57f9324"
         (b":YWJj:", ":YWJj:"),
     ],
 )
-def test_a_quoted_string_and_the_same_key_bare_are_one_key(line: bytes, key: str) -> None:
+def test_quoted_and_unquoted_form_are_the_same_key(line: bytes, key: str) -> None:
     assert read_key([line]) == key
 
 
@@ -71,30 +71,30 @@ def test_a_quoted_string_and_the_same_key_bare_are_one_key(line: bytes, key: str
         [b'"a";='],
     ],
 )
-def test_anything_else_is_refused(lines: list[bytes]) -> None:
+def test_malformed_header_is_refused(lines: list[bytes]) -> None:
     with pytest.raises(InvalidKey):
         read_key(lines)
 
 
-def test_no_line_is_no_key() -> None:
+def test_missing_header_is_no_key() -> None:
     assert read_key([]) is None
 
 
-def test_strict_takes_what_the_standard_has() -> None:
+def test_strict_accepts_only_quoted_strings() -> None:
     assert read_key([b'"abc";a'], strict=True) == "abc"
     for line in (b"abc", UUID.encode(), b"42", b"?1"):
         with pytest.raises(InvalidKey, match="quoted"):
             read_key([line], strict=True)
 
 
-def test_a_refusal_never_tells_the_key() -> None:
+def test_refusal_does_not_contain_the_key() -> None:
     for line in (b'"s3cret', b"s3cret key", b'"s3cret key\xe4"', b"s3cret" * 60):
         with pytest.raises(InvalidKey) as raised:
             read_key([line])
         assert "s3cret" not in str(raised.value)
 
 
-# --- whatever a stranger sends ------------------------------------------------------------------
+# --- arbitrary headers --------------------------------------------------------------------------
 
 _PIECES = [
     b'"',
@@ -121,8 +121,8 @@ def _field(dice: random.Random) -> bytes:
     return b'"' + inner + b'"' if dice.random() < 0.5 else inner
 
 
-def test_i8_no_field_crashes_and_none_meets_another_callers_key() -> None:
-    """A key or a clean refusal, always; and every (scope, key) has an id of its own."""
+def test_i8_arbitrary_header_is_refused_or_a_key_of_its_caller_only() -> None:
+    """Every header is a key or refused, and every pair of scope and key has a different id."""
     dice = random.Random(4)
     identities = Identities()
     ids: dict[bytes, tuple[str, str]] = {}
@@ -142,5 +142,5 @@ def test_i8_no_field_crashes_and_none_meets_another_callers_key() -> None:
         assert key.isprintable()
         identity = identities.identify(scope, "http", key)
         assert ids.setdefault(identity.id, (scope, key)) == (scope, key)
-    assert keys > FUZZED // 20, "too few keys came out of it to mean anything"
+    assert keys > FUZZED // 20, "there are enough keys for the test to mean anything"
     assert len(ids) > 1_000

@@ -1,4 +1,4 @@
-"""Keys of one namespace only: `Rule(namespaces=("v2",))` refuses all others and says so."""
+"""`Rule(namespaces=("v2",))` refuses keys of other namespaces, and the policy names them."""
 
 from __future__ import annotations
 
@@ -27,60 +27,60 @@ BOTH = Rule(namespaces=["v2", "2026-10.eu_1"])
 ANY = Rule()
 
 
-def answered(rule: Rule, key: bytes) -> RequestKey | Response | None:
+def key_of(rule: Rule, key: bytes) -> RequestKey | Response | None:
     return Exchange(Rules()).key_of(rule, ((b"idempotency-key", key),))
 
 
 def refusal(rule: Rule, key: bytes) -> dict[str, Any]:
-    response = answered(rule, key)
+    response = key_of(rule, key)
     assert isinstance(response, Response)
-    told: dict[str, Any] = json.loads(response.body)
-    assert response.status == told["status"] == 400
-    return told
+    problem: dict[str, Any] = json.loads(response.body)
+    assert response.status == problem["status"] == 400
+    return problem
 
 
 @pytest.mark.parametrize("key", [b"v2:a", b'"v2:a"', b"v2::", b"v2:v1:a"])
-def test_keys_of_the_namespace_are_taken_as_they_are(key: bytes) -> None:
-    assert answered(V2, key) == RequestKey(V2, key.decode().strip('"'))
+def test_key_of_the_namespace_is_accepted_unchanged(key: bytes) -> None:
+    assert key_of(V2, key) == RequestKey(V2, key.decode().strip('"'))
 
 
-def test_keys_that_we_make_are_taken() -> None:
+def test_keys_of_new_key_and_key_for_are_accepted() -> None:
     for key in (
         new_key(namespace="v2"),
         new_key(sortable=True, namespace="v2"),
         key_for("charge", {"cents": 5}, namespace="v2"),
     ):
-        assert answered(V2, key.encode()) == RequestKey(V2, key)
+        assert key_of(V2, key.encode()) == RequestKey(V2, key)
 
 
-def test_each_namespace_of_several_is_taken() -> None:
+def test_each_of_several_namespaces_is_accepted() -> None:
     for key in (b"v2:a", b"2026-10.eu_1:a"):
-        assert answered(BOTH, key) == RequestKey(BOTH, key.decode())
+        assert key_of(BOTH, key) == RequestKey(BOTH, key.decode())
 
 
 @pytest.mark.parametrize(
     "key",
     [b"abc", b"v1:a", b"v2", b"v2:", b"V2:a", b"v22:a", b"v:a", b":v2:a", b"v1:v2:a", b"v2;a"],
 )
-def test_any_other_key_is_refused(key: bytes) -> None:
+def test_key_outside_of_the_namespaces_is_refused(key: bytes) -> None:
     assert refusal(V2, key)["type"].endswith("invalid-key")
 
 
-def test_the_refusal_says_what_to_do_and_never_tells_the_key() -> None:
-    told = refusal(BOTH, b"s3cret:s3cret")
-    assert 'begin the key of a new request with "v2:" or "2026-10.eu_1:"' in told["detail"]
-    assert "s3cret" not in json.dumps(told)
-    assert told["retryable"] is False
-    assert told["safe_new_key"] is False, "a rule of yesterday may have taken this key"
-    assert refusal(V2, b"a b")["safe_new_key"] is True, "no rule ever took that one"
+def test_refusal_names_the_namespaces_and_not_the_key() -> None:
+    problem = refusal(BOTH, b"s3cret:s3cret")
+    assert 'begin the key of a new request with "v2:" or "2026-10.eu_1:"' in problem["detail"]
+    assert "s3cret" not in json.dumps(problem)
+    assert problem["retryable"] is False
+    assert problem["safe_new_key"] is False, "an earlier rule may have accepted this key"
+    assert refusal(V2, b"a b")["safe_new_key"] is True, "no rule ever accepted that one"
 
 
-def test_without_the_option_any_key_is_taken() -> None:
+def test_rule_without_namespaces_accepts_any_key() -> None:
     for key in (b"abc", b"v1:a", b"V2:a", b":"):
-        assert answered(ANY, key) == RequestKey(ANY, key.decode())
+        assert key_of(ANY, key) == RequestKey(ANY, key.decode())
 
 
-def test_a_request_without_a_key_is_none_of_its_business() -> None:
+def test_namespaces_do_not_change_requests_without_a_key() -> None:
     exchange = Exchange(Rules())
     assert exchange.key_of(Rule(namespaces=("v2",), required=False), ()) is None
     missing = exchange.key_of(V2, ())
@@ -92,7 +92,7 @@ def test_a_request_without_a_key_is_none_of_its_business() -> None:
     "namespaces",
     ["v2", (), [], ["V2"], [""], ["v2:"], ["a" * 17], [5], ["ä"], ["v\n"], ["v2"] * 17],
 )
-def test_mistakes_are_found_when_a_rule_is_made(namespaces: Any) -> None:
+def test_rule_refuses_invalid_namespaces(namespaces: Any) -> None:
     with pytest.raises(ConfigurationError, match="namespaces="):
         Rule(namespaces=namespaces)
 
@@ -104,43 +104,43 @@ def entry(rule: Rule) -> PolicyEntry:
     return policy_entries([(["POST"], "/charges", rule)], Policy())[0]
 
 
-def test_the_policy_names_them_in_every_form() -> None:
-    told = entry(BOTH)
-    assert told.namespaces == ["v2", "2026-10.eu_1"]
-    assert told.key_format.endswith("beginning with v2: or 2026-10.eu_1:")
-    assert as_data([told])["routes"][0]["namespaces"] == ["v2", "2026-10.eu_1"]
-    for page in (as_markdown([told]), as_html([told])):
+def test_policy_names_the_namespaces_in_every_format() -> None:
+    policy_entry = entry(BOTH)
+    assert policy_entry.namespaces == ["v2", "2026-10.eu_1"]
+    assert policy_entry.key_format.endswith("beginning with v2: or 2026-10.eu_1:")
+    assert as_data([policy_entry])["routes"][0]["namespaces"] == ["v2", "2026-10.eu_1"]
+    for page in (as_markdown([policy_entry]), as_html([policy_entry])):
         assert "beginning with v2: or 2026-10.eu_1:" in page
 
 
-def test_a_policy_without_them_says_nothing_of_it() -> None:
-    told = entry(ANY)
-    assert told.namespaces == []
-    assert "beginning" not in as_markdown([told]) + as_html([told])
+def test_policy_without_namespaces_does_not_mention_them() -> None:
+    policy_entry = entry(ANY)
+    assert policy_entry.namespaces == []
+    assert "beginning" not in as_markdown([policy_entry]) + as_html([policy_entry])
 
 
 # --- in an app --------------------------------------------------------------------------------
 
 
-def test_a_refused_key_runs_nothing_and_claims_nothing() -> None:
+def test_refused_key_runs_and_claims_nothing() -> None:
     runs: list[int] = []
 
     async def charge(request: Request) -> JSONResponse:
         runs.append(1)
         return JSONResponse({"run": len(runs)}, 201)
 
-    async def ask() -> list[tuple[int, Any]]:
+    async def send_all() -> list[tuple[int, Any]]:
         app = Starlette(routes=[Route("/charges", charge, methods=["POST"])])
         once = AsyncOnce("memory://")
         app.add_middleware(IdempotencyMiddleware, once=once, caller=lambda scope: "me", rules=[V2])
         transport = httpx.ASGITransport(app)
-        answers = []
+        responses = []
         async with httpx.AsyncClient(transport=transport, base_url="http://shop") as client:
             for key in ("v1:a", "v2:a", "v2:a", "a"):
-                answer = await client.post("/charges", headers={"Idempotency-Key": key})
-                answers.append((answer.status_code, answer.json().get("run")))
+                response = await client.post("/charges", headers={"Idempotency-Key": key})
+                responses.append((response.status_code, response.json().get("run")))
         await once.close()
-        return answers
+        return responses
 
-    assert asyncio.run(ask()) == [(400, None), (201, 1), (201, 1), (400, None)]
+    assert asyncio.run(send_all()) == [(400, None), (201, 1), (201, 1), (400, None)]
     assert len(runs) == 1

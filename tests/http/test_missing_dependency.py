@@ -1,4 +1,4 @@
-"""Missing packages, clashing packages and misnamed options: the message says what to do."""
+"""Missing or clashing packages and unknown options are reported with what to do about them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 from fastapi import FastAPI
 
 from oncekey import AsyncOnce, ConfigurationError
-from oncekey.http import fastapi as for_fastapi
-from oncekey.http import flask as for_flask
+from oncekey.http import fastapi as oncekey_fastapi
+from oncekey.http import flask as oncekey_flask
 
 ROOT = Path(__file__).parents[2]
 BLOCKED = """
@@ -29,17 +29,17 @@ except Exception as error:
 """
 
 
-def _said(code: str, *path: Path) -> str:
-    found = os.pathsep.join(map(str, [*path, ROOT / "src"]))
-    done = subprocess.run(
+def _output_of(code: str, *path: Path) -> str:
+    python_path = os.pathsep.join(map(str, [*path, ROOT / "src"]))
+    process = subprocess.run(
         [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": found},
+        env={**os.environ, "PYTHONPATH": python_path},
         capture_output=True,
         text=True,
         timeout=60,
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    assert process.returncode == 0, process.stderr
+    return process.stdout
 
 
 @pytest.mark.parametrize(
@@ -53,33 +53,35 @@ def _said(code: str, *path: Path) -> str:
         ("django", "django", "django"),
     ],
 )
-def test_missing_package_is_told_with_its_pip_line(module: str, package: str, extra: str) -> None:
-    said = _said(BLOCKED.format(package=package, module=module))
-    assert f"need {package}" in said
-    assert f"pip install 'oncekey[{extra}]'" in said
+def test_missing_package_is_reported_with_its_pip_line(
+    module: str, package: str, extra: str
+) -> None:
+    output = _output_of(BLOCKED.format(package=package, module=module))
+    assert f"need {package}" in output
+    assert f"pip install 'oncekey[{extra}]'" in output
 
 
-def test_old_python_multipart_under_the_same_name_is_told(tmp_path: Path) -> None:
+def test_python_multipart_in_place_of_multipart_is_reported(tmp_path: Path) -> None:
     package = tmp_path / "multipart"
     package.mkdir()
     (package / "__init__.py").write_text("class MultipartParser: pass\n")
-    said = _said(BLOCKED.format(package="nothing", module="asgi"), tmp_path)
-    assert "python-multipart" in said
-    assert "pip install 'python-multipart>=0.0.18' 'oncekey[http]'" in said
+    output = _output_of(BLOCKED.format(package="nothing", module="asgi"), tmp_path)
+    assert "python-multipart" in output
+    assert "pip install 'python-multipart>=0.0.18' 'oncekey[http]'" in output
 
 
 @pytest.mark.parametrize(
-    ("given", "meant"), [("ttl", "keep"), ("expires", "keep"), ("ignores", "ignore")]
+    ("name", "suggested"), [("ttl", "keep"), ("expires", "keep"), ("ignores", "ignore")]
 )
-def test_unknown_option_of_a_guard_names_the_one_meant(given: str, meant: str) -> None:
+def test_unknown_option_of_a_guard_suggests_a_known_one(name: str, suggested: str) -> None:
     once = AsyncOnce("memory://")
-    idempotency = for_fastapi.Idempotency(once, caller=lambda request: "me")
+    idempotency = oncekey_fastapi.Idempotency(once, caller=lambda request: "me")
     idempotency.attach(FastAPI())
-    options: dict[str, Any] = {given: "1h"}
-    for guard in (idempotency.guard, idempotency.route, for_flask.idempotent):
+    options: dict[str, Any] = {name: "1h"}
+    for guard in (idempotency.guard, idempotency.route, oncekey_flask.idempotent):
         with pytest.raises(
-            ConfigurationError, match=f"unknown option {given}: did you mean {meant}="
+            ConfigurationError, match=f"unknown option {name}: did you mean {suggested}="
         ):
             guard(**options)
     with pytest.raises(ConfigurationError, match=r"unknown option frobnicate\. Known are methods,"):
-        for_flask.idempotent(frobnicate=1)  # type: ignore[call-arg]
+        oncekey_flask.idempotent(frobnicate=1)  # type: ignore[call-arg]

@@ -1,7 +1,7 @@
-"""However a client spells a path: where a handler with a required key is reached, its rule saw it.
+"""No spelling of a path reaches a guarded handler without a key.
 
-Real servers hand the target over, real routers read it. A request without a key must never reach
-the handler, whatever the router makes of slashes, dots, escapes, line ends and whole URLs.
+Real servers pass the target on, and real routers interpret it: slashes, dots, escapes, line ends
+and whole URLs.
 """
 
 from __future__ import annotations
@@ -58,16 +58,16 @@ def test_no_spelling_reaches_a_wsgi_handler_without_a_key(
 
 
 def check(port: int, framework: str) -> None:
-    assert path_spellings.RAN in ask(port, framework, "/pay", ("Idempotency-Key", "k")), (
+    assert path_spellings.RAN in send(port, framework, "/pay", ("Idempotency-Key", "k")), (
         "it can be reached"
     )
     reached = [
-        target for target in TARGETS.split() if path_spellings.RAN in ask(port, framework, target)
+        target for target in TARGETS.split() if path_spellings.RAN in send(port, framework, target)
     ]
     assert reached == []
 
 
-def ask(port: int, framework: str, target: str, *headers: tuple[str, str]) -> str:
+def send(port: int, framework: str, target: str, *headers: tuple[str, str]) -> str:
     """What the server answers; "" where it will not take such a target at all."""
     with Connection(port) as connection:
         try:

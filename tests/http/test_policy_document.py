@@ -1,4 +1,4 @@
-"""The published policy: it says what the app's rules say, in every form."""
+"""The published policy has the content of the app's rules, in every format."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ def shop() -> Starlette:
 app = shop()
 
 
-def test_each_guarded_route_is_told_and_no_other() -> None:
+def test_policy_lists_guarded_routes_only() -> None:
     found = find_policy(app)
-    told = policy_entries(found.routes, found.policy)
-    assert [(entry.methods, entry.path) for entry in told] == [
+    entries = policy_entries(found.routes, found.policy)
+    assert [(entry.methods, entry.path) for entry in entries] == [
         (["POST"], "/shop/orders"),
         (["PUT"], "/shop/orders/{id}"),
     ]
-    orders, order = told
+    orders, order = entries
     assert (orders.required, orders.kept_for_seconds, orders.waits) == (True, 86_400, "2s")
     assert "or the same without quotes" not in orders.key_format
     assert "carried out again" in orders.failures
@@ -64,21 +64,21 @@ def test_each_guarded_route_is_told_and_no_other() -> None:
     assert orders.request_bytes_max == 5_000
 
 
-def test_an_app_that_tells_no_routes_is_told_by_its_rules() -> None:
-    async def bare(scope: object, receive: object, send: object) -> None:
+def test_policy_of_an_app_without_a_route_table_lists_its_rules() -> None:
+    async def plain_app(scope: object, receive: object, send: object) -> None:
         raise AssertionError
 
     guarded = IdempotencyMiddleware(
-        bare, AsyncOnce("memory://"), caller=lambda scope: "me", rules=RULES
+        plain_app, AsyncOnce("memory://"), caller=lambda scope: "me", rules=RULES
     )
     found = find_policy(guarded)
-    told = policy_entries(found.routes, found.policy)
-    assert [entry.path for entry in told] == ["/shop/orders/{id}", "/shop/*"]
+    entries = policy_entries(found.routes, found.policy)
+    assert [entry.path for entry in entries] == ["/shop/orders/{id}", "/shop/*"]
     with pytest.raises(ConfigurationError, match="found no"):
-        find_policy(bare)
+        find_policy(plain_app)
 
 
-def test_views_that_are_guarded_themselves_are_found() -> None:
+def test_policy_lists_decorated_views() -> None:
     from fastapi import APIRouter, FastAPI
     from flask import Flask
 
@@ -111,8 +111,8 @@ def test_views_that_are_guarded_themselves_are_found() -> None:
     def pay(number: int) -> str:
         return "paid"
 
-    told = policy_entries(*find_policy(site)[:2])
-    assert [(one.methods, one.path, one.kept_for) for one in told] == [
+    entries = policy_entries(*find_policy(site)[:2])
+    assert [(one.methods, one.path, one.kept_for) for one in entries] == [
         (["POST"], "/pay/{number}", "5d")
     ]
 
@@ -142,18 +142,18 @@ def test_every_problem_has_an_anchor_on_the_page() -> None:
     assert "A &amp; &lt;b&gt;" in page
 
 
-def test_all_forms_say_the_same() -> None:
+def test_all_formats_have_the_same_content() -> None:
     found = find_policy(app)
-    told = policy_entries(found.routes, found.policy)
-    data = as_data(told)
+    entries = policy_entries(found.routes, found.policy)
+    data = as_data(entries)
     assert json.loads(json.dumps(data)) == data
-    for text in (as_markdown(told), as_html(told)):
+    for text in (as_markdown(entries), as_html(entries)):
         for word in ("/shop/orders/{id}", "2d", "sent_at", "409", "X-Idempotency-Replayed"):
             assert word in text
         assert "/hooks" not in text
 
 
-def test_the_command_writes_it() -> None:
+def test_policy_command_writes_every_format() -> None:
     name = f"{__name__}:app"
     runner = CliRunner()
     plain = runner.invoke(cli, ["policy", name])
@@ -169,10 +169,10 @@ def test_the_command_writes_it() -> None:
 
 
 @pytest.mark.parametrize("name", ["shop", "no_such_module:app", f"{__name__}:nothing"])
-def test_a_wrong_name_is_told(
+def test_policy_command_reports_a_wrong_app_name(
     name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     assert run(["policy", name]) == 2
-    said = capsys.readouterr().err
-    assert name in said
-    assert said.count("\n") == 1
+    output = capsys.readouterr().err
+    assert name in output
+    assert output.count("\n") == 1

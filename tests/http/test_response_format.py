@@ -1,4 +1,4 @@
-"""What clients of other libraries expect of our answers, in every framework."""
+"""The format of responses and refusals that clients rely on, in every framework."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.parametrize("check", CHECKS.values(), ids=CHECKS)
 @pytest.mark.parametrize("kind", ["asgi", "fastapi", "wsgi", "flask"])
-def test_answers_have_the_shape_that_clients_expect(kind: str, check: Any) -> None:
+def test_responses_have_the_format_that_clients_expect(kind: str, check: Any) -> None:
     check(kind)
 
 
-def test_answers_have_the_shape_that_clients_expect_in_django() -> None:
-    done = subprocess.run(
+def test_responses_of_django_have_the_format_that_clients_expect() -> None:
+    process = subprocess.run(
         [sys.executable, "-m", "tests.http.framework_checks", "django"],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}"},
@@ -38,11 +38,11 @@ def test_answers_have_the_shape_that_clients_expect_in_django() -> None:
         text=True,
         timeout=120,
     )
-    assert done.returncode == 0, done.stderr
+    assert process.returncode == 0, process.stderr
 
 
-def test_codes_of_problems_never_change() -> None:
-    """Clients go by them: one may be added, none may change."""
+def test_codes_of_problems_are_stable() -> None:
+    """Clients rely on them: codes may be added, but none may change."""
     assert [problem.name for problem in ALL_PROBLEMS] == [
         "invalid-key",
         "missing-key",
@@ -67,9 +67,9 @@ def test_mounted_app_links_to_its_own_page() -> None:
 
     app = FrameworkApp("asgi")
     app.app = Starlette(routes=[Mount("/api/v1", app.app)])
-    refused = app.ask("POST", "/api/v1/pay")
+    refused = app.request("POST", "/api/v1/pay")
     assert refused.json()["type"] == f"/api/v1{PAGE}#missing-key"
-    assert "code: missing-key" in app.ask("GET", f"/api/v1{PAGE}").text
+    assert "code: missing-key" in app.request("GET", f"/api/v1{PAGE}").text
 
 
 def test_rendered_refusal_may_change_status_and_headers() -> None:
@@ -109,7 +109,7 @@ def test_broken_renderer_is_logged_and_problem_details_are_sent(
 @pytest.mark.parametrize(
     "options", [{"replay_header": "Not a name"}, {"replay_header": ""}, {"render_refusal": "text"}]
 )
-def test_answer_options_that_cannot_work_are_refused(options: dict[str, Any]) -> None:
+def test_invalid_response_options_are_refused(options: dict[str, Any]) -> None:
     once = AsyncOnce("memory://")
     with pytest.raises(ConfigurationError):
         IdempotencyMiddleware(lambda *_: None, once, caller=lambda scope: "me", **options)  # type: ignore[arg-type]
@@ -120,9 +120,9 @@ def test_answer_options_that_cannot_work_are_refused(options: dict[str, Any]) ->
     asyncio.run(once.close())
 
 
-def test_every_code_is_in_the_reference() -> None:
-    told = (ROOT / "docs/reference/errors.md").read_text()
+def test_every_problem_code_is_in_the_reference() -> None:
+    reference = (ROOT / "docs/reference/errors.md").read_text()
     for problem in ALL_PROBLEMS:
         words = ["yes" if kind else "no" for kind in (problem.retryable, problem.safe_new_key)]
         row = [f"`{problem.name}`", str(problem.status), problem.title, *words]
-        assert f"| {' | '.join(row)} |" in told, problem.name
+        assert f"| {' | '.join(row)} |" in reference, problem.name

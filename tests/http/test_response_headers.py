@@ -1,4 +1,4 @@
-"""What the headers of our answers say: how long a key is still kept, and when to ask again."""
+"""The headers that are added to responses: the remaining retention, and when to retry."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from oncekey.testing.fake_clock import FakeClock
 
 
 @pytest.mark.parametrize("later_seconds", [30, 3600], ids=["from the cache", "from the store"])
-def test_retention_of_a_replay_is_what_is_left(later_seconds: int) -> None:
+def test_retention_header_of_a_replay_is_the_remaining_time(later_seconds: int) -> None:
     async def main() -> None:
         clock = FakeClock()
         once = AsyncOnce(AsyncMemoryStore(clock=clock.wall), clock=clock)
@@ -32,7 +32,7 @@ def test_retention_of_a_replay_is_what_is_left(later_seconds: int) -> None:
     asyncio.run(main())
 
 
-def test_retry_after_is_short_until_durations_are_learned() -> None:
+def test_retry_after_is_short_until_the_latency_is_known() -> None:
     async def main() -> None:
         entered, gate = asyncio.Event(), asyncio.Event()
 
@@ -51,7 +51,7 @@ def test_retry_after_is_short_until_durations_are_learned() -> None:
         gate.set()
         await running
 
-        # From now on it is known: such requests end at once.
+        # From now on the latency is known: such requests end at once.
         entered.clear()
         gate.clear()
         running = asyncio.create_task(send_request(guarded, b"other"))

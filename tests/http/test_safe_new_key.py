@@ -1,5 +1,5 @@
-"""`safe_new_key: true` means that nothing can have run under the key. A refusal that can follow a
-request that was carried out, and whose answer was lost, does not say so."""
+"""`safe_new_key: true` means that nothing can have run under the key. It is false in a refusal that
+can follow a request that ran and whose response was lost."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KEY = ("idempotency-key", "order-17")
 ALICE = ("authorization", "alice")
 
 
-async def shop(scope: Any, receive: Any, send: Any) -> None:
+async def app(scope: Any, receive: Any, send: Any) -> None:
     await receive()
     await send({"type": "http.response.start", "status": 201, "headers": []})
     await send({"type": "http.response.body", "body": b"charged"})
@@ -26,7 +26,7 @@ async def shop(scope: Any, receive: Any, send: Any) -> None:
 
 def guarded(once: AsyncOnce) -> Any:
     return IdempotencyMiddleware(
-        shop,
+        app,
         once=once,
         caller=lambda scope: dict(scope["headers"]).get(b"authorization", b"").decode() or None,
         rules=[Rule("/strict", strict=True), Rule("/*", max_request=20)],
@@ -50,12 +50,12 @@ REFUSED_AFTER_IT_RAN: dict[str, tuple[int, str, list[tuple[str, str]], bytes]] =
 
 
 @pytest.mark.parametrize("why", REFUSED_AFTER_IT_RAN)
-def test_a_refusal_that_can_follow_a_request_that_ran_does_not_call_a_new_key_safe(
+def test_safe_new_key_is_false_in_a_refusal_that_can_follow_a_run(
     why: str,
 ) -> None:
     status, path, headers, body = REFUSED_AFTER_IT_RAN[why]
 
-    async def ask() -> None:
+    async def main() -> None:
         async with AsyncOnce("memory://") as once:
             transport = httpx.ASGITransport(app=guarded(once))
             async with httpx.AsyncClient(transport=transport, base_url="http://shop") as client:
@@ -64,12 +64,12 @@ def test_a_refusal_that_can_follow_a_request_that_ran_does_not_call_a_new_key_sa
                 refused = await client.post(path, headers=headers, content=body)
         assert (refused.status_code, refused.json()["safe_new_key"]) == (status, False)
 
-    asyncio.run(ask())
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize("field", ["a\tb", '"a', "a;b", "k" * 256, ""])
-def test_what_no_rule_ever_takes_for_a_key_has_run_nothing(field: str) -> None:
-    async def ask() -> None:
+def test_safe_new_key_is_true_for_a_header_that_no_rule_accepts(field: str) -> None:
+    async def main() -> None:
         async with AsyncOnce("memory://") as once:
             transport = httpx.ASGITransport(app=guarded(once))
             async with httpx.AsyncClient(transport=transport, base_url="http://shop") as client:
@@ -77,13 +77,13 @@ def test_what_no_rule_ever_takes_for_a_key_has_run_nothing(field: str) -> None:
                 refused = await client.post("/charges", headers=headers, content=b"{}")
         assert (refused.status_code, refused.json()["safe_new_key"]) == (400, True)
 
-    asyncio.run(ask())
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize("lost", [False, True])
 @pytest.mark.parametrize("why", ["a limit became lower", "a body that cannot be read"])
-def test_the_client_reads_a_refusal_by_what_it_has_sent_before(why: str, lost: bool) -> None:
-    """Of a first try it is the whole story; after a lost answer it is about the second one."""
+def test_client_trusts_safe_new_key_only_if_no_try_was_lost(why: str, lost: bool) -> None:
+    """After a lost response the refusal is about the second try only."""
     status, path, headers, body = REFUSED_AFTER_IT_RAN[why]
     losses = [httpx.ReadError("lost")] if lost else []
 
@@ -93,14 +93,14 @@ def test_the_client_reads_a_refusal_by_what_it_has_sent_before(why: str, lost: b
                 raise losses.pop()
             return await super().handle_async_request(request)
 
-    async def ask() -> None:
+    async def main() -> None:
         async with AsyncOnce("memory://") as once:
             transport = AsyncIdempotentTransport(Losing(app=guarded(once)))
             async with httpx.AsyncClient(transport=transport, base_url="http://shop") as client:
-                without = [one for one in headers if one is not KEY]
-                refused = await client.post(path, headers=without, content=body)
+                without_key = [one for one in headers if one is not KEY]
+                refused = await client.post(path, headers=without_key, content=body)
         delivery = delivery_of(refused)
         assert delivery is not None
         assert (refused.status_code, delivery.conclusive) == (status, not lost)
 
-    asyncio.run(ask())
+    asyncio.run(main())

@@ -1,6 +1,6 @@
-"""A PostgreSQL that goes away under a served app, and comes back (I4, I13).
+"""A PostgreSQL store that is down for a while under a served app (I4, I13).
 
-The same for an SQLite file, on every server, is in test_client_disconnects.py.
+test_client_disconnects.py has the same for an SQLite file, on every server.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def app(proxy: Proxy) -> Iterator[ServedApp]:
     require(lambda: Uvicorn("x:y"))  # skips by name where it is not installed
     address = postgres_stores.server().url(postgres_stores.DATABASE, port=proxy.port)
     schema = postgres_stores.emptied({})["schema"]
-    with serve_app(Uvicorn, APP, env={"GUARDED_STORE": f"{address}?schema={schema}"}) as made:
-        yield made
+    with serve_app(Uvicorn, APP, env={"GUARDED_STORE": f"{address}?schema={schema}"}) as served:
+        yield served
 
 
 @contextmanager
@@ -46,29 +46,31 @@ def unprotected(app: ServedApp) -> int:
         return int(connection.request("GET", "/unprotected").body)
 
 
-def test_nothing_runs_and_the_connection_lives_on(app: ServedApp, proxy: Proxy) -> None:
-    operation = GatedRequest(app, "plain")
-    operation.open_gates()
+def test_request_gets_503_and_the_connection_stays_usable(app: ServedApp, proxy: Proxy) -> None:
+    request = GatedRequest(app, "plain")
+    request.open_gates()
     with app.connect() as connection:
         with down(proxy):
             for _ in range(2):
-                refused = operation.send_on(connection)
+                refused = request.send_on(connection)
                 assert (refused.status, problem_code(refused)) == (503, "unavailable")
                 assert int(refused.one("Retry-After") or 0) >= 1
-        assert operation.effects() == 0
+        assert request.effects() == 0
         assert unprotected(app) == 0
-        wait_until(lambda: operation.send_on(connection).status == 201, "the store is back")
-    check_outcome(operation)
+        wait_until(lambda: request.send_on(connection).status == 201, "the store is back")
+    check_outcome(request)
 
 
-def test_what_was_chosen_to_run_runs_and_is_counted(app: ServedApp, proxy: Proxy) -> None:
+def test_rule_with_store_down_run_runs_unprotected_and_is_counted(
+    app: ServedApp, proxy: Proxy
+) -> None:
     risky = GatedRequest(app, "risky")
     risky.open_gates()
     before = unprotected(app)
     with down(proxy):
         for _ in range(2):
-            answer = risky.send()
-            assert (answer.status, answer.one("X-Idempotency-Retention")) == (201, None)
+            response = risky.send()
+            assert (response.status, response.one("X-Idempotency-Retention")) == (201, None)
     assert (risky.effects(), unprotected(app)) == (2, before + 2)
 
     def is_protected() -> bool:
@@ -79,20 +81,20 @@ def test_what_was_chosen_to_run_runs_and_is_counted(app: ServedApp, proxy: Proxy
     wait_until(is_protected, "the store is back")
 
 
-def test_i4_a_result_reached_while_it_is_down_is_stored_when_it_is_back(
+def test_i4_result_reached_while_the_store_is_down_is_stored_later(
     app: ServedApp, proxy: Proxy
 ) -> None:
-    """The answer waits for that too: nobody is told what could be lost (I13)."""
-    operation, gone = GatedRequest(app, "plain"), GatedRequest(app, "large")
-    with operation.start() as connection:
-        gone.start().abort()
+    """The response waits for the store too: no client gets a result that could be lost (I13)."""
+    request, abandoned = GatedRequest(app, "plain"), GatedRequest(app, "large")
+    with request.start() as connection:
+        abandoned.start().abort()
         proxy.hold("requests")
-        operation.open_gates()
-        gone.open_gates()
+        request.open_gates()
+        abandoned.open_gates()
         proxy.wait_until_held("requests")
         with down(proxy):
-            assert operation.effects() == gone.effects() == 1
+            assert request.effects() == abandoned.effects() == 1
             assert connection.is_quiet()
         assert connection.read_response().status == 201
-    check_outcome(operation)
-    check_outcome(gone)
+    check_outcome(request)
+    check_outcome(abandoned)

@@ -1,4 +1,4 @@
-"""The real stripe SDK against a guarded API: it retries by itself, and raises its own errors."""
+"""Stripe's own SDK against a guarded API: its retries run once, and it raises its own errors."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _names = itertools.count(1)
 @pytest.fixture(scope="module")
 def app() -> Iterator[ServedApp]:
     require(lambda: Uvicorn("x:y"))
-    with serve_app(Uvicorn, "tests.http.apps.stripe_api:app") as made:
-        yield made
+    with serve_app(Uvicorn, "tests.http.apps.stripe_api:app") as served:
+        yield served
 
 
 @pytest.fixture(autouse=True)
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+def _short_delays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stripe.HTTPClient, "INITIAL_DELAY", 0.01)
     monkeypatch.setattr(stripe.HTTPClient, "MAX_DELAY", 0.01)
     monkeypatch.setattr(stripe, "enable_telemetry", False)
@@ -37,10 +37,16 @@ def client(port: int, key: str = "sk_test_1", retries: int = 0) -> stripe.Stripe
     )
 
 
-def pay(shop: stripe.StripeClient, what: str, key: str | None = None, **more: Any) -> Any:
-    asked: Any = {"amount": 500, "currency": "eur", "source": "tok_ok", "description": what, **more}
+def pay(shop: stripe.StripeClient, description: str, key: str | None = None, **more: Any) -> Any:
+    parameters: Any = {
+        "amount": 500,
+        "currency": "eur",
+        "source": "tok_ok",
+        "description": description,
+        **more,
+    }
     options: Any = {} if key is None else {"idempotency_key": key}
-    return shop.v1.charges.create(asked, options)
+    return shop.v1.charges.create(parameters, options)
 
 
 def code_of(error: stripe.StripeError) -> Any:
@@ -49,61 +55,61 @@ def code_of(error: stripe.StripeError) -> Any:
 
 
 def test_retry_with_the_same_key_is_one_charge(app: ServedApp) -> None:
-    shop, what = client(app.server.port), f"plain-{next(_names)}"
-    first, again = pay(shop, what, "order-17"), pay(shop, what, "order-17")
+    shop, description = client(app.server.port), f"plain-{next(_names)}"
+    first, again = pay(shop, description, "order-17"), pay(shop, description, "order-17")
     assert first.id == again.id
     assert "idempotent-replayed" not in first.last_response.headers
     assert again.last_response.headers["idempotent-replayed"] == "true"
-    assert app.effects(what) == 1
+    assert app.effects(description) == 1
 
 
 def test_key_used_for_another_request_raises_idempotency_error(app: ServedApp) -> None:
-    shop, what = client(app.server.port, retries=2), f"reused-{next(_names)}"
-    pay(shop, what, what)
+    shop, description = client(app.server.port, retries=2), f"reused-{next(_names)}"
+    pay(shop, description, description)
     with pytest.raises(stripe.IdempotencyError, match="used for another request") as raised:
-        pay(shop, what, what, amount=900)
+        pay(shop, description, description, amount=900)
     assert raised.value.http_status == 400
     assert code_of(raised.value) == "key_reused"
-    assert app.effects(what) == 1
+    assert app.effects(description) == 1
 
 
 def test_lost_response_is_retried_by_the_sdk_and_charged_once(app: ServedApp) -> None:
-    what = f"lost-{next(_names)}"
+    description = f"lost-{next(_names)}"
     with Proxy(app.server.port) as proxy:
         proxy.drop_replies(b"/v1/charges")
-        made = pay(client(proxy.port, retries=3), what)  # under a key that the SDK made
+        served = pay(client(proxy.port, retries=3), description)  # under a key that the SDK made
         proxy.wait_until_dropped()
-    assert made.last_response.headers["idempotent-replayed"] == "true"
-    assert app.effects(what) == 1
+    assert served.last_response.headers["idempotent-replayed"] == "true"
+    assert app.effects(description) == 1
 
 
 def test_duplicate_in_flight_is_retried_by_the_sdk_until_it_is_answered(app: ServedApp) -> None:
-    what = f"gated{next(_names)}"
+    description = f"gated{next(_names)}"
     shop, patient = client(app.server.port), client(app.server.port, retries=500)
     with ThreadPoolExecutor(2) as threads:
-        first = threads.submit(pay, shop, what, what)
+        first = threads.submit(pay, shop, description, description)
         try:
-            app.wait_at_gate(what)
+            app.wait_at_gate(description)
             with pytest.raises(stripe.APIError) as raised:
-                pay(shop, what, what)
-            again = threads.submit(pay, patient, what, what)
+                pay(shop, description, description)
+            again = threads.submit(pay, patient, description, description)
         finally:
-            app.open_gate(what)
+            app.open_gate(description)
         assert (raised.value.http_status, code_of(raised.value)) == (409, "in_flight")
         assert first.result().id == again.result().id
-    assert app.effects(what) == 1
+    assert app.effects(description) == 1
 
 
 def test_declined_card_stays_declined_under_its_key(app: ServedApp) -> None:
-    shop, what = client(app.server.port), f"declined-{next(_names)}"
+    shop, description = client(app.server.port), f"declined-{next(_names)}"
     for _ in range(2):
         with pytest.raises(stripe.CardError, match=r"No\. "):
-            pay(shop, what, what, source="tok_declined")
-    assert app.effects(what) == 1
+            pay(shop, description, description, source="tok_declined")
+    assert app.effects(description) == 1
 
 
 def test_unknown_caller_raises_authentication_error(app: ServedApp) -> None:
-    shop, what = client(app.server.port, "sk_test_other"), f"nobody-{next(_names)}"
+    shop, description = client(app.server.port, "sk_test_other"), f"nobody-{next(_names)}"
     with pytest.raises(stripe.AuthenticationError, match="Nobody is authenticated"):
-        pay(shop, what, what)
-    assert app.effects(what) == 0
+        pay(shop, description, description)
+    assert app.effects(description) == 0

@@ -1,5 +1,5 @@
-"""A key on a request that nothing guards: the client is told, the log and the subscribers too, or
-it is refused. Safe methods, guarded requests and requests without a key are left alone."""
+"""A request that has a key but no guard is reported by a header, the log and an event, or refused.
+Safe methods, guarded requests and requests without a key are not reported."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ from oncekey.http.unguarded_keys import LOG_EVERY_SECONDS, UnguardedKeys
 from oncekey.http.wsgi import IdempotencyWSGI
 
 RAN: list[str] = []
-TOLD: list[EventKind] = []
+EVENTS: list[EventKind] = []
 RULES = [Rule("/guarded"), Rule("/out", guarded=False)]
 PATHS = ("/guarded", "/open", "/out")
-Answer = tuple[int, str | None, str]
-Ask = Callable[[str, str], Answer]
+Outcome = tuple[int, str | None, str]
+Send = Callable[[str, str], Outcome]
 
 
 def blocking() -> Once:
     once = Once("memory://")
-    once.subscribe(lambda notice: TOLD.append(notice.kind))
+    once.subscribe(lambda event: EVENTS.append(event.kind))
     return once
 
 
 def awaited() -> AsyncOnce:
     once = AsyncOnce("memory://")
-    once.subscribe(lambda notice: TOLD.append(notice.kind))
+    once.subscribe(lambda event: EVENTS.append(event.kind))
     return once
 
 
@@ -58,7 +58,7 @@ def run_view() -> str:
 
 
 def fresh_view() -> Callable[[], str]:
-    """One that no other route has."""
+    """A view that no other route has."""
 
     def view() -> str:
         return run_view()
@@ -66,27 +66,35 @@ def fresh_view() -> Callable[[], str]:
     return view
 
 
-def of_asgi(app: Any) -> Ask:
-    async def asked(method: str, path: str) -> Any:
+def sender_to_asgi(app: Any) -> Send:
+    async def request(method: str, path: str) -> Any:
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
             headers = {"Idempotency-Key": "k"}
             return await client.request(method, path, headers=headers, content=b"{}")
 
-    def ask(method: str, path: str) -> Answer:
-        answer = asyncio.run(asked(method, path))
-        return answer.status_code, answer.headers.get("x-idempotency-unprotected"), answer.text
+    def send(method: str, path: str) -> Outcome:
+        response = asyncio.run(request(method, path))
+        return (
+            response.status_code,
+            response.headers.get("x-idempotency-unprotected"),
+            response.text,
+        )
 
-    return ask
+    return send
 
 
-def of_wsgi(app: Any) -> Ask:
-    def ask(method: str, path: str) -> Answer:
+def sender_to_wsgi(app: Any) -> Send:
+    def send(method: str, path: str) -> Outcome:
         headers = {"Idempotency-Key": "k"}
-        answer = Client(app).open(path, method=method, headers=headers, buffered=True)
-        return answer.status_code, answer.headers.get("X-Idempotency-Unprotected"), answer.text
+        response = Client(app).open(path, method=method, headers=headers, buffered=True)
+        return (
+            response.status_code,
+            response.headers.get("X-Idempotency-Unprotected"),
+            response.text,
+        )
 
-    return ask
+    return send
 
 
 # --- apps -----------------------------------------------------------------------------------------
@@ -97,16 +105,16 @@ async def ran(request: Any) -> Any:
     return PlainTextResponse("ran")
 
 
-def asgi(mode: str) -> Ask:
+def asgi(mode: str) -> Send:
     routes = [Route(path, ran, methods=["GET", "POST"]) for path in PATHS]
     once = awaited()
     app = IdempotencyMiddleware(
         Starlette(routes=routes), once, caller=lambda scope: "me", rules=RULES, unguarded=mode
     )
-    return of_asgi(app)
+    return sender_to_asgi(app)
 
 
-def fastapi(mode: str) -> Ask:
+def fastapi(mode: str) -> Send:
     app = FastAPI()
     guard = Idempotency(awaited(), caller=lambda request: "me", unguarded=mode)
     guard.attach(app)
@@ -116,7 +124,7 @@ def fastapi(mode: str) -> Ask:
     router.api_route("/open", methods=["GET", "POST"])(run_view)
     router.post("/out")(guard.guard(guarded=False)(fresh_view()))
     app.include_router(router)
-    return of_asgi(app)
+    return sender_to_asgi(app)
 
 
 def wsgi_app(environ: Any, start_response: Any) -> list[bytes]:
@@ -125,73 +133,73 @@ def wsgi_app(environ: Any, start_response: Any) -> list[bytes]:
     return [b"ran"]
 
 
-def wsgi(mode: str) -> Ask:
+def wsgi(mode: str) -> Send:
     made = IdempotencyWSGI(
         wsgi_app, blocking(), caller=lambda environ: "me", rules=RULES, unguarded=mode, close=False
     )
-    return of_wsgi(made)
+    return sender_to_wsgi(made)
 
 
-def flask(mode: str) -> Ask:
+def flask(mode: str) -> Send:
     app = Flask("x")
     FlaskIdempotency(app, once=blocking(), caller=lambda: "me", unguarded=mode, close=False)
     guarded = idempotent()(fresh_view())
     out = idempotent(guarded=False)(fresh_view())
     for path, view in (("/guarded", guarded), ("/open", run_view), ("/out", out)):
         app.add_url_rule(path, path[1:], view, methods=["GET", "POST"])
-    return of_wsgi(app)
+    return sender_to_wsgi(app)
 
 
-def flask_whole(mode: str) -> Ask:
+def flask_whole(mode: str) -> Send:
     app = Flask("x")
     FlaskIdempotency(
         app, once=blocking(), caller=lambda e: "me", rules=RULES, unguarded=mode, close=False
     )
     for path in PATHS:
         app.add_url_rule(path, path[1:], run_view, methods=["GET", "POST"])
-    return of_wsgi(app)
+    return sender_to_wsgi(app)
 
 
 APPS = {"asgi": asgi, "fastapi": fastapi, "wsgi": wsgi, "flask": flask, "whole": flask_whole}
 
 
 @pytest.mark.parametrize("name", APPS)
-def test_a_key_that_nothing_guards_is_told_to_everybody(
+def test_unguarded_key_is_reported_by_header_log_and_event(
     name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    ask = APPS[name]("warn")
+    send = APPS[name]("warn")
     RAN.clear()
-    TOLD.clear()
+    EVENTS.clear()
     for path in ("/open", "/open", "/out"):
-        status, mark, body = ask("POST", path)
+        status, mark, body = send("POST", path)
         assert (status, mark, body.strip('"')) == (200, "unguarded", "ran")
     assert len(RAN) == 3
-    assert TOLD == [EventKind.UNGUARDED] * 3
+    assert EVENTS == [EventKind.UNGUARDED] * 3
     (line,) = [r.getMessage() for r in caplog.records if r.name == "oncekey"]
     assert "1 request" in line
     assert "POST '/open'" in line
     assert '"k"' not in line
-    assert ask("GET", "/open")[:2] == (200, None)
-    assert [ask("POST", "/guarded")[1] for _ in range(2)] == [None, None]
-    assert EventKind.REPLAYED in TOLD
+    assert send("GET", "/open")[:2] == (200, None)
+    assert [send("POST", "/guarded")[1] for _ in range(2)] == [None, None]
+    assert EventKind.REPLAYED in EVENTS
 
 
 @pytest.mark.parametrize("name", APPS)
-def test_a_key_that_nothing_guards_can_be_refused(name: str) -> None:
-    ask = APPS[name]("refuse")
+def test_unguarded_key_is_refused_if_configured(name: str) -> None:
+    send = APPS[name]("refuse")
     RAN.clear()
-    status, mark, body = ask("POST", "/open")
+    status, mark, body = send("POST", "/open")
     assert (status, mark) == (400, None)
     assert '"code": "unguarded"' in body
     assert RAN == []
-    assert ask("POST", "/out")[:2] == (200, "unguarded")
-    assert ask("GET", "/open")[0] == 200
-    assert ask("POST", "/guarded")[:2] == (200, None)
+    assert send("POST", "/out")[:2] == (200, "unguarded")
+    assert send("GET", "/open")[0] == 200
+    assert send("POST", "/guarded")[:2] == (200, None)
     assert len(RAN) == 3
-    assert ask("POST", "/nowhere")[0] == (404 if name in ("fastapi", "flask") else 400)
+    assert send("POST", "/nowhere")[0] == (404 if name in ("fastapi", "flask") else 400)
 
 
-def test_a_guard_inside_of_a_middleware_takes_the_key() -> None:
+def test_key_guarded_further_inside_is_not_reported() -> None:
     """And of two that watch, one tells the client."""
     inner = FastAPI()
     guard = Idempotency(awaited(), caller=lambda request: "me")
@@ -207,14 +215,14 @@ def test_a_guard_inside_of_a_middleware_takes_the_key() -> None:
         return "ran"
 
     outer = Starlette(routes=[Mount("/in", app=inner)])
-    ask = of_asgi(
+    send = sender_to_asgi(
         IdempotencyMiddleware(outer, awaited(), caller=lambda scope: "me", rules=[Rule("/x")])
     )
-    assert ask("POST", "/in/guarded")[:2] == (200, None)
-    assert ask("POST", "/in/open")[:2] == (200, "unguarded")
+    assert send("POST", "/in/guarded")[:2] == (200, None)
+    assert send("POST", "/in/open")[:2] == (200, "unguarded")
 
 
-def test_fastapi_refusing_needs_routes_of_ours() -> None:
+def test_fastapi_refusing_needs_guarded_routes() -> None:
     app = FastAPI()
     guard = Idempotency(awaited(), caller=lambda request: "me", unguarded="refuse")
     guard.attach(app)
@@ -227,11 +235,11 @@ def test_fastapi_refusing_needs_routes_of_ours() -> None:
         Idempotency(awaited(), caller=lambda request: "me", unguarded="maybe")
 
 
-def test_unguarded_keys_are_logged_once_a_minute_with_their_number(
+def test_unguarded_keys_are_logged_once_a_minute_with_their_count(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     now = 0.0
-    keys = UnguardedKeys(Exchange(Rules()), lambda notice: None, "warn", clock=lambda: now)
+    keys = UnguardedKeys(Exchange(Rules()), lambda event: None, "warn", clock=lambda: now)
     with caplog.at_level(logging.WARNING, "oncekey"):
         for _ in range(5):
             keys.report("POST", "/x\n" + "y" * 500)
@@ -300,7 +308,7 @@ assert ran == [1, 1], ran
 
 @pytest.mark.parametrize("where", ["paths", "views"])
 @pytest.mark.parametrize("mode", ["warn", "refuse"])
-def test_django(mode: str, where: str, tmp_path: Path) -> None:
+def test_unguarded_key_in_django(mode: str, where: str, tmp_path: Path) -> None:
     script = tmp_path / "project.py"
     script.write_text(DJANGO)
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}

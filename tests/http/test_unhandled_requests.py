@@ -1,7 +1,7 @@
-"""What no handler has answered ends no key; what a handler has answered always does.
+"""A response that no handler made frees its key; the response of a handler is stored.
 
-A client whose request met no route, or did not validate, sends it again under the same key, and is
-served. A handler that did something and then answered 404 or 422 never runs again.
+A client whose request matched no route or did not validate can send it again under the same key. A
+handler that did something and then responded with 404 or 422 never runs again.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from oncekey.http.fastapi import install
 from oncekey.http.wsgi import IdempotencyWSGI, leave_unstored
 
 RAN: list[str] = []
-Ask = Callable[..., tuple[int, bool]]
+Send = Callable[..., tuple[int, bool]]
 
 
 class Order(BaseModel):
@@ -179,39 +179,39 @@ def views(app: Any) -> Any:
     return app
 
 
-def of_asgi(app: Any) -> Ask:
-    def ask(path: str, key: str, body: Any = None) -> tuple[int, bool]:
+def sender_to_asgi(app: Any) -> Send:
+    def send(path: str, key: str, body: Any = None) -> tuple[int, bool]:
         async def main() -> Any:
             transport = httpx.ASGITransport(app)
             async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
                 return await client.post(path, json=body, headers={"Idempotency-Key": key})
 
-        answer = asyncio.run(main())
-        return answer.status_code, "x-idempotency-replayed" in answer.headers
+        response = asyncio.run(main())
+        return response.status_code, "x-idempotency-replayed" in response.headers
 
-    return ask
+    return send
 
 
-def of_wsgi(app: Any) -> Ask:
+def sender_to_wsgi(app: Any) -> Send:
     client = Client(IdempotencyWSGI(app, Once("memory://"), caller=lambda environ: "me"))
 
-    def ask(path: str, key: str, body: Any = None) -> tuple[int, bool]:
-        answer = client.post(path, json=body, headers={"Idempotency-Key": key}, buffered=True)
-        return answer.status_code, "X-Idempotency-Replayed" in answer.headers
+    def send(path: str, key: str, body: Any = None) -> tuple[int, bool]:
+        response = client.post(path, json=body, headers={"Idempotency-Key": key}, buffered=True)
+        return response.status_code, "X-Idempotency-Replayed" in response.headers
 
-    return ask
+    return send
 
 
-APPS: dict[str, Callable[[], Ask]] = {
-    "starlette": lambda: of_asgi(guarded(starlette())),
-    "starlette-added": lambda: of_asgi(added(starlette())),
-    "starlette-inside": lambda: of_asgi(starlette_inside()),
-    "fastapi": lambda: of_asgi(guarded(fastapi())),
-    "fastapi-added": lambda: of_asgi(added(fastapi())),
-    "fastapi-installed": lambda: of_asgi(fastapi_installed()),
-    "litestar": lambda: of_asgi(guarded(litestar())),
-    "quart": lambda: of_asgi(guarded(views(Quart("x")))),
-    "flask": lambda: of_wsgi(views(Flask("x"))),
+APPS: dict[str, Callable[[], Send]] = {
+    "starlette": lambda: sender_to_asgi(guarded(starlette())),
+    "starlette-added": lambda: sender_to_asgi(added(starlette())),
+    "starlette-inside": lambda: sender_to_asgi(starlette_inside()),
+    "fastapi": lambda: sender_to_asgi(guarded(fastapi())),
+    "fastapi-added": lambda: sender_to_asgi(added(fastapi())),
+    "fastapi-installed": lambda: sender_to_asgi(fastapi_installed()),
+    "litestar": lambda: sender_to_asgi(guarded(litestar())),
+    "quart": lambda: sender_to_asgi(guarded(views(Quart("x")))),
+    "flask": lambda: sender_to_wsgi(views(Flask("x"))),
 }
 # Framework, a path that it refuses by itself, its status; the body that it refuses.
 REFUSED: list[tuple[str, str, int, Any]] = [
@@ -236,27 +236,27 @@ HANDLED = [
 
 
 @pytest.mark.parametrize(("name", "path", "status", "body"), REFUSED)
-def test_what_the_framework_refuses_by_itself_frees_its_key(
+def test_response_that_no_handler_made_frees_the_key(
     name: str, path: str, status: int, body: Any
 ) -> None:
-    ask = APPS[name]()
+    send = APPS[name]()
     RAN.clear()
-    assert [ask(path, "k", body) for _ in range(2)] == [(status, False), (status, False)]
+    assert [send(path, "k", body) for _ in range(2)] == [(status, False), (status, False)]
     assert RAN == []
-    assert [ask("/pay", "k", {"cents": 5}) for _ in range(2)] == [(201, False), (201, True)]
+    assert [send("/pay", "k", {"cents": 5}) for _ in range(2)] == [(201, False), (201, True)]
     assert RAN == ["pay"]
 
 
 @pytest.mark.parametrize(("name", "path", "status"), HANDLED)
-def test_what_a_handler_answers_is_stored(name: str, path: str, status: int) -> None:
-    ask = APPS[name]()
+def test_response_of_a_handler_is_stored(name: str, path: str, status: int) -> None:
+    send = APPS[name]()
     RAN.clear()
-    assert [ask(path, "k") for _ in range(2)] == [(status, False), (status, True)]
+    assert [send(path, "k") for _ in range(2)] == [(status, False), (status, True)]
     assert len(RAN) == 1
-    assert ask("/pay", "k", {"cents": 5})[0] == 422
+    assert send("/pay", "k", {"cents": 5})[0] == 422
 
 
-def test_of_an_unknown_framework_everything_is_stored_but_what_it_says_itself() -> None:
+def test_unknown_framework_stores_all_but_leave_unstored() -> None:
     async def asgi(scope: Any, receive: Any, send: Any) -> None:
         if b"plain" not in scope["query_string"]:
             leave_scope_unstored(scope)
@@ -268,15 +268,15 @@ def test_of_an_unknown_framework_everything_is_stored_but_what_it_says_itself() 
         start_response("404 Not Found", [])
         return [b""]
 
-    for ask in (of_asgi(guarded(asgi)), of_wsgi(wsgi)):
-        assert [ask("/x?plain", "k") for _ in range(2)] == [(404, False), (404, True)]
-        assert [ask("/x", "said") for _ in range(2)] == [(404, False), (404, False)]
+    for send in (sender_to_asgi(guarded(asgi)), sender_to_wsgi(wsgi)):
+        assert [send("/x?plain", "k") for _ in range(2)] == [(404, False), (404, True)]
+        assert [send("/x", "unstored") for _ in range(2)] == [(404, False), (404, False)]
 
 
 # --- Django ---------------------------------------------------------------------------------------
 
 
-def test_django_what_no_view_answered_frees_its_key() -> None:
+def test_django_response_that_no_view_made_frees_the_key() -> None:
     require(lambda: Gunicorn("x:y"))
     env = {"GUARDED_KIND": "middleware"}
     with serve_app(Gunicorn, "tests.http.wsgi_apps.django_app:app", env=env) as app:
@@ -290,5 +290,5 @@ def test_django_what_no_view_answered_frees_its_key() -> None:
 
 
 def statuses(app: ServedApp, path: str, key: str) -> tuple[int, bool]:
-    answer = app.post(path, key, {"a": 1})
-    return answer.status, answer.one("X-Idempotency-Replayed") == "true"
+    response = app.post(path, key, {"a": 1})
+    return response.status, response.one("X-Idempotency-Replayed") == "true"

@@ -1,8 +1,8 @@
-"""Large guarded uploads to FastAPI: on disk, not in memory, and nothing is read for strangers.
+"""Large guarded uploads to FastAPI are on disk, not in memory; those of strangers are not read.
 
     UPLOAD_MIB=100 python -m pytest -s tests/http/test_upload_memory.py
 
-prints what the server process held at most.
+prints the peak memory of the server process.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is read 
 @pytest.fixture
 def app() -> Iterator[ServedApp]:
     require(lambda: Uvicorn("x:y"))
-    with serve_app(Uvicorn, "tests.http.fastapi_apps.uploads:app") as made:
-        yield made
+    with serve_app(Uvicorn, "tests.http.fastapi_apps.uploads:app") as served:
+        yield served
 
 
-def ask(app: ServedApp, path: str, key: str, body: Any, kind: str) -> httpx.Response:
+def send(app: ServedApp, path: str, key: str, body: Any, kind: str) -> httpx.Response:
     headers = {"Authorization": "Bearer alice", "Idempotency-Key": key, "Content-Type": kind}
     url = f"http://127.0.0.1:{app.server.port}{path}"
     return httpx.post(url, content=body, headers=headers, timeout=120)
@@ -47,12 +47,12 @@ def parts(letter: bytes, boundary: bytes) -> Iterator[bytes]:
     yield b"\r\n--" + boundary + b"--\r\n"
 
 
-def plain(letter: bytes, boundary: bytes) -> Iterator[bytes]:
+def raw_parts(letter: bytes, boundary: bytes) -> Iterator[bytes]:
     for _ in range(SIZE // 65536):
         yield letter * 65536
 
 
-def peak(app: ServedApp) -> int:
+def peak_memory(app: ServedApp) -> int:
     return int(httpx.get(f"http://127.0.0.1:{app.server.port}/peak").text)
 
 
@@ -60,22 +60,22 @@ def peak(app: ServedApp) -> int:
     ("path", "made", "kind"),
     [
         ("/file", parts, "multipart/form-data; boundary={}"),
-        ("/stream", plain, "application/octet-stream"),
+        ("/stream", raw_parts, "application/octet-stream"),
     ],
     ids=["form", "stream"],
 )
 def test_large_uploads_are_not_held_in_memory(
     app: ServedApp, path: str, made: Any, kind: str
 ) -> None:
-    before = peak(app)
+    before = peak_memory(app)
 
     def upload(number: int, letter: bytes, boundary: str = "one") -> httpx.Response:
         body = made(letter, boundary.encode())
-        return ask(app, path, f"k-{number}", body, kind.format(boundary))
+        return send(app, path, f"k-{number}", body, kind.format(boundary))
 
     with ThreadPoolExecutor(UPLOADS) as threads:
         answers = list(threads.map(upload, range(UPLOADS), [b"a", b"b", b"c"]))
-    grown = peak(app) - before
+    grown = peak_memory(app) - before
     print(f"{path}: {UPLOADS} x {SIZE // MIB} MiB, the server grew by {grown / MIB:.0f} MiB")  # noqa: T201
     assert [answer.json()["size"] for answer in answers] == [SIZE] * UPLOADS
     again, other = upload(0, b"a", "another"), upload(0, b"x")
@@ -85,7 +85,7 @@ def test_large_uploads_are_not_held_in_memory(
     assert grown < SIZE // 2
 
 
-def test_body_is_not_read_for_a_caller_who_is_not_authenticated(app: ServedApp) -> None:
+def test_body_of_an_unauthenticated_caller_is_not_read(app: ServedApp) -> None:
     """The endpoint takes no body parameter, so FastAPI has solved its dependencies first."""
     with socket.create_connection(("127.0.0.1", app.server.port), timeout=20) as connection:
         connection.sendall(

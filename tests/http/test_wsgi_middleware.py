@@ -1,4 +1,4 @@
-"""What only a WSGI app can do, and the set-up of its middleware."""
+"""`IdempotencyWSGI`: the ways of WSGI to send a response, and the middleware's options."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from oncekey.http.wsgi import IdempotencyWSGI
 @pytest.fixture(scope="module")
 def running() -> Iterator[ServedApp]:
     require(lambda: Gunicorn("x:y"))
-    with serve_app(Gunicorn, "tests.http.wsgi_apps.plain_app:app") as made:
-        yield made
+    with serve_app(Gunicorn, "tests.http.wsgi_apps.plain_app:app") as served:
+        yield served
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def app(running: ServedApp) -> ServedApp:
     return running
 
 
-def test_what_is_written_comes_before_what_is_returned(app: ServedApp) -> None:
+def test_bytes_written_by_write_precede_the_returned_body(app: ServedApp) -> None:
     key = app.fresh_key()
     first, again = app.post("/writes", key, {}), app.post("/writes", key, {})
     assert first.body == again.body == b"one two three"
@@ -39,15 +39,17 @@ def test_what_is_written_comes_before_what_is_returned(app: ServedApp) -> None:
     assert app.effects("close() was called") == 1
 
 
-def test_a_response_may_be_begun_again_after_an_error(app: ServedApp) -> None:
+def test_response_restarted_after_an_error_is_stored(app: ServedApp) -> None:
     key = app.fresh_key()
-    first, again = app.post("/mends", key, {}), app.post("/mends", key, {})
-    assert (first.status, first.body) == (again.status, again.body) == (409, b"mended")
-    assert app.effects("mends") == 1
+    first, again = app.post("/restarts-early", key, {}), app.post("/restarts-early", key, {})
+    assert (first.status, first.body) == (again.status, again.body) == (409, b"restarted")
+    assert app.effects("restarts-early") == 1
 
 
-@pytest.mark.parametrize(("path", "closed"), [("/too-late", 0), ("/breaks", 1), ("/silent", 0)])
-def test_half_a_response_is_a_failure(app: ServedApp, path: str, closed: int) -> None:
+@pytest.mark.parametrize(
+    ("path", "closed"), [("/restarts-late", 0), ("/raises-in-stream", 1), ("/never-starts", 0)]
+)
+def test_incomplete_response_is_a_failure(app: ServedApp, path: str, closed: int) -> None:
     key = app.fresh_key()
     assert app.post(path, key, {}).status == 500
     again = app.post(path, key, {})
@@ -78,7 +80,7 @@ class Start:
         self.status = status
 
 
-def test_what_no_rule_guards_is_the_apps_own_business() -> None:
+def test_unguarded_request_reaches_the_app_untouched() -> None:
     """The same environ, its input unread, and the app's own iterable."""
     seen = []
     parts = iter([b"x"])
@@ -97,7 +99,7 @@ def test_what_no_rule_guards_is_the_apps_own_business() -> None:
         assert given["wsgi.input"].tell() == 0
 
 
-def test_a_guarded_app_has_an_environ_of_its_own() -> None:
+def test_guarded_app_gets_an_environ_of_its_own() -> None:
     def app(given: dict[str, Any], start: Any) -> Iterable[bytes]:
         given["changed"] = True
         start("200 OK", [])
@@ -116,7 +118,7 @@ def _never(environ: Any, start: Any) -> Iterable[bytes]:
     raise AssertionError
 
 
-def test_without_a_caller_function_it_is_not_even_built() -> None:
+def test_middleware_without_a_caller_is_refused() -> None:
     with pytest.raises(TypeError, match="caller"):
         IdempotencyWSGI(_never, Once("memory://"))  # type: ignore[call-arg]
     with pytest.raises(ConfigurationError, match="caller"):
@@ -126,9 +128,7 @@ def test_without_a_caller_function_it_is_not_even_built() -> None:
 
 
 @pytest.mark.parametrize("store_down", ["refuse", "run"])
-def test_while_the_store_is_down_a_rule_says_what_to_do(
-    store_down: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_store_down_follows_the_rule(store_down: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def app(given: dict[str, Any], start: Any) -> Iterable[bytes]:
         assert given["oncekey.attempt"] is None
         start("200 OK", [])
@@ -150,7 +150,7 @@ def test_while_the_store_is_down_a_rule_says_what_to_do(
         assert middleware.unprotected == 0
 
 
-def test_an_error_of_the_app_is_the_servers_to_see() -> None:
+def test_exception_of_the_app_reaches_the_server() -> None:
     def app(given: dict[str, Any], start: Any) -> Iterable[bytes]:
         raise KeyError("mine")
 
@@ -159,7 +159,7 @@ def test_an_error_of_the_app_is_the_servers_to_see() -> None:
         middleware(environ(), Start())
 
 
-def test_an_error_in_close_is_part_of_the_run() -> None:
+def test_exception_in_close_fails_the_run() -> None:
     """It comes before the outcome is stored, not when the response has gone."""
 
     class Parts(list[bytes]):
@@ -178,7 +178,7 @@ def test_an_error_in_close_is_part_of_the_run() -> None:
     assert start.status == "500 Internal Server Error"
 
 
-def test_its_rules_are_found_where_policies_are_published() -> None:
+def test_rules_of_the_middleware_are_in_the_published_policy() -> None:
     rules = [Rule("/charges")]
     middleware = IdempotencyWSGI(
         _never, Once("memory://"), caller=lambda environ: "me", rules=rules, close=False

@@ -112,7 +112,7 @@ def test_chunked_body_and_body_with_a_length_are_the_same_request(app: ServedApp
                 assert (response.status, app.effects()) == (400, 1)
                 continue
             assert is_replay(response) is again
-            assert json.loads(response.body)["asked"] == {"a": 1}
+            assert json.loads(response.body)["received"] == {"a": 1}
 
 
 def test_client_that_leaves_within_its_body_has_claimed_nothing(app: ServedApp) -> None:

@@ -1,8 +1,7 @@
-"""Apps that tell which attempt and which step their handlers run in, one per adapter.
+"""Apps that respond with the attempt and the step that their handlers run in, one per adapter.
 
-Every one answers POST, which is guarded, and GET, which is not, with what `told` says; a POST to
-/again has a step and runs twice. The one to serve is named by the environment, since Django has
-room for one only.
+POST is guarded and GET is not; both respond with `current_state`. A POST to /again has a step and
+runs twice. GUARDED_KIND names the app to serve, because a process can have one Django app only.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ from starlette.responses import JSONResponse, StreamingResponse
 from starlette.routing import Route
 
 from oncekey import AsyncOnce, Once, current_attempt, current_step
-from oncekey.http import flask as flasks
-from oncekey.http import wsgi as wsgis
+from oncekey.http import flask as oncekey_flask
+from oncekey.http import wsgi as oncekey_wsgi
 from oncekey.http.asgi import IdempotencyMiddleware, attempt_of
 from oncekey.http.fastapi import Idempotency, install
 
@@ -32,8 +31,8 @@ STORE = f"sqlite:///{FOLDER}/keys.db"
 AGAIN = {"Retry-After": "1"}
 
 
-def told(attempt: Any, *, step: str | None = None) -> dict[str, Any]:
-    """What is current, as seen where this is called; `attempt` is what the adapter gives."""
+def current_state(attempt: Any, *, step: str | None = None) -> dict[str, Any]:
+    """The current attempt and step; `attempt` is the one that the adapter provides."""
     current = current_attempt()
     return {
         "key": None if current is None else current.key,
@@ -43,18 +42,18 @@ def told(attempt: Any, *, step: str | None = None) -> dict[str, Any]:
     }
 
 
-def told_in_step(attempt: Any) -> dict[str, Any]:
+def state_in_step(attempt: Any) -> dict[str, Any]:
     if attempt is None:
-        return told(None)
-    step = attempt.step("pay", lambda key: told(attempt)["step"])
-    return told(attempt, step=step)
+        return current_state(None)
+    step = attempt.step("pay", lambda key: current_state(attempt)["step"])
+    return current_state(attempt, step=step)
 
 
-async def told_in_async_step(attempt: Any) -> dict[str, Any]:
+async def state_in_async_step(attempt: Any) -> dict[str, Any]:
     await asyncio.sleep(0)
-    step = await attempt.step("pay", lambda key: told(attempt)["step"])
+    step = await attempt.step("pay", lambda key: current_state(attempt)["step"])
     await asyncio.sleep(0)
-    return told(attempt, step=step)
+    return current_state(attempt, step=step)
 
 
 def pay(key: str) -> dict[str, Any]:
@@ -66,31 +65,31 @@ def pay(key: str) -> dict[str, Any]:
 
 
 def status_of(attempt: Any) -> int:
-    """The first run of a handler ends with "nothing happened, come again"."""
+    """503 for the first run of a handler, which frees its key."""
     file = FOLDER / f"{attempt.key}.ran"
     is_first = not file.exists()
     file.touch()
     return 503 if is_first else 200
 
 
-def note(what: str) -> None:
-    """After the response: into a file, whole at once."""
-    (FOLDER / "part").write_text(json.dumps(told(None)))
-    (FOLDER / "part").rename(FOLDER / what)
+def write_state(name: str) -> None:
+    """Write the current state to a file after the response, atomically."""
+    (FOLDER / "part").write_text(json.dumps(current_state(None)))
+    (FOLDER / "part").rename(FOLDER / name)
 
 
 def asgi() -> Any:
-    async def here(request: Request) -> JSONResponse:
+    async def current(request: Request) -> JSONResponse:
         attempt = attempt_of(request)
-        return JSONResponse(await told_in_async_step(attempt) if attempt else told(None))
+        return JSONResponse(await state_in_async_step(attempt) if attempt else current_state(None))
 
     async def later(request: Request) -> JSONResponse:
-        task = BackgroundTask(note, "later")
-        return JSONResponse(told(attempt_of(request)), background=task)
+        task = BackgroundTask(write_state, "later")
+        return JSONResponse(current_state(attempt_of(request)), background=task)
 
     async def stream(request: Request) -> StreamingResponse:
         async def parts() -> AsyncIterator[str]:
-            yield json.dumps(told(attempt_of(request)))
+            yield json.dumps(current_state(attempt_of(request)))
 
         return StreamingResponse(parts())
 
@@ -100,7 +99,7 @@ def asgi() -> Any:
 
     routes = [
         Route("/again", again, methods=["POST"]),
-        Route("/here", here, methods=["GET", "POST"]),
+        Route("/current", current, methods=["GET", "POST"]),
         Route("/later", later, methods=["POST"]),
         Route("/stream", stream, methods=["POST"]),
     ]
@@ -130,19 +129,19 @@ def fastapi(*, by_middleware: bool = False) -> Any:
     else:
         idempotency.attach(app)
 
-    async def here(request: Request) -> Any:
-        return await told_in_async_step(attempt_of(request))
+    async def current(request: Request) -> Any:
+        return await state_in_async_step(attempt_of(request))
 
     def blocking(request: Request) -> Any:
-        return told(attempt_of(request))
+        return current_state(attempt_of(request))
 
     async def later(request: Request, tasks: BackgroundTasks) -> Any:
-        tasks.add_task(note, "later")
-        return told(attempt_of(request))
+        tasks.add_task(write_state, "later")
+        return current_state(attempt_of(request))
 
     async def stream(request: Request) -> Any:
         async def parts() -> AsyncIterator[str]:
-            yield json.dumps(told(attempt_of(request)))
+            yield json.dumps(current_state(attempt_of(request)))
 
         return StreamingResponse(parts())
 
@@ -150,53 +149,58 @@ def fastapi(*, by_middleware: bool = False) -> Any:
         attempt: Any = attempt_of(request)
         return JSONResponse(await attempt.step("pay", pay), status_of(attempt), AGAIN)
 
-    for endpoint in (here, blocking, later, stream, again):
+    for endpoint in (current, blocking, later, stream, again):
         path = f"/{endpoint.__name__}"
         app.add_api_route(path, guarded(endpoint), methods=["POST"], response_model=None)
-    app.add_api_route("/here", lambda: told(None), methods=["GET"])
+    app.add_api_route("/current", lambda: current_state(None), methods=["GET"])
     return app
 
 
 def wsgi() -> Any:
     def app(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
         if environ["PATH_INFO"] == "/again":
-            attempt: Any = wsgis.attempt_of(environ)
+            attempt: Any = oncekey_wsgi.attempt_of(environ)
             start(f"{status_of(attempt)} Status", list(AGAIN.items()))
             return [json.dumps(attempt.step("pay", pay)).encode()]
         start("200 OK", [("Content-Type", "application/json")])
         if environ["PATH_INFO"] == "/stream":
-            return (json.dumps(told(wsgis.attempt_of(environ))).encode() for _ in range(1))
-        return [json.dumps(told_in_step(wsgis.attempt_of(environ))).encode()]
+            return (
+                json.dumps(current_state(oncekey_wsgi.attempt_of(environ))).encode()
+                for _ in range(1)
+            )
+        return [json.dumps(state_in_step(oncekey_wsgi.attempt_of(environ))).encode()]
 
-    return wsgis.IdempotencyWSGI(
+    return oncekey_wsgi.IdempotencyWSGI(
         app, Once(STORE), caller=lambda environ: environ.get("HTTP_AUTHORIZATION")
     )
 
 
 def flask() -> Any:
     app = Flask("currents")
-    flasks.Idempotency(app, once=Once(STORE), caller=lambda: request.headers.get("Authorization"))
+    oncekey_flask.Idempotency(
+        app, once=Once(STORE), caller=lambda: request.headers.get("Authorization")
+    )
 
-    @app.post("/here")
-    @flasks.idempotent()
-    def here() -> Any:
-        return told_in_step(flasks.current_attempt())
+    @app.post("/current")
+    @oncekey_flask.idempotent()
+    def current() -> Any:
+        return state_in_step(oncekey_flask.current_attempt())
 
     @app.post("/stream")
-    @flasks.idempotent()
+    @oncekey_flask.idempotent()
     def stream() -> Any:
-        attempt = flasks.current_attempt()
-        return Response(json.dumps(told(attempt)) for _ in range(1))
+        attempt = oncekey_flask.current_attempt()
+        return Response(json.dumps(current_state(attempt)) for _ in range(1))
 
     @app.post("/again")
-    @flasks.idempotent()
+    @oncekey_flask.idempotent()
     def again() -> Any:
-        attempt: Any = flasks.current_attempt()
+        attempt: Any = oncekey_flask.current_attempt()
         return attempt.step("pay", pay), status_of(attempt), AGAIN
 
-    @app.get("/here")
-    def nowhere() -> Any:
-        return told(None)
+    @app.get("/current")
+    def unguarded() -> Any:
+        return current_state(None)
 
     return app
 
@@ -222,15 +226,15 @@ def django(*, by_middleware: bool = False) -> Any:
     setup()
     from oncekey.http.django import attempt_of, idempotent
 
-    def here(request: Any) -> Any:
-        return JsonResponse(told_in_step(attempt_of(request)))
+    def current(request: Any) -> Any:
+        return JsonResponse(state_in_step(attempt_of(request)))
 
     def again(request: Any) -> Any:
         attempt: Any = attempt_of(request)
         value = attempt.step("pay", pay)
         return JsonResponse(value, status=status_of(attempt), headers=AGAIN)
 
-    for view in (here, again):
+    for view in (current, again):
         urlpatterns.append(path(view.__name__, view if by_middleware else idempotent()(view)))
     return get_wsgi_application()
 

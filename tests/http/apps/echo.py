@@ -1,7 +1,7 @@
-"""Apps of no framework, to see that a server serves: ASGI with a lifespan, and WSGI.
+"""Apps without a framework, for tests of the servers: ASGI with a lifespan, and WSGI.
 
-They answer with the method, the path, the body they got and GREETING of the environment. A request
-for /held ends only when its client has gone, and that is printed.
+They respond with the method, the path, the body and GREETING of the environment. A request for
+/held ends only when its client has disconnected, and that is printed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ state = {"started": False}
 
 async def asgi(scope: Message, receive: Receive, send: Send) -> None:
     if scope["type"] == "lifespan":
-        await _live(receive, send)
+        await _run_lifespan(receive, send)
         return
     assert state["started"], "a request came before the start-up was done"
     body, more = b"", True
@@ -28,21 +28,21 @@ async def asgi(scope: Message, receive: Receive, send: Send) -> None:
         body += message.get("body", b"")
         more = message.get("more_body", False)
     if scope["path"] == "/held":
-        _say("held")
+        _print("held")
         while (await receive())["type"] != "http.disconnect":
             pass
-        _say("the client has gone")
-    answer = _answer(scope["method"], scope["path"], body)
-    length = str(len(answer)).encode()
+        _print("the client has gone")
+    response = _response_body(scope["method"], scope["path"], body)
+    length = str(len(response)).encode()
     headers = [(b"content-length", length), (b"x-twice", b"1"), (b"x-twice", b"2")]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
-    await send({"type": "http.response.body", "body": answer})
+    await send({"type": "http.response.body", "body": response})
 
 
 async def streaming(scope: Message, receive: Receive, send: Send) -> None:
-    """No length is said, so that HTTP/1.1 sends chunks."""
+    """A response without a length, so that HTTP/1.1 sends chunks."""
     if scope["type"] == "lifespan":
-        await _live(receive, send)
+        await _run_lifespan(receive, send)
         return
     await send({"type": "http.response.start", "status": 200, "headers": []})
     for piece in (b"one ", b"two ", b"three"):
@@ -53,24 +53,24 @@ async def streaming(scope: Message, receive: Receive, send: Send) -> None:
 def wsgi(environ: dict[str, Any], start_response: Callable[..., object]) -> Iterable[bytes]:
     length = int(environ.get("CONTENT_LENGTH") or 0)
     body = environ["wsgi.input"].read(length)
-    answer = _answer(environ["REQUEST_METHOD"], environ["PATH_INFO"], body)
-    headers = [("Content-Length", str(len(answer))), ("X-Twice", "1"), ("X-Twice", "2")]
+    response = _response_body(environ["REQUEST_METHOD"], environ["PATH_INFO"], body)
+    headers = [("Content-Length", str(len(response))), ("X-Twice", "1"), ("X-Twice", "2")]
     start_response("200 OK", headers)
-    return [answer]
+    return [response]
 
 
-async def _live(receive: Receive, send: Send) -> None:
+async def _run_lifespan(receive: Receive, send: Send) -> None:
     await receive()
     state["started"] = True
     await send({"type": "lifespan.startup.complete"})
     await receive()
-    _say("shut down")
+    _print("shut down")
     await send({"type": "lifespan.shutdown.complete"})
 
 
-def _answer(method: str, path: str, body: bytes) -> bytes:
+def _response_body(method: str, path: str, body: bytes) -> bytes:
     return f"{method} {path} {body.decode()} {os.environ.get('GREETING', '')}".encode().strip()
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     os.write(1, f"{text}\n".encode())

@@ -1,4 +1,4 @@
-"""Apps that do not come up: with SHOP set the import fails, without it the start-up."""
+"""An app that does not start: its import fails if SHOP is set, else its startup event."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Handlers of every kind that wait at gates of their own, behind the middleware.
+"""Handlers of every kind behind the middleware, each of which waits at a gate.
 
-`?name=` names the effects and the gates of one request, so that requests do not meet. Around all
-of it each call is noted when it begins and ends: only then has a server's word about its client
-come through. GATED_KIND chooses what is around the handlers: "bare" is an app without a lifespan.
+`?name=` names the effects and the gate of one request, so that requests are independent. A layer
+outside of the middleware logs when each call begins and ends: a server has noticed its client's
+disconnect by then. GATED_KIND chooses the layers around the handlers: "bare" has no lifespan.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
 
 
-async def begun(request: Request) -> str:
-    """The effect, and the wait for the test. The name of the request."""
+async def reach_gate(request: Request) -> str:
+    """Add the effect and wait at the gate; returns the name of the request."""
     name = request.query_params["name"]
     effect(name)
     await gate(name)
@@ -37,13 +37,13 @@ async def begun(request: Request) -> str:
 
 
 async def plain(request: Request) -> Response:
-    await begun(request)
+    await reach_gate(request)
     return JSONResponse({"done": True}, 201, headers={"Location": "/x"})
 
 
 async def large(request: Request) -> Response:
-    """Longer than what is kept in memory."""
-    await begun(request)
+    """A response too long to be kept in memory."""
+    await reach_gate(request)
     return Response(PART * PARTS * 20, media_type="text/plain")
 
 
@@ -57,7 +57,7 @@ def thread(request: Request) -> Response:
 
 
 async def stream(request: Request) -> Response:
-    """Its gate is in the middle of the response."""
+    """A response with the gate in its middle."""
     name = request.query_params["name"]
     effect(name)
 
@@ -71,7 +71,7 @@ async def stream(request: Request) -> Response:
 
 
 async def endless(request: Request) -> Response:
-    """Longer than what is held back: the first half flows while the gate is shut."""
+    """A response too long to be buffered: its first half is sent while the gate is closed."""
     name = request.query_params["name"]
     effect(name)
 
@@ -86,7 +86,7 @@ async def endless(request: Request) -> Response:
 
 
 async def background(request: Request) -> Response:
-    name = await begun(request)
+    name = await reach_gate(request)
 
     async def afterwards() -> None:
         await gate(f"{name}-after")
@@ -96,12 +96,12 @@ async def background(request: Request) -> Response:
 
 
 async def raises(request: Request) -> Response:
-    await begun(request)
+    await reach_gate(request)
     raise ValueError("s3cret")
 
 
 async def refuses(request: Request) -> Response:
-    await begun(request)
+    await reach_gate(request)
     raise HTTPException(402, "no money")
 
 
@@ -126,29 +126,29 @@ RULES = [
 ]
 
 
-class Noting:
-    """Writes down each request that has begun or ended, one way or another, by its key."""
+class CallLog:
+    """Logs the key of each request that has begun or ended."""
 
     def __init__(self, app: Any) -> None:
         self.app = app
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
-        note("begun", scope)
+        log_key("begun", scope)
         try:
             await self.app(scope, receive, send)
         finally:
-            note("ended", scope)
+            log_key("ended", scope)
 
 
-def note(what: str, scope: Any) -> None:
+def log_key(log: str, scope: Any) -> None:
     for name, value in scope.get("headers", ()):
         if name.lower() == b"idempotency-key":
-            with (FOLDER / what).open("ab") as notes:
-                notes.write(value + b"\n")
+            with (FOLDER / log).open("ab") as file:
+                file.write(value + b"\n")
 
 
-class Bare:
-    """An app that raises on what it does not know, as the specification asks of it."""
+class WithoutLifespan:
+    """An app that raises for unknown scope types, as ASGI demands."""
 
     def __init__(self, app: Any) -> None:
         self.app = app
@@ -160,11 +160,11 @@ class Bare:
 
 
 kind = os.environ.get("GATED_KIND", "")
-app = Noting(
+app = CallLog(
     make(
-        within=kind == "within",
+        between_middleware=kind == "within",
         compressed=kind == "compressed",
-        wrapped=Bare if kind == "bare" else None,
+        wrapped=WithoutLifespan if kind == "bare" else None,
         routes=ROUTES,
         rules=RULES,
     )

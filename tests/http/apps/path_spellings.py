@@ -1,7 +1,7 @@
-"""The same two guarded routes in every framework: one ASGI and one WSGI app that hand a request on
-to the framework that its header names, with its path as the server gave it.
+"""The same guarded routes in every framework: an ASGI and a WSGI app that pass each request on to
+the framework that its X-App header names, with the path as the server passes it.
 
-`RAN` in a body says that the handler was reached.
+A response with `RAN` shows that the handler was reached.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def litestar() -> Any:
     return Litestar([pay], openapi_config=None)
 
 
-def fill(app: Any) -> Any:
-    """Flask and Quart."""
+def add_routes(app: Any) -> Any:
+    """Add the routes to an app of Flask or Quart."""
     for path in ROUTES:
         view = (lambda id="": RAN) if app.__class__ is Flask else _quart_view
         app.add_url_rule(
@@ -73,7 +73,7 @@ async def _quart_view(id: str = "") -> str:
 
 
 def flask() -> Any:
-    app = fill(Flask("spelled"))
+    app = add_routes(Flask("spelled"))
     engine = Once("memory://")
     Idempotency(app, once=engine, caller=lambda environ: "me", rules=RULES)
     return app
@@ -89,7 +89,7 @@ _asgi: dict[bytes, Any] = {
     b"starlette": guarded(starlette()),
     b"fastapi": guarded(fastapi()),
     b"litestar": guarded(litestar()),
-    b"quart": guarded(fill(Quart("spelled"))),
+    b"quart": guarded(add_routes(Quart("spelled"))),
 }
 _wsgi: dict[str, Any] = {"flask": flask()}
 if os.environ.get("WITH_DJANGO"):  # its settings are a process's own

@@ -1,7 +1,7 @@
-"""A Starlette app behind the middleware, for tests that talk to it over a socket.
+"""A Starlette app behind the middleware, for tests over a socket.
 
-Each effect is a line in a file; a gated handler waits until a test lets it go. Settings come by the
-environment, since a server imports the app.
+Each effect is a line in a file, and a gated handler waits until the test opens its gate, see
+app_server.py. The settings are in the environment, because a server imports the app.
 """
 
 from __future__ import annotations
@@ -35,27 +35,27 @@ POLL = 0.002
 buffered_run.HOLD_MAX_BYTES = 4_000_000  # type: ignore[misc]  # so that tests are quick
 
 
-def effect(what: str) -> int:
-    """Do it: one line more in the ledger. How many there are now."""
+def effect(name: str) -> int:
+    """Add an effect; returns the number of effects so far."""
     with (FOLDER / "effects").open("a+") as ledger:
-        ledger.write(what + "\n")
+        ledger.write(name + "\n")
         ledger.flush()
         ledger.seek(0)
         return len(ledger.readlines())
 
 
 async def gate(name: str) -> None:
-    """Say that we are here, and wait to be let go."""
+    """Reach a gate, and wait until the test opens it."""
     (FOLDER / f"{name}.here").touch()
     while not (FOLDER / f"{name}.go").exists():  # noqa: ASYNC110, it is another process
         await asyncio.sleep(POLL)
 
 
 async def charge(request: Request) -> Response:
-    asked = await request.json()
+    received = await request.json()
     number = effect("charge")
     headers = {"Location": f"/charges/{number}", "ETag": f'"{number}"', "X-Cost": "3", "X-No": "1"}
-    return JSONResponse({"number": number, "asked": asked}, 201, headers)
+    return JSONResponse({"number": number, "received": received}, 201, headers)
 
 
 async def gated(request: Request) -> Response:
@@ -99,7 +99,7 @@ async def long(request: Request) -> Response:
 
     async def parts() -> AsyncIterator[bytes]:
         for number in range(100):
-            if number == 67:  # what is held back is full
+            if number == 67:  # the response buffer is full
                 await gate("long")
             yield b"x" * 60_000
 
@@ -137,7 +137,7 @@ async def cookies(request: Request) -> Response:
 
 
 async def read(request: Request) -> Response:
-    """What must pass untouched: a stream that goes on as long as the client is there."""
+    """A stream that must pass untouched."""
 
     async def parts() -> AsyncIterator[bytes]:
         for number in range(5):
@@ -209,20 +209,18 @@ class _Passing(BaseHTTPMiddleware):
 
 def make(
     *,
-    within: bool = False,
+    between_middleware: bool = False,
     compressed: bool = False,
     wrapped: Any = None,
     routes: list[Route] = ROUTES,
     rules: list[Rule] = RULES,
 ) -> Starlette:
-    """`within`: another middleware of the usual kind between ours and the app, and one outside.
-
-    `wrapped` is one more, next to the app.
-    """
+    """Make the app. With `between_middleware` another middleware stands outside of the guard and
+    one inside; `wrapped` is one more, next to the app."""
     app = Starlette(routes=routes)
     if wrapped is not None:
         app.add_middleware(wrapped)
-    if within:
+    if between_middleware:
         app.add_middleware(_Passing)
     app.add_middleware(
         IdempotencyMiddleware,
@@ -231,7 +229,7 @@ def make(
         rules=rules,
         policy_url="/policy",
     )
-    if within:
+    if between_middleware:
         app.add_middleware(_Passing)
     if compressed:
         app.add_middleware(GZipMiddleware, minimum_size=10)
@@ -239,5 +237,7 @@ def make(
 
 
 app = make()
-within = make(within=True) if os.environ.get("GUARDED_KIND") == "within" else app
+between_middleware = (
+    make(between_middleware=True) if os.environ.get("GUARDED_KIND") == "within" else app
+)
 compressed = make(compressed=True) if os.environ.get("GUARDED_KIND") == "compressed" else app

@@ -1,4 +1,4 @@
-"""A payments API that looks like Stripe's to its SDK, behind the middleware."""
+"""A payments API behind the middleware that has the form of Stripe's, for Stripe's SDK."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from oncekey.http.rules import Rule
 KEYS = {b"Bearer sk_test_1": "acct_1"}
 
 
-def as_stripe(refusal: Refusal) -> Rendered:
-    """A refusal as Stripe words it: the SDK raises IdempotencyError for a key that was reused."""
+def render_as_stripe(refusal: Refusal) -> Rendered:
+    """A refusal in Stripe's form: the SDK raises IdempotencyError for a reused key."""
     kinds = {"key-reused": "idempotency_error", "in-flight": "idempotency_error"}
     error = {
         "type": kinds.get(refusal.code, "invalid_request_error"),
@@ -36,14 +36,14 @@ def as_stripe(refusal: Refusal) -> Rendered:
 
 
 async def charge(request: Request) -> Response:
-    asked = {name: value[0] for name, value in parse_qs((await request.body()).decode()).items()}
-    number = effect(asked["description"])
-    if asked["description"].startswith("gated"):
-        await gate(asked["description"])
-    if asked["source"] == "tok_declined":
+    form = {name: value[0] for name, value in parse_qs((await request.body()).decode()).items()}
+    number = effect(form["description"])
+    if form["description"].startswith("gated"):
+        await gate(form["description"])
+    if form["source"] == "tok_declined":
         error = {"type": "card_error", "code": "card_declined", "message": f"No. {number}"}
         return JSONResponse({"error": error}, 402)
-    return JSONResponse({"id": f"ch_{number}", "object": "charge", "amount": int(asked["amount"])})
+    return JSONResponse({"id": f"ch_{number}", "object": "charge", "amount": int(form["amount"])})
 
 
 app = IdempotencyMiddleware(
@@ -52,5 +52,5 @@ app = IdempotencyMiddleware(
     caller=lambda scope: KEYS.get(dict(scope["headers"]).get(b"authorization", b"")),
     rules=[Rule("/v1/*")],
     replay_header="Idempotent-Replayed",
-    render_refusal=as_stripe,
+    render_refusal=render_as_stripe,
 )

@@ -1,7 +1,5 @@
-"""Django behind decorators (`GUARDED_KIND=views`), its middleware, or the REST framework.
-
-It has its settings, models and views in one module, as small apps do.
-"""
+"""A Django project; GUARDED_KIND says whether decorators ("views") or the middleware guard it, or
+views of the REST framework ("rest")."""
 
 from __future__ import annotations
 
@@ -34,17 +32,21 @@ def rules() -> list[dict[str, Any]]:
     return [{"path": f"/{name}", **handlers.options(name)} for name in handlers.HANDLERS]
 
 
-OURS: dict[str, Any] = {"once": handlers.engine, "caller": caller, "policy_url": "/policy"}
-IS_WHOLE = KIND.startswith("middleware")
-if IS_WHOLE:
-    OURS["rules"] = [*rules(), {"path": "*"}]
-    OURS["transaction"] = KIND == "middleware-transaction"
+ONCEKEY_SETTING: dict[str, Any] = {
+    "once": handlers.engine,
+    "caller": caller,
+    "policy_url": "/policy",
+}
+HAS_MIDDLEWARE = KIND.startswith("middleware")
+if HAS_MIDDLEWARE:
+    ONCEKEY_SETTING["rules"] = [*rules(), {"path": "*"}]
+    ONCEKEY_SETTING["transaction"] = KIND == "middleware-transaction"
 if not settings.configured:
     settings.configure(
         ALLOWED_HOSTS=["*"],
         ROOT_URLCONF="tests.http.wsgi_apps.django_views",
         DATABASES={"default": {**databases(), "ATOMIC_REQUESTS": KIND == "atomic"}},
-        MIDDLEWARE=["oncekey.http.django.IdempotencyMiddleware"] if IS_WHOLE else [],
+        MIDDLEWARE=["oncekey.http.django.IdempotencyMiddleware"] if HAS_MIDDLEWARE else [],
         INSTALLED_APPS=["rest_framework"] if KIND == "rest" else [],
         TEMPLATES=[
             {
@@ -61,7 +63,7 @@ if not settings.configured:
             "DEFAULT_PERMISSION_CLASSES": ["rest_framework.permissions.IsAuthenticated"],
             "UNAUTHENTICATED_USER": None,
         },
-        ONCEKEY=OURS,
+        ONCEKEY=ONCEKEY_SETTING,
         LOGGING_CONFIG=None,
         USE_TZ=True,
         SECRET_KEY="not a secret",

@@ -1,4 +1,4 @@
-"""Authentication as the REST framework has it; named in its settings, so in a file of its own."""
+"""The REST framework's authentication; in a module of its own, because settings name it."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ class Throttled(BaseThrottle):  # type: ignore[misc]
         return "X-Busy" not in request.headers
 
 
-class Asked(serializers.Serializer[Any]):  # type: ignore[misc]
+class Payment(serializers.Serializer[Any]):  # type: ignore[misc]
     cents = serializers.IntegerField(min_value=1)
 
 
@@ -32,12 +32,12 @@ class Payments(APIView):  # type: ignore[misc]
     @idempotent(keep="7d")
     def post(self, request: Any) -> Response:
         number = handlers.effect("payments")
-        asked = Asked(data=request.data)
-        asked.is_valid(raise_exception=True)
+        payment = Payment(data=request.data)
+        payment.is_valid(raise_exception=True)
         running = attempt_of(request)
         assert running is not None
-        told = {"number": number, "cents": asked.validated_data["cents"], "fence": running.fence}
-        return Response(told, 201, headers={"Location": f"/payments/{number}"})
+        body = {"number": number, "cents": payment.validated_data["cents"], "fence": running.fence}
+        return Response(body, 201, headers={"Location": f"/payments/{number}"})
 
 
 class Refunds(ViewSet):  # type: ignore[misc]

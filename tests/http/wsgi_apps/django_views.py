@@ -12,18 +12,18 @@ from django.urls import path
 from django.utils.decorators import method_decorator
 from django.views import View
 from tests.http.wsgi_apps import handlers
-from tests.http.wsgi_apps.django_app import IS_WHOLE, KIND
+from tests.http.wsgi_apps.django_app import HAS_MIDDLEWARE, KIND
 
 from oncekey.http.django import attempt_of, idempotent
 
 
-def response_of(said: handlers.Said) -> Any:
-    kind = HttpResponse if isinstance(said.body, bytes) else StreamingHttpResponse
-    made = kind(said.body, status=said.status, headers=said.headers)
-    for cookie in said.cookies:
+def response_of(response: handlers.HandlerResponse) -> Any:
+    kind = HttpResponse if isinstance(response.body, bytes) else StreamingHttpResponse
+    converted = kind(response.body, status=response.status, headers=response.headers)
+    for cookie in response.cookies:
         name, _, value = cookie.partition("=")
-        made.set_cookie(name, value)
-    return made
+        converted.set_cookie(name, value)
+    return converted
 
 
 def view_of(name: str) -> Any:
@@ -32,7 +32,7 @@ def view_of(name: str) -> Any:
     def view(request: Any, argument: str = "") -> Any:
         return response_of(handler(argument, request.body, attempt_of(request)))
 
-    return view if IS_WHOLE else idempotent(**handlers.options(name))(view)
+    return view if HAS_MIDDLEWARE else idempotent(**handlers.options(name))(view)
 
 
 def read(request: Any) -> Any:
@@ -53,9 +53,9 @@ def template(request: Any) -> Any:
 
 @idempotent()
 def untyped(request: Any) -> Any:
-    made = HttpResponse(status=204)
-    del made["Content-Type"]
-    return made
+    converted = HttpResponse(status=204)
+    del converted["Content-Type"]
+    return converted
 
 
 @method_decorator(idempotent(), name="dispatch")
@@ -96,9 +96,9 @@ def buy(request: Any, how: str) -> Any:
     status = {"poor": 402, "fails": 500, "limited": 429}.get(how, 201)
     running = attempt_of(request)
     assert running is not None
-    made = JsonResponse({"item": how, "fence": running.fence}, status=status)
-    made["Location"] = f"/orders/{how}"
-    return made
+    converted = JsonResponse({"item": how, "fence": running.fence}, status=status)
+    converted["Location"] = f"/orders/{how}"
+    return converted
 
 
 urlpatterns = [

@@ -14,11 +14,11 @@ from oncekey.http.flask import Idempotency, current_attempt, idempotent
 from oncekey.http.rules import Rule
 
 
-def response_of(said: handlers.Said) -> Response:
-    made = Response(said.body, said.status, said.headers)
-    for cookie in said.cookies:
-        made.headers.add("Set-Cookie", cookie)
-    return made
+def response_of(response: handlers.HandlerResponse) -> Response:
+    converted = Response(response.body, response.status, response.headers)
+    for cookie in response.cookies:
+        converted.headers.add("Set-Cookie", cookie)
+    return converted
 
 
 def view_of(name: str) -> Any:
@@ -35,7 +35,7 @@ class OutOfStock(Exception):
     """The app has a handler for it."""
 
 
-def fill(app: Flask | Blueprint) -> None:
+def add_views(app: Flask | Blueprint) -> None:
     for name in handlers.HANDLERS:
         view = idempotent(**handlers.options(name))(view_of(name))
         path = f"/{name}".replace("{}", "<argument>")
@@ -83,7 +83,7 @@ def finish(app: Flask) -> Flask:
 def by_views() -> Flask:
     app = Flask("shop")
     views = Blueprint("views", __name__)
-    fill(views)
+    add_views(views)
 
     @app.before_request
     def who() -> Any:
@@ -102,7 +102,7 @@ def by_views() -> Flask:
 
 def by_rules() -> Flask:
     app = Flask("shop")
-    fill(app)
+    add_views(app)
     Idempotency(
         app,
         once=handlers.engine(),

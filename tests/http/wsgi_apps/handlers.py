@@ -1,7 +1,7 @@
-"""What the blocking apps do, whichever framework serves them: effects, gates and answers.
+"""The handlers of the sync apps, the same in every framework.
 
-Each effect is a line in a file; a gated handler waits until a test lets it go. Settings come by the
-environment, since a server imports the app.
+Each effect is a line in a file, and a gated handler waits until the test opens its gate, see
+app_server.py. The settings are in the environment, because a server imports the app.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ HOLD_MAX = 4_000_000
 vars(sync_response_buffer)["HOLD_MAX_BYTES"] = HOLD_MAX
 
 
-class Said(NamedTuple):
-    """An answer; a body in parts is a stream."""
+class HandlerResponse(NamedTuple):
+    """The response of a handler; a body in parts is streamed."""
 
     status: int
     headers: dict[str, str]
@@ -39,108 +39,112 @@ def engine() -> Once:
     return Once(STORE, policy=Policy(lease="10s"))
 
 
-def effect(what: str) -> int:
-    """Do it: one line more in the ledger. How many there are now."""
+def effect(name: str) -> int:
+    """Add an effect; returns the number of effects so far."""
     with (FOLDER / "effects").open("a+") as ledger:
-        ledger.write(what + "\n")
+        ledger.write(name + "\n")
         ledger.flush()
         ledger.seek(0)
         return len(ledger.readlines())
 
 
 def gate(name: str) -> None:
-    """Say that we are here, and wait to be let go."""
+    """Reach a gate, and wait until the test opens it."""
     (FOLDER / f"{name}.here").touch()
     while not (FOLDER / f"{name}.go").exists():
         time.sleep(POLL)
 
 
-def told(value: Any, status: int = 200, **headers: str) -> Said:
-    return Said(status, {"Content-Type": "application/json", **headers}, json.dumps(value).encode())
+def json_response(value: Any, status: int = 200, **headers: str) -> HandlerResponse:
+    return HandlerResponse(
+        status, {"Content-Type": "application/json", **headers}, json.dumps(value).encode()
+    )
 
 
-def charge(_: str, body: bytes, __: Attempt | None) -> Said:
+def charge(_: str, body: bytes, __: Attempt | None) -> HandlerResponse:
     number = effect("charge")
-    made = told({"number": number, "asked": json.loads(body)}, 201)
-    made.headers.update({"Location": f"/charges/{number}", "ETag": f'"{number}"'})
-    made.headers.update({"X-Cost": "3", "X-No": "1"})
-    return made
+    response = json_response({"number": number, "received": json.loads(body)}, 201)
+    response.headers.update({"Location": f"/charges/{number}", "ETag": f'"{number}"'})
+    response.headers.update({"X-Cost": "3", "X-No": "1"})
+    return response
 
 
-def gated(_: str, __: bytes, ___: Attempt | None) -> Said:
+def gated(_: str, __: bytes, ___: Attempt | None) -> HandlerResponse:
     effect("gated")
     gate("gated")
-    return told({"done": True}, Location="/x")
+    return json_response({"done": True}, Location="/x")
 
 
-def status(code: str, _: bytes, __: Attempt | None) -> Said:
+def status(code: str, _: bytes, __: Attempt | None) -> HandlerResponse:
     effect(f"status {code}")
-    return Said(int(code), {"Content-Type": "text/plain"}, b"" if code == "204" else b"so be it")
+    return HandlerResponse(
+        int(code), {"Content-Type": "text/plain"}, b"" if code == "204" else b"so be it"
+    )
 
 
-def raises(_: str, __: bytes, ___: Attempt | None) -> Said:
+def raises(_: str, __: bytes, ___: Attempt | None) -> HandlerResponse:
     effect("raises")
     raise ValueError("s3cret")
 
 
-def binary(_: str, __: bytes, ___: Attempt | None) -> Said:
+def binary(_: str, __: bytes, ___: Attempt | None) -> HandlerResponse:
     effect("binary")
-    return Said(200, {"Content-Type": "application/octet-stream"}, bytes(range(256)) * 9)
+    return HandlerResponse(200, {"Content-Type": "application/octet-stream"}, bytes(range(256)) * 9)
 
 
-def large(size: str, _: bytes, __: Attempt | None) -> Said:
+def large(size: str, _: bytes, __: Attempt | None) -> HandlerResponse:
     effect("large")
-    return Said(200, {"Content-Type": "text/plain"}, b"x" * int(size))
+    return HandlerResponse(200, {"Content-Type": "text/plain"}, b"x" * int(size))
 
 
-def long(_: str, __: bytes, ___: Attempt | None) -> Said:
+def long(_: str, __: bytes, ___: Attempt | None) -> HandlerResponse:
     effect("long")
 
     def parts() -> Iterator[bytes]:
         try:
             for number in range(100):
-                if number == 67:  # what is held back is full
+                if number == 67:  # the response buffer is full
                     gate("long")
                 yield b"x" * 60_000
         finally:
             effect("closed")
 
-    return Said(200, {"Content-Type": "text/plain"}, parts())
+    return HandlerResponse(200, {"Content-Type": "text/plain"}, parts())
 
 
-def stream(_: str, __: bytes, ___: Attempt | None) -> Said:
+def stream(_: str, __: bytes, ___: Attempt | None) -> HandlerResponse:
     effect("stream")
     parts = (b"part %d\n" % number for number in range(50))
-    return Said(200, {"Content-Type": "text/plain"}, parts)
+    return HandlerResponse(200, {"Content-Type": "text/plain"}, parts)
 
 
-def cookies(_: str, __: bytes, ___: Attempt | None) -> Said:
+def cookies(_: str, __: bytes, ___: Attempt | None) -> HandlerResponse:
     effect("cookies")
-    return told({"done": True})._replace(cookies=("a=1", "b=2"))
+    return json_response({"done": True})._replace(cookies=("a=1", "b=2"))
 
 
-def read() -> Said:
-    """What must pass untouched: a stream that leaves as it is made."""
+def read() -> HandlerResponse:
+    """A stream that must pass untouched, part by part."""
 
     def parts() -> Iterator[bytes]:
         yield b"0\n"
         gate("read")
         yield b"1\n"
 
-    return Said(200, {"Content-Type": "text/plain"}, parts())
+    return HandlerResponse(200, {"Content-Type": "text/plain"}, parts())
 
 
-def upload(_: str, body: bytes, __: Attempt | None) -> Said:
+def upload(_: str, body: bytes, __: Attempt | None) -> HandlerResponse:
     effect("upload")
-    return told({"bytes": len(body)})
+    return json_response({"bytes": len(body)})
 
 
-def attempt(_: str, __: bytes, running: Attempt | None) -> Said:
+def attempt(_: str, __: bytes, running: Attempt | None) -> HandlerResponse:
     assert running is not None
-    return told({"fence": running.fence, "child": running.child_key("pay")})
+    return json_response({"fence": running.fence, "child": running.child_key("pay")})
 
 
-Handler = Callable[[str, bytes, Attempt | None], Said]
+Handler = Callable[[str, bytes, Attempt | None], HandlerResponse]
 HANDLERS: dict[str, Handler] = {
     "charges": charge,
     "other": charge,

@@ -14,8 +14,8 @@ from oncekey.http.wsgi import IdempotencyWSGI, attempt_of, status_line
 Start = Callable[..., Callable[[bytes], None]]
 
 
-class Closing:
-    """A list of parts that tells when it was closed."""
+class ClosingParts:
+    """The parts of a body; closing them is an effect."""
 
     def __init__(self, parts: Iterable[bytes]) -> None:
         self._parts = parts
@@ -32,75 +32,75 @@ class Closing:
 def inner(environ: dict[str, Any], start: Start) -> Iterable[bytes]:
     method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"].strip("/")
     if method == "GET":
-        said = handlers.read()
-    elif path in _OWN:
-        return _OWN[path](environ, start)
+        response = handlers.read()
+    elif path in _OWN_HANDLERS:
+        return _OWN_HANDLERS[path](environ, start)
     else:
         name, _, argument = path.partition("/")
         handler = handlers.HANDLERS[f"{name}/{{}}" if argument else name]
         body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or -1))
-        said = handler(argument, body, attempt_of(environ))
-    cookies = [("Set-Cookie", cookie) for cookie in said.cookies]
-    start(status_line(said.status), [*said.headers.items(), *cookies])
-    return [said.body] if isinstance(said.body, bytes) else said.body
+        response = handler(argument, body, attempt_of(environ))
+    cookies = [("Set-Cookie", cookie) for cookie in response.cookies]
+    start(status_line(response.status), [*response.headers.items(), *cookies])
+    return [response.body] if isinstance(response.body, bytes) else response.body
 
 
 def writes(environ: dict[str, Any], start: Start) -> Iterable[bytes]:
-    """By the callable that start_response gives, as old apps do."""
+    """Send parts by the `write` callable of start_response, as old apps do."""
     handlers.effect("writes")
     write = start("200 Fine", [("Content-Type", "text/plain")])
     write(b"one ")
     write(b"two ")
-    return Closing([b"three"])
+    return ClosingParts([b"three"])
 
 
-def mends(environ: dict[str, Any], start: Start) -> Iterable[bytes]:
-    """An error before anything was sent: the response is begun again."""
-    handlers.effect("mends")
+def restarts_early(environ: dict[str, Any], start: Start) -> Iterable[bytes]:
+    """Restart the response after an error, before anything was sent."""
+    handlers.effect("restarts-early")
     start("200 OK", [("Content-Type", "text/plain")])
     try:
-        raise KeyError("mended")
+        raise KeyError("restarted")
     except KeyError:
         start("409 Conflict", [("Content-Type", "text/plain")], sys.exc_info())
-    return [b"", b"mended"]
+    return [b"", b"restarted"]
 
 
-def too_late(environ: dict[str, Any], start: Start) -> Iterable[bytes]:
-    """An error when half of it was sent."""
-    handlers.effect("too-late")
+def restarts_late(environ: dict[str, Any], start: Start) -> Iterable[bytes]:
+    """Restart the response after an error, when half of it was sent."""
+    handlers.effect("restarts-late")
     write = start("200 OK", [("Content-Type", "text/plain")])
     write(b"half")
     try:
         raise KeyError("s3cret")
     except KeyError:
         start("500 Oops", [("Content-Type", "text/plain")], sys.exc_info())
-    return Closing([b"never"])
+    return ClosingParts([b"never"])
 
 
-def breaks(environ: dict[str, Any], start: Start) -> Iterable[bytes]:
-    """An error in the middle of its stream."""
-    handlers.effect("breaks")
+def raises_in_stream(environ: dict[str, Any], start: Start) -> Iterable[bytes]:
+    """Raise in the middle of a streamed response."""
+    handlers.effect("raises-in-stream")
     start("200 OK", [("Content-Type", "text/plain")])
 
     def parts() -> Iterable[bytes]:
         yield b"half"
         raise ValueError("s3cret")
 
-    return Closing(parts())
+    return ClosingParts(parts())
 
 
-def silent(environ: dict[str, Any], start: Start) -> Iterable[bytes]:
-    """It never begins its response."""
-    handlers.effect("silent")
+def never_starts(environ: dict[str, Any], start: Start) -> Iterable[bytes]:
+    """Return without starting a response."""
+    handlers.effect("never-starts")
     return []
 
 
-_OWN = {
+_OWN_HANDLERS = {
     "writes": writes,
-    "mends": mends,
-    "too-late": too_late,
-    "breaks": breaks,
-    "silent": silent,
+    "restarts-early": restarts_early,
+    "restarts-late": restarts_late,
+    "raises-in-stream": raises_in_stream,
+    "never-starts": never_starts,
 }
 
 
