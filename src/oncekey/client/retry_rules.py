@@ -133,7 +133,7 @@ def is_conclusive(result: ResponseReceived, *, maybe_carried_out: bool) -> bool:
        was none.
     3. A replay is conclusive, whatever its status: this key will never get another response.
     4. A conflict or a failure is inconclusive.
-    5. Of what may have been carried out before, only a success or a redirect tells.
+    5. If something may have been carried out before, only a success or a redirect is conclusive.
     """
     head = result.head
     if head.retried or head.status in SENT_ON:

@@ -124,7 +124,7 @@ class HttpxRequest(LogicalRequest[httpx.Response]):
 
 class _SentExtension(dict[str, Any]):
     """The key or intent of a request that has been sent. httpx copies it to the request that a
-    redirect makes, although nobody asked for it there."""
+    redirect makes, although it was not meant for that one."""
 
 
 def refuse_key_or_intent(request: httpx.Request) -> None:

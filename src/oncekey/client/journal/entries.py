@@ -29,7 +29,7 @@ class Entry(NamedTuple):
 
 
 class Entries:
-    """The table, on the connection of whoever has the transaction."""
+    """The table. Each method works on the connection of the caller's transaction."""
 
     def __init__(self) -> None:
         # An upper bound of the number of answered entries; None if nobody has counted yet.

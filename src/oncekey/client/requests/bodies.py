@@ -86,7 +86,7 @@ def _set_timeout(raw: urllib3.HTTPResponse, seconds: float | None) -> None:
 
 
 def _may_be_cut(raw: urllib3.HTTPResponse) -> bool:
-    """True if a response without a body may have been cut in its head. This is asked of responses
+    """True if a response without a body may have been cut in its head. It matters for responses
     from pools without our hooks, where nothing noticed the cut. A server that ends a body by
     closing the connection should say so."""
     framed = "Content-Length" in raw.headers or "Transfer-Encoding" in raw.headers
