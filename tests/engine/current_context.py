@@ -7,10 +7,10 @@ from typing import Any
 from oncekey import current_attempt, current_step
 
 Seen = tuple[Any, str | None]
-NOWHERE: Seen = (None, None)
+NOTHING: Seen = (None, None)
 
 
-def here() -> Seen:
+def current() -> Seen:
     """The current attempt and the name of the current step; the two never disagree."""
     attempt, step = current_attempt(), current_step()
     if step is None:

@@ -19,15 +19,15 @@ _NEVER = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATO
 
 
 class Stop(BaseException):
-    """What a signal handler may raise: Ctrl-C is such a one."""
+    """A BaseException that a signal handler raises, as Ctrl-C does."""
 
 
 class TimeLimit(Exception):
-    """... and so is a worker's time limit."""
+    """An Exception that a signal handler raises, as a worker's time limit does."""
 
 
 class Interrupter:
-    """`with Interrupter(place, kind) as it:` raises `kind` at that place of this thread's way
+    """`with Interrupter(place, kind) as it:` raises `kind` at that place of this thread's path
     through oncekey; `it.came` is where that was, "" if there were fewer places."""
 
     def __init__(self, place: int, kind: type[BaseException]) -> None:

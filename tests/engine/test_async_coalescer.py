@@ -32,7 +32,7 @@ def replies_to(commands: Sequence[Command]) -> list[Reply]:
 
 
 class Store:
-    """Notes its batches; the first one waits at the gate. To be made on the loop."""
+    """A store that records its batches; the first one waits at the gate. Make it on the loop."""
 
     def __init__(self, answer: Callable[[Sequence[Command]], list[Reply]] = replies_to) -> None:
         self.batches: list[list[int]] = []
@@ -49,12 +49,12 @@ class Store:
         return self.answer(commands)
 
     def ignore(self) -> None:
-        """A caller that takes no notice of cancellations, until the test gives it up."""
+        """Call as a caller that ignores cancellations, until the test gives up on it."""
         if self.given_up:
             raise asyncio.CancelledError
 
     async def all_of(self, tasks: Sequence[asyncio.Task[Reply]]) -> list[Any]:
-        """Each caller's number in the store's reply, or its error; nobody may be left waiting."""
+        """Each caller's number in the store's reply, or its error; no caller may hang."""
         _, waiting = await asyncio.wait(tasks, timeout=PATIENCE)
         self.given_up = True
         assert not waiting, "left waiting"
@@ -68,7 +68,7 @@ def _outcome(task: asyncio.Task[Reply]) -> Any:
 
 
 async def send_many(store: Store, count: int, **options: Any) -> list[Any]:
-    """One caller at the store, the others queueing up; each one's number or error."""
+    """One caller is at the store, the others queue up; returns each one's number or error."""
     coalescer = AsyncCoalescer(store.apply, **options)
     tasks = [asyncio.create_task(async_reply_of(coalescer, look(0), store.ignore))]
     await store.entered.wait()
@@ -222,7 +222,7 @@ def test_a_cancelled_pump_leaves_no_caller_waiting() -> None:
 
 
 def _stay() -> None:
-    """The caller is cancelled and waits on, as for a finish."""
+    """Go on waiting after a cancellation, as a caller that finishes a key does."""
 
 
 async def _good(commands: Sequence[Command]) -> list[Reply]:

@@ -56,14 +56,14 @@ class Hand:
         return [timer.due for timer in self.timers if not timer.cancelled]
 
     def fire(self) -> None:
-        """The next timer, at its time."""
+        """Fire the next timer, at its time."""
         timer = min((t for t in self.timers if not t.cancelled), key=lambda t: t.due)
         self.timers.remove(timer)
         self.time = timer.due
         timer.call()
 
 
-class Scene:
+class Case:
     def __init__(self) -> None:
         self.clock = Hand()
         self.renewed: list[bytes] = []
@@ -76,7 +76,7 @@ class Scene:
         return CommandResult(Done(), self.clock.time, self.clock.time)
 
     def attempt(self, name: bytes, *, lease: int = 30 * SECOND) -> AttemptBase:
-        """An attempt claimed now, which the heart watches."""
+        """An attempt that is claimed now and watched."""
         grant = Grant(name, b"o", 1, 1, lease, self.clock.time + lease, (), False)
         attempt = attempt_with(self.clock, grant)
         self.heartbeat.watch(attempt)
@@ -85,82 +85,82 @@ class Scene:
 
 def test_attempts_that_end_early_share_one_timer() -> None:
     async def main() -> None:
-        scene = Scene()
+        case = Case()
         for number in range(100):
-            scene.clock.time += 1_000
-            scene.heartbeat.forget(scene.attempt(b"%d" % number))
-        assert len(scene.clock.timers) == 1
-        scene.clock.fire()
-        assert scene.clock.timers == [], "nobody waits, so nothing is planned"
-        assert scene.renewed == []
+            case.clock.time += 1_000
+            case.heartbeat.forget(case.attempt(b"%d" % number))
+        assert len(case.clock.timers) == 1
+        case.clock.fire()
+        assert case.clock.timers == [], "nobody waits, so nothing is planned"
+        assert case.renewed == []
 
     asyncio.run(main())
 
 
 def test_a_long_attempt_is_renewed_at_each_third_of_its_lease() -> None:
     async def main() -> None:
-        scene = Scene()
-        attempt = scene.attempt(b"a")
-        assert scene.clock.planned == [10 * SECOND]
-        scene.clock.fire()
-        await yield_until(lambda: scene.clock.planned == [20 * SECOND])
-        assert scene.renewed == [b"a"]
+        case = Case()
+        attempt = case.attempt(b"a")
+        assert case.clock.planned == [10 * SECOND]
+        case.clock.fire()
+        await yield_until(lambda: case.clock.planned == [20 * SECOND])
+        assert case.renewed == [b"a"]
         assert attempt._deadline == 40 * SECOND
-        scene.clock.fire()
-        await yield_until(lambda: scene.renewed == [b"a", b"a"])
-        scene.heartbeat.forget(attempt)
-        await yield_until(lambda: scene.clock.planned == [])
+        case.clock.fire()
+        await yield_until(lambda: case.renewed == [b"a", b"a"])
+        case.heartbeat.forget(attempt)
+        await yield_until(lambda: case.clock.planned == [])
 
     asyncio.run(main())
 
 
 def test_an_attempt_with_a_shorter_lease_is_renewed_before_one_with_a_longer() -> None:
     async def main() -> None:
-        scene = Scene()
-        scene.attempt(b"long")
-        scene.attempt(b"short", lease=3 * SECOND)
-        assert scene.clock.planned == [SECOND]
-        scene.clock.fire()
-        assert scene.clock.planned == [10 * SECOND], "and the longer one's is planned again"
-        await yield_until(lambda: scene.renewed == [b"short"])
-        scene.heartbeat.forget(next(iter(scene.heartbeat._beats)))
-        await yield_until(lambda: scene.clock.planned == [10 * SECOND])
-        scene.clock.fire()
-        await yield_until(lambda: scene.renewed == [b"short", b"long"])
-        scene.heartbeat.forget(next(iter(scene.heartbeat._beats)))
+        case = Case()
+        case.attempt(b"long")
+        case.attempt(b"short", lease=3 * SECOND)
+        assert case.clock.planned == [SECOND]
+        case.clock.fire()
+        assert case.clock.planned == [10 * SECOND], "and the longer one's is planned again"
+        await yield_until(lambda: case.renewed == [b"short"])
+        case.heartbeat.forget(next(iter(case.heartbeat._beats)))
+        await yield_until(lambda: case.clock.planned == [10 * SECOND])
+        case.clock.fire()
+        await yield_until(lambda: case.renewed == [b"short", b"long"])
+        case.heartbeat.forget(next(iter(case.heartbeat._beats)))
 
     asyncio.run(main())
 
 
 def test_attempts_that_are_due_soon_are_renewed_together() -> None:
     async def main() -> None:
-        scene = Scene()
+        case = Case()
         for number in range(5):
-            scene.clock.time = number * SECOND
-            scene.attempt(b"%d" % number)
-        scene.clock.fire()
-        await yield_until(lambda: len(scene.renewed) == 3)
-        assert sorted(scene.renewed) == [b"0", b"1", b"2"], "within a twelfth of their lease"
-        assert scene.clock.planned.count(13 * SECOND) == 1
-        for attempt in [*scene.heartbeat._beats, *scene.heartbeat._waiting]:
-            scene.heartbeat.forget(attempt)
+            case.clock.time = number * SECOND
+            case.attempt(b"%d" % number)
+        case.clock.fire()
+        await yield_until(lambda: len(case.renewed) == 3)
+        assert sorted(case.renewed) == [b"0", b"1", b"2"], "within a twelfth of their lease"
+        assert case.clock.planned.count(13 * SECOND) == 1
+        for attempt in [*case.heartbeat._beats, *case.heartbeat._waiting]:
+            case.heartbeat.forget(attempt)
 
     asyncio.run(main())
 
 
 def test_a_stopped_heartbeat_leaves_no_timer_behind() -> None:
     async def main() -> None:
-        scene = Scene()
-        scene.heartbeat.forget(scene.attempt(b"a"))
-        scene.heartbeat.stop()
-        assert scene.clock.planned == []
-        scene.attempt(b"b")
-        assert scene.clock.planned == [10 * SECOND], "and it may be used again"
+        case = Case()
+        case.heartbeat.forget(case.attempt(b"a"))
+        case.heartbeat.stop()
+        assert case.clock.planned == []
+        case.attempt(b"b")
+        assert case.clock.planned == [10 * SECOND], "and it may be used again"
 
     asyncio.run(main())
 
 
-# --- what an engine keeps -------------------------------------------------------------------------
+# --- loops and contexts ---------------------------------------------------------------------------
 
 
 async def body(attempt: Any) -> int:
@@ -183,7 +183,7 @@ def test_the_state_of_a_closed_event_loop_is_dropped() -> None:
 
 
 class Curious(AsyncMemoryStore):
-    """Notes in whose name it is called."""
+    """A store that records the context it is called in."""
 
     immediate = False
     seen: list[str]
@@ -194,14 +194,14 @@ class Curious(AsyncMemoryStore):
 
 
 class Impatient(SystemClock):
-    """Its timers fire at once."""
+    """A clock whose timers fire at once."""
 
     def later(self, us: int, call: Callable[[], None]) -> Timer:
         return super().later(0, call)
 
 
 def test_the_coalescer_runs_in_an_empty_context() -> None:
-    """What outlives a request must not keep what hangs on it, nor be traced as part of it."""
+    """A task that outlives a request must not keep its objects alive, nor be traced with it."""
     store = Curious()
     store.seen = []
     clock: Clock = Impatient()
@@ -244,7 +244,7 @@ def test_the_heartbeat_runs_in_an_empty_context() -> None:
     assert set(seen) == {"nobody's"}
 
 
-# --- a store that breaks its word -----------------------------------------------------------------
+# --- a store that raises --------------------------------------------------------------------------
 
 
 def _attempt(clock: Any, lease: int) -> AttemptBase:
@@ -254,24 +254,24 @@ def _attempt(clock: Any, lease: int) -> AttemptBase:
 
 def test_a_heartbeat_task_goes_on_whatever_the_store_raises() -> None:
     async def main() -> None:
-        scene = Scene()
-        answer, raised = scene.heartbeat._apply, [RuntimeError("a bug"), OSError("a socket")]
+        case = Case()
+        answer, raised = case.heartbeat._apply, [RuntimeError("a bug"), OSError("a socket")]
 
         async def failing(command: Command) -> CommandResult:
             if raised:
                 raise raised.pop(0)
             return await answer(command)
 
-        scene.heartbeat._apply = failing
-        attempt = scene.attempt(b"a")
-        scene.clock.fire()
+        case.heartbeat._apply = failing
+        attempt = case.attempt(b"a")
+        case.clock.fire()
         for left in (1, 0):
-            await yield_until(lambda: len(raised) == left and bool(scene.clock.planned))  # noqa: B023
-            scene.clock.fire()
-        await yield_until(lambda: scene.renewed == [b"a"])
+            await yield_until(lambda: len(raised) == left and bool(case.clock.planned))  # noqa: B023
+            case.clock.fire()
+        await yield_until(lambda: case.renewed == [b"a"])
         assert not attempt.lost
-        scene.heartbeat.forget(attempt)
-        await yield_until(lambda: scene.clock.planned == [])
+        case.heartbeat.forget(attempt)
+        await yield_until(lambda: case.clock.planned == [])
 
     asyncio.run(main())
 
@@ -289,7 +289,7 @@ def test_the_heartbeat_thread_goes_on_whatever_the_store_raises() -> None:
 
     heartbeat = Heartbeat(apply_many, clock)
     attempt = _attempt(clock, 30 * SECOND)
-    attempt._grant = attempt._grant._replace(deadline=clock.now() + SECOND)  # due for long
+    attempt._grant = attempt._grant._replace(deadline=clock.now() + SECOND)  # overdue
     heartbeat.watch(attempt)
     assert renewed.wait(20)
     heartbeat.stop()

@@ -26,7 +26,7 @@ PERIOD = 10 * SECOND
 
 
 class Failing(MemoryStore):
-    """Fails as often as it is told to."""
+    """A store that fails a given number of times."""
 
     failures = 0
 

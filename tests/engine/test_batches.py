@@ -49,7 +49,7 @@ def finish(number: int, size: int = 1) -> Finish:
 
 
 class Held:
-    """A store whose first call waits; notes its batches. `fails` tells what a batch meets."""
+    """A store that records its batches; its first call waits. `fails` returns a batch's error."""
 
     def __init__(self, fails: Callable[[Sequence[Command]], Exception | None]) -> None:
         self.batches: list[list[Command]] = []
@@ -134,7 +134,7 @@ def test_commands_that_keep_or_end_a_claim_go_before_new_claims(kind: str) -> No
 
 @both
 def test_a_part_of_every_batch_is_reserved_for_claims(kind: str) -> None:
-    """Else a process with many running attempts would never begin another one."""
+    """Otherwise a process with many running attempts would never begin another one."""
     todo: list[Todo] = [(finish(number), 1) for number in range(40)]
     todo += [(claim(number), None) for number in range(40, 50)]
     batches, _ = send(kind, todo, most=9)
@@ -166,7 +166,7 @@ def test_a_command_larger_than_the_byte_limit_is_sent_alone(kind: str) -> None:
 
 @both
 def test_batches_after_a_timeout_are_smaller(kind: str) -> None:
-    """Its commands are repeated by their callers, in halves: until they go through."""
+    """Callers repeat their commands, which go in batches of half the size until they succeed."""
     slow = StoreUnavailable("too slow", timed_out=True)
 
     def fails(commands: Sequence[Command]) -> Exception | None:
@@ -194,7 +194,7 @@ def test_batch_limits_grow_again_with_good_batches(kind: str) -> None:
     assert [len(batch) for batch in batches[:4]] == [32, 16, 18, 20]
 
 
-# --- a lease counts from when its claim left ------------------------------------------------------
+# --- a lease counts from when its claim was sent --------------------------------------------------
 
 
 class Line:

@@ -41,7 +41,7 @@ Answer = Callable[[Sequence[Command]], list[Reply]]
 
 
 class Gates:
-    """A store each of whose calls waits until the test lets it through."""
+    """A store whose calls wait, each until the test releases it."""
 
     def __init__(self, answer: Answer = replies_to) -> None:
         self.batches: list[list[int]] = []
@@ -63,7 +63,7 @@ class Gates:
         return self.answer(commands)
 
 
-# --- how many go ----------------------------------------------------------------------------------
+# --- the size of a batch --------------------------------------------------------------------------
 
 
 def test_a_batch_takes_its_share_of_all_commands_queued_or_in_flight() -> None:
@@ -170,7 +170,7 @@ def test_a_failed_batch_of_threads_does_not_affect_the_others() -> None:
 
 
 class Stop(BaseException):
-    """What a signal handler may raise in the thread that leads."""
+    """Raised by a signal handler in the thread of a leader."""
 
 
 def test_the_batch_of_an_interrupted_leader_is_no_longer_in_flight() -> None:
@@ -194,7 +194,7 @@ def test_many_threads_never_exceed_max_in_flight() -> None:
         with lock:
             inside += 1
             most = max(most, inside)
-        time.sleep(0.0005)  # long enough to meet in
+        time.sleep(0.0005)  # long enough for calls to overlap
         with lock:
             inside -= 1
         return replies_to(commands)
@@ -216,7 +216,7 @@ def test_many_threads_never_exceed_max_in_flight() -> None:
 
 
 def _stay() -> None:
-    """The caller is cancelled and waits on, as for a finish."""
+    """Go on waiting after a cancellation, as a caller that finishes a key does."""
 
 
 class Tasks:

@@ -48,7 +48,7 @@ def untyped(fn: Any) -> Any:
 
 
 class Shop:
-    """Bodies that are no plain functions."""
+    """Methods and callable objects as bodies."""
 
     def charge(self, attempt: Any) -> str:
         return "plain"

@@ -24,7 +24,7 @@ WINNER = b"winner".ljust(16)
 
 
 class Rows:
-    """A transaction's rows on a memory store: what a caller wrote, and what was called."""
+    """A transaction on a memory store, with the caller's rows and the calls that were made."""
 
     def __init__(self, memory: MemoryStore, *, overtaken: bool, wins: bool = True) -> None:
         self.memory = memory

@@ -33,7 +33,7 @@ def replies_to(commands: Sequence[Command]) -> list[Reply]:
 
 
 class Store:
-    """Notes its batches; the first one waits at the gate, as a slow commit would."""
+    """A store that records its batches; the first one waits at the gate, as a slow commit would."""
 
     def __init__(self, answer: Callable[[Sequence[Command]], list[Reply]] = replies_to) -> None:
         self.batches: list[list[int]] = []
@@ -50,7 +50,7 @@ class Store:
 
 
 class Callers:
-    """One leader at the store, then others queueing up one after the other."""
+    """Callers in threads: one leader is at the store, the others queue up one after the other."""
 
     def __init__(self, store: Store, count: int, **options: Any) -> None:
         self.coalescer = Coalescer(store.apply, **options)
@@ -180,7 +180,7 @@ def test_commands_are_sent_one_by_one_to_a_store_that_miscounts_batches() -> Non
 
 
 class Stop(BaseException):
-    """What a signal handler may raise in the thread that leads."""
+    """Raised by a signal handler in the thread of a leader."""
 
 
 def test_an_interrupted_leader_leaves_no_caller_waiting() -> None:
@@ -208,8 +208,8 @@ def test_a_leader_interrupted_without_followers_passes_the_lead_on() -> None:
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_an_interrupted_follower_leaves_no_caller_behind_it_waiting(times: int) -> None:
-    """Ctrl-C in the main thread while it queues: it goes once its command is through, and a second
-    time at once; then the lead falls to it although it has left."""
+    """Ctrl-C in the main thread while it queues: it leaves once its command was applied, and at a
+    second Ctrl-C at once. Then it becomes the leader although it has left."""
     store = Store()
     coalescer = Coalescer(store.apply)
     leader = threading.Thread(target=reply_of, args=(coalescer, look(0)), daemon=True)
@@ -226,7 +226,7 @@ def test_an_interrupted_follower_leaves_no_caller_behind_it_waiting(times: int) 
         while len(coalescer._queue) < 1:
             assert time.monotonic() < deadline, "the main thread never queued up"
             time.sleep(0.0002)
-        # Again and again: a signal that comes just before the thread begins to wait is not seen.
+        # In a loop, because a signal directly before the thread begins to wait is not seen.
         while not stopped.wait(0.005):
             signal.pthread_kill(main, signal.SIGUSR1)
         if times == 1:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.engine.current_context import NOWHERE, Seen, here
+from tests.engine.current_context import NOTHING, Seen, current
 
 from oncekey import Once, Terminal, current_attempt, current_step
 from oncekey.engine.attempt_steps import RunningStep
@@ -36,14 +36,14 @@ def in_thread(call: Callable[[], Any]) -> Any:
 
 def test_the_attempt_and_its_step_are_current_in_body_and_step(once: Once) -> None:
     def body(attempt: Any) -> None:
-        assert here() == (attempt, None)
-        assert attempt.step("pay", lambda key: here()[1]) == "pay"
-        assert here() == (attempt, None)
-        assert attempt.step("tell", lambda key, to: here()[1], request={"to": 1}) == "tell"
+        assert current() == (attempt, None)
+        assert attempt.step("pay", lambda key: current()[1]) == "pay"
+        assert current() == (attempt, None)
+        assert attempt.step("tell", lambda key, to: current()[1], request={"to": 1}) == "tell"
 
-    assert here() == NOWHERE
+    assert current() == NOTHING
     once.run("op", "k", body)
-    assert here() == NOWHERE
+    assert current() == NOTHING
 
 
 def test_the_attempt_is_current_in_a_guarded_function(once: Once) -> None:
@@ -62,14 +62,14 @@ def test_the_attempt_is_current_in_a_transaction(tmp_path: Path) -> None:
         db = sqlite3.connect(tmp_path / "keys.db")
 
         def body(attempt: Any) -> str | None:
-            assert here() == (attempt, None)
-            name: str | None = attempt.step("pay", lambda key: here()[1])
+            assert current() == (attempt, None)
+            name: str | None = attempt.step("pay", lambda key: current()[1])
             return name
 
         with db:
             assert once.in_transaction(db).run("op", "k", body).value == "pay"
         db.close()
-        assert here() == NOWHERE
+        assert current() == NOTHING
 
 
 @pytest.mark.parametrize("error", [ValueError, Terminal, KeyboardInterrupt])
@@ -82,16 +82,16 @@ def test_nothing_is_current_after_a_body_or_step_that_raised(
     def body(attempt: Any) -> None:
         with pytest.raises(error):
             attempt.step("pay", fail)
-        assert here() == (attempt, None)
+        assert current() == (attempt, None)
         raise error
 
     with pytest.raises(error):
         once.run("op", "k", body)
-    assert here() == NOWHERE
+    assert current() == NOTHING
 
 
 def test_a_skipped_or_probed_step_is_not_current(once: Once) -> None:
-    """A probe only looks: it has no key to send."""
+    """A probe only reads, so it has no key to send."""
     seen: list[Seen] = []
 
     def fail(key: str) -> None:
@@ -99,10 +99,10 @@ def test_a_skipped_or_probed_step_is_not_current(once: Once) -> None:
 
     def body(attempt: Any) -> None:
         def probe(key: str) -> str:
-            seen.append(here())
+            seen.append(current())
             return "found"
 
-        attempt.step("done", lambda key: seen.append(here()))
+        attempt.step("done", lambda key: seen.append(current()))
         if attempt.number == 1:
             attempt.step("asked", fail, probe=probe)
         attempt.step("asked", fail, probe=probe)
@@ -119,22 +119,22 @@ def test_a_skipped_or_probed_step_is_not_current(once: Once) -> None:
 
 def test_the_innermost_operation_and_step_are_current(once: Once) -> None:
     def inner(attempt: Any) -> str:
-        assert here() == (attempt, None)
-        assert attempt.step("inner step", lambda key: here()[1]) == "inner step"
+        assert current() == (attempt, None)
+        assert attempt.step("inner step", lambda key: current()[1]) == "inner step"
         return str(attempt.operation)
 
     def outer(attempt: Any) -> None:
         def step(key: str) -> str:
-            assert here() == (attempt, "outer step")
+            assert current() == (attempt, "outer step")
             value = once.run("inner", "k", inner).value
-            assert here() == (attempt, "outer step")
+            assert current() == (attempt, "outer step")
             return value
 
         assert attempt.step("outer step", step) == "inner"
-        assert here() == (attempt, None)
+        assert current() == (attempt, None)
         once.run("inner", "k", inner)  # a replay changes nothing
         once.run("inner", "other", inner)
-        assert here() == (attempt, None)
+        assert current() == (attempt, None)
 
     once.run("outer", "k", outer)
 
@@ -142,8 +142,8 @@ def test_the_innermost_operation_and_step_are_current(once: Once) -> None:
 def test_the_outer_step_is_current_again_after_an_inner_one(once: Once) -> None:
     def body(attempt: Any) -> None:
         def outer(key: str) -> None:
-            assert attempt.step("b", lambda key: here()[1]) == "b"
-            assert here() == (attempt, "a")
+            assert attempt.step("b", lambda key: current()[1]) == "b"
+            assert current() == (attempt, "a")
 
         attempt.step("a", outer)
 
@@ -155,8 +155,8 @@ def test_the_outer_step_is_current_again_after_an_inner_one(once: Once) -> None:
 
 def test_nothing_is_current_in_a_plain_thread(once: Once) -> None:
     def body(attempt: Any) -> None:
-        assert in_thread(here) == NOWHERE
-        attempt.step("pay", lambda key: None if in_thread(here) == NOWHERE else 1 / 0)
+        assert in_thread(current) == NOTHING
+        attempt.step("pay", lambda key: None if in_thread(current) == NOTHING else 1 / 0)
 
     once.run("op", "k", body)
 
@@ -167,7 +167,7 @@ def test_each_thread_of_parallel_has_its_own_current_step(once: Once) -> None:
     def body(attempt: Any) -> None:
         def look(key: str) -> Any:
             barrier.wait(30)
-            attempt_, name = here()
+            attempt_, name = current()
             assert attempt_ is attempt
             return [name, threading.get_ident()]
 
@@ -176,7 +176,7 @@ def test_each_thread_of_parallel_has_its_own_current_step(once: Once) -> None:
         seen = {name: future.result() for name, future in futures.items()}
         assert {name: value[0] for name, value in seen.items()} == {n: n for n in seen}
         assert len({value[1] for value in seen.values()}) == 8
-        assert here() == (attempt, None)
+        assert current() == (attempt, None)
 
     once.run("op", "k", body)
 
@@ -186,17 +186,17 @@ def test_each_of_many_threads_has_its_own_current_attempt(once: Once) -> None:
 
     def body(attempt: Any) -> Any:
         barrier.wait(30)
-        assert here() == (attempt, None)
+        assert current() == (attempt, None)
         attempt.step("pay", lambda key: barrier.wait(30) and None)
-        assert here() == (attempt, None)
+        assert current() == (attempt, None)
         barrier.wait(30)
         return attempt.key
 
     with ThreadPoolExecutor(16) as pool:
         runs = [pool.submit(once.run, "op", str(n), body) for n in range(16)]
         assert [run.result().value for run in runs] == [str(n) for n in range(16)]
-        left = [pool.submit(here) for _ in range(16)]
-        assert {seen.result() for seen in left} == {NOWHERE}
+        left = [pool.submit(current) for _ in range(16)]
+        assert {seen.result() for seen in left} == {NOTHING}
 
 
 def test_an_ended_attempt_is_not_current_in_a_copied_context(once: Once) -> None:
@@ -206,13 +206,13 @@ def test_an_ended_attempt_is_not_current_in_a_copied_context(once: Once) -> None
         def step(key: str) -> None:
             nonlocal context
             context = copy_context()
-            assert in_thread(lambda: context.run(here)) == (attempt, "pay")
+            assert in_thread(lambda: context.run(current)) == (attempt, "pay")
 
         attempt.step("pay", step)
-        assert in_thread(lambda: context.run(here)) == (attempt, None)
+        assert in_thread(lambda: context.run(current)) == (attempt, None)
 
     once.run("op", "k", body)
-    assert in_thread(lambda: context.run(here)) == NOWHERE
+    assert in_thread(lambda: context.run(current)) == NOTHING
 
 
 # --- generators -----------------------------------------------------------------------------------
@@ -221,7 +221,7 @@ def test_an_ended_attempt_is_not_current_in_a_copied_context(once: Once) -> None
 def test_a_generator_has_the_current_attempt_of_its_consumer(once: Once) -> None:
     def looks() -> Iterator[Seen]:
         while True:
-            yield here()
+            yield current()
 
     left: list[Iterator[Seen]] = []
 
@@ -233,7 +233,7 @@ def test_a_generator_has_the_current_attempt_of_its_consumer(once: Once) -> None
         left.append(generator)
 
     once.run("op", "k", body)
-    assert next(left[0]) == NOWHERE
+    assert next(left[0]) == NOTHING
 
 
 # --- what a step's key was sent with --------------------------------------------------------------
@@ -256,6 +256,6 @@ def test_the_key_of_a_step_admits_one_request(once: Once) -> None:
             assert not running.admits(b"another")
 
         attempt.step("a", step)
-        attempt.step("b", step)  # and another step with another one
+        attempt.step("b", step)  # another step may send another request
 
     once.run("op", "k", body)

@@ -32,7 +32,8 @@ DOWN = StoreUnavailable("no answer")
 
 
 class Vanishing(MemoryStore):
-    """Carries out the first command of a kind, loses its answer, and is away until it is back."""
+    """A store that applies the first command of a kind, loses its reply, and is then unavailable
+    until `back`."""
 
     immediate = False
 
@@ -40,11 +41,11 @@ class Vanishing(MemoryStore):
         super().__init__(clock=clock.wall)
         self._kind = kind
         self.away = False
-        self.offers = 0
+        self.refused = 0
 
     def apply(self, commands: Sequence[Command], /) -> list[Reply]:
         if self.away:
-            self.offers += 1
+            self.refused += 1
             raise StoreUnavailable("away", ambiguous=False)
         if self._kind in map(type, commands):
             self.away = True
@@ -85,10 +86,10 @@ def test_a_deferred_release_and_a_deferred_outcome_are_sent_once_the_store_is_ba
     assert len(ran) == runs
     del caught
     clock.wait_until_due(SEND_EVERY_US)
-    before = store.offers
+    before = store.refused
     clock.advance(SEND_EVERY_US)
     clock.wait_until_due(SEND_EVERY_US)
-    assert store.offers > before  # in vain
+    assert store.refused > before  # without success
     store.back()
     clock.advance(SEND_EVERY_US)
     once.close()  # waits for the thread
@@ -97,7 +98,7 @@ def test_a_deferred_release_and_a_deferred_outcome_are_sent_once_the_store_is_ba
 
 
 def _moving(clock: FakeClock, once: Once, body: Any) -> None:
-    """A run whose pauses take no time."""
+    """Run with pauses that take no time."""
     clock.wait = lambda event, us: False  # type: ignore[method-assign]
     try:
         once.run("op", "k", body)
@@ -107,7 +108,7 @@ def _moving(clock: FakeClock, once: Once, body: Any) -> None:
 
 @pytest.mark.parametrize(("kind", "state"), CASES)
 def test_async_deferred_writes_are_sent_once_the_store_is_back(kind: type, state: str) -> None:
-    async def scene() -> None:
+    async def case() -> None:
         clock = FakeClock()
         store = Vanishing(clock, kind)
         once = AsyncOnce(AsyncVanishing(store), policy=Policy(store_timeout="0s"), clock=clock)
@@ -128,11 +129,11 @@ def test_async_deferred_writes_are_sent_once_the_store_is_back(kind: type, state
         )
         await once.close()
 
-    asyncio.run(scene())
+    asyncio.run(case())
 
 
 def test_a_deferred_write_the_store_raises_for_does_not_block_the_others() -> None:
-    async def scene() -> None:
+    async def case() -> None:
         clock = FakeClock()
         taken: list[Command] = []
 
@@ -151,7 +152,7 @@ def test_a_deferred_write_the_store_raises_for_does_not_block_the_others() -> No
                 clock.advance(SEND_EVERY_US)
         await offering.stop()
 
-    asyncio.run(asyncio.wait_for(scene(), 10))
+    asyncio.run(asyncio.wait_for(case(), 10))
 
 
 def test_deferred_writes_are_sent_in_batches_bounded_by_bytes() -> None:
@@ -211,7 +212,7 @@ def test_deferred_writes_are_bounded_by_bytes() -> None:
     size = DEFERRED_BYTES_MAX // 4
     for number in range(6):
         left.add(finish(number, size), 0)
-        left.add(finish(number, size), 0)  # again: counted once
+        left.add(finish(number, size), 0)  # a second time, but counted once
     assert left.due(0) == [command(1), *(finish(number, size) for number in (2, 3, 4, 5))]
     left.sent(finish(5, size), CommandResult(Done(), 0, 0))
     left.add(finish(7, size), 0)

@@ -84,7 +84,7 @@ def test_dropped_engines_on_postgresql_leave_no_thread_and_no_descriptor(postgre
 
 @pytest.mark.usefixtures("nothing_left")
 def test_an_engine_that_holds_nothing_open_is_dropped_without_a_warning(tmp_path: Path) -> None:
-    memory = Once("memory://", **OPTIONS)  # a thread, which ends with it
+    memory = Once("memory://", **OPTIONS)  # has a thread, which ends with it
     memory.run("op", "k", lambda attempt: 1)
     AsyncOnce(f"sqlite:///{tmp_path}/never-used.db")
     closed = Once(f"sqlite:///{tmp_path}/shop.db")

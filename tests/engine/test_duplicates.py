@@ -39,7 +39,7 @@ def empty(duplicates: Duplicates) -> bool:
     return not duplicates._leaders and not duplicates._waiting
 
 
-# --- one claim on its way -------------------------------------------------------------------------
+# --- a claim in flight ----------------------------------------------------------------------------
 
 
 def test_a_leader_without_followers_leaves_no_entry_behind() -> None:

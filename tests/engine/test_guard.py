@@ -113,7 +113,7 @@ def test_a_guarded_function_keeps_its_name_and_runs_once() -> None:
 
 
 def test_the_parameter_attempt_may_be_at_any_position() -> None:
-    """First, as type checkers understand it best; callers leave it out."""
+    """It is best first, for type checkers; callers leave it out."""
     with Once("memory://") as once:
 
         @once.guard("first", key=lambda order, cents: order)

@@ -1,7 +1,7 @@
 """A thread may be interrupted anywhere in the coalescer or its queue: no caller hangs (I11).
 
 Python runs signal handlers where a function begins, after a call and where a loop begins again. In
-each scene one caller is interrupted at one such place, in the next scene at the next one.
+each case one caller is interrupted at one such place, in the next case at the next one.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ def look(number: int) -> Look:
 
 
 class Stop(BaseException):
-    """What a signal handler may raise."""
+    """Raised by a signal handler."""
 
 
 class Caller(threading.Thread):
-    """Makes one call; interrupted at a place it comes to in the coalescer, if a number is given."""
+    """A thread that makes one call, interrupted at the given place in the coalescer, if any."""
 
     def __init__(self, coalescer: Coalescer, number: int, place: int = 0) -> None:
         super().__init__(daemon=True)
@@ -78,7 +78,7 @@ class Caller(threading.Thread):
         return self._trace
 
 
-class Scene:
+class Case:
     """One leads a batch at the store, three queue up for the next; one of them is the victim."""
 
     def __init__(self, role: str, place: int) -> None:
@@ -117,27 +117,27 @@ class Scene:
         self._until(lambda: len(self.coalescer._queue) == count, caller)
 
     def _until(self, condition: Callable[[], bool], caller: Caller) -> None:
-        """... or the caller is gone."""
+        """Wait for the condition, or until the caller has ended."""
         wait_until_true(lambda: condition() or not caller.is_alive())
 
 
 @pytest.mark.parametrize("role", ROLES)
 def test_i11_a_caller_interrupted_anywhere_leaves_no_other_waiting(role: str) -> None:
     for place in range(1, PLACES_MAX):
-        scene = Scene(role, place)
-        scene.play()
-        outcomes = [caller.outcome for caller in scene.callers]
+        case = Case(role, place)
+        case.play()
+        outcomes = [caller.outcome for caller in case.callers]
         for number, outcome in enumerate(outcomes):
-            if number != scene.victim:
+            if number != case.victim:
                 own = outcome == Seen(None, number)
                 assert own or isinstance(outcome, StoreUnavailable), f"place {place}: {outcomes}"
-        late = Caller(scene.coalescer, 9)
+        late = Caller(case.coalescer, 9)
         late.start()
         late.join(TIMEOUT_SECONDS)
         assert late.outcome == Seen(None, 9), f"place {place}: a batch counts as in flight for ever"
-        wait_until_true(partial(_is_idle, scene.coalescer))
-        assert len(scene.coalescer._queue) == 0
-        if not isinstance(outcomes[scene.victim], Stop):
+        wait_until_true(partial(_is_idle, case.coalescer))
+        assert len(case.coalescer._queue) == 0
+        if not isinstance(outcomes[case.victim], Stop):
             assert place > 5, "it was hardly interrupted at all"
             return
     raise AssertionError("there is no end of places")

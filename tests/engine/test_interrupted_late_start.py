@@ -17,7 +17,7 @@ from oncekey.stores.memory import AsyncMemoryStore, MemoryStore
 
 
 class Slow(MemoryStore):
-    """Its first `lost` renewals come too late; at the next one a signal comes."""
+    """A store whose first `lost` renewals come too late; a signal interrupts the next one."""
 
     def __init__(self, lost: int) -> None:
         super().__init__()

@@ -21,7 +21,7 @@ PLACES_MIN = 50
 
 
 class Body:
-    """A body that says how far it came. It is not interrupted itself."""
+    """A body that records how far it came. It is not interrupted itself."""
 
     def __init__(self) -> None:
         self.runs = 0
@@ -97,6 +97,6 @@ def check(once: Once, key: str, body: Body, start: Start, came: str) -> None:
         assert start(once, key, again) == "charged"
         assert again.runs == 0
     elif start is not guarded or state not in ("unknown", "failed"):
-        # Of a guarded function the way into it is the body's own.
+        # The call of a guarded function is part of the body.
         assert state == "free", f"{came}: nothing happened, and the key is {state}"
         assert start(once, key, body) == "charged", came

@@ -31,7 +31,7 @@ class Body:
         return "charged"
 
 
-# What was interrupted between the call of a coroutine function and its await was never awaited.
+# A coroutine that was interrupted between its creation and its await is never awaited.
 @pytest.mark.filterwarnings("ignore:coroutine:RuntimeWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("kind", [Stop, TimeLimit])
@@ -63,7 +63,7 @@ def test_i14_an_async_run_interrupted_anywhere_closes_its_key(
         raise AssertionError("there is no end of places")
 
     asyncio.run(main())
-    gc.collect()  # the coroutines of the note above, while their warnings are expected
+    gc.collect()  # collects those coroutines while their warnings are expected
 
 
 async def check(once: AsyncOnce, key: str, body: Body, came: str) -> None:

@@ -119,7 +119,7 @@ def test_a_value_of_another_built_in_codec_shows_as_plain_json(codec: Codec) -> 
     stored = record(State.SUCCEEDED, body=body, steps=(step,))
     shown = status_of(Seen(stored, NOW), codec)
     assert shown is not None
-    # Of a step nobody can tell here which class it was written for.
+    # The class that a step's value was written for is not known here.
     assert shown.steps == (StepStatus("pay", True, datetime.fromtimestamp(NOW / 1e6, UTC), charge),)
     assert shown.value == (charge if codec is JSON else Charge("ch_1", 500))
 

@@ -24,7 +24,7 @@ POOR = Guarantee(Level.BEST_EFFORT, "the server does not wait for its disk")
 
 
 class _Lazy:
-    """Reached by `bind`, which counts, may fail, and tells the guarantee."""
+    """A store that is reached by `bind`, which is counted, may fail, and sets the guarantee."""
 
     lazy = True
     immediate = False
@@ -168,7 +168,7 @@ def kind(request: pytest.FixtureRequest) -> Any:
     loop.close()
 
 
-# --- when it is reached ---------------------------------------------------------------------------
+# --- when the store is reached --------------------------------------------------------------------
 
 
 def test_an_engine_does_not_reach_its_store_at_construction_or_decoration(kind: EngineKind) -> None:
@@ -257,7 +257,7 @@ def test_tasks_that_all_come_first_all_succeed() -> None:
     asyncio.run(main())
 
 
-# --- what it promises -----------------------------------------------------------------------------
+# --- its guarantee --------------------------------------------------------------------------------
 
 
 def test_a_default_policy_above_the_stores_guarantee_is_refused_before_any_body(
@@ -335,7 +335,7 @@ def test_a_transaction_is_checked_against_the_reached_store(kind: EngineKind) ->
         late("op", "k", kind.body, require="transactional")
 
 
-# --- the others are as they were ------------------------------------------------------------------
+# --- stores that are not lazy ---------------------------------------------------------------------
 
 
 class Counting(MemoryStore):

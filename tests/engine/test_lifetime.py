@@ -93,11 +93,11 @@ def test_an_attempt_on_another_loop_is_cancelled_after_the_drain() -> None:
     assert record.state is State.UNKNOWN, "decided, not left in flight"
 
 
-# --- after the end ------------------------------------------------------------------------------
+# --- after close --------------------------------------------------------------------------------
 
 
 def closed_calls(once: Any, connection: Any, inside: Any) -> list[Callable[[], Any]]:
-    """Everything an engine can be asked to do."""
+    """Every method of an engine that uses its store."""
 
     @once.operation("registered")  # type: ignore[untyped-decorator]
     async def registered(attempt: Any, request: Any) -> str:
@@ -148,7 +148,7 @@ def test_a_closed_sync_engine_raises_on_every_call(url: str) -> None:
         assert caught.value.final
 
 
-# --- again --------------------------------------------------------------------------------------
+# --- reopen -------------------------------------------------------------------------------------
 
 
 def test_a_closed_engine_works_again_when_it_is_reopened(url: str) -> None:
@@ -192,7 +192,7 @@ class Final(MemoryStore):
 
 def test_reopening_an_engine_whose_store_cannot_be_reopened_raises() -> None:
     once = Once(Final())
-    once.reopen()  # nothing to do
+    once.reopen()  # it is open: nothing happens
     once.close()
     with pytest.raises(ConfigurationError, match="a Final cannot be opened again"):
         once.reopen()

@@ -82,7 +82,7 @@ def test_a_sortable_key_has_the_bits_of_a_version_7_uuid() -> None:
 def test_a_sortable_key_contains_the_time_it_was_made() -> None:
     before = time.time_ns() // MS
     made = UUID(new_key(sortable=True))
-    # Other tests of this process may have drawn ahead of the clock, by ticks.
+    # Other tests of this process may have made keys some ticks ahead of the clock.
     assert before <= ms_of(made) <= time.time_ns() // MS + 1_000
 
 
@@ -152,7 +152,7 @@ def test_threads_get_different_sortable_keys_that_grow() -> None:
 
 
 def test_no_other_thread_makes_a_key_between_a_reading_and_its_use() -> None:
-    """What the threads above would meet once in a million runs."""
+    """The threads of the test above would show this once in a million runs."""
     came_in: list[bool] = []
 
     def clock() -> int:

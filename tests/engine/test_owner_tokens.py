@@ -24,8 +24,8 @@ def test_no_two_threads_get_the_same_token() -> None:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_draws_its_own_tokens() -> None:
-    """I1: the same owner in two processes would each take the other's claim for its own."""
-    new_owner()  # there is stock to inherit
+    """I1: with the same token, each of two processes would take the other's claim for its own."""
+    new_owner()  # now there are drawn tokens to inherit
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:

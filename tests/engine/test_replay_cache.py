@@ -27,7 +27,7 @@ def put(cache: ReplayCache, key: object, **more: Any) -> None:
 
 
 def room(bytes_of_outcomes: int, entries: int = 1) -> int:
-    """A size in which this many entries with so many bytes in all just fit."""
+    """The smallest cache size for this many entries with this many bytes in all."""
     return bytes_of_outcomes + entries * ENTRY_OVERHEAD
 
 

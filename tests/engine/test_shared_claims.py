@@ -34,7 +34,7 @@ POLICY = Policy(lease="3s")
 
 
 class Duplicated:
-    """An engine whose store notes every command, and another one beside it on the same records."""
+    """An engine whose store records every command, and another engine on the same records."""
 
     def __init__(self, kind: str) -> None:
         self.clock = FakeClock()
@@ -42,7 +42,7 @@ class Duplicated:
         self.store: Any
         self.once: Any
         self.elsewhere = Once(memory, clock=self.clock, policy=POLICY)
-        # Neither cache: what is shared must not depend on it.
+        # Without a replay cache: what is shared must not depend on it.
         options: dict[str, Any] = {"clock": self.clock, "policy": POLICY, "cache": 0}
         if kind == "threads":
             self.store = FaultyStore(memory, immediate=False)
@@ -61,7 +61,7 @@ class Duplicated:
         return [self._pool.submit(run, "op", "k", made, **options) for _ in range(count)]
 
     def hold(self, once: Any) -> tuple[HeldBody, Future[Any]]:
-        """The key is being run, by this engine."""
+        """Run the key on this engine, with a body that waits."""
         body = HeldBody("answer")
         running = self._pool.submit(once.run, "op", "k", body, request="a")
         body.wait_inside()
@@ -219,8 +219,8 @@ def test_i11_an_interrupted_claim_leaves_no_duplicate_waiting() -> None:
 def test_duplicates_that_wait_for_a_dead_owner_do_not_call_recover_repeatedly(
     many: Duplicated,
 ) -> None:
-    """What `recover` says is believed only once the owner cannot act any more: until then all
-    sleep, also beside one that polls."""
+    """A "nothing happened" of `recover` is not believed while the owner may still act: until then
+    all sleep, also beside one that polls."""
     dead = many.elsewhere._jobs.make("op", "k", "", "a", None, {}).task
     many.elsewhere._store.apply(
         [Claim(dead.id, dead.owner, dead.fingerprint, LEASE_US, 10**9, 0, False)]

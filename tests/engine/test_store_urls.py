@@ -94,7 +94,7 @@ def test_every_built_in_scheme_has_a_module_with_both_openers(scheme: str) -> No
 
 @pytest.fixture
 def added(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """A package that adds the scheme "papyrus"; gives the URLs it was asked to open."""
+    """Install a package that adds the scheme "papyrus"; the value is the list of opened URLs."""
     opened: list[str] = []
     module = types.ModuleType("papyrus_store")
 

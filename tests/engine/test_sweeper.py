@@ -25,7 +25,7 @@ KEY = "the-callers-own-key"
 
 
 class _Watched:
-    """Counts what the sweeper does to a store, and fails on purpose."""
+    """A store that counts the sweeper's calls, and can fail."""
 
     lazy = False
     bites: list[int]
@@ -79,8 +79,8 @@ class AsyncWatched(_Watched, AsyncMemoryStore):
         return self._sweep(limit)
 
 
-class Scene:
-    """Engines that sweep every minute on one store, of one colour, on a clock that stands."""
+class Case:
+    """Sync or async engines that sweep every minute on one store, with a fake clock."""
 
     def __init__(self, loop: LoopThread | None) -> None:
         self.loop = loop
@@ -123,86 +123,86 @@ class Scene:
 
 
 @pytest.fixture(params=["blocking", "asyncio"])
-def scene(request: pytest.FixtureRequest) -> Iterator[Scene]:
+def case(request: pytest.FixtureRequest) -> Iterator[Case]:
     loop = None if request.param == "blocking" else LoopThread()
-    scene = Scene(loop)
-    yield scene
-    for engine in scene.engines:
+    case = Case(loop)
+    yield case
+    for engine in case.engines:
         engine.close()
     if loop is not None:
         loop.close()
 
 
-# --- who sweeps -----------------------------------------------------------------------------------
+# --- the election ---------------------------------------------------------------------------------
 
 
-def test_one_of_two_engines_on_a_store_sweeps(scene: Scene) -> None:
-    stores = [scene.store(), scene.store()]
+def test_one_of_two_engines_on_a_store_sweeps(case: Case) -> None:
+    stores = [case.store(), case.store()]
     for store in stores:
-        scene.once(store)
+        case.once(store)
     for period in (1, 2, 3):
-        scene.next_period()
+        case.next_period()
         assert [store.asked for store in stores] == [period, period]
         assert sorted(len(store.bites) for store in stores) == [0, period], "always the same one"
 
 
-def test_another_engine_sweeps_after_the_elected_one_has_closed(scene: Scene) -> None:
-    stores = [scene.store(), scene.store()]
-    first = scene.once(stores[0])
-    scene.next_period()
-    scene.once(stores[1])
-    scene.close(first)
-    scene.next_period()
+def test_another_engine_sweeps_after_the_elected_one_has_closed(case: Case) -> None:
+    stores = [case.store(), case.store()]
+    first = case.once(stores[0])
+    case.next_period()
+    case.once(stores[1])
+    case.close(first)
+    case.next_period()
     assert stores[1].bites == [], "elected for two periods, which are not over"
-    scene.next_period()
+    case.next_period()
     assert stores[1].bites == [0]
     assert len(stores[0].bites) == 1
 
 
-def test_another_engine_sweeps_after_the_elected_one_has_died(scene: Scene) -> None:
-    assert scene.memory.elect(b"dead".ljust(16), 2 * MINUTE)
-    store = scene.store()
-    scene.once(store)
-    scene.next_period()
+def test_another_engine_sweeps_after_the_elected_one_has_died(case: Case) -> None:
+    assert case.memory.elect(b"dead".ljust(16), 2 * MINUTE)
+    store = case.store()
+    case.once(store)
+    case.next_period()
     assert store.bites == []
-    scene.next_period()
+    case.next_period()
     assert store.bites == [0]
 
 
-# --- how much -------------------------------------------------------------------------------------
+# --- batches --------------------------------------------------------------------------------------
 
 
-def test_the_sweeper_removes_batch_after_batch_until_nothing_is_left(scene: Scene) -> None:
-    store = scene.store()
-    scene.finished_keys(25)
-    scene.once(store, sweep_limit=10)
-    scene.next_period()
+def test_the_sweeper_removes_batch_after_batch_until_nothing_is_left(case: Case) -> None:
+    store = case.store()
+    case.finished_keys(25)
+    case.once(store, sweep_limit=10)
+    case.next_period()
     assert store.bites == [10, 10, 5, 0]
-    assert scene.memory._records == {}
+    assert case.memory._records == {}
 
 
 def test_the_sweeper_pauses_after_each_batch_and_ends_when_the_next_period_is_due(
-    scene: Scene,
+    case: Case,
 ) -> None:
-    """As long as the bite took, so that the store's callers have it to themselves meanwhile."""
-    store = scene.store()
+    """The pause is as long as the batch took, so that callers have the store to themselves."""
+    store = case.store()
     third = MINUTE // 3
 
     def slowly() -> int:
-        scene.clock.advance(third)
+        case.clock.advance(third)
         return 1
 
     store.on_sweep = slowly
-    scene.once(store)
-    scene.clock.wait_until_due(MINUTE)
-    scene.clock.advance(MINUTE)
-    scene.clock.wait_until_due(third)
+    case.once(store)
+    case.clock.wait_until_due(MINUTE)
+    case.clock.advance(MINUTE)
+    case.clock.wait_until_due(third)
     assert store.bites == [1]
-    scene.clock.advance(third - 1)
+    case.clock.advance(third - 1)
     assert store.bites == [1]
-    scene.clock.advance(1)
+    case.clock.advance(1)
     wait_until_true(lambda: len(store.bites) == 2)
-    scene.clock.wait_until_due(MINUTE)
+    case.clock.wait_until_due(MINUTE)
     assert store.bites == [1, 1]
 
 
@@ -210,14 +210,14 @@ def test_the_sweeper_pauses_after_each_batch_and_ends_when_the_next_period_is_du
 
 
 def test_the_sweeper_tries_a_store_that_failed_again_in_the_next_period(
-    scene: Scene, caplog: pytest.LogCaptureFixture
+    case: Case, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store = scene.store()
+    store = case.store()
     store.failures = [StoreUnavailable("no server"), ValueError(f"about {KEY}")]
-    scene.once(store)
+    case.once(store)
     with caplog.at_level(logging.WARNING, logger="oncekey"):
         for _ in range(3):
-            scene.next_period()
+            case.next_period()
     assert store.bites == [0]
     told = [(record.name, record.levelno, record.getMessage()) for record in caplog.records]
     assert [name for name, _, _ in told] == ["oncekey", "oncekey"]
@@ -227,25 +227,25 @@ def test_the_sweeper_tries_a_store_that_failed_again_in_the_next_period(
     assert KEY not in caplog.text
 
 
-# --- the end --------------------------------------------------------------------------------------
+# --- close ----------------------------------------------------------------------------------------
 
 
-def test_close_ends_the_sweeper_at_once(scene: Scene) -> None:
-    store = scene.store()
-    once = scene.once(store)
-    scene.clock.wait_until_due(MINUTE)
-    scene.close(once)
-    scene.clock.advance(10 * MINUTE)
+def test_close_ends_the_sweeper_at_once(case: Case) -> None:
+    store = case.store()
+    once = case.once(store)
+    case.clock.wait_until_due(MINUTE)
+    case.close(once)
+    case.clock.advance(10 * MINUTE)
     assert store.asked == 0
     assert "oncekey-sweeper" not in [thread.name for thread in threading.enumerate()]
 
 
-def test_an_engine_without_sweep_every_does_not_sweep(scene: Scene) -> None:
-    store = scene.store()
-    once = scene.once(store, sweep_every=None)
+def test_an_engine_without_sweep_every_does_not_sweep(case: Case) -> None:
+    store = case.store()
+    once = case.once(store, sweep_every=None)
     once.run("op", "k", lambda attempt: 1)
     assert "oncekey-sweeper" not in [thread.name for thread in threading.enumerate()]
-    scene.clock.advance(100 * MINUTE)
+    case.clock.advance(100 * MINUTE)
     assert store.asked == 0
 
 
@@ -275,7 +275,7 @@ def test_close_during_a_sweep_ends_it_without_a_log_message(
     assert caplog.text == ""
 
 
-# --- stores that are not there yet ----------------------------------------------------------------
+# --- lazy stores ----------------------------------------------------------------------------------
 
 
 class Unreached(Watched):
@@ -292,14 +292,14 @@ class Unreached(Watched):
 def test_the_sweeper_waits_until_a_lazy_store_can_be_reached(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    scene = Scene(None)
-    store = Unreached(scene.memory)
-    once = scene.once(store)
-    scene.next_period()
+    case = Case(None)
+    store = Unreached(case.memory)
+    once = case.once(store)
+    case.next_period()
     assert store.asked == 0
     assert "no server yet" in caplog.text
     store.up = True
-    scene.next_period()
+    case.next_period()
     assert store.bites == [0]
     once.close()
 

@@ -37,7 +37,7 @@ def test_the_cursor_follows_a_store_clock_that_was_set_back() -> None:
 
 
 def test_i11_everything_is_listed_again_every_hour() -> None:
-    """What was committed late, or under a clock that was set, is found then at the latest."""
+    """A record that became visible late, or while the clock was set, is found then."""
     watchlist = Watchlist()
     watchlist.begin_listing(5)
     watchlist.add(listed(), HERE, 5)
@@ -51,7 +51,7 @@ def test_a_full_page_is_followed_by_the_next() -> None:
     watchlist = Watchlist()
     assert watchlist.add(listed(*range(1, PAGE + 1)), HERE, 0) is True
     assert watchlist.after == PAGE
-    # A store never cuts through records of one fence: it gives a few more instead.
+    # A store never splits records of one fence between pages: it returns a few more instead.
     assert watchlist.add(listed(*[PAGE + 1] * (PAGE + 3)), HERE, 0) is True
     assert watchlist.after == PAGE + 1
 
