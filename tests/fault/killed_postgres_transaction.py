@@ -20,7 +20,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import psycopg
-from tests.support.caller_connections import SHOPS, Order, Shop
+from tests.support.caller_connections import CALLERS, Body, Caller
 
 from oncekey import InFlight, Terminal
 
@@ -34,17 +34,17 @@ LONGEST_SECONDS = 0.03
 Sending = Callable[[Callable[[], Any]], Any]
 
 
-def order(key: str, ending: str = "returns") -> Order:
+def order(key: str, ending: str = "returns") -> Body:
     """One row that tells whose it is."""
     error = Terminal("out of tea") if ending == "refuses" else None
-    return Order((f"INSERT INTO orders VALUES ('{key}')",), error=error)  # noqa: S608
+    return Body((f"INSERT INTO orders VALUES ('{key}')",), error=error)  # noqa: S608
 
 
-async def place(shop: Shop, key: str, ending: str = "returns") -> None:
+async def place(caller: Caller, key: str, ending: str = "returns") -> None:
     """One order with its commit."""
-    async with shop.transaction():
+    async with caller.transaction():
         try:
-            await shop.inside(key, order(key, ending))
+            await caller.run_inside(key, order(key, ending))
         except Terminal:
             pass
 
@@ -95,11 +95,11 @@ async def die_at(url: str, kind: str, key: str, ending: str, number: int, side: 
         count += 1
         return sent
 
-    async with SHOPS[kind](url=url) as shop:
-        await place(shop, f"warm {key}")  # what a driver asks once is not asked again
+    async with CALLERS[kind](url=url) as caller:
+        await place(caller, f"warm {key}")  # what a driver asks once is not asked again
         watch_messages(kind, sending)
         armed = True
-        await place(shop, key, ending)
+        await place(caller, key, ending)
         armed = False
 
 
@@ -107,13 +107,13 @@ async def die_at(url: str, kind: str, key: str, ending: str, number: int, side: 
 
 
 async def work_until_killed(url: str, kind: str, ready: int, turn: int) -> None:
-    async with SHOPS[kind](url=url) as shop:
+    async with CALLERS[kind](url=url) as caller:
         os.write(ready, b"!")
         while True:
             for number in range(KEYS):
                 # One key after the other is new, so that there is always something to do.
                 try:
-                    await place(shop, f"{kind} {turn + number}")
+                    await place(caller, f"{kind} {turn + number}")
                 except InFlight:
                     continue  # a victim's, whose end the server has not noticed yet
             turn += 1

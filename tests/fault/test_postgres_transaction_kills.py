@@ -17,7 +17,14 @@ from typing import Any
 import pytest
 from tests.fault import killed_postgres_transaction
 from tests.fault.killed_postgres_transaction import KEYS, KINDS, order
-from tests.support.caller_connections import SHOPS, Shop, empty, locks, rows, watch
+from tests.support.caller_connections import (
+    CALLERS,
+    Caller,
+    advisory_locks,
+    clear_tables,
+    orders,
+    query,
+)
 from tests.support.caller_connections.database import database
 from tests.support.servers import processes
 
@@ -35,13 +42,13 @@ Told = dict[str, dict[str, Any]]
 def killed() -> Told:
     """What became of the victims of each kind; the server has noticed the end of all of them."""
     url = database()
-    empty()
+    clear_tables()
     sessions = "SELECT pid FROM pg_stat_activity WHERE datname = current_database()"
-    before = set(watch(sessions))
+    before = set(query(sessions))
     victims = {kind: start(url, kind) for kind in KINDS}
     told = {kind: end(victim) for kind, victim in victims.items()}
     processes.wait_until(
-        lambda: set(watch(sessions)) <= before, "the server notices that they are gone"
+        lambda: set(query(sessions)) <= before, "the server notices that they are gone"
     )
     return told
 
@@ -68,13 +75,13 @@ def end(victim: subprocess.Popen[str]) -> dict[str, Any]:
 
 
 def test_i1_what_the_dead_have_left(killed: Told) -> None:
-    found = rows()
+    found = orders()
     assert len(found) == len(set(found)), "a row twice"
-    counts = dict(watch("SELECT state, count(*) FROM oncekey.records GROUP BY state"))
+    counts = dict(query("SELECT state, count(*) FROM oncekey.records GROUP BY state"))
     assert counts.pop(SUCCEEDED, 0) == len(found)  # business rows and finished keys
     counts.pop(FAILED, None)
     assert counts == {}  # nobody holds a key
-    assert locks() == []
+    assert advisory_locks() == []
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -84,11 +91,11 @@ def test_i1_a_message_that_was_not_sent_did_nothing(killed: Told, kind: str) -> 
     last = {ending: max(n for _, e, _, n in at if e == ending) for ending in ("returns", "refuses")}
     least = {"returns": 4, "refuses": 5}  # BEGIN, the claim, the body's own, the record, COMMIT
     assert all(last[ending] >= least[ending] for ending in least)
-    found = rows()
+    found = orders()
 
-    async def check(shop: Shop) -> None:
+    async def check(caller: Caller) -> None:
         for key, ending, side, number in at:
-            state = await shop.state(key)
+            state = await caller.state(key)
             if side == "before" or number < last[ending]:
                 assert (state, key in found) == (None, False), (key, state)
             else:
@@ -103,21 +110,21 @@ def test_i10_every_key_runs_or_replays_at_once(killed: Told, kind: str) -> None:
     at = {key: ending for key, ending, _, _ in killed[kind]["at messages"]}
     keys = {**at, **{f"{kind} {number}": "returns" for number in range(MOMENTS + KEYS)}}
 
-    async def retry(shop: Shop) -> None:
-        before = set(rows())
+    async def retry(caller: Caller) -> None:
+        before = set(orders())
         for key, ending in keys.items():
-            async with shop.transaction():
+            async with caller.transaction():
                 try:
-                    result = await shop.inside(key, order(key, ending))
+                    result = await caller.run_inside(key, order(key, ending))
                 except (Terminal, OperationFailed):
                     assert ending == "refuses"
                 else:
                     assert result.replayed is (key in before)
-        after = rows()
+        after = orders()
         assert sorted(key for key in after if key in keys) == sorted(
             key for key, ending in keys.items() if ending == "returns"
         )
-        assert locks() == []
+        assert advisory_locks() == []
 
     asyncio.run(in_shop(kind, retry))
 
@@ -127,6 +134,6 @@ def test_there_were_enough_of_them(killed: Told) -> None:
     assert deaths >= (500 if MOMENTS > 100 else 60)
 
 
-async def in_shop(kind: str, scene: Any) -> None:
-    async with SHOPS[kind]() as shop:
-        await scene(shop)
+async def in_shop(kind: str, scenario: Any) -> None:
+    async with CALLERS[kind]() as caller:
+        await scenario(caller)

@@ -1,7 +1,7 @@
-"""Scenes in shops (see tests/support/caller_connections) and a schema for the operators' views.
+"""Runs scenarios with callers (see tests/support/caller_connections), and a schema for the views.
 
-A connection costs more than most scenes, so a shop stays open from test to test, unless a scene
-has failed in it. Blocking shops are played without an event loop, as Django insists.
+A connection costs more than most scenarios, so a caller stays open between tests, unless a scenario
+has failed with it. Sync callers run without an event loop, because Django requires that.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
 import pytest
-from tests.support.caller_connections import SHOPS, Shop, empty
+from tests.support.caller_connections import CALLERS, Caller, clear_tables
 from tests.support.postgres_adapters import STORE_DRIVERS, StoreAdapters
 from tests.support.postgres_views import (
     MAJORS,
@@ -24,11 +24,11 @@ from tests.support.postgres_views import (
 )
 
 T = TypeVar("T")
-Scene = Callable[..., Coroutine[Any, Any, None]]
-Play = Callable[..., None]
+Scenario = Callable[..., Coroutine[Any, Any, None]]
+RunScenario = Callable[..., None]
 
 DRIVERS = ("psycopg", "psycopg-async", "asyncpg")
-# The others differ from one of these in how a connection is come by, and in nothing later.
+# Every other kind differs from one of these only in how its connection is opened.
 MAIN = (
     *DRIVERS,
     "psycopg-implicit",
@@ -40,53 +40,53 @@ MAIN = (
 )
 
 
-class Stage:
-    """Open shops and the event loop of the async ones."""
+class OpenCallers:
+    """Callers that stay open between tests, and the event loop of the async ones."""
 
     def __init__(self) -> None:
         self._runner = asyncio.Runner()
-        self._open: dict[tuple[str, str], list[Shop]] = {}
+        self._open: dict[tuple[str, str], list[Caller]] = {}
 
     def run(self, kind: str, work: Coroutine[Any, Any, T]) -> T:
-        if SHOPS[kind].is_async:
+        if CALLERS[kind].is_async:
             return self._runner.run(work)
         try:
             work.send(None)
         except StopIteration as stop:
             result: T = stop.value
             return result
-        raise AssertionError("a blocking shop has nothing to wait for")
+        raise AssertionError("a sync caller never waits")
 
-    def play(self, kind: str, scene: Scene, options: dict[str, Any]) -> None:
-        """A scene in one shop, or in two if it wants two, the other one on a driver's own
-        connection (Django has one connection for each of its databases)."""
-        empty(options.get("major"))
-        driver = "asyncpg" if SHOPS[kind].is_async else "psycopg"
-        count = len(inspect.signature(scene).parameters)
+    def run_scenario(self, kind: str, scenario: Scenario, options: dict[str, Any]) -> None:
+        """Run a scenario with one caller, or with two if it has two parameters. The second caller
+        has a driver's own connection, because Django has one connection per database."""
+        clear_tables(options.get("major"))
+        driver = "asyncpg" if CALLERS[kind].is_async else "psycopg"
+        count = len(inspect.signature(scenario).parameters)
         kinds = (kind, kind if kind in DRIVERS else driver)[:count]
-        shops = [self._shop(each, options) for each in kinds]
+        callers = [self._caller(each, options) for each in kinds]
         try:
-            self.run(kind, scene(*shops))
+            self.run(kind, scenario(*callers))
         except BaseException:
-            for shop in shops:
-                self.run(kind, shop.__aexit__())
+            for caller in callers:
+                self.run(kind, caller.__aexit__())
             raise
-        for each, shop in zip(kinds, shops, strict=True):
-            shop.ran = 0
-            self._open.setdefault(_name(each, options), []).append(shop)
+        for each, caller in zip(kinds, callers, strict=True):
+            caller.ran = 0
+            self._open.setdefault(_name(each, options), []).append(caller)
 
-    def _shop(self, kind: str, options: dict[str, Any]) -> Shop:
+    def _caller(self, kind: str, options: dict[str, Any]) -> Caller:
         kept = self._open.get(_name(kind, options))
         if kept:
             return kept.pop()
-        shop = SHOPS[kind](**options)
-        self.run(kind, shop.__aenter__())
-        return shop
+        caller = CALLERS[kind](**options)
+        self.run(kind, caller.__aenter__())
+        return caller
 
     def close(self) -> None:
-        for (kind, _), shops in self._open.items():
-            for shop in shops:
-                self.run(kind, shop.__aexit__())
+        for (kind, _), callers in self._open.items():
+            for caller in callers:
+                self.run(kind, caller.__aexit__())
         self._runner.close()
 
 
@@ -95,35 +95,37 @@ def _name(kind: str, options: dict[str, Any]) -> tuple[str, str]:
 
 
 @pytest.fixture(scope="session")
-def stage() -> Iterator[Stage]:
-    stage = Stage()
-    yield stage
-    stage.close()
+def open_callers() -> Iterator[OpenCallers]:
+    open_callers = OpenCallers()
+    yield open_callers
+    open_callers.close()
 
 
-def _player(stage: Stage, kind: str) -> Play:
-    def play(scene: Scene, **options: Any) -> None:
-        stage.play(kind, scene, options)
+def _runner_of(open_callers: OpenCallers, kind: str) -> RunScenario:
+    def run_scenario(scenario: Scenario, **options: Any) -> None:
+        open_callers.run_scenario(kind, scenario, options)
 
-    return play
+    return run_scenario
 
 
-@pytest.fixture(params=SHOPS)
-def play(request: pytest.FixtureRequest, stage: Stage) -> Play:
-    """Plays a scene in a shop of each kind."""
-    return _player(stage, request.param)
+@pytest.fixture(params=CALLERS)
+def run_scenario(request: pytest.FixtureRequest, open_callers: OpenCallers) -> RunScenario:
+    """Runs a scenario with a caller of each kind."""
+    return _runner_of(open_callers, request.param)
 
 
 @pytest.fixture(params=MAIN)
-def play_mainly(request: pytest.FixtureRequest, stage: Stage) -> Play:
-    """Plays a scene in a shop of each kind that is a kind of its own."""
-    return _player(stage, request.param)
+def run_scenario_mainly(request: pytest.FixtureRequest, open_callers: OpenCallers) -> RunScenario:
+    """Runs a scenario with a caller of each main kind."""
+    return _runner_of(open_callers, request.param)
 
 
 @pytest.fixture(params=DRIVERS)
-def play_on_driver(request: pytest.FixtureRequest, stage: Stage) -> Play:
-    """Plays a scene on each driver's own connection."""
-    return _player(stage, request.param)
+def run_scenario_on_drivers(
+    request: pytest.FixtureRequest, open_callers: OpenCallers
+) -> RunScenario:
+    """Runs a scenario on each driver's own connection."""
+    return _runner_of(open_callers, request.param)
 
 
 @pytest.fixture(params=STORE_DRIVERS)

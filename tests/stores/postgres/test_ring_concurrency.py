@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from tests.stores.postgres.ring_bench import AUDIT, KEEP, LEASE, RING, SECOND, SLOTS, Ring
+from tests.stores.postgres.ring_sessions import AUDIT, KEEP, LEASE, RING, SECOND, SLOTS, Ring
 from tests.support.postgres_stores import DATABASE, server
 
 from oncekey.core.commands import Busy, Claimed, Done, Lost, Replay

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from tests.stores.postgres.ring_bench import AUDIT, KEEP, LEASE, RING, SECOND, SLOTS, Key, Ring
+from tests.stores.postgres.ring_sessions import AUDIT, KEEP, LEASE, RING, SECOND, SLOTS, Key, Ring
 from tests.support.postgres_stores import DATABASE, server
 
 from oncekey.core.commands import (

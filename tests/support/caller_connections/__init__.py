@@ -1,71 +1,78 @@
-"""Shops on PostgreSQL: callers with a connection of every kind, all used alike.
+"""Callers on PostgreSQL with a connection of every kind, all used in the same way.
 
-A shop has one engine and one connection of its own, and a table of orders. Nobody waits for a lock
-here longer than a moment: whoever had to is refused, so "at once" is checked by construction.
+A caller has one engine, one connection of its own and a table of orders. Nobody waits for a lock
+longer than a moment here: a call that would have to wait fails instead, so every passing test shows
+that nothing waits.
 """
 
 from __future__ import annotations
 
-from tests.support.caller_connections.base import (
+from tests.support.caller_connections.caller import (
     INSERT,
-    LEASED,
-    NEVER,
-    TEA,
-    Order,
+    INSERT_BODY,
+    LEASED_BODY,
+    MUST_NOT_RUN,
+    Body,
+    Caller,
     RolledBack,
-    Shop,
-    done,
+    resolved,
 )
-from tests.support.caller_connections.database import RING, empty, locks, rows, watch
+from tests.support.caller_connections.database import (
+    RING,
+    advisory_locks,
+    clear_tables,
+    orders,
+    query,
+)
 from tests.support.caller_connections.drivers import (
-    AsyncpgShop,
-    AsyncPsycopgShop,
-    ImplicitShop,
-    LentShop,
-    PsycopgShop,
+    AsyncpgCaller,
+    AsyncpgPoolCaller,
+    AsyncPsycopgCaller,
+    ImplicitPsycopgCaller,
+    PsycopgCaller,
 )
 from tests.support.caller_connections.frameworks import (
-    AsyncCorePsycopgShop,
-    AsyncCoreShop,
-    AsyncSessionPsycopgShop,
-    AsyncSessionShop,
-    CoreShop,
-    DjangoShop,
-    OtherDjangoShop,
-    ScopedShop,
-    SessionShop,
+    AsyncConnectionCaller,
+    AsyncConnectionPsycopgCaller,
+    AsyncSessionCaller,
+    AsyncSessionPsycopgCaller,
+    ConnectionCaller,
+    DjangoCaller,
+    OtherDjangoCaller,
+    ScopedSessionCaller,
+    SessionCaller,
 )
 
 __all__ = [
+    "CALLERS",
     "INSERT",
-    "LEASED",
-    "NEVER",
+    "INSERT_BODY",
+    "LEASED_BODY",
+    "MUST_NOT_RUN",
     "RING",
-    "SHOPS",
-    "TEA",
-    "Order",
+    "Body",
+    "Caller",
     "RolledBack",
-    "Shop",
-    "done",
-    "empty",
-    "locks",
-    "rows",
-    "watch",
+    "advisory_locks",
+    "clear_tables",
+    "orders",
+    "query",
+    "resolved",
 ]
 
-SHOPS: dict[str, type[Shop]] = {
-    "psycopg": PsycopgShop,
-    "psycopg-implicit": ImplicitShop,
-    "psycopg-async": AsyncPsycopgShop,
-    "asyncpg": AsyncpgShop,
-    "asyncpg-pool": LentShop,
-    "sqlalchemy-session": SessionShop,
-    "sqlalchemy-scoped": ScopedShop,
-    "sqlalchemy-connection": CoreShop,
-    "sqlalchemy-async-session": AsyncSessionShop,
-    "sqlalchemy-async-session-psycopg": AsyncSessionPsycopgShop,
-    "sqlalchemy-async-connection": AsyncCoreShop,
-    "sqlalchemy-async-connection-psycopg": AsyncCorePsycopgShop,
-    "django": DjangoShop,
-    "django-other": OtherDjangoShop,
+CALLERS: dict[str, type[Caller]] = {
+    "psycopg": PsycopgCaller,
+    "psycopg-implicit": ImplicitPsycopgCaller,
+    "psycopg-async": AsyncPsycopgCaller,
+    "asyncpg": AsyncpgCaller,
+    "asyncpg-pool": AsyncpgPoolCaller,
+    "sqlalchemy-session": SessionCaller,
+    "sqlalchemy-scoped": ScopedSessionCaller,
+    "sqlalchemy-connection": ConnectionCaller,
+    "sqlalchemy-async-session": AsyncSessionCaller,
+    "sqlalchemy-async-session-psycopg": AsyncSessionPsycopgCaller,
+    "sqlalchemy-async-connection": AsyncConnectionCaller,
+    "sqlalchemy-async-connection-psycopg": AsyncConnectionPsycopgCaller,
+    "django": DjangoCaller,
+    "django-other": OtherDjangoCaller,
 }

@@ -1,4 +1,4 @@
-"""The shops' database, and what is to be seen in it from outside."""
+"""The callers' database, observed on a connection of its own."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from tests.support.servers import processes
 
 from oncekey.stores.postgres import PostgresStore
 
-DATABASE = "shops"
+DATABASE = "callers"
 LOCK_TIMEOUT = "400ms"
 RING: dict[str, Any] = {"schema": "ring", "retention": "ring", "ring_slots": 12}
 _TABLES = ("orders", "oncekey.records", "oncekey.history", "ring.records", "ring.history")
 
 
 def database(major: int | None = None) -> str:
-    """The shops' database on the run's server, with short waits for everybody."""
+    """The URL of the callers' database on the shared server, with short lock timeouts."""
     return _database(major)
 
 
@@ -31,37 +31,37 @@ def _database(major: int | None) -> str:
         store = PostgresStore(url, **options)
         store.prepare()
         store.close()
-    watch("CREATE TABLE orders (item text)", major=major, url=url)
+    query("CREATE TABLE orders (item text)", major=major, url=url)
     return url
 
 
 @functools.cache
-def _watcher(url: str) -> psycopg.Connection[Any]:
+def _observer(url: str) -> psycopg.Connection[Any]:
     connection = psycopg.connect(url, autocommit=True)
     processes.at_exit(connection.close)
     return connection
 
 
-def watch(sql: str, *, major: int | None = None, url: str = "") -> list[tuple[Any, ...]]:
-    """A statement on a connection of nobody's."""
-    cursor = _watcher(url or database(major)).execute(sql.encode())
+def query(sql: str, *, major: int | None = None, url: str = "") -> list[tuple[Any, ...]]:
+    """Run a statement on a connection that no caller uses."""
+    cursor = _observer(url or database(major)).execute(sql.encode())
     return cursor.fetchall() if cursor.description else []
 
 
-def rows(major: int | None = None) -> list[str]:
-    """What others see."""
-    return [item for (item,) in watch("SELECT item FROM orders ORDER BY item", major=major)]
+def orders(major: int | None = None) -> list[str]:
+    """The committed orders."""
+    return [item for (item,) in query("SELECT item FROM orders ORDER BY item", major=major)]
 
 
-def empty(major: int | None = None) -> None:
-    """No order and no key."""
-    watch("; ".join(f"DELETE FROM {table}" for table in _TABLES), major=major)  # noqa: S608
+def clear_tables(major: int | None = None) -> None:
+    """Delete all orders and keys."""
+    query("; ".join(f"DELETE FROM {table}" for table in _TABLES), major=major)  # noqa: S608
 
 
-def locks(major: int | None = None) -> list[tuple[Any, ...]]:
-    """Who holds advisory locks in the shops' database, and how."""
+def advisory_locks(major: int | None = None) -> list[tuple[Any, ...]]:
+    """Process and mode of every advisory lock in the callers' database."""
     held = (
         "SELECT l.pid, l.mode FROM pg_locks l JOIN pg_database d ON d.oid = l.database "
         "WHERE l.locktype = 'advisory' AND d.datname = current_database()"
     )
-    return watch(held, major=major)
+    return query(held, major=major)

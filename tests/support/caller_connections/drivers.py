@@ -1,4 +1,4 @@
-"""Shops whose connection is a driver's own: psycopg's or asyncpg's."""
+"""Callers with a connection of a driver: psycopg or asyncpg."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import Any
 
 import asyncpg
 import psycopg
-from tests.support.caller_connections.base import RolledBack, Shop
+from tests.support.caller_connections.caller import Caller, RolledBack
 
 
-class PsycopgShop(Shop):
+class PsycopgCaller(Caller):
     is_async = False
     block: Any = None
 
@@ -42,8 +42,8 @@ class PsycopgShop(Shop):
         return self.db.transaction()
 
 
-class ImplicitShop(PsycopgShop):
-    """A psycopg connection that begins by itself, and is told to commit()."""
+class ImplicitPsycopgCaller(PsycopgCaller):
+    """A psycopg connection that begins implicitly; the caller calls commit()."""
 
     async def open(self) -> None:
         self.db = psycopg.connect(self.url)
@@ -61,7 +61,7 @@ class ImplicitShop(PsycopgShop):
         self.db.close()
 
 
-class AsyncPsycopgShop(Shop):
+class AsyncPsycopgCaller(Caller):
     is_async = True
     block: Any = None
 
@@ -94,7 +94,7 @@ class AsyncPsycopgShop(Shop):
         return self.db.transaction()
 
 
-class AsyncpgShop(Shop):
+class AsyncpgCaller(Caller):
     is_async = True
     block: Any = None
 
@@ -126,8 +126,8 @@ class AsyncpgShop(Shop):
         return self.db.transaction()
 
 
-class LentShop(AsyncpgShop):
-    """A connection that an asyncpg pool has lent."""
+class AsyncpgPoolCaller(AsyncpgCaller):
+    """A connection acquired from an asyncpg pool."""
 
     pool: Any = None
 

@@ -1,4 +1,4 @@
-"""Shops whose connection is a framework's: SQLAlchemy's or Django's."""
+"""Callers with a connection of a framework: SQLAlchemy or Django."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import psycopg
 from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
-from tests.support.caller_connections.base import RolledBack, Shop
+from tests.support.caller_connections.caller import Caller, RolledBack
 from tests.support.caller_connections.database import database
 
 
-class SessionShop(Shop):
+class SessionCaller(Caller):
     is_async = False
     engine: Any = None
 
@@ -46,7 +46,7 @@ class SessionShop(Shop):
         return self.db.begin_nested()
 
 
-class ScopedShop(SessionShop):
+class ScopedSessionCaller(SessionCaller):
     async def open(self) -> None:
         self.engine = self.make_engine()
         self.db = scoped_session(sessionmaker(self.engine))
@@ -56,7 +56,7 @@ class ScopedShop(SessionShop):
         self.engine.dispose()
 
 
-class CoreShop(SessionShop):
+class ConnectionCaller(SessionCaller):
     """An SQLAlchemy Connection."""
 
     async def open(self) -> None:
@@ -64,7 +64,7 @@ class CoreShop(SessionShop):
         self.db = self.engine.connect()
 
 
-class AsyncSessionShop(Shop):
+class AsyncSessionCaller(Caller):
     is_async = True
     driver: ClassVar[str] = "asyncpg"
     engine: Any = None
@@ -97,11 +97,11 @@ class AsyncSessionShop(Shop):
         return self.db.begin_nested()
 
 
-class AsyncSessionPsycopgShop(AsyncSessionShop):
+class AsyncSessionPsycopgCaller(AsyncSessionCaller):
     driver = "psycopg"
 
 
-class AsyncCoreShop(AsyncSessionShop):
+class AsyncConnectionCaller(AsyncSessionCaller):
     """An SQLAlchemy AsyncConnection."""
 
     async def open(self) -> None:
@@ -109,7 +109,7 @@ class AsyncCoreShop(AsyncSessionShop):
         self.db = await self.engine.connect()
 
 
-class AsyncCorePsycopgShop(AsyncCoreShop):
+class AsyncConnectionPsycopgCaller(AsyncConnectionCaller):
     driver = "psycopg"
 
 
@@ -118,7 +118,7 @@ class AsyncCorePsycopgShop(AsyncCoreShop):
 
 @functools.cache
 def django_databases() -> None:
-    """Django, set up with the shops' database under two names."""
+    """Set up Django with the callers' database under two aliases."""
     from django.conf import settings
     from django.db import connections
 
@@ -137,7 +137,7 @@ def django_databases() -> None:
         ]
 
 
-class DjangoShop(Shop):
+class DjangoCaller(Caller):
     is_async = False
     alias: ClassVar[str] = "default"
     block: Any = None
@@ -175,7 +175,7 @@ class DjangoShop(Shop):
         return transaction.atomic(using=self.alias)
 
 
-class OtherDjangoShop(DjangoShop):
+class OtherDjangoCaller(DjangoCaller):
     alias = "other"
 
     async def open(self) -> None:

@@ -9,8 +9,8 @@ import asyncio
 from typing import Any
 
 import pytest
-from tests.stores.postgres.conftest import Stage
-from tests.support.caller_connections import Order, Shop, locks, rows
+from tests.stores.postgres.conftest import OpenCallers
+from tests.support.caller_connections import Body, Caller, advisory_locks, orders
 
 KINDS = [
     "psycopg-async",
@@ -23,35 +23,35 @@ POINTS = 10
 
 
 @every_kind
-def test_i1_cancelled_in_the_body(stage: Stage, kind: str) -> None:
-    async def scene(shop: Shop) -> None:
+def test_i1_cancelled_in_the_body(open_callers: OpenCallers, kind: str) -> None:
+    async def scenario(caller: Caller) -> None:
         written = asyncio.Event()
 
         async def body(attempt: Any) -> None:
-            await shop.send("INSERT INTO orders VALUES ('undone')")
+            await caller.send("INSERT INTO orders VALUES ('undone')")
             written.set()
             await asyncio.Event().wait()
 
-        async with shop.transaction():
-            tx = shop.once.in_transaction(shop.subject)
+        async with caller.transaction():
+            tx = caller.once.in_transaction(caller.subject)
             task = asyncio.ensure_future(tx.run("order", "k", body))
             await written.wait()
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
-            assert not (await shop.run_in(tx, "k")).replayed  # free, in this very transaction
-        assert (rows(), await shop.state("k"), locks()) == (["tea"], "succeeded", [])
+            assert not (await caller.run_on(tx, "k")).replayed  # free, in this very transaction
+        assert (orders(), await caller.state("k"), advisory_locks()) == (["tea"], "succeeded", [])
 
-    stage.play(kind, scene, {})
+    open_callers.run_scenario(kind, scenario, {})
 
 
 @every_kind
-def test_i1_cancelled_at_any_turn_of_the_loop(stage: Stage, kind: str) -> None:
-    async def after(shop: Shop, turns: int, key: str) -> int:
+def test_i1_cancelled_at_any_turn_of_the_loop(open_callers: OpenCallers, kind: str) -> None:
+    async def after(caller: Caller, turns: int, key: str) -> int:
         """An order that is cancelled after some turns; how many turns it took."""
-        order = Order((f"INSERT INTO orders VALUES ('{key}')",))  # noqa: S608
-        await shop.begin()
-        task = asyncio.ensure_future(shop.inside(key, order))
+        order = Body((f"INSERT INTO orders VALUES ('{key}')",))  # noqa: S608
+        await caller.begin()
+        task = asyncio.ensure_future(caller.run_inside(key, order))
         taken = 0
         while taken < turns and not task.done():
             await asyncio.sleep(0)
@@ -60,27 +60,27 @@ def test_i1_cancelled_at_any_turn_of_the_loop(stage: Stage, kind: str) -> None:
         await asyncio.wait([task])
         try:
             task.cancelled() or task.exception()
-            await shop.commit()
+            await caller.commit()
         except Exception:  # the driver has given up the transaction, or the connection
-            await shop.rollback()
+            await caller.rollback()
         return taken
 
-    async def scene(shop: Shop) -> None:
+    async def scenario(caller: Caller) -> None:
         whole = 0
         for key in ("cold", "warm"):
-            whole = await after(shop, 1_000_000, key)
+            whole = await after(caller, 1_000_000, key)
         keys = [f"k{point:02}" for point in range(POINTS)]
         for point, key in enumerate(keys):
-            async with type(shop)() as mine:
+            async with type(caller)() as mine:
                 await after(mine, 1_000_000, f"warm {key}")
                 await after(mine, whole * point // (POINTS - 3), key)
-        finished = [key for key in keys if await shop.state(key) == "succeeded"]
-        assert [row for row in rows() if row in keys] == finished
+        finished = [key for key in keys if await caller.state(key) == "succeeded"]
+        assert [row for row in orders() if row in keys] == finished
         assert keys[0] not in finished
         for key in keys:  # and nothing is left to be waited for
-            async with shop.transaction():
-                told = await shop.inside(key, Order(()))
+            async with caller.transaction():
+                told = await caller.run_inside(key, Body(()))
                 assert told.replayed is (key in finished)
-        assert locks() == []
+        assert advisory_locks() == []
 
-    stage.play(kind, scene, {})
+    open_callers.run_scenario(kind, scenario, {})

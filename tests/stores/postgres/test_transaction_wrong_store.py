@@ -12,8 +12,8 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.stores.postgres.conftest import Play
-from tests.support.caller_connections import NEVER, Shop, done, rows
+from tests.stores.postgres.conftest import RunScenario
+from tests.support.caller_connections import MUST_NOT_RUN, Caller, orders, resolved
 from tests.support.caller_connections.database import DATABASE, database
 from tests.support.postgres_stores import server
 
@@ -25,15 +25,15 @@ OTHER = "another_shop"
 
 
 @asynccontextmanager
-async def engine_on(shop: Shop, url: str, **options: Any) -> AsyncIterator[Any]:
-    """An engine of the shop's colour whose store is elsewhere."""
-    store = AsyncPostgresStore if shop.is_async else PostgresStore
-    once: Any = AsyncOnce if shop.is_async else Once
+async def engine_on(caller: Caller, url: str, **options: Any) -> AsyncIterator[Any]:
+    """An engine of the caller's colour whose store is elsewhere."""
+    store = AsyncPostgresStore if caller.is_async else PostgresStore
+    once: Any = AsyncOnce if caller.is_async else Once
     made = once(store(url, **options), cache=0)
     try:
         yield made
     finally:
-        await done(made.close())
+        await resolved(made.close())
 
 
 @pytest.fixture(scope="module")
@@ -44,42 +44,44 @@ def elsewhere() -> Any:
     postgres.drop_database(OTHER)
 
 
-def test_a_connection_to_another_database_is_refused(play: Play, elsewhere: str) -> None:
+def test_a_connection_to_another_database_is_refused(
+    run_scenario: RunScenario, elsewhere: str
+) -> None:
     """Both have the tables."""
 
-    async def scene(shop: Shop) -> None:
-        async with engine_on(shop, elsewhere) as once:
-            await shop.begin()
-            tx = once.in_transaction(shop.subject)
+    async def scenario(caller: Caller) -> None:
+        async with engine_on(caller, elsewhere) as once:
+            await caller.begin()
+            tx = once.in_transaction(caller.subject)
             for _ in range(2):  # also when it is tried again
                 with pytest.raises(ConfigurationError) as told:
-                    await shop.run_in(tx, "k", NEVER)
+                    await caller.run_on(tx, "k", MUST_NOT_RUN)
                 assert f"leads to database '{DATABASE}' on 127.0.0.1" in str(told.value)
                 assert f"is in database '{OTHER}' on 127.0.0.1" in str(told.value)
             with pytest.raises(ConfigurationError, match="leads to database"):
-                await done(tx.get("order", "k"))
-            await shop.execute("INSERT INTO orders VALUES ('after')")  # it was not spoilt
-            await shop.commit()
-        assert (shop.ran, rows()) == (0, ["after"])
+                await resolved(tx.get("order", "k"))
+            await caller.execute("INSERT INTO orders VALUES ('after')")  # it was not spoilt
+            await caller.commit()
+        assert (caller.ran, orders()) == (0, ["after"])
 
-    play(scene)
+    run_scenario(scenario)
 
 
 def test_a_connection_to_where_the_schema_is_missing_is_told_so(
-    play_on_driver: Play, elsewhere: str
+    run_scenario_on_drivers: RunScenario, elsewhere: str
 ) -> None:
-    async def scene(shop: Shop) -> None:
-        async with engine_on(shop, elsewhere, schema="only_there") as once:
-            await shop.begin()
+    async def scenario(caller: Caller) -> None:
+        async with engine_on(caller, elsewhere, schema="only_there") as once:
+            await caller.begin()
             with pytest.raises(ConfigurationError) as told:
-                await shop.run_in(once.in_transaction(shop.subject), "k", NEVER)
-            await shop.rollback()
+                await caller.run_on(once.in_transaction(caller.subject), "k", MUST_NOT_RUN)
+            await caller.rollback()
         said = str(told.value)
         assert "a database without oncekey's schema 'only_there'" in said
         assert f"the store is in database '{OTHER}'" in said
         assert "oncekey migrate" in said
 
-    play_on_driver(scene)
+    run_scenario_on_drivers(scenario)
 
 
 def test_a_copy_of_the_database_is_another_store(elsewhere: str) -> None:
@@ -104,18 +106,20 @@ def test_a_copy_of_the_database_is_another_store(elsewhere: str) -> None:
         postgres.drop_database("copied")
 
 
-def test_tables_that_were_made_anew_are_known_again(play_on_driver: Play, elsewhere: str) -> None:
-    async def scene(shop: Shop) -> None:
+def test_tables_that_were_made_anew_are_known_again(
+    run_scenario_on_drivers: RunScenario, elsewhere: str
+) -> None:
+    async def scenario(caller: Caller) -> None:
         schema = "remade"
-        async with engine_on(shop, shop.url, schema=schema) as once:
-            await done(once.get("order", "k"))
+        async with engine_on(caller, caller.url, schema=schema) as once:
+            await resolved(once.get("order", "k"))
             postgres = server()
             postgres.execute(f"DROP SCHEMA {schema} CASCADE", database=DATABASE)
             made = PostgresStore(database(None), schema=schema)
             made.prepare()
             made.close()
-            async with shop.transaction():
-                await shop.run_in(once.in_transaction(shop.subject), "k")
-            assert rows() == ["tea"]
+            async with caller.transaction():
+                await caller.run_on(once.in_transaction(caller.subject), "k")
+            assert orders() == ["tea"]
 
-    play_on_driver(scene)
+    run_scenario_on_drivers(scenario)

@@ -10,8 +10,8 @@ import asyncio
 from typing import Any
 
 import pytest
-from tests.stores.postgres.conftest import Stage
-from tests.support.caller_connections import NEVER, Order, Shop
+from tests.stores.postgres.conftest import OpenCallers
+from tests.support.caller_connections import MUST_NOT_RUN, Body, Caller
 
 from oncekey import Terminal
 from oncekey.core.commands import Claim, Claimed, Done, Finish, Lost, Release
@@ -152,24 +152,24 @@ def test_statements_sent_as_text_hold_nothing_a_caller_chose() -> None:
 class Counted:
     """Counts the messages to the server."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, kind: str, shop: Shop) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, kind: str, caller: Caller) -> None:
         self.count = 0
         if kind == "asyncpg":
-            shop.db.add_query_logger(self.one)
+            caller.db.add_query_logger(self.one)
             return
-        waits = type(shop.db).wait
+        waits = type(caller.db).wait
 
         def wait(*args: Any, **options: Any) -> Any:
             self.one()
             return waits(*args, **options)
 
-        monkeypatch.setattr(type(shop.db), "wait", wait)
+        monkeypatch.setattr(type(caller.db), "wait", wait)
 
     def one(self, *_: Any) -> None:
         self.count += 1
 
-    async def since(self, shop: Shop) -> int:
-        if shop.is_async:
+    async def since(self, caller: Caller) -> int:
+        if caller.is_async:
             await asyncio.sleep(0)  # asyncpg calls its loggers in the next loop iteration
         count, self.count = self.count, 0
         return count
@@ -185,29 +185,29 @@ class Counted:
     ],
 )
 def test_round_trips_of_a_run_in_a_transaction(
-    stage: Stage,
+    open_callers: OpenCallers,
     monkeypatch: pytest.MonkeyPatch,
     kind: str,
     counts: tuple[int, ...],
 ) -> None:
     """Not counting those of the transaction and of the body."""
 
-    async def scene(shop: Shop) -> None:
-        async with shop.transaction():
-            counted = Counted(monkeypatch, kind, shop)
-            await shop.inside("k", Order(()))
-            seen = [await counted.since(shop)]
-            await shop.inside("k", NEVER)
-            seen.append(await counted.since(shop))
+    async def scenario(caller: Caller) -> None:
+        async with caller.transaction():
+            counted = Counted(monkeypatch, kind, caller)
+            await caller.run_inside("k", Body(()))
+            seen = [await counted.since(caller)]
+            await caller.run_inside("k", MUST_NOT_RUN)
+            seen.append(await counted.since(caller))
             for key, error in (("k2", ValueError()), ("k3", Terminal())):
                 with pytest.raises(type(error)):
-                    await shop.inside(key, Order((), error=error))
-                seen.append(await counted.since(shop))
+                    await caller.run_inside(key, Body((), error=error))
+                seen.append(await counted.since(caller))
             assert tuple(seen) == counts
         if kind == "asyncpg":
-            shop.db.remove_query_logger(counted.one)
+            caller.db.remove_query_logger(counted.one)
 
-    stage.play(kind, scene, {})
+    open_callers.run_scenario(kind, scenario, {})
 
 
 def test_finished_runs_leave_a_limited_number_of_savepoints_open() -> None:

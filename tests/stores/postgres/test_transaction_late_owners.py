@@ -10,9 +10,15 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.stores.postgres.conftest import Play
-from tests.support.caller_connections import RING, Order, Shop, locks, rows
-from tests.support.caller_connections.rivals import CLOCK, apply, claim_of, finish_of, meanwhile_in
+from tests.stores.postgres.conftest import RunScenario
+from tests.support.caller_connections import RING, Body, Caller, advisory_locks, orders
+from tests.support.caller_connections.concurrent_commands import (
+    CLOCK,
+    apply,
+    claim_of,
+    finish_of,
+    run_while,
+)
 
 from oncekey.core.commands import (
     Claimed,
@@ -55,9 +61,9 @@ every_verb = pytest.mark.parametrize("verb", VERBS)
 plain_or_ring = pytest.mark.parametrize("options", [{}, RING], ids=["plain", "ring"])
 
 
-async def dead_owner(shop: Shop) -> Claimed:
+async def dead_owner(caller: Caller) -> Claimed:
     """A key whose owner, retry-safe, has let its lease end."""
-    (claimed,) = await apply(shop, claim_of("k"))
+    (claimed,) = await apply(caller, claim_of("k"))
     CLOCK.us += 20_000_000
     assert isinstance(claimed, Claimed)
     return claimed
@@ -66,98 +72,98 @@ async def dead_owner(shop: Shop) -> Claimed:
 @plain_or_ring
 @every_verb
 def test_i2_a_zombie_is_refused_by_what_a_transaction_has_written(
-    play_on_driver: Play, verb: Verb, options: dict[str, Any]
+    run_scenario_on_drivers: RunScenario, verb: Verb, options: dict[str, Any]
 ) -> None:
-    async def scene(shop: Shop, other: Shop) -> None:
-        claimed = await dead_owner(shop)
-        async with shop.transaction():
-            await shop.inside("k")
+    async def scenario(caller: Caller, other: Caller) -> None:
+        claimed = await dead_owner(caller)
+        async with caller.transaction():
+            await caller.run_inside("k")
             # Written and not committed; other keys of the batch are not held up either.
             replies = await apply(other, claim_of("b"), verb(claimed), claim_of("c"))
             assert isinstance(replies[0], Claimed)
             assert isinstance(replies[2], Claimed)
             assert replies[1] == Lost()
         assert await apply(other, verb(claimed)) == [Lost()]
-        assert (rows(), await shop.state("k")) == (["tea"], "succeeded")
+        assert (orders(), await caller.state("k")) == (["tea"], "succeeded")
 
-    play_on_driver(scene, clock=CLOCK, **options)
+    run_scenario_on_drivers(scenario, clock=CLOCK, **options)
 
 
 @plain_or_ring
 def test_a_zombie_may_still_win_after_a_rollback(
-    play_on_driver: Play, options: dict[str, Any]
+    run_scenario_on_drivers: RunScenario, options: dict[str, Any]
 ) -> None:
-    async def scene(shop: Shop, other: Shop) -> None:
-        claimed = await dead_owner(shop)
-        await shop.begin()
-        await shop.inside("k")
+    async def scenario(caller: Caller, other: Caller) -> None:
+        claimed = await dead_owner(caller)
+        await caller.begin()
+        await caller.run_inside("k")
         assert await apply(other, finish(claimed)) == [Lost()]
-        await shop.rollback()
+        await caller.rollback()
         assert await apply(other, finish(claimed)) == [Done()]
-        async with shop.transaction():
-            assert (await shop.inside("k", Order(()))).value == "the zombie's"
-        assert rows() == []
+        async with caller.transaction():
+            assert (await caller.run_inside("k", Body(()))).value == "the zombie's"
+        assert orders() == []
 
-    play_on_driver(scene, clock=CLOCK, **options)
+    run_scenario_on_drivers(scenario, clock=CLOCK, **options)
 
 
 @plain_or_ring
 @every_verb
 def test_i1_a_zombie_that_writes_first_undoes_the_transactions_rows(
-    play_on_driver: Play, verb: Verb, options: dict[str, Any]
+    run_scenario_on_drivers: RunScenario, verb: Verb, options: dict[str, Any]
 ) -> None:
     """Its finish is the answer; any other sign of life makes the transaction step back."""
 
-    async def scene(shop: Shop, other: Shop) -> None:
-        claimed = await dead_owner(shop)
+    async def scenario(caller: Caller, other: Caller) -> None:
+        claimed = await dead_owner(caller)
 
         async def rise() -> None:
             assert await apply(other, verb(claimed)) == [Done()]
 
-        async with shop.transaction():
-            await shop.execute(MILK)
+        async with caller.transaction():
+            await caller.execute(MILK)
             if verb is finish:
-                told = await meanwhile_in(shop, "k", rise)
+                told = await run_while(caller, "k", rise)
                 assert (told.value, told.replayed, told.attempt) == ("the zombie's", True, 1)
             else:
                 with pytest.raises(LeaseLost):
-                    await meanwhile_in(shop, "k", rise)
-        assert (rows(), locks()) == (["milk"], [])
+                    await run_while(caller, "k", rise)
+        assert (orders(), advisory_locks()) == (["milk"], [])
 
-    play_on_driver(scene, clock=CLOCK, **options)
+    run_scenario_on_drivers(scenario, clock=CLOCK, **options)
 
 
 @pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
 def test_i1_at_higher_levels_the_whole_transaction_has_to_be_done_again(
-    play_on_driver: Play, level: str
+    run_scenario_on_drivers: RunScenario, level: str
 ) -> None:
-    async def scene(shop: Shop, other: Shop) -> None:
-        claimed = await dead_owner(shop)
+    async def scenario(caller: Caller, other: Caller) -> None:
+        claimed = await dead_owner(caller)
 
         async def rise() -> None:
             assert await apply(other, finish(claimed)) == [Done()]
 
         with pytest.raises(Exception, match="could not serialize"):
-            async with shop.transaction(level):
-                await meanwhile_in(shop, "k", rise)
-        async with shop.transaction(level):
-            assert (await shop.inside("k", Order(()))).value == "the zombie's"
-        assert rows() == []
+            async with caller.transaction(level):
+                await run_while(caller, "k", rise)
+        async with caller.transaction(level):
+            assert (await caller.run_inside("k", Body(()))).value == "the zombie's"
+        assert orders() == []
 
-    play_on_driver(scene, clock=CLOCK)
+    run_scenario_on_drivers(scenario, clock=CLOCK)
 
 
 @plain_or_ring
 @pytest.mark.parametrize("found", [Recovery.free(), Recovery.succeeded("seen")])
 def test_recovering_inside_a_transaction_holds_up_nobody(
-    play_on_driver: Play, found: Recovery, options: dict[str, Any]
+    run_scenario_on_drivers: RunScenario, found: Recovery, options: dict[str, Any]
 ) -> None:
     """It takes the key's lock, as claims do: who comes from outside need not wait for the row."""
 
-    async def scene(shop: Shop, other: Shop) -> None:
-        await apply(shop, claim_of("k", retry_safe=False))
+    async def scenario(caller: Caller, other: Caller) -> None:
+        await apply(caller, claim_of("k", retry_safe=False))
         CLOCK.us += 60_000_000  # past recover_grace: until then "nothing happened" is not believed
-        (told,) = await apply(shop, claim_of("k", b"another".ljust(16)))
+        (told,) = await apply(caller, claim_of("k", b"another".ljust(16)))
         assert isinstance(told, Unknown)
 
         async def outsiders() -> list[Any]:
@@ -165,14 +171,14 @@ def test_recovering_inside_a_transaction_holds_up_nobody(
             claims = [claim_of(name, b"outsider".ljust(16)) for name in "bkc"]
             return [type(reply) for reply in await apply(other, *claims)]
 
-        async with shop.transaction():
-            ran = await shop.inside("k", recover=lambda unknown: found)
+        async with caller.transaction():
+            ran = await caller.run_inside("k", recover=lambda unknown: found)
             assert await outsiders() == [Claimed, Unknown, Claimed]  # unknown until the commit
             (late,) = await apply(
                 other, Resolve(claim_of("k").id, told.record.fence, State.ABSENT, b"", "")
             )
             assert late == Lost()
         assert ran.value == ("seen" if found.state is State.SUCCEEDED else "done")
-        assert (await shop.outside("k")).value == ran.value
+        assert (await caller.run_leased("k")).value == ran.value
 
-    play_on_driver(scene, clock=CLOCK, **options)
+    run_scenario_on_drivers(scenario, clock=CLOCK, **options)

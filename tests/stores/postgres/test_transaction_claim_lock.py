@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.stores.postgres.conftest import Stage
-from tests.support.caller_connections import NEVER, RING, Order, Shop, rows, watch
+from tests.stores.postgres.conftest import OpenCallers
+from tests.support.caller_connections import MUST_NOT_RUN, RING, Body, Caller, orders, query
 
 GATE = 4711
 HOOK = f"""
@@ -29,46 +29,46 @@ WAITING = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid =
 
 @pytest.fixture
 def hook() -> Iterator[None]:
-    watch(HOOK)
+    query(HOOK)
     yield
-    watch("DROP SCHEMA hook CASCADE")
+    query("DROP SCHEMA hook CASCADE")
 
 
 @pytest.mark.parametrize("options", [{}, RING], ids=["plain", "ring"])
 @pytest.mark.parametrize("ending", ["commit", "rollback"])
 def test_i1_the_look_after_the_lock_is_younger_than_it(
-    stage: Stage, hook: None, options: dict[str, Any], ending: str
+    open_callers: OpenCallers, hook: None, options: dict[str, Any], ending: str
 ) -> None:
-    async def scene(shop: Shop) -> None:
-        async with type(shop)(**options) as slow:
+    async def scenario(caller: Caller) -> None:
+        async with type(caller)(**options) as slow:
             slow.db.execute("SET search_path = hook, pg_catalog, public")
             slow.db.execute("SET lock_timeout = 0")
-            watch(f"SELECT pg_advisory_lock({GATE})")
+            query(f"SELECT pg_advisory_lock({GATE})")
             told: list[Any] = []
 
             def look_and_wait() -> None:
                 with slow.db.transaction():
                     tx = slow.once.in_transaction(slow.db)
-                    told.append(tx.run("order", "k", slow.body(Order())))
+                    told.append(tx.run("order", "k", slow.make_body(Body())))
 
             thread = threading.Thread(target=look_and_wait)
             try:
                 thread.start()
-                while watch(WAITING.format(GATE)) == [(0,)]:
+                while query(WAITING.format(GATE)) == [(0,)]:
                     assert thread.is_alive()
                 # It has looked and found nothing. Now the key is run elsewhere, start to end.
-                await shop.begin()
-                await shop.inside("k", Order(value="first"))
-                await (shop.commit() if ending == "commit" else shop.rollback())
+                await caller.begin()
+                await caller.run_inside("k", Body(value="first"))
+                await (caller.commit() if ending == "commit" else caller.rollback())
             finally:
-                watch(f"SELECT pg_advisory_unlock({GATE})")
+                query(f"SELECT pg_advisory_unlock({GATE})")
                 thread.join()
             committed = ending == "commit"
             assert (told[0].value, told[0].replayed) == (
                 ("first", True) if committed else ("done", False)
             )
-            assert (slow.ran, rows()) == (0 if committed else 1, ["tea"])
-        async with shop.transaction():
-            assert (await shop.inside("k", NEVER)).value == told[0].value
+            assert (slow.ran, orders()) == (0 if committed else 1, ["tea"])
+        async with caller.transaction():
+            assert (await caller.run_inside("k", MUST_NOT_RUN)).value == told[0].value
 
-    stage.play("psycopg", scene, options)
+    open_callers.run_scenario("psycopg", scenario, options)

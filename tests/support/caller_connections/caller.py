@@ -1,4 +1,4 @@
-"""What every shop does: take orders inside its own transaction or, under a lease, outside."""
+"""The base of all callers: runs an operation inside its own transaction, or under a lease."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from oncekey.stores.postgres import AsyncPostgresStore, PostgresStore
 INSERT = "INSERT INTO orders VALUES ('tea')"
 
 
-class Order(NamedTuple):
-    """What a body does: its statements, `undo()` where asked, then an answer or an error."""
+class Body(NamedTuple):
+    """What a body does: its statements, a rollback if requested, then it returns or raises."""
 
     statements: tuple[str, ...] = (INSERT,)
     error: BaseException | None = None
     value: Any = "done"
-    undo: bool = False
+    rollback: bool = False
 
 
-TEA = Order()
-LEASED = Order((), value="leased")
-NEVER = Order((), error=AssertionError("this body must not run"))
+INSERT_BODY = Body()
+LEASED_BODY = Body((), value="leased")
+MUST_NOT_RUN = Body((), error=AssertionError("this body must not run"))
 
 
 class RolledBack(Exception):
-    """Ends a transaction that a `with` has begun."""
+    """Raised to roll back a `with` block of a driver."""
 
 
-class Shop(ABC):
-    """One engine and one connection of the caller's."""
+class Caller(ABC):
+    """An engine and a connection of the caller's own."""
 
     is_async: ClassVar[bool]
 
@@ -55,18 +55,18 @@ class Shop(ABC):
     async def __aenter__(self) -> Self:
         store = AsyncPostgresStore if self.is_async else PostgresStore
         once: Any = AsyncOnce if self.is_async else Once
-        self.once = once(store(self.url, **self.options), cache=0)  # kept from test to test
-        await done(self.once.get("order", "-"))  # the tables are there
+        self.once = once(store(self.url, **self.options), cache=0)  # stays open between tests
+        await resolved(self.once.get("order", "-"))  # creates the tables
         await self.open()
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
-        await done(self.once.close())
+        await resolved(self.once.close())
 
     @property
     def subject(self) -> Any:
-        """What in_transaction is given."""
+        """The object that is passed to in_transaction."""
         return self.db
 
     @abstractmethod
@@ -86,57 +86,59 @@ class Shop(ABC):
 
     @abstractmethod
     def send(self, sql: str) -> Any:
-        """Run a statement; to be awaited where the shop is async."""
+        """Run a statement; returns an awaitable if the caller is async."""
 
     @abstractmethod
     def nested(self) -> Any:
-        """A `with` or `async with` block of the driver's own for a savepoint."""
+        """The driver's own `with` or `async with` block for a savepoint."""
 
     async def execute(self, sql: str) -> None:
-        await done(self.send(sql))
+        await resolved(self.send(sql))
 
-    async def inside(self, key: str, order: Order = TEA, **options: Any) -> Result[Any]:
-        """The operation in the caller's transaction, which stays open."""
-        return await self.run_in(self.once.in_transaction(self.subject), key, order, **options)
+    async def run_inside(self, key: str, body: Body = INSERT_BODY, **options: Any) -> Result[Any]:
+        """Run the operation in the caller's transaction, which stays open."""
+        return await self.run_on(self.once.in_transaction(self.subject), key, body, **options)
 
-    async def run_in(self, tx: Any, key: str, order: Order = TEA, **options: Any) -> Result[Any]:
-        result: Result[Any] = await done(tx.run("order", key, self.body(order), **options))
+    async def run_on(
+        self, tx: Any, key: str, body: Body = INSERT_BODY, **options: Any
+    ) -> Result[Any]:
+        result: Result[Any] = await resolved(tx.run("order", key, self.make_body(body), **options))
         return result
 
-    async def outside(self, key: str, order: Order = LEASED, **options: Any) -> Result[Any]:
-        """The same operation under a lease."""
-        return await self.run_in(self.once, key, order, **options)
+    async def run_leased(self, key: str, body: Body = LEASED_BODY, **options: Any) -> Result[Any]:
+        """Run the operation under a lease, outside the transaction."""
+        return await self.run_on(self.once, key, body, **options)
 
     async def state(self, key: str) -> str | None:
-        status = await done(self.once.get("order", key))
+        status = await resolved(self.once.get("order", key))
         return None if status is None else str(status.state)
 
-    def body(self, order: Order) -> Callable[[Any], Any]:
+    def make_body(self, body: Body) -> Callable[[Any], Any]:
         def blocking(attempt: Any) -> Any:
             self.ran += 1
-            for sql in order.statements:
+            for sql in body.statements:
                 self.send(sql)
-            if order.undo:
+            if body.rollback:
                 attempt.rollback()
-            if order.error is not None:
-                raise order.error
-            return order.value
+            if body.error is not None:
+                raise body.error
+            return body.value
 
         async def awaited(attempt: Any) -> Any:
             self.ran += 1
-            for sql in order.statements:
+            for sql in body.statements:
                 await self.send(sql)
-            if order.undo:
+            if body.rollback:
                 await attempt.rollback()
-            if order.error is not None:
-                raise order.error
-            return order.value
+            if body.error is not None:
+                raise body.error
+            return body.value
 
         return awaited if self.is_async else blocking
 
     @asynccontextmanager
     async def transaction(self, isolation: str | None = None) -> AsyncIterator[Self]:
-        """As a caller would write it: committed, or rolled back where something is raised."""
+        """A transaction as a caller would write it: committed, or rolled back after an error."""
         await self.begin()
         try:
             if isolation is not None:
@@ -148,19 +150,19 @@ class Shop(ABC):
         await self.commit()
 
     def savepoint(self) -> Savepoint:
-        """The driver's own, of either colour; RolledBack goes back to it and no further."""
+        """A savepoint of the driver's own. RolledBack rolls back to it and is not re-raised."""
         return Savepoint(self.nested())
 
 
 class Savepoint:
-    """A `with` or `async with` block of a driver's as the latter."""
+    """Makes an `async with` block of a driver's `with` or `async with` block."""
 
     def __init__(self, block: Any) -> None:
         self._block = block
 
     async def __aenter__(self) -> None:
         is_async = hasattr(self._block, "__aenter__")
-        await done(self._block.__aenter__() if is_async else self._block.__enter__())
+        await resolved(self._block.__aenter__() if is_async else self._block.__enter__())
 
     async def __aexit__(
         self,
@@ -170,10 +172,10 @@ class Savepoint:
     ) -> bool:
         is_async = hasattr(self._block, "__aexit__")
         ends = self._block.__aexit__ if is_async else self._block.__exit__
-        await done(ends(kind, error, trace))
+        await resolved(ends(kind, error, trace))
         return kind is RolledBack
 
 
-async def done(made: Any) -> Any:
-    """What a call gave, whether or not it has to be awaited."""
-    return await made if hasattr(made, "__await__") else made
+async def resolved(result: Any) -> Any:
+    """The result of a call, awaited if it is awaitable."""
+    return await result if hasattr(result, "__await__") else result
