@@ -1,4 +1,4 @@
-"""The memory store keeps what has not ended beside its records: the two must stay in step."""
+"""The memory store's list of unfinished records stays consistent with its records."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from oncekey.testing.fake_clock import FakeClock
 LEASE, KEEP = 30_000_000, 60_000_000
 
 
-def test_i11_what_was_swept_is_forgotten() -> None:
+def test_i11_swept_records_leave_the_list_of_unfinished_ones() -> None:
     """Seen when the clock steps back to a time at which it would not have expired."""
     clock = FakeClock()
     store = MemoryStore(clock=clock.wall)

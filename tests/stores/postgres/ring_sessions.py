@@ -1,4 +1,4 @@
-"""A small ring whose clock stands where a test puts it, and sessions whose commits can wait."""
+"""A small ring with a settable clock, and sessions whose commits can be delayed."""
 
 from __future__ import annotations
 

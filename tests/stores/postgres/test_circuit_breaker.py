@@ -1,4 +1,4 @@
-"""After a call without an answer one at a time tries again, whatever becomes of who did."""
+"""After a call without a reply one call at a time tries again, even if that try is interrupted."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Clock:
         return self.now
 
 
-def test_one_tries_and_an_answer_lets_all_pass() -> None:
+def test_one_call_tries_again_and_its_reply_closes_the_breaker() -> None:
     clock = Clock()
     breaker = CircuitBreaker(CALL_SECONDS, clock)
     assert not breaker.enter()
@@ -33,7 +33,7 @@ def test_one_tries_and_an_answer_lets_all_pass() -> None:
 
 
 @pytest.mark.parametrize("leaves", [True, False])
-def test_i11_who_was_interrupted_while_it_tried_keeps_nobody_from_trying(leaves: bool) -> None:
+def test_i11_an_interrupted_try_does_not_keep_others_from_trying(leaves: bool) -> None:
     clock = Clock()
     breaker = CircuitBreaker(CALL_SECONDS, clock)
     breaker.leave(False, replied=False)

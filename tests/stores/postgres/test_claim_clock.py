@@ -1,4 +1,4 @@
-"""A claim that had to wait for others reads the server's clock after that, not before (S3)."""
+"""A claim that had to wait reads the server's clock after the wait and not before (S3)."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def scene(request: pytest.FixtureRequest) -> Iterator[Scene]:
         yield Scene(database, has_row)
 
 
-def test_a_lease_counts_from_the_end_of_the_wait(scene: Scene) -> None:
+def test_a_lease_starts_when_the_claim_stops_waiting(scene: Scene) -> None:
     database = scene.database
     steps = database.setup.program().apply([scene.claim])
     with (
@@ -77,7 +77,7 @@ def test_a_lease_counts_from_the_end_of_the_wait(scene: Scene) -> None:
     assert met.record.lease_until == reply.fence + scene.claim.lease
 
 
-def test_nothing_is_claimed_when_the_wait_was_too_long(scene: Scene) -> None:
+def test_a_claim_that_waited_too_long_is_not_made(scene: Scene) -> None:
     database = scene.database
     program = database.setup.program()
     not_after = scene.now() + 100_000

@@ -1,4 +1,4 @@
-"""A store's connections are its own: closed with it, with their event loop, and not by a fork."""
+"""A store's connections end with the store or with their event loop, and survive a fork."""
 
 from __future__ import annotations
 
@@ -44,15 +44,17 @@ def _empty(postgres: Postgres) -> None:
     postgres.execute(f"DROP SCHEMA IF EXISTS {SCHEMA} CASCADE")
 
 
-def test_a_closed_store_says_so(adapters: StoreAdapters, postgres: Postgres) -> None:
+def test_a_closed_store_is_unavailable_until_it_is_reopened(
+    adapters: StoreAdapters, postgres: Postgres
+) -> None:
     store = adapters.store(postgres.url())
     store.claim(make_claim("k"))
     store.close()
     store.close()
-    with pytest.raises(StoreUnavailable, match="closed") as told:
+    with pytest.raises(StoreUnavailable, match="closed") as raised:
         store.apply([make_claim("k")])
-    assert not told.value.ambiguous
-    assert told.value.final
+    assert not raised.value.ambiguous
+    assert raised.value.final
     wait_until_true(lambda: sessions(postgres) == 0)
     store.reopen()
     assert isinstance(store.claim(make_claim("other")), Claimed)
@@ -63,7 +65,7 @@ def sessions(postgres: Postgres, name: str = "oncekey") -> int:
     return int(postgres.execute(query, (name,))[0][0])
 
 
-def test_closing_under_a_call_lets_it_end(adapters: StoreAdapters, postgres: Postgres) -> None:
+def test_close_lets_a_running_call_finish(adapters: StoreAdapters, postgres: Postgres) -> None:
     store = adapters.store(
         postgres.url(), pool_size=1, lock_timeout="60s", statement_timeout="60s", pool_timeout="60s"
     )
@@ -84,7 +86,7 @@ def test_closing_under_a_call_lets_it_end(adapters: StoreAdapters, postgres: Pos
 
 
 @pytest.mark.parametrize("reach", [direct_url, caller_pool])
-def test_a_cancelled_call_spoils_no_connection(postgres: Postgres, reach: Reach) -> None:
+def test_a_cancelled_call_leaves_usable_connections(postgres: Postgres, reach: Reach) -> None:
     adapters = StoreAdapters("asyncpg")
     assert adapters.loop is not None
     with ExitStack() as stack:
@@ -137,7 +139,7 @@ print("fine")
 """
 
 
-def test_a_loop_for_every_call(postgres: Postgres) -> None:
+def test_each_call_may_have_its_own_event_loop(postgres: Postgres) -> None:
     """As scripts do: each `asyncio.run` ends its loop without a word to the store."""
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", SCRIPT, postgres.url()],
@@ -198,7 +200,7 @@ print("fine")
 
 
 @pytest.mark.parametrize("driver", STORE_DRIVERS)
-def test_a_forked_child_dials_for_itself(postgres: Postgres, driver: str) -> None:
+def test_a_forked_child_opens_its_own_connections(postgres: Postgres, driver: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", FORKS, postgres.url(), driver],
         capture_output=True,
@@ -209,7 +211,7 @@ def test_a_forked_child_dials_for_itself(postgres: Postgres, driver: str) -> Non
     wait_until_true(lambda: sessions(postgres) == 0)
 
 
-def test_a_store_that_is_forgotten_says_goodbye(postgres: Postgres) -> None:
+def test_a_garbage_collected_store_closes_its_connections(postgres: Postgres) -> None:
     store = PostgresStore(postgres.url())
     store.apply([make_claim("k")])
     assert sessions(postgres) == 1

@@ -1,7 +1,7 @@
-"""A server that hangs and then goes on with what was left in its sockets.
+"""A server that hangs and later continues with what was left in its sockets.
 
-Callers were told "nothing ran" long before. So nothing may be claimed in their name afterwards,
-and they were told in time.
+Callers got the error that nothing ran long before that. So nothing may be claimed for them
+afterwards, and the error must come in time.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ def frozen(postgres: Postgres) -> Iterator[None]:
 
 
 def refused(run: Callable[[], Any]) -> float:
-    """How long it took to be told that nothing ran."""
+    """How long it took until the error said that nothing ran."""
     begun = time.monotonic()
     with pytest.raises(StoreUnavailable):
         run()
     return time.monotonic() - begun
 
 
-def test_what_was_refused_during_a_freeze_is_free_after_it(
+def test_keys_refused_while_the_server_was_frozen_are_free_afterwards(
     adapters: StoreAdapters, postgres: Postgres
 ) -> None:
     once = adapters.once(adapters.store(postgres.url(), **QUICK), policy=Policy(lease="1h"))
@@ -64,8 +64,8 @@ def test_what_was_refused_during_a_freeze_is_free_after_it(
         return once.run("charge", f"{adapters.driver} {key}", lambda attempt: ran.append(key))
 
     with frozen(postgres):
-        told: list[Future[float]] = [adapters.start(refused, lambda k=k: charge(k)) for k in KEYS]
-        waited = [future.result() for future in told]
+        calls: list[Future[float]] = [adapters.start(refused, lambda k=k: charge(k)) for k in KEYS]
+        waited = [future.result() for future in calls]
     assert ran == []
     assert max(waited) < BUDGET_SECONDS
     until_it_answers(once)
@@ -96,7 +96,7 @@ def until_no_session_is_busy(postgres: Postgres) -> None:
         assert time.monotonic() < end
 
 
-def test_an_outcome_that_a_freeze_keeps_out_is_stored_after_it(
+def test_an_outcome_delayed_by_a_frozen_server_is_stored_afterwards(
     adapters: StoreAdapters, postgres: Postgres
 ) -> None:
     """Its caller gets the value in time, with the error that says it is not recorded yet."""
@@ -110,10 +110,10 @@ def test_an_outcome_that_a_freeze_keeps_out_is_stored_after_it(
             return "charged"
 
         begun = time.monotonic()
-        with pytest.raises(StoreUnavailable) as told:
+        with pytest.raises(StoreUnavailable) as raised:
             once.run("charge", key, body)
         assert time.monotonic() - begun < BUDGET_SECONDS + 0.5
-    assert told.value.value == "charged"
+    assert raised.value.value == "charged"
     until_it_answers(once)
     end = time.monotonic() + 30
     while str((status := once.get("charge", key)).state) != "succeeded":
@@ -122,7 +122,7 @@ def test_an_outcome_that_a_freeze_keeps_out_is_stored_after_it(
     assert once.run("charge", key, lambda attempt: "again").value == "charged"
 
 
-def test_over_http_a_request_refused_during_a_freeze_may_be_sent_again(
+def test_an_http_request_refused_by_a_frozen_server_may_be_sent_again(
     postgres: Postgres,
 ) -> None:
     ran: list[str] = []

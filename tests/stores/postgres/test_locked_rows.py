@@ -1,4 +1,4 @@
-"""A row that somebody else holds locked: the batch it is in does not wait for it."""
+"""A batch does not wait for a row that another session holds locked."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ def held(how: str, schema: str, id: bytes) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("layout", OPTIONS)
-def test_neighbours_of_a_locked_row_are_served(adapters: StoreAdapters, layout: str) -> None:
+def test_other_commands_of_a_batch_with_a_locked_row_succeed(
+    adapters: StoreAdapters, layout: str
+) -> None:
     # Each layout meets both holds, one with each driver.
     how = list(HOLDS)[(list(OPTIONS).index(layout) + adapters.is_async) % 2]
     full = emptied(OPTIONS[layout])

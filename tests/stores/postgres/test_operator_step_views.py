@@ -1,4 +1,4 @@
-"""The operators' view of steps: what was sent and what came back, whatever the bytes are."""
+"""The operators' view of steps shows requests and results, whatever bytes are stored."""
 
 from __future__ import annotations
 
@@ -48,17 +48,15 @@ def rows_of(views: ViewsSchema, made: Record) -> list[dict[str, Any]]:
     return rows
 
 
-def test_steps_are_rows_with_what_was_sent_and_what_came_back(
-    views: ViewsSchema, new: NewRecord
-) -> None:
+def test_the_steps_view_shows_requests_and_results(views: ViewsSchema, new: NewRecord) -> None:
     now = views.now()
-    told = {"external_id": "ch_7 ä€", "status": "201"}
+    result = {"external_id": "ch_7 ä€", "status": "201"}
     steps = (
         Step(
             "inventory:reserve", True, pack_step({}, value({"hold": "h_1", "ä": "€"})), now - HOUR
         ),
-        Step("payment:charge", True, pack_step(told, value({"paid": True})), now - 2),
-        Step("too:large", True, pack_step(told, pack_tombstone("5 MB", too_large=True)), now - 2),
+        Step("payment:charge", True, pack_step(result, value({"paid": True})), now - 2),
+        Step("too:large", True, pack_step(result, pack_tombstone("5 MB", too_large=True)), now - 2),
         Step("mail:send", False, pack_step({"key": "ok1-0123456789abcdef"}), now - 1),
         Step("mail:bill", False, pack_step({"key": "ok1-fedc"}, value({"to": "ä@b.example"})), now),
     )
@@ -72,9 +70,7 @@ def test_steps_are_rows_with_what_was_sent_and_what_came_back(
         assert row["status"] == status.status
 
 
-def test_what_is_kept_for_ourselves_is_not_shown_and_not_counted(
-    views: ViewsSchema, new: NewRecord
-) -> None:
+def test_the_steps_view_hides_internal_steps(views: ViewsSchema, new: NewRecord) -> None:
     one = Step("one", True, pack_step({}, value(1)), 5)
     two = Step("two", False, pack_step({"key": "ok1-abc"}), 6)
     arguments = Step(ARGUMENTS, True, pack_step({"key": "raw"}, value({"order": 1})), 4)
@@ -83,7 +79,7 @@ def test_what_is_kept_for_ourselves_is_not_shown_and_not_counted(
     assert rows_of(views, new(steps=(arguments,))) == []
 
 
-def test_many_and_large_steps(views: ViewsSchema, new: NewRecord) -> None:
+def test_the_steps_view_shows_many_and_large_steps(views: ViewsSchema, new: NewRecord) -> None:
     """A hundred, of all sizes, past what one page and one byte's count can hold."""
     source = random.Random(4)
     now = views.now()
@@ -99,9 +95,9 @@ def test_many_and_large_steps(views: ViewsSchema, new: NewRecord) -> None:
     assert rows_of(views, new(steps=steps)) == [shown(step) for step in steps]
 
 
-def test_steps_that_are_no_json_have_no_result(views: ViewsSchema, new: NewRecord) -> None:
-    told = {"external_id": "ch_7"}
-    steps = tuple(Step(f"s{n}", True, pack_step(told, body), n) for n, body in enumerate(NO_JSON))
+def test_a_step_whose_result_is_not_json_shows_none(views: ViewsSchema, new: NewRecord) -> None:
+    facts = {"external_id": "ch_7"}
+    steps = tuple(Step(f"s{n}", True, pack_step(facts, body), n) for n, body in enumerate(NO_JSON))
     rows = rows_of(views, new(steps=steps))
     assert [row["step"] for row in rows] == [step.name for step in steps]
     assert {row["result"] for row in rows} == {None}
@@ -135,7 +131,7 @@ NESTED = facts_of(b"[" * 60_000)
 
 
 @pytest.mark.parametrize("done", [False, True])
-def test_a_steps_bytes_that_cannot_be_read_show_as_nothing(
+def test_a_step_with_undecodable_bytes_shows_no_values(
     views: ViewsSchema, new: NewRecord, done: bool
 ) -> None:
     assert [unpack_step(body) for body in DAMAGED] == [({}, b"")] * len(DAMAGED)
@@ -145,14 +141,16 @@ def test_a_steps_bytes_that_cannot_be_read_show_as_nothing(
     assert rows == [{"step": s.name, "done": done, "at": at(s.at), **nothing} for s in steps]
 
 
-def test_facts_that_are_no_text_do_not_hide_the_result(views: ViewsSchema, new: NewRecord) -> None:
+def test_facts_that_are_not_text_do_not_hide_a_steps_result(
+    views: ViewsSchema, new: NewRecord
+) -> None:
     """JSON can hold a zero byte, which no text in PostgreSQL can, and numbers."""
     zero, number = facts_of(b'{"external_id": "a\\u0000b"}'), facts_of(b'{"external_id": 7}')
     rows = rows_of(views, new(steps=(Step("a", True, zero, 0), Step("b", True, number, 0))))
     assert [(row["result"], row["external_id"]) for row in rows] == [('"v"', None), ('"v"', "7")]
 
 
-def test_cut_or_foreign_steps_show_as_a_row_without_a_name(
+def test_truncated_or_foreign_steps_show_as_a_row_without_a_name(
     views: ViewsSchema, new: NewRecord
 ) -> None:
     steps = (Step("one", True, pack_step({}, value(1)), 5), Step("two", False, b"", 6))

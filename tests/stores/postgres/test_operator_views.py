@@ -1,4 +1,4 @@
-"""The operators' views: they say what the records say, on every PostgreSQL found, of any bytes."""
+"""The operators' views show the records, on every installed PostgreSQL, whatever the bytes are."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from oncekey.stores.postgres.schema import upgrade_script
 @pytest.mark.parametrize("state", list(State))
 @pytest.mark.parametrize("retry_safe", [False, True])
 @pytest.mark.parametrize("when", ["alive", "lease over", "expired"])
-def test_a_row_says_what_the_record_says(
+def test_the_operations_view_shows_the_records_state_and_times(
     views: ViewsSchema, new: NewRecord, state: State, retry_safe: bool, when: str
 ) -> None:
     now = views.now()
@@ -90,7 +90,7 @@ VALUES: list[Any] = [
 
 
 @pytest.mark.parametrize("value", VALUES, ids=lambda value: repr(value)[:20])
-def test_a_json_answer_is_shown_to_the_letter(
+def test_the_operations_view_shows_a_json_answer_verbatim(
     views: ViewsSchema, new: NewRecord, value: Any
 ) -> None:
     body = pack_value(JSON, value)
@@ -100,7 +100,7 @@ def test_a_json_answer_is_shown_to_the_letter(
     assert (row["answer_kind"], row["answer"]) == ("value", stored.data.decode())
 
 
-def test_errors_and_tombstones_are_answers_of_their_kind(
+def test_the_operations_view_shows_errors_and_tombstones_by_kind(
     views: ViewsSchema, new: NewRecord
 ) -> None:
     failed = views.operation(
@@ -114,7 +114,7 @@ def test_errors_and_tombstones_are_answers_of_their_kind(
 
 
 @pytest.mark.parametrize("codec", [b"dataclass", b"pydantic"])
-def test_other_built_in_codecs_write_json_too(
+def test_answers_of_the_other_built_in_codecs_are_shown_as_json(
     views: ViewsSchema, new: NewRecord, codec: bytes
 ) -> None:
     body = bytes([1, 1, len(codec)]) + codec + b'{"id": 1}'
@@ -122,7 +122,7 @@ def test_other_built_in_codecs_write_json_too(
 
 
 @pytest.mark.parametrize("body", NO_JSON, ids=lambda body: repr(body[:12]))
-def test_bytes_that_are_no_json_are_no_answer_and_no_error(
+def test_answers_that_are_not_json_show_as_null(
     views: ViewsSchema, new: NewRecord, body: bytes
 ) -> None:
     row = views.operation(views.put(new(body=body)))
@@ -132,7 +132,7 @@ def test_bytes_that_are_no_json_are_no_answer_and_no_error(
     assert row["answer_kind"] == (kinds.get(body[1]) if is_envelope else None)
 
 
-def test_any_bytes_can_be_looked_at(views: ViewsSchema, new: NewRecord) -> None:
+def test_the_views_can_read_random_bytes(views: ViewsSchema, new: NewRecord) -> None:
     """Random ones that begin as an envelope does, so that every branch is met."""
     source = random.Random(3)
     for _ in range(300):
@@ -149,7 +149,7 @@ def test_any_bytes_can_be_looked_at(views: ViewsSchema, new: NewRecord) -> None:
     assert len(views.query("SELECT * FROM {schema}.steps")) >= 900
 
 
-def test_the_engines_own_keys_on_the_ring(view_schemas: dict[str, ViewsSchema]) -> None:
+def test_the_views_show_keys_of_an_engine_on_the_ring(view_schemas: dict[str, ViewsSchema]) -> None:
     views = view_schemas["ring"]
 
     def body(attempt: Any) -> dict[str, str]:
@@ -205,7 +205,7 @@ ROLES = ("oncekey_support", "oncekey_nobody")
 
 
 @pytest.mark.parametrize("public", [True, False])
-def test_an_upgrade_takes_no_right_away_and_gives_none(views: ViewsSchema, public: bool) -> None:
+def test_an_upgrade_neither_revokes_nor_grants_rights(views: ViewsSchema, public: bool) -> None:
     """Nor does it stumble over a view that somebody has built on ours."""
     layout = Layout(SCHEMA + " before")
     steps = make_migrations(layout)

@@ -1,4 +1,4 @@
-"""A batch that fails after its first statement: what was committed before that stays."""
+"""A batch that fails after its first statement: what that statement committed stays."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ FOR EACH ROW EXECUTE FUNCTION half.cancel()
 """
 
 
-def test_s5_a_batch_that_fails_after_its_claims_were_made_may_have_taken_effect(
+def test_s5_a_batch_that_fails_after_its_claims_committed_is_ambiguous(
     adapters: StoreAdapters,
 ) -> None:
-    """The claims of a batch commit before its renewals are written: were their callers told that
-    nothing happened, nobody would give those keys back."""
+    """The claims of a batch commit before its renewals are written. If the error said that nothing
+    happened, their callers would never release those keys."""
     url = address({})
     store = adapters.store(url, **emptied({"schema": "half"}))
     held = make_claim("held")
@@ -41,12 +41,12 @@ def test_s5_a_batch_that_fails_after_its_claims_were_made_may_have_taken_effect(
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute(_CANCELS)
         try:
-            with pytest.raises(StoreUnavailable) as told:
+            with pytest.raises(StoreUnavailable) as raised:
                 store.apply([claim, renewal])
-            assert told.value.ambiguous
+            assert raised.value.ambiguous
             assert store.record(claim.id) is not None
-            with pytest.raises(StoreUnavailable) as told:
+            with pytest.raises(StoreUnavailable) as raised:
                 store.apply([renewal])
-            assert not told.value.ambiguous  # alone, it surely changed nothing
+            assert not raised.value.ambiguous  # alone, it surely changed nothing
         finally:
             connection.execute("DROP TRIGGER cancels ON half.records")

@@ -1,4 +1,4 @@
-"""What a caller is told when the server, its limits or its rights stand in the way."""
+"""The errors that callers get if the server, its limits or its rights prevent a call."""
 
 from __future__ import annotations
 
@@ -51,28 +51,32 @@ def _empty(postgres: Postgres) -> None:
 
 
 def unavailable(adapter: StoreAdapter, match: str) -> StoreUnavailable:
-    with pytest.raises(StoreUnavailable, match=match) as told:
+    with pytest.raises(StoreUnavailable, match=match) as raised:
         adapter.apply([make_claim("k")])
-    assert not told.value.final
-    return told.value
+    assert not raised.value.final
+    return raised.value
 
 
 # --- who may log in, and to what ----------------------------------------------------------------
 
 
-def test_a_missing_database(adapters: StoreAdapters, postgres: Postgres) -> None:
+def test_a_missing_database_is_a_configuration_error(
+    adapters: StoreAdapters, postgres: Postgres
+) -> None:
     store = adapters.store(postgres.url("nowhere"))
     with pytest.raises(ConfigurationError, match="no such database; create it"):
         store.apply([make_claim("k")])
 
 
-def test_an_unknown_role(adapters: StoreAdapters, postgres: Postgres) -> None:
+def test_an_unknown_role_is_a_configuration_error(
+    adapters: StoreAdapters, postgres: Postgres
+) -> None:
     store = adapters.store(postgres.url(user="nobody"))
     with pytest.raises(ConfigurationError, match="refused the login; check user, password"):
         store.apply([make_claim("k")])
 
 
-def test_a_wrong_password_and_then_the_right_one(
+def test_a_store_works_once_the_password_is_corrected(
     adapters: StoreAdapters, postgres: Postgres
 ) -> None:
     hba = postgres.data / "pg_hba.conf"
@@ -83,14 +87,14 @@ def test_a_wrong_password_and_then_the_right_one(
     where = postgres.url(user="secretive")
     for password in (":wrong", ""):
         store = adapters.store(where.replace("@", f"{password}@"))
-        with pytest.raises(ConfigurationError, match="refused the login") as told:
+        with pytest.raises(ConfigurationError, match="refused the login") as raised:
             store.apply([make_claim("k")])
-        assert "wrong@" not in str(told.value)
+        assert "wrong@" not in str(raised.value)
     store = adapters.store(where.replace("@", ":right@"))
     assert store.claim(make_claim("k")).attempt == 1
 
 
-def test_a_password_that_changed_while_serving_is_a_matter_of_serving(
+def test_a_password_changed_after_first_use_makes_the_store_unavailable(
     adapters: StoreAdapters, postgres: Postgres
 ) -> None:
     postgres.execute("DROP ROLE IF EXISTS leaving; CREATE ROLE leaving LOGIN SUPERUSER")
@@ -104,15 +108,17 @@ def test_a_password_that_changed_while_serving_is_a_matter_of_serving(
     assert not unavailable(store, "refused the login").ambiguous
 
 
-def test_an_address_that_is_none(adapters: StoreAdapters) -> None:
-    with pytest.raises(ConfigurationError) as told:
+def test_an_invalid_address_is_refused(adapters: StoreAdapters) -> None:
+    with pytest.raises(ConfigurationError) as raised:
         adapters.store("postgresql://postgres:hidden@[::/x").apply([make_claim("k")])
-    assert "hidden" not in str(told.value)
+    assert "hidden" not in str(raised.value)
     with pytest.raises(ConfigurationError, match="neither an address nor"):
         adapters.store(object())
 
 
-def test_no_connection_left_on_the_server(adapters: StoreAdapters, postgres: Postgres) -> None:
+def test_a_server_without_free_connections_is_unavailable(
+    adapters: StoreAdapters, postgres: Postgres
+) -> None:
     postgres.execute("DROP ROLE IF EXISTS few; CREATE ROLE few LOGIN SUPERUSER")
     store = adapters.store(postgres.url(user="few"))
     store.prepare()
@@ -123,7 +129,7 @@ def test_no_connection_left_on_the_server(adapters: StoreAdapters, postgres: Pos
         assert not unavailable(store, "no connection left; raise max_connections").ambiguous
 
 
-def test_a_pooler_that_the_store_was_not_told_of(
+def test_an_undeclared_pooler_is_a_configuration_error(
     adapters: StoreAdapters, postgres: Postgres
 ) -> None:
     with ExitStack() as stack:
@@ -145,14 +151,16 @@ def poor(postgres: Postgres) -> str:
     return postgres.url(user="poor")
 
 
-def test_a_role_that_may_not_make_the_tables(adapters: StoreAdapters, poor: str) -> None:
+def test_a_role_that_may_not_create_tables_is_a_configuration_error(
+    adapters: StoreAdapters, poor: str
+) -> None:
     with pytest.raises(ConfigurationError, match="may not make oncekey's tables; run `oncekey mig"):
         adapters.store(poor).apply([make_claim("k")])
     with pytest.raises(ConfigurationError, match=r"lacks tables.*`oncekey migrate`"):
         adapters.store(poor, migrate=False).apply([make_claim("k")])
 
 
-def test_a_role_that_lacks_rights_is_told_which(
+def test_the_error_names_the_rights_a_role_lacks(
     adapters: StoreAdapters, postgres: Postgres, poor: str
 ) -> None:
     adapters.store(postgres.url()).prepare()
@@ -192,7 +200,7 @@ def test_a_ring_is_swept_with_the_rights_the_message_names(
 # --- a server that takes no writes --------------------------------------------------------------
 
 
-def test_a_database_set_read_only(adapters: StoreAdapters, postgres: Postgres) -> None:
+def test_a_read_only_database_is_reported(adapters: StoreAdapters, postgres: Postgres) -> None:
     """Whoever did that had a reason (a switch to another server, say): it is heeded."""
     name = f"closed_{adapters.driver}"
     url = postgres.create_database(name)
@@ -204,9 +212,9 @@ def test_a_database_set_read_only(adapters: StoreAdapters, postgres: Postgres) -
     postgres.execute(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
     reopened = adapters.store(url)
     finish = make_finish(make_claim("k"), fence)
-    with pytest.raises(StoreUnavailable, match="read-only") as told:
+    with pytest.raises(StoreUnavailable, match="read-only") as raised:
         reopened.apply([finish])
-    assert not told.value.ambiguous
+    assert not raised.value.ambiguous
     postgres.execute(f"ALTER DATABASE {name} SET default_transaction_read_only = off")
     assert reopened.apply([finish]) == [Done()]  # on a new session: the old one was given up
 
@@ -214,7 +222,7 @@ def test_a_database_set_read_only(adapters: StoreAdapters, postgres: Postgres) -
 # --- limits -------------------------------------------------------------------------------------
 
 
-def test_no_connection_becomes_free(adapters: StoreAdapters, postgres: Postgres) -> None:
+def test_an_exhausted_pool_is_reported(adapters: StoreAdapters, postgres: Postgres) -> None:
     store = adapters.store(
         postgres.url(), pool_size=1, pool_timeout="200ms", lock_timeout="60s",
         statement_timeout="60s",
@@ -229,7 +237,7 @@ def test_no_connection_becomes_free(adapters: StoreAdapters, postgres: Postgres)
 
 
 @pytest.mark.parametrize("reach", [direct_url, caller_pool, through_pgbouncer])
-def test_both_timeouts_are_in_force_on_every_call(
+def test_statement_and_lock_timeout_apply_to_every_call(
     adapters: StoreAdapters, postgres: Postgres, reach: Reach
 ) -> None:
     adapters.store(postgres.url()).prepare()
@@ -253,9 +261,9 @@ def test_both_timeouts_are_in_force_on_every_call(
                 postgres, ", ".join(f"{SCHEMA}.{t}" for t in ("records", "history", "meta"))
             ):
                 for call in calls:
-                    with pytest.raises(StoreUnavailable, match=said) as told:
+                    with pytest.raises(StoreUnavailable, match=said) as raised:
                         call(store)
-                    assert not told.value.ambiguous
+                    assert not raised.value.ambiguous
             assert isinstance(eventually(store)[0], Claimed)  # nothing is left behind
             store.close()
         if reach is caller_pool:
@@ -280,7 +288,7 @@ def shown(adapters: StoreAdapters, pool: Any) -> str:
     return str(adapters.loop.run(pool.fetchval("SHOW statement_timeout")))
 
 
-def test_a_pool_of_the_callers_that_is_empty(adapters: StoreAdapters, postgres: Postgres) -> None:
+def test_an_exhausted_callers_pool_is_reported(adapters: StoreAdapters, postgres: Postgres) -> None:
     with ExitStack() as stack:
         pool, _ = caller_pool(adapters, postgres, stack)
         store = adapters.store(pool, pool_timeout="200ms")
@@ -351,16 +359,18 @@ def fill(store: StoreAdapter) -> tuple[int, StoreUnavailable]:
 # --- one command's fault --------------------------------------------------------------------------
 
 
-def test_a_command_at_fault_is_not_the_stores(adapters: StoreAdapters, postgres: Postgres) -> None:
+def test_a_faulty_command_is_not_a_store_failure(
+    adapters: StoreAdapters, postgres: Postgres
+) -> None:
     store = adapters.store(postgres.url())
-    with pytest.raises(Exception, match=r"0x00|NUL|invalid byte") as told:
+    with pytest.raises(Exception, match=r"0x00|NUL|invalid byte") as raised:
         store.apply([make_claim("good"), make_claim("bad", scope="a\0b")])
-    assert not isinstance(told.value, StoreUnavailable)
+    assert not isinstance(raised.value, StoreUnavailable)
     assert store.record(make_claim("good").id) is None
     assert store.claim(make_claim("good")).attempt == 1
 
 
-def test_every_code_of_ours_has_one_meaning() -> None:
+def test_each_of_our_sqlstates_has_one_meaning() -> None:
     codes = [value for value in vars(errors).values() if re.fullmatch(r"OK\d+", str(value))]
     assert len(codes) == len(set(codes))
     raised = {

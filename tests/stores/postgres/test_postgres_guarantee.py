@@ -1,4 +1,4 @@
-"""What a server can promise is read from it, told, and held to (I4)."""
+"""The guarantee follows the server's settings and is checked against `require` (I4)."""
 
 from __future__ import annotations
 
@@ -57,10 +57,12 @@ SYNCHRONOUS = ALONE._replace(synchronous_standbys=True, replicas=1)
         (SYNCHRONOUS, "local", "never", Level.TRANSACTIONAL, "every commit is on disk before"),
     ],
 )
-def test_the_rules(server: Server, commit: str, failover: str, level: Level, said: str) -> None:
-    told = guarantee(server, commit, failover)
-    assert told.level is level
-    assert said in told.reason
+def test_guarantee_by_server_settings(
+    server: Server, commit: str, failover: str, level: Level, said: str
+) -> None:
+    result = guarantee(server, commit, failover)
+    assert result.level is level
+    assert said in result.reason
 
 
 WAITING = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
@@ -100,7 +102,7 @@ def require_synchronous(primary: Postgres) -> None:
 # --- an asynchronous standby ----------------------------------------------------------------------
 
 
-def test_an_asynchronous_standby_is_told_and_refused_where_more_is_required(
+def test_an_asynchronous_standby_lowers_the_guarantee_and_require_refuses_it(
     adapters: StoreAdapters, primary: Postgres
 ) -> None:
     store = adapters.store(primary.url())
@@ -119,7 +121,7 @@ def test_an_asynchronous_standby_is_told_and_refused_where_more_is_required(
         content.run("op", "k2", lambda attempt: None, require="at_most_once")
 
 
-def test_who_never_fails_over_has_the_full_guarantee(
+def test_failover_never_keeps_the_full_guarantee(
     adapters: StoreAdapters, primary: Postgres
 ) -> None:
     store = adapters.store(primary.url(), failover="never")
@@ -128,7 +130,7 @@ def test_who_never_fails_over_has_the_full_guarantee(
     assert store.guarantee.level is Level.TRANSACTIONAL
 
 
-def test_a_role_without_insight_is_told_of_the_standby_too(
+def test_an_unprivileged_role_sees_the_standby_too(
     adapters: StoreAdapters, primary: Postgres
 ) -> None:
     adapters.store(primary.url()).prepare()
@@ -144,7 +146,7 @@ def test_a_role_without_insight_is_told_of_the_standby_too(
 # --- the standby itself ---------------------------------------------------------------------------
 
 
-def test_a_read_only_standby_serves_nothing(
+def test_a_store_on_a_read_only_standby_is_refused(
     adapters: StoreAdapters, primary: Postgres, standby: Postgres
 ) -> None:
     """Not even replays: it may lag behind, and a claim must see the latest."""
@@ -156,9 +158,9 @@ def test_a_read_only_standby_serves_nothing(
     store.apply([make_finish(claim, store.claim(claim).fence)])
     wrong = adapters.store(standby.url())
     for command in (make_claim("new"), make_claim("k", "another")):
-        with pytest.raises(StoreUnavailable, match=r"read-only.*connect to the primary") as told:
+        with pytest.raises(StoreUnavailable, match=r"read-only.*connect to the primary") as raised:
             wrong.apply([command])
-        assert not told.value.ambiguous
+        assert not raised.value.ambiguous
 
 
 # --- a wait for the standby that was cut short ----------------------------------------------------
@@ -200,16 +202,16 @@ def unconfirmed(store: StoreAdapter, command: object) -> None:
     """On a busy machine it may be cancelled before it comes to the commit, and is tried again."""
     said = ""
     for _ in range(50):
-        with pytest.raises(StoreUnavailable) as told:
+        with pytest.raises(StoreUnavailable) as raised:
             store.apply([command])
-        said = str(told.value)
+        said = str(raised.value)
         if "no synchronous standby has confirmed" in said:
-            assert told.value.ambiguous
+            assert raised.value.ambiguous
             return
     raise AssertionError(said)
 
 
-def test_the_guarantee_is_read_again_after_trouble(
+def test_the_guarantee_is_read_again_after_a_failure(
     adapters: StoreAdapters, primary: Postgres, standby: Postgres
 ) -> None:
     require_synchronous(primary)
@@ -249,9 +251,9 @@ def lowered_and_raised(
     standby.start()
     primary.wait_for_standby()
     for key in ("a", "b"):
-        with pytest.raises(StoreUnavailable, match=r"become best effort.*Nothing ran") as told:
+        with pytest.raises(StoreUnavailable, match=r"become best effort.*Nothing ran") as raised:
             attempt(key)
-        assert not told.value.ambiguous
+        assert not raised.value.ambiguous
     assert ran == ["before"]
     assert once.guarantee.level is Level.BEST_EFFORT
     assert once.run("op", "any", lambda attempt: "ran", require="best_effort").value == "ran"
@@ -264,7 +266,7 @@ def lowered_and_raised(
         attempt("b")
 
 
-def test_a_guarantee_that_was_lowered_is_noticed_told_and_held_against_require(
+def test_a_lowered_guarantee_is_reported_and_checked_against_require(
     adapters: StoreAdapters, primary: Postgres, standby: Postgres
 ) -> None:
     lowered_and_raised(
@@ -272,7 +274,7 @@ def test_a_guarantee_that_was_lowered_is_noticed_told_and_held_against_require(
     )
 
 
-def test_a_lowered_guarantee_is_held_against_require_in_a_callers_transaction(
+def test_a_lowered_guarantee_is_checked_against_require_in_a_transaction(
     primary: Postgres, standby: Postgres
 ) -> None:
     def run(once: Any, key: str, body: Any) -> None:
@@ -286,7 +288,7 @@ def test_a_lowered_guarantee_is_held_against_require_in_a_callers_transaction(
         adapters.close()
 
 
-def test_the_settings_are_read_again_after_the_interval_and_not_before() -> None:
+def test_settings_watch_is_due_after_the_interval_and_not_before() -> None:
     now = [100.0]
     watch = SettingsWatch(5.0, lambda: now[0])
     assert watch.is_due()

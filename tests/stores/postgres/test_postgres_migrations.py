@@ -1,4 +1,4 @@
-"""Migrations on PostgreSQL: run twice, run at once, refused, and met by older releases."""
+"""Migrations on PostgreSQL: run twice, run at once, refused, and compatible with older releases."""
 
 from __future__ import annotations
 
@@ -84,7 +84,9 @@ ONE, TWO, THREE = (Migration(n, f"m{n}", "") for n in (1, 2, 3))
         ([1, 2, 3, 4, 5], 1, []),
     ],
 )
-def test_the_plan(applied: list[int], compatible: int, missing: Sequence[Migration]) -> None:
+def test_plan_returns_the_missing_migrations(
+    applied: list[int], compatible: int, missing: Sequence[Migration]
+) -> None:
     assert plan(applied, [ONE, TWO, THREE], compatible) == missing
 
 
@@ -98,7 +100,9 @@ def test_the_plan(applied: list[int], compatible: int, missing: Sequence[Migrati
         ([1, 2, 4], 2, "changed by hand"),
     ],
 )
-def test_what_does_not_fit_is_refused(applied: list[int], compatible: int, said: str) -> None:
+def test_a_plan_for_mismatching_migrations_is_refused(
+    applied: list[int], compatible: int, said: str
+) -> None:
     with pytest.raises(ConfigurationError, match=said):
         plan(applied, [ONE, TWO, THREE], compatible)
 
@@ -106,7 +110,9 @@ def test_what_does_not_fit_is_refused(applied: list[int], compatible: int, said:
 # --- the script ---------------------------------------------------------------------------------
 
 
-def test_the_script_runs_twice_by_hand_and_makes_what_the_store_makes(postgres: Postgres) -> None:
+def test_the_migration_script_runs_twice_and_creates_what_the_store_creates(
+    postgres: Postgres,
+) -> None:
     adapters = StoreAdapters("psycopg")
     adapters.store(postgres.url()).prepare()
     made, steps = catalogue(postgres), applied(postgres)
@@ -133,7 +139,7 @@ def test_the_script_runs_twice_by_hand_and_makes_what_the_store_makes(postgres: 
 
 
 @pytest.mark.parametrize("shape", [{}, RING], ids=["plain", "ring"])
-def test_hosts_that_start_at_once_make_it_once(
+def test_hosts_that_start_at_once_migrate_once(
     adapters: StoreAdapters, postgres: Postgres, shape: dict[str, Any]
 ) -> None:
     barrier = threading.Barrier(AT_ONCE)
@@ -149,7 +155,7 @@ def test_hosts_that_start_at_once_make_it_once(
     assert postgres.execute("SELECT count(*) FROM oncekey.records") == [(AT_ONCE,)]
 
 
-def test_a_script_waits_for_another_ones_turn(postgres: Postgres) -> None:
+def test_a_migration_waits_for_another_hosts_lock(postgres: Postgres) -> None:
     """Also when it takes longer than any statement of ours may."""
     adapters = StoreAdapters("asyncpg")
     store = adapters.store(postgres.url(), statement_timeout="1s", lock_timeout="1s")
@@ -167,7 +173,7 @@ def test_a_script_waits_for_another_ones_turn(postgres: Postgres) -> None:
     adapters.close()
 
 
-def test_a_failing_step_leaves_nothing(
+def test_a_failing_migration_script_leaves_nothing(
     adapters: StoreAdapters, postgres: Postgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bad = Migration(LAST + 1, "bad", "CREATE TABLE oncekey.more (); SELECT no_such_function()")
@@ -201,7 +207,7 @@ def test_a_schema_may_have_any_name(postgres: Postgres, schema: str, shape: dict
         postgres.execute("CREATE SCHEMA public")
 
 
-def test_schemas_do_not_know_each_other(adapters: StoreAdapters, postgres: Postgres) -> None:
+def test_stores_in_two_schemas_are_independent(adapters: StoreAdapters, postgres: Postgres) -> None:
     one, other = (adapters.store(postgres.url(), schema=name) for name in ("oncekey", "Oncekey"))
     one.claim(make_claim("k"))
     assert other.claim(make_claim("k", "another")).attempt == 1
@@ -243,14 +249,16 @@ def test_tables_of_others_under_our_names_are_refused(
         adapters.store(postgres.url()).prepare()
 
 
-def test_a_list_changed_by_hand_is_refused(adapters: StoreAdapters, postgres: Postgres) -> None:
+def test_a_migrations_table_changed_by_hand_is_refused(
+    adapters: StoreAdapters, postgres: Postgres
+) -> None:
     adapters.store(postgres.url()).prepare()
     postgres.execute("DELETE FROM oncekey.migrations WHERE version = 2")
     with pytest.raises(ConfigurationError, match="changed by hand"):
         adapters.store(postgres.url()).prepare()
 
 
-def test_without_migrate_nothing_is_made(adapters: StoreAdapters, postgres: Postgres) -> None:
+def test_migrate_false_creates_nothing(adapters: StoreAdapters, postgres: Postgres) -> None:
     store = adapters.store(postgres.url(), migrate=False)
     with pytest.raises(ConfigurationError, match=r"lacks tables, functions.*run `oncekey migrate`"):
         store.apply([make_claim("k")])
@@ -307,7 +315,7 @@ class Clock:
 
 
 @pytest.mark.parametrize("shape", [{}, RING], ids=["plain", "ring"])
-def test_this_release_works_on_the_next_ones_schema(
+def test_this_release_works_on_a_compatible_newer_schema(
     adapters: StoreAdapters, postgres: Postgres, shape: dict[str, Any]
 ) -> None:
     store = adapters.store(postgres.url(), clock=Clock(), **shape)
@@ -324,7 +332,7 @@ def test_this_release_works_on_the_next_ones_schema(
 
 @pytest.mark.parametrize("known", range(3, LAST))
 @pytest.mark.parametrize("shape", [{}, RING], ids=["plain", "ring"])
-def test_releases_before_this_one_work_on_its_schema(
+def test_older_releases_work_on_this_releases_schema(
     postgres: Postgres, monkeypatch: pytest.MonkeyPatch, known: int, shape: dict[str, Any]
 ) -> None:
     """They know the steps up to a number, and call the functions that were there then."""
@@ -337,7 +345,7 @@ def test_releases_before_this_one_work_on_its_schema(
     adapters.close()
 
 
-def test_a_schema_that_does_not_say_so_is_refused(
+def test_a_newer_schema_without_a_compatible_line_is_refused(
     adapters: StoreAdapters, postgres: Postgres
 ) -> None:
     adapters.store(postgres.url()).prepare()
@@ -352,11 +360,14 @@ def test_a_schema_that_does_not_say_so_is_refused(
     ("first", "second", "works"),
     [(LAST, LAST, True), (LAST, LAST + 1, False), (LAST + 1, LAST, False), (LAST, 0, False)],
 )
-def test_two_releases_ahead_is_too_far_unless_both_say_so(
+def test_a_schema_two_versions_ahead_needs_both_to_be_compatible(
     adapters: StoreAdapters, postgres: Postgres, first: int, second: int, works: bool
 ) -> None:
     adapters.store(postgres.url()).prepare()
-    texts = [f"-- compatible: {told}\nSELECT 1" if told else "SELECT 1" for told in (first, second)]
+    texts = [
+        f"-- compatible: {version}\nSELECT 1" if version else "SELECT 1"
+        for version in (first, second)
+    ]
     migrate_to_next(postgres, *texts)
     store = adapters.store(postgres.url())
     if works:
@@ -374,9 +385,7 @@ DROP_FUNCTIONS = """DO $$ DECLARE f record; BEGIN
     LOOP EXECUTE 'DROP FUNCTION ' || f.name || ' CASCADE'; END LOOP; END $$"""
 
 
-def test_portable_claims_need_none_of_the_schemas_functions(
-    adapters: StoreAdapters, postgres: Postgres
-) -> None:
+def test_portable_claims_use_no_sql_functions(adapters: StoreAdapters, postgres: Postgres) -> None:
     store = adapters.store(postgres.url(), claim="portable")
     store.bind(b"check")
     postgres.execute(DROP_FUNCTIONS)

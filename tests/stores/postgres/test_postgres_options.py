@@ -1,4 +1,4 @@
-"""The options of a PostgreSQL store: checked when it is made, read from URLs, really in force."""
+"""The options of a PostgreSQL store: checked by the constructor, read from URLs, and in effect."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ URL = "postgresql://user:p%40ss@host:5433/database"
     ],
     ids=str,
 )
-def test_a_value_that_cannot_work_is_refused_when_the_store_is_made(
+def test_an_invalid_option_is_refused_by_the_constructor(
     options: dict[str, Any], said: str
 ) -> None:
     for kind in (PostgresStore, AsyncPostgresStore):
@@ -54,7 +54,7 @@ def test_a_value_that_cannot_work_is_refused_when_the_store_is_made(
             kind(URL, **options)
 
 
-def test_an_unknown_option_is_the_drivers_in_a_url_and_an_error_elsewhere() -> None:
+def test_an_unknown_option_is_the_drivers_in_a_url_and_an_error_as_argument() -> None:
     with pytest.raises(TypeError):
         PostgresStore(URL, colour="red")
     with pytest.raises(ConfigurationError, match="neither oncekey nor the driver has"):
@@ -80,7 +80,7 @@ def test_a_url_is_split_into_our_part_and_the_drivers() -> None:
         ("clock=now", ""),
     ],
 )
-def test_a_url_that_cannot_work(query: str, said: str) -> None:
+def test_an_invalid_url_is_refused(query: str, said: str) -> None:
     if said:
         with pytest.raises(ConfigurationError, match=said):
             split_url(f"{URL}?{query}")
@@ -88,7 +88,7 @@ def test_a_url_that_cannot_work(query: str, said: str) -> None:
         assert split_url(f"{URL}?{query}") == (f"{URL}?{query}", Options())
 
 
-def test_durations_may_be_given_as_such() -> None:
+def test_a_timeout_may_be_a_timedelta() -> None:
     assert Options(lock_timeout=timedelta(seconds=1)).session_settings["lock_timeout"] == "1000"
 
 
@@ -111,7 +111,7 @@ def shown(adapter: StoreAdapter, *names: str) -> list[str]:
     return said
 
 
-def test_the_sessions_are_set_as_the_options_say(adapters: StoreAdapters) -> None:
+def test_sessions_have_the_settings_of_the_options(adapters: StoreAdapters) -> None:
     """Whatever the role or the URL have set for others."""
     server().execute(
         "DROP ROLE IF EXISTS odd; CREATE ROLE odd LOGIN;"

@@ -1,6 +1,6 @@
-"""The listing of what has not ended, as PostgreSQL does it: page by page, by index, beside others.
+"""Listing unfinished records on PostgreSQL: page by page, by index, without blocking others.
 
-What it lists is the contract's to say (oncekey.testing.contract.unfinished_list).
+Which records are listed is tested by the contract suite (oncekey.testing.contract.unfinished).
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> type[Counted]:
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 10, 60, ALL])
-def test_s10_any_number_of_pages_lists_what_one_reading_would(
+def test_s10_pages_list_the_same_records_as_a_single_read(
     adapters: StoreAdapters,
     postgres: Postgres,
     shape: dict[str, Any],
@@ -125,7 +125,7 @@ def test_s10_any_number_of_pages_lists_what_one_reading_would(
     assert counted.last.pages == 200 // 10 + 1  # no batch is cut apart, so each has two of them
 
 
-def test_the_clock_is_read_once_for_all_pages(
+def test_pages_of_a_listing_share_one_clock_reading(
     adapters: StoreAdapters,
     postgres: Postgres,
     counted: type[Counted],
@@ -148,7 +148,7 @@ def test_the_clock_is_read_once_for_all_pages(
     assert read[0] <= found.now < read[1]
 
 
-def test_s9_a_claim_goes_between_two_pages_and_is_found(
+def test_s9_a_claim_between_two_pages_is_listed(
     postgres: Postgres, counted: type[Counted], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On the store's only connection, which the listing gives back after each page."""
@@ -168,7 +168,7 @@ def test_s9_a_claim_goes_between_two_pages_and_is_found(
     adapters.close()
 
 
-def test_it_waits_for_nobody_and_nobody_waits_for_it(
+def test_listing_neither_waits_for_locks_nor_blocks_others(
     adapters: StoreAdapters, postgres: Postgres, shape: dict[str, Any]
 ) -> None:
     """Beside a transaction that writes a listed row, and inside one that goes on."""
@@ -195,7 +195,7 @@ ROWS = 50_000
 
 
 @pytest.mark.parametrize("mode", ["force_custom_plan", "force_generic_plan"])
-def test_s10_what_is_new_is_read_and_a_page_at_most(
+def test_s10_listing_reads_only_recent_claims_and_one_page_at_most(
     postgres: Postgres, shape: dict[str, Any], mode: str
 ) -> None:
     """Of thousands of blocks; never mind that the table has just been filled and no vacuum, no
@@ -221,8 +221,8 @@ def test_s10_what_is_new_is_read_and_a_page_at_most(
 
         def blocks_of(sql: str) -> int:
             explained = f"EXPLAIN (ANALYZE, BUFFERS, TIMING OFF, FORMAT JSON) {sql}"
-            ((told,),) = session.execute(explained.encode()).fetchall()
-            plan = told[0]["Plan"]
+            ((result,),) = session.execute(explained.encode()).fetchall()
+            plan = result[0]["Plan"]
             return int(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
 
         def listing_of(after: int) -> int:
@@ -261,7 +261,7 @@ def make_older(postgres: Postgres, shape: dict[str, Any]) -> list[str]:
     return [*(f"records_{n}" for n in range(slots)), "records_kept"]
 
 
-def test_what_an_older_release_left_is_listed(
+def test_records_of_an_older_release_are_listed(
     adapters: StoreAdapters, postgres: Postgres, shape: dict[str, Any]
 ) -> None:
     make_older(postgres, shape)
@@ -271,7 +271,7 @@ def test_what_an_older_release_left_is_listed(
     assert all(made.values())
 
 
-def test_the_index_may_be_made_beforehand_without_stopping_claims(
+def test_the_fence_index_may_be_created_concurrently_beforehand(
     postgres: Postgres, shape: dict[str, Any]
 ) -> None:
     """As its migration tells; nothing is built a second time."""

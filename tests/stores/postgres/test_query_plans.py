@@ -1,7 +1,7 @@
-"""How the statements are carried out: by index, in few round trips, writing no more than they must.
+"""Statements use indexes, take few round trips, and write no more than necessary.
 
-On tables of 200 000 rows, with ONCEKEY_SOAK=1 of a million. The plans are those the server really
-used, also inside its functions: auto_explain puts them into its log.
+The tables have 200 000 rows, with ONCEKEY_SOAK=1 a million. The plans are those the server really
+used, also inside its functions: auto_explain writes them into its log.
 """
 
 from __future__ import annotations
@@ -222,13 +222,13 @@ def entries(log: str) -> list[str]:
     return re.split(r"\n(?=\S)", log)
 
 
-def test_the_test_would_see_a_scan(postgres: Postgres, filled: dict[str, Any]) -> None:
+def test_a_sequential_scan_would_be_detected(postgres: Postgres, filled: dict[str, Any]) -> None:
     query = f"SELECT count(*) FROM {filled['schema']}.records WHERE body = 'x'"  # noqa: S608
     said = plans(postgres, lambda: postgres.execute(query))
     assert re.search(r"Seq Scan on (ring\.)?records", said)
 
 
-def test_a_session_that_began_on_an_empty_table_goes_on_by_index(postgres: Postgres) -> None:
+def test_a_session_opened_on_an_empty_table_uses_indexes_later(postgres: Postgres) -> None:
     """It keeps the plans it made then, when reading all of the table was the quickest way."""
     adapters = StoreAdapters("psycopg")
     clock = Clock()
@@ -249,7 +249,9 @@ def test_a_session_that_began_on_an_empty_table_goes_on_by_index(postgres: Postg
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_finish_touches_no_index(adapters: StoreAdapters, postgres: Postgres, shape: str) -> None:
+def test_a_finish_is_a_heap_only_update(
+    adapters: StoreAdapters, postgres: Postgres, shape: str
+) -> None:
     """Ten thousand lifecycles in mixed batches, with answers of 300 bytes: the updates are
     heap-only. The hardest case is a batch that finishes all that another one claimed."""
     store = adapters.store(postgres.url(), **{**SHAPES[shape], "schema": f"hot_{shape}"})
@@ -269,7 +271,7 @@ def test_a_finish_touches_no_index(adapters: StoreAdapters, postgres: Postgres, 
     query = """SELECT sum(n_tup_upd), sum(n_tup_hot_upd) FROM pg_stat_user_tables
                WHERE schemaname = %s AND relname LIKE 'records%%'"""
     rows: list[tuple[Any, ...]] = []
-    while not rows or rows[0][0] < 10_000:  # told by the session as it ends
+    while not rows or rows[0][0] < 10_000:  # reported by the session when it ends
         rows = postgres.execute(query, (f"hot_{shape}",))
     ((updates, hot),) = rows
     assert updates == 10_000
@@ -348,7 +350,7 @@ def calls(postgres: Postgres, run: Callable[[], object]) -> int:
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
-def test_how_many_statements_each_verb_takes(postgres: Postgres, shape: str, driver: str) -> None:
+def test_number_of_statements_per_store_method(postgres: Postgres, shape: str, driver: str) -> None:
     adapters = StoreAdapters(driver)
     store = adapters.store(postgres.url(), **{**SHAPES[shape], "schema": f"trips_{shape}"})
     store.prepare()

@@ -1,6 +1,6 @@
-"""A server that is down, comes back, or goes in the middle: nothing is lost, nothing done twice.
+"""A server that is down, comes back, or stops during a call: nothing is lost or done twice.
 
-The store dials anew by itself; what a lost reply leaves open is repeated with the same owner and
+The store reconnects by itself. A command whose reply was lost is repeated with the same owner and
 fence (I1, I4, I9).
 """
 
@@ -57,15 +57,15 @@ def proxy(postgres: Postgres) -> Iterator[Proxy]:
 
 
 def refused(adapter: StoreAdapter, *commands: Any, match: str | None = None) -> StoreUnavailable:
-    with pytest.raises(StoreUnavailable, match=match) as told:
+    with pytest.raises(StoreUnavailable, match=match) as raised:
         adapter.apply(commands)
-    return told.value
+    return raised.value
 
 
 # --- down -----------------------------------------------------------------------------------
 
 
-def test_a_server_that_was_never_there_is_told_at_once_and_every_time(
+def test_an_unreachable_server_is_reported_at_once_by_every_call(
     adapters: StoreAdapters,
 ) -> None:
     store = adapters.store(
@@ -79,7 +79,7 @@ def test_a_server_that_was_never_there_is_told_at_once_and_every_time(
         assert time.monotonic() - begun < PROMPT_SECONDS
 
 
-def test_a_store_finds_its_server_as_soon_as_it_is_there(
+def test_a_store_connects_as_soon_as_the_server_is_up(
     adapters: StoreAdapters, postgres: Postgres
 ) -> None:
     store = adapters.store(postgres.url(), pool_timeout="60s")
@@ -96,13 +96,13 @@ def test_a_store_finds_its_server_as_soon_as_it_is_there(
     assert isinstance(store.apply([make_claim("k")])[0], Claimed)
 
 
-def test_an_unknown_host(adapters: StoreAdapters) -> None:
+def test_an_unknown_host_is_reported(adapters: StoreAdapters) -> None:
     store = adapters.store("postgresql://postgres@no-such-host.invalid/postgres")
     error = refused(store, make_claim("k"), match=r"cannot be reached.*(resolve|not known)")
     assert not error.ambiguous
 
 
-def test_many_callers_of_a_dead_network_wait_once_not_in_turn(
+def test_concurrent_callers_of_an_unreachable_server_wait_once(
     adapters: StoreAdapters, postgres: Postgres, proxy: Proxy
 ) -> None:
     """Eight at once, two seconds each: one after the other would take sixteen."""
@@ -155,7 +155,7 @@ def wait_until_noticed(adapter: StoreAdapter) -> None:
 
 
 @pytest.mark.parametrize("mode", ["fast", "immediate"])
-def test_a_restart_while_idle_is_not_even_noticed(
+def test_a_server_restart_between_two_calls_is_invisible(
     adapters: StoreAdapters, postgres: Postgres, mode: Any
 ) -> None:
     store = adapters.store(postgres.url())
@@ -170,7 +170,7 @@ def test_a_restart_while_idle_is_not_even_noticed(
     assert replay.body == b"answer"
 
 
-def test_a_session_the_server_ended_is_replaced(
+def test_a_session_terminated_by_the_server_is_replaced(
     adapters: StoreAdapters, postgres: Postgres
 ) -> None:
     store = adapters.store(postgres.url())
@@ -184,7 +184,7 @@ def test_a_session_the_server_ended_is_replaced(
 
 
 @pytest.mark.parametrize("mode", ["fast", "immediate"])
-def test_a_pool_of_the_callers_gets_over_a_restart_too(
+def test_a_callers_pool_survives_a_server_restart(
     adapters: StoreAdapters, postgres: Postgres, mode: Any
 ) -> None:
     with ExitStack() as stack:
@@ -206,7 +206,7 @@ def test_a_pool_of_the_callers_gets_over_a_restart_too(
 
 
 @pytest.mark.parametrize("mode", ["fast", "immediate", "kill"])
-def test_a_server_that_ends_under_a_call_leaves_it_open(
+def test_a_server_that_stops_during_a_call_makes_it_ambiguous(
     adapters: StoreAdapters, postgres: Postgres, mode: Any
 ) -> None:
     store = adapters.store(postgres.url(), lock_timeout="60s", statement_timeout="60s")
@@ -235,7 +235,7 @@ def warm_up(store: StoreAdapter) -> None:
 
 
 @pytest.mark.parametrize("pooler", [False, True], ids=["direct", "wrapped"])
-def test_i9_a_claim_and_a_finish_whose_replies_are_lost(
+def test_i9_a_claim_and_a_finish_with_lost_replies_can_be_repeated(
     adapters: StoreAdapters, postgres: Postgres, proxy: Proxy, pooler: bool
 ) -> None:
     """`wrapped`: as behind a pooler, where each statement stands between BEGIN and COMMIT."""
@@ -261,7 +261,7 @@ def test_i9_a_claim_and_a_finish_whose_replies_are_lost(
     assert store.record(claim.id) == before  # I2
 
 
-def test_i1_the_engine_repeats_what_was_lost_and_runs_the_body_once(
+def test_i1_the_engine_repeats_lost_commands_and_runs_the_body_once(
     adapters: StoreAdapters, postgres: Postgres, proxy: Proxy
 ) -> None:
     once = adapters.once(adapters.store(postgres.url(port=proxy.port)), cache=0)
@@ -283,7 +283,9 @@ def test_i1_the_engine_repeats_what_was_lost_and_runs_the_body_once(
     assert ran == [1]
 
 
-def test_i4_a_finish_waits_out_a_restart(adapters: StoreAdapters, postgres: Postgres) -> None:
+def test_i4_a_finish_is_repeated_until_the_server_is_back(
+    adapters: StoreAdapters, postgres: Postgres
+) -> None:
     """The body has run and the server is down: the outcome is stored as soon as it is back."""
     once = adapters.once(adapters.store(postgres.url()), cache=0, policy=Policy(lease="1h"))
     ran: list[str] = []
@@ -303,7 +305,7 @@ def test_i4_a_finish_waits_out_a_restart(adapters: StoreAdapters, postgres: Post
     assert ran == ["body"]
 
 
-def test_a_cut_in_the_middle_is_open_and_repeated(
+def test_a_connection_cut_during_a_call_is_ambiguous_and_repeatable(
     adapters: StoreAdapters, postgres: Postgres, proxy: Proxy
 ) -> None:
     store = adapters.store(postgres.url(port=proxy.port))
@@ -320,7 +322,7 @@ def test_a_cut_in_the_middle_is_open_and_repeated(
 
 
 @pytest.mark.parametrize("pooler", [False, True], ids=["direct", "wrapped"])
-def test_a_silent_network_is_not_waited_for_without_end(
+def test_a_call_on_a_silent_network_times_out(
     adapters: StoreAdapters,
     postgres: Postgres,
     proxy: Proxy,

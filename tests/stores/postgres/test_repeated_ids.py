@@ -1,4 +1,4 @@
-"""Several claims of one key in a batch are answered as the machine says, in one statement."""
+"""Several claims of one key in a batch get the state machine's replies, in one statement."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Counted:
         return replies, len(self.statements)
 
 
-def test_a_herd_in_one_batch_is_one_statement() -> None:
+def test_claims_of_one_key_in_a_batch_take_one_statement() -> None:
     counted = Counted()
     herd = [claim(number, OTHER if number % 10 == 9 else SAME) for number in range(200)]
     try:
@@ -71,7 +71,7 @@ def test_a_herd_in_one_batch_is_one_statement() -> None:
 
 
 @pytest.mark.parametrize("place", [0, 1, 2])
-def test_i9_an_owner_that_claims_again_among_duplicates_is_known(place: int) -> None:
+def test_i9_an_owner_that_claims_again_among_duplicates_is_recognized(place: int) -> None:
     counted = Counted()
     try:
         counted.apply([claim(1)])

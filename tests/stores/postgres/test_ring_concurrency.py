@@ -1,7 +1,7 @@
-"""Rotation while others are at work: explicit steps on real locks (I1, I2, I12, I14).
+"""Rotation while other sessions work: explicit statement orders on real locks (I1, I2, I12, I14).
 
-`begin...` executes a statement and leaves its transaction open; the others then go on or wait, and
-the server is asked which.
+`begin...` executes a statement and leaves its transaction open; the others then continue or wait,
+and the server reports which.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def ring(made: Ring) -> Ring:
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_i14_an_owner_heard_during_the_move_is_heard_after_it(ring: Ring, verb: str) -> None:
+def test_i14_an_owners_command_during_a_move_has_its_effect_after_it(ring: Ring, verb: str) -> None:
     key, _ = ring.due()
     removed, sweeper = ring.begin_sweep()
     assert removed == 1
@@ -66,7 +66,9 @@ def test_i14_an_owner_heard_during_the_move_is_heard_after_it(ring: Ring, verb: 
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_i12_an_owner_at_work_keeps_its_slot_from_being_emptied(ring: Ring, verb: str) -> None:
+def test_i12_an_owners_open_transaction_keeps_its_slot_from_being_emptied(
+    ring: Ring, verb: str
+) -> None:
     key, _ = ring.due()
     command = dict(zip(VERBS, key.verbs(), strict=True))[verb]
     _, owner = ring.begin(command)
@@ -93,7 +95,7 @@ def test_i2_an_outcome_stored_just_before_the_move_is_replayed_after_it(ring: Ri
 # --- claims and the move -------------------------------------------------------------------------
 
 
-def test_i1_a_claim_of_a_moving_key_waits_and_meets_it(ring: Ring) -> None:
+def test_i1_a_claim_of_a_moving_key_waits_and_finds_it(ring: Ring) -> None:
     key, _ = ring.due()
     _, sweeper = ring.begin_sweep()
     asked, session = ring.in_thread(ring.program.apply([claim(key.id, token(), **TERMS)]))
@@ -128,7 +130,7 @@ def test_i1_a_claim_of_a_new_key_waits_no_longer_than_the_move(ring: Ring) -> No
     assert isinstance(reply, Claimed)
 
 
-def test_i12_a_claim_at_work_keeps_the_slot_from_being_emptied(ring: Ring) -> None:
+def test_i12_an_open_claim_keeps_the_slot_from_being_emptied(ring: Ring) -> None:
     """It revives what would have been removed."""
     _, garbage = ring.due()
     _, claimer = ring.begin(claim(garbage.id, token(), **TERMS))
@@ -140,7 +142,7 @@ def test_i12_a_claim_at_work_keeps_the_slot_from_being_emptied(ring: Ring) -> No
     assert record.state is State.PENDING
 
 
-def test_i5_a_claim_that_takes_over_and_the_move_come_one_after_the_other(ring: Ring) -> None:
+def test_i5_a_takeover_and_a_move_of_its_record_are_serialized(ring: Ring) -> None:
     ring.garbage()
     key = ring.claimed(retry_safe=True, lease=SECOND, keep=2 * SECOND, audit=SECOND)
     for _ in range(SLOTS - 2):
@@ -181,7 +183,7 @@ def test_i11_two_sweepers_remove_everything_once(ring: Ring) -> None:
     assert ring.ask("SELECT count(*) FROM {schema}.records") == [(0,)]
 
 
-def test_rotating_twice_at_the_same_time_of_day_does_nothing_more(ring: Ring) -> None:
+def test_a_second_rotation_at_the_same_time_does_nothing(ring: Ring) -> None:
     key, _ = ring.due()
     assert [ring.sweep(), ring.sweep()] == [1, 0]
     ring.wait((SLOTS + 2) * SECOND)  # the record that was moved is garbage now
@@ -222,7 +224,7 @@ def _stalled_claim(ring: Ring) -> float:
     return took
 
 
-def test_rotation_leaves_its_short_patience_to_nobody_else(ring: Ring) -> None:
+def test_rotation_does_not_change_the_sessions_lock_timeout(ring: Ring) -> None:
     """Its lock_timeout ends with its transaction."""
     ring.due()
     session = ring.connect()

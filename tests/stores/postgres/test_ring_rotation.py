@@ -1,4 +1,4 @@
-"""The ring, one step after the other: what rotation removes, moves and refuses (I12)."""
+"""Rotation of the ring, without concurrency: what it removes, moves and refuses (I12)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def ring(made: Ring) -> Ring:
 # --- slots ---------------------------------------------------------------------------------------
 
 
-def test_each_period_has_its_slot_and_the_ring_goes_round(ring: Ring) -> None:
+def test_each_period_fills_its_slot_and_slots_are_reused(ring: Ring) -> None:
     slots = []
     for _ in range(SLOTS + 2):
         slots.append(ring.slot_of(ring.claimed()))
@@ -60,7 +60,7 @@ def test_i11_an_emptied_slot_has_no_pages_left(ring: Ring) -> None:
     assert ring.pages(0) == 0
 
 
-def test_the_present_slot_and_the_one_before_are_left_alone(ring: Ring) -> None:
+def test_rotation_leaves_the_current_and_the_previous_slot_alone(ring: Ring) -> None:
     ring.garbage()
     ring.wait(SECOND)
     ring.garbage()
@@ -69,7 +69,7 @@ def test_the_present_slot_and_the_one_before_are_left_alone(ring: Ring) -> None:
     assert [ring.sweep(), ring.sweep()] == [1, 0]
 
 
-def test_i11_garbage_of_every_age_is_removed_slot_by_slot(ring: Ring) -> None:
+def test_i11_rotation_removes_garbage_of_every_age_slot_by_slot(ring: Ring) -> None:
     for number in range(4):
         for _ in range(number + 1):
             ring.garbage()
@@ -83,7 +83,7 @@ def test_i11_garbage_of_every_age_is_removed_slot_by_slot(ring: Ring) -> None:
 
 @pytest.mark.parametrize("offset", [0, 1, SECOND // 3, SECOND - 1])
 @pytest.mark.parametrize("state", [State.ABSENT, State.PENDING, State.SUCCEEDED, State.UNKNOWN])
-def test_i12_a_record_stays_until_its_audit_is_over(ring: Ring, state: State, offset: int) -> None:
+def test_i12_a_record_stays_until_its_audit_ends(ring: Ring, state: State, offset: int) -> None:
     ring.wait(offset)
     key = _in_state(ring, state)
     record = ring.record(key.id)
@@ -111,7 +111,7 @@ def _in_state(ring: Ring, state: State) -> Key:
     return key
 
 
-def test_i12_a_record_renewed_for_rounds_moves_on_and_its_owner_finishes(ring: Ring) -> None:
+def test_i12_a_long_renewed_record_moves_slots_and_its_owner_finishes(ring: Ring) -> None:
     key = ring.claimed(lease=SECOND)
     slots = {ring.slot_of(key)}
     for _ in range(3 * SLOTS):
@@ -137,7 +137,7 @@ def test_i2_a_moved_record_is_the_same_record(ring: Ring) -> None:
     assert ring.pages(0) == 0
 
 
-def test_i12_a_slot_with_a_live_record_waits_until_its_turn_comes_next(ring: Ring) -> None:
+def test_i12_a_slot_with_a_live_record_is_emptied_only_right_before_reuse(ring: Ring) -> None:
     ring.garbage()
     key = ring.claimed(lease=SECOND, keep=SECOND, audit=SECOND)
     for _ in range(SLOTS - 2):
@@ -149,7 +149,7 @@ def test_i12_a_slot_with_a_live_record_waits_until_its_turn_comes_next(ring: Rin
     assert ring.slot_of(key) == SLOTS - 1
 
 
-def test_a_slot_without_garbage_is_not_moved_for_nothing(ring: Ring) -> None:
+def test_rotation_does_not_move_a_slot_without_garbage(ring: Ring) -> None:
     key = ring.claimed(lease=SECOND, keep=SECOND, audit=SECOND)
     for _ in range(SLOTS + 1):
         ring.wait(SECOND)
@@ -158,7 +158,7 @@ def test_a_slot_without_garbage_is_not_moved_for_nothing(ring: Ring) -> None:
     assert ring.slot_of(key) == 0
 
 
-def test_i12_too_many_live_records_are_left_where_they_are(ring: Ring) -> None:
+def test_i12_rotation_leaves_a_slot_with_too_many_live_records(ring: Ring) -> None:
     """Moving takes time under a lock that claims wait for."""
     ring.garbage()
     ids = [token("many") for _ in range(MOVES_MAX + 1)]
@@ -193,7 +193,7 @@ def test_i12_any_number_of_undecided_records_outlive_their_slot(ring: Ring) -> N
     assert isinstance(reply, Unknown)
 
 
-def test_a_key_claimed_anew_in_an_old_slot_keeps_its_one_record(ring: Ring) -> None:
+def test_a_key_claimed_again_in_an_old_slot_has_one_record(ring: Ring) -> None:
     """Its new generation is written in place and outlives the slot's first round (I1, I6)."""
     ring.garbage()
     terms = {"keep": SECOND, "audit": 2 * SECOND}
@@ -212,7 +212,7 @@ def test_a_key_claimed_anew_in_an_old_slot_keeps_its_one_record(ring: Ring) -> N
     assert fences == sorted(set(fences))
 
 
-def test_i12_a_clock_that_steps_back_over_a_boundary_harms_nobody(ring: Ring) -> None:
+def test_i12_a_clock_set_back_over_a_period_boundary_loses_no_record(ring: Ring) -> None:
     ring.wait(3 * SECOND)
     keys = [ring.finished(), ring.claimed()]
     ring.garbage()
@@ -228,7 +228,7 @@ def test_i12_a_clock_that_steps_back_over_a_boundary_harms_nobody(ring: Ring) ->
 # --- what is refused -----------------------------------------------------------------------------
 
 
-def test_terms_longer_than_the_ring_are_refused_and_nothing_is_stored(ring: Ring) -> None:
+def test_claims_longer_than_the_ring_are_refused_and_not_stored(ring: Ring) -> None:
     longest = (SLOTS - 2) * SECOND
     id = token()
     with pytest.raises(ConfigurationError, match="longer than the ring holds"):
@@ -247,7 +247,9 @@ def test_terms_longer_than_the_ring_are_refused_and_nothing_is_stored(ring: Ring
     ],
     ids=["plain", "more slots", "longer periods"],
 )
-def test_i1_another_layout_is_refused(ring: Ring, other: dict[str, object]) -> None:
+def test_i1_a_store_with_another_ring_layout_is_refused(
+    ring: Ring, other: dict[str, object]
+) -> None:
     """It would look for keys in other places."""
     store = PostgresStore(server().url(DATABASE), schema=RING.schema, **other)
     with pytest.raises(ConfigurationError, match="was made for retention 'ring 6 1000000'"):
@@ -255,7 +257,7 @@ def test_i1_another_layout_is_refused(ring: Ring, other: dict[str, object]) -> N
     store.close()
 
 
-def test_the_same_layout_is_welcome(ring: Ring) -> None:
+def test_a_store_with_the_same_ring_layout_is_accepted(ring: Ring) -> None:
     same = {"retention": "ring", "ring_slots": SLOTS, "ring_period": "1s"}
     store = PostgresStore(server().url(DATABASE), schema=RING.schema, **same)
     key = ring.claimed()
@@ -264,7 +266,7 @@ def test_the_same_layout_is_welcome(ring: Ring) -> None:
     store.close()
 
 
-def test_i12_a_removed_owner_is_lost(ring: Ring) -> None:
+def test_i12_the_finish_of_a_removed_record_is_lost(ring: Ring) -> None:
     key = ring.claimed(lease=1, keep=1, audit=0, keep_unknown=1)
     ring.wait(2 * SECOND)
     assert ring.sweep() == 1

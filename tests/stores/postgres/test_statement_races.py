@@ -1,6 +1,7 @@
 """Every order of the statements and commits of two PostgreSQL programs (I1, I2, I4-I7, I12, S3).
 
-Each claim, plain and on the ring: claims, takeovers, endings, renewals, the sweeper and rotation.
+All claim methods run, plain and on the ring, with claims, takeovers, outcomes, renewals, the
+sweeper and rotation.
 """
 
 from __future__ import annotations
@@ -46,14 +47,16 @@ def database(request: pytest.FixtureRequest) -> Iterator[Database]:
 
 
 @pytest.mark.parametrize("race", PAIRS, ids=lambda race: race.name)
-def test_every_order_can_be_explained(race: Race, database: Database) -> None:
+def test_every_order_of_statements_and_commits_keeps_the_invariants(
+    race: Race, database: Database
+) -> None:
     # The sweeper passes over what somebody else is writing.
     report = race_on_postgres(replace(race, lazy=True), database)
     assert not report.invariant, f"\n{report}"
     assert report.runs > 5
 
 
-def test_i14_an_owner_is_heard_while_another_statement_of_its_own_commits(
+def test_i14_an_owners_command_succeeds_while_its_other_statement_commits(
     database: Database,
 ) -> None:
     """A step that waits for the disk must not make the heartbeat believe that the key is lost."""
@@ -92,5 +95,5 @@ def _run(steps: Generator[Statement, Any, list[Reply]], session: Session) -> lis
             return replies
 
 
-def test_the_clock_crosses_a_boundary_of_the_ring() -> None:
+def test_the_races_clock_crosses_a_ring_boundary() -> None:
     assert EARLY // RING.period != LATE // RING.period

@@ -1,6 +1,6 @@
-"""A task that is cancelled in its own transaction: rows and record stay together (I1, I14).
+"""A task cancelled in the caller's own transaction keeps rows and record together (I1, I14).
 
-Whenever the cancellation comes, and although the caller goes on to commit.
+This holds whenever the cancellation comes, even if the caller then commits.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ POINTS = 10
 
 
 @every_kind
-def test_i1_cancelled_in_the_body(open_callers: OpenCallers, kind: str) -> None:
+def test_i1_a_task_cancelled_in_its_body_leaves_no_rows(
+    open_callers: OpenCallers, kind: str
+) -> None:
     async def scenario(caller: Caller) -> None:
         written = asyncio.Event()
 
@@ -46,7 +48,9 @@ def test_i1_cancelled_in_the_body(open_callers: OpenCallers, kind: str) -> None:
 
 
 @every_kind
-def test_i1_cancelled_at_any_turn_of_the_loop(open_callers: OpenCallers, kind: str) -> None:
+def test_i1_a_task_cancelled_at_any_loop_iteration_keeps_rows_and_record_together(
+    open_callers: OpenCallers, kind: str
+) -> None:
     async def after(caller: Caller, turns: int, key: str) -> int:
         """An order that is cancelled after some turns; how many turns it took."""
         order = Body((f"INSERT INTO orders VALUES ('{key}')",))  # noqa: S608
@@ -79,8 +83,8 @@ def test_i1_cancelled_at_any_turn_of_the_loop(open_callers: OpenCallers, kind: s
         assert keys[0] not in finished
         for key in keys:  # and nothing is left to be waited for
             async with caller.transaction():
-                told = await caller.run_inside(key, Body(()))
-                assert told.replayed is (key in finished)
+                result = await caller.run_inside(key, Body(()))
+                assert result.replayed is (key in finished)
         assert advisory_locks() == []
 
     open_callers.run_scenario(kind, scenario, {})

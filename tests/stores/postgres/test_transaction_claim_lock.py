@@ -1,7 +1,7 @@
-"""The moment between a transaction's look and its lock (I1), held open by the test.
+"""The moment between a transaction's first read of a key and its lock (I1), held open by the test.
 
-A function of the test's own stands in front of PostgreSQL's on one connection: it waits until the
-test lets it go on, and then asks for the lock.
+A function of the test replaces PostgreSQL's lock function on one connection: it waits until the
+test lets it continue, and then takes the lock.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def hook() -> Iterator[None]:
 
 @pytest.mark.parametrize("options", [{}, RING], ids=["plain", "ring"])
 @pytest.mark.parametrize("ending", ["commit", "rollback"])
-def test_i1_the_look_after_the_lock_is_younger_than_it(
+def test_i1_a_claim_reads_again_after_it_took_the_lock(
     open_callers: OpenCallers, hook: None, options: dict[str, Any], ending: str
 ) -> None:
     async def scenario(caller: Caller) -> None:
@@ -44,12 +44,12 @@ def test_i1_the_look_after_the_lock_is_younger_than_it(
             slow.db.execute("SET search_path = hook, pg_catalog, public")
             slow.db.execute("SET lock_timeout = 0")
             query(f"SELECT pg_advisory_lock({GATE})")
-            told: list[Any] = []
+            replies: list[Any] = []
 
             def look_and_wait() -> None:
                 with slow.db.transaction():
                     tx = slow.once.in_transaction(slow.db)
-                    told.append(tx.run("order", "k", slow.make_body(Body())))
+                    replies.append(tx.run("order", "k", slow.make_body(Body())))
 
             thread = threading.Thread(target=look_and_wait)
             try:
@@ -64,11 +64,11 @@ def test_i1_the_look_after_the_lock_is_younger_than_it(
                 query(f"SELECT pg_advisory_unlock({GATE})")
                 thread.join()
             committed = ending == "commit"
-            assert (told[0].value, told[0].replayed) == (
+            assert (replies[0].value, replies[0].replayed) == (
                 ("first", True) if committed else ("done", False)
             )
             assert (slow.ran, orders()) == (0 if committed else 1, ["tea"])
         async with caller.transaction():
-            assert (await caller.run_inside("k", MUST_NOT_RUN)).value == told[0].value
+            assert (await caller.run_inside("k", MUST_NOT_RUN)).value == replies[0].value
 
     open_callers.run_scenario("psycopg", scenario, options)

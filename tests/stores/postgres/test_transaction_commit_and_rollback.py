@@ -1,7 +1,7 @@
 """Operations in the caller's own transaction, on a connection of every kind.
 
 Rows and record commit together or not at all (I1), a rollback leaves nothing to wait for (I10), and
-an operation that does not succeed leaves the rest of the transaction as it was.
+an operation that fails leaves the rest of the transaction as it was.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ def test_i1_rows_and_record_commit_together(run_scenario: RunScenario) -> None:
         assert (orders(), await caller.state("k"), advisory_locks()) == (["tea"], "succeeded", [])
         async with caller.transaction():
             again = await caller.run_inside("k", MUST_NOT_RUN)
-        told = await caller.run_leased("k", MUST_NOT_RUN)
+        result = await caller.run_leased("k", MUST_NOT_RUN)
         assert (again.value, again.replayed, again.fence) == ("done", True, first.fence)
-        assert (told.value, told.replayed, told.fence) == ("done", True, first.fence)
+        assert (result.value, result.replayed, result.fence) == ("done", True, first.fence)
         assert (caller.ran, orders()) == (1, ["tea"])
 
     run_scenario(scenario)
 
 
-def test_i10_a_rollback_leaves_nothing_and_the_next_retry_runs_at_once(
+def test_i10_after_a_rollback_nothing_is_left_and_a_retry_runs_at_once(
     run_scenario: RunScenario,
 ) -> None:
     async def scenario(caller: Caller) -> None:
@@ -63,7 +63,7 @@ def test_i10_a_rollback_leaves_nothing_and_the_next_retry_runs_at_once(
     run_scenario(scenario)
 
 
-def test_an_error_that_rolls_back_leaves_nothing(run_scenario: RunScenario) -> None:
+def test_an_error_that_rolls_back_the_transaction_leaves_nothing(run_scenario: RunScenario) -> None:
     async def scenario(caller: Caller) -> None:
         for error in (ValueError("mine"), Terminal("mine"), KeyboardInterrupt("mine")):
             with pytest.raises(type(error), match="mine"):
@@ -80,7 +80,7 @@ def test_an_error_that_rolls_back_leaves_nothing(run_scenario: RunScenario) -> N
 
 
 @pytest.mark.parametrize("error", [ValueError("mine"), KeyboardInterrupt("mine")])
-def test_a_raising_body_undoes_its_own_rows_only(
+def test_a_body_that_raises_rolls_back_only_its_own_rows(
     run_scenario: RunScenario, error: BaseException
 ) -> None:
     async def scenario(caller: Caller) -> None:
@@ -99,7 +99,9 @@ def test_a_raising_body_undoes_its_own_rows_only(
     run_scenario(scenario)
 
 
-def test_a_statement_that_fails_does_not_fail_the_transaction(run_scenario: RunScenario) -> None:
+def test_a_failed_statement_of_a_body_does_not_fail_the_transaction(
+    run_scenario: RunScenario,
+) -> None:
     async def scenario(caller: Caller) -> None:
         async with caller.transaction():
             with pytest.raises(Exception, match="nowhere"):
@@ -110,7 +112,7 @@ def test_a_statement_that_fails_does_not_fail_the_transaction(run_scenario: RunS
     run_scenario(scenario)
 
 
-def test_a_terminal_is_kept_and_its_rows_are_not(run_scenario: RunScenario) -> None:
+def test_a_terminal_error_is_stored_without_the_bodys_rows(run_scenario: RunScenario) -> None:
     async def scenario(caller: Caller) -> None:
         async with caller.transaction():
             with pytest.raises(Terminal, match="out of tea"):
@@ -128,19 +130,19 @@ def test_a_terminal_is_kept_and_its_rows_are_not(run_scenario: RunScenario) -> N
     run_scenario(scenario)
 
 
-def test_undo_keeps_the_answer_without_the_rows(run_scenario: RunScenario) -> None:
+def test_attempt_rollback_stores_the_result_without_the_rows(run_scenario: RunScenario) -> None:
     async def scenario(caller: Caller) -> None:
         async with caller.transaction():
             await caller.execute(MILK)
-            told = await caller.run_inside("k", Body(value="sold out", rollback=True))
-            assert (told.value, told.replayed) == ("sold out", False)
+            result = await caller.run_inside("k", Body(value="sold out", rollback=True))
+            assert (result.value, result.replayed) == ("sold out", False)
         assert (orders(), await caller.state("k")) == (["milk"], "succeeded")
         assert (await caller.run_leased("k", MUST_NOT_RUN)).value == "sold out"
 
     run_scenario(scenario)
 
 
-def test_what_a_body_writes_after_undo_is_kept_or_undone_with_the_rest(
+def test_rows_written_after_attempt_rollback_follow_the_bodys_end(
     run_scenario: RunScenario,
 ) -> None:
     async def scenario(caller: Caller) -> None:
@@ -180,7 +182,9 @@ def test_what_a_body_writes_after_undo_is_kept_or_undone_with_the_rest(
 # --- keys ---------------------------------------------------------------------------------------
 
 
-def test_i7_another_request_is_told_so_and_changes_nothing(run_scenario: RunScenario) -> None:
+def test_i7_a_different_request_in_a_transaction_is_rejected_without_a_write(
+    run_scenario: RunScenario,
+) -> None:
     async def scenario(caller: Caller) -> None:
         async with caller.transaction():
             await caller.run_inside("k", request={"cents": 1})
@@ -195,7 +199,7 @@ def test_i7_another_request_is_told_so_and_changes_nothing(run_scenario: RunScen
     run_scenario(scenario)
 
 
-def test_two_operations_in_one_transaction_and_one_of_them_twice(run_scenario: RunScenario) -> None:
+def test_two_operations_and_a_replay_in_one_transaction(run_scenario: RunScenario) -> None:
     async def scenario(caller: Caller) -> None:
         await caller.begin()
         await caller.run_inside("one")
@@ -221,48 +225,50 @@ def body_with(caller: Caller, tx: Any, inner: Body, error: BaseException | None 
     def blocking(attempt: Any) -> Any:
         caller.send(MILK)
         try:
-            told = tx.run("order", "inner", caller.make_body(inner)).value
+            result = tx.run("order", "inner", caller.make_body(inner)).value
         except ValueError:
-            told = "inner failed"
+            result = "inner failed"
         caller.send(MILK)
         if error is not None:
             raise error
-        return told
+        return result
 
     async def awaited(attempt: Any) -> Any:
         await caller.send(MILK)
         try:
-            told = (await tx.run("order", "inner", caller.make_body(inner))).value
+            result = (await tx.run("order", "inner", caller.make_body(inner))).value
         except ValueError:
-            told = "inner failed"
+            result = "inner failed"
         await caller.send(MILK)
         if error is not None:
             raise error
-        return told
+        return result
 
     return awaited if caller.is_async else blocking
 
 
 @pytest.mark.parametrize("same", [True, False], ids=["the-same-tx", "another-tx"])
-def test_an_operation_inside_anothers_body(run_scenario: RunScenario, same: bool) -> None:
+def test_an_operation_nested_in_another_body_commits_with_it(
+    run_scenario: RunScenario, same: bool
+) -> None:
     async def scenario(caller: Caller) -> None:
         tx = caller.once.in_transaction(caller.subject)
         inside = tx if same else caller.once.in_transaction(caller.subject)
         failing = Body(error=ValueError("inner"))
         async with caller.transaction():  # both succeed
-            told = await resolved(tx.run("outer", "1", body_with(caller, inside, Body())))
-            assert told.value == "done"
+            result = await resolved(tx.run("outer", "1", body_with(caller, inside, Body())))
+            assert result.value == "done"
         assert orders() == ["milk", "milk", "tea"]
         async with caller.transaction():  # the inner one fails, and is undone alone
-            told = await resolved(tx.run("outer", "2", body_with(caller, inside, failing)))
-            assert told.value == "done"  # it was finished by the first one
+            result = await resolved(tx.run("outer", "2", body_with(caller, inside, failing)))
+            assert result.value == "done"  # it was finished by the first one
         assert orders() == ["milk"] * 4 + ["tea"]
 
     run_scenario(scenario)
 
 
 @pytest.mark.parametrize("same", [True, False], ids=["the-same-tx", "another-tx"])
-def test_an_inner_operation_fails_alone_and_an_outer_one_takes_it_along(
+def test_a_failed_inner_operation_is_rolled_back_alone_and_an_outer_one_with_it(
     run_scenario: RunScenario, same: bool
 ) -> None:
     async def scenario(caller: Caller) -> None:
@@ -270,8 +276,8 @@ def test_an_inner_operation_fails_alone_and_an_outer_one_takes_it_along(
         inside = tx if same else caller.once.in_transaction(caller.subject)
         failing = Body(error=ValueError("inner"))
         async with caller.transaction():
-            told = await resolved(tx.run("outer", "1", body_with(caller, inside, failing)))
-            assert told.value == "inner failed"
+            result = await resolved(tx.run("outer", "1", body_with(caller, inside, failing)))
+            assert result.value == "inner failed"
         assert (orders(), await caller.state("inner")) == (["milk", "milk"], None)
         async with caller.transaction():
             body = body_with(caller, inside, Body(), KeyError("outer"))
@@ -333,8 +339,8 @@ def test_steps_commit_with_the_record(run_scenario: RunScenario) -> None:
 
         tx = caller.once.in_transaction(caller.subject)
         async with caller.transaction():
-            told = await resolved(tx.run("order", "k", awaited if caller.is_async else blocking))
-            assert told.value == [1, 2]
+            result = await resolved(tx.run("order", "k", awaited if caller.is_async else blocking))
+            assert result.value == [1, 2]
         status = await resolved(caller.once.get("order", "k"))
         assert [(step.name, step.done) for step in status.steps] == [("a", True), ("b", True)]
         assert (len(set(called)), orders()) == (2, ["tea"])
@@ -342,7 +348,7 @@ def test_steps_commit_with_the_record(run_scenario: RunScenario) -> None:
     run_scenario(scenario)
 
 
-def test_a_key_can_be_looked_at_inside(run_scenario: RunScenario) -> None:
+def test_get_in_a_transaction_sees_its_own_record(run_scenario: RunScenario) -> None:
     async def scenario(caller: Caller) -> None:
         tx = caller.once.in_transaction(caller.subject)
         async with caller.transaction():
@@ -355,7 +361,7 @@ def test_a_key_can_be_looked_at_inside(run_scenario: RunScenario) -> None:
     run_scenario(scenario)
 
 
-def test_no_transaction_is_refused(run_scenario: RunScenario) -> None:
+def test_in_transaction_without_an_open_transaction_is_refused(run_scenario: RunScenario) -> None:
     """Kinds that begin by themselves are in test_enlisted_refusals.py."""
 
     async def scenario(caller: Caller) -> None:

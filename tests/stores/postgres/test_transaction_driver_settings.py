@@ -1,4 +1,4 @@
-"""Drivers' own connections: what a caller has set there neither disturbs nor is disturbed."""
+"""A caller's settings of its connection neither affect the store nor are changed by it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class OddDumper(Dumper):
 
 
 @pytest.mark.parametrize("kind", ["psycopg", "psycopg-async"])
-def test_the_callers_factories_and_adapters_have_no_part_in_it(
+def test_the_callers_factories_and_adapters_are_not_used(
     open_callers: OpenCallers, kind: str
 ) -> None:
     async def scenario(caller: Caller) -> None:
@@ -50,7 +50,7 @@ def test_the_callers_factories_and_adapters_have_no_part_in_it(
 
 @pytest.mark.parametrize("kind", ["psycopg", "psycopg-async"])
 @pytest.mark.parametrize("threshold", [0, None])
-def test_prepared_from_the_start_or_never(
+def test_any_prepare_threshold_of_the_callers_works(
     open_callers: OpenCallers, kind: str, threshold: int | None
 ) -> None:
     async def scenario(caller: Caller) -> None:
@@ -62,7 +62,7 @@ def test_prepared_from_the_start_or_never(
 
 
 @pytest.mark.parametrize("kind", ["psycopg", "psycopg-async"])
-def test_a_pipeline_is_for_the_body_alone(open_callers: OpenCallers, kind: str) -> None:
+def test_a_pipeline_is_allowed_inside_the_body_only(open_callers: OpenCallers, kind: str) -> None:
     async def scenario(caller: Caller) -> None:
         def blocking(attempt: Any) -> None:
             with caller.db.pipeline():
@@ -91,7 +91,7 @@ def test_a_pipeline_is_for_the_body_alone(open_callers: OpenCallers, kind: str) 
     open_callers.run_scenario(kind, scenario, {})
 
 
-def test_a_transaction_of_plain_sql(open_callers: OpenCallers) -> None:
+def test_a_transaction_begun_with_plain_sql_works(open_callers: OpenCallers) -> None:
     async def scenario(caller: Caller) -> None:
         await caller.execute("BEGIN")
         await caller.run_inside("k")
@@ -102,7 +102,7 @@ def test_a_transaction_of_plain_sql(open_callers: OpenCallers) -> None:
         open_callers.run_scenario(kind, scenario, {})
 
 
-def test_what_is_set_for_a_transaction_ends_with_it(open_callers: OpenCallers) -> None:
+def test_settings_of_a_transaction_end_with_it(open_callers: OpenCallers) -> None:
     """A key that runs wants its commit to be durable, whatever the session has chosen."""
 
     async def scenario(caller: Caller) -> None:
@@ -129,7 +129,9 @@ def test_what_is_set_for_a_transaction_ends_with_it(open_callers: OpenCallers) -
 # --- asyncpg ----------------------------------------------------------------------------------
 
 
-def test_codecs_and_records_of_the_callers(open_callers: OpenCallers) -> None:
+def test_the_callers_asyncpg_codecs_and_record_class_are_not_used(
+    open_callers: OpenCallers,
+) -> None:
     class Mine(asyncpg.Record):  # type: ignore[misc]
         def __getattr__(self, name: str) -> Any:
             return self[name]
@@ -148,7 +150,7 @@ def test_codecs_and_records_of_the_callers(open_callers: OpenCallers) -> None:
 # --- wrong kinds ------------------------------------------------------------------------------
 
 
-def test_other_things_are_refused_before_anything_is_reached() -> None:
+def test_unsupported_objects_are_refused_without_a_connection() -> None:
     once = Once("postgresql://nobody@127.0.0.1:1/x")
     for thing in (None, object(), "psycopg", create_engine("sqlite://"), psycopg.RawCursor):
         with pytest.raises(ConfigurationError, match="it takes a psycopg Connection, an SQLAlch"):
@@ -156,7 +158,7 @@ def test_other_things_are_refused_before_anything_is_reached() -> None:
     once.close()
 
 
-def test_each_colour_names_what_it_takes(open_callers: OpenCallers) -> None:
+def test_the_refusal_names_the_supported_connections(open_callers: OpenCallers) -> None:
     async def scenario(caller: Caller) -> None:
         async with type(caller)() as other:
             blocking = Once(caller.url)
@@ -175,7 +177,7 @@ def test_each_colour_names_what_it_takes(open_callers: OpenCallers) -> None:
 
 
 @pytest.mark.parametrize("options", [{"claim": "portable"}, {"transactional": False}])
-def test_stores_that_do_not_take_part_say_so(
+def test_stores_without_advisory_locks_refuse_transactions(
     open_callers: OpenCallers, options: dict[str, Any]
 ) -> None:
     async def scenario(caller: Caller) -> None:

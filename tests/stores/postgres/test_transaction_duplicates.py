@@ -1,4 +1,4 @@
-"""Duplicates of what a transaction runs: told at once, in either mode, and never run twice (I1).
+"""Duplicates of an operation in a transaction are rejected at once and never run twice (I1).
 
 Nobody here may wait for a lock (see tests/support/caller_connections), so a call that had to wait
 would fail instead of replying that the key is in flight.
@@ -45,16 +45,18 @@ every_claim = pytest.mark.parametrize("claim", ["insert", "row_lock", "advisory_
 # --- while a transaction runs a key -----------------------------------------------------------
 
 
-def test_i1_a_duplicate_is_told_at_once_and_later_replays(run_scenario_mainly: RunScenario) -> None:
+def test_i1_a_duplicate_is_in_flight_at_once_and_replays_after_the_commit(
+    run_scenario_mainly: RunScenario,
+) -> None:
     """In the body, after it, and after the commit."""
 
     async def scenario(caller: Caller, other: Caller) -> None:
         async def duplicates() -> None:
             for _ in range(2):
-                with pytest.raises(InFlight) as told:
+                with pytest.raises(InFlight) as raised:
                     async with other.transaction():
                         await other.run_inside("k", MUST_NOT_RUN)
-                assert told.value.retry_after == 1
+                assert raised.value.retry_after == 1
                 with pytest.raises(InFlight):
                     await other.run_leased("k", MUST_NOT_RUN)
 
@@ -71,7 +73,7 @@ def test_i1_a_duplicate_is_told_at_once_and_later_replays(run_scenario_mainly: R
 
 @plain_or_ring
 @every_claim
-def test_a_batch_does_not_wait_for_a_transaction(
+def test_a_batch_with_a_transactions_key_does_not_wait(
     run_scenario_on_drivers: RunScenario, options: dict[str, Any], claim: str
 ) -> None:
     async def scenario(caller: Caller, other: Caller) -> None:
@@ -95,7 +97,7 @@ def test_a_batch_does_not_wait_for_a_transaction(
 
 
 @plain_or_ring
-def test_i10_after_a_rollback_the_next_one_runs(
+def test_i10_the_next_duplicate_runs_after_a_rollback(
     run_scenario_on_drivers: RunScenario, options: dict[str, Any]
 ) -> None:
     async def scenario(caller: Caller, other: Caller) -> None:
@@ -113,7 +115,7 @@ def test_i10_after_a_rollback_the_next_one_runs(
     run_scenario_on_drivers(scenario, **options)
 
 
-def test_i1_a_rush_of_transactions_runs_a_key_once(run_scenario_on_drivers: RunScenario) -> None:
+def test_i1_concurrent_transactions_run_a_key_once(run_scenario_on_drivers: RunScenario) -> None:
     async def scenario(caller: Caller) -> None:
         if not caller.is_async:
             return
@@ -124,11 +126,11 @@ def test_i1_a_rush_of_transactions_runs_a_key_once(run_scenario_on_drivers: RunS
                 while True:
                     try:
                         async with mine.transaction():
-                            told = await mine.run_inside("k", Body(value=number))
+                            result = await mine.run_inside("k", Body(value=number))
                     except InFlight:
                         continue
                     ran.extend(["run"] * mine.ran)
-                    return str(told.value)
+                    return str(result.value)
 
         answers = await asyncio.gather(*(one(number) for number in range(8)))
         assert (len(set(answers)), ran, orders()) == (1, ["run"], ["tea"])
@@ -140,15 +142,15 @@ def test_i1_a_rush_of_transactions_runs_a_key_once(run_scenario_on_drivers: RunS
 
 
 @plain_or_ring
-def test_a_living_lease_keeps_a_transaction_out(
+def test_a_transaction_is_in_flight_while_a_lease_is_valid(
     run_scenario_on_drivers: RunScenario, options: dict[str, Any]
 ) -> None:
     async def scenario(caller: Caller) -> None:
         (claimed,) = await apply(caller, claim_of("k"))
         async with caller.transaction():
-            with pytest.raises(InFlight) as told:
+            with pytest.raises(InFlight) as raised:
                 await caller.run_inside("k", MUST_NOT_RUN)
-        assert 8 < told.value.retry_after <= 10
+        assert 8 < raised.value.retry_after <= 10
         assert await apply(caller, finish_of("k", claimed, "theirs")) == [Done()]
         async with caller.transaction():
             assert (await caller.run_inside("k", MUST_NOT_RUN)).value == "theirs"
@@ -157,7 +159,7 @@ def test_a_living_lease_keeps_a_transaction_out(
 
 
 @plain_or_ring
-def test_i1_an_operation_that_becomes_transactional_knows_its_old_keys(
+def test_i1_keys_run_under_a_lease_replay_in_a_transaction(
     run_scenario_on_drivers: RunScenario, options: dict[str, Any]
 ) -> None:
     async def scenario(caller: Caller) -> None:
@@ -167,8 +169,8 @@ def test_i1_an_operation_that_becomes_transactional_knows_its_old_keys(
         await apply(caller, claim_of("unknown", retry_safe=False))
         CLOCK.us += 20_000_000
         async with caller.transaction():
-            told = await caller.run_inside("done", MUST_NOT_RUN)
-            assert (told.value, told.replayed) == ("leased", True)
+            result = await caller.run_inside("done", MUST_NOT_RUN)
+            assert (result.value, result.replayed) == ("leased", True)
             with pytest.raises(OperationFailed, match="for good"):
                 await caller.run_inside("failed", MUST_NOT_RUN)
             for _ in range(2):
@@ -181,7 +183,7 @@ def test_i1_an_operation_that_becomes_transactional_knows_its_old_keys(
 
 
 @plain_or_ring
-def test_i1_an_operation_that_becomes_leased_knows_its_old_keys(
+def test_i1_keys_run_in_a_transaction_replay_under_a_lease(
     run_scenario_on_drivers: RunScenario, options: dict[str, Any]
 ) -> None:
     async def scenario(caller: Caller) -> None:
@@ -191,8 +193,8 @@ def test_i1_an_operation_that_becomes_leased_knows_its_old_keys(
                 await caller.run_inside("failed", Body(error=Terminal("for good")))
             with pytest.raises(ValueError):
                 await caller.run_inside("freed", Body(error=ValueError()))
-        told = await caller.run_leased("done", MUST_NOT_RUN)
-        assert (told.value, told.replayed, told.fence) == ("done", True, first.fence)
+        result = await caller.run_leased("done", MUST_NOT_RUN)
+        assert (result.value, result.replayed, result.fence) == ("done", True, first.fence)
         with pytest.raises(OperationFailed, match="for good"):
             await caller.run_leased("failed", MUST_NOT_RUN)
         assert (await caller.run_leased("freed")).value == "leased"
@@ -202,16 +204,16 @@ def test_i1_an_operation_that_becomes_leased_knows_its_old_keys(
 
 
 @plain_or_ring
-def test_a_dead_owners_key_is_taken_over(
+def test_a_transaction_takes_over_a_dead_owners_key(
     run_scenario_on_drivers: RunScenario, options: dict[str, Any]
 ) -> None:
     async def scenario(caller: Caller) -> None:
         (claimed,) = await apply(caller, claim_of("k"))
         CLOCK.us += 20_000_000
         await caller.begin()
-        told = await caller.run_inside("k")
-        assert (told.attempt, told.replayed) == (2, False)
-        assert told.fence > claimed.fence  # I6
+        result = await caller.run_inside("k")
+        assert (result.attempt, result.replayed) == (2, False)
+        assert result.fence > claimed.fence  # I6
         await caller.rollback()
         async with caller.transaction():
             assert (await caller.run_inside("k")).attempt == 2
@@ -224,7 +226,7 @@ def test_a_dead_owners_key_is_taken_over(
 
 
 @plain_or_ring
-def test_an_expired_key_runs_again_and_its_past_is_kept(
+def test_an_expired_key_runs_again_and_its_record_is_archived(
     run_scenario_on_drivers: RunScenario, options: dict[str, Any]
 ) -> None:
     async def scenario(caller: Caller) -> None:
@@ -242,7 +244,7 @@ def test_an_expired_key_runs_again_and_its_past_is_kept(
     run_scenario_on_drivers(scenario, clock=CLOCK, **options)
 
 
-def test_a_key_may_expire_and_run_again_within_one_transaction(
+def test_a_key_may_expire_and_run_again_in_one_transaction(
     run_scenario_on_drivers: RunScenario,
 ) -> None:
     async def scenario(caller: Caller) -> None:
@@ -255,16 +257,16 @@ def test_a_key_may_expire_and_run_again_within_one_transaction(
     run_scenario_on_drivers(scenario, clock=CLOCK)
 
 
-def test_an_unknown_key_may_be_recovered_inside(run_scenario_on_drivers: RunScenario) -> None:
+def test_an_unknown_key_is_recovered_in_a_transaction(run_scenario_on_drivers: RunScenario) -> None:
     async def scenario(caller: Caller) -> None:
         for key in ("kept", "freed"):
             await apply(caller, claim_of(key, retry_safe=False))
         CLOCK.us += 60_000_000  # past recover_grace: until then "nothing happened" is not believed
         async with caller.transaction():
-            told = await caller.run_inside(
+            result = await caller.run_inside(
                 "kept", MUST_NOT_RUN, recover=lambda key: Recovery.succeeded("known")
             )
-            assert told.value == "known"
+            assert result.value == "known"
             await caller.run_inside("freed", recover=lambda key: Recovery.free())
         assert (await caller.run_leased("kept", MUST_NOT_RUN)).value == "known"
         assert (await caller.run_leased("freed", MUST_NOT_RUN)).value == "done"
@@ -273,7 +275,7 @@ def test_an_unknown_key_may_be_recovered_inside(run_scenario_on_drivers: RunScen
     run_scenario_on_drivers(scenario, clock=CLOCK)
 
 
-def test_the_cache_never_answers_with_what_was_rolled_back(
+def test_the_cache_never_replays_a_result_that_was_rolled_back(
     run_scenario_on_drivers: RunScenario,
 ) -> None:
     async def scenario(caller: Caller) -> None:
@@ -301,7 +303,7 @@ def test_the_cache_never_answers_with_what_was_rolled_back(
 
 @pytest.mark.parametrize("wins", [True, False], ids=["finished", "still-running"])
 @pytest.mark.parametrize("error", [None, Terminal("mine")], ids=["returns", "refuses"])
-def test_i1_a_transaction_that_comes_too_late_is_undone(
+def test_i1_rows_are_rolled_back_if_a_peer_claimed_the_key_meanwhile(
     run_scenario_mainly: RunScenario, wins: bool, error: Exception | None
 ) -> None:
     """A peer that heeds no transaction has claimed the key meanwhile."""
@@ -319,8 +321,8 @@ def test_i1_a_transaction_that_comes_too_late_is_undone(
             async with caller.transaction():
                 await caller.execute(MILK)
                 if wins:
-                    told = await run_while(caller, "k", overtake, error)
-                    assert (told.value, told.replayed) == ("theirs", True)
+                    result = await run_while(caller, "k", overtake, error)
+                    assert (result.value, result.replayed) == ("theirs", True)
                 else:
                     with pytest.raises(LeaseLost):
                         await run_while(caller, "k", overtake, error)
@@ -330,7 +332,7 @@ def test_i1_a_transaction_that_comes_too_late_is_undone(
     run_scenario_mainly(scenario)
 
 
-def test_another_request_is_in_flight_until_the_first_is_on_record(
+def test_a_different_request_is_in_flight_until_the_first_one_commits(
     run_scenario_on_drivers: RunScenario,
 ) -> None:
     """What an open transaction was asked nobody else can see; the docs say so."""
@@ -346,7 +348,7 @@ def test_another_request_is_in_flight_until_the_first_is_on_record(
     run_scenario_on_drivers(scenario)
 
 
-def test_a_raw_commit_in_a_body_fails_loudly_and_leaves_what_the_docs_say(
+def test_a_raw_commit_in_a_body_raises_and_leaves_the_documented_state(
     run_scenario_on_drivers: RunScenario,
 ) -> None:
     async def scenario(caller: Caller) -> None:

@@ -1,7 +1,7 @@
-"""A body must leave the caller's transaction alone: who ends it is refused, or told (I1).
+"""A body must not end the caller's transaction: that is refused, or it raises (I1).
 
-Where the driver can refuse a commit it is made to: the rows could otherwise be committed without
-their record, and a retry would write them again.
+If the driver can refuse a commit, it is made to do so: otherwise the rows could be committed
+without their record, and a retry would write them again.
 """
 
 from __future__ import annotations
@@ -79,10 +79,10 @@ def test_i1_a_commit_in_the_body_is_refused_and_nothing_is_committed(
         tx = caller.once.in_transaction(caller.subject)
         with pytest.raises(Exception) as refused:
             await resolved(tx.run("order", "k", body_that(caller, commit)))
-        told = f"{type(refused.value).__name__}: {refused.value}"
-        assert any(word in told for word in ("commit() forbidden", "must not commit", "atomic")), (
-            told
-        )
+        result = f"{type(refused.value).__name__}: {refused.value}"
+        assert any(
+            word in result for word in ("commit() forbidden", "must not commit", "atomic")
+        ), result
         assert orders() == []
         try:
             await caller.commit()
@@ -97,7 +97,7 @@ def test_i1_a_commit_in_the_body_is_refused_and_nothing_is_committed(
 
 
 @pytest.mark.parametrize("kind", [kind for kind in CALLERS if "sqlalchemy" in kind])
-def test_i1_a_commit_under_a_nested_block_is_refused_too(
+def test_i1_a_commit_inside_a_nested_block_is_refused_too(
     open_callers: OpenCallers, kind: str
 ) -> None:
     async def scenario(caller: Caller) -> None:
@@ -149,7 +149,7 @@ def test_a_nested_block_of_the_body_may_be_committed(open_callers: OpenCallers, 
     open_callers.run_scenario(kind, scenario, {})
 
 
-def test_a_commit_behind_the_drivers_back_is_told(run_scenario_on_drivers: RunScenario) -> None:
+def test_a_commit_sent_as_plain_sql_raises(run_scenario_on_drivers: RunScenario) -> None:
     async def scenario(caller: Caller) -> None:
         tx = caller.once.in_transaction(caller.subject)
         await caller.execute("BEGIN")
@@ -160,7 +160,7 @@ def test_a_commit_behind_the_drivers_back_is_told(run_scenario_on_drivers: RunSc
     run_scenario_on_drivers(scenario)
 
 
-def test_a_commit_and_a_new_beginning_are_told(run_scenario_on_drivers: RunScenario) -> None:
+def test_a_commit_and_a_new_begin_as_plain_sql_raise(run_scenario_on_drivers: RunScenario) -> None:
     async def scenario(caller: Caller) -> None:
         tx = caller.once.in_transaction(caller.subject)
         await caller.execute("BEGIN")
@@ -181,7 +181,7 @@ def test_a_commit_and_a_new_beginning_are_told(run_scenario_on_drivers: RunScena
     "kind", [kind for kind in CALLERS if not kind.startswith(("asyncpg", "django"))]
 )
 @pytest.mark.parametrize("error", [None, ValueError("the body's own")])
-def test_i10_a_rollback_in_the_body_leaves_nothing(
+def test_i10_a_rollback_in_the_body_leaves_nothing_and_frees_the_key(
     open_callers: OpenCallers, kind: str, error: Exception | None
 ) -> None:
     async def scenario(caller: Caller) -> None:
@@ -208,7 +208,7 @@ def test_i10_a_rollback_in_the_body_leaves_nothing(
 
 
 @pytest.mark.parametrize("sql", ["ROLLBACK", "ROLLBACK; BEGIN"])
-def test_a_rollback_behind_the_drivers_back_is_told(
+def test_a_rollback_sent_as_plain_sql_raises(
     run_scenario_on_drivers: RunScenario, sql: str
 ) -> None:
     async def scenario(caller: Caller) -> None:
@@ -225,7 +225,9 @@ def test_a_rollback_behind_the_drivers_back_is_told(
     run_scenario_on_drivers(scenario)
 
 
-def test_the_bodys_own_error_comes_first(run_scenario_on_drivers: RunScenario) -> None:
+def test_the_bodys_own_error_is_raised_even_if_it_ended_the_transaction(
+    run_scenario_on_drivers: RunScenario,
+) -> None:
     async def scenario(caller: Caller) -> None:
         tx = caller.once.in_transaction(caller.subject)
         await caller.execute("BEGIN")
@@ -245,7 +247,9 @@ def test_the_bodys_own_error_comes_first(run_scenario_on_drivers: RunScenario) -
 # --- savepoints of the caller's, and errors that are swallowed ---------------------------------
 
 
-def test_going_back_behind_the_claim_is_told(run_scenario_on_drivers: RunScenario) -> None:
+def test_a_rollback_to_a_savepoint_before_the_claim_raises(
+    run_scenario_on_drivers: RunScenario,
+) -> None:
     async def scenario(caller: Caller) -> None:
         await caller.begin()
         await caller.execute("SAVEPOINT mine")
@@ -293,7 +297,7 @@ def test_i1_a_body_that_swallows_a_failed_statement_is_not_recorded(
     run_scenario_mainly(scenario)
 
 
-def test_i1_rows_never_stay_where_their_record_cannot_be_written(
+def test_i1_rows_are_rolled_back_if_their_record_cannot_be_written(
     run_scenario_mainly: RunScenario,
 ) -> None:
     async def scenario(caller: Caller) -> None:
@@ -313,7 +317,9 @@ def test_i1_rows_never_stay_where_their_record_cannot_be_written(
     run_scenario_mainly(scenario)
 
 
-def test_a_lost_connection_is_the_drivers_to_tell(run_scenario_on_drivers: RunScenario) -> None:
+def test_a_lost_connection_raises_the_drivers_own_error(
+    run_scenario_on_drivers: RunScenario,
+) -> None:
     async def scenario(caller: Caller) -> None:
         async with type(caller)() as other:
 
@@ -322,9 +328,9 @@ def test_a_lost_connection_is_the_drivers_to_tell(run_scenario_on_drivers: RunSc
 
             tx = other.once.in_transaction(other.subject)
             await other.begin()
-            with pytest.raises((psycopg.OperationalError, asyncpg.PostgresError)) as told:
+            with pytest.raises((psycopg.OperationalError, asyncpg.PostgresError)) as raised:
                 await resolved(tx.run("order", "k", body_that(other, cut)))
-            assert "terminat" in str(told.value)
+            assert "terminat" in str(raised.value)
             other.block = None  # type: ignore[attr-defined]
         async with caller.transaction():
             assert not (await caller.run_inside("k")).replayed

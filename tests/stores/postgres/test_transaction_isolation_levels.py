@@ -1,7 +1,7 @@
-"""REPEATABLE READ and SERIALIZABLE: PostgreSQL may refuse a transaction, which is done again (I1).
+"""At REPEATABLE READ and SERIALIZABLE PostgreSQL may refuse a transaction, which is retried (I1).
 
-The driver's own error must get through to whoever does it again, wherever it comes from: a
-statement of the body's, the claim, the record, or the commit.
+The code that retries must get the driver's own error, wherever it comes from: a statement of the
+body, the claim, the record, or the commit.
 """
 
 from __future__ import annotations
@@ -86,7 +86,9 @@ async def transacted(begun: Begun, order: Body = INSERT_BODY, **options: Any) ->
 
 
 @every_level
-def test_i1_a_record_that_the_snapshot_missed(run_scenario_mainly: RunScenario, level: str) -> None:
+def test_i1_a_record_missing_from_the_snapshot_makes_the_transaction_retry(
+    run_scenario_mainly: RunScenario, level: str
+) -> None:
     """The key's own insert is refused, because another transaction was first; then it replays."""
 
     async def scenario(caller: Caller, other: Caller) -> None:
@@ -95,27 +97,27 @@ def test_i1_a_record_that_the_snapshot_missed(run_scenario_mainly: RunScenario, 
                 await other.run_inside("k", Body(("INSERT INTO orders VALUES ('theirs')",)))
 
         begun = Begun(caller, level, first)
-        told = await transacted(begun, Body(value="mine"))
-        assert (told.value, told.replayed, begun.tries) == ("done", True, 2)
+        result = await transacted(begun, Body(value="mine"))
+        assert (result.value, result.replayed, begun.tries) == ("done", True, 2)
         assert (orders(), caller.ran) == (["theirs"], 1)  # what the first try did is gone
 
     run_scenario_mainly(scenario)
 
 
 @every_level
-def test_i1_a_row_of_the_bodys_that_another_transaction_has_changed(
+def test_i1_a_conflict_on_a_row_of_the_body_makes_the_transaction_retry(
     run_scenario_mainly: RunScenario, level: str
 ) -> None:
     async def scenario(caller: Caller) -> None:
         query("INSERT INTO orders VALUES ('one')")
         begun = Begun(caller, level, lambda: query("UPDATE orders SET item = 'two'"))
-        told = await transacted(begun, Body(("UPDATE orders SET item = item || '!'",)))
-        assert (told.replayed, begun.tries, caller.ran, orders()) == (False, 2, 2, ["two!"])
+        result = await transacted(begun, Body(("UPDATE orders SET item = item || '!'",)))
+        assert (result.replayed, begun.tries, caller.ran, orders()) == (False, 2, 2, ["two!"])
 
     run_scenario_mainly(scenario)
 
 
-def test_a_commit_that_is_refused(run_scenario_mainly: RunScenario) -> None:
+def test_a_refused_commit_makes_the_transaction_retry(run_scenario_mainly: RunScenario) -> None:
     """Two transactions read what the other one writes: one of them cannot be."""
 
     async def scenario(caller: Caller, other: Caller) -> None:
@@ -132,31 +134,33 @@ def test_a_commit_that_is_refused(run_scenario_mainly: RunScenario) -> None:
 
         begun = Begun(caller, "SERIALIZABLE", crosses)
         if caller.is_async:
-            told = await run_transaction_async(begun.asyncio, work)
+            result = await run_transaction_async(begun.asyncio, work)
         else:
-            told = run_transaction(begun.blocking, work)
-        assert (told.replayed, begun.tries, orders()) == (False, 2, ["milk", "tea"])
+            result = run_transaction(begun.blocking, work)
+        assert (result.replayed, begun.tries, orders()) == (False, 2, ["milk", "tea"])
 
     run_scenario_mainly(scenario)
 
 
-def test_it_is_tried_three_times_and_then_told(run_scenario_on_drivers: RunScenario) -> None:
+def test_run_transaction_tries_three_times_and_then_raises(
+    run_scenario_on_drivers: RunScenario,
+) -> None:
     async def scenario(caller: Caller) -> None:
         query("INSERT INTO orders VALUES ('one')")
         change = lambda: query("UPDATE orders SET item = item || 'x'")  # noqa: E731
         for tries in (1, 3):
             begun = Begun(caller, "REPEATABLE READ", *[change] * 9)
-            with pytest.raises(Exception, match="could not serialize") as told:
+            with pytest.raises(Exception, match="could not serialize") as raised:
                 await transacted(
                     begun, Body(("UPDATE orders SET item = item || '!'",)), tries=tries
                 )
-            assert is_conflict(told.value)
+            assert is_conflict(raised.value)
             assert (begun.tries, await caller.state("k")) == (tries, None)
 
     run_scenario_on_drivers(scenario)
 
 
-def test_other_errors_are_raised_at_once(run_scenario_mainly: RunScenario) -> None:
+def test_run_transaction_raises_other_errors_at_once(run_scenario_mainly: RunScenario) -> None:
     async def scenario(caller: Caller) -> None:
         for order, error in (
             (Body(error=ValueError("mine")), "mine"),
@@ -171,12 +175,14 @@ def test_other_errors_are_raised_at_once(run_scenario_mainly: RunScenario) -> No
 
 
 @pytest.mark.parametrize("tries", [0, -1, "3", 1.5])
-def test_the_number_of_tries_is_checked(tries: Any) -> None:
+def test_run_transaction_checks_the_number_of_tries(tries: Any) -> None:
     with pytest.raises(ConfigurationError, match="1 or more"):
         run_transaction(lambda: None, lambda connection: None, tries=tries)  # type: ignore[arg-type, return-value]
 
 
-def test_i1_a_rush_at_serializable_runs_a_key_once(run_scenario_on_drivers: RunScenario) -> None:
+def test_i1_concurrent_serializable_transactions_run_a_key_once(
+    run_scenario_on_drivers: RunScenario,
+) -> None:
     async def scenario(caller: Caller) -> None:
         if not caller.is_async:
             return
@@ -198,7 +204,7 @@ def test_i1_a_rush_at_serializable_runs_a_key_once(run_scenario_on_drivers: RunS
 
 
 @every_level
-def test_the_ring_takes_part_at_read_committed_only(
+def test_the_ring_accepts_only_read_committed_transactions(
     run_scenario_mainly: RunScenario, level: str
 ) -> None:
     async def scenario(caller: Caller) -> None:
@@ -212,7 +218,9 @@ def test_the_ring_takes_part_at_read_committed_only(
     run_scenario_mainly(scenario, **RING)
 
 
-def test_the_ring_refuses_what_it_would_not_hold(run_scenario_on_drivers: RunScenario) -> None:
+def test_the_ring_refuses_a_transactions_claim_that_is_too_long(
+    run_scenario_on_drivers: RunScenario,
+) -> None:
     async def scenario(caller: Caller) -> None:
         async with caller.transaction():
             with pytest.raises(ConfigurationError, match="longer than the ring holds"):

@@ -1,7 +1,7 @@
-"""A lease that ended, its owner that did not, and a transaction that took the key over (I1, I2).
+"""A transaction takes over a key whose owner is late but not dead (I1, I2).
 
-Whoever writes first wins, the other one's rows are undone or its outcome is refused, and a zombie
-that meets the row of an open transaction is told so without waiting.
+Whichever writes first wins: the other one's rows are rolled back, or its outcome is lost. A late
+owner that finds the row of an open transaction gets its reply without waiting.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ async def dead_owner(caller: Caller) -> Claimed:
 
 @plain_or_ring
 @every_verb
-def test_i2_a_zombie_is_refused_by_what_a_transaction_has_written(
+def test_i2_a_late_owner_is_lost_after_a_transaction_has_written(
     run_scenario_on_drivers: RunScenario, verb: Verb, options: dict[str, Any]
 ) -> None:
     async def scenario(caller: Caller, other: Caller) -> None:
@@ -90,7 +90,7 @@ def test_i2_a_zombie_is_refused_by_what_a_transaction_has_written(
 
 
 @plain_or_ring
-def test_a_zombie_may_still_win_after_a_rollback(
+def test_a_late_owner_may_finish_after_a_rollback(
     run_scenario_on_drivers: RunScenario, options: dict[str, Any]
 ) -> None:
     async def scenario(caller: Caller, other: Caller) -> None:
@@ -109,7 +109,7 @@ def test_a_zombie_may_still_win_after_a_rollback(
 
 @plain_or_ring
 @every_verb
-def test_i1_a_zombie_that_writes_first_undoes_the_transactions_rows(
+def test_i1_a_late_owner_that_writes_first_rolls_back_the_transactions_rows(
     run_scenario_on_drivers: RunScenario, verb: Verb, options: dict[str, Any]
 ) -> None:
     """Its finish is the answer; any other sign of life makes the transaction step back."""
@@ -123,8 +123,8 @@ def test_i1_a_zombie_that_writes_first_undoes_the_transactions_rows(
         async with caller.transaction():
             await caller.execute(MILK)
             if verb is finish:
-                told = await run_while(caller, "k", rise)
-                assert (told.value, told.replayed, told.attempt) == ("the zombie's", True, 1)
+                result = await run_while(caller, "k", rise)
+                assert (result.value, result.replayed, result.attempt) == ("the zombie's", True, 1)
             else:
                 with pytest.raises(LeaseLost):
                     await run_while(caller, "k", rise)
@@ -134,7 +134,7 @@ def test_i1_a_zombie_that_writes_first_undoes_the_transactions_rows(
 
 
 @pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
-def test_i1_at_higher_levels_the_whole_transaction_has_to_be_done_again(
+def test_i1_a_late_owner_makes_a_transaction_at_a_higher_level_fail(
     run_scenario_on_drivers: RunScenario, level: str
 ) -> None:
     async def scenario(caller: Caller, other: Caller) -> None:
@@ -155,7 +155,7 @@ def test_i1_at_higher_levels_the_whole_transaction_has_to_be_done_again(
 
 @plain_or_ring
 @pytest.mark.parametrize("found", [Recovery.free(), Recovery.succeeded("seen")])
-def test_recovering_inside_a_transaction_holds_up_nobody(
+def test_recovery_in_a_transaction_blocks_no_other_caller(
     run_scenario_on_drivers: RunScenario, found: Recovery, options: dict[str, Any]
 ) -> None:
     """It takes the key's lock, as claims do: who comes from outside need not wait for the row."""
@@ -163,8 +163,8 @@ def test_recovering_inside_a_transaction_holds_up_nobody(
     async def scenario(caller: Caller, other: Caller) -> None:
         await apply(caller, claim_of("k", retry_safe=False))
         CLOCK.us += 60_000_000  # past recover_grace: until then "nothing happened" is not believed
-        (told,) = await apply(caller, claim_of("k", b"another".ljust(16)))
-        assert isinstance(told, Unknown)
+        (result,) = await apply(caller, claim_of("k", b"another".ljust(16)))
+        assert isinstance(result, Unknown)
 
         async def outsiders() -> list[Any]:
             # One that had to wait would be the end of all three: lock_timeout.
@@ -175,7 +175,7 @@ def test_recovering_inside_a_transaction_holds_up_nobody(
             ran = await caller.run_inside("k", recover=lambda unknown: found)
             assert await outsiders() == [Claimed, Unknown, Claimed]  # unknown until the commit
             (late,) = await apply(
-                other, Resolve(claim_of("k").id, told.record.fence, State.ABSENT, b"", "")
+                other, Resolve(claim_of("k").id, result.record.fence, State.ABSENT, b"", "")
             )
             assert late == Lost()
         assert ran.value == ("seen" if found.state is State.SUCCEEDED else "done")

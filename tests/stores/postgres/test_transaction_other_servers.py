@@ -1,4 +1,4 @@
-"""The essentials on other servers: behind PgBouncer in transaction mode, and on PostgreSQL 15."""
+"""The essential behaviour behind PgBouncer in transaction mode, and on PostgreSQL 15."""
 
 from __future__ import annotations
 
@@ -63,16 +63,20 @@ async def essentials(caller: Caller, other: Caller) -> None:
 
 
 @plain_or_ring
-def test_behind_pgbouncer(run_scenario_on_drivers: RunScenario, options: dict[str, Any]) -> None:
+def test_transactions_behind_pgbouncer(
+    run_scenario_on_drivers: RunScenario, options: dict[str, Any]
+) -> None:
     run_scenario_on_drivers(essentials, bouncer=True, **options)
 
 
 @plain_or_ring
-def test_on_postgresql_15(run_scenario_on_drivers: RunScenario, options: dict[str, Any]) -> None:
+def test_transactions_on_postgresql_15(
+    run_scenario_on_drivers: RunScenario, options: dict[str, Any]
+) -> None:
     run_scenario_on_drivers(essentials, major=OLD, **options)
 
 
-def test_i1_one_session_serves_many_callers_of_a_pooler(
+def test_i1_transaction_settings_do_not_leak_to_the_next_caller_of_a_pooled_session(
     run_scenario_on_drivers: RunScenario,
 ) -> None:
     """What a transaction has set must not be met by the next one on the same session."""

@@ -1,7 +1,7 @@
-"""Savepoints of the caller's own, around operations and inside of them (I1, I10).
+"""The caller's own savepoints, around operations and inside of them (I1, I10).
 
-What is rolled back to before an operation takes its record, its lock and its claim along, so the
-key is free: for others at once, and for the same transaction too.
+A rollback to before an operation also removes its record, its lock and its claim, so the key is
+free: at once for others, and for the same transaction too.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MILK = Body(("INSERT INTO orders VALUES ('milk')",))
 COUNT = 3 * OPEN_SAVEPOINTS_MAX
 
 
-def test_i1_an_operation_in_a_nested_block_goes_the_way_of_the_block(
+def test_i1_an_operation_in_a_nested_block_commits_or_rolls_back_with_it(
     run_scenario_mainly: RunScenario,
 ) -> None:
     async def scenario(caller: Caller, other: Caller) -> None:
@@ -71,7 +71,9 @@ def test_a_key_that_was_rolled_back_runs_again_in_the_same_transaction(
     run_scenario_mainly(scenario)
 
 
-def test_an_operation_that_fails_in_a_nested_block(run_scenario_mainly: RunScenario) -> None:
+def test_a_failed_operation_in_a_nested_block_leaves_the_block_usable(
+    run_scenario_mainly: RunScenario,
+) -> None:
     async def scenario(caller: Caller) -> None:
         async with caller.transaction():
             await caller.execute(MILK.statements[0])
@@ -88,7 +90,7 @@ def test_an_operation_that_fails_in_a_nested_block(run_scenario_mainly: RunScena
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_nested_blocks_of_the_bodys_own(run_scenario_mainly: RunScenario, fails: bool) -> None:
+def test_a_body_may_have_nested_blocks(run_scenario_mainly: RunScenario, fails: bool) -> None:
     async def scenario(caller: Caller) -> None:
         def blocking(attempt: Any) -> None:
             with caller.nested():
@@ -126,7 +128,7 @@ def test_nested_blocks_of_the_bodys_own(run_scenario_mainly: RunScenario, fails:
     run_scenario_mainly(scenario)
 
 
-def test_many_operations_in_one_transaction(run_scenario_mainly: RunScenario) -> None:
+def test_many_operations_run_in_one_transaction(run_scenario_mainly: RunScenario) -> None:
     """More than may leave their savepoints open; some of them in blocks that are rolled back."""
 
     async def scenario(caller: Caller) -> None:
@@ -157,7 +159,7 @@ def test_many_operations_in_one_transaction(run_scenario_mainly: RunScenario) ->
     run_scenario_mainly(scenario)
 
 
-def test_savepoints_of_plain_sql(run_scenario_on_drivers: RunScenario) -> None:
+def test_savepoints_set_with_plain_sql_work(run_scenario_on_drivers: RunScenario) -> None:
     async def scenario(caller: Caller) -> None:
         async with caller.transaction():
             await caller.execute("SAVEPOINT mine")

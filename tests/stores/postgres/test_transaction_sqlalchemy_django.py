@@ -1,4 +1,4 @@
-"""What SQLAlchemy and Django keep on their own goes the way of the rows (I1)."""
+"""The state that SQLAlchemy and Django keep themselves is rolled back with the rows (I1)."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def body_adding(caller: Caller, *items: str, error: Exception | None = None) -> 
 
 
 @pytest.mark.parametrize("kind", SESSIONS)
-def test_i1_what_a_raising_body_has_not_flushed_is_never_written(
+def test_i1_unflushed_objects_of_a_body_that_raises_are_never_written(
     open_callers: OpenCallers, kind: str
 ) -> None:
     async def scenario(caller: Caller) -> None:
@@ -78,7 +78,7 @@ def test_i1_what_a_raising_body_has_not_flushed_is_never_written(
 
 
 @pytest.mark.parametrize("kind", ["sqlalchemy-session", "sqlalchemy-scoped"])
-def test_i1_a_connection_the_body_had_before_is_undone_as_well(
+def test_i1_rows_on_a_connection_fetched_before_the_run_are_rolled_back(
     open_callers: OpenCallers, kind: str
 ) -> None:
     """A session sets its savepoint late, and never if it is not asked for its connection."""
@@ -99,7 +99,7 @@ def test_i1_a_connection_the_body_had_before_is_undone_as_well(
 
 
 @pytest.mark.parametrize("kind", SESSIONS)
-def test_a_flush_that_fails_is_the_bodys_failure(open_callers: OpenCallers, kind: str) -> None:
+def test_a_failed_flush_is_the_bodys_failure(open_callers: OpenCallers, kind: str) -> None:
     async def scenario(caller: Caller) -> None:
         query("CREATE UNIQUE INDEX no_two ON orders (item)")
         try:
@@ -127,7 +127,7 @@ def test_a_flush_that_fails_is_the_bodys_failure(open_callers: OpenCallers, kind
 
 @pytest.mark.parametrize("kind", [*SESSIONS, "sqlalchemy-connection"])
 @pytest.mark.parametrize("fails", [True, False])
-def test_a_nested_block_the_body_has_left_open(
+def test_a_nested_block_left_open_by_the_body_is_ended(
     open_callers: OpenCallers, kind: str, fails: bool
 ) -> None:
     async def scenario(caller: Caller) -> None:
@@ -160,7 +160,9 @@ def test_a_nested_block_the_body_has_left_open(
     open_callers.run_scenario(kind, scenario, {})
 
 
-def test_options_of_a_connection_have_no_part_in_it(open_callers: OpenCallers) -> None:
+def test_execution_options_of_the_callers_connection_are_not_used(
+    open_callers: OpenCallers,
+) -> None:
     async def scenario(caller: Caller) -> None:
         made: Any = caller
         engine = made.engine.execution_options(
@@ -179,7 +181,9 @@ def test_options_of_a_connection_have_no_part_in_it(open_callers: OpenCallers) -
 
 
 @pytest.mark.parametrize("kind", ["sqlalchemy-session", "sqlalchemy-async-session"])
-def test_autocommit_is_refused(open_callers: OpenCallers, kind: str) -> None:
+def test_an_sqlalchemy_autocommit_connection_is_refused(
+    open_callers: OpenCallers, kind: str
+) -> None:
     async def scenario(caller: Caller) -> None:
         made: Any = caller
         plain, auto = made.engine, made.make_engine(isolation_level="AUTOCOMMIT")
@@ -197,7 +201,7 @@ def test_autocommit_is_refused(open_callers: OpenCallers, kind: str) -> None:
     open_callers.run_scenario(kind, scenario, {})
 
 
-def test_a_connection_that_is_not_open_is_refused(open_callers: OpenCallers) -> None:
+def test_an_unopened_async_connection_is_refused(open_callers: OpenCallers) -> None:
     async def scenario(caller: Caller) -> None:
         made: Any = caller
         with pytest.raises(ConfigurationError, match="not open yet"):
@@ -223,7 +227,9 @@ def test_another_database_or_driver_is_refused(open_callers: OpenCallers) -> Non
 # --- Django -----------------------------------------------------------------------------------
 
 
-def test_i1_callbacks_for_the_commit_go_back_with_the_rows(open_callers: OpenCallers) -> None:
+def test_i1_djangos_on_commit_callbacks_are_rolled_back_with_the_rows(
+    open_callers: OpenCallers,
+) -> None:
     async def scenario(caller: Caller) -> None:
         from django.db import transaction
 
@@ -251,7 +257,9 @@ def test_i1_callbacks_for_the_commit_go_back_with_the_rows(open_callers: OpenCal
     open_callers.run_scenario("django", scenario, {})
 
 
-def test_a_block_that_wants_to_be_rolled_back(open_callers: OpenCallers) -> None:
+def test_a_django_block_marked_for_rollback_is_rolled_back_to_our_savepoint(
+    open_callers: OpenCallers,
+) -> None:
     """Django refuses further statements then; our savepoint is far enough back to go on."""
 
     async def scenario(caller: Caller) -> None:
@@ -284,7 +292,7 @@ def test_a_block_that_wants_to_be_rolled_back(open_callers: OpenCallers) -> None
     open_callers.run_scenario("django", scenario, {})
 
 
-def test_django_without_autocommit(open_callers: OpenCallers) -> None:
+def test_django_without_autocommit_works(open_callers: OpenCallers) -> None:
     async def scenario(caller: Caller) -> None:
         from django.db import transaction
 
@@ -301,12 +309,12 @@ def test_django_without_autocommit(open_callers: OpenCallers) -> None:
     open_callers.run_scenario("django", scenario, {})
 
 
-def test_threads_share_djangos_connection_by_name_only(open_callers: OpenCallers) -> None:
+def test_each_thread_has_its_own_django_connection(open_callers: OpenCallers) -> None:
     async def scenario(caller: Caller) -> None:
         from django.db import connection, transaction
 
         both = threading.Barrier(2, timeout=10)
-        told: list[BaseException | None] = []
+        replies: list[BaseException | None] = []
 
         def work(key: str) -> None:
             def body(attempt: Any) -> None:
@@ -318,7 +326,7 @@ def test_threads_share_djangos_connection_by_name_only(open_callers: OpenCallers
                     caller.once.in_transaction(connection).run("order", key, body)
             except Exception as error:
                 both.abort()
-                told.append(error)
+                replies.append(error)
             finally:
                 connection.close()
 
@@ -327,7 +335,7 @@ def test_threads_share_djangos_connection_by_name_only(open_callers: OpenCallers
             thread.start()
         for thread in threads:
             thread.join()
-        assert (told, orders()) == ([], ["tea", "tea"])
+        assert (replies, orders()) == ([], ["tea", "tea"])
 
     open_callers.run_scenario("django", scenario, {})
 

@@ -1,7 +1,7 @@
-"""`in_transaction` takes a connection to the store's own database, and no other.
+"""`in_transaction` accepts only connections to the store's own database.
 
-With one to another database, or to a copy of this one, the keys would be looked for in the wrong
-place: nothing would fail, and everything would run twice.
+With a connection to another database, or to a copy of this one, keys would be looked up in the
+wrong place: nothing would fail, and everything would run twice.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ def test_a_connection_to_another_database_is_refused(
             await caller.begin()
             tx = once.in_transaction(caller.subject)
             for _ in range(2):  # also when it is tried again
-                with pytest.raises(ConfigurationError) as told:
+                with pytest.raises(ConfigurationError) as raised:
                     await caller.run_on(tx, "k", MUST_NOT_RUN)
-                assert f"leads to database '{DATABASE}' on 127.0.0.1" in str(told.value)
-                assert f"is in database '{OTHER}' on 127.0.0.1" in str(told.value)
+                assert f"leads to database '{DATABASE}' on 127.0.0.1" in str(raised.value)
+                assert f"is in database '{OTHER}' on 127.0.0.1" in str(raised.value)
             with pytest.raises(ConfigurationError, match="leads to database"):
                 await resolved(tx.get("order", "k"))
             await caller.execute("INSERT INTO orders VALUES ('after')")  # it was not spoilt
@@ -67,16 +67,16 @@ def test_a_connection_to_another_database_is_refused(
     run_scenario(scenario)
 
 
-def test_a_connection_to_where_the_schema_is_missing_is_told_so(
+def test_a_connection_to_a_database_without_the_schema_is_refused(
     run_scenario_on_drivers: RunScenario, elsewhere: str
 ) -> None:
     async def scenario(caller: Caller) -> None:
         async with engine_on(caller, elsewhere, schema="only_there") as once:
             await caller.begin()
-            with pytest.raises(ConfigurationError) as told:
+            with pytest.raises(ConfigurationError) as raised:
                 await caller.run_on(once.in_transaction(caller.subject), "k", MUST_NOT_RUN)
             await caller.rollback()
-        said = str(told.value)
+        said = str(raised.value)
         assert "a database without oncekey's schema 'only_there'" in said
         assert f"the store is in database '{OTHER}'" in said
         assert "oncekey migrate" in said
@@ -106,7 +106,7 @@ def test_a_copy_of_the_database_is_another_store(elsewhere: str) -> None:
         postgres.drop_database("copied")
 
 
-def test_tables_that_were_made_anew_are_known_again(
+def test_recreated_tables_are_recognized(
     run_scenario_on_drivers: RunScenario, elsewhere: str
 ) -> None:
     async def scenario(caller: Caller) -> None:

@@ -1,4 +1,4 @@
-"""The store for asyncio: lazily opened, on a thread of its own, for several loops."""
+"""The async store: opened by its first call, on a thread of its own, for several event loops."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def claim(n: int, owner: bytes = b"o") -> Claim:
     return Claim(id, owner, b"\x01f", 30_000_000, 60_000_000, 0, retry_safe=False)
 
 
-def test_two_loops_in_two_threads_share_it(tmp_path: Path) -> None:
+def test_two_event_loops_in_two_threads_share_an_async_store(tmp_path: Path) -> None:
     store = AsyncSQLiteStore(tmp_path / "keys.db")
     start = threading.Barrier(2)
     replies: dict[bytes, list[Reply]] = {}
@@ -42,7 +42,7 @@ def test_two_loops_in_two_threads_share_it(tmp_path: Path) -> None:
     asyncio.run(store.close())
 
 
-def test_the_loop_goes_on_while_the_store_waits(tmp_path: Path) -> None:
+def test_the_event_loop_runs_while_the_store_waits(tmp_path: Path) -> None:
     async def work() -> None:
         store = AsyncSQLiteStore(tmp_path / "keys.db", busy_timeout="60s")
         await store.bind(b"check")
@@ -60,7 +60,7 @@ def test_the_loop_goes_on_while_the_store_waits(tmp_path: Path) -> None:
     asyncio.run(work())
 
 
-def test_an_unusable_file_is_found_by_the_first_call(tmp_path: Path) -> None:
+def test_an_async_store_reports_an_unusable_file_at_the_first_call(tmp_path: Path) -> None:
     async def work() -> None:
         store = AsyncSQLiteStore(tmp_path / "nowhere" / "keys.db")
         with pytest.raises(ConfigurationError, match="directory exists"):
@@ -92,7 +92,7 @@ def test_a_cancelled_call_leaves_the_store_usable(tmp_path: Path) -> None:
     asyncio.run(work())
 
 
-def test_closed_is_closed(tmp_path: Path) -> None:
+def test_calls_on_a_closed_async_store_are_refused(tmp_path: Path) -> None:
     async def work() -> None:
         unused = AsyncSQLiteStore(tmp_path / "keys.db")
         await unused.close()

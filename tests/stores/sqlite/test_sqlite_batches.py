@@ -1,4 +1,4 @@
-"""What one batch costs and how its commands see each other."""
+"""How many statements a batch takes, and how its commands see each other."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_replays_and_rejections_write_nothing_and_lock_nothing(
     other.close()
 
 
-def test_one_finish_that_lost_does_not_cost_its_neighbours(
+def test_a_lost_finish_does_not_affect_the_rest_of_its_batch(
     store: SQLiteStore, statements: list[str]
 ) -> None:
     """The bare compare-and-set changed a row less than asked: all is undone and decided again."""
@@ -167,7 +167,7 @@ def test_a_refused_finish_ends_its_transaction_without_a_write(
     assert (tmp_path / "keys.db-wal").stat().st_size == size
 
 
-def test_replays_are_answered_beside_a_claim_that_must_write(store: SQLiteStore) -> None:
+def test_replays_and_a_writing_claim_in_one_batch_get_their_replies(store: SQLiteStore) -> None:
     done = claim(1)
     store.apply([finish(done, store.apply([done])[0])])
     replies = store.apply([claim(1, b"x"), claim(2), claim(1, b"y"), Look(claim(3).id)])
@@ -188,7 +188,9 @@ def test_commands_on_one_id_see_each_other(store: SQLiteStore) -> None:
     assert [type(reply) for reply in ended] == [Done, Replay, Replay]
 
 
-def test_a_whole_life_in_one_batch_is_one_row(store: SQLiteStore, clock: Clock) -> None:
+def test_all_commands_of_one_attempt_in_a_batch_write_one_row(
+    store: SQLiteStore, clock: Clock
+) -> None:
     fence = clock.now
     replies = store.apply(
         [
@@ -204,7 +206,7 @@ def test_a_whole_life_in_one_batch_is_one_row(store: SQLiteStore, clock: Clock) 
     assert store.apply([Look(claim(1).id)]) == [replies[-1]]
 
 
-def test_a_generation_that_begins_and_expires_leaves_its_past(
+def test_an_expired_generation_is_archived_when_its_key_is_claimed_again(
     store: SQLiteStore, clock: Clock
 ) -> None:
     first = claim(1, b"a")
@@ -215,7 +217,7 @@ def test_a_generation_that_begins_and_expires_leaves_its_past(
     assert (past.owner, past.body, past.scope) == (b"a", b"one", "Łódź")
 
 
-def test_more_commands_than_sqlite_takes_parameters(store: SQLiteStore) -> None:
+def test_a_batch_may_exceed_sqlites_parameter_limit(store: SQLiteStore) -> None:
     claims = [claim(n) for n in range(2_000)]
     replies = store.apply(claims)
     assert all(isinstance(reply, Claimed) for reply in replies)
@@ -224,12 +226,12 @@ def test_more_commands_than_sqlite_takes_parameters(store: SQLiteStore) -> None:
     assert all(isinstance(r, Replay) for r in store.apply([claim(n, b"x") for n in range(2_000)]))
 
 
-def test_no_command_is_no_work(store: SQLiteStore, statements: list[str]) -> None:
+def test_an_empty_batch_runs_no_statement(store: SQLiteStore, statements: list[str]) -> None:
     assert store.apply([]) == []
     assert statements == []
 
 
-def test_batches_of_many_sizes_have_few_texts(store: SQLiteStore) -> None:
+def test_batches_of_many_sizes_share_few_sql_texts(store: SQLiteStore) -> None:
     seen: set[str] = set()
     connection = store._database._connection
     assert connection is not None
@@ -281,7 +283,7 @@ def commands(draw: st.DrawFn) -> Command:
     st.lists(st.tuples(st.integers(0, 2), st.lists(commands(), min_size=1, max_size=6)), max_size=8)
 )
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_it_answers_as_the_reference_does(
+def test_replies_equal_those_of_the_memory_store(
     tmp_path_factory: pytest.TempPathFactory, rounds: list[tuple[int, list[Command]]]
 ) -> None:
     clock = Clock()

@@ -1,4 +1,4 @@
-"""Elections in a file: between processes, decided under the lock, in vain without it."""
+"""Elections in a file, between processes: decided under the lock; a failed one takes no lock."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Asking:
                 return elected
 
 
-def test_what_was_read_before_the_lock_counts_for_nothing(
+def test_an_election_is_decided_by_what_is_read_under_the_lock(
     connections: list[sqlite3.Connection],
 ) -> None:
     slow, fast = Asking(connections[0], ONE), Asking(connections[1], TWO)
@@ -65,14 +65,14 @@ def test_what_was_read_before_the_lock_counts_for_nothing(
     assert slow.done == ["SELECT", "BEGIN", "SELECT", "ROLLBACK"]
 
 
-def test_who_asks_in_vain_takes_no_lock(connections: list[sqlite3.Connection]) -> None:
+def test_a_failed_election_takes_no_lock(connections: list[sqlite3.Connection]) -> None:
     assert Asking(connections[0], ONE).end()
     late = Asking(connections[1], TWO)
     assert late.end() is False
     assert late.done == ["SELECT"]
 
 
-def test_an_election_is_there_once_it_is_committed(connections: list[sqlite3.Connection]) -> None:
+def test_an_uncommitted_election_does_not_hold(connections: list[sqlite3.Connection]) -> None:
     asking = Asking(connections[0], ONE)
     while asking.statement is not COMMIT:
         asking.step()
@@ -80,7 +80,7 @@ def test_an_election_is_there_once_it_is_committed(connections: list[sqlite3.Con
     assert Asking(connections[1], TWO).end()
 
 
-def test_it_survives_the_process(path: Path) -> None:
+def test_an_election_survives_the_process(path: Path) -> None:
     first = SQLiteStore(path, clock=lambda: NOW)
     assert first.elect(ONE, 10 * SECOND)
     first.close()

@@ -1,4 +1,4 @@
-"""What a caller is told when the file, the disk or another process stands in the way."""
+"""The errors that callers get if the file, the disk or another process prevents a call."""
 
 from __future__ import annotations
 
@@ -38,45 +38,47 @@ def is_free(store: SQLiteStore) -> bool:
     return reply.record is None
 
 
-def test_a_held_lock_is_told_and_leaves_nothing(path: Path, store: SQLiteStore) -> None:
+def test_a_held_lock_makes_the_store_unavailable_and_writes_nothing(
+    path: Path, store: SQLiteStore
+) -> None:
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
-    with pytest.raises(StoreUnavailable, match="busy_timeout") as told:
+    with pytest.raises(StoreUnavailable, match="busy_timeout") as raised:
         store.apply([CLAIM])
-    assert not told.value.ambiguous
+    assert not raised.value.ambiguous
     assert is_free(store)  # reading goes on
     other.execute("ROLLBACK")
     assert isinstance(store.apply([CLAIM])[0], Claimed)
     other.close()
 
 
-def test_a_file_that_is_locked_at_opening_is_a_passing_matter(path: Path) -> None:
+def test_a_file_locked_at_opening_is_unavailable_not_misconfigured(path: Path) -> None:
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN EXCLUSIVE")
     other.execute("CREATE TABLE mine (x)")
-    with pytest.raises(StoreUnavailable, match="busy_timeout") as told:
+    with pytest.raises(StoreUnavailable, match="busy_timeout") as raised:
         SQLiteStore(path, busy_timeout="0s")
-    assert not told.value.ambiguous
+    assert not raised.value.ambiguous
     other.execute("ROLLBACK")
     other.close()
     SQLiteStore(path, busy_timeout="0s").close()
 
 
-def test_a_database_that_may_not_grow(store: SQLiteStore) -> None:
+def test_a_database_at_its_size_limit_is_unavailable(store: SQLiteStore) -> None:
     connection = store._database._connection
     assert connection is not None
     pages = connection.execute("PRAGMA page_count").fetchone()[0]
     connection.execute(f"PRAGMA max_page_count = {pages}")
     claims = [CLAIM._replace(id=n.to_bytes(16, "big")) for n in range(200)]
-    with pytest.raises(StoreUnavailable, match="make room") as told:
+    with pytest.raises(StoreUnavailable, match="make room") as raised:
         store.apply([*claims, CLAIM])
-    assert not told.value.ambiguous
+    assert not raised.value.ambiguous
     assert is_free(store)
     connection.execute("PRAGMA max_page_count = 1000000")
     assert isinstance(store.apply([CLAIM])[0], Claimed)
 
 
-def test_a_command_at_fault_is_not_the_stores(store: SQLiteStore) -> None:
+def test_a_faulty_command_is_not_a_store_failure(store: SQLiteStore) -> None:
     with pytest.raises(OverflowError):
         store.apply([CLAIM, CLAIM._replace(id=b"j" * 16, keep=2**63)])
     assert is_free(store)
@@ -88,28 +90,28 @@ def test_a_command_at_fault_is_not_the_stores(store: SQLiteStore) -> None:
     assert isinstance(store.apply([CLAIM])[0], Claimed)
 
 
-def test_a_closed_store_says_so(store: SQLiteStore) -> None:
+def test_a_closed_store_is_reported(store: SQLiteStore) -> None:
     store.close()
     store.close()
-    with pytest.raises(StoreUnavailable, match="closed") as told:
+    with pytest.raises(StoreUnavailable, match="closed") as raised:
         store.apply([CLAIM])
-    assert not told.value.ambiguous
+    assert not raised.value.ambiguous
 
 
 # --- files that cannot be used --------------------------------------------------------------------
 
 
-def test_a_missing_directory(tmp_path: Path) -> None:
+def test_a_missing_directory_is_a_configuration_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="check that its directory exists"):
         SQLiteStore(tmp_path / "nowhere" / "keys.db")
 
 
-def test_a_directory_for_a_file(tmp_path: Path) -> None:
+def test_a_directory_in_place_of_the_file_is_a_configuration_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="that is a folder"):
         SQLiteStore(tmp_path)
 
 
-def test_a_file_that_is_no_database(path: Path) -> None:
+def test_a_file_that_is_no_database_is_a_configuration_error(path: Path) -> None:
     path.write_text("these are my notes\n" * 100)
     with pytest.raises(ConfigurationError, match="not an SQLite database"):
         SQLiteStore(path)
@@ -129,32 +131,32 @@ def damage(path: Path, table: str) -> None:
             file.write(b"\xa5" * size)
 
 
-def test_a_damaged_file_is_found_at_opening(path: Path) -> None:
+def test_a_damaged_file_is_reported_at_opening(path: Path) -> None:
     SQLiteStore(path).close()
     damage(path, "oncekey_migrations")
     with pytest.raises(ConfigurationError, match="damaged"):
         SQLiteStore(path)
 
 
-def test_a_damaged_file_is_told_while_serving(path: Path) -> None:
+def test_a_damaged_table_is_reported_by_every_call(path: Path) -> None:
     SQLiteStore(path).close()
     damage(path, "oncekey_records")
     store = SQLiteStore(path)
     for _ in range(2):
-        with pytest.raises(StoreUnavailable, match="damaged") as told:
+        with pytest.raises(StoreUnavailable, match="damaged") as raised:
             store.apply([CLAIM])
-        assert not told.value.ambiguous
+        assert not raised.value.ambiguous
     store.close()
 
 
-def test_a_file_that_turns_bad_while_serving_is_a_matter_of_serving(path: Path) -> None:
+def test_a_file_that_becomes_unusable_later_is_unavailable(path: Path) -> None:
     store = SQLiteStore(path)
     store.apply([CLAIM])
     store._database._disconnect()  # as before a fork
     path.write_text("these are my notes\n" * 1_000)
-    with pytest.raises(StoreUnavailable, match="not an SQLite database") as told:
+    with pytest.raises(StoreUnavailable, match="not an SQLite database") as raised:
         store.apply([CLAIM])
-    assert not told.value.ambiguous
+    assert not raised.value.ambiguous
     path.unlink()
     store.close()
 
@@ -201,7 +203,7 @@ if os.getuid() == 0:
 """
 
 
-def test_a_directory_that_cannot_be_written(open_directory: Path) -> None:
+def test_a_read_only_directory_is_reported(open_directory: Path) -> None:
     open_directory.chmod(0o555)
     done = python(AS_NOBODY + "tell(lambda: SQLiteStore(sys.argv[1]))", open_directory / "k.db")
     open_directory.chmod(0o755)
@@ -209,7 +211,7 @@ def test_a_directory_that_cannot_be_written(open_directory: Path) -> None:
     assert "check that its directory exists and can be written" in done.stdout
 
 
-def test_a_file_that_cannot_be_written(open_directory: Path) -> None:
+def test_a_read_only_file_is_reported(open_directory: Path) -> None:
     path = open_directory / "keys.db"
     SQLiteStore(path).close()
     path.chmod(0o444)
@@ -224,7 +226,7 @@ tell(lambda: store.apply([Look(CLAIM.id)]))
     assert done.stdout.endswith("fine list\n")
 
 
-def test_a_commit_the_disk_refuses_is_ambiguous(path: Path) -> None:
+def test_a_commit_that_fails_on_disk_is_ambiguous(path: Path) -> None:
     script = """
 import resource, signal
 store = SQLiteStore(sys.argv[1])

@@ -1,4 +1,4 @@
-"""SQLite's WAL-reset bug is told to those it can hurt: who shares a file with another process."""
+"""The warning about SQLite's WAL-reset bug is logged if another process has the file open."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "keys.db"
 
 
-def test_one_process_with_several_connections_is_not_warned(
+def test_several_connections_of_one_process_log_no_warning(
     path: Path, log: pytest.LogCaptureFixture
 ) -> None:
     with Once(f"sqlite:///{path}") as once, Once(f"sqlite:///{path}") as other:
@@ -68,20 +68,20 @@ def test_one_process_with_several_connections_is_not_warned(
     assert log.records == []
 
 
-def test_the_second_process_is_warned_once_with_what_to_do(
+def test_a_second_process_logs_one_warning_with_advice(
     path: Path, log: pytest.LogCaptureFixture
 ) -> None:
     with another_process(path):
         SQLiteStore(path).close()
         SQLiteStore(path).close()
     (record,) = log.records
-    told = record.getMessage()
-    assert told.startswith(f"oncekey: {path} is open in more than one process. SQLite ")
-    assert "https://sqlite.org/wal.html#walresetbug" in told
-    assert "?acknowledge=wal-reset-bug" in told
+    message = record.getMessage()
+    assert message.startswith(f"oncekey: {path} is open in more than one process. SQLite ")
+    assert "https://sqlite.org/wal.html#walresetbug" in message
+    assert "?acknowledge=wal-reset-bug" in message
 
 
-def test_another_process_that_comes_later_is_seen_too(
+def test_a_process_that_starts_later_is_detected(
     path: Path, log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "OTHER_PROCESSES_CHECK_SECONDS", 0.0)
@@ -105,7 +105,7 @@ def test_acknowledging_the_bug_ends_the_warning(path: Path, log: pytest.LogCaptu
 
 
 @pytest.mark.parametrize("why", ["no fcntl", "no list of descriptors"])
-def test_the_bug_is_warned_of_where_other_processes_cannot_be_seen(
+def test_the_warning_is_logged_if_other_processes_cannot_be_detected(
     path: Path, log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
     if why == "no fcntl":

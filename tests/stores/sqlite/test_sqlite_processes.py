@@ -1,4 +1,4 @@
-"""Several processes on one file: killed ones, forked ones, and ones that race."""
+"""Several processes on one file: killed, forked, and racing."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ sys.stdin.read()
 """
 
 
-def test_a_process_killed_in_a_transaction_holds_up_nobody(tmp_path: Path) -> None:
+def test_a_process_killed_in_a_transaction_leaves_no_lock(tmp_path: Path) -> None:
     path = tmp_path / "keys.db"
     store = SQLiteStore(path, busy_timeout="0s")
     finish(store, 1)
@@ -143,10 +143,10 @@ def test_processes_that_race_for_the_same_keys_run_each_once(tmp_path: Path) -> 
         assert racer.stdin is not None
         racer.stdin.write("go\n")
         racer.stdin.flush()
-    told = [json.loads(racer.communicate(timeout=120)[0]) for racer in racers]
-    ran = sorted(n for each, _ in told for n in each)
+    result = [json.loads(racer.communicate(timeout=120)[0]) for racer in racers]
+    ran = sorted(n for each, _ in result for n in each)
     assert ran == list(range(keys))
-    assert all(answers == told[0][1] for _, answers in told)
+    assert all(answers == result[0][1] for _, answers in result)
 
 
 # --- fork -----------------------------------------------------------------------------------------
@@ -169,15 +169,15 @@ def test_a_forked_child_uses_the_same_store(tmp_path: Path) -> None:
 
 
 @needs_fork
-def test_what_a_child_commits_outlives_its_parents_closing(tmp_path: Path) -> None:
+def test_a_childs_commits_survive_its_parents_close(tmp_path: Path) -> None:
     """A child beside an inherited connection takes no real lock: the parent's closing would
     remove the log under it, and its later commits with it (I4)."""
     store = SQLiteStore(tmp_path / "keys.db")
     finish(store, 1)
-    tells, told = multiprocessing.Pipe()
+    tells, result = multiprocessing.Pipe()
 
     def work() -> None:
-        told.close()
+        result.close()
         finish(store, 2)
         tells.send("done 2")
         assert tells.recv() == "closed"
@@ -187,17 +187,17 @@ def test_what_a_child_commits_outlives_its_parents_closing(tmp_path: Path) -> No
 
     child = start_child(work)
     tells.close()  # so that a child that dies is the end of the line, not a silence
-    assert told.recv() == "done 2"
+    assert result.recv() == "done 2"
     store.apply([Look(claim(1).id)])
     store.close()
-    told.send("closed")
-    assert told.recv() == "done 3"
+    result.send("closed")
+    assert result.recv() == "done 3"
     other = SQLiteStore(tmp_path / "keys.db")
     assert present(other, 1, 2, 3) == [True, True, True]
     other.close()
-    told.send("seen")
+    result.send("seen")
     assert os.waitpid(child, 0)[1] == 0
-    told.close()
+    result.close()
 
 
 @needs_fork
@@ -238,7 +238,7 @@ def test_a_fork_waits_for_a_running_transaction(tmp_path: Path) -> None:
 
 
 @needs_fork
-def test_a_child_forked_over_a_hanging_statement_fails_closed(
+def test_a_child_forked_during_a_statement_fails_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("oncekey.stores.sqlite.connection._FORK_MARGIN_SECONDS", 0.0)
@@ -246,9 +246,9 @@ def test_a_child_forked_over_a_hanging_statement_fails_closed(
     with store._database._lock:  # as by a thread that does not come back
 
         def work() -> None:
-            with pytest.raises(StoreUnavailable, match="after the fork") as told:
+            with pytest.raises(StoreUnavailable, match="after the fork") as raised:
                 store.apply([claim(1)])
-            assert not told.value.ambiguous
+            assert not raised.value.ambiguous
 
         in_child(work)
     assert isinstance(store.apply([claim(1)])[0], Claimed)
@@ -256,7 +256,7 @@ def test_a_child_forked_over_a_hanging_statement_fails_closed(
 
 
 @needs_fork
-def test_once_and_the_async_store_live_through_a_fork(tmp_path: Path) -> None:
+def test_once_and_the_async_store_work_after_a_fork(tmp_path: Path) -> None:
     async_store = AsyncSQLiteStore(tmp_path / "keys.db")
     once = Once(f"sqlite:///{tmp_path}/keys.db")
     assert once.run("op", "a", lambda attempt: 1).value == 1

@@ -1,4 +1,4 @@
-"""`attempt.rollback()`: the answer is kept, the rows written so far are not."""
+"""`attempt.rollback()` rolls back the rows written so far; the result is stored."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def insert(connection: sqlite3.Connection, item: str) -> None:
     connection.execute("INSERT INTO orders VALUES (?)", (item,))
 
 
-def test_the_answer_is_kept_and_the_rows_are_not(
+def test_attempt_rollback_stores_the_result_without_the_rows(
     path: Path, once: Once, mine: sqlite3.Connection
 ) -> None:
     def body(attempt: Any) -> str:
@@ -70,7 +70,7 @@ def test_the_answer_is_kept_and_the_rows_are_not(
     assert (again.value, again.replayed) == ("sold out", True)
 
 
-def test_the_body_goes_on_and_may_undo_again(
+def test_a_body_continues_after_attempt_rollback_and_may_call_it_again(
     path: Path, once: Once, mine: sqlite3.Connection
 ) -> None:
     def body(attempt: Any) -> str:
@@ -85,7 +85,7 @@ def test_the_body_goes_on_and_may_undo_again(
     assert orders(path) == ["water"]
 
 
-def test_what_came_after_it_is_undone_when_the_body_raises(
+def test_rows_after_attempt_rollback_are_rolled_back_if_the_body_raises(
     path: Path, once: Once, mine: sqlite3.Connection
 ) -> None:
     def body(attempt: Any) -> str:
@@ -102,7 +102,7 @@ def test_what_came_after_it_is_undone_when_the_body_raises(
     assert once.get("order", "k") is None, "the key is free"
 
 
-def test_terminal_keeps_a_failure_and_undoes_the_rows(
+def test_a_terminal_error_is_stored_without_the_rows(
     path: Path, once: Once, mine: sqlite3.Connection
 ) -> None:
     def body(attempt: Any) -> str:
@@ -116,7 +116,7 @@ def test_terminal_keeps_a_failure_and_undoes_the_rows(
         once.in_transaction(mine).run("order", "k", body)
 
 
-def test_outside_a_transaction_there_is_nothing_to_undo(once: Once) -> None:
+def test_attempt_rollback_outside_a_transaction_is_refused(once: Once) -> None:
     def body(attempt: Any) -> None:
         attempt.rollback()
 
@@ -124,7 +124,9 @@ def test_outside_a_transaction_there_is_nothing_to_undo(once: Once) -> None:
         once.run("order", "k", body, retry_safe=True)
 
 
-def test_it_belongs_to_the_running_body(path: Path, once: Once, mine: sqlite3.Connection) -> None:
+def test_attempt_rollback_after_the_body_is_refused(
+    path: Path, once: Once, mine: sqlite3.Connection
+) -> None:
     tx = once.in_transaction(mine)
     kept: list[Any] = []
     with mine:
@@ -142,7 +144,7 @@ def test_it_belongs_to_the_running_body(path: Path, once: Once, mine: sqlite3.Co
     assert orders(path) == ["tea", "milk"]
 
 
-def test_the_body_of_an_operation_within_cannot_undo_the_outer_one(
+def test_an_inner_body_cannot_roll_back_the_outer_one(
     path: Path, once: Once, mine: sqlite3.Connection
 ) -> None:
     """A savepoint is meant by its place: the inner one would be taken for the outer."""
@@ -175,7 +177,7 @@ def test_the_body_of_an_operation_within_cannot_undo_the_outer_one(
     assert once.get("inner", "k2") is None, "with its rows, the operation within is undone"
 
 
-def test_threads_with_a_connection_each_do_not_meet(once: Once, tmp_path: Path) -> None:
+def test_operations_on_two_connections_run_at_the_same_time(once: Once, tmp_path: Path) -> None:
     """One operation at a time on a connection, not on all of them."""
     other_path = tmp_path / "other.db"
     with Once(f"sqlite:///{other_path}") as other:
@@ -223,20 +225,20 @@ class Mine:
 
 
 @pytest.fixture(params=["sqlite3", "aiosqlite"])
-def play(
+def run_scenario(
     request: pytest.FixtureRequest, path: Path
 ) -> Callable[[Callable[[AsyncOnce, Mine], Coroutine[Any, Any, None]]], None]:
-    """Runs a scene with an engine and a connection of each kind."""
+    """Runs a scenario with an engine and a connection of each kind."""
 
-    def run(scene: Callable[[AsyncOnce, Mine], Coroutine[Any, Any, None]]) -> None:
+    def run(scenario: Callable[[AsyncOnce, Mine], Coroutine[Any, Any, None]]) -> None:
         async def main() -> None:
             async with AsyncOnce(f"sqlite:///{path}") as once:
                 if request.param == "aiosqlite":
                     async with aiosqlite.connect(path) as connection:
-                        await scene(once, Mine(connection))
+                        await scenario(once, Mine(connection))
                 else:
                     plain = sqlite3.connect(path)
-                    await scene(once, Mine(plain))
+                    await scenario(once, Mine(plain))
                     plain.close()
 
         asyncio.run(main())
@@ -244,8 +246,10 @@ def play(
     return run
 
 
-def test_async_the_answer_is_kept_and_the_rows_are_not(path: Path, play: Any) -> None:
-    async def scene(once: AsyncOnce, mine: Mine) -> None:
+def test_async_attempt_rollback_stores_the_result_without_the_rows(
+    path: Path, run_scenario: Any
+) -> None:
+    async def scenario(once: AsyncOnce, mine: Mine) -> None:
         async def body(attempt: Any) -> str:
             await mine.insert("tea")
             await attempt.rollback()
@@ -258,12 +262,14 @@ def test_async_the_answer_is_kept_and_the_rows_are_not(path: Path, play: Any) ->
         again = await once.run("order", "k", body)
         assert (again.value, again.replayed) == ("no tea", True)
 
-    play(scene)
+    run_scenario(scenario)
     assert orders(path) == ["water"]
 
 
-def test_async_what_came_after_it_is_undone_when_the_body_raises(path: Path, play: Any) -> None:
-    async def scene(once: AsyncOnce, mine: Mine) -> None:
+def test_async_rows_after_attempt_rollback_are_rolled_back_if_the_body_raises(
+    path: Path, run_scenario: Any
+) -> None:
+    async def scenario(once: AsyncOnce, mine: Mine) -> None:
         async def body(attempt: Any) -> str:
             await mine.insert("tea")
             await attempt.rollback()
@@ -275,23 +281,23 @@ def test_async_what_came_after_it_is_undone_when_the_body_raises(path: Path, pla
         await mine.insert("after")
         await mine.commit()
 
-    play(scene)
+    run_scenario(scenario)
     assert orders(path) == ["after"]
 
 
-def test_async_outside_a_transaction_there_is_nothing_to_undo(play: Any) -> None:
-    async def scene(once: AsyncOnce, mine: Mine) -> None:
+def test_async_attempt_rollback_outside_a_transaction_is_refused(run_scenario: Any) -> None:
+    async def scenario(once: AsyncOnce, mine: Mine) -> None:
         async def body(attempt: Any) -> None:
             await attempt.rollback()
 
         with pytest.raises(ConfigurationError, match="run it with once"):
             await once.run("order", "k", body, retry_safe=True)
 
-    play(scene)
+    run_scenario(scenario)
 
 
-def test_async_it_belongs_to_the_running_body(path: Path, play: Any) -> None:
-    async def scene(once: AsyncOnce, mine: Mine) -> None:
+def test_async_attempt_rollback_after_the_body_is_refused(path: Path, run_scenario: Any) -> None:
+    async def scenario(once: AsyncOnce, mine: Mine) -> None:
         kept: list[Any] = []
 
         async def body(attempt: Any) -> None:
@@ -308,5 +314,5 @@ def test_async_it_belongs_to_the_running_body(path: Path, play: Any) -> None:
         await tx.run("order", "k2", body)
         await mine.commit()
 
-    play(scene)
+    run_scenario(scenario)
     assert orders(path) == ["tea", "tea"]

@@ -33,18 +33,18 @@ CLAIM = Claim(b"i" * 16, b"o", b"\x01f", 30_000_000, 60_000_000, 0, retry_safe=F
         ([1, 2], [ONE, TWO], []),
     ],
 )
-def test_the_plan(
+def test_plan_returns_the_missing_migrations(
     applied: list[int], known: Sequence[Migration], missing: Sequence[Migration]
 ) -> None:
     assert plan(applied, known) == missing
 
 
-def test_a_newer_schema_is_refused() -> None:
+def test_plan_refuses_a_newer_schema() -> None:
     with pytest.raises(ConfigurationError, match=r"schema 3, this release knows up to 2"):
         plan([1, 2, 3], [ONE, TWO])
 
 
-def test_a_gap_is_refused() -> None:
+def test_plan_refuses_a_gap() -> None:
     with pytest.raises(ConfigurationError, match="changed by hand"):
         plan([2], [ONE, TWO])
 
@@ -188,7 +188,7 @@ def test_many_processes_may_open_a_new_file_at_once(tmp_path: Path) -> None:
 # --- files ----------------------------------------------------------------------------------------
 
 
-def test_queries_by_name() -> None:
+def test_parse_queries_splits_by_name() -> None:
     text = "-- about all\n\n-- name: one\nSELECT 1;\n\n-- about two\n-- name: two\nSELECT\n 2;\n"
     assert parse_queries(text) == {"one": "SELECT 1", "two": "SELECT\n 2"}
     with pytest.raises(ValueError, match="two queries"):
@@ -202,7 +202,7 @@ def test_a_script_is_split_at_its_statements() -> None:
         schema.statements("CREATE TABLE a (x)")
 
 
-def test_steps_come_back_as_they_were() -> None:
+def test_packed_steps_unpack_to_the_same_steps() -> None:
     steps = (
         Step("reserve", True, b"", 1),
         Step("płatność", False, b"\x00\xff" * 70_000, 1_700_000_000_000_000),

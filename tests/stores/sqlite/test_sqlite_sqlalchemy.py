@@ -1,5 +1,7 @@
-"""SQLAlchemy on SQLite: records in the transaction of a session or connection, of either kind and
-under every way of controlling transactions. What sqlite3 connections promise holds here too."""
+"""Records in the transaction of an SQLAlchemy session or connection on SQLite.
+
+Every kind of transaction control is tested. What holds for sqlite3 connections holds here too.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,7 @@ async def done(given: Any) -> Any:
     return await given if inspect.isawaitable(given) else given
 
 
-class Shop:
+class Caller:
     """An engine of oncekey's, one of SQLAlchemy's, and a session or connection of that one."""
 
     def __init__(self, path: Path, kind: str, control: str = "as it comes", url: str = "") -> None:
@@ -61,7 +63,7 @@ class Shop:
         if control.startswith("BEGIN"):
             begin_with(self.engine.sync_engine if self.is_async else self.engine, control)
 
-    async def __aenter__(self) -> Shop:
+    async def __aenter__(self) -> Caller:
         address = f"sqlite:///{self.path}?busy_timeout=0s"
         self.once: Any = AsyncOnce(address) if self.is_async else Once(address)
         await done(self.once.get("order", "-"))  # the tables are there
@@ -151,19 +153,19 @@ def begin_with(engine: Any, begin: str) -> None:
         connection.exec_driver_sql(begin)
 
 
-Scene = Callable[[Shop], Awaitable[None]]
+Scenario = Callable[[Caller], Awaitable[None]]
 
 
 @pytest.fixture
-def play(tmp_path: Path) -> Callable[..., None]:
-    def play(scene: Scene, kind: str, control: str = "as it comes") -> None:
+def run_scenario(tmp_path: Path) -> Callable[..., None]:
+    def run_scenario(scenario: Scenario, kind: str, control: str = "as it comes") -> None:
         async def main() -> None:
-            async with Shop(tmp_path / "app.db", kind, control) as shop:
-                await scene(shop)
+            async with Caller(tmp_path / "app.db", kind, control) as caller:
+                await scenario(caller)
 
         asyncio.run(main())
 
-    return play
+    return run_scenario
 
 
 def never(attempt: Any) -> Any:
@@ -175,153 +177,162 @@ def never(attempt: Any) -> Any:
 
 @pytest.mark.parametrize("control", CONTROLS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_rows_and_outcome_commit_together_or_not_at_all(play: Any, kind: str, control: str) -> None:
-    async def scene(shop: Shop) -> None:
-        await shop.run("k", shop.insert("tea"))
-        assert (shop.orders(), await shop.state("k")) == ([], None)  # nobody else sees it yet
-        await shop.rollback()
-        assert (shop.orders(), await shop.state("k")) == ([], None)
-        assert not (await shop.run("k", shop.insert("tea"))).replayed
-        await shop.commit()
-        assert (shop.orders(), await shop.state("k")) == (["tea"], "succeeded")
-        again = await shop.run("k", never)
+def test_rows_and_outcome_commit_together_or_not_at_all(
+    run_scenario: Any, kind: str, control: str
+) -> None:
+    async def scenario(caller: Caller) -> None:
+        await caller.run("k", caller.insert("tea"))
+        assert (caller.orders(), await caller.state("k")) == ([], None)  # nobody else sees it yet
+        await caller.rollback()
+        assert (caller.orders(), await caller.state("k")) == ([], None)
+        assert not (await caller.run("k", caller.insert("tea"))).replayed
+        await caller.commit()
+        assert (caller.orders(), await caller.state("k")) == (["tea"], "succeeded")
+        again = await caller.run("k", never)
         assert (again.value, again.replayed) == ("tea", True)
-        await shop.commit()
-        other = sqlite3.connect(shop.path, isolation_level=None, timeout=0)
+        await caller.commit()
+        other = sqlite3.connect(caller.path, isolation_level=None, timeout=0)
         other.execute("BEGIN IMMEDIATE")  # nothing holds the lock any more
         other.close()
-        assert shop.orders() == ["tea"]
+        assert caller.orders() == ["tea"]
 
-    play(scene, kind, control)
+    run_scenario(scenario, kind, control)
 
 
 @pytest.mark.parametrize("control", CONTROLS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_raising_body_undoes_its_own_rows_only(play: Any, kind: str, control: str) -> None:
-    async def scene(shop: Shop) -> None:
+def test_a_body_that_raises_rolls_back_only_its_own_rows(
+    run_scenario: Any, kind: str, control: str
+) -> None:
+    async def scenario(caller: Caller) -> None:
         if control == "AUTOCOMMIT":
-            await shop.execute("BEGIN IMMEDIATE")  # else each statement commits by itself
-        await shop.execute("INSERT INTO orders VALUES ('before')")
+            await caller.execute("BEGIN IMMEDIATE")  # else each statement commits by itself
+        await caller.execute("INSERT INTO orders VALUES ('before')")
         with pytest.raises(ValueError, match="no tea"):
-            await shop.run("k", shop.insert("tea", ValueError("no tea")))
-        await shop.execute("INSERT INTO orders VALUES ('after')")
-        assert (await shop.run("k", shop.insert("milk"))).value == "milk"
+            await caller.run("k", caller.insert("tea", ValueError("no tea")))
+        await caller.execute("INSERT INTO orders VALUES ('after')")
+        assert (await caller.run("k", caller.insert("milk"))).value == "milk"
         with pytest.raises(Terminal):
-            await shop.run("k2", shop.insert("wine", Terminal("too young")))
-        await shop.commit()
-        assert shop.orders() == ["after", "before", "milk"]
+            await caller.run("k2", caller.insert("wine", Terminal("too young")))
+        await caller.commit()
+        assert caller.orders() == ["after", "before", "milk"]
         with pytest.raises(OperationFailed, match="too young"):
-            await shop.run("k2", never)
+            await caller.run("k2", never)
 
-    play(scene, kind, control)
+    run_scenario(scenario, kind, control)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_runs_may_be_nested_and_undone_halfway(play: Any, kind: str) -> None:
-    async def scene(shop: Shop) -> None:
+def test_runs_may_be_nested_and_partly_rolled_back(run_scenario: Any, kind: str) -> None:
+    async def scenario(caller: Caller) -> None:
         async def outer(attempt: Any) -> str:
-            await done(shop.insert("undone")(attempt))
+            await done(caller.insert("undone")(attempt))
             await done(attempt.rollback())
-            await done(shop.insert("outer")(attempt))
-            return str((await shop.run("inner", shop.insert("inner"))).value)
+            await done(caller.insert("outer")(attempt))
+            return str((await caller.run("inner", caller.insert("inner"))).value)
 
         def blocking(attempt: Any) -> str:
-            shop.insert("undone")(attempt)
+            caller.insert("undone")(attempt)
             attempt.rollback()
-            shop.insert("outer")(attempt)
-            tx = shop.once.in_transaction(shop.db)
-            return str(tx.run("order", "inner", shop.insert("inner")).value)
+            caller.insert("outer")(attempt)
+            tx = caller.once.in_transaction(caller.db)
+            return str(tx.run("order", "inner", caller.insert("inner")).value)
 
-        assert (await shop.run("outer", outer if shop.is_async else blocking)).value == "inner"
-        await shop.commit()
-        assert shop.orders() == ["inner", "outer"]
-        assert (await shop.state("inner"), await shop.state("outer")) == ("succeeded", "succeeded")
+        assert (await caller.run("outer", outer if caller.is_async else blocking)).value == "inner"
+        await caller.commit()
+        assert caller.orders() == ["inner", "outer"]
+        assert (await caller.state("inner"), await caller.state("outer")) == (
+            "succeeded",
+            "succeeded",
+        )
 
-    play(scene, kind)
+    run_scenario(scenario, kind)
 
 
 # --- what a session remembers ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", SESSIONS)
-def test_objects_that_a_body_has_added_go_the_way_of_its_rows(play: Any, kind: str) -> None:
-    async def scene(shop: Shop) -> None:
+def test_objects_added_by_a_body_are_rolled_back_with_its_rows(
+    run_scenario: Any, kind: str
+) -> None:
+    async def scenario(caller: Caller) -> None:
         def adding(item: str, error: Exception | None = None) -> Callable[[Any], str]:
             def body(attempt: Any) -> str:
-                shop.db.add(Line(item=item))
+                caller.db.add(Line(item=item))
                 if error is not None:
                     raise error
                 return "added"
 
             return body
 
-        shop.db.add(Line(item="before"))
+        caller.db.add(Line(item="before"))
         with pytest.raises(ValueError, match="mine"):
-            await shop.run("k", adding("tea", ValueError("mine")))
-        assert not (await shop.run("k", adding("milk"))).replayed
+            await caller.run("k", adding("tea", ValueError("mine")))
+        assert not (await caller.run("k", adding("milk"))).replayed
         with pytest.raises(IntegrityError):
-            await shop.run("k2", adding("milk"))  # found out when the session writes it
-        assert not (await shop.run("k2", adding("wine"))).replayed
-        await shop.commit()
-        assert shop.orders() == ["before", "milk", "wine"]
-        assert (await shop.state("k"), await shop.state("k2")) == ("succeeded", "succeeded")
+            await caller.run("k2", adding("milk"))  # found out when the session writes it
+        assert not (await caller.run("k2", adding("wine"))).replayed
+        await caller.commit()
+        assert caller.orders() == ["before", "milk", "wine"]
+        assert (await caller.state("k"), await caller.state("k2")) == ("succeeded", "succeeded")
 
-    play(scene, kind)
+    run_scenario(scenario, kind)
 
 
 # --- refusals -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_body_must_not_end_the_transaction(play: Any, kind: str) -> None:
-    async def scene(shop: Shop) -> None:
+def test_a_body_that_ends_the_transaction_is_refused(run_scenario: Any, kind: str) -> None:
+    async def scenario(caller: Caller) -> None:
         with pytest.raises(ConfigurationError, match="must not commit"):
-            await shop.run("k", lambda attempt: shop.db.commit())
-        await shop.rollback()
+            await caller.run("k", lambda attempt: caller.db.commit())
+        await caller.rollback()
 
         async def begins_anew() -> None:
-            await done(shop.db.rollback())
-            await shop.execute("INSERT INTO orders VALUES ('astray')")
+            await done(caller.db.rollback())
+            await caller.execute("INSERT INTO orders VALUES ('astray')")
 
         def blocking(attempt: Any) -> None:
-            shop.db.rollback()
-            shop.db.execute(text("INSERT INTO orders VALUES ('astray')"))
+            caller.db.rollback()
+            caller.db.execute(text("INSERT INTO orders VALUES ('astray')"))
 
         rolls_back = pytest.raises(ConfigurationError, match="is over")
         with rolls_back:
-            await shop.run("k", lambda attempt: shop.db.rollback())
-        await shop.rollback()
+            await caller.run("k", lambda attempt: caller.db.rollback())
+        await caller.rollback()
         with rolls_back:
-            await shop.run("k", (lambda attempt: begins_anew()) if shop.is_async else blocking)
-        await shop.rollback()
-        assert (shop.orders(), await shop.state("k")) == ([], None)
-        assert (await shop.run("k", shop.insert("tea"))).value == "tea"
+            await caller.run("k", (lambda attempt: begins_anew()) if caller.is_async else blocking)
+        await caller.rollback()
+        assert (caller.orders(), await caller.state("k")) == ([], None)
+        assert (await caller.run("k", caller.insert("tea"))).value == "tea"
 
-    play(scene, kind)
+    run_scenario(scenario, kind)
 
 
 @pytest.mark.parametrize("control", ["as it comes", "BEGIN"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_another_writer_and_a_stale_transaction_are_told(
-    play: Any, kind: str, control: str
+def test_another_writer_and_a_stale_snapshot_make_the_store_unavailable(
+    run_scenario: Any, kind: str, control: str
 ) -> None:
-    async def scene(shop: Shop) -> None:
-        other = sqlite3.connect(shop.path, isolation_level=None)
+    async def scenario(caller: Caller) -> None:
+        other = sqlite3.connect(caller.path, isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(StoreUnavailable, match="busy_timeout"):
-            await shop.run("k", never)
-        await shop.rollback()
+            await caller.run("k", never)
+        await caller.rollback()
         other.execute("ROLLBACK")
         if control == "BEGIN":
-            await shop.execute("SELECT * FROM orders")
+            await caller.execute("SELECT * FROM orders")
             other.execute("INSERT INTO orders VALUES ('theirs')")
             with pytest.raises(StoreUnavailable, match="begin it with BEGIN IMMEDIATE"):
-                await shop.run("k", never)
-            await shop.rollback()
+                await caller.run("k", never)
+            await caller.rollback()
         other.close()
-        assert (await shop.run("k", shop.insert("tea"))).value == "tea"
+        assert (await caller.run("k", caller.insert("tea"))).value == "tea"
 
-    play(scene, kind, control)
+    run_scenario(scenario, kind, control)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -331,14 +342,14 @@ def test_another_database_is_refused(tmp_path: Path, kind: str, where: str) -> N
     Once(f"sqlite:///{tmp_path / 'second.db'}").close()
 
     async def main() -> None:
-        async with Shop(tmp_path / "app.db", kind, url=url) as shop:
+        async with Caller(tmp_path / "app.db", kind, url=url) as caller:
             with pytest.raises(ConfigurationError, match="must be the same file"):
-                await shop.run("k", never)
+                await caller.run("k", never)
 
     asyncio.run(main())
 
 
-def test_sessions_of_the_other_kind_and_of_other_databases_are_refused(tmp_path: Path) -> None:
+def test_unsupported_sqlalchemy_sessions_are_refused(tmp_path: Path) -> None:
     with Once(f"sqlite:///{tmp_path / 'app.db'}") as once:
         elsewhere = create_engine("postgresql+psycopg://nowhere")
         with pytest.raises(ConfigurationError, match="needs a sqlite3 connection, an SQLAlchemy"):

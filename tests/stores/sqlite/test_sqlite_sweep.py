@@ -1,4 +1,4 @@
-"""The sweeper removes garbage, a bounded number at a time, and nothing else (S7, I12)."""
+"""The sweeper removes a bounded number of garbage records at a time, and nothing else (S7, I12)."""
 
 from __future__ import annotations
 
@@ -64,14 +64,14 @@ def bodies(store: SQLiteStore) -> list[bytes]:
     return [past.body for past in store.history(claim(1).id)]
 
 
-def test_it_is_bounded_and_ends(store: SQLiteStore, clock: Clock) -> None:
+def test_sweep_removes_at_most_its_limit_and_ends(store: SQLiteStore, clock: Clock) -> None:
     fences(store, range(25))
     clock.now += LEASE + KEEP + AUDIT
     assert [store.sweep(10), store.sweep(10), store.sweep(10), store.sweep(10)] == [10, 10, 5, 0]
     assert present(store, range(25)) == []
 
 
-def test_not_a_microsecond_too_early(store: SQLiteStore, clock: Clock) -> None:
+def test_sweep_removes_nothing_before_its_time(store: SQLiteStore, clock: Clock) -> None:
     fences(store, range(3))
     clock.now += LEASE + KEEP + AUDIT - 1
     assert store.sweep() == 0
@@ -80,7 +80,9 @@ def test_not_a_microsecond_too_early(store: SQLiteStore, clock: Clock) -> None:
     assert store.sweep() == 3
 
 
-def test_what_was_renewed_is_put_off_and_hides_no_garbage(store: SQLiteStore, clock: Clock) -> None:
+def test_sweep_postpones_renewed_records_and_they_hide_no_garbage(
+    store: SQLiteStore, clock: Clock
+) -> None:
     held = fences(store, range(20))
     clock.now += LEASE - 1
     renew = [Renew(claim(n).id, b"o", held[n], LEASE) for n in range(10)]
@@ -92,7 +94,7 @@ def test_what_was_renewed_is_put_off_and_hides_no_garbage(store: SQLiteStore, cl
     assert store.sweep(100) == 10
 
 
-def test_a_live_claim_and_an_unexpired_outcome_stay(store: SQLiteStore, clock: Clock) -> None:
+def test_sweep_keeps_live_claims_and_unexpired_outcomes(store: SQLiteStore, clock: Clock) -> None:
     held = fences(store, range(2))
     for _ in range(10):  # ten leases long, as a heartbeat would do it
         clock.now += LEASE - 1
@@ -110,7 +112,9 @@ def test_a_live_claim_and_an_unexpired_outcome_stay(store: SQLiteStore, clock: C
     assert store.sweep() == 1
 
 
-def test_past_generations_go_with_their_audit_window(store: SQLiteStore, clock: Clock) -> None:
+def test_sweep_removes_past_generations_after_their_audit_window(
+    store: SQLiteStore, clock: Clock
+) -> None:
     for owner in (b"a", b"b", b"c"):
         reply = store.apply([claim(1, owner)])[0]
         assert isinstance(reply, Claimed)
@@ -129,7 +133,7 @@ def test_past_generations_go_with_their_audit_window(store: SQLiteStore, clock: 
     assert present(store, range(1, 2)) == [1]
 
 
-def test_nothing_due_takes_no_lock(store: SQLiteStore) -> None:
+def test_sweep_takes_no_lock_if_nothing_is_due(store: SQLiteStore) -> None:
     fences(store, range(3))
     seen: list[str] = []
     connection = store._database._connection
@@ -140,7 +144,7 @@ def test_nothing_due_takes_no_lock(store: SQLiteStore) -> None:
     assert not any(sql.startswith("BEGIN") for sql in seen)
 
 
-def test_finishing_touches_no_index(store: SQLiteStore) -> None:
+def test_a_finish_changes_no_index(store: SQLiteStore) -> None:
     held = fences(store, range(1))
     connection = store._database._connection
     assert connection is not None
@@ -149,7 +153,7 @@ def test_finishing_touches_no_index(store: SQLiteStore) -> None:
     assert connection.execute("SELECT sweep_at FROM oncekey_records").fetchall() == before
 
 
-def test_zero_means_that_nothing_is_left(store: SQLiteStore, clock: Clock) -> None:
+def test_sweep_returns_zero_only_if_no_garbage_is_left(store: SQLiteStore, clock: Clock) -> None:
     """S7: many renewed records in front must not make a sweeper that stops at 0 stop early."""
     renewed = fences(store, range(50))
     clock.now += SECOND

@@ -1,4 +1,4 @@
-"""Records on the caller's own sqlite3 connection: all of it commits, or none."""
+"""Records on the caller's own sqlite3 connection commit with the caller's rows or not at all."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_rollback_leaves_nothing(path: Path, once: Once, mine: sqlite3.Connect
     assert orders(path) == ["tea"]
 
 
-def test_a_raising_body_undoes_its_own_rows_only(
+def test_a_body_that_raises_rolls_back_only_its_own_rows(
     path: Path, once: Once, mine: sqlite3.Connection
 ) -> None:
     def body(attempt: object) -> None:
@@ -107,7 +107,7 @@ def test_runs_may_be_nested(path: Path, once: Once, mine: sqlite3.Connection) ->
 
 
 @pytest.mark.parametrize("isolation", [None, "", "DEFERRED", "IMMEDIATE", "EXCLUSIVE"])
-def test_every_isolation_level(path: Path, once: Once, isolation: Any) -> None:
+def test_every_isolation_level_of_sqlite3_works(path: Path, once: Once, isolation: Any) -> None:
     connection = sqlite3.connect(path, isolation_level=isolation)
     connection.execute("CREATE TABLE orders (item TEXT)")
     with connection:
@@ -118,7 +118,7 @@ def test_every_isolation_level(path: Path, once: Once, isolation: Any) -> None:
 
 
 @pytest.mark.skipif(not hasattr(sqlite3.Connection, "autocommit"), reason="Python 3.12 has it")
-def test_autocommit_of_newer_pythons(path: Path, once: Once) -> None:
+def test_python_3_12_autocommit_modes_work(path: Path, once: Once) -> None:
     options: dict[str, Any] = {"autocommit": True}
     auto = sqlite3.connect(path, **options)
     auto.execute("CREATE TABLE orders (item TEXT)")
@@ -135,7 +135,7 @@ def test_autocommit_of_newer_pythons(path: Path, once: Once) -> None:
     assert orders(path) == ["tea", "milk"]
 
 
-def test_the_callers_factories_and_converters_have_no_part_in_it(
+def test_the_callers_factories_and_converters_are_not_used(
     path: Path, once: Once, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Odd(sqlite3.Connection):
@@ -151,15 +151,15 @@ def test_the_callers_factories_and_converters_have_no_part_in_it(
     store = SQLiteStore(path)
     for text_factory in (bytes, lambda raw: raw.decode("latin-1"), str):
         odd.text_factory = text_factory
-        enlisted = store.join(odd)
-        claimed = enlisted.apply([CLAIM])[0]
+        transaction = store.join(odd)
+        claimed = transaction.apply([CLAIM])[0]
         assert isinstance(claimed, Claimed)
-        seen = enlisted.apply([Look(CLAIM.id)])[0]
+        seen = transaction.apply([Look(CLAIM.id)])[0]
         assert isinstance(seen, Seen)
         assert seen.record is not None
         assert (seen.record.scope, seen.record.owner) == ("Łódź", b"o")
         finish = Finish(CLAIM.id, CLAIM.owner, claimed.fence, State.SUCCEEDED, b"x")
-        assert enlisted.apply([finish]) == [Done()]
+        assert transaction.apply([finish]) == [Done()]
         odd.rollback()
     store.close()
     odd.close()
@@ -168,31 +168,31 @@ def test_the_callers_factories_and_converters_have_no_part_in_it(
 # --- refusals -------------------------------------------------------------------------------------
 
 
-def test_another_writer_is_told_at_once(path: Path, once: Once, mine: sqlite3.Connection) -> None:
+def test_another_writers_lock_is_reported(path: Path, once: Once, mine: sqlite3.Connection) -> None:
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
-    with pytest.raises(StoreUnavailable, match="busy_timeout") as told:
+    with pytest.raises(StoreUnavailable, match="busy_timeout") as raised:
         once.in_transaction(mine).run("order", "k", lambda attempt: 1)
-    assert not told.value.ambiguous
+    assert not raised.value.ambiguous
     assert not mine.in_transaction
     other.execute("ROLLBACK")
     other.close()
 
 
-def test_a_stale_deferred_transaction_is_told_how_to_begin(
+def test_the_error_of_a_stale_deferred_transaction_says_how_to_begin(
     path: Path, once: Once, mine: sqlite3.Connection
 ) -> None:
     mine.execute("BEGIN")
     mine.execute("SELECT * FROM orders").fetchall()
     once.run("other", "k", lambda attempt: 1)  # writes after our snapshot was taken
-    with pytest.raises(StoreUnavailable, match="begin it with BEGIN IMMEDIATE") as told:
+    with pytest.raises(StoreUnavailable, match="begin it with BEGIN IMMEDIATE") as raised:
         once.in_transaction(mine).run("order", "k", lambda attempt: 1)
-    assert not told.value.ambiguous
+    assert not raised.value.ambiguous
     assert mine.in_transaction  # the caller's to end
     mine.rollback()
 
 
-def test_a_deferred_transaction_that_has_not_read_is_as_good(
+def test_a_deferred_transaction_that_has_not_read_works(
     path: Path, once: Once, mine: sqlite3.Connection
 ) -> None:
     mine.execute("BEGIN")
@@ -202,7 +202,7 @@ def test_a_deferred_transaction_that_has_not_read_is_as_good(
     assert orders(path) == ["tea"]
 
 
-def test_a_deferred_transaction_waits_for_its_turn(
+def test_a_deferred_transaction_waits_for_the_write_lock(
     path: Path, once: Once, mine: sqlite3.Connection
 ) -> None:
     other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
@@ -217,7 +217,7 @@ def test_a_deferred_transaction_waits_for_its_turn(
     other.close()
 
 
-def test_a_body_must_not_end_the_transaction(
+def test_a_body_that_ends_the_transaction_is_refused(
     path: Path, once: Once, mine: sqlite3.Connection
 ) -> None:
     with pytest.raises(ConfigurationError, match="the body committed it"):
@@ -239,17 +239,17 @@ def test_a_body_must_not_end_the_transaction(
     mine.rollback()
 
 
-def test_commands_after_the_end_of_the_transaction(path: Path, once: Once) -> None:
+def test_commands_after_the_transaction_ended(path: Path, once: Once) -> None:
     store = SQLiteStore(path)
     connection = sqlite3.connect(path)
-    enlisted = store.join(connection)
-    claimed = enlisted.apply([CLAIM])[0]
+    transaction = store.join(connection)
+    claimed = transaction.apply([CLAIM])[0]
     assert isinstance(claimed, Claimed)
     connection.rollback()
-    assert enlisted.apply([Release(CLAIM.id, CLAIM.owner, claimed.fence)]) == [Done()]
-    assert isinstance(enlisted.apply([Look(CLAIM.id)])[0], Seen)
+    assert transaction.apply([Release(CLAIM.id, CLAIM.owner, claimed.fence)]) == [Done()]
+    assert isinstance(transaction.apply([Look(CLAIM.id)])[0], Seen)
     with pytest.raises(ConfigurationError, match="is over"):
-        enlisted.apply([Finish(CLAIM.id, CLAIM.owner, claimed.fence, State.SUCCEEDED, b"")])
+        transaction.apply([Finish(CLAIM.id, CLAIM.owner, claimed.fence, State.SUCCEEDED, b"")])
     assert not connection.in_transaction
     connection.close()
     store.close()
@@ -285,7 +285,7 @@ def test_a_database_without_our_tables_is_refused(path: Path, once: Once) -> Non
     connection.close()
 
 
-def test_other_connections_are_refused(once: Once) -> None:
+def test_unsupported_connections_are_refused(once: Once) -> None:
     for thing in (object(), None, "sqlite3"):
         with pytest.raises(ConfigurationError, match="needs a sqlite3 connection"):
             once.in_transaction(thing)

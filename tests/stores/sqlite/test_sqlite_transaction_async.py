@@ -1,4 +1,4 @@
-"""The same on the event loop: the caller's sqlite3 or aiosqlite connection."""
+"""Records on a caller's sqlite3 or aiosqlite connection on the event loop."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def run(work: Coroutine[Any, Any, None]) -> None:
     asyncio.run(work)
 
 
-async def claimed(enlisted: AsyncCallerTransaction, command: Claim = CLAIM) -> Finish:
-    reply = (await enlisted.apply([command]))[0]
+async def claimed(transaction: AsyncCallerTransaction, command: Claim = CLAIM) -> Finish:
+    reply = (await transaction.apply([command]))[0]
     assert isinstance(reply, Claimed)
     return Finish(command.id, command.owner, reply.fence, State.SUCCEEDED, b"x")
 
@@ -55,7 +55,9 @@ async def state(store: AsyncSQLiteStore) -> State | None:
 
 
 @pytest.mark.parametrize("kind", ["sqlite3", "aiosqlite"])
-def test_commit_rollback_and_savepoint(path: Path, kind: str) -> None:
+def test_an_async_callers_transaction_commits_rolls_back_and_sets_savepoints(
+    path: Path, kind: str
+) -> None:
     async def work() -> None:
         store = AsyncSQLiteStore(path)
         connection: Any
@@ -70,23 +72,23 @@ def test_commit_rollback_and_savepoint(path: Path, kind: str) -> None:
             if kind == "aiosqlite":
                 await thing
 
-        enlisted = store.join(connection)
-        finish = await claimed(enlisted)
-        await enlisted.set_savepoint()
+        transaction = store.join(connection)
+        finish = await claimed(transaction)
+        await transaction.set_savepoint()
         await do(connection.execute("INSERT INTO orders VALUES ('undone')"))
-        await enlisted.rollback_to_savepoint()
+        await transaction.rollback_to_savepoint()
         await do(connection.rollback())
         assert await state(store) is None
 
-        finish = await claimed(enlisted)
-        await enlisted.set_savepoint()
+        finish = await claimed(transaction)
+        await transaction.set_savepoint()
         await do(connection.execute("INSERT INTO orders VALUES ('tea')"))
-        await enlisted.release_savepoint()
-        assert await enlisted.apply([finish]) == [Done()]
+        await transaction.release_savepoint()
+        assert await transaction.apply([finish]) == [Done()]
         assert await state(store) is None  # not before the commit
         await do(connection.commit())
         assert await state(store) is State.SUCCEEDED
-        replay = (await enlisted.apply([CLAIM._replace(owner=b"x")]))[0]
+        replay = (await transaction.apply([CLAIM._replace(owner=b"x")]))[0]
         assert isinstance(replay, Replay)
         await do(connection.rollback())
         await do(connection.close())
@@ -98,7 +100,9 @@ def test_commit_rollback_and_savepoint(path: Path, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["sqlite3", "aiosqlite"])
 @pytest.mark.parametrize("begun", [False, True])
-def test_waiting_for_the_lock_does_not_stop_the_loop(path: Path, kind: str, begun: bool) -> None:
+def test_waiting_for_the_lock_does_not_block_the_event_loop(
+    path: Path, kind: str, begun: bool
+) -> None:
     async def work() -> None:
         store = AsyncSQLiteStore(path)
         other = sqlite3.connect(path, isolation_level=None)
@@ -129,15 +133,15 @@ def test_waiting_for_the_lock_does_not_stop_the_loop(path: Path, kind: str, begu
     run(work())
 
 
-def test_the_wait_ends_with_the_connections_own_timeout(path: Path) -> None:
+def test_waiting_for_the_lock_ends_with_the_connections_busy_timeout(path: Path) -> None:
     async def work() -> None:
         store = AsyncSQLiteStore(path)
         other = sqlite3.connect(path, isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
         mine = sqlite3.connect(path, timeout=0.01)
-        with pytest.raises(StoreUnavailable, match="busy_timeout") as told:
+        with pytest.raises(StoreUnavailable, match="busy_timeout") as raised:
             await claimed(store.join(mine))
-        assert not told.value.ambiguous
+        assert not raised.value.ambiguous
         assert mine.execute("PRAGMA busy_timeout").fetchone() == (10,)
         other.close()
         mine.close()
@@ -146,7 +150,7 @@ def test_the_wait_ends_with_the_connections_own_timeout(path: Path) -> None:
     run(work())
 
 
-def test_a_stale_snapshot_does_not_wait(path: Path) -> None:
+def test_a_stale_snapshot_fails_without_waiting(path: Path) -> None:
     async def work() -> None:
         store = AsyncSQLiteStore(path)
         mine = sqlite3.connect(path, timeout=60)
@@ -165,7 +169,7 @@ def test_a_stale_snapshot_does_not_wait(path: Path) -> None:
     run(work())
 
 
-def test_other_connections_are_refused(path: Path) -> None:
+def test_unsupported_connections_are_refused(path: Path) -> None:
     store = AsyncSQLiteStore(path)
     with pytest.raises(ConfigurationError, match="aiosqlite or sqlite3"):
         store.join(object())
@@ -190,7 +194,7 @@ def test_another_file_is_refused(path: Path, tmp_path: Path) -> None:
     run(work())
 
 
-def test_a_transaction_opens_the_store_of_a_new_file_unless_it_is_in_the_way(
+def test_in_transaction_opens_a_new_file_unless_the_caller_holds_its_lock(
     tmp_path: Path,
 ) -> None:
     async def body(attempt: Any) -> str:

@@ -1,6 +1,6 @@
-"""The listing of what has not ended, as SQLite does it: by an index of such rows, without a lock.
+"""Listing unfinished records on SQLite: by an index of such records, without a lock.
 
-What it lists is the contract's to say (oncekey.testing.contract.unfinished_list).
+Which records are listed is tested by the contract suite (oncekey.testing.contract.unfinished).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def steps_of_the_plan(path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("analyzed", [False, True])
-def test_s10_only_the_index_of_what_has_not_ended_is_read(
+def test_s10_listing_reads_only_the_index_of_unfinished_records(
     store: SQLiteStore, path: Path, analyzed: bool
 ) -> None:
     """Both times, for the records and for where to cut them; also if a user has run ANALYZE."""
@@ -72,7 +72,9 @@ def test_s10_only_the_index_of_what_has_not_ended_is_read(
     assert all(f"SEARCH oncekey_records USING INDEX {INDEX}" in step for step in plan), plan
 
 
-def test_what_has_ended_leaves_the_index(store: SQLiteStore, path: Path) -> None:
+def test_ended_records_leave_the_index_of_unfinished_records(
+    store: SQLiteStore, path: Path
+) -> None:
     """So it stays as small as what is under way. sqlite_stat1 says how many rows it has."""
     for n in range(5):
         store.apply([Finish(*claimed(store, n), State.SUCCEEDED, b"")])
@@ -83,12 +85,12 @@ def test_what_has_ended_leaves_the_index(store: SQLiteStore, path: Path) -> None
     claimed(store, 8)
     with closing(sqlite3.connect(path)) as file:
         file.execute("ANALYZE")
-        ((told,),) = file.execute("SELECT stat FROM sqlite_stat1 WHERE idx = ?", (INDEX,))
-    assert told.split()[0] == "3"
+        ((result,),) = file.execute("SELECT stat FROM sqlite_stat1 WHERE idx = ?", (INDEX,))
+    assert result.split()[0] == "3"
     assert found(store) == [6, 7, 8]
 
 
-def test_it_does_not_wait_for_a_writer(path: Path) -> None:
+def test_listing_does_not_wait_for_a_writer(path: Path) -> None:
     """Another process is in the middle of a transaction that has claimed something."""
     with closing(SQLiteStore(path, busy_timeout="1ms")) as store:
         claimed(store, 1)
@@ -100,7 +102,7 @@ def test_it_does_not_wait_for_a_writer(path: Path) -> None:
         assert found(store) == []
 
 
-def test_a_claim_that_a_caller_committed_halfway_is_listed(store: SQLiteStore, path: Path) -> None:
+def test_a_claim_committed_by_a_caller_mid_run_is_listed(store: SQLiteStore, path: Path) -> None:
     """Not before: until then it may be rolled back, and nobody must see it."""
     with closing(sqlite3.connect(path)) as own:
         (reply,) = store.join(own).apply([claim(1)._replace(in_transaction=True)])
@@ -110,7 +112,7 @@ def test_a_claim_that_a_caller_committed_halfway_is_listed(store: SQLiteStore, p
         assert found(store) == [1]
 
 
-def test_what_an_older_release_left_is_listed(path: Path) -> None:
+def test_records_of_an_older_release_are_listed(path: Path) -> None:
     with closing(sqlite3.connect(path, isolation_level=None)) as file:
         run(file, schema.prepare(lambda: 7, schema.MIGRATIONS[:1]))
         file.execute(
@@ -122,7 +124,7 @@ def test_what_an_older_release_left_is_listed(path: Path) -> None:
         assert found(store) == [3]
 
 
-def test_s9_tasks_list_and_claim_at_once(path: Path) -> None:
+def test_s9_tasks_list_and_claim_concurrently(path: Path) -> None:
     async def play() -> None:
         store = AsyncSQLiteStore(path)
 
@@ -142,7 +144,7 @@ def test_s9_tasks_list_and_claim_at_once(path: Path) -> None:
 
 
 @pytest.mark.parametrize("analyzed", [False, True])
-def test_a_finish_goes_by_the_key_and_not_by_the_fence(
+def test_a_finish_uses_the_index_of_ids_and_not_of_fences(
     store: SQLiteStore, path: Path, analyzed: bool
 ) -> None:
     """All claims of a batch have one fence: found by it, each would read the whole batch."""

@@ -1,4 +1,4 @@
-"""Addresses and options of the SQLite store, and what it says it can promise."""
+"""URLs and options of the SQLite store, and its guarantee."""
 
 from __future__ import annotations
 
@@ -112,6 +112,8 @@ def test_the_guarantee_follows_synchronous(tmp_path: Path, synchronous: str, lev
         ((3, 53, 0), False),
     ],
 )
-def test_libraries_that_can_damage_a_file_are_known(version: tuple[int, ...], bad: bool) -> None:
+def test_sqlite_versions_with_the_wal_reset_bug_are_known(
+    version: tuple[int, ...], bad: bool
+) -> None:
     assert durability.has_wal_reset_bug(version) is bad
     assert ("WAL-reset" in durability.guarantee("full", version).reason) is bad
