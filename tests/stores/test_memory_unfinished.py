@@ -10,7 +10,7 @@ LEASE, KEEP = 30_000_000, 60_000_000
 
 
 def test_i11_swept_records_leave_the_list_of_unfinished_ones() -> None:
-    """Seen when the clock steps back to a time at which it would not have expired."""
+    """This shows when the clock is set back to a time at which the record had not expired."""
     clock = FakeClock()
     store = MemoryStore(clock=clock.wall)
     claim = Claim(b"i" * 16, b"o" * 16, b"\x01f", LEASE, KEEP, 0, retry_safe=False)

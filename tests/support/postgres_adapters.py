@@ -28,7 +28,7 @@ KEEP = 3_600_000_000
 
 
 class StoreAdapter:
-    """A store of either colour: whatever is awaited there is waited for here."""
+    """A sync or async store with sync methods: coroutines are run on the adapter's loop."""
 
     def __init__(self, store: Any, loop: LoopThread | None) -> None:
         self.store = store
@@ -53,7 +53,7 @@ class StoreAdapter:
 
 
 class StoreAdapters:
-    """Opens stores and engines of one colour, and closes them all."""
+    """Opens stores and engines of one driver, and closes them all."""
 
     def __init__(self, driver: str) -> None:
         self.driver = driver
@@ -81,7 +81,7 @@ class StoreAdapters:
         return SyncOnce(AsyncOnce(adapter.store, **options), self.loop)
 
     def start(self, call: Callable[..., Any], *args: Any, **options: Any) -> Future[Any]:
-        """In a thread of its own."""
+        """Call a function in a thread of its own."""
         return self._threads.submit(call, *args, **options)
 
     def close(self) -> None:
@@ -93,7 +93,7 @@ class StoreAdapters:
 
 
 def fresh_server(settings: Settings | None = None, **options: Any) -> Postgres:
-    """A running server that the test may stop, kill and fill. Its data lie beside the others'."""
+    """A running server of its own that the test may stop, kill and fill."""
     postgres = require(lambda: Postgres(server().base, settings=settings, **options))
     postgres.start()
     return postgres
@@ -114,7 +114,7 @@ def token(name: str) -> bytes:
 
 @contextmanager
 def locked(postgres: Postgres, table: str) -> Iterator[psycopg.Connection[Any]]:
-    """Somebody else holds the whole table."""
+    """Another session holds a lock on the whole table."""
     with closing(psycopg.connect(postgres.url())) as other:
         other.execute(f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE".encode())
         yield other
@@ -142,7 +142,7 @@ def direct_url(
 def caller_pool(
     adapters: StoreAdapters, postgres: Postgres, stack: ExitStack
 ) -> tuple[Any, dict[str, Any]]:
-    """A pool of the caller's, with sessions that would wait for ever."""
+    """A pool of the caller's, whose sessions have no timeouts."""
     options = "-c statement_timeout=0 -c lock_timeout=0"
     if adapters.loop is None:
         pool = ConnectionPool(
@@ -176,7 +176,7 @@ def through_pgbouncer(
 def with_standby(
     primary: Postgres, *, synchronous: bool = False, through: int | None = None
 ) -> Postgres:
-    """A standby that streams from the primary, or from the port `through` which leads there."""
+    """A standby that streams from the primary, or through the port `through`, which leads to it."""
     standby = primary.basebackup()
     if through is not None:
         path = standby.data / "postgresql.auto.conf"

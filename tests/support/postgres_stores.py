@@ -35,7 +35,7 @@ _SHAPE = ("retention", "ring_slots", "ring_period")
 
 
 def server(major: int | None = None) -> Postgres:
-    """The one server of this test run, or the one of this major version; it ends with the run."""
+    """The shared server of this test run, by major version; it stops when the run ends."""
     return require(lambda: _started(major))
 
 
@@ -49,7 +49,7 @@ def _started(major: int | None) -> Postgres:
 
 @functools.cache
 def _folder() -> Path | None:
-    """In memory, and gone with the run."""
+    """A folder in memory that is removed when the run ends."""
     if not os.access(MEMORY, os.W_OK):
         return None
     base = MEMORY / f"oncekey-tests-{os.getpid()}"
@@ -60,7 +60,7 @@ def _folder() -> Path | None:
 
 @functools.cache
 def pooler() -> PgBouncer:
-    """The one pooler of this test run, in transaction mode."""
+    """The shared pooler of this test run, in transaction mode."""
     return require(_start_pooler)
 
 
@@ -71,7 +71,7 @@ def _start_pooler() -> PgBouncer:
 
 
 def open_blocking(**options: Any) -> PostgresStore:
-    """An empty store of these options."""
+    """An empty store with these options."""
     return PostgresStore(address(options), **emptied(options))
 
 
@@ -87,11 +87,11 @@ _made: set[tuple[int | None, str]] = set()
 
 
 def emptied(options: dict[str, Any], major: int | None = None) -> dict[str, Any]:
-    """The options with a schema that is there and empty."""
+    """The options with a schema that exists and is empty."""
     schema = "-".join(["t", *(str(options[part]) for part in _SHAPE if part in options)])
     full = {"schema": schema, **options}
     name = Layout(full["schema"]).quoted
-    connection = _broom(major, os.getpid())
+    connection = _cleaner(major, os.getpid())
     if (major, full["schema"]) not in _made:
         connection.execute(f"DROP SCHEMA IF EXISTS {name} CASCADE".encode())
         shape = {part: full[part] for part in (*_SHAPE, "schema") if part in full}
@@ -106,8 +106,8 @@ def emptied(options: dict[str, Any], major: int | None = None) -> dict[str, Any]
 
 
 @functools.cache
-def _broom(major: int | None, process: int) -> psycopg.Connection[Any]:
-    """A connection to empty schemas with; another one in a fork."""
+def _cleaner(major: int | None, process: int) -> psycopg.Connection[Any]:
+    """The connection that empties schemas; a forked process gets its own."""
     connection = psycopg.connect(server(major).url(DATABASE), autocommit=True)
     processes.at_exit(connection.close)
     return connection

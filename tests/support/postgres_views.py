@@ -45,7 +45,7 @@ class ViewsSchema:
         return int(self.query(sql)[0]["us"])
 
     def put(self, made: Record, steps: bytes | None = None, *, schema: str = QUOTED) -> uuid.UUID:
-        """A row as the store would write it; `steps` are other bytes for that column."""
+        """Insert a row as the store would; `steps` replaces the bytes of that column."""
         values = made._asdict() | {
             "id": uuid.UUID(bytes=made.id),
             "owner": uuid.UUID(bytes=made.owner),
@@ -86,7 +86,7 @@ NewRecord = Callable[..., Record]
 
 
 def record_maker(now: int) -> NewRecord:
-    """Makes records of the server's present hour, each under an id of its own."""
+    """Makes records of the server's current hour, each with a new id."""
 
     def make(state: State = State.SUCCEEDED, **changes: Any) -> Record:
         ended = state in (State.SUCCEEDED, State.FAILED, State.UNKNOWN)

@@ -25,8 +25,8 @@ WallClock = Callable[[], int]
 POOL_SIZE = 4
 
 
-class _Turned:
-    """A clock that is another one in each test."""
+class _ReplaceableClock:
+    """A clock that is replaced in each test."""
 
     clock: WallClock
 
@@ -37,8 +37,8 @@ class _Turned:
 class SharedLoop(LoopThread):
     """An event loop for many tests."""
 
-    def settle(self) -> None:
-        """A test is over: cancel what it left running."""
+    def cancel_all(self) -> None:
+        """Cancel what a test left running."""
         self.run(self._cancel_all())
 
 
@@ -48,10 +48,10 @@ def shared_loop() -> SharedLoop:
 
 
 def loop_for(kind: str) -> Iterator[LoopThread]:
-    """A contract's `loop` fixture for a row of this name."""
+    """The `loop` fixture of a contract suite for a row of this name."""
     if kind.startswith("postgres"):
         yield shared_loop()
-        shared_loop().settle()
+        shared_loop().cancel_all()
     else:
         loop = LoopThread()
         yield loop
@@ -60,7 +60,7 @@ def loop_for(kind: str) -> Iterator[LoopThread]:
 
 class ReusedStore(PostgresStore):
     def close(self) -> None:
-        """Its test is over, but not its connections."""
+        """The test is over, but the connections stay open."""
 
     def end(self) -> None:
         super().close()
@@ -68,7 +68,7 @@ class ReusedStore(PostgresStore):
 
 class ReusedAsyncStore(AsyncPostgresStore):
     async def close(self) -> None:
-        """Its test is over; its connections only where they were on a loop that ends as well."""
+        """The test is over. The connections are closed only if their event loop ends as well."""
         if asyncio.get_running_loop() is not shared_loop().loop:
             for key in [key for key, (store, _) in _kept.items() if store is self]:
                 del _kept[key]
@@ -78,13 +78,13 @@ class ReusedAsyncStore(AsyncPostgresStore):
         shared_loop().run(super().close())
 
 
-_kept: dict[str, tuple[Any, _Turned]] = {}
+_kept: dict[str, tuple[Any, _ReplaceableClock]] = {}
 
 
 def reused_store(
     clock: WallClock, *, major: int | None = None, given: bool = False, **options: Any
 ) -> ReusedStore:
-    """An empty store. `given`: it is given a pool of the caller's."""
+    """An empty store. `given`: the store uses a pool of the caller's."""
 
     def make(full: dict[str, Any]) -> ReusedStore:
         where: Any = _given_pool() if given else address(options, major)
@@ -97,7 +97,7 @@ def reused_store(
 def reused_async_store(
     clock: WallClock, *, major: int | None = None, given: bool = False, **options: Any
 ) -> ReusedAsyncStore:
-    """The same for asyncio."""
+    """An empty async store. `given`: the store uses a pool of the caller's."""
 
     def make(full: dict[str, Any]) -> ReusedAsyncStore:
         where = _given_async_pool() if given else address(options, major)
@@ -117,10 +117,10 @@ def _keep(
     full = emptied(options, major)
     key = f"{colour} {major} {sorted(options.items())}"
     if key not in _kept:
-        turned = _Turned()
-        _kept[key] = make({**full, "clock": turned}), turned
-    store, turned = _kept[key]
-    turned.clock = clock
+        replaceable = _ReplaceableClock()
+        _kept[key] = make({**full, "clock": replaceable}), replaceable
+    store, replaceable = _kept[key]
+    replaceable.clock = clock
     return store
 
 
@@ -138,7 +138,7 @@ def _given_async_pool() -> Any:
 
 
 def end_all() -> None:
-    """The run is over."""
+    """Close everything at the end of the test run."""
     for store, _ in _kept.values():
         store.end()
     _kept.clear()

@@ -47,7 +47,7 @@ class Key:
         return Renew(self.id, self.owner, self.fence, lease)
 
     def verbs(self) -> list[Command]:
-        """What only its owner may say."""
+        """The commands that only its owner may send."""
         step = SaveStep(self.id, self.owner, self.fence, "pay", False, b"intent")
         return [self.finish(), self.renew(), step, Release(self.id, self.owner, self.fence)]
 
@@ -63,7 +63,7 @@ class Ring:
         self.start()
 
     def start(self) -> None:
-        """Empty, at the beginning of slot 0."""
+        """Empty the ring and set the clock to the beginning of slot 0."""
         self.database.reset(None)
         self.now = 1_000_000 * SLOTS * SECOND
 
@@ -101,14 +101,14 @@ class Ring:
         return self.run(self.program.sweep(1_000))
 
     def sweep_all(self) -> int:
-        """Until nothing is left to be done at this time."""
+        """Sweep until nothing is due at this time."""
         removed = 0
         while count := self.sweep():
             removed += count
         return removed
 
     def in_thread(self, steps: Generator[Statement, Any, T]) -> tuple[Future[T], Session]:
-        """On a connection of its own: it may have to wait."""
+        """Run a program on a connection of its own, because it may have to wait."""
         session = self.connect()
         return self._threads.submit(self.run, steps, session), session
 
@@ -122,14 +122,14 @@ class Ring:
     # --- a statement whose commit comes later -------------------------------------------------
 
     def begin_sweep(self) -> tuple[int, Session]:
-        """Rotation, not committed yet; how many it removed."""
+        """Rotate without committing; returns how many records it removed."""
         session = self.connect()
         shape = (RING.slots, RING.period, 1_000)
         rows, _ = session.begin(Statement("rotate", (self.now, *shape)))
         return rows[0][0], session
 
     def begin(self, command: Command) -> tuple[Sequence[Any], Session]:
-        """A command's last statement, not committed yet."""
+        """Run a command up to its last statement, without committing that."""
         session = self.connect()
         steps = self.program.apply([command])
         statement = next(steps)
@@ -154,11 +154,11 @@ class Ring:
         return key
 
     def garbage(self) -> Key:
-        """Its audit is over by the next slot."""
+        """A record whose audit ends before the next slot begins."""
         return self.finished(lease=1, keep=1, audit=0)
 
     def due(self) -> tuple[Key, Key]:
-        """A live record in the slot whose turn comes next, and garbage beside it."""
+        """A live record in the slot that is to be filled next, and garbage beside it."""
         garbage = self.garbage()
         key = self.claimed(lease=SECOND, keep=SECOND, audit=SECOND)
         for _ in range(SLOTS - 1):

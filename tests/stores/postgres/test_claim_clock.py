@@ -27,8 +27,8 @@ SETUPS = {
 }
 
 
-class Scene:
-    """A claim, and somebody who keeps it waiting."""
+class WaitingClaim:
+    """A claim, and another session that makes it wait."""
 
     def __init__(self, database: Database, has_row: bool) -> None:
         self.database = database
@@ -49,24 +49,24 @@ class Scene:
 
 
 @pytest.fixture(params=SETUPS)
-def scene(request: pytest.FixtureRequest) -> Iterator[Scene]:
+def waiting(request: pytest.FixtureRequest) -> Iterator[WaitingClaim]:
     setup, has_row = SETUPS[request.param]
     with closing(Database(server().url(DATABASE), setup)) as database:
-        yield Scene(database, has_row)
+        yield WaitingClaim(database, has_row)
 
 
-def test_a_lease_starts_when_the_claim_stops_waiting(scene: Scene) -> None:
-    database = scene.database
-    steps = database.setup.program().apply([scene.claim])
+def test_a_lease_starts_when_the_claim_stops_waiting(waiting: WaitingClaim) -> None:
+    database = waiting.database
+    steps = database.setup.program().apply([waiting.claim])
     with (
         closing(database.connect()) as other,
         closing(database.connect()) as mine,
         ThreadPoolExecutor(1) as thread,
     ):
-        scene.hold(other)
+        waiting.hold(other)
         asked = thread.submit(mine.run, next(steps))
         wait_until(lambda: asked.done() or database.blocks(mine), "the claim waits")
-        released_at = scene.now()
+        released_at = waiting.now()
         other.commit()
         with pytest.raises(StopIteration) as stop:
             steps.send(asked.result(20))
@@ -74,25 +74,25 @@ def test_a_lease_starts_when_the_claim_stops_waiting(scene: Scene) -> None:
     assert isinstance(reply, Claimed)
     (met,) = database.records(KEY)
     assert met.record.fence == reply.fence >= released_at
-    assert met.record.lease_until == reply.fence + scene.claim.lease
+    assert met.record.lease_until == reply.fence + waiting.claim.lease
 
 
-def test_a_claim_that_waited_too_long_is_not_made(scene: Scene) -> None:
-    database = scene.database
+def test_a_claim_that_waited_too_long_is_not_made(waiting: WaitingClaim) -> None:
+    database = waiting.database
     program = database.setup.program()
-    not_after = scene.now() + 100_000
+    not_after = waiting.now() + 100_000
     program._not_after = lambda end: not_after  # type: ignore[method-assign]
     before = database.records(KEY)
-    steps = program.apply([scene.claim])
+    steps = program.apply([waiting.claim])
     with (
         closing(database.connect()) as other,
         closing(database.connect()) as mine,
         ThreadPoolExecutor(1) as thread,
     ):
-        scene.hold(other)
+        waiting.hold(other)
         asked = thread.submit(mine.run, next(steps))
         wait_until(lambda: asked.done() or database.blocks(mine), "the claim waits")
-        wait_until(lambda: scene.now() > not_after, "its caller has left")
+        wait_until(lambda: waiting.now() > not_after, "its caller has left")
         other.commit()
         with pytest.raises(psycopg.Error) as refused:
             asked.result(20)

@@ -140,7 +140,7 @@ print("fine")
 
 
 def test_each_call_may_have_its_own_event_loop(postgres: Postgres) -> None:
-    """As scripts do: each `asyncio.run` ends its loop without a word to the store."""
+    """As in scripts: each `asyncio.run` ends its loop without closing the store."""
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", SCRIPT, postgres.url()],
         capture_output=True, text=True, timeout=60,

@@ -88,7 +88,7 @@ def until_it_answers(once: Any) -> None:
 
 
 def until_no_session_is_busy(postgres: Postgres) -> None:
-    """Whatever the server found in its sockets is done."""
+    """Wait until the server has handled everything it found in its sockets."""
     busy = """SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'
               AND state <> 'idle' AND pid <> pg_backend_pid()"""
     end = time.monotonic() + 30

@@ -24,7 +24,7 @@ def json_in(envelope: bytes) -> str | None:
 
 
 def shown(step: Step) -> dict[str, Any]:
-    """A row as the step's own bytes say, by way of Python."""
+    """The expected row of a step, decoded in Python."""
     facts, envelope = unpack_step(step.body)
     result = {
         "result": json_in(envelope),
@@ -38,7 +38,7 @@ def shown(step: Step) -> dict[str, Any]:
 
 
 def rows_of(views: ViewsSchema, made: Record) -> list[dict[str, Any]]:
-    """Without what the record as a whole says."""
+    """The rows of a record's steps, without the record's own columns."""
     rows = views.steps(views.put(made))
     assert [row.pop("number") for row in rows] == list(range(1, len(rows) + 1))
     for row in rows:
@@ -80,7 +80,7 @@ def test_the_steps_view_hides_internal_steps(views: ViewsSchema, new: NewRecord)
 
 
 def test_the_steps_view_shows_many_and_large_steps(views: ViewsSchema, new: NewRecord) -> None:
-    """A hundred, of all sizes, past what one page and one byte's count can hold."""
+    """A hundred steps of all sizes, larger than a page and than one byte can count."""
     source = random.Random(4)
     now = views.now()
     steps = tuple(
@@ -144,7 +144,7 @@ def test_a_step_with_undecodable_bytes_shows_no_values(
 def test_facts_that_are_not_text_do_not_hide_a_steps_result(
     views: ViewsSchema, new: NewRecord
 ) -> None:
-    """JSON can hold a zero byte, which no text in PostgreSQL can, and numbers."""
+    """JSON can hold numbers, and a zero byte, which text in PostgreSQL cannot."""
     zero, number = facts_of(b'{"external_id": "a\\u0000b"}'), facts_of(b'{"external_id": 7}')
     rows = rows_of(views, new(steps=(Step("a", True, zero, 0), Step("b", True, number, 0))))
     assert [(row["result"], row["external_id"]) for row in rows] == [('"v"', None), ('"v"', "7")]

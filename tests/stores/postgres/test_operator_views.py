@@ -133,7 +133,7 @@ def test_answers_that_are_not_json_show_as_null(
 
 
 def test_the_views_can_read_random_bytes(views: ViewsSchema, new: NewRecord) -> None:
-    """Random ones that begin as an envelope does, so that every branch is met."""
+    """Random bytes that begin like an envelope, so that every branch is covered."""
     source = random.Random(3)
     for _ in range(300):
         head = bytes([1, source.randrange(5), source.randrange(8)])
@@ -200,13 +200,13 @@ def test_a_role_with_the_documented_grants_reads_the_views_and_nothing_else(
         views.connection.execute("DROP ROLE oncekey_support")
 
 
-# The function the view calls is younger than the view. Its rights must be those of its elders.
+# The view calls a function that was added later. It must have the rights of the older ones.
 ROLES = ("oncekey_support", "oncekey_nobody")
 
 
 @pytest.mark.parametrize("public", [True, False])
 def test_an_upgrade_neither_revokes_nor_grants_rights(views: ViewsSchema, public: bool) -> None:
-    """Nor does it stumble over a view that somebody has built on ours."""
+    """It also works if a user has built a view on ours."""
     layout = Layout(SCHEMA + " before")
     steps = make_migrations(layout)
     connection = views.connection

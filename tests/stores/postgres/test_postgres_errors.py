@@ -201,7 +201,7 @@ def test_a_ring_is_swept_with_the_rights_the_message_names(
 
 
 def test_a_read_only_database_is_reported(adapters: StoreAdapters, postgres: Postgres) -> None:
-    """Whoever did that had a reason (a switch to another server, say): it is heeded."""
+    """An operator may have set it, for instance to switch to another server; it is respected."""
     name = f"closed_{adapters.driver}"
     url = postgres.create_database(name)
     postgres.execute(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
@@ -271,7 +271,7 @@ def test_statement_and_lock_timeout_apply_to_every_call(
 
 
 def eventually(store: StoreAdapter) -> list[Any]:
-    """A claim that may take longer than the limits allow, once or twice."""
+    """Repeat a claim that may exceed the limits once or twice."""
     for _ in range(50):
         try:
             replies: list[Any] = store.apply([make_claim("k")])
@@ -315,7 +315,7 @@ async def take(pool: Any) -> Any:
 
 
 def test_a_full_disk(adapters: StoreAdapters, tmp_path: Path) -> None:
-    """A database on a file system of 24 MB; the server's log is elsewhere, else it would stop."""
+    """The database is on a file system of 24 MB. The server's log is elsewhere: it would stop."""
     base = shared_server().base
     server = Postgres(base)
     small = server.directory / "small"
@@ -347,7 +347,7 @@ def test_a_full_disk(adapters: StoreAdapters, tmp_path: Path) -> None:
 
 
 def fill(store: StoreAdapter) -> tuple[int, StoreUnavailable]:
-    """Claim until there is no room: the number of the batch that failed, and how."""
+    """Claim until the disk is full; returns the number of the failed batch and its error."""
     for n in range(200):
         try:
             store.apply([make_claim(f"{n} {i}", scope="s" * 900) for i in range(200)])

@@ -149,7 +149,7 @@ def test_an_unprivileged_role_sees_the_standby_too(
 def test_a_store_on_a_read_only_standby_is_refused(
     adapters: StoreAdapters, primary: Postgres, standby: Postgres
 ) -> None:
-    """Not even replays: it may lag behind, and a claim must see the latest."""
+    """Even replays are refused: a standby may lag behind, and a claim must see the latest state."""
     with pytest.raises(ConfigurationError, match=r"lacks tables.*read-only standby"):
         adapters.store(standby.url()).prepare()
     require_synchronous(primary)
@@ -170,8 +170,8 @@ def test_a_store_on_a_read_only_standby_is_refused(
 def test_i4_a_commit_no_standby_has_confirmed_is_not_acknowledged(
     adapters: StoreAdapters, primary: Postgres, standby: Postgres, reach: Reach
 ) -> None:
-    """The server commits here and only warns. Repeating the finish finds it done, and must not
-    take that for an answer either, until the standby has it."""
+    """The server commits locally and only warns. A repeated finish finds the record ended, and must
+    not be acknowledged either until the standby has it."""
     require_synchronous(primary)
     with ExitStack() as stack:
         address, options = reach(adapters, primary, stack)
@@ -199,7 +199,7 @@ def test_i4_a_commit_no_standby_has_confirmed_is_not_acknowledged(
 
 
 def unconfirmed(store: StoreAdapter, command: object) -> None:
-    """On a busy machine it may be cancelled before it comes to the commit, and is tried again."""
+    """On a busy machine the statement may be cancelled before its commit; then it is repeated."""
     said = ""
     for _ in range(50):
         with pytest.raises(StoreUnavailable) as raised:
@@ -235,8 +235,8 @@ def lowered_and_raised(
     standby: Postgres,
     run: Callable[[Any, str, Any], object],
 ) -> None:
-    """An asynchronous standby attaches: promoted, it would not know the last keys. From then on
-    nothing runs that requires more; once the standby is synchronous it does again."""
+    """An asynchronous standby attaches, which would lack the last keys if promoted. From then on
+    operations that require more are refused, until the standby is synchronous."""
     standby.stop()
     store = adapters.store(primary.url(), guarantee_interval="1ms")
     once = adapters.once(store, policy=Policy(require="at_most_once"))

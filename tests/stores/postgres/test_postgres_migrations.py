@@ -55,7 +55,7 @@ def applied(postgres: Postgres, schema: str = "oncekey") -> list[tuple[Any, ...]
 
 
 def catalogue(postgres: Postgres) -> list[tuple[Any, ...]]:
-    """Everything in the schema that a migration can make, and its settings."""
+    """Everything in the schema that a migration can create, and its settings."""
     return postgres.execute("""
         SELECT c.relkind::text, c.relname, c.reloptions::text, string_agg(
             a.attname || ' ' || format_type(a.atttypid, a.atttypmod) || ' ' || a.attnotnull, ', '
@@ -156,7 +156,7 @@ def test_hosts_that_start_at_once_migrate_once(
 
 
 def test_a_migration_waits_for_another_hosts_lock(postgres: Postgres) -> None:
-    """Also when it takes longer than any statement of ours may."""
+    """Even if that takes longer than any of our statements may take."""
     adapters = StoreAdapters("asyncpg")
     store = adapters.store(postgres.url(), statement_timeout="1s", lock_timeout="1s")
     store._database._reply_timeout = 1.0
@@ -183,7 +183,7 @@ def test_a_failing_migration_script_leaves_nothing(
         store.apply([make_claim("k")])
     assert postgres.execute("SELECT to_regnamespace('oncekey')") == [(None,)]
     monkeypatch.undo()
-    assert store.claim(make_claim("k")).attempt == 1  # the connection is as good as before
+    assert store.claim(make_claim("k")).attempt == 1  # the connection is still usable
 
 
 # --- names --------------------------------------------------------------------------------------
@@ -264,7 +264,7 @@ def test_migrate_false_creates_nothing(adapters: StoreAdapters, postgres: Postgr
         store.apply([make_claim("k")])
     assert postgres.execute("SELECT to_regnamespace('oncekey')") == [(None,)]
     adapters.store(postgres.url()).prepare()
-    assert store.claim(make_claim("k")).attempt == 1  # and it looks again
+    assert store.claim(make_claim("k")).attempt == 1  # and it checks again
 
 
 # --- the next release ---------------------------------------------------------------------------
@@ -280,7 +280,7 @@ $$;
 
 
 def migrate_to_next(postgres: Postgres, *texts: str) -> None:
-    """As a host with the next releases does, while those of this one go on."""
+    """Migrate as a host with newer releases does, while hosts with this one keep running."""
     steps = [
         make_migration(LAST + n, f"next{n}", text.replace("{schema}", PLAIN.quoted))
         for n, text in enumerate(texts, 1)
@@ -289,7 +289,7 @@ def migrate_to_next(postgres: Postgres, *texts: str) -> None:
 
 
 def live(store: StoreAdapter, name: str) -> None:
-    """Every verb, with a takeover, an expiry into the history, and a replay."""
+    """Use every store method, with a takeover, an expiry into the history, and a replay."""
     one = make_claim(name, retry_safe=True, audit=KEEP)
     fence = store.claim(one).fence
     assert store.apply([Renew(one.id, one.owner, fence, LEASE)]) == [Done()]
@@ -335,7 +335,7 @@ def test_this_release_works_on_a_compatible_newer_schema(
 def test_older_releases_work_on_this_releases_schema(
     postgres: Postgres, monkeypatch: pytest.MonkeyPatch, known: int, shape: dict[str, Any]
 ) -> None:
-    """They know the steps up to a number, and call the functions that were there then."""
+    """They know the migrations up to a number, and call the functions that existed then."""
     adapters = StoreAdapters("psycopg")
     adapters.store(postgres.url(), **shape).prepare()
     monkeypatch.setattr(

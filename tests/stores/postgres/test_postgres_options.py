@@ -96,7 +96,7 @@ def test_a_timeout_may_be_a_timedelta() -> None:
 
 
 def shown(adapter: StoreAdapter, *names: str) -> list[str]:
-    """What the store's own session says of some settings."""
+    """The values of some settings in the store's own session."""
     pool = adapter.store._database.pool
     if adapter.loop is None:
         with pool.acquire(time.monotonic() + 30) as pooled:
@@ -112,7 +112,7 @@ def shown(adapter: StoreAdapter, *names: str) -> list[str]:
 
 
 def test_sessions_have_the_settings_of_the_options(adapters: StoreAdapters) -> None:
-    """Whatever the role or the URL have set for others."""
+    """Whatever settings the role or the URL have."""
     server().execute(
         "DROP ROLE IF EXISTS odd; CREATE ROLE odd LOGIN;"
         "ALTER ROLE odd SET synchronous_commit = off;"

@@ -62,9 +62,9 @@ def shape(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 
 def live(clock: Clock, *stores: Any) -> None:
-    """Forty batches of five claims, in every slot; of each one is finished, one freed, one freed
-    halfway, and two are left, of which one stays undecided for an hour and one for good; the same
-    in all stores."""
+    """Send forty batches of five claims to all stores, in every slot. Of each batch one is
+    finished, one freed, one freed after a step, and two stay open: one of them stays undecided
+    for an hour and one for ever."""
     for number in range(40):
         claims = [make_claim(f"{number}-{n}", keep=HOUR) for n in range(5)]
         claims[3] = claims[3]._replace(keep_unknown=HOUR)
@@ -131,7 +131,7 @@ def test_pages_of_a_listing_share_one_clock_reading(
     counted: type[Counted],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """So nothing that was claimed during the listing lies before the time that it tells."""
+    """So nothing claimed during the listing is before the time that it returns."""
     store = adapters.store(postgres.url(), statement_timeout="1m")
     store.apply([make_claim(str(n)) for n in range(LOOKS)])
     query = "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
@@ -151,7 +151,7 @@ def test_pages_of_a_listing_share_one_clock_reading(
 def test_s9_a_claim_between_two_pages_is_listed(
     postgres: Postgres, counted: type[Counted], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On the store's only connection, which the listing gives back after each page."""
+    """On the store's only connection, which the listing releases after each page."""
     adapters = StoreAdapters("psycopg")
     store = adapters.store(postgres.url(), pool_size=1, pool_timeout="1s")
     store.apply([make_claim(str(n)) for n in range(LOOKS)])
@@ -171,7 +171,7 @@ def test_s9_a_claim_between_two_pages_is_listed(
 def test_listing_neither_waits_for_locks_nor_blocks_others(
     adapters: StoreAdapters, postgres: Postgres, shape: dict[str, Any]
 ) -> None:
-    """Beside a transaction that writes a listed row, and inside one that goes on."""
+    """Beside a transaction that writes a listed row, and inside one that stays open."""
     store = adapters.store(postgres.url(), lock_timeout="1s", **shape)
     one, two = make_claim("one"), make_claim("two")
     fences = [reply.fence for reply in store.apply([one, two])]
@@ -198,8 +198,7 @@ ROWS = 50_000
 def test_s10_listing_reads_only_recent_claims_and_one_page_at_most(
     postgres: Postgres, shape: dict[str, Any], mode: str
 ) -> None:
-    """Of thousands of blocks; never mind that the table has just been filled and no vacuum, no
-    analyze has come by."""
+    """The table has thousands of blocks, and was filled just now, without a vacuum or analyze."""
     adapters = StoreAdapters("psycopg")
     clock = Clock()
     store = adapters.store(postgres.url(), clock=clock, **shape)
@@ -237,7 +236,7 @@ def test_s10_listing_reads_only_recent_claims_and_one_page_at_most(
 
 
 def indexes(postgres: Postgres) -> dict[str, bool]:
-    """Those on the fence, and whether each is valid."""
+    """The indexes on the fence, and whether each is valid."""
     rows = postgres.execute("""
         SELECT c.relname, i.indisvalid FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
         WHERE c.relnamespace = 'oncekey'::regnamespace
@@ -247,7 +246,7 @@ def indexes(postgres: Postgres) -> dict[str, bool]:
 
 
 def make_older(postgres: Postgres, shape: dict[str, Any]) -> list[str]:
-    """A schema of an older release with an unfinished key in it; the tables its rows may be in."""
+    """Create an older release's schema with an unfinished key; returns the tables of its rows."""
     slots = shape.get("ring_slots", 1)
     layout = Layout("oncekey", slots, HOUR) if slots > 1 else Layout("oncekey")
     postgres.execute(upgrade_script(layout, make_migrations(layout)[:BEFORE]))
@@ -274,7 +273,7 @@ def test_records_of_an_older_release_are_listed(
 def test_the_fence_index_may_be_created_concurrently_beforehand(
     postgres: Postgres, shape: dict[str, Any]
 ) -> None:
-    """As its migration tells; nothing is built a second time."""
+    """As the comment in its migration says; the index is not built a second time."""
     tables = make_older(postgres, shape)
     with psycopg.connect(postgres.url(), autocommit=True) as by_hand:
         for table in tables:

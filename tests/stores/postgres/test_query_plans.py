@@ -66,7 +66,7 @@ KEPT = 24 * HOUR
 
 
 def fill(postgres: Postgres, schema: str, rows: range, slots: int = 1) -> None:
-    """Keys by number, finished, in every slot, none of them due."""
+    """Insert finished keys by number, in every slot, none of them due."""
     postgres.execute(
         f"""INSERT INTO {schema}.records
         SELECT lpad(to_hex(n), 32, '0')::uuid, gen_random_uuid(), n, {NOW}, {NOW}, {NOW}, {KEPT},
@@ -101,7 +101,7 @@ class Clock:
 
 @pytest.fixture(scope="module")
 def fillings() -> set[str]:
-    """The shapes whose table was filled."""
+    """The layouts whose table was filled."""
     return set()
 
 
@@ -109,7 +109,7 @@ def fillings() -> set[str]:
 def filled(
     request: pytest.FixtureRequest, postgres: Postgres, adapters: StoreAdapters, fillings: set[str]
 ) -> dict[str, Any]:
-    """The options of a store whose table is full."""
+    """The options of a store whose table was filled."""
     shape = SHAPES[request.param]
     if request.param not in fillings:
         adapters.store(postgres.url(), **shape).prepare()
@@ -129,7 +129,7 @@ def stored(number: int, owner: str = "owner", **changes: Any) -> Claim:
 
 
 def every_verb(store: StoreAdapter, name: str, clock: Clock) -> None:
-    """Whatever a store does, each way of deciding it once."""
+    """Call every store method, once for each kind of decision."""
     asked = [make_claim(f"{name} {n}", retry_safe=n % 2 == 0) for n in range(20)]
     fresh = [claim._replace(keep_unknown=KEEP) for claim in asked]
     fences = [reply.fence for reply in store.apply(fresh)]
@@ -165,7 +165,7 @@ def every_verb(store: StoreAdapter, name: str, clock: Clock) -> None:
 
 
 def plans(postgres: Postgres, run: Callable[[], object]) -> str:
-    """What the server's log says of the plans of everything that runs meanwhile."""
+    """The plans, from the server's log, of everything that runs meanwhile."""
     postgres.configure({"auto_explain.log_min_duration": 0})
     path = postgres.directory / "log"
     before = path.stat().st_size
@@ -229,7 +229,7 @@ def test_a_sequential_scan_would_be_detected(postgres: Postgres, filled: dict[st
 
 
 def test_a_session_opened_on_an_empty_table_uses_indexes_later(postgres: Postgres) -> None:
-    """It keeps the plans it made then, when reading all of the table was the quickest way."""
+    """It keeps the plans it made when reading the whole table was the fastest way."""
     adapters = StoreAdapters("psycopg")
     clock = Clock()
     store = adapters.store(postgres.url(), schema="growing", clock=clock)
@@ -328,7 +328,7 @@ def test_i7_replays_and_rejections_write_nothing(
     ask()
     assert wal_bytes(postgres, ask) == 0
     written = wal_bytes(postgres, lambda: claim_anything(store))
-    assert written > 0  # the measure is one
+    assert written > 0  # the measurement works
 
 
 def claim_anything(store: StoreAdapter) -> None:
@@ -339,7 +339,7 @@ def claim_anything(store: StoreAdapter) -> None:
 
 
 def calls(postgres: Postgres, run: Callable[[], object]) -> int:
-    """How many statements reach the server, but for our own look at the count."""
+    """How many statements reach the server, without the one that reads the count."""
     postgres.execute("SELECT pg_stat_statements_reset()")
     run()
     query = (

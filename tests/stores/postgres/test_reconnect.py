@@ -91,7 +91,7 @@ def test_a_store_connects_as_soon_as_the_server_is_up(
     begun = time.monotonic()
     errors = [refused(store, make_claim("other")) for _ in range(3)]
     assert time.monotonic() - begun < PROMPT_SECONDS
-    assert not errors[-1].ambiguous  # at the latest by then it knows that nobody listens
+    assert not errors[-1].ambiguous  # by then it knows that the server is down
     postgres.start()
     assert isinstance(store.apply([make_claim("k")])[0], Claimed)
 
@@ -105,7 +105,7 @@ def test_an_unknown_host_is_reported(adapters: StoreAdapters) -> None:
 def test_concurrent_callers_of_an_unreachable_server_wait_once(
     adapters: StoreAdapters, postgres: Postgres, proxy: Proxy
 ) -> None:
-    """Eight at once, two seconds each: one after the other would take sixteen."""
+    """Eight calls at once, two seconds each: one after the other would take sixteen."""
     proxy.hold()
     store = adapters.store(postgres.url(port=proxy.port) + "?connect_timeout=2")
     begun = time.monotonic()
@@ -121,7 +121,7 @@ def test_concurrent_callers_of_an_unreachable_server_wait_once(
 
 
 def use_all_connections(adapter: StoreAdapter) -> int:
-    """Have as many connections as the store keeps, all idle."""
+    """Open as many connections as the pool holds, all idle."""
     pool = adapter.store._database.pool
     if adapter.loop is None:
         acquired = [pool.acquire(time.monotonic() + 30) for _ in range(4)]
@@ -144,7 +144,7 @@ def use_all_connections(adapter: StoreAdapter) -> int:
 
 
 def wait_until_noticed(adapter: StoreAdapter) -> None:
-    """Until the event loop has heard that the connections have ended."""
+    """Wait until the event loop has noticed that the connections have ended."""
     if adapter.loop is not None:
         by_loop = adapter.store._database.pool._by_loop
 
@@ -229,7 +229,7 @@ def waits(postgres: Postgres) -> int:
 
 
 def warm_up(store: StoreAdapter) -> None:
-    """Have the statements prepared, so that the next request is the execution of one alone."""
+    """Prepare the statements, so that the next request only executes one."""
     store.apply([make_claim("warm")])
     store.apply([make_finish(make_claim("nobody's"), 1)])
 
@@ -238,7 +238,7 @@ def warm_up(store: StoreAdapter) -> None:
 def test_i9_a_claim_and_a_finish_with_lost_replies_can_be_repeated(
     adapters: StoreAdapters, postgres: Postgres, proxy: Proxy, pooler: bool
 ) -> None:
-    """`wrapped`: as behind a pooler, where each statement stands between BEGIN and COMMIT."""
+    """`wrapped`: as behind a pooler, where each statement is between BEGIN and COMMIT."""
     commit = b"COMMIT\0" if pooler else b""
     store = adapters.store(postgres.url(port=proxy.port), pooler=pooler)
     warm_up(store)

@@ -25,7 +25,7 @@ def claim(number: int, fingerprint: bytes = SAME, id: bytes = ID) -> Claim:
 
 
 class Counted:
-    """A store, and the same commands on the reference store under the same clock."""
+    """Sends the same commands to a PostgreSQL store and to the memory store, under one clock."""
 
     def __init__(self) -> None:
         clock = FakeClock()

@@ -131,7 +131,7 @@ def test_i1_a_claim_of_a_new_key_waits_no_longer_than_the_move(ring: Ring) -> No
 
 
 def test_i12_an_open_claim_keeps_the_slot_from_being_emptied(ring: Ring) -> None:
-    """It revives what would have been removed."""
+    """The claim renews a record that would have been removed."""
     _, garbage = ring.due()
     _, claimer = ring.begin(claim(garbage.id, token(), **TERMS))
     assert ring.sweep() == 0
@@ -172,7 +172,7 @@ def test_i11_two_sweepers_remove_everything_once(ring: Ring) -> None:
     ring.wait(SECOND)
     removed, first = ring.begin_sweep()
     assert removed == 1
-    assert ring.sweep() == 0  # somebody is at it: it does not wait for that
+    assert ring.sweep() == 0  # another session rotates: it does not wait
     first.commit()
     with ThreadPoolExecutor(4) as threads:
         sweepers = [ring.connect() for _ in range(4)]
@@ -195,7 +195,7 @@ def test_a_second_rotation_at_the_same_time_does_nothing(ring: Ring) -> None:
 
 
 def test_i11_an_open_reader_delays_rotation_and_nothing_else(ring: Ring) -> None:
-    """The sweeper leaves it after a while; whoever queued behind it has waited no longer."""
+    """The sweeper gives up after a while; claims that queued behind it have waited no longer."""
     _, garbage = ring.due()
     reader = ring.connect()
     reader.connection.execute(b"BEGIN")
@@ -210,9 +210,11 @@ def test_i11_an_open_reader_delays_rotation_and_nothing_else(ring: Ring) -> None
 
 
 def _stalled_claim(ring: Ring) -> float:
-    """How long a claim takes that came while a rotation was waiting for its lock."""
+    """How long a claim takes that arrived while a rotation was waiting for its lock."""
     claimer = ring.connect()
-    ring.run(ring.program.apply([claim(token(), token(), **TERMS)]), claimer)  # it knows the way
+    ring.run(
+        ring.program.apply([claim(token(), token(), **TERMS)]), claimer
+    )  # its plans are cached
     sweeping, session = ring.in_thread(ring.program.sweep(1_000))
     while not sweeping.done() and not ring.database.blocks(session):
         pass

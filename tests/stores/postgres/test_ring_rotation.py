@@ -159,7 +159,7 @@ def test_rotation_does_not_move_a_slot_without_garbage(ring: Ring) -> None:
 
 
 def test_i12_rotation_leaves_a_slot_with_too_many_live_records(ring: Ring) -> None:
-    """Moving takes time under a lock that claims wait for."""
+    """Moving records takes time, under a lock that claims wait for."""
     ring.garbage()
     ids = [token("many") for _ in range(MOVES_MAX + 1)]
     terms = {"lease": SECOND, "keep": SECOND, "audit": 2 * SECOND, "retry_safe": True}
@@ -171,14 +171,14 @@ def test_i12_rotation_leaves_a_slot_with_too_many_live_records(ring: Ring) -> No
         if isinstance(reply, Claimed)
     ]
     assert ring.apply(*renewals) == [Done()] * (MOVES_MAX + 1)
-    ring.wait(2 * SECOND)  # the turn of their slot comes next
+    ring.wait(2 * SECOND)  # their slot is to be filled next
     assert ring.sweep() == 0
     assert ring.ask("SELECT count(*) FROM {schema}.records_0") == [(MOVES_MAX + 2,)]
     assert ring.apply(renewals[0]._replace(lease=1)) == [Done()]
 
 
 def test_i12_any_number_of_undecided_records_outlive_their_slot(ring: Ring) -> None:
-    """They go one by one, without a lock that claims wait for; then the slot is emptied."""
+    """They are moved one by one, without a lock that claims wait for; then the slot is emptied."""
     garbage = ring.garbage()
     ids = [token("many") for _ in range(MOVES_MAX + 1)]
     ring.apply(*(claim(id, id, lease=SECOND, keep=SECOND, audit=SECOND) for id in ids))
@@ -194,7 +194,7 @@ def test_i12_any_number_of_undecided_records_outlive_their_slot(ring: Ring) -> N
 
 
 def test_a_key_claimed_again_in_an_old_slot_has_one_record(ring: Ring) -> None:
-    """Its new generation is written in place and outlives the slot's first round (I1, I6)."""
+    """Its new generation is written in place and outlives the slot's first period (I1, I6)."""
     ring.garbage()
     terms = {"keep": SECOND, "audit": 2 * SECOND}
     key = ring.finished(**terms)
@@ -250,7 +250,7 @@ def test_claims_longer_than_the_ring_are_refused_and_not_stored(ring: Ring) -> N
 def test_i1_a_store_with_another_ring_layout_is_refused(
     ring: Ring, other: dict[str, object]
 ) -> None:
-    """It would look for keys in other places."""
+    """It would look for keys in other slots."""
     store = PostgresStore(server().url(DATABASE), schema=RING.schema, **other)
     with pytest.raises(ConfigurationError, match="was made for retention 'ring 6 1000000'"):
         store.prepare()

@@ -52,7 +52,7 @@ def test_i1_a_task_cancelled_at_any_loop_iteration_keeps_rows_and_record_togethe
     open_callers: OpenCallers, kind: str
 ) -> None:
     async def after(caller: Caller, turns: int, key: str) -> int:
-        """An order that is cancelled after some turns; how many turns it took."""
+        """Cancel a run after some loop iterations; returns how many it took."""
         order = Body((f"INSERT INTO orders VALUES ('{key}')",))  # noqa: S608
         await caller.begin()
         task = asyncio.ensure_future(caller.run_inside(key, order))
@@ -81,7 +81,7 @@ def test_i1_a_task_cancelled_at_any_loop_iteration_keeps_rows_and_record_togethe
         finished = [key for key in keys if await caller.state(key) == "succeeded"]
         assert [row for row in orders() if row in keys] == finished
         assert keys[0] not in finished
-        for key in keys:  # and nothing is left to be waited for
+        for key in keys:  # and nothing is left that would make it wait
             async with caller.transaction():
                 result = await caller.run_inside(key, Body(()))
                 assert result.replayed is (key in finished)

@@ -220,7 +220,7 @@ def test_two_operations_and_a_replay_in_one_transaction(run_scenario: RunScenari
 
 
 def body_with(caller: Caller, tx: Any, inner: Body, error: BaseException | None = None) -> Any:
-    """A body that writes milk, runs another operation, and writes milk again."""
+    """A body that inserts milk, runs another operation, and inserts milk again."""
 
     def blocking(attempt: Any) -> Any:
         caller.send(MILK)
@@ -362,7 +362,7 @@ def test_get_in_a_transaction_sees_its_own_record(run_scenario: RunScenario) -> 
 
 
 def test_in_transaction_without_an_open_transaction_is_refused(run_scenario: RunScenario) -> None:
-    """Kinds that begin by themselves are in test_enlisted_refusals.py."""
+    """Kinds that begin implicitly are not affected."""
 
     async def scenario(caller: Caller) -> None:
         if type(caller).__name__ in BEGIN_BY_THEMSELVES:

@@ -103,7 +103,7 @@ def test_a_transaction_begun_with_plain_sql_works(open_callers: OpenCallers) -> 
 
 
 def test_settings_of_a_transaction_end_with_it(open_callers: OpenCallers) -> None:
-    """A key that runs wants its commit to be durable, whatever the session has chosen."""
+    """The commit of a transaction with a key must be durable, whatever the session's setting."""
 
     async def scenario(caller: Caller) -> None:
         def settings() -> list[str]:

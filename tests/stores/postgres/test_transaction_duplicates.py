@@ -107,7 +107,7 @@ def test_i10_the_next_duplicate_runs_after_a_rollback(
         with pytest.raises(InFlight):
             await other.run_inside("k", MUST_NOT_RUN)
         await caller.rollback()
-        assert not (await other.run_inside("k")).replayed  # in the transaction that was told
+        assert not (await other.run_inside("k")).replayed  # in the transaction that got InFlight
         await other.commit()
         assert (await caller.run_leased("k", MUST_NOT_RUN)).value == "done"
         assert orders() == ["tea"]
@@ -285,7 +285,7 @@ def test_the_cache_never_replays_a_result_that_was_rolled_back(
             await caller.run_inside("k", Body(value="rolled back"))
             assert (
                 await caller.run_inside("k", MUST_NOT_RUN)
-            ).value == "rolled back"  # inside it did happen
+            ).value == "rolled back"  # inside the transaction it has run
             await caller.rollback()
             fresh = await caller.run_leased("k", Body((), value="committed"))
             assert (fresh.value, fresh.replayed) == ("committed", False)
@@ -306,7 +306,7 @@ def test_the_cache_never_replays_a_result_that_was_rolled_back(
 def test_i1_rows_are_rolled_back_if_a_peer_claimed_the_key_meanwhile(
     run_scenario_mainly: RunScenario, wins: bool, error: Exception | None
 ) -> None:
-    """A peer that heeds no transaction has claimed the key meanwhile."""
+    """A peer that does not respect transactions claims the key meanwhile."""
 
     async def scenario(caller: Caller) -> None:
         driver = "asyncpg" if caller.is_async else "psycopg"
@@ -335,7 +335,7 @@ def test_i1_rows_are_rolled_back_if_a_peer_claimed_the_key_meanwhile(
 def test_a_different_request_is_in_flight_until_the_first_one_commits(
     run_scenario_on_drivers: RunScenario,
 ) -> None:
-    """What an open transaction was asked nobody else can see; the docs say so."""
+    """Others cannot see the request of an open transaction, as the docs say."""
 
     async def scenario(caller: Caller, other: Caller) -> None:
         async with caller.transaction():
@@ -356,7 +356,7 @@ def test_a_raw_commit_in_a_body_raises_and_leaves_the_documented_state(
         with pytest.raises(ConfigurationError, match="is over"):
             await caller.run_inside("k", Body((INSERT, "COMMIT")))
         assert (orders(), await caller.state("k")) == (["tea"], None)
-        # The driver takes its transaction for open still: nobody else may get this connection.
+        # The driver still considers its transaction open: no other test may get this connection.
         setattr(caller, "block", None)  # noqa: B010
         await caller.close()
         await caller.open()

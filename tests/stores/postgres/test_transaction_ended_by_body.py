@@ -39,7 +39,7 @@ FOR EACH ROW WHEN (NEW.operation = 'cursed') EXECUTE FUNCTION refuse();
 
 
 def body_that(caller: Caller, ends: Callable[[], Any], error: Exception | None = None) -> Any:
-    """A body that writes, and then ends the transaction by one of the driver's own means."""
+    """A body that inserts, and then ends the transaction in one of the driver's ways."""
 
     def blocking(attempt: Any) -> str:
         caller.send(INSERT)
@@ -65,7 +65,7 @@ def body_that(caller: Caller, ends: Callable[[], Any], error: Exception | None =
 def test_i1_a_commit_in_the_body_is_refused_and_nothing_is_committed(
     open_callers: OpenCallers, kind: str
 ) -> None:
-    """Also where the caller catches the error and commits: asyncpg alone has no commit()."""
+    """Even if the caller catches the error and commits. Only asyncpg has no commit()."""
 
     async def scenario(caller: Caller) -> None:
         commit = caller.db.commit
@@ -266,7 +266,7 @@ def test_a_rollback_to_a_savepoint_before_the_claim_raises(
 def test_i1_a_body_that_swallows_a_failed_statement_is_not_recorded(
     run_scenario_mainly: RunScenario,
 ) -> None:
-    """Its rows are lost with the statement, so its answer must be too."""
+    """Its rows are lost with the statement, so its result must not be stored."""
 
     async def scenario(caller: Caller) -> None:
         def blocking(attempt: Any) -> str:

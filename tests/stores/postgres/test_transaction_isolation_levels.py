@@ -34,7 +34,7 @@ every_level = pytest.mark.parametrize("level", LEVELS)
 
 
 class Begun:
-    """What `run_transaction` calls to begin; counts the tries, and something happens in each."""
+    """The `begin` of `run_transaction`. It counts the tries and lets something happen in each."""
 
     def __init__(self, caller: Caller, level: str, *before: Callable[[], Any]) -> None:
         self.caller = caller
@@ -58,14 +58,14 @@ class Begun:
         self.tries += 1
         async with self.caller.transaction():
             await self.caller.execute(self.level)
-            await self.caller.execute("SELECT count(*) FROM orders")  # from here on it looks back
+            await self.caller.execute("SELECT count(*) FROM orders")  # its snapshot is taken here
             if self.before:
                 await resolved(self.before.pop(0)())
             yield self.caller
 
 
 def finished(work: Any) -> Any:
-    """What a coroutine gives that has nothing to wait for."""
+    """The result of a coroutine that never waits."""
     try:
         work.send(None)
     except StopIteration as stop:
@@ -74,7 +74,7 @@ def finished(work: Any) -> Any:
 
 
 async def transacted(begun: Begun, order: Body = INSERT_BODY, **options: Any) -> Any:
-    """An order in a transaction that is done again where that helps."""
+    """Run an operation in a transaction that is retried after a conflict."""
     caller = begun.caller
 
     def work(caller: Caller) -> Any:
@@ -118,7 +118,7 @@ def test_i1_a_conflict_on_a_row_of_the_body_makes_the_transaction_retry(
 
 
 def test_a_refused_commit_makes_the_transaction_retry(run_scenario_mainly: RunScenario) -> None:
-    """Two transactions read what the other one writes: one of them cannot be."""
+    """Two transactions read what the other one writes, so one of them is refused."""
 
     async def scenario(caller: Caller, other: Caller) -> None:
         looks = "SELECT count(*) FROM orders"

@@ -62,7 +62,7 @@ plain_or_ring = pytest.mark.parametrize("options", [{}, RING], ids=["plain", "ri
 
 
 async def dead_owner(caller: Caller) -> Claimed:
-    """A key whose owner, retry-safe, has let its lease end."""
+    """A retry-safe key whose owner's lease has ended."""
     (claimed,) = await apply(caller, claim_of("k"))
     CLOCK.us += 20_000_000
     assert isinstance(claimed, Claimed)
@@ -112,7 +112,7 @@ def test_a_late_owner_may_finish_after_a_rollback(
 def test_i1_a_late_owner_that_writes_first_rolls_back_the_transactions_rows(
     run_scenario_on_drivers: RunScenario, verb: Verb, options: dict[str, Any]
 ) -> None:
-    """Its finish is the answer; any other sign of life makes the transaction step back."""
+    """Its finish becomes the result; any other command of it makes the transaction give up."""
 
     async def scenario(caller: Caller, other: Caller) -> None:
         claimed = await dead_owner(caller)
@@ -158,7 +158,7 @@ def test_i1_a_late_owner_makes_a_transaction_at_a_higher_level_fail(
 def test_recovery_in_a_transaction_blocks_no_other_caller(
     run_scenario_on_drivers: RunScenario, found: Recovery, options: dict[str, Any]
 ) -> None:
-    """It takes the key's lock, as claims do: who comes from outside need not wait for the row."""
+    """It takes the key's lock, as claims do, so that other callers need not wait for the row."""
 
     async def scenario(caller: Caller, other: Caller) -> None:
         await apply(caller, claim_of("k", retry_safe=False))
@@ -167,7 +167,7 @@ def test_recovery_in_a_transaction_blocks_no_other_caller(
         assert isinstance(result, Unknown)
 
         async def outsiders() -> list[Any]:
-            # One that had to wait would be the end of all three: lock_timeout.
+            # If one of them had to wait, all three would fail with lock_timeout.
             claims = [claim_of(name, b"outsider".ljust(16)) for name in "bkc"]
             return [type(reply) for reply in await apply(other, *claims)]
 

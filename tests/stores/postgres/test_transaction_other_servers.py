@@ -26,7 +26,7 @@ plain_or_ring = pytest.mark.parametrize("options", [{}, RING], ids=["plain", "ri
 
 
 async def essentials(caller: Caller, other: Caller) -> None:
-    """Commit, rollback, failures kept and not kept, duplicates, savepoints, many in one."""
+    """Commit, rollback, stored and unstored failures, duplicates, savepoints, several runs."""
     major = caller.major
     async with caller.transaction():
         await caller.run_inside("k")
@@ -79,7 +79,7 @@ def test_transactions_on_postgresql_15(
 def test_i1_transaction_settings_do_not_leak_to_the_next_caller_of_a_pooled_session(
     run_scenario_on_drivers: RunScenario,
 ) -> None:
-    """What a transaction has set must not be met by the next one on the same session."""
+    """The settings of a transaction must not be seen by the next one on the same session."""
 
     async def scenario(caller: Caller, other: Caller) -> None:
         for number in range(6):

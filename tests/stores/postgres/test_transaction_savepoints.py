@@ -129,7 +129,7 @@ def test_a_body_may_have_nested_blocks(run_scenario_mainly: RunScenario, fails: 
 
 
 def test_many_operations_run_in_one_transaction(run_scenario_mainly: RunScenario) -> None:
-    """More than may leave their savepoints open; some of them in blocks that are rolled back."""
+    """More than may leave their savepoints open, and some in blocks that are rolled back."""
 
     async def scenario(caller: Caller) -> None:
         tx = caller.once.in_transaction(caller.subject)

@@ -31,7 +31,7 @@ class Base(DeclarativeBase):
 
 
 class Line(Base):
-    """The table of orders as a mapped class; no two alike."""
+    """The table of orders as a mapped class, with unique items."""
 
     __tablename__ = "orders"
     item: Mapped[str] = mapped_column(primary_key=True)
@@ -44,7 +44,7 @@ SESSIONS = ["sqlalchemy-session", "sqlalchemy-scoped", "sqlalchemy-async-session
 
 
 def body_adding(caller: Caller, *items: str, error: Exception | None = None) -> Any:
-    """A body that adds objects and leaves it to the session when they are written."""
+    """A body that adds objects and lets the session decide when to write them."""
 
     def blocking(attempt: Any) -> str:
         caller.db.add_all([Line(item=item) for item in items])
@@ -81,7 +81,7 @@ def test_i1_unflushed_objects_of_a_body_that_raises_are_never_written(
 def test_i1_rows_on_a_connection_fetched_before_the_run_are_rolled_back(
     open_callers: OpenCallers, kind: str
 ) -> None:
-    """A session sets its savepoint late, and never if it is not asked for its connection."""
+    """A session sends its savepoint late, and never if its connection is not requested."""
 
     async def scenario(caller: Caller) -> None:
         with caller.db.begin():
@@ -260,7 +260,7 @@ def test_i1_djangos_on_commit_callbacks_are_rolled_back_with_the_rows(
 def test_a_django_block_marked_for_rollback_is_rolled_back_to_our_savepoint(
     open_callers: OpenCallers,
 ) -> None:
-    """Django refuses further statements then; our savepoint is far enough back to go on."""
+    """Django refuses further statements then; a rollback to our savepoint makes it usable again."""
 
     async def scenario(caller: Caller) -> None:
         from django.db import transaction

@@ -26,7 +26,7 @@ OTHER = "another_shop"
 
 @asynccontextmanager
 async def engine_on(caller: Caller, url: str, **options: Any) -> AsyncIterator[Any]:
-    """An engine of the caller's colour whose store is elsewhere."""
+    """An engine of the caller's kind whose store is in another database."""
     store = AsyncPostgresStore if caller.is_async else PostgresStore
     once: Any = AsyncOnce if caller.is_async else Once
     made = once(store(url, **options), cache=0)
@@ -60,7 +60,9 @@ def test_a_connection_to_another_database_is_refused(
                 assert f"is in database '{OTHER}' on 127.0.0.1" in str(raised.value)
             with pytest.raises(ConfigurationError, match="leads to database"):
                 await resolved(tx.get("order", "k"))
-            await caller.execute("INSERT INTO orders VALUES ('after')")  # it was not spoilt
+            await caller.execute(
+                "INSERT INTO orders VALUES ('after')"
+            )  # the transaction is still usable
             await caller.commit()
         assert (caller.ran, orders()) == (0, ["after"])
 

@@ -78,7 +78,7 @@ def store(tmp_path: Path, clock: Clock) -> Iterator[SQLiteStore]:
 
 @pytest.fixture
 def statements(store: SQLiteStore) -> list[str]:
-    """What SQLite is given to do from here on, by first word; one entry per row written."""
+    """The first words of the statements that SQLite executes from now on, one per row written."""
     seen: list[str] = []
     connection = store._database._connection
     assert connection is not None
@@ -92,7 +92,7 @@ def test_a_batch_of_64_claims_is_one_transaction(
     before = clock.readings
     replies = store.apply([claim(n) for n in range(64)])
     assert all(isinstance(reply, Claimed) for reply in replies)
-    # The second look is for the highest deleted fence.
+    # The second SELECT reads the highest deleted fence.
     assert [s for s in statements if s != "INSERT"] == ["SELECT", "BEGIN", "SELECT", "COMMIT"]
     assert statements.count("INSERT") == 64
     assert clock.readings - before == 2  # one for the snapshot, one under the lock
@@ -142,7 +142,7 @@ def test_replays_and_rejections_write_nothing_and_lock_nothing(
 def test_a_lost_finish_does_not_affect_the_rest_of_its_batch(
     store: SQLiteStore, statements: list[str]
 ) -> None:
-    """The bare compare-and-set changed a row less than asked: all is undone and decided again."""
+    """The compare-and-set changed a row less than expected, so all commands are decided again."""
     claims = [claim(n) for n in range(3)]
     finishes = [finish(c, r) for c, r in zip(claims, store.apply(claims), strict=True)]
     late = finishes[1]._replace(owner=b"zombie")

@@ -46,7 +46,7 @@ def test_a_held_lock_makes_the_store_unavailable_and_writes_nothing(
     with pytest.raises(StoreUnavailable, match="busy_timeout") as raised:
         store.apply([CLAIM])
     assert not raised.value.ambiguous
-    assert is_free(store)  # reading goes on
+    assert is_free(store)  # reads still work
     other.execute("ROLLBACK")
     assert isinstance(store.apply([CLAIM])[0], Claimed)
     other.close()
@@ -190,7 +190,7 @@ def python(script: str, *arguments: object, wrapper: tuple[str, ...] = ()) -> An
 
 @pytest.fixture
 def open_directory() -> Iterator[Path]:
-    """A directory anyone may enter: pytest's own are the user's alone."""
+    """A directory that every user may enter, unlike pytest's own."""
     directory = Path(tempfile.mkdtemp(prefix="oncekey-"))
     directory.chmod(0o755)
     yield directory

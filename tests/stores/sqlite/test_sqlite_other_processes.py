@@ -28,7 +28,7 @@ sys.stdin.read()
 
 @contextmanager
 def another_process(path: Path) -> Iterator[None]:
-    """Has the file open. It is not one of oncekey's: any program may share it."""
+    """A process that has the file open. It does not use oncekey: any program may share the file."""
     command = [sys.executable, "-c", OPENER, str(path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None

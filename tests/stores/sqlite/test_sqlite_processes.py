@@ -42,7 +42,7 @@ def present(store: SQLiteStore, *numbers: int) -> list[bool]:
 
 
 def start_child(work: Callable[[], None]) -> int:
-    """Run `work` in a forked child, which then exits: 0 where it did not raise."""
+    """Run `work` in a forked child, which exits with 0 unless it raises."""
     child = os.fork()
     if child:
         return child
@@ -170,8 +170,8 @@ def test_a_forked_child_uses_the_same_store(tmp_path: Path) -> None:
 
 @needs_fork
 def test_a_childs_commits_survive_its_parents_close(tmp_path: Path) -> None:
-    """A child beside an inherited connection takes no real lock: the parent's closing would
-    remove the log under it, and its later commits with it (I4)."""
+    """With an inherited connection a child takes no real lock: when the parent closes, the log
+    would be removed, and the child's later commits with it (I4)."""
     store = SQLiteStore(tmp_path / "keys.db")
     finish(store, 1)
     tells, result = multiprocessing.Pipe()
@@ -186,7 +186,7 @@ def test_a_childs_commits_survive_its_parents_close(tmp_path: Path) -> None:
         assert tells.recv() == "seen"
 
     child = start_child(work)
-    tells.close()  # so that a child that dies is the end of the line, not a silence
+    tells.close()  # so that reading ends if the child dies
     assert result.recv() == "done 2"
     store.apply([Look(claim(1).id)])
     store.close()

@@ -147,7 +147,7 @@ def test_attempt_rollback_after_the_body_is_refused(
 def test_an_inner_body_cannot_roll_back_the_outer_one(
     path: Path, once: Once, mine: sqlite3.Connection
 ) -> None:
-    """A savepoint is meant by its place: the inner one would be taken for the outer."""
+    """All savepoints have the same name: the rollback would go to the inner one."""
 
     def outer(attempt: Any) -> str:
         insert(mine, "outer")
@@ -178,7 +178,7 @@ def test_an_inner_body_cannot_roll_back_the_outer_one(
 
 
 def test_operations_on_two_connections_run_at_the_same_time(once: Once, tmp_path: Path) -> None:
-    """One operation at a time on a connection, not on all of them."""
+    """A connection runs one operation at a time; two connections do not wait for each other."""
     other_path = tmp_path / "other.db"
     with Once(f"sqlite:///{other_path}") as other:
         mine, its = (

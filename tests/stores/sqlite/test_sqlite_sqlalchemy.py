@@ -35,7 +35,7 @@ class Base(DeclarativeBase):
 
 
 class Line(Base):
-    """The table of orders as a mapped class; no two alike."""
+    """The table of orders as a mapped class, with unique items."""
 
     __tablename__ = "orders"
     item: Mapped[str] = mapped_column(primary_key=True)
@@ -46,7 +46,7 @@ async def done(given: Any) -> Any:
 
 
 class Caller:
-    """An engine of oncekey's, one of SQLAlchemy's, and a session or connection of that one."""
+    """An oncekey engine, an SQLAlchemy engine, and a session or connection of the latter."""
 
     def __init__(self, path: Path, kind: str, control: str = "as it comes", url: str = "") -> None:
         self.path = path
@@ -93,7 +93,7 @@ class Caller:
         return await done(tx.run("order", key, self.body(body), **options))
 
     def body(self, body: Callable[..., Any]) -> Callable[[Any], Any]:
-        """A body of the engine's kind that awaits whatever it is given."""
+        """A sync or async body, as the engine needs it."""
 
         async def awaited(attempt: Any) -> Any:
             return await done(body(attempt))
@@ -101,7 +101,7 @@ class Caller:
         return awaited if self.is_async else body
 
     def insert(self, item: str, then: Any = None) -> Callable[[Any], Any]:
-        """A body that inserts a row, and then answers, or raises."""
+        """A body that inserts a row, and then returns or raises."""
         sql = text("INSERT INTO orders VALUES (:item)").bindparams(item=item)
 
         def answer() -> Any:
@@ -142,7 +142,7 @@ class Caller:
 
 
 def begin_with(engine: Any, begin: str) -> None:
-    """SQLAlchemy's documented recipe: the driver begins nothing by itself."""
+    """SQLAlchemy's documented recipe, with which the driver begins nothing implicitly."""
 
     @event.listens_for(engine, "connect")
     def _(connection: Any, record: object) -> None:

@@ -62,7 +62,7 @@ def steps_of_the_plan(path: Path) -> list[str]:
 def test_s10_listing_reads_only_the_index_of_unfinished_records(
     store: SQLiteStore, path: Path, analyzed: bool
 ) -> None:
-    """Both times, for the records and for where to cut them; also if a user has run ANALYZE."""
+    """For the records and for the last fence of the page, even if a user has run ANALYZE."""
     store.apply([claim(n) for n in range(50)])
     if analyzed:
         with closing(sqlite3.connect(path)) as file:
@@ -75,7 +75,7 @@ def test_s10_listing_reads_only_the_index_of_unfinished_records(
 def test_ended_records_leave_the_index_of_unfinished_records(
     store: SQLiteStore, path: Path
 ) -> None:
-    """So it stays as small as what is under way. sqlite_stat1 says how many rows it has."""
+    """So the index stays small. sqlite_stat1 has its number of rows."""
     for n in range(5):
         store.apply([Finish(*claimed(store, n), State.SUCCEEDED, b"")])
     store.apply([Release(*claimed(store, 5))])
@@ -91,7 +91,7 @@ def test_ended_records_leave_the_index_of_unfinished_records(
 
 
 def test_listing_does_not_wait_for_a_writer(path: Path) -> None:
-    """Another process is in the middle of a transaction that has claimed something."""
+    """Another process has an open transaction with a claim."""
     with closing(SQLiteStore(path, busy_timeout="1ms")) as store:
         claimed(store, 1)
         with closing(sqlite3.connect(path, isolation_level=None)) as other:
@@ -103,7 +103,7 @@ def test_listing_does_not_wait_for_a_writer(path: Path) -> None:
 
 
 def test_a_claim_committed_by_a_caller_mid_run_is_listed(store: SQLiteStore, path: Path) -> None:
-    """Not before: until then it may be rolled back, and nobody must see it."""
+    """Not before the commit: until then it may be rolled back, and nobody must see it."""
     with closing(sqlite3.connect(path)) as own:
         (reply,) = store.join(own).apply([claim(1)._replace(in_transaction=True)])
         assert isinstance(reply, Claimed)
@@ -147,7 +147,7 @@ def test_s9_tasks_list_and_claim_concurrently(path: Path) -> None:
 def test_a_finish_uses_the_index_of_ids_and_not_of_fences(
     store: SQLiteStore, path: Path, analyzed: bool
 ) -> None:
-    """All claims of a batch have one fence: found by it, each would read the whole batch."""
+    """All claims of a batch have one fence: by that index a finish would read the whole batch."""
     store.apply([claim(n) for n in range(50)])
     with closing(sqlite3.connect(path)) as file:
         if analyzed:
