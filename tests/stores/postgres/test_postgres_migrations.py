@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from tests.support.servers import Postgres
 
 from oncekey.core.commands import Claimed, Done, Renew, Replay, SaveStep, Unknown
 from oncekey.core.errors import ConfigurationError
-from oncekey.stores.migrations import Migration, make_migration, plan
+from oncekey.stores.migrations import Migration, make_migration
 from oncekey.stores.postgres import store_base
 from oncekey.stores.postgres.queries import Layout, make_migrations
 from oncekey.stores.postgres.schema import upgrade_script
@@ -66,45 +66,6 @@ def catalogue(postgres: Postgres) -> list[tuple[Any, ...]]:
         SELECT 'function', p.proname, p.prosrc, pg_get_function_arguments(p.oid)
         FROM pg_proc p WHERE p.pronamespace = 'oncekey'::regnamespace
         ORDER BY 1, 2, 4""")
-
-
-# --- the plan -----------------------------------------------------------------------------------
-
-ONE, TWO, THREE = (Migration(n, f"m{n}", "") for n in (1, 2, 3))
-
-
-@pytest.mark.parametrize(
-    ("applied", "compatible", "missing"),
-    [
-        ([], 0, [ONE, TWO, THREE]),
-        ([1], 0, [TWO, THREE]),
-        ([2, 1], 0, [THREE]),
-        ([1, 2, 3], 0, []),
-        ([1, 2, 3, 4], 3, []),
-        ([1, 2, 3, 4, 5], 1, []),
-    ],
-)
-def test_plan_returns_the_missing_migrations(
-    applied: list[int], compatible: int, missing: Sequence[Migration]
-) -> None:
-    assert plan(applied, [ONE, TWO, THREE], compatible) == missing
-
-
-@pytest.mark.parametrize(
-    ("applied", "compatible", "said"),
-    [
-        ([1, 2, 3, 4], 0, "has oncekey's schema 4, this release knows up to 3"),
-        ([1, 2, 3, 4], 4, "has oncekey's schema 4, this release knows up to 3"),
-        ([1, 3], 0, "changed by hand"),
-        ([2, 3], 0, "changed by hand"),
-        ([1, 2, 4], 2, "changed by hand"),
-    ],
-)
-def test_a_plan_for_mismatching_migrations_is_refused(
-    applied: list[int], compatible: int, said: str
-) -> None:
-    with pytest.raises(ConfigurationError, match=said):
-        plan(applied, [ONE, TWO, THREE], compatible)
 
 
 # --- the script ---------------------------------------------------------------------------------
