@@ -109,7 +109,7 @@ def test_renew_moves_the_lease_from_now() -> None:
     assert written(before, renew(lease=7)) == before._replace(lease_until=NOW + 7)
 
 
-def test_release_leaves_a_tombstone_with_its_fence() -> None:
+def test_release_leaves_a_freed_record_with_its_fence() -> None:
     before = record()
     after = written(before, release())
     assert after == before._replace(state=ABSENT, lease_until=NOW)
@@ -158,7 +158,7 @@ def test_resolve_decides_an_unknown_key_and_keeps_the_note(state: State) -> None
     )
 
 
-def test_resolve_free_leaves_a_tombstone_that_expires_from_now() -> None:
+def test_resolve_free_leaves_a_freed_record_that_expires_from_now() -> None:
     after = written(record(UNKNOWN), resolve(state=ABSENT, body=b""))
     assert (after.state, after.finished_at, after.lease_until) == (ABSENT, 0, NOW)
     assert after.expires_at == NOW + KEEP

@@ -1,4 +1,4 @@
-"""A step's result is kept by the engine's codec: the operation's own is for what it answers."""
+"""A step's result is stored by the engine's codec, not by the operation's own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Receipt:
     charge: str
 
 
-def test_a_step_of_a_typed_operation_is_kept() -> None:
+def test_a_step_of_an_operation_with_a_codec_is_stored_by_the_engines_codec() -> None:
     calls: list[str] = []
 
     def pay(key: str) -> dict[str, str]:
@@ -38,7 +38,7 @@ def test_a_step_of_a_typed_operation_is_kept() -> None:
     assert len(calls) == 1
 
 
-def test_and_of_one_that_is_awaited() -> None:
+def test_an_async_step_of_an_operation_with_a_codec_is_stored_by_the_engines_codec() -> None:
     calls: list[str] = []
 
     async def pay(key: str) -> dict[str, str]:

@@ -9,14 +9,14 @@
     ├─ OutcomeUnknown        409  the owner died; whether it ran is not known
     ├─ OperationFailed       500  the stored failure of the first run
     ├─ LeaseLost             500  this attempt was overtaken, its outcome was refused
-    ├─ NotReplayable         500  it ran, but its answer cannot be given again
+    ├─ NotReplayable         500  it ran, but its result cannot be given again
     ├─ StoreUnavailable      503  the store did not answer; nothing was assumed
     └─ ConfigurationError    500  raised while setting up, never while serving
 
 `Terminal` and `NotStarted` are outside the tree: a body raises them to say what happened.
 
 Owns the messages users read. A message says what happened, to which operation and key (by a short
-tag, never the raw key: errors end up in logs) and what to do. Knows no state machine and no store.
+tag, never the raw key, because errors end up in logs) and what to do. Knows no store.
 """
 
 from __future__ import annotations
@@ -102,9 +102,9 @@ class OperationFailed(OncekeyError):
 
 class LeaseLost(OncekeyError):
     """This attempt fell silent longer than its lease, and another one took over or somebody decided
-    the key. Its outcome was not stored. Retry with the same key to get the stored answer.
+    the key. Its outcome was not stored. Retry with the same key to get the stored outcome.
 
-    `value` holds the operation's own answer where it ended with one.
+    `value` holds the operation's own result if it returned one.
     """
 
     def __init__(
@@ -115,9 +115,9 @@ class LeaseLost(OncekeyError):
 
 
 class NotReplayable(OncekeyError):
-    """The operation ran, but its answer cannot be given (again).
+    """The operation ran, but its result cannot be given (again).
 
-    `value` holds the answer where this very call ran the operation, else None.
+    `value` holds the result if this very call ran the operation, else None.
     """
 
     def __init__(
@@ -130,10 +130,10 @@ class NotReplayable(OncekeyError):
 class StoreUnavailable(OncekeyError):
     """The store did not answer as it should. oncekey fails closed: retry with the same key.
 
-    `ambiguous` is True where the command may have been applied although no answer came.
-    `final` is True where trying again cannot help, the store being closed.
-    `timed_out` is True where the store took too long, which a smaller batch may not.
-    `value` holds the operation's own answer where it ran but could not be recorded.
+    `ambiguous` is True if the command may have been applied although no reply came.
+    `final` is True if trying again cannot help, because the store is closed.
+    `timed_out` is True if the store took too long, which a smaller batch may not.
+    `value` holds the operation's own result if it ran and could not be recorded.
     """
 
     status = 503

@@ -7,7 +7,7 @@ Rules, in words:
 2.  A claim takes the first rule of CLAIM_RULES that holds: expired or never seen, a late copy
     of a claim that was released already, freed, mine already (the reply was lost), another
     request, finished, unknown, held, taken over, or given up as unknown.
-    Another request is told Mismatched first, also while the key is held.
+    The reply to another request is Mismatched, also while the key is held.
 3.  Rejections and replays change nothing.
 4.  Finish, renew, release and save-step are compare-and-set on (owner, fence, pending). Sent
     twice, they reply Done twice. The reply to anyone else is Lost. One exception: the owner of a
@@ -326,7 +326,7 @@ def _release(record: Record | None, command: Release, now: int) -> Decision:
     given_up = record.state == UNKNOWN and not record.body  # an owner's own finish has a body
     if record.state != PENDING and not given_up:
         return _DONE if record.state == ABSENT else _LOST
-    # The freed record stays as a tombstone with its fence until it is swept: the next fence must
+    # The freed record stays, with its fence, until it is swept: the next fence must
     # be higher even if the clock steps back, and a repeated release must be recognised.
     write = record._replace(
         state=_next(record.state, Trigger.RELEASE), lease_until=now, finished_at=0

@@ -223,7 +223,7 @@ class History:
         assert past == records
         assert [old.fence for old in past] == sorted(old.fence for old in past)
 
-    def test_a_released_tombstone_and_an_audited_record_are_not_archived(
+    def test_a_released_record_and_an_audited_record_are_not_archived(
         self, case: StoreCase
     ) -> None:
         freed, old = case.key_in(ABSENT), case.key_in(SUCCEEDED)
