@@ -69,7 +69,7 @@ class SyncResponseBuffer:
             self.close()
 
     def close(self) -> None:
-        """The response was sent, or nobody wants it."""
+        """Free the buffer and close the source, because the response was sent or is not needed."""
         self._file.close()
         self._close_source()
 

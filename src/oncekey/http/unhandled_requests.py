@@ -46,8 +46,8 @@ def is_unstored(marks: Iterable[int], status: int) -> bool:
 
 
 def _mark_unhandled(scope: Any) -> None:
-    """Mark a request that no handler has seen. A success counts all the same: an error page with
-    such a status may have been a handler of its own."""
+    """Mark a request that no handler has seen, so that an error response to it is not stored. A
+    success is stored: an error page that responds with one may be a handler itself."""
     _mark(scope, _FIRST_ERROR_STATUS)
 
 
