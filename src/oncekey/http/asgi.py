@@ -22,10 +22,10 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from oncekey.core.duration import Duration, microseconds
-from oncekey.core.errors import ConfigurationError
+from oncekey.core.errors import ConfigurationError, OncekeyError
 from oncekey.engine.aio.attempt import AsyncAttempt
 from oncekey.engine.aio.once import AsyncOnce
-from oncekey.http.buffered_run import BufferedRun
+from oncekey.http.buffered_run import BufferedRun, FreshResponse
 from oncekey.http.exchange import (
     ATTEMPT,
     OPERATION_DEFAULT,
@@ -39,6 +39,7 @@ from oncekey.http.exchange import (
 )
 from oncekey.http.lifespan import RequestTasks, draining, note_request, run_lifespan
 from oncekey.http.message import App, Headers, Message, Receive, Request, Response, Scope, Send
+from oncekey.http.outcomes import NotStored
 from oncekey.http.path_readings import app_path, app_paths
 from oncekey.http.policy_page import asgi_app_or_page, is_policy_page
 from oncekey.http.problem import Render
@@ -205,7 +206,8 @@ class GuardedRequest:
     async def respond(self) -> None:
         mark_key_guarded(self._scope)
         rule, exchange = self._rule, self._exchange
-        caller = await self._find_caller()
+        found = self._guard.caller(self._scope)
+        caller = checked_principal(await found if inspect.isawaitable(found) else found)
         key = exchange.key_of(rule, self._headers) if caller else exchange.unknown_caller()
         if isinstance(key, Response):
             await self.refuse(key)
@@ -228,7 +230,7 @@ class GuardedRequest:
             await send_response(self._send, arguments)
         else:
             await self._run_once(arguments)
-        if not self._run.is_running:
+        if not self._run.is_started or self._run.task.done():
             self._reader.body.close()
 
     async def refuse(self, response: Response) -> None:
@@ -240,18 +242,18 @@ class GuardedRequest:
             is_last = read is ReadResult.TOO_LARGE
             await send_response(self._send, response, close_header(self._scope) if is_last else ())
 
-    async def _find_caller(self) -> str:
-        caller = self._guard.caller(self._scope)
-        if inspect.isawaitable(caller):
-            caller = await caller
-        return checked_principal(caller)
-
     async def _run_once(self, arguments: RunArguments) -> None:
         once, run = self._guard.once, self._run
+        reply: Response | FreshResponse | None
         try:
-            reply = await run.reply_of(
-                once.run(arguments.operation, arguments.key, self._run_app, **arguments.options)
-            )
+            try:
+                result = await once.run(
+                    arguments.operation, arguments.key, self._run_app, **arguments.options
+                )
+            except (NotStored, OncekeyError) as error:
+                reply = run.reply_to_error(error)
+            else:
+                reply = run.reply(result)
             if isinstance(reply, Response):
                 await send_response(self._send, reply)
             elif reply is None:
@@ -259,7 +261,8 @@ class GuardedRequest:
             else:
                 await run.deliver(self._send, reply.headers)
         finally:
-            run.close()
+            if run.is_started:
+                run.buffer.close()
 
     async def _run_app(self, attempt: AsyncAttempt) -> Response:
         """The engine calls this under a fresh claim."""

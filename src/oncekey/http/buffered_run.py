@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Coroutine, Iterator
+from collections.abc import Coroutine, Iterator
 from tempfile import TemporaryFile
 from typing import IO, Any, Final, NamedTuple, Protocol
 
@@ -170,21 +170,22 @@ class FreshResponse(NamedTuple):
 class BufferedRun:
     """One run of an app under a key: its task, its buffered response, and what came of it.
 
-    error       the app's own error, if it ended without a complete response
+    is_started  whether the app was started: only then it has a task and a buffer
     is_claimed  whether the engine has called `outcome`: the app runs under the key
+    error       the app's own error, if it ended without a complete response
     """
 
-    task: asyncio.Task[None]  # of the app, and
-    buffer: ResponseBuffer  # of its response, once it is started
+    is_started = False
+    task: asyncio.Task[None]
+    buffer: ResponseBuffer
+    is_claimed = False
+    error: BaseException | None = None
 
     def __init__(self, guard: AppGuard, exchange: Exchange, rule: Rule) -> None:
         self._guard = guard
         self._exchange = exchange
         self._rule = rule
         self._unstored: list[int] = []  # filled if the app says that no handler has run
-        self._is_started = False
-        self.is_claimed = False
-        self.error: BaseException | None = None
 
     def private_scope(self, scope: Scope, more: Scope) -> Scope:
         """The scope for an app whose response is held back, with more items."""
@@ -192,15 +193,11 @@ class BufferedRun:
 
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Start the app. What it sends goes to the buffer."""
-        self._is_started = True
+        self.is_started = True
         self.buffer = ResponseBuffer()
         self.task = self._guard.tasks.start(work)
         self.task.add_done_callback(self.buffer.wake)
         return self.task
-
-    @property
-    def is_running(self) -> bool:
-        return self._is_started and not self.task.done()
 
     def fail(self, error: BaseException) -> None:
         """The app has failed, though it has not ended."""
@@ -234,34 +231,32 @@ class BufferedRun:
             buffer.close()
         return outcome_to_store(response, self._rule, self._guard.once.policy)
 
-    async def reply_of(
-        self, running: Awaitable[Result[Response]]
-    ) -> Response | FreshResponse | None:
-        """Await the engine's run; what is to be sent then:
-
-        1. the app's own response, if it was stored, or if it ends no key
-        2. the stored response of an earlier attempt, or of one that has overtaken ours
-        3. None if the store was down before the app began, and the rule lets it run unprotected
-        4. else a refusal
-
-        Raises the app's own error.
-        """
-        try:
-            result = await running
-        except NotStored:
-            return FreshResponse(())
-        except OncekeyError as error:
-            if error is self.error:
-                raise  # from an engine of the handler's own
-            is_down = isinstance(error, StoreUnavailable) and not error.final
-            if is_down and not self.is_claimed and self._rule.store_down == "run":
-                self._guard.unprotected += 1
-                _log.warning("the store is down, a request runs without protection: %s", error)
-                return None
-            return self._exchange.error_response(error, self._rule)
+    def reply(self, result: Result[Response]) -> Response | FreshResponse:
+        """What is to be sent when the engine's `run` has returned: the app's own response, or the
+        stored one of an earlier attempt, or of an attempt that has overtaken ours."""
         if result.replayed or not self.is_claimed:
             return self._exchange.replay(result.value, result.expires_in)
         return FreshResponse(self._exchange.added_headers(result.expires_in, replayed=False))
+
+    def reply_to_error(self, error: NotStored | OncekeyError) -> Response | FreshResponse | None:
+        """What is to be sent when the engine's `run` has raised:
+
+        1. the app's own response, if it ends no key
+        2. None if the store was down before the app began, and the rule lets it run unprotected
+        3. else a refusal
+
+        Raises the error again if it is the app's own.
+        """
+        if isinstance(error, NotStored):
+            return FreshResponse(())
+        if error is self.error:
+            raise error  # from an engine of the handler's own
+        is_down = isinstance(error, StoreUnavailable) and not error.final
+        if is_down and not self.is_claimed and self._rule.store_down == "run":
+            self._guard.unprotected += 1
+            _log.warning("the store is down, a request runs without protection: %s", error)
+            return None
+        return self._exchange.error_response(error, self._rule)
 
     async def deliver(self, send: Send, more: Headers) -> None:
         """Send the app's own response, then wait for the end of the app."""
@@ -270,11 +265,6 @@ class BufferedRun:
             self.task.result()  # the server gets the app's error
         else:
             await asyncio.shield(self.task)
-
-    def close(self) -> None:
-        """The request no longer needs the response. The run may still need it."""
-        if self._is_started:
-            self.buffer.close()
 
 
 def error_of(task: asyncio.Task[None]) -> BaseException:

@@ -11,6 +11,7 @@ import enum
 from contextlib import AsyncExitStack
 from typing import Any, Final
 
+from oncekey.core.errors import OncekeyError
 from oncekey.engine.aio.attempt import AsyncAttempt
 from oncekey.engine.blocking.attempt import Attempt
 from oncekey.engine.context import enter as enter_body
@@ -21,12 +22,13 @@ from oncekey.http.asgi import (
     request_of,
     send_response,
 )
-from oncekey.http.buffered_run import BufferedRun, error_of
+from oncekey.http.buffered_run import BufferedRun, FreshResponse, error_of
 from oncekey.http.exchange import ATTEMPT, STORE_DOWN_HEADERS, RunArguments, checked_principal
 from oncekey.http.fastapi.endpoint import ON_CALL, EndpointGuard, PendingCall, as_starlette
 from oncekey.http.fastapi.transaction import response_to, run_in_transaction
 from oncekey.http.lifespan import note_request
 from oncekey.http.message import App, Headers, Message, Receive, Response, Scope, Send
+from oncekey.http.outcomes import NotStored
 from oncekey.http.request_body import BodyReader, ReadResult
 from oncekey.http.request_fingerprint import is_slow_to_compare
 from oncekey.http.unguarded_keys import mark_key_guarded
@@ -134,7 +136,7 @@ class RouteRequest:
             raise
         finally:
             self._end_wait()
-            self._run.close()
+            self._run.buffer.close()
 
     async def _answer(self, call: PendingCall) -> None:
         exchange, reader = self._exchange, self._reader
@@ -160,7 +162,13 @@ class RouteRequest:
         if isinstance(arguments, Response):
             await self._send_reply(arguments)
             return
-        reply = await self._run.reply_of(self._run_once(call, arguments))
+        reply: Response | FreshResponse | None
+        try:
+            result = await self._run_once(call, arguments)
+        except (NotStored, OncekeyError) as error:
+            reply = self._run.reply_to_error(error)
+        else:
+            reply = self._run.reply(result)
         if isinstance(reply, Response):
             await self._send_reply(reply)
         elif reply is None:
