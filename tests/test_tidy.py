@@ -114,6 +114,94 @@ def test_no_file_is_large() -> None:
     assert {name: size for name, size in sizes.items() if size > FILE_MAX_BYTES} == {}
 
 
+# --- names --------------------------------------------------------------------------------------
+
+# The same name in two packages of one kind: the sync and the async form of a thing, or one module
+# per adapter. A command's module is named like the command.
+TWINS = (
+    {"engine/blocking", "engine/aio"},
+    {"stores/memory", "stores/sqlite", "stores/postgres"},
+    {"stores/sqlite/callers", "stores/postgres/callers"},
+    {"http/fastapi", "http/flask", "http/django"},
+    {"client/httpx", "client/requests"},
+)
+COMMANDS = "cli/commands"
+
+# Name -> why it occurs more than once all the same.
+REPEATED_NAMES = {
+    "errors": "each layer's own errors, where its users look for them",
+}
+
+# Activities that are things too.
+NOUNS_IN_ING: set[str] = set()
+
+# A test file is named by the behaviour it covers.
+VAGUE_TEST_NAMES = re.compile(r"_(corners|odd_input|late|given|matrix|kinds|misc|more|\d+)$")
+
+# Words that were replaced by the field's own, and their replacements.
+REPLACED_WORDS = {
+    "colour": "sync and async",
+    "colours": "sync and async",
+    "lane": "batch in flight",
+    "lanes": "max_in_flight",
+    "errand": "logical request",
+    "agenda": "watchlist",
+    "enlist": "join the caller's transaction",
+    "enlisted": "caller transaction",
+    "heart": "heartbeat",
+    "stone": "tombstone",
+    "door": "endpoint wrapper",
+    "bite": "batch",
+    "verdict": "outcome",
+    "crew": "workers",
+}
+WORDS = re.compile(r"\b(" + "|".join(REPLACED_WORDS) + r")\b", re.IGNORECASE)
+
+
+def base_names() -> dict[str, list[str]]:
+    """Module name -> the packages that have one, below src/oncekey."""
+    found: dict[str, list[str]] = {}
+    for name in SOURCES:
+        path = Path(name).relative_to("src/oncekey")
+        if not path.stem.startswith("__"):
+            found.setdefault(path.stem, []).append(path.parent.as_posix())
+    return found
+
+
+def is_repeated(packages: list[str]) -> bool:
+    others = {package for package in packages if package != COMMANDS}
+    return len(others) > 1 and not any(others <= twins for twins in TWINS)
+
+
+def test_a_module_name_occurs_once() -> None:
+    repeated = {name: packages for name, packages in base_names().items() if is_repeated(packages)}
+    unknown = {name: where for name, where in repeated.items() if name not in REPEATED_NAMES}
+    assert unknown == {}, "name each module by what only it holds"
+    assert REPEATED_NAMES.keys() - repeated.keys() == set(), "no longer repeated: take it off"
+
+
+def test_modules_are_named_by_nouns() -> None:
+    activities = [
+        name
+        for name in MODULES
+        if Path(name).stem.endswith("ing") and Path(name).stem not in NOUNS_IN_ING
+    ]
+    assert activities == [], "name a module by what it holds, not by an activity"
+
+
+def test_test_files_are_named_by_behaviour() -> None:
+    assert [name for name in MODULES if VAGUE_TEST_NAMES.search(Path(name).stem)] == []
+
+
+def test_replaced_words_do_not_come_back() -> None:
+    files = [
+        (name, text)
+        for name, text in tracked_texts()
+        if name.startswith("src/") and name.endswith((".py", ".sql"))
+    ]
+    assert matches(WORDS, files) == [], f"use the field's word: {REPLACED_WORDS}"
+
+
 # --- words --------------------------------------------------------------------------------------
 
 
@@ -164,6 +252,8 @@ def test_no_file_names_a_package_registry() -> None:
     ("pattern", "bad", "good"),
     [
         (UNFINISHED, "# TO" + "DO: later", "a method"),
+        (WORDS, "of either Colour", "a heartbeat and a tombstone"),
+        (VAGUE_TEST_NAMES, "test_flow_late", "test_latency"),
         (BARE_IGNORE, "x = 1  # type: " + "ignore", "x = 1  # type: " + "ignore[misc]"),
         (SOMEBODYS_FOLDER, 'open("/ho' + 'me/jo/x")', "the tests/home/page"),
         (SOMEBODYS_FOLDER, "at /wo" + "rk/main", "https://example.org/work/main"),

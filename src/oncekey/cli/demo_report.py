@@ -20,7 +20,7 @@ from oncekey.demo.environment import Environment
 from oncekey.demo.scenario_result import CallerResult, ResponseKind, ScenarioResult, times
 from oncekey.demo.scenario_runner import Report
 
-_COLOURS = {
+_STYLES = {
     ResponseKind.RAN: "green",
     ResponseKind.REPLAYED: "cyan",
     ResponseKind.IN_FLIGHT: "yellow",
@@ -80,8 +80,8 @@ def show(report: Report, console: Console) -> None:
     """Prints the table, the summary, and where to look further."""
     console.print(_table(report, wide=console.width >= _WIDE))
     marks = ("OK:", "BROKEN:") if console.options.ascii_only else ("✓", "✗")
-    mark, colour = (marks[0], "bold green") if report.ok else (marks[1], "bold red")
-    console.print(Text(f"{mark} {report.summary}", colour))
+    mark, style = (marks[0], "bold green") if report.ok else (marks[1], "bold red")
+    console.print(Text(f"{mark} {report.summary}", style))
     seconds = f"{report.seconds:.1f} s"
     console.print(
         Text(f"  as the payment provider's own ledger shows; played in {seconds} on", "dim")
@@ -123,7 +123,7 @@ def _answers(result: ScenarioResult) -> RenderableType:
 
 
 def _answer(answer: CallerResult) -> Text:
-    words = Text(answer.got, _COLOURS[answer.got])
+    words = Text(answer.got, _STYLES[answer.got])
     if answer.receipt:
         words.append(f" {answer.receipt}", "bold default")
     if answer.detail:
