@@ -16,9 +16,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from oncekey.client.client_settings import Settings
 from oncekey.client.errors import NotSent
 from oncekey.client.request_identity import RequestIdentity, key_header_value
-from oncekey.client.settings import Settings
 from oncekey.core.identity import check_text
 from oncekey.engine.attempt_steps import RunningStep
 from oncekey.engine.context import current_attempt, current_step

@@ -2,7 +2,7 @@
 
 A logical request is sent once or several times under one key. This module has what is the same for
 every HTTP library, sync or async; a subclass per library adds how its errors and responses are
-dealt with. drivers.py sends it, and keeps its entry in the journal.
+dealt with. request_drivers.py sends it, and keeps its entry in the journal.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from oncekey.client import retry_rules
+from oncekey.client.client_settings import Settings
 from oncekey.client.delivery import Delivery
 from oncekey.client.errors import RetriesExhausted, exhausted_message
 from oncekey.client.key_source import KeyChoice
@@ -32,7 +33,6 @@ from oncekey.client.retry_effects import (
     TransportFailure,
 )
 from oncekey.client.retry_flow import Flow, send_with_retries
-from oncekey.client.settings import Settings
 
 
 class Response(Protocol):

@@ -15,7 +15,7 @@ import pytest
 from oncekey import ConfigurationError, Once
 from oncekey.core.commands import Look
 from oncekey.stores.sqlite import connection, durability, other_processes
-from oncekey.stores.sqlite.store import SQLiteStore
+from oncekey.stores.sqlite.sqlite_store import SQLiteStore
 
 OPENER = """
 import sqlite3, sys

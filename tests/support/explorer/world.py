@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from tests.support.explorer import invariants as rules
 from tests.support.explorer.code_under_test import CodeUnderTest
-from tests.support.explorer.decision_kinds import kind_of
+from tests.support.explorer.decision_labels import kind_of
 from tests.support.explorer.descriptions import describe_command, describe_record, describe_reply
 from tests.support.explorer.ledger import (
     Change,

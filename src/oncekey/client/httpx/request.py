@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import httpx
 
+from oncekey.client.client_settings import Settings
 from oncekey.client.delivery import EXTENSION, Delivery
 from oncekey.client.errors import RetriesExhausted, gets_no_key
 from oncekey.client.key_source import choose_key
@@ -15,7 +16,6 @@ from oncekey.client.logical_request import LogicalRequest
 from oncekey.client.request_identity import REMOVED_KEY, RequestIdentity, key_from_header
 from oncekey.client.retry_clock import ClockReader
 from oncekey.client.retry_effects import SECOND_US, TransportFailure
-from oncekey.client.settings import Settings
 
 _PHASES: Final = ("connect", "read", "write", "pool")
 _SHORTEST_SECONDS: Final = 0.001  # 0 would mean "do not wait at all"

@@ -15,7 +15,7 @@ import anyio
 import httpx
 
 from oncekey.client.body_reader import ReadDeadline
-from oncekey.client.drivers import deliver_async, deliver_sync
+from oncekey.client.client_settings import Options, Settings
 from oncekey.client.httpx.bodies import (
     read_request,
     read_request_async,
@@ -23,10 +23,10 @@ from oncekey.client.httpx.bodies import (
     read_response_async,
 )
 from oncekey.client.httpx.request import HttpxRequest, refuse_key_or_intent
+from oncekey.client.request_drivers import deliver_async, deliver_sync
 from oncekey.client.retry_clock import AsyncClock, AsyncSystemClock, Clock, SystemClock
 from oncekey.client.retry_effects import SECOND_US, SendRequest, TryResult
 from oncekey.client.retry_rules import read_head
-from oncekey.client.settings import Options, Settings
 from oncekey.core.errors import ConfigurationError
 
 # A try is cancelled so much later than its timeouts end: their errors say better what hung.

@@ -15,15 +15,15 @@ from requests.adapters import DEFAULT_POOLBLOCK, DEFAULT_POOLSIZE, HTTPAdapter
 from requests.exceptions import ReadTimeout
 
 from oncekey.client.body_reader import ReadDeadline
-from oncekey.client.drivers import deliver_sync
+from oncekey.client.client_settings import Options, Settings
 from oncekey.client.errors import gets_no_key
+from oncekey.client.request_drivers import deliver_sync
 from oncekey.client.requests.bodies import read_request, read_response
 from oncekey.client.requests.request import INTENT_HEADER, RequestsRequest, read_timeout_of
 from oncekey.client.requests.urllib3_hooks import install_hooks
 from oncekey.client.retry_clock import Clock, SystemClock
 from oncekey.client.retry_effects import SendRequest, TryResult
 from oncekey.client.retry_rules import read_head
-from oncekey.client.settings import Options, Settings
 
 
 class IdempotentAdapter(HTTPAdapter):

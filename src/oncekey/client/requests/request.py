@@ -12,6 +12,7 @@ from requests.exceptions import ConnectionError as NoConnection
 from requests.exceptions import InvalidURL, ProxyError, ReadTimeout, RequestException
 from urllib3 import exceptions as below
 
+from oncekey.client.client_settings import Settings
 from oncekey.client.delivery import EXTENSION, Delivery
 from oncekey.client.errors import RetriesExhausted
 from oncekey.client.key_source import choose_key
@@ -20,7 +21,6 @@ from oncekey.client.request_identity import REMOVED_KEY, RequestIdentity, key_fr
 from oncekey.client.requests.urllib3_hooks import TryTimeout
 from oncekey.client.retry_clock import ClockReader
 from oncekey.client.retry_effects import SECOND_US, TransportFailure
-from oncekey.client.settings import Settings
 from oncekey.core.errors import InvalidKey
 
 INTENT_HEADER: Final = "Oncekey-Intent"

@@ -16,7 +16,7 @@ from urllib.parse import parse_qsl, unquote
 from oncekey.core.errors import ConfigurationError
 from oncekey.stores.inspection import Inspection
 from oncekey.stores.sqlite import schema_inspection
-from oncekey.stores.sqlite.store import AsyncSQLiteStore, SQLiteStore
+from oncekey.stores.sqlite.sqlite_store import AsyncSQLiteStore, SQLiteStore
 
 __all__ = [
     "AsyncSQLiteStore",

@@ -1,7 +1,7 @@
 """Inspects an SQLite file for the command line: read-only, and without creating the file.
 
 This module answers what commands ask about a file before it is opened as a store (see
-oncekey.stores.inspection). Opening it is in store.py.
+oncekey.stores.inspection). Opening it is in sqlite_store.py.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from oncekey.stores.inspection import Inspection
 from oncekey.stores.migrations import plan
 from oncekey.stores.sqlite import errors
 from oncekey.stores.sqlite.schema import MIGRATIONS
-from oncekey.stores.sqlite.store import AsyncSQLiteStore
+from oncekey.stores.sqlite.sqlite_store import AsyncSQLiteStore
 
 _TABLES = "SELECT name FROM sqlite_master WHERE name IN ('oncekey_records', 'oncekey_migrations')"
 _APPLIED = "SELECT version, name FROM oncekey_migrations ORDER BY version"
