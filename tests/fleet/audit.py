@@ -1,6 +1,6 @@
-"""What must hold once every order is answered, whoever was killed on the way: the complaints.
+"""The audit: what must hold when every order has its response, whichever processes were killed.
 
-Reads the ledgers, the keys and the client's answers when nobody uses them any more.
+It reads the ledgers, the keys and the client's responses after all processes have ended.
 """
 
 from __future__ import annotations
@@ -18,25 +18,28 @@ from tests.fleet.common import LEDGERS, SERVICES
 from oncekey.core.record import State
 from oncekey.stores.sqlite import SQLiteStore
 
-# Keys per order: of the request, and of the operation inside the views of the last two.
+# Keys per order: one of the request, and one of the operation inside the last two services.
 KEYS = {"checkout": 1, "inventory": 1, "payments": 2, "notifications": 2}
 
 
 class Report(NamedTuple):
-    complaints: list[str]
-    replays: int  # answers the client got that were not the first ones
+    """What the audit found."""
+
+    violations: list[str]
+    replays: int  # responses to the client that were replays
 
 
 def audit(folder: Path, orders: int) -> Report:
+    """Check the files of a fleet that has placed this number of orders."""
     expected = {f"order-{number}" for number in range(1, orders + 1)}
     rows = {name: _rows(folder / f"{name}.db", _LEDGER) for name in LEDGERS}
-    answers = _rows(folder / "answers.db", "SELECT order_id, body, again FROM answers")
-    complaints = [
+    responses = _rows(folder / "responses.db", "SELECT order_id, body, replayed FROM responses")
+    violations = [
         *_ledgers(rows, expected),
-        *_answers(rows, answers, expected),
+        *_responses(rows, responses, expected),
         *_keys(folder, orders),
     ]
-    return Report(complaints, sum(bool(again) for _, _, again in answers))
+    return Report(violations, sum(bool(replayed) for _, _, replayed in responses))
 
 
 _LEDGER = "SELECT id, order_id, cents FROM ledger"
@@ -48,7 +51,7 @@ def _rows(path: Path, query: str) -> list[Any]:
 
 
 def _ledgers(rows: dict[str, list[Any]], expected: set[str]) -> Iterator[str]:
-    """Exactly one row for every order in every ledger."""
+    """Every ledger has exactly one row for every order."""
     for service, found in rows.items():
         counts = Counter(order for _, order, _ in found)
         for order in sorted(expected | set(counts)):
@@ -57,25 +60,27 @@ def _ledgers(rows: dict[str, list[Any]], expected: set[str]) -> Iterator[str]:
         yield from (f"{service} has {row}" for row in found if row[2] != 500)
 
 
-def _answers(rows: dict[str, list[Any]], answers: list[Any], expected: set[str]) -> Iterator[str]:
-    """Every order has an answer, all answers to it are the same, and they name the rows."""
-    told: dict[str, set[str]] = {}
-    for order, body, _ in answers:
-        told.setdefault(order, set()).add(body)
-    if set(told) != expected:
-        yield f"there are answers to {len(told)} of {len(expected)} orders"
-    for order, bodies in told.items():
+def _responses(
+    rows: dict[str, list[Any]], responses: list[Any], expected: set[str]
+) -> Iterator[str]:
+    """Every order has a response, all responses to it are the same, and they name the rows."""
+    bodies_of: dict[str, set[str]] = {}
+    for order, body, _ in responses:
+        bodies_of.setdefault(order, set()).add(body)
+    if set(bodies_of) != expected:
+        yield f"there are responses to {len(bodies_of)} of {len(expected)} orders"
+    for order, bodies in bodies_of.items():
         if len(bodies) > 1:
-            yield f"{order} was answered in {len(bodies)} ways"
-        for answer in map(json.loads, bodies):
+            yield f"{order} has {len(bodies)} different responses"
+        for response in map(json.loads, bodies):
             for service, kind in LEDGERS.items():
-                ids = [f"{kind}-{number}" for number, whose, _ in rows[service] if whose == order]
-                if answer["order"] != order or answer[kind] not in ids:
-                    yield f"{order} was told {answer}, but {service} has {ids}"
+                ids = [f"{kind}-{number}" for number, of, _ in rows[service] if of == order]
+                if response["order"] != order or response[kind] not in ids:
+                    yield f"the response to {order} is {response}, but {service} has {ids}"
 
 
 def _keys(folder: Path, orders: int) -> Iterator[str]:
-    """Every key has succeeded; nothing is left to be finished."""
+    """Every key has succeeded, and none is unfinished."""
     for service in SERVICES:
         states = Counter(
             State(row[0]).name.lower()

@@ -1,8 +1,8 @@
-"""Checkout: the one that calls the others, each in a step. The transport sends the steps' keys.
+"""Checkout, an ASGI app: it calls the other services, each in a step whose key is sent along.
 
-It is retry-safe: whoever is killed in the middle of it is followed by an attempt that takes over
-and sends what is not on record as done once more, under the same child keys and, since the steps
-keep their requests, with the same content; `asked_at` would be another one otherwise.
+The operation is retry-safe. When a process is killed in the middle of it, another attempt takes
+over and repeats the steps that are not recorded as done, under the same child keys. The steps store
+their requests, so the content is the same too; otherwise `sent_at` would differ.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NAME = "checkout"
 RETRY = Retry(attempts=100, deadline="20s", base="20ms", cap="250ms")
 
 once = AsyncOnce(common.store_url(NAME), policy=Policy(lease=common.LEASE))
-common.tell_facts(once, NAME)
+common.log_events(once, NAME)
 http = httpx.AsyncClient(
     transport=AsyncIdempotentTransport(retry=RETRY),
     headers={"Authorization": "Bearer checkout"},
@@ -38,20 +38,20 @@ http = httpx.AsyncClient(
 bare = httpx.AsyncClient(headers=http.headers, timeout=10, trust_env=False)
 
 
-def at(service: str, path: str) -> Callable[..., Any]:
-    """A step's function: sends the request it is given to a service."""
+def post_to(service: str, path: str) -> Callable[..., Any]:
+    """Return a step's function, which posts the step's request to a service."""
     url = f"http://127.0.0.1:{common.port_of(service)}{path}"
 
     async def send(key: str, request: dict[str, Any]) -> Any:
         if common.sabotage() == common.RANDOM_KEYS:
-            return step_result(await _recklessly(url, request))
+            return step_result(await _post_with_new_keys(url, request))
         return step_result(await http.post(url, json=request))
 
     return send
 
 
-async def _recklessly(url: str, request: dict[str, Any]) -> httpx.Response:
-    """As those do who retry without a thought about keys."""
+async def _post_with_new_keys(url: str, request: dict[str, Any]) -> httpx.Response:
+    """Post until a response comes, with a new key each time, as careless clients do."""
     while True:
         try:
             return await bare.post(
@@ -61,31 +61,32 @@ async def _recklessly(url: str, request: dict[str, Any]) -> httpx.Response:
             continue
 
 
-reserve = at("inventory", "/reservations")
-charge = at("payments", "/charges")
-tell = at("notifications", "/receipts")
+reserve = post_to("inventory", "/reservations")
+charge = post_to("payments", "/charges")
+send_receipt = post_to("notifications", "/receipts")
 
 
 async def checkout(request: Request) -> JSONResponse:
     attempt, order = attempt_of(request), await request.json()
     assert attempt is not None
-    asked = {"order": order["order"], "cents": order["cents"], "asked_at": time.time_ns()}
+    content = {"order": order["order"], "cents": order["cents"], "sent_at": time.time_ns()}
     try:
         async with attempt.parallel() as steps:
-            hold = step(steps, "inventory:reserve", reserve, asked)
-            paid = step(steps, "payments:charge", charge, asked)
-        ids = {"reservation": hold.result()["id"], "charge": paid.result()["id"]}
-        told = await step(attempt, "notifications:receipt", tell, {**asked, **ids})
+            reserved = step(steps, "inventory:reserve", reserve, content)
+            charged = step(steps, "payments:charge", charge, content)
+        ids = {"reservation": reserved.result()["id"], "charge": charged.result()["id"]}
+        receipt = await step(attempt, "notifications:receipt", send_receipt, {**content, **ids})
     except httpx.HTTPError as error:
-        # One of them was not to be had for longer than we wait: the client is to come again.
-        return JSONResponse({"why": str(error)}, 503, {"Retry-After": "1"})
-    return JSONResponse({"order": order["order"], **ids, "receipt": told["id"]}, 201)
+        # A service was unavailable for longer than the retries last: the client must try again.
+        return JSONResponse({"error": str(error)}, 503, {"Retry-After": "1"})
+    return JSONResponse({"order": order["order"], **ids, "receipt": receipt["id"]}, 201)
 
 
-def step(steps: Any, name: str, send: Callable[..., Any], asked: dict[str, Any]) -> Any:
+def step(steps: Any, name: str, send: Callable[..., Any], content: dict[str, Any]) -> Any:
+    """Run a step that sends `content`, and stores it unless that is sabotaged."""
     if common.sabotage() == common.NO_REQUEST:
-        return steps.step(name, lambda key: send(key, asked))
-    return steps.step(name, send, request=asked)
+        return steps.step(name, lambda key: send(key, content))
+    return steps.step(name, send, request=content)
 
 
 def caller(scope: Any) -> str | None:

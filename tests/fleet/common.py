@@ -1,8 +1,8 @@
-"""What the services of the fleet share: where they are, who may call them, their ledgers.
+"""What the services of the fleet share: their addresses, their callers and their ledgers.
 
-Everything comes by the environment, since servers import their apps. A ledger is in the file of its
-service's keys, so that a row and its key can commit together. Nothing in it is unique but the row's
-own number: what is done twice is there twice.
+All settings come from the environment, because servers import their apps. A ledger is a table in
+the database file of its service's keys, so that a row and its key can commit together. It has no
+unique column but the row's number, so an effect that happens twice leaves two rows.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ LEDGERS: Final = {"inventory": "reservation", "payments": "charge", "notificatio
 LEASE: Final = "2s"
 WAIT: Final = "5s"
 BUSY_SECONDS: Final = 30
-LAST: Final = "last"  # the file without which the client keeps its last order back
+LAST_ORDER_FILE: Final = "last-order"  # the client waits for it before its last order
 
-# How to break it, for the tests that show that the others can fail.
-RANDOM_KEYS: Final = "random-keys"  # a new key with every try
-NO_REQUEST: Final = "no-request"  # what is sent is made up anew by every run
-NO_TRANSACTION: Final = "no-transaction"  # rows are not written with their keys
+# Ways to break the fleet, for the tests that show that the audit can fail.
+RANDOM_KEYS: Final = "random-keys"  # every try has a new key
+NO_REQUEST: Final = "no-request"  # steps do not store their requests
+NO_TRANSACTION: Final = "no-transaction"  # rows are not committed together with their keys
 
 CALLERS: Final = {"Bearer shopper": "shopper", "Bearer checkout": "checkout"}
 INSERT: Final = "INSERT INTO ledger (order_id, cents) VALUES (?, ?)"
@@ -41,7 +41,7 @@ def sabotage() -> str:
 
 
 def port_of(service: str) -> int:
-    """Where to reach a service: at the proxy before it."""
+    """Return the port of the proxy in front of a service."""
     return int(os.environ[f"FLEET_{service.upper()}"])
 
 
@@ -54,7 +54,8 @@ def store_url(service: str) -> str:
 
 
 def make_ledger(service: str) -> None:
-    Once(store_url(service)).close()  # its tables are there before anybody enlists in a transaction
+    """Create the ledger of a service, and its store's tables."""
+    Once(store_url(service)).close()  # creates its tables before any transaction is joined
     with closing(sqlite3.connect(database(service), timeout=BUSY_SECONDS)) as db, db:
         db.execute(
             "CREATE TABLE IF NOT EXISTS ledger "
@@ -62,17 +63,17 @@ def make_ledger(service: str) -> None:
         )
 
 
-def made(service: str, number: int | None) -> dict[str, Any]:
-    """What a service answers: the row it has written, by name."""
+def row_id(service: str, number: int | None) -> dict[str, Any]:
+    """Return a service's response, which names the row that it has written."""
     return {"id": f"{LEDGERS[service]}-{number}"}
 
 
-def tell_facts(once: Any, service: str) -> None:
-    """Append every decision to a file, one line each, on its way even if the process is killed."""
-    file = os.open(folder() / f"{service}.facts", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+def log_events(once: Any, service: str) -> None:
+    """Append every event of an engine to a file, one line each, unbuffered because of the kills."""
+    file = os.open(folder() / f"{service}.events", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
-    def tell(notice: Event) -> None:
-        os.write(file, f"{notice.kind} {notice.operation} {notice.tag}\n".encode())
+    def write(event: Event) -> None:
+        os.write(file, f"{event.kind} {event.operation} {event.tag}\n".encode())
 
     os.write(file, b"started - -\n")
-    once.subscribe(tell)
+    once.subscribe(write)

@@ -1,7 +1,7 @@
-"""The fleet as a test sees it: four services behind lossy proxies, a client, and what kills them.
+"""The fleet: four services behind lossy proxies and a client, which are killed and started again.
 
-Owns the processes and the proxies, and counts what was done to them. What must hold in the end is
-in audit.py.
+This module owns the processes and the proxies, and counts the kills and the lost responses. What
+must hold in the end is in audit.py.
 """
 
 from __future__ import annotations
@@ -27,13 +27,15 @@ from tests.support.servers.processes import User, launch, tail, wait_until
 ROOT = Path(__file__).parents[2]
 SHOPPER = "shopper"
 VICTIMS = (*common.SERVICES, SHOPPER)
-_LOOKS = 200
+_BUSY_CHECKS_MAX = 200
 _STALL_SECONDS = 60
 
 
 class LossyProxy(Proxy):
-    """Loses answers at random: the request has arrived, the client gets a reset. The first one is
-    lost in any case; without a `loss`, none is."""
+    """Loses responses at random: the request arrives, and the client gets a reset.
+
+    `loss` is the probability. The first response is lost in any case, unless `loss` is None.
+    """
 
     def __init__(self, port: int, chance: random.Random, loss: float | None) -> None:
         super().__init__(port)
@@ -54,7 +56,7 @@ class LossyProxy(Proxy):
 
 
 class Fleet:
-    """`with Fleet(folder, orders=50, seed=7) as fleet:` and then `fleet.sail(kills=10, ...)`."""
+    """One fleet: `with Fleet(folder, orders=50, seed=7) as fleet:`, then `fleet.run(10, 60)`."""
 
     def __init__(
         self,
@@ -77,11 +79,11 @@ class Fleet:
         self._shopper: subprocess.Popen[bytes] | None = None
         self._stack = ExitStack()
 
-    # --- life -----------------------------------------------------------------------------------
+    # --- lifetime -------------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            for name in common.SERVICES:  # checkout last, it must know where the others are
+            for name in common.SERVICES:  # checkout is the last: it needs the ports of the others
                 self._serve(name, stack)
             stack.callback(self._stop_shopper)
             self._stack = stack.pop_all()
@@ -117,10 +119,10 @@ class Fleet:
             self._shopper.kill()
             self._shopper.wait()
 
-    # --- what goes on ---------------------------------------------------------------------------
+    # --- observation ----------------------------------------------------------------------------
 
     def answered(self) -> int:
-        """How many orders the client knows the answers to, about: for pacing only."""
+        """Return about how many orders have a response; this is for pacing only."""
         file = self.folder / "progress"
         return len(set(file.read_text().split())) if file.exists() else 0
 
@@ -132,24 +134,24 @@ class Fleet:
         return code == 0
 
     def logs(self) -> str:
-        """What everybody said last."""
-        said = {name: server.log[-2_000:] for name, server in self.servers.items()}
-        said[SHOPPER] = tail(self.folder / "log")
-        return "\n".join(f"--- {name}\n{text}" for name, text in said.items())
+        """Return the ends of all logs."""
+        logs = {name: server.log[-2_000:] for name, server in self.servers.items()}
+        logs[SHOPPER] = tail(self.folder / "log")
+        return "\n".join(f"--- {name}\n{text}" for name, text in logs.items())
 
-    def facts(self) -> Counter[str]:
-        """How often each thing was decided, in all services."""
-        lines = [line for name in common.SERVICES for line in self._facts(name)]
+    def event_counts(self) -> Counter[str]:
+        """Return how often each kind of event happened, in all services."""
+        lines = [line for name in common.SERVICES for line in self._events(name)]
         return Counter(line.split()[0] for line in lines)
 
-    def _facts(self, name: str) -> list[str]:
-        file = self.folder / f"{name}.facts"
+    def _events(self, name: str) -> list[str]:
+        file = self.folder / f"{name}.events"
         return file.read_text().splitlines() if file.exists() else []
 
     def _is_busy(self, name: str) -> bool:
-        """Whether a service has begun something since it was started, and not ended it."""
+        """True if an operation of a service has begun since its start, and has not ended."""
         running: set[str] = set()
-        for kind, _, tag in map(str.split, self._facts(name)):
+        for kind, _, tag in map(str.split, self._events(name)):
             if kind == "started":
                 running.clear()
             elif kind in ("claimed", "takeover"):
@@ -158,16 +160,16 @@ class Fleet:
                 running.discard(tag)
         return bool(running)
 
-    # --- what is done to it ---------------------------------------------------------------------
+    # --- faults -------------------------------------------------------------------------------
 
-    def sail(self, kills: int, seconds: float) -> None:
-        """Kill `kills` times, spread over the voyage, and wait until every order is answered."""
+    def run(self, kills: int, seconds: float) -> None:
+        """Place all orders, kill `kills` times meanwhile, and wait for every response."""
         self.start(SHOPPER)
         end = time.monotonic() + seconds
         for number, victim in enumerate(self._plan(kills), 1):
-            mark = number * self.orders / (kills + 1)
-            self._wait(mark, end)
-            time.sleep(self.chance.uniform(0, 0.2))  # a random moment; nothing hangs on it
+            threshold = number * self.orders / (kills + 1)
+            self._wait(threshold, end)
+            time.sleep(self.chance.uniform(0, 0.2))  # the moment is random; no result depends on it
             victims = [victim]
             if self.chance.random() < 0.25:
                 victims.append(self.chance.choice([name for name in VICTIMS if name != victim]))
@@ -175,21 +177,21 @@ class Fleet:
                 self.kill(name)
             for name in victims:
                 self.start(name)
-            self._cut_something()
-        (self.folder / common.LAST).touch()
+            self._maybe_cut_connections()
+        (self.folder / common.LAST_ORDER_FILE).touch()
         self._wait(math.inf, end)
 
     def _plan(self, kills: int) -> list[str]:
-        """Everybody equally often, in random order."""
+        """Return whom to kill: each process equally often, in random order."""
         plan = [VICTIMS[number % len(VICTIMS)] for number in range(kills)]
         self.chance.shuffle(plan)
         return plan
 
-    def _wait(self, mark: float, end: float) -> None:
-        """Until so many orders are answered, or all. Where nothing moves, it does not wait long."""
-        while not self.is_done() and (known := self.answered()) < mark:
+    def _wait(self, threshold: float, end: float) -> None:
+        """Wait until that many orders have a response, or all; fail early when none comes."""
+        while not self.is_done() and (known := self.answered()) < threshold:
             left = max(0.0, min(end - time.monotonic(), _STALL_SECONDS))
-            more = f"more than {known} orders are answered"
+            more = f"more than {known} orders have a response"
             wait_until(partial(self._is_past, known), more, left)
 
     def _is_past(self, known: int) -> bool:
@@ -203,13 +205,13 @@ class Fleet:
             return
         server = self.servers[name]
         if name == "checkout":
-            self._catch_in_the_act(server)
+            self._stop_when_busy(server)
         server.kill()
         self.kills[name] += 1
 
-    def _catch_in_the_act(self, server: HttpServer) -> None:
-        """Stop it in the middle of a checkout: killed then, it leaves one to be taken over."""
-        for _ in range(_LOOKS):
+    def _stop_when_busy(self, server: HttpServer) -> None:
+        """Stop a server in the middle of an operation, so that its kill leads to a takeover."""
+        for _ in range(_BUSY_CHECKS_MAX):
             server.signal(signal.SIGSTOP)
             if self._is_busy("checkout"):
                 return
@@ -222,8 +224,8 @@ class Fleet:
         elif self._shopper is None or self._shopper.poll() == -signal.SIGKILL:
             self._start_shopper()
 
-    def _cut_something(self) -> None:
-        """Reset every connection to one of the services, in whatever state they are."""
+    def _maybe_cut_connections(self) -> None:
+        """Reset all connections to a random service, half of the time."""
         proxy = self.proxies[self.chance.choice(common.SERVICES)]
         if self.chance.random() < 0.5 and proxy.connections:
             proxy.cut()

@@ -1,4 +1,4 @@
-"""Inventory: FastAPI. Its row, the key and the answer commit in one transaction (exactly once)."""
+"""Inventory, a FastAPI app: its row, key and response commit in one transaction (exactly once)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from oncekey import AsyncOnce, Policy
 from oncekey.http.fastapi import Idempotency
 
 NAME = "inventory"
-IS_SAFE = common.sabotage() != common.NO_TRANSACTION
+TRANSACTIONAL = common.sabotage() != common.NO_TRANSACTION
 
 common.make_ledger(NAME)
 
@@ -33,16 +33,16 @@ async def database() -> AsyncIterator[aiosqlite.Connection]:
 class Order(BaseModel):
     order: str
     cents: int
-    asked_at: int
+    sent_at: int
 
 
 app = FastAPI()
 once = AsyncOnce(common.store_url(NAME), policy=Policy(lease=common.LEASE))
-common.tell_facts(once, NAME)
+common.log_events(once, NAME)
 idempotency = Idempotency(once, caller=Depends(account))
 idempotency.attach(app)
 
-OPTIONS: dict[str, Any] = {"transaction": database} if IS_SAFE else {"retry_safe": True}
+OPTIONS: dict[str, Any] = {"transaction": database} if TRANSACTIONAL else {"retry_safe": True}
 
 
 @app.post("/reservations", status_code=201)
@@ -52,6 +52,6 @@ async def reserve(
 ) -> dict[str, Any]:
     async with db.execute(common.INSERT, (order.order, order.cents)) as cursor:
         number = cursor.lastrowid
-    if not IS_SAFE:
+    if not TRANSACTIONAL:
         await db.commit()
-    return common.made(NAME, number)
+    return common.row_id(NAME, number)

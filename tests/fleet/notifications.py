@@ -1,4 +1,7 @@
-"""Notifications: plain ASGI behind the middleware; inside, the same as payments, awaited."""
+"""Notifications, an ASGI app behind the middleware.
+
+Its handler writes the row as payments does: in an operation of its own, in one transaction.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ NAME = "notifications"
 
 common.make_ledger(NAME)
 once = AsyncOnce(common.store_url(NAME), policy=Policy(lease=common.LEASE, wait=common.WAIT))
-common.tell_facts(once, NAME)
+common.log_events(once, NAME)
 
 
 async def receipt(request: Request) -> JSONResponse:
@@ -30,14 +33,14 @@ async def receipt(request: Request) -> JSONResponse:
 
         async def insert(_: Any) -> dict[str, Any]:
             async with db.execute(common.INSERT, (order["order"], order["cents"])) as cursor:
-                return common.made(NAME, cursor.lastrowid)
+                return common.row_id(NAME, cursor.lastrowid)
 
         if common.sabotage() == common.NO_TRANSACTION:
             value = await insert(None)
         else:
-            inside = once.in_transaction(db)
+            tx = once.in_transaction(db)
             key = attempt.child_key("ledger")
-            value = (await inside.run("ledger", key, insert, request=order)).value
+            value = (await tx.run("ledger", key, insert, request=order)).value
         await db.commit()
     return JSONResponse(value, 201)
 

@@ -1,7 +1,7 @@
-"""Payments: Flask. Its views are fenced: one that dies is run again once its lease is over.
+"""Payments, a Flask app: a view whose process was killed runs again when its lease has ended.
 
-So what a view does is an operation of its own, in one transaction with its row, under a child key:
-a view that runs again finds it done.
+Therefore the view writes its row in an operation of its own, under a child key and in one
+transaction with the row. A view that runs again gets that operation's result as a replay.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ common.make_ledger(NAME)
 
 app = Flask(NAME)
 once = Once(common.store_url(NAME), policy=Policy(lease=common.LEASE, wait=common.WAIT))
-common.tell_facts(once, NAME)
+common.log_events(once, NAME)
 Idempotency(
     app,
     once=once,
@@ -38,10 +38,10 @@ def charge() -> Any:
 
     def insert(_: Any) -> dict[str, Any]:
         cursor = db.execute(common.INSERT, (order["order"], order["cents"]))
-        return common.made(NAME, cursor.lastrowid)
+        return common.row_id(NAME, cursor.lastrowid)
 
     with closing(sqlite3.connect(common.database(NAME), timeout=common.BUSY_SECONDS)) as db, db:
         if common.sabotage() == common.NO_TRANSACTION:
             return insert(None), 201
-        inside = once.in_transaction(db)
-        return inside.run("ledger", attempt.child_key("ledger"), insert, request=order).value, 201
+        tx = once.in_transaction(db)
+        return tx.run("ledger", attempt.child_key("ledger"), insert, request=order).value, 201

@@ -1,4 +1,4 @@
-"""The proxy breaks connections in the ways it says, seen from a real client and server."""
+"""The proxy breaks connections between a real client and server as its controls say."""
 
 from __future__ import annotations
 
@@ -40,14 +40,16 @@ def all_notes(server: Postgres) -> list[str]:
     return sorted(text for (text,) in server.execute("SELECT note FROM notes"))
 
 
-def test_it_passes_everything_on(server: Postgres, client: psycopg.Connection) -> None:
+def test_an_unbroken_proxy_passes_everything_on(
+    server: Postgres, client: psycopg.Connection
+) -> None:
     large = "x" * 3_000_000
     assert client.execute("SELECT %s::text", (large,)).fetchone() == (large,)
     note(client, "one")
     assert all_notes(server) == ["one"]
 
 
-def test_a_cut_resets_the_client_and_lets_it_come_back(
+def test_a_cut_client_gets_a_reset_and_may_reconnect(
     server: Postgres, proxy: Proxy, client: psycopg.Connection
 ) -> None:
     assert proxy.connections == 1
@@ -60,7 +62,7 @@ def test_a_cut_resets_the_client_and_lets_it_come_back(
     assert all_notes(server) == ["back"]
 
 
-def test_a_lost_acknowledgement_is_work_done_and_an_error_for_the_client(
+def test_a_dropped_reply_is_an_error_for_the_client_after_the_server_did_the_work(
     server: Postgres, proxy: Proxy, client: psycopg.Connection
 ) -> None:
     proxy.drop_replies()
@@ -70,7 +72,7 @@ def test_a_lost_acknowledgement_is_work_done_and_an_error_for_the_client(
     assert all_notes(server) == ["done"]
 
 
-def test_only_the_acknowledgement_of_the_commit_is_lost(
+def test_only_the_reply_to_the_commit_is_dropped(
     server: Postgres, proxy: Proxy, client: psycopg.Connection
 ) -> None:
     proxy.drop_replies(after=b"COMMIT")
@@ -83,7 +85,7 @@ def test_only_the_acknowledgement_of_the_commit_is_lost(
     assert all_notes(server) == ["one", "two"]
     with psycopg.connect(server.url(port=proxy.port)) as again:
         again.execute("SELECT 1")
-        again.commit()  # only one was to be lost
+        again.commit()  # only one reply was to be lost
 
 
 def test_held_requests_reach_the_server_when_resumed(
@@ -99,7 +101,7 @@ def test_held_requests_reach_the_server_when_resumed(
     assert all_notes(server) == ["late"]
 
 
-def test_held_replies_leave_the_client_in_the_dark(
+def test_a_client_waits_for_held_replies_to_work_that_is_done(
     server: Postgres, proxy: Proxy, client: psycopg.Connection
 ) -> None:
     proxy.hold("replies")
@@ -112,7 +114,7 @@ def test_held_replies_leave_the_client_in_the_dark(
     sender.join()
 
 
-def test_refused_connections_are_welcome_again(
+def test_connections_are_refused_until_the_proxy_accepts_again(
     server: Postgres, proxy: Proxy, client: psycopg.Connection
 ) -> None:
     proxy.refuse()
@@ -123,25 +125,25 @@ def test_refused_connections_are_welcome_again(
     psycopg.connect(server.url(port=proxy.port)).close()
 
 
-def test_a_server_that_is_down_resets_the_client(proxy: Proxy) -> None:
+def test_a_client_of_a_server_that_is_down_gets_a_reset(proxy: Proxy) -> None:
     with Proxy(1) as nowhere, pytest.raises(psycopg.OperationalError):
         psycopg.connect(f"postgresql://postgres@127.0.0.1:{nowhere.port}/postgres")
 
 
-def test_waiting_for_what_does_not_happen_fails(proxy: Proxy) -> None:
+def test_waiting_for_a_fault_that_does_not_happen_fails(proxy: Proxy) -> None:
     with pytest.raises(ServerFailed, match="no reply was lost"):
         proxy.wait_until_dropped(seconds=0.01)
     with pytest.raises(ServerFailed, match="requests are held"):
         proxy.wait_until_held(seconds=0.01)
 
 
-def test_a_connection_that_is_being_taken_while_it_closes_is_closed_too() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as door:
+def test_a_connection_accepted_while_the_proxy_closes_is_closed_too() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
         for _ in range(50):
-            proxy = Proxy(door.getsockname()[1])
+            proxy = Proxy(listener.getsockname()[1])
             proxy.start()
             clients = [socket.create_connection(("127.0.0.1", proxy.port)) for _ in range(3)]
             proxy.close()
             for client in clients:
                 client.close()
-    gc.collect()  # what was left open says so here
+    gc.collect()  # a socket that was left open warns here

@@ -1,4 +1,4 @@
-"""The servers of the tests do what the tests rely on, and are gone afterwards."""
+"""The servers of tests/support behave as the tests rely on, and none outlives the run."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def all_notes(server: Postgres) -> list[str]:
     return sorted(note for (note,) in server.execute("SELECT note FROM notes"))
 
 
-def gone(pids: list[int]) -> bool:
+def are_gone(pids: list[int]) -> bool:
     return bool(pids) and not any(map(processes.is_running, pids))
 
 
@@ -52,7 +52,9 @@ def gone(pids: list[int]) -> bool:
 
 
 @pytest.mark.parametrize("installation", find_postgres(), ids=lambda found: found.version)
-def test_it_starts_stops_and_leaves_nothing(installation: Installation) -> None:
+def test_a_server_of_each_version_starts_and_leaves_nothing_behind(
+    installation: Installation,
+) -> None:
     with Postgres(installation=installation, settings={"max_connections": 17}) as server:
         assert server.execute("SHOW max_connections") == [("17",)]
         assert server.execute("SHOW fsync") == [("on",)]
@@ -61,16 +63,16 @@ def test_it_starts_stops_and_leaves_nothing(installation: Installation) -> None:
         pids, folder = server.pids(), server.directory
         assert processes.is_running(pids[0])
         assert not list(Path("/tmp").glob(f".s.PGSQL.{server.port}*"))
-    assert gone(pids)
+    assert are_gone(pids)
     assert not folder.exists()
 
 
 @pytest.mark.parametrize("mode", ["fast", "immediate"])
-def test_what_was_committed_is_there_after_a_stop(notes: Postgres, mode: str) -> None:
+def test_committed_rows_are_there_after_a_stop(notes: Postgres, mode: str) -> None:
     notes.execute("INSERT INTO notes VALUES ('kept')")
     port, pids = notes.port, notes.pids()
     notes.stop("immediate" if mode == "immediate" else "fast")
-    assert gone(pids)
+    assert are_gone(pids)
     assert not notes.is_running
     with pytest.raises(psycopg.OperationalError):
         notes.execute("SELECT 1")
@@ -80,28 +82,28 @@ def test_what_was_committed_is_there_after_a_stop(notes: Postgres, mode: str) ->
     assert ("was interrupted" in notes.log) == (mode == "immediate")
 
 
-def test_a_kill_takes_the_busy_sessions_with_it(notes: Postgres) -> None:
+def test_a_killed_server_loses_only_what_was_not_committed(notes: Postgres) -> None:
     with psycopg.connect(notes.url()) as busy:
         busy.execute("INSERT INTO notes VALUES ('not committed')")
         notes.execute("INSERT INTO notes VALUES ('committed')")
         pids = notes.pids()
         assert busy.info.backend_pid in pids
         notes.kill()
-        assert gone(pids)
+        assert are_gone(pids)
         with pytest.raises(psycopg.OperationalError):
             busy.execute("SELECT 1")
     notes.start()
     assert all_notes(notes) == ["committed"]
 
 
-def test_settings_change_while_it_runs(server: Postgres) -> None:
+def test_settings_change_while_the_server_runs(server: Postgres) -> None:
     server.configure({"synchronous_commit": False})
     assert server.execute("SHOW synchronous_commit") == [("off",)]
     server.configure({"synchronous_commit": True})
     assert server.execute("SHOW synchronous_commit") == [("on",)]
 
 
-def test_databases_come_and_go(server: Postgres) -> None:
+def test_a_dropped_database_ends_its_sessions(server: Postgres) -> None:
     url = server.create_database('odd "name"')
     with psycopg.connect(url) as connection:
         assert connection.info.dbname == 'odd "name"'
@@ -110,7 +112,7 @@ def test_databases_come_and_go(server: Postgres) -> None:
             connection.execute("SELECT 1")
 
 
-def test_a_standby_has_what_was_acknowledged_and_can_take_over() -> None:
+def test_a_synchronous_standby_has_every_commit_and_can_be_promoted() -> None:
     with require(lambda: Postgres(fast=True)) as primary, primary.basebackup() as standby:
         primary.configure({"synchronous_standby_names": "standby"})
         primary.wait_for_standby(sync=True)
@@ -123,7 +125,7 @@ def test_a_standby_has_what_was_acknowledged_and_can_take_over() -> None:
         assert all_notes(standby) == ["one", "two"]
 
 
-def test_without_its_standby_a_commit_is_not_acknowledged() -> None:
+def test_a_commit_waits_for_a_missing_synchronous_standby() -> None:
     with require(lambda: Postgres(fast=True)) as primary:
         primary.configure({"synchronous_standby_names": "nobody"})
         with psycopg.connect(primary.url(), autocommit=True) as writer:
@@ -143,7 +145,7 @@ def test_a_bad_setting_is_reported_with_the_log() -> None:
     assert not server.directory.exists()
 
 
-# --- nothing outlives the run ---------------------------------------------------------------------
+# --- no server outlives the run -------------------------------------------------------------------
 
 _RUN = """
 import pathlib, sys
@@ -173,7 +175,7 @@ def test_a_server_ends_with_the_process_that_started_it(server: Postgres, ending
         assert processes.is_running(pids[0])
         if ending != "exit":
             run.send_signal(signal.Signals[ending])
-    processes.wait_until(lambda: gone(pids), "the server is gone", seconds=10)
+    processes.wait_until(lambda: are_gone(pids), "the server is gone", seconds=10)
     if ending != "SIGKILL":
         assert not (server.base / name).exists()
 
@@ -181,7 +183,9 @@ def test_a_server_ends_with_the_process_that_started_it(server: Postgres, ending
 # --- missing servers ------------------------------------------------------------------------------
 
 
-def test_a_missing_server_skips_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_server_skips_its_test_and_fails_it_in_ci(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delenv("CI", raising=False)
     with pytest.raises(pytest.skip.Exception, match="POSTGRESQL 3 IS MISSING"):
         require(lambda: pick_postgres(3))
@@ -190,20 +194,20 @@ def test_a_missing_server_skips_by_name(monkeypatch: pytest.MonkeyPatch) -> None
         require(lambda: pick_postgres(3))
 
 
-def test_a_missing_server_says_how_to_get_it() -> None:
+def test_the_error_of_a_missing_server_says_how_to_get_it() -> None:
     with pytest.raises(ServerMissing, match="postgresql-3") as caught:
         pick_postgres(3)
     assert caught.value.name == "PostgreSQL 3"
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root has to become somebody else")
-def test_root_runs_it_from_a_folder_that_is_closed_to_others(
+@pytest.mark.skipif(os.getuid() != 0, reason="only root has to become another user")
+def test_root_runs_a_server_in_a_folder_that_other_users_cannot_enter(
     tmp_path: Path, server: Postgres
 ) -> None:
     tmp_path.chmod(0o700)
-    with Postgres(tmp_path, fast=True) as closed:
-        assert closed.execute("SELECT 1") == [(1,)]
-        assert closed.user != server.user
+    with Postgres(tmp_path, fast=True) as private:
+        assert private.execute("SELECT 1") == [(1,)]
+        assert private.user != server.user
 
 
 # --- PgBouncer ------------------------------------------------------------------------------------
@@ -222,4 +226,4 @@ def test_pgbouncer_shares_few_connections_among_many_clients(notes: Postgres) ->
                 backends |= set(other.execute("SELECT pg_backend_pid()").fetchall())
                 other.close()
         assert len(backends) == 1
-    assert gone([pid])
+    assert are_gone([pid])
