@@ -1,10 +1,11 @@
-"""Processes that die in their own transactions on PostgreSQL.
+"""Processes that are killed in their own transactions on PostgreSQL.
 
 python -m tests.fault.killed_postgres_transaction <url> <kind> <seed> <random kills>
 
-First forks a child for every message that an order sends to the server, killed right before it is
-sent, and another one killed right after; then children that take one order after the other and are
-killed at some moment. Answers in JSON. Run by test_postgres_transaction_kills.py.
+test_postgres_transaction_kills.py runs it. It first forks two children for every message that an
+order sends to the server: one is killed right before the message is sent, the other right after it.
+Then it forks children that place one order after the other and are killed at a random moment. It
+prints what it killed as JSON.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -27,21 +29,21 @@ from oncekey import InFlight, Terminal
 KINDS = ("psycopg", "psycopg-async", "asyncpg")
 SIDES = ("before", "after")
 ENDINGS = ("returns", "refuses")
-KEYS = 20  # that the children of the second part take turns at
-LONGEST_SECONDS = 0.03
+KEYS = 20  # for which the children of the second part compete
+LIFETIME_MAX_SECONDS = 0.03
 
-# Called with a function that does the sending.
+# A hook that is called with a function that sends the message.
 Sending = Callable[[Callable[[], Any]], Any]
 
 
 def order(key: str, ending: str = "returns") -> Body:
-    """One row that tells whose it is."""
+    """Return an order of one row, which contains the key."""
     error = Terminal("out of tea") if ending == "refuses" else None
     return Body((f"INSERT INTO orders VALUES ('{key}')",), error=error)  # noqa: S608
 
 
 async def place(caller: Caller, key: str, ending: str = "returns") -> None:
-    """One order with its commit."""
+    """Place one order and commit."""
     async with caller.transaction():
         try:
             await caller.run_inside(key, order(key, ending))
@@ -53,7 +55,7 @@ async def place(caller: Caller, key: str, ending: str = "returns") -> None:
 
 
 def watch_messages(kind: str, sending: Sending) -> None:
-    """Have every message to the server sent by `sending`."""
+    """Patch the driver so that `sending` sends every message to the server."""
     if kind == "asyncpg":
         transports: Any = asyncio.selector_events._SelectorSocketTransport  # type: ignore[attr-defined]
         write = transports.write
@@ -61,7 +63,7 @@ def watch_messages(kind: str, sending: Sending) -> None:
         return
 
     def watched(self: Any, steps: Any, *rest: Any, **options: Any) -> Any:
-        # A generator of psycopg's sends before it first asks to wait for something.
+        # A psycopg generator sends its message before it first yields to wait.
         first = sending(lambda: next(steps, None))
 
         def resumed() -> Any:
@@ -79,7 +81,8 @@ def watch_messages(kind: str, sending: Sending) -> None:
     connection.wait = watched
 
 
-async def die_at(url: str, kind: str, key: str, ending: str, number: int, side: str) -> None:
+async def run_killed_at(url: str, kind: str, key: str, ending: str, number: int, side: str) -> None:
+    """Place an order in this process, which is killed at message `number`."""
     count = 0
     armed = False
 
@@ -96,33 +99,34 @@ async def die_at(url: str, kind: str, key: str, ending: str, number: int, side: 
         return sent
 
     async with CALLERS[kind](url=url) as caller:
-        await place(caller, f"warm {key}")  # what a driver asks once is not asked again
+        await place(caller, f"warm {key}")  # the driver sends its introspection queries only here
         watch_messages(kind, sending)
         armed = True
         await place(caller, key, ending)
         armed = False
 
 
-# --- killed at some moment ----------------------------------------------------------------------
+# --- killed at a random moment --------------------------------------------------------------------
 
 
-async def work_until_killed(url: str, kind: str, ready: int, turn: int) -> None:
+async def work_until_killed(url: str, kind: str, ready: int, first: int) -> None:
+    """Place orders without end, and write to `ready` before the first."""
     async with CALLERS[kind](url=url) as caller:
         os.write(ready, b"!")
         while True:
             for number in range(KEYS):
-                # One key after the other is new, so that there is always something to do.
+                # One key per pass is new, so that there is always something to do.
                 try:
-                    await place(caller, f"{kind} {turn + number}")
+                    await place(caller, f"{kind} {first + number}")
                 except InFlight:
-                    continue  # a victim's, whose end the server has not noticed yet
-            turn += 1
+                    continue  # the server has not noticed yet that the owner was killed
+            first += 1
 
 
 # --- the parent -----------------------------------------------------------------------------------
 
 
-def child(work: Callable[[], Coroutine[Any, Any, None]]) -> int:
+def fork(work: Callable[[], Coroutine[Any, Any, None]]) -> int:
     pid = os.fork()
     if pid == 0:
         try:
@@ -132,42 +136,48 @@ def child(work: Callable[[], Coroutine[Any, Any, None]]) -> int:
     return pid
 
 
-def ended(pid: int) -> bool:
-    """Whether it was killed; it may also have come to its end."""
+def was_killed(pid: int) -> bool:
+    """Wait for a child; True if it was killed, False if it ran to its end."""
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     assert code in (0, -signal.SIGKILL), code
     return code != 0
 
 
 def at_messages(url: str, kind: str) -> list[list[Any]]:
+    """Kill a child before and after every message of every order; return what was killed."""
     killed = []
     for ending in ENDINGS:
         for side in SIDES:
             for number in range(100):
                 key = f"{kind} {ending} {side} {number}"
-                if not ended(child(lambda: die_at(url, kind, key, ending, number, side))):  # noqa: B023
+                pid = fork(partial(run_killed_at, url, kind, key, ending, number, side))
+                if not was_killed(pid):
                     break
                 killed.append([key, ending, side, number])
     return killed
 
 
 def at_moments(url: str, kind: str, seed: int, kills: int) -> int:
+    """Kill `kills` children at random moments."""
     chance = random.Random(seed)
-    for turn in range(kills):
-        ready, told = os.pipe()
-        pid = child(lambda: work_until_killed(url, kind, told, turn))  # noqa: B023
-        os.close(told)
+    for number in range(kills):
+        ready, writer = os.pipe()
+        pid = fork(partial(work_until_killed, url, kind, writer, number))
+        os.close(writer)
         os.read(ready, 1)
         os.close(ready)
-        time.sleep(chance.uniform(0, LONGEST_SECONDS))  # whenever it is, it must be right
+        time.sleep(chance.uniform(0, LIFETIME_MAX_SECONDS))  # any moment must be right
         os.kill(pid, signal.SIGKILL)
-        assert ended(pid), "it should not have come to its end"
+        assert was_killed(pid), "it ran to its end"
     return kills
 
 
 def main(url: str, kind: str, seed: int, kills: int) -> None:
-    told = {"at messages": at_messages(url, kind), "at moments": at_moments(url, kind, seed, kills)}
-    sys.stdout.write(json.dumps(told) + "\n")
+    killed = {
+        "at messages": at_messages(url, kind),
+        "at moments": at_moments(url, kind, seed, kills),
+    }
+    sys.stdout.write(json.dumps(killed) + "\n")
 
 
 if __name__ == "__main__":

@@ -31,18 +31,18 @@ from oncekey.stores.store_rules import wall_clock
 LEASE = "1h"
 AHEAD_US = 3_601_000_000
 PROBE_GRACE = "1s"
-PATIENCE_SECONDS = 30
+TIMEOUT_SECONDS = 30
 
 
 @dataclass
 class Plan:
-    """What is done and where it is killed.
+    """What the runs do and where they are killed.
 
     engine   "sync" or "async"
     steps    the charges, one step each
-    probe    whether the provider is asked before a charge is tried again
-    twice    whether the run after a killed one is killed too, at every point of its own
-    sides    on which sides of a call: right before it, right after it
+    probe    True if the steps have a probe
+    twice    True if the run after a killed one is killed too, at each of its points
+    sides    kills come right "before" a point, right "after" it, or both
     """
 
     engine: str = "sync"
@@ -53,7 +53,7 @@ class Plan:
 
 
 class Points:
-    """Counts what a run does to the outside, and kills the run at one of these points."""
+    """Counts the calls of a run to the outside, and kills the run at one of them."""
 
     def __init__(self, kill_at: int, side: str, log: Path) -> None:
         self._kill_at = kill_at
@@ -64,13 +64,13 @@ class Points:
     @contextmanager
     def at(self, name: str) -> Iterator[None]:
         self._count += 1
-        here = self._count == self._kill_at
-        with self._log.open("a") as file:  # on the way to the disk even if we die
+        is_the_point = self._count == self._kill_at
+        with self._log.open("a") as file:  # the file is closed, and so written, before the kill
             file.write(name + "\n")
-        if here and self._side == "before":
+        if is_the_point and self._side == "before":
             os.kill(os.getpid(), signal.SIGKILL)
         yield
-        if here:
+        if is_the_point:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -81,7 +81,9 @@ def _names(commands: Sequence[Command]) -> str:
     return "+".join(type(command).__name__ for command in commands)
 
 
-class DeadlyStore(SQLiteStore):
+class KillingStore(SQLiteStore):
+    """A sync store whose calls are points."""
+
     def __init__(self, path: Path, points: Points, ahead: int) -> None:
         super().__init__(path, clock=lambda: wall_clock() + ahead)
         self._points = points
@@ -95,7 +97,9 @@ class DeadlyStore(SQLiteStore):
             super().bind(check)
 
 
-class AsyncDeadlyStore(AsyncSQLiteStore):
+class AsyncKillingStore(AsyncSQLiteStore):
+    """An async store whose calls are points."""
+
     def __init__(self, path: Path, points: Points, ahead: int) -> None:
         super().__init__(path, clock=lambda: wall_clock() + ahead)
         self._points = points
@@ -109,51 +113,52 @@ class AsyncDeadlyStore(AsyncSQLiteStore):
             await super().bind(check)
 
 
-# --- the provider, from this side -----------------------------------------------------------------
+# --- the client of the provider -----------------------------------------------------------------
 
 
 class Shop:
-    """Charges in plain sight: every piece of an exchange is a point where a run can die."""
+    """A client of the provider; every part of an HTTP exchange is a point."""
 
     def __init__(self, port: int, points: Points) -> None:
         self._port = port
         self._points = points
 
     def charge(self, key: str, request: dict[str, Any]) -> StepResult[Any]:
-        wire = http.client.HTTPConnection("127.0.0.1", self._port, PATIENCE_SECONDS)
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, TIMEOUT_SECONDS)
         with self._points.at("send"):
-            wire.request("POST", "/charges", json.dumps({"reference": key, **request}))
-        with self._points.at("charged"):  # it has charged, and we have not read its answer
+            connection.request("POST", "/charges", json.dumps({"reference": key, **request}))
+        with self._points.at("charged"):  # the provider has charged, and its response is unread
             self._wait_charged(key)
         with self._points.at("read"):
-            made = json.loads(wire.getresponse().read())
-        wire.close()
-        return StepResult(made["id"], external_id=made["id"], status=201)
+            charge = json.loads(connection.getresponse().read())
+        connection.close()
+        return StepResult(charge["id"], external_id=charge["id"], status=201)
 
     def probe(self, key: str, request: dict[str, Any]) -> StepResult[Any] | None:
-        wire = http.client.HTTPConnection("127.0.0.1", self._port, PATIENCE_SECONDS)
-        with self._points.at("ask"):
-            wire.request("GET", f"/charges?reference={key}")
-        with self._points.at("hear"):
-            found = json.loads(wire.getresponse().read())
-        wire.close()
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, TIMEOUT_SECONDS)
+        with self._points.at("send probe"):
+            connection.request("GET", f"/charges?reference={key}")
+        with self._points.at("read probe"):
+            found = json.loads(connection.getresponse().read())
+        connection.close()
         assert all(charge["cents"] == request["cents"] for charge in found)
         return StepResult(found[0]["id"], external_id=found[0]["id"]) if found else None
 
     def _wait_charged(self, key: str) -> None:
-        end = time.monotonic() + PATIENCE_SECONDS
+        end = time.monotonic() + TIMEOUT_SECONDS
         while not get(self._port, f"/charges?reference={key}"):
             assert time.monotonic() < end, "the provider did not charge"
 
 
 def get(port: int, path: str) -> Any:
-    wire = http.client.HTTPConnection("127.0.0.1", port, PATIENCE_SECONDS)
-    wire.request("GET", path)
-    response = wire.getresponse()
+    """Get a path of the provider and decode the JSON."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, TIMEOUT_SECONDS)
+    connection.request("GET", path)
+    response = connection.getresponse()
     assert response.status == 200, response.status
-    answer = json.loads(response.read())
-    wire.close()
-    return answer
+    content = json.loads(response.read())
+    connection.close()
+    return content
 
 
 # --- the operation --------------------------------------------------------------------------------
@@ -194,7 +199,7 @@ async def pay_async(once: AsyncOnce, key: str, plan: Plan, shop: Shop) -> list[s
 # --- runs -----------------------------------------------------------------------------------------
 
 
-class Driver:
+class PlanRunner:
     """Forks the runs of one plan."""
 
     def __init__(self, directory: Path, port: int, plan: Plan) -> None:
@@ -202,36 +207,36 @@ class Driver:
         self._port = port
         self._plan = plan
 
-    def everywhere(self) -> Iterator[dict[str, Any]]:
-        """A report per way to be killed."""
+    def reports(self) -> Iterator[dict[str, Any]]:
+        """Yield a report for every point, or pair of points, where runs are killed."""
         for n in range(1, len(self._calls()) + 1):
             for side in self._plan.sides:
                 if not self._plan.twice:
                     name = f"{n}-{side}"
                     yield self._finish(name, [self._killed(name, n, side, 0)])
                     continue
-                for m in self._counting():
+                for m in self._numbers():
                     name = f"{n}-{side}-{m}"
                     first = self._killed(name, n, side, 0)
                     second = self._killed(name, m, side, 1)
                     if not second:
-                        break  # it has no such point any more: it was through
+                        break  # the second run has fewer points and ran to its end
                     yield self._finish(name, [first, second])
 
-    def _counting(self) -> Iterator[int]:
+    def _numbers(self) -> Iterator[int]:
         yield from range(1, 100)
-        raise AssertionError("a run that never ends")
+        raise AssertionError("the run does not end")
 
     def _calls(self) -> list[str]:
-        assert self._run("dry", 0, "", 0)
-        return self._log("dry", 0).read_text().splitlines()
+        assert self._run("not-killed", 0, "", 0)
+        return self._log("not-killed", 0).read_text().splitlines()
 
-    def _killed(self, name: str, kill_at: int, side: str, turn: int) -> str:
-        """Where it was killed, in words; "" if it lived."""
-        if self._run(name, kill_at, side, turn):
+    def _killed(self, name: str, kill_at: int, side: str, run: int) -> str:
+        """Run once and return the point of the kill in words; "" if the run was not killed."""
+        if self._run(name, kill_at, side, run):
             return ""
-        get(self._port, "/idle")  # what it had sent has arrived, or never will
-        return f"{side} {self._log(name, turn).read_text().splitlines()[-1]}"
+        get(self._port, "/idle")  # its requests have arrived by now, or never will
+        return f"{side} {self._log(name, run).read_text().splitlines()[-1]}"
 
     def _finish(self, name: str, kills: list[str]) -> dict[str, Any]:
         before = len(get(self._port, "/charges"))
@@ -252,46 +257,46 @@ class Driver:
     def _child_key(self, key: str, step: str) -> str:
         return child_key(key, step, operation="order")
 
-    def _log(self, name: str, turn: int) -> Path:
-        return self._directory / f"{name}.{turn}.log"
+    def _log(self, name: str, run: int) -> Path:
+        return self._directory / f"{name}.{run}.log"
 
-    def _run(self, name: str, kill_at: int, side: str, turn: int) -> bool:
-        """One process; whether it lived to its end."""
+    def _run(self, name: str, kill_at: int, side: str, run: int) -> bool:
+        """Run once in a child; True if it ran to its end."""
         pid = os.fork()
         if pid == 0:
             try:
-                self._in_child(name, kill_at, side, turn)
+                self._in_child(name, kill_at, side, run)
                 os._exit(0)
             except BaseException:
                 sys.excepthook(*sys.exc_info())
                 os._exit(1)
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        assert code in (0, -signal.SIGKILL), f"{name}, turn {turn}: {code}"
+        assert code in (0, -signal.SIGKILL), f"{name}, run {run}: {code}"
         return code == 0
 
-    def _in_child(self, name: str, kill_at: int, side: str, turn: int) -> None:
-        points = Points(kill_at, side, self._log(name, turn))
+    def _in_child(self, name: str, kill_at: int, side: str, run: int) -> None:
+        points = Points(kill_at, side, self._log(name, run))
         shop = Shop(self._port, points)
         path = self._directory / f"{name}.db"
         policy = Policy(lease=LEASE)
         value: list[str]
         if self._plan.engine == "sync":
-            store = DeadlyStore(path, points, turn * AHEAD_US)
+            store = KillingStore(path, points, run * AHEAD_US)
             value = pay(Once(store, policy=policy), name, self._plan, shop)
         else:
-            aio = AsyncOnce(AsyncDeadlyStore(path, points, turn * AHEAD_US), policy=policy)
-            value = asyncio.run(pay_async(aio, name, self._plan, shop))
+            async_once = AsyncOnce(AsyncKillingStore(path, points, run * AHEAD_US), policy=policy)
+            value = asyncio.run(pay_async(async_once, name, self._plan, shop))
         (self._directory / f"{name}.value").write_text(json.dumps(value))
 
 
-def main(directory: Path, port: int, how: str) -> None:
-    if how == "late":
+def main(directory: Path, port: int, plan: str) -> None:
+    if plan == "late":
         points = Points(0, "", directory / "late.log")
         store = SQLiteStore(directory / "late.db")
         pay(Once(store, policy=Policy(lease=LEASE)), "late", Plan(), Shop(port, points))
         return
-    driver = Driver(directory, port, Plan(**json.loads(how)))
-    sys.stdout.write(json.dumps(list(driver.everywhere())) + "\n")
+    runner = PlanRunner(directory, port, Plan(**json.loads(plan)))
+    sys.stdout.write(json.dumps(list(runner.reports())) + "\n")
 
 
 if __name__ == "__main__":

@@ -2,9 +2,9 @@
 
 python killed_sqlite_transaction.py <directory> <kind> <order>
 
-test_sqlite_transactions.py runs it. It places an order once to count its statements. Then it forks
-one child per statement, which is killed right before that statement, and one that is killed after
-the last. It prints the statements as JSON.
+test_sqlite_transaction_kills.py runs it. It places an order once to count its statements. Then it
+forks one child per statement, which is killed right before that statement, and one that is killed
+after the last. It prints the statements as JSON.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ import aiosqlite
 from oncekey import AsyncOnce, Once, Terminal
 from oncekey.engine.results import Result
 
-BLOCKING, ON_LOOP, AIO = KINDS = ("blocking", "on_loop", "aiosqlite")
+SYNC, ON_LOOP, AIO = KINDS = ("sync", "on_loop", "aiosqlite")
 TABLE = "CREATE TABLE IF NOT EXISTS orders (item TEXT)"
 INSERT = "INSERT INTO orders VALUES ('tea')"
 
 
 class Order(NamedTuple):
-    """What a body does: its statements, then an answer or an error."""
+    """What a body does: it runs statements, then returns a value or raises an error."""
 
     statements: tuple[str, ...] = (INSERT,)
     error: BaseException | None = None
@@ -39,11 +39,12 @@ class Order(NamedTuple):
 
 TEA = Order()
 LEASED = Order((), value="leased")
+NEVER = Order((), error=AssertionError("this body must not run"))
 ORDERS = {"returns": TEA, "refuses": Order(error=Terminal("out of tea"))}
 
 
 class Shop:
-    """One engine and one connection of the caller's, the same for every kind."""
+    """One engine and one connection of the caller's, with the same methods for every kind."""
 
     def __init__(self, kind: str, path: Path, busy_ms: int = 0) -> None:
         self.kind = kind
@@ -56,8 +57,8 @@ class Shop:
     async def __aenter__(self) -> Self:
         address = f"sqlite:///{self.path}?busy_timeout={self.busy_ms}ms"
         timeout = self.busy_ms / 1_000
-        self.once = Once(address) if self.kind == BLOCKING else AsyncOnce(address)
-        await self.done(self.once.get("order", "-"))  # the tables are there
+        self.once = Once(address) if self.kind == SYNC else AsyncOnce(address)
+        await self.done(self.once.get("order", "-"))  # creates the tables
         if self.kind == AIO:
             self.db = await aiosqlite.connect(self.path, timeout=timeout)
         else:
@@ -83,13 +84,13 @@ class Shop:
         await self.done(self.db.set_trace_callback(callback))
 
     async def inside(self, key: str, order: Order = TEA) -> Result[Any]:
-        """The operation in the caller's transaction, which stays open."""
+        """Run the operation in the caller's transaction, which stays open."""
         tx = self.once.in_transaction(self.db)
         result: Result[Any] = await self.done(tx.run("order", key, self._body(order)))
         return result
 
     async def outside(self, key: str, order: Order = LEASED) -> Result[Any]:
-        """The same operation under a lease."""
+        """Run the same operation under a lease."""
         result: Result[Any] = await self.done(self.once.run("order", key, self._body(order)))
         return result
 
@@ -98,7 +99,7 @@ class Shop:
         return None if status is None else str(status.state)
 
     def _body(self, order: Order) -> Callable[[Any], Any]:
-        def blocking(attempt: Any) -> Any:
+        def sync_body(attempt: Any) -> Any:
             self.ran += 1
             for sql in order.statements:
                 self.db.execute(sql)
@@ -106,7 +107,7 @@ class Shop:
                 raise order.error
             return order.value
 
-        async def awaited(attempt: Any) -> Any:
+        async def async_body(attempt: Any) -> Any:
             self.ran += 1
             for sql in order.statements:
                 await self.execute(sql)
@@ -114,15 +115,15 @@ class Shop:
                 raise order.error
             return order.value
 
-        return blocking if self.kind == BLOCKING else awaited
+        return sync_body if self.kind == SYNC else async_body
 
-    async def done(self, made: Any) -> Any:
-        """What a call gave, whether or not it has to be awaited."""
-        return await made if hasattr(made, "__await__") else made
+    async def done(self, result: Any) -> Any:
+        """Return the result of a sync or an async call."""
+        return await result if hasattr(result, "__await__") else result
 
 
 def rows(path: Path) -> list[str]:
-    """What others see."""
+    """Return the orders that another connection sees."""
     connection = sqlite3.connect(path)
     found = connection.execute("SELECT item FROM orders").fetchall()
     connection.close()
@@ -130,16 +131,16 @@ def rows(path: Path) -> list[str]:
 
 
 async def place(path: Path, kind: str, order: Order, kill_at: int) -> list[str]:
-    """One order with its commit, killed before statement number `kill_at`."""
+    """Place one order and commit; the process is killed before statement number `kill_at`."""
     statements: list[str] = []
 
-    def before(sql: str) -> None:
+    def kill_or_count(sql: str) -> None:
         if len(statements) == kill_at:
             os.kill(os.getpid(), signal.SIGKILL)
         statements.append(sql)
 
     async with Shop(kind, path) as shop:
-        await shop.trace(before)
+        await shop.trace(kill_or_count)
         try:
             await shop.inside("k", order)
         except Terminal:
@@ -151,12 +152,13 @@ async def place(path: Path, kind: str, order: Order, kill_at: int) -> list[str]:
 
 
 def main(directory: Path, kind: str, order: Order) -> None:
-    statements = asyncio.run(place(directory / "dry.db", kind, order, -1))
+    """Place the order once, then once per statement in a child that is killed there."""
+    statements = asyncio.run(place(directory / "not-killed.db", kind, order, -1))
     for number in range(len(statements) + 1):
         pid = os.fork()
         if pid == 0:
             asyncio.run(place(directory / f"{number}.db", kind, order, number))
-            os._exit(1)  # it should not have lived
+            os._exit(1)  # it was not killed
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         assert code == -signal.SIGKILL, f"statement {number}: {code}"
     sys.stdout.write(json.dumps(statements) + "\n")

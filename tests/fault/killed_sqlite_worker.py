@@ -26,7 +26,7 @@ THREADS = 8
 
 
 class DeadlyStore(SQLiteStore):
-    """Kills its own process, with no chance to clean up, before or after one of its calls."""
+    """A store that kills its own process by SIGKILL, before or after one of its calls."""
 
     def __init__(self, path: Path, kill_at: int, side: str) -> None:
         super().__init__(path)
@@ -34,27 +34,27 @@ class DeadlyStore(SQLiteStore):
         self.side = side
         self.calls: list[str] = []
 
-    def _around(self, name: str, call: Callable[[], Any]) -> Any:
+    def _call(self, name: str, call: Callable[[], Any]) -> Any:
         self.calls.append(name)
-        here = len(self.calls) == self.kill_at
-        if here and self.side == "before":
+        is_the_point = len(self.calls) == self.kill_at
+        if is_the_point and self.side == "before":
             os.kill(os.getpid(), signal.SIGKILL)
         result = call()
-        if here:
+        if is_the_point:
             os.kill(os.getpid(), signal.SIGKILL)
         return result
 
     def apply(self, commands: Sequence[Command], /) -> list[Reply]:
         name = "+".join(type(command).__name__ for command in commands)
-        replies: list[Reply] = self._around(name, lambda: super(DeadlyStore, self).apply(commands))
+        replies: list[Reply] = self._call(name, lambda: super(DeadlyStore, self).apply(commands))
         return replies
 
     def bind(self, check: bytes, /) -> None:
-        self._around("bind", lambda: super(DeadlyStore, self).bind(check))
+        self._call("bind", lambda: super(DeadlyStore, self).bind(check))
 
 
 def effect(path: Path, key: str) -> str:
-    """Something done to the outside world: a line that is on disk when this returns."""
+    """An effect on the outside world: a line that is on disk when this returns."""
     with path.open("a") as file:
         file.write(key + "\n")
         file.flush()
@@ -63,7 +63,7 @@ def effect(path: Path, key: str) -> str:
 
 
 def body_of(scenario: dict[str, bool], effects: Path) -> Callable[[Any], Any]:
-    """The operation; also used by the test to retry it."""
+    """Return the operation's body."""
 
     def body(attempt: Any) -> str:
         if scenario["steps"]:
@@ -80,6 +80,7 @@ def body_of(scenario: dict[str, bool], effects: Path) -> Callable[[Any], Any]:
 
 
 def attempt(directory: Path, scenario: dict[str, bool], kill_at: int, side: str) -> list[str]:
+    """Run the operation on a new file, killed at one call, and return the store's calls."""
     name = f"{kill_at}-{side}"
     store = DeadlyStore(directory / f"{name}.db", kill_at, side)
     once = Once(store, policy=Policy(lease=LEASE, retry_safe=scenario["retry_safe"]))
@@ -91,66 +92,69 @@ def attempt(directory: Path, scenario: dict[str, bool], kill_at: int, side: str)
 
 
 def kill(directory: Path, scenario: dict[str, bool]) -> None:
-    calls = attempt(directory, scenario, 0, "dry")
+    """Count the store calls of a run, then fork a child per call and side that is killed there."""
+    calls = attempt(directory, scenario, 0, "never")
     points = [(n, side) for n in range(1, len(calls) + 1) for side in ("before", "after")]
     for number, side in points:
         pid = os.fork()
         if pid == 0:
             attempt(directory, scenario, number, side)
-            os._exit(1)  # it should not have lived
+            os._exit(1)  # it was not killed
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         assert code == -signal.SIGKILL, f"point {number} {side}: {code}"
-    say({"calls": calls, "points": points})
+    send({"calls": calls, "points": points})
 
 
 def stop(directory: Path, retry_safe: bool) -> None:
+    """Wait inside the body for a line on stdin, then print the outcome."""
     once = Once(SQLiteStore(directory / "keys.db"), policy=Policy(lease=LEASE))
 
     def body(attempt: Any) -> str:
-        say({"inside": attempt.fence})
+        send({"inside": attempt.fence})
         sys.stdin.readline()
         return "zombie"
 
     try:
         result = once.run("op", "k", body, retry_safe=retry_safe)
-        say({"value": result.value, "replayed": result.replayed})
+        send({"value": result.value, "replayed": result.replayed})
     except OncekeyError as error:
-        say({"error": type(error).__name__})
+        send({"error": type(error).__name__})
 
 
 def crowd(directory: Path) -> None:
+    """Run one key in eight threads at the same time, and print their values."""
     once = Once(SQLiteStore(directory / "keys.db"), policy=Policy(lease=LEASE))
     barrier = threading.Barrier(THREADS + 1)
     values: list[str] = []
 
-    def one() -> None:
+    def run_once() -> None:
         barrier.wait()
         result = once.run(
             "op", "k", lambda attempt: effect(directory / "effects", f"{attempt.fence}"), wait="60s"
         )
         values.append(result.value)
 
-    threads = [threading.Thread(target=one) for _ in range(THREADS)]
+    threads = [threading.Thread(target=run_once) for _ in range(THREADS)]
     for thread in threads:
         thread.start()
-    say({"ready": True})
+    send({"ready": True})
     sys.stdin.readline()
     barrier.wait()
     for thread in threads:
         thread.join()
-    say({"values": values})
+    send({"values": values})
 
 
-def say(what: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(what) + "\n")
+def send(message: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(message) + "\n")
     sys.stdout.flush()
 
 
 if __name__ == "__main__":
-    mode, where = sys.argv[1], Path(sys.argv[2])
+    mode, directory = sys.argv[1], Path(sys.argv[2])
     if mode == "kill":
-        kill(where, json.loads(sys.argv[3]))
+        kill(directory, json.loads(sys.argv[3]))
     elif mode == "stop":
-        stop(where, json.loads(sys.argv[3]))
+        stop(directory, json.loads(sys.argv[3]))
     else:
-        crowd(where)
+        crowd(directory)

@@ -1,8 +1,7 @@
-"""Callers of both colours that claim and finish without pause, and remember what they were told.
+"""Sync and async callers that claim and finish without pause, and store every acknowledgement.
 
-What a caller was told is an acknowledgement: it must be true for ever, whatever becomes of the
-server (I4). A call whose reply was lost is repeated with the same owner until it is answered, as
-the engine does.
+An acknowledgement must stay true whatever happens to the server (I4). A call whose reply was lost
+is repeated with the same owner until a reply comes, as the engine does.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ _PAUSE_SECONDS = 0.01
 Wave = Generator[Sequence[Command], list[Reply], None]
 
 
-class Told(NamedTuple):
-    """What was acknowledged: the claim, and with a body the finish too."""
+class Acknowledged(NamedTuple):
+    """An acknowledged claim; with a body, an acknowledged finish too."""
 
     owner: bytes
     fence: int
@@ -38,15 +37,15 @@ class Told(NamedTuple):
 
 
 class Load:
-    """Threads on a blocking store and tasks on an async one, all on one schema."""
+    """Threads on a sync store and tasks on an async one, all on one schema."""
 
     def __init__(self, url: str, *, threads: int = 4, tasks: int = 6, **options: Any) -> None:
-        self.told: dict[bytes, Told] = {}
-        self.wrong: list[str] = []
+        self.acknowledged: dict[bytes, Acknowledged] = {}
+        self.wrong_replies: list[str] = []
         self._numbers = itertools.count()
         self._stop = threading.Event()
-        self.blocking = PostgresStore(url, **options)
-        self.async_ = AsyncPostgresStore(url, **options)
+        self.sync_store = PostgresStore(url, **options)
+        self.async_store = AsyncPostgresStore(url, **options)
         self._loop = LoopThread()
         self._threads = [threading.Thread(target=self._work) for _ in range(threads)]
         self._tasks = tasks
@@ -54,7 +53,7 @@ class Load:
     # --- one wave: a batch of claims, then their finishes -----------------------------------------
 
     def _wave(self) -> Wave:
-        """Every other claim stays open, so that a crash finds both."""
+        """Claim new keys and finish half of them, so that a crash meets claims and finishes."""
         claims = [
             Claim(os.urandom(16), os.urandom(16), b"\x01f", LEASE, LEASE, 0, retry_safe=False)
             for _ in range(BATCH)
@@ -63,9 +62,9 @@ class Load:
         finishes = []
         for claim, reply in zip(claims, replies, strict=True):
             if not isinstance(reply, Claimed):
-                self.wrong.append(f"a claim of a new key was told {reply}")
+                self.wrong_replies.append(f"a claim of a new key got {reply}")
                 continue
-            self.told[claim.id] = Told(claim.owner, reply.fence)
+            self.acknowledged[claim.id] = Acknowledged(claim.owner, reply.fence)
             if next(self._numbers) % 2:
                 body = b"%d" % reply.fence
                 finishes.append(Finish(claim.id, claim.owner, reply.fence, State.SUCCEEDED, body))
@@ -74,9 +73,9 @@ class Load:
         replies = yield finishes
         for finish, reply in zip(finishes, replies, strict=True):
             if isinstance(reply, Done):
-                self.told[finish.id] = Told(finish.owner, finish.fence, finish.body)
+                self.acknowledged[finish.id] = Acknowledged(finish.owner, finish.fence, finish.body)
             else:
-                self.wrong.append(f"the finish of an owner was told {reply}")
+                self.wrong_replies.append(f"the finish of an owner got {reply}")
 
     def _work(self) -> None:
         while not self._stop.is_set():
@@ -84,16 +83,16 @@ class Load:
             commands = next(wave)
             try:
                 while True:
-                    commands = wave.send(self._answered(commands))
+                    commands = wave.send(self._reply(commands))
             except StopIteration:
                 continue
             except _Stopped:
                 return
 
-    def _answered(self, commands: Sequence[Command]) -> list[Reply]:
+    def _reply(self, commands: Sequence[Command]) -> list[Reply]:
         while not self._stop.is_set():
             try:
-                return self.blocking.apply(commands)
+                return self.sync_store.apply(commands)
             except StoreUnavailable:
                 self._stop.wait(_PAUSE_SECONDS)
         raise _Stopped
@@ -104,24 +103,24 @@ class Load:
             commands = next(wave)
             try:
                 while True:
-                    commands = wave.send(await self._answered_async(commands))
+                    commands = wave.send(await self._reply_async(commands))
             except StopIteration:
                 continue
             except _Stopped:
                 return
 
-    async def _answered_async(self, commands: Sequence[Command]) -> list[Reply]:
+    async def _reply_async(self, commands: Sequence[Command]) -> list[Reply]:
         while not self._stop.is_set():
             try:
-                return await self.async_.apply(commands)
+                return await self.async_store.apply(commands)
             except StoreUnavailable:
                 await asyncio.sleep(_PAUSE_SECONDS)
         raise _Stopped
 
-    # --- life -------------------------------------------------------------------------------------
+    # --- lifetime ---------------------------------------------------------------------------------
 
     def __enter__(self) -> Load:
-        self.blocking.prepare()
+        self.sync_store.prepare()
         for thread in self._threads:
             thread.start()
         self._running = [self._start(self._work_async) for _ in range(self._tasks)]
@@ -136,27 +135,29 @@ class Load:
             thread.join()
         for task in self._running:
             task.result(60)
-        self.blocking.close()
-        self._loop.run(self.async_.close())
+        self.sync_store.close()
+        self._loop.run(self.async_store.close())
         self._loop.close()
 
     def wait_for(self, more: int) -> None:
-        """Until that many more keys were acknowledged."""
-        aim = len(self.told) + more
-        while len(self.told) < aim and not self._stop.wait(0.001):
+        """Wait until that many more keys were acknowledged."""
+        target = len(self.acknowledged) + more
+        while len(self.acknowledged) < target and not self._stop.wait(0.001):
             pass
 
 
 class _Stopped(Exception):
-    """The run is over; the call was never answered."""
+    """The run is over and the call got no reply."""
 
 
-def lost(server: Postgres, told: dict[bytes, Told], schema: str = "oncekey") -> list[str]:
-    """What was acknowledged and is not so."""
+def lost(
+    server: Postgres, acknowledged: dict[bytes, Acknowledged], schema: str = "oncekey"
+) -> list[str]:
+    """Return a line for every acknowledged claim or finish that the server does not have."""
     query = f"SELECT uuid_send(id), uuid_send(owner), fence, state, body FROM {schema}.records"  # noqa: S608
     found = {bytes(row[0]): row[1:] for row in server.execute(query)}
     wrong = []
-    for id, one in told.items():
+    for id, one in acknowledged.items():
         owner, fence, state, body = found.get(id, (b"", 0, 0, b""))
         if (bytes(owner), fence) != (one.owner, one.fence):
             wrong.append(f"claim {id.hex()} is gone")

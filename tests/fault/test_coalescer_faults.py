@@ -1,4 +1,4 @@
-"""The coalescers under fault: neighbours, interruptions, whole-batch failures (S5, I11)."""
+"""The coalescers under faults: poisoned commands, unavailable stores, interruptions (S5, I11)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ IDS = [b"%d".ljust(16) % n for n in range(20)]
 
 
 def poisoned(number: int, commands: Sequence[Command]) -> Fault | Exception | None:
-    """The first call is held, so that all others meet in one batch; BAD breaks any batch."""
+    """Hold the first call, so that all others share one batch; BAD makes any batch fail."""
     if number == 1:
         return Fault.HOLD_BEFORE
     return ValueError("poison") if any(command.id == BAD for command in commands) else None
@@ -54,12 +54,12 @@ def test_a_poisoned_command_fails_alone_among_tasks() -> None:
         store = AsyncFaultyStore(AsyncMemoryStore(), poisoned)
         coalescer = AsyncCoalescer(store.apply)
 
-        def ask(id: bytes) -> asyncio.Task[Reply]:
+        def look(id: bytes) -> asyncio.Task[Reply]:
             return asyncio.create_task(async_reply_of(coalescer, Look(id), lambda: None))
 
-        first = ask(b"first".ljust(16))
+        first = look(b"first".ljust(16))
         await yield_until(lambda: store._held == 1)
-        good, bad = [ask(id) for id in IDS], ask(BAD)
+        good, bad = [look(id) for id in IDS], look(BAD)
         await yield_until(lambda: len(coalescer._queue) == len(IDS) + 1)
         store.release()
         assert isinstance(await first, Seen)
@@ -71,7 +71,7 @@ def test_a_poisoned_command_fails_alone_among_tasks() -> None:
     asyncio.run(main())
 
 
-def test_an_unavailable_store_is_the_whole_batchs_fate() -> None:
+def test_an_unavailable_store_fails_the_whole_batch() -> None:
     store = FaultyStore(MemoryStore(), {1: Fault.HOLD_BEFORE, 2: Fault.REFUSE})
     coalescer = Coalescer(store.apply)
     with ThreadPoolExecutor(40) as pool:
@@ -87,7 +87,7 @@ def test_an_unavailable_store_is_the_whole_batchs_fate() -> None:
     assert len(store.calls) == 2
 
 
-def test_a_store_that_answers_too_few_hands_nobody_anothers_reply() -> None:
+def test_a_store_that_returns_too_few_replies_is_an_error() -> None:
     def short(commands: Sequence[Command]) -> list[Reply]:
         return [Done()] * (len(commands) - 1)
 
@@ -97,7 +97,7 @@ def test_a_store_that_answers_too_few_hands_nobody_anothers_reply() -> None:
 
 @pytest.fixture
 def interrupt_main() -> Iterator[Callable[[], None]]:
-    """Raises Interrupted in the main thread, as Ctrl-C or a task's time limit does."""
+    """Return a function that raises Interrupted in the main thread, as Ctrl-C does."""
     raised = threading.Event()
     main = threading.main_thread().ident
     assert main is not None
@@ -108,7 +108,7 @@ def interrupt_main() -> Iterator[Callable[[], None]]:
             raise Interrupted
 
     def interrupt() -> None:
-        # Again and again: a signal that comes just before the thread begins to wait is not seen.
+        # The signal is repeated, because the thread may miss one just before it begins to wait.
         while not raised.wait(0.005):
             signal.pthread_kill(main, signal.SIGUSR1)
 
@@ -118,7 +118,7 @@ def interrupt_main() -> Iterator[Callable[[], None]]:
 
 
 def call_in_thread(coalescer: Coalescer, command: Command) -> object:
-    """The outcome, or None where nobody answers."""
+    """Return the reply or the error, or None if none comes."""
     outcome: list[object] = []
 
     def call() -> None:
@@ -133,10 +133,10 @@ def call_in_thread(coalescer: Coalescer, command: Command) -> object:
     return outcome[0] if outcome else None
 
 
-def test_i11_a_follower_interrupted_while_it_waits_does_not_wedge_the_others(
+def test_i11_an_interrupted_follower_does_not_block_the_others(
     interrupt_main: Callable[[], None],
 ) -> None:
-    """It goes once its command is through, so the leader must not wait for it to have gone."""
+    """It leaves when its command is applied, so the leader must not wait until it has left."""
     store = FaultyStore(MemoryStore(), {1: Fault.HOLD_BEFORE})
     coalescer = Coalescer(store.apply)
     with ThreadPoolExecutor(2) as pool:
@@ -157,7 +157,7 @@ def test_i11_a_follower_interrupted_while_it_waits_does_not_wedge_the_others(
 
 
 class InterruptedLeader:
-    """The main thread is interrupted while it leads a batch that another thread is in."""
+    """The main thread is interrupted while it leads a batch with another thread's command."""
 
     def __init__(self, interrupt_main: Callable[[], None]) -> None:
         self.interrupt_main = interrupt_main
@@ -172,7 +172,7 @@ class InterruptedLeader:
             wait_until_true(lambda: len(self.coalescer._queue) == 2)
         if len(self.calls) == 2:
             self.entered.set()
-            wait_until_true(lambda: False)  # the signal ends it
+            wait_until_true(lambda: False)  # the signal interrupts the wait
         return self.inner.apply(commands)
 
     def follow(self) -> Reply:
@@ -183,8 +183,8 @@ class InterruptedLeader:
         self.entered.wait(TIMEOUT_SECONDS)
         self.interrupt_main()
 
-    def play(self) -> Future[Reply]:
-        """What the follower got."""
+    def run(self) -> Future[Reply]:
+        """Interrupt the leader, and return the follower's reply."""
         with ThreadPoolExecutor(3) as pool:
             pool.submit(reply_of, self.coalescer, Look(IDS[0]))
             wait_until_true(lambda: len(self.calls) == 1)
@@ -197,27 +197,29 @@ class InterruptedLeader:
             return follower
 
 
-def test_i9_followers_of_an_interrupted_leader_may_repeat_their_commands(
+def test_i9_the_followers_of_an_interrupted_leader_get_an_ambiguous_error(
     interrupt_main: Callable[[], None],
 ) -> None:
-    """They cannot know what the store did, which is what StoreUnavailable(ambiguous) says."""
-    follower = InterruptedLeader(interrupt_main).play()
+    """The store may have applied their commands or not, so they must repeat them."""
+    follower = InterruptedLeader(interrupt_main).run()
     with pytest.raises(StoreUnavailable) as caught:
         follower.result(TIMEOUT_SECONDS)
     assert caught.value.ambiguous
 
 
-def test_i11_an_interrupted_leader_passes_the_lead_on(interrupt_main: Callable[[], None]) -> None:
-    scene = InterruptedLeader(interrupt_main)
-    scene.play()
-    assert isinstance(call_in_thread(scene.coalescer, Look(IDS[3])), Seen)
+def test_i11_another_thread_leads_after_an_interrupted_leader(
+    interrupt_main: Callable[[], None],
+) -> None:
+    case = InterruptedLeader(interrupt_main)
+    case.run()
+    assert isinstance(call_in_thread(case.coalescer, Look(IDS[3])), Seen)
 
 
 def test_i11_an_interrupted_leader_leaves_no_thread_behind(
     interrupt_main: Callable[[], None],
 ) -> None:
     before = set(threading.enumerate())
-    InterruptedLeader(interrupt_main).play()
+    InterruptedLeader(interrupt_main).run()
     left = [thread for thread in threading.enumerate() if thread not in before]
     for thread in left:
         thread.join(1.0)

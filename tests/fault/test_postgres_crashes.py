@@ -1,8 +1,8 @@
-"""The server crashes under load, again and again: nothing that was acknowledged is lost (I4).
+"""A PostgreSQL server that crashes under load loses nothing that it acknowledged (I4).
 
-The same test with synchronous_commit=off must find losses: it would not be worth much if it could
-not. Real processes: the postmaster and all its children are ended at once, by SIGQUIT (as a host
-that goes down in an orderly way does after its patience) or by SIGKILL.
+With synchronous_commit=off the same test must find losses, which shows that it can fail. The
+postmaster and all its children are real processes. They are ended at once, by SIGQUIT, as by a host
+whose shutdown took too long, or by SIGKILL.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from tests.support.servers import Postgres
 from oncekey.core.guarantees import Level
 
 SOAK = bool(os.environ.get("ONCEKEY_SOAK"))
-ROUNDS = 100 if SOAK else 10
-KEYS = 300  # acknowledged between two crashes, at least
-# What is committed asynchronously stays in memory until somebody writes the log: nobody does.
-LAZY: dict[str, str | bool] = {"wal_writer_delay": "10s", "autovacuum": False}
+CRASHES = 100 if SOAK else 10
+KEYS = 300  # the fewest that are acknowledged between two crashes
+# With these settings an asynchronous commit stays in memory for seconds.
+LATE_WRITES: dict[str, str | bool] = {"wal_writer_delay": "10s", "autovacuum": False}
 
 COUNT = "SELECT count(*) FILTER (WHERE state = 2), count(*) FROM oncekey.records"
 
 
-def tell(what: str) -> None:
-    """For those who run it with -s."""
-    sys.stdout.write(f"\n{what}\n")
+def report(line: str) -> None:
+    """Print a line, which `pytest -s` shows."""
+    sys.stdout.write(f"\n{line}\n")
 
 
 def crash(server: Postgres, number: int) -> None:
@@ -37,50 +37,55 @@ def crash(server: Postgres, number: int) -> None:
     server.start()
 
 
-def run(server: Postgres, rounds: int, **options: Any) -> tuple[Load, list[str], int]:
-    """The load, the losses, and the rounds there were until the first of them."""
+def run(server: Postgres, crashes: int, **options: Any) -> tuple[Load, list[str], int]:
+    """Crash the server under load until something is lost.
+
+    Returns the load, the losses, and the number of crashes.
+    """
     with Load(server.url(), **options) as load:
-        for number in range(rounds):
+        for number in range(crashes):
             load.wait_for(KEYS)
             crash(server, number)
-            found = lost(server, dict(load.told))
-            if found or load.wrong:
+            found = lost(server, dict(load.acknowledged))
+            if found or load.wrong_replies:
                 return load, found, number + 1
-        load.wait_for(KEYS)  # and it goes on
-        return load, lost(server, dict(load.told)), rounds
+        load.wait_for(KEYS)  # the load continues
+        return load, lost(server, dict(load.acknowledged)), crashes
 
 
 def test_i4_no_acknowledged_claim_or_finish_is_lost_in_a_crash() -> None:
-    server = fresh_server(LAZY)
+    server = fresh_server(LATE_WRITES)
     try:
-        load, found, rounds = run(server, ROUNDS)
-        finishes = sum(one.body is not None for one in load.told.values())
-        tell(f"{rounds} crashes, {len(load.told)} claims and {finishes} finishes acknowledged")
-        assert load.wrong == []
+        load, found, crashes = run(server, CRASHES)
+        finishes = sum(one.body is not None for one in load.acknowledged.values())
+        report(f"{crashes} crashes, {len(load.acknowledged)} claims and {finishes} finishes")
+        assert load.wrong_replies == []
         assert found == []
-        assert finishes > ROUNDS * KEYS // 4
-        assert load.blocking.guarantee.level is Level.TRANSACTIONAL
-        assert load.async_.guarantee.level is Level.TRANSACTIONAL
+        assert finishes > CRASHES * KEYS // 4
+        assert load.sync_store.guarantee.level is Level.TRANSACTIONAL
+        assert load.async_store.guarantee.level is Level.TRANSACTIONAL
     finally:
         server.close()
 
 
-def test_the_test_finds_losses_where_commits_are_not_waited_for() -> None:
-    server = fresh_server(LAZY)
+def test_asynchronous_commits_are_lost_in_a_crash() -> None:
+    server = fresh_server(LATE_WRITES)
     try:
-        load, found, rounds = run(server, 5, synchronous_commit="off")
-        tell(f"not waited for: {len(found)} of {len(load.told)} lost, crash {rounds}")
-        assert any(line.startswith("claim") for line in found) or load.wrong
-        assert load.blocking.guarantee.level is Level.BEST_EFFORT
-        assert "synchronous_commit is off" in load.blocking.guarantee.reason
+        load, found, crashes = run(server, 5, synchronous_commit="off")
+        report(
+            f"asynchronous commits: {len(found)} of {len(load.acknowledged)} lost, crash {crashes}"
+        )
+        assert any(line.startswith("claim") for line in found) or load.wrong_replies
+        assert load.sync_store.guarantee.level is Level.BEST_EFFORT
+        assert "synchronous_commit is off" in load.sync_store.guarantee.reason
     finally:
         server.close()
 
 
 @pytest.mark.parametrize("synchronous", [True, False])
-def test_a_finish_alone_is_lost_or_kept_by_the_same_rule(synchronous: bool) -> None:
-    """The claim is on disk long before; only the finish is at stake, and a replay of it."""
-    server = fresh_server(LAZY)
+def test_a_finish_survives_a_crash_only_with_synchronous_commit(synchronous: bool) -> None:
+    """The claim is on disk before, so only the finish is at risk."""
+    server = fresh_server(LATE_WRITES)
     adapters = StoreAdapters("psycopg")
     try:
         store = adapters.store(server.url(), synchronous_commit="on" if synchronous else "off")

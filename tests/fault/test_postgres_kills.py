@@ -1,7 +1,7 @@
 """kill -9 of a client at every store call of an attempt, on PostgreSQL (I1, I4, I5, I10).
 
-The victims are real processes. Nobody sleeps until a lease is over: a store with a clock ahead of
-the server's looks at what they left.
+The killed clients are real processes. No test waits for a lease to end: the retry uses a store
+whose clock is ahead of the server's.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from oncekey.engine.blocking.once import Once
 from oncekey.stores.postgres import PostgresStore
 from oncekey.stores.store_rules import wall_clock
 
-VICTIM = Path(__file__).with_name("killed_postgres_worker.py")
+WORKER = Path(__file__).with_name("killed_postgres_worker.py")
 SCHEMA = "kills"
 LEASE_US = 3_600_000_000
 MARGIN_US = 1_000_000
@@ -43,7 +43,7 @@ def expected_calls(scenario: dict[str, bool]) -> list[str]:
     return ["bind", "Claim", *(STEPS if scenario["steps"] else []), ending]
 
 
-class Retrying:
+class RetryEngine:
     """An engine whose store's clock can be set ahead."""
 
     def __init__(self) -> None:
@@ -56,25 +56,25 @@ class Retrying:
 
 
 @pytest.fixture(scope="module")
-def retrying() -> Iterator[Retrying]:
-    retrying = Retrying()
-    with retrying.once:
-        yield retrying
+def retries() -> Iterator[RetryEngine]:
+    retries = RetryEngine()
+    with retries.once:
+        yield retries
 
 
-class Point:
-    """What a kill left behind, and a retry of the same operation."""
+class KillPoint:
+    """The state that one kill left behind, and a retry of the same operation."""
 
     def __init__(
-        self, retrying: Retrying, key: str, effects: Path, scenario: dict[str, bool]
+        self, retries: RetryEngine, key: str, effects: Path, scenario: dict[str, bool]
     ) -> None:
-        self.retrying = retrying
+        self.retries = retries
         self.key = key
         self.effects = effects
         self.scenario = scenario
 
     def retry(self, ahead_us: int = 0) -> object:
-        """What the retry gives: a value or an error. This time nothing raises or dies."""
+        """Run the operation without a kill or an error; return its value or oncekey's error."""
 
         def body(attempt: Any) -> str:
             if self.scenario["steps"]:
@@ -84,10 +84,10 @@ class Point:
                 self.effect(f"pay {attempt.child_key('pay')}")
             return "paid"
 
-        self.retrying.ahead = ahead_us
+        self.retries.ahead = ahead_us
         try:
             safe = self.scenario["retry_safe"]
-            return self.retrying.once.run("op", self.key, body, retry_safe=safe).value
+            return self.retries.once.run("op", self.key, body, retry_safe=safe).value
         except Exception as error:
             return error
 
@@ -100,10 +100,10 @@ class Point:
         return self.effects.read_text().splitlines() if self.effects.exists() else []
 
     def check(self, applied: list[str]) -> None:
-        """`applied` are the calls that took effect before the kill."""
+        """Check a retry; `applied` are the store calls that took effect before the kill."""
         safe = self.scenario["retry_safe"]
         if "Claim" not in applied or "Release" in applied:
-            assert self.retry() == "paid"  # I10: free at once
+            assert self.retry() == "paid"  # I10: the key is free at once
         elif "Finish" in applied:
             outcome = self.retry()  # I4
             if self.scenario["raises"]:
@@ -111,13 +111,13 @@ class Point:
             else:
                 assert outcome == "paid"
         else:
-            assert isinstance(self.retry(), InFlight)  # I5: never before the lease is over
+            assert isinstance(self.retry(), InFlight)  # I5: no takeover before the lease has ended
             assert isinstance(self.retry(LEASE_US - EARLY_US), InFlight)
-            outcome = self.retry(LEASE_US + MARGIN_US)  # I10: and right after it
+            outcome = self.retry(LEASE_US + MARGIN_US)  # I10: a takeover right after it
             assert outcome == "paid" if safe else isinstance(outcome, OutcomeUnknown)
         lines = self.lines()
         if safe:
-            # I1: a downstream that dedups on child keys has done each thing once.
+            # I1: a service that deduplicates by child keys has done each step once.
             assert len(set(lines)) == (2 if self.scenario["steps"] else 1)
         else:
             assert len(lines) == len(set(lines))
@@ -126,12 +126,12 @@ class Point:
 
 @pytest.fixture(scope="module", params=STORE_DRIVERS)
 def killed(
-    request: pytest.FixtureRequest, retrying: Retrying, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, retries: RetryEngine, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[str, Path, list[dict[str, Any]]]:
-    """All the kills of one driver: where they left their effects, and what each scenario called."""
+    """Kill at every point on one driver; return it, the folder, and the calls by scenario."""
     directory = tmp_path_factory.mktemp(request.param)
     done = subprocess.run(
-        [sys.executable, VICTIM, retrying.url, request.param, directory, json.dumps(SCENARIOS)],
+        [sys.executable, WORKER, retries.url, request.param, directory, json.dumps(SCENARIOS)],
         capture_output=True,
         text=True,
         timeout=200,
@@ -141,16 +141,16 @@ def killed(
 
 
 @pytest.mark.parametrize("number", range(len(SCENARIOS)), ids=NAMES)
-def test_i1_kill_nine_at_every_store_call(
-    retrying: Retrying, killed: tuple[str, Path, list[dict[str, Any]]], number: int
+def test_i1_a_retry_after_a_kill_at_any_store_call_runs_once(
+    retries: RetryEngine, killed: tuple[str, Path, list[dict[str, Any]]], number: int
 ) -> None:
-    driver, directory, told = killed
-    scenario, found = SCENARIOS[number], told[number]
+    driver, directory, results = killed
+    scenario, found = SCENARIOS[number], results[number]
     calls = found["calls"]
     assert calls == expected_calls(scenario)
-    assert len(found["points"]) == 2 * len(calls)  # every call, before and after
+    assert len(found["points"]) == 2 * len(calls)  # there is a kill before and after every call
     for call, side in found["points"]:
         applied = calls[: call if side == "after" else call - 1]
         name = f"{call}-{side}"
         effects = directory / str(number) / f"{name}.effects"
-        Point(retrying, f"{driver} {number} {name}", effects, scenario).check(applied)
+        KillPoint(retries, f"{driver} {number} {name}", effects, scenario).check(applied)

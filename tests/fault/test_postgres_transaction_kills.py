@@ -1,7 +1,7 @@
-"""kill -9 in callers' own transactions on PostgreSQL: at every message, and at any moment.
+"""kill -9 in callers' own transactions on PostgreSQL: at every message, and at random moments.
 
-Whoever dies leaves both the rows and the finished key, or neither; nothing is left to be waited for
-(I1, I10). ONCEKEY_SOAK=1 kills five hundred.
+A killed process leaves both its rows and the finished key, or neither, and no lock to wait for (I1,
+I10). ONCEKEY_SOAK=1 kills five hundred processes.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ MOMENTS = 170 if os.environ.get("ONCEKEY_SOAK") else 10
 SEED = 20_260_115
 SUCCEEDED, FAILED = 2, 3
 
-Told = dict[str, dict[str, Any]]
+Kills = dict[str, dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def killed() -> Told:
-    """What became of the victims of each kind; the server has noticed the end of all of them."""
+def killed() -> Kills:
+    """Kill processes of each kind, and wait until the server has ended their sessions."""
     url = database()
     clear_tables()
     sessions = "SELECT pid FROM pg_stat_activity WHERE datname = current_database()"
     before = set(query(sessions))
-    victims = {kind: start(url, kind) for kind in KINDS}
-    told = {kind: end(victim) for kind, victim in victims.items()}
+    parents = {kind: start(url, kind) for kind in KINDS}
+    kills = {kind: result_of(parent) for kind, parent in parents.items()}
     processes.wait_until(
-        lambda: set(query(sessions)) <= before, "the server notices that they are gone"
+        lambda: set(query(sessions)) <= before, "the server has ended their sessions"
     )
-    return told
+    return kills
 
 
 def start(url: str, kind: str) -> subprocess.Popen[str]:
@@ -67,34 +67,36 @@ def start(url: str, kind: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, cwd=ROOT, stdout=pipe, stderr=pipe, text=True)
 
 
-def end(victim: subprocess.Popen[str]) -> dict[str, Any]:
-    out, err = victim.communicate(timeout=280)
-    assert victim.returncode == 0, err
-    told: dict[str, Any] = json.loads(out)
-    return told
+def result_of(parent: subprocess.Popen[str]) -> dict[str, Any]:
+    out, err = parent.communicate(timeout=280)
+    assert parent.returncode == 0, err
+    result: dict[str, Any] = json.loads(out)
+    return result
 
 
-def test_i1_what_the_dead_have_left(killed: Told) -> None:
+def test_i1_killed_processes_leave_a_finished_key_for_every_row(killed: Kills) -> None:
     found = orders()
-    assert len(found) == len(set(found)), "a row twice"
+    assert len(found) == len(set(found)), "an order has two rows"
     counts = dict(query("SELECT state, count(*) FROM oncekey.records GROUP BY state"))
-    assert counts.pop(SUCCEEDED, 0) == len(found)  # business rows and finished keys
+    assert counts.pop(SUCCEEDED, 0) == len(found)  # one finished key per row
     counts.pop(FAILED, None)
-    assert counts == {}  # nobody holds a key
+    assert counts == {}  # no key is held
     assert advisory_locks() == []
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_i1_a_message_that_was_not_sent_did_nothing(killed: Told, kind: str) -> None:
-    """Only the last message commits; whether the dead one's was read, nobody can tell."""
-    at = killed[kind]["at messages"]
-    last = {ending: max(n for _, e, _, n in at if e == ending) for ending in ("returns", "refuses")}
-    least = {"returns": 4, "refuses": 5}  # BEGIN, the claim, the body's own, the record, COMMIT
+def test_i1_a_transaction_killed_before_its_commit_did_nothing(killed: Kills, kind: str) -> None:
+    """Only the last message commits. If it was sent, the server may have read it or not."""
+    kills = killed[kind]["at messages"]
+    last = {
+        ending: max(n for _, e, _, n in kills if e == ending) for ending in ("returns", "refuses")
+    }
+    least = {"returns": 4, "refuses": 5}  # BEGIN, the claim, the body's INSERT, the record, COMMIT
     assert all(last[ending] >= least[ending] for ending in least)
     found = orders()
 
     async def check(caller: Caller) -> None:
-        for key, ending, side, number in at:
+        for key, ending, side, number in kills:
             state = await caller.state(key)
             if side == "before" or number < last[ending]:
                 assert (state, key in found) == (None, False), (key, state)
@@ -102,13 +104,15 @@ def test_i1_a_message_that_was_not_sent_did_nothing(killed: Told, kind: str) -> 
                 finished = {"returns": ("succeeded", True), "refuses": ("failed", False)}[ending]
                 assert (state, key in found) in (finished, (None, False)), (key, state)
 
-    asyncio.run(in_shop(kind, check))
+    asyncio.run(with_caller(kind, check))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_i10_every_key_runs_or_replays_at_once(killed: Told, kind: str) -> None:
-    at = {key: ending for key, ending, _, _ in killed[kind]["at messages"]}
-    keys = {**at, **{f"{kind} {number}": "returns" for number in range(MOMENTS + KEYS)}}
+def test_i10_every_key_of_a_killed_process_runs_or_replays_at_once(
+    killed: Kills, kind: str
+) -> None:
+    endings = {key: ending for key, ending, _, _ in killed[kind]["at messages"]}
+    keys = {**endings, **{f"{kind} {number}": "returns" for number in range(MOMENTS + KEYS)}}
 
     async def retry(caller: Caller) -> None:
         before = set(orders())
@@ -126,14 +130,14 @@ def test_i10_every_key_runs_or_replays_at_once(killed: Told, kind: str) -> None:
         )
         assert advisory_locks() == []
 
-    asyncio.run(in_shop(kind, retry))
+    asyncio.run(with_caller(kind, retry))
 
 
-def test_there_were_enough_of_them(killed: Told) -> None:
-    deaths = sum(len(told["at messages"]) + told["at moments"] for told in killed.values())
-    assert deaths >= (500 if MOMENTS > 100 else 60)
+def test_enough_processes_were_killed(killed: Kills) -> None:
+    kills = sum(len(kind["at messages"]) + kind["at moments"] for kind in killed.values())
+    assert kills >= (500 if MOMENTS > 100 else 60)
 
 
-async def in_shop(kind: str, scenario: Any) -> None:
+async def with_caller(kind: str, check: Any) -> None:
     async with CALLERS[kind]() as caller:
-        await scenario(caller)
+        await check(caller)

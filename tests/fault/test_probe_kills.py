@@ -1,8 +1,9 @@
-"""kill -9 around a provider that knows no keys: with a probe, never two charges, one in the end.
+"""kill -9 around a provider without idempotency keys: with a probe, every order is charged once.
 
-Provider and victims are real processes. A victim dies right before and right after each store call
-and each piece of an exchange; then the run that takes over dies everywhere too, in its probe as
-well. Without a probe the same kills charge twice: this test can fail (I1).
+Provider and workers are real processes. A worker is killed right before and right after each store
+call and each part of an HTTP exchange. Then the run that takes over is killed at every point too,
+also in its probe. Without a probe the same kills charge twice, which shows that the test can fail
+(I1).
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ def both_sides(calls: list[str]) -> list[str]:
 ROOT = Path(__file__).parents[2]
 SOAK = bool(os.environ.get("ONCEKEY_SOAK"))
 SYNC_AND_ASYNC = pytest.mark.parametrize("engine", ["sync", "async"])
-# What one charge comes to: the intent, the exchange, the result.
+# The calls of one charge: the intent, the HTTP exchange, the result.
 CHARGE = ["SaveStep", "send", "charged", "read", "SaveStep"]
-# Killed there, it has charged, and nothing of that is on record.
+# A run that is killed there has charged, and no result is stored.
 IN_DOUBT = both_sides(CHARGE)[3:-1]
 
 
@@ -47,12 +48,12 @@ def provider(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     port, directory = free_port(), tmp_path_factory.mktemp("provider")
     command = [sys.executable, ROOT / "tests/fault/keyless_provider.py", port]
     process = launch("provider", list(map(str, command)), User(), directory, death_signal="SIGKILL")
-    process.wait_ready(lambda: _answers(port))
+    process.wait_ready(lambda: _responds(port))
     yield port
     process.kill()
 
 
-def _answers(port: int) -> bool:
+def _responds(port: int) -> bool:
     try:
         return get(port, "/charges") is not None
     except ConnectionRefusedError:
@@ -60,7 +61,7 @@ def _answers(port: int) -> bool:
 
 
 class Case:
-    """One way to be killed, and what it came to."""
+    """One combination of kills, and its outcome."""
 
     def __init__(self, report: dict[str, Any], charges: Counter[str]) -> None:
         self.kills: list[str] = report["kills"]
@@ -89,23 +90,25 @@ def cases(directory: Path, port: int, **plan: Any) -> list[Case]:
     return [Case(report, charges) for report in json.loads(done.stdout)]
 
 
-# --- killed once ----------------------------------------------------------------------------------
+# --- one kill ----------------------------------------------------------------------------------
 
 
 @SYNC_AND_ASYNC
-def test_i1_killed_anywhere_it_charges_once(tmp_path: Path, provider: int, engine: str) -> None:
+def test_i1_an_order_with_a_probe_is_charged_once_after_a_kill_anywhere(
+    tmp_path: Path, provider: int, engine: str
+) -> None:
     found = cases(tmp_path, provider, engine=engine, steps=["charge", "tip"])
     calls = ["bind", "Claim", *CHARGE, *CHARGE, "Finish"]
     assert [case.kills for case in found] == [[kill] for kill in both_sides(calls)]
     for case in found:
         assert (case.kills, case.charges) == (case.kills, [1, 1])
         assert case.is_done
-    # What was charged by the killed run was found by the probe, and not charged again.
+    # The probe found the charges of the killed run, and they were not repeated.
     assert {case.at_the_end for case in found} == {0, 1, 2}
 
 
 @SYNC_AND_ASYNC
-def test_without_a_probe_the_same_kills_charge_twice(
+def test_an_order_without_a_probe_is_charged_twice_by_the_same_kills(
     tmp_path: Path, provider: int, engine: str
 ) -> None:
     found = cases(tmp_path, provider, engine=engine, probe=False)
@@ -114,11 +117,11 @@ def test_without_a_probe_the_same_kills_charge_twice(
     assert all(case.charges in ([1], [2]) for case in found)
 
 
-# --- and killed again -----------------------------------------------------------------------------
+# --- two kills -----------------------------------------------------------------------------
 
 
 @SYNC_AND_ASYNC
-def test_i1_killed_anywhere_again_it_still_charges_once(
+def test_i1_an_order_with_a_probe_is_charged_once_after_two_kills_anywhere(
     tmp_path: Path, provider: int, engine: str
 ) -> None:
     sides = ["before", "after"] if SOAK else ["before"]
@@ -128,22 +131,26 @@ def test_i1_killed_anywhere_again_it_still_charges_once(
         assert case.is_done
     seconds = {case.kills[1] for case in found}
     for side in sides:
-        # The second run asks before it acts, and dies there too.
-        assert {f"{side} {call}" for call in ("Look", "ask", "hear", *CHARGE)} <= seconds
-    # ... also where it would have found that the first one has charged.
+        # The second run probes before it charges, and is killed there too.
+        assert {
+            f"{side} {call}" for call in ("Look", "send probe", "read probe", *CHARGE)
+        } <= seconds
+    # It is also killed where the probe finds the charge of the first run.
     assert {second for first, second in (case.kills for case in found) if first in IN_DOUBT} >= {
-        f"{side} {call}" for side in sides for call in ("ask", "hear", "SaveStep", "Finish")
+        f"{side} {call}"
+        for side in sides
+        for call in ("send probe", "read probe", "SaveStep", "Finish")
     }
 
 
-# --- a charge that is still on its way ------------------------------------------------------------
+# --- a charge that is still in transit ------------------------------------------------------------
 
 
-class Turning(SystemClock):
-    """An engine's clock: where its run sleeps, `turn` is called with the time instead."""
+class CallbackClock(SystemClock):
+    """An engine's clock that calls `on_sleep` with the duration instead of sleeping."""
 
-    def __init__(self, turn: Callable[[int], None]) -> None:
-        self._turn = turn
+    def __init__(self, on_sleep: Callable[[int], None]) -> None:
+        self._on_sleep = on_sleep
         self._thread = threading.current_thread()
 
     def jitter(self, us: int) -> int:
@@ -152,16 +159,18 @@ class Turning(SystemClock):
     def wait(self, event: threading.Event, us: int) -> bool:
         if threading.current_thread() is not self._thread:
             return super().wait(event, us)
-        self._turn(us)
+        self._on_sleep(us)
         return event.is_set()
 
 
 @pytest.mark.parametrize(("probe_grace", "charges"), [("2h", 1), ("0s", 2)])
-def test_a_charge_under_way_is_waited_for_as_long_as_settle_says(
+def test_a_charge_in_transit_is_waited_for_during_the_probe_grace(
     tmp_path: Path, provider: int, probe_grace: str, charges: int
 ) -> None:
-    """The victim's request hangs in the network when it is killed, and arrives after the probe has
-    said that there is nothing. With `probe_grace` the probe is asked again before the next call."""
+    """The killed worker's request arrives after the first probe, which has found nothing.
+
+    With `probe_grace` the probe is called again before the next charge.
+    """
     ahead = AHEAD_US
     slept: list[int] = []
     with Proxy(provider) as proxy:
@@ -173,27 +182,29 @@ def test_a_charge_under_way_is_waited_for_as_long_as_settle_says(
             str(tmp_path),
             str(proxy.port),
         ]
-        victim = subprocess.Popen([*command, "late"], cwd=ROOT)
+        worker = subprocess.Popen([*command, "late"], cwd=ROOT)
         proxy.wait_until_held()
-        victim.send_signal(signal.SIGKILL)
-        victim.wait(60)
+        worker.send_signal(signal.SIGKILL)
+        worker.wait(60)
         before = len(get(provider, "/charges"))
 
-        def arrive(us: int = 0) -> None:
+        def deliver(us: int = 0) -> None:
             nonlocal ahead
             slept.append(us)
             proxy.resume()
             expected = before + len(slept) + (charges - 1)
-            wait_until(lambda: len(get(provider, "/charges")) == expected, "it has arrived")
+            wait_until(
+                lambda: len(get(provider, "/charges")) == expected, "the request has arrived"
+            )
             ahead += us
 
         store = SQLiteStore(tmp_path / "late.db", clock=lambda: wall_clock() + ahead)
         shop = Shop(provider, Points(0, "", tmp_path / "log"))
-        with Once(store, policy=Policy(lease=LEASE), clock=Turning(arrive)) as once:
+        with Once(store, policy=Policy(lease=LEASE), clock=CallbackClock(deliver)) as once:
             (paid,) = pay(once, "late", Plan(), shop, probe_grace)
         if not slept:
-            arrive()
-    made = get(provider, "/charges")[before:]
-    assert len(made) == charges
-    assert paid in [charge["id"] for charge in made]
+            deliver()
+    new = get(provider, "/charges")[before:]
+    assert len(new) == charges
+    assert paid in [charge["id"] for charge in new]
     assert len(slept) == 1

@@ -1,7 +1,7 @@
-"""kill -9 at every store call of an attempt; SIGSTOP past the lease; processes that race.
+"""kill -9 at every store call of an attempt, SIGSTOP past the lease, and racing processes.
 
-The victims are real processes on a real SQLite file. Nobody sleeps until a lease is over: the
-store is opened again with a clock that is ahead of the host's (I1, I2, I10).
+The killed processes are real, on a real SQLite file. No test waits for a lease to end: the store is
+opened again with a clock that is ahead of the host's (I1, I2, I10).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from oncekey.engine.blocking.once import Once
 from oncekey.stores.sqlite import SQLiteStore
 from oncekey.stores.store_rules import wall_clock
 
-VICTIM = Path(__file__).with_name("killed_sqlite_worker.py")
+WORKER = Path(__file__).with_name("killed_sqlite_worker.py")
 LEASE_US = 3_600_000_000
 MARGIN_US = 1_000_000
 EARLY_US = 60_000_000
@@ -45,14 +45,14 @@ def expected_calls(scenario: dict[str, bool]) -> list[str]:
 
 @contextmanager
 def engine(path: Path, ahead_us: int = 0) -> Iterator[Once]:
-    """An engine on the file, its store's clock `ahead_us` of the host's."""
+    """Open an engine on the file; its store's clock is ahead of the host's by `ahead_us`."""
     store = SQLiteStore(path, clock=lambda: wall_clock() + ahead_us)
     with closing(Once(store, policy=Policy(lease="1h"), cache=0)) as once:
         yield once
 
 
-class Point:
-    """What a kill left behind, and a retry of the same operation."""
+class KillPoint:
+    """The state that one kill left behind, and a retry of the same operation."""
 
     def __init__(self, directory: Path, scenario: dict[str, bool], name: str) -> None:
         self.path = directory / f"{name}.db"
@@ -60,7 +60,7 @@ class Point:
         self.scenario = scenario
 
     def retry(self, ahead_us: int = 0) -> object:
-        """What the retry gives: a value or an error. This time nothing raises or dies."""
+        """Run the operation without a kill or an error; return its value or oncekey's error."""
 
         def body(attempt: Any) -> str:
             if self.scenario["steps"]:
@@ -85,10 +85,10 @@ class Point:
         return self.effects.read_text().splitlines() if self.effects.exists() else []
 
     def check(self, applied: list[str]) -> None:
-        """`applied` are the calls that took effect before the kill."""
+        """Check a retry; `applied` are the store calls that took effect before the kill."""
         safe = self.scenario["retry_safe"]
         if "Claim" not in applied or "Release" in applied:
-            assert self.retry() == "paid"  # I10: free at once
+            assert self.retry() == "paid"  # I10: the key is free at once
         elif "Finish" in applied:
             outcome = self.retry()
             if self.scenario["raises"]:
@@ -96,13 +96,13 @@ class Point:
             else:
                 assert outcome == "paid"
         else:
-            assert isinstance(self.retry(), InFlight)  # I5: never before the lease is over
+            assert isinstance(self.retry(), InFlight)  # I5: no takeover before the lease has ended
             assert isinstance(self.retry(LEASE_US - EARLY_US), InFlight)
-            outcome = self.retry(LEASE_US + MARGIN_US)  # I10: and right after it
+            outcome = self.retry(LEASE_US + MARGIN_US)  # I10: a takeover right after it
             assert outcome == "paid" if safe else isinstance(outcome, OutcomeUnknown)
         lines = self.lines()
         if safe:
-            # A downstream that dedups on child keys has done each thing once.
+            # A service that deduplicates by child keys has done each step once.
             assert len(set(lines)) == (2 if self.scenario["steps"] else 1)
         else:
             assert len(lines) == len(set(lines))
@@ -110,9 +110,11 @@ class Point:
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda s: "-".join(n for n in s if s[n]) or "-")
-def test_i1_kill_nine_at_every_store_call(tmp_path: Path, scenario: dict[str, bool]) -> None:
+def test_i1_a_retry_after_a_kill_at_any_store_call_runs_once(
+    tmp_path: Path, scenario: dict[str, bool]
+) -> None:
     done = subprocess.run(
-        [sys.executable, VICTIM, "kill", tmp_path, json.dumps(scenario)],
+        [sys.executable, WORKER, "kill", tmp_path, json.dumps(scenario)],
         capture_output=True,
         text=True,
         timeout=200,
@@ -121,35 +123,35 @@ def test_i1_kill_nine_at_every_store_call(tmp_path: Path, scenario: dict[str, bo
     found = json.loads(done.stdout)
     calls = found["calls"]
     assert calls == expected_calls(scenario)
-    assert len(found["points"]) == 2 * len(calls)  # every call, before and after
+    assert len(found["points"]) == 2 * len(calls)  # there is a kill before and after every call
     for number, side in found["points"]:
         applied = calls[: number if side == "after" else number - 1]
-        Point(tmp_path, scenario, f"{number}-{side}").check(applied)
+        KillPoint(tmp_path, scenario, f"{number}-{side}").check(applied)
 
 
-class Victim:
-    """A child process that speaks JSON lines."""
+class Worker:
+    """A process of killed_sqlite_worker.py, which prints lines of JSON."""
 
     def __init__(self, *arguments: object) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, VICTIM, *map(str, arguments)],
+            [sys.executable, WORKER, *map(str, arguments)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
 
-    def hear(self) -> dict[str, Any]:
+    def read(self) -> dict[str, Any]:
         assert self.process.stdout is not None
-        heard: dict[str, Any] = json.loads(self.process.stdout.readline())
-        return heard
+        message: dict[str, Any] = json.loads(self.process.stdout.readline())
+        return message
 
-    def go_on(self) -> None:
+    def resume_body(self) -> None:
         assert self.process.stdin is not None
         self.process.stdin.write("go\n")
         self.process.stdin.flush()
 
     def pause(self) -> None:
-        """SIGSTOP, and wait until the process really stands."""
+        """Send SIGSTOP, and wait until the process is stopped."""
         self.process.send_signal(signal.SIGSTOP)
         _, status = os.waitpid(self.process.pid, os.WUNTRACED)
         assert os.WIFSTOPPED(status)
@@ -162,25 +164,25 @@ class Victim:
 
 
 @pytest.fixture
-def victim() -> Iterator[Callable[..., Victim]]:
-    victims: list[Victim] = []
+def start_worker() -> Iterator[Callable[..., Worker]]:
+    workers: list[Worker] = []
 
-    def start(*arguments: object) -> Victim:
-        victims.append(Victim(*arguments))
-        return victims[-1]
+    def start(*arguments: object) -> Worker:
+        workers.append(Worker(*arguments))
+        return workers[-1]
 
     yield start
-    for one in victims:
-        one.end()
+    for worker in workers:
+        worker.end()
 
 
 @pytest.mark.parametrize("retry_safe", [True, False])
-def test_i2_a_process_stopped_past_its_lease_finds_its_outcome_refused(
-    tmp_path: Path, victim: Callable[..., Victim], retry_safe: bool
+def test_i2_the_outcome_of_a_process_stopped_past_its_lease_is_refused(
+    tmp_path: Path, start_worker: Callable[..., Worker], retry_safe: bool
 ) -> None:
-    """Where another one has decided the key: by taking over, or by recovery."""
-    zombie = victim("stop", tmp_path, json.dumps(retry_safe))
-    fence = zombie.hear()["inside"]
+    """Another process has decided the key meanwhile, by a takeover or by recovery."""
+    zombie = start_worker("stop", tmp_path, json.dumps(retry_safe))
+    fence = zombie.read()["inside"]
     zombie.pause()
     with engine(tmp_path / "keys.db", LEASE_US + MARGIN_US) as once:
         if retry_safe:
@@ -195,24 +197,24 @@ def test_i2_a_process_stopped_past_its_lease_finds_its_outcome_refused(
             before.note if retry_safe else f"{before.note}; its late owner then reported: succeeded"
         )
         zombie.process.send_signal(signal.SIGCONT)
-        zombie.go_on()
-        assert zombie.hear() == {"value": "winner", "replayed": True}
+        zombie.resume_body()
+        assert zombie.read() == {"value": "winner", "replayed": True}
         assert once.get("op", "k") == dataclasses.replace(before, note=note)
 
 
-def test_i14_a_process_stopped_past_its_lease_says_how_an_unknown_key_ended(
-    tmp_path: Path, victim: Callable[..., Victim]
+def test_i14_the_outcome_of_a_process_stopped_past_its_lease_decides_an_unknown_key(
+    tmp_path: Path, start_worker: Callable[..., Worker]
 ) -> None:
-    """At most once, and nobody has decided: it alone knows."""
-    zombie = victim("stop", tmp_path, json.dumps(False))
-    fence = zombie.hear()["inside"]
+    """At most once: nobody else has decided the key, and only its owner knows the outcome."""
+    zombie = start_worker("stop", tmp_path, json.dumps(False))
+    fence = zombie.read()["inside"]
     zombie.pause()
     with engine(tmp_path / "keys.db", LEASE_US + MARGIN_US) as once:
         with pytest.raises(OutcomeUnknown):
             once.run("op", "k", never)
         zombie.process.send_signal(signal.SIGCONT)
-        zombie.go_on()
-        assert zombie.hear() == {"value": "zombie", "replayed": False}
+        zombie.resume_body()
+        assert zombie.read() == {"value": "zombie", "replayed": False}
         again = once.run("op", "k", never)
         assert (again.value, again.replayed, again.fence) == ("zombie", True, fence)
 
@@ -221,15 +223,15 @@ def never(attempt: Any) -> str:
     raise AssertionError("must not run")
 
 
-def test_i1_two_processes_of_eight_threads_run_it_once(
-    tmp_path: Path, victim: Callable[..., Victim]
+def test_i1_two_processes_with_eight_threads_run_an_operation_once(
+    tmp_path: Path, start_worker: Callable[..., Worker]
 ) -> None:
-    pair = [victim("crowd", tmp_path) for _ in range(2)]
+    pair = [start_worker("crowd", tmp_path) for _ in range(2)]
     for one in pair:
-        assert one.hear() == {"ready": True}
+        assert one.read() == {"ready": True}
     for one in pair:
-        one.go_on()
-    values = [value for one in pair for value in one.hear()["values"]]
+        one.resume_body()
+    values = [value for one in pair for value in one.read()["values"]]
     effects = (tmp_path / "effects").read_text().split()
     assert len(effects) == 1
     assert values == effects * 16

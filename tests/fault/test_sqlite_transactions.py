@@ -1,31 +1,27 @@
-"""Operations in the caller's own transaction: kill -9 at every statement, rollbacks, duplicates.
+"""Operations in the caller's own SQLite transaction: errors, rollbacks, duplicates, cancellation.
 
-Whatever happens, what others see is both the rows and the finished key, or neither; and nothing
-has to wait for a lease (I1, I10). No connection here waits for a lock unless a test says so, so
-"at once" is checked by construction: whoever had to wait would be refused.
+Other connections see both the rows and the finished key, or neither, and no retry waits for a lease
+(I1, I10). Unless a test sets a timeout, no connection waits for a lock: a retry that had to wait
+would be refused. So a retry that succeeds has succeeded at once.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import sqlite3
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.fault import killed_sqlite_transaction
 from tests.fault.killed_sqlite_transaction import (
     AIO,
-    BLOCKING,
     INSERT,
     KINDS,
+    NEVER,
     ON_LOOP,
-    ORDERS,
+    SYNC,
     Order,
     Shop,
     rows,
@@ -33,10 +29,8 @@ from tests.fault.killed_sqlite_transaction import (
 
 from oncekey import InFlight, OperationFailed, OutcomeUnknown, StoreUnavailable, Terminal
 
-NEVER = Order((), error=AssertionError("this body must not run"))
-
 every_kind = pytest.mark.parametrize("kind", KINDS)
-Play = Callable[[Callable[[Shop], Coroutine[Any, Any, None]]], None]
+RunInShop = Callable[[Callable[[Shop], Coroutine[Any, Any, None]]], None]
 
 
 @pytest.fixture
@@ -45,85 +39,27 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(params=KINDS)
-def play(request: pytest.FixtureRequest, path: Path) -> Play:
-    """Plays a scene in a shop of each kind."""
+def run_in_shop(request: pytest.FixtureRequest, path: Path) -> RunInShop:
+    """Return a function that runs a scenario in a shop of each kind."""
 
-    def run(scene: Callable[[Shop], Coroutine[Any, Any, None]]) -> None:
+    def run(scenario: Callable[[Shop], Coroutine[Any, Any, None]]) -> None:
         async def in_shop() -> None:
             async with Shop(request.param, path) as shop:
-                await scene(shop)
+                await scenario(shop)
 
         asyncio.run(in_shop())
 
     return run
 
 
-# --- kill -9 ----------------------------------------------------------------------------------
-
-# Between any two of these somebody dies, and between all the others that the driver adds.
-BEGINNING = ["BEGIN IMMEDIATE", "INSERT INTO oncekey_records", "SAVEPOINT", "INSERT INTO orders"]
-ENDING = ["RELEASE", "UPDATE oncekey_records", "COMMIT"]
-COURSE = {
-    "returns": [*BEGINNING, *ENDING],
-    "refuses": [*BEGINNING, "ROLLBACK TO", *ENDING],
-}
-
-
-def landmarks(statements: list[str]) -> list[str]:
-    """The statements of a run that change something, by their beginnings."""
-    known = COURSE["refuses"]
-    found = (next((name for name in known if sql.startswith(name)), "") for sql in statements)
-    return [name for name in found if name]
-
-
-@every_kind
-@pytest.mark.parametrize("order", ORDERS)
-def test_i1_kill_nine_before_every_statement_of_a_transaction(
-    tmp_path: Path, kind: str, order: str
-) -> None:
-    done = subprocess.run(
-        [sys.executable, killed_sqlite_transaction.__file__, tmp_path, kind, order],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 0, done.stderr
-    statements: list[str] = json.loads(done.stdout)
-    assert landmarks(statements) == COURSE[order]
-    assert statements[-1] == "COMMIT"
-
-    async def check(number: int) -> None:
-        committed = number == len(statements)
-        finished = {"returns": "succeeded", "refuses": "failed"}[order]
-        kept = ["tea"] if order == "returns" else []
-        async with Shop(kind, tmp_path / f"{number}.db") as shop:
-            assert await shop.state("k") == (finished if committed else None), statements[number:]
-            assert rows(shop.path) == (kept if committed else [])
-            # The retry is let in, or answered, right now.
-            if committed and order == "refuses":
-                with pytest.raises(OperationFailed, match="out of tea"):
-                    await shop.inside("k", NEVER)
-            else:
-                result = await shop.inside("k", NEVER if committed else Order())
-                assert (result.value, result.replayed) == ("done", committed)
-                assert result.attempt == 1  # what was killed left no trace
-            await shop.commit()
-            assert rows(shop.path) == (kept if committed else ["tea"])
-            assert shop.ran == (0 if committed else 1)
-
-    async def check_all() -> None:
-        for number in range(len(statements) + 1):
-            await check(number)
-
-    asyncio.run(check_all())
-
-
 # --- errors -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("error", [ValueError, Terminal, KeyboardInterrupt])
-def test_an_error_that_rolls_back_leaves_nothing(play: Play, error: type[BaseException]) -> None:
-    async def scene(shop: Shop) -> None:
+def test_an_operation_rolled_back_with_its_error_leaves_nothing(
+    run_in_shop: RunInShop, error: type[BaseException]
+) -> None:
+    async def scenario(shop: Shop) -> None:
         with pytest.raises(error, match="mine"):
             await shop.inside("k", Order(error=error("mine")))
         await shop.rollback()
@@ -132,11 +68,13 @@ def test_an_error_that_rolls_back_leaves_nothing(play: Play, error: type[BaseExc
         await shop.commit()
         assert (result.replayed, result.attempt, rows(shop.path)) == (False, 1, ["tea"])
 
-    play(scene)
+    run_in_shop(scenario)
 
 
-def test_an_error_caught_inside_frees_the_key_and_undoes_the_rows(play: Play) -> None:
-    async def scene(shop: Shop) -> None:
+def test_an_error_caught_in_the_transaction_frees_the_key_and_undoes_the_rows(
+    run_in_shop: RunInShop,
+) -> None:
+    async def scenario(shop: Shop) -> None:
         with pytest.raises(ValueError, match="mine"):
             await shop.inside("k", Order(error=ValueError("mine")))
         await shop.execute("INSERT INTO orders VALUES ('the caller goes on')")
@@ -146,28 +84,32 @@ def test_an_error_caught_inside_frees_the_key_and_undoes_the_rows(play: Play) ->
         await shop.commit()
         assert rows(shop.path) == ["the caller goes on", "tea"]
 
-    play(scene)
+    run_in_shop(scenario)
 
 
-def test_a_terminal_caught_inside_is_kept_and_its_rows_are_not(play: Play) -> None:
-    async def scene(shop: Shop) -> None:
+def test_a_terminal_error_caught_in_the_transaction_is_stored_without_its_rows(
+    run_in_shop: RunInShop,
+) -> None:
+    async def scenario(shop: Shop) -> None:
         with pytest.raises(Terminal):
             await shop.inside("k", Order(error=Terminal("out of tea")))
         await shop.execute("INSERT INTO orders VALUES ('refusal noted')")
         await shop.commit()
         assert await shop.state("k") == "failed"
-        for ask in (shop.inside, shop.outside):
+        for run in (shop.inside, shop.outside):
             with pytest.raises(OperationFailed, match="out of tea"):
-                await ask("k", NEVER)
+                await run("k", NEVER)
         await shop.rollback()
         assert rows(shop.path) == ["refusal noted"]
 
-    play(scene)
+    run_in_shop(scenario)
 
 
 @pytest.mark.parametrize("name", ["mine", "oncekey_body"])
 @pytest.mark.parametrize("fails", [False, True])
-def test_the_bodys_own_savepoints(play: Play, name: str, fails: bool) -> None:
+def test_a_body_may_use_savepoints_of_its_own(
+    run_in_shop: RunInShop, name: str, fails: bool
+) -> None:
     statements = (
         INSERT,
         f"SAVEPOINT {name}",
@@ -177,7 +119,7 @@ def test_the_bodys_own_savepoints(play: Play, name: str, fails: bool) -> None:
         f"RELEASE {name}",
     )
 
-    async def scene(shop: Shop) -> None:
+    async def scenario(shop: Shop) -> None:
         await shop.execute("BEGIN IMMEDIATE")
         await shop.execute("SAVEPOINT outer")
         order = Order(statements, error=ValueError() if fails else None)
@@ -192,11 +134,13 @@ def test_the_bodys_own_savepoints(play: Play, name: str, fails: bool) -> None:
         assert (await shop.inside("k")).replayed is not fails
         await shop.rollback()
 
-    play(scene)
+    run_in_shop(scenario)
 
 
-def test_rolling_back_to_a_savepoint_around_the_run_takes_the_key_along(play: Play) -> None:
-    async def scene(shop: Shop) -> None:
+def test_a_rollback_to_a_savepoint_around_the_run_rolls_back_the_key(
+    run_in_shop: RunInShop,
+) -> None:
+    async def scenario(shop: Shop) -> None:
         await shop.execute("BEGIN IMMEDIATE")
         await shop.execute("SAVEPOINT around")
         await shop.inside("k")
@@ -205,16 +149,18 @@ def test_rolling_back_to_a_savepoint_around_the_run_takes_the_key_along(play: Pl
         assert (rows(shop.path), await shop.state("k")) == ([], None)
         assert not (await shop.inside("k")).replayed
 
-    play(scene)
+    run_in_shop(scenario)
 
 
 # --- the replay cache -------------------------------------------------------------------------
 
 
-def test_the_cache_never_answers_with_what_was_rolled_back(play: Play) -> None:
-    async def scene(shop: Shop) -> None:
+def test_the_cache_never_replays_a_result_that_was_rolled_back(run_in_shop: RunInShop) -> None:
+    async def scenario(shop: Shop) -> None:
         await shop.inside("k", Order(value="rolled back"))
-        assert (await shop.inside("k", NEVER)).value == "rolled back"  # inside it did happen
+        assert (
+            await shop.inside("k", NEVER)
+        ).value == "rolled back"  # the transaction sees its own result
         await shop.rollback()
         fresh = await shop.outside("k", Order((), value="committed"))
         assert (fresh.value, fresh.replayed) == ("committed", False)
@@ -223,95 +169,97 @@ def test_the_cache_never_answers_with_what_was_rolled_back(play: Play) -> None:
         await shop.rollback()
         assert (await shop.outside("k", NEVER)).value == "committed"
 
-    play(scene)
+    run_in_shop(scenario)
 
 
 # --- duplicates -------------------------------------------------------------------------------
 
 
-def test_a_duplicate_during_an_open_transaction_is_refused_and_then_replayed(play: Play) -> None:
-    async def scene(shop: Shop) -> None:
+def test_a_duplicate_during_an_open_transaction_is_refused_and_then_replayed(
+    run_in_shop: RunInShop,
+) -> None:
+    async def scenario(shop: Shop) -> None:
         async with Shop(shop.kind, shop.path) as other:
             await shop.inside("k")
-            for ask in (other.inside, other.outside):
+            for run in (other.inside, other.outside):
                 with pytest.raises(StoreUnavailable) as refused:
-                    await ask("k", NEVER)
+                    await run("k", NEVER)
                 assert not refused.value.ambiguous
             await other.rollback()
             await shop.commit()
-            for ask in (other.inside, other.outside):
-                assert (await ask("k", NEVER)).value == "done"
+            for run in (other.inside, other.outside):
+                assert (await run("k", NEVER)).value == "done"
             await other.rollback()
             assert (shop.ran, other.ran, rows(shop.path)) == (1, 0, ["tea"])
 
-    play(scene)
+    run_in_shop(scenario)
 
 
 @every_kind
 @pytest.mark.parametrize("ending", ["commit", "rollback"])
-def test_a_duplicate_waits_for_the_lock_and_never_runs_twice(
+def test_a_duplicate_waits_for_the_lock_and_replays_or_runs(
     path: Path, kind: str, ending: str
 ) -> None:
-    holds, asks = threading.Event(), threading.Event()
+    holds, waits = threading.Event(), threading.Event()
 
     async def hold() -> None:
-        async with Shop(BLOCKING, path) as shop:
+        async with Shop(SYNC, path) as shop:
             await shop.inside("k")
             holds.set()
-            assert asks.wait(60)
+            assert waits.wait(60)
             await (shop.commit() if ending == "commit" else shop.rollback())
 
     first = threading.Thread(target=lambda: asyncio.run(hold()))
 
-    async def wait_for_it() -> None:
+    async def run_duplicate() -> None:
         async with Shop(kind, path, busy_ms=20_000) as shop:
             first.start()
             assert holds.wait(60)
-            await shop.trace(lambda sql: asks.set() if sql.startswith("BEGIN") else None)
+            await shop.trace(lambda sql: waits.set() if sql.startswith("BEGIN") else None)
             result = await shop.inside("k")
             await shop.commit()
             assert result.replayed is (ending == "commit")
             assert shop.ran == (0 if ending == "commit" else 1)
 
     try:
-        asyncio.run(wait_for_it())
+        asyncio.run(run_duplicate())
     finally:
-        asks.set()
+        waits.set()
         first.join()
     assert rows(path) == ["tea"]
 
 
-def test_a_run_of_the_same_key_inside_itself_is_refused(play: Play) -> None:
-    async def scene(shop: Shop) -> None:
+def test_a_run_of_the_same_key_inside_itself_is_refused(run_in_shop: RunInShop) -> None:
+    async def scenario(shop: Shop) -> None:
         tx = shop.once.in_transaction(shop.db)
 
-        def blocking(attempt: Any) -> Any:
-            return tx.run("order", "k", blocking).value
+        def sync_body(attempt: Any) -> Any:
+            return tx.run("order", "k", sync_body).value
 
-        async def awaited(attempt: Any) -> Any:
-            return (await tx.run("order", "k", awaited)).value
+        async def async_body(attempt: Any) -> Any:
+            return (await tx.run("order", "k", async_body)).value
 
         with pytest.raises(InFlight):
-            await shop.done(tx.run("order", "k", blocking if shop.kind == BLOCKING else awaited))
+            await shop.done(tx.run("order", "k", sync_body if shop.kind == SYNC else async_body))
         await shop.commit()
         assert not (await shop.inside("k")).replayed
 
-    play(scene)
+    run_in_shop(scenario)
 
 
-# --- changing the mode ------------------------------------------------------------------------
+# --- from leases to transactions and back -----------------------------------------------------
 
 
-def test_an_operation_that_becomes_transactional_knows_its_old_keys(play: Play) -> None:
-    async def scene(shop: Shop) -> None:
+def test_an_operation_moved_into_transactions_keeps_its_keys(run_in_shop: RunInShop) -> None:
+    async def scenario(shop: Shop) -> None:
         await shop.outside("done")
         with pytest.raises(ValueError):
             await shop.outside("failed", Order((), error=ValueError("for good")))
-        interruption = KeyboardInterrupt if shop.kind == BLOCKING else asyncio.CancelledError
+        interruption = KeyboardInterrupt if shop.kind == SYNC else asyncio.CancelledError
         with pytest.raises(interruption):
             await shop.outside("unknown", Order((), error=interruption()))
-        told = await shop.inside("done", NEVER)
-        assert (told.value, told.replayed) == ("leased", True)
+        replay = await shop.inside("done", NEVER)
+        assert (replay.value, replay.replayed) == ("leased", True)
         with pytest.raises(OperationFailed, match="for good"):
             await shop.inside("failed", NEVER)
         with pytest.raises(OutcomeUnknown):
@@ -319,29 +267,29 @@ def test_an_operation_that_becomes_transactional_knows_its_old_keys(play: Play) 
         await shop.commit()
         assert (shop.ran, rows(shop.path)) == (3, [])
 
-    play(scene)
+    run_in_shop(scenario)
 
 
-def test_an_operation_that_becomes_leased_knows_its_old_keys(play: Play) -> None:
-    async def scene(shop: Shop) -> None:
+def test_an_operation_moved_out_of_transactions_keeps_its_keys(run_in_shop: RunInShop) -> None:
+    async def scenario(shop: Shop) -> None:
         await shop.inside("done")
         with pytest.raises(Terminal):
             await shop.inside("failed", Order(error=Terminal("for good")))
         with pytest.raises(ValueError):
             await shop.inside("freed", Order(error=ValueError()))
         await shop.commit()
-        told = await shop.outside("done", NEVER)
-        assert (told.value, told.replayed) == ("done", True)
+        replay = await shop.outside("done", NEVER)
+        assert (replay.value, replay.replayed) == ("done", True)
         with pytest.raises(OperationFailed, match="for good"):
             await shop.outside("failed", NEVER)
         assert (await shop.outside("freed")).value == "leased"
         assert (shop.ran, rows(shop.path)) == (4, ["tea"])
 
-    play(scene)
+    run_in_shop(scenario)
 
 
-def test_a_running_lease_keeps_a_transaction_out(path: Path) -> None:
-    async def scene() -> None:
+def test_a_transaction_is_refused_a_key_under_a_running_lease(path: Path) -> None:
+    async def scenario() -> None:
         async with Shop(ON_LOOP, path) as shop, Shop(AIO, path) as other:
 
             async def body(attempt: Any) -> str:
@@ -354,11 +302,11 @@ def test_a_running_lease_keeps_a_transaction_out(path: Path) -> None:
             assert (await other.inside("k", NEVER)).value == "leased"
             await other.rollback()
 
-    asyncio.run(scene())
+    asyncio.run(scenario())
 
 
-def test_cancelling_a_body_in_a_transaction_leaves_nothing(path: Path) -> None:
-    async def scene(kind: str) -> None:
+def test_a_cancelled_body_in_a_transaction_leaves_nothing(path: Path) -> None:
+    async def scenario(kind: str) -> None:
         async with Shop(kind, path) as shop:
             inserted = asyncio.Event()
 
@@ -372,17 +320,17 @@ def test_cancelling_a_body_in_a_transaction_leaves_nothing(path: Path) -> None:
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
-            await shop.commit()  # even then: the rows are undone, the key is free
+            await shop.commit()  # though it commits, the rows are undone and the key is free
             assert rows(path) == []
             assert not (await shop.inside(kind, Order(()))).replayed
 
     for kind in (ON_LOOP, AIO):
-        asyncio.run(scene(kind))
+        asyncio.run(scenario(kind))
 
 
 def test_a_transaction_whose_commit_fails_leaves_nothing(path: Path) -> None:
-    async def scene() -> None:
-        async with Shop(BLOCKING, path) as shop:
+    async def scenario() -> None:
+        async with Shop(SYNC, path) as shop:
             await shop.execute("PRAGMA foreign_keys = ON")
             await shop.execute("CREATE TABLE parent (id INTEGER PRIMARY KEY)")
             await shop.execute(
@@ -395,4 +343,4 @@ def test_a_transaction_whose_commit_fails_leaves_nothing(path: Path) -> None:
             assert (rows(path), await shop.state("k")) == ([], None)
             assert not (await shop.inside("k")).replayed
 
-    asyncio.run(scene())
+    asyncio.run(scenario())

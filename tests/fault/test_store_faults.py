@@ -1,6 +1,6 @@
-"""A store that loses replies, refuses, or answers late, at every call of an attempt (I1, I9, I10).
+"""A store that loses replies, refuses calls or applies them late, at every call (I1, I9, I10).
 
-Each test runs on every store and in both colours, on a clock that stands still.
+Each test runs on every store, sync and async, with a clock that moves only when the test moves it.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from oncekey.testing.faulty_store import Fault
 
 Opener = Callable[[Callable[[], int]], Store | AsyncStore]
 
-# What an attempt of two steps sends; `test_the_points` holds it against a real run.
+# The commands of an attempt with two steps; the first test compares it with a real run.
 POINTS = ["Claim", "SaveStep", "SaveStep", "SaveStep", "SaveStep", "Finish"]
 
 
 def only(kind: type[Command], fault: Fault) -> Callable[[int, Sequence[Command]], Fault | None]:
-    """The fault at every call with such a command."""
+    """Return a script with this fault at every call that begins with such a command."""
     return lambda number, commands: fault if isinstance(commands[0], kind) else None
 
 
 def pass_retries(engines: EngineCase, us: int, times: int = 1) -> None:
-    """Let the clock go on each time the engine sleeps before it tries again."""
+    """Advance the clock each time the engine sleeps before a retry."""
     for _ in range(times):
         engines.clock.wait_until_due(us)
         engines.clock.advance(us)
@@ -56,14 +56,16 @@ class TestStoreFaults(EngineCaseBase):
     def open_store(self, clock: Callable[[], int]) -> Store | AsyncStore:
         return self.opener(clock)
 
-    def test_the_points(self, engines: EngineCase) -> None:
+    def test_an_attempt_with_two_steps_sends_these_commands(self, engines: EngineCase) -> None:
         faulty = engines.faulty()
         engines.once(faulty).run("op", "k", Checkout())
         assert faulty.kinds() == POINTS
 
     @pytest.mark.parametrize("fault", [Fault.LOSE_REPLY, Fault.VANISH])
     @pytest.mark.parametrize("point", range(1, len(POINTS) + 1))
-    def test_i9_any_reply_may_be_lost(self, engines: EngineCase, point: int, fault: Fault) -> None:
+    def test_i9_a_lost_reply_to_any_command_is_repeated_and_runs_nothing_twice(
+        self, engines: EngineCase, point: int, fault: Fault
+    ) -> None:
         faulty = engines.faulty({point: fault})
         once, checkout = engines.once(faulty), Checkout()
         kinds = engines.events_of(once)
@@ -78,7 +80,7 @@ class TestStoreFaults(EngineCaseBase):
         assert kinds == [EventKind.CLAIMED, EventKind.FINISHED]
 
     @pytest.mark.parametrize("point", range(2, len(POINTS) + 1))
-    def test_a_refused_call_is_repeated_while_the_lease_holds(
+    def test_a_refused_command_is_repeated_while_the_lease_holds(
         self, engines: EngineCase, point: int
     ) -> None:
         faulty = engines.faulty({point: Fault.REFUSE, point + 1: Fault.REFUSE})
@@ -99,8 +101,8 @@ class TestStoreFaults(EngineCaseBase):
         faulty.down = False
         assert once.run("op", "k", body).value == "ran"
 
-    def test_i9_a_claim_nobody_answers_is_given_back(self, engines: EngineCase) -> None:
-        """All claims are applied, no reply comes: the body must not run, the key must be free."""
+    def test_i9_a_claim_without_a_reply_is_released(self, engines: EngineCase) -> None:
+        """All claims are applied but no reply comes: the body must not run, and the key is free."""
         faulty, body = engines.faulty(only(Claim, Fault.LOSE_REPLY)), Body()
         once = engines.once(faulty)
         kinds = engines.events_of(once)
@@ -116,7 +118,7 @@ class TestStoreFaults(EngineCaseBase):
 
     @pytest.mark.parametrize("lost", [False, True])
     @pytest.mark.parametrize("retry_safe", [False, True])
-    def test_i1_a_result_that_cannot_be_stored_is_told_and_never_lost_silently(
+    def test_i1_a_result_that_cannot_be_stored_is_reported_to_the_caller(
         self, engines: EngineCase, retry_safe: bool, lost: bool
     ) -> None:
         fault = Fault.LOSE_REPLY if lost else Fault.REFUSE
@@ -137,7 +139,9 @@ class TestStoreFaults(EngineCaseBase):
                 engines.once().run("op", "k", body)
         assert body.runs == 1 + (retry_safe and not lost)
 
-    def test_a_bodys_own_error_says_more_than_ours(self, engines: EngineCase) -> None:
+    def test_a_failed_body_raises_its_own_error_though_the_store_is_unavailable(
+        self, engines: EngineCase
+    ) -> None:
         faulty = engines.faulty(only(Finish, Fault.REFUSE))
         once = engines.once(faulty)
         running = engines.start(once.run, "op", "k", Body(error=ValueError("declined")))
@@ -146,8 +150,10 @@ class TestStoreFaults(EngineCaseBase):
         with pytest.raises(ValueError, match="declined"):
             running.result()
 
-    def test_i5_no_renewal_until_the_deadline_means_lost(self, engines: EngineCase) -> None:
-        """What is retry-safe may have been taken over by then, as it is here."""
+    def test_i5_a_lease_that_is_not_renewed_before_its_deadline_is_lost(
+        self, engines: EngineCase
+    ) -> None:
+        """A retry-safe operation may be taken over by then, as it is here."""
         faulty = engines.faulty(only(Renew, Fault.REFUSE))
         once = engines.once(faulty)
         kinds = engines.events_of(once)
@@ -164,15 +170,17 @@ class TestStoreFaults(EngineCaseBase):
 
         with pytest.raises(LeaseLost):
             once.run("op", "k", body, retry_safe=True)
-        wait_until_true(lambda: bool(rivals))  # a task is cancelled, its body's thread is not
+        wait_until_true(
+            lambda: bool(rivals)
+        )  # the task is cancelled, but the thread of its body is not
         assert kinds[:2] == [EventKind.CLAIMED, EventKind.LOST]
         record = engines.record_of("k")
         assert (record.state, record.fence, record.body) == (State.PENDING, rivals[0].fence, b"")
 
-    def test_i14_no_renewal_until_the_deadline_stops_nobody_who_cannot_be_replaced(
+    def test_i14_an_owner_that_cannot_be_replaced_continues_past_its_deadline(
         self, engines: EngineCase
     ) -> None:
-        """At most once: the heartbeat goes on past the deadline, and the outcome is taken."""
+        """At most once: the heartbeat continues past the deadline, and the outcome is stored."""
         faulty, rival = engines.faulty(only(Renew, Fault.REFUSE)), Body("rival")
         once = engines.once(faulty)
         kinds = engines.events_of(once)
@@ -188,8 +196,8 @@ class TestStoreFaults(EngineCaseBase):
             engines.clock.wait_until_due(LEASE // 12)
             engines.clock.advance(LEASE // 12)
             faulty.wait_calls(4)
-            assert attempt.lost  # late by its clock ...
-            assert not attempt._lost  # ... but overtaken by nobody
+            assert attempt.lost  # the lease has ended by its clock ...
+            assert not attempt._lost  # ... but nobody has taken over
             return "late"
 
         assert once.run("op", "k", body).value == "late"
@@ -198,9 +206,7 @@ class TestStoreFaults(EngineCaseBase):
         again = engines.once().run("op", "k", rival)
         assert (again.value, again.replayed, rival.runs) == ("late", True, 0)
 
-    def test_i9_a_claim_that_arrives_after_the_end_changes_nothing(
-        self, engines: EngineCase
-    ) -> None:
+    def test_i9_a_claim_applied_after_the_finish_changes_nothing(self, engines: EngineCase) -> None:
         faulty, body = engines.faulty({1: Fault.APPLY_LATE}), Body("ran")
         once = engines.once(faulty)
         running = engines.start(once.run, "op", "k", body)
@@ -210,7 +216,7 @@ class TestStoreFaults(EngineCaseBase):
         self.deliver(engines, faulty)
         assert engines.record_of("k") == before
 
-    def test_i9_a_claim_that_arrives_after_its_release_changes_nothing(
+    def test_i9_a_claim_applied_after_its_release_changes_nothing(
         self, engines: EngineCase
     ) -> None:
         faulty = engines.faulty({1: Fault.APPLY_LATE})
@@ -223,7 +229,7 @@ class TestStoreFaults(EngineCaseBase):
         assert engines.record_of("k").state is State.ABSENT
         assert engines.once().run("op", "k", Body("ran")).value == "ran"
 
-    def test_i9_a_release_that_arrives_late_frees_nobody_elses_key(
+    def test_i9_a_release_applied_late_does_not_free_the_next_owners_key(
         self, engines: EngineCase
     ) -> None:
         faulty = engines.faulty({2: Fault.APPLY_LATE})
@@ -239,14 +245,15 @@ class TestStoreFaults(EngineCaseBase):
             once.run("op", "k", Body())
 
     def deliver(self, engines: EngineCase, faulty: Any) -> None:
+        """Apply the commands that the store has kept back."""
         delivered = faulty.deliver()
         if engines.asyncio:
             engines._loop().run(delivered)
 
-    def test_i1_a_claim_that_arrives_after_everyone_left_never_runs_twice(
+    def test_i1_a_claim_applied_after_its_caller_left_runs_nothing(
         self, engines: EngineCase
     ) -> None:
-        """The worst of the network: the key is blocked for a lease, then unknown, never run."""
+        """The key is blocked for one lease and then unknown; the body never runs."""
         script = {1: Fault.APPLY_LATE, 2: Fault.VANISH, 3: Fault.VANISH}
         faulty, body = engines.faulty(script), Body()
         once = engines.once(faulty)
@@ -263,7 +270,7 @@ class TestStoreFaults(EngineCaseBase):
             once.run("op", "k", body)
         assert body.runs == 0
 
-    def test_a_result_that_cannot_be_stored_is_in_the_errors_value(
+    def test_a_result_that_cannot_be_stored_is_the_value_of_the_error(
         self, engines: EngineCase
     ) -> None:
         once = engines.once(engines.faulty(only(Finish, Fault.REFUSE)))
@@ -274,10 +281,10 @@ class TestStoreFaults(EngineCaseBase):
             running.result()
         assert caught.value.value == {"paid": [1, 2]}
 
-    def test_a_step_after_the_first_lease_is_saved_again_like_any_other(
+    def test_a_step_after_the_first_lease_is_repeated_like_any_other(
         self, engines: EngineCase
     ) -> None:
-        """The heartbeat has extended the lease; one lost SaveStep must not fail the body."""
+        """The heartbeat has renewed the lease, so one lost SaveStep must not fail the body."""
         failed: list[int] = []
 
         def lose_one(number: int, commands: Sequence[Command]) -> Fault | None:
@@ -296,7 +303,7 @@ class TestStoreFaults(EngineCaseBase):
 
         running = engines.start(once.run, "op", "k", body)
         with pytest.raises(TimeoutError):
-            running.result(0.5)  # it sleeps before it tries again
+            running.result(0.5)  # the engine sleeps before the retry
         engines.clock.wait_until_due(RETRY_FIRST_US)
         engines.clock.advance(RETRY_FIRST_US)
         assert running.result().value == "paid"
