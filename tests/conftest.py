@@ -1,4 +1,4 @@
-"""What every suite needs: stores of each kind in turn, and that nothing outlives the run."""
+"""Fixtures for every folder: the stores of the table, which are closed when the run ends."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 if str(ROOT) not in sys.path:
-    sys.path.insert(
-        0, str(ROOT)
-    )  # plain `pytest` finds `tests.support`, as `python -m pytest` does
+    # So that plain `pytest` finds `tests.support`, as `python -m pytest` does.
+    sys.path.insert(0, str(ROOT))
 
 pytest.register_assert_rewrite("oncekey.testing.contract")
 
@@ -21,10 +20,10 @@ from tests.support.store_table import STORES, Opener  # noqa: E402
 
 @pytest.fixture(params=STORES)
 def opener(request: pytest.FixtureRequest, tmp_path: Path) -> Opener:
-    """Opens an empty store of each kind in turn."""
+    """Return a function that opens an empty store; the test runs once per store of the table."""
     name: str = request.param
     return lambda clock: STORES[name](tmp_path, clock)
 
 
 def pytest_sessionfinish() -> None:
-    reused_stores.end_all()
+    reused_stores.close_all()

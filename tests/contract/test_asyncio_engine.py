@@ -1,4 +1,4 @@
-"""What only the asyncio engine has: cancelled bodies, heartbeat tasks, several loops."""
+"""What only the asyncio engine has: heartbeat tasks, cancelled bodies, several event loops."""
 
 from __future__ import annotations
 
@@ -31,18 +31,19 @@ LOOPS = 4
 
 
 def hold_renewals(number: int, commands: Sequence[Command]) -> Fault | None:
+    """A script that holds every renewal."""
     return Fault.HOLD_BEFORE if isinstance(commands[0], Renew) else None
 
 
-def slow_engine(script: Any) -> tuple[AsyncOnce, AsyncFaultyStore, FakeClock]:
+def engine_with_faults(script: Any) -> tuple[AsyncOnce, AsyncFaultyStore, FakeClock]:
     clock = FakeClock()
     store = AsyncFaultyStore(AsyncMemoryStore(clock=clock.wall), script)
     return AsyncOnce(store, clock=clock, policy=POLICY), store, clock
 
 
-def test_a_heartbeat_on_its_way_when_the_body_ends_ends_too() -> None:
+def test_a_renewal_in_flight_when_the_body_returns_leaves_no_task_behind() -> None:
     async def main() -> None:
-        once, store, clock = slow_engine(hold_renewals)
+        once, store, clock = engine_with_faults(hold_renewals)
         go = asyncio.Event()
 
         async def body(attempt: Any) -> str:
@@ -50,14 +51,12 @@ def test_a_heartbeat_on_its_way_when_the_body_ends_ends_too() -> None:
             return "done"
 
         running = asyncio.create_task(once.run("op", "k", body))
-        await yield_until(lambda: len(store.calls) == 1)
-        await yield_until(lambda: bool(clock._timers))
+        await asyncio.to_thread(clock.wait_until_due, LEASE // 3)
         clock.advance(LEASE // 3)
-        await yield_until(lambda: store._held == 1)
+        await asyncio.to_thread(store.wait_held)
         go.set()
-        await yield_until(
-            lambda: len(once._runner.loop_state().coalescer._queue) == 1
-        )  # the Finish
+        coalescer = once._runner.loop_state().coalescer
+        await yield_until(lambda: len(coalescer._queue) == 1)  # the Finish
         store.release()
         assert (await running).value == "done"
         await once.close()
@@ -70,10 +69,10 @@ def test_a_heartbeat_on_its_way_when_the_body_ends_ends_too() -> None:
 
 @pytest.mark.parametrize("swallows", [False, True])
 def test_i5_a_lost_lease_cancels_the_body(swallows: bool) -> None:
-    """A body that returns all the same has its outcome offered, and refused."""
+    """If the body returns a value nevertheless, its Finish is sent and refused."""
 
     async def main() -> None:
-        once, store, clock = slow_engine(hold_renewals)
+        once, store, clock = engine_with_faults(hold_renewals)
         seen: list[object] = []
 
         async def body(attempt: Any) -> str:
@@ -87,9 +86,9 @@ def test_i5_a_lost_lease_cancels_the_body(swallows: bool) -> None:
             return "never"
 
         running = asyncio.create_task(once.run("op", "k", body, retry_safe=True))
-        await yield_until(lambda: len(store.calls) == 1 and bool(clock._timers))
+        await asyncio.to_thread(clock.wait_until_due, LEASE // 3)
         clock.advance(LEASE // 3)
-        await yield_until(lambda: store._held == 1)
+        await asyncio.to_thread(store.wait_held)
         clock.advance(LEASE)
         (first,) = store.calls[0]
         assert isinstance(first, Claim)
@@ -110,9 +109,9 @@ def test_i5_a_lost_lease_cancels_the_body(swallows: bool) -> None:
     asyncio.run(main())
 
 
-def test_recover_may_be_async() -> None:
+def test_a_recover_function_may_be_async() -> None:
     async def main() -> None:
-        once, store, clock = slow_engine(None)
+        once, store, clock = engine_with_faults(None)
         identity = once._jobs.identities.identify("", "op", "k")
         fingerprint = once._jobs.identities.fingerprint(None)
         await store.inner.apply([claim(identity.id, token(), fingerprint=fingerprint)])
@@ -182,12 +181,12 @@ def test_a_waiter_on_another_loop_is_woken_there() -> None:
     assert sorted(r.replayed for r in results) == [False, True]
 
 
-def test_the_wrong_colour_is_refused_at_decoration() -> None:
+def test_a_guard_refuses_async_functions_for_once_and_sync_ones_for_async_once() -> None:
     async def work(key: str) -> None:
-        """Async."""
+        """An async function."""
 
     def plain(key: str) -> None:
-        """Plain."""
+        """A sync function."""
 
     with pytest.raises(ConfigurationError, match="AsyncOnce"):
         Once(MemoryStore()).guard("op", key=lambda key: key)(work)
@@ -195,9 +194,9 @@ def test_the_wrong_colour_is_refused_at_decoration() -> None:
         AsyncOnce(AsyncMemoryStore()).guard("op", key=lambda key: key)(plain)  # type: ignore[arg-type]
 
 
-def test_a_waiting_caller_is_cancelled_by_close_not_crashed() -> None:
+def test_close_cancels_a_caller_that_waits_for_a_duplicate() -> None:
     async def main() -> None:
-        once, store, _ = slow_engine(None)
+        once, store, _ = engine_with_faults(None)
         go = asyncio.Event()
 
         async def body(attempt: Any) -> str:
@@ -215,15 +214,15 @@ def test_a_waiting_caller_is_cancelled_by_close_not_crashed() -> None:
     asyncio.run(main())
 
 
-def test_the_end_is_told_though_the_caller_left() -> None:
+def test_a_finish_is_an_event_though_the_caller_was_cancelled() -> None:
     async def main() -> None:
-        once, store, _ = slow_engine(None)
-        heard: list[EventKind] = []
+        once, store, _ = engine_with_faults(None)
+        kinds: list[EventKind] = []
 
-        def hear(notice: Event) -> None:
-            heard.append(notice.kind)
+        def note(event: Event) -> None:
+            kinds.append(event.kind)
 
-        once.subscribe(hear)
+        once.subscribe(note)
         go = asyncio.Event()
 
         async def body(attempt: Any) -> str:
@@ -231,29 +230,29 @@ def test_the_end_is_told_though_the_caller_left() -> None:
             return "done"
 
         caller = asyncio.create_task(once.run("op", "k", body))
-        await yield_until(lambda: heard == [EventKind.CLAIMED])
+        await yield_until(lambda: kinds == [EventKind.CLAIMED])
         caller.cancel()
         with pytest.raises(asyncio.CancelledError):
             await caller
         go.set()
         await once.close()
         assert store.kinds() == ["Claim", "Finish"]
-        assert heard == [EventKind.CLAIMED, EventKind.FINISHED]
+        assert kinds == [EventKind.CLAIMED, EventKind.FINISHED]
 
     asyncio.run(main())
 
 
-def test_i14_a_waiter_that_cannot_be_woken_breaks_nobody() -> None:
-    """Its loop was closed under it. The attempt that ends has paid; its caller must be told."""
+def test_i14_a_waiter_on_a_closed_loop_does_not_keep_the_others_from_waking() -> None:
+    """The attempt that ends has had its effect, so its caller must get the result."""
     duplicates, woken = Duplicates(), threading.Event()
     closed = asyncio.new_event_loop()
     closed.close()
 
-    def wake_there() -> None:
+    def wake_on_closed_loop() -> None:
         closed.call_soon_threadsafe(woken.clear)
 
-    one = Claim(b"id", b"o", b"f", 1, 1, 1, False)
-    duplicates.start_sleep(Waiter(one, wake_there))
-    duplicates.start_sleep(Waiter(one, woken.set))
-    duplicates.key_ended(one, Replay(State.SUCCEEDED, b"", 1, 1, 1))
+    claim_of_key = Claim(b"id", b"o", b"f", 1, 1, 1, False)
+    duplicates.start_sleep(Waiter(claim_of_key, wake_on_closed_loop))
+    duplicates.start_sleep(Waiter(claim_of_key, woken.set))
+    duplicates.key_ended(claim_of_key, Replay(State.SUCCEEDED, b"", 1, 1, 1))
     assert woken.is_set()

@@ -1,4 +1,4 @@
-"""Everyday mistakes of callers must be told, and must never cost a duplicate or a key."""
+"""Common mistakes of callers are reported, and never lead to a duplicate or a lost key."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def orders(db: sqlite3.Connection) -> list[str]:
     return [item for (item,) in db.execute("SELECT item FROM orders ORDER BY item")]
 
 
-def test_i1_two_tasks_on_one_connection_are_refused_and_undo_nothing(
+def test_i1_a_second_task_on_one_connection_is_refused_and_undoes_nothing(
     path: Path, db: sqlite3.Connection
 ) -> None:
     async def main() -> Any:
@@ -79,7 +79,9 @@ def test_i1_two_tasks_on_one_connection_are_refused_and_undo_nothing(
     assert "another operation is under way" in str(refusal)
 
 
-def test_i1_two_threads_on_one_connection_are_refused(once: Once, db: sqlite3.Connection) -> None:
+def test_i1_a_second_thread_on_one_connection_is_refused(
+    once: Once, db: sqlite3.Connection
+) -> None:
     refused: list[BaseException] = []
 
     def other() -> None:
@@ -99,7 +101,9 @@ def test_i1_two_threads_on_one_connection_are_refused(once: Once, db: sqlite3.Co
     assert len(refused) == 1
 
 
-def test_an_operation_inside_another_ones_body_is_fine(once: Once, db: sqlite3.Connection) -> None:
+def test_an_operation_may_run_inside_the_body_of_another(
+    once: Once, db: sqlite3.Connection
+) -> None:
     with db:
         tx = once.in_transaction(db)
         outer = tx.run("op", "a", lambda a: tx.run("op", "b", lambda b: 2).value + 1)
@@ -107,19 +111,19 @@ def test_an_operation_inside_another_ones_body_is_fine(once: Once, db: sqlite3.C
     assert (outer.value, again.value) == (3, 4)
 
 
-def test_i1_a_body_that_commits_by_accident_is_never_run_again(
+def test_i1_a_body_that_commits_the_transaction_is_never_run_again(
     once: Once, db: sqlite3.Connection
 ) -> None:
-    def careless(attempt: Any) -> int:
-        with db:  # commits the transaction it is in, claim and all
+    def committing(attempt: Any) -> int:
+        with db:  # commits the whole transaction, with the claim
             db.execute("INSERT INTO orders VALUES ('half')")
         return 1
 
     with pytest.raises(ConfigurationError, match="committed it"), db:
-        once.in_transaction(db).run("op", "k", careless, lease="10ms")
+        once.in_transaction(db).run("op", "k", committing, lease="10ms")
     db.rollback()
-    with pytest.raises(OutcomeUnknown):  # once the short lease of the stray claim is over
-        once.run("op", "k", careless, retry_safe=True, wait="10s")
+    with pytest.raises(OutcomeUnknown):  # when the short lease of the committed claim has ended
+        once.run("op", "k", committing, retry_safe=True, wait="10s")
     assert orders(db) == ["half"]
 
 
@@ -127,7 +131,7 @@ def test_i1_a_body_that_commits_by_accident_is_never_run_again(
 def test_a_finish_that_fails_in_a_transaction_fails_at_once(
     once: Once, db: sqlite3.Connection, steps: bool
 ) -> None:
-    """I11: trying again would hold the write lock, and with it everybody else, for ever."""
+    """I11: a retry would hold the write lock, and so block all other writers, for ever."""
 
     def body(attempt: Any) -> int:
         db.execute("PRAGMA query_only = on")
@@ -140,10 +144,10 @@ def test_a_finish_that_fails_in_a_transaction_fails_at_once(
         assert once.in_transaction(db).run("op", "k", lambda attempt: 2).value == 2
 
 
-def test_waiting_inside_a_transaction_never_starves_the_one_waited_for(
+def test_a_duplicate_inside_a_transaction_does_not_wait_for_the_owner(
     once: Once, db: sqlite3.Connection
 ) -> None:
-    """The owner could not write while the waiter's transaction holds the lock."""
+    """The owner could not write while the duplicate's transaction holds the write lock."""
 
     def body(attempt: Any) -> str:
         db.execute("BEGIN IMMEDIATE")
@@ -155,7 +159,7 @@ def test_waiting_inside_a_transaction_never_starves_the_one_waited_for(
     assert once.run("op", "k", body).value == "once"
 
 
-def test_a_call_that_does_not_fit_leaves_the_key_free(once: Once) -> None:
+def test_a_call_with_missing_arguments_leaves_the_key_free(once: Once) -> None:
     @once.guard("refund", key=lambda order, *rest, **more: order)
     def refund(order: str, cents: int) -> int:
         return cents
@@ -165,7 +169,7 @@ def test_a_call_that_does_not_fit_leaves_the_key_free(once: Once) -> None:
     assert refund("order-1", 200) == 200
 
 
-def test_a_type_error_of_the_function_itself_is_its_failure(once: Once) -> None:
+def test_a_type_error_raised_by_the_function_is_its_failure(once: Once) -> None:
     @once.guard("refund", key=lambda order: order)
     def refund(order: str) -> int:
         return len(5)  # type: ignore[arg-type]
@@ -178,7 +182,7 @@ def test_a_type_error_of_the_function_itself_is_its_failure(once: Once) -> None:
     assert status.state == "failed"
 
 
-def test_what_has_not_run_is_not_stored_as_done(once: Once) -> None:
+def test_a_coroutine_or_generator_is_not_stored_as_a_result(once: Once) -> None:
     async def later(attempt: Any) -> int:
         return 1
 
@@ -193,8 +197,8 @@ def test_what_has_not_run_is_not_stored_as_done(once: Once) -> None:
         once.guard("op", key=str)(many)
 
 
-def test_a_file_deleted_under_us_is_not_written_to(path: Path, once: Once) -> None:
-    """I1: in a new file of that name the same key would run again."""
+def test_a_deleted_or_replaced_file_is_not_written_to(path: Path, once: Once) -> None:
+    """I1: in a new file of the same name, a finished key would run again."""
     once.run("op", "k", lambda attempt: 1)
     for file in path.parent.glob("shop.db*"):
         file.unlink()
@@ -205,7 +209,7 @@ def test_a_file_deleted_under_us_is_not_written_to(path: Path, once: Once) -> No
         once.run("op", "other", lambda attempt: 1)
 
 
-def test_closing_under_a_running_body_is_told_at_once(path: Path) -> None:
+def test_closing_the_engine_inside_a_body_is_an_error_with_the_bodys_value(path: Path) -> None:
     once = Once(f"sqlite:///{path}")
 
     def body(attempt: Any) -> str:
@@ -217,7 +221,7 @@ def test_closing_under_a_running_body_is_told_at_once(path: Path) -> None:
     assert caught.value.value == "ran"
 
 
-def test_i14_ctrl_c_between_the_claim_and_the_body_gives_the_key_back(
+def test_i14_ctrl_c_between_the_claim_and_the_body_releases_the_key(
     once: Once, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     apply = once._runner._apply
@@ -235,7 +239,7 @@ def test_i14_ctrl_c_between_the_claim_and_the_body_gives_the_key_back(
     assert once.run("op", "k", lambda attempt: 2).value == 2
 
 
-def test_only_inside_transactions_may_be_the_default(path: Path) -> None:
+def test_a_policy_may_require_transactions_for_every_operation(path: Path) -> None:
     with Once(f"sqlite:///{path}", policy=Policy(require="transactional")) as once:
         with pytest.raises(ConfigurationError, match="requires transactional"):
             once.run("op", "k", lambda attempt: 1)
@@ -243,7 +247,7 @@ def test_only_inside_transactions_may_be_the_default(path: Path) -> None:
         with db:
             assert once.in_transaction(db).run("op", "k", lambda attempt: 2).value == 2
         db.close()
-        status = once.get("op", "k")  # looking needs no transaction
+        status = once.get("op", "k")  # `get` needs no transaction
         assert status is not None
         assert status.value == 2
     with pytest.raises(ConfigurationError, match="requires transactional"):

@@ -1,4 +1,4 @@
-"""One token at a time does a store's background work, in every store and colour."""
+"""A store elects one token at a time for its background work; sync and async, every store."""
 
 from __future__ import annotations
 
@@ -15,32 +15,36 @@ Opener = Callable[[Callable[[], int]], Store | AsyncStore]
 
 
 class TestElection(ContractBase):
+    """`Store.elect(token, lease)`."""
+
     opener: Opener
 
     @pytest.fixture(autouse=True)
-    def _of_this_kind(self, opener: Opener) -> None:
+    def _use_opener(self, opener: Opener) -> None:
         self.opener = opener
 
     def open_store(self, clock: Callable[[], int]) -> Store | AsyncStore:
         return self.opener(clock)
 
-    def test_the_first_is_elected_and_nobody_beside_it(self, case: StoreCase) -> None:
+    def test_the_first_token_is_elected_and_no_other(self, case: StoreCase) -> None:
         first, second = token(), token()
         assert case.store.elect(first, 10 * SECOND) is True
         assert case.store.elect(second, 10 * SECOND) is False
-        assert case.store.elect(first, 10 * SECOND) is True, "the same one may ask again"
+        assert case.store.elect(first, 10 * SECOND) is True, "an elected token may renew"
         assert case.store.elect(second, 10 * SECOND) is False
 
-    def test_another_is_elected_in_the_microsecond_the_lease_ends(self, case: StoreCase) -> None:
+    def test_another_token_is_elected_in_the_microsecond_the_lease_ends(
+        self, case: StoreCase
+    ) -> None:
         first, second = token(), token()
         assert case.store.elect(first, 10 * SECOND)
         case.wait(10 * SECOND - 1)
         assert not case.store.elect(second, 10 * SECOND)
         case.wait(1)
         assert case.store.elect(second, 10 * SECOND)
-        assert not case.store.elect(first, 10 * SECOND), "it has been succeeded"
+        assert not case.store.elect(first, 10 * SECOND), "another token was elected"
 
-    def test_asking_again_counts_from_then(self, case: StoreCase) -> None:
+    def test_a_renewed_election_lasts_from_its_renewal(self, case: StoreCase) -> None:
         first, second = token(), token()
         assert case.store.elect(first, 10 * SECOND)
         case.wait(6 * SECOND)
@@ -50,7 +54,7 @@ class TestElection(ContractBase):
         case.wait(SECOND)
         assert case.store.elect(second, 10 * SECOND)
 
-    def test_who_asked_in_vain_changed_nothing(self, case: StoreCase) -> None:
+    def test_a_refused_token_changes_nothing(self, case: StoreCase) -> None:
         first, second = token(), token()
         assert case.store.elect(first, 10 * SECOND)
         case.wait(5 * SECOND)
@@ -58,31 +62,31 @@ class TestElection(ContractBase):
         case.wait(5 * SECOND)
         assert case.store.elect(second, SECOND)
 
-    def test_a_dead_one_is_not_elected_until_a_clock_that_stepped_back_has_caught_up(
+    def test_an_election_far_in_the_future_does_not_outlast_a_clock_that_stepped_back(
         self, case: StoreCase
     ) -> None:
-        dead, second = token(), token()
-        assert case.store.elect(dead, 10 * SECOND)
+        first, second = token(), token()
+        assert case.store.elect(first, 10 * SECOND)
         case.wait(-5 * SECOND)
-        assert not case.store.elect(second, SECOND), "a small step is no reason"
+        assert not case.store.elect(second, SECOND), "a small step back ends no election"
         case.wait(-86_400 * SECOND)
         assert case.store.elect(second, SECOND)
-        assert not case.store.elect(dead, 10 * SECOND)
+        assert not case.store.elect(first, 10 * SECOND)
 
-    def test_of_many_at_once_one_is_elected(self, case: StoreCase) -> None:
+    def test_one_of_many_concurrent_tokens_is_elected(self, case: StoreCase) -> None:
         many = 8
-        together = threading.Barrier(many)
+        barrier = threading.Barrier(many)
 
-        def ask(_: int) -> bool:
+        def elect(_: int) -> bool:
             mine = token()
-            together.wait(20)
+            barrier.wait(20)
             return case.store.elect(mine, 10 * SECOND)
 
         with ThreadPoolExecutor(many) as pool:
-            assert sorted(pool.map(ask, range(many))) == [False] * (many - 1) + [True]
+            assert sorted(pool.map(elect, range(many))) == [False] * (many - 1) + [True]
 
-    def test_an_election_is_no_secret(self, case: StoreCase) -> None:
-        """It shares a table with the secret's check value, and must not be taken for it."""
+    def test_an_election_is_not_mistaken_for_the_secrets_check_value(self, case: StoreCase) -> None:
+        """Both are in one table."""
         assert case.store.elect(token(), SECOND)
         case.store.bind(b"check")
         assert not case.store.elect(token(), SECOND)

@@ -1,4 +1,4 @@
-"""The engine contract, for every store of the table in conftest.py and for both colours."""
+"""The engine contract, for every store of tests/support/store_table.py, sync and async."""
 
 from __future__ import annotations
 
@@ -27,10 +27,12 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 class TestEngineContract(EngineContract):
+    """Every rule of the contract, on every row."""
+
     opener: Opener
 
     @pytest.fixture(autouse=True)
-    def _of_this_kind(self, kind: str, tmp_path: Path) -> None:
+    def _use_row(self, kind: str, tmp_path: Path) -> None:
         self.opener = lambda clock: ROWS[kind](tmp_path, clock)
 
     @pytest.fixture

@@ -1,4 +1,4 @@
-"""A forked child has none of its parent's threads, and must work all the same (I1)."""
+"""An engine works in forked children, which have none of their parent's threads (I1)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from oncekey import AsyncOnce, InFlight, Once, Policy
 from oncekey.stores.sqlite import SQLiteStore
 from oncekey.testing.faulty_store import Fault, FaultyStore
 
-path, colour = sys.argv[1:]
+path, engine = sys.argv[1:]
 policy = Policy(lease="60s")
 
 def effect(name):
@@ -27,7 +27,7 @@ def children(run):
         pid = os.fork()
         if pid == 0:
             code = 1
-            signal.alarm(40)          # nobody waits for a child that hangs
+            signal.alarm(40)          # ends a child that hangs
             try:
                 run(number)
                 code = 0
@@ -37,7 +37,7 @@ def children(run):
     for pid in pids:
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
-if colour == "blocking":
+if engine == "sync":
     store = FaultyStore(SQLiteStore(path), {4: Fault.HOLD_BEFORE})
     once = Once(store, policy=policy)
     once.run("op", "before", lambda attempt: effect("before"))      # calls 1 and 2
@@ -49,10 +49,10 @@ if colour == "blocking":
         return "held"
     thread = threading.Thread(target=lambda: once.run("op", "held", body))
     thread.start()
-    inside.wait()                     # call 3 is through, the heartbeat thread lives
+    inside.wait()                     # call 3 was applied, and the heartbeat thread runs
     busy = threading.Thread(target=lambda: once.run("op", "busy", lambda a: effect("busy")))
     busy.start()
-    store.wait_held()                 # call 4 is on its way: a batch is in flight, with a leader
+    store.wait_held()                 # call 4 is held: a batch with a leader is in flight
     def run(number):
         assert once.run("op", "before", lambda attempt: effect("again")).replayed
         try:
@@ -86,16 +86,16 @@ else:
 """
 
 
-@pytest.mark.parametrize("colour", ["blocking", "asyncio"])
-def test_i1_an_engine_works_in_forked_children(tmp_path: Path, colour: str) -> None:
+@pytest.mark.parametrize("engine", ["sync", "asyncio"])
+def test_i1_an_engine_works_in_forked_children(tmp_path: Path, engine: str) -> None:
     path = tmp_path / "keys.db"
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(path), colour],
+        [sys.executable, "-c", SCRIPT, str(path), engine],
         capture_output=True,
         text=True,
         timeout=60,
     )
     assert done.returncode == 0, done.stderr
     effects = sorted(Path(f"{path}.effects").read_text().split())
-    held = ["held", "busy"] if colour == "blocking" else []
+    held = ["held", "busy"] if engine == "sync" else []
     assert effects == sorted(["before", "shared", *["child"] * 4, *held])

@@ -1,8 +1,8 @@
-"""The store contract, for every store of the table in conftest.py and every way PostgreSQL's can
-be set up: each claim, each retention, each driver, behind a pooler, on a caller's pool.
+"""The store contract, for every store of tests/support/store_table.py and every PostgreSQL set-up.
 
-Which driver sends a statement and which function it calls do not depend on each other: `make test`
-meets each of those set-ups with one driver, `make soak` with both.
+The set-ups are each kind of claim and of retention, each driver, a pooler, and a caller's pool. The
+driver that sends a statement and the function that the statement calls are independent, so
+`make test` runs each set-up with one driver, and `make soak` with both.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "advisory-lock-ring": {"claim": "advisory_lock", **RING},
     "portable": {"claim": "portable"},
     "pooler": {"pooler": True},
-    "given-pool": {"given": True},
+    "caller-pool": {"caller_pool": True},
     "server-15": {"major": 15},
 }
-# These do not depend on the driver.
-ONCE: dict[str, dict[str, Any]] = {
+# These set-ups do not depend on the driver.
+ONE_DRIVER: dict[str, dict[str, Any]] = {
     "pooler-ring": {"pooler": True, **RING},
     "not-transactional": {"transactional": False},
 }
-# Left to `make soak`; the other driver's row stays.
-SOAKED = {
+# Only `make soak` runs these rows; `make test` has the row of the other driver.
+SOAK_ONLY = {
     "postgres-psycopg-row-lock",
     "postgres-psycopg-advisory-lock-ring",
     "postgres-asyncpg-row-lock-ring",
@@ -59,23 +59,25 @@ ROWS: dict[str, Row] = {
     **STORES,
     **{
         f"postgres-psycopg-{name}": _row(reused_store, options)
-        for name, options in {**OPTIONS, **ONCE}.items()
+        for name, options in {**OPTIONS, **ONE_DRIVER}.items()
     },
     **{f"postgres-asyncpg-{name}": _row(reused_async_store, o) for name, o in OPTIONS.items()},
 }
 
 
-@pytest.fixture(params=[name for name in ROWS if SOAK or name not in SOAKED])
+@pytest.fixture(params=[name for name in ROWS if SOAK or name not in SOAK_ONLY])
 def kind(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     return name
 
 
 class TestStoreContract(StoreContract):
+    """Every rule of the contract, on every row."""
+
     opener: Opener
 
     @pytest.fixture(autouse=True)
-    def _of_this_kind(self, kind: str, tmp_path: Path) -> None:
+    def _use_row(self, kind: str, tmp_path: Path) -> None:
         self.opener = lambda clock: ROWS[kind](tmp_path, clock)
 
     @pytest.fixture
@@ -86,7 +88,7 @@ class TestStoreContract(StoreContract):
         return self.opener(clock)
 
 
-@pytest.mark.parametrize("colour", [PostgresStore, AsyncPostgresStore])
-def test_i1_the_ring_is_refused_where_nothing_would_make_its_keys_unique(colour: Any) -> None:
+@pytest.mark.parametrize("store_class", [PostgresStore, AsyncPostgresStore])
+def test_i1_a_portable_claim_refuses_the_ring_which_has_no_unique_keys(store_class: Any) -> None:
     with pytest.raises(ConfigurationError, match="'portable' does without"):
-        colour("postgresql://nowhere", claim="portable", **RING)
+        store_class("postgresql://nowhere", claim="portable", **RING)

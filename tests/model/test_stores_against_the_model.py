@@ -90,12 +90,12 @@ def _postgres(open_it: Callable[..., Any], **options: Any) -> Row:
 
 
 STORES: dict[str, Row] = {
-    "memory-blocking": Row(lambda path, clock: MemoryStore(clock=clock), 200),
-    "memory-asyncio": Row(lambda path, clock: AsyncMemoryStore(clock=clock), 50),
-    "sqlite-blocking": Row(
+    "memory-sync": Row(lambda path, clock: MemoryStore(clock=clock), 200),
+    "memory-async": Row(lambda path, clock: AsyncMemoryStore(clock=clock), 50),
+    "sqlite-sync": Row(
         lambda path, clock: SQLiteStore(path / "keys.db", clock=clock, synchronous="off"), 100
     ),
-    "sqlite-asyncio": Row(
+    "sqlite-async": Row(
         lambda path, clock: AsyncSQLiteStore(path / "keys.db", clock=clock, synchronous="off"), 50
     ),
     "postgres-psycopg": _postgres(reused_store),

@@ -1,4 +1,4 @@
-"""What a coalescer's callers get: the reply, or the store's error raised."""
+"""Calls of a coalescer that return the reply or raise the store's error."""
 
 from __future__ import annotations
 

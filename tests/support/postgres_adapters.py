@@ -1,4 +1,4 @@
-"""PostgreSQL stores of both colours, called without await, on servers that tests may break."""
+"""PostgreSQL stores on either driver behind sync methods, and servers that tests may break."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class StoreAdapters:
         return adapter
 
     def once(self, adapter: StoreAdapter, **options: Any) -> Any:
-        """An engine on the store."""
+        """Return an engine with sync methods on the store."""
         if self.loop is None:
             return Once(adapter.store, **options)
         return SyncOnce(AsyncOnce(adapter.store, **options), self.loop)
@@ -121,14 +121,14 @@ def locked(postgres: Postgres, table: str) -> Iterator[psycopg.Connection[Any]]:
 
 
 def waiting(postgres: Postgres, schema: str) -> int:
-    """How many sessions wait for a lock in a statement about this schema."""
+    """Return how many sessions wait for a lock in a statement about this schema."""
     query = """SELECT count(*) FROM pg_stat_activity
                WHERE wait_event_type = 'Lock' AND position(%s IN query) > 0"""
     rows = postgres.execute(query, (schema,))
     return int(rows[0][0])
 
 
-# --- ways to a server -----------------------------------------------------------------------------
+# --- addresses of a server ------------------------------------------------------------------------
 
 Reach = Callable[[StoreAdapters, Postgres, ExitStack], tuple[Any, dict[str, Any]]]
 
@@ -158,9 +158,9 @@ def caller_pool(
             postgres.url(), min_size=1, max_size=2, server_settings=settings
         )
 
-    made = loop.run(make())
-    stack.callback(lambda: loop.run(made.close()))
-    return made, {}
+    async_pool = loop.run(make())
+    stack.callback(lambda: loop.run(async_pool.close()))
+    return async_pool, {}
 
 
 def through_pgbouncer(

@@ -1,8 +1,8 @@
-"""PostgreSQL stores for the suites that run on every store: one server, an emptied schema each.
+"""PostgreSQL stores for the suites that run on every store: one server, and empty schemas on it.
 
-A schema is made once per set of options and emptied before each test: making one anew takes longer
-than most tests. The server's files are in memory where the system has a place for that, so that
-fsync can stay on, as it must for the guarantee. Stores that outlive a test are in reused_stores.py.
+A schema is created once per set of options and emptied before each test, because creating one takes
+longer than most tests. The server's files are in memory where the system allows it, so that fsync
+can stay on, which the guarantee needs. Stores that stay open are in reused_stores.py.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from oncekey.stores.postgres.queries import Layout
 MEMORY = Path("/dev/shm")
 DATABASE = "postgres"
 PLAIN: dict[str, Any] = {}
-# It holds the longest keep and audit of the contract's tests, which turn the clock by hours.
+# It has room for the longest keep and audit of the contract, which moves the clock by hours.
 RING: dict[str, Any] = {"retention": "ring", "ring_slots": 8, "ring_period": "3h"}
 
-# What the store is and where, which emptying it does not change.
+# These rows describe the store and stay when a schema is emptied.
 KEPT_META = ("retention", "identity", "place")
 _SHAPE = ("retention", "ring_slots", "ring_period")
 
@@ -76,6 +76,7 @@ def open_blocking(**options: Any) -> PostgresStore:
 
 
 def open_async(**options: Any) -> AsyncPostgresStore:
+    """Return an empty async store with these options."""
     return AsyncPostgresStore(address(options), **emptied(options))
 
 

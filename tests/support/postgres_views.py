@@ -1,4 +1,4 @@
-"""What the tests of the operators' views share: a schema on one server, and rows put into it."""
+"""A schema with the operators' views on one server, and records to put into it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MAJORS = sorted({found.major for found in find_postgres()}, reverse=True) or [18
 
 
 class ViewsSchema:
-    """A schema on one server, emptied for each test."""
+    """A schema on one server, which a fixture empties for each test."""
 
     def __init__(self, postgres: Postgres, url: str) -> None:
         self.postgres = postgres
@@ -69,6 +69,7 @@ class ViewsSchema:
 
 
 def make_view_schemas(major: int) -> dict[str, ViewsSchema]:
+    """Create a plain and a ring schema on the server of a major version."""
     postgres = server(None if major == MAJORS[0] else major)
     made = {}
     for shape in ("plain", "ring"):
@@ -113,6 +114,7 @@ def value(data: Any) -> bytes:
     return pack_value(JSON, data)
 
 
+# Bodies that the views cannot show as JSON.
 NO_JSON = [
     b"",
     b"\x01",

@@ -1,9 +1,9 @@
-"""PostgreSQL stores that outlive a test, for suites of many short tests.
+"""PostgreSQL stores that stay open from test to test, for suites of many short tests.
 
-A new connection costs more than most tests: the server forks, then compiles and plans every
-function anew. So a store stays open from test to test, with its schema emptied and its clock
-replaced each time. The async ones stay open on one event loop that the tests share; a test with a
-loop of its own really closes its store at the end.
+A new connection costs more than most tests, because the server forks, compiles and plans every
+function again. So a store stays open; before each test its schema is emptied and its clock is
+replaced. Async stores stay open on one event loop that the tests share. A test with another event
+loop closes its store at the end.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ POOL_SIZE = 4
 
 
 class _ReplaceableClock:
-    """A clock that is replaced in each test."""
+    """A clock that reads the clock of the current test."""
 
     clock: WallClock
 
@@ -35,10 +35,10 @@ class _ReplaceableClock:
 
 
 class SharedLoop(LoopThread):
-    """An event loop for many tests."""
+    """An event loop that many tests share."""
 
     def cancel_all(self) -> None:
-        """Cancel what a test left running."""
+        """Cancel the tasks that a test has left running."""
         self.run(self._cancel_all())
 
 
@@ -48,7 +48,7 @@ def shared_loop() -> SharedLoop:
 
 
 def loop_for(kind: str) -> Iterator[LoopThread]:
-    """The `loop` fixture of a contract suite for a row of this name."""
+    """Yield the loop of a contract's `loop` fixture, for a row of this name."""
     if kind.startswith("postgres"):
         yield shared_loop()
         shared_loop().cancel_all()
@@ -59,92 +59,96 @@ def loop_for(kind: str) -> Iterator[LoopThread]:
 
 
 class ReusedStore(PostgresStore):
-    def close(self) -> None:
-        """The test is over, but the connections stay open."""
+    """A sync store whose `close` leaves the connections open."""
 
-    def end(self) -> None:
+    def close(self) -> None:
+        """End the test but not the connections."""
+
+    def really_close(self) -> None:
         super().close()
 
 
 class ReusedAsyncStore(AsyncPostgresStore):
+    """An async store whose `close` leaves the connections open on the shared loop."""
+
     async def close(self) -> None:
-        """The test is over. The connections are closed only if their event loop ends as well."""
+        """End the test, and the connections only if their loop ends too."""
         if asyncio.get_running_loop() is not shared_loop().loop:
-            for key in [key for key, (store, _) in _kept.items() if store is self]:
-                del _kept[key]
+            for key in [key for key, (store, _) in _open_stores.items() if store is self]:
+                del _open_stores[key]
             await super().close()
 
-    def end(self) -> None:
+    def really_close(self) -> None:
         shared_loop().run(super().close())
 
 
-_kept: dict[str, tuple[Any, _ReplaceableClock]] = {}
+_open_stores: dict[str, tuple[Any, _ReplaceableClock]] = {}
 
 
 def reused_store(
-    clock: WallClock, *, major: int | None = None, given: bool = False, **options: Any
+    clock: WallClock, *, major: int | None = None, caller_pool: bool = False, **options: Any
 ) -> ReusedStore:
-    """An empty store. `given`: the store uses a pool of the caller's."""
+    """Return an empty sync store; with `caller_pool` on a connection pool of the caller."""
 
     def make(full: dict[str, Any]) -> ReusedStore:
-        where: Any = _given_pool() if given else address(options, major)
+        where: Any = _caller_pool() if caller_pool else address(options, major)
         return ReusedStore(where, **full)
 
-    store: ReusedStore = _keep(f"blocking {given}", make, clock, major, options)
+    store: ReusedStore = _reuse(f"sync {caller_pool}", make, clock, major, options)
     return store
 
 
 def reused_async_store(
-    clock: WallClock, *, major: int | None = None, given: bool = False, **options: Any
+    clock: WallClock, *, major: int | None = None, caller_pool: bool = False, **options: Any
 ) -> ReusedAsyncStore:
-    """An empty async store. `given`: the store uses a pool of the caller's."""
+    """Return an empty async store; with `caller_pool` on a connection pool of the caller."""
 
     def make(full: dict[str, Any]) -> ReusedAsyncStore:
-        where = _given_async_pool() if given else address(options, major)
+        where = _async_caller_pool() if caller_pool else address(options, major)
         return ReusedAsyncStore(where, **full)
 
-    store: ReusedAsyncStore = _keep(f"async {given}", make, clock, major, options)
+    store: ReusedAsyncStore = _reuse(f"async {caller_pool}", make, clock, major, options)
     return store
 
 
-def _keep(
-    colour: str,
+def _reuse(
+    kind: str,
     make: Callable[[dict[str, Any]], Any],
     clock: WallClock,
     major: int | None,
     options: dict[str, Any],
 ) -> Any:
     full = emptied(options, major)
-    key = f"{colour} {major} {sorted(options.items())}"
-    if key not in _kept:
+    key = f"{kind} {major} {sorted(options.items())}"
+    if key not in _open_stores:
         replaceable = _ReplaceableClock()
-        _kept[key] = make({**full, "clock": replaceable}), replaceable
-    store, replaceable = _kept[key]
+        _open_stores[key] = make({**full, "clock": replaceable}), replaceable
+    store, replaceable = _open_stores[key]
     replaceable.clock = clock
     return store
 
 
 @functools.cache
-def _given_pool() -> ConnectionPool[Any]:
+def _caller_pool() -> ConnectionPool[Any]:
     return ConnectionPool(server().url(DATABASE), min_size=1, max_size=POOL_SIZE, open=True)
 
 
 @functools.cache
-def _given_async_pool() -> Any:
+def _async_caller_pool() -> Any:
     async def make() -> Any:
         return await asyncpg.create_pool(server().url(DATABASE), min_size=1, max_size=POOL_SIZE)
 
     return shared_loop().run(make())
 
 
-def end_all() -> None:
-    """Close everything at the end of the test run."""
-    for store, _ in _kept.values():
-        store.end()
-    _kept.clear()
-    if _given_pool.cache_info().currsize:
-        _given_pool().close()
-    if _given_async_pool.cache_info().currsize:
-        shared_loop().run(_given_async_pool().close())
+def close_all() -> None:
+    """Close every store and pool, at the end of the run."""
+    for store, _ in _open_stores.values():
+        store.really_close()
+    _open_stores.clear()
+    if _caller_pool.cache_info().currsize:
+        _caller_pool().close()
+    if _async_caller_pool.cache_info().currsize:
+        shared_loop().run(_async_caller_pool().close())
     if shared_loop.cache_info().currsize:
         shared_loop().close()

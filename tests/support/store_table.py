@@ -1,4 +1,4 @@
-"""The table of stores: a new store joins every suite by one row."""
+"""The table of stores: by one row in it, a new store takes part in every suite."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Row = Callable[[Path, WallClock], Store | AsyncStore]
 
 # name -> open(directory, clock)
 STORES: dict[str, Row] = {
-    "memory-blocking": lambda path, clock: MemoryStore(clock=clock),
-    "memory-asyncio": lambda path, clock: AsyncMemoryStore(clock=clock),
-    "sqlite-blocking": lambda path, clock: SQLiteStore(path / "keys.db", clock=clock),
-    "sqlite-asyncio": lambda path, clock: AsyncSQLiteStore(path / "keys.db", clock=clock),
+    "memory-sync": lambda path, clock: MemoryStore(clock=clock),
+    "memory-async": lambda path, clock: AsyncMemoryStore(clock=clock),
+    "sqlite-sync": lambda path, clock: SQLiteStore(path / "keys.db", clock=clock),
+    "sqlite-async": lambda path, clock: AsyncSQLiteStore(path / "keys.db", clock=clock),
     "postgres-psycopg": lambda path, clock: reused_store(clock),
     "postgres-asyncpg": lambda path, clock: reused_async_store(clock),
     "postgres-psycopg-ring": lambda path, clock: reused_store(clock, **RING),
