@@ -82,7 +82,8 @@ class AsyncAttempt(AttemptBase):
         """
         if self._is_late:
             await self.renew()
-        running = self._steps.begin(
+        steps = self._steps
+        running = steps.begin(
             self,
             name,
             request=request,
@@ -94,11 +95,11 @@ class AsyncAttempt(AttemptBase):
         try:
             outcome = await self._drive_step(running, fn, probe, cancellation)
         except BaseException:
-            self._steps.doubt(running)
+            steps.doubt(running)
             raise
-        value = self._steps.end(running, outcome)
+        value = steps.end(running, outcome)
         if cancellation.came:
-            self._steps.allow_again(name)  # the body may call it again to get what it gave
+            steps.allow_again(name)  # the body may call it again to get what it gave
             raise asyncio.CancelledError  # it came while the step was being recorded
         return value
 
@@ -188,10 +189,11 @@ class AsyncAttempt(AttemptBase):
                 result = await _awaited(probe(*running.args))
                 if result is None:
                     return ProbeFoundNothing(self._repeat_until)
-            check_started(self._job, result_value(result), f"step {running.name!r}")
+            value = result_value(result)
+            check_started(self._job, value, f"step {running.name!r}")
         except BaseException as error:
             return Raised(error, self._repeat_until)
-        returned = pack(running.codec, self._job.policy, result_value(result), self._repeat_until)
+        returned = pack(running.codec, self._job.policy, value, self._repeat_until)
         return packed_result(result, returned)
 
 

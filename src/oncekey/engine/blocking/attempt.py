@@ -78,7 +78,8 @@ class Attempt(AttemptBase):
         """
         if self._is_late:
             self.renew()
-        running = self._steps.begin(
+        steps = self._steps
+        running = steps.begin(
             self,
             name,
             request=request,
@@ -89,9 +90,9 @@ class Attempt(AttemptBase):
         try:
             outcome = self._drive_step(running, fn, probe)
         except BaseException:
-            self._steps.doubt(running)
+            steps.doubt(running)
             raise
-        value: V = self._steps.end(running, outcome)
+        value: V = steps.end(running, outcome)
         return value
 
     def parallel(self) -> Parallel:
@@ -161,10 +162,11 @@ class Attempt(AttemptBase):
     ) -> Returned | Raised | ProbeFoundNothing:
         try:
             result = fn(*running.args)
-            check_started(self._job, result_value(result), f"step {running.name!r}")
+            value = result_value(result)
+            check_started(self._job, value, f"step {running.name!r}")
         except BaseException as error:
             return Raised(error, self._repeat_until)
         if result is None and none_is_no:
             return ProbeFoundNothing(self._repeat_until)
-        returned = pack(running.codec, self._job.policy, result_value(result), self._repeat_until)
+        returned = pack(running.codec, self._job.policy, value, self._repeat_until)
         return packed_result(result, returned)
