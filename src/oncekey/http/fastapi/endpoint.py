@@ -133,8 +133,8 @@ def as_starlette(response: Response) -> StarletteResponse:
     return made
 
 
-def _the_request(request: Request) -> Request:
-    return request
+async def _the_request(request: Request) -> Request:
+    return request  # async, because FastAPI runs a sync dependency in a worker thread
 
 
 def _is_async(endpoint: Callable[..., Any]) -> bool:
