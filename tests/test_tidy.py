@@ -121,7 +121,7 @@ def test_no_file_is_large() -> None:
 TWINS = (
     {"engine/blocking", "engine/aio"},
     {"stores/memory", "stores/sqlite", "stores/postgres"},
-    {"stores/sqlite/callers", "stores/postgres/callers"},
+    {"stores/sqlite/caller_connections", "stores/postgres/caller_connections"},
     {"http/fastapi", "http/flask", "http/django"},
     {"client/httpx", "client/requests"},
 )

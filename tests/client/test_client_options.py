@@ -27,7 +27,7 @@ from oncekey.client import (
 )
 from oncekey.client.httpx.request import HttpxRetriesExhausted
 from oncekey.client.requests.request import RequestsRetriesExhausted
-from oncekey.client.retry import RetryLimits
+from oncekey.client.retry_options import RetryLimits
 
 
 def test_retry_limits_are_microseconds() -> None:

@@ -9,7 +9,6 @@ import pytest
 from tests.client.fake_retry_clock import EPOCH_SECONDS, SECOND
 
 from oncekey.client.delivery import ProgressKind
-from oncekey.client.retry import Retry
 from oncekey.client.retry_effects import (
     ClockReading,
     Effect,
@@ -26,6 +25,7 @@ from oncekey.client.retry_effects import (
     TryResult,
 )
 from oncekey.client.retry_flow import send_with_retries
+from oncekey.client.retry_options import Retry
 from oncekey.client.retry_rules import read_head
 
 START = 77 * SECOND

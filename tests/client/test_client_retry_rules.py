@@ -11,13 +11,13 @@ import pytest
 from tests.client.fake_retry_clock import EPOCH_SECONDS, SECOND
 
 from oncekey.client import retry_rules
-from oncekey.client.retry import Retry
 from oncekey.client.retry_effects import (
     ClockReading,
     NoResponse,
     ResponseReceived,
     TransportFailure,
 )
+from oncekey.client.retry_options import Retry
 
 WALL = EPOCH_SECONDS * SECOND
 READING = ClockReading(now=0, wall=WALL, chance=0.5)

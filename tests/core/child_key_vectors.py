@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from oncekey.core.canonical import canonical
+from oncekey.core.canonical_bytes import canonical
 from oncekey.core.derived_keys import key_for
 from oncekey.core.identity import child_key, child_uuid
 

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncekey.core.canonical import canonical
+from oncekey.core.canonical_bytes import canonical
 from oncekey.core.errors import InvalidKey
 
 

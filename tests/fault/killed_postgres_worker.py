@@ -2,9 +2,10 @@
 
 python killed_postgres_worker.py <url> <driver> <directory> <scenarios>
 
-test_postgres_kills.py runs it. For each scenario it forks one child per store call and side, which
-is killed before or after that call. A scenario has a folder, named by its number. A child has a key
-and a file of effects, named by its call and side. It prints the calls and points as JSON.
+test_postgres_worker_kills.py runs it. For each scenario it forks one child per store call and
+side, which is killed before or after that call. A scenario has a folder, named by its number. A
+child has a key and a file of effects, named by its call and side. It prints the calls and points as
+JSON.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A process that test_sqlite_kills.py kills, stops or lets race; it prints lines of JSON.
+"""A process that test_sqlite_worker_kills.py kills, stops or lets race; it prints lines of JSON.
 
 python killed_sqlite_worker.py kill <directory> <scenario>    forks a child per store call and
                                                               side, each killed at its call

@@ -9,7 +9,7 @@ import pytest
 
 from oncekey.core.errors import InvalidKey
 from oncekey.core.identity import Identities
-from oncekey.http.header import FIELD_MAX_BYTES, read_key
+from oncekey.http.key_header import FIELD_MAX_BYTES, read_key
 
 FUZZED = 100_000
 UUID = "8e03978e-40d5-43dd-bc93-6894a57f9324"

@@ -9,7 +9,7 @@ import zlib
 
 import pytest
 
-from oncekey.http.body_canonical import CANONICAL_MAX_BYTES, TooLarge, UnreadableBody
+from oncekey.http.canonical_body import CANONICAL_MAX_BYTES, TooLarge, UnreadableBody
 from oncekey.http.message import Request
 from oncekey.http.request_fingerprint import fingerprint_bytes
 from oncekey.http.rules import Rule

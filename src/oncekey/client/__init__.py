@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from oncekey.client.delivery import Delivery, Progress, ProgressKind, delivery_of
 from oncekey.client.errors import NotSent, RetriesExhausted
-from oncekey.client.retry import Retry
+from oncekey.client.retry_options import Retry
 from oncekey.core.errors import ConfigurationError
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 from oncekey.client.delivery import Progress
-from oncekey.client.retry import Retry, RetryLimits
+from oncekey.client.retry_options import Retry, RetryLimits
 from oncekey.core.derived_keys import checked_namespace
 from oncekey.core.errors import ConfigurationError, InvalidKey
 from oncekey.core.identity import check_text

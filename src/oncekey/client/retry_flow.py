@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Generator
 
 from oncekey.client.delivery import ProgressKind
-from oncekey.client.retry import RetryLimits
 from oncekey.client.retry_effects import (
     SECOND_US,
     Effect,
@@ -27,6 +26,7 @@ from oncekey.client.retry_effects import (
     Sleep,
     TryResult,
 )
+from oncekey.client.retry_options import RetryLimits
 from oncekey.client.retry_rules import (
     Judgement,
     entry_state,

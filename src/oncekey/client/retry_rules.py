@@ -14,7 +14,6 @@ from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from typing import Any, Final, NamedTuple
 
-from oncekey.client.retry import DEADLINE_MAX_US, RetryLimits
 from oncekey.client.retry_effects import (
     SECOND_US,
     EntryState,
@@ -24,6 +23,7 @@ from oncekey.client.retry_effects import (
     TransportFailure,
     TryResult,
 )
+from oncekey.client.retry_options import DEADLINE_MAX_US, RetryLimits
 
 IN_FLIGHT: Final = 409
 RETRIED: Final = frozenset({425, 429, 502, 503, 504})

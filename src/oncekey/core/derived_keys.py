@@ -17,7 +17,7 @@ from datetime import date, datetime
 from typing import Any, Final
 from uuid import UUID
 
-from oncekey.core.canonical import canonical
+from oncekey.core.canonical_bytes import canonical
 from oncekey.core.errors import ConfigurationError, InvalidKey
 from oncekey.core.identity import (
     KEY_FOR,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from hashlib import blake2b
 from typing import Any
 
-from oncekey.core.canonical import canonical
+from oncekey.core.canonical_bytes import canonical
 
 VERSION = 1
 NO_REQUEST = 255  # in place of the version, if no request was given

@@ -5,7 +5,7 @@ goes to a temporary file. A response that grows past `HOLD_MAX_BYTES` cannot be 
 ends as "ran, not replayable", what was held is sent, and the rest passes through.
 
 Owns the buffer and what becomes of a run. How the app is started and how its request is read is up
-to the users: asgi.py and fastapi/route_request.py.
+to the users: asgi.py and fastapi/guarded_request.py.
 """
 
 from __future__ import annotations

@@ -25,8 +25,8 @@ from oncekey.core.errors import (
 )
 from oncekey.core.identity import OPERATION_MAX_CHARS, SCOPE_MAX_CHARS
 from oncekey.http import problem as problems
-from oncekey.http.body_canonical import TooLarge, UnreadableBody
-from oncekey.http.header import HEADER, RefusedField, read_key
+from oncekey.http.canonical_body import TooLarge, UnreadableBody
+from oncekey.http.key_header import HEADER, RefusedField, read_key
 from oncekey.http.latency import LatencyAverages
 from oncekey.http.message import Headers, Request, Response, header_values
 from oncekey.http.problem import Problem, Render, problem_for, refusal_response

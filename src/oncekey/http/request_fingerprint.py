@@ -14,7 +14,7 @@ from struct import Struct
 from typing import Final, NamedTuple
 from urllib.parse import unquote_to_bytes
 
-from oncekey.http.body_canonical import (
+from oncekey.http.canonical_body import (
     canonical_bytes,
     is_parsed_type,
     raw_bytes,

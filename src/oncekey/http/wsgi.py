@@ -23,7 +23,7 @@ from urllib.parse import quote
 
 from oncekey.engine.blocking.attempt import Attempt
 from oncekey.engine.blocking.once import Once
-from oncekey.http.body_canonical import UnreadableBody
+from oncekey.http.canonical_body import UnreadableBody
 from oncekey.http.exchange import (
     ATTEMPT,
     OPERATION_DEFAULT,

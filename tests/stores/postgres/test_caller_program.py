@@ -18,6 +18,8 @@ from oncekey.core.commands import Claim, Claimed, Done, Finish, Lost, Release
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.record import State
 from oncekey.stores.postgres import errors
+from oncekey.stores.postgres.caller_connections.base import savepoint_sql
+from oncekey.stores.postgres.caller_connections.psycopg import _SENT_AS_TEXT
 from oncekey.stores.postgres.caller_transaction import (
     OPEN_SAVEPOINTS_MAX,
     CallerProgram,
@@ -26,8 +28,6 @@ from oncekey.stores.postgres.caller_transaction import (
     SavepointCommand,
     TransactionState,
 )
-from oncekey.stores.postgres.callers.base import savepoint_sql
-from oncekey.stores.postgres.callers.psycopg import _SENT_AS_TEXT
 from oncekey.stores.postgres.options import Options
 from oncekey.stores.postgres.queries import query_texts
 

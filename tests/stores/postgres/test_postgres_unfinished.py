@@ -1,6 +1,6 @@
 """Listing unfinished records on PostgreSQL: page by page, by index, without blocking others.
 
-Which records are listed is tested by the contract suite (oncekey.testing.contract.unfinished).
+Which records are listed is tested by the contract suite (oncekey.testing.contract.unfinished_list).
 """
 
 from __future__ import annotations

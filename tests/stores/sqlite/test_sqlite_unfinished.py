@@ -1,6 +1,6 @@
 """Listing unfinished records on SQLite: by an index of such records, without a lock.
 
-Which records are listed is tested by the contract suite (oncekey.testing.contract.unfinished).
+Which records are listed is tested by the contract suite (oncekey.testing.contract.unfinished_list).
 """
 
 from __future__ import annotations

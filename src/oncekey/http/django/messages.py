@@ -18,7 +18,7 @@ from django.urls import Resolver404, resolve
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.http import wsgi
-from oncekey.http.body_canonical import UnreadableBody
+from oncekey.http.canonical_body import UnreadableBody
 from oncekey.http.message import Headers, Request, Response, header_values
 from oncekey.http.rules import Rule
 from oncekey.http.sync_response_buffer import SyncResponseBuffer

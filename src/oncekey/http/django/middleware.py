@@ -20,7 +20,7 @@ from oncekey.core.errors import ConfigurationError
 from oncekey.engine.blocking.attempt import Attempt
 from oncekey.engine.blocking.once import Once, Operations
 from oncekey.http import policy_document
-from oncekey.http.body_canonical import UnreadableBody
+from oncekey.http.canonical_body import UnreadableBody
 from oncekey.http.django.messages import (
     DjangoResponse,
     body_of,

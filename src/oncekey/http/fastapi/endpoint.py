@@ -1,8 +1,8 @@
 """Wraps a FastAPI endpoint so that it runs only after its key was claimed.
 
 FastAPI calls the wrapper when every dependency is solved and every value validated. The wrapper
-hands the call over to the request's `RouteRequest` (route_request.py), which has it run, or returns
-a stored response or a refusal instead. Owns the wrapper and its extended signature.
+hands the call over to the request's `RouteRequest` (guarded_request.py), which has it run, or
+returns a stored response or a refusal instead. Owns the wrapper and its extended signature.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from starlette.responses import Response as StarletteResponse
 from oncekey.core.errors import ConfigurationError
 from oncekey.engine.blocking.once import Once
 from oncekey.http.buffered_run import AppGuard
-from oncekey.http.fastapi.dependencies import with_attempts
+from oncekey.http.fastapi.attempt_dependency import with_attempts
 from oncekey.http.message import Response
 from oncekey.http.rules import Rule
 

@@ -1,7 +1,7 @@
 """`Idempotency` sets an app up for guarded routes.
 
 Owns the options of a route, and the start and end of the app. What happens to a request is in
-route_request.py.
+guarded_request.py.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from oncekey.http.exchange import (
     check_caller,
 )
 from oncekey.http.fastapi.endpoint import EndpointGuard, wrap_endpoint
-from oncekey.http.fastapi.middleware import RouteCheck, serve_page
+from oncekey.http.fastapi.installation import RouteCheck, serve_page
 from oncekey.http.fastapi.route import (
     GuardedRoute,
     bare_endpoints,

@@ -18,7 +18,7 @@ from fastapi.utils import deep_dict_update
 from oncekey.core.identity import KEY_MAX_CHARS
 from oncekey.http import problem as problems
 from oncekey.http.exchange import REPLAY_HEADER_DEFAULT
-from oncekey.http.header import HEADER_NAME
+from oncekey.http.key_header import HEADER_NAME
 from oncekey.http.rules import Rule, Rules
 
 Json = dict[str, Any]

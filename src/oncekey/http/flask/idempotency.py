@@ -21,7 +21,7 @@ from oncekey.core.errors import ConfigurationError
 from oncekey.engine.blocking.attempt import Attempt
 from oncekey.engine.blocking.once import Once
 from oncekey.http import message, wsgi
-from oncekey.http.body_canonical import UnreadableBody
+from oncekey.http.canonical_body import UnreadableBody
 from oncekey.http.exchange import (
     ATTEMPT,
     OPERATION_DEFAULT,

@@ -207,7 +207,7 @@ class AsyncPostgresStore(PostgresBase):
 
     def join(self, connection: Any, /) -> AsyncCallerTransaction:
         """The store's records in the transaction of your connection or session."""
-        from oncekey.stores.postgres.callers import join_async
+        from oncekey.stores.postgres.caller_connections import join_async
 
         return join_async(connection, self._options, self._program, self._identify)
 

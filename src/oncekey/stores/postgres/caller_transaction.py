@@ -12,8 +12,8 @@ its rows are rolled back to it; so they are if the record comes too late because
 ended the key. The lock outlives that rollback, so a failure can be stored although its rows are
 not.
 
-This module owns the order of these actions. It must not know how they are performed (callers/ does
-that): an action that fails is thrown into the generators here.
+This module owns the order of these actions. It must not know how they are performed, which is up to
+caller_connections/: an action that fails is thrown into the generators here.
 """
 
 from __future__ import annotations

@@ -196,7 +196,7 @@ class PostgresStore(PostgresBase):
 
     def join(self, connection: Any, /) -> CallerTransaction:
         """The store's records in the transaction of your connection or session."""
-        from oncekey.stores.postgres.callers import join_sync
+        from oncekey.stores.postgres.caller_connections import join_sync
 
         return join_sync(connection, self._options, self._program, self._identify)
 

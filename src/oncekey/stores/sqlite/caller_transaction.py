@@ -2,7 +2,7 @@
 
 If no transaction is open, one is begun with BEGIN IMMEDIATE, and the caller ends it. This module
 decides which connections are accepted and what happens if the transaction ended while a body ran.
-It must not know how statements are executed; callers/ does that.
+It must not know how statements are executed; caller_connections/ does that.
 """
 
 from __future__ import annotations

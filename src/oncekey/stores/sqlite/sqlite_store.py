@@ -25,21 +25,21 @@ from oncekey.core.store import (
 )
 from oncekey.stores.sqlalchemy_savepoints import is_async, is_sync
 from oncekey.stores.sqlite import durability
+from oncekey.stores.sqlite.caller_connections.drivers import (
+    AiosqliteTransaction,
+    LoopSQLite3Transaction,
+    SQLite3Transaction,
+)
+from oncekey.stores.sqlite.caller_connections.sqlalchemy import (
+    AsyncSQLAlchemyTransaction,
+    SQLAlchemyTransaction,
+)
 from oncekey.stores.sqlite.caller_transaction import (
     CallerProgram,
     is_aiosqlite,
     is_sqlite3,
     may_begin,
     unsupported_connection,
-)
-from oncekey.stores.sqlite.callers.drivers import (
-    AiosqliteTransaction,
-    LoopSQLite3Transaction,
-    SQLite3Transaction,
-)
-from oncekey.stores.sqlite.callers.sqlalchemy import (
-    AsyncSQLAlchemyTransaction,
-    SQLAlchemyTransaction,
 )
 from oncekey.stores.sqlite.connection import Database
 from oncekey.stores.sqlite.program import Program, Statements

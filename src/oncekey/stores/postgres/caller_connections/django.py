@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from oncekey.core.errors import ConfigurationError
+from oncekey.stores.postgres.caller_connections.base import CallerTransactionBase
 from oncekey.stores.postgres.caller_transaction import Action, SavepointAction, TransactionState
-from oncekey.stores.postgres.callers.base import CallerTransactionBase
 from oncekey.stores.postgres.program import Program, Statement
 from oncekey.stores.postgres.rows import Row
 

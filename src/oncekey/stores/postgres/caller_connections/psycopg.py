@@ -14,16 +14,16 @@ from psycopg.adapt import AdaptersMap
 from psycopg.rows import tuple_row
 
 from oncekey.core.errors import ConfigurationError
+from oncekey.stores.postgres.caller_connections.base import (
+    AsyncCallerTransactionBase,
+    CallerTransactionBase,
+    savepoint_sql,
+)
 from oncekey.stores.postgres.caller_transaction import (
     Action,
     SavepointAction,
     SavepointCommand,
     TransactionState,
-)
-from oncekey.stores.postgres.callers.base import (
-    AsyncCallerTransactionBase,
-    CallerTransactionBase,
-    savepoint_sql,
 )
 from oncekey.stores.postgres.program import Program
 from oncekey.stores.postgres.queries import QueryText

@@ -39,15 +39,15 @@ def join_sync(
     read again which store it belongs to."""
     _check_allowed(options)
     if is_a(connection, "psycopg", "Connection"):
-        from oncekey.stores.postgres.callers.psycopg import PsycopgTransaction
+        from oncekey.stores.postgres.caller_connections.psycopg import PsycopgTransaction
 
         return PsycopgTransaction(connection, program, identify)
     if sqlalchemy_savepoints.is_sync(connection):
-        from oncekey.stores.postgres.callers.sqlalchemy import SQLAlchemyTransaction
+        from oncekey.stores.postgres.caller_connections.sqlalchemy import SQLAlchemyTransaction
 
         return SQLAlchemyTransaction(connection, program, identify)
     if is_a(connection, "django", "BaseDatabaseWrapper", "ConnectionProxy"):
-        from oncekey.stores.postgres.callers.django import DjangoTransaction
+        from oncekey.stores.postgres.caller_connections.django import DjangoTransaction
 
         return DjangoTransaction(connection, program, identify)
     raise _unsupported_connection(connection, _SYNC)
@@ -60,15 +60,15 @@ def join_async(
     read again which store it belongs to."""
     _check_allowed(options)
     if is_a(connection, "asyncpg", "Connection", "PoolConnectionProxy"):
-        from oncekey.stores.postgres.callers.asyncpg import AsyncpgTransaction
+        from oncekey.stores.postgres.caller_connections.asyncpg import AsyncpgTransaction
 
         return AsyncpgTransaction(connection, program, identify)
     if is_a(connection, "psycopg", "AsyncConnection"):
-        from oncekey.stores.postgres.callers.psycopg import AsyncPsycopgTransaction
+        from oncekey.stores.postgres.caller_connections.psycopg import AsyncPsycopgTransaction
 
         return AsyncPsycopgTransaction(connection, program, identify)
     if sqlalchemy_savepoints.is_async(connection):
-        from oncekey.stores.postgres.callers.sqlalchemy import AsyncSQLAlchemyTransaction
+        from oncekey.stores.postgres.caller_connections.sqlalchemy import AsyncSQLAlchemyTransaction
 
         return AsyncSQLAlchemyTransaction(connection, program, identify)
     raise _unsupported_connection(connection, _ASYNC)

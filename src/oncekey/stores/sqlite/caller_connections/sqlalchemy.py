@@ -27,8 +27,11 @@ from oncekey.stores.sqlalchemy_savepoints import (
     unscoped,
 )
 from oncekey.stores.sqlite import errors
+from oncekey.stores.sqlite.caller_connections.drivers import (
+    AiosqliteTransaction,
+    SQLite3Transaction,
+)
 from oncekey.stores.sqlite.caller_transaction import CallerProgram
-from oncekey.stores.sqlite.callers.drivers import AiosqliteTransaction, SQLite3Transaction
 
 _DIALECTS: Final = {False: "sqlite+pysqlite", True: "sqlite+aiosqlite"}
 

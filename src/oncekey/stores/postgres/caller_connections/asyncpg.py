@@ -7,8 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from oncekey.stores.postgres.caller_connections.base import (
+    AsyncCallerTransactionBase,
+    savepoint_sql,
+)
 from oncekey.stores.postgres.caller_transaction import Action, TransactionState
-from oncekey.stores.postgres.callers.base import AsyncCallerTransactionBase, savepoint_sql
 from oncekey.stores.postgres.program import Statement
 from oncekey.stores.postgres.rows import Row
 

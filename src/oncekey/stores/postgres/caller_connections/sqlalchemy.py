@@ -11,6 +11,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
 from oncekey.core.errors import ConfigurationError
+from oncekey.stores.postgres.caller_connections.base import (
+    AsyncCallerTransactionBase,
+    CallerTransactionBase,
+)
 from oncekey.stores.postgres.caller_transaction import (
     Action,
     SavepointAction,
@@ -18,7 +22,6 @@ from oncekey.stores.postgres.caller_transaction import (
     TransactionState,
     no_transaction,
 )
-from oncekey.stores.postgres.callers.base import AsyncCallerTransactionBase, CallerTransactionBase
 from oncekey.stores.postgres.program import Program, Statement
 from oncekey.stores.postgres.queries import QueryText
 from oncekey.stores.postgres.rows import Row
