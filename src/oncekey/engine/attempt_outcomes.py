@@ -90,7 +90,7 @@ class Outcomes:
         if type(key) is not str or type(scope) is not str or type(operation) is not str:
             return None
         name = (scope, operation, key)
-        if name not in self.cache:
+        if name not in self.cache.entries:
             return None
         jobs = self._jobs
         now = jobs.clock.now()

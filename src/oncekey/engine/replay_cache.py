@@ -29,7 +29,8 @@ Entry = tuple[bytes, bytes, bytes, int, int, int, int]
 
 
 class ReplayCache:
-    """An LRU of outcomes by (scope, operation, key); safe from any thread."""
+    """An LRU of outcomes by (scope, operation, key); safe from any thread. Callers may look for a
+    name in `entries` before they call `get`, which takes a lock."""
 
     def __init__(
         self, entries: int = CACHE_ENTRIES_DEFAULT, size: int = CACHE_BYTES_DEFAULT
@@ -39,22 +40,18 @@ class ReplayCache:
         self._bytes = 0
         self._is_open = True
         self._lock = threading.Lock()
-        self._entries: OrderedDict[Name, Entry] = OrderedDict()
-
-    def __contains__(self, name: Name) -> bool:
-        """Whether there is an entry, which may have expired."""
-        return name in self._entries
+        self.entries: OrderedDict[Name, Entry] = OrderedDict()
 
     def get(self, name: Name, now: int) -> Entry | None:
         """The outcome, if there is one that is still valid. The caller compares the fingerprint."""
         with self._lock:
-            entry = self._entries.get(name)
+            entry = self.entries.get(name)
             if entry is None:
                 return None
             if now >= entry[5]:
                 self._drop(name)
                 return None
-            self._entries.move_to_end(name)
+            self.entries.move_to_end(name)
             return entry
 
     def put(self, name: Name, entry: Entry) -> None:
@@ -64,18 +61,18 @@ class ReplayCache:
         with self._lock:
             if not self._is_open:
                 return
-            if name in self._entries:
+            if name in self.entries:
                 self._drop(name)
-            self._entries[name] = entry
+            self.entries[name] = entry
             self._bytes += size
-            while len(self._entries) > self._most_entries or self._bytes > self._most_bytes:
-                self._drop(next(iter(self._entries)))
+            while len(self.entries) > self._most_entries or self._bytes > self._most_bytes:
+                self._drop(next(iter(self.entries)))
 
     def close(self) -> None:
         """Remove all entries, and accept none until `reopen`."""
         with self._lock:
             self._is_open = False
-            self._entries = OrderedDict()
+            self.entries = OrderedDict()
             self._bytes = 0
 
     def reopen(self) -> None:
@@ -84,14 +81,14 @@ class ReplayCache:
     def reset(self) -> None:
         """Begin empty in a forked child, where a thread that is gone may have held the lock."""
         self._lock = threading.Lock()
-        self._entries = OrderedDict()
+        self.entries = OrderedDict()
         self._bytes = 0
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self.entries)
 
     def _drop(self, name: Name) -> None:
-        entry = self._entries.pop(name, None)
+        entry = self.entries.pop(name, None)
         if entry is not None:
             self._bytes -= _size(entry)
 
