@@ -24,14 +24,14 @@ def recover_function(once: Any, name: str) -> Iterator[Recover]:
     if isinstance(once, Once):
         _refuse_unregistered(once, name)
         with once:
-            yield lambda limit, on_completion: once.complete(limit, tell=on_completion)
+            yield lambda limit, on_completion: once.complete(limit, on_completion=on_completion)
     elif isinstance(once, AsyncOnce):
         _refuse_unregistered(once, name)
         once._background.clear()  # its event loop stands still between two calls
         with asyncio.Runner() as runner:
             try:
                 yield lambda limit, on_completion: runner.run(
-                    once.complete(limit, tell=on_completion)
+                    once.complete(limit, on_completion=on_completion)
                 )
             finally:
                 runner.run(once.close())

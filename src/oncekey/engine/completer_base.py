@@ -270,7 +270,7 @@ def notify(on_completion: OnCompletion, done: Completion) -> None:
     try:
         on_completion(done)
     except Exception:
-        _log.exception("the function given as tell= failed on %s", done.outcome)
+        _log.exception("the function given as on_completion= failed on %s", done.outcome)
 
 
 def _completion(record: Record, outcome: str, detail: str = "") -> Completion:

@@ -255,13 +255,13 @@ class AsyncOnce(OnceBase, AsyncOperations):
         self,
         limit: int = COMPLETE_LIMIT_DEFAULT,
         *,
-        tell: Callable[[Completion], object] = lambda done: None,
+        on_completion: Callable[[Completion], object] = lambda done: None,
     ) -> Completed:
-        """Finish abandoned runs of the registered operations that are due, at most `limit`; `tell`
-        is called with each completion. Safe from many processes at once."""
+        """Finish abandoned runs of the registered operations that are due, at most `limit`;
+        `on_completion` is called with each one. Safe from many processes at once."""
         check_limit("limit", limit, "operations")
         await self._ready()
-        return await self._completer.complete(limit, tell)
+        return await self._completer.complete(limit, on_completion)
 
     async def _complete(self) -> None:
         await self._completer.complete(self._complete_limit)

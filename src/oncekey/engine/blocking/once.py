@@ -273,13 +273,13 @@ class Once(OnceBase, Operations):
         self,
         limit: int = COMPLETE_LIMIT_DEFAULT,
         *,
-        tell: Callable[[Completion], object] = lambda done: None,
+        on_completion: Callable[[Completion], object] = lambda done: None,
     ) -> Completed:
-        """Finish abandoned runs of the registered operations that are due, at most `limit`; `tell`
-        is called with each completion. Safe from many processes at once."""
+        """Finish abandoned runs of the registered operations that are due, at most `limit`;
+        `on_completion` is called with each one. Safe from many processes at once."""
         check_limit("limit", limit, "operations")
         self._ready()
-        return self._completer.complete(limit, tell)
+        return self._completer.complete(limit, on_completion)
 
     def _complete(self) -> None:
         self._completer.complete(self._complete_limit)

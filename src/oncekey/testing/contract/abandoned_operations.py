@@ -313,17 +313,17 @@ class AbandonedOperationLimits:
         engines.once().operation("op")(body).run("k", order)
         assert given == [{"cents": 500}]
 
-    def test_a_raising_tell_does_not_stop_the_completer(self, engines: EngineCase) -> None:
+    def test_a_raising_on_completion_does_not_stop_the_completer(self, engines: EngineCase) -> None:
         for number in range(3):
             abandoned(engines, f"k{number}")
         engines.wait(BACKOFF_FIRST_US)
         once = engines.once()
         once.operation("op", retry_safe=True)(Ship())
 
-        def tell(done: Any) -> None:
+        def on_completion(done: Any) -> None:
             raise BrokenPipeError
 
-        assert len(once.complete(tell=tell).done) == 3
+        assert len(once.complete(on_completion=on_completion).done) == 3
 
     @pytest.mark.parametrize("limit", [0, -1, "x", None])
     def test_complete_refuses_a_limit_that_is_no_positive_number(
