@@ -46,7 +46,7 @@ def test_a_lost_response_is_replayed_and_the_handler_runs_once(
     assert got.status == 201
     assert got.delivery is not None
     assert (got.delivery.attempts, got.delivery.replayed) == (2, True)
-    assert got.response.json() == {"number": 1, "asked": {"cents": 5}}
+    assert got.response.json() == {"number": 1, "received": {"cents": 5}}
     assert app.effects() == 1
 
 
