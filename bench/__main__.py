@@ -2,7 +2,8 @@
 
 Without a name, the suites that need no server run. `postgres` starts its own and takes about five
 minutes, `postgres-growth` fills a table with ten million rows first; both draw a plot as well.
-`walks` measures no time: it counts the files that an operation goes through, and prints Markdown.
+Two suites measure no time and print Markdown: `walks` counts the files that an operation goes
+through, `instructions` the processor's instructions (`instructions=WORD` only those with that word).
 """
 
 from __future__ import annotations
@@ -20,20 +21,21 @@ SERVERS = {
     "postgres-growth": "bench.postgres.growth",
     "http": "bench.http.suite",
 }
-COUNTS = {"walks": "bench.walks"}
+COUNTS = {"walks": "bench.walks", "instructions": "bench.instructions.suite"}
 
 
 def main() -> int:
     chosen = sys.argv[1:] or list(EMBEDDED)
     known = {**EMBEDDED, **SERVERS, **COUNTS}
-    unknown = [name for name in chosen if name not in known]
+    unknown = [name for name in chosen if name.partition("=")[0] not in known]
     if unknown:
         print(f"unknown: {', '.join(unknown)}; choose from {', '.join(known)}", file=sys.stderr)
         return 2
     embedded: list[Report] = []
-    for name in chosen:
+    for choice in chosen:
+        name, _, word = choice.partition("=")
         if name in COUNTS:
-            importlib.import_module(known[name]).show()
+            importlib.import_module(known[name]).show([word] if word else [])
             continue
         print(f"{name} ", end="" if name in EMBEDDED else "\n", file=sys.stderr, flush=True)
         # Imported only now: a suite's peers start threads of their own.

@@ -173,7 +173,7 @@ def client_request() -> list[Entry]:
 # --- the output -----------------------------------------------------------------------------------
 
 
-def show() -> None:
+def show(_: Sequence[str] = ()) -> None:
     run = once_run()
     walks = [
         walk("`Once.run`", run),
