@@ -3,7 +3,7 @@
 Without a name, the suites that need no server run. `postgres` starts its own and takes about five
 minutes, `postgres-growth` fills a table with ten million rows first; both draw a plot as well.
 Two suites measure no time and print Markdown: `walks` counts the files that an operation goes
-through, `instructions` the processor's instructions (`instructions=WORD` only those with that word).
+through, `instructions` the processor's instructions (`instructions=WORD` some of them).
 """
 
 from __future__ import annotations

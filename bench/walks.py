@@ -173,7 +173,7 @@ def client_request() -> list[Entry]:
 # --- the output -----------------------------------------------------------------------------------
 
 
-def show(_: Sequence[str] = ()) -> None:
+def show(words: Sequence[str] = ()) -> None:
     run = once_run()
     walks = [
         walk("`Once.run`", run),

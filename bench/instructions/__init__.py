@@ -1,1 +1,1 @@
-"""Instructions per operation, counted by callgrind: the same on a busy machine as on an idle one."""
+"""Instructions per operation, counted by callgrind, which a busy machine does not change."""

@@ -1,4 +1,4 @@
-"""`python -m bench instructions`, or `instructions=WORD` for some of it: instructions per operation, by callgrind.
+"""`python -m bench instructions`, or `instructions=WORD` for some of it: counted by callgrind.
 
 Each workload runs twice, with few and with many operations; the difference, divided by the number
 of operations between them, is what one operation takes, without Python's start and the imports. The
@@ -96,7 +96,13 @@ def instructions(workload: str, times: int) -> int:
     # A fixed hash seed: the order of sets, and with it the work on them, is then the same.
     environment = {**os.environ, "PYTHONHASHSEED": "0"}
     done = subprocess.run(
-        command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS
+        command,
+        env=environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
     )
     found = re.search(r"Collected : (\d+)", done.stderr)
     if done.returncode or found is None:
@@ -105,7 +111,7 @@ def instructions(workload: str, times: int) -> int:
 
 
 def _valgrind() -> list[str]:
-    """The command; from Debian's archive, unpacked into the user's cache, if it is not installed."""
+    """The command; unpacked from Debian's archive into the user's cache if it is not installed."""
     if any((Path(folder) / "valgrind").exists() for folder in os.get_exec_path()):
         return ["valgrind"]
     folder = fetch("valgrind")

@@ -90,12 +90,12 @@ def idemkit_async_first(keys: Sequence[str]) -> None:
 
 
 def idemkit_async_replay(keys: Sequence[str]) -> None:
-    first, *others = keys
-    idemkit_async_first([first] * (1 + len(others)))
+    idemkit_async_first([keys[0]] * len(keys))
 
 
 async def _in_tasks(keys: Sequence[str], run: Callable[[str], Awaitable[object]]) -> None:
     left = iter(keys)
+    await run(next(left))  # alone: if all have the same key, the others are replays
 
     async def work() -> None:
         for key in left:

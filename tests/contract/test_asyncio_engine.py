@@ -206,7 +206,7 @@ def test_close_cancels_a_caller_that_waits_for_a_duplicate() -> None:
         running = asyncio.create_task(once.run("op", "k", body))
         await yield_until(lambda: len(store.calls) == 1)
         waiting = asyncio.create_task(once.run("op", "k", body, wait="20s"))
-        await yield_until(lambda: bool(once._runner.loop_state().duplicates._waiting))
+        await yield_until(lambda: bool(once._runner.loop_state().shared.duplicates._waiting))
         await once.close(drain="0s")
         outcomes = await asyncio.gather(running, waiting, return_exceptions=True)
         assert isinstance(outcomes[1], asyncio.CancelledError)

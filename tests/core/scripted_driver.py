@@ -8,16 +8,14 @@ from typing import Any, TypeVar
 from tests.core.sample_records import FENCE, FINGERPRINT, ID, ME
 
 from oncekey.core.attempt_flow import attempt
-from oncekey.core.commands import Claimed, Reply
+from oncekey.core.commands import Claim, Claimed, Command, Reply
 from oncekey.core.effects import (
-    ApplyCommand,
     AttemptOutcome,
     CommandResult,
     Effect,
     Grant,
-    RunBody,
     Sleep,
-    Task,
+    command_of,
 )
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.policy import STORE_TIMEOUT_DEFAULT_US, PolicyTimes
@@ -31,25 +29,31 @@ MAYBE = StoreUnavailable("no answer", ambiguous=True)
 REFUSED = StoreUnavailable("no connection", ambiguous=False)
 
 
-def task(
+def claim(*, retry_safe: bool = False) -> Claim:
+    return Claim(ID, ME, FINGERPRINT, LEASE, KEEP, 0, retry_safe, "acct", "charge", "")
+
+
+def my_attempt(
     *,
     wait: int = 0,
     retry_safe: bool = False,
     recoverable: bool = False,
     store_timeout: int = STORE_TIMEOUT_DEFAULT_US,
-) -> Task:
+    arguments: bytes = b"",
+) -> Generator[Effect, Any, AttemptOutcome]:
+    """ME's attempt."""
     times = PolicyTimes(LEASE, KEEP, 0, wait, retry_safe, store_timeout=store_timeout)
-    return Task(ID, ME, FINGERPRINT, times, recoverable, "acct", "charge", "")
+    return attempt(claim(retry_safe=retry_safe), times, recoverable, arguments)
 
 
-def grant(**changes: Any) -> Grant:
+def grant(*, retry_safe: bool = False, lease: int = LEASE, deadline: int = LEASE) -> Grant:
     """ME's grant, sent at 0."""
-    return Grant(ID, ME, FENCE, 1, LEASE, LEASE, (), False)._replace(**changes)
+    return Grant(claim(retry_safe=retry_safe)._replace(lease=lease), FENCE, 1, deadline)
 
 
 def running(**times: Any) -> FlowDriver:
     """The second attempt on a key, whose body is about to run."""
-    driver = FlowDriver(attempt(task(**times)))
+    driver = FlowDriver(my_attempt(**times))
     driver.reply(Claimed(FENCE, 2, ()))
     assert driver.grant().fence == FENCE
     return driver
@@ -79,14 +83,19 @@ class FlowDriver:
 
     def command(self, kind: type[C]) -> C:
         """The command that it yields."""
-        command = self.expect(ApplyCommand).command
+        command = self._command()
         assert isinstance(command, kind), f"sends {command}"
         return command
 
     def reply(self, reply: Reply | StoreUnavailable, *, took: int = 0) -> None:
-        self.expect(ApplyCommand)
+        self._command()
         sent_at, self.now = self.now, self.now + took
         self.send(CommandResult(reply, sent_at, self.now))
+
+    def _command(self) -> Command:
+        command = command_of(self.effect)
+        assert command is not None, f"it yields {self.effect}"
+        return command
 
     def sleep(self) -> Sleep:
         """Let the time pass that it sleeps for."""
@@ -96,7 +105,7 @@ class FlowDriver:
         return sleep
 
     def grant(self) -> Grant:
-        return self.expect(RunBody).grant
+        return self.expect(Grant)
 
     def outcome(self) -> AttemptOutcome:
         assert self.ended, f"it still yields {self.effect}"

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import pytest
 from tests.core.sample_records import FENCE, FINGERPRINT, ID, ME, record
-from tests.core.scripted_driver import KEEP, LEASE, MAYBE, REFUSED, SECOND, FlowDriver, task
+from tests.core.scripted_driver import (
+    KEEP,
+    LEASE,
+    MAYBE,
+    REFUSED,
+    SECOND,
+    FlowDriver,
+    claim,
+    my_attempt,
+)
 
 from oncekey.core.attempt_flow import (
     CLAIM_TRIES,
     POLL_FIRST_US,
     POLL_GROWTH_PERCENT,
     POLL_MAX_US,
-    attempt,
 )
 from oncekey.core.commands import (
     Busy,
@@ -27,12 +35,12 @@ from oncekey.core.commands import (
     Unknown,
 )
 from oncekey.core.effects import (
-    ApplyCommand,
     AttemptOutcome,
     CommandResult,
     Grant,
     Recover,
     Recovered,
+    RepeatClaim,
     Sleep,
 )
 from oncekey.core.errors import StoreUnavailable
@@ -45,7 +53,7 @@ REPLAY = Replay(State.SUCCEEDED, b"stored", 2, FENCE, 77)
 
 
 def test_a_claim_carries_all_that_the_store_needs() -> None:
-    driver = FlowDriver(attempt(task(retry_safe=True)))
+    driver = FlowDriver(my_attempt(retry_safe=True))
     assert driver.command(Claim) == Claim(
         ID, ME, FINGERPRINT, LEASE, KEEP, 0, True, "acct", "charge", ""
     )
@@ -53,13 +61,13 @@ def test_a_claim_carries_all_that_the_store_needs() -> None:
 
 def test_a_claimed_key_is_granted_to_the_body() -> None:
     steps = (Step("a", True, b"", 1),)
-    driver = FlowDriver(attempt(task()))
+    driver = FlowDriver(my_attempt())
     driver.reply(Claimed(FENCE, 3, steps, taken_over=True))
-    assert driver.grant() == Grant(ID, ME, FENCE, 3, LEASE, LEASE, steps, True)
+    assert driver.grant() == Grant(claim(), FENCE, 3, LEASE, steps, True)
 
 
 def test_i5_the_deadline_counts_from_the_sending_of_the_claim() -> None:
-    driver = FlowDriver(attempt(task()))
+    driver = FlowDriver(my_attempt())
     driver.now = 1_000
     driver.reply(CLAIMED, took=5 * SECOND)
     assert driver.grant().deadline == 1_000 + LEASE
@@ -81,7 +89,7 @@ def test_i5_the_deadline_counts_from_the_sending_of_the_claim() -> None:
 def test_each_reply_that_does_not_grant_the_key_gives_its_outcome(
     reply: Reply | StoreUnavailable, verdict: AttemptOutcome
 ) -> None:
-    driver = FlowDriver(attempt(task()))
+    driver = FlowDriver(my_attempt())
     driver.reply(reply)
     assert driver.outcome() == verdict
 
@@ -90,7 +98,7 @@ def test_each_reply_that_does_not_grant_the_key_gives_its_outcome(
 
 
 def test_i9_an_ambiguous_failure_is_claimed_again_with_the_same_owner() -> None:
-    driver = FlowDriver(attempt(task()))
+    driver = FlowDriver(my_attempt())
     first = driver.command(Claim)
     driver.reply(MAYBE, took=SECOND)
     assert driver.sleep().us == RETRY_FIRST_US
@@ -100,7 +108,7 @@ def test_i9_an_ambiguous_failure_is_claimed_again_with_the_same_owner() -> None:
 
 
 def test_i9_the_pauses_between_repeated_claims_grow_and_watch_no_key() -> None:
-    driver = FlowDriver(attempt(task()))
+    driver = FlowDriver(my_attempt())
     slept = []
     for _ in range(CLAIM_TRIES - 1):
         driver.reply(MAYBE)
@@ -110,14 +118,14 @@ def test_i9_the_pauses_between_repeated_claims_grow_and_watch_no_key() -> None:
 
 def test_i9_only_a_claim_that_was_sent_must_have_a_reply_of_its_own() -> None:
     """A failure of another claim leaves nothing behind; its own claim may have been applied."""
-    driver = FlowDriver(attempt(task()))
+    driver = FlowDriver(my_attempt())
     driver.send(CommandResult(MAYBE, 0, 0, shared=True))
     driver.sleep()
-    assert driver.expect(ApplyCommand).repeated is False
+    driver.expect(Claim)
     driver.reply(MAYBE)
     driver.sleep()
-    assert driver.expect(ApplyCommand).repeated is True
-    nothing_sent = FlowDriver(attempt(task()))
+    driver.expect(RepeatClaim)
+    nothing_sent = FlowDriver(my_attempt())
     for tries in range(CLAIM_TRIES):
         nothing_sent.send(CommandResult(MAYBE, 0, 0, shared=True))
         if tries < CLAIM_TRIES - 1:
@@ -129,7 +137,7 @@ def test_i9_only_a_claim_that_was_sent_must_have_a_reply_of_its_own() -> None:
 
 @pytest.mark.parametrize("reply", [Done(), Lost(), MAYBE, REFUSED], ids=str)
 def test_a_claim_without_a_reply_is_released(reply: Reply | StoreUnavailable) -> None:
-    driver = FlowDriver(attempt(task()))
+    driver = FlowDriver(my_attempt())
     for _ in range(CLAIM_TRIES - 1):
         driver.reply(MAYBE)
         driver.sleep()
@@ -143,7 +151,7 @@ def test_a_claim_without_a_reply_is_released(reply: Reply | StoreUnavailable) ->
 @pytest.mark.parametrize("unclear", range(1, CLAIM_TRIES))
 def test_a_definite_failure_after_an_ambiguous_one_releases_the_claim_too(unclear: int) -> None:
     """The first claim may be there although the second was refused."""
-    driver = FlowDriver(attempt(task()))
+    driver = FlowDriver(my_attempt())
     for _ in range(unclear):
         driver.reply(MAYBE)
         driver.sleep()
@@ -157,7 +165,7 @@ def test_a_definite_failure_after_an_ambiguous_one_releases_the_claim_too(unclea
 
 
 def test_waiting_pauses_grow_to_a_limit_and_watch_the_key() -> None:
-    driver = FlowDriver(attempt(task(wait=10 * SECOND)))
+    driver = FlowDriver(my_attempt(wait=10 * SECOND))
     pauses = []
     for _ in range(8):
         driver.reply(Busy(LEASE))
@@ -172,7 +180,7 @@ def test_waiting_pauses_grow_to_a_limit_and_watch_the_key() -> None:
 
 
 def test_waiting_ends_exactly_with_wait() -> None:
-    driver = FlowDriver(attempt(task(wait=SECOND)))
+    driver = FlowDriver(my_attempt(wait=SECOND))
     while not driver.ended:
         driver.reply(Busy(123))
         if not driver.ended:
@@ -182,7 +190,7 @@ def test_waiting_ends_exactly_with_wait() -> None:
 
 
 def test_the_wait_counts_from_the_first_claim_sent() -> None:
-    driver = FlowDriver(attempt(task(wait=SECOND)))
+    driver = FlowDriver(my_attempt(wait=SECOND))
     driver.reply(Busy(5), took=SECOND - 1)
     assert driver.sleep().us == 1
     driver.reply(Busy(5))
@@ -190,7 +198,7 @@ def test_the_wait_counts_from_the_first_claim_sent() -> None:
 
 
 def test_a_waiting_caller_gets_the_outcome() -> None:
-    driver = FlowDriver(attempt(task(wait=SECOND)))
+    driver = FlowDriver(my_attempt(wait=SECOND))
     driver.reply(Busy(5))
     driver.sleep()
     driver.reply(REPLAY)
@@ -198,7 +206,7 @@ def test_a_waiting_caller_gets_the_outcome() -> None:
 
 
 def test_i5_the_deadline_of_a_waiting_caller_counts_from_its_last_claim() -> None:
-    driver = FlowDriver(attempt(task(wait=SECOND)))
+    driver = FlowDriver(my_attempt(wait=SECOND))
     driver.reply(Busy(5))
     driver.sleep()
     driver.reply(CLAIMED, took=7)
@@ -212,7 +220,7 @@ FOUND = Recovered(State.SUCCEEDED, b"found", "asked the bank")
 
 
 def recovering() -> FlowDriver:
-    driver = FlowDriver(attempt(task(recoverable=True)))
+    driver = FlowDriver(my_attempt(recoverable=True))
     driver.reply(UNKNOWN_REPLY)
     assert driver.expect(Recover).record == UNKNOWN_REPLY.record
     return driver
@@ -252,7 +260,7 @@ def test_recover_is_called_once_only() -> None:
 
 
 def test_without_recover_the_outcome_is_unknown_at_once() -> None:
-    driver = FlowDriver(attempt(task(recoverable=False)))
+    driver = FlowDriver(my_attempt(recoverable=False))
     driver.reply(UNKNOWN_REPLY)
     assert driver.outcome().kind is EventKind.UNKNOWN
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.core.sample_records import FENCE, ID, ME, NOW, OTHER_FINGERPRINT, record
+from tests.core.sample_records import FENCE, FINGERPRINT, ID, ME, NOW, OTHER_FINGERPRINT, record
 from tests.core.scripted_driver import (
     KEEP,
     LEASE,
@@ -15,12 +16,11 @@ from tests.core.scripted_driver import (
     SECOND,
     FlowDriver,
     grant,
+    my_attempt,
     running,
-    task,
 )
 
 from oncekey.core.attempt_flow import (
-    attempt,
     closing_command,
 )
 from oncekey.core.codec import StoredError, unpack
@@ -36,7 +36,6 @@ from oncekey.core.commands import (
     Seen,
 )
 from oncekey.core.effects import (
-    ApplyCommand,
     AttemptOutcome,
     Overtaken,
     Raised,
@@ -45,7 +44,7 @@ from oncekey.core.effects import (
 )
 from oncekey.core.errors import LeaseLost, NotStarted, StoreUnavailable, Terminal
 from oncekey.core.events import EventKind
-from oncekey.core.policy import STORE_TIMEOUT_DEFAULT_US
+from oncekey.core.policy import STORE_TIMEOUT_DEFAULT_US, PolicyTimes
 from oncekey.core.record import State, Step
 from oncekey.core.step_flow import RETRY_FIRST_US, RETRY_MAX_US
 from oncekey.core.step_format import ARGUMENTS
@@ -58,12 +57,13 @@ SUCCEEDED, FAILED, UNKNOWN = State.SUCCEEDED, State.FAILED, State.UNKNOWN
 
 def test_i13_the_outcome_is_stored_before_the_caller_gets_it() -> None:
     driver = running()
-    driver.send(Returned(b"answer", LEASE))
+    returned = Returned(b"answer", LEASE)
+    driver.send(returned)
     assert driver.command(Finish) == Finish(ID, ME, FENCE, SUCCEEDED, b"answer")
     assert not driver.ended
     driver.reply(Done())
     assert driver.outcome() == AttemptOutcome(
-        EventKind.FINISHED, b"answer", SUCCEEDED, 2, FENCE, KEEP
+        EventKind.FINISHED, b"answer", SUCCEEDED, 2, FENCE, KEEP, returned
     )
 
 
@@ -86,8 +86,8 @@ def test_i4_a_finish_is_repeated_until_store_timeout_also_after_the_deadline(
 ) -> None:
     """It is compare-and-set, so sending it late does no harm."""
     driver = running()
-    raw = object()
-    driver.send(Returned(b"answer", deadline, raw))
+    returned = Returned(b"answer", deadline, object())
+    driver.send(returned)
     first = driver.command(Finish)
     pauses = []
     while not driver.ended:
@@ -99,7 +99,12 @@ def test_i4_a_finish_is_repeated_until_store_timeout_also_after_the_deadline(
     assert pauses[:3] == [RETRY_FIRST_US, 2 * RETRY_FIRST_US, 4 * RETRY_FIRST_US]
     assert max(pauses) <= RETRY_MAX_US
     assert driver.outcome() == AttemptOutcome(
-        EventKind.UNAVAILABLE, b"answer", raw=raw, error=failure, deferred=first, unrecorded=True
+        EventKind.UNAVAILABLE,
+        b"answer",
+        returned=returned,
+        error=failure,
+        deferred=first,
+        unrecorded=True,
     )
 
 
@@ -154,7 +159,8 @@ def test_the_error_of_a_body_decides_what_becomes_of_its_key(
     error: BaseException, retry_safe: bool, state: State | None
 ) -> None:
     """None: the key is freed. Otherwise the failure is stored in this state."""
-    closing = closing_command(task(retry_safe=retry_safe), grant(), error)
+    times = PolicyTimes(LEASE, KEEP, 0, 0, retry_safe)
+    closing = closing_command(grant(), times, error)
     if state is None:
         assert closing == Release(ID, ME, FENCE)
         return
@@ -234,17 +240,18 @@ def test_i2_an_overtaken_caller_gets_the_outcome_of_the_winner(
     how: str, seen: Reply | StoreUnavailable, verdict: AttemptOutcome
 ) -> None:
     driver = running()
+    mine = Returned(b"mine", LEASE)
     if how == "heartbeat":
         driver.send(Overtaken())
     else:
-        driver.send(Returned(b"mine", LEASE) if how == "finish" else Raised(EARLY, LEASE))
+        driver.send(mine if how == "finish" else Raised(EARLY, LEASE))
         driver.reply(Lost())
     assert driver.command(Look) == Look(ID)
     driver.reply(seen)
     if how == "finish":  # its own answer goes along where there is no other
-        verdict = verdict._replace(unrecorded=True)
+        verdict = replace(verdict, unrecorded=True)
         if verdict.kind in (EventKind.LOST, EventKind.UNKNOWN):
-            verdict = AttemptOutcome(EventKind.LOST, b"mine", unrecorded=True)
+            verdict = AttemptOutcome(EventKind.LOST, b"mine", returned=mine, unrecorded=True)
     assert driver.outcome() == verdict
 
 
@@ -277,7 +284,7 @@ def test_i7_the_winners_outcome_is_replayed_until_it_expires() -> None:
 
 
 def with_arguments(*steps: Step) -> FlowDriver:
-    driver = FlowDriver(attempt(task()._replace(arguments=b"arguments")))
+    driver = FlowDriver(my_attempt(arguments=b"arguments"))
     driver.reply(Claimed(FENCE, 1, steps))
     return driver
 
@@ -297,7 +304,7 @@ def test_stored_arguments_are_not_written_again() -> None:
 
 def test_if_arguments_cannot_be_stored_the_body_does_not_run_and_the_key_is_free() -> None:
     driver = with_arguments()
-    while not isinstance(driver.expect(ApplyCommand).command, Release):
+    while not isinstance(driver.effect, Release):
         driver.reply(MAYBE)
         if isinstance(driver.effect, Sleep):
             driver.sleep()
@@ -311,13 +318,13 @@ def test_a_caller_overtaken_before_its_arguments_are_stored_gets_the_winners_out
     driver.reply(Lost())
     driver.command(Release)  # had it been given up as unknown: nothing happened
     driver.reply(Lost())
-    driver.reply(Seen(record(SUCCEEDED, fingerprint=task().fingerprint), NOW))
+    driver.reply(Seen(record(SUCCEEDED, fingerprint=FINGERPRINT), NOW))
     assert (driver.outcome().kind, driver.outcome().body) == (EventKind.REPLAYED, b"stored")
 
 
 def test_an_abandoned_flow_yields_no_more_effects() -> None:
     """A crash is a generator that nobody sends to. Closing it yields no command."""
-    flow = attempt(task())
+    flow = my_attempt()
     flow.send(None)
     flow.close()
     with pytest.raises(StopIteration):

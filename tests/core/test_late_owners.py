@@ -13,11 +13,10 @@ from tests.core.scripted_driver import (
     SECOND,
     FlowDriver,
     grant,
+    my_attempt,
     running,
-    task,
 )
 
-from oncekey.core.attempt_flow import attempt
 from oncekey.core.commands import (
     Busy,
     Claim,
@@ -33,7 +32,6 @@ from oncekey.core.commands import (
     Unknown,
 )
 from oncekey.core.effects import (
-    ApplyCommand,
     AttemptOutcome,
     DeadlineExtended,
     Returned,
@@ -87,11 +85,11 @@ def test_with_a_store_too_slow_to_start_in_time_nothing_runs(how: Any) -> None:
     driver = running()
     bodies = 0
     while not driver.ended:
-        if isinstance(driver.effect, ApplyCommand) and isinstance(driver.effect.command, Renew):
+        if isinstance(driver.effect, Renew):
             driver.reply(how)
-        elif isinstance(driver.effect, ApplyCommand) and isinstance(driver.effect.command, Claim):
+        elif isinstance(driver.effect, Claim):
             driver.reply(Claimed(FENCE + bodies, 1, ()))
-        elif isinstance(driver.effect, ApplyCommand):
+        elif isinstance(driver.effect, Release):
             driver.reply(Done())
         else:
             driver.grant()
@@ -120,7 +118,7 @@ def test_a_release_that_the_store_does_not_take_is_deferred() -> None:
     gone.reply(Lost())
     gone.reply(REFUSED)
     assert gone.outcome().deferred == release, "not claimed anew: the old one must be freed first"
-    unkept = FlowDriver(attempt(task()._replace(arguments=b"request")))
+    unkept = FlowDriver(my_attempt(arguments=b"request"))
     unkept.reply(Claimed(FENCE, 1, ()))
     unkept.command(SaveStep)
     unkept.now = LEASE
@@ -132,7 +130,7 @@ def test_a_release_that_the_store_does_not_take_is_deferred() -> None:
 @pytest.mark.parametrize("reply", [Done(), Lost(), MAYBE], ids=str)
 def test_a_key_given_up_before_its_arguments_were_stored_is_freed(reply: Any) -> None:
     """The body has not started, and only its owner knows that."""
-    driver = FlowDriver(attempt(task()._replace(arguments=b"request")))
+    driver = FlowDriver(my_attempt(arguments=b"request"))
     driver.reply(Claimed(FENCE, 1, ()))
     driver.command(SaveStep)
     driver.reply(Lost())
@@ -147,7 +145,7 @@ def test_a_key_given_up_before_its_arguments_were_stored_is_freed(reply: Any) ->
 
 
 def test_a_claim_whose_reply_was_lost_until_it_was_given_up_is_freed() -> None:
-    driver = FlowDriver(attempt(task(recoverable=True)))
+    driver = FlowDriver(my_attempt(recoverable=True))
     driver.reply(MAYBE)
     driver.sleep()
     driver.reply(Unknown(record(UNKNOWN, owner=ME), NOW))

@@ -8,7 +8,6 @@ from tests.core.scripted_driver import LEASE, MAYBE, REFUSED, SECOND, FlowDriver
 
 from oncekey.core.commands import Done, Look, Lost, SaveStep, Seen
 from oncekey.core.effects import (
-    ApplyCommand,
     Probe,
     ProbeFoundNothing,
     Raised,
@@ -116,8 +115,8 @@ def test_storing_a_result_is_repeated_until_the_current_deadline() -> None:
 def test_a_step_is_never_called_before_its_intent_is_stored() -> None:
     driver = paying()
     for _ in range(5):
-        assert isinstance(driver.effect, (ApplyCommand, Sleep))
-        if isinstance(driver.effect, ApplyCommand):
+        assert isinstance(driver.effect, (SaveStep, Sleep))
+        if isinstance(driver.effect, SaveStep):
             driver.reply(MAYBE)
         else:
             driver.sleep()
@@ -223,7 +222,7 @@ def test_a_call_that_arrived_late_is_found_by_the_later_probe() -> None:
 def test_the_stores_clock_is_read_before_the_probe_is_called() -> None:
     """In the other order a call that arrives between the two would be missed."""
     driver = paying(BEGUN, grace=GRACE)
-    driver.expect(ApplyCommand)
+    driver.expect(Look)
 
 
 def test_after_a_long_wait_for_a_probe_the_deadline_is_the_current_one() -> None:

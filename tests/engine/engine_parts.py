@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+from oncekey.core.commands import Claim
 from oncekey.core.effects import Grant
 from oncekey.core.guarantees import Guarantee, Level
 from oncekey.engine.attempt_base import AttemptBase
@@ -26,6 +27,12 @@ def parts_with(guarantee: Guarantee = STRONG, **changes: Any) -> EngineParts:
         "clock": FakeClock(),
     }
     return make_parts(lambda: guarantee, **{**options, **changes})
+
+
+def grant_of(id: bytes, lease: int, deadline: int) -> Grant:
+    """The grant of a first attempt."""
+    claim = Claim(id, b"o", b"\x01f", lease, 100, 100, False)
+    return Grant(claim, 1, 1, deadline)
 
 
 def attempt_with(clock: Any, grant: Grant) -> AttemptBase:

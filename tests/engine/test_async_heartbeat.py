@@ -8,12 +8,13 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
+from dataclasses import replace
 from typing import Any
 
-from tests.engine.engine_parts import attempt_with
+from tests.engine.engine_parts import attempt_with, grant_of
 
 from oncekey.core.commands import Command, Done, Renew, Reply
-from oncekey.core.effects import CommandResult, Grant
+from oncekey.core.effects import CommandResult
 from oncekey.engine.aio.heartbeat import AsyncHeartbeat
 from oncekey.engine.aio.once import AsyncOnce
 from oncekey.engine.attempt_base import AttemptBase
@@ -77,7 +78,7 @@ class Case:
 
     def attempt(self, name: bytes, *, lease: int = 30 * SECOND) -> AttemptBase:
         """An attempt that is claimed now and watched."""
-        grant = Grant(name, b"o", 1, 1, lease, self.clock.time + lease, (), False)
+        grant = grant_of(name, lease, self.clock.time + lease)
         attempt = attempt_with(self.clock, grant)
         self.heartbeat.watch(attempt)
         return attempt
@@ -233,7 +234,7 @@ def test_the_heartbeat_runs_in_an_empty_context() -> None:
             return CommandResult(Done(), clock.now(), clock.now())
 
         heartbeat = AsyncHeartbeat(clock, answer)
-        grant = Grant(b"a", b"o", 1, 1, 10, clock.now() + 10, (), False)
+        grant = grant_of(b"a", 10, clock.now() + 10)
         attempt = attempt_with(clock, grant)
         request.set("alice's")
         heartbeat.watch(attempt)
@@ -248,7 +249,7 @@ def test_the_heartbeat_runs_in_an_empty_context() -> None:
 
 
 def _attempt(clock: Any, lease: int) -> AttemptBase:
-    grant = Grant(b"a", b"o", 1, 1, lease, clock.now() + lease, (), False)
+    grant = grant_of(b"a", lease, clock.now() + lease)
     return attempt_with(clock, grant)
 
 
@@ -289,7 +290,7 @@ def test_the_heartbeat_thread_goes_on_whatever_the_store_raises() -> None:
 
     heartbeat = Heartbeat(apply_many, clock)
     attempt = _attempt(clock, 30 * SECOND)
-    attempt._grant = attempt._grant._replace(deadline=clock.now() + SECOND)  # overdue
+    attempt._grant = replace(attempt._grant, deadline=clock.now() + SECOND)  # overdue
     heartbeat.watch(attempt)
     assert renewed.wait(20)
     heartbeat.stop()

@@ -98,16 +98,10 @@ def test_a_job_with_a_wrong_key_request_or_codec_is_refused() -> None:
 
 
 def test_raw_keys_reach_the_store_only_if_the_option_is_set() -> None:
-    assert job(parts_with()).task.key == ""
-    assert job(parts_with(raw_keys=True)).task.key == "k"
+    assert job(parts_with()).claim.key == ""
+    assert job(parts_with(raw_keys=True)).claim.key == "k"
 
 
 def test_each_job_has_an_owner_of_its_own() -> None:
     parts = parts_with()
-    assert job(parts).task.owner != job(parts).task.owner
-
-
-def test_a_task_is_recoverable_if_its_policy_has_a_recover() -> None:
-    parts = parts_with()
-    assert job(parts, recover=print).task.recoverable
-    assert not job(parts).task.recoverable
+    assert job(parts).claim.owner != job(parts).claim.owner

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from tests.core.sample_records import record
 from tests.engine.engine_parts import parts_with
 
 from oncekey.core.codec import JSON, Tombstone, pack_error, pack_value, unpack
-from oncekey.core.effects import AttemptOutcome
+from oncekey.core.effects import AttemptOutcome, Returned
 from oncekey.core.errors import ConfigurationError, NotReplayable, OperationFailed
 from oncekey.core.events import Event, EventKind
 from oncekey.core.policy import Policy
@@ -32,11 +33,12 @@ def finished(value: Any, **changes: Any) -> AttemptOutcome:
     outcome = AttemptOutcome(
         EventKind.FINISHED, pack_value(JSON, value), State.SUCCEEDED, 1, 7, 10**12
     )
-    return outcome._replace(**changes)
+    return replace(outcome, **changes)
 
 
 def concluded(parts: EngineParts, begun: Job, outcome: AttemptOutcome) -> Result[Any]:
-    return conclude(begun, outcome, parts.outcomes.record(begun, outcome))
+    parts.outcomes.record(begun, outcome)
+    return conclude(begun, outcome)
 
 
 class Shout:
@@ -55,7 +57,7 @@ class Shout:
 def test_a_value_of_exactly_max_bytes_is_packed() -> None:
     body = pack_value(JSON, "answer")
     fits = pack(JSON, Policy(max_bytes=len(body)), "answer", 5)
-    assert fits == (body, 5, None, True)
+    assert fits == Returned(body, 5, "answer", kept=True, exact=True)
     too_large = pack(JSON, Policy(max_bytes=len(body) - 1), "answer", 5)
     assert (too_large.raw, too_large.kept, too_large.deadline) == ("answer", False, 5)
     stone = unpack(too_large.body)
@@ -197,7 +199,7 @@ def test_an_outcome_is_cached_also_if_its_caller_has_left() -> None:
 )
 def test_an_unfinished_outcome_is_not_cached(kind: EventKind) -> None:
     parts = parts_with()
-    assert parts.outcomes.record(job(parts), finished(1, kind=kind)) is None
+    parts.outcomes.record(job(parts), finished(1, kind=kind))
     assert len(parts.outcomes.cache) == 0
 
 

@@ -5,17 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.engine.engine_parts import parts_with
 
-from oncekey.core.codec import (
-    JSON,
-    StoredError,
-    StoredValue,
-    Tombstone,
-    Unreadable,
-    pack_tombstone,
-    pack_value,
-)
-from oncekey.core.effects import AttemptOutcome
+from oncekey.core.codec import JSON, PLAIN_HEAD, pack_error, pack_tombstone, pack_value
+from oncekey.core.effects import AttemptOutcome, Returned
 from oncekey.core.errors import (
     InFlight,
     LeaseLost,
@@ -33,6 +26,16 @@ from oncekey.core.identity import Identities
 from oncekey.engine.results import Result, error_of, not_kept, result_of
 
 WHO = Identities().identify("acct", "charge", "very-secret-key")
+WHOSE = parts_with().jobs.make("charge", "very-secret-key", "acct", None, None, {})
+
+
+class CardDeclined(Exception):
+    pass
+
+
+def unkept(body: bytes, raw: object) -> Returned:
+    """What a body returned that could not be stored."""
+    return Returned(body, 0, raw, kept=False)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +95,11 @@ def test_the_error_of_an_unrecorded_outcome_has_its_value(ambiguous: bool) -> No
 def test_the_error_of_an_unrecorded_outcome_has_a_value_no_codec_takes_unchanged() -> None:
     raw, cause = object(), StoreUnavailable("gone")
     body = pack_tombstone("no codec", too_large=False)
-    error = error_of(WHO, JSON, AttemptOutcome(EventKind.UNAVAILABLE, body, raw=raw, error=cause))
+    error = error_of(
+        WHO,
+        JSON,
+        AttemptOutcome(EventKind.UNAVAILABLE, body, returned=unkept(body, raw), error=cause),
+    )
     assert isinstance(error, StoreUnavailable)
     assert error.value is raw
 
@@ -114,12 +121,13 @@ def test_the_bodys_own_error_is_raised_as_it_is() -> None:
 
 
 def test_a_stored_value_is_decoded() -> None:
-    assert result_of(WHO, JSON, StoredValue("json", b"[1]"), True, 2, 7) == Result([1], True, 2, 7)
+    found = result_of(WHOSE, JSON, pack_value(JSON, [1]), True, 2, 7, 3_000_000)
+    assert found == Result([1], True, 2, 7, 3.0)
 
 
 def test_a_stored_failure_is_raised_with_the_first_errors_message() -> None:
     with pytest.raises(OperationFailed, match="failed with CardDeclined: no funds") as caught:
-        result_of(WHO, JSON, StoredError("CardDeclined", "no funds"), True, 1, 7)
+        result_of(WHOSE, JSON, pack_error(CardDeclined("no funds")), True, 1, 7, 0)
     assert (caught.value.error_type, caught.value.error_message) == ("CardDeclined", "no funds")
     assert caught.value.tag == WHO.tag
 
@@ -127,17 +135,19 @@ def test_a_stored_failure_is_raised_with_the_first_errors_message() -> None:
 @pytest.mark.parametrize(
     ("stored", "words"),
     [
-        (Tombstone("it was too big", True), "cannot be given again: it was too big"),
-        (Unreadable("damaged"), "cannot be given again: damaged"),
-        (StoredValue("json", b"{"), "cannot be decoded: JSONDecodeError"),
-        (StoredValue("pickle", b""), "stored by codec 'pickle', this operation uses 'json'"),
+        (pack_tombstone("it was too big", too_large=True), "cannot be given again: it was too big"),
+        (b"", "cannot be given again: the stored outcome is empty"),
+        (PLAIN_HEAD + b"{", "cannot be decoded: JSONDecodeError"),
+        (PLAIN_HEAD, "cannot be decoded: ValueError: there is no value"),
+        (PLAIN_HEAD + b"1 2", "cannot be decoded: ValueError: something follows"),
+        (b"\x01\x01\x06pickle", "stored by codec 'pickle', this operation uses 'json'"),
     ],
 )
 def test_a_stored_outcome_that_cannot_be_read_raises_not_replayable(
-    stored: Any, words: str
+    stored: bytes, words: str
 ) -> None:
     with pytest.raises(NotReplayable, match=words) as caught:
-        result_of(WHO, JSON, stored, True, 1, 7)
+        result_of(WHOSE, JSON, stored, True, 1, 7, 0)
     assert caught.value.operation == "charge"
     assert str(caught.value).count(WHO.tag) == 1
 
@@ -153,17 +163,20 @@ def test_an_error_of_a_users_codec_raises_not_replayable() -> None:
             raise LookupError("lost the schema")
 
     with pytest.raises(NotReplayable, match="LookupError: lost the schema"):
-        result_of(WHO, Broken(), StoredValue("json", b""), True, 1, 7)
+        result_of(WHOSE, Broken(), PLAIN_HEAD, True, 1, 7, 0)
 
 
 def test_a_value_too_large_to_store_is_returned_to_the_caller_that_ran_it() -> None:
-    verdict = AttemptOutcome(EventKind.FINISHED, raw="large", attempt=1, fence=7, kept=False)
-    assert not_kept(WHO, verdict, Tombstone("big", True)) == Result("large", False, 1, 7)
+    body = pack_tombstone("big", too_large=True)
+    verdict = AttemptOutcome(
+        EventKind.FINISHED, body, attempt=1, fence=7, returned=unkept(body, "large")
+    )
+    assert not_kept(WHO, verdict) == Result("large", False, 1, 7)
 
 
-@pytest.mark.parametrize("stored", [Tombstone("TypeError: no", False), Unreadable("x")])
-def test_a_value_no_codec_takes_is_in_the_error(stored: Any) -> None:
+@pytest.mark.parametrize("body", [pack_tombstone("TypeError: no", too_large=False), b"x"])
+def test_a_value_no_codec_takes_is_in_the_error(body: bytes) -> None:
     raw = object()
     with pytest.raises(NotReplayable, match="cannot be stored") as caught:
-        not_kept(WHO, AttemptOutcome(EventKind.FINISHED, raw=raw, kept=False), stored)
+        not_kept(WHO, AttemptOutcome(EventKind.FINISHED, body, returned=unkept(body, raw)))
     assert caught.value.value is raw

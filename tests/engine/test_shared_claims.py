@@ -70,9 +70,9 @@ class Duplicated:
     def duplicates(self) -> Duplicates:
         inner = getattr(self.once, "inner", self.once)
         if isinstance(inner, Once):
-            return inner._runner._duplicates
+            return inner._runner._shared.duplicates
         (state,) = inner._runner._loop_states.values()
-        found: Duplicates = state.duplicates
+        found: Duplicates = state.shared.duplicates
         return found
 
     def until_asleep(self, count: int) -> None:
@@ -221,7 +221,7 @@ def test_duplicates_that_wait_for_a_dead_owner_do_not_call_recover_repeatedly(
 ) -> None:
     """A "nothing happened" of `recover` is not believed while the owner may still act: until then
     all sleep, also beside one that polls."""
-    dead = many.elsewhere._jobs.make("op", "k", "", "a", None, {}).task
+    dead = many.elsewhere._jobs.make("op", "k", "", "a", None, {}).claim
     many.elsewhere._store.apply(
         [Claim(dead.id, dead.owner, dead.fingerprint, LEASE_US, 10**9, 0, False)]
     )

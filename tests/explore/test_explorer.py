@@ -82,7 +82,9 @@ def test_generators_in_equal_states_behave_alike() -> None:
     for _ in range(3_000):
         actor = scenario.actors[0]
         assert first.main is not None
-        steps += _walk(walks, REAL.attempt(actor.task), first.main.state)
+        steps += _walk(
+            walks, REAL.attempt(actor.claim, actor.times, actor.recoverable), first.main.state
+        )
     assert steps > 15_000
 
 
@@ -135,7 +137,8 @@ def test_a_flow_keeps_nothing_on_the_stack_while_it_waits(module: ModuleType) ->
         if isinstance(parent, ast.BoolOp):  # its first operand has left the stack
             assert parent.values[-1] is node
             parent = parents[parent]
-        assert isinstance(parent, (ast.Expr, ast.Assign, ast.Return)), ast.unparse(parent)
+        statements = (ast.Expr, ast.Assign, ast.AnnAssign, ast.Return)
+        assert isinstance(parent, statements), ast.unparse(parent)
 
 
 def test_a_violation_prints_the_way_to_it() -> None:

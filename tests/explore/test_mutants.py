@@ -62,7 +62,7 @@ MUTANTS = (
         "m2", "finish without state check", state_machine,
         (
             Edit(_AGAIN, "    if False:\n        # The same owner again"),
-            Edit("_next(record.state, FINISH_TRIGGERS[command.state])", "command.state"),
+            Edit("_ENDED[record.state, command.state]", "command.state"),
         ),
         "at most once, lost and late", "I2",
     ),
@@ -87,7 +87,7 @@ MUTANTS = (
     ),
     _mutant(
         "m6", "free on error when not retry-safe", attempt_flow,
-        "elif isinstance(error, NotStarted) or task.times.retry_safe:",
+        "elif isinstance(error, NotStarted) or times.retry_safe:",
         "elif isinstance(error, Exception):",
         "at most once, every ending", "I1",
     ),
@@ -111,14 +111,14 @@ MUTANTS = (
     ),
     _mutant(
         "m10", "completion after the first byte", attempt_flow,
-        "if isinstance(result.reply, Done):\n            return outcome",
-        "if not isinstance(result.reply, Lost):\n            return outcome",
+        "if isinstance(result.reply, Done):\n        return outcome",
+        "if not isinstance(result.reply, Lost):\n        return outcome",
         "at most once, lost and late", "I13",
     ),
     _mutant(
         "m12", "deadline from the reply", attempt_flow,
-        "ended = yield from _run(task, reply, result.sent_at)",
-        "ended = yield from _run(task, reply, result.at)",
+        "deadline = result.sent_at + claim.lease",
+        "deadline = result.at + claim.lease",
         "fenced, three attempts", "I5",
     ),
 )  # fmt: skip
@@ -175,7 +175,7 @@ MORE = (
     ),
     _mutant(
         "x10", "another request's outcome for the overtaken", attempt_flow,
-        "same = record.fingerprint == task.fingerprint and seen.now < record.expires_at",
+        "same = record.fingerprint == claim.fingerprint and seen.now < record.expires_at",
         "same = seen.now < record.expires_at",
         "generations: expiry and sweep", "I3",
     ),
@@ -207,7 +207,7 @@ MORE = (
         "x15", "a late finish over what recovery decided", state_machine,
         (
             Edit(_AGAIN, "    if record.state == command.state:\n        # The same owner again"),
-            Edit("_next(record.state, FINISH_TRIGGERS[command.state])", "command.state"),
+            Edit("_ENDED[record.state, command.state]", "command.state"),
         ),
         "recovery", "I2",
     ),

@@ -24,7 +24,8 @@ caller's own monotonic clock. Must not know threads, asyncio or any store.
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import Final
+from dataclasses import replace
+from typing import Any, Final
 
 from oncekey.core.codec import pack_error
 from oncekey.core.commands import (
@@ -44,18 +45,16 @@ from oncekey.core.commands import (
     Unknown,
 )
 from oncekey.core.effects import (
-    ApplyCommand,
     AttemptOutcome,
     CommandResult,
     Effect,
     Grant,
     Overtaken,
     Raised,
+    RepeatClaim,
     Returned,
-    RunBody,
     Sleep,
     StartedTooLate,
-    Task,
 )
 from oncekey.core.errors import LeaseLost, NotStarted, StoreUnavailable, Terminal
 from oncekey.core.events import EventKind
@@ -66,6 +65,7 @@ from oncekey.core.late_owner import (
     release_unstarted,
     too_slow,
 )
+from oncekey.core.policy import PolicyTimes
 from oncekey.core.record import State
 from oncekey.core.recovery import recover
 from oncekey.core.step_flow import RETRY_FIRST_US, RETRY_MAX_US, save
@@ -76,15 +76,26 @@ POLL_FIRST_US: Final = 25_000
 POLL_GROWTH_PERCENT: Final = 160
 POLL_MAX_US: Final = 250_000
 
-Flow = Generator[Effect, object, AttemptOutcome]
+# Looked up once: an enum's member costs as much as a call, and these are read on every run.
+_FINISHED, _REPLAYED, _SUCCEEDED = EventKind.FINISHED, EventKind.REPLAYED, State.SUCCEEDED
+
+# What is sent in belongs to the effect: a CommandResult, what became of a body, a clock reading.
+Flow = Generator[Effect, Any, AttemptOutcome]
 
 
-def attempt(task: Task) -> Flow:
-    """One caller's attempt, from its claim to its outcome. The reply to the claim decides:
+def attempt(
+    claim: Claim, times: PolicyTimes, recoverable: bool = False, arguments: bytes = b""
+) -> Flow:
+    """One caller's attempt, from its claim to its outcome. `recoverable`: there is a `recover`.
+    `arguments` are stored before the body starts, if there are any (see step_format.py).
+
+    The usual case is two commands: the claim, the body, and its finish in `close`. The reply to
+    the claim decides:
 
     1.  Claimed: run the body. Claim again if the claim was lost before the body could start.
     2.  Replay: the stored outcome.
-    3.  Busy: wait and claim again, until the policy's `wait` is over.
+    3.  Busy: wait and claim again, until the policy's `wait` is over. In a caller's transaction
+        there is no waiting: the other attempt could not end while this one holds the lock.
     4.  Mismatched: the key belongs to another request.
     5.  Unknown: claim again if `recover` has decided the key, see `_decide_unknown`.
     6.  StoreUnavailable: nothing has run.
@@ -92,89 +103,96 @@ def attempt(task: Task) -> Flow:
     """
     first_sent = None
     pause = POLL_FIRST_US
-    may_recover = task.recoverable
+    wait = 0 if claim.in_transaction else times.wait
     late = 0
     while True:
-        result, deferred = yield from _claim(task)
+        result: CommandResult = yield claim
+        deferred = None
+        if isinstance(result.reply, StoreUnavailable):
+            result, deferred = yield from _claim_again(claim, result)
         if first_sent is None:
             first_sent = result.sent_at
         reply = result.reply
         if isinstance(reply, Claimed):
-            ended = yield from _run(task, reply, result.sent_at)
-            if isinstance(ended, AttemptOutcome):
-                return ended
-            late += 1
-            if late == LATE_TRIES:
-                return too_slow()
-            task = task._replace(owner=ended.owner)
-        elif isinstance(reply, Replay):
+            # The store's lease began after the claim was sent, so counting from the sending makes
+            # the owner stop first (I5).
+            deadline = result.sent_at + claim.lease
+            grant = Grant(
+                claim, reply.fence, reply.attempt, deadline, reply.steps, reply.taken_over
+            )
+            if arguments and not any(step.name == ARGUMENTS for step in reply.steps):
+                refused = yield from _store_arguments(grant, arguments)
+                if refused is not None:
+                    return refused
+            ended = yield grant
+            if isinstance(ended, StartedTooLate):
+                grant, ended = yield from _renew_and_start(grant, ended)
+                if isinstance(ended, AttemptOutcome):
+                    return ended
+                if isinstance(ended, StartedTooLate):
+                    late += 1
+                    if late == LATE_TRIES:
+                        return too_slow()
+                    claim = claim._replace(owner=ended.owner)
+                    continue
+            return (yield from close(grant, times, ended))
+        if isinstance(reply, Replay):
             return _replayed(reply)
-        elif isinstance(reply, Busy):
-            left = first_sent + task.times.wait - result.at
+        if isinstance(reply, Busy):
+            left = first_sent + wait - result.at
             if left <= 0:
-                waited = task.times.wait > 0
-                kind = EventKind.WAIT_TIMEOUT if waited else EventKind.IN_FLIGHT
+                kind = EventKind.WAIT_TIMEOUT if wait > 0 else EventKind.IN_FLIGHT
                 return AttemptOutcome(kind, retry_after=reply.remaining)
-            yield Sleep(min(pause, left), watch=task.id, most=left)
+            yield Sleep(min(pause, left), watch=claim.id, most=left)
             pause = min(pause * POLL_GROWTH_PERCENT // 100, POLL_MAX_US)
         elif isinstance(reply, Mismatched):
             return AttemptOutcome(EventKind.MISMATCH, version=reply.version)
         elif isinstance(reply, Unknown):
-            left = first_sent + task.times.wait - result.at
-            decided = yield from _decide_unknown(task, reply, may_recover, left)
+            left = first_sent + wait - result.at
+            grace = times.recover_grace
+            decided = yield from _decide_unknown(claim, reply, recoverable, grace, left)
             if isinstance(decided, AttemptOutcome):
                 return decided
-            may_recover = decided is State.UNKNOWN
+            recoverable = decided is State.UNKNOWN
         elif isinstance(reply, StoreUnavailable):
             return AttemptOutcome(EventKind.UNAVAILABLE, error=reply, deferred=deferred)
         else:
             return AttemptOutcome(EventKind.LOST)
 
 
-def _claim(task: Task) -> Generator[Effect, object, tuple[CommandResult, Release | None]]:
-    """Claim the key, and claim again with the same owner if the reply may have been lost (I9).
+def _claim_again(
+    claim: Claim, result: CommandResult
+) -> Generator[Effect, Any, tuple[CommandResult, Release | None]]:
+    """Claim again with the same owner while the reply may have been lost (I9). `result` is that of
+    the first try, for which the store was unavailable.
 
     If the store stays unavailable and the claim may have been applied, the second value is the
     release that is to be sent once the store is back.
     """
-    claim = Claim(
-        task.id,
-        task.owner,
-        task.fingerprint,
-        task.times.lease,
-        task.times.keep,
-        task.times.audit,
-        task.times.retry_safe,
-        task.scope,
-        task.operation,
-        task.key,
-        task.in_transaction,
-        task.times.keep_unknown,
-    )
     pause = RETRY_FIRST_US
     may_be_applied = False
     tries = CLAIM_TRIES
     while True:
-        result = yield ApplyCommand(claim, may_be_applied)
-        assert isinstance(result, CommandResult)
-        if not isinstance(result.reply, StoreUnavailable):
+        reply = result.reply
+        if not isinstance(reply, StoreUnavailable):
             return result, None
-        may_be_applied = may_be_applied or (result.reply.ambiguous and not result.shared)
+        may_be_applied = may_be_applied or (reply.ambiguous and not result.shared)
         tries -= 1
-        if tries == 0 or not result.reply.ambiguous:
+        if tries == 0 or not reply.ambiguous:
             break
         yield Sleep(pause)
         pause = min(pause * 2, RETRY_MAX_US)
+        result = yield (RepeatClaim(claim) if may_be_applied else claim)
     if may_be_applied:
         # The claim may be there although its reply is not, and its body will not run.
-        deferred = yield from release_unstarted(task.id, task.owner, None)
+        deferred = yield from release_unstarted(claim.id, claim.owner, None)
         return result, deferred
     return result, None
 
 
 def _decide_unknown(
-    task: Task, reply: Unknown, may_recover: bool, wait_left: int
-) -> Generator[Effect, object, AttemptOutcome | State]:
+    claim: Claim, reply: Unknown, may_recover: bool, grace_us: int, wait_left: int
+) -> Generator[Effect, Any, AttemptOutcome | State]:
     """What to do about a key whose owner died: the caller's outcome, or the state `recover` has
     given the key, after which it is claimed again.
 
@@ -186,10 +204,10 @@ def _decide_unknown(
     4.  `recover` has decided.
     """
     record = reply.record
-    if record.owner == task.owner:
-        deferred = yield from release_unstarted(task.id, task.owner, record.fence)
+    if record.owner == claim.owner:
+        deferred = yield from release_unstarted(claim.id, claim.owner, record.fence)
         return too_slow(deferred)
-    grace = grace_left(record, reply.now, task.times.recover_grace)
+    grace = grace_left(record, reply.now, grace_us)
     decided = None
     if may_recover:
         decided = yield from recover(record, grace_over=grace == 0)
@@ -198,100 +216,85 @@ def _decide_unknown(
     if decided is State.UNKNOWN:
         if wait_left < grace:
             return AttemptOutcome(EventKind.IN_FLIGHT, retry_after=grace)
-        yield Sleep(grace, watch=task.id, most=grace)
+        yield Sleep(grace, watch=claim.id, most=grace)
     return decided
 
 
-def _run(
-    task: Task, claimed: Claimed, sent_at: int
-) -> Generator[Effect, object, AttemptOutcome | StartedTooLate]:
-    """Run the body under the grant and store its outcome. Returns StartedTooLate if the claim was
-    lost before the body could start."""
-    # The store's lease began after the claim was sent, so counting from the sending makes the
-    # owner stop first (I5).
-    grant = Grant(
-        task.id,
-        task.owner,
-        claimed.fence,
-        claimed.attempt,
-        task.times.lease,
-        sent_at + task.times.lease,
-        claimed.steps,
-        claimed.taken_over,
-        task.times.retry_safe,
-    )
-    if task.arguments and not any(step.name == ARGUMENTS for step in claimed.steps):
-        refused = yield from _store_arguments(task, grant)
-        if refused is not None:
-            return refused
-    for _ in range(LATE_TRIES):
-        ended = yield RunBody(grant)
-        if not isinstance(ended, StartedTooLate):
-            return (yield from close(task, grant, ended))
-        renewed = yield ApplyCommand(Renew(grant.id, grant.owner, grant.fence, grant.lease))
-        assert isinstance(renewed, CommandResult)
+def _renew_and_start(
+    grant: Grant, ended: StartedTooLate
+) -> Generator[Effect, Any, tuple[Grant, object]]:
+    """The body could not start: too little of its lease was left. Renew the lease and try again.
+
+    Returns the renewed grant with what became of the body; with StartedTooLate if the claim was
+    lost before, so that it must be claimed again; or with the outcome, if the attempt gives up.
+    """
+    for _ in range(LATE_TRIES - 1):
+        renewed: CommandResult = yield Renew(grant.id, grant.owner, grant.fence, grant.lease)
         if isinstance(renewed.reply, Lost):
             # Taken over, or given up as unknown: then only we know that nothing happened.
             deferred = yield from release_unstarted(grant.id, grant.owner, grant.fence)
-            return ended if deferred is None else too_slow(deferred)
+            return grant, ended if deferred is None else too_slow(deferred)
         if isinstance(renewed.reply, StoreUnavailable):
             break
-        grant = grant._replace(deadline=renewed.sent_at + grant.lease)
+        grant = replace(grant, deadline=renewed.sent_at + grant.lease)
+        outcome = yield grant
+        if not isinstance(outcome, StartedTooLate):
+            return grant, outcome
+        ended = outcome
     deferred = yield from release_unstarted(grant.id, grant.owner, grant.fence)
-    return too_slow(deferred)
+    return grant, too_slow(deferred)
 
 
-def _store_arguments(task: Task, grant: Grant) -> Generator[Effect, object, AttemptOutcome | None]:
+def _store_arguments(
+    grant: Grant, arguments: bytes
+) -> Generator[Effect, Any, AttemptOutcome | None]:
     """Store the arguments before the body starts: a completer that finds the key abandoned can
     then run it, and one that finds no arguments knows that nothing has happened. Returns None once
     they are stored."""
-    command = SaveStep(task.id, task.owner, grant.fence, ARGUMENTS, True, task.arguments)
+    command = SaveStep(grant.id, grant.owner, grant.fence, ARGUMENTS, True, arguments)
     refused = yield from save(command, grant.deadline)
     if refused is None:
         return None
-    release = Release(task.id, task.owner, grant.fence)
-    released = yield ApplyCommand(release)
-    assert isinstance(released, CommandResult)
+    release = Release(grant.id, grant.owner, grant.fence)
+    released: CommandResult = yield release
     if refused.lost and isinstance(released.reply, Lost):  # taken over
-        return (yield from _winners_outcome(task, AttemptOutcome(EventKind.LOST)))
+        return (yield from _winners_outcome(grant.claim, AttemptOutcome(EventKind.LOST)))
     deferred = release if isinstance(released.reply, StoreUnavailable) else None
     if refused.lost:  # given up as unknown, and only we know that nothing happened
         return too_slow(deferred)
     return AttemptOutcome(EventKind.UNAVAILABLE, error=refused.error, deferred=deferred)
 
 
-def close(task: Task, grant: Grant, ended: object) -> Flow:
-    """Store how the body ended: the end of `attempt`, and by itself for an attempt whose driver
-    was interrupted."""
+def close(grant: Grant, times: PolicyTimes, ended: object) -> Flow:
+    """Store how the body ended, before the caller sees it (I13): the end of `attempt`, and by
+    itself for an attempt whose driver was interrupted."""
+    command: Finish | Release
     if isinstance(ended, Returned):
+        body = ended.body
+        attempt, fence = grant.attempt, grant.fence
+        command = Finish(grant.claim.id, grant.claim.owner, fence, _SUCCEEDED, body)
+        keep = times.keep
+        outcome = AttemptOutcome(_FINISHED, body, _SUCCEEDED, attempt, fence, keep, ended)
+    elif isinstance(ended, Raised):
+        command = closing_command(grant, times, ended.error)
         outcome = AttemptOutcome(
-            EventKind.FINISHED,
-            ended.body,
-            State.SUCCEEDED,
-            grant.attempt,
-            grant.fence,
-            task.times.keep,
-            raw=ended.raw,
-            kept=ended.kept,
-        )
-        finish = Finish(grant.id, grant.owner, grant.fence, State.SUCCEEDED, ended.body)
-        return (yield from _store_outcome(task, finish, ended.deadline, outcome))
-    if isinstance(ended, Raised):
-        closing = closing_command(task, grant, ended.error)
-        kind = EventKind.RELEASED if isinstance(closing, Release) else EventKind.FINISHED
-        outcome = AttemptOutcome(
-            kind,
+            EventKind.RELEASED if isinstance(command, Release) else EventKind.FINISHED,
             state=State.FAILED,
             attempt=grant.attempt,
             fence=grant.fence,
             error=ended.error,
         )
-        return (yield from _store_outcome(task, closing, ended.deadline, outcome))
-    assert isinstance(ended, Overtaken)
-    return (yield from _winners_outcome(task, AttemptOutcome(EventKind.LOST, error=ended.error)))
+    else:
+        assert isinstance(ended, Overtaken)
+        lost = AttemptOutcome(EventKind.LOST, error=ended.error)
+        return (yield from _winners_outcome(grant.claim, lost))
+    result: CommandResult = yield command
+    if isinstance(result.reply, Done):
+        return outcome
+    return (yield from _store_again(grant.claim, times, command, ended.deadline, outcome, result))
 
 
-def closing_command(task: Task, grant: Grant, error: BaseException) -> Finish | Release:
+def closing_command(grant: Grant, times: PolicyTimes, error: BaseException) -> Finish | Release:
     """What becomes of the key of a body that raised:
 
     1.  Terminal: it has failed for good.
@@ -302,7 +305,7 @@ def closing_command(task: Task, grant: Grant, error: BaseException) -> Finish | 
     """
     if isinstance(error, Terminal):
         state = State.FAILED
-    elif isinstance(error, NotStarted) or task.times.retry_safe:
+    elif isinstance(error, NotStarted) or times.retry_safe:
         return Release(grant.id, grant.owner, grant.fence)
     elif isinstance(error, Exception) and not isinstance(error, LeaseLost):
         state = State.FAILED
@@ -311,10 +314,15 @@ def closing_command(task: Task, grant: Grant, error: BaseException) -> Finish | 
     return Finish(grant.id, grant.owner, grant.fence, state, pack_error(error))
 
 
-def _store_outcome(
-    task: Task, command: Finish | Release, deadline: int, outcome: AttemptOutcome
+def _store_again(
+    claim: Claim,
+    times: PolicyTimes,
+    command: Finish | Release,
+    deadline: int,
+    outcome: AttemptOutcome,
+    result: CommandResult,
 ) -> Flow:
-    """Make the outcome durable before the caller sees it (I13).
+    """The store did not take the end of an attempt; `result` is that of the first try.
 
     While the store is unavailable the command is sent again until `store_timeout` is over; after
     that it is a deferred write. A release has no effect once the lease is over, so it is sent
@@ -322,36 +330,32 @@ def _store_outcome(
     """
     is_known = isinstance(command, Finish) and command.state != State.UNKNOWN
     pause = RETRY_FIRST_US
-    until = None
+    until = result.sent_at + times.store_timeout
+    if isinstance(command, Release) or claim.in_transaction:
+        until = min(deadline, until)
     while True:
-        result = yield ApplyCommand(command)
-        assert isinstance(result, CommandResult)
         if isinstance(result.reply, Done):
             return outcome
         if isinstance(result.reply, Lost):
-            own = outcome._replace(unrecorded=is_known, deferred=command if is_known else None)
-            return (yield from _winners_outcome(task, own))
+            deferred = command if is_known else None
+            own = replace(outcome, unrecorded=is_known, deferred=deferred)
+            return (yield from _winners_outcome(claim, own))
         assert isinstance(result.reply, StoreUnavailable)
-        if until is None:
-            until = result.sent_at + task.times.store_timeout
-            if isinstance(command, Release) or task.in_transaction:
-                until = min(deadline, until)
         if result.at >= until or result.reply.final:
-            # The body's own error says more than the store's.
-            error = outcome.error or result.reply
             return AttemptOutcome(
                 EventKind.UNAVAILABLE,
                 outcome.body,
-                raw=outcome.raw,
-                error=error,
+                returned=outcome.returned,
+                error=outcome.error or result.reply,  # the body's own error says more
                 deferred=command,
                 unrecorded=is_known,
             )
         yield Sleep(min(pause, until - result.at))
         pause = min(pause * 2, RETRY_MAX_US)
+        result = yield command
 
 
-def _winners_outcome(task: Task, own: AttemptOutcome) -> Flow:
+def _winners_outcome(claim: Claim, own: AttemptOutcome) -> Flow:
     """The outcome for a caller whose attempt does not hold the key any more. `own` is what its
     attempt came to, which the store has refused.
 
@@ -365,26 +369,25 @@ def _winners_outcome(task: Task, own: AttemptOutcome) -> Flow:
     unrecorded, deferred = own.unrecorded, None
     if own.error is not None and not isinstance(own.error, Exception):
         return AttemptOutcome(EventKind.LOST, error=own.error, unrecorded=unrecorded)
-    result = yield ApplyCommand(Look(task.id))
-    assert isinstance(result, CommandResult)
+    result: CommandResult = yield Look(claim.id)
     seen = result.reply
     if isinstance(seen, Seen) and seen.record is not None:
         record = seen.record
-        same = record.fingerprint == task.fingerprint and seen.now < record.expires_at
+        same = record.fingerprint == claim.fingerprint and seen.now < record.expires_at
         if same and record.state in (State.SUCCEEDED, State.FAILED):
             left = record.expires_at - seen.now
             won = Replay(record.state, record.body, record.attempt, record.fence, left)
-            return _replayed(won)._replace(unrecorded=unrecorded)
+            return replace(_replayed(won), unrecorded=unrecorded)
         if same and record.state == State.UNKNOWN and not unrecorded:
             return AttemptOutcome(EventKind.UNKNOWN, fence=record.fence)
         if may_still_finish(record, own.deferred):
             deferred = own.deferred
     return AttemptOutcome(
-        EventKind.LOST, own.body, raw=own.raw, unrecorded=unrecorded, deferred=deferred
+        EventKind.LOST, own.body, returned=own.returned, unrecorded=unrecorded, deferred=deferred
     )
 
 
 def _replayed(reply: Replay) -> AttemptOutcome:
     return AttemptOutcome(
-        EventKind.REPLAYED, reply.body, reply.state, reply.attempt, reply.fence, reply.expires_in
+        _REPLAYED, reply.body, reply.state, reply.attempt, reply.fence, reply.expires_in
     )

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 from oncekey.core.errors import ConfigurationError
-from oncekey.core.json_encoder import make_encode, refuse_nontext_keys
+from oncekey.core.json_encoder import is_plain, make_encode, refuse_nontext_keys
 
 ENVELOPE_VERSION = 1
 ERROR_MESSAGE_MAX_CHARS = 4_000
@@ -85,16 +85,25 @@ class JSONCodec:
 
     def __init__(self) -> None:
         self._encode = make_encode(sort_keys=False, ensure_ascii=False, default=_refuse)
-        self._decode = json.JSONDecoder().raw_decode
+        self._scan: Callable[[str, int], tuple[Any, int]] = vars(json.JSONDecoder())["scan_once"]
 
     def dump(self, value: Any, /) -> bytes:
+        return self.dump_exactly(value)[0]
+
+    def dump_exactly(self, value: Any) -> tuple[bytes, bool]:
+        """The bytes, and whether reading them gives an equal value for certain."""
         text = self._encode(value)
-        refuse_nontext_keys(value)
-        return text.encode("utf-8")
+        is_exact = is_plain(value)
+        if not is_exact:
+            refuse_nontext_keys(value)
+        return text.encode("utf-8"), is_exact
 
     def load(self, data: bytes, /) -> Any:
         text = data.decode("utf-8")
-        value, end = self._decode(text)
+        try:
+            value, end = self._scan(text, 0)
+        except StopIteration as error:
+            raise ValueError("there is no value") from error
         if end != len(text):
             raise ValueError("something follows the stored value")
         return value
@@ -162,9 +171,20 @@ def codec_for(choice: Any) -> Codec:
 
 def pack_value(codec: Codec, value: Any) -> bytes:
     """A value in its envelope. Raises what the codec raises (TypeError, ValueError)."""
-    if codec.name == "json":
-        return _PLAIN_HEAD + codec.dump(value)
-    return _head(Kind.VALUE, codec.name.encode()) + codec.dump(value)
+    return pack_exactly(codec, value)[0]
+
+
+def pack_exactly(codec: Codec, value: Any) -> tuple[bytes, bool]:
+    """The same, and whether reading the envelope gives an equal value for certain."""
+    if type(codec) is JSONCodec:
+        data, is_exact = codec.dump_exactly(value)
+        return PLAIN_HEAD + data, is_exact
+    return _head(Kind.VALUE, codec.name.encode()) + codec.dump(value), False
+
+
+def load_plain(body: bytes) -> Any:
+    """The value of an envelope that begins with PLAIN_HEAD; raises ValueError."""
+    return JSON.load(body[len(PLAIN_HEAD) :])
 
 
 def pack_error(error: BaseException) -> bytes:
@@ -187,8 +207,8 @@ def unpack(body: bytes) -> Stored:
     """What an envelope holds. Never raises: bytes that cannot be read give an Unreadable."""
     if len(body) < 3:
         return Unreadable("the stored outcome is empty or cut short")
-    if body.startswith(_PLAIN_HEAD):
-        return StoredValue("json", body[len(_PLAIN_HEAD) :])
+    if body.startswith(PLAIN_HEAD):
+        return StoredValue("json", body[len(PLAIN_HEAD) :])
     if body[0] != ENVELOPE_VERSION:
         return Unreadable(
             f"the stored outcome has format {body[0]}, this version reads {ENVELOPE_VERSION}; "
@@ -214,7 +234,7 @@ def _head(kind: Kind, name: bytes) -> bytes:
     return bytes([ENVELOPE_VERSION, kind, len(name)]) + name
 
 
-_PLAIN_HEAD = _head(Kind.VALUE, _PLAIN_NAME)
+PLAIN_HEAD = _head(Kind.VALUE, _PLAIN_NAME)
 
 
 def _refuse(value: Any) -> Any:

@@ -2,31 +2,36 @@
 
 A flow is a generator (attempt_flow.py, step_flow.py, heartbeat_flow.py, recovery.py). A driver
 performs each effect that it yields and sends the result back; the drivers are the sync engine, the
-asyncio engine and the tests' explorer. Frozen data, nothing else.
+asyncio engine and the tests' explorer. Values, nothing else.
+
+A command is an effect too: the store applies it, and the result is a `CommandResult`.
+
+Nobody changes these values. Those that every run makes are not frozen and no named tuples all the
+same: both cost twice as much to make, and a named tuple five times as much to read.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from oncekey.core.commands import Command, Reply
+from oncekey.core.commands import Claim, Command, Reply
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.events import EventKind
-from oncekey.core.policy import PolicyTimes
 from oncekey.core.record import Record, State, Step
 
 # --- effects and their results -------------------------------------------------------------
 
 
-class ApplyCommand(NamedTuple):
-    """Apply one command in the store; the result is a `CommandResult`. `repeated`: the command is
-    a claim that may have been applied already, so the reply to another claim will not do."""
+class RepeatClaim(NamedTuple):
+    """Apply a claim that may have been applied already, so that the reply to another claim of the
+    key will not do."""
 
-    command: Command
-    repeated: bool = False
+    claim: Claim
 
 
-class CommandResult(NamedTuple):
+@dataclass(slots=True)
+class CommandResult:
     """The reply or the failure, when the command was sent, and when the reply came (`at`).
     `shared`: the reply follows from that to another claim of the same key in this process, and
     this command was not sent."""
@@ -37,37 +42,50 @@ class CommandResult(NamedTuple):
     shared: bool = False
 
 
-class Grant(NamedTuple):
-    """The right to run the body: until `deadline`, on the owner's own clock, nobody else can hold
-    the key."""
+@dataclass(slots=True)
+class Grant:
+    """Run the body under this claim: until `deadline`, on the owner's own clock, nobody else can
+    hold the key. The result is `Returned`, `Raised` or `Overtaken`, or `StartedTooLate` if the
+    body was not started."""
 
-    id: bytes
-    owner: bytes
+    claim: Claim
     fence: int
     attempt: int
-    lease: int
     deadline: int
-    steps: tuple[Step, ...]
-    taken_over: bool
-    retry_safe: bool = False
+    steps: tuple[Step, ...] = ()
+    taken_over: bool = False
+
+    @property
+    def id(self) -> bytes:
+        return self.claim.id
+
+    @property
+    def owner(self) -> bytes:
+        return self.claim.owner
+
+    @property
+    def lease(self) -> int:
+        return self.claim.lease
+
+    @property
+    def retry_safe(self) -> bool:
+        return self.claim.retry_safe
 
 
-class RunBody(NamedTuple):
-    """Run the body under this grant; the result is `Returned`, `Raised` or `Overtaken`, or
-    `StartedTooLate` if the body was not started."""
+@dataclass(slots=True)
+class Returned:
+    """The packed value of a body or a step. `deadline` is the owner's when it returned.
 
-    grant: Grant
-
-
-class Returned(NamedTuple):
-    """The packed value of a body or a step. `kept` is False if the value itself could not be
-    stored; then `raw` is the value and `body` a tombstone. `deadline` is the owner's when it
-    returned."""
+    raw    the value itself, if it is `exact` or could not be kept
+    kept   False if the value could not be stored; then `body` is a tombstone
+    exact  reading `body` gives a value that is equal to `raw`, so nobody has to
+    """
 
     body: bytes
     deadline: int
     raw: object = None
     kept: bool = True
+    exact: bool = False
 
 
 class Raised(NamedTuple):
@@ -142,14 +160,24 @@ class DeadlineExtended(NamedTuple):
     deadline: int
 
 
-Effect = ApplyCommand | RunBody | Sleep | Recover | RunStep | Probe | DeadlineExtended
+Effect = Command | RepeatClaim | Grant | Sleep | Recover | RunStep | Probe | DeadlineExtended
+
+
+def command_of(effect: Effect | None) -> Command | None:
+    """The command that an effect has the store apply, if it is one of those."""
+    if isinstance(effect, RepeatClaim):
+        return effect.claim
+    return effect if isinstance(effect, Command) else None
+
 
 # --- attempts ------------------------------------------------------------------------------
 
 
-class AttemptOutcome(NamedTuple):
+@dataclass(slots=True)
+class AttemptOutcome:
     """How one attempt ended for its caller.
 
+    returned    what this attempt's own body returned, if it did
     error       the body's own error, to be raised again, or the store's
     version     the version of the stored fingerprint, of a key that belongs to another request
     deferred    a write that the store did not take, to be sent again after the caller has left
@@ -162,27 +190,18 @@ class AttemptOutcome(NamedTuple):
     attempt: int = 0
     fence: int = 0
     expires_in: int = 0
-    retry_after: int = 0
-    raw: object = None
-    kept: bool = True
+    returned: Returned | None = None
     error: BaseException | None = None
+    retry_after: int = 0
     version: int = 0
     deferred: Command | None = None
     unrecorded: bool = False
 
+    @property
+    def raw(self) -> object:
+        """The value that the body returned, if it could not be kept."""
+        return self.returned.raw if self.returned is not None else None
 
-class Task(NamedTuple):
-    """What to attempt: the id of the identity, a fresh random owner, the fingerprint of the
-    request, and the policy's times. `arguments` are stored before the body starts, if there are
-    any (see step_format.py)."""
-
-    id: bytes
-    owner: bytes
-    fingerprint: bytes
-    times: PolicyTimes
-    recoverable: bool = False
-    scope: str = ""
-    operation: str = ""
-    key: str = ""
-    in_transaction: bool = False
-    arguments: bytes = b""
+    @property
+    def kept(self) -> bool:
+        return self.returned is None or self.returned.kept

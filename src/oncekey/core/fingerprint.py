@@ -8,6 +8,7 @@ can say which call had none.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from hashlib import blake2b
 from typing import Any
 
@@ -20,14 +21,30 @@ _PREFIX_NO_REQUEST = bytes([NO_REQUEST])
 _PERSON = b"oncekey-fp-v1"
 
 
+def fingerprints(secret: bytes = b"") -> Callable[[Any], bytes]:
+    """The function that gives the fingerprint of a request, under a secret or none. None means
+    that there is no request, and equals only None."""
+    keyed = blake2b(digest_size=32, key=secret, person=_PERSON)
+
+    def digest(data: bytes) -> bytes:
+        hashed = keyed.copy()  # copying a hash costs less than making one
+        hashed.update(data)
+        return hashed.digest()
+
+    nothing = _PREFIX_NO_REQUEST + digest(b"j" + canonical(None))
+
+    def of(request: Any) -> bytes:
+        if request is None:
+            return nothing
+        data = b"b" + request if type(request) is bytes else b"j" + canonical(request)
+        return _PREFIX + digest(data)
+
+    return of
+
+
 def fingerprint(request: Any, secret: bytes = b"") -> bytes:
-    """The fingerprint of a request. None means that there is none, and equals only None."""
-    if type(request) is bytes:
-        data = b"b" + request
-    else:
-        data = b"j" + canonical(request)
-    prefix = _PREFIX_NO_REQUEST if request is None else _PREFIX
-    return prefix + blake2b(data, digest_size=32, key=secret, person=_PERSON).digest()
+    """The fingerprint of one request."""
+    return fingerprints(secret)(request)
 
 
 def version_of(stored: bytes) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Generator
 from typing import Final
 
 from oncekey.core.commands import Done, Look, Renew, Seen
-from oncekey.core.effects import ApplyCommand, CommandResult, DeadlineExtended, Effect, Grant, Sleep
+from oncekey.core.effects import CommandResult, DeadlineExtended, Effect, Grant, Sleep
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.late_owner import is_only_witness
 
@@ -33,7 +33,7 @@ def heartbeat(grant: Grant) -> Generator[Effect, object, None]:
     pause = beat
     while True:
         yield Sleep(pause)
-        result = yield ApplyCommand(renew)
+        result = yield renew
         assert isinstance(result, CommandResult)
         if isinstance(result.reply, Done):
             deadline = result.sent_at + grant.lease
@@ -47,7 +47,7 @@ def heartbeat(grant: Grant) -> Generator[Effect, object, None]:
             pause = max(1, beat // 4)
         else:
             yield Sleep(1)
-            result = yield ApplyCommand(Look(grant.id))
+            result = yield Look(grant.id)
             assert isinstance(result, CommandResult)
             if isinstance(result.reply, Seen) and not is_only_witness(result.reply.record, grant):
                 return

@@ -19,11 +19,11 @@ from __future__ import annotations
 import hmac
 from hashlib import blake2b
 from struct import Struct
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 from uuid import UUID
 
 from oncekey.core.errors import ConfigurationError, InvalidKey, MissingKey
-from oncekey.core.fingerprint import fingerprint
+from oncekey.core.fingerprint import fingerprints
 
 KEY_MAX_CHARS = 255
 SCOPE_MAX_CHARS = 255
@@ -80,15 +80,18 @@ class Identities:
 
     def __init__(self, secret: bytes | str | None = None) -> None:
         self._secret = secret_bytes(secret)
-        self._nothing = fingerprint(None, self._secret)
+        # Keyed and personalised once: copying a hash costs less than making one.
+        self._id_hash = blake2b(digest_size=16, key=self._secret, person=_ID_PERSON)
+        self.fingerprint = fingerprints(self._secret)  # of a request, under the same secret
         self._operations: set[str] = set()
-
-    def fingerprint(self, request: Any) -> bytes:
-        """The fingerprint of a request, under the same secret."""
-        return self._nothing if request is None else fingerprint(request, self._secret)
 
     def identify(self, scope: str, operation: str, key: KeyLike) -> Identity:
         """The identity of these parts, which are checked; raises InvalidKey or MissingKey."""
+        text, id = self.key_and_id(scope, operation, key)
+        return Identity(scope, operation, text, id)
+
+    def key_and_id(self, scope: str, operation: str, key: KeyLike) -> tuple[str, bytes]:
+        """The key as text and the id of these parts, which are checked as in `identify`."""
         plain = type(key) is str and 0 < len(key) <= KEY_MAX_CHARS and key.isprintable()
         text = str(key) if plain else _required(key, operation)
         if type(operation) is not str or operation not in self._operations:
@@ -98,8 +101,9 @@ class Identities:
         who, what, name = scope.encode(), operation.encode(), text.encode()
         # All lengths first, then the parts: only the same three parts give the same bytes (I8).
         data = _three_lengths(len(who), len(what), len(name)) + who + what + name
-        digest = blake2b(data, digest_size=16, key=self._secret, person=_ID_PERSON).digest()
-        return Identity(scope, operation, text, digest)
+        digest = self._id_hash.copy()
+        digest.update(data)
+        return text, digest.digest()
 
     def _add_operation(self, operation: str) -> None:
         """Check an operation name once: they are few and come again."""

@@ -1,4 +1,4 @@
-"""A JSON encoder that is made once, and a check for dict keys that JSON would silently change.
+"""A JSON encoder that is made once, and checks for values that JSON would silently change.
 
 `json.JSONEncoder.encode` makes a C encoder on every call, which costs more than encoding a small
 value. Pythons without that C encoder use `json.JSONEncoder` itself.
@@ -54,3 +54,22 @@ def refuse_nontext_keys(value: Any) -> None:
         for item in value:
             if isinstance(item, (dict, list, tuple)):
                 refuse_nontext_keys(item)
+
+
+_PLAIN = frozenset((str, int, float, bool, type(None)))
+
+
+def is_plain(value: Any) -> bool:
+    """True if JSON gives back an equal value of the same types, all through: dicts with text keys,
+    lists, text, numbers, True, False and None, and no subclass of any of them."""
+    kind = type(value)
+    if kind in _PLAIN:
+        return True
+    if kind is dict:
+        for key, item in value.items():
+            if type(key) is not str or (type(item) not in _PLAIN and not is_plain(item)):
+                return False
+        return True
+    if kind is list:
+        return all(type(item) in _PLAIN or is_plain(item) for item in value)
+    return False

@@ -10,7 +10,7 @@ from collections.abc import Generator
 from typing import Final
 
 from oncekey.core.commands import Command, Finish, Release
-from oncekey.core.effects import ApplyCommand, AttemptOutcome, CommandResult, Effect, Grant
+from oncekey.core.effects import AttemptOutcome, CommandResult, Effect, Grant
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.events import EventKind
 from oncekey.core.record import Record, State
@@ -23,7 +23,7 @@ LATE_TRIES: Final = 3
 def starts_too_late(grant: Grant, now: int) -> bool:
     """True if a body must not start now, because its claim is so old that another owner might
     take over before it has done anything. Drivers check it directly before they call the body."""
-    return now > grant.deadline - grant.lease // LATE_PART
+    return now > grant.deadline - grant.claim.lease // LATE_PART
 
 
 def too_slow(deferred: Release | None = None) -> AttemptOutcome:
@@ -43,7 +43,7 @@ def release_unstarted(
     """Release a key whose body has not started: otherwise it would be held and then unknown
     although nothing happened. Returns the release if the store did not take it."""
     release = Release(id, owner, fence)
-    result = yield ApplyCommand(release)
+    result = yield release
     assert isinstance(result, CommandResult)
     return release if isinstance(result.reply, StoreUnavailable) else None
 

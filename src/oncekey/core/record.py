@@ -89,26 +89,7 @@ class Record(NamedTuple):
         return self.audit_until
 
     def ended(self, *, state: State, finished_at: int, body: bytes = b"") -> Record:
-        """This record with its outcome. Made by position, because `_replace` takes several times as
-        long and every operation ends here."""
-        return Record(
-            self.id,
-            state,
-            self.fingerprint,
-            self.owner,
-            self.fence,
-            self.attempt,
-            self.retry_safe,
-            self.created_at,
-            self.lease_until,
-            finished_at,
-            self.keep,
-            self.audit,
-            self.scope,
-            self.operation,
-            self.key,
-            self.steps,
-            body,
-            self.note,
-            self.keep_unknown,
-        )
+        """This record with its outcome. Made of slices, because every operation ends here and
+        `_replace` takes five times as long."""
+        parts = (*self[:1], state, *self[2:9], finished_at, *self[10:16], body, *self[17:])
+        return tuple.__new__(Record, parts)

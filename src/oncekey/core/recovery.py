@@ -12,7 +12,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from oncekey.core.commands import Lost, Resolve
-from oncekey.core.effects import ApplyCommand, CommandResult, Effect, Recover, Recovered, Sleep
+from oncekey.core.effects import CommandResult, Effect, Recover, Recovered, Sleep
 from oncekey.core.errors import ConfigurationError, InvalidKey, StoreUnavailable
 from oncekey.core.record import Record, State
 from oncekey.core.step_format import StepStatus
@@ -117,7 +117,7 @@ def recover(record: Record, *, grace_over: bool = True) -> Generator[Effect, obj
         return State.UNKNOWN
     command = Resolve(record.id, record.fence, found.state, found.body, found.note)
     for _ in range(RESOLVE_TRIES):
-        result = yield ApplyCommand(command)
+        result = yield command
         assert isinstance(result, CommandResult)
         if isinstance(result.reply, Lost):
             return State.PENDING

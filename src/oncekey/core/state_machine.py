@@ -70,7 +70,8 @@ class Decision(NamedTuple):
     archive: Record | None = None
 
 
-_DONE: Final = Decision(Done())
+DONE: Final = Done()
+_DONE: Final = Decision(DONE)
 _LOST: Final = Decision(Lost())
 _LATE_OWNER: Final = "; its late owner then reported: "
 
@@ -129,6 +130,17 @@ def _next(state: State, trigger: Trigger) -> State:
     return TRANSITIONS[state, trigger]  # an unknown pair is a bug here: KeyError, nothing written
 
 
+# The two transitions of every first run, looked up in the table once: the state that a claim leads
+# to, and for a finish (the record's state, the command's) and the state it leads to.
+_CLAIMED: Final = _next(ABSENT, Trigger.CLAIM)
+_ENDED: Final = {
+    (before, state): TRANSITIONS[before, trigger]
+    for state, trigger in FINISH_TRIGGERS.items()
+    for before in State
+    if (before, trigger) in TRANSITIONS
+}
+
+
 # --- claim: predicates and decisions, paired in CLAIM_RULES -----------------------------------
 
 
@@ -148,27 +160,29 @@ def _start(record: Record | None, claim: Claim, now: int, floor: int = 0) -> Dec
     attempt = freed.attempt + 1 if freed else 1
     steps = freed.steps if freed else ()
     fence = next_fence(record, now, floor)
-    # In the order of Record's fields: by position, because this is made for every first run.
+    # Both by position, because this is done for every first run.
+    id, owner, fingerprint, lease, keep, audit, retry_safe = claim[:7]
+    scope, operation, key, in_transaction, keep_unknown = claim[7:]
     write = Record(
-        claim.id,
-        _next(ABSENT, Trigger.CLAIM),
-        claim.fingerprint,
-        claim.owner,
+        id,
+        _CLAIMED,
+        fingerprint,
+        owner,
         fence,
         attempt,
-        claim.retry_safe and not claim.in_transaction,
-        freed.created_at if freed else now,  # created_at
-        now + claim.lease,  # lease_until
+        retry_safe and not in_transaction,
+        freed.created_at if freed else now,
+        now + lease,  # lease_until
         0,  # finished_at
-        claim.keep,
-        claim.audit,
-        claim.scope,
-        claim.operation,
-        claim.key,
+        keep,
+        audit,
+        scope,
+        operation,
+        key,
         steps,
         b"",  # body
         "",  # note
-        claim.keep_unknown,
+        keep_unknown,
     )
     worth_keeping = record is not None and record.state != ABSENT and not is_garbage(record, now)
     return Decision(Claimed(fence, attempt, steps), write, record if worth_keeping else None)
@@ -290,11 +304,11 @@ def _finish(record: Record | None, command: Finish, now: int) -> Decision:
         same = record.body == command.body or command.state == UNKNOWN
         return _DONE if record.state == command.state and same else _refuse_late(record, command)
     write = record.ended(
-        state=_next(record.state, FINISH_TRIGGERS[command.state]),
+        state=_ENDED[record.state, command.state],
         finished_at=now,
         body=command.body,
     )
-    return Decision(Done(), write)
+    return Decision(DONE, write)
 
 
 def _refuse_late(record: Record, command: Finish) -> Decision:

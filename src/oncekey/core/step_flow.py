@@ -21,7 +21,6 @@ from typing import Final, NamedTuple
 
 from oncekey.core.commands import Done, Look, Lost, SaveStep, Seen
 from oncekey.core.effects import (
-    ApplyCommand,
     CommandResult,
     Effect,
     Grant,
@@ -142,7 +141,7 @@ def _probe(
 def _look(grant: Grant, deadline: int) -> Generator[Effect, object, Seen | StepOutcome]:
     pause = RETRY_FIRST_US
     while True:
-        result = yield ApplyCommand(Look(grant.id))
+        result = yield Look(grant.id)
         assert isinstance(result, CommandResult)
         if isinstance(result.reply, Seen):
             return result.reply
@@ -158,7 +157,7 @@ def save(command: SaveStep, deadline: int) -> Generator[Effect, object, StepOutc
     Returns None once it is stored, else the outcome to end the step with."""
     pause = RETRY_FIRST_US
     while True:
-        result = yield ApplyCommand(command)
+        result = yield command
         assert isinstance(result, CommandResult)
         if isinstance(result.reply, Done):
             return None

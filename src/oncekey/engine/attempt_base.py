@@ -24,17 +24,13 @@ class AttemptBase:
     """One run of a body: its identity, its fence, and its hold on the key."""
 
     __slots__ = (
-        "_clock",
         "_closed",
         "_deadline",
         "_depth",
         "_grant",
-        "_identities",
-        "_identity",
         "_job",
         "_lost",
         "_on_lost",
-        "_policy",
         "_runner",
         "_steps_made",
     )
@@ -42,11 +38,7 @@ class AttemptBase:
     def __init__(self, runner: Any, job: Job, grant: Grant) -> None:
         self._runner = runner
         self._job = job
-        self._clock: Clock = runner.jobs.clock
-        self._identities: Identities = runner.jobs.identities
-        self._identity = job.identity
         self._grant = grant
-        self._policy = job.policy
         self._deadline = grant.deadline
         self._depth = 0
         self._lost = False
@@ -56,15 +48,15 @@ class AttemptBase:
 
     @property
     def scope(self) -> str:
-        return self._identity.scope
+        return self._job.scope
 
     @property
     def operation(self) -> str:
-        return self._identity.operation
+        return self._job.operation
 
     @property
     def key(self) -> str:
-        return self._identity.key
+        return self._job.key
 
     @property
     def number(self) -> int:
@@ -79,7 +71,7 @@ class AttemptBase:
     @property
     def retry_safe(self) -> bool:
         """Whether this operation is run again if its owner dies."""
-        return self._policy.retry_safe
+        return self._job.policy.retry_safe
 
     @property
     def lost(self) -> bool:
@@ -101,18 +93,28 @@ class AttemptBase:
                 "this attempt fell silent longer than its lease and may have been overtaken; "
                 "its outcome will not be stored. Retry with the same key",
                 operation=self.operation,
-                tag=self._identity.tag,
+                tag=self._job.identity.tag,
             )
 
     def child_key(self, name: str) -> str:
         """The key to send downstream for `name`: the same on every retry of this operation."""
-        return self._identities.child_key(self._identity, name)
+        return self._identities.child_key(self._job.identity, name)
 
     def child_uuid(self, name: str) -> UUID:
         """The same for providers that take a UUID, or no more than 36 characters."""
-        return self._identities.child_uuid(self._identity, name)
+        return self._identities.child_uuid(self._job.identity, name)
 
     # --- for the engine ---------------------------------------------------------------------
+
+    @property
+    def _clock(self) -> Clock:
+        clock: Clock = self._runner.jobs.clock
+        return clock
+
+    @property
+    def _identities(self) -> Identities:
+        identities: Identities = self._runner.jobs.identities
+        return identities
 
     @property
     def _steps(self) -> AttemptSteps:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from functools import partial
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from oncekey.core import codec as codecs
-from oncekey.core.codec import Codec, Stored
+from oncekey.core.codec import Codec
 from oncekey.core.effects import AttemptOutcome, Recovered, Returned
 from oncekey.core.errors import ConfigurationError, NotStarted
 from oncekey.core.events import EventKind
@@ -23,10 +23,11 @@ from oncekey.core.recovery import Recovery, UnknownKey
 from oncekey.engine.event_bus import EventBus
 from oncekey.engine.jobs import Job, JobFactory
 from oncekey.engine.key_status import arguments_of, step_statuses
-from oncekey.engine.replay_cache import CACHE_AGE_MAX_US, ReplayCache
+from oncekey.engine.replay_cache import CACHE_AGE_MAX_US, Entry, Name, ReplayCache
 from oncekey.engine.results import Result, result_of
 
 # What a call gives that has not run a single line yet. None of these types can be subclassed.
+_FINISHED, _REPLAYED = EventKind.FINISHED, EventKind.REPLAYED
 UNSTARTED: Final = frozenset((CoroutineType, GeneratorType, AsyncGeneratorType))
 
 
@@ -53,7 +54,7 @@ def not_run(job: Job, value: object, what: str = "the body") -> BodyNotRun:
 def pack(codec: Codec, policy: Policy, value: Any, deadline: int) -> Returned:
     """The body's value as bytes, or a tombstone if it cannot be kept."""
     try:
-        body = codecs.pack_value(codec, value)
+        body, is_exact = codecs.pack_exactly(codec, value)
     except Exception as error:  # the codec may be the user's: whatever it raises, the body ran
         if _packs(codec, value):
             raise  # not the codec but a signal handler raised it
@@ -64,7 +65,7 @@ def pack(codec: Codec, policy: Policy, value: Any, deadline: int) -> Returned:
         reason = f"its answer has {len(body)} bytes, max_bytes is {policy.max_bytes}"
         body = codecs.pack_tombstone(reason, too_large=True)
         return Returned(body, deadline, value, kept=False)
-    return Returned(body, deadline)
+    return Returned(body, deadline, value, True, is_exact) if is_exact else Returned(body, deadline)
 
 
 def _packs(codec: Codec, value: Any) -> bool:
@@ -73,6 +74,17 @@ def _packs(codec: Codec, value: Any) -> bool:
     except Exception:
         return False
     return True
+
+
+class _Cached(NamedTuple):
+    """An entry of the cache under its name."""
+
+    name: Name
+    entry: Entry
+
+    @property
+    def identity(self) -> Identity:
+        return Identity(*self.name, self.entry[0])
 
 
 class Outcomes:
@@ -97,46 +109,41 @@ class Outcomes:
         entry = self.cache.get(name, now)
         if entry is None:
             return None
-        id, fingerprint, body, attempt, fence, _, expires_at = entry
+        fingerprint, body, attempt, fence, _, expires_at = entry[1:]
         if fingerprint != jobs.identities.fingerprint(request):
             return None  # another request: the store decides what that means
-        identity = Identity(scope, operation, key, id)
+        whose = _Cached(name, entry)
         if self.events.subscribers:
-            self.events.emit(EventKind.REPLAYED, identity, now, fence, attempt, from_cache=True)
+            emit = self.events.emit
+            emit(EventKind.REPLAYED, whose.identity, now, fence, attempt, from_cache=True)
         chosen = jobs.codec if codec is None else codecs.codec_for(codec)
-        stored = codecs.unpack(body)
-        return result_of(identity, chosen, stored, True, attempt, fence, expires_at - now)
+        return result_of(whose, chosen, body, True, attempt, fence, expires_at - now)
 
-    def record(self, job: Job, outcome: AttemptOutcome) -> Stored | None:
+    def record(self, job: Job, outcome: AttemptOutcome) -> None:
         """Emit the outcome's events and cache it if it is finished, whether or not a caller still
-        waits. Returns what was stored, for `results.conclude`."""
+        waits."""
         kind = outcome.kind
         if self.events.subscribers:
             emit = partial(self.events.emit, identity=job.identity, started_at=job.started_at)
             emit(kind, fence=outcome.fence, attempt=outcome.attempt)
             if outcome.unrecorded:
                 emit(EventKind.UNRECORDED, fence=outcome.fence, attempt=outcome.attempt)
-        if outcome.error is not None or (
-            kind is not EventKind.FINISHED and kind is not EventKind.REPLAYED
-        ):
-            return None
-        stored = codecs.unpack(outcome.body)
-        identity, started_at = job.identity, job.started_at
+        if outcome.error is not None or (kind is not _FINISHED and kind is not _REPLAYED):
+            return
         # Counted from before the run, so that no entry outlives its record.
-        expires_at = started_at + outcome.expires_in
+        started_at, keeps = job.started_at, outcome.expires_in
         self.cache.put(
-            (identity.scope, identity.operation, identity.key),
+            (job.scope, job.operation, job.key),
             (
-                identity.id,
-                job.task.fingerprint,
+                job.claim.id,
+                job.claim.fingerprint,
                 outcome.body,
                 outcome.attempt,
                 outcome.fence,
-                min(expires_at, started_at + CACHE_AGE_MAX_US),
-                expires_at,
+                started_at + (keeps if keeps < CACHE_AGE_MAX_US else CACHE_AGE_MAX_US),
+                started_at + keeps,
             ),
         )
-        return stored
 
     # --- recovery -----------------------------------------------------------------------------
 

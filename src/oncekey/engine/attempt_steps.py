@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from oncekey.core.codec import (
@@ -96,7 +97,7 @@ class RunningStep:
         refuse_reserved(name)
         self.probe_grace = _grace_us(attempt, name, probed, probe_grace)
         self.saved = saved
-        envelope = _request_envelope(name, saved, request, attempt._policy.max_bytes)
+        envelope = _request_envelope(name, saved, request, attempt._job.policy.max_bytes)
         self.args = (self.key, _request(name, envelope)) if envelope else (self.key,)
         self.intent = pack_step({"key": self.key}, envelope)
         self.codec = codec
@@ -152,7 +153,7 @@ class AttemptSteps:
                     f"step {name!r} would be number {STEPS_MAX + 1}; an operation has at most "
                     f"{STEPS_MAX} steps",
                     operation=attempt.operation,
-                    tag=attempt._identity.tag,
+                    tag=attempt._job.identity.tag,
                 )
             return RunningStep(attempt, name, saved, request, probed, probe_grace, codec)
         except BaseException:
@@ -167,7 +168,7 @@ class AttemptSteps:
             raise StoreUnavailable(
                 f"step {name!r} could not be recorded ({outcome.error}); retry with the same key",
                 operation=attempt.operation,
-                tag=attempt._identity.tag,
+                tag=attempt._job.identity.tag,
             ) from outcome.error
         if outcome.error is None and not outcome.lost:
             self.stored[name] = Step(name, True, outcome.body, 0)
@@ -224,7 +225,7 @@ class AttemptSteps:
         stored = unpack(envelope)
         if not outcome.kept and isinstance(stored, Tombstone) and stored.too_large:
             return outcome.raw
-        where = {"operation": step.attempt.operation, "tag": step.attempt._identity.tag}
+        where = {"operation": step.attempt.operation, "tag": step.attempt._job.identity.tag}
         if isinstance(stored, StoredValue):
             try:
                 return value_of(stored, step.codec)
@@ -241,7 +242,7 @@ class AttemptSteps:
 
 def packed_result(result: object, returned: Returned) -> Returned:
     """A step's packed value together with the external id and the status of its StepResult."""
-    return returned._replace(body=pack_step(result_facts(result), returned.body))
+    return replace(returned, body=pack_step(result_facts(result), returned.body))
 
 
 def error_to_raise(errors: Sequence[BaseException]) -> BaseException:
@@ -272,7 +273,7 @@ def _used_twice(attempt: AttemptBase, name: str, holder: object) -> Configuratio
         f"step {name!r} {why} in this attempt, and nothing was sent for the second one; give "
         f"each step its own name, and number those of a loop: f'{{name}}:{{number}}'",
         operation=attempt.operation,
-        tag=attempt._identity.tag,
+        tag=attempt._job.identity.tag,
     )
 
 
@@ -286,7 +287,7 @@ def _grace_us(
             )
         return None
     if probe_grace is None:
-        return attempt._policy.times.lease
+        return attempt._job.policy.times.lease
     return microseconds(probe_grace, name="probe_grace")
 
 

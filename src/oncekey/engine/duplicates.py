@@ -16,6 +16,11 @@ core/state_machine.py. Between processes the store alone decides.
 Contains the registry of those who wait. Waking is a callback, made outside the lock; it may come
 twice. Whoever is in the registry must call `leave`, and its attempt `poller_left`, however it ends.
 Must not know threads or event loops beyond its own lock.
+
+Nearly every claim is alone, so leading costs two operations on a dict, which need no lock: `lead`
+enters the claim if the key has no leader; `replied` takes it out and then looks whether anybody
+waits. Whoever wants to wait enters itself first and then looks for a leader, under the lock. So at
+least one of the two sees the other.
 """
 
 from __future__ import annotations
@@ -40,7 +45,7 @@ class Waiter:
     """One caller's claim while it is in the registry.
 
     reply    the reply it was given; None if it was woken to send its own claim
-    leads    it sends its claim now, for itself and for those who wait
+    leads    it was woken to send its claim, for itself and for those who wait
     behind   the claim that was under way when it came, whose reply may have been decided before
     caller   names its attempt, which may claim again as another owner
     unknown  its last reply was that the key is unknown, so the same reply again does not wake it
@@ -62,7 +67,7 @@ class Waiter:
         self.wake = wake
         self.reply: ClaimReply | None = None
         self.leads = False
-        self.behind: Waiter | None = None
+        self.behind: Claim | None = None
 
 
 class _KeyWaiters:
@@ -84,29 +89,28 @@ class Duplicates:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._leaders: dict[bytes, Waiter] = {}
+        self._leaders: dict[bytes, Claim] = {}
         self._waiting: dict[bytes, _KeyWaiters] = {}
 
     # --- a claim ------------------------------------------------------------------------------
 
-    def lead(self, waiter: Waiter) -> bool:
-        """True if no claim of this key is under way: the waiter sends its own now."""
-        with self._lock:
-            if waiter.claim.id in self._leaders:
-                return False
-            waiter.leads, self._leaders[waiter.claim.id] = True, waiter
-            return True
+    def lead(self, claim: Claim) -> bool:
+        """True if no other claim of this key is under way: this one is sent now."""
+        return self._leaders.setdefault(claim.id, claim) is claim
 
     def lead_or_wait(self, waiter: Waiter) -> bool:
         """The same; if it is False, the waiter will be woken, with a reply or to lead."""
         id = waiter.claim.id
         with self._lock:
-            leader = self._leaders.get(id)
-            if leader is None:
-                waiter.leads, self._leaders[id] = True, waiter
+            for_reply = self._waiters_of(id).for_reply
+            for_reply[waiter] = None
+            leader = self._leaders.setdefault(id, waiter.claim)
+            if leader is waiter.claim:
+                waiter.leads = True
+                del for_reply[waiter]
+                self._remove_if_empty(id)
                 return True
             waiter.behind = leader
-            self._waiters_of(id).for_reply[waiter] = None
             return False
 
     def take_lead(self, waiter: Waiter) -> None:
@@ -115,28 +119,32 @@ class Duplicates:
         with self._lock:
             if waiter.reply is None:
                 self._waiters_of(id).for_reply.pop(waiter, None)
-                waiter.leads, self._leaders[id] = True, waiter
+                waiter.leads, self._leaders[id] = True, waiter.claim
 
-    def replied(self, leader: Waiter, reply: ClaimReply) -> None:
-        """The leader's claim got this reply: give it to all whose claims it answers."""
-        id = leader.claim.id
-        with self._lock:
-            if self._leaders.get(id) is not leader:
+    def replied(self, leader: Claim, reply: ClaimReply) -> None:
+        """The leading claim got this reply: give it to all whose claims it answers."""
+        id = leader.id
+        if id not in self._waiting:
+            self._leaders.pop(id, None)
+            if id not in self._waiting:
                 return
+        with self._lock:
+            if self._leaders.setdefault(id, leader) is not leader:
+                return  # the next leader's reply is for those who wait
             woken = self._deliver(leader, reply) if id in self._waiting else []
             self._pass_lead(id, woken)
         _wake(woken)
 
-    def leave(self, waiter: Waiter) -> None:
-        """The waiter is gone, with or without a reply."""
-        id = waiter.claim.id
+    def leave(self, claim: Claim, waiter: Waiter | None = None) -> None:
+        """A claim is not under way any more, or its waiter is gone, with or without a reply."""
+        id = claim.id
         woken: list[Waiter] = []
         with self._lock:
             waiters = self._waiting.get(id)
-            if waiters is not None:
+            if waiters is not None and waiter is not None:
                 waiters.for_reply.pop(waiter, None)
                 waiters.sleeping.pop(waiter, None)
-            if self._leaders.get(id) is waiter:
+            if self._leaders.get(id) is claim:
                 self._pass_lead(id, woken)
             else:
                 self._remove_if_empty(id)
@@ -202,9 +210,9 @@ class Duplicates:
         if waiters is not None and waiters.is_empty():
             del self._waiting[id]
 
-    def _deliver(self, leader: Waiter, reply: ClaimReply) -> list[Waiter]:
+    def _deliver(self, leader: Claim, reply: ClaimReply) -> list[Waiter]:
         """Give the reply to all whose claims it answers, and remove them."""
-        waiters = self._waiting[leader.claim.id]
+        waiters = self._waiting[leader.id]
         woken = _set_replies(waiters.for_reply, leader, reply)
         for waiter in woken:
             del waiters.for_reply[waiter]
@@ -222,12 +230,12 @@ class Duplicates:
         """No claim is under way any more: one of those who wait for a reply sends the next."""
         waiters = self._waiting.get(id)
         if waiters is None or not waiters.for_reply:
-            del self._leaders[id]
+            self._leaders.pop(id, None)
             self._remove_if_empty(id)
             return
         leader = next(iter(waiters.for_reply))
         del waiters.for_reply[leader]
-        leader.leads, self._leaders[id] = True, leader
+        leader.leads, self._leaders[id] = True, leader.claim
         woken.append(leader)
 
     def _wake_poller(self, waiters: _KeyWaiters, woken: list[Waiter]) -> None:
@@ -240,7 +248,7 @@ class Duplicates:
                 return
 
 
-def _set_replies(waiters: Iterable[Waiter], leader: Waiter, reply: ClaimReply) -> list[Waiter]:
+def _set_replies(waiters: Iterable[Waiter], leader: Claim, reply: ClaimReply) -> list[Waiter]:
     """Derive the waiters' replies from the leader's; returns those that have got one."""
     cannot_change = isinstance(reply, (Claimed, Replay))
     found = []
@@ -250,7 +258,7 @@ def _set_replies(waiters: Iterable[Waiter], leader: Waiter, reply: ClaimReply) -
         if isinstance(reply, StoreUnavailable):
             waiter.reply = reply
         else:
-            waiter.reply = reply_to_duplicate(leader.claim, reply, waiter.claim)
+            waiter.reply = reply_to_duplicate(leader, reply, waiter.claim)
         if waiter.reply is not None:
             found.append(waiter)
     return found

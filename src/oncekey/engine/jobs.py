@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from oncekey.core import codec as codecs
 from oncekey.core.codec import Codec
-from oncekey.core.effects import Task
+from oncekey.core.commands import Claim
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.guarantees import Guarantee, Level, check_level
 from oncekey.core.identity import Identities, Identity, KeyLike
@@ -24,14 +24,48 @@ from oncekey.engine.guarantee_check import GuaranteeLost, GuaranteeMonitor, refu
 _POLICIES_MAX = 256
 
 
-class Job(NamedTuple):
-    """One call of `run`: its key, its policy, when it came, and the task for the attempt flow."""
+class Job:
+    """One call of `run`, for one attempt: who asks for what under which key, the claim with its own
+    owner token, its policy and codec, and when it came. `arguments` are stored before the body
+    starts, if there are any. Nothing changes it."""
 
-    identity: Identity
-    policy: Policy
-    codec: Codec
-    started_at: int
-    task: Task
+    __slots__ = ("arguments", "claim", "codec", "key", "operation", "policy", "scope", "started_at")
+
+    def __init__(
+        self,
+        scope: str,
+        operation: str,
+        key: str,
+        claim: Claim,
+        policy: Policy,
+        codec: Codec,
+        started_at: int,
+        arguments: bytes = b"",
+    ) -> None:
+        self.scope = scope
+        self.operation = operation
+        self.key = key
+        self.claim = claim
+        self.policy = policy
+        self.codec = codec
+        self.started_at = started_at
+        self.arguments = arguments
+
+    @property
+    def identity(self) -> Identity:
+        return Identity(self.scope, self.operation, self.key, self.claim.id)
+
+    def with_arguments(self, arguments: bytes) -> Job:
+        return Job(
+            self.scope,
+            self.operation,
+            self.key,
+            self.claim,
+            self.policy,
+            self.codec,
+            self.started_at,
+            arguments,
+        )
 
 
 class JobFactory:
@@ -113,29 +147,43 @@ class JobFactory:
             policy = self.policy_with(options, operation)
         else:
             policy = self.policy
-        identity = self.identities.identify(scope, operation, key)
+        text, id = self.identities.key_and_id(scope, operation, key)
         fingerprint = self.identities.fingerprint(request)
-        return self.make_from(identity, fingerprint, policy, codec)
+        return self._make(scope, operation, text, id, fingerprint, policy, codec)
 
     def make_from(self, identity: Identity, fingerprint: bytes, policy: Policy, codec: Any) -> Job:
-        """The job of a key that is known already. Each job has an owner token of its own."""
+        """The job of a key that is known already."""
+        return self._make(*identity, fingerprint, policy, codec)
+
+    def _make(
+        self,
+        scope: str,
+        operation: str,
+        key: str,
+        id: bytes,
+        fingerprint: bytes,
+        policy: Policy,
+        codec: Any,
+    ) -> Job:
+        """Each job has an owner token of its own."""
         times = policy.times
-        if self.transactional:
-            # No waiting: the other attempt could never end while this transaction holds the lock.
-            times = replace(times, wait=0)
-        task = Task(
-            identity.id,
+        # In the order of Claim's fields: by position, because one is made for every run.
+        claim = Claim(
+            id,
             new_owner(),
             fingerprint,
-            times,
-            policy.recover is not None,
-            identity.scope,
-            identity.operation,
-            identity.key if self.raw_keys else "",
+            times.lease,
+            times.keep,
+            times.audit,
+            times.retry_safe,
+            scope,
+            operation,
+            key if self.raw_keys else "",
             self.transactional,
+            times.keep_unknown,
         )
         chosen = self.codec if codec is None else codecs.codec_for(codec)
-        return Job(identity, policy, chosen, self.clock.now(), task)
+        return Job(scope, operation, key, claim, policy, chosen, self.clock.now())
 
     def locate(self, operation: str, key: KeyLike, scope: str, codec: Any) -> tuple[bytes, Codec]:
         """The id of a key's record and the codec of its value, for reading only."""
@@ -178,9 +226,10 @@ class JobFactory:
     def refusal(self, job: Job) -> GuaranteeLost | None:
         """The error that forbids the body to run, since the store may guarantee less by now than
         when it was opened. Must be called between the claim and the body."""
-        current = self._monitor.current()
-        if current is not self._monitor.reported:
-            self._monitor.report(current)
+        monitor = self._monitor
+        current = monitor.current()
+        if current is not monitor.reported:
+            monitor.report(current)
         if current.level >= self.guarantee.level:
             return None
         return refusal_of(current, job.policy, job.identity, transactional=self.transactional)

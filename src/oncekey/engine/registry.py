@@ -69,8 +69,7 @@ class Registry:
         )
         # The raw key is part of them whatever `raw_keys` says: child keys are derived from it.
         envelope = _pack_request(request, job.policy.max_bytes)
-        arguments = pack_step({"key": job.identity.key}, envelope)
-        return job._replace(task=job.task._replace(arguments=arguments))
+        return job.with_arguments(pack_step({"key": job.key}, envelope))
 
 
 def plain_copy(request: Any) -> Any:

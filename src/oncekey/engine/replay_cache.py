@@ -29,8 +29,8 @@ Entry = tuple[bytes, bytes, bytes, int, int, int, int]
 
 
 class ReplayCache:
-    """An LRU of outcomes by (scope, operation, key); safe from any thread. Callers may look for a
-    name in `entries` before they call `get`, which takes a lock."""
+    """An LRU of outcomes by (scope, operation, key); safe from any thread. Reading takes no lock:
+    each step of it is one operation on a dict."""
 
     def __init__(
         self, entries: int = CACHE_ENTRIES_DEFAULT, size: int = CACHE_BYTES_DEFAULT
@@ -44,29 +44,35 @@ class ReplayCache:
 
     def get(self, name: Name, now: int) -> Entry | None:
         """The outcome, if there is one that is still valid. The caller compares the fingerprint."""
-        with self._lock:
-            entry = self.entries.get(name)
-            if entry is None:
-                return None
-            if now >= entry[5]:
+        entries = self.entries
+        entry = entries.get(name)
+        if entry is None:
+            return None
+        if now >= entry[5]:
+            with self._lock:
                 self._drop(name)
-                return None
-            self.entries.move_to_end(name)
-            return entry
+            return None
+        try:
+            entries.move_to_end(name)
+        except KeyError:  # another thread has just dropped it; what it held is still true
+            pass
+        return entry
 
     def put(self, name: Name, entry: Entry) -> None:
-        size = _size(entry)
+        size = len(entry[2]) + ENTRY_OVERHEAD
         if self._most_entries == 0 or size > self._most_bytes:
             return
         with self._lock:
             if not self._is_open:
                 return
-            if name in self.entries:
+            entries = self.entries
+            if name in entries:
                 self._drop(name)
-            self.entries[name] = entry
+            entries[name] = entry
             self._bytes += size
-            while len(self.entries) > self._most_entries or self._bytes > self._most_bytes:
-                self._drop(next(iter(self.entries)))
+            while len(entries) > self._most_entries or self._bytes > self._most_bytes:
+                _, oldest = entries.popitem(last=False)
+                self._bytes -= len(oldest[2]) + ENTRY_OVERHEAD
 
     def close(self) -> None:
         """Remove all entries, and accept none until `reopen`."""
@@ -90,8 +96,4 @@ class ReplayCache:
     def _drop(self, name: Name) -> None:
         entry = self.entries.pop(name, None)
         if entry is not None:
-            self._bytes -= _size(entry)
-
-
-def _size(entry: Entry) -> int:
-    return len(entry[2]) + ENTRY_OVERHEAD
+            self._bytes -= len(entry[2]) + ENTRY_OVERHEAD

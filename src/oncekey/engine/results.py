@@ -5,10 +5,18 @@ Contains the messages of the errors that callers meet. Must not know stores, thr
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
-from oncekey.core.codec import Codec, Stored, StoredError, StoredValue, Tombstone, unpack
+from oncekey.core.codec import (
+    JSON,
+    PLAIN_HEAD,
+    Codec,
+    StoredError,
+    StoredValue,
+    Tombstone,
+    load_plain,
+    unpack,
+)
 from oncekey.core.effects import AttemptOutcome
 from oncekey.core.errors import (
     InFlight,
@@ -26,10 +34,18 @@ from oncekey.core.identity import Identity
 from oncekey.engine.jobs import Job
 
 T = TypeVar("T")
+SECOND: Final = 1_000_000
+_FINISHED, _REPLAYED = EventKind.FINISHED, EventKind.REPLAYED
 
 
-@dataclass(frozen=True, slots=True)
-class Result(Generic[T]):
+class Identified(Protocol):
+    """Has an identity, which is made only for an error."""
+
+    @property
+    def identity(self) -> Identity: ...
+
+
+class Result(NamedTuple, Generic[T]):
     """The result of a run: its `value`, whether it was `replayed`, the attempt and fence that made
     it, and in how many seconds its key expires (`expires_in`; after that the key is new again)."""
 
@@ -40,23 +56,18 @@ class Result(Generic[T]):
     expires_in: float = 0.0
 
 
-def conclude(job: Job, outcome: AttemptOutcome, stored: Stored | None) -> Result[Any]:
-    """The result of an attempt for its caller; raises its error if there is one. `stored` is what
-    `Outcomes.record` returned."""
-    identity = job.identity
-    if stored is None:
-        raise error_of(identity, job.codec, outcome, version_of(job.task.fingerprint))
-    if not outcome.kept:
-        return not_kept(identity, outcome, stored)
-    return result_of(
-        identity,
-        job.codec,
-        stored,
-        outcome.kind is EventKind.REPLAYED,
-        outcome.attempt,
-        outcome.fence,
-        outcome.expires_in,
-    )
+def conclude(job: Job, outcome: AttemptOutcome) -> Result[Any]:
+    """The result of an attempt for its caller; raises its error if there is one."""
+    kind, returned = outcome.kind, outcome.returned
+    if outcome.error is not None or (kind is not _FINISHED and kind is not _REPLAYED):
+        raise error_of(job.identity, job.codec, outcome, version_of(job.claim.fingerprint))
+    if returned is None or not (returned.exact and returned.kept):
+        if returned is not None and not returned.kept:
+            return not_kept(job.identity, outcome)
+        replayed, expires_in = kind is _REPLAYED, outcome.expires_in
+        attempt, fence = outcome.attempt, outcome.fence
+        return result_of(job, job.codec, outcome.body, replayed, attempt, fence, expires_in)
+    return Result(returned.raw, False, outcome.attempt, outcome.fence, outcome.expires_in / SECOND)
 
 
 def value_of(stored: StoredValue, codec: Codec) -> Any:
@@ -74,18 +85,24 @@ def value_of(stored: StoredValue, codec: Codec) -> Any:
 
 
 def result_of(
-    identity: Identity,
+    whose: Identified,
     codec: Codec,
-    stored: Stored,
+    body: bytes,
     replayed: bool,
     attempt: int,
     fence: int,
-    expires_in: int = 0,
+    expires_in: int,
 ) -> Result[Any]:
     """The result of a stored outcome; a stored failure is raised."""
+    seconds = expires_in / SECOND
+    if codec is JSON and body.startswith(PLAIN_HEAD):  # nearly every value
+        try:
+            return Result(load_plain(body), replayed, attempt, fence, seconds)
+        except ValueError:
+            pass  # damaged: the error is made below
+    stored, identity = unpack(body), whose.identity
     if isinstance(stored, StoredValue):
         try:
-            seconds = expires_in / 1_000_000
             return Result(value_of(stored, codec), replayed, attempt, fence, seconds)
         except NotReplayable as error:
             raise NotReplayable(str(error), **_where(identity)) from error
@@ -103,12 +120,13 @@ def result_of(
     )
 
 
-def not_kept(identity: Identity, outcome: AttemptOutcome, stored: Stored) -> Result[Any]:
+def not_kept(identity: Identity, outcome: AttemptOutcome) -> Result[Any]:
     """The result of a body that this very call ran and that could not be stored. A value that is
     too large goes to the caller; one that no codec takes is an error at once, so that the mistake
     is found on the first run and not on the first retry."""
+    stored = unpack(outcome.body)
     if isinstance(stored, Tombstone) and stored.too_large:
-        seconds = outcome.expires_in / 1_000_000
+        seconds = outcome.expires_in / SECOND
         return Result(outcome.raw, False, outcome.attempt, outcome.fence, seconds)
     reason = stored.reason if isinstance(stored, Tombstone) else "unreadable"
     raise NotReplayable(
@@ -130,7 +148,7 @@ def error_of(
         return _unavailable(codec, outcome, outcome.error, where)
     if outcome.error is not None:
         return outcome.error
-    seconds = outcome.retry_after / 1_000_000
+    seconds = outcome.retry_after / SECOND
     if kind is EventKind.MISMATCH:
         return _mismatch(outcome.version, own_version, where)
     if kind is EventKind.IN_FLIGHT:

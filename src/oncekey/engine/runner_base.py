@@ -1,10 +1,4 @@
-"""What both runners share: how far one run has come, and the lock on a caller's connection.
-
-A signal's handler may raise anywhere (Ctrl-C, a worker's time limit), between any two instructions
-of ours. What must be done about the key then has to be known, so each step of a run is recorded
-here in one assignment, and the runner closes the key before the interruption goes on to the caller
-(I14).
-"""
+"""What both runners share: the parts of an engine, and the lock on a caller's connection."""
 
 from __future__ import annotations
 
@@ -15,54 +9,16 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final
 
-from oncekey.core.effects import Grant, Task
+from oncekey.core.attempt_flow import Flow
+from oncekey.core.attempt_flow import attempt as attempt_flow
+from oncekey.core.effects import Grant
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.events import EventKind
-from oncekey.engine.attempt_base import AttemptBase
 from oncekey.engine.attempt_outcomes import Outcomes
 from oncekey.engine.jobs import Job, JobFactory
 
 # How often it is tried to close the key of an interrupted run, each time it is interrupted again.
 CLOSE_TRIES: Final = 3
-
-
-class _Nothing:
-    """No value yet: a body may return None."""
-
-
-NOTHING: Final = _Nothing()
-
-
-class Progress:
-    """How far one run has come.
-
-    task     what is claimed, or may have been
-    spare    the owner of a second claim, if the first one was too old to begin with
-    attempt  the body's attempt, once the key is claimed
-    outer    what was current outside of the body
-    begun    the body may have begun
-    value    what the body returned
-    error    what it raised
-    ended    nothing more has to be done about the key
-    """
-
-    __slots__ = ("attempt", "begun", "ended", "error", "outer", "spare", "task", "value")
-
-    def __init__(self, task: Task, outer: Any) -> None:
-        self.task = task
-        self.spare = b""
-        self.attempt: AttemptBase | None = None
-        self.outer = outer
-        self.begun = False
-        self.value: Any = NOTHING
-        self.error: BaseException | None = None
-        self.ended = False
-
-    def owners(self) -> list[bytes]:
-        """The owners whose claims may be there: the first one, the last one that was too old to
-        begin with, and that of the claim after it."""
-        held = self.attempt._grant.owner if self.attempt is not None else b""
-        return [owner for owner in dict.fromkeys((self.task.owner, held, self.spare)) if owner]
 
 
 class RunnerBase:
@@ -88,6 +44,12 @@ class RunnerBase:
     def _emit_claimed(self, job: Job, grant: Grant) -> None:
         kind = EventKind.TAKEOVER if grant.taken_over else EventKind.CLAIMED
         self._events.emit(kind, job.identity, job.started_at, grant.fence, grant.attempt)
+
+
+def flow_of(job: Job) -> Flow:
+    """The attempt flow of a job."""
+    policy = job.policy
+    return attempt_flow(job.claim, policy.times, policy.recover is not None, job.arguments)
 
 
 def whole_call(fn: Any, /, *args: Any, **kwargs: Any) -> defaultdict[int, Any]:

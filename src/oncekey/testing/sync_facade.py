@@ -193,7 +193,8 @@ class SyncOperation:
         self._loop = loop
 
     def run(self, key: Any, request: Any = None, *, scope: str = "") -> Result[Any]:
-        return self._loop.run(self._operation.run(key, request, scope=scope))
+        result: Result[Any] = self._loop.run(self._operation.run(key, request, scope=scope))
+        return result
 
 
 class SyncOnce:

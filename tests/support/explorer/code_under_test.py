@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from oncekey.core import attempt_flow, heartbeat_flow, state_machine
 from oncekey.core.commands import Claim, Reply
-from oncekey.core.effects import AttemptOutcome, Effect, Grant, Task
+from oncekey.core.effects import AttemptOutcome, Effect, Grant
+from oncekey.core.policy import PolicyTimes
 from oncekey.core.record import Record
 from oncekey.core.state_machine import Decision
 
@@ -22,7 +23,7 @@ class CodeUnderTest:
 
     decide: Callable[..., Decision]  # (record, command, now, floor)
     is_garbage: Callable[[Record, int], bool]
-    attempt: Callable[[Task], Generator[Effect, object, AttemptOutcome]]
+    attempt: Callable[[Claim, PolicyTimes, bool], Generator[Effect, object, AttemptOutcome]]
     heartbeat: Callable[[Grant], Generator[Effect, object, None]]
     reply_to_duplicate: Callable[[Claim, Reply, Claim], Reply | None]
 

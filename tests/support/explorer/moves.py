@@ -22,18 +22,18 @@ from tests.support.explorer.scenario import Actor, BodyEnding
 
 from oncekey.core.commands import Done, Finish, Reply
 from oncekey.core.effects import (
-    ApplyCommand,
     AttemptOutcome,
     CommandResult,
     DeadlineExtended,
+    Grant,
     Overtaken,
     Raised,
     Recover,
     Recovered,
     Returned,
-    RunBody,
     Sleep,
     StartedTooLate,
+    command_of,
 )
 from oncekey.core.errors import NotStarted, StoreUnavailable, Terminal
 from oncekey.core.late_owner import starts_too_late
@@ -83,7 +83,8 @@ class Moves:
         self._known: dict[tuple[Process, int], list[Move]] = {}
 
     def start(self, actor: Actor) -> Process:
-        state = self.generators.begin(lambda: self._code.attempt(actor.task))
+        claim, times, recoverable = actor.claim, actor.times, actor.recoverable
+        state = self.generators.begin(lambda: self._code.attempt(claim, times, recoverable))
         return self.interned.process(actor, FlowState(state))
 
     def of(self, process: Process, now: int) -> list[Move]:
@@ -151,14 +152,15 @@ class Moves:
         state = flow.state
         if isinstance(state.effect, Sleep):
             state = self.generators.advance(state, now)
-        if not isinstance(state.effect, ApplyCommand):
+        command = command_of(state.effect)
+        if command is None:
             return self._arrive(process, state, beating, f"{name} wakes", "wake")
         after = self.interned.with_flow(process, beating, FlowState(state, Phase.SENT, now))
         if beating:
             after = self.interned.process(
                 after.actor, after.main, after.beat, after.held, after.acted, after.beats - 1
             )
-        return Move(f"{name} sends {describe_command(state.effect.command)}", "send", after)
+        return Move(f"{name} sends {describe_command(command)}", "send", after)
 
     def _replied(
         self,
@@ -181,7 +183,7 @@ class Moves:
                     process.actor, process.main, process.beat, None, process.acted, process.beats
                 )
         state = self.generators.advance(flow.state, answer)
-        if isinstance(state.effect, RunBody) and starts_too_late(state.effect.grant, answer.at):
+        if isinstance(state.effect, Grant) and starts_too_late(state.effect, answer.at):
             words, kind = f"{words}, too late to start", "late start"
             state = self.generators.advance(state, StartedTooLate(process.actor.spare))
         return self._arrive(
@@ -230,8 +232,8 @@ class Moves:
                 outcome = state.value
                 words = f"{words}. {process.actor.name} returns {describe_outcome(outcome)}"
                 kind = f"outcome {outcome.kind.value}"
-        elif isinstance(state.effect, RunBody):
-            grant = state.effect.grant
+        elif isinstance(state.effect, Grant):
+            grant = state.effect
             beat = self.generators.begin(lambda: self._code.heartbeat(grant))
             held = HeldClaim(grant.owner, grant.fence, grant.deadline)
             words = f"{words}, and holds it until {grant.deadline} by its own clock"

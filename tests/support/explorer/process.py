@@ -17,7 +17,7 @@ from tests.support.explorer.generator_states import GeneratorState
 from tests.support.explorer.scenario import Actor
 
 from oncekey.core.commands import Command, Reply
-from oncekey.core.effects import ApplyCommand, Grant, RunBody
+from oncekey.core.effects import Grant, command_of
 
 
 class Phase(enum.Enum):
@@ -80,8 +80,8 @@ class Process:
     @property
     def grant(self) -> Grant | None:
         """The grant of its body, while that runs."""
-        if self.main is not None and isinstance(self.main.state.effect, RunBody):
-            return self.main.state.effect.grant
+        if self.main is not None and isinstance(self.main.state.effect, Grant):
+            return self.main.state.effect
         return None
 
     def flow(self, beating: bool) -> FlowState:
@@ -98,8 +98,8 @@ class Interned:
         self._messages: dict[tuple[str, Command], Message] = {}
 
     def message(self, actor: Actor, flow: FlowState) -> Message:
-        assert isinstance(flow.state.effect, ApplyCommand)
-        command = flow.state.effect.command
+        command = command_of(flow.state.effect)
+        assert command is not None
         known = self._messages.get((actor.name, command))
         if known is None:
             known = Message(actor, command, len(self._messages))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from oncekey.core.effects import Task
+from oncekey.core.commands import Claim
 from oncekey.core.policy import PolicyTimes
 from oncekey.core.record import FOREVER_US
 
@@ -58,8 +58,8 @@ class Actor:
         return self.name.lower().encode() * 16
 
     @property
-    def task(self) -> Task:
-        times = PolicyTimes(
+    def times(self) -> PolicyTimes:
+        return PolicyTimes(
             self.lease * TICK,
             self.keep * TICK,
             self.audit * TICK,
@@ -67,8 +67,20 @@ class Actor:
             self.retry_safe,
             FOREVER_US if self.keep_unknown is None else self.keep_unknown * TICK,
         )
-        owner = self.name.encode() * 16
-        return Task(KEY, owner, self.fingerprint, times, recoverable=self.recoverable)
+
+    @property
+    def claim(self) -> Claim:
+        times = self.times
+        return Claim(
+            KEY,
+            self.name.encode() * 16,
+            self.fingerprint,
+            times.lease,
+            times.keep,
+            times.audit,
+            times.retry_safe,
+            keep_unknown=times.keep_unknown,
+        )
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,12 @@ import asyncio
 import inspect
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from oncekey.core.codec import codec_for
 from oncekey.core.commands import Command, Lost, Renew
 from oncekey.core.duration import Duration
 from oncekey.core.effects import (
-    ApplyCommand,
     CommandResult,
     Probe,
     ProbeFoundNothing,
@@ -167,8 +166,8 @@ class AsyncAttempt(AttemptBase):
                     cancellation.note()  # what has happened must still be recorded (I14)
                 result = clock.now()
             else:
-                assert type(effect) is ApplyCommand
-                result = await self._runner.apply(effect.command, cancellation.note, self._deadline)
+                command = cast(Command, effect)
+                result = await self._runner.apply(command, cancellation.note, self._deadline)
 
     async def _call(
         self,

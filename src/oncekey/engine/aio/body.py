@@ -10,17 +10,19 @@ import asyncio
 import inspect
 from collections.abc import Awaitable, Callable
 from types import CoroutineType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from oncekey.core.effects import Raised, Returned, Task
+from oncekey.core.effects import AttemptOutcome, Raised, Returned
 from oncekey.engine.aio.attempt import AsyncAttempt
-from oncekey.engine.aio.loop_state import LoopState
 from oncekey.engine.attempt_base import AttemptBase
 from oncekey.engine.attempt_outcomes import UNSTARTED, BodyNotRun, not_run, pack
 from oncekey.engine.body_check import warn_blocking
 from oncekey.engine.context import enter, entered
 from oncekey.engine.jobs import Job
-from oncekey.engine.runner_base import NOTHING, Progress
+from oncekey.engine.progress import NOTHING, Progress
+
+if TYPE_CHECKING:
+    from oncekey.engine.aio.loop_state import LoopState
 
 T = TypeVar("T")
 AsyncBody = Callable[[AsyncAttempt], Awaitable[T]]
@@ -29,19 +31,27 @@ AsyncBody = Callable[[AsyncAttempt], Awaitable[T]]
 class AsyncProgress(Progress):
     """How far a run in a task has come.
 
-    loop_state      what belongs to the event loop it runs on
-    attempt_task    the task of the attempt
+    loop_state      what belongs to the event loop it runs on; None in a caller's transaction
+    attempt_task    the task of the attempt, which closes its key whatever happens to the caller
     is_abandoned    its caller has left
+    outcome         the outcome of an attempt that ended with its first claim
     waited          not empty once its body has waited for anything
     """
 
-    __slots__ = ("attempt_task", "is_abandoned", "loop_state", "waited")
+    __slots__ = (
+        "attempt_task",
+        "is_abandoned",
+        "loop_state",
+        "outcome",
+        "waited",
+    )
 
-    def __init__(self, loop_state: LoopState, task: Task) -> None:
-        super().__init__(task, entered())
+    def __init__(self, loop_state: LoopState | None, job: Job) -> None:
+        super().__init__(job, entered())
         self.loop_state = loop_state
         self.attempt_task: asyncio.Task[Any] | None = None
         self.is_abandoned = False
+        self.outcome: AttemptOutcome | None = None
         self.waited: list[bool] = []
 
     def abandon(self) -> None:
@@ -59,11 +69,12 @@ async def call_body(
         progress.value = await value
     else:
         progress.value = value
-        warn_blocking(job.identity.operation)
+        warn_blocking(job.operation)
 
 
 def end_body(progress: AsyncProgress, attempt: AttemptBase) -> None:
     """The body has ended. Done again after an interruption, this changes nothing."""
+    assert progress.loop_state is not None
     progress.loop_state.heartbeat.forget(attempt)
     attempt._close()
     enter(progress.outer)

@@ -11,9 +11,11 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from contextvars import Context
+from dataclasses import replace
+from typing import cast
 
 from oncekey.core.commands import Command
-from oncekey.core.effects import ApplyCommand, CommandResult, DeadlineExtended, Sleep
+from oncekey.core.effects import CommandResult, DeadlineExtended, Sleep
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.heartbeat_flow import RENEWALS_PER_LEASE, heartbeat
 from oncekey.engine.attempt_base import AttemptBase
@@ -39,8 +41,8 @@ class AsyncHeartbeat:
 
     def watch(self, attempt: AttemptBase) -> None:
         """Renew this attempt until `forget`."""
-        grant = attempt._grant
-        due = grant.deadline - grant.lease + grant.lease // RENEWALS_PER_LEASE
+        lease = attempt._grant.claim.lease
+        due = attempt._grant.deadline - lease + lease // RENEWALS_PER_LEASE
         self._waiting[attempt] = due
         if self._timer is None or due < self._planned:
             self._plan(due)
@@ -79,7 +81,7 @@ class AsyncHeartbeat:
             self._plan(min(self._waiting.values()))
 
     async def _beat(self, attempt: AttemptBase) -> None:
-        flow = heartbeat(attempt._grant._replace(deadline=attempt._deadline))
+        flow = heartbeat(replace(attempt._grant, deadline=attempt._deadline))
         next(flow)  # up to its first Sleep, which was the timer's
         result: object = self._clock.now()
         while True:
@@ -89,13 +91,12 @@ class AsyncHeartbeat:
                 attempt._mark_lost()
                 return
             result = None
-            if type(effect) is ApplyCommand:
-                result = await self._renewed(effect.command)
-            elif type(effect) is DeadlineExtended:
+            if type(effect) is DeadlineExtended:
                 attempt._extend(effect.deadline)
-            else:
-                assert type(effect) is Sleep
+            elif type(effect) is Sleep:
                 await sleep(self._clock, effect.us)
+            else:
+                result = await self._renewed(cast(Command, effect))
 
     async def _renewed(self, command: Command) -> CommandResult:
         """The result of a renewal. Whatever the store raised, it is tried again."""

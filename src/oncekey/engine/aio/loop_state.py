@@ -9,43 +9,74 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Coroutine, Mapping
 from typing import Any, Final, NamedTuple
 
 from oncekey.core.commands import Command
 from oncekey.core.effects import CommandResult
+from oncekey.engine.aio.attempt import leave
+from oncekey.engine.aio.body import AsyncProgress
 from oncekey.engine.aio.coalescer import Apply, AsyncCoalescer
 from oncekey.engine.aio.deferred_writer import AsyncDeferredWriter
 from oncekey.engine.aio.heartbeat import AsyncHeartbeat
+from oncekey.engine.aio.shared_claims import AsyncSharedClaims, Send
 from oncekey.engine.clock import Clock
 from oncekey.engine.duplicates import Duplicates
+from oncekey.engine.shared_claims_base import RunningAttempts
 
 # How much longer to wait for attempts on another loop: cancelled, they still close their keys.
 DRAIN_MARGIN_SECONDS: Final = 5.0
 
 
+class ClaimsUnderWay:
+    """The first claims of runs, which are sent from their callers' tasks."""
+
+    __slots__ = ("_none_left", "runs")
+
+    def __init__(self) -> None:
+        self.runs: set[AsyncProgress] = set()
+        self._none_left: asyncio.Future[None] | None = None
+
+    def replied(self, run: AsyncProgress) -> None:
+        """Its claim was replied to, or is now the business of another task."""
+        self.runs.discard(run)
+        if self._none_left is not None and not self.runs and not self._none_left.done():
+            self._none_left.set_result(None)
+
+    async def wait(self, seconds: float) -> None:
+        """Wait until none is left, for so long at the most."""
+        if self.runs:
+            self._none_left = asyncio.get_running_loop().create_future()
+            await asyncio.wait([self._none_left], timeout=seconds)
+
+
 class LoopState(NamedTuple):
-    """What belongs to one event loop; `tasks` are the attempts that run on it."""
+    """What belongs to one event loop; `tasks` are the attempts that run on it, `claims` the first
+    claims that are under way."""
 
     coalescer: AsyncCoalescer
-    duplicates: Duplicates
+    shared: AsyncSharedClaims
     heartbeat: AsyncHeartbeat
     deferred_writer: AsyncDeferredWriter
     tasks: set[asyncio.Task[None]]
+    claims: ClaimsUnderWay
 
 
 def make_loop_state(
-    apply: Apply,
-    renew: Callable[[Command], Awaitable[CommandResult]],
-    clock: Clock,
-    max_in_flight: int,
+    apply: Apply, send: Send, running: RunningAttempts, clock: Clock, max_in_flight: int
 ) -> LoopState:
+    """`apply` is the store's, `send` the runner's."""
+
+    async def renew(command: Command) -> CommandResult:
+        return await send(command, leave)
+
     return LoopState(
         AsyncCoalescer(apply, max_in_flight=max_in_flight, now=clock.now),
-        Duplicates(),
+        AsyncSharedClaims(Duplicates(), running, clock, send),
         AsyncHeartbeat(clock, renew),
         AsyncDeferredWriter(renew, clock),
         set(),
+        ClaimsUnderWay(),
     )
 
 
@@ -63,6 +94,7 @@ async def drain(state: LoopState, seconds: float) -> None:
     let them close their keys."""
     loop = asyncio.get_running_loop()
     until = loop.time() + seconds
+    await state.claims.wait(seconds)
     # In a loop, because an attempt that ends may have begun others. Not by the set alone: a task
     # that is cancelled before its first step never removes itself.
     while tasks := {task for task in state.tasks if not task.done()}:

@@ -1,8 +1,10 @@
 """Runs jobs on an event loop.
 
-Each attempt is a task of its own: a caller that is cancelled leaves at once, while the attempt goes
-on to its end and its outcome is stored (I14). An attempt that is cancelled before its body began
-gives the key back.
+The first claim is sent from the caller's own task, for a replay or a rejection ends with it. From
+there on an attempt is a task of its own: a caller that is cancelled leaves at once, while the
+attempt goes on to its end and its outcome is stored (I14). A claim whose caller is cancelled goes
+on in such a task too (hand_over.py). An attempt that is cancelled before its body began gives the
+key back.
 
 Drives the attempt flow of core/attempt_flow.py and performs its effects: applies commands to the
 store, runs the body, sleeps, calls the user's `recover`. The rules are in the flow.
@@ -15,23 +17,21 @@ import inspect
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
-from oncekey.core.attempt_flow import attempt as attempt_flow
-from oncekey.core.attempt_flow import close
-from oncekey.core.codec import Stored
-from oncekey.core.commands import Command, Look, Release, Reply, Seen
+from oncekey.core.attempt_flow import Flow, close
+from oncekey.core.commands import Claim, Command, Finish, Look, Release, Reply, Resolve, Seen
 from oncekey.core.effects import (
-    ApplyCommand,
     AttemptOutcome,
     CommandResult,
+    Effect,
     Grant,
     Overtaken,
     Raised,
     Recover,
     Recovered,
+    RepeatClaim,
     Returned,
-    RunBody,
     Sleep,
     StartedTooLate,
 )
@@ -49,6 +49,7 @@ from oncekey.engine.aio.body import (
     check_begun,
     end_body,
 )
+from oncekey.engine.aio.hand_over import Work, in_callers_task, resumed
 from oncekey.engine.aio.heartbeat import sleep
 from oncekey.engine.aio.loop_state import (
     LoopState,
@@ -57,25 +58,25 @@ from oncekey.engine.aio.loop_state import (
     make_loop_state,
     start_task,
 )
-from oncekey.engine.aio.shared_claims import AsyncSharedClaims
 from oncekey.engine.attempt_base import AttemptBase
 from oncekey.engine.attempt_outcomes import Outcomes, pack
 from oncekey.engine.clock import new_owner
 from oncekey.engine.context import enter as enter_body
 from oncekey.engine.context import leave as leave_body
 from oncekey.engine.jobs import Job, JobFactory
+from oncekey.engine.progress import NOTHING
 from oncekey.engine.results import Result, conclude
 from oncekey.engine.runner_base import (
     CLOSE_TRIES,
-    NOTHING,
     RunnerBase,
+    flow_of,
     hold_connection,
     nesting_depth,
 )
 from oncekey.engine.shared_claims_base import RunningAttempts
 
 T = TypeVar("T")
-Recorded = tuple[AttemptOutcome, Stored | None]
+Done = asyncio.Future[AttemptOutcome | None]
 
 
 class AsyncRunner(RunnerBase):
@@ -115,7 +116,9 @@ class AsyncRunner(RunnerBase):
         return self._make_loop_state(loop) if state is None else state
 
     def _make_loop_state(self, loop: asyncio.AbstractEventLoop) -> LoopState:
-        made = make_loop_state(self._apply, self._renew, self._clock, self._max_in_flight)
+        made = make_loop_state(
+            self._apply, self.apply, self._running, self._clock, self._max_in_flight
+        )
         with self._lock:
             # Loops come and go, one after the other, where every task has an asyncio.run.
             known = self._loop_states.items()
@@ -132,66 +135,137 @@ class AsyncRunner(RunnerBase):
 
     async def run(self, job: Job, body: AsyncBody[T]) -> Result[T]:
         """Run a job to its end: its result, or the error to raise."""
-        progress = AsyncProgress(self.loop_state(), job.task)
         if self._transaction is not None:
-            # The caller's connection belongs to the caller's task; so does the attempt.
-            with hold_connection(self._connection, asyncio.current_task()):
-                recorded = self._record(job, await self._drive(progress, job, body))
-        else:
-            # A task of its own, which outlives a cancelled caller: only this future is cancelled
-            # with the caller, never the task.
-            loop = asyncio.get_running_loop()
-            done: asyncio.Future[Recorded | None] = loop.create_future()
-            try:
-                task = start_task(loop, self._run_in_task(job, body, progress, done))
+            return await self._run_in_callers_transaction(job, body)
+        state = self.loop_state()
+        progress = AsyncProgress(state, job)
+        flow = flow_of(job)
+        try:
+            effect = await self._first_claim(state, progress, flow, job, body)
+            outcome = progress.outcome
+            if effect is not None:
+                # A task of its own, which outlives a cancelled caller: only this future is
+                # cancelled with the caller, never the task.
+                loop = asyncio.get_running_loop()
+                done: Done = loop.create_future()
+                work = self._drive(progress, job, body, flow, effect)
+                attempt = self._run_in_task(job, progress, work, done)
+                progress.attempt_task = task = start_task(loop, attempt)
                 if not task.done():
-                    progress.loop_state.tasks.add(task)
-                recorded = await done
-            except BaseException:
-                progress.is_abandoned = True
-                raise
-        if recorded is None:
+                    state.tasks.add(task)
+                outcome = await done
+        except BaseException as error:
+            progress.is_abandoned = True
+            state.claims.replied(progress)
+            task = progress.attempt_task
+            if task is not None:
+                if not task.done():
+                    state.tasks.add(task)
+            elif not isinstance(error, GeneratorExit):
+                # A signal's handler raised before there was a task to close the key.
+                await self._close_tried(progress, job)
+                self._end(progress)
+            raise
+        if outcome is None:
             raise asyncio.CancelledError  # it was waiting for another attempt at the shutdown
-        return conclude(job, *recorded)
+        return conclude(job, outcome)
+
+    async def _first_claim(
+        self,
+        state: LoopState,
+        progress: AsyncProgress,
+        flow: Flow,
+        job: Job,
+        body: AsyncBody[Any],
+    ) -> Effect | None:
+        """Claim the key in the caller's task, and give the flow the reply. Returns its next
+        effect; None if that was the end, and the outcome is in `progress`."""
+        work = state.shared.apply(progress, cast(Claim, flow.send(None)))
+
+        def hand_over() -> None:
+            progress.is_abandoned = True
+            rest = self._finish_claim(progress, job, body, flow, resumed(work))
+            progress.attempt_task = asyncio.create_task(
+                self._run_in_task(job, progress, rest, None)
+            )
+
+        state.claims.runs.add(progress)
+        try:
+            result = await in_callers_task(work, hand_over)
+        finally:
+            state.claims.replied(progress)
+        try:
+            return flow.send(result)
+        except StopIteration as stop:
+            progress.ended = True
+            progress.outcome = stop.value
+        self._end(progress)
+        self._record(job, progress.outcome)
+        return None
+
+    async def _finish_claim(
+        self,
+        progress: AsyncProgress,
+        job: Job,
+        body: AsyncBody[Any],
+        flow: Flow,
+        claimed: Awaitable[CommandResult],
+    ) -> AttemptOutcome | None:
+        """What is left of an attempt whose caller left while the first claim was under way."""
+        result = await claimed
+        return await self._drive(progress, job, body, flow, None, result)
 
     async def _run_in_task(
         self,
         job: Job,
-        body: AsyncBody[Any],
         progress: AsyncProgress,
-        done: asyncio.Future[Recorded | None],
+        work: Work[AttemptOutcome | None],
+        done: Done | None,
     ) -> None:
-        """The attempt's task, from claim to outcome; sets `done` if its caller still waits."""
+        """The attempt's task, up to its outcome; sets `done` if its caller still waits."""
         engine: object = None
         try:
             progress.attempt_task = asyncio.current_task()
             engine = self.engine()  # held: else a caller that leaves could drop it while this runs
-            recorded = self._record(job, await self._drive(progress, job, body))
-            if not done.done():
-                done.set_result(recorded)
+            outcome = await work
+            self._record(job, outcome)
+            if done is not None and not done.done():
+                done.set_result(outcome)
         except GeneratorExit:
             raise  # its loop is gone: nothing can be awaited any more
         except BaseException as error:
             # Interrupted (a signal's handler), or the user's `recover` raised: first the key.
-            for _ in range(CLOSE_TRIES):
-                with suppress(BaseException):  # interrupted again, or the store failed
-                    await self._close_interrupted(progress, job)
-                    break
-            if done.done():
+            await self._close_tried(progress, job)
+            if done is None or done.done():
                 raise  # the caller has left: this goes to the loop's exception handler
             done.set_exception(error)
         finally:
-            if progress.attempt_task is not None:
-                progress.loop_state.tasks.discard(progress.attempt_task)
+            state = self._end(progress)
+            state.tasks.discard(progress.attempt_task)
             del engine
 
-    def _record(self, job: Job, outcome: AttemptOutcome | None) -> Recorded | None:
+    async def _close_tried(self, progress: AsyncProgress, job: Job) -> None:
+        for _ in range(CLOSE_TRIES):
+            with suppress(BaseException):  # interrupted again, or the store failed
+                await self._close_interrupted(progress, job)
+                break
+
+    def _end(self, progress: AsyncProgress) -> LoopState:
+        """The attempt is over: those who wait for it, on any loop, are woken. Returns the state of
+        its own loop."""
+        state = progress.loop_state
+        assert state is not None
+        for other in tuple(self._loop_states.values()):
+            other.shared.end(progress)
+        return state
+
+    def _record(self, job: Job, outcome: AttemptOutcome | None) -> None:
         """Record an outcome, also if nobody waits for it any more."""
         if outcome is None:
-            return None
+            return
         if outcome.deferred is not None and self._transaction is None:
             self.loop_state().deferred_writer.add(outcome.deferred)
-        return outcome, self._outcomes.record(job, outcome)
+        self._outcomes.record(job, outcome)
 
     async def look(self, id: bytes) -> Seen:
         reply = (await self.apply(Look(id), leave)).reply
@@ -210,8 +284,8 @@ class AsyncRunner(RunnerBase):
             except StopIteration as stop:
                 state: State | None = stop.value
                 return state
-            if type(effect) is ApplyCommand:
-                result = await self.apply(effect.command, leave)
+            if type(effect) is Resolve:
+                result = await self.apply(effect, leave)
             elif type(effect) is Sleep:
                 await sleep(self._clock, self._clock.jitter(effect.us))
                 result = self._clock.now()
@@ -220,77 +294,82 @@ class AsyncRunner(RunnerBase):
                 result = await self._recover(effect, job)
 
     async def _drive(
-        self, progress: AsyncProgress, job: Job, body: AsyncBody[Any]
+        self,
+        progress: AsyncProgress,
+        job: Job,
+        body: AsyncBody[Any],
+        flow: Flow,
+        effect: Effect | None,
+        result: Any = None,
     ) -> AttemptOutcome | None:
-        """The outcome; None if the caller left before anything was claimed."""
-        flow = attempt_flow(progress.task)
-        result: object = None
+        """Perform the effects of the flow from this one on, or from the one that follows `result`.
+        Returns the outcome; None if the caller left before anything was claimed."""
+        shared = progress.loop_state.shared if progress.loop_state is not None else None
         deadline: int | None = None
-        shared: AsyncSharedClaims | None = None
-        if self._transaction is None:
-            where = (progress.loop_state.duplicates, self._running, self._clock)
-            shared = AsyncSharedClaims(*where, self.apply, progress.abandon)
-        try:
-            while True:
+        while True:
+            if effect is None:
                 try:
                     effect = flow.send(result)
                 except StopIteration as stop:
                     progress.ended = True
                     outcome: AttemptOutcome = stop.value
                     return outcome
-                if type(effect) is ApplyCommand:
-                    if shared is None:
-                        result = await self.apply(effect.command, progress.abandon, deadline)
-                    else:
-                        result = await shared.apply(effect, deadline)
-                elif type(effect) is RunBody:
-                    result = await self._run_body(progress, effect.grant, job, body)
-                    deadline = getattr(result, "deadline", None)
-                elif type(effect) is Sleep:
-                    if shared is not None and effect.watch is not None:
-                        result = await shared.sleep(effect)
-                    else:
-                        result = await self._sleep(effect, progress)
-                    # While it waits for another attempt nothing is claimed. In any other pause the
-                    # claim may have been made: the flow gives it back, its body not run.
-                    if progress.is_abandoned and effect.watch is not None and not progress.begun:
-                        progress.ended = True
-                        return None
+            if type(effect) is Grant:
+                result = await self._run_body(progress, effect, job, body)
+                deadline = getattr(result, "deadline", None)
+            elif type(effect) is Finish:
+                result = await self.apply(effect, progress.abandon, deadline)
+                progress.finish_result, progress.finish = result, effect
+            elif type(effect) is Claim and shared is not None:
+                result = await shared.apply(progress, effect)
+            elif type(effect) is Sleep:
+                if shared is not None and effect.watch is not None:
+                    result = await shared.sleep(progress, effect)
                 else:
-                    assert type(effect) is Recover
-                    result = await self._recover(effect, job)
-        finally:
-            if shared is not None:
-                states = tuple(self._loop_states.values())
-                shared.end([state.duplicates for state in states])
+                    result = await self._sleep(effect, progress)
+                # While it waits for another attempt nothing is claimed. In any other pause the
+                # claim may have been made: the flow gives it back, its body not run.
+                if progress.is_abandoned and effect.watch is not None and not progress.begun:
+                    progress.ended = True
+                    return None
+            elif type(effect) is Recover:
+                result = await self._recover(effect, job)
+            elif type(effect) is RepeatClaim:
+                progress.claim, progress.reply = effect.claim, None
+                result = await self.apply(effect.claim, progress.abandon)
+                progress.reply = result.reply
+            else:
+                command = cast(Command, effect)
+                result = await self.apply(command, progress.abandon, deadline)
+            effect = None
 
     async def _close_interrupted(self, progress: AsyncProgress, job: Job) -> None:
         """Close the key of an interrupted run. If this is interrupted itself, it is done again."""
         if progress.ended:
             return
-        task, attempt = progress.task, progress.attempt
+        attempt = progress.attempt
         if attempt is not None:
             self._running.remove(attempt)
             end_body(progress, attempt)
         if attempt is None or not progress.begun:
             # Nothing has happened, so a claim that may have been made is given back.
             for owner in progress.owners():
-                release = Release(task.id, owner, None)
+                release = Release(job.claim.id, owner, None)
                 reply = (await self.apply(release, progress.abandon)).reply
                 if isinstance(reply, StoreUnavailable):
                     self.loop_state().deferred_writer.add(release)
         else:
             ended = body_result(progress, attempt, job)
-            flow = close(task, attempt._grant, ended)
+            flow = close(attempt._grant, job.policy.times, ended)
             result: object = None
             try:
                 while True:
                     effect = flow.send(result)
-                    if type(effect) is ApplyCommand:
-                        result = await self.apply(effect.command, progress.abandon, ended.deadline)
-                    else:
-                        assert type(effect) is Sleep
+                    if type(effect) is Sleep:
                         result = await self._sleep(effect, progress)
+                    else:
+                        command = cast(Command, effect)
+                        result = await self.apply(command, progress.abandon, ended.deadline)
             except StopIteration as stop:
                 self._record(job, stop.value)
         progress.ended = True
@@ -307,13 +386,10 @@ class AsyncRunner(RunnerBase):
         sent_at = now()
         reply: Reply | StoreUnavailable
         try:
-            (reply,) = await self._apply((command,))
+            reply = (await self._apply((command,)))[0]
         except StoreUnavailable as error:
             reply = error
         return CommandResult(reply, sent_at, now())
-
-    async def _renew(self, command: Command) -> CommandResult:
-        return await self.apply(command, leave)
 
     async def _sleep(self, effect: Sleep, progress: AsyncProgress) -> int:
         try:
@@ -350,9 +426,11 @@ class AsyncRunner(RunnerBase):
         task = progress.attempt_task
         assert task is not None
         attempt._on_lost = task.cancel
-        progress.loop_state.heartbeat.watch(attempt)
+        state = progress.loop_state
+        assert state is not None
+        state.heartbeat.watch(attempt)
         enter_body(attempt)
-        self._running.add(job.task.fingerprint, attempt)
+        self._running.add(attempt)
         progress.begun = True
         try:
             await call_body(progress, job, attempt, body)
@@ -367,6 +445,15 @@ class AsyncRunner(RunnerBase):
         return Overtaken() if cancelled and attempt._lost else result  # the cancellation was ours
 
     # --- in the caller's transaction ----------------------------------------------------------
+
+    async def _run_in_callers_transaction(self, job: Job, body: AsyncBody[T]) -> Result[T]:
+        """The caller's connection belongs to the caller's task; so does the attempt."""
+        progress = AsyncProgress(None, job)
+        with hold_connection(self._connection, asyncio.current_task()):
+            outcome = await self._drive(progress, job, body, flow_of(job), None)
+        self._record(job, outcome)
+        assert outcome is not None
+        return conclude(job, outcome)
 
     async def _run_in_transaction(
         self,

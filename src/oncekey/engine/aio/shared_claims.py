@@ -1,7 +1,8 @@
-"""Shares the claims and waits of one attempt with its duplicates on the same event loop.
+"""Shares the claims and waits of attempts with their duplicates on the same event loop.
 
 Performs two effects of the attempt flow: a claim, and a sleep that watches a key. What is shared
-with whom is in duplicates.py.
+with whom is in duplicates.py. A cancellation of an attempt's caller is recorded in its progress and
+ends no wait for a reply.
 """
 
 from __future__ import annotations
@@ -9,107 +10,98 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from oncekey.core.commands import Claim, Command, Finish
-from oncekey.core.effects import ApplyCommand, CommandResult, Sleep
+from oncekey.core.commands import Claim, Command
+from oncekey.core.effects import CommandResult, Sleep
+from oncekey.engine.aio.body import AsyncProgress
 from oncekey.engine.clock import Clock
 from oncekey.engine.duplicates import FOLLOWER_POLL_US, ClaimReply, Duplicates, Waiter
 from oncekey.engine.shared_claims_base import RunningAttempts, SharedClaimsBase
 
-Send = Callable[[Command, Callable[[], None], int | None], Awaitable[CommandResult]]
+Send = Callable[[Command, Callable[[], None]], Awaitable[CommandResult]]
 
 
 class AsyncSharedClaims(SharedClaimsBase):
-    """One attempt's claims, in its task. A cancellation of its caller is reported to `interrupted`
-    and ends no wait for a reply."""
-
-    __slots__ = ("_interrupted", "_send")
+    """The claims and waits of all attempts of one event loop, each in its task."""
 
     def __init__(
-        self,
-        duplicates: Duplicates,
-        running: RunningAttempts,
-        clock: Clock,
-        send: Send,
-        interrupted: Callable[[], None],
+        self, duplicates: Duplicates, running: RunningAttempts, clock: Clock, send: Send
     ) -> None:
         super().__init__(duplicates, running, clock)
         self._send = send
-        self._interrupted = interrupted
 
-    async def apply(self, effect: ApplyCommand, deadline: int | None) -> CommandResult:
-        """Apply a command. The reply to a claim may come from an attempt that runs here or from a
-        duplicate's claim; every other reply comes from the store."""
-        command = effect.command
-        if type(command) is not Claim:
-            result = await self._send(command, self._interrupted, deadline)
-            if type(command) is Finish:
-                self._finished(command, result)
-            return result
-        self._caller = self._caller or command.owner
-        self._claim, self._unanswered = command, True
-        if effect.repeated:
-            result = await self._send(command, self._interrupted, None)
-        else:
-            result = await self._share(command)
-        self._claimed(command, result)
+    async def apply(self, progress: AsyncProgress, claim: Claim) -> CommandResult:
+        """Apply a claim. Its reply may come from an attempt that runs here or from a duplicate's
+        claim; usually there is none of them, and it is sent."""
+        progress.claim, progress.reply = claim, None
+        duplicates = self.duplicates
+        try:
+            if (
+                progress.handed is None
+                and claim.id not in self._running.by_id
+                and duplicates.lead(claim)
+            ):
+                result = await self._send(claim, progress.abandon)
+                duplicates.replied(claim, result.reply)
+            else:
+                result = await self._share(progress, claim)
+        except BaseException:
+            duplicates.leave(claim)
+            raise
+        progress.reply = result.reply
         return result
 
-    async def _share(self, claim: Claim) -> CommandResult:
+    async def _share(self, progress: AsyncProgress, claim: Claim) -> CommandResult:
         now = self._clock.now()
-        reply, self._handed = self._handed, None
+        reply, progress.handed = progress.handed, None
         if reply is None:
             reply = self._running.reply(claim, now)
+        if reply is None and not self.duplicates.lead(claim):
+            reply = await self._wait_for_reply(progress, claim)
         if reply is not None:
-            return CommandResult(reply, now, now, shared=True)
-        waiter = Waiter(claim)
-        try:
-            if not self._duplicates.lead(waiter):
-                reply = await self._wait_for_reply(waiter)
-                if reply is not None:
-                    return CommandResult(reply, now, self._clock.now(), shared=True)
-            result = await self._send(claim, self._interrupted, None)
-            self._duplicates.replied(waiter, result.reply)
-        except BaseException:
-            self._duplicates.leave(waiter)
-            raise
+            return CommandResult(reply, now, self._clock.now(), shared=True)
+        result = await self._send(claim, progress.abandon)
+        self.duplicates.replied(claim, result.reply)
         return result
 
-    async def _wait_for_reply(self, waiter: Waiter) -> ClaimReply | None:
+    async def _wait_for_reply(self, progress: AsyncProgress, claim: Claim) -> ClaimReply | None:
         """The reply that follows from the claim under way; None if this one must be sent too."""
         alarm = _Alarm()
-        waiter.wake = alarm.ring
-        if self._duplicates.lead_or_wait(waiter):
-            return None
-        while waiter.reply is None and not waiter.leads:
-            try:
-                await alarm.wait()
-            except asyncio.CancelledError:
-                self._interrupted()
+        waiter = Waiter(claim, alarm.ring)
+        try:
+            if self.duplicates.lead_or_wait(waiter):
+                return None
+            while waiter.reply is None and not waiter.leads:
+                try:
+                    await alarm.wait()
+                except asyncio.CancelledError:
+                    progress.abandon()
+        except BaseException:
+            self.duplicates.leave(claim, waiter)
+            raise
         return waiter.reply
 
-    async def sleep(self, effect: Sleep) -> int:
+    async def sleep(self, progress: AsyncProgress, effect: Sleep) -> int:
         """Wait for the end of the attempt that holds the key, or for the time to poll again."""
-        claim = self._claim
-        assert claim is not None
         alarm = _Alarm()
-        waiter = Waiter(claim, alarm.ring, self._caller, unknown=self._unknown)
+        waiter = self._sleeper(progress)
+        waiter.wake = alarm.ring
         clock = self._clock
         us = min(effect.most, FOLLOWER_POLL_US)
         try:
-            if self._duplicates.start_sleep(waiter):
+            if self.duplicates.start_sleep(waiter):
                 # Read only now: an attempt that ends after this wakes those who sleep.
-                left = self._running.time_left(claim.id, clock.now())
+                left = self._running.time_left(waiter.claim.id, clock.now())
                 us = min(left, us) if left else clock.jitter(effect.us)
             timer = clock.later(us, alarm.ring)
             try:
                 await alarm.wait()
             except asyncio.CancelledError:
-                self._interrupted()
+                progress.abandon()
             finally:
                 timer.cancel()
         finally:
-            self._duplicates.leave(waiter)
-        self._handed = waiter.reply
+            self.duplicates.leave(waiter.claim, waiter)
+        progress.handed = waiter.reply
         return clock.now()
 
 

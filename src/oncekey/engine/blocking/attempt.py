@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 from oncekey.core.codec import codec_for
 from oncekey.core.commands import Command, Lost, Renew
 from oncekey.core.duration import Duration
 from oncekey.core.effects import (
-    ApplyCommand,
     CommandResult,
     Probe,
     ProbeFoundNothing,
@@ -154,8 +153,7 @@ class Attempt(AttemptBase):
             elif type(effect) is Sleep:
                 result = self._runner.sleep(effect)
             else:
-                assert type(effect) is ApplyCommand
-                result = self._runner.apply(effect.command, self._deadline)
+                result = self._runner.apply(cast(Command, effect), self._deadline)
 
     def _call(
         self, running: RunningStep, fn: Callable[..., Any], *, none_is_no: bool = False

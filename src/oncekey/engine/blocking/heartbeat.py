@@ -9,9 +9,10 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from oncekey.core.commands import Command
-from oncekey.core.effects import ApplyCommand, CommandResult, DeadlineExtended, Sleep
+from oncekey.core.effects import CommandResult, DeadlineExtended, Sleep, command_of
 from oncekey.core.heartbeat_flow import RENEWALS_PER_LEASE, heartbeat
 from oncekey.engine.attempt_base import AttemptBase
 from oncekey.engine.clock import Clock
@@ -32,14 +33,14 @@ class _Beat:
     def __init__(self, attempt: AttemptBase, due: int) -> None:
         self.attempt = attempt
         self.due = due
-        self.flow = heartbeat(attempt._grant._replace(deadline=attempt._deadline))
+        self.flow = heartbeat(replace(attempt._grant, deadline=attempt._deadline))
         next(self.flow)  # up to its first Sleep
 
     def renewal(self, now: int) -> Command:
-        """The command to send now; the flow is at a Sleep and goes on to an ApplyCommand."""
-        effect = self.flow.send(now)
-        assert isinstance(effect, ApplyCommand)
-        return effect.command
+        """The command to send now; the flow is at a Sleep and goes on to a command."""
+        command = command_of(self.flow.send(now))
+        assert command is not None
+        return command
 
     def renewed(self, result: CommandResult) -> bool:
         """Give the flow the result of a renewal; False if the attempt was lost."""
@@ -76,9 +77,9 @@ class Heartbeat:
     def watch(self, attempt: AttemptBase) -> None:
         """Renew this attempt until `forget`."""
         self._attempts[id(attempt)] = attempt
-        grant = attempt._grant
-        if grant.lease < self._shortest:
-            self._shortest = grant.lease
+        lease = attempt._grant.claim.lease
+        if lease < self._shortest:
+            self._shortest = lease
         self._watched += 1
         if self._thread is None:
             self._start()
@@ -157,5 +158,5 @@ class Heartbeat:
 
 
 def _first_due(attempt: AttemptBase) -> int:
-    grant = attempt._grant
-    return grant.deadline - grant.lease + grant.lease // RENEWALS_PER_LEASE
+    lease = attempt._grant.claim.lease
+    return attempt._grant.deadline - lease + lease // RENEWALS_PER_LEASE

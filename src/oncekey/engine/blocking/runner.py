@@ -10,21 +10,19 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from types import FunctionType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
-from oncekey.core.attempt_flow import attempt as attempt_flow
 from oncekey.core.attempt_flow import close
-from oncekey.core.commands import Command, Look, Release, Reply, Seen
+from oncekey.core.commands import Claim, Command, Finish, Look, Release, Reply, Resolve, Seen
 from oncekey.core.effects import (
-    ApplyCommand,
     AttemptOutcome,
     CommandResult,
     Grant,
     Raised,
     Recover,
     Recovered,
+    RepeatClaim,
     Returned,
-    RunBody,
     Sleep,
     StartedTooLate,
 )
@@ -44,12 +42,12 @@ from oncekey.engine.clock import new_owner
 from oncekey.engine.context import enter, entered, leave
 from oncekey.engine.duplicates import Duplicates
 from oncekey.engine.jobs import Job, JobFactory
+from oncekey.engine.progress import NOTHING, Progress
 from oncekey.engine.results import Result, conclude
 from oncekey.engine.runner_base import (
     CLOSE_TRIES,
-    NOTHING,
-    Progress,
     RunnerBase,
+    flow_of,
     hold_connection,
     nesting_depth,
     whole_call,
@@ -89,8 +87,8 @@ class Runner(RunnerBase):
             )
             self._heartbeat = Heartbeat(self._coalescer.apply_many, self._clock)
             self._deferred_writer = DeferredWriter(self._coalescer.apply_many, self._clock)
-            self._duplicates = Duplicates()
             self._running = RunningAttempts()
+            self._shared = SharedClaims(Duplicates(), self._running, self._clock, self.apply)
             self._outcomes.cache.reset()
 
     def stop(self) -> None:
@@ -105,12 +103,12 @@ class Runner(RunnerBase):
 
     def run(self, job: Job, body: Body[T]) -> Result[T]:
         """Run a job to its end: its result, or the error to raise."""
-        progress = Progress(job.task, entered())
+        progress = Progress(job, entered())
         if self._transaction is not None:
             with hold_connection(self._connection, threading.get_ident()):
                 outcome = self._drive(progress, job, body, None)
         else:
-            shared = SharedClaims(self._duplicates, self._running, self._clock, self.apply)
+            shared = self._shared
             try:
                 outcome = self._drive(progress, job, body, shared)
             except BaseException:
@@ -122,8 +120,9 @@ class Runner(RunnerBase):
                         break
                 raise
             finally:
-                shared.end((self._duplicates,))
-        return conclude(job, outcome, self._outcomes.record(job, outcome))
+                shared.end(progress)
+        self._outcomes.record(job, outcome)
+        return conclude(job, outcome)
 
     def look(self, id: bytes) -> Seen:
         reply = self.apply(Look(id)).reply
@@ -142,8 +141,8 @@ class Runner(RunnerBase):
             except StopIteration as stop:
                 state: State | None = stop.value
                 return state
-            if type(effect) is ApplyCommand:
-                result = self.apply(effect.command)
+            if type(effect) is Resolve:
+                result = self.apply(effect)
             elif type(effect) is Sleep:
                 result = self.sleep(effect)
             else:
@@ -153,8 +152,9 @@ class Runner(RunnerBase):
     def _drive(
         self, progress: Progress, job: Job, body: Body[Any], shared: SharedClaims | None
     ) -> AttemptOutcome:
-        flow = attempt_flow(progress.task)
-        result: object = None
+        """Perform the effects of the attempt flow, the usual ones first."""
+        flow = flow_of(job)
+        result: Any = None
         deadline: int | None = None
         while True:
             try:
@@ -165,49 +165,53 @@ class Runner(RunnerBase):
                     self._deferred_writer.add(outcome.deferred)
                 progress.ended = True
                 return outcome
-            if type(effect) is ApplyCommand:
-                if shared is None:
-                    result = self.apply(effect.command, deadline)
-                else:
-                    result = shared.apply(effect, deadline)
-            elif type(effect) is RunBody:
-                result = self._run_body(progress, effect.grant, job, body)
+            if type(effect) is Claim and shared is not None:
+                result = shared.apply(progress, effect)
+            elif type(effect) is Grant:
+                result = self._run_body(progress, effect, job, body)
                 deadline = getattr(result, "deadline", None)
+            elif type(effect) is Finish:
+                result = self.apply(effect, deadline)
+                progress.finish_result, progress.finish = result, effect
             elif type(effect) is Sleep:
                 if shared is not None and effect.watch is not None:
-                    result = shared.sleep(effect)
+                    result = shared.sleep(progress, effect)
                 else:
                     result = self.sleep(effect)
-            else:
-                assert type(effect) is Recover
+            elif type(effect) is Recover:
                 result = self._recover(effect, job)
+            elif type(effect) is RepeatClaim:
+                progress.claim, progress.reply = effect.claim, None
+                result = self.apply(effect.claim)
+                progress.reply = result.reply
+            else:
+                result = self.apply(cast(Command, effect), deadline)
 
     def _close_interrupted(self, progress: Progress, job: Job) -> None:
         """Close the key of an interrupted run. If this is interrupted itself, it is done again."""
         if progress.ended:
             return
-        task, attempt = progress.task, progress.attempt
+        attempt = progress.attempt
         if attempt is None or not progress.begun:
             # Nothing has happened, so a claim that may have been made is given back.
             if attempt is not None:
                 self._end_body(progress, attempt)
             for owner in progress.owners():
-                release = Release(task.id, owner, None)
+                release = Release(job.claim.id, owner, None)
                 if isinstance(self.apply(release).reply, StoreUnavailable):
                     self._deferred_writer.add(release)
         else:
             self._end_body(progress, attempt)
             ended = self._body_result(progress, attempt, job)
-            flow = close(task, attempt._grant, ended)
+            flow = close(attempt._grant, job.policy.times, ended)
             result: object = None
             try:
                 while True:
                     effect = flow.send(result)
-                    if type(effect) is ApplyCommand:
-                        result = self.apply(effect.command, ended.deadline)
-                    else:
-                        assert type(effect) is Sleep
+                    if type(effect) is Sleep:
                         result = self.sleep(effect)
+                    else:
+                        result = self.apply(cast(Command, effect), ended.deadline)
             except StopIteration as stop:
                 outcome: AttemptOutcome = stop.value
                 if outcome.deferred is not None:
@@ -225,7 +229,7 @@ class Runner(RunnerBase):
         sent_at = now()
         reply: Reply | StoreUnavailable
         try:
-            (reply,) = self._apply((command,))
+            reply = self._apply((command,))[0]
         except StoreUnavailable as error:
             reply = error
         return CommandResult(reply, sent_at, now())
@@ -257,7 +261,7 @@ class Runner(RunnerBase):
             return StartedTooLate(progress.spare)
         self._heartbeat.watch(attempt)
         enter(attempt)
-        self._running.add(job.task.fingerprint, attempt)
+        self._running.add(attempt)
         progress.begun = True
         try:
             progress.value = body(attempt) if call is None else call[0]

@@ -1,0 +1,80 @@
+"""How far one run has come.
+
+A signal's handler may raise anywhere (Ctrl-C, a worker's time limit), between any two instructions
+of ours. What must be done about the key then has to be known, so each step of a run is recorded
+here in one assignment, and the runner closes the key before the interruption goes on to the caller
+(I14).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from oncekey.core.commands import Finish, Reply
+from oncekey.core.effects import CommandResult
+from oncekey.core.errors import StoreUnavailable
+from oncekey.engine.attempt_base import AttemptBase
+from oncekey.engine.jobs import Job
+
+
+class _Nothing:
+    """No value yet: a body may return None."""
+
+
+NOTHING: Final = _Nothing()
+
+
+class Progress:
+    """How far one run of a job has come.
+
+    claim          the claim that was sent last, or is about to be; `job.claim` is the first one
+    reply          the reply to it; None before it came
+    handed         a reply that came from a duplicate while the run slept, for its next claim
+    spare          the owner of a second claim, if the first one was too old to begin with
+    attempt        the body's attempt, once the key is claimed
+    outer          what was current outside of the body
+    begun          the body may have begun
+    value          what the body returned
+    error          what it raised
+    finish         the command that stores how the body ended, once there was a result of it
+    finish_result  that result
+    ended          nothing more has to be done about the key
+    """
+
+    __slots__ = (
+        "attempt",
+        "begun",
+        "claim",
+        "ended",
+        "error",
+        "finish",
+        "finish_result",
+        "handed",
+        "job",
+        "outer",
+        "reply",
+        "spare",
+        "value",
+    )
+
+    def __init__(self, job: Job, outer: Any) -> None:
+        self.job = job
+        self.claim = job.claim
+        self.reply: Reply | StoreUnavailable | None = None
+        self.handed: Reply | StoreUnavailable | None = None
+        self.spare = b""
+        self.attempt: AttemptBase | None = None
+        self.outer = outer
+        self.begun = False
+        self.value: Any = NOTHING
+        self.error: BaseException | None = None
+        self.finish: Finish | None = None
+        self.finish_result: CommandResult | None = None
+        self.ended = False
+
+    def owners(self) -> list[bytes]:
+        """The owners whose claims may be there: the first one, the last one that was too old to
+        begin with, and that of the claim after it."""
+        held = self.attempt._grant.owner if self.attempt is not None else b""
+        owners = (self.job.claim.owner, held, self.spare)
+        return [owner for owner in dict.fromkeys(owners) if owner]
