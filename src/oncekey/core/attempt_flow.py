@@ -40,6 +40,7 @@ from oncekey.core.commands import (
     Release,
     Renew,
     Replay,
+    Reply,
     SaveStep,
     Seen,
     Unknown,
@@ -87,10 +88,7 @@ def attempt(
     claim: Claim, times: PolicyTimes, recoverable: bool = False, arguments: bytes = b""
 ) -> Flow:
     """One caller's attempt, from its claim to its outcome. `recoverable`: there is a `recover`.
-    `arguments` are stored before the body starts, if there are any (see step_format.py).
-
-    The usual case is two commands: the claim, the body, and its finish in `close`. The reply to
-    the claim decides:
+    `arguments` are stored before the body starts, if there are any. The reply to the claim decides:
 
     1.  Claimed: run the body. Claim again if the claim was lost before the body could start.
     2.  Replay: the stored outcome.
@@ -136,28 +134,34 @@ def attempt(
                     claim = claim._replace(owner=ended.owner)
                     continue
             return (yield from close(grant, times, ended))
-        if isinstance(reply, Replay):
-            return _replayed(reply)
-        if isinstance(reply, Busy):
-            left = first_sent + wait - result.at
-            if left <= 0:
-                kind = EventKind.WAIT_TIMEOUT if wait > 0 else EventKind.IN_FLIGHT
-                return AttemptOutcome(kind, retry_after=reply.remaining)
+        left = first_sent + wait - result.at
+        if isinstance(reply, Busy) and left > 0:
             yield Sleep(min(pause, left), watch=claim.id, most=left)
             pause = min(pause * POLL_GROWTH_PERCENT // 100, POLL_MAX_US)
-        elif isinstance(reply, Mismatched):
-            return AttemptOutcome(EventKind.MISMATCH, version=reply.version)
         elif isinstance(reply, Unknown):
-            left = first_sent + wait - result.at
             grace = times.recover_grace
             decided = yield from _decide_unknown(claim, reply, recoverable, grace, left)
             if isinstance(decided, AttemptOutcome):
                 return decided
             recoverable = decided is State.UNKNOWN
-        elif isinstance(reply, StoreUnavailable):
-            return AttemptOutcome(EventKind.UNAVAILABLE, error=reply, deferred=deferred)
         else:
-            return AttemptOutcome(EventKind.LOST)
+            return _without_a_body(reply, wait, deferred)
+
+
+def _without_a_body(
+    reply: Reply | StoreUnavailable, wait: int, deferred: Release | None
+) -> AttemptOutcome:
+    """The outcome of an attempt that ends with the reply to its claim."""
+    if isinstance(reply, Replay):
+        return _replayed(reply)
+    if isinstance(reply, Busy):
+        kind = EventKind.WAIT_TIMEOUT if wait > 0 else EventKind.IN_FLIGHT
+        return AttemptOutcome(kind, retry_after=reply.remaining)
+    if isinstance(reply, Mismatched):
+        return AttemptOutcome(EventKind.MISMATCH, version=reply.version)
+    if isinstance(reply, StoreUnavailable):
+        return AttemptOutcome(EventKind.UNAVAILABLE, error=reply, deferred=deferred)
+    return AttemptOutcome(EventKind.LOST)
 
 
 def _claim_again(

@@ -43,11 +43,16 @@ class ClaimsUnderWay:
         if self._none_left is not None and not self.runs and not self._none_left.done():
             self._none_left.set_result(None)
 
-    async def wait(self, seconds: float) -> None:
-        """Wait until none is left, for so long at the most."""
-        if self.runs:
-            self._none_left = asyncio.get_running_loop().create_future()
-            await asyncio.wait([self._none_left], timeout=seconds)
+    async def drain(self, seconds: float) -> None:
+        """Wait until none is left. After `seconds` those that are left will give their keys back
+        and not run their bodies."""
+        if not self.runs:
+            return
+        self._none_left = asyncio.get_running_loop().create_future()
+        await asyncio.wait([self._none_left], timeout=seconds)
+        for run in self.runs:
+            run.abandon()
+        await self._none_left
 
 
 class LoopState(NamedTuple):
@@ -94,7 +99,7 @@ async def drain(state: LoopState, seconds: float) -> None:
     let them close their keys."""
     loop = asyncio.get_running_loop()
     until = loop.time() + seconds
-    await state.claims.wait(seconds)
+    await state.claims.drain(seconds)
     # In a loop, because an attempt that ends may have begun others. Not by the set alone: a task
     # that is cancelled before its first step never removes itself.
     while tasks := {task for task in state.tasks if not task.done()}:
@@ -115,7 +120,7 @@ async def drain_others(
     drained = [
         asyncio.wrap_future(_drain_on(loop, state, seconds))
         for loop, state in states.items()
-        if loop is not own and loop.is_running() and state.tasks
+        if loop is not own and loop.is_running() and (state.tasks or state.claims.runs)
     ]
     if drained:
         await asyncio.wait(drained, timeout=seconds + DRAIN_MARGIN_SECONDS)

@@ -1,0 +1,303 @@
+"""Drives the attempt flow on an event loop.
+
+Performs the effects of core/attempt_flow.py in the task that awaits it: applies commands to the
+store, runs the body, sleeps, calls the user's `recover`. The rules are in the flow; which task that
+is, and what a cancellation of the caller means, is in runner.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar, cast
+
+from oncekey.core.attempt_flow import Flow, close
+from oncekey.core.commands import Claim, Command, Finish, Release, Reply
+from oncekey.core.effects import (
+    AttemptOutcome,
+    CommandResult,
+    Effect,
+    Grant,
+    Overtaken,
+    Raised,
+    Recover,
+    Recovered,
+    RepeatClaim,
+    Returned,
+    Sleep,
+    StartedTooLate,
+)
+from oncekey.core.errors import NotStarted, StoreUnavailable
+from oncekey.core.late_owner import starts_too_late
+from oncekey.core.store import AsyncCallerTransaction
+from oncekey.engine.aio.attempt import AsyncAttempt
+from oncekey.engine.aio.body import (
+    AsyncBody,
+    AsyncProgress,
+    body_result,
+    call_body,
+    check_begun,
+    end_body,
+)
+from oncekey.engine.aio.heartbeat import sleep
+from oncekey.engine.aio.loop_state import (
+    LoopState,
+    make_loop_state,
+)
+from oncekey.engine.attempt_base import AttemptBase
+from oncekey.engine.attempt_outcomes import Outcomes, pack
+from oncekey.engine.clock import new_owner
+from oncekey.engine.context import enter as enter_body
+from oncekey.engine.context import leave as leave_body
+from oncekey.engine.jobs import Job, JobFactory
+from oncekey.engine.progress import NOTHING
+from oncekey.engine.runner_base import (
+    RunnerBase,
+    nesting_depth,
+)
+from oncekey.engine.shared_claims_base import RunningAttempts
+
+T = TypeVar("T")
+Done = asyncio.Future[AttemptOutcome | None]
+
+
+class AsyncDriver(RunnerBase):
+    """Performs effects on a store: through each loop's coalescer, or directly in a transaction."""
+
+    def __init__(
+        self,
+        jobs: JobFactory,
+        outcomes: Outcomes,
+        apply: Callable[[Sequence[Command]], Awaitable[list[Reply]]],
+        *,
+        coalesce: bool = True,
+        max_in_flight: int = 1,
+        transaction: AsyncCallerTransaction | None = None,
+        connection: Any = None,
+    ) -> None:
+        super().__init__(
+            jobs, outcomes, coalesce=coalesce, max_in_flight=max_in_flight, connection=connection
+        )
+        self._apply = apply
+        self._transaction = transaction
+        self.engine: Callable[[], object] = lambda: None
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin without loops and tasks: at the start, and in a forked child."""
+        self._lock = threading.Lock()
+        self._loop_states: dict[asyncio.AbstractEventLoop, LoopState] = {}
+        if self._transaction is None:
+            self._running = RunningAttempts()
+            self._outcomes.cache.reset()
+
+    def loop_state(self) -> LoopState:
+        """What belongs to the running loop."""
+        loop = asyncio.get_running_loop()
+        state = self._loop_states.get(loop)
+        return self._make_loop_state(loop) if state is None else state
+
+    def _make_loop_state(self, loop: asyncio.AbstractEventLoop) -> LoopState:
+        made = make_loop_state(
+            self._apply, self.apply, self._running, self._clock, self._max_in_flight
+        )
+        with self._lock:
+            # Loops come and go, one after the other, where every task has an asyncio.run.
+            known = self._loop_states.items()
+            self._loop_states = {old: state for old, state in known if not old.is_closed()}
+            return self._loop_states.setdefault(loop, made)
+
+    # --- the flow -----------------------------------------------------------------------------
+
+    async def _drive(
+        self,
+        progress: AsyncProgress,
+        job: Job,
+        body: AsyncBody[Any],
+        flow: Flow,
+        effect: Effect | None,
+        result: Any = None,
+    ) -> AttemptOutcome | None:
+        """Perform the effects of the flow from this one on, or from the one that follows `result`.
+        Returns the outcome; None if the caller left before anything was claimed."""
+        shared = progress.loop_state.shared if progress.loop_state is not None else None
+        deadline: int | None = None
+        while True:
+            if effect is None:
+                try:
+                    effect = flow.send(result)
+                except StopIteration as stop:
+                    progress.ended = True
+                    outcome: AttemptOutcome = stop.value
+                    return outcome
+            if type(effect) is Grant:
+                result = await self._run_body(progress, effect, job, body)
+                deadline = getattr(result, "deadline", None)
+            elif type(effect) is Finish:
+                result = await self.apply(effect, progress.abandon, deadline)
+                progress.finish_result, progress.finish = result, effect
+            elif type(effect) is Claim and shared is not None:
+                result = await shared.apply(progress, effect)
+            elif type(effect) is Sleep:
+                if shared is not None and effect.watch is not None:
+                    result = await shared.sleep(progress, effect)
+                else:
+                    result = await self._sleep(effect, progress)
+                # While it waits for another attempt nothing is claimed. In any other pause the
+                # claim may have been made: the flow gives it back, its body not run.
+                if progress.is_abandoned and effect.watch is not None and not progress.begun:
+                    progress.ended = True
+                    return None
+            elif type(effect) is Recover:
+                result = await self._recover(effect, job)
+            elif type(effect) is RepeatClaim:
+                progress.claim, progress.reply = effect.claim, None
+                result = await self.apply(effect.claim, progress.abandon)
+                progress.reply = result.reply
+            else:
+                command = cast(Command, effect)
+                result = await self.apply(command, progress.abandon, deadline)
+            effect = None
+
+    async def _close_interrupted(self, progress: AsyncProgress, job: Job) -> None:
+        """Close the key of an interrupted run. If this is interrupted itself, it is done again."""
+        if progress.ended:
+            return
+        attempt = progress.attempt
+        if attempt is not None:
+            self._running.remove(attempt)
+            end_body(progress, attempt)
+        if attempt is None or not progress.begun:
+            # Nothing has happened, so a claim that may have been made is given back.
+            for owner in progress.owners():
+                release = Release(job.claim.id, owner, None)
+                reply = (await self.apply(release, progress.abandon)).reply
+                if isinstance(reply, StoreUnavailable):
+                    self.loop_state().deferred_writer.add(release)
+        else:
+            ended = body_result(progress, attempt, job)
+            flow = close(attempt._grant, job.policy.times, ended)
+            result: object = None
+            try:
+                while True:
+                    effect = flow.send(result)
+                    if type(effect) is Sleep:
+                        result = await self._sleep(effect, progress)
+                    else:
+                        command = cast(Command, effect)
+                        result = await self.apply(command, progress.abandon, ended.deadline)
+            except StopIteration as stop:
+                self._record(job, stop.value)
+        progress.ended = True
+
+    def _record(self, job: Job, outcome: AttemptOutcome | None) -> None:
+        """Record an outcome, also if nobody waits for it any more."""
+        if outcome is None:
+            return
+        if outcome.deferred is not None and self._transaction is None:
+            self.loop_state().deferred_writer.add(outcome.deferred)
+        self._outcomes.record(job, outcome)
+
+    # --- effects ------------------------------------------------------------------------------
+
+    async def apply(
+        self, command: Command, interrupted: Callable[[], None], deadline: int | None = None
+    ) -> CommandResult:
+        """Apply one command to the store; `deadline` is that of the command's owner."""
+        if self._coalesce:
+            return await self.loop_state().coalescer.apply(command, interrupted, deadline)
+        now = self._clock.now
+        sent_at = now()
+        reply: Reply | StoreUnavailable
+        try:
+            reply = (await self._apply((command,)))[0]
+        except StoreUnavailable as error:
+            reply = error
+        return CommandResult(reply, sent_at, now())
+
+    async def _sleep(self, effect: Sleep, progress: AsyncProgress) -> int:
+        try:
+            await sleep(self._clock, self._clock.jitter(effect.us))
+        except asyncio.CancelledError:
+            progress.abandon()
+        return self._clock.now()
+
+    async def _recover(self, effect: Recover, job: Job) -> Recovered | None:
+        assert job.policy.recover is not None
+        recovery = job.policy.recover(self._outcomes.unknown_key(job, effect.record))
+        if inspect.isawaitable(recovery):
+            recovery = await recovery
+        return self._outcomes.recovered(job, recovery)
+
+    async def _run_body(
+        self, progress: AsyncProgress, grant: Grant, job: Job, body: AsyncBody[Any]
+    ) -> Returned | Raised | Overtaken | StartedTooLate:
+        if progress.is_abandoned:
+            error = NotStarted("the caller was cancelled before the operation began")
+            return Raised(error, grant.deadline)
+        refusal = self.jobs.refusal(job)
+        if refusal is not None:
+            return Raised(refusal, grant.deadline)
+        attempt = AsyncAttempt(self, job, grant)
+        if progress.attempt is None and self._events.subscribers:
+            self._emit_claimed(job, grant)
+        progress.attempt = attempt
+        if self._transaction is not None:
+            return await self._run_in_transaction(self._transaction, progress, attempt, job, body)
+        if starts_too_late(grant, self._clock.now()):
+            progress.spare = new_owner()
+            return StartedTooLate(progress.spare)
+        task = progress.attempt_task
+        assert task is not None
+        attempt._on_lost = task.cancel
+        state = progress.loop_state
+        assert state is not None
+        state.heartbeat.watch(attempt)
+        enter_body(attempt)
+        self._running.add(attempt)
+        progress.begun = True
+        try:
+            await call_body(progress, job, attempt, body)
+        except BaseException as error:
+            if progress.value is not NOTHING:
+                raise  # a signal's handler, after the body: its value is stored first
+            progress.error = error
+        self._running.remove(attempt)
+        end_body(progress, attempt)
+        result = body_result(progress, attempt, job)
+        cancelled = isinstance(result, Raised) and isinstance(result.error, asyncio.CancelledError)
+        return Overtaken() if cancelled and attempt._lost else result  # the cancellation was ours
+
+    # --- in the caller's transaction ----------------------------------------------------------
+
+    async def _run_in_transaction(
+        self,
+        transaction: AsyncCallerTransaction,
+        progress: AsyncProgress,
+        attempt: AsyncAttempt,
+        job: Job,
+        body: AsyncBody[Any],
+    ) -> Returned | Raised:
+        """There is no lease to keep, and the rows of a body that raises are rolled back."""
+        attempt._enter_transaction(nesting_depth(self._connection))
+        await transaction.set_savepoint()
+        token = enter_body(attempt)
+        try:
+            await call_body(progress, job, attempt, body)
+            check_begun(progress, attempt, job)
+        except BaseException as error:
+            await transaction.rollback_to_savepoint()
+            return Raised(error, attempt._repeat_until)
+        finally:
+            leave_body(token)
+            attempt._close()
+        await transaction.release_savepoint()
+        return pack(job.codec, job.policy, progress.value, attempt._repeat_until)
+
+    async def rollback(self, attempt: AttemptBase) -> None:
+        attempt._check_rollback(nesting_depth(self._connection))
+        assert self._transaction is not None
+        await self._transaction.rollback_to_savepoint()
+        await self._transaction.set_savepoint()
