@@ -60,6 +60,8 @@ class Interrupter:
             inlined = frame in self._returned
             self._returned.discard(frame)
             looks = before.startswith(_ALWAYS) or (before.startswith("CALL") and not inlined)
+            # A call that raised leads to the exception's handler at once.
+            looks = looks and self._before[frame] != "PUSH_EXC_INFO"
             # The first instruction of a task belongs to asyncio: nothing of ours can catch it.
             if looks and (before, frame.f_code.co_name) != ("RESUME", "_run_in_task"):
                 self.places += 1

@@ -11,7 +11,7 @@ from tests.engine.interrupter import Stop
 
 from oncekey import AsyncOnce, Once
 from oncekey.core.commands import Command, Lost, Renew, Reply
-from oncekey.engine.aio import runner as aio_runner
+from oncekey.engine.aio import attempt_driver as aio_driver
 from oncekey.engine.blocking import runner as blocking_runner
 from oncekey.stores.memory import AsyncMemoryStore, MemoryStore
 
@@ -42,7 +42,7 @@ class AsyncSlow(AsyncMemoryStore):
 def test_a_run_interrupted_while_it_renews_a_late_start_frees_its_key(
     kind: str, lost: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (aio_runner, blocking_runner):
+    for module in (aio_driver, blocking_runner):
         monkeypatch.setattr(module, "starts_too_late", lambda grant, now: True)
     store = Slow(lost)
     if kind == "threads":

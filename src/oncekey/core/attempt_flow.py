@@ -44,6 +44,7 @@ from oncekey.core.commands import (
     SaveStep,
     Seen,
     Unknown,
+    from_fields,
 )
 from oncekey.core.effects import (
     AttemptOutcome,
@@ -276,7 +277,8 @@ def close(grant: Grant, times: PolicyTimes, ended: object) -> Flow:
     if isinstance(ended, Returned):
         body = ended.body
         attempt, fence = grant.attempt, grant.fence
-        command = Finish(grant.claim.id, grant.claim.owner, fence, _SUCCEEDED, body)
+        id, owner = grant.claim[:2]
+        command = from_fields(Finish, (id, owner, fence, _SUCCEEDED, body))
         keep = times.keep
         outcome = AttemptOutcome(_FINISHED, body, _SUCCEEDED, attempt, fence, keep, ended)
     elif isinstance(ended, Raised):

@@ -3,16 +3,20 @@
 A store applies commands with `apply(commands) -> replies`; reply i belongs to command i. Commands
 carry all that a decision needs except the record and the clock, which are the store's.
 
-They are named tuples because several are made for every operation. The empty replies are classes
-of their own, since two empty tuples would be equal.
+The empty replies are classes of their own, since two empty tuples would be equal.
+
+Where one is made for every operation, it is made by `from_fields(Kind, (...))`, with all fields in
+their order: that takes half as long as calling the class.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from oncekey.core.record import FOREVER_US, Record, State, Step
+
+from_fields: Final = tuple.__new__
 
 # --- commands ------------------------------------------------------------------------------
 

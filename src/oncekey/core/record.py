@@ -91,5 +91,5 @@ class Record(NamedTuple):
     def ended(self, *, state: State, finished_at: int, body: bytes = b"") -> Record:
         """This record with its outcome. Made of slices, because every operation ends here and
         `_replace` takes five times as long."""
-        parts = (*self[:1], state, *self[2:9], finished_at, *self[10:16], body, *self[17:])
-        return tuple.__new__(Record, parts)
+        fields = (self[0], state, *self[2:9], finished_at, *self[10:16], body, *self[17:])
+        return tuple.__new__(Record, fields)

@@ -53,6 +53,7 @@ from oncekey.core.commands import (
     SaveStep,
     Seen,
     Unknown,
+    from_fields,
 )
 from oncekey.core.fingerprint import version_of
 from oncekey.core.record import Record, State, Step
@@ -163,29 +164,20 @@ def _start(record: Record | None, claim: Claim, now: int, floor: int = 0) -> Dec
     # Both by position, because this is done for every first run.
     id, owner, fingerprint, lease, keep, audit, retry_safe = claim[:7]
     scope, operation, key, in_transaction, keep_unknown = claim[7:]
-    write = Record(
-        id,
-        _CLAIMED,
-        fingerprint,
-        owner,
-        fence,
-        attempt,
-        retry_safe and not in_transaction,
-        freed.created_at if freed else now,
-        now + lease,  # lease_until
-        0,  # finished_at
-        keep,
-        audit,
-        scope,
-        operation,
-        key,
-        steps,
-        b"",  # body
-        "",  # note
-        keep_unknown,
-    )
+    fields = (
+        id, _CLAIMED, fingerprint, owner, fence, attempt, retry_safe and not in_transaction,
+        freed.created_at if freed else now, now + lease, 0,  # created, lease_until, finished
+        keep, audit, scope, operation, key, steps, b"", "", keep_unknown,  # body and note are empty
+    )  # fmt: skip
     worth_keeping = record is not None and record.state != ABSENT and not is_garbage(record, now)
-    return Decision(Claimed(fence, attempt, steps), write, record if worth_keeping else None)
+    return from_fields(
+        Decision,
+        (
+            from_fields(Claimed, (fence, attempt, steps, False)),
+            from_fields(Record, fields),
+            record if worth_keeping else None,
+        ),
+    )
 
 
 def _already_released(record: Record, claim: Claim, now: int) -> bool:
@@ -308,7 +300,7 @@ def _finish(record: Record | None, command: Finish, now: int) -> Decision:
         finished_at=now,
         body=command.body,
     )
-    return Decision(DONE, write)
+    return from_fields(Decision, (DONE, write, None))
 
 
 def _refuse_late(record: Record, command: Finish) -> Decision:

@@ -116,7 +116,7 @@ class Outcomes:
         if self.events.subscribers:
             emit = self.events.emit
             emit(EventKind.REPLAYED, whose.identity, now, fence, attempt, from_cache=True)
-        chosen = jobs.codec if codec is None else codecs.codec_for(codec)
+        chosen = jobs.codec if codec is None else jobs.codec_for(codec)
         return result_of(whose, chosen, body, True, attempt, fence, expires_at - now)
 
     def record(self, job: Job, outcome: AttemptOutcome) -> None:

@@ -26,15 +26,21 @@ _log = logging.getLogger("oncekey")
 def check_body(body: Any, operation: str, *, is_async: bool) -> None:
     """Raise ConfigurationError unless `body(attempt)` can be called and is sync or async as the
     engine needs it."""
-    if type(body) is FunctionType:  # nearly every body: a function or lambda of one argument
-        code = body.__code__
-        if code.co_argcount == 1 and not code.co_kwonlyargcount:
-            kind = code.co_flags & _KINDS
-            if not is_async:
-                if kind == 0:
-                    return
-            elif kind == inspect.CO_COROUTINE or (kind == 0 and code.co_name == _LAMBDA):
+    # Nearly every body is a function, a lambda or a method of one argument.
+    if type(body) is FunctionType:
+        code, count = body.__code__, 1
+    elif type(body) is MethodType and type(body.__func__) is FunctionType:
+        code, count = body.__func__.__code__, 2
+    else:
+        _check(body, operation, is_async)
+        return
+    if code.co_argcount == count and not code.co_kwonlyargcount:
+        kind = code.co_flags & _KINDS
+        if not is_async:
+            if kind == 0:
                 return
+        elif kind == inspect.CO_COROUTINE or (kind == 0 and code.co_name == _LAMBDA):
+            return
     _check(body, operation, is_async)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from oncekey.core import codec as codecs
 from oncekey.core.codec import Codec
-from oncekey.core.commands import Claim
+from oncekey.core.commands import Claim, from_fields
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.guarantees import Guarantee, Level, check_level
 from oncekey.core.identity import Identities, Identity, KeyLike
@@ -22,6 +22,7 @@ from oncekey.engine.clock import Clock, new_owner
 from oncekey.engine.guarantee_check import GuaranteeLost, GuaranteeMonitor, refusal_of
 
 _POLICIES_MAX = 256
+_CODECS_MAX = 256
 
 
 class Job:
@@ -93,6 +94,7 @@ class JobFactory:
         self.codec = codecs.codec_for(codec)
         self.raw_keys = raw_keys
         self.transactional = transactional
+        self._codecs: dict[int, tuple[Any, Codec]] = {}
         self._monitor = monitor
         self._rely_on(guarantee)
 
@@ -167,28 +169,31 @@ class JobFactory:
     ) -> Job:
         """Each job has an owner token of its own."""
         times = policy.times
-        # In the order of Claim's fields: by position, because one is made for every run.
-        claim = Claim(
-            id,
-            new_owner(),
-            fingerprint,
-            times.lease,
-            times.keep,
-            times.audit,
-            times.retry_safe,
-            scope,
-            operation,
-            key if self.raw_keys else "",
-            self.transactional,
-            times.keep_unknown,
-        )
-        chosen = self.codec if codec is None else codecs.codec_for(codec)
+        fields = (
+            id, new_owner(), fingerprint, times.lease, times.keep, times.audit, times.retry_safe,
+            scope, operation, key if self.raw_keys else "", self.transactional, times.keep_unknown,
+        )  # fmt: skip
+        claim = from_fields(Claim, fields)
+        chosen = self.codec if codec is None else self.codec_for(codec)
         return Job(scope, operation, key, claim, policy, chosen, self.clock.now())
 
     def locate(self, operation: str, key: KeyLike, scope: str, codec: Any) -> tuple[bytes, Codec]:
         """The id of a key's record and the codec of its value, for reading only."""
         identity = self.identities.identify(scope, operation, key)
-        return identity.id, self.codec if codec is None else codecs.codec_for(codec)
+        return identity.id, self.codec_for(codec)
+
+    def codec_for(self, choice: Any) -> Codec:
+        """The codec meant by `codec=`, this engine's own by default. Each choice is looked at
+        once; they are few and come again."""
+        if choice is None:
+            return self.codec
+        known = self._codecs.get(id(choice))
+        if known is None:
+            if len(self._codecs) >= _CODECS_MAX:
+                self._codecs.clear()
+            # With the choice itself: while it is kept, no other object gets that id.
+            known = self._codecs[id(choice)] = (choice, codecs.codec_for(choice))
+        return known[1]
 
     # --- policies and guarantees --------------------------------------------------------------
 
@@ -198,7 +203,7 @@ class JobFactory:
             options = {**options, "retry_safe": True}
         policies = self._policies
         try:
-            memo = tuple(sorted(options.items()))
+            memo = tuple(options.items())
             known = policies.get(memo)
         except TypeError as error:
             raise ConfigurationError(f"an option has an unusable value: {error}") from error

@@ -8,15 +8,14 @@ from __future__ import annotations
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from oncekey.core.codec import (
-    JSON,
-    PLAIN_HEAD,
     Codec,
     StoredError,
     StoredValue,
     Tombstone,
-    load_plain,
+    head_of,
     unpack,
 )
+from oncekey.core.commands import from_fields
 from oncekey.core.effects import AttemptOutcome
 from oncekey.core.errors import (
     InFlight,
@@ -67,7 +66,8 @@ def conclude(job: Job, outcome: AttemptOutcome) -> Result[Any]:
         replayed, expires_in = kind is _REPLAYED, outcome.expires_in
         attempt, fence = outcome.attempt, outcome.fence
         return result_of(job, job.codec, outcome.body, replayed, attempt, fence, expires_in)
-    return Result(returned.raw, False, outcome.attempt, outcome.fence, outcome.expires_in / SECOND)
+    fields = (returned.raw, False, outcome.attempt, outcome.fence, outcome.expires_in / SECOND)
+    return from_fields(Result, fields)
 
 
 def value_of(stored: StoredValue, codec: Codec) -> Any:
@@ -79,9 +79,11 @@ def value_of(stored: StoredValue, codec: Codec) -> Any:
     try:
         return codec.load(stored.data)
     except Exception as error:  # the codec may be the user's
-        raise NotReplayable(
-            f"the stored answer cannot be decoded: {type(error).__name__}: {error}"
-        ) from error
+        raise NotReplayable(_undecodable(error)) from error
+
+
+def _undecodable(error: Exception) -> str:
+    return f"the stored answer cannot be decoded: {type(error).__name__}: {error}"
 
 
 def result_of(
@@ -95,11 +97,13 @@ def result_of(
 ) -> Result[Any]:
     """The result of a stored outcome; a stored failure is raised."""
     seconds = expires_in / SECOND
-    if codec is JSON and body.startswith(PLAIN_HEAD):  # nearly every value
+    head = head_of(codec)
+    if body.startswith(head):  # nearly every outcome: a value of this very codec
         try:
-            return Result(load_plain(body), replayed, attempt, fence, seconds)
-        except ValueError:
-            pass  # damaged: the error is made below
+            value = codec.load(body[len(head) :])
+        except Exception as error:  # the codec may be the user's
+            raise NotReplayable(_undecodable(error), **_where(whose.identity)) from error
+        return from_fields(Result, (value, replayed, attempt, fence, seconds))
     stored, identity = unpack(body), whose.identity
     if isinstance(stored, StoredValue):
         try:

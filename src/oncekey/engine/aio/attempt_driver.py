@@ -46,6 +46,7 @@ from oncekey.engine.aio.loop_state import (
     LoopState,
     make_loop_state,
 )
+from oncekey.engine.aio.shared_claims import send_at_once
 from oncekey.engine.attempt_base import AttemptBase
 from oncekey.engine.attempt_outcomes import Outcomes, pack
 from oncekey.engine.clock import new_owner
@@ -81,6 +82,7 @@ class AsyncDriver(RunnerBase):
             jobs, outcomes, coalesce=coalesce, max_in_flight=max_in_flight, connection=connection
         )
         self._apply = apply
+        self._at_once = send_at_once(apply, self._clock.now)
         self._transaction = transaction
         self.engine: Callable[[], object] = lambda: None
         self.reset()
@@ -100,8 +102,9 @@ class AsyncDriver(RunnerBase):
         return self._make_loop_state(loop) if state is None else state
 
     def _make_loop_state(self, loop: asyncio.AbstractEventLoop) -> LoopState:
+        at_once = None if self._coalesce else self._at_once
         made = make_loop_state(
-            self._apply, self.apply, self._running, self._clock, self._max_in_flight
+            self._apply, at_once, self._running, self._clock, self._max_in_flight
         )
         with self._lock:
             # Loops come and go, one after the other, where every task has an asyncio.run.
@@ -122,7 +125,9 @@ class AsyncDriver(RunnerBase):
     ) -> AttemptOutcome | None:
         """Perform the effects of the flow from this one on, or from the one that follows `result`.
         Returns the outcome; None if the caller left before anything was claimed."""
-        shared = progress.loop_state.shared if progress.loop_state is not None else None
+        shared, send = None, self._at_once
+        if progress.loop_state is not None:
+            shared, send = progress.loop_state.shared, progress.loop_state.send
         deadline: int | None = None
         while True:
             if effect is None:
@@ -136,7 +141,7 @@ class AsyncDriver(RunnerBase):
                 result = await self._run_body(progress, effect, job, body)
                 deadline = getattr(result, "deadline", None)
             elif type(effect) is Finish:
-                result = await self.apply(effect, progress.abandon, deadline)
+                result = await send(effect, progress.abandon, deadline)
                 progress.finish_result, progress.finish = result, effect
             elif type(effect) is Claim and shared is not None:
                 result = await shared.apply(progress, effect)
@@ -154,11 +159,11 @@ class AsyncDriver(RunnerBase):
                 result = await self._recover(effect, job)
             elif type(effect) is RepeatClaim:
                 progress.claim, progress.reply = effect.claim, None
-                result = await self.apply(effect.claim, progress.abandon)
+                result = await send(effect.claim, progress.abandon)
                 progress.reply = result.reply
             else:
                 command = cast(Command, effect)
-                result = await self.apply(command, progress.abandon, deadline)
+                result = await send(command, progress.abandon, deadline)
             effect = None
 
     async def _close_interrupted(self, progress: AsyncProgress, job: Job) -> None:
@@ -206,16 +211,8 @@ class AsyncDriver(RunnerBase):
         self, command: Command, interrupted: Callable[[], None], deadline: int | None = None
     ) -> CommandResult:
         """Apply one command to the store; `deadline` is that of the command's owner."""
-        if self._coalesce:
-            return await self.loop_state().coalescer.apply(command, interrupted, deadline)
-        now = self._clock.now
-        sent_at = now()
-        reply: Reply | StoreUnavailable
-        try:
-            reply = (await self._apply((command,)))[0]
-        except StoreUnavailable as error:
-            reply = error
-        return CommandResult(reply, sent_at, now())
+        send = self._at_once if self._transaction is not None else self.loop_state().send
+        return await send(command, interrupted, deadline)
 
     async def _sleep(self, effect: Sleep, progress: AsyncProgress) -> int:
         try:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable
-from types import CoroutineType
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from types import CoroutineType, coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from oncekey.core.effects import AttemptOutcome, Raised, Returned
@@ -35,7 +35,7 @@ class AsyncProgress(Progress):
     attempt_task    the task of the attempt, which closes its key whatever happens to the caller
     is_abandoned    its caller has left
     outcome         the outcome of an attempt that ended with its first claim
-    waited          not empty once its body has waited for anything
+    waited          its body has waited for anything
     """
 
     __slots__ = (
@@ -52,7 +52,7 @@ class AsyncProgress(Progress):
         self.attempt_task: asyncio.Task[Any] | None = None
         self.is_abandoned = False
         self.outcome: AttemptOutcome | None = None
-        self.waited: list[bool] = []
+        self.waited = False
 
     def abandon(self) -> None:
         self.is_abandoned = True
@@ -63,13 +63,35 @@ async def call_body(
 ) -> None:
     """Run the body; what it returns is in `progress` at once, whatever comes next."""
     value: Any = body(attempt)
-    if type(value) is CoroutineType or inspect.isawaitable(value):
-        # Called in the loop's next iteration: by then a body that waits for anything is waiting.
-        asyncio.get_running_loop().call_soon(progress.waited.append, True)
+    if type(value) is CoroutineType:
+        await _awaited(value, progress)
+    elif inspect.isawaitable(value):
+        progress.waited = True  # a future or the like: what it stands for runs elsewhere
         progress.value = await value
     else:
         progress.value = value
         warn_blocking(job.operation)
+
+
+@coroutine
+def _awaited(body: Coroutine[Any, Any, Any], progress: AsyncProgress) -> Generator[Any, Any, None]:
+    """Await a body. What it returns is in `progress` without a call in between, after which a
+    signal's handler could lose it; so is whether it ever waited for anything."""
+    try:
+        waits_for = body.send(None)
+        progress.waited = True
+        while True:
+            try:
+                sent = yield waits_for
+            except GeneratorExit:
+                body.close()
+                raise
+            except BaseException as error:
+                waits_for = body.throw(error)
+            else:
+                waits_for = body.send(sent)
+    except StopIteration as stop:
+        progress.value = stop.value
 
 
 def end_body(progress: AsyncProgress, attempt: AttemptBase) -> None:

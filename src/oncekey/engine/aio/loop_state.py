@@ -56,10 +56,15 @@ class ClaimsUnderWay:
 
 
 class LoopState(NamedTuple):
-    """What belongs to one event loop; `tasks` are the attempts that run on it, `claims` the first
-    claims that are under way."""
+    """What belongs to one event loop.
+
+    send    applies one command to the store: by the coalescer, or at once where nothing waits
+    tasks   the attempts that run on the loop
+    claims  the first claims that are under way
+    """
 
     coalescer: AsyncCoalescer
+    send: Send
     shared: AsyncSharedClaims
     heartbeat: AsyncHeartbeat
     deferred_writer: AsyncDeferredWriter
@@ -68,15 +73,22 @@ class LoopState(NamedTuple):
 
 
 def make_loop_state(
-    apply: Apply, send: Send, running: RunningAttempts, clock: Clock, max_in_flight: int
+    apply: Apply,
+    at_once: Send | None,
+    running: RunningAttempts,
+    clock: Clock,
+    max_in_flight: int,
 ) -> LoopState:
-    """`apply` is the store's, `send` the runner's."""
+    """With `at_once`, commands are sent by that and not through a coalescer."""
+    coalescer = AsyncCoalescer(apply, max_in_flight=max_in_flight, now=clock.now)
+    send: Send = coalescer.apply if at_once is None else at_once
 
     async def renew(command: Command) -> CommandResult:
         return await send(command, leave)
 
     return LoopState(
-        AsyncCoalescer(apply, max_in_flight=max_in_flight, now=clock.now),
+        coalescer,
+        send,
         AsyncSharedClaims(Duplicates(), running, clock, send),
         AsyncHeartbeat(clock, renew),
         AsyncDeferredWriter(renew, clock),

@@ -8,16 +8,38 @@ ends no wait for a reply.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
-from oncekey.core.commands import Claim, Command
+from oncekey.core.commands import Claim, Command, Reply
 from oncekey.core.effects import CommandResult, Sleep
+from oncekey.core.errors import StoreUnavailable
 from oncekey.engine.aio.body import AsyncProgress
 from oncekey.engine.clock import Clock
 from oncekey.engine.duplicates import FOLLOWER_POLL_US, ClaimReply, Duplicates, Waiter
 from oncekey.engine.shared_claims_base import RunningAttempts, SharedClaimsBase
 
-Send = Callable[[Command, Callable[[], None]], Awaitable[CommandResult]]
+# Applies one command, with what to call if the caller is cancelled meanwhile, and the deadline of
+# the command's owner.
+Send = Callable[..., Awaitable[CommandResult]]
+
+
+def send_at_once(
+    apply: Callable[[Sequence[Command]], Awaitable[list[Reply]]], now: Callable[[], int]
+) -> Send:
+    """Applies single commands to a store that never waits, or in the caller's transaction."""
+
+    async def send(
+        command: Command, interrupted: Callable[[], None], deadline: int | None = None
+    ) -> CommandResult:
+        sent_at = now()
+        reply: Reply | StoreUnavailable
+        try:
+            reply = (await apply((command,)))[0]
+        except StoreUnavailable as error:
+            reply = error
+        return CommandResult(reply, sent_at, now())
+
+    return send
 
 
 class AsyncSharedClaims(SharedClaimsBase):

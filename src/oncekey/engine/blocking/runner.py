@@ -58,6 +58,9 @@ T = TypeVar("T")
 Body = Callable[[Attempt], T]
 
 
+Apply = Callable[[Sequence[Command]], list[Reply]]
+
+
 class Runner(RunnerBase):
     """Runs jobs on a store: through a coalescer, or directly in the caller's transaction."""
 
@@ -65,7 +68,7 @@ class Runner(RunnerBase):
         self,
         jobs: JobFactory,
         outcomes: Outcomes,
-        apply: Callable[[Sequence[Command]], list[Reply]],
+        apply: Apply,
         *,
         coalesce: bool = True,
         max_in_flight: int = 1,
@@ -77,6 +80,8 @@ class Runner(RunnerBase):
         )
         self._apply = apply
         self._transaction = transaction
+        # Applies one command to the store; `deadline=` is that of the command's owner.
+        self.apply = _at_once(apply, self._clock.now)
         self.reset()
 
     def reset(self) -> None:
@@ -85,6 +90,8 @@ class Runner(RunnerBase):
             self._coalescer = Coalescer(
                 self._apply, max_in_flight=self._max_in_flight, now=self._clock.now
             )
+            if self._coalesce:
+                self.apply = self._coalescer.apply
             self._heartbeat = Heartbeat(self._coalescer.apply_many, self._clock)
             self._deferred_writer = DeferredWriter(self._coalescer.apply_many, self._clock)
             self._running = RunningAttempts()
@@ -221,19 +228,6 @@ class Runner(RunnerBase):
 
     # --- effects ------------------------------------------------------------------------------
 
-    def apply(self, command: Command, deadline: int | None = None) -> CommandResult:
-        """Apply one command to the store; `deadline` is that of the command's owner."""
-        if self._coalesce:
-            return self._coalescer.apply(command, deadline)
-        now = self._clock.now
-        sent_at = now()
-        reply: Reply | StoreUnavailable
-        try:
-            reply = self._apply((command,))[0]
-        except StoreUnavailable as error:
-            reply = error
-        return CommandResult(reply, sent_at, now())
-
     def sleep(self, effect: Sleep) -> int:
         self._clock.wait(threading.Event(), self._clock.jitter(effect.us))
         return self._clock.now()
@@ -313,3 +307,18 @@ class Runner(RunnerBase):
         assert self._transaction is not None
         self._transaction.rollback_to_savepoint()
         self._transaction.set_savepoint()
+
+
+def _at_once(apply: Apply, now: Callable[[], int]) -> Callable[..., CommandResult]:
+    """Applies single commands to a store that never waits, or in the caller's transaction."""
+
+    def apply_one(command: Command, deadline: int | None = None) -> CommandResult:
+        sent_at = now()
+        reply: Reply | StoreUnavailable
+        try:
+            reply = apply((command,))[0]
+        except StoreUnavailable as error:
+            reply = error
+        return CommandResult(reply, sent_at, now())
+
+    return apply_one
