@@ -5,8 +5,9 @@
 Requests that no rule guards reach the app untouched, their streams included. A guarded request is
 one `GuardedRequest`: it is read, its key is claimed, and the app runs in a task of its own with a
 `receive` and a `send` of ours. So a client that goes away, or a server that shuts down, takes no
-result with it (I14). The response is sent when its outcome is durable (I13). Put authentication
-outside of the middleware or into `caller`, compression and CORS outside.
+result with it (I14). The task begins at once, and nobody has to wait for an app that never waits.
+The response is sent when its outcome is durable (I13). Put authentication outside of the middleware
+or into `caller`, compression and CORS outside.
 
 Owns a request's way through ASGI; what is decided about it is in exchange.py. FastAPI's guarded
 routes use the same `BufferedRun`.
@@ -37,7 +38,7 @@ from oncekey.http.exchange import (
     check_caller,
     checked_principal,
 )
-from oncekey.http.lifespan import RequestTasks, draining, note_request, run_lifespan
+from oncekey.http.lifespan import draining, note_request, run_lifespan
 from oncekey.http.message import App, Headers, Message, Receive, Request, Response, Scope, Send
 from oncekey.http.outcomes import NotStored
 from oncekey.http.path_readings import app_path, app_paths
@@ -45,10 +46,12 @@ from oncekey.http.policy_page import asgi_app_or_page, is_policy_page
 from oncekey.http.problem import Render
 from oncekey.http.request_body import Body, BodyReader, ReadResult
 from oncekey.http.request_fingerprint import is_slow_to_compare
+from oncekey.http.request_tasks import RequestTasks
 from oncekey.http.route_table import layers_of
 from oncekey.http.rules import Rule, Rules
 from oncekey.http.unguarded_keys import UnguardedKeys, mark_key_guarded, run_marked
 from oncekey.http.unhandled_requests import (
+    UNSTORED,
     WatchedScope,
     leave_unstored,
     watch_frameworks,
@@ -119,6 +122,7 @@ class IdempotencyMiddleware:
             render_refusal=render_refusal,
         )
         self.lifespans = 0
+        self.is_noted = False
         self.unprotected = 0  # runs without a key's protection because the store was down
         self.tasks = RequestTasks()
         self.unguarded = UnguardedKeys(self.exchange, once.notify, unguarded)
@@ -177,8 +181,8 @@ class GuardedRequest:
 
     1. `caller` says who calls, and the headers have the key; or the request is refused.
     2. The body is read to its end. If the client goes away before, nothing is claimed.
-    3. The engine claims the key and calls `_run_app`, which starts the app in a task of its own
-       and waits until its response is in the buffer.
+    3. The engine claims the key and calls `_run_app`, which starts the app in a task of its own.
+       The app runs up to its first wait, usually to its end; else its response is waited for.
     4. When the outcome is durable, the buffer is sent. Where the app did not run, a stored response
        or a refusal is sent.
 
@@ -230,8 +234,8 @@ class GuardedRequest:
             await send_response(self._send, arguments)
         else:
             await self._run_once(arguments)
-        if not self._run.is_started or self._run.task.done():
-            self._reader.body.close()
+        if not self._run.is_started or self._run.task.ended.is_set:
+            self._reader.close()
 
     async def refuse(self, response: Response) -> None:
         """Send a refusal. The body is read first, because the connection's next request comes
@@ -259,7 +263,8 @@ class GuardedRequest:
             elif reply is None:
                 await self._guard.app(self._scope, self._reader.receive, self._send_unprotected)
             else:
-                await run.deliver(self._send, reply.headers)
+                await run.buffer.deliver(self._send, reply.headers)
+                await run.task.join()  # the server gets the app's error
         finally:
             if run.is_started:
                 run.buffer.close()
@@ -267,7 +272,9 @@ class GuardedRequest:
     async def _run_app(self, attempt: AsyncAttempt) -> Response:
         """The engine calls this under a fresh claim."""
         run = self._run
-        scope = WatchedScope(run.private_scope(self._scope, {ATTEMPT: attempt}))
+        run.claim()
+        scope = WatchedScope(self._scope)
+        scope.update({"extensions": {}, UNSTORED: run.unstored, ATTEMPT: attempt})
         run.start(self._call_app(scope))
         return await run.outcome()
 
@@ -279,7 +286,7 @@ class GuardedRequest:
         complete: whether the client is still there is not the app's concern."""
         if not self._reader.is_given:
             return self._reader.next_part()
-        await asyncio.shield(self._run.buffer.all_sent)
+        await self._run.buffer.all_sent.wait()
         return {"type": "http.disconnect"}
 
     async def _send_unprotected(self, message: Message) -> None:
@@ -299,7 +306,7 @@ def headers_of(scope: Scope) -> Headers:
     return tuple([(bytes(name).lower(), bytes(value)) for name, value in scope["headers"]])
 
 
-def request_of(scope: Scope, headers: Headers, body: Body) -> Request:
+def request_of(scope: Scope, headers: Headers, body: bytes | Body) -> Request:
     path: bytes = scope.get("raw_path") or quote(scope["path"], errors="surrogatepass").encode(
         "ascii"
     )

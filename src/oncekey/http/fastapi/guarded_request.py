@@ -22,7 +22,7 @@ from oncekey.http.asgi import (
     request_of,
     send_response,
 )
-from oncekey.http.buffered_run import BufferedRun, FreshResponse, error_of
+from oncekey.http.buffered_run import BufferedRun, FreshResponse
 from oncekey.http.exchange import ATTEMPT, STORE_DOWN_HEADERS, RunArguments, checked_principal
 from oncekey.http.fastapi.endpoint import ON_CALL, EndpointGuard, PendingCall, as_starlette
 from oncekey.http.fastapi.transaction import response_to, run_in_transaction
@@ -31,7 +31,9 @@ from oncekey.http.message import App, Headers, Message, Receive, Response, Scope
 from oncekey.http.outcomes import NotStored
 from oncekey.http.request_body import BodyReader, ReadResult
 from oncekey.http.request_fingerprint import is_slow_to_compare
+from oncekey.http.request_tasks import Latch
 from oncekey.http.unguarded_keys import mark_key_guarded
+from oncekey.http.unhandled_requests import UNSTORED
 
 # Where FastAPI puts what closes the files of a form.
 _FILES: Final = "fastapi_middleware_astack"
@@ -95,14 +97,19 @@ class RouteRequest:
         self._exchange = guard.setup.exchange.under(scope.get("root_path", ""))
         self._reader = BodyReader(receive, guard.rule.max_request)
         self._run = BufferedRun(guard.setup, self._exchange, guard.rule)
-        self._inner = self._run.private_scope(scope, {ON_CALL: self._on_call})
+        self._inner = {
+            **scope,
+            "extensions": {},
+            UNSTORED: self._run.unstored,
+            ON_CALL: self._on_call,
+        }
         self._state = State.SOLVING
-        loop = asyncio.get_running_loop()
         # What SOLVING led to: a call; a body that cannot be read; None: the handler's own response.
-        self._solved: asyncio.Future[PendingCall | ReadResult | None] = loop.create_future()
-        # What the pending call returns; None: call the endpoint.
-        self._decision: asyncio.Future[Response | None] = loop.create_future()
-        self._over: asyncio.Future[None] = loop.create_future()
+        self._solved: Latch[PendingCall | ReadResult | None] = Latch()
+        # What the pending call returns or raises; None: call the endpoint.
+        self._decision: Latch[Response | BaseException | None] = Latch()
+        self._over: Latch[None] = Latch()
+        self._is_delivered = False  # whether the handler's own response was sent
 
     async def respond(self) -> None:
         """Answer the request. Cancelling this does not cancel what runs."""
@@ -111,7 +118,9 @@ class RouteRequest:
         if is_free or ATTEMPT in self._scope:  # or a guard further outside has claimed the key
             await self._app({**self._scope, ON_CALL: None}, self._receive, self._send)
             return
-        await asyncio.shield(self._guard.setup.tasks.start(self._respond()))
+        await self._guard.setup.tasks.start(self._respond()).join()
+        if self._is_delivered:
+            await self._run.task.join()  # the server gets the handler's error
 
     # --- the answering task -------------------------------------------------------------------
 
@@ -120,10 +129,9 @@ class RouteRequest:
         if exchange.declared_too_large(rule, self._headers):
             await send_response(self._send, exchange.too_large(rule), close_header(self._scope))
             return
-        handler = self._run.start(self._handle())
-        handler.add_done_callback(self._handler_ended)
         try:
-            solved = await self._solved
+            self._run.start(self._handle())
+            solved = await self._solved.wait()
             if isinstance(solved, PendingCall):
                 await self._answer(solved)
             elif solved is None:
@@ -131,8 +139,7 @@ class RouteRequest:
             else:
                 await self._give_up(solved)
         except BaseException as error:
-            if not self._decision.done():
-                self._decision.set_exception(error)  # or the call would wait for ever
+            self._decision.set(error)  # or the call would wait for ever
             raise
         finally:
             self._end_wait()
@@ -175,7 +182,7 @@ class RouteRequest:
             self._decide(State.UNPROTECTED, None)
             await self._send_own(STORE_DOWN_HEADERS)
         else:
-            await self._run.deliver(self._send, reply.headers)
+            await self._deliver(reply.headers)
 
     async def _run_once(self, call: PendingCall, arguments: RunArguments) -> Result[Response]:
         setup = self._guard.setup
@@ -190,31 +197,31 @@ class RouteRequest:
             if self._guard.session is None or error is None:
                 raise
             self._end_wait()
-            await asyncio.wait({self._run.task})
+            await self._run.task.ended.wait()
             raise error from None  # and not what became of a session that it broke
         finally:
             self._end_wait()
 
     async def _run_endpoint(self, attempt: AsyncAttempt | Attempt) -> Response:
         """The engine calls this under a fresh claim."""
+        self._run.claim()
         self._inner[ATTEMPT] = attempt
         self._decide(State.RUNNING, None)
         return await self._run.outcome()
 
     def _decide(self, state: State, response: Response | None) -> None:
         self._state = state
-        self._decision.set_result(response)
+        self._decision.set(response)
 
     def _end_wait(self) -> None:
         """The handler no longer waits for its outcome."""
         if self._state is State.RUNNING:
             self._state = State.OVER
-        if not self._over.done():
-            self._over.set_result(None)
+        self._over.set(None)
 
     async def _give_up(self, read: ReadResult) -> None:
         too_large = self._exchange.too_large(self._guard.rule)
-        self._decision.set_result(too_large)  # for a call that is pending or still comes
+        self._decision.set(too_large)  # for a call that is pending or still comes
         if read is ReadResult.TOO_LARGE:
             await send_response(self._send, too_large, close_header(self._scope))
 
@@ -228,34 +235,35 @@ class RouteRequest:
 
     async def _send_own(self, more: Headers = ()) -> None:
         """Send what the handler responds."""
-        run = self._run
-        await run.buffer.outcome_known
-        if not run.buffer.is_storable:
-            raise error_of(run.task)
-        await run.deliver(self._send, more)
+        buffer = self._run.buffer
+        await buffer.outcome_known.wait()
+        if not buffer.is_storable:
+            raise self._run.incomplete_error()
+        await self._deliver(more)
+
+    async def _deliver(self, more: Headers) -> None:
+        await self._run.buffer.deliver(self._send, more)
+        self._is_delivered = True
 
     # --- the handler's task -------------------------------------------------------------------
 
     async def _handle(self) -> None:
         """FastAPI's own handling of the route; the files of a form live as long as it runs."""
-        async with AsyncExitStack() as files:
-            self._inner[_FILES] = files
-            await self._app(self._inner, self._private_receive, self._private_send)
-
-    def _solve(self, solved: PendingCall | ReadResult | None) -> None:
-        if not self._solved.done():
-            self._solved.set_result(solved)
-
-    def _handler_ended(self, task: asyncio.Task[None]) -> None:
-        if not self._solved.done():
-            self._solved.set_result(None)
+        try:
+            async with AsyncExitStack() as files:
+                self._inner[_FILES] = files
+                await self._app(self._inner, self._private_receive, self._private_send)
+        finally:
+            self._solved.set(None)
 
     async def _on_call(self, call: PendingCall) -> Any:
         """The endpoint's wrapper calls this; returns what the endpoint is to return."""
         if self._state is State.SOLVING:
             self._state = State.PENDING
-        self._solve(call)
-        decision = await asyncio.shield(self._decision)
+        self._solved.set(call)
+        decision = await self._decision.wait()
+        if isinstance(decision, BaseException):
+            raise decision
         if decision is not None:
             return as_starlette(decision)
         attempt: AsyncAttempt | None = self._inner.get(ATTEMPT)
@@ -272,7 +280,7 @@ class RouteRequest:
             if response is not None:
                 return response
             self._run.fail(error)
-            await asyncio.shield(self._over)  # until it is rolled back; then dependencies see it
+            await self._over.wait()  # until it is rolled back; then dependencies see it
             raise
 
     async def _private_send(self, message: Message) -> None:
@@ -280,10 +288,10 @@ class RouteRequest:
         and the ends of dependencies."""
         buffer = self._run.buffer
         await buffer.send(message)
-        if self._state is State.RUNNING and buffer.all_sent.done():
-            await asyncio.shield(self._over)
+        if self._state is State.RUNNING and buffer.all_sent.is_set:
+            await self._over.wait()
         elif self._state is State.SOLVING and buffer.is_storable:
-            self._solve(None)
+            self._solved.set(None)
 
     async def _private_receive(self) -> Message:
         """The handler's `receive`. What FastAPI reads before the endpoint is passed on and kept."""
@@ -291,13 +299,13 @@ class RouteRequest:
         if self._state is State.SOLVING and not reader.is_whole:
             message = await reader.pass_on()
             if isinstance(message, ReadResult):
-                self._solve(message)
+                self._solved.set(message)
                 return {"type": "http.disconnect"}
             return message
         if not reader.is_given:
             return reader.next_part()
         if self._state is State.RUNNING:
             # At a disconnect a streamed response is cut short, so not before all is over.
-            await asyncio.shield(self._over)
-        await asyncio.shield(self._run.buffer.all_sent)
+            await self._over.wait()
+        await self._run.buffer.all_sent.wait()
         return {"type": "http.disconnect"}
