@@ -48,7 +48,7 @@ from oncekey.http.request_body import Body, BodyReader, ReadResult
 from oncekey.http.request_fingerprint import is_slow_to_compare
 from oncekey.http.request_tasks import RequestTasks
 from oncekey.http.route_table import layers_of
-from oncekey.http.rules import Rule, Rules
+from oncekey.http.rules import SAFE_METHODS, Rule, Rules
 from oncekey.http.unguarded_keys import UnguardedKeys, mark_key_guarded, run_marked
 from oncekey.http.unhandled_requests import (
     UNSTORED,
@@ -127,27 +127,25 @@ class IdempotencyMiddleware:
         self.tasks = RequestTasks()
         self.unguarded = UnguardedKeys(self.exchange, once.notify, unguarded)
         self._find = self.exchange.rules.find
+        self._page_path = self.exchange.page_path
         self._drain = microseconds(drain, name="drain") / 1_000_000
         self._engine_to_close = once if close else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            rule = self._find(scope["method"], *app_paths(scope))
-            # A request that has an attempt is guarded already, by a guard further outside.
-            if (
-                rule is not None
-                and ATTEMPT not in scope
-                and (rule.required or self.exchange.has_key(scope["headers"]))
-            ):
-                await GuardedRequest(self, rule, scope, receive, send).respond()
-                return
-            if rule is None and self._has_unguarded_key(scope):
+            if scope["method"] in SAFE_METHODS:
+                if is_policy_page(scope["method"], app_path(scope), self._page_path):
+                    await asgi_app_or_page(self.app, self, scope, receive, send)
+                    return
+            elif (rule := self._find(scope["method"], *app_paths(scope))) is not None:
+                # A request that has an attempt is guarded already, by a guard further outside.
+                if ATTEMPT not in scope and (
+                    rule.required or self.exchange.has_key(scope["headers"])
+                ):
+                    await GuardedRequest(self, rule, scope, receive, send).respond()
+                    return
+            elif self._has_unguarded_key(scope):
                 await self._mark_or_refuse(scope, receive, send)
-                return
-            if rule is None and is_policy_page(
-                scope["method"], app_path(scope), self.exchange.page_path
-            ):
-                await asgi_app_or_page(self.app, self, scope, receive, send)
                 return
         elif scope["type"] == "lifespan":
             await run_lifespan(self.app, self, self._engine_to_close, scope, receive, send)
@@ -202,7 +200,7 @@ class GuardedRequest:
         self._rule = rule
         self._scope = scope
         self._send = send
-        self._headers = headers_of(scope)
+        self._headers = headers_of(scope, rule.read_header_names)
         self._exchange = guard.exchange.under(scope.get("root_path", ""))
         self._reader = BodyReader(receive, rule.max_request)
         self._run = BufferedRun(guard, self._exchange, rule)
@@ -211,7 +209,9 @@ class GuardedRequest:
         mark_key_guarded(self._scope)
         rule, exchange = self._rule, self._exchange
         found = self._guard.caller(self._scope)
-        caller = checked_principal(await found if inspect.isawaitable(found) else found)
+        if type(found) is not str and inspect.isawaitable(found):
+            found = await found
+        caller = checked_principal(found)
         key = exchange.key_of(rule, self._headers) if caller else exchange.unknown_caller()
         if isinstance(key, Response):
             await self.refuse(key)
@@ -219,17 +219,16 @@ class GuardedRequest:
         assert key is not None
         is_read = not exchange.declared_too_large(rule, self._headers)
         read = await self._reader.read(keep=True) if is_read else ReadResult.TOO_LARGE
-        if read is ReadResult.GONE:
-            return
-        if read is ReadResult.TOO_LARGE:
-            too_large = exchange.too_large(rule)
-            await send_response(self._send, too_large, close_header(self._scope))
+        if not self._reader.is_whole:
+            if read is ReadResult.TOO_LARGE:
+                too_large = exchange.too_large(rule)
+                await send_response(self._send, too_large, close_header(self._scope))
             return
         request = request_of(self._scope, self._headers, self._reader.body)
         if is_slow_to_compare(request):
-            arguments = await asyncio.to_thread(exchange.run_arguments, key, caller, request)
+            arguments = await asyncio.to_thread(exchange.run_arguments, rule, key, caller, request)
         else:
-            arguments = exchange.run_arguments(key, caller, request)
+            arguments = exchange.run_arguments(rule, key, caller, request)
         if isinstance(arguments, Response):
             await send_response(self._send, arguments)
         else:
@@ -251,9 +250,7 @@ class GuardedRequest:
         reply: Response | FreshResponse | None
         try:
             try:
-                result = await once.run(
-                    arguments.operation, arguments.key, self._run_app, **arguments.options
-                )
+                result = await once.run(body=self._run_app, **arguments)
             except (NotStored, OncekeyError) as error:
                 reply = run.reply_to_error(error)
             else:
@@ -302,8 +299,16 @@ async def send_response(send: Send, response: Response, more: Headers = ()) -> N
     await send({"type": "http.response.body", "body": response.body})
 
 
-def headers_of(scope: Scope) -> Headers:
-    return tuple([(bytes(name).lower(), bytes(value)) for name, value in scope["headers"]])
+def headers_of(scope: Scope, names: frozenset[bytes]) -> Headers:
+    """The request's headers of these names, which are in lower case."""
+    lines = scope["headers"]
+    try:
+        return tuple(
+            [(low, bytes(value)) for name, value in lines if (low := name.lower()) in names]
+        )
+    except (AttributeError, TypeError):  # a server that gives other types than bytes
+        plain = [(bytes(name).lower(), bytes(value)) for name, value in lines]
+        return tuple([header for header in plain if header[0] in names])
 
 
 def request_of(scope: Scope, headers: Headers, body: bytes | Body) -> Request:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Iterable
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, Self
 from urllib.parse import quote
 
 from oncekey.core.derived_keys import require_namespace
@@ -46,19 +46,8 @@ _LENGTH_DIGITS: Final = 18
 _BODILESS: Final = frozenset({204, 205, 304})
 
 
-class RequestKey(NamedTuple):
-    """The key of a guarded request, and the rule that guards it."""
-
-    rule: Rule
-    key: str
-
-
-class RunArguments(NamedTuple):
-    """The arguments of the engine's `run`, but for the body."""
-
-    operation: str
-    key: str
-    options: dict[str, Any]
+# The arguments of the engine's `run`, by name, but for the body.
+RunArguments = dict[str, Any]
 
 
 class Exchange:
@@ -105,7 +94,7 @@ class Exchange:
 
     # --- before the run -----------------------------------------------------------------------
 
-    def key_of(self, rule: Rule, headers: Headers) -> RequestKey | Response | None:
+    def key_of(self, rule: Rule, headers: Headers) -> str | Response | None:
         """The key of a guarded request, or its refusal; None if it needs no key and has none."""
         try:
             key = read_key(header_values(headers, HEADER), strict=rule.strict)
@@ -116,13 +105,13 @@ class Exchange:
             return self.problem_response(invalid)
         if key is None:
             return self.problem_response(problems.MISSING) if rule.required else None
-        try:
-            if rule.namespaces is not None:
+        if rule.namespaces is not None:
+            try:
                 require_namespace(key, rule.namespaces)
-        except InvalidKey as error:
-            # An earlier version of the rule may have accepted this key and run its request.
-            return self.problem_response(problems.INVALID._replace(detail=str(error)))
-        return RequestKey(rule, key)
+            except InvalidKey as error:
+                # An earlier version of the rule may have accepted this key and run its request.
+                return self.problem_response(problems.INVALID._replace(detail=str(error)))
+        return key
 
     def has_key(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
         """Whether there is a key, valid or not."""
@@ -137,18 +126,23 @@ class Exchange:
         return length.isdigit() and int(length) > rule.max_request
 
     def run_arguments(
-        self, request_key: RequestKey, caller: str, request: Request
+        self, rule: Rule, key: str, caller: str, request: Request
     ) -> RunArguments | Response:
         """The arguments for a request; or the refusal of a body that cannot be decoded."""
-        rule = request_key.rule
         try:
             compared = fingerprint_bytes(request, rule)
         except TooLarge as error:
             return self.too_large(rule, error.limit)
         except UnreadableBody as error:
             return self.unreadable(str(error))
-        options = {"scope": caller, "request": compared, "codec": CODEC, **rule.options}
-        return RunArguments(self.operation, request_key.key, options)
+        return {
+            "operation": self.operation,
+            "key": key,
+            "scope": caller,
+            "request": compared,
+            "codec": CODEC,
+            **rule.options,
+        }
 
     # --- refusals -----------------------------------------------------------------------------
 

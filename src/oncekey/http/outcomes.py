@@ -6,6 +6,7 @@ Owns the lists of status codes and headers. Pure.
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import lru_cache
 from typing import Final
 
 from oncekey.core.errors import NotStarted
@@ -82,32 +83,34 @@ def is_stored(status: int, headers: Headers, *, retry_safe: bool) -> bool:
     return status < 500 or not retry_safe
 
 
+@lru_cache(64)
+def _storable_names(extra: frozenset[bytes]) -> frozenset[bytes]:
+    """The names of the headers that are stored: the usual ones, and `extra`."""
+    names = (STORED_HEADERS | extra) - NEVER_STORED_HEADERS
+    return frozenset(name for name in names if not name.startswith(_NEVER_STORED_PREFIXES))
+
+
 def stored_headers(headers: Headers, extra: Collection[bytes] = ()) -> Headers:
     """The headers that are stored and replayed: the usual ones, and `extra`."""
-    connection_headers = {
-        name.strip().lower()
-        for line in (value for key, value in headers if key == b"connection")
-        for name in line.split(b",")
-    }
-    return tuple(
-        (name, value)
-        for name, value in headers
-        if (name in STORED_HEADERS or name in extra)
-        and name not in NEVER_STORED_HEADERS
-        and name not in connection_headers
-        and not name.startswith(_NEVER_STORED_PREFIXES)
-    )
+    names = _storable_names(frozenset(extra))
+    stored = tuple([header for header in headers if header[0] in names])
+    lines = [value for name, value in headers if name == b"connection"]
+    if not lines:
+        return stored
+    of_connection = {name.strip().lower() for line in lines for name in line.split(b",")}
+    return tuple([header for header in stored if header[0] not in of_connection])
 
 
 def stored_response(response: Response, extra: Collection[bytes], max_response: int) -> Response:
     """The form in which a response is stored: without a body that is too long, and without headers
     that are too many or too long."""
-    headers = stored_headers(response.headers, extra)
+    status, all_headers, body, omitted = response
+    headers = stored_headers(all_headers, extra)
     if len(headers) > HEADERS_MAX or _size(headers) > HEAD_MAX_BYTES:
-        return Response(response.status, (), b"", omitted=True)
-    if response.omitted or len(response.body) > max_response:
-        return Response(response.status, headers, b"", omitted=True)
-    return Response(response.status, headers, response.body)
+        return Response(status, (), b"", True)
+    if omitted or len(body) > max_response:
+        return Response(status, headers, b"", True)
+    return Response(status, headers, body)
 
 
 def outcome_to_store(response: Response, rule: Rule, policy: Policy) -> Response:
@@ -119,4 +122,4 @@ def outcome_to_store(response: Response, rule: Rule, policy: Policy) -> Response
 
 
 def _size(headers: Headers) -> int:
-    return sum(len(name) + len(value) for name, value in headers)
+    return sum([len(name) + len(value) for name, value in headers])

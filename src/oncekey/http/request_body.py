@@ -102,6 +102,9 @@ class ReadResult(enum.Enum):
     TOO_LARGE = "the body is longer than allowed"
 
 
+_WHOLE: Final = ReadResult.WHOLE  # by itself, because to look a member up takes long
+
+
 class BodyReader:
     """Reads the body of an ASGI request within a limit, keeps it, and gives it to the app.
 
@@ -139,7 +142,7 @@ class BodyReader:
                 self._keep(chunk)
             if not message.get("more_body", False):
                 self.is_whole = keep
-                return ReadResult.WHOLE
+                return _WHOLE
 
     async def pass_on(self) -> MutableMapping[str, Any] | ReadResult:
         """The client's next message, for an app that reads the body before we do. It is kept."""

@@ -35,10 +35,11 @@ _MEDIA: Final = re.compile(rf"[ \t]*({_TOKEN}/{_TOKEN})((?:{_PARAMETER.pattern})
 
 def fingerprint_bytes(request: Request, rule: Rule) -> bytes:
     """Return the bytes to compare. Raises UnreadableBody and TooLarge."""
+    lines = header_values(request.headers, b"content-encoding")
+    if not lines:
+        return _joined_parts(request, rule, request.body, b"")
     sent = request.body if isinstance(request.body, Body) else Body(request.body)
-    body, codings = without_content_coding(
-        sent, _joined(request.headers, b"content-encoding"), rule.max_request
-    )
+    body, codings = without_content_coding(sent, b",".join(lines), rule.max_request)
     try:
         return _joined_parts(request, rule, body, codings)
     finally:
@@ -57,23 +58,29 @@ def is_slow_to_compare(request: Request) -> bool:
     return size > BODY_SPILL_BYTES or is_parsed_type(media)
 
 
-def _joined_parts(request: Request, rule: Rule, body: Body, codings: bytes) -> bytes:
-    line = _joined(request.headers, b"content-type")
-    content_type = _content_type(line)
+def _joined_parts(request: Request, rule: Rule, body: bytes | Body, codings: bytes) -> bytes:
+    method, path, query, headers, _ = request
+    line = _joined(headers, b"content-type")
+    media, boundary, normalized = _content_type(line)
     if codings:  # unknown ones are left on the body
-        content = raw_bytes(body)
+        content = raw_bytes(body if isinstance(body, Body) else Body(body))
     else:
-        content = canonical_bytes(
-            body, content_type.media, content_type.boundary, rule.ignore, rule.only
-        )
+        content = canonical_bytes(body, media, boundary, rule.ignore, rule.only)
     # A boundary matters only if the parts could not be parsed.
-    is_form = content[:1] == b"m"
-    kind = content_type.normalized if is_form or not content_type.boundary else line
-    method = request.method.upper().encode("ascii", "backslashreplace")
-    parts = (method, request.path, _query(request.query), kind, codings, content)
+    kind = normalized if not boundary or content[:1] == b"m" else line
+    if b"&" in query:
+        query = _query(query)
+    parts = (
+        method.upper().encode("ascii", "backslashreplace"),
+        path,
+        query,
+        kind,
+        codings,
+        content,
+    )
     joined = _lengths(*map(len, parts)) + b"".join(parts)
     names = rule.compared_header_names
-    return joined + _compared_headers(request.headers, names) if names else joined
+    return joined + _compared_headers(headers, names) if names else joined
 
 
 def _compared_headers(headers: Headers, names: tuple[bytes, ...]) -> bytes:
@@ -94,8 +101,6 @@ def _joined(headers: Headers, name: bytes) -> bytes:
 
 def _query(query: bytes) -> bytes:
     """The parameters sorted by name; those of one name stay in their order."""
-    if b"&" not in query:
-        return query
     parts: list[bytes] = query.split(b"&")
     ordered = sorted(parts, key=_name)
     return b"&".join(ordered)

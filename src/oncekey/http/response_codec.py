@@ -11,13 +11,19 @@ The name of the codec is stored beside the bytes and contains the version of thi
 
 from __future__ import annotations
 
+from functools import lru_cache
 from struct import Struct
 from typing import Any, Final
 
 from oncekey.http.message import Response
 
 _head = Struct(">H?H")
-_lengths = Struct(">II")
+
+
+@lru_cache(64)
+def _head_with_lengths(headers: int) -> Struct:
+    """The head of a response with so many headers, and the lengths of these."""
+    return Struct(">H?H" + "II" * headers)
 
 
 class ResponseCodec:
@@ -27,27 +33,26 @@ class ResponseCodec:
 
     def dump(self, value: Any, /) -> bytes:
         response: Response = value
-        headers = response.headers
-        parts = [_head.pack(response.status, response.omitted, len(headers))]
-        parts += [_lengths.pack(len(name), len(line)) for name, line in headers]
-        for header in headers:
-            parts += header
-        parts.append(response.body)
-        return b"".join(parts)
+        status, headers, body, omitted = response
+        parts = [part for header in headers for part in header]
+        head = _head_with_lengths(len(headers)).pack(
+            status, omitted, len(headers), *map(len, parts)
+        )
+        return b"".join([head, *parts, body])
 
     def load(self, data: bytes, /) -> Response:
-        status, omitted, count = _head.unpack_from(data)
-        at = _head.size
-        sizes = [_lengths.unpack_from(data, at + _lengths.size * i) for i in range(count)]
-        at += _lengths.size * count
-        headers = []
-        for name, line in sizes:
-            middle = at + name
-            headers.append((data[at:middle], data[middle : middle + line]))
-            at = middle + line
+        _, _, count = _head.unpack_from(data)
+        head = _head_with_lengths(count)
+        status, omitted, _, *lengths = head.unpack_from(data)
+        at = head.size
+        parts = []
+        for length in lengths:
+            parts.append(data[at : at + length])
+            at += length
         if at > len(data):
             raise ValueError("a stored response is cut short")
-        return Response(status, tuple(headers), data[at:], omitted)
+        headers = tuple(zip(parts[::2], parts[1::2], strict=True))
+        return Response(status, headers, data[at:], omitted)
 
 
 CODEC: Final = ResponseCodec()

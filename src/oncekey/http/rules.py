@@ -20,6 +20,8 @@ from oncekey.http.path_readings import is_plain, readings
 
 METHODS_DEFAULT: Final = ("POST", "PATCH")
 ANY_METHOD: Final = "*"  # in a rule's methods: every one but the safe methods
+ANY_PATH: Final = "*"
+_USUAL_METHODS: Final = ("POST", "PATCH", "PUT", "DELETE")
 SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 MAX_REQUEST_DEFAULT: Final = 1024 * 1024
 MAX_REQUEST_CAP: Final = 1024 * 1024 * 1024
@@ -31,6 +33,10 @@ _POLICY_OPTIONS: Final = (
     "lease", "keep", "audit", "wait", "retry_safe", "require", "recover", "keep_unknown",
     "store_timeout", "recover_grace",
 )  # fmt: skip
+# The request headers that are read for every rule.
+_READ_HEADERS: Final = frozenset(
+    {b"idempotency-key", b"content-length", b"content-type", b"content-encoding"}
+)
 _METHOD = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _PARAMETER = re.compile(r"\{[^{}/]*\}")
 _OTHER_PARAMETER = re.compile(r"\{[^{}]*:|[<>]")  # the syntax of other routers
@@ -60,7 +66,7 @@ class Rule:
     recover_grace are those of a Policy; None leaves the engine's.
     """
 
-    path: str = "*"
+    path: str = ANY_PATH
     methods: Sequence[str] = METHODS_DEFAULT
     guarded: bool = True
     required: bool = True
@@ -86,7 +92,8 @@ class Rule:
     stored_header_names: frozenset[bytes] = field(init=False, repr=False, compare=False)
     compared_header_names: tuple[bytes, ...] = field(init=False, repr=False, compare=False)
     options: dict[str, Any] = field(init=False, repr=False, compare=False)
-    _pattern: re.Pattern[str] = field(init=False, repr=False, compare=False)
+    read_header_names: frozenset[bytes] = field(init=False, repr=False, compare=False)
+    matches_path: Callable[[str], object] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         self._check()
@@ -102,7 +109,8 @@ class Rule:
         object.__setattr__(self, "stored_header_names", stored)
         compared = {name.lower().encode("latin-1") for name in self.request_headers}
         object.__setattr__(self, "compared_header_names", tuple(sorted(compared)))
-        object.__setattr__(self, "_pattern", _compiled(self.path))
+        object.__setattr__(self, "read_header_names", _READ_HEADERS | compared)
+        object.__setattr__(self, "matches_path", _compiled(self.path).fullmatch)
 
     def _check(self) -> None:
         if isinstance(self.methods, str) or not all(map(_METHOD.fullmatch, self.methods)):
@@ -134,10 +142,6 @@ class Rule:
     def guards(self, method: str) -> bool:
         """Whether the rule guards this method, which is in upper case."""
         return method in self.methods or (ANY_METHOD in self.methods and method not in SAFE_METHODS)
-
-    def matches(self, method: str, path: str) -> bool:
-        """Whether a request with this method, in upper case, and path falls under the rule."""
-        return self._pattern.fullmatch(path) is not None and self.guards(method)
 
 
 # Names that other libraries have for our options.
@@ -210,6 +214,7 @@ class Rules:
         for rule in self.all:
             if not isinstance(rule, Rule):
                 raise ConfigurationError(f"rules must be Rule objects, not {type(rule).__name__}")
+        self._of_method = {method: self._guarding(method) for method in _USUAL_METHODS}
 
     def find(self, method: str, *paths: str) -> Rule | None:
         """Return the rule that guards a request, or None if no rule does.
@@ -236,14 +241,18 @@ class Rules:
         return any(rule is not None and not rule.guarded for rule in matching)
 
     def _first(self, method: str, path: str) -> Rule | None:
-        for rule in self.all:
-            if rule.matches(method, path):
+        rules = self._of_method.get(method)
+        for rule in self._guarding(method) if rules is None else rules:
+            if rule.path == ANY_PATH or rule.matches_path(path):
                 return rule
         return None
 
+    def _guarding(self, method: str) -> tuple[Rule, ...]:
+        return tuple(rule for rule in self.all if rule.guards(method))
+
 
 def _compiled(path: str) -> re.Pattern[str]:
-    if path == "*":
+    if path == ANY_PATH:
         return re.compile(".*", re.DOTALL)
     if not path.startswith("/") or "*" in path[:-1]:
         raise ConfigurationError(f"path={path!r} must begin with '/'; a '*' may stand at its end")

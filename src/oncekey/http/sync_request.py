@@ -11,7 +11,7 @@ import copy
 import logging
 import time
 from collections.abc import Callable, Iterable
-from typing import Generic, Protocol, Self, TypeVar
+from typing import Generic, NamedTuple, Protocol, Self, TypeVar
 
 from oncekey.core.errors import ConfigurationError, OncekeyError, StoreUnavailable
 from oncekey.engine.blocking.attempt import Attempt
@@ -21,7 +21,6 @@ from oncekey.http.exchange import (
     REPLAY_HEADER_DEFAULT,
     STORE_DOWN_HEADERS,
     Exchange,
-    RequestKey,
     RunArguments,
     checked_principal,
 )
@@ -32,6 +31,13 @@ from oncekey.http.rules import Rule, Rules
 from oncekey.http.unguarded_keys import UnguardedKeys
 
 _log = logging.getLogger("oncekey")
+
+
+class RequestKey(NamedTuple):
+    """The key of a guarded request, and the rule that guards it."""
+
+    rule: Rule
+    key: str
 
 
 class AppResponse(Protocol):
@@ -120,7 +126,7 @@ class SyncGuard:
         if isinstance(key, Response):
             return key
         assert key is not None  # otherwise it is exempt
-        return key, principal
+        return RequestKey(rule, key), principal
 
     def run(
         self,
@@ -135,7 +141,7 @@ class SyncGuard:
 
         `operations` runs it in a transaction; by default the engine does.
         """
-        arguments = self.exchange.run_arguments(key, caller, request)
+        arguments = self.exchange.run_arguments(key.rule, key.key, caller, request)
         if isinstance(arguments, Response):
             return arguments
         run = _SyncRequest(self, key.rule, call_app, operations or self.once)
@@ -163,9 +169,7 @@ class _SyncRequest(Generic[A]):
 
     def respond(self, arguments: RunArguments) -> FreshResponse[A] | Response:
         try:
-            result = self._operations.run(
-                arguments.operation, arguments.key, self._body, **arguments.options
-            )
+            result = self._operations.run(body=self._body, **arguments)
         except NotStored:
             assert self._app_response is not None
             return FreshResponse(self._app_response, (), stored=False)

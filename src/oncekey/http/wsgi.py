@@ -29,7 +29,6 @@ from oncekey.http.exchange import (
     OPERATION_DEFAULT,
     POLICY_URL_DEFAULT,
     REPLAY_HEADER_DEFAULT,
-    RequestKey,
     check_caller,
 )
 from oncekey.http.message import Headers, Request, Response
@@ -38,7 +37,7 @@ from oncekey.http.policy_page import is_policy_page, wsgi_app_or_page
 from oncekey.http.problem import Render
 from oncekey.http.route_table import layers_of
 from oncekey.http.rules import Rule
-from oncekey.http.sync_request import FreshResponse, SyncGuard
+from oncekey.http.sync_request import FreshResponse, RequestKey, SyncGuard
 from oncekey.http.sync_response_buffer import SyncResponseBuffer
 from oncekey.http.unguarded_keys import KEY_GUARDED, UNGUARDED_HEADERS, mark_key_guarded
 from oncekey.http.unhandled_requests import UNSTORED, is_unstored, leave_unstored, watch_frameworks

@@ -93,7 +93,7 @@ class RouteRequest:
         self._scope = scope
         self._receive = receive
         self._send = send
-        self._headers = headers_of(scope)
+        self._headers = headers_of(scope, guard.rule.read_header_names)
         self._exchange = guard.setup.exchange.under(scope.get("root_path", ""))
         self._reader = BodyReader(receive, guard.rule.max_request)
         self._run = BufferedRun(guard.setup, self._exchange, guard.rule)
@@ -146,13 +146,9 @@ class RouteRequest:
             self._run.buffer.close()
 
     async def _answer(self, call: PendingCall) -> None:
-        exchange, reader = self._exchange, self._reader
+        rule, exchange, reader = self._guard.rule, self._exchange, self._reader
         caller = checked_principal(call.caller)
-        key = (
-            exchange.key_of(self._guard.rule, self._headers)
-            if caller
-            else exchange.unknown_caller()
-        )
+        key = exchange.key_of(rule, self._headers) if caller else exchange.unknown_caller()
         if isinstance(key, Response):
             await self._send_reply(key)
             return
@@ -163,9 +159,9 @@ class RouteRequest:
             return
         request = request_of(self._scope, self._headers, reader.body)
         if is_slow_to_compare(request):
-            arguments = await asyncio.to_thread(exchange.run_arguments, key, caller, request)
+            arguments = await asyncio.to_thread(exchange.run_arguments, rule, key, caller, request)
         else:
-            arguments = exchange.run_arguments(key, caller, request)
+            arguments = exchange.run_arguments(rule, key, caller, request)
         if isinstance(arguments, Response):
             await self._send_reply(arguments)
             return
@@ -189,9 +185,7 @@ class RouteRequest:
         try:
             if self._guard.session is not None:
                 return await run_in_transaction(setup, call.session, arguments, self._run_endpoint)
-            return await setup.once.run(
-                arguments.operation, arguments.key, self._run_endpoint, **arguments.options
-            )
+            return await setup.once.run(body=self._run_endpoint, **arguments)
         except Exception:
             error = self._run.error
             if self._guard.session is None or error is None:
