@@ -38,6 +38,7 @@ from oncekey.http.exchange import (
     check_caller,
     checked_principal,
 )
+from oncekey.http.key_header import HEADER
 from oncekey.http.lifespan import draining, note_request, run_lifespan
 from oncekey.http.message import App, Headers, Message, Receive, Request, Response, Scope, Send
 from oncekey.http.outcomes import NotStored
@@ -300,15 +301,18 @@ async def send_response(send: Send, response: Response, more: Headers = ()) -> N
 
 
 def headers_of(scope: Scope, names: frozenset[bytes]) -> Headers:
-    """The request's headers of these names, which are in lower case."""
-    lines = scope["headers"]
-    try:
-        return tuple(
-            [(low, bytes(value)) for name, value in lines if (low := name.lower()) in names]
-        )
-    except (AttributeError, TypeError):  # a server that gives other types than bytes
-        plain = [(bytes(name).lower(), bytes(value)) for name, value in lines]
-        return tuple([header for header in plain if header[0] in names])
+    """The request's headers of these names, which are in lower case. So are those that servers
+    give; but if the key is not among them, each is looked at more closely."""
+    found = []
+    has_key = False
+    for name, value in scope["headers"]:
+        if name in names:
+            found.append((name, value if type(value) is bytes else bytes(value)))
+            has_key = has_key or name == HEADER
+    if has_key:
+        return tuple(found)
+    lines = [(bytes(name).lower(), bytes(value)) for name, value in scope["headers"]]
+    return tuple([line for line in lines if line[0] in names])
 
 
 def request_of(scope: Scope, headers: Headers, body: bytes | Body) -> Request:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine
 from tempfile import TemporaryFile
 from typing import IO, Any, Final, NamedTuple, Protocol
 
@@ -88,7 +88,8 @@ class ResponseBuffer:
             self.wake()
 
     def _hold(self, chunk: bytes) -> None:
-        chunk = bytes(chunk)  # the app may use its buffer again
+        if type(chunk) is not bytes:
+            chunk = bytes(chunk)  # the app may use its buffer again
         self._size += len(chunk)
         if self._file is None and self._size <= SPILL_BYTES:
             self._chunks.append(chunk)
@@ -104,14 +105,13 @@ class ResponseBuffer:
         self.outcome_known.set(None)
 
     def response(self, body_max: int) -> Response:
-        """The response as data; without its body if that is too long or incomplete."""
+        """The response as data, its headers as the app wrote them; without its body if that is too
+        long or incomplete."""
         assert self._start is not None
-        headers = tuple(
-            [(bytes(name).lower(), bytes(value)) for name, value in self._start["headers"]]
-        )
+        headers = tuple(self._start["headers"])
         if self._size > body_max or not self.all_sent.is_set:
             return Response(self.status, headers, b"", True)
-        return Response(self.status, headers, b"".join(self._parts()))
+        return Response(self.status, headers, self._held())
 
     async def deliver(self, send: Send, more_headers: Headers) -> None:
         """Send what is held. The rest of a response that is too long to be held then passes
@@ -119,22 +119,32 @@ class ResponseBuffer:
         assert self._start is not None
         await send({**self._start, "headers": [*self._start["headers"], *more_headers]})
         is_complete = self.all_sent.is_set
-        left = self._size
-        for part in self._parts():
-            left -= len(part)
-            more = left > 0 or not is_complete
-            await send({"type": "http.response.body", "body": part, "more_body": more})
+        if self._file is None:
+            await send(
+                {"type": "http.response.body", "body": self._held(), "more_body": not is_complete}
+            )
+        else:
+            await self._deliver_file(self._file, send, is_complete)
         if self._send_rest is not None:
             self._send_rest.set(send)
 
-    def _parts(self) -> Iterator[bytes]:
-        """What is held, in at least one part."""
-        if self._file is None:
-            yield b"".join(self._chunks)
-            return
-        self._file.seek(0)
-        while part := self._file.read(_CHUNK):
-            yield part
+    async def _deliver_file(self, file: IO[bytes], send: Send, is_complete: bool) -> None:
+        left = self._size
+        file.seek(0)
+        while part := file.read(_CHUNK):
+            left -= len(part)
+            more = left > 0 or not is_complete
+            await send({"type": "http.response.body", "body": part, "more_body": more})
+
+    def _held(self) -> bytes:
+        """All that is held."""
+        if self._file is not None:
+            self._file.seek(0)
+            return self._file.read()
+        chunks = self._chunks
+        if len(chunks) != 1:
+            self._chunks = chunks = [b"".join(chunks)]
+        return chunks[0]
 
     def add_user(self) -> None:
         self._users += 1

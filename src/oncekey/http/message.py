@@ -42,9 +42,16 @@ class Response(NamedTuple):
 
 def header_values(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> list[bytes]:
     """The values of all headers of this name."""
-    return [value for header, value in headers if header == name]
+    values = []  # by a loop: for a few headers a comprehension takes longer
+    for header, value in headers:
+        if header == name:
+            values.append(value)
+    return values
 
 
 def first_header(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> bytes:
     """The value of the first header of this name, or b""."""
-    return next((value for header, value in headers if header == name), b"")
+    for header, value in headers:
+        if header == name:
+            return value
+    return b""

@@ -11,7 +11,7 @@ from typing import Final
 
 from oncekey.core.errors import NotStarted
 from oncekey.core.policy import Policy
-from oncekey.http.message import Headers, Response, first_header
+from oncekey.http.message import Headers, Response
 from oncekey.http.rules import HEAD_MAX_BYTES, HEADERS_MAX, Rule
 
 # Responses that say nothing about the operation, only about the caller, its rate or its connection;
@@ -78,7 +78,9 @@ def is_stored(status: int, headers: Headers, *, retry_safe: bool) -> bool:
     """Whether a response is the outcome of its key. If not, the key is freed and a retry runs."""
     if status in NEVER_STORED_STATUSES:
         return False
-    if status == 503 and first_header(headers, b"retry-after"):
+    if status == 503 and any(
+        bytes(name).lower() == b"retry-after" and value for name, value in headers
+    ):
         return False  # the app says that it did nothing
     return status < 500 or not retry_safe
 
@@ -93,12 +95,17 @@ def _storable_names(extra: frozenset[bytes]) -> frozenset[bytes]:
 def stored_headers(headers: Headers, extra: Collection[bytes] = ()) -> Headers:
     """The headers that are stored and replayed: the usual ones, and `extra`."""
     names = _storable_names(frozenset(extra))
-    stored = tuple([header for header in headers if header[0] in names])
-    lines = [value for name, value in headers if name == b"connection"]
-    if not lines:
-        return stored
-    of_connection = {name.strip().lower() for line in lines for name in line.split(b",")}
-    return tuple([header for header in stored if header[0] not in of_connection])
+    stored = []
+    of_connection: set[bytes] = set()
+    for header, value in headers:
+        name = header.lower() if type(header) is bytes else bytes(header).lower()
+        if name in names:
+            stored.append((name, value if type(value) is bytes else bytes(value)))
+        elif name == b"connection":
+            of_connection.update(one.strip().lower() for one in bytes(value).split(b","))
+    if of_connection:
+        stored = [header for header in stored if header[0] not in of_connection]
+    return tuple(stored)
 
 
 def stored_response(response: Response, extra: Collection[bytes], max_response: int) -> Response:
@@ -122,4 +129,7 @@ def outcome_to_store(response: Response, rule: Rule, policy: Policy) -> Response
 
 
 def _size(headers: Headers) -> int:
-    return sum([len(name) + len(value) for name, value in headers])
+    size = 0
+    for name, value in headers:
+        size += len(name) + len(value)
+    return size

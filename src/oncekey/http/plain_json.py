@@ -17,9 +17,10 @@ from typing import Any, Final
 from oncekey.core.json_encoder import make_encode
 
 PLAIN_MAX_BYTES: Final = 16 * 1024
-# Deeper documents could end in a RecursionError here or in the library, and not in the other. An
-# object or an array begins with one of these characters, so this limits the depth.
+# Deeper documents could end in a RecursionError here or in the library, and not in the other. This
+# limits the number of objects and arrays, and so the depth.
 _BEGINNINGS_MAX: Final = 100
+_SURELY_FLAT: Final = 2 * _BEGINNINGS_MAX  # a text of this length has no room for more of them
 # From 2**53 on, which has 16 digits, integers are not exact, and the library refuses them. A number
 # begins after one of these characters, and what is found in a text does no harm.
 _has_long_number = re.compile(r"[:,\[ \t\n\r]-?[0-9]{16}").search
@@ -52,17 +53,16 @@ _encode = make_encode(sort_keys=True, ensure_ascii=False, default=_refuse)
 
 def parse_plain(data: bytes) -> Any:
     """The value of a plain document, or NOT_PLAIN."""
-    # An escaped \u may be a surrogate.
-    if len(data) > PLAIN_MAX_BYTES or b"\\u" in data:
+    if len(data) > PLAIN_MAX_BYTES:
         return NOT_PLAIN
     try:
-        text = data.decode("utf-8").strip(" \t\n\r")
+        text = data.decode().strip(" \t\n\r")
+        if not (text[:1] == "{" or text[:1] == "[") or "\\u" in text or _has_long_number(text):
+            return NOT_PLAIN  # an escape by number may be half of a character
+        if len(text) > _SURELY_FLAT and text.count("{") + text.count("[") > _BEGINNINGS_MAX:
+            return NOT_PLAIN
         if not data.isascii() and len(text.encode("utf-16-le")) != 2 * len(text):
             # Sorted by code points, characters beyond U+FFFF come last; in RFC 8785 they do not.
-            return NOT_PLAIN
-        if text[:1] not in ("{", "[") or _has_long_number(text):
-            return NOT_PLAIN
-        if text.count("{") + text.count("[") > _BEGINNINGS_MAX:
             return NOT_PLAIN
         value, end = _scan(text, 0)
     except (ValueError, StopIteration, RecursionError):  # a StopIteration where no value begins

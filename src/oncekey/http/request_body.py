@@ -159,7 +159,8 @@ class BodyReader:
         return message
 
     def _keep(self, chunk: Any) -> None:
-        chunk = bytes(chunk)  # the server may use its buffer again
+        if type(chunk) is not bytes:
+            chunk = bytes(chunk)  # the server may use its buffer again
         if not self.body and len(chunk) <= BODY_SPILL_BYTES:
             self.body = chunk
             return

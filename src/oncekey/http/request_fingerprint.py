@@ -68,7 +68,7 @@ def _joined_parts(request: Request, rule: Rule, body: bytes | Body, codings: byt
         content = canonical_bytes(body, media, boundary, rule.ignore, rule.only)
     # A boundary matters only if the parts could not be parsed.
     kind = normalized if not boundary or content[:1] == b"m" else line
-    if b"&" in query:
+    if query:
         query = _query(query)
     parts = (
         method.upper().encode("ascii", "backslashreplace"),
@@ -81,6 +81,11 @@ def _joined_parts(request: Request, rule: Rule, body: bytes | Body, codings: byt
     joined = _lengths(*map(len, parts)) + b"".join(parts)
     names = rule.compared_header_names
     return joined + _compared_headers(headers, names) if names else joined
+
+
+@lru_cache(16)
+def _verb(method: str) -> bytes:
+    return method.upper().encode("ascii", "backslashreplace")
 
 
 def _compared_headers(headers: Headers, names: tuple[bytes, ...]) -> bytes:
@@ -101,6 +106,8 @@ def _joined(headers: Headers, name: bytes) -> bytes:
 
 def _query(query: bytes) -> bytes:
     """The parameters sorted by name; those of one name stay in their order."""
+    if b"&" not in query:
+        return query
     parts: list[bytes] = query.split(b"&")
     ordered = sorted(parts, key=_name)
     return b"&".join(ordered)

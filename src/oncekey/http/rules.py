@@ -21,7 +21,9 @@ from oncekey.http.path_readings import is_plain, readings
 METHODS_DEFAULT: Final = ("POST", "PATCH")
 ANY_METHOD: Final = "*"  # in a rule's methods: every one but the safe methods
 ANY_PATH: Final = "*"
-_USUAL_METHODS: Final = ("POST", "PATCH", "PUT", "DELETE")
+_USUAL_METHODS: Final = frozenset({"POST", "PATCH", "PUT", "DELETE"})
+_PATHS_REMEMBERED: Final = 1_000
+_REMEMBERED_MAX_CHARS: Final = 200  # of a path
 SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 MAX_REQUEST_DEFAULT: Final = 1024 * 1024
 MAX_REQUEST_CAP: Final = 1024 * 1024 * 1024
@@ -214,7 +216,7 @@ class Rules:
         for rule in self.all:
             if not isinstance(rule, Rule):
                 raise ConfigurationError(f"rules must be Rule objects, not {type(rule).__name__}")
-        self._of_method = {method: self._guarding(method) for method in _USUAL_METHODS}
+        self._found: dict[tuple[str, str], Rule | None] = {}  # by method and path
 
     def find(self, method: str, *paths: str) -> Rule | None:
         """Return the rule that guards a request, or None if no rule does.
@@ -223,7 +225,23 @@ class Rules:
         readings. If they match several rules, the request is guarded, and by a rule that requires
         a key if there is one: a client must not choose its rule by the way it spells a path.
         """
-        method = method.upper()  # some apps accept methods in any case
+        if len(paths) == 1 and method in _USUAL_METHODS and len(paths[0]) <= _REMEMBERED_MAX_CHARS:
+            return self._find_usual(method, paths[0])
+        return self._find_any(method.upper(), paths)  # some apps accept methods in any case
+
+    def _find_usual(self, method: str, path: str) -> Rule | None:
+        """The same for what comes again and again: what was found is remembered."""
+        name = (method, path)
+        try:
+            return self._found[name]
+        except KeyError:
+            rule = self._find_any(method, (path,))
+        if len(self._found) >= _PATHS_REMEMBERED:
+            self._found.clear()  # by a client that asks for many paths, or an app with ids in them
+        self._found[name] = rule
+        return rule
+
+    def _find_any(self, method: str, paths: tuple[str, ...]) -> Rule | None:
         if method in SAFE_METHODS:
             return None
         if len(paths) == 1 and is_plain(paths[0]):
@@ -241,14 +259,10 @@ class Rules:
         return any(rule is not None and not rule.guarded for rule in matching)
 
     def _first(self, method: str, path: str) -> Rule | None:
-        rules = self._of_method.get(method)
-        for rule in self._guarding(method) if rules is None else rules:
-            if rule.path == ANY_PATH or rule.matches_path(path):
+        for rule in self.all:
+            if rule.guards(method) and rule.matches_path(path) is not None:
                 return rule
         return None
-
-    def _guarding(self, method: str) -> tuple[Rule, ...]:
-        return tuple(rule for rule in self.all if rule.guards(method))
 
 
 def _compiled(path: str) -> re.Pattern[str]:
