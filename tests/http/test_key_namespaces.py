@@ -28,7 +28,7 @@ ANY = Rule()
 
 
 def key_of(rule: Rule, key: bytes) -> str | Response | None:
-    return Exchange(Rules()).key_of(rule, ((b"idempotency-key", key),))
+    return Exchange(Rules()).key_of(rule, {b"idempotency-key": [key]})
 
 
 def refusal(rule: Rule, key: bytes) -> dict[str, Any]:
@@ -82,8 +82,8 @@ def test_rule_without_namespaces_accepts_any_key() -> None:
 
 def test_namespaces_do_not_change_requests_without_a_key() -> None:
     exchange = Exchange(Rules())
-    assert exchange.key_of(Rule(namespaces=("v2",), required=False), ()) is None
-    missing = exchange.key_of(V2, ())
+    assert exchange.key_of(Rule(namespaces=("v2",), required=False), {}) is None
+    missing = exchange.key_of(V2, {})
     assert isinstance(missing, Response)
     assert json.loads(missing.body)["type"].endswith("missing-key")
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -26,7 +26,7 @@ from oncekey.core.duration import Duration, microseconds
 from oncekey.core.errors import ConfigurationError, OncekeyError
 from oncekey.engine.aio.attempt import AsyncAttempt
 from oncekey.engine.aio.once import AsyncOnce
-from oncekey.http.buffered_run import BufferedRun, FreshResponse
+from oncekey.http.buffered_run import BufferedRun
 from oncekey.http.exchange import (
     ATTEMPT,
     OPERATION_DEFAULT,
@@ -40,7 +40,18 @@ from oncekey.http.exchange import (
 )
 from oncekey.http.key_header import HEADER
 from oncekey.http.lifespan import draining, note_request, run_lifespan
-from oncekey.http.message import App, Headers, Message, Receive, Request, Response, Scope, Send
+from oncekey.http.message import (
+    App,
+    Headers,
+    Message,
+    Receive,
+    Request,
+    RequestHeaders,
+    Response,
+    Scope,
+    Send,
+    headers_by_name,
+)
 from oncekey.http.outcomes import NotStored
 from oncekey.http.path_readings import app_path, app_paths
 from oncekey.http.policy_page import asgi_app_or_page, is_policy_page
@@ -140,9 +151,7 @@ class IdempotencyMiddleware:
                     return
             elif (rule := self._find(scope["method"], *app_paths(scope))) is not None:
                 # A request that has an attempt is guarded already, by a guard further outside.
-                if ATTEMPT not in scope and (
-                    rule.required or self.exchange.has_key(scope["headers"])
-                ):
+                if ATTEMPT not in scope and (rule.required or has_key_line(scope)):
                     await GuardedRequest(self, rule, scope, receive, send).respond()
                     return
             elif self._has_unguarded_key(scope):
@@ -154,9 +163,7 @@ class IdempotencyMiddleware:
         await self.app(scope, receive, send)
 
     def _has_unguarded_key(self, scope: Scope) -> bool:
-        return self.unguarded.is_reported(scope["method"], scope) and self.exchange.has_key(
-            scope["headers"]
-        )
+        return self.unguarded.is_reported(scope["method"], scope) and has_key_line(scope)
 
     async def _mark_or_refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle a request that has a key and that no rule guards."""
@@ -196,13 +203,15 @@ class GuardedRequest:
         receive: Receive,
         send: Send,
     ) -> None:
-        note_request(guard, scope)
+        if not guard.lifespans:
+            note_request(guard, scope)
         self._guard = guard
         self._rule = rule
         self._scope = scope
         self._send = send
         self._headers = headers_of(scope, rule.read_header_names)
-        self._exchange = guard.exchange.under(scope.get("root_path", ""))
+        root_path = scope.get("root_path")
+        self._exchange = guard.exchange.under(root_path) if root_path else guard.exchange
         self._reader = BodyReader(receive, rule.max_request)
         self._run = BufferedRun(guard, self._exchange, rule)
 
@@ -248,7 +257,7 @@ class GuardedRequest:
 
     async def _run_once(self, arguments: RunArguments) -> None:
         once, run = self._guard.once, self._run
-        reply: Response | FreshResponse | None
+        reply: Response | Headers | None
         try:
             try:
                 result = await once.run(body=self._run_app, **arguments)
@@ -261,7 +270,7 @@ class GuardedRequest:
             elif reply is None:
                 await self._guard.app(self._scope, self._reader.receive, self._send_unprotected)
             else:
-                await run.buffer.deliver(self._send, reply.headers)
+                await run.buffer.deliver(self._send, reply)
                 await run.task.join()  # the server gets the app's error
         finally:
             if run.is_started:
@@ -300,22 +309,32 @@ async def send_response(send: Send, response: Response, more: Headers = ()) -> N
     await send({"type": "http.response.body", "body": response.body})
 
 
-def headers_of(scope: Scope, names: frozenset[bytes]) -> Headers:
+def has_key_line(scope: Mapping[str, Any]) -> bool:
+    """Whether a request has a key, valid or not."""
+    for name, _ in scope["headers"]:  # noqa: SIM110, by a loop, which is much faster
+        if name == HEADER:
+            return True
+    return False
+
+
+def headers_of(scope: Scope, names: frozenset[bytes]) -> RequestHeaders:
     """The request's headers of these names, which are in lower case. So are those that servers
     give; but if the key is not among them, each is looked at more closely."""
-    found = []
-    has_key = False
+    found: RequestHeaders = {}
     for name, value in scope["headers"]:
         if name in names:
-            found.append((name, value if type(value) is bytes else bytes(value)))
-            has_key = has_key or name == HEADER
-    if has_key:
-        return tuple(found)
+            line = value if type(value) is bytes else bytes(value)
+            if name in found:
+                found[name].append(line)
+            else:
+                found[name] = [line]
+    if HEADER in found:
+        return found
     lines = [(bytes(name).lower(), bytes(value)) for name, value in scope["headers"]]
-    return tuple([line for line in lines if line[0] in names])
+    return headers_by_name(line for line in lines if line[0] in names)
 
 
-def request_of(scope: Scope, headers: Headers, body: bytes | Body) -> Request:
+def request_of(scope: Scope, headers: RequestHeaders, body: bytes | Body) -> Request:
     path: bytes = scope.get("raw_path") or quote(scope["path"], errors="surrogatepass").encode(
         "ascii"
     )

@@ -15,7 +15,7 @@ import logging
 import time
 from collections.abc import Coroutine
 from tempfile import TemporaryFile
-from typing import IO, Any, Final, NamedTuple, Protocol
+from typing import IO, Any, Final, Protocol
 
 from oncekey.core.errors import OncekeyError, StoreUnavailable
 from oncekey.engine.aio.once import AsyncOnce
@@ -173,12 +173,6 @@ class AppGuard(Drainable, Protocol):
     unprotected: int  # counts runs without a key's protection
 
 
-class FreshResponse(NamedTuple):
-    """The app's own response may be sent, with these headers added."""
-
-    headers: Headers
-
-
 class BufferedRun:
     """One run of an app under a key: its task, its buffered response, and what came of it.
 
@@ -248,14 +242,15 @@ class BufferedRun:
             return asyncio.CancelledError()
         return error or IncompleteResponse("the app ended before its response was complete")
 
-    def reply(self, result: Result[Response]) -> Response | FreshResponse:
-        """What is to be sent when the engine's `run` has returned: the app's own response, or the
-        stored one of an earlier attempt, or of an attempt that has overtaken ours."""
+    def reply(self, result: Result[Response]) -> Response | Headers:
+        """What is to be sent when the engine's `run` has returned: the app's own response with
+        these headers added, or the stored one of an earlier attempt, or of an attempt that has
+        overtaken ours."""
         if result.replayed or not self.is_claimed:
             return self._exchange.replay(result.value, result.expires_in)
-        return FreshResponse(self._exchange.added_headers(result.expires_in, replayed=False))
+        return self._exchange.added_headers(result.expires_in, replayed=False)
 
-    def reply_to_error(self, error: NotStored | OncekeyError) -> Response | FreshResponse | None:
+    def reply_to_error(self, error: NotStored | OncekeyError) -> Response | Headers | None:
         """What is to be sent when the engine's `run` has raised:
 
         1. the app's own response, if it ends no key
@@ -265,7 +260,7 @@ class BufferedRun:
         Raises the error again if it is the app's own.
         """
         if isinstance(error, NotStored):
-            return FreshResponse(())
+            return ()
         if error is self.error:
             raise error  # from an engine of the handler's own
         is_down = isinstance(error, StoreUnavailable) and not error.final

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterable
 from typing import Any, Final, Self
 from urllib.parse import quote
 
@@ -28,7 +27,7 @@ from oncekey.http import problem as problems
 from oncekey.http.canonical_body import TooLarge, UnreadableBody
 from oncekey.http.key_header import HEADER, RefusedField, read_key
 from oncekey.http.latency import LatencyAverages
-from oncekey.http.message import Headers, Request, Response, first_header, header_values
+from oncekey.http.message import Headers, Request, RequestHeaders, Response
 from oncekey.http.problem import Problem, Render, problem_for, refusal_response
 from oncekey.http.request_fingerprint import fingerprint_bytes
 from oncekey.http.response_codec import CODEC
@@ -94,10 +93,10 @@ class Exchange:
 
     # --- before the run -----------------------------------------------------------------------
 
-    def key_of(self, rule: Rule, headers: Headers) -> str | Response | None:
+    def key_of(self, rule: Rule, headers: RequestHeaders) -> str | Response | None:
         """The key of a guarded request, or its refusal; None if it needs no key and has none."""
         try:
-            key = read_key(header_values(headers, HEADER), strict=rule.strict)
+            key = read_key(headers.get(HEADER, ()), strict=rule.strict)
         except InvalidKey as error:
             # No rule accepts this field as a key, so nothing has run under it.
             is_never_a_key = not isinstance(error, RefusedField)
@@ -113,16 +112,16 @@ class Exchange:
                 return self.problem_response(problems.INVALID._replace(detail=str(error)))
         return key
 
-    def has_key(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    def has_key(self, headers: RequestHeaders) -> bool:
         """Whether there is a key, valid or not."""
-        for name, _ in headers:  # noqa: SIM110, by a loop, which is much faster
-            if name == HEADER:
-                return True
-        return False
+        return HEADER in headers
 
-    def declared_too_large(self, rule: Rule, headers: Headers) -> bool:
+    def declared_too_large(self, rule: Rule, headers: RequestHeaders) -> bool:
         """Whether the Content-Length exceeds the limit."""
-        length = first_header(headers, b"content-length").lstrip(b"0")
+        lines = headers.get(b"content-length")
+        if lines is None:
+            return False
+        length = lines[0].lstrip(b"0")
         if len(length) > _LENGTH_DIGITS:
             return True
         return length.isdigit() and int(length) > rule.max_request

@@ -122,9 +122,10 @@ def stored_response(response: Response, extra: Collection[bytes], max_response: 
 
 def outcome_to_store(response: Response, rule: Rule, policy: Policy) -> Response:
     """The form in which an app's response is stored. Raises NotStored if it is no outcome."""
-    retry_safe = policy.retry_safe if rule.retry_safe is None else rule.retry_safe
-    if not is_stored(response.status, response.headers, retry_safe=retry_safe):
-        raise NotStored
+    if response.status >= 300:  # every success is stored
+        retry_safe = policy.retry_safe if rule.retry_safe is None else rule.retry_safe
+        if not is_stored(response.status, response.headers, retry_safe=retry_safe):
+            raise NotStored
     return stored_response(response, rule.stored_header_names, rule.max_response)
 
 

@@ -20,7 +20,7 @@ from oncekey.http.canonical_body import (
     raw_bytes,
     without_content_coding,
 )
-from oncekey.http.message import Headers, Request, header_values
+from oncekey.http.message import Request, RequestHeaders
 from oncekey.http.request_body import BODY_SPILL_BYTES, Body
 from oncekey.http.rules import Rule
 
@@ -35,8 +35,8 @@ _MEDIA: Final = re.compile(rf"[ \t]*({_TOKEN}/{_TOKEN})((?:{_PARAMETER.pattern})
 
 def fingerprint_bytes(request: Request, rule: Rule) -> bytes:
     """Return the bytes to compare. Raises UnreadableBody and TooLarge."""
-    lines = header_values(request.headers, b"content-encoding")
-    if not lines:
+    lines = request.headers.get(b"content-encoding")
+    if lines is None:
         return _joined_parts(request, rule, request.body, b"")
     sent = request.body if isinstance(request.body, Body) else Body(request.body)
     body, codings = without_content_coding(sent, b",".join(lines), rule.max_request)
@@ -50,7 +50,7 @@ def fingerprint_bytes(request: Request, rule: Rule) -> bytes:
 def is_slow_to_compare(request: Request) -> bool:
     """Whether `fingerprint_bytes` would block the event loop for too long."""
     size = request.body.size if isinstance(request.body, Body) else len(request.body)
-    if header_values(request.headers, b"content-encoding"):
+    if b"content-encoding" in request.headers:
         return size > 0  # its decoded size is unknown
     if size <= INLINE_MAX_BYTES:
         return False
@@ -88,20 +88,20 @@ def _verb(method: str) -> bytes:
     return method.upper().encode("ascii", "backslashreplace")
 
 
-def _compared_headers(headers: Headers, names: tuple[bytes, ...]) -> bytes:
+def _compared_headers(headers: RequestHeaders, names: tuple[bytes, ...]) -> bytes:
     """The headers that a rule compares. A missing header differs from an empty one; several lines
     of a header are joined, as a server may have done."""
     compared: list[tuple[str, str | None]] = []
     for name in names:
-        values = [value.strip() for value in header_values(headers, name)]
+        values = [value.strip() for value in headers.get(name, ())]
         joined = b", ".join(values).decode("latin-1") if values else None
         compared.append((name.decode("latin-1"), joined))
     return json.dumps(compared).encode()
 
 
-def _joined(headers: Headers, name: bytes) -> bytes:
+def _joined(headers: RequestHeaders, name: bytes) -> bytes:
     """All lines of a header, joined by commas."""
-    return b",".join(header_values(headers, name))
+    return b",".join(headers.get(name, ()))
 
 
 def _query(query: bytes) -> bytes:

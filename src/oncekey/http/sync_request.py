@@ -24,7 +24,7 @@ from oncekey.http.exchange import (
     RunArguments,
     checked_principal,
 )
-from oncekey.http.message import Headers, Request, Response
+from oncekey.http.message import Headers, Request, RequestHeaders, Response
 from oncekey.http.outcomes import NotStored, outcome_to_store
 from oncekey.http.problem import Render
 from oncekey.http.rules import Rule, Rules
@@ -111,12 +111,12 @@ class SyncGuard:
         mounted.exchange = exchange
         return mounted
 
-    def is_exempt(self, rule: Rule, headers: Headers) -> bool:
+    def is_exempt(self, rule: Rule, headers: RequestHeaders) -> bool:
         """Whether a request has no key and needs none."""
         return not rule.required and not self.exchange.has_key(headers)
 
     def admit(
-        self, rule: Rule, headers: Headers, caller: Callable[[], object]
+        self, rule: Rule, headers: RequestHeaders, caller: Callable[[], object]
     ) -> tuple[RequestKey, str] | Response:
         """Return the key of a request and its caller, or a refusal (I15)."""
         principal = checked_principal(caller())

@@ -31,7 +31,7 @@ from oncekey.http.exchange import (
     REPLAY_HEADER_DEFAULT,
     check_caller,
 )
-from oncekey.http.message import Headers, Request, Response
+from oncekey.http.message import Headers, Request, RequestHeaders, Response, headers_by_name
 from oncekey.http.outcomes import IncompleteResponse
 from oncekey.http.policy_page import is_policy_page, wsgi_app_or_page
 from oncekey.http.problem import Render
@@ -180,7 +180,7 @@ class IdempotencyWSGI:
         key: RequestKey,
         caller: str,
         environ: Environ,
-        headers: Headers,
+        headers: RequestHeaders,
         body: bytes,
     ) -> Response | FreshResponse[WSGIResponse]:
         if is_cut_short(environ, body):
@@ -250,7 +250,7 @@ def has_unguarded_key(guard: SyncGuard, environ: Environ) -> bool:
     return is_reported and "HTTP_IDEMPOTENCY_KEY" in environ
 
 
-def headers_of(environ: Environ) -> Headers:
+def headers_of(environ: Environ) -> RequestHeaders:
     """The request's headers. The server has joined headers of one name by commas, and may have
     taken `Idempotency_Key` for the same name, so that two keys are one malformed key here."""
     headers = []
@@ -260,10 +260,10 @@ def headers_of(environ: Environ) -> Headers:
             headers.append((header, value.encode("latin-1")))
         elif name in _UNPREFIXED and value:
             headers.append((_UNPREFIXED[name], value.encode("latin-1")))
-    return tuple(headers)
+    return headers_by_name(headers)
 
 
-def request_of(environ: Environ, headers: Headers, body: bytes) -> Request:
+def request_of(environ: Environ, headers: RequestHeaders, body: bytes) -> Request:
     # Servers do not agree on where the undecoded path is, so the decoded one is encoded again:
     # paths that are equal for the app are equal here.
     path = environ.get("SCRIPT_NAME", "") + environ.get("PATH_INFO", "")

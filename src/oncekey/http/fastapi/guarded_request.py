@@ -22,7 +22,7 @@ from oncekey.http.asgi import (
     request_of,
     send_response,
 )
-from oncekey.http.buffered_run import BufferedRun, FreshResponse
+from oncekey.http.buffered_run import BufferedRun
 from oncekey.http.exchange import ATTEMPT, STORE_DOWN_HEADERS, RunArguments, checked_principal
 from oncekey.http.fastapi.endpoint import ON_CALL, EndpointGuard, PendingCall, as_starlette
 from oncekey.http.fastapi.transaction import response_to, run_in_transaction
@@ -48,6 +48,15 @@ class State(enum.Enum):
     UNPROTECTED = "the store is down, and the endpoint is called without a key"
     RUNNING = "the key is claimed, and the endpoint is called"
     OVER = "the outcome is durable: background tasks and the ends of dependencies follow"
+
+
+# By themselves, because to look a member up takes long.
+_SOLVING: Final = State.SOLVING
+_PENDING: Final = State.PENDING
+_ANSWERED: Final = State.ANSWERED
+_UNPROTECTED: Final = State.UNPROTECTED
+_RUNNING: Final = State.RUNNING
+_OVER: Final = State.OVER
 
 
 class RouteRequest:
@@ -103,7 +112,7 @@ class RouteRequest:
             UNSTORED: self._run.unstored,
             ON_CALL: self._on_call,
         }
-        self._state = State.SOLVING
+        self._state = _SOLVING
         # What SOLVING led to: a call; a body that cannot be read; None: the handler's own response.
         self._solved: Latch[PendingCall | ReadResult | None] = Latch()
         # What the pending call returns or raises; None: call the endpoint.
@@ -165,7 +174,7 @@ class RouteRequest:
         if isinstance(arguments, Response):
             await self._send_reply(arguments)
             return
-        reply: Response | FreshResponse | None
+        reply: Response | Headers | None
         try:
             result = await self._run_once(call, arguments)
         except (NotStored, OncekeyError) as error:
@@ -175,10 +184,10 @@ class RouteRequest:
         if isinstance(reply, Response):
             await self._send_reply(reply)
         elif reply is None:
-            self._decide(State.UNPROTECTED, None)
+            self._decide(_UNPROTECTED, None)
             await self._send_own(STORE_DOWN_HEADERS)
         else:
-            await self._deliver(reply.headers)
+            await self._deliver(reply)
 
     async def _run_once(self, call: PendingCall, arguments: RunArguments) -> Result[Response]:
         setup = self._guard.setup
@@ -200,7 +209,7 @@ class RouteRequest:
         """The engine calls this under a fresh claim."""
         self._run.claim()
         self._inner[ATTEMPT] = attempt
-        self._decide(State.RUNNING, None)
+        self._decide(_RUNNING, None)
         return await self._run.outcome()
 
     def _decide(self, state: State, response: Response | None) -> None:
@@ -209,8 +218,8 @@ class RouteRequest:
 
     def _end_wait(self) -> None:
         """The handler no longer waits for its outcome."""
-        if self._state is State.RUNNING:
-            self._state = State.OVER
+        if self._state is _RUNNING:
+            self._state = _OVER
         self._over.set(None)
 
     async def _give_up(self, read: ReadResult) -> None:
@@ -221,8 +230,8 @@ class RouteRequest:
 
     async def _send_reply(self, response: Response) -> None:
         """Through the handler while the call is pending; past it when the endpoint has run."""
-        if self._state is State.PENDING:
-            self._decide(State.ANSWERED, response)
+        if self._state is _PENDING:
+            self._decide(_ANSWERED, response)
             await self._send_own()
         else:
             await send_response(self._send, response)
@@ -252,8 +261,8 @@ class RouteRequest:
 
     async def _on_call(self, call: PendingCall) -> Any:
         """The endpoint's wrapper calls this; returns what the endpoint is to return."""
-        if self._state is State.SOLVING:
-            self._state = State.PENDING
+        if self._state is _SOLVING:
+            self._state = _PENDING
         self._solved.set(call)
         decision = await self._decision.wait()
         if isinstance(decision, BaseException):
@@ -282,15 +291,15 @@ class RouteRequest:
         and the ends of dependencies."""
         buffer = self._run.buffer
         await buffer.send(message)
-        if self._state is State.RUNNING and buffer.all_sent.is_set:
+        if self._state is _RUNNING and buffer.all_sent.is_set:
             await self._over.wait()
-        elif self._state is State.SOLVING and buffer.is_storable:
+        elif self._state is _SOLVING and buffer.is_storable:
             self._solved.set(None)
 
     async def _private_receive(self) -> Message:
         """The handler's `receive`. What FastAPI reads before the endpoint is passed on and kept."""
         reader = self._reader
-        if self._state is State.SOLVING and not reader.is_whole:
+        if self._state is _SOLVING and not reader.is_whole:
             message = await reader.pass_on()
             if isinstance(message, ReadResult):
                 self._solved.set(message)
@@ -298,7 +307,7 @@ class RouteRequest:
             return message
         if not reader.is_given:
             return reader.next_part()
-        if self._state is State.RUNNING:
+        if self._state is _RUNNING:
             # At a disconnect a streamed response is cut short, so not before all is over.
             await self._over.wait()
         await self._run.buffer.all_sent.wait()
