@@ -75,6 +75,7 @@ Caller = Callable[[Scope], str | Awaitable[str | None] | None]
 
 DRAIN_DEFAULT: Final = "30s"
 _CLOSE: Final[Headers] = ((b"connection", b"close"),)
+_QUESTION_MARK: Final = ord("?")  # a byte is found faster than bytes
 
 _log = logging.getLogger("oncekey")
 
@@ -304,9 +305,11 @@ class GuardedRequest:
 
 
 async def send_response(send: Send, response: Response, more: Headers = ()) -> None:
-    headers = [*response.headers, *more]
-    await send({"type": "http.response.start", "status": response.status, "headers": headers})
-    await send({"type": "http.response.body", "body": response.body})
+    status, headers, body, _ = response
+    await send(
+        {"type": "http.response.start", "status": status, "headers": [*headers, *more]},
+    )
+    await send({"type": "http.response.body", "body": body})
 
 
 def has_key_line(scope: Mapping[str, Any]) -> bool:
@@ -338,8 +341,9 @@ def request_of(scope: Scope, headers: RequestHeaders, body: bytes | Body) -> Req
     path: bytes = scope.get("raw_path") or quote(scope["path"], errors="surrogatepass").encode(
         "ascii"
     )
-    query: bytes = scope.get("query_string", b"")
-    return Request(scope["method"], path.partition(b"?")[0], query, headers, body)
+    if _QUESTION_MARK in path:
+        path = path.partition(b"?")[0]
+    return Request(scope["method"], path, scope.get("query_string", b""), headers, body)
 
 
 def close_header(scope: Scope) -> Headers:

@@ -67,25 +67,23 @@ class ResponseBuffer:
                 raise RuntimeError("the app began its response twice")
             self._start = {**message, "headers": list(message.get("headers", ()))}
             self.status = int(message["status"])
-        if kind != "http.response.body":
-            return  # any other message belongs to an extension, and the app's scope offers none
-        if self._start is None:
-            raise RuntimeError("the app sent a body before it began its response")
-        if self.all_sent.is_set:
-            return
-        is_last = not message.get("more_body", False)
-        if self._send_rest is not None:
-            send = await self._send_rest.wait()
-            await send(message)
-        elif self._users > 0:
-            self._hold(message.get("body") or b"")
-        if is_last:
-            self.all_sent.set(None)
-        if not self.is_storable and (is_last or self._size > HOLD_MAX_BYTES):
-            self.is_storable = True
-            if not is_last:
-                self._send_rest = Latch()
-            self.wake()
+        elif kind == "http.response.body" and not self.all_sent.is_set:
+            if self._start is None:
+                raise RuntimeError("the app sent a body before it began its response")
+            is_last = not message.get("more_body", False)
+            if self._send_rest is not None:
+                send = await self._send_rest.wait()
+                await send(message)
+            elif self._users > 0:
+                self._hold(message.get("body") or b"")
+            if is_last:
+                self.all_sent.set(None)
+            if not self.is_storable and (is_last or self._size > HOLD_MAX_BYTES):
+                self.is_storable = True
+                if not is_last:
+                    self._send_rest = Latch()
+                self.outcome_known.set(None)
+        # Any other message belongs to an extension, and the app's scope offers none.
 
     def _hold(self, chunk: bytes) -> None:
         if type(chunk) is not bytes:
@@ -248,7 +246,7 @@ class BufferedRun:
         overtaken ours."""
         if result.replayed or not self.is_claimed:
             return self._exchange.replay(result.value, result.expires_in)
-        return self._exchange.added_headers(result.expires_in, replayed=False)
+        return self._exchange.fresh_headers(result.expires_in)
 
     def reply_to_error(self, error: NotStored | OncekeyError) -> Response | Headers | None:
         """What is to be sent when the engine's `run` has raised:

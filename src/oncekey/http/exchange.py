@@ -182,17 +182,17 @@ class Exchange:
 
     def replay(self, response: Response, expires_in: float) -> Response:
         """The response for a retry, from the stored one. Its key expires in so many seconds."""
-        if response.omitted:
-            return self.problem_response(problems.NOT_REPLAYABLE, original_status=response.status)
-        headers = [*response.headers, *self.added_headers(expires_in, replayed=True)]
-        if response.status not in _BODILESS:
-            headers.append((b"content-length", b"%d" % len(response.body)))
-        return Response(response.status, tuple(headers), response.body)
+        status, headers, body, omitted = response
+        if omitted:
+            return self.problem_response(problems.NOT_REPLAYABLE, original_status=status)
+        headers = (*headers, self._replayed, (RETENTION, b"%d" % expires_in))
+        if status not in _BODILESS:
+            headers = (*headers, (b"content-length", b"%d" % len(body)))
+        return Response(status, headers, body)
 
-    def added_headers(self, expires_in: float, *, replayed: bool) -> Headers:
-        """The headers we add: whether this is a replay, and how many seconds the key is kept."""
-        kept = (RETENTION, b"%d" % expires_in)
-        return (self._replayed, kept) if replayed else (kept,)
+    def fresh_headers(self, expires_in: float) -> Headers:
+        """The headers that an app's own response gets: how many seconds its key is kept."""
+        return ((RETENTION, b"%d" % expires_in),)
 
 
 def check_caller(caller: object) -> None:

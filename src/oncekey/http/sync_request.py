@@ -180,7 +180,7 @@ class _SyncRequest(Generic[A]):
         if result.replayed or self._app_response is None:
             self.close_response()  # a takeover has happened, and its response counts
             return self._exchange.replay(result.value, result.expires_in)
-        more_headers = self._exchange.added_headers(result.expires_in, replayed=False)
+        more_headers = self._exchange.fresh_headers(result.expires_in)
         return FreshResponse(self._app_response, more_headers, stored=True)
 
     def _body(self, attempt: Attempt) -> Response:
