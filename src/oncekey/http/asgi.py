@@ -18,14 +18,20 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Final
-from urllib.parse import quote
 
 from oncekey.core.duration import Duration, microseconds
 from oncekey.core.errors import ConfigurationError, OncekeyError
 from oncekey.engine.aio.attempt import AsyncAttempt
 from oncekey.engine.aio.once import AsyncOnce
+from oncekey.http.asgi_messages import (
+    close_header,
+    has_key_line,
+    headers_of,
+    request_of,
+    send_response,
+)
 from oncekey.http.buffered_run import BufferedRun
 from oncekey.http.exchange import (
     ATTEMPT,
@@ -38,25 +44,21 @@ from oncekey.http.exchange import (
     check_caller,
     checked_principal,
 )
-from oncekey.http.key_header import HEADER
 from oncekey.http.lifespan import draining, note_request, run_lifespan
 from oncekey.http.message import (
     App,
     Headers,
     Message,
     Receive,
-    Request,
-    RequestHeaders,
     Response,
     Scope,
     Send,
-    headers_by_name,
 )
 from oncekey.http.outcomes import NotStored
 from oncekey.http.path_readings import app_path, app_paths
 from oncekey.http.policy_page import asgi_app_or_page, is_policy_page
 from oncekey.http.problem import Render
-from oncekey.http.request_body import Body, BodyReader, ReadResult
+from oncekey.http.request_body import BodyReader, ReadResult
 from oncekey.http.request_fingerprint import is_slow_to_compare
 from oncekey.http.request_tasks import RequestTasks
 from oncekey.http.route_table import layers_of
@@ -74,8 +76,6 @@ __all__ = ["IdempotencyMiddleware", "attempt_of", "draining", "leave_unstored"]
 Caller = Callable[[Scope], str | Awaitable[str | None] | None]
 
 DRAIN_DEFAULT: Final = "30s"
-_CLOSE: Final[Headers] = ((b"connection", b"close"),)
-_QUESTION_MARK: Final = ord("?")  # a byte is found faster than bytes
 
 _log = logging.getLogger("oncekey")
 
@@ -302,51 +302,3 @@ class GuardedRequest:
             lines = [*message.get("headers", ()), *STORE_DOWN_HEADERS]
             message = {**message, "headers": lines}
         await self._send(message)
-
-
-async def send_response(send: Send, response: Response, more: Headers = ()) -> None:
-    status, headers, body, _ = response
-    await send(
-        {"type": "http.response.start", "status": status, "headers": [*headers, *more]},
-    )
-    await send({"type": "http.response.body", "body": body})
-
-
-def has_key_line(scope: Mapping[str, Any]) -> bool:
-    """Whether a request has a key, valid or not."""
-    for name, _ in scope["headers"]:  # noqa: SIM110, by a loop, which is much faster
-        if name == HEADER:
-            return True
-    return False
-
-
-def headers_of(scope: Scope, names: frozenset[bytes]) -> RequestHeaders:
-    """The request's headers of these names, which are in lower case. So are those that servers
-    give; but if the key is not among them, each is looked at more closely."""
-    found: RequestHeaders = {}
-    for name, value in scope["headers"]:
-        if name in names:
-            line = value if type(value) is bytes else bytes(value)
-            if name in found:
-                found[name].append(line)
-            else:
-                found[name] = [line]
-    if HEADER in found:
-        return found
-    lines = [(bytes(name).lower(), bytes(value)) for name, value in scope["headers"]]
-    return headers_by_name(line for line in lines if line[0] in names)
-
-
-def request_of(scope: Scope, headers: RequestHeaders, body: bytes | Body) -> Request:
-    path: bytes = scope.get("raw_path") or quote(scope["path"], errors="surrogatepass").encode(
-        "ascii"
-    )
-    if _QUESTION_MARK in path:
-        path = path.partition(b"?")[0]
-    return Request(scope["method"], path, scope.get("query_string", b""), headers, body)
-
-
-def close_header(scope: Scope) -> Headers:
-    """For a response to a request that was not read to its end: the connection ends with it. From
-    HTTP/2 on there is no such header, and a single request can be ended."""
-    return _CLOSE if str(scope.get("http_version", "1.1")).startswith("1") else ()

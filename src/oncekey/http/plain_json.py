@@ -23,7 +23,7 @@ _BEGINNINGS_MAX: Final = 100
 _SURELY_FLAT: Final = 2 * _BEGINNINGS_MAX  # a text of this length has no room for more of them
 # From 2**53 on, which has 16 digits, integers are not exact, and the library refuses them. A number
 # begins after one of these characters, and what is found in a text does no harm.
-_has_long_number = re.compile(r"[:,\[ \t\n\r]-?[0-9]{16}").search
+_has_long_number = re.compile(r"[:,\[ \t\n\r]-?\d{16}").search
 
 NOT_PLAIN: Final = object()
 

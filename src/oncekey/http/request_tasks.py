@@ -65,8 +65,9 @@ class RequestTask:
         self.ended: Latch[BaseException | None] = Latch()
         self._running = running
         self._on_end = on_end
-        running.add(self)
         self.task = start_now(self._run(work))
+        if not self.ended.is_set:
+            running.add(self)
 
     async def _run(self, work: Coroutine[Any, Any, None]) -> None:
         error: BaseException | None = None

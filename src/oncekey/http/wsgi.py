@@ -17,6 +17,7 @@ import atexit
 import io
 import weakref
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from http import HTTPStatus
 from typing import Any, Final
 from urllib.parse import quote
@@ -255,12 +256,18 @@ def headers_of(environ: Environ) -> RequestHeaders:
     taken `Idempotency_Key` for the same name, so that two keys are one malformed key here."""
     headers = []
     for name, value in environ.items():
-        if name.startswith("HTTP_"):
-            header = name[5:].replace("_", "-").lower().encode("latin-1")
+        header = _header_name(name)
+        if header is not None and (value or name not in _UNPREFIXED):
             headers.append((header, value.encode("latin-1")))
-        elif name in _UNPREFIXED and value:
-            headers.append((_UNPREFIXED[name], value.encode("latin-1")))
     return headers_by_name(headers)
+
+
+@lru_cache(1_000)
+def _header_name(name: str) -> bytes | None:
+    """The name of the header that an item of the environ holds, or None."""
+    if name.startswith("HTTP_"):
+        return name[5:].replace("_", "-").lower().encode("latin-1")
+    return _UNPREFIXED.get(name)
 
 
 def request_of(environ: Environ, headers: RequestHeaders, body: bytes) -> Request:

@@ -16,12 +16,7 @@ from oncekey.engine.aio.attempt import AsyncAttempt
 from oncekey.engine.blocking.attempt import Attempt
 from oncekey.engine.context import enter as enter_body
 from oncekey.engine.results import Result
-from oncekey.http.asgi import (
-    close_header,
-    headers_of,
-    request_of,
-    send_response,
-)
+from oncekey.http.asgi_messages import close_header, headers_of, request_of, send_response
 from oncekey.http.buffered_run import BufferedRun
 from oncekey.http.exchange import ATTEMPT, STORE_DOWN_HEADERS, RunArguments, checked_principal
 from oncekey.http.fastapi.endpoint import ON_CALL, EndpointGuard, PendingCall, as_starlette
@@ -78,7 +73,7 @@ class RouteRequest:
           |                |<-- result: the outcome is durable ------------------|
           |                |-- OVER ------------------>|                       |
           |<-- response ---|                           | background tasks,     |
-          |                |<-- end -------------------| ends of dependencies  |
+          |<-- end ------------------------------------| ends of dependencies  |
 
     1. The app refuses the request before its endpoint (I15): the handler sends a response without
        a PendingCall. It is sent as it is, and nothing is claimed.
@@ -89,7 +84,9 @@ class RouteRequest:
     4. The endpoint raises inside a transaction: that is rolled back before the dependencies see
        the error, and these see it before the client does.
 
-    The server may cancel `respond`; neither task ends with it (I14). What is sent is held back
+    Both tasks begin at once, so `respond` has the PendingCall when it has started them, unless
+    something before the endpoint waits. The server may cancel `respond`; neither task ends with it
+    (I14). What is sent is held back
     until the outcome is durable (I13).
     """
 

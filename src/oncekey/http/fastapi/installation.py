@@ -16,7 +16,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.engine.aio.once import AsyncOnce
-from oncekey.http.asgi import Caller, IdempotencyMiddleware, has_key_line
+from oncekey.http.asgi import Caller, IdempotencyMiddleware
+from oncekey.http.asgi_messages import has_key_line
 from oncekey.http.exchange import REPLAY_HEADER_DEFAULT, Exchange, check_caller
 from oncekey.http.fastapi.openapi import describe
 from oncekey.http.guarded_views import GuardedViews
