@@ -84,9 +84,9 @@ class RouteRequest:
     4. The endpoint raises inside a transaction: that is rolled back before the dependencies see
        the error, and these see it before the client does.
 
-    Both tasks begin at once, so the PendingCall is there when the handler's task was started, unless
-    something before the endpoint waits. The server may cancel `respond`; neither task ends with it
-    (I14). What is sent is held back until the outcome is durable (I13).
+    Both tasks begin at once, so the PendingCall is there when the handler's task was started,
+    unless something before the endpoint waits. The server may cancel `respond`; neither task ends
+    with it (I14). What is sent is held back until the outcome is durable (I13).
     """
 
     def __init__(
