@@ -4,8 +4,10 @@ requests."""
 from __future__ import annotations
 
 import asyncio
+from contextvars import ContextVar
 from typing import Any
 
+import anyio
 import pytest
 from tests.http.asgi_requests import CountingApp, SentMessages, guard, send_request
 
@@ -150,5 +152,178 @@ def test_a_caller_too_long_or_unprintable_raises_value_error(name: str) -> None:
         with pytest.raises(ValueError, match="caller="):
             await send_request(guarded)
         assert app.runs == 0
+
+    asyncio.run(main())
+
+
+# --- headers, as servers may give them ------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [(b"idempotency-key", b"k")],
+        [(b"Idempotency-Key", b"k")],  # against the specification of ASGI
+        [(b"IDEMPOTENCY-KEY", bytearray(b"k"))],
+        [(b"idempotency-key", memoryview(b"k"))],
+        iter([(b"idempotency-key", b"k")]),
+    ],
+)
+def test_a_key_is_found_however_the_server_gives_it(headers: Any) -> None:
+    async def main() -> None:
+        app = CountingApp()
+        guarded = guard(app)
+        lines = list(headers)
+        for _ in range(2):
+            assert (await send_request(guarded, headers=lines)).statuses == [201]
+        assert app.runs == 1
+
+    asyncio.run(main())
+
+
+def test_headers_that_no_rule_reads_do_not_matter_and_doubled_ones_do() -> None:
+    async def main() -> None:
+        guarded = guard(CountingApp(), Rule(request_headers=["X-Tenant"]))
+        key, json = (b"idempotency-key", b"k"), (b"content-type", b"application/json")
+        sent = [
+            [key, json, (b"x-tenant", b"a")],
+            [(b"x-trace", b"1"), (b"x-tenant", b"a"), json, key],
+            [key, json, (b"x-tenant", b"a"), (b"x-tenant", b"b")],
+            [key, json, json, (b"x-tenant", b"a")],
+            [key, key, json, (b"x-tenant", b"a")],
+        ]
+        statuses = [(await send_request(guarded, headers=lines)).statuses[0] for lines in sent]
+        assert statuses == [201, 201, 422, 422, 400]
+
+    asyncio.run(main())
+
+
+# --- apps that go on after their response, or wait before it --------------------------------------
+
+current: ContextVar[str] = ContextVar("current", default="outside")
+
+
+def layered(app: Any) -> Any:
+    """Middleware that holds a cancel scope and a context variable open around an app."""
+
+    async def call(scope: Any, receive: Any, send: Any) -> None:
+        token = current.set("inside")
+        try:
+            async with anyio.create_task_group() as group:
+                group.start_soon(anyio.sleep, 0)
+                await app(scope, receive, send)
+        finally:
+            current.reset(token)
+
+    return call
+
+
+@pytest.mark.parametrize("waits_before", [False, True])
+@pytest.mark.parametrize("waits_after", [False, True])
+def test_an_app_may_wait_inside_of_cancel_scopes_and_contexts(
+    waits_before: bool, waits_after: bool
+) -> None:
+    tasks: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        tasks.append(asyncio.current_task())
+        if waits_before:
+            await asyncio.sleep(0)
+        await send({"type": "http.response.start", "status": 201, "headers": []})
+        await send({"type": "http.response.body", "body": b"ok"})
+        if waits_after:
+            await asyncio.sleep(0)
+        tasks.append(asyncio.current_task())
+        assert current.get() == "inside"
+
+    async def main() -> None:
+        sent = await send_request(guard(layered(app)))
+        assert (sent.statuses, sent.body) == ([201], b"ok")
+        assert tasks[0] is tasks[1]
+        assert current.get() == "outside"
+
+    asyncio.run(main())
+
+
+def test_a_background_task_delays_neither_the_response_nor_a_replay() -> None:
+    async def main() -> None:
+        go = asyncio.Event()
+        done: list[bool] = []
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            await send({"type": "http.response.start", "status": 201, "headers": []})
+            await send({"type": "http.response.body", "body": b"ok"})
+            await go.wait()
+            done.append(True)
+
+        guarded = guard(app)
+        arrived = asyncio.Event()
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": "/charges",
+            "headers": [(b"idempotency-key", b"k")],
+        }
+
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        async def send(message: Any) -> None:
+            if message["type"] == "http.response.body":
+                arrived.set()
+
+        request = asyncio.create_task(guarded(scope, receive, send))
+        await arrived.wait()
+        assert not request.done()
+        assert (await send_request(guarded)).body == b"ok", "a replay, meanwhile"
+        request.cancel()  # the server gives up; the background task goes on
+        await asyncio.wait({request})
+        go.set()
+        await guarded.drain()
+        assert done == [True]
+
+    asyncio.run(main())
+
+
+def test_an_app_that_watches_for_a_disconnect_learns_of_it_after_its_response() -> None:
+    events: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        assert (await receive())["type"] == "http.request"
+
+        async def watch() -> None:
+            events.append((await receive())["type"])
+
+        watching = asyncio.create_task(watch())
+        await asyncio.sleep(0)
+        assert events == []
+        await send({"type": "http.response.start", "status": 201, "headers": []})
+        await send({"type": "http.response.body", "body": b"ok"})
+        await watching
+
+    async def main() -> None:
+        assert (await send_request(guard(app))).statuses == [201]
+        assert events == ["http.disconnect"]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_an_app_without_a_complete_response_is_never_replayed(waits: bool) -> None:
+    runs: list[int] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        runs.append(1)
+        await send({"type": "http.response.start", "status": 201, "headers": []})
+        await send({"type": "http.response.body", "body": b"half", "more_body": True})
+        if waits:
+            await asyncio.sleep(0)
+
+    async def main() -> None:
+        guarded = guard(app)
+        with pytest.raises(RuntimeError, match="before its response was complete"):
+            await send_request(guarded)
+        assert (await send_request(guarded)).statuses == [500]
+        assert runs == [1]
 
     asyncio.run(main())

@@ -21,8 +21,8 @@ from oncekey.core.errors import (
     WaitTimeout,
 )
 from oncekey.http import problem as problems
-from oncekey.http.exchange import Exchange, RequestKey
-from oncekey.http.message import Response, first_header
+from oncekey.http.exchange import Exchange
+from oncekey.http.message import Response, first_header, headers_by_name
 from oncekey.http.rules import Rule, Rules
 
 # --- problems -----------------------------------------------------------------------------------
@@ -95,12 +95,12 @@ def test_missing_or_malformed_key_is_refused_unless_optional_and_missing() -> No
     required, optional = Rule(), Rule(required=False)
     exchange = Exchange(Rules())
     header = (b"idempotency-key", b"k")
-    assert exchange.key_of(required, (header,)) == RequestKey(required, "k")
-    assert exchange.key_of(optional, ()) is None
-    missing = exchange.key_of(required, ())
+    assert exchange.key_of(required, headers_by_name([header])) == "k"
+    assert exchange.key_of(optional, {}) is None
+    missing = exchange.key_of(required, {})
     assert isinstance(missing, Response)
     assert missing.status == 400
-    malformed = exchange.key_of(optional, ((b"idempotency-key", b'"'),))
+    malformed = exchange.key_of(optional, {b"idempotency-key": [b'"']})
     assert isinstance(malformed, Response), "its sender believes to be protected"
     assert malformed.status == 400
 

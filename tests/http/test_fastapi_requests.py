@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Annotated, Any
 
 import httpx
 import pytest
@@ -209,3 +210,36 @@ def test_a_guarded_route_behind_the_middleware_is_guarded_once() -> None:
     responses = send(app, KEY, KEY)
     assert [(response.status_code, response.json()) for response in responses] == [(200, 1)] * 2
     assert ran == [1]
+
+
+class OwnRequest(Request):
+    pass
+
+
+async def takes_annotated(request: Annotated[Request, "note"]) -> str:
+    return request.url.path
+
+
+async def takes_named(request: "Request") -> str:  # noqa: UP037, evaluated later
+    return request.url.path
+
+
+async def takes_own(a: int | None = None, *, request: OwnRequest) -> str:
+    return request.url.path
+
+
+async def takes_unknown(a: "NotThere" = 1) -> str:  # type: ignore[name-defined]  # noqa: F821,UP037
+    return "/"
+
+
+@pytest.mark.parametrize("endpoint", [takes_annotated, takes_named, takes_own])
+def test_an_endpoint_gets_its_own_request_however_it_names_the_type(endpoint: Any) -> None:
+    app, idempotency = attached()
+    app.post("/")(idempotency.guard()(endpoint))
+    first, again = send(app, KEY, KEY)
+    assert (first.json(), again.content) == ("/", first.content)
+
+
+def test_an_endpoint_whose_parameters_are_not_known_yet_gets_a_dependency() -> None:
+    signature = inspect.signature(set_up().guard()(takes_unknown))
+    assert any("request" in name for name in signature.parameters)

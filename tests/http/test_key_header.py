@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import random
 import string
+from collections.abc import Callable
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from oncekey.core.errors import InvalidKey
 from oncekey.core.identity import Identities
-from oncekey.http.key_header import FIELD_MAX_BYTES, read_key
+from oncekey.http.key_header import FIELD_MAX_BYTES, _read_any, read_key
 
 FUZZED = 100_000
 UUID = "8e03978e-40d5-43dd-bc93-6894a57f9324"
@@ -144,3 +147,25 @@ def test_i8_arbitrary_header_is_refused_or_a_key_of_its_caller_only() -> None:
         assert ids.setdefault(identity.id, (scope, key)) == (scope, key)
     assert keys > FUZZED // 20, "there are enough keys for the test to mean anything"
     assert len(ids) > 1_000
+
+
+LINES = st.one_of(
+    st.binary(max_size=20),
+    st.text(string.printable, max_size=20).map(str.encode),
+    st.text(string.printable, max_size=20).map(lambda text: f'"{text}"'.encode()),
+    st.integers(250, 260).map(lambda size: b"k" * size),
+    st.integers(250, 260).map(lambda size: b'"' + b"k" * size + b'"'),
+)
+
+
+@given(st.lists(LINES, min_size=1, max_size=2), st.booleans())
+def test_a_plain_key_is_read_as_the_parser_reads_it(lines: list[bytes], strict: bool) -> None:
+    def outcome(read: Callable[[], str | None]) -> str | type[Exception] | None:
+        try:
+            return read()
+        except InvalidKey as error:
+            return type(error)
+
+    assert outcome(lambda: read_key(lines, strict=strict)) == outcome(
+        lambda: _read_any(lines, strict)
+    )

@@ -17,7 +17,7 @@ from oncekey import AsyncOnce, ConfigurationError, Policy
 from oncekey.core.derived_keys import key_for
 from oncekey.engine.new_key import new_key
 from oncekey.http.asgi import IdempotencyMiddleware
-from oncekey.http.exchange import Exchange, RequestKey
+from oncekey.http.exchange import Exchange
 from oncekey.http.message import Response
 from oncekey.http.policy_document import PolicyEntry, as_data, as_html, as_markdown, policy_entries
 from oncekey.http.rules import Rule, Rules
@@ -27,8 +27,8 @@ BOTH = Rule(namespaces=["v2", "2026-10.eu_1"])
 ANY = Rule()
 
 
-def key_of(rule: Rule, key: bytes) -> RequestKey | Response | None:
-    return Exchange(Rules()).key_of(rule, ((b"idempotency-key", key),))
+def key_of(rule: Rule, key: bytes) -> str | Response | None:
+    return Exchange(Rules()).key_of(rule, {b"idempotency-key": [key]})
 
 
 def refusal(rule: Rule, key: bytes) -> dict[str, Any]:
@@ -41,7 +41,7 @@ def refusal(rule: Rule, key: bytes) -> dict[str, Any]:
 
 @pytest.mark.parametrize("key", [b"v2:a", b'"v2:a"', b"v2::", b"v2:v1:a"])
 def test_key_of_the_namespace_is_accepted_unchanged(key: bytes) -> None:
-    assert key_of(V2, key) == RequestKey(V2, key.decode().strip('"'))
+    assert key_of(V2, key) == key.decode().strip('"')
 
 
 def test_keys_of_new_key_and_key_for_are_accepted() -> None:
@@ -50,12 +50,12 @@ def test_keys_of_new_key_and_key_for_are_accepted() -> None:
         new_key(sortable=True, namespace="v2"),
         key_for("charge", {"cents": 5}, namespace="v2"),
     ):
-        assert key_of(V2, key.encode()) == RequestKey(V2, key)
+        assert key_of(V2, key.encode()) == key
 
 
 def test_each_of_several_namespaces_is_accepted() -> None:
     for key in (b"v2:a", b"2026-10.eu_1:a"):
-        assert key_of(BOTH, key) == RequestKey(BOTH, key.decode())
+        assert key_of(BOTH, key) == key.decode()
 
 
 @pytest.mark.parametrize(
@@ -77,13 +77,13 @@ def test_refusal_names_the_namespaces_and_not_the_key() -> None:
 
 def test_rule_without_namespaces_accepts_any_key() -> None:
     for key in (b"abc", b"v1:a", b"V2:a", b":"):
-        assert key_of(ANY, key) == RequestKey(ANY, key.decode())
+        assert key_of(ANY, key) == key.decode()
 
 
 def test_namespaces_do_not_change_requests_without_a_key() -> None:
     exchange = Exchange(Rules())
-    assert exchange.key_of(Rule(namespaces=("v2",), required=False), ()) is None
-    missing = exchange.key_of(V2, ())
+    assert exchange.key_of(Rule(namespaces=("v2",), required=False), {}) is None
+    missing = exchange.key_of(V2, {})
     assert isinstance(missing, Response)
     assert json.loads(missing.body)["type"].endswith("missing-key")
 

@@ -10,7 +10,7 @@ import zlib
 import pytest
 
 from oncekey.http.canonical_body import CANONICAL_MAX_BYTES, TooLarge, UnreadableBody
-from oncekey.http.message import Request
+from oncekey.http.message import Request, headers_by_name
 from oncekey.http.request_fingerprint import fingerprint_bytes
 from oncekey.http.rules import Rule
 
@@ -30,7 +30,9 @@ def fingerprint(
     headers = [(b"content-type", kind)] if kind else []
     if coding:
         headers.append((b"content-encoding", coding))
-    return fingerprint_bytes(Request(method, path, query, tuple(headers), body), rule or Rule())
+    return fingerprint_bytes(
+        Request(method, path, query, headers_by_name(headers), body), rule or Rule()
+    )
 
 
 SAME = [
@@ -311,7 +313,7 @@ def test_different_content_types_differ(one: bytes, other: bytes) -> None:
 def test_all_lines_of_a_repeated_header_are_compared() -> None:
     def twice(second: bytes) -> bytes:
         lines = ((b"content-type", b"text/plain"), (b"content-type", second))
-        return fingerprint_bytes(Request("POST", b"/", b"", lines, b"x"), Rule())
+        return fingerprint_bytes(Request("POST", b"/", b"", headers_by_name(lines), b"x"), Rule())
 
     assert twice(b"text/html") != twice(b"text/csv")
 

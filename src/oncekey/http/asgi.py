@@ -5,8 +5,9 @@
 Requests that no rule guards reach the app untouched, their streams included. A guarded request is
 one `GuardedRequest`: it is read, its key is claimed, and the app runs in a task of its own with a
 `receive` and a `send` of ours. So a client that goes away, or a server that shuts down, takes no
-result with it (I14). The response is sent when its outcome is durable (I13). Put authentication
-outside of the middleware or into `caller`, compression and CORS outside.
+result with it (I14). The task begins at once, and nobody has to wait for an app that never waits.
+The response is sent when its outcome is durable (I13). Put authentication outside of the middleware
+or into `caller`, compression and CORS outside.
 
 Owns a request's way through ASGI; what is decided about it is in exchange.py. FastAPI's guarded
 routes use the same `BufferedRun`.
@@ -19,13 +20,19 @@ import inspect
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Final
-from urllib.parse import quote
 
 from oncekey.core.duration import Duration, microseconds
 from oncekey.core.errors import ConfigurationError, OncekeyError
 from oncekey.engine.aio.attempt import AsyncAttempt
 from oncekey.engine.aio.once import AsyncOnce
-from oncekey.http.buffered_run import BufferedRun, FreshResponse
+from oncekey.http.asgi_messages import (
+    close_header,
+    has_key_line,
+    headers_of,
+    request_of,
+    send_response,
+)
+from oncekey.http.buffered_run import BufferedRun
 from oncekey.http.exchange import (
     ATTEMPT,
     OPERATION_DEFAULT,
@@ -37,18 +44,28 @@ from oncekey.http.exchange import (
     check_caller,
     checked_principal,
 )
-from oncekey.http.lifespan import RequestTasks, draining, note_request, run_lifespan
-from oncekey.http.message import App, Headers, Message, Receive, Request, Response, Scope, Send
+from oncekey.http.lifespan import draining, note_request, run_lifespan
+from oncekey.http.message import (
+    App,
+    Headers,
+    Message,
+    Receive,
+    Response,
+    Scope,
+    Send,
+)
 from oncekey.http.outcomes import NotStored
 from oncekey.http.path_readings import app_path, app_paths
 from oncekey.http.policy_page import asgi_app_or_page, is_policy_page
 from oncekey.http.problem import Render
-from oncekey.http.request_body import Body, BodyReader, ReadResult
+from oncekey.http.request_body import BodyReader, ReadResult
 from oncekey.http.request_fingerprint import is_slow_to_compare
+from oncekey.http.request_tasks import RequestTasks
 from oncekey.http.route_table import layers_of
-from oncekey.http.rules import Rule, Rules
+from oncekey.http.rules import SAFE_METHODS, Rule, Rules
 from oncekey.http.unguarded_keys import UnguardedKeys, mark_key_guarded, run_marked
 from oncekey.http.unhandled_requests import (
+    UNSTORED,
     WatchedScope,
     leave_unstored,
     watch_frameworks,
@@ -59,7 +76,6 @@ __all__ = ["IdempotencyMiddleware", "attempt_of", "draining", "leave_unstored"]
 Caller = Callable[[Scope], str | Awaitable[str | None] | None]
 
 DRAIN_DEFAULT: Final = "30s"
-_CLOSE: Final[Headers] = ((b"connection", b"close"),)
 
 _log = logging.getLogger("oncekey")
 
@@ -119,31 +135,28 @@ class IdempotencyMiddleware:
             render_refusal=render_refusal,
         )
         self.lifespans = 0
+        self.is_noted = False
         self.unprotected = 0  # runs without a key's protection because the store was down
         self.tasks = RequestTasks()
         self.unguarded = UnguardedKeys(self.exchange, once.notify, unguarded)
         self._find = self.exchange.rules.find
+        self._page_path = self.exchange.page_path
         self._drain = microseconds(drain, name="drain") / 1_000_000
         self._engine_to_close = once if close else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            rule = self._find(scope["method"], *app_paths(scope))
-            # A request that has an attempt is guarded already, by a guard further outside.
-            if (
-                rule is not None
-                and ATTEMPT not in scope
-                and (rule.required or self.exchange.has_key(scope["headers"]))
-            ):
-                await GuardedRequest(self, rule, scope, receive, send).respond()
-                return
-            if rule is None and self._has_unguarded_key(scope):
+            if scope["method"] in SAFE_METHODS:
+                if is_policy_page(scope["method"], app_path(scope), self._page_path):
+                    await asgi_app_or_page(self.app, self, scope, receive, send)
+                    return
+            elif (rule := self._find(scope["method"], *app_paths(scope))) is not None:
+                # A request that has an attempt is guarded already, by a guard further outside.
+                if ATTEMPT not in scope and (rule.required or has_key_line(scope)):
+                    await GuardedRequest(self, rule, scope, receive, send).respond()
+                    return
+            elif self._has_unguarded_key(scope):
                 await self._mark_or_refuse(scope, receive, send)
-                return
-            if rule is None and is_policy_page(
-                scope["method"], app_path(scope), self.exchange.page_path
-            ):
-                await asgi_app_or_page(self.app, self, scope, receive, send)
                 return
         elif scope["type"] == "lifespan":
             await run_lifespan(self.app, self, self._engine_to_close, scope, receive, send)
@@ -151,9 +164,7 @@ class IdempotencyMiddleware:
         await self.app(scope, receive, send)
 
     def _has_unguarded_key(self, scope: Scope) -> bool:
-        return self.unguarded.is_reported(scope["method"], scope) and self.exchange.has_key(
-            scope["headers"]
-        )
+        return self.unguarded.is_reported(scope["method"], scope) and has_key_line(scope)
 
     async def _mark_or_refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle a request that has a key and that no rule guards."""
@@ -177,8 +188,8 @@ class GuardedRequest:
 
     1. `caller` says who calls, and the headers have the key; or the request is refused.
     2. The body is read to its end. If the client goes away before, nothing is claimed.
-    3. The engine claims the key and calls `_run_app`, which starts the app in a task of its own
-       and waits until its response is in the buffer.
+    3. The engine claims the key and calls `_run_app`, which starts the app in a task of its own.
+       The app runs up to its first wait, usually to its end; else its response is waited for.
     4. When the outcome is durable, the buffer is sent. Where the app did not run, a stored response
        or a refusal is sent.
 
@@ -193,13 +204,15 @@ class GuardedRequest:
         receive: Receive,
         send: Send,
     ) -> None:
-        note_request(guard, scope)
+        if not guard.lifespans:
+            note_request(guard, scope)
         self._guard = guard
         self._rule = rule
         self._scope = scope
         self._send = send
-        self._headers = headers_of(scope)
-        self._exchange = guard.exchange.under(scope.get("root_path", ""))
+        self._headers = headers_of(scope, rule.read_header_names)
+        root_path = scope.get("root_path")
+        self._exchange = guard.exchange.under(root_path) if root_path else guard.exchange
         self._reader = BodyReader(receive, rule.max_request)
         self._run = BufferedRun(guard, self._exchange, rule)
 
@@ -207,7 +220,9 @@ class GuardedRequest:
         mark_key_guarded(self._scope)
         rule, exchange = self._rule, self._exchange
         found = self._guard.caller(self._scope)
-        caller = checked_principal(await found if inspect.isawaitable(found) else found)
+        if type(found) is not str and inspect.isawaitable(found):
+            found = await found
+        caller = checked_principal(found)
         key = exchange.key_of(rule, self._headers) if caller else exchange.unknown_caller()
         if isinstance(key, Response):
             await self.refuse(key)
@@ -215,23 +230,22 @@ class GuardedRequest:
         assert key is not None
         is_read = not exchange.declared_too_large(rule, self._headers)
         read = await self._reader.read(keep=True) if is_read else ReadResult.TOO_LARGE
-        if read is ReadResult.GONE:
-            return
-        if read is ReadResult.TOO_LARGE:
-            too_large = exchange.too_large(rule)
-            await send_response(self._send, too_large, close_header(self._scope))
+        if not self._reader.is_whole:
+            if read is ReadResult.TOO_LARGE:
+                too_large = exchange.too_large(rule)
+                await send_response(self._send, too_large, close_header(self._scope))
             return
         request = request_of(self._scope, self._headers, self._reader.body)
         if is_slow_to_compare(request):
-            arguments = await asyncio.to_thread(exchange.run_arguments, key, caller, request)
+            arguments = await asyncio.to_thread(exchange.run_arguments, rule, key, caller, request)
         else:
-            arguments = exchange.run_arguments(key, caller, request)
+            arguments = exchange.run_arguments(rule, key, caller, request)
         if isinstance(arguments, Response):
             await send_response(self._send, arguments)
         else:
             await self._run_once(arguments)
-        if not self._run.is_started or self._run.task.done():
-            self._reader.body.close()
+        if not self._run.is_started or self._run.task.ended.is_set:
+            self._reader.close()
 
     async def refuse(self, response: Response) -> None:
         """Send a refusal. The body is read first, because the connection's next request comes
@@ -244,12 +258,10 @@ class GuardedRequest:
 
     async def _run_once(self, arguments: RunArguments) -> None:
         once, run = self._guard.once, self._run
-        reply: Response | FreshResponse | None
+        reply: Response | Headers | None
         try:
             try:
-                result = await once.run(
-                    arguments.operation, arguments.key, self._run_app, **arguments.options
-                )
+                result = await once.run(body=self._run_app, **arguments)
             except (NotStored, OncekeyError) as error:
                 reply = run.reply_to_error(error)
             else:
@@ -259,7 +271,8 @@ class GuardedRequest:
             elif reply is None:
                 await self._guard.app(self._scope, self._reader.receive, self._send_unprotected)
             else:
-                await run.deliver(self._send, reply.headers)
+                await run.buffer.deliver(self._send, reply)
+                await run.task.join()  # the server gets the app's error
         finally:
             if run.is_started:
                 run.buffer.close()
@@ -267,7 +280,9 @@ class GuardedRequest:
     async def _run_app(self, attempt: AsyncAttempt) -> Response:
         """The engine calls this under a fresh claim."""
         run = self._run
-        scope = WatchedScope(run.private_scope(self._scope, {ATTEMPT: attempt}))
+        run.claim()
+        scope = WatchedScope(self._scope)
+        scope.update({"extensions": {}, UNSTORED: run.unstored, ATTEMPT: attempt})
         run.start(self._call_app(scope))
         return await run.outcome()
 
@@ -279,7 +294,7 @@ class GuardedRequest:
         complete: whether the client is still there is not the app's concern."""
         if not self._reader.is_given:
             return self._reader.next_part()
-        await asyncio.shield(self._run.buffer.all_sent)
+        await self._run.buffer.all_sent.wait()
         return {"type": "http.disconnect"}
 
     async def _send_unprotected(self, message: Message) -> None:
@@ -287,27 +302,3 @@ class GuardedRequest:
             lines = [*message.get("headers", ()), *STORE_DOWN_HEADERS]
             message = {**message, "headers": lines}
         await self._send(message)
-
-
-async def send_response(send: Send, response: Response, more: Headers = ()) -> None:
-    headers = [*response.headers, *more]
-    await send({"type": "http.response.start", "status": response.status, "headers": headers})
-    await send({"type": "http.response.body", "body": response.body})
-
-
-def headers_of(scope: Scope) -> Headers:
-    return tuple([(bytes(name).lower(), bytes(value)) for name, value in scope["headers"]])
-
-
-def request_of(scope: Scope, headers: Headers, body: Body) -> Request:
-    path: bytes = scope.get("raw_path") or quote(scope["path"], errors="surrogatepass").encode(
-        "ascii"
-    )
-    query: bytes = scope.get("query_string", b"")
-    return Request(scope["method"], path.partition(b"?")[0], query, headers, body)
-
-
-def close_header(scope: Scope) -> Headers:
-    """For a response to a request that was not read to its end: the connection ends with it. From
-    HTTP/2 on there is no such header, and a single request can be ended."""
-    return _CLOSE if str(scope.get("http_version", "1.1")).startswith("1") else ()

@@ -13,19 +13,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine
 from tempfile import TemporaryFile
-from typing import IO, Any, Final, NamedTuple, Protocol
+from typing import IO, Any, Final, Protocol
 
 from oncekey.core.errors import OncekeyError, StoreUnavailable
 from oncekey.engine.aio.once import AsyncOnce
 from oncekey.engine.results import Result
 from oncekey.http.exchange import Exchange
-from oncekey.http.lifespan import Drainable, RequestTasks
-from oncekey.http.message import Headers, Message, Response, Scope, Send
+from oncekey.http.lifespan import Drainable
+from oncekey.http.message import Headers, Message, Response, Send
 from oncekey.http.outcomes import IncompleteResponse, NotStored, outcome_to_store
+from oncekey.http.request_tasks import Latch, RequestTask, RequestTasks
 from oncekey.http.rules import Rule
-from oncekey.http.unhandled_requests import UNSTORED, is_unstored
+from oncekey.http.unhandled_requests import is_unstored
 
 SPILL_BYTES: Final = 1024 * 1024  # a longer response is held in a file, not in memory
 HOLD_MAX_BYTES: Final = 64 * 1024 * 1024  # a longer response is not held back to its end
@@ -37,57 +38,56 @@ _log = logging.getLogger("oncekey")
 class ResponseBuffer:
     """The response of one run of an ASGI app.
 
-    outcome_known   done when the response can be stored, or the app has ended without one
+    outcome_known   set when the response can be stored, or the app has ended without one
     is_storable     whether it can be: it is complete, or too long to be held
-    all_sent        done when the app has sent the last part
+    all_sent        set when the app has sent the last part
 
     Its run and the request that sends the response both use it, and either may be the last one: a
     server that cancels a request does not end its run.
     """
 
+    is_storable = False
+    status = 0
+    _size = 0
+    _users = 1
+    _start: Message | None = None
+    _file: IO[bytes] | None = None  # instead of the chunks, once they are too long
+    _send_rest: Latch[Send] | None = None  # for what is too long to be held
+
     def __init__(self) -> None:
-        loop = asyncio.get_running_loop()
-        self.outcome_known: asyncio.Future[None] = loop.create_future()
-        self.is_storable = False
-        self.all_sent: asyncio.Future[None] = loop.create_future()
-        self.status = 0
-        self._size = 0
-        self._users = 1
-        self._start: Message = {}
+        self.outcome_known: Latch[None] = Latch()
+        self.all_sent: Latch[None] = Latch()
         self._chunks: list[bytes] = []
-        self._file: IO[bytes] | None = None  # instead of the chunks, once they are too long
-        self._send_rest: asyncio.Future[Send] | None = None  # for what is too long to be held
 
     async def send(self, message: Message) -> None:
         """The app's `send`."""
         kind = message["type"]
         if kind == "http.response.start":
-            if self._start:
+            if self._start is not None:
                 raise RuntimeError("the app began its response twice")
             self._start = {**message, "headers": list(message.get("headers", ()))}
             self.status = int(message["status"])
-        if kind != "http.response.body":
-            return  # any other message belongs to an extension, and the app's scope offers none
-        if not self._start:
-            raise RuntimeError("the app sent a body before it began its response")
-        if self.all_sent.done():
-            return
-        is_last = not message.get("more_body", False)
-        if self._send_rest is not None:
-            send = await asyncio.shield(self._send_rest)
-            await send(message)
-        elif self._users > 0:
-            self._hold(message.get("body") or b"")
-        if is_last:
-            self.all_sent.set_result(None)
-        if not self.is_storable and (is_last or self._size > HOLD_MAX_BYTES):
-            self.is_storable = True
-            if not is_last:
-                self._send_rest = asyncio.get_running_loop().create_future()
-            self.wake()
+        elif kind == "http.response.body" and not self.all_sent.is_set:
+            if self._start is None:
+                raise RuntimeError("the app sent a body before it began its response")
+            is_last = not message.get("more_body", False)
+            if self._send_rest is not None:
+                send = await self._send_rest.wait()
+                await send(message)
+            elif self._users > 0:
+                self._hold(message.get("body") or b"")
+            if is_last:
+                self.all_sent.set(None)
+            if not self.is_storable and (is_last or self._size > HOLD_MAX_BYTES):
+                self.is_storable = True
+                if not is_last:
+                    self._send_rest = Latch()
+                self.outcome_known.set(None)
+        # Any other message belongs to an extension, and the app's scope offers none.
 
     def _hold(self, chunk: bytes) -> None:
-        chunk = bytes(chunk)  # the app may use its buffer again
+        if type(chunk) is not bytes:
+            chunk = bytes(chunk)  # the app may use its buffer again
         self._size += len(chunk)
         if self._file is None and self._size <= SPILL_BYTES:
             self._chunks.append(chunk)
@@ -98,41 +98,51 @@ class ResponseBuffer:
             self._chunks = []
         self._file.write(chunk)
 
-    def wake(self, task: asyncio.Task[None] | None = None) -> None:
-        """Set `outcome_known`. Also the callback of the app's task when it has ended."""
-        if not self.outcome_known.done():
-            self.outcome_known.set_result(None)
+    def wake(self) -> None:
+        """Set `outcome_known`. Also called when the app has ended."""
+        self.outcome_known.set(None)
 
     def response(self, body_max: int) -> Response:
-        """The response as data; without its body if that is too long or incomplete."""
-        headers = tuple(
-            [(bytes(name).lower(), bytes(value)) for name, value in self._start["headers"]]
-        )
-        if self._size > body_max or not self.all_sent.done():
-            return Response(self.status, headers, b"", omitted=True)
-        return Response(self.status, headers, b"".join(self._parts()))
+        """The response as data, its headers as the app wrote them; without its body if that is too
+        long or incomplete."""
+        assert self._start is not None
+        headers = tuple(self._start["headers"])
+        if self._size > body_max or not self.all_sent.is_set:
+            return Response(self.status, headers, b"", True)
+        return Response(self.status, headers, self._held())
 
     async def deliver(self, send: Send, more_headers: Headers) -> None:
         """Send what is held. The rest of a response that is too long to be held then passes
         through."""
+        assert self._start is not None
         await send({**self._start, "headers": [*self._start["headers"], *more_headers]})
-        is_complete = self.all_sent.done()
+        is_complete = self.all_sent.is_set
+        if self._file is None:
+            await send(
+                {"type": "http.response.body", "body": self._held(), "more_body": not is_complete}
+            )
+        else:
+            await self._deliver_file(self._file, send, is_complete)
+        if self._send_rest is not None:
+            self._send_rest.set(send)
+
+    async def _deliver_file(self, file: IO[bytes], send: Send, is_complete: bool) -> None:
         left = self._size
-        for part in self._parts():
+        file.seek(0)
+        while part := file.read(_CHUNK):
             left -= len(part)
             more = left > 0 or not is_complete
             await send({"type": "http.response.body", "body": part, "more_body": more})
-        if self._send_rest is not None:
-            self._send_rest.set_result(send)
 
-    def _parts(self) -> Iterator[bytes]:
-        """What is held, in at least one part."""
-        if self._file is None:
-            yield b"".join(self._chunks)
-            return
-        self._file.seek(0)
-        while part := self._file.read(_CHUNK):
-            yield part
+    def _held(self) -> bytes:
+        """All that is held."""
+        if self._file is not None:
+            self._file.seek(0)
+            return self._file.read()
+        chunks = self._chunks
+        if len(chunks) != 1:
+            self._chunks = chunks = [b"".join(chunks)]
+        return chunks[0]
 
     def add_user(self) -> None:
         self._users += 1
@@ -144,8 +154,8 @@ class ResponseBuffer:
             return
         if self._file is not None:
             self._file.close()
-        if self._send_rest is not None and not self._send_rest.done():
-            self._send_rest.set_result(_discard)
+        if self._send_rest is not None:
+            self._send_rest.set(_discard)
 
 
 async def _discard(message: Message) -> None:
@@ -161,43 +171,37 @@ class AppGuard(Drainable, Protocol):
     unprotected: int  # counts runs without a key's protection
 
 
-class FreshResponse(NamedTuple):
-    """The app's own response may be sent, with these headers added."""
-
-    headers: Headers
-
-
 class BufferedRun:
     """One run of an app under a key: its task, its buffered response, and what came of it.
 
     is_started  whether the app was started: only then it has a task and a buffer
-    is_claimed  whether the engine has called `outcome`: the app runs under the key
+    is_claimed  whether the engine has called the body: the app runs under the key
     error       the app's own error, if it ended without a complete response
     """
 
     is_started = False
-    task: asyncio.Task[None]
+    task: RequestTask
     buffer: ResponseBuffer
     is_claimed = False
     error: BaseException | None = None
+    _claimed_at = 0.0
 
     def __init__(self, guard: AppGuard, exchange: Exchange, rule: Rule) -> None:
         self._guard = guard
         self._exchange = exchange
         self._rule = rule
-        self._unstored: list[int] = []  # filled if the app says that no handler has run
+        self.unstored: list[int] = []  # filled if the app says that no handler has run
 
-    def private_scope(self, scope: Scope, more: Scope) -> Scope:
-        """The scope for an app whose response is held back, with more items."""
-        return {**scope, "extensions": {}, UNSTORED: self._unstored, **more}
-
-    def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Start the app. What it sends goes to the buffer."""
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Start the app. What it sends goes to the buffer. It may have ended when this returns."""
         self.is_started = True
-        self.buffer = ResponseBuffer()
-        self.task = self._guard.tasks.start(work)
-        self.task.add_done_callback(self.buffer.wake)
-        return self.task
+        self.buffer = buffer = ResponseBuffer()
+        self.task = self._guard.tasks.start(work, buffer.wake)
+
+    def claim(self) -> None:
+        """The engine has called the body."""
+        self.is_claimed = True
+        self._claimed_at = time.monotonic()
 
     def fail(self, error: BaseException) -> None:
         """The app has failed, though it has not ended."""
@@ -208,37 +212,43 @@ class BufferedRun:
         """Wait until the outcome is known, and return what is stored of it. It is known at the last
         part of the response, not when the app ends, because background tasks come in between.
         Raises the app's error, or NotStored for a response that ends no key."""
-        self.is_claimed = True
-        started_at = time.monotonic()
         buffer = self.buffer
         buffer.add_user()
         try:
-            try:
-                await buffer.outcome_known  # nobody else awaits it, so it may be cancelled
-            except asyncio.CancelledError:  # another attempt has taken over, or the loop ends
-                self.task.cancel()
-                await asyncio.wait({self.task})
-                raise
+            if not buffer.outcome_known.is_set:
+                try:
+                    await buffer.outcome_known.wait()
+                except asyncio.CancelledError:  # another attempt has taken over, or the loop ends
+                    await self.task.cancel()
+                    raise
             if self.error is None and not buffer.is_storable:
-                self.error = error_of(self.task)
+                self.error = self.incomplete_error()
             if self.error is not None:
                 raise self.error
-            self._exchange.latency.record(self._rule, time.monotonic() - started_at)
-            if self._unstored and is_unstored(self._unstored, buffer.status):
+            self._exchange.latency.record(self._rule, time.monotonic() - self._claimed_at)
+            if self.unstored and is_unstored(self.unstored, buffer.status):
                 raise NotStored
             response = buffer.response(self._rule.max_response)
         finally:
             buffer.close()
         return outcome_to_store(response, self._rule, self._guard.once.policy)
 
-    def reply(self, result: Result[Response]) -> Response | FreshResponse:
-        """What is to be sent when the engine's `run` has returned: the app's own response, or the
-        stored one of an earlier attempt, or of an attempt that has overtaken ours."""
+    def incomplete_error(self) -> BaseException:
+        """Why the app ended without a complete response."""
+        error = self.task.ended.value
+        if isinstance(error, asyncio.CancelledError):
+            return asyncio.CancelledError()
+        return error or IncompleteResponse("the app ended before its response was complete")
+
+    def reply(self, result: Result[Response]) -> Response | Headers:
+        """What is to be sent when the engine's `run` has returned: the app's own response with
+        these headers added, or the stored one of an earlier attempt, or of an attempt that has
+        overtaken ours."""
         if result.replayed or not self.is_claimed:
             return self._exchange.replay(result.value, result.expires_in)
-        return FreshResponse(self._exchange.added_headers(result.expires_in, replayed=False))
+        return self._exchange.fresh_headers(result.expires_in)
 
-    def reply_to_error(self, error: NotStored | OncekeyError) -> Response | FreshResponse | None:
+    def reply_to_error(self, error: NotStored | OncekeyError) -> Response | Headers | None:
         """What is to be sent when the engine's `run` has raised:
 
         1. the app's own response, if it ends no key
@@ -248,7 +258,7 @@ class BufferedRun:
         Raises the error again if it is the app's own.
         """
         if isinstance(error, NotStored):
-            return FreshResponse(())
+            return ()
         if error is self.error:
             raise error  # from an engine of the handler's own
         is_down = isinstance(error, StoreUnavailable) and not error.final
@@ -257,18 +267,3 @@ class BufferedRun:
             _log.warning("the store is down, a request runs without protection: %s", error)
             return None
         return self._exchange.error_response(error, self._rule)
-
-    async def deliver(self, send: Send, more: Headers) -> None:
-        """Send the app's own response, then wait for the end of the app."""
-        await self.buffer.deliver(send, more)
-        if self.task.done():
-            self.task.result()  # the server gets the app's error
-        else:
-            await asyncio.shield(self.task)
-
-
-def error_of(task: asyncio.Task[None]) -> BaseException:
-    """Why the app ended without a complete response."""
-    if task.cancelled():
-        return asyncio.CancelledError()
-    return task.exception() or IncompleteResponse("the app ended before its response was complete")

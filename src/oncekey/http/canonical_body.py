@@ -17,6 +17,7 @@ from typing import IO, Any, Final
 from urllib.parse import parse_qsl
 
 from oncekey.http.missing_dependency import MissingDependency, needs
+from oncekey.http.plain_json import NOT_PLAIN, encode_plain, parse_plain
 from oncekey.http.request_body import Body
 
 with needs("http"):
@@ -140,11 +141,13 @@ def is_parsed_type(media: bytes) -> bool:
 
 
 def canonical_bytes(
-    body: Body, media: bytes, boundary: str, ignore: Fields, only: Fields | None
+    body: bytes | Body, media: bytes, boundary: str, ignore: Fields, only: Fields | None
 ) -> bytes:
     """Bytes that are equal for equal content; the first one says which form they have."""
     if media == b"application/json" or media.endswith(b"+json"):
         return _json(body, ignore, only)
+    if isinstance(body, bytes):
+        body = Body(body)
     if media == b"application/x-www-form-urlencoded":
         return _form(body, ignore, only)
     if media == b"multipart/form-data" and boundary:
@@ -169,7 +172,19 @@ def _is_too_long(body: Body, limit: int, ignore: Fields, only: Fields | None) ->
     return True
 
 
-def _json(body: Body, ignore: Fields, only: Fields | None) -> bytes:
+def _json(body: bytes | Body, ignore: Fields, only: Fields | None) -> bytes:
+    if isinstance(body, Body) and _is_too_long(body, CANONICAL_MAX_BYTES, ignore, only):
+        return raw_bytes(body)
+    data = body if isinstance(body, bytes) else body.read()
+    if only is None and (value := parse_plain(data)) is not NOT_PLAIN:
+        for path in ignore:
+            _drop(value, path.split("."))
+        return b"j" + encode_plain(value)
+    return _any_json(body if isinstance(body, Body) else Body(data), ignore, only)
+
+
+def _any_json(body: Body, ignore: Fields, only: Fields | None) -> bytes:
+    """The same for documents that are not plain."""
     if _is_too_long(body, CANONICAL_MAX_BYTES, ignore, only):
         return raw_bytes(body)
     try:

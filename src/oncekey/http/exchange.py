@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterable
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, Self
 from urllib.parse import quote
 
 from oncekey.core.derived_keys import require_namespace
@@ -28,7 +27,7 @@ from oncekey.http import problem as problems
 from oncekey.http.canonical_body import TooLarge, UnreadableBody
 from oncekey.http.key_header import HEADER, RefusedField, read_key
 from oncekey.http.latency import LatencyAverages
-from oncekey.http.message import Headers, Request, Response, header_values
+from oncekey.http.message import Headers, Request, RequestHeaders, Response
 from oncekey.http.problem import Problem, Render, problem_for, refusal_response
 from oncekey.http.request_fingerprint import fingerprint_bytes
 from oncekey.http.response_codec import CODEC
@@ -46,19 +45,8 @@ _LENGTH_DIGITS: Final = 18
 _BODILESS: Final = frozenset({204, 205, 304})
 
 
-class RequestKey(NamedTuple):
-    """The key of a guarded request, and the rule that guards it."""
-
-    rule: Rule
-    key: str
-
-
-class RunArguments(NamedTuple):
-    """The arguments of the engine's `run`, but for the body."""
-
-    operation: str
-    key: str
-    options: dict[str, Any]
+# The arguments of the engine's `run`, by name, but for the body.
+RunArguments = dict[str, Any]
 
 
 class Exchange:
@@ -105,10 +93,10 @@ class Exchange:
 
     # --- before the run -----------------------------------------------------------------------
 
-    def key_of(self, rule: Rule, headers: Headers) -> RequestKey | Response | None:
+    def key_of(self, rule: Rule, headers: RequestHeaders) -> str | Response | None:
         """The key of a guarded request, or its refusal; None if it needs no key and has none."""
         try:
-            key = read_key(header_values(headers, HEADER), strict=rule.strict)
+            key = read_key(headers.get(HEADER, ()), strict=rule.strict)
         except InvalidKey as error:
             # No rule accepts this field as a key, so nothing has run under it.
             is_never_a_key = not isinstance(error, RefusedField)
@@ -116,39 +104,46 @@ class Exchange:
             return self.problem_response(invalid)
         if key is None:
             return self.problem_response(problems.MISSING) if rule.required else None
-        try:
-            if rule.namespaces is not None:
+        if rule.namespaces is not None:
+            try:
                 require_namespace(key, rule.namespaces)
-        except InvalidKey as error:
-            # An earlier version of the rule may have accepted this key and run its request.
-            return self.problem_response(problems.INVALID._replace(detail=str(error)))
-        return RequestKey(rule, key)
+            except InvalidKey as error:
+                # An earlier version of the rule may have accepted this key and run its request.
+                return self.problem_response(problems.INVALID._replace(detail=str(error)))
+        return key
 
-    def has_key(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    def has_key(self, headers: RequestHeaders) -> bool:
         """Whether there is a key, valid or not."""
-        return HEADER in [name for name, _ in headers]
+        return HEADER in headers
 
-    def declared_too_large(self, rule: Rule, headers: Headers) -> bool:
+    def declared_too_large(self, rule: Rule, headers: RequestHeaders) -> bool:
         """Whether the Content-Length exceeds the limit."""
-        lines = header_values(headers, b"content-length")
-        length = lines[0].lstrip(b"0") if lines else b""
+        lines = headers.get(b"content-length")
+        if lines is None:
+            return False
+        length = lines[0].lstrip(b"0")
         if len(length) > _LENGTH_DIGITS:
             return True
         return length.isdigit() and int(length) > rule.max_request
 
     def run_arguments(
-        self, request_key: RequestKey, caller: str, request: Request
+        self, rule: Rule, key: str, caller: str, request: Request
     ) -> RunArguments | Response:
         """The arguments for a request; or the refusal of a body that cannot be decoded."""
-        rule = request_key.rule
         try:
             compared = fingerprint_bytes(request, rule)
         except TooLarge as error:
             return self.too_large(rule, error.limit)
         except UnreadableBody as error:
             return self.unreadable(str(error))
-        options = {"scope": caller, "request": compared, "codec": CODEC, **rule.options}
-        return RunArguments(self.operation, request_key.key, options)
+        return {
+            "operation": self.operation,
+            "key": key,
+            "scope": caller,
+            "request": compared,
+            "codec": CODEC,
+            **rule.options,
+        }
 
     # --- refusals -----------------------------------------------------------------------------
 
@@ -187,17 +182,17 @@ class Exchange:
 
     def replay(self, response: Response, expires_in: float) -> Response:
         """The response for a retry, from the stored one. Its key expires in so many seconds."""
-        if response.omitted:
-            return self.problem_response(problems.NOT_REPLAYABLE, original_status=response.status)
-        headers = [*response.headers, *self.added_headers(expires_in, replayed=True)]
-        if response.status not in _BODILESS:
-            headers.append((b"content-length", b"%d" % len(response.body)))
-        return Response(response.status, tuple(headers), response.body)
+        status, headers, body, omitted = response
+        if omitted:
+            return self.problem_response(problems.NOT_REPLAYABLE, original_status=status)
+        headers = (*headers, self._replayed, (RETENTION, b"%d" % expires_in))
+        if status not in _BODILESS:
+            headers = (*headers, (b"content-length", b"%d" % len(body)))
+        return Response(status, headers, body)
 
-    def added_headers(self, expires_in: float, *, replayed: bool) -> Headers:
-        """The headers we add: whether this is a replay, and how many seconds the key is kept."""
-        kept = (RETENTION, b"%d" % expires_in)
-        return (self._replayed, kept) if replayed else (kept,)
+    def fresh_headers(self, expires_in: float) -> Headers:
+        """The headers that an app's own response gets: how many seconds its key is kept."""
+        return ((RETENTION, b"%d" % expires_in),)
 
 
 def check_caller(caller: object) -> None:

@@ -23,6 +23,9 @@ FIELD_MAX_BYTES = 1_024
 
 # Visible ASCII without the characters that have a meaning in a structured field or in a list.
 _UNQUOTED = re.compile(rb"[\x21\x23-\x2b\x2d-\x3a\x3c-\x7e]+")
+# What nearly all clients send: such a key, or a String without escapes and parameters.
+_PLAIN_UNQUOTED = re.compile(_UNQUOTED.pattern[:-1] + rb"{1,%d}" % KEY_MAX_CHARS).fullmatch
+_PLAIN_QUOTED = re.compile(rb'"[\x20\x21\x23-\x5b\x5d-\x7e]{1,%d}"' % KEY_MAX_CHARS).fullmatch
 
 
 class RefusedField(InvalidKey):
@@ -37,6 +40,17 @@ def read_key(lines: Sequence[bytes], *, strict: bool = False) -> str | None:
     """
     if not lines:
         return None
+    if len(lines) == 1:
+        line = lines[0]
+        if not strict and _PLAIN_UNQUOTED(line):
+            return line.decode("ascii")
+        if _PLAIN_QUOTED(line):
+            return line[1:-1].decode("ascii")
+    return _read_any(lines, strict)
+
+
+def _read_any(lines: Sequence[bytes], strict: bool) -> str:
+    """The same for lines of any form."""
     if len(lines) > 1:
         raise RefusedField(f"{HEADER_NAME} came {len(lines)} times; send it once")
     value = lines[0].strip(b" \t")

@@ -3,8 +3,7 @@
 1. Engines. An app may live several times in one process (a test client per test, Mangum), also
    several times at once, and several apps may share an engine. The first app that starts reopens an
    engine that was closed; the last one that ends closes it.
-2. Running requests. A request's work runs in a task of its own, because a server may cancel the
-   request; a shutdown waits for these tasks.
+2. Running requests. A shutdown waits for their tasks (request_tasks.py).
 3. Mounted apps. A server sends its lifespan events to the app it serves, and that app does not pass
    them on to apps that are mounted in it. So whoever gets the events waits for the mounted guards
    too: another guard of the process, or `draining()` in the lifespan of the app that is served.
@@ -18,7 +17,7 @@ import asyncio
 import logging
 import threading
 import weakref
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
 from weakref import WeakSet
@@ -55,38 +54,15 @@ def release_engine(engine: AsyncOnce | Once) -> bool:
         return left <= 0
 
 
-# --- running requests ---------------------------------------------------------------------------
-
-
-class RequestTasks:
-    """The tasks of running requests, whether or not their clients are still there."""
-
-    def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-        return task
-
-    async def wait(self, seconds: float) -> None:
-        """Wait for those that run on this loop, at most so long."""
-        loop = asyncio.get_running_loop()
-        running = {task for task in self._tasks if task.get_loop() is loop}
-        if running:
-            await asyncio.wait(running, timeout=seconds)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled():
-            task.exception()  # whoever awaits the task gets it; without a client nobody does
-
-
 class Drainable(Protocol):
-    """A guard whose requests a shutdown waits for. `lifespans` counts its running lifespans."""
+    """A guard whose requests a shutdown waits for.
+
+    lifespans   counts its running lifespans
+    is_noted    whether it has served a request outside of one
+    """
 
     lifespans: int
+    is_noted: bool
 
     async def drain(self) -> None: ...
 
@@ -101,10 +77,12 @@ _covered: WeakSet[asyncio.AbstractEventLoop] = WeakSet()  # loops that `draining
 def note_request(guard: Drainable, scope: Scope) -> None:
     """Called when a guard gets a request. Remembers a guard that gets no lifespan events, and logs
     a warning if nobody else will wait for its requests."""
-    if guard.lifespans:
+    root_path = scope.get("root_path")
+    if guard.lifespans or (guard.is_noted and not root_path):
         return
+    guard.is_noted = True
     _without_lifespan.add(guard)
-    if not scope.get("root_path") or guard in _warned:
+    if not root_path or guard in _warned:
         return
     _warned.add(guard)
     if asyncio.get_running_loop() not in _covered:
@@ -112,7 +90,7 @@ def note_request(guard: Drainable, scope: Scope) -> None:
             "the guarded app at %s gets no lifespan events, so a server that shuts down does not "
             "wait for what it runs. In the lifespan of the app that is served: "
             "async with oncekey.http.asgi.draining(): yield",
-            scope["root_path"],
+            root_path,
         )
 
 

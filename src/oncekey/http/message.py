@@ -1,7 +1,7 @@
 """Requests and responses as plain data, the common form of all adapters; and the types of ASGI.
 
-Header names are in lower case, headers in their original order, duplicates included. Knows no
-framework.
+Header names are in lower case. A response's headers are in their original order, duplicates
+included; of a request only single headers are read, so these are by name. Knows no framework.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from oncekey.http.request_body import Body
 
 Headers = tuple[tuple[bytes, bytes], ...]
+RequestHeaders = dict[bytes, list[bytes]]  # the values of all lines of a name, in their order
 
 # ASGI's own types.
 Scope = dict[str, Any]
@@ -27,7 +28,7 @@ class Request(NamedTuple):
     method: str
     path: bytes
     query: bytes
-    headers: Headers
+    headers: RequestHeaders
     body: bytes | Body = b""
 
 
@@ -40,11 +41,17 @@ class Response(NamedTuple):
     omitted: bool = False
 
 
-def header_values(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> list[bytes]:
-    """The values of all headers of this name."""
-    return [value for header, value in headers if header == name]
+def headers_by_name(lines: Iterable[tuple[bytes, bytes]]) -> RequestHeaders:
+    """A request's headers, whose names are in lower case."""
+    found: RequestHeaders = {}
+    for name, value in lines:
+        found.setdefault(name, []).append(value)
+    return found
 
 
 def first_header(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> bytes:
     """The value of the first header of this name, or b""."""
-    return next((value for header, value in headers if header == name), b"")
+    for header, value in headers:
+        if header == name:
+            return value
+    return b""

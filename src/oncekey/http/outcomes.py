@@ -6,11 +6,12 @@ Owns the lists of status codes and headers. Pure.
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import lru_cache
 from typing import Final
 
 from oncekey.core.errors import NotStarted
 from oncekey.core.policy import Policy
-from oncekey.http.message import Headers, Response, first_header
+from oncekey.http.message import Headers, Response
 from oncekey.http.rules import HEAD_MAX_BYTES, HEADERS_MAX, Rule
 
 # Responses that say nothing about the operation, only about the caller, its rate or its connection;
@@ -77,46 +78,59 @@ def is_stored(status: int, headers: Headers, *, retry_safe: bool) -> bool:
     """Whether a response is the outcome of its key. If not, the key is freed and a retry runs."""
     if status in NEVER_STORED_STATUSES:
         return False
-    if status == 503 and first_header(headers, b"retry-after"):
+    if status == 503 and any(
+        bytes(name).lower() == b"retry-after" and value for name, value in headers
+    ):
         return False  # the app says that it did nothing
     return status < 500 or not retry_safe
 
 
+@lru_cache(64)
+def _storable_names(extra: frozenset[bytes]) -> frozenset[bytes]:
+    """The names of the headers that are stored: the usual ones, and `extra`."""
+    names = (STORED_HEADERS | extra) - NEVER_STORED_HEADERS
+    return frozenset(name for name in names if not name.startswith(_NEVER_STORED_PREFIXES))
+
+
 def stored_headers(headers: Headers, extra: Collection[bytes] = ()) -> Headers:
     """The headers that are stored and replayed: the usual ones, and `extra`."""
-    connection_headers = {
-        name.strip().lower()
-        for line in (value for key, value in headers if key == b"connection")
-        for name in line.split(b",")
-    }
-    return tuple(
-        (name, value)
-        for name, value in headers
-        if (name in STORED_HEADERS or name in extra)
-        and name not in NEVER_STORED_HEADERS
-        and name not in connection_headers
-        and not name.startswith(_NEVER_STORED_PREFIXES)
-    )
+    names = _storable_names(frozenset(extra))
+    stored = []
+    of_connection: set[bytes] = set()
+    for header, value in headers:
+        name = header.lower() if type(header) is bytes else bytes(header).lower()
+        if name in names:
+            stored.append((name, value if type(value) is bytes else bytes(value)))
+        elif name == b"connection":
+            of_connection.update(one.strip().lower() for one in bytes(value).split(b","))
+    if of_connection:
+        stored = [header for header in stored if header[0] not in of_connection]
+    return tuple(stored)
 
 
 def stored_response(response: Response, extra: Collection[bytes], max_response: int) -> Response:
     """The form in which a response is stored: without a body that is too long, and without headers
     that are too many or too long."""
-    headers = stored_headers(response.headers, extra)
+    status, all_headers, body, omitted = response
+    headers = stored_headers(all_headers, extra)
     if len(headers) > HEADERS_MAX or _size(headers) > HEAD_MAX_BYTES:
-        return Response(response.status, (), b"", omitted=True)
-    if response.omitted or len(response.body) > max_response:
-        return Response(response.status, headers, b"", omitted=True)
-    return Response(response.status, headers, response.body)
+        return Response(status, (), b"", True)
+    if omitted or len(body) > max_response:
+        return Response(status, headers, b"", True)
+    return Response(status, headers, body)
 
 
 def outcome_to_store(response: Response, rule: Rule, policy: Policy) -> Response:
     """The form in which an app's response is stored. Raises NotStored if it is no outcome."""
-    retry_safe = policy.retry_safe if rule.retry_safe is None else rule.retry_safe
-    if not is_stored(response.status, response.headers, retry_safe=retry_safe):
-        raise NotStored
+    if response.status >= 300:  # every success is stored
+        retry_safe = policy.retry_safe if rule.retry_safe is None else rule.retry_safe
+        if not is_stored(response.status, response.headers, retry_safe=retry_safe):
+            raise NotStored
     return stored_response(response, rule.stored_header_names, rule.max_response)
 
 
 def _size(headers: Headers) -> int:
-    return sum(len(name) + len(value) for name, value in headers)
+    size = 0
+    for name, value in headers:
+        size += len(name) + len(value)
+    return size

@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import unquote, urlparse
 
 _SLASHES = re.compile(r"//+")
+_PERCENT = ord("%")  # a byte is found faster than bytes
 _ESCAPED_SLASH = re.compile(rb"%2[Ff]")
 
 
@@ -61,9 +62,9 @@ def app_paths(scope: Mapping[str, Any]) -> tuple[str, ...]:
     path: str = scope["path"]
     root: str = scope.get("root_path", "")
     raw: bytes = scope.get("raw_path") or b""
-    if not root and b"%" not in raw:
+    if not root and _PERCENT not in raw:
         return (path,)
-    paths = [path, decoded_segments(raw)] if b"%" in raw else [path]
+    paths = [path, decoded_segments(raw)] if _PERCENT in raw else [path]
     if root:
         # Some frameworks remove the root path, some do not, and some search for it in the path.
         paths += [without_root_path(one, root) for one in paths]

@@ -102,15 +102,21 @@ class ReadResult(enum.Enum):
     TOO_LARGE = "the body is longer than allowed"
 
 
+_WHOLE: Final = ReadResult.WHOLE  # by itself, because to look a member up takes long
+
+
 class BodyReader:
     """Reads the body of an ASGI request within a limit, keeps it, and gives it to the app.
 
+    body        what was read so far; bytes while it is a single short part, as most bodies are
     is_whole    whether the body was read to its end and kept
     is_given    whether the app has got all of it
     """
 
+    body: bytes | Body = b""
     is_whole = False
     is_given = False
+    _size = 0
     _passed_on = 0  # bytes that `pass_on` has given to the app
     _parts: Iterator[bytes] | None = None  # of the rest, once the app asks for it
     _next = b""
@@ -118,27 +124,25 @@ class BodyReader:
     def __init__(
         self, receive: Callable[[], Awaitable[MutableMapping[str, Any]]], max_bytes: int
     ) -> None:
-        self.body = Body()
         self._receive = receive
         self._max_bytes = max_bytes
 
     async def read(self, *, keep: bool) -> ReadResult:
         """Read the whole body, or what is left of it. A body that is not kept is read only because
         the connection's next request comes behind it."""
-        size = self.body.size
         while True:
             message = await self._receive()
             if message["type"] == "http.disconnect":
                 return ReadResult.GONE
             chunk = message.get("body") or b""
-            size += len(chunk)
-            if size > self._max_bytes:
+            self._size += len(chunk)
+            if self._size > self._max_bytes:
                 return ReadResult.TOO_LARGE
             if keep:
-                self.body.write(bytes(chunk))  # the server may use its buffer again
+                self._keep(chunk)
             if not message.get("more_body", False):
                 self.is_whole = keep
-                return ReadResult.WHOLE
+                return _WHOLE
 
     async def pass_on(self) -> MutableMapping[str, Any] | ReadResult:
         """The client's next message, for an app that reads the body before we do. It is kept."""
@@ -146,15 +150,30 @@ class BodyReader:
         if message["type"] == "http.disconnect":
             return ReadResult.GONE
         chunk = message.get("body") or b""
-        if self.body.size + len(chunk) > self._max_bytes:
+        if self._size + len(chunk) > self._max_bytes:
             return ReadResult.TOO_LARGE
-        self.body.write(bytes(chunk))  # the server may use its buffer again
-        self._passed_on = self.body.size
+        self._size += len(chunk)
+        self._keep(chunk)
+        self._passed_on = self._size
         self.is_whole = self.is_given = not message.get("more_body", False)
         return message
 
+    def _keep(self, chunk: Any) -> None:
+        if type(chunk) is not bytes:
+            chunk = bytes(chunk)  # the server may use its buffer again
+        if not self.body and len(chunk) <= BODY_SPILL_BYTES:
+            self.body = chunk
+            return
+        if isinstance(self.body, bytes):
+            self.body = Body(self.body)
+        self.body.write(chunk)
+
     def next_part(self) -> MutableMapping[str, Any]:
         """The app's next message: what was read and not yet given to it, part by part."""
+        if isinstance(self.body, bytes):
+            self.is_given = True
+            rest = self.body[self._passed_on :]
+            return {"type": "http.request", "body": rest, "more_body": False}
         if self._parts is None:
             self._parts = self.body.chunks(self._passed_on)
             self._next = next(self._parts, b"")
@@ -165,3 +184,8 @@ class BodyReader:
     async def receive(self) -> MutableMapping[str, Any]:
         """The `receive` of an app that is not held back: what was read, then what comes."""
         return await self._receive() if self.is_given else self.next_part()
+
+    def close(self) -> None:
+        """Free the memory and the file."""
+        if isinstance(self.body, Body):
+            self.body.close()

@@ -20,7 +20,7 @@ from oncekey.http.canonical_body import (
     raw_bytes,
     without_content_coding,
 )
-from oncekey.http.message import Headers, Request, header_values
+from oncekey.http.message import Request, RequestHeaders
 from oncekey.http.request_body import BODY_SPILL_BYTES, Body
 from oncekey.http.rules import Rule
 
@@ -35,10 +35,11 @@ _MEDIA: Final = re.compile(rf"[ \t]*({_TOKEN}/{_TOKEN})((?:{_PARAMETER.pattern})
 
 def fingerprint_bytes(request: Request, rule: Rule) -> bytes:
     """Return the bytes to compare. Raises UnreadableBody and TooLarge."""
+    lines = request.headers.get(b"content-encoding")
+    if lines is None:
+        return _joined_parts(request, rule, request.body, b"")
     sent = request.body if isinstance(request.body, Body) else Body(request.body)
-    body, codings = without_content_coding(
-        sent, _joined(request.headers, b"content-encoding"), rule.max_request
-    )
+    body, codings = without_content_coding(sent, b",".join(lines), rule.max_request)
     try:
         return _joined_parts(request, rule, body, codings)
     finally:
@@ -49,7 +50,7 @@ def fingerprint_bytes(request: Request, rule: Rule) -> bytes:
 def is_slow_to_compare(request: Request) -> bool:
     """Whether `fingerprint_bytes` would block the event loop for too long."""
     size = request.body.size if isinstance(request.body, Body) else len(request.body)
-    if header_values(request.headers, b"content-encoding"):
+    if b"content-encoding" in request.headers:
         return size > 0  # its decoded size is unknown
     if size <= INLINE_MAX_BYTES:
         return False
@@ -57,39 +58,50 @@ def is_slow_to_compare(request: Request) -> bool:
     return size > BODY_SPILL_BYTES or is_parsed_type(media)
 
 
-def _joined_parts(request: Request, rule: Rule, body: Body, codings: bytes) -> bytes:
-    line = _joined(request.headers, b"content-type")
-    content_type = _content_type(line)
+def _joined_parts(request: Request, rule: Rule, body: bytes | Body, codings: bytes) -> bytes:
+    method, path, query, headers, _ = request
+    line = _joined(headers, b"content-type")
+    media, boundary, normalized = _content_type(line)
     if codings:  # unknown ones are left on the body
-        content = raw_bytes(body)
+        content = raw_bytes(body if isinstance(body, Body) else Body(body))
     else:
-        content = canonical_bytes(
-            body, content_type.media, content_type.boundary, rule.ignore, rule.only
-        )
+        content = canonical_bytes(body, media, boundary, rule.ignore, rule.only)
     # A boundary matters only if the parts could not be parsed.
-    is_form = content[:1] == b"m"
-    kind = content_type.normalized if is_form or not content_type.boundary else line
-    method = request.method.upper().encode("ascii", "backslashreplace")
-    parts = (method, request.path, _query(request.query), kind, codings, content)
+    kind = normalized if not boundary or content[:1] == b"m" else line
+    if query:
+        query = _query(query)
+    parts = (
+        method.upper().encode("ascii", "backslashreplace"),
+        path,
+        query,
+        kind,
+        codings,
+        content,
+    )
     joined = _lengths(*map(len, parts)) + b"".join(parts)
     names = rule.compared_header_names
-    return joined + _compared_headers(request.headers, names) if names else joined
+    return joined + _compared_headers(headers, names) if names else joined
 
 
-def _compared_headers(headers: Headers, names: tuple[bytes, ...]) -> bytes:
+@lru_cache(16)
+def _verb(method: str) -> bytes:
+    return method.upper().encode("ascii", "backslashreplace")
+
+
+def _compared_headers(headers: RequestHeaders, names: tuple[bytes, ...]) -> bytes:
     """The headers that a rule compares. A missing header differs from an empty one; several lines
     of a header are joined, as a server may have done."""
     compared: list[tuple[str, str | None]] = []
     for name in names:
-        values = [value.strip() for value in header_values(headers, name)]
+        values = [value.strip() for value in headers.get(name, ())]
         joined = b", ".join(values).decode("latin-1") if values else None
         compared.append((name.decode("latin-1"), joined))
     return json.dumps(compared).encode()
 
 
-def _joined(headers: Headers, name: bytes) -> bytes:
+def _joined(headers: RequestHeaders, name: bytes) -> bytes:
     """All lines of a header, joined by commas."""
-    return b",".join(header_values(headers, name))
+    return b",".join(headers.get(name, ()))
 
 
 def _query(query: bytes) -> bytes:

@@ -20,6 +20,10 @@ from oncekey.http.path_readings import is_plain, readings
 
 METHODS_DEFAULT: Final = ("POST", "PATCH")
 ANY_METHOD: Final = "*"  # in a rule's methods: every one but the safe methods
+ANY_PATH: Final = "*"
+_USUAL_METHODS: Final = frozenset({"POST", "PATCH", "PUT", "DELETE"})
+_PATHS_REMEMBERED: Final = 1_000
+_REMEMBERED_MAX_CHARS: Final = 200  # of a path
 SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 MAX_REQUEST_DEFAULT: Final = 1024 * 1024
 MAX_REQUEST_CAP: Final = 1024 * 1024 * 1024
@@ -31,6 +35,10 @@ _POLICY_OPTIONS: Final = (
     "lease", "keep", "audit", "wait", "retry_safe", "require", "recover", "keep_unknown",
     "store_timeout", "recover_grace",
 )  # fmt: skip
+# The request headers that are read for every rule.
+_READ_HEADERS: Final = frozenset(
+    {b"idempotency-key", b"content-length", b"content-type", b"content-encoding"}
+)
 _METHOD = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _PARAMETER = re.compile(r"\{[^{}/]*\}")
 _OTHER_PARAMETER = re.compile(r"\{[^{}]*:|[<>]")  # the syntax of other routers
@@ -60,7 +68,7 @@ class Rule:
     recover_grace are those of a Policy; None leaves the engine's.
     """
 
-    path: str = "*"
+    path: str = ANY_PATH
     methods: Sequence[str] = METHODS_DEFAULT
     guarded: bool = True
     required: bool = True
@@ -86,7 +94,8 @@ class Rule:
     stored_header_names: frozenset[bytes] = field(init=False, repr=False, compare=False)
     compared_header_names: tuple[bytes, ...] = field(init=False, repr=False, compare=False)
     options: dict[str, Any] = field(init=False, repr=False, compare=False)
-    _pattern: re.Pattern[str] = field(init=False, repr=False, compare=False)
+    read_header_names: frozenset[bytes] = field(init=False, repr=False, compare=False)
+    matches_path: Callable[[str], object] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         self._check()
@@ -102,7 +111,8 @@ class Rule:
         object.__setattr__(self, "stored_header_names", stored)
         compared = {name.lower().encode("latin-1") for name in self.request_headers}
         object.__setattr__(self, "compared_header_names", tuple(sorted(compared)))
-        object.__setattr__(self, "_pattern", _compiled(self.path))
+        object.__setattr__(self, "read_header_names", _READ_HEADERS | compared)
+        object.__setattr__(self, "matches_path", _compiled(self.path).fullmatch)
 
     def _check(self) -> None:
         if isinstance(self.methods, str) or not all(map(_METHOD.fullmatch, self.methods)):
@@ -134,10 +144,6 @@ class Rule:
     def guards(self, method: str) -> bool:
         """Whether the rule guards this method, which is in upper case."""
         return method in self.methods or (ANY_METHOD in self.methods and method not in SAFE_METHODS)
-
-    def matches(self, method: str, path: str) -> bool:
-        """Whether a request with this method, in upper case, and path falls under the rule."""
-        return self._pattern.fullmatch(path) is not None and self.guards(method)
 
 
 # Names that other libraries have for our options.
@@ -210,6 +216,7 @@ class Rules:
         for rule in self.all:
             if not isinstance(rule, Rule):
                 raise ConfigurationError(f"rules must be Rule objects, not {type(rule).__name__}")
+        self._found: dict[tuple[str, str], Rule | None] = {}  # by method and path
 
     def find(self, method: str, *paths: str) -> Rule | None:
         """Return the rule that guards a request, or None if no rule does.
@@ -218,7 +225,23 @@ class Rules:
         readings. If they match several rules, the request is guarded, and by a rule that requires
         a key if there is one: a client must not choose its rule by the way it spells a path.
         """
-        method = method.upper()  # some apps accept methods in any case
+        if len(paths) == 1 and method in _USUAL_METHODS and len(paths[0]) <= _REMEMBERED_MAX_CHARS:
+            return self._find_usual(method, paths[0])
+        return self._find_any(method.upper(), paths)  # some apps accept methods in any case
+
+    def _find_usual(self, method: str, path: str) -> Rule | None:
+        """The same for what comes again and again: what was found is remembered."""
+        name = (method, path)
+        try:
+            return self._found[name]
+        except KeyError:
+            rule = self._find_any(method, (path,))
+        if len(self._found) >= _PATHS_REMEMBERED:
+            self._found.clear()  # by a client that asks for many paths, or an app with ids in them
+        self._found[name] = rule
+        return rule
+
+    def _find_any(self, method: str, paths: tuple[str, ...]) -> Rule | None:
         if method in SAFE_METHODS:
             return None
         if len(paths) == 1 and is_plain(paths[0]):
@@ -237,13 +260,13 @@ class Rules:
 
     def _first(self, method: str, path: str) -> Rule | None:
         for rule in self.all:
-            if rule.matches(method, path):
+            if rule.guards(method) and rule.matches_path(path) is not None:
                 return rule
         return None
 
 
 def _compiled(path: str) -> re.Pattern[str]:
-    if path == "*":
+    if path == ANY_PATH:
         return re.compile(".*", re.DOTALL)
     if not path.startswith("/") or "*" in path[:-1]:
         raise ConfigurationError(f"path={path!r} must begin with '/'; a '*' may stand at its end")

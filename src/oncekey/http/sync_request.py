@@ -11,7 +11,7 @@ import copy
 import logging
 import time
 from collections.abc import Callable, Iterable
-from typing import Generic, Protocol, Self, TypeVar
+from typing import Generic, NamedTuple, Protocol, Self, TypeVar
 
 from oncekey.core.errors import ConfigurationError, OncekeyError, StoreUnavailable
 from oncekey.engine.blocking.attempt import Attempt
@@ -21,17 +21,23 @@ from oncekey.http.exchange import (
     REPLAY_HEADER_DEFAULT,
     STORE_DOWN_HEADERS,
     Exchange,
-    RequestKey,
     RunArguments,
     checked_principal,
 )
-from oncekey.http.message import Headers, Request, Response
+from oncekey.http.message import Headers, Request, RequestHeaders, Response
 from oncekey.http.outcomes import NotStored, outcome_to_store
 from oncekey.http.problem import Render
 from oncekey.http.rules import Rule, Rules
 from oncekey.http.unguarded_keys import UnguardedKeys
 
 _log = logging.getLogger("oncekey")
+
+
+class RequestKey(NamedTuple):
+    """The key of a guarded request, and the rule that guards it."""
+
+    rule: Rule
+    key: str
 
 
 class AppResponse(Protocol):
@@ -105,12 +111,12 @@ class SyncGuard:
         mounted.exchange = exchange
         return mounted
 
-    def is_exempt(self, rule: Rule, headers: Headers) -> bool:
+    def is_exempt(self, rule: Rule, headers: RequestHeaders) -> bool:
         """Whether a request has no key and needs none."""
         return not rule.required and not self.exchange.has_key(headers)
 
     def admit(
-        self, rule: Rule, headers: Headers, caller: Callable[[], object]
+        self, rule: Rule, headers: RequestHeaders, caller: Callable[[], object]
     ) -> tuple[RequestKey, str] | Response:
         """Return the key of a request and its caller, or a refusal (I15)."""
         principal = checked_principal(caller())
@@ -120,7 +126,7 @@ class SyncGuard:
         if isinstance(key, Response):
             return key
         assert key is not None  # otherwise it is exempt
-        return key, principal
+        return RequestKey(rule, key), principal
 
     def run(
         self,
@@ -135,7 +141,7 @@ class SyncGuard:
 
         `operations` runs it in a transaction; by default the engine does.
         """
-        arguments = self.exchange.run_arguments(key, caller, request)
+        arguments = self.exchange.run_arguments(key.rule, key.key, caller, request)
         if isinstance(arguments, Response):
             return arguments
         run = _SyncRequest(self, key.rule, call_app, operations or self.once)
@@ -163,9 +169,7 @@ class _SyncRequest(Generic[A]):
 
     def respond(self, arguments: RunArguments) -> FreshResponse[A] | Response:
         try:
-            result = self._operations.run(
-                arguments.operation, arguments.key, self._body, **arguments.options
-            )
+            result = self._operations.run(body=self._body, **arguments)
         except NotStored:
             assert self._app_response is not None
             return FreshResponse(self._app_response, (), stored=False)
@@ -176,7 +180,7 @@ class _SyncRequest(Generic[A]):
         if result.replayed or self._app_response is None:
             self.close_response()  # a takeover has happened, and its response counts
             return self._exchange.replay(result.value, result.expires_in)
-        more_headers = self._exchange.added_headers(result.expires_in, replayed=False)
+        more_headers = self._exchange.fresh_headers(result.expires_in)
         return FreshResponse(self._app_response, more_headers, stored=True)
 
     def _body(self, attempt: Attempt) -> Response:

@@ -63,13 +63,16 @@ def _mark(scope: Any, lowest_status: int) -> None:
 # --- Starlette and FastAPI ----------------------------------------------------------------------
 
 
+_set_item = dict.__setitem__  # without a look-up for each item that a framework sets
+
+
 class WatchedScope(dict[str, Any]):
     """A scope that observes which errors Starlette's and FastAPI's exception handlers get."""
 
     def __setitem__(self, name: str, value: Any) -> None:
         if name == _HANDLERS and isinstance(value, tuple):
-            value = tuple(_WatchedHandlers(each, self) for each in value)
-        super().__setitem__(name, value)
+            value = tuple([_WatchedHandlers(each, self) for each in value])
+        _set_item(self, name, value)
 
 
 class _WatchedHandlers:

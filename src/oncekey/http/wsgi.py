@@ -17,6 +17,7 @@ import atexit
 import io
 import weakref
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from http import HTTPStatus
 from typing import Any, Final
 from urllib.parse import quote
@@ -29,16 +30,15 @@ from oncekey.http.exchange import (
     OPERATION_DEFAULT,
     POLICY_URL_DEFAULT,
     REPLAY_HEADER_DEFAULT,
-    RequestKey,
     check_caller,
 )
-from oncekey.http.message import Headers, Request, Response
+from oncekey.http.message import Headers, Request, RequestHeaders, Response, headers_by_name
 from oncekey.http.outcomes import IncompleteResponse
 from oncekey.http.policy_page import is_policy_page, wsgi_app_or_page
 from oncekey.http.problem import Render
 from oncekey.http.route_table import layers_of
 from oncekey.http.rules import Rule
-from oncekey.http.sync_request import FreshResponse, SyncGuard
+from oncekey.http.sync_request import FreshResponse, RequestKey, SyncGuard
 from oncekey.http.sync_response_buffer import SyncResponseBuffer
 from oncekey.http.unguarded_keys import KEY_GUARDED, UNGUARDED_HEADERS, mark_key_guarded
 from oncekey.http.unhandled_requests import UNSTORED, is_unstored, leave_unstored, watch_frameworks
@@ -181,7 +181,7 @@ class IdempotencyWSGI:
         key: RequestKey,
         caller: str,
         environ: Environ,
-        headers: Headers,
+        headers: RequestHeaders,
         body: bytes,
     ) -> Response | FreshResponse[WSGIResponse]:
         if is_cut_short(environ, body):
@@ -251,20 +251,26 @@ def has_unguarded_key(guard: SyncGuard, environ: Environ) -> bool:
     return is_reported and "HTTP_IDEMPOTENCY_KEY" in environ
 
 
-def headers_of(environ: Environ) -> Headers:
+def headers_of(environ: Environ) -> RequestHeaders:
     """The request's headers. The server has joined headers of one name by commas, and may have
     taken `Idempotency_Key` for the same name, so that two keys are one malformed key here."""
     headers = []
     for name, value in environ.items():
-        if name.startswith("HTTP_"):
-            header = name[5:].replace("_", "-").lower().encode("latin-1")
+        header = _header_name(name)
+        if header is not None and (value or name not in _UNPREFIXED):
             headers.append((header, value.encode("latin-1")))
-        elif name in _UNPREFIXED and value:
-            headers.append((_UNPREFIXED[name], value.encode("latin-1")))
-    return tuple(headers)
+    return headers_by_name(headers)
 
 
-def request_of(environ: Environ, headers: Headers, body: bytes) -> Request:
+@lru_cache(1_000)
+def _header_name(name: str) -> bytes | None:
+    """The name of the header that an item of the environ holds, or None."""
+    if name.startswith("HTTP_"):
+        return name[5:].replace("_", "-").lower().encode("latin-1")
+    return _UNPREFIXED.get(name)
+
+
+def request_of(environ: Environ, headers: RequestHeaders, body: bytes) -> Request:
     # Servers do not agree on where the undecoded path is, so the decoded one is encoded again:
     # paths that are equal for the app are equal here.
     path = environ.get("SCRIPT_NAME", "") + environ.get("PATH_INFO", "")

@@ -19,7 +19,7 @@ from django.urls import Resolver404, resolve
 from oncekey.core.errors import ConfigurationError
 from oncekey.http import wsgi
 from oncekey.http.canonical_body import UnreadableBody
-from oncekey.http.message import Headers, Request, Response, header_values
+from oncekey.http.message import Headers, Request, RequestHeaders, Response
 from oncekey.http.rules import Rule
 from oncekey.http.sync_response_buffer import SyncResponseBuffer
 
@@ -61,18 +61,18 @@ def is_unrouted(request: Any, status: int) -> bool:
     return False
 
 
-def headers_of(request: Any) -> Headers:
+def headers_of(request: Any) -> RequestHeaders:
     return wsgi.headers_of(django_request(request).META)
 
 
-def body_of(request: Any, rule: Rule, headers: Headers) -> bytes | None:
+def body_of(request: Any, rule: Rule, headers: RequestHeaders) -> bytes | None:
     """Read the whole body; None if it is longer than the rule or Django allows. Raises
     UnreadableBody."""
     base = django_request(request)
-    lengths = [int(line[:18]) for line in header_values(headers, _LENGTH) if line.isdigit()]
+    lengths = [int(line[:18]) for line in headers.get(_LENGTH, ()) if line.isdigit()]
     if any(length > rule.max_request for length in lengths):
         return None
-    if not lengths and "wsgi.input" in base.META and header_values(headers, b"transfer-encoding"):
+    if not lengths and "wsgi.input" in base.META and b"transfer-encoding" in headers:
         # Django would give every view an empty body, so that all such requests would be equal.
         raise UnreadableBody("Send a Content-Length: behind WSGI Django reads no chunked bodies.")
     try:
@@ -92,7 +92,7 @@ def body_of(request: Any, rule: Rule, headers: Headers) -> bytes | None:
     return body if len(body) <= rule.max_request else None
 
 
-def request_of(request: Any, headers: Headers, body: bytes) -> Request:
+def request_of(request: Any, headers: RequestHeaders, body: bytes) -> Request:
     base = django_request(request)
     path = quote(base.path.encode("utf-8")).encode("ascii")
     query = base.META.get("QUERY_STRING", "").encode("latin-1", "replace")

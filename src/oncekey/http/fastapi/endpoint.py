@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Annotated, Any, Final, ForwardRef, NamedTuple, Protocol, get_args, get_origin
 
 from fastapi import Request
 from fastapi.params import Depends
@@ -77,6 +77,8 @@ def wrap_endpoint(endpoint: Callable[..., Any], guard: EndpointGuard) -> Callabl
             "Return a StreamingResponse, or guard(guarded=False)"
         )
 
+    is_async = _is_async(endpoint)
+
     @functools.wraps(endpoint)
     async def guarded(**values: Any) -> Any:
         request: Request = values.pop(_REQUEST)
@@ -84,7 +86,7 @@ def wrap_endpoint(endpoint: Callable[..., Any], guard: EndpointGuard) -> Callabl
 
         async def run() -> Any:
             arguments = with_attempts(values)
-            if _is_async(endpoint):
+            if is_async:
                 return await endpoint(**arguments)
             return await run_in_threadpool(endpoint, **arguments)
 
@@ -100,7 +102,7 @@ def wrap_endpoint(endpoint: Callable[..., Any], guard: EndpointGuard) -> Callabl
             return await run()
         if not isinstance(guard.caller, Depends):
             caller = guard.caller(request)
-            if inspect.isawaitable(caller):
+            if type(caller) is not str and inspect.isawaitable(caller):
                 caller = await caller
         return await on_call(PendingCall(request, caller, session, run))
 
@@ -114,8 +116,12 @@ def _extended(endpoint: Callable[..., Any], guard: EndpointGuard) -> inspect.Sig
     app's dependencies first: an app refuses a request before we do."""
     signature = inspect.signature(endpoint)
     keyword = inspect.Parameter.KEYWORD_ONLY
-    # By a dependency of its own: of two plain Request parameters FastAPI fills in the last only.
-    ours = [inspect.Parameter(_REQUEST, keyword, default=Depends(_the_request))]
+    if _may_take_request(endpoint):
+        # By a dependency of its own: of two plain Request parameters FastAPI fills in the last
+        # only. To solve a dependency takes long, so not for every endpoint.
+        ours = [inspect.Parameter(_REQUEST, keyword, default=Depends(_the_request))]
+    else:
+        ours = [inspect.Parameter(_REQUEST, keyword, annotation=Request)]
     if isinstance(guard.caller, Depends):
         ours.append(inspect.Parameter(_CALLER, keyword, default=guard.caller))
     if guard.session is not None:
@@ -124,6 +130,26 @@ def _extended(endpoint: Callable[..., Any], guard: EndpointGuard) -> inspect.Sig
     is_open = bool(theirs) and theirs[-1].kind is inspect.Parameter.VAR_KEYWORD
     rest = [theirs.pop()] if is_open else []  # nothing may follow `**kwargs`
     return signature.replace(parameters=[*theirs, *ours, *rest])
+
+
+def _may_take_request(endpoint: Callable[..., Any]) -> bool:
+    """Whether an endpoint has a parameter of its own that FastAPI fills with the request; True if
+    that cannot be found out yet."""
+    try:
+        from fastapi.dependencies.utils import get_typed_signature
+
+        parameters = get_typed_signature(endpoint).parameters.values()
+    except Exception:  # FastAPI will say what is wrong with it
+        return True
+    for parameter in parameters:
+        hint = parameter.annotation
+        if get_origin(hint) is Annotated:
+            hint = get_args(hint)[0]
+        if isinstance(hint, (str, ForwardRef)):
+            return True
+        if isinstance(hint, type) and issubclass(hint, Request):
+            return True
+    return False
 
 
 def as_starlette(response: Response) -> StarletteResponse:

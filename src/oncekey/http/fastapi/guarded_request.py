@@ -16,13 +16,8 @@ from oncekey.engine.aio.attempt import AsyncAttempt
 from oncekey.engine.blocking.attempt import Attempt
 from oncekey.engine.context import enter as enter_body
 from oncekey.engine.results import Result
-from oncekey.http.asgi import (
-    close_header,
-    headers_of,
-    request_of,
-    send_response,
-)
-from oncekey.http.buffered_run import BufferedRun, FreshResponse, error_of
+from oncekey.http.asgi_messages import close_header, headers_of, request_of, send_response
+from oncekey.http.buffered_run import BufferedRun
 from oncekey.http.exchange import ATTEMPT, STORE_DOWN_HEADERS, RunArguments, checked_principal
 from oncekey.http.fastapi.endpoint import ON_CALL, EndpointGuard, PendingCall, as_starlette
 from oncekey.http.fastapi.transaction import response_to, run_in_transaction
@@ -31,7 +26,9 @@ from oncekey.http.message import App, Headers, Message, Receive, Response, Scope
 from oncekey.http.outcomes import NotStored
 from oncekey.http.request_body import BodyReader, ReadResult
 from oncekey.http.request_fingerprint import is_slow_to_compare
+from oncekey.http.request_tasks import Latch
 from oncekey.http.unguarded_keys import mark_key_guarded
+from oncekey.http.unhandled_requests import UNSTORED
 
 # Where FastAPI puts what closes the files of a form.
 _FILES: Final = "fastapi_middleware_astack"
@@ -46,6 +43,15 @@ class State(enum.Enum):
     UNPROTECTED = "the store is down, and the endpoint is called without a key"
     RUNNING = "the key is claimed, and the endpoint is called"
     OVER = "the outcome is durable: background tasks and the ends of dependencies follow"
+
+
+# By themselves, because to look a member up takes long.
+_SOLVING: Final = State.SOLVING
+_PENDING: Final = State.PENDING
+_ANSWERED: Final = State.ANSWERED
+_UNPROTECTED: Final = State.UNPROTECTED
+_RUNNING: Final = State.RUNNING
+_OVER: Final = State.OVER
 
 
 class RouteRequest:
@@ -67,7 +73,7 @@ class RouteRequest:
           |                |<-- result: the outcome is durable ------------------|
           |                |-- OVER ------------------>|                       |
           |<-- response ---|                           | background tasks,     |
-          |                |<-- end -------------------| ends of dependencies  |
+          |<-- end ------------------------------------| ends of dependencies  |
 
     1. The app refuses the request before its endpoint (I15): the handler sends a response without
        a PendingCall. It is sent as it is, and nothing is claimed.
@@ -78,8 +84,9 @@ class RouteRequest:
     4. The endpoint raises inside a transaction: that is rolled back before the dependencies see
        the error, and these see it before the client does.
 
-    The server may cancel `respond`; neither task ends with it (I14). What is sent is held back
-    until the outcome is durable (I13).
+    Both tasks begin at once, so the PendingCall is there when the handler's task was started,
+    unless something before the endpoint waits. The server may cancel `respond`; neither task ends
+    with it (I14). What is sent is held back until the outcome is durable (I13).
     """
 
     def __init__(
@@ -91,18 +98,23 @@ class RouteRequest:
         self._scope = scope
         self._receive = receive
         self._send = send
-        self._headers = headers_of(scope)
+        self._headers = headers_of(scope, guard.rule.read_header_names)
         self._exchange = guard.setup.exchange.under(scope.get("root_path", ""))
         self._reader = BodyReader(receive, guard.rule.max_request)
         self._run = BufferedRun(guard.setup, self._exchange, guard.rule)
-        self._inner = self._run.private_scope(scope, {ON_CALL: self._on_call})
-        self._state = State.SOLVING
-        loop = asyncio.get_running_loop()
+        self._inner = {
+            **scope,
+            "extensions": {},
+            UNSTORED: self._run.unstored,
+            ON_CALL: self._on_call,
+        }
+        self._state = _SOLVING
         # What SOLVING led to: a call; a body that cannot be read; None: the handler's own response.
-        self._solved: asyncio.Future[PendingCall | ReadResult | None] = loop.create_future()
-        # What the pending call returns; None: call the endpoint.
-        self._decision: asyncio.Future[Response | None] = loop.create_future()
-        self._over: asyncio.Future[None] = loop.create_future()
+        self._solved: Latch[PendingCall | ReadResult | None] = Latch()
+        # What the pending call returns or raises; None: call the endpoint.
+        self._decision: Latch[Response | BaseException | None] = Latch()
+        self._over: Latch[None] = Latch()
+        self._is_delivered = False  # whether the handler's own response was sent
 
     async def respond(self) -> None:
         """Answer the request. Cancelling this does not cancel what runs."""
@@ -111,7 +123,9 @@ class RouteRequest:
         if is_free or ATTEMPT in self._scope:  # or a guard further outside has claimed the key
             await self._app({**self._scope, ON_CALL: None}, self._receive, self._send)
             return
-        await asyncio.shield(self._guard.setup.tasks.start(self._respond()))
+        await self._guard.setup.tasks.start(self._respond()).join()
+        if self._is_delivered:
+            await self._run.task.join()  # the server gets the handler's error
 
     # --- the answering task -------------------------------------------------------------------
 
@@ -120,10 +134,9 @@ class RouteRequest:
         if exchange.declared_too_large(rule, self._headers):
             await send_response(self._send, exchange.too_large(rule), close_header(self._scope))
             return
-        handler = self._run.start(self._handle())
-        handler.add_done_callback(self._handler_ended)
         try:
-            solved = await self._solved
+            self._run.start(self._handle())
+            solved = await self._solved.wait()
             if isinstance(solved, PendingCall):
                 await self._answer(solved)
             elif solved is None:
@@ -131,21 +144,16 @@ class RouteRequest:
             else:
                 await self._give_up(solved)
         except BaseException as error:
-            if not self._decision.done():
-                self._decision.set_exception(error)  # or the call would wait for ever
+            self._decision.set(error)  # or the call would wait for ever
             raise
         finally:
             self._end_wait()
             self._run.buffer.close()
 
     async def _answer(self, call: PendingCall) -> None:
-        exchange, reader = self._exchange, self._reader
+        rule, exchange, reader = self._guard.rule, self._exchange, self._reader
         caller = checked_principal(call.caller)
-        key = (
-            exchange.key_of(self._guard.rule, self._headers)
-            if caller
-            else exchange.unknown_caller()
-        )
+        key = exchange.key_of(rule, self._headers) if caller else exchange.unknown_caller()
         if isinstance(key, Response):
             await self._send_reply(key)
             return
@@ -156,13 +164,13 @@ class RouteRequest:
             return
         request = request_of(self._scope, self._headers, reader.body)
         if is_slow_to_compare(request):
-            arguments = await asyncio.to_thread(exchange.run_arguments, key, caller, request)
+            arguments = await asyncio.to_thread(exchange.run_arguments, rule, key, caller, request)
         else:
-            arguments = exchange.run_arguments(key, caller, request)
+            arguments = exchange.run_arguments(rule, key, caller, request)
         if isinstance(arguments, Response):
             await self._send_reply(arguments)
             return
-        reply: Response | FreshResponse | None
+        reply: Response | Headers | None
         try:
             result = await self._run_once(call, arguments)
         except (NotStored, OncekeyError) as error:
@@ -172,90 +180,89 @@ class RouteRequest:
         if isinstance(reply, Response):
             await self._send_reply(reply)
         elif reply is None:
-            self._decide(State.UNPROTECTED, None)
+            self._decide(_UNPROTECTED, None)
             await self._send_own(STORE_DOWN_HEADERS)
         else:
-            await self._run.deliver(self._send, reply.headers)
+            await self._deliver(reply)
 
     async def _run_once(self, call: PendingCall, arguments: RunArguments) -> Result[Response]:
         setup = self._guard.setup
         try:
             if self._guard.session is not None:
                 return await run_in_transaction(setup, call.session, arguments, self._run_endpoint)
-            return await setup.once.run(
-                arguments.operation, arguments.key, self._run_endpoint, **arguments.options
-            )
+            return await setup.once.run(body=self._run_endpoint, **arguments)
         except Exception:
             error = self._run.error
             if self._guard.session is None or error is None:
                 raise
             self._end_wait()
-            await asyncio.wait({self._run.task})
+            await self._run.task.ended.wait()
             raise error from None  # and not what became of a session that it broke
         finally:
             self._end_wait()
 
     async def _run_endpoint(self, attempt: AsyncAttempt | Attempt) -> Response:
         """The engine calls this under a fresh claim."""
+        self._run.claim()
         self._inner[ATTEMPT] = attempt
-        self._decide(State.RUNNING, None)
+        self._decide(_RUNNING, None)
         return await self._run.outcome()
 
     def _decide(self, state: State, response: Response | None) -> None:
         self._state = state
-        self._decision.set_result(response)
+        self._decision.set(response)
 
     def _end_wait(self) -> None:
         """The handler no longer waits for its outcome."""
-        if self._state is State.RUNNING:
-            self._state = State.OVER
-        if not self._over.done():
-            self._over.set_result(None)
+        if self._state is _RUNNING:
+            self._state = _OVER
+        self._over.set(None)
 
     async def _give_up(self, read: ReadResult) -> None:
         too_large = self._exchange.too_large(self._guard.rule)
-        self._decision.set_result(too_large)  # for a call that is pending or still comes
+        self._decision.set(too_large)  # for a call that is pending or still comes
         if read is ReadResult.TOO_LARGE:
             await send_response(self._send, too_large, close_header(self._scope))
 
     async def _send_reply(self, response: Response) -> None:
         """Through the handler while the call is pending; past it when the endpoint has run."""
-        if self._state is State.PENDING:
-            self._decide(State.ANSWERED, response)
+        if self._state is _PENDING:
+            self._decide(_ANSWERED, response)
             await self._send_own()
         else:
             await send_response(self._send, response)
 
     async def _send_own(self, more: Headers = ()) -> None:
         """Send what the handler responds."""
-        run = self._run
-        await run.buffer.outcome_known
-        if not run.buffer.is_storable:
-            raise error_of(run.task)
-        await run.deliver(self._send, more)
+        buffer = self._run.buffer
+        await buffer.outcome_known.wait()
+        if not buffer.is_storable:
+            raise self._run.incomplete_error()
+        await self._deliver(more)
+
+    async def _deliver(self, more: Headers) -> None:
+        await self._run.buffer.deliver(self._send, more)
+        self._is_delivered = True
 
     # --- the handler's task -------------------------------------------------------------------
 
     async def _handle(self) -> None:
         """FastAPI's own handling of the route; the files of a form live as long as it runs."""
-        async with AsyncExitStack() as files:
-            self._inner[_FILES] = files
-            await self._app(self._inner, self._private_receive, self._private_send)
-
-    def _solve(self, solved: PendingCall | ReadResult | None) -> None:
-        if not self._solved.done():
-            self._solved.set_result(solved)
-
-    def _handler_ended(self, task: asyncio.Task[None]) -> None:
-        if not self._solved.done():
-            self._solved.set_result(None)
+        try:
+            async with AsyncExitStack() as files:
+                self._inner[_FILES] = files
+                await self._app(self._inner, self._private_receive, self._private_send)
+        finally:
+            self._solved.set(None)
 
     async def _on_call(self, call: PendingCall) -> Any:
         """The endpoint's wrapper calls this; returns what the endpoint is to return."""
-        if self._state is State.SOLVING:
-            self._state = State.PENDING
-        self._solve(call)
-        decision = await asyncio.shield(self._decision)
+        if self._state is _SOLVING:
+            self._state = _PENDING
+        self._solved.set(call)
+        decision = await self._decision.wait()
+        if isinstance(decision, BaseException):
+            raise decision
         if decision is not None:
             return as_starlette(decision)
         attempt: AsyncAttempt | None = self._inner.get(ATTEMPT)
@@ -272,7 +279,7 @@ class RouteRequest:
             if response is not None:
                 return response
             self._run.fail(error)
-            await asyncio.shield(self._over)  # until it is rolled back; then dependencies see it
+            await self._over.wait()  # until it is rolled back; then dependencies see it
             raise
 
     async def _private_send(self, message: Message) -> None:
@@ -280,24 +287,24 @@ class RouteRequest:
         and the ends of dependencies."""
         buffer = self._run.buffer
         await buffer.send(message)
-        if self._state is State.RUNNING and buffer.all_sent.done():
-            await asyncio.shield(self._over)
-        elif self._state is State.SOLVING and buffer.is_storable:
-            self._solve(None)
+        if self._state is _RUNNING and buffer.all_sent.is_set:
+            await self._over.wait()
+        elif self._state is _SOLVING and buffer.is_storable:
+            self._solved.set(None)
 
     async def _private_receive(self) -> Message:
         """The handler's `receive`. What FastAPI reads before the endpoint is passed on and kept."""
         reader = self._reader
-        if self._state is State.SOLVING and not reader.is_whole:
+        if self._state is _SOLVING and not reader.is_whole:
             message = await reader.pass_on()
             if isinstance(message, ReadResult):
-                self._solve(message)
+                self._solved.set(message)
                 return {"type": "http.disconnect"}
             return message
         if not reader.is_given:
             return reader.next_part()
-        if self._state is State.RUNNING:
+        if self._state is _RUNNING:
             # At a disconnect a streamed response is cut short, so not before all is over.
-            await asyncio.shield(self._over)
-        await asyncio.shield(self._run.buffer.all_sent)
+            await self._over.wait()
+        await self._run.buffer.all_sent.wait()
         return {"type": "http.disconnect"}

@@ -38,8 +38,9 @@ from oncekey.http.fastapi.route import (
     route_class,
 )
 from oncekey.http.guarded_views import GuardedViews, unwrapped
-from oncekey.http.lifespan import RequestTasks, acquire_engines, drain_mounted, release_engine
+from oncekey.http.lifespan import acquire_engines, drain_mounted, release_engine
 from oncekey.http.problem import Render
+from oncekey.http.request_tasks import RequestTasks
 from oncekey.http.route_table import Route, app_views, routes_of
 from oncekey.http.rules import ANY_METHOD, METHODS_DEFAULT, RuleOptions, Rules, rule_from_options
 from oncekey.http.unguarded_keys import UnguardedKeys
@@ -107,6 +108,7 @@ class Idempotency:
         )
         self.tasks = RequestTasks()
         self.lifespans = 0
+        self.is_noted = False
         self.unprotected = 0  # runs without a key's protection because the store was down
         self.route_class = route_class(None)
         self._drain = microseconds(drain, name="drain") / 1_000_000

@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from oncekey.core.errors import ConfigurationError
 from oncekey.engine.aio.once import AsyncOnce
 from oncekey.http.asgi import Caller, IdempotencyMiddleware
+from oncekey.http.asgi_messages import has_key_line
 from oncekey.http.exchange import REPLAY_HEADER_DEFAULT, Exchange, check_caller
 from oncekey.http.fastapi.openapi import describe
 from oncekey.http.guarded_views import GuardedViews
@@ -77,7 +78,7 @@ class RouteCheck:
                 self._check()
                 self._checked = state
             is_ours = self._unguarded.is_reported(scope["method"], scope)
-            if is_ours and self._exchange.has_key(scope["headers"]):
+            if is_ours and has_key_line(scope):
                 if self._unguarded.refuses:
                     scope[REFUSING] = self._unguarded  # for the route, once it is known which
                 await run_marked(self.app, self._unguarded, scope, receive, send)  # type: ignore[arg-type]

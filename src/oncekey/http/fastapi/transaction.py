@@ -62,7 +62,7 @@ async def _run_async(
 
     operations = once.in_transaction(session)
     try:
-        result = await operations.run(arguments.operation, arguments.key, run, **arguments.options)
+        result = await operations.run(body=run, **arguments)
         await session.commit()
     except BaseException:
         await session.rollback()
@@ -93,7 +93,7 @@ def _run_sync(
 
     operations = once.in_transaction(session)
     try:
-        result = operations.run(arguments.operation, arguments.key, run, **arguments.options)
+        result = operations.run(body=run, **arguments)
         session.commit()
     except BaseException:
         session.rollback()

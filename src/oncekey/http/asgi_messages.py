@@ -1,0 +1,73 @@
+"""Reads the parts of a request from an ASGI scope, and sends responses as ASGI messages.
+
+Knows no engine and decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+from urllib.parse import quote
+
+from oncekey.http.key_header import HEADER
+from oncekey.http.message import (
+    Headers,
+    Request,
+    RequestHeaders,
+    Response,
+    Scope,
+    Send,
+    headers_by_name,
+)
+from oncekey.http.request_body import Body
+
+_CLOSE: Final[Headers] = ((b"connection", b"close"),)
+_QUESTION_MARK: Final = ord("?")  # a byte is found faster than bytes
+
+
+async def send_response(send: Send, response: Response, more: Headers = ()) -> None:
+    status, headers, body, _ = response
+    await send(
+        {"type": "http.response.start", "status": status, "headers": [*headers, *more]},
+    )
+    await send({"type": "http.response.body", "body": body})
+
+
+def has_key_line(scope: Mapping[str, Any]) -> bool:
+    """Whether a request has a key, valid or not."""
+    for name, _ in scope["headers"]:  # noqa: SIM110, by a loop, which is much faster
+        if name == HEADER:
+            return True
+    return False
+
+
+def headers_of(scope: Scope, names: frozenset[bytes]) -> RequestHeaders:
+    """The request's headers of these names, which are in lower case. So are those that servers
+    give; but if the key is not among them, each is looked at more closely."""
+    found: RequestHeaders = {}
+    for name, value in scope["headers"]:
+        if name in names:
+            line = value if type(value) is bytes else bytes(value)
+            if name in found:
+                found[name].append(line)
+            else:
+                found[name] = [line]
+    if HEADER in found:
+        return found
+    lines = [(bytes(name).lower(), bytes(value)) for name, value in scope["headers"]]
+    return headers_by_name(line for line in lines if line[0] in names)
+
+
+def request_of(scope: Scope, headers: RequestHeaders, body: bytes | Body) -> Request:
+    path: bytes = scope.get("raw_path") or quote(scope["path"], errors="surrogatepass").encode(
+        "ascii"
+    )
+    if _QUESTION_MARK in path:
+        path = path.partition(b"?")[0]
+    return Request(scope["method"], path, scope.get("query_string", b""), headers, body)
+
+
+def close_header(scope: Scope) -> Headers:
+    """For a response to a request that was not read to its end: the connection ends with it. From
+    HTTP/2 on there is no such header, and a single request can be ended."""
+    return _CLOSE if str(scope.get("http_version", "1.1")).startswith("1") else ()
