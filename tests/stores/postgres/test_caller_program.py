@@ -29,7 +29,7 @@ from oncekey.stores.postgres.caller_transaction import (
     TransactionState,
 )
 from oncekey.stores.postgres.options import Options
-from oncekey.stores.postgres.queries import query_texts
+from oncekey.stores.postgres.queries import TEXT_MAX_BYTES, query_texts
 
 CLAIM = Claim(b"i" * 16, b"o" * 16, b"\x01f", 30_000_000, 60_000_000, 0, True, "Łódź", "op", "k")
 FENCE = 1_800_000_000_000_000
@@ -268,3 +268,5 @@ def test_parameters_of_a_record_become_text_or_are_left_to_the_driver() -> None:
     assert sent[14:] == [b"scope %s", b"op", b"k'\\", rb"\x", rb"\x005c", b"note", b"7"]
     for other in ("\u0141\u00f3d\u017a", "nul\0"):
         assert text.as_text([*record, other, "op", "k", *rest]) is None
+    long = [b"", b"x" * (TEXT_MAX_BYTES + 1), "note", 7]
+    assert text.as_text([*record, "scope", "op", "k", *long]) is None

@@ -20,6 +20,8 @@ from oncekey.stores.sql_files import load_queries
 _PACKAGE: Final = "oncekey.stores.postgres"
 _PARAMETER: Final = re.compile(r"\$(\d+)::(\w+(?:\[\])?)")
 _PLACEHOLDER: Final = re.compile(r"\$(\d+)")
+# The longest bytes that are sent as text without the driver's help.
+TEXT_MAX_BYTES: Final = 8_192
 
 
 class Query(NamedTuple):
@@ -181,10 +183,13 @@ class QueryText(NamedTuple):
         return self.percent % tuple([values[number] for number in self.order])
 
     def as_text(self, params: Sequence[Any]) -> list[bytes | None] | None:
-        """The parameters as PostgreSQL's text. None if that depends on the connection's encoding,
-        or if one of them has a null character, which the server would not take."""
+        """The parameters as PostgreSQL's text. None if the driver should encode them: if a text
+        depends on the connection's encoding or has a null character, which the server would not
+        take, and if bytes are so long that twice as many digits would cost more than the driver."""
         values = list(params)
         for number in self.hexes:
+            if len(values[number]) > TEXT_MAX_BYTES:
+                return None
             values[number] = values[number].hex()
         joined = self.joined % tuple(values)
         texts: list[bytes | None] = [*joined.encode().split(b"\0")]
