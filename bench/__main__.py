@@ -1,9 +1,10 @@
 """`python -m bench [suite ...]`: run, print the ratios, write them to bench/results/.
 
 Without a name, the suites that need no server run. `postgres` starts its own and takes about five
-minutes, `postgres-growth` fills a table with ten million rows first; both draw a plot as well.
-Two suites measure no time and print Markdown: `walks` counts the files that an operation goes
-through, `instructions` the processor's instructions (`instructions=WORD` some of them).
+minutes, `postgres-growth` fills a table with ten million rows first, `postgres-processes` runs 1, 2
+and 4 processes for two minutes; all of them draw a plot as well. Two suites measure no time and
+print Markdown: `walks` counts the files that an operation goes through, `instructions` the
+processor's instructions (`instructions=WORD` only those with that word).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ EMBEDDED = {"memory": "bench.memory", "sqlite": "bench.sqlite"}
 SERVERS = {
     "postgres": "bench.postgres.suite",
     "postgres-growth": "bench.postgres.growth",
+    "postgres-processes": "bench.postgres.processes",
     "http": "bench.http.suite",
 }
 COUNTS = {"walks": "bench.walks", "instructions": "bench.instructions.suite"}

@@ -52,6 +52,7 @@ _LOCK_AND_PROBE = """
 _CLOCK = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
 _SET_BACK = "a key from before the clock was set back"
 _FLOOR = "SELECT m.until INTO v_floor FROM {schema}.meta m WHERE m.name = 'deleted-fences';"
+_LONE_LOCK = "_shared(uuid_hash_extended(p_id, {seed})) THEN\n"
 _INSERT_IN_ANY_TRY = ("IF v_try > 1 OR (p_how = 0 AND p_slots = 1) THEN", "IF true THEN")
 
 M11 = _mutant(
@@ -106,7 +107,7 @@ SQL_MUTANTS = (
     ),
     _mutant(
         "q10", "clock read twice in one decision", Setup(PLAIN), "a new key", "S3",
-        ("VALUES (p_id[1], p_owner[1], n,", f"VALUES (p_id[1], p_owner[1], {_CLOCK},"),
+        ("VALUES (p_id, p_owner, n,", f"VALUES (p_id, p_owner, {_CLOCK},"),
     ),
     _mutant(
         "q11", "clock read twice, in batches", Setup(PLAIN, in_batches=True), "a new key", "S3",
@@ -163,9 +164,8 @@ SQL_MUTANTS = (
     ),
     _mutant(
         "q21", "the deleted fences are read before the insert", Setup(PLAIN), _SET_BACK, "I6",
-        ("        -- A lone claim needs no arrays, which saves a third of its time.\n",
-         f"        {_FLOOR}\n"),
-        (f"        IF FOUND THEN\n            {_FLOOR}\n", "        IF FOUND THEN\n"),
+        (f"{_LONE_LOCK}        INSERT INTO", f"{_LONE_LOCK}        {_FLOOR}\n        INSERT INTO"),
+        (f"the insert may have waited for a sweeper.\n            {_FLOOR}\n", "\n"),
     ),
     _mutant(
         "q22", "a batch forgets what was deleted", Setup(PLAIN, in_batches=True), _SET_BACK, "I6",
@@ -175,6 +175,16 @@ SQL_MUTANTS = (
         "q23", "the portable claim takes the place of what is being deleted",
         Setup(PLAIN, "portable", guard=False), _SET_BACK, "I6",
         ("WHERE NOT EXISTS (SELECT FROM {schema}.records r WHERE r.id = u.id)", ""),
+    ),
+    _mutant(
+        "q24", "the function of a lone finish without owner check", Setup(PLAIN),
+        "takeover and the zombie's finish", "I2",
+        ("WHERE t.id = p_id AND t.owner = p_owner AND t.fence = p_fence\n", "WHERE t.id = p_id\n"),
+    ),
+    _mutant(
+        "q25", "the function of a lone finish without state check", Setup(PLAIN),
+        "two endings", "I4",
+        ("            AND (t.state = 1 OR (t.state = 4 AND p_state <> 4));\n", ";\n"),
     ),
 )  # fmt: skip
 

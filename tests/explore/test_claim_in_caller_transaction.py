@@ -22,10 +22,10 @@ from oncekey.core.commands import Busy, Claimed, Reply
 from oncekey.stores.postgres import PostgresStore
 
 GATE = 7_000_001
-_TRY = "IF position(v_name IN v_running) > 0"
+_TRY = "IF strpos(v_running, v_name) > 0"
 PAUSE = Edit(_TRY, f"PERFORM pg_advisory_xact_lock_shared({GATE});\n        {_TRY}")
 NO_SECOND_LOOK = Edit(
-    "-- Read again in a statement of its own: its snapshot must be taken after the lock.\n"
+    "-- Look again, in a statement of its own: its snapshot must be taken after the lock.\n"
     "        SELECT o.* INTO t FROM {schema}.records o WHERE o.id = p_id;",
     "",
 )

@@ -53,6 +53,7 @@ class ResponseCodec:
     """The codec of `Response`."""
 
     name = "http1"
+    exact = True
 
     def dump(self, value: Any, /) -> bytes:
         response: Response = value

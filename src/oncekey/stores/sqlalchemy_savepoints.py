@@ -10,6 +10,7 @@ if the caller uses it. This module knows no database.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from oncekey.core.errors import ConfigurationError
@@ -17,9 +18,13 @@ from oncekey.core.errors import ConfigurationError
 
 def is_a(connection: Any, module: str, *names: str) -> bool:
     """True if one of the object's classes is defined in this package under one of these names."""
+    return _descends(type(connection), module, names)  # type: ignore[arg-type]
+
+
+@lru_cache(maxsize=256)
+def _descends(kind: type, module: str, names: tuple[str, ...]) -> bool:
     return any(
-        kind.__module__.partition(".")[0] == module and kind.__name__ in names
-        for kind in type(connection).__mro__
+        one.__module__.partition(".")[0] == module and one.__name__ in names for one in kind.__mro__
     )
 
 

@@ -20,8 +20,9 @@ from oncekey.core.commands import (
     SaveStep,
 )
 from oncekey.core.record import Record, State
-from oncekey.stores.postgres.program import Program, Statement
+from oncekey.stores.postgres.program import Program
 from oncekey.stores.postgres.queries import Layout
+from oncekey.stores.postgres.statements import Statement
 from oncekey.testing.contract.store_case import claim, token
 
 T = TypeVar("T")

@@ -19,7 +19,7 @@ from oncekey.core.errors import ConfigurationError
 from oncekey.core.record import State
 from oncekey.stores.postgres import errors
 from oncekey.stores.postgres.caller_connections.base import savepoint_sql
-from oncekey.stores.postgres.caller_connections.psycopg import _SENT_AS_TEXT
+from oncekey.stores.postgres.caller_connections.psycopg import _SENT_AS_TEXT, _join_text
 from oncekey.stores.postgres.caller_transaction import (
     OPEN_SAVEPOINTS_MAX,
     CallerProgram,
@@ -29,12 +29,17 @@ from oncekey.stores.postgres.caller_transaction import (
     TransactionState,
 )
 from oncekey.stores.postgres.options import Options
-from oncekey.stores.postgres.queries import query_texts
+from oncekey.stores.postgres.queries import TEXT_MAX_BYTES, query_texts
 
 CLAIM = Claim(b"i" * 16, b"o" * 16, b"\x01f", 30_000_000, 60_000_000, 0, True, "Łódź", "op", "k")
 FENCE = 1_800_000_000_000_000
 FINISH = Finish(CLAIM.id, CLAIM.owner, FENCE, State.SUCCEEDED, b"x")
-NO_RECORD = (FENCE, 0, True, *[None] * 21)
+WRITTEN = [("",)]
+
+
+def no_record(open_savepoints: int = 0) -> list[tuple[str]]:
+    """The reply to a claim of a key that has no record."""
+    return [(f"[{FENCE}, {open_savepoints}, true, null, 0, null, null]",)]
 
 
 class DriverError(Exception):
@@ -48,11 +53,13 @@ class DriverError(Exception):
 def running_program() -> CallerProgram:
     """A program that runs the key and whose body has returned."""
     program = CallerProgram(Options().program(), may_leave=True)
-    actions = program.apply([CLAIM], TransactionState.OPEN)
-    assert names(next(actions)) == ["join", "SET"]
+    actions = program.apply(CLAIM, TransactionState.OPEN)
+    sent: Any = next(actions)
+    assert names(sent) == ["join", "SET"]
+    savepoint_sql(sent[1], has_ended=False)
     with pytest.raises(StopIteration) as stop:
-        actions.send([NO_RECORD])
-    assert isinstance(stop.value.value[0], Claimed)
+        actions.send(no_record())
+    assert isinstance(stop.value.value, Claimed)
     return program
 
 
@@ -65,8 +72,8 @@ def names(actions: Any) -> list[str]:
 def test_i1_any_error_while_the_record_is_written_rolls_back_the_rows(
     error: type[BaseException], rollback: Exception | None
 ) -> None:
-    actions = running_program().apply([FINISH], TransactionState.OPEN)
-    assert names(next(actions)) == ["record", "LEAVE"]
+    actions = running_program().apply(FINISH, TransactionState.OPEN)
+    assert names(next(actions)) == ["insert_record"]
     assert names(actions.throw(error())) == ["ROLLBACK", "unlock"]
     with pytest.raises(error):
         actions.throw(rollback) if rollback else actions.send(())
@@ -74,16 +81,27 @@ def test_i1_any_error_while_the_record_is_written_rolls_back_the_rows(
 
 def test_finish_is_lost_if_another_owner_has_ended_the_key() -> None:
     program = running_program()
-    actions = program.apply([FINISH], TransactionState.OPEN)
+    actions = program.apply(FINISH, TransactionState.OPEN)
     next(actions)
+    assert names(actions.send(())) == ["record"]  # nothing was written: this one says why
     assert names(actions.throw(DriverError(errors.KEY_ENDED))) == ["ROLLBACK", "unlock"]
     with pytest.raises(StopIteration) as stop:
         actions.send(())
-    assert stop.value.value == [Lost()]
+    assert stop.value.value == Lost()
+
+
+def test_finish_that_writes_nothing_at_first_rolls_back_if_the_claim_is_gone() -> None:
+    actions = running_program().apply(FINISH, TransactionState.OPEN)
+    next(actions)
+    actions.send(())
+    error = DriverError(errors.CLAIM_TRANSACTION_ENDED)
+    assert names(actions.throw(error)) == ["ROLLBACK", "unlock"]
+    with pytest.raises(DriverError):
+        actions.send(())
 
 
 def test_a_closed_program_yields_no_more_actions() -> None:
-    actions = running_program().apply([FINISH], TransactionState.OPEN)
+    actions = running_program().apply(FINISH, TransactionState.OPEN)
     next(actions)
     actions.close()
 
@@ -92,7 +110,7 @@ def test_release_hides_its_own_error_behind_the_bodys() -> None:
     release = Release(CLAIM.id, CLAIM.owner, FENCE)
     program = running_program()
     list(program.rollback_to_savepoint())
-    actions = program.apply([release], TransactionState.OPEN)
+    actions = program.apply(release, TransactionState.OPEN)
     assert names(next(actions)) == ["unlock"]
     with pytest.raises(StopIteration):
         actions.throw(DriverError("25P02"))
@@ -103,14 +121,14 @@ def test_release_begins_no_new_transaction(state: TransactionState) -> None:
     program = running_program()
     list(program.rollback_to_savepoint())
     with pytest.raises(StopIteration) as stop:
-        next(program.apply([Release(CLAIM.id, CLAIM.owner, FENCE)], state))
-    assert stop.value.value == [Done()]
+        next(program.apply(Release(CLAIM.id, CLAIM.owner, FENCE), state))
+    assert stop.value.value == Done()
 
 
 def test_finish_without_a_transaction_is_refused() -> None:
     for state in (TransactionState.AUTOCOMMIT, TransactionState.IMPLICIT):
         with pytest.raises(ConfigurationError, match="is over"):
-            next(running_program().apply([FINISH], state))
+            next(running_program().apply(FINISH, state))
 
 
 def to_sql(action: SavepointAction, savepoint: Savepoint, *, has_ended: bool = False) -> str | None:
@@ -128,18 +146,21 @@ def test_savepoint_names_are_unique_while_set_and_reused_afterwards() -> None:
     to_sql(SavepointAction.SET, again)
     assert again.handle == name  # few names, so that drivers and servers cache few statements
     assert to_sql(SavepointAction.RELEASE, savepoints[0], has_ended=True) is None
-    assert to_sql(SavepointAction.LEAVE, savepoints[2]) is None
+    left = savepoints[2].handle
+    assert savepoints[2].free_name() == left  # it stays open in the transaction, and costs nothing
+    assert to_sql(SavepointAction.RELEASE, savepoints[2]) is None
 
 
 def test_statements_sent_as_text_hold_nothing_a_caller_chose() -> None:
     """Texts may end up in logs; parameters do not."""
     texts = query_texts(Options().layout)
     for name in _SENT_AS_TEXT:
-        assert {"text", "text[]", "bytea[]"}.isdisjoint(texts[name].types)
+        assert {"text", "text[]", "bytea[]"}.isdisjoint(texts[name].query.types)
     params = (None, True, b"\x00'\\\"%$1" + b"i" * 9, b"o" * 16, b"\x01';--", b"s", 0, False)
     sent = texts["join"].inline(params)
+    assert _join_text(Options().layout, *params) == sent
     assert sent == (
-        'SELECT * FROM "oncekey".join_1(NULL::bigint, true::boolean, '
+        'SELECT "oncekey".join_2(NULL::bigint, true::boolean, '
         "'00275c22252431696969696969696969'::uuid, '6f6f6f6f6f6f6f6f6f6f6f6f6f6f6f6f'::uuid, "
         "decode('01273b2d2d', 'hex')::bytea, decode('73', 'hex')::bytea,\n"
         "    0::integer, false::boolean)"
@@ -212,14 +233,40 @@ def test_round_trips_of_a_run_in_a_transaction(
 
 def test_finished_runs_leave_a_limited_number_of_savepoints_open() -> None:
     """The server counts them, because it knows which were rolled back."""
-    for open_savepoints, ends in (
-        (0, "LEAVE"),
-        (OPEN_SAVEPOINTS_MAX - 1, "LEAVE"),
-        (OPEN_SAVEPOINTS_MAX, "RELEASE"),
+    for open_savepoints, is_left in (
+        (0, True),
+        (OPEN_SAVEPOINTS_MAX - 1, True),
+        (OPEN_SAVEPOINTS_MAX, False),
     ):
         program = CallerProgram(Options().program(), may_leave=True)
-        actions = program.apply([CLAIM], TransactionState.OPEN)
-        next(actions)
+        actions = program.apply(CLAIM, TransactionState.OPEN)
+        sent: Any = next(actions)
+        savepoint_sql(sent[1], has_ended=False)
         with pytest.raises(StopIteration):
-            actions.send([(FENCE, open_savepoints, True, *[None] * 21)])
-        assert names(next(program.apply([FINISH], TransactionState.OPEN))) == ["record", ends]
+            actions.send(no_record(open_savepoints))
+        actions = program.apply(FINISH, TransactionState.OPEN)
+        sent = next(actions)
+        assert sent[0].params[2] is is_left
+        if is_left:
+            with pytest.raises(StopIteration):
+                actions.send(WRITTEN)
+        else:
+            assert names(actions.send(WRITTEN)) == ["RELEASE"]
+
+
+# --- parameters sent as text --------------------------------------------------------------------
+
+
+def test_parameters_of_a_record_become_text_or_are_left_to_the_driver() -> None:
+    text = query_texts(Options().layout)["insert_record"]
+    record = [None, b"i" * 16, True, 0, 2, b"\x01f", b"o" * 16, FENCE, 1, False, FENCE, FENCE, 5, 0]
+    rest = [b"", b"\x00\\", "note", 7]
+    sent = text.as_text([*record, "scope %s", "op", "k'\\", *rest])
+    assert sent is not None
+    assert sent[:4] == [None, b"i".hex().encode() * 16, b"True", b"0"]
+    assert sent[5] == rb"\x0166"
+    assert sent[14:] == [b"scope %s", b"op", b"k'\\", rb"\x", rb"\x005c", b"note", b"7"]
+    for other in ("\u0141\u00f3d\u017a", "nul\0"):
+        assert text.as_text([*record, other, "op", "k", *rest]) is None
+    long = [b"", b"x" * (TEXT_MAX_BYTES + 1), "note", 7]
+    assert text.as_text([*record, "scope", "op", "k", *long]) is None

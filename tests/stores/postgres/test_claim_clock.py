@@ -16,7 +16,7 @@ from tests.support.servers.processes import wait_until
 
 from oncekey.core.commands import Claim, Claimed
 from oncekey.stores.postgres import errors
-from oncekey.stores.postgres.program import Statement
+from oncekey.stores.postgres.statements import Statement
 
 # What somebody else holds while the claim comes: the claims' lock of a new key, or a dead owner's
 # row.

@@ -12,7 +12,7 @@ from oncekey.core.commands import Busy, Claim, Claimed, Command, Finish, Mismatc
 from oncekey.core.record import State
 from oncekey.stores.memory import MemoryStore
 from oncekey.stores.postgres import PostgresStore
-from oncekey.stores.postgres.program import Statement
+from oncekey.stores.postgres.statements import Statement
 from oncekey.testing.fake_clock import FakeClock
 
 LEASE, KEEP = 30_000_000, 3_600_000_000
@@ -48,6 +48,17 @@ class Counted:
         replies = self.store.apply(commands)
         assert replies == self.memory.apply(commands), "as the machine says (S1)"
         return replies, len(self.statements)
+
+
+def test_a_claim_made_again_with_another_request_answers_no_duplicate() -> None:
+    """The record keeps the request of the first claim, which the batch has not seen."""
+    counted = Counted()
+    try:
+        counted.apply([claim(1, OTHER)])
+        again, other = counted.apply([claim(1), claim(2)])[0]
+        assert [type(again), type(other)] == [Claimed, Mismatched]
+    finally:
+        counted.store.close()
 
 
 def test_claims_of_one_key_in_a_batch_take_one_statement() -> None:

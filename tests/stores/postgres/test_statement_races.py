@@ -22,7 +22,7 @@ from tests.support.postgres_stores import DATABASE, server
 from tests.support.servers.processes import wait_until
 
 from oncekey.core.commands import Done, Renew, Reply, SaveStep
-from oncekey.stores.postgres.program import Statement
+from oncekey.stores.postgres.statements import Statement
 
 SOAK = os.environ.get("ONCEKEY_SOAK") == "1"
 SETUPS = {

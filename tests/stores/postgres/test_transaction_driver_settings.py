@@ -11,11 +11,20 @@ from psycopg.adapt import Dumper, Loader
 from psycopg.rows import dict_row
 from sqlalchemy import create_engine
 from tests.stores.postgres.conftest import OpenCallers
-from tests.support.caller_connections import INSERT, MUST_NOT_RUN, Caller, orders, resolved
+from tests.support.caller_connections import (
+    INSERT,
+    MUST_NOT_RUN,
+    Body,
+    Caller,
+    orders,
+    query,
+    resolved,
+)
 from tests.support.caller_connections.concurrent_commands import check_run_replay_and_failure
 
 from oncekey import Once
 from oncekey.core.errors import ConfigurationError
+from oncekey.stores.postgres.caller_connections import psycopg as psycopg_connections
 
 # --- psycopg ----------------------------------------------------------------------------------
 
@@ -57,6 +66,60 @@ def test_any_prepare_threshold_of_the_callers_works(
         async with type(caller)() as other:
             other.db.prepare_threshold = threshold
             await check_run_replay_and_failure(other)
+
+    open_callers.run_scenario(kind, scenario, {})
+
+
+@pytest.mark.parametrize("kind", ["psycopg", "psycopg-async"])
+def test_a_prepared_connection_runs_without_a_cursor(
+    open_callers: OpenCallers, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """A cursor would cost more than the rest of a run's messages."""
+
+    async def scenario(caller: Caller) -> None:
+        async with caller.transaction():
+            await caller.run_inside("prepares the query")
+        made: list[Any] = []
+        for name in ("_Cursor", "_AsyncCursor"):
+            monkeypatch.setattr(psycopg_connections, name, made.append)
+        async with caller.transaction():
+            await caller.run_inside("k")
+        assert (made, await caller.state("k")) == ([], "succeeded")
+
+    open_callers.run_scenario(kind, scenario, {})
+
+
+@pytest.mark.parametrize("kind", ["psycopg", "psycopg-async"])
+def test_prepared_queries_may_be_deallocated_by_the_caller(
+    open_callers: OpenCallers, kind: str
+) -> None:
+    async def scenario(caller: Caller) -> None:
+        for key in ("k1", "k2"):
+            async with caller.transaction():
+                await caller.execute("DEALLOCATE ALL")
+                await caller.run_inside(key)
+                await caller.run_inside(f"{key} again")
+        assert orders() == ["tea"] * 4
+
+    open_callers.run_scenario(kind, scenario, {})
+
+
+@pytest.mark.parametrize("kind", ["psycopg", "psycopg-async"])
+def test_a_scope_is_stored_in_the_connections_encoding(
+    open_callers: OpenCallers, kind: str
+) -> None:
+    async def scenario(caller: Caller) -> None:
+        async with type(caller)() as other:
+            async with other.transaction():
+                await other.run_inside("prepares the query")
+            await resolved(other.db.execute("SET client_encoding = 'LATIN2'"))
+            tx = other.once.in_transaction(other.db)
+            for replayed in (False, True):
+                async with other.transaction():
+                    run = tx.run("order", "k", other.make_body(Body()), scope="\u0141\u00f3d\u017a")
+                    assert (await resolved(run)).replayed is replayed
+            stored = query("SELECT DISTINCT scope FROM oncekey.records WHERE scope <> ''")
+            assert stored == [("\u0141\u00f3d\u017a",)]
 
     open_callers.run_scenario(kind, scenario, {})
 

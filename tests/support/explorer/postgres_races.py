@@ -28,8 +28,8 @@ from tests.support.explorer.race_scenarios import (
 from tests.support.explorer.scenario import KEY
 from tests.support.explorer.sqlite_races import RUNS_MAX, RaceReport, next_prefix
 
-from oncekey.stores.postgres.program import Statement
 from oncekey.stores.postgres.rows import Row
+from oncekey.stores.postgres.statements import Statement
 
 _GLANCE_SECONDS = 0.001
 _PATIENCE_SECONDS = 20.0

@@ -29,11 +29,11 @@ from oncekey.stores.postgres.asyncpg_connections import (
     PooledConnection,
 )
 from oncekey.stores.postgres.options import Options
-from oncekey.stores.postgres.program import Statement, Statements, is_write
 from oncekey.stores.postgres.queries import make_queries
 from oncekey.stores.postgres.rows import Row
 from oncekey.stores.postgres.schema import SchemaProgram, Script
 from oncekey.stores.postgres.server_clock import reply_deadline
+from oncekey.stores.postgres.statements import Statement, Statements, is_write
 from oncekey.stores.postgres.store_base import (
     DEADLOCK_TRIES,
     SCRIPT_SECONDS,

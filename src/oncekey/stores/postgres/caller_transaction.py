@@ -19,6 +19,7 @@ caller_connections/: an action that fails is thrown into the generators here.
 from __future__ import annotations
 
 import enum
+import itertools
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeVar
@@ -40,8 +41,9 @@ from oncekey.core.errors import ConfigurationError
 from oncekey.core.record import Record
 from oncekey.core.state_machine import decide
 from oncekey.stores.postgres import errors
-from oncekey.stores.postgres.program import TRANSACTION_HINT_US, Program, Statement
-from oncekey.stores.postgres.rows import Row, StoredRow, stored_row_of
+from oncekey.stores.postgres.program import TRANSACTION_HINT_US, Program
+from oncekey.stores.postgres.rows import Joined, Row, StoredRow, joined_of
+from oncekey.stores.postgres.statements import Statement
 from oncekey.stores.step_column import pack_steps
 
 T = TypeVar("T")
@@ -55,7 +57,7 @@ NO_SAVEPOINT: Final = "3B001"
 _WHEN_WRITTEN: Final = -1  # the statement that writes the record reads the clock
 
 
-# What the SQL function join_1 is called for.
+# What the SQL function join_2 is called for.
 _TO_RUN: Final = 0
 _TO_LOOK: Final = 1
 _TO_DECIDE: Final = 2
@@ -73,16 +75,42 @@ class SavepointAction(enum.Enum):
     SET = "set it"
     ROLLBACK = "roll back to it and release it"
     RELEASE = "release it and keep what was done since"
-    LEAVE = "release it, or leave it open until the transaction ends"
+
+
+_numbers = itertools.count(1)
+_free_names: list[str] = []
 
 
 class Savepoint:
-    """One savepoint. `handle` is what the driver knows it by while it is set."""
+    """One savepoint. `handle` is what the driver knows it by while it is set: a name, if it was set
+    by our own SQL."""
 
     __slots__ = ("handle",)
 
     def __init__(self) -> None:
         self.handle: Any = None
+
+    def take_name(self) -> str:
+        """A name that no other active run has.
+
+        If an inner run's savepoint had the same name, the outer run would roll back to that one,
+        and half of its rows would stay. Names are reused, because drivers and servers cache
+        statements.
+        """
+        try:
+            name = _free_names.pop()
+        except IndexError:
+            name = f"oncekey_{next(_numbers)}"
+        self.handle = name
+        return name
+
+    def free_name(self) -> str | None:
+        """The name, which others may use from now on. None if the savepoint has none."""
+        if type(self.handle) is not str:
+            return None
+        name, self.handle = self.handle, None
+        _free_names.append(name)
+        return name
 
 
 class SavepointCommand(NamedTuple):
@@ -129,60 +157,63 @@ class CallerProgram:
         self._may_leave = may_leave
         self._runs: list[_ActiveRun] = []  # the innermost last
 
-    def apply(self, commands: Sequence[Command], state: TransactionState) -> Actions[list[Reply]]:
-        replies = []
-        for command in commands:
-            replies.append((yield from self._apply_one(command, state)))
-        return replies
-
-    def _apply_one(self, command: Command, state: TransactionState) -> Actions[Reply]:
+    def apply(self, command: Command, state: TransactionState) -> Actions[Reply]:
+        """The actions of one command."""
         if isinstance(command, Claim):
             if state is TransactionState.AUTOCOMMIT:
                 raise no_transaction()
-            return (yield from self._claim(command))
-        run = next((run for run in reversed(self._runs) if run.record.id == command.id), None)
+            return self._claim(command)
+        run = self._run_of(command.id)
         if run is None:
-            return (yield from self._apply_to_other_key(command))
+            return self._apply_to_other_key(command)
+        if isinstance(command, Finish):
+            return self._finish(run, command, state)
+        return self._apply_to_run(run, command, state)
+
+    def _apply_to_run(
+        self, run: _ActiveRun, command: Command, state: TransactionState
+    ) -> Actions[Reply]:
         if isinstance(command, Release):
             yield from self._give_up(run, state)
             return Done()
-        if isinstance(command, Finish):
-            return (yield from self._finish(run, command, state))
         # For everybody else, all that happens in a transaction happens at one moment.
         reply, write, _ = decide(run.record, command, run.claimed_at)
         if write is not None:
             run.record = write
         return reply
 
+    def _run_of(self, id: bytes) -> _ActiveRun | None:
+        for run in reversed(self._runs):
+            if run.record.id == id:
+                return run
+        return None
+
     # --- claim and finish -----------------------------------------------------------------------
 
     def _claim(self, claim: Claim) -> Actions[Reply]:
-        layout = self._program.layout
-        if layout.is_ring:
+        if self._program.layout.is_ring:
             self._program.check_terms([claim])
         savepoint = Savepoint()
         join = self._join(_TO_RUN, claim.id, claim.owner, claim.fingerprint)
         rows = yield (join, SavepointCommand(SavepointAction.SET, savepoint))
-        now, open_savepoints, locked = rows[0][:3]
-        release = SavepointCommand(SavepointAction.RELEASE, savepoint)
-        if now is None:
-            yield (release,)
-            raise self._wrong_store(rows[0])
-        if rows[0][-1] is not None:
-            self._program.watch.notify(rows[0][-1])
-        if locked is None:
-            yield (release,)
+        joined = joined_of(rows)
+        now, open_savepoints, locked, stored, floor, settings, _ = joined
+        if settings is not None:
+            self._program.watch.notify(settings)
+        if now is None or locked is None:
+            yield (SavepointCommand(SavepointAction.RELEASE, savepoint),)
+            if now is None:
+                raise self._wrong_store(joined)
             return Busy(TRANSACTION_HINT_US)
-        stored = stored_row_of(rows[0])
         record = stored.record if stored else None
-        reply, write, archive = decide(record, claim, now, rows[0][23] or 0)
+        reply, write, archive = decide(record, claim, now, floor)
         if isinstance(reply, Claimed):
             assert write is not None
             self._runs.append(
                 _ActiveRun(write, stored, archive is not None, now, open_savepoints, savepoint)
             )
             return reply
-        actions: list[Action] = [release]
+        actions: list[Action] = [SavepointCommand(SavepointAction.RELEASE, savepoint)]
         if write is not None and stored is not None:
             # A dead owner's key becomes unknown, whatever happens to this transaction.
             actions.insert(0, self._program.replacement([(write, stored, archive is not None)]))
@@ -199,14 +230,20 @@ class CallerProgram:
             self._runs.remove(run)
             raise transaction_ended()
         leave = self._may_leave and run.open_savepoints < OPEN_SAVEPOINTS_MAX
-        write_record = self._write_record(run, write, leave)
         before: tuple[Action, ...] = ()
         if run.savepoint is None:
             run.savepoint = Savepoint()
             before = (SavepointCommand(SavepointAction.SET, run.savepoint),)
-        end = SavepointAction.LEAVE if leave else SavepointAction.RELEASE
         try:
-            yield (*before, write_record, SavepointCommand(end, run.savepoint))
+            written: Sequence[Row] = ()
+            if run.stored is None:
+                written = yield (*before, self._insert_record(run, write, leave))
+                before = ()
+            if not written:
+                yield (*before, self._write_record(run, write, leave))
+            # Only now, for the rollback below needs the savepoint.
+            if not leave or run.savepoint.free_name() is None:
+                yield (SavepointCommand(SavepointAction.RELEASE, run.savepoint),)
         except GeneratorExit:
             raise
         except BaseException as error:
@@ -218,38 +255,21 @@ class CallerProgram:
         self._runs.remove(run)
         return reply
 
+    def _insert_record(self, run: _ActiveRun, record: Record, leave: bool) -> Statement:
+        """Writes a record where there was none. Its result is empty if it has done nothing."""
+        key = (self._program.now(), record.id, leave, self._slot(run))
+        return Statement("insert_record", (*key, *_columns(record)))
+
     def _write_record(self, run: _ActiveRun, record: Record, leave: bool) -> Statement:
-        layout = self._program.layout
-        slot = run.claimed_at // layout.period % layout.slots if layout.is_ring else 0
+        """Writes any record. Fails if there is one that this run has not read, or if the claim is
+        gone."""
         old = (run.stored.record.fence, run.stored.revision) if run.stored else (None, None)
-        return Statement(
-            "record",
-            (
-                self._program.now(),
-                record.id,
-                *old,
-                run.archive,
-                leave,
-                slot,
-                record.state.value,
-                record.fingerprint,
-                record.owner,
-                record.fence,
-                record.attempt,
-                record.retry_safe,
-                record.created_at,
-                record.lease_until,
-                record.keep,
-                record.audit,
-                record.scope,
-                record.operation,
-                record.key,
-                pack_steps(record.steps),
-                record.body,
-                record.note,
-                record.keep_unknown,
-            ),
-        )
+        key = (self._program.now(), record.id, *old, run.archive, leave, self._slot(run))
+        return Statement("record", (*key, *_columns(record)))
+
+    def _slot(self, run: _ActiveRun) -> int:
+        layout = self._program.layout
+        return run.claimed_at // layout.period % layout.slots if layout.is_ring else 0
 
     def _give_up(self, run: _ActiveRun, state: TransactionState) -> Actions[None]:
         """Roll back what the run has done, and free its key for this transaction; other
@@ -275,13 +295,12 @@ class CallerProgram:
         if not isinstance(command, (Look, Resolve)):
             return Lost()
         purpose = _TO_LOOK if isinstance(command, Look) else _TO_DECIDE
-        rows = yield (self._join(purpose, command.id, _NO_OWNER, b""),)
-        now, _, locked = rows[0][:3]
+        joined = joined_of((yield (self._join(purpose, command.id, _NO_OWNER, b""),)))
+        now, stored = joined.at, joined.stored
         if now is None:
-            raise self._wrong_store(rows[0])
-        if locked is None:
+            raise self._wrong_store(joined)
+        if joined.locked is None:
             return Lost()  # another transaction runs this key: a claim will tell how it ends
-        stored = stored_row_of(rows[0])
         reply, write, _ = decide(stored.record if stored else None, command, now)
         if write is None or stored is None:
             return reply
@@ -296,9 +315,9 @@ class CallerProgram:
         reads_settings = purpose == _TO_RUN and program.watch.is_due()
         return Statement("join", (*key, program.identity, purpose, reads_settings))
 
-    def _wrong_store(self, row: Row) -> WrongStore:
+    def _wrong_store(self, joined: Joined) -> WrongStore:
         return WrongStore(
-            f"the connection leads to {row[20]}, the store of this engine is in "
+            f"the connection leads to {joined.address}, the store of this engine is in "
             f"{self._program.address}: what commits in one says nothing in the other. Give "
             "in_transaction a connection to the store's database, or open the engine on the one "
             "the connection leads to"
@@ -306,11 +325,15 @@ class CallerProgram:
 
     # --- the body's savepoint -------------------------------------------------------------------
 
+    @property
+    def lacks_savepoint(self) -> bool:
+        """True if the innermost run has no savepoint. Usually it was set with the claim."""
+        return bool(self._runs) and self._runs[-1].savepoint is None
+
     def set_savepoint(self) -> Actions[None]:
-        """Nothing to do when a body starts: its savepoint was set with the claim."""
-        if self._runs and self._runs[-1].savepoint is None:
-            self._runs[-1].savepoint = Savepoint()
-            yield (SavepointCommand(SavepointAction.SET, self._runs[-1].savepoint),)
+        """Set a savepoint for the innermost run, which has none."""
+        self._runs[-1].savepoint = Savepoint()
+        yield (SavepointCommand(SavepointAction.SET, self._runs[-1].savepoint),)
 
     def rollback_to_savepoint(self) -> Actions[None]:
         """Roll back to the savepoint of the innermost run."""
@@ -318,16 +341,33 @@ class CallerProgram:
             self._runs[-1].savepoint = None
             yield (SavepointCommand(SavepointAction.ROLLBACK, savepoint),)
 
-    def release_savepoint(self, state: TransactionState) -> Actions[None]:
-        """The body has returned. Its savepoint stays until the record is written."""
-        if state is not TransactionState.OPEN:
-            yield from self.give_up(state)
-            raise transaction_ended()
-
     def give_up(self, state: TransactionState = TransactionState.OPEN) -> Actions[None]:
         """Roll back the innermost run and free its key."""
         if self._runs:
             yield from self._give_up(self._runs[-1], state)
+
+
+def _columns(record: Record) -> tuple[Any, ...]:
+    """A record's columns in the order of the queries that write one in a caller's transaction."""
+    return (
+        record.state.value,
+        record.fingerprint,
+        record.owner,
+        record.fence,
+        record.attempt,
+        record.retry_safe,
+        record.created_at,
+        record.lease_until,
+        record.keep,
+        record.audit,
+        record.scope,
+        record.operation,
+        record.key,
+        pack_steps(record.steps),
+        record.body,
+        record.note,
+        record.keep_unknown,
+    )
 
 
 def _unlock(id: bytes) -> Statement:

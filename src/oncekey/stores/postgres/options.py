@@ -28,6 +28,8 @@ POOL_SIZE_MAX: Final = 64
 # The planner methods that read a whole table; see sql/shared/0002_functions.sql. A bitmap scan does
 # so if only the first rows in an index's order are needed: it collects all rows first.
 NO_SCANS: Final = ("enable_seqscan", "enable_bitmapscan", "enable_hashjoin", "enable_mergejoin")
+# As there is one good plan for each statement, none is planned anew for every batch.
+PLANNER: Final = {**dict.fromkeys(NO_SCANS, "off"), "plan_cache_mode": "force_generic_plan"}
 TIMEOUT_MAX_MS: Final = 2**31 - 1  # the server's own limit
 
 CALL_GRACE_US: Final = int((MARGIN_SECONDS + STOP_SECONDS) * 1_000_000)
@@ -190,14 +192,13 @@ class Options:
     def planner_settings(self) -> dict[str, str]:
         """The settings of our own sessions. A plan that was made while the table was small is
         cached, and must not be one that reads the whole table."""
-        off = dict.fromkeys(NO_SCANS, "off")
-        return {"default_transaction_isolation": "read committed", **off}
+        return {"default_transaction_isolation": "read committed", **PLANNER}
 
     @property
     def local_settings(self) -> list[str]:
         """These settings as statements, for connections whose session belongs to somebody else.
         They do not change whether a transaction is read-only; that is the operator's choice."""
-        settings = {**self.session_settings, **dict.fromkeys(NO_SCANS, "off")}.items()
+        settings = {**self.session_settings, **PLANNER}.items()
         each = ", ".join(f"set_config('{name}', '{value}', true)" for name, value in settings)
         return ["SET TRANSACTION ISOLATION LEVEL READ COMMITTED", f"SELECT {each}"]
 

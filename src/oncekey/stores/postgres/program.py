@@ -14,14 +14,15 @@ This module must not know drivers, pools, threads or asyncio.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from typing import Any, Final, NamedTuple, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeVar
 
 from oncekey.core.commands import Busy, Claim, Claimed, Command, Done, Finish, Lost, Reply
 from oncekey.core.errors import ConfigurationError, StoreUnavailable
 from oncekey.core.record import Record
 from oncekey.core.state_machine import decide
 from oncekey.stores.postgres.durability import Server, SettingsWatch, parse_server
+from oncekey.stores.postgres.lone_command import send_alone
 from oncekey.stores.postgres.queries import Layout
 from oncekey.stores.postgres.repeated_ids import EarlierReplies, Positioned, split_by_id
 from oncekey.stores.postgres.rows import (
@@ -34,6 +35,7 @@ from oncekey.stores.postgres.rows import (
     stored_row_of,
 )
 from oncekey.stores.postgres.server_clock import ServerClock
+from oncekey.stores.postgres.statements import Statement, Statements
 from oncekey.stores.store_rules import check_same_secret
 
 TRIES_MAX: Final = 20
@@ -51,24 +53,6 @@ _LOST: Final = Lost()
 T = TypeVar("T")
 
 
-class Statement(NamedTuple):
-    """One query by name, with its parameters."""
-
-    name: str
-    params: Sequence[Any] = ()
-
-
-_WRITES: Final = frozenset(
-    ("apply", "claim", "finish", "insert_fresh", "finish_held", "insert_whole", "replace")
-)
-
-
-def is_write(statement: object) -> bool:
-    """True if the statement may have changed records and committed that."""
-    return isinstance(statement, Statement) and statement.name in _WRITES
-
-
-Statements = Generator[Statement, Sequence[Row], T]
 TestClock = Callable[[], int]
 
 
@@ -89,11 +73,13 @@ class Program:
         self._layout = layout
         self._portable = claim == "portable"
         self._claim_method = CLAIM_METHOD.get(claim, 0)
-        self._guard = guard
+        self.guard = guard  # True to respect callers' transactions
+        # A lone command has a function of its own, where a claim inserts first.
+        self._has_lone = claim == "insert" and not layout.is_ring
         self._clock = clock
         self.server_clock = ServerClock(reply_timeout)
         self.watch = SettingsWatch(settings_interval)
-        self._lock_timeout = f"{lock_us // 1_000}ms"  # 0: none
+        self.lock_timeout = f"{lock_us // 1_000}ms"  # 0: none
         # Read when the store is first used: which store it is, and where, for messages.
         self.identity = b""
         self.address = ""
@@ -111,9 +97,20 @@ class Program:
     ) -> Statements[list[Reply]]:
         """Apply commands: those of one id one after the other, all others together. No claim is
         made after `end`, a time of our monotonic clock."""
+        if len(commands) == 1 and self._has_lone and isinstance(commands[0], (Claim, Finish)):
+            found = yield from send_alone(self, commands[0], self._not_after(end))
+            if isinstance(found, (Claimed, Done)):
+                return [found]
+            reply = self._reply_from(commands[0], found)
+            if reply is not None:
+                return [reply]
         replies: list[Reply | None] = [None] * len(commands)
         earlier = EarlierReplies()
-        for group in split_by_id(commands):
+        groups = split_by_id(commands)
+        if len(groups) == 1:
+            yield from self._apply_distinct(groups[0], replies, end, earlier)
+            return replies  # type: ignore[return-value]
+        for group in groups:
             left = {i: c for i, c in group.items() if not earlier.reply_to(i, c, replies)}
             if left:
                 yield from self._apply_distinct(left, replies, end, earlier)
@@ -128,8 +125,8 @@ class Program:
         earlier: EarlierReplies,
     ) -> Statements[None]:
         """Apply commands of distinct ids."""
-        claims = sorted((c.id, i) for i, c in commands.items() if type(c) is Claim)
-        finishes = sorted((c.id, i) for i, c in commands.items() if type(c) is Finish)
+        claims = sorted([(c.id, i) for i, c in commands.items() if type(c) is Claim])
+        finishes = sorted([(c.id, i) for i, c in commands.items() if type(c) is Finish])
         if claims or finishes:
             send = self._send_portable if self._portable else self._send
             left = yield from send(
@@ -141,7 +138,7 @@ class Program:
             if not left:
                 return
             if number:  # locked rows were skipped: perhaps they are just being committed
-                yield Statement("wait_for_writers", (_ids(left), self._guard, self._lock_timeout))
+                yield Statement("wait_for_writers", (_ids(left), self.guard, self.lock_timeout))
             left = yield from self._compare_and_set(left, replies)
         for i, command in left.items():
             # A caller's transaction is writing this row and holds the key. Such a transaction
@@ -168,11 +165,11 @@ class Program:
         ends = finish_columns([commands[i] for i in finishes])  # type: ignore[misc]
         shape = (layout.slots, layout.period)
         if not claims:
-            rows = yield Statement("finish", (self.now(), self._guard, *ends, self._lock_timeout))
+            rows = yield Statement("finish", (self.now(), self.guard, *ends, self.lock_timeout))
         else:
-            method = (self.now(), self._claim_method, self._guard, *shape)
+            method = (self.now(), self._claim_method, self.guard, *shape)
             begins = (*method, *claim_columns(sent_claims))
-            limits = (self._not_after(end), self.watch.is_due(), self._lock_timeout)
+            limits = (self._not_after(end), self.watch.is_due(), self.lock_timeout)
             sent = self.server_clock.send_time()
             # A batch without finishes has a query of its own: a lone claim is faster that way.
             if finishes:
@@ -188,7 +185,9 @@ class Program:
                 replies[i] = fresh
         for i in finishes:
             replies[i] = _DONE
-        left = {i: c for i, c in commands.items() if replies[i] is None}
+        left: Positioned = {}
+        if len(claims) + len(finishes) < len(commands):
+            left = {i: c for i, c in commands.items() if replies[i] is None}
         for row in rows:
             number = row[1]
             if number == 0:

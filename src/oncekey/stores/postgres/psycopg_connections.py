@@ -22,6 +22,7 @@ from psycopg import capabilities
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
+from psycopg.types.numeric import Int8BinaryDumper
 
 from oncekey.core.errors import StoreUnavailable
 from oncekey.stores.postgres import errors
@@ -206,11 +207,15 @@ class OwnPool:
         timeout = min(int(self._kwargs["connect_timeout"]), left)
         kwargs = {**self._kwargs, "connect_timeout": timeout}
         try:
-            return PooledConnection(psycopg.connect(self._address, **kwargs))
+            connection = psycopg.connect(self._address, **kwargs)
         except psycopg.errors.ConnectionTimeout as error:
             raise errors.connect_timeout() from error
         except psycopg.Error as error:
             raise errors.translate_connect_error(error) from error
+        # psycopg's type for a number depends on how large it is, and it prepares a statement for
+        # each combination of types.
+        connection.adapters.register_dumper(int, Int8BinaryDumper)
+        return PooledConnection(connection)
 
     def _put_back(self, own: ProcessConnections, pooled: PooledConnection) -> None:
         if pooled.is_closed:

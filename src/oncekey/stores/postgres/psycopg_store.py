@@ -23,7 +23,6 @@ from oncekey.core.record import Record
 from oncekey.core.store import SWEEP_LIMIT_DEFAULT, CallerTransaction, Unfinished
 from oncekey.stores.postgres import errors
 from oncekey.stores.postgres.options import Options
-from oncekey.stores.postgres.program import Statement, Statements, is_write
 from oncekey.stores.postgres.psycopg_connections import (
     CallerPool,
     OwnPool,
@@ -34,6 +33,7 @@ from oncekey.stores.postgres.queries import make_queries
 from oncekey.stores.postgres.rows import Row
 from oncekey.stores.postgres.schema import SchemaProgram, Script
 from oncekey.stores.postgres.server_clock import reply_deadline
+from oncekey.stores.postgres.statements import Statement, Statements, is_write
 from oncekey.stores.postgres.store_base import (
     DEADLOCK_TRIES,
     SCRIPT_SECONDS,
@@ -109,9 +109,9 @@ class Database:
         query = self._queries[statement.name]
         params = query.encode(statement.params)
         if self._local is None:
-            cursor.execute(query.sql.encode(), params, binary=True)
+            cursor.execute(query.raw, params, binary=True)
         else:
-            self._execute_in_transaction(pooled, cursor, query.sql.encode(), params)
+            self._execute_in_transaction(pooled, cursor, query.raw, params)
         rows: Sequence[Row] = cursor.fetchall() if cursor.description else ()
         if pooled.unreplicated:
             raise errors.not_replicated()

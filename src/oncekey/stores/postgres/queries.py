@@ -20,17 +20,33 @@ from oncekey.stores.sql_files import load_queries
 _PACKAGE: Final = "oncekey.stores.postgres"
 _PARAMETER: Final = re.compile(r"\$(\d+)::(\w+(?:\[\])?)")
 _PLACEHOLDER: Final = re.compile(r"\$(\d+)")
+# The longest bytes that are sent as text without the driver's help.
+TEXT_MAX_BYTES: Final = 8_192
 
 
 class Query(NamedTuple):
-    """One statement; `types[i]` is the SQL type of its parameter i + 1."""
+    """One statement.
+
+    sql          its text, with $1, $2 ...
+    raw          the same as bytes
+    types        types[i] is the SQL type of parameter i + 1
+    converters   of those parameters that drivers do not take as they are, by position
+    """
 
     sql: str
+    raw: bytes
     types: tuple[str, ...]
+    converters: tuple[tuple[int, Callable[[Any], str]], ...]
 
     def encode(self, params: Sequence[Any]) -> list[Any]:
         """The parameters as every driver takes them."""
-        return [encode_value(type_, v) for type_, v in zip(self.types, params, strict=True)]
+        values = list(params)
+        if len(values) != len(self.types):
+            raise ValueError(f"{len(values)} parameters for {self.sql!r}")
+        for i, convert in self.converters:
+            if values[i] is not None:
+                values[i] = convert(values[i])
+        return values
 
 
 class Layout(NamedTuple):
@@ -85,7 +101,9 @@ def make_query(sql: str) -> Query:
         raise ValueError(f"parameters {used} of {sql!r} are not 1 to n, each with a cast")
     # Arrays are sent as PostgreSQL's text: with both drivers that is faster than a list.
     sql = _PARAMETER.sub(lambda m: f"${m[1]}::text::{m[2]}" if m[2].endswith("]") else m[0], sql)
-    return Query(sql, tuple(found[i + 1] for i in range(len(found))))
+    types = tuple(found[i + 1] for i in range(len(found)))
+    converters = [(i, _CONVERTERS[type_]) for i, type_ in enumerate(types) if type_ in _CONVERTERS]
+    return Query(sql, sql.encode(), types, tuple(converters))
 
 
 def make_migrations(layout: Layout) -> tuple[Migration, ...]:
@@ -95,25 +113,25 @@ def make_migrations(layout: Layout) -> tuple[Migration, ...]:
     return tuple(one._replace(sql=substitute(one.sql, layout)) for one in found)
 
 
-def encode_value(type_: str, value: Any) -> Any:
-    """A value as every driver takes it: arrays and UUIDs as PostgreSQL's text."""
-    if value is None or not type_.endswith("[]"):
-        return value.hex() if type_ == "uuid" else value
-    return "{" + ",".join(map(_ELEMENTS[type_], value)) + "}"
-
-
 def _quoted(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-_ELEMENTS: Final[Mapping[str, Any]] = {
-    "uuid[]": bytes.hex,
-    "bytea[]": lambda value: f'"\\\\x{value.hex()}"',
-    "boolean[]": lambda value: "t" if value else "f",
-    "text[]": _quoted,
-    "bigint[]": int.__repr__,
-    "integer[]": int.__repr__,
-    "smallint[]": int.__repr__,
+def _array(element: Callable[[Any], str]) -> Callable[[Sequence[Any]], str]:
+    """Makes an array of a sequence, in PostgreSQL's notation."""
+    return lambda values: "{" + ",".join(map(element, values)) + "}"
+
+
+# How values become text, by SQL type. Drivers take values of the other types as they are.
+_CONVERTERS: Final[Mapping[str, Callable[[Any], str]]] = {
+    "uuid": bytes.hex,
+    "uuid[]": _array(bytes.hex),
+    "bytea[]": _array(lambda value: f'"\\\\x{value.hex()}"'),
+    "boolean[]": _array(lambda value: "t" if value else "f"),
+    "text[]": _array(_quoted),
+    "bigint[]": _array(int.__repr__),
+    "integer[]": _array(int.__repr__),
+    "smallint[]": _array(int.__repr__),
 }
 
 
@@ -133,36 +151,55 @@ def substitute(sql: str, layout: Layout) -> str:
 
 
 class QueryText(NamedTuple):
-    """One query in the placeholder styles of the drivers.
+    """One query in the placeholder styles of the drivers of callers' connections.
 
-    numbered    with $1, $2 ...
-    percent     with %s; `order` says which parameter each of them is
-    fragments   the text between the parameters
+    query      with $1, $2 ...
+    percent    with %s; `order` says which parameter each of them is
+    literals   how each parameter is written into the text; None if one of them must not be
+    joined     a format that writes all parameters as text, with null characters between them
+    hexes      the positions of the parameters that it takes as hexadecimal digits
     """
 
-    numbered: str
-    types: tuple[str, ...]
+    query: Query
     percent: str
     order: tuple[int, ...]
-    fragments: tuple[str, ...]
-
-    def encode(self, params: Sequence[Any]) -> list[Any]:
-        """The parameters as drivers take them."""
-        return [encode_value(type_, v) for type_, v in zip(self.types, params, strict=True)]
+    literals: tuple[Callable[[Any], str], ...] | None
+    joined: str
+    hexes: tuple[int, ...]
 
     def positional(self, params: Sequence[Any]) -> tuple[Any, ...]:
         """The encoded parameters, one for each %s."""
-        encoded = self.encode(params)
-        return tuple(encoded[number] for number in self.order)
+        encoded = self.query.encode(params)
+        return tuple([encoded[number] for number in self.order])
 
     def inline(self, params: Sequence[Any]) -> str:
         """The query with its parameters as literals. Only for numbers and digests and nothing that
         a caller chose, because the whole text may end up in a server's log."""
-        values = [_LITERALS[type_](v) for type_, v in zip(self.types, params, strict=True)]
-        parts = [self.fragments[0]]
-        for number, piece in zip(self.order, self.fragments[1:], strict=True):
-            parts += (values[number], piece)
-        return "".join(parts)
+        assert self.literals is not None
+        values = [
+            "NULL" if value is None else literal(value)
+            for literal, value in zip(self.literals, params, strict=True)
+        ]
+        return self.percent % tuple([values[number] for number in self.order])
+
+    def as_text(self, params: Sequence[Any]) -> list[bytes | None] | None:
+        """The parameters as PostgreSQL's text. None if the driver should encode them: if a text
+        depends on the connection's encoding or has a null character, which the server would not
+        take, and if bytes are so long that twice as many digits would cost more than the driver."""
+        values = list(params)
+        for number in self.hexes:
+            if len(values[number]) > TEXT_MAX_BYTES:
+                return None
+            values[number] = values[number].hex()
+        joined = self.joined % tuple(values)
+        texts: list[bytes | None] = [*joined.encode().split(b"\0")]
+        if len(texts) != len(values) or not joined.isascii():
+            return None
+        if None in values:
+            texts = [
+                None if value is None else text for value, text in zip(values, texts, strict=True)
+            ]
+        return texts
 
 
 @cache
@@ -172,20 +209,19 @@ def query_texts(layout: Layout) -> dict[str, QueryText]:
     for name, query in make_queries(layout).items():
         order = tuple(int(number) - 1 for number in _PLACEHOLDER.findall(query.sql))
         percent = _PLACEHOLDER.sub("%s", query.sql.replace("%", "%%"))
-        fragments = tuple(_PLACEHOLDER.split(query.sql)[::2])
-        texts[name] = QueryText(query.sql, query.types, percent, order, fragments)
+        can_inline = all(type_ in _LITERALS for type_ in query.types)
+        literals = tuple(_LITERALS[type_] for type_ in query.types) if can_inline else None
+        joined = "\0".join("\\x%s" if type_ == "bytea" else "%s" for type_ in query.types)
+        hexes = tuple(i for i, type_ in enumerate(query.types) if type_ in ("bytea", "uuid"))
+        texts[name] = QueryText(query, percent, order, literals, joined, hexes)
     return texts
 
 
-def _literal(quote: Callable[[Any], str]) -> Callable[[Any], str]:
-    return lambda value: "NULL" if value is None else quote(value)
-
-
-_LITERALS: Final[dict[str, Callable[[Any], str]]] = {
-    "bigint": _literal(int.__repr__),
-    "integer": _literal(int.__repr__),
-    "boolean": _literal(lambda value: "true" if value else "false"),
-    "uuid": _literal(lambda value: f"'{value.hex()}'"),
+_LITERALS: Final[Mapping[str, Callable[[Any], str]]] = {
+    "bigint": int.__repr__,
+    "integer": int.__repr__,
+    "boolean": lambda value: "true" if value else "false",
+    "uuid": lambda value: f"'{value.hex()}'",
     # No backslash, because its meaning depends on the session's settings.
-    "bytea": _literal(lambda value: f"decode('{value.hex()}', 'hex')"),
+    "bytea": lambda value: f"decode('{value.hex()}', 'hex')",
 }

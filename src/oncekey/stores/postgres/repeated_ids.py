@@ -18,6 +18,8 @@ Positioned = dict[int, Command]
 
 def split_by_id(commands: Sequence[Command]) -> list[Positioned]:
     """The commands in groups of distinct ids: one group, unless an id occurs twice."""
+    if len({command.id for command in commands}) == len(commands):
+        return [dict(enumerate(commands))]
     groups: list[Positioned] = [{}]
     seen: dict[bytes, int] = {}
     for i, command in enumerate(commands):
@@ -40,9 +42,13 @@ class EarlierReplies:
         """Remember the replies to a group of commands."""
         for i, command in group.items():
             reply = replies[i]
-            known = type(command) is Claim and reply is not None
-            self._last[command.id] = (command, reply) if known else None  # type: ignore[assignment]
-            if type(command) is Claim and type(reply) is Claimed:
+            if not isinstance(command, Claim) or reply is None:
+                self._last[command.id] = None
+                continue
+            # If it was claimed again, the record need not have this claim's fingerprint.
+            is_again = type(reply) is Claimed and self.owners.get(command.id) == command.owner
+            self._last[command.id] = None if is_again else (command, reply)
+            if type(reply) is Claimed:
                 self.owners[command.id] = command.owner
 
     def reply_to(self, i: int, command: Command, replies: list[Reply | None]) -> bool:

@@ -6,6 +6,7 @@ fields of Record, then the revision. It knows no connection.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
@@ -21,6 +22,9 @@ _CLAIM_COLUMNS: Final = 11
 _FINISH_COLUMNS: Final = 5
 _RECORD_COLUMNS: Final = 20
 _REPLACE_COLUMNS: Final = 23
+_decode_json: Final = json.JSONDecoder().raw_decode
+_BYTES: Final = (0, 2, 3, 15, 16)  # the columns of the SQL function columns_1 that are bytes
+_NO_COLUMNS: Final = (None,) * 20
 
 
 class StoredRow(NamedTuple):
@@ -59,6 +63,44 @@ def stored_row_of(row: Row) -> StoredRow | None:
     return StoredRow(record, row[22])
 
 
+class Joined(NamedTuple):
+    """What a claim in a caller's transaction has found; see sql/shared/0007_short_replies.sql."""
+
+    at: int | None
+    open_savepoints: int
+    locked: bool | None
+    stored: StoredRow | None
+    floor: int
+    settings: str | None
+    address: str | None
+
+
+def joined_of(rows: Sequence[Row]) -> Joined:
+    """The reply of the SQL function join_2, which is one JSON text."""
+    values, _ = _decode_json(rows[0][0])
+    if values[3] is not None:
+        values[3] = stored_row_of((None, None, None, *_columns_of(values[3])))
+    return Joined(*values)
+
+
+def row_of(text: str) -> tuple[list[Any], Row]:
+    """A reply of the SQL functions for one command: what comes first in its JSON array, and the
+    `at`, `wrote` and record at its end as a row like those of a batch; empty if they are missing.
+    """
+    values, _ = _decode_json(text)
+    if len(values) < 3:
+        return values, ()
+    *first, at, wrote, columns = values
+    return first, (at, 0, wrote, *(_NO_COLUMNS if columns is None else _columns_of(columns)))
+
+
+def _columns_of(columns: list[Any]) -> list[Any]:
+    """The columns of a record, as the SQL function columns_1 returns them."""
+    for number in _BYTES:
+        columns[number] = bytes.fromhex(columns[number])
+    return columns
+
+
 def claim_columns(claims: Sequence[Claim]) -> Columns:
     """Claims as parallel arrays. A value that all claims share is sent once: most claims of a batch
     differ in little but their ids."""
@@ -77,8 +119,7 @@ def finish_columns(finishes: Sequence[Finish]) -> Columns:
     """Finishes as parallel arrays."""
     if not finishes:
         return [[] for _ in range(_FINISH_COLUMNS)]
-    ids, owners, fences, states, bodies = zip(*finishes, strict=True)
-    return [list(ids), list(owners), list(fences), [state.value for state in states], list(bodies)]
+    return list(zip(*finishes, strict=True))  # their fields are in this order; a state is a number
 
 
 def record_columns(records: Sequence[Record]) -> Columns:

@@ -13,9 +13,9 @@ from typing import Final, NamedTuple, TypeVar
 from oncekey.core.errors import ConfigurationError
 from oncekey.stores.migrations import Migration, plan
 from oncekey.stores.postgres.durability import Server, parse_server
-from oncekey.stores.postgres.program import Statement
 from oncekey.stores.postgres.queries import Layout, substitute
 from oncekey.stores.postgres.rows import Row
+from oncekey.stores.postgres.statements import Statement
 from oncekey.stores.sql_files import load_queries
 
 T = TypeVar("T")

@@ -17,7 +17,6 @@ from oncekey.stores.inspection import Inspection
 from oncekey.stores.migrations import plan
 from oncekey.stores.postgres import durability, errors
 from oncekey.stores.postgres.options import Options, split_url
-from oncekey.stores.postgres.program import Statement
 from oncekey.stores.postgres.queries import (
     Layout,
     Query,
@@ -28,6 +27,7 @@ from oncekey.stores.postgres.queries import (
 )
 from oncekey.stores.postgres.rows import Row
 from oncekey.stores.postgres.schema import upgrade_script
+from oncekey.stores.postgres.statements import Statement
 
 if TYPE_CHECKING:
     import psycopg

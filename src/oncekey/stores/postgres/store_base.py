@@ -16,10 +16,10 @@ from oncekey.stores.postgres import durability, errors
 from oncekey.stores.postgres.circuit_breaker import CircuitBreaker
 from oncekey.stores.postgres.locked_rows import LockAwareBatch, LockedRows
 from oncekey.stores.postgres.options import Options
-from oncekey.stores.postgres.program import Statement
 from oncekey.stores.postgres.queries import make_migrations
 from oncekey.stores.postgres.schema import SchemaProgram, prepare
 from oncekey.stores.postgres.server_clock import STOP_SECONDS
+from oncekey.stores.postgres.statements import Statement
 
 MAX_IN_FLIGHT: Final = 2  # while the server works on one batch, the next one is prepared
 DEADLOCK_TRIES: Final = 5

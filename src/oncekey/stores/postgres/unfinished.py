@@ -13,8 +13,8 @@ from typing import Final
 
 from oncekey.core.record import Record
 from oncekey.core.store import Unfinished
-from oncekey.stores.postgres.program import Statement, Statements
 from oncekey.stores.postgres.rows import stored_row_of
+from oncekey.stores.postgres.statements import Statement, Statements
 
 # How many rows a page reads: about ten milliseconds, if nothing has to be fetched from disk.
 PAGE_ROWS_MAX: Final = 5_000

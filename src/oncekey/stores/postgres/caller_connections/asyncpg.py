@@ -12,8 +12,8 @@ from oncekey.stores.postgres.caller_connections.base import (
     savepoint_sql,
 )
 from oncekey.stores.postgres.caller_transaction import Action, TransactionState
-from oncekey.stores.postgres.program import Statement
 from oncekey.stores.postgres.rows import Row
+from oncekey.stores.postgres.statements import Statement
 
 
 class AsyncpgTransaction(AsyncCallerTransactionBase):
@@ -30,8 +30,8 @@ class AsyncpgTransaction(AsyncCallerTransactionBase):
         rows: Sequence[Row] = ()
         for action in actions:
             if isinstance(action, Statement):
-                text = self._texts[action.name]
-                rows = await self._connection.fetch(text.numbered, *text.encode(action.params))
+                query = self._texts[action.name].query
+                rows = await self._connection.fetch(query.sql, *query.encode(action.params))
                 continue
             has_ended = self._connection.is_closed() or not self._connection.is_in_transaction()
             sql = savepoint_sql(action, has_ended=has_ended)

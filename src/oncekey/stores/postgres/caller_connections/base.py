@@ -1,12 +1,11 @@
 """Drives the programs of caller_transaction.py: the part that all kinds of connections share.
 
-This module owns running the generators, translating their errors, and the names of savepoints. How
+This module owns running the generators, translating their errors, and the SQL of savepoints. How
 actions are performed on a certain driver is in the modules beside it.
 """
 
 from __future__ import annotations
 
-import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
@@ -47,29 +46,36 @@ class CallerTransactionBase(ABC):
         self._actions = CallerProgram(program, may_leave=self.may_leave_savepoints)
 
     def apply(self, commands: Sequence[Command], /) -> list[Reply]:
+        return [self._apply(command) for command in commands]
+
+    def _apply(self, command: Command) -> Reply:
         known = self._program.identity
         try:
-            return self._run(self._actions.apply(commands, self._transaction_state()))
+            return self._run(self._actions.apply(command, self._transaction_state()))
         except WrongStore:
             self._identify()
             if self._program.identity == known:
                 raise
-        return self._run(self._actions.apply(commands, self._transaction_state()))
+        return self._run(self._actions.apply(command, self._transaction_state()))
 
     def set_savepoint(self) -> None:
-        self._run(self._actions.set_savepoint())
+        if self._actions.lacks_savepoint:
+            self._run(self._actions.set_savepoint())
 
     def rollback_to_savepoint(self) -> None:
         self._run(self._actions.rollback_to_savepoint())
 
     def release_savepoint(self) -> None:
+        """The body has returned. Its savepoint stays until the record is written."""
         try:
             self._flush()
             state = self._transaction_state()
         except BaseException:
             self._run(self._actions.give_up())
             raise
-        self._run(self._actions.release_savepoint(state))
+        if state is not TransactionState.OPEN:
+            self._run(self._actions.give_up(state))
+            raise transaction_ended()
 
     def _run(self, program: Actions[T]) -> T:
         try:
@@ -117,31 +123,36 @@ class AsyncCallerTransactionBase(ABC):
         self._actions = CallerProgram(program, may_leave=self.may_leave_savepoints)
 
     async def apply(self, commands: Sequence[Command], /) -> list[Reply]:
+        return [await self._apply(command) for command in commands]
+
+    async def _apply(self, command: Command) -> Reply:
         known = self._program.identity
         try:
-            state = await self._transaction_state()
-            return await self._run(self._actions.apply(commands, state))
+            return await self._run(self._actions.apply(command, await self._transaction_state()))
         except WrongStore:
             await self._identify()
             if self._program.identity == known:
                 raise
-        state = await self._transaction_state()
-        return await self._run(self._actions.apply(commands, state))
+        return await self._run(self._actions.apply(command, await self._transaction_state()))
 
     async def set_savepoint(self) -> None:
-        await self._run(self._actions.set_savepoint())
+        if self._actions.lacks_savepoint:
+            await self._run(self._actions.set_savepoint())
 
     async def rollback_to_savepoint(self) -> None:
         await self._run(self._actions.rollback_to_savepoint())
 
     async def release_savepoint(self) -> None:
+        """The body has returned. Its savepoint stays until the record is written."""
         try:
             await self._flush()
             state = await self._transaction_state()
         except BaseException:
             await self._run(self._actions.give_up())
             raise
-        await self._run(self._actions.release_savepoint(state))
+        if state is not TransactionState.OPEN:
+            await self._run(self._actions.give_up(state))
+            raise transaction_ended()
 
     async def _run(self, program: Actions[T]) -> T:
         try:
@@ -193,33 +204,14 @@ def _translate_error(error: BaseException, program: Program) -> Exception | None
 
 # --- savepoints in SQL --------------------------------------------------------------------------
 
-_numbers = itertools.count(1)
-_free_names: list[str] = []
-
-
-def _take_name() -> str:
-    """A savepoint name that no other active run has.
-
-    If an inner run's savepoint had the same name, the outer run would roll back to that one, and
-    half of its rows would stay. Names are reused, because drivers and servers cache statements.
-    """
-    try:
-        return _free_names.pop()
-    except IndexError:
-        return f"oncekey_{next(_numbers)}"
-
 
 def savepoint_sql(command: SavepointCommand, *, has_ended: bool) -> str | None:
     """The SQL to send, None for nothing. `has_ended`: the transaction has ended."""
     action, savepoint = command
     if action is SavepointAction.SET:
-        savepoint.handle = _take_name()
-        return f"SAVEPOINT {savepoint.handle}"
-    name, savepoint.handle = savepoint.handle, None
-    if name is None:
-        return None
-    _free_names.append(name)
-    if action is SavepointAction.LEAVE or has_ended:
+        return f"SAVEPOINT {savepoint.take_name()}"
+    name = savepoint.free_name()
+    if name is None or has_ended:
         return None
     if action is SavepointAction.RELEASE:
         return f"RELEASE SAVEPOINT {name}"

@@ -12,8 +12,9 @@ from typing import Any
 from oncekey.core.errors import ConfigurationError
 from oncekey.stores.postgres.caller_connections.base import CallerTransactionBase
 from oncekey.stores.postgres.caller_transaction import Action, SavepointAction, TransactionState
-from oncekey.stores.postgres.program import Program, Statement
+from oncekey.stores.postgres.program import Program
 from oncekey.stores.postgres.rows import Row
+from oncekey.stores.postgres.statements import Statement
 
 
 class _Rollback(Exception):

@@ -6,11 +6,14 @@ cursor factories, adapters and loaders are not used. Every decision is in caller
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from functools import lru_cache, partial
 from typing import Any, Final, NamedTuple
 
 import psycopg
+from psycopg import generators
 from psycopg.adapt import AdaptersMap
+from psycopg.pq import ExecStatus, PipelineStatus, TransactionStatus
 from psycopg.rows import tuple_row
 
 from oncekey.core.errors import ConfigurationError
@@ -26,16 +29,21 @@ from oncekey.stores.postgres.caller_transaction import (
     TransactionState,
 )
 from oncekey.stores.postgres.program import Program
-from oncekey.stores.postgres.queries import QueryText
+from oncekey.stores.postgres.queries import Layout, QueryText, query_texts
 from oncekey.stores.postgres.rows import Row
 
-_IDLE: Final = psycopg.pq.TransactionStatus.IDLE
-_NO_PIPELINE: Final = psycopg.pq.PipelineStatus.OFF
-_UNKNOWN: Final = psycopg.pq.TransactionStatus.UNKNOWN  # the connection is broken
+_IDLE: Final = TransactionStatus.IDLE
+_IN_TRANSACTION: Final = TransactionStatus.INTRANS
+_UNKNOWN: Final = TransactionStatus.UNKNOWN  # the connection is broken
+_NO_PIPELINE: Final = PipelineStatus.OFF
+_FATAL_ERROR: Final = ExecStatus.FATAL_ERROR
 
 # Queries whose parameters hold nothing that a caller chose: the whole text may end up in a server's
 # log.
 _SENT_AS_TEXT: Final = frozenset(("join", "unlock"))
+# Queries that every run sends. They are prepared when they are first used, unless the caller's
+# connection prepares nothing (prepare_threshold=None); psycopg prepares the other queries later.
+_PREPARED_AT_ONCE: Final = frozenset(("insert_record",))
 
 _ADAPTERS: Final = AdaptersMap(psycopg.adapters)
 
@@ -56,6 +64,13 @@ class _AsyncCursor(psycopg.AsyncRawCursor[Any]):
         return _ADAPTERS
 
 
+class _Exchange(NamedTuple):
+    """A message to be sent as it is, in a transaction that is open. The rows of its first statement
+    are the result, with their first column as text."""
+
+    send: Callable[[], None]
+
+
 class _Script(NamedTuple):
     """Statements to be sent as one text. The rows of the first one are the result."""
 
@@ -67,7 +82,8 @@ class _Query(NamedTuple):
     """A query to be sent with its parameters."""
 
     sql: bytes
-    params: list[Any]
+    params: Sequence[Any]
+    prepare: bool | None
 
 
 class _Enter(NamedTuple):
@@ -87,7 +103,7 @@ class _Rollback(Exception):
     """Makes psycopg roll back to a savepoint."""
 
 
-_Operation = _Script | _Query | _Enter | _Leave
+_Operation = _Exchange | _Script | _Query | _Enter | _Leave
 
 
 class _Planner:
@@ -98,49 +114,96 @@ class _Planner:
     a `commit()` in the body.
     """
 
-    def __init__(self, connection: Any, texts: dict[str, QueryText]) -> None:
+    __slots__ = ("_connection", "_layout", "_pgconn", "_texts")
+
+    def __init__(self, connection: Any, texts: dict[str, QueryText], layout: Layout) -> None:
         self._connection = connection
+        self._pgconn = connection.pgconn
         self._texts = texts
+        self._layout = layout
 
     def transaction_state(self) -> TransactionState:
-        if self._connection.pgconn.pipeline_status != _NO_PIPELINE:
+        if self._pgconn.pipeline_status != _NO_PIPELINE:
             raise ConfigurationError(
                 "the connection is in pipeline mode, where nobody knows what was done already; run "
                 "the operation outside of it. Its body may have a pipeline of its own"
             )
-        if self._connection.pgconn.transaction_status != _IDLE:
+        if self._pgconn.transaction_status != _IDLE:
             return TransactionState.OPEN
         is_autocommit = self._connection.autocommit
         return TransactionState.AUTOCOMMIT if is_autocommit else TransactionState.IMPLICIT
 
-    def operations(self, actions: Sequence[Action]) -> Iterator[_Operation]:
+    def operations(self, actions: Sequence[Action]) -> list[_Operation]:
+        operations: list[_Operation] = []
         texts: list[str] = []
         for action in actions:
             if isinstance(action, SavepointCommand):
-                yield from self._savepoint(action, texts)
-            elif action.name in _SENT_AS_TEXT:
-                texts.append(self._texts[action.name].inline(action.params))
+                self._savepoint(action, texts, operations)
+                continue
+            name, params = action
+            if name == "join":
+                texts.append(_join_text(self._layout, *params))
+            elif name in _SENT_AS_TEXT:
+                texts.append(self._texts[name].inline(params))
             else:
-                yield from _joined(texts)
-                text = self._texts[action.name]
-                yield _Query(text.numbered.encode(), text.encode(action.params))
-        yield from _joined(texts)
+                self._join_texts(texts, operations)
+                operations.append(self._query(self._texts[name], params, name))
+        self._join_texts(texts, operations)
+        return operations
 
-    def _savepoint(self, command: SavepointCommand, texts: list[str]) -> Iterator[_Operation]:
+    def _query(self, text: QueryText, params: Sequence[Any], name: str) -> _Operation:
+        """A query with its parameters. If every run sends it and psycopg has prepared it, it is
+        sent without a cursor, which would cost more than all the rest of a run's messages.
+
+        If psycopg drops this attribute, a cursor is used, which is correct and only slower.
+        """
+        query = text.query
+        if name not in _PREPARED_AT_ONCE:
+            return _Query(query.raw, query.encode(params), None)
+        values = text.as_text(params)
+        if values is None:
+            return _Query(query.raw, query.encode(params), None)
+        names = getattr(getattr(self._connection, "_prepared", None), "_names", {})
+        prepared = names.get((query.raw, (0,) * len(values)))
+        if prepared is None or not self._is_open():
+            sent = [None if value is None else value.decode() for value in values]
+            return _Query(query.raw, sent, True)
+        return _Exchange(partial(self._pgconn.send_query_prepared, prepared, values))
+
+    def _is_open(self) -> bool:
+        return bool(self._pgconn.transaction_status == _IN_TRANSACTION)
+
+    def _savepoint(
+        self, command: SavepointCommand, texts: list[str], operations: list[_Operation]
+    ) -> None:
         action, savepoint = command
         if action is SavepointAction.SET and not self._is_in_block():
-            yield from _joined(texts)
+            self._join_texts(texts, operations)
             savepoint.handle = self._connection.transaction()
-            yield _Enter(savepoint.handle)
+            operations.append(_Enter(savepoint.handle))
         elif savepoint.handle is not None and not isinstance(savepoint.handle, str):
-            yield from _joined(texts)
+            self._join_texts(texts, operations)
             block, savepoint.handle = savepoint.handle, None
-            yield _Leave(block, _Rollback() if action is SavepointAction.ROLLBACK else None)
+            error = _Rollback() if action is SavepointAction.ROLLBACK else None
+            operations.append(_Leave(block, error))
         else:
-            status = self._connection.pgconn.transaction_status
+            status = self._pgconn.transaction_status
             sql = savepoint_sql(command, has_ended=status in (_IDLE, _UNKNOWN))
             if sql is not None:
                 texts.append(sql)
+
+    def _join_texts(self, texts: list[str], operations: list[_Operation]) -> None:
+        if not texts:
+            return
+        sql = "; ".join(texts).encode()
+        returns_rows = texts[0].startswith("SELECT")
+        texts.clear()
+        # psycopg must see statements that begin a transaction or roll back to a savepoint: it has
+        # something to do itself then.
+        if returns_rows and self._is_open():
+            operations.append(_Exchange(partial(self._pgconn.send_query, sql)))
+        else:
+            operations.append(_Script(sql, returns_rows))
 
     def _is_in_block(self) -> bool:
         """True if the caller is inside `with connection.transaction():`. If psycopg drops this
@@ -148,10 +211,48 @@ class _Planner:
         return bool(getattr(self._connection, "_num_transactions", 0))
 
 
-def _joined(texts: list[str]) -> Iterator[_Script]:
-    if texts:
-        yield _Script("; ".join(texts).encode(), texts[0].startswith("SELECT"))
-        texts.clear()
+def _join_text(
+    layout: Layout,
+    now: int | None,
+    is_ring: bool,
+    id: bytes,
+    owner: bytes,
+    fingerprint: bytes,
+    *others: Any,
+) -> str:
+    """The query "join" as text. It is made of pieces that are the same for most claims."""
+    first, second, third, last = _join_pieces(layout, now, is_ring, *others)
+    return f"{first}{id.hex()}{second}{owner.hex()}{third}{fingerprint.hex()}{last}"
+
+
+@lru_cache(maxsize=32)
+def _join_pieces(layout: Layout, now: int | None, is_ring: bool, *others: Any) -> list[str]:
+    marks = [bytes([number]) * 16 for number in (1, 2, 3)]
+    text = query_texts(layout)["join"].inline((now, is_ring, *marks, *others))
+    pieces = []
+    for mark in marks:
+        piece, _, text = text.partition(mark.hex())
+        pieces.append(piece)
+    return [*pieces, text]
+
+
+def _exchange(pgconn: Any, send: Callable[[], None]) -> Generator[Any, Any, list[Any]]:
+    """Send a message and receive its results. This is what a cursor does, without a cursor."""
+    send()
+    results: list[Any] = yield from generators.execute(pgconn)
+    return results
+
+
+def _rows_of(results: Sequence[Any], connection: Any) -> Sequence[Row]:
+    """The first column of the first result, unless one of the statements has failed."""
+    for result in results:
+        if result.status == _FATAL_ERROR:
+            raise psycopg.errors.error_from_result(result, encoding=connection.info.encoding)
+    rows = []
+    for number in range(results[0].ntuples):
+        found: bytes = results[0].get_value(number, 0) or b""
+        rows.append((found.decode("ascii" if found.isascii() else connection.info.encoding),))
+    return rows
 
 
 class PsycopgTransaction(CallerTransactionBase):
@@ -161,26 +262,33 @@ class PsycopgTransaction(CallerTransactionBase):
 
     def __init__(self, connection: Any, program: Program, identify: Callable[[], None]) -> None:
         super().__init__(connection, program, identify)
-        self._planner = _Planner(connection, self._texts)
-        self._cursor = _Cursor(connection, row_factory=tuple_row)
+        self._planner = _Planner(connection, self._texts, program.layout)
+        self._cursor: _Cursor | None = None
 
     def _transaction_state(self) -> TransactionState:
         return self._planner.transaction_state()
 
     def _perform(self, actions: Sequence[Action]) -> Sequence[Row]:
         rows: Sequence[Row] = ()
-        cursor = self._cursor
+        connection = self._connection
         for operation in self._planner.operations(actions):
-            if isinstance(operation, _Query):
-                rows = cursor.execute(operation.sql, operation.params).fetchall()
-            elif isinstance(operation, _Script):
-                cursor.execute(operation.sql, prepare=False)
-                rows = cursor.fetchall() if operation.returns_rows else rows
+            if isinstance(operation, _Exchange):
+                with connection.lock:
+                    results = connection.wait(_exchange(connection.pgconn, operation.send))
+                rows = _rows_of(results, connection)
             elif isinstance(operation, _Enter):
                 operation.block.__enter__()
-            else:
+            elif isinstance(operation, _Leave):
                 kind = type(operation.error) if operation.error else None
                 operation.block.__exit__(kind, operation.error, None)
+            else:
+                cursor = self._cursor = self._cursor or _Cursor(connection, row_factory=tuple_row)
+                if isinstance(operation, _Query):
+                    sql, params, prepare = operation
+                    rows = cursor.execute(sql, params, prepare=prepare).fetchall()
+                else:
+                    cursor.execute(operation.sql, prepare=False)
+                    rows = cursor.fetchall() if operation.returns_rows else rows
         return rows
 
 
@@ -193,24 +301,33 @@ class AsyncPsycopgTransaction(AsyncCallerTransactionBase):
         self, connection: Any, program: Program, identify: Callable[[], Awaitable[None]]
     ) -> None:
         super().__init__(connection, program, identify)
-        self._planner = _Planner(connection, self._texts)
-        self._cursor = _AsyncCursor(connection, row_factory=tuple_row)
+        self._planner = _Planner(connection, self._texts, program.layout)
+        self._cursor: _AsyncCursor | None = None
 
     async def _transaction_state(self) -> TransactionState:
         return self._planner.transaction_state()
 
     async def _perform(self, actions: Sequence[Action]) -> Sequence[Row]:
         rows: Sequence[Row] = ()
-        cursor = self._cursor
+        connection = self._connection
         for operation in self._planner.operations(actions):
-            if isinstance(operation, _Query):
-                rows = await (await cursor.execute(operation.sql, operation.params)).fetchall()
-            elif isinstance(operation, _Script):
-                await cursor.execute(operation.sql, prepare=False)
-                rows = await cursor.fetchall() if operation.returns_rows else rows
+            if isinstance(operation, _Exchange):
+                async with connection.lock:
+                    results = await connection.wait(_exchange(connection.pgconn, operation.send))
+                rows = _rows_of(results, connection)
             elif isinstance(operation, _Enter):
                 await operation.block.__aenter__()
-            else:
+            elif isinstance(operation, _Leave):
                 kind = type(operation.error) if operation.error else None
                 await operation.block.__aexit__(kind, operation.error, None)
+            else:
+                cursor = self._cursor or _AsyncCursor(connection, row_factory=tuple_row)
+                self._cursor = cursor
+                if isinstance(operation, _Query):
+                    sql, params, prepare = operation
+                    await cursor.execute(sql, params, prepare=prepare)
+                    rows = await cursor.fetchall()
+                else:
+                    await cursor.execute(operation.sql, prepare=False)
+                    rows = await cursor.fetchall() if operation.returns_rows else rows
         return rows

@@ -22,9 +22,10 @@ from oncekey.stores.postgres.caller_transaction import (
     TransactionState,
     no_transaction,
 )
-from oncekey.stores.postgres.program import Program, Statement
+from oncekey.stores.postgres.program import Program
 from oncekey.stores.postgres.queries import QueryText
 from oncekey.stores.postgres.rows import Row
+from oncekey.stores.postgres.statements import Statement
 from oncekey.stores.sqlalchemy_savepoints import (
     connection_of,
     is_session,
@@ -70,7 +71,7 @@ class _SyncSession:
         text = self._texts[statement.name]
         sql, params = text.percent, text.positional(statement.params)
         if bound.dialect.driver == "asyncpg":
-            sql, params = text.numbered, tuple(text.encode(statement.params))
+            sql, params = text.query.sql, tuple(text.query.encode(statement.params))
         result = bound.exec_driver_sql(sql, params)
         return result.fetchall() if result.returns_rows else ()
 

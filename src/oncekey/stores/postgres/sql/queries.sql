@@ -45,6 +45,15 @@ SELECT f.at, f.ord, f.wrote,
 FROM {schema}.finish_1(
     {schema}.in_time_1($1::bigint, NULL, $8::text), $2::boolean, $3::uuid[], $4::uuid[], $5::bigint[], $6::smallint[], $7::bytea[]) f;
 
+-- name: claim_one
+SELECT {schema}.claim_one_1($1::bigint, $2::bigint, $3::text, $4::boolean, $5::boolean,
+    $6::uuid, $7::uuid, $8::bytea, $9::bigint, $10::bigint, $11::bigint, $12::boolean, $13::text,
+    $14::text, $15::text, $16::bigint);
+
+-- name: finish_one
+SELECT {schema}.finish_one_1($1::bigint, $2::text, $3::boolean, $4::uuid, $5::uuid, $6::bigint,
+    $7::smallint, $8::bytea);
+
 -- name: insert_fresh
 INSERT INTO {schema}.records AS t (
     id, owner, fence, created_at, lease_until, finished_at, keep, audit, sweep_at,
@@ -146,7 +155,7 @@ LEFT JOIN (found f JOIN {schema}.records t ON t.id = f.id AND t.slot = f.slot) O
 ORDER BY t.fence, t.id;
 
 -- name: join
-SELECT * FROM {schema}.join_1($1::bigint, $2::boolean, $3::uuid, $4::uuid, $5::bytea, $6::bytea,
+SELECT {schema}.join_2($1::bigint, $2::boolean, $3::uuid, $4::uuid, $5::bytea, $6::bytea,
     $7::integer, $8::boolean);
 
 -- name: identify
@@ -158,6 +167,29 @@ SELECT {schema}.record_1($1::bigint, $2::uuid, $3::bigint, $4::integer, $5::bool
     $7::smallint, $8::smallint, $9::bytea, $10::uuid, $11::bigint, $12::integer, $13::boolean,
     $14::bigint, $15::bigint, $16::bigint, $17::bigint, $18::text, $19::text, $20::text,
     $21::bytea, $22::bytea, $23::text, $24::bigint);
+
+-- Writes the outcome of an operation that this transaction runs and that had no record before, as
+-- record_1 does with its p_old_fence null, without a function around it. Returns no row, and has done
+-- nothing, if the claim is gone or the key was ended by another owner: record_1 then says which.
+-- name: insert_record
+INSERT INTO {schema}.records (
+    id, owner, fence, created_at, lease_until, finished_at, keep, audit, sweep_at,
+    attempt, revision, state, slot, retry_safe, fingerprint,
+    scope, operation, key, steps, body, note, keep_unknown)
+SELECT $2::uuid, $7::uuid, $8::bigint, $11::bigint, $12::bigint, c.n, $13::bigint, $14::bigint,
+    c.n + CASE WHEN $5::smallint = 4 THEN $21::bigint ELSE $13::bigint END + $14::bigint,
+    $9::integer, 0, $5::smallint, $4::smallint, $10::boolean, $6::bytea,
+    $15::text, $16::text, $17::text, $18::bytea, $19::bytea, $20::text, $21::bigint
+FROM (
+    SELECT coalesce($1::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS n
+) c
+WHERE position($2::uuid::text || '/{seed} ' IN current_setting('oncekey.running', true)) > 0
+ON CONFLICT DO NOTHING
+RETURNING
+    set_config('oncekey.running', replace(
+        current_setting('oncekey.running', true), $2::uuid::text || '/{seed} ', ''), true),
+    CASE WHEN $3::boolean THEN set_config('oncekey.open_savepoints', (1 + coalesce(nullif(
+        current_setting('oncekey.open_savepoints', true), ''), '0')::integer)::text, true) END;
 
 -- The key is no longer run in this transaction. Its advisory lock stays until the transaction ends.
 -- name: unlock

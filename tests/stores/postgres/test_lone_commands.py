@@ -1,0 +1,80 @@
+"""A claim or a finish that is alone in its batch has SQL functions of its own (S1)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.support.postgres_adapters import StoreAdapters, make_claim
+from tests.support.postgres_adapters import make_finish as finish_of
+from tests.support.postgres_stores import DATABASE, server
+
+from oncekey.core.commands import Claimed, Done, Lost, Mismatched, Release, Renew, Replay
+from oncekey.core.record import State
+from oncekey.stores.postgres.options import Options
+
+CLAIM = make_claim("k")
+FINISH = finish_of(CLAIM, 1)
+RING = {"retention": "ring", "ring_slots": 5, "ring_period": "1d"}
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ({}, ["claim_one", "finish_one"]),
+        ({"claim": "row_lock"}, ["claim", "finish"]),
+        ({"claim": "advisory_lock"}, ["claim", "finish"]),
+        ({"claim": "portable"}, ["insert_fresh", "finish_held"]),
+        (RING, ["claim", "finish"]),
+    ],
+    ids=["insert", "row_lock", "advisory_lock", "portable", "ring"],
+)
+def test_a_lone_command_uses_its_own_function_where_claims_insert_first(
+    options: dict[str, Any], names: list[str]
+) -> None:
+    program = Options(**options).program()
+    assert [next(program.apply([command])).name for command in (CLAIM, FINISH)] == names
+    other = make_claim("another")
+    assert next(program.apply([CLAIM, other])).name in ("claim", "insert_fresh")
+
+
+def replies_of(store: Any, name: str, companion: list[Any]) -> list[Any]:
+    """The replies to commands that go every way, sent alone or each beside a companion."""
+    found = []
+
+    def send(command: Any) -> Any:
+        reply = store.apply([command, *(one() for one in companion)])[0]
+        found.append(reply._replace(fence=0) if isinstance(reply, (Claimed, Replay)) else reply)
+        return reply
+
+    one, two = make_claim(name), make_claim(name, "another")
+    fence = send(one).fence
+    send(one)  # the same claim again
+    send(two)  # busy
+    send(two._replace(fingerprint=b"\x01another"))
+    send(finish_of(two, fence))  # not the owner
+    send(Renew(one.id, one.owner, fence, one.lease))
+    send(finish_of(one, fence))
+    send(finish_of(one, fence))  # again
+    send(finish_of(one, fence)._replace(state=State.FAILED))
+    send(two)  # a replay
+    freed = make_claim(f"{name} freed")
+    fence = send(freed).fence
+    send(Release(freed.id, freed.owner, fence))
+    send(freed)  # a late claim of the owner that freed it
+    send(freed._replace(owner=two.owner))
+    send(finish_of(make_claim(f"{name} nobody's"), 1))
+    return found
+
+
+def test_a_lone_command_gets_the_reply_it_gets_in_a_batch() -> None:
+    adapters = StoreAdapters("psycopg")
+    now = 1_000_000_000_000_000
+    store = adapters.store(server().url(DATABASE), clock=lambda: now)
+    numbers = iter(range(1_000))
+    alone = replies_of(store, "alone", [])
+    batch = replies_of(store, "batch", [lambda: make_claim(f"companion {next(numbers)}")])
+    kinds = {type(reply) for reply in alone}
+    assert {Claimed, Replay, Mismatched, Done, Lost} <= kinds
+    assert alone == batch
+    adapters.close()
