@@ -27,9 +27,7 @@ from oncekey.engine.batch import (
     ReplyOrError,
     batch_size,
     check_replies,
-    due,
     shared_by_all,
-    size_of,
 )
 from oncekey.engine.clock import SystemClock
 
@@ -39,12 +37,11 @@ Apply = Callable[[Sequence[Command]], Awaitable[list[Reply]]]
 
 
 class _Ticket:
-    __slots__ = ("command", "deadline", "reply", "sent_at", "size", "waiter")
+    __slots__ = ("command", "deadline", "reply", "sent_at", "waiter")
 
     def __init__(self, command: Command, deadline: int | None, queued_at: int) -> None:
         self.command = command
-        self.deadline = due(command, deadline)
-        self.size = size_of(command)
+        self.deadline = deadline
         self.sent_at = queued_at
         self.reply: ReplyOrError | None = None
         self.waiter: asyncio.Future[None] | None = None
@@ -86,7 +83,7 @@ class AsyncCoalescer:
         is that of the command's owner: the nearest goes first."""
         ticket = _Ticket(command, deadline, self._now())
         try:
-            self._queue.add(ticket)
+            self._queue.list_for(command).append(ticket)
             await self._wait_for_reply(ticket, interrupted)
         except (asyncio.CancelledError, GeneratorExit):
             raise
@@ -174,7 +171,8 @@ class AsyncCoalescer:
         except Exception as error:
             if len(batch) > 1 and not shared_by_all(error):
                 return [(await self._send([ticket]))[0] for ticket in batch]
-            self._limits.sent(batch, error)
+            self._limits.failed(batch, error)
             return [error] * len(batch)
-        self._limits.sent(batch, None)
+        if self._limits.lowered:
+            self._limits.grow()
         return list(replies)
