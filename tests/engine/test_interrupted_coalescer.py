@@ -132,6 +132,17 @@ class HeldCoalescer(Coalescer):
         self.held = held
         self.go_on = threading.Event()
         self.called: dict[int, _Ticket] = {}
+        self.leading: set[_Ticket] = set()
+
+    def _lead(self, leader: _Ticket) -> None:
+        self.leading.add(leader)
+        super()._lead(leader)
+
+    def _hand_out(self, batch: Sequence[_Ticket]) -> None:
+        try:
+            super()._hand_out(batch)
+        finally:
+            self.leading.discard(batch[0])
 
     def _call_next(self, ticket: _Ticket) -> None:
         self.called[int.from_bytes(ticket.command.id, "big")] = ticket
@@ -152,6 +163,7 @@ class TwoBatchesCase:
         self.entered = [threading.Event(), threading.Event()]
         self.coalescer = HeldCoalescer(self.apply, look(self.HELD))
         self.victim = victim
+        self.in_flight = 0
         self.callers = [
             Caller(self.coalescer, number, place if number == victim else 0) for number in range(8)
         ]
@@ -172,9 +184,10 @@ class TwoBatchesCase:
             caller.start()
             wait_until_true(partial(self._queued_or_ended, count, caller))
         self.gates[0].set()
-        wait_until_true(lambda: len(self.coalescer._queue) <= 3 and self._sent(1))
+        wait_until_true(lambda: self.is_left(queued=3, led=1))
         self.gates[1].set()
-        wait_until_true(lambda: len(self.coalescer._queue) == 0 and self._sent(0))
+        wait_until_true(lambda: self.is_left(queued=0, led=0))
+        self.in_flight = self.coalescer._commands_in_flight
         self.coalescer.go_on.set()
         for caller in self.callers:
             caller.join(TIMEOUT_SECONDS)
@@ -183,8 +196,9 @@ class TwoBatchesCase:
     def _queued_or_ended(self, count: int, caller: Caller) -> bool:
         return len(self.coalescer._queue) == count or not caller.is_alive()
 
-    def _sent(self, left: int) -> bool:
-        return self.coalescer._commands_in_flight == left
+    def is_left(self, queued: int, led: int) -> bool:
+        """True if at most so many commands are queued, and so many batches are at the store."""
+        return len(self.coalescer._queue) <= queued and len(self.coalescer.leading) == led
 
 
 AnyCase = Case | TwoBatchesCase
@@ -205,6 +219,7 @@ def test_callers_of_two_batches_are_called_one_after_the_other() -> None:
     case.play()
     called = [number for number in case.coalescer.called if number in (3, 4, 6, 7)]
     assert called == [3, 4, 6, 7], "2 leads the first batch, 5 the second"
+    assert case.in_flight == 6, "those still to be called count, so that batches stay full"
     assert [caller.outcome for caller in case.callers] == [Seen(None, n) for n in range(8)]
 
 
@@ -221,9 +236,9 @@ def test_a_batch_handed_out_as_the_last_caller_leaves_is_called_all_the_same() -
 
         def __enter__(self) -> None:
             ticket = case.coalescer.called.get(last.number)
-            if threading.current_thread() is last and ticket is not None and not ticket.is_last:
+            if threading.current_thread() is last and ticket is not None and not ticket.ends:
                 assert ticket.next is None
-                wait_until_true(lambda: case.coalescer._commands_in_flight == 0)
+                wait_until_true(lambda: case.is_left(queued=0, led=0))
                 assert ticket.next is not None
             self.inner.acquire()
 

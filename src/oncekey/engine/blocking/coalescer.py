@@ -46,8 +46,8 @@ class _Ticket:
     followers  as a leader: the rest of its batch, once it has taken them from the queue
     delivered  as a leader: everyone in its batch has their reply
     next       the ticket to call next
-    is_last    it is the last of its batch, and passes the lead on
-    heir       the leader to whom it passed the lead
+    ends       as the last one of a batch: its number of commands, until the lead is passed on
+    heir       the leader to whom it passes the lead on
     ended      nothing more has to be done for the others
     """
 
@@ -57,10 +57,10 @@ class _Ticket:
         "deadline",
         "delivered",
         "ended",
+        "ends",
         "followers",
         "gate",
         "heir",
-        "is_last",
         "leads",
         "next",
         "reply",
@@ -78,7 +78,7 @@ class _Ticket:
         self.followers: list[_Ticket] | None = None
         self.delivered = False
         self.next: _Ticket | None = None
-        self.is_last = False
+        self.ends = 0
         self.heir: _Ticket | None = None
         self.ended = False
 
@@ -119,8 +119,7 @@ class Coalescer:
                 ticket.gate.acquire()
             if ticket.leads:
                 self._lead(ticket)
-            if not ticket.ended:
-                self._call_next(ticket)
+            self._call_next(ticket)
         except BaseException:
             self._leave(ticket)
             raise
@@ -184,36 +183,23 @@ class Coalescer:
         """Let a leader's followers be called, after those of other batches that still are."""
         leader = batch[0]
         if len(batch) == 1:
-            self._hand_out_alone(leader)
+            leader.ends, leader.delivered = 1, True
             return
         first, last = batch[1], batch[-1]
         before = first
         for ticket in batch[2:]:
             before.next = before = ticket
-        last.is_last = True
+        last.ends = len(batch)
         with self._lock:
-            left = self._commands_in_flight - len(batch)
             caller = self._tail or leader
-            self._commands_in_flight, self._tail, caller.next = left, last, first
-            leader.delivered = True
-
-    def _hand_out_alone(self, leader: _Ticket) -> None:
-        """End a batch of one command, which has nobody to call unless somebody is queued."""
-        with self._lock:
-            queue = self._queue
-            commands, batches = self._commands_in_flight - 1, self._batches_in_flight
-            if queue.others or queue.urgent:
-                self._commands_in_flight, leader.is_last, leader.delivered = commands, True, True
-            else:
-                self._commands_in_flight, self._batches_in_flight = commands, batches - 1
-                leader.delivered, leader.ended = True, True
+            self._tail, caller.next, leader.delivered = last, first, True
 
     def _call_next(self, ticket: _Ticket) -> None:
         """Pass the lead on, if this is the last one of its batch, and call the next one.
 
         By then most callers of its batch have queued up again, so that batches are full.
         """
-        if ticket.is_last:
+        if ticket.ends:
             self._pass_lead(ticket)
         if ticket.next is None and self._tail is ticket:
             with self._lock:
@@ -225,15 +211,21 @@ class Coalescer:
         ticket.ended = True
 
     def _pass_lead(self, ticket: _Ticket) -> None:
+        """Make the first of the queue the leader of the next batch, if anybody is queued."""
         if ticket.heir is None:
             with self._lock:
-                if not self._queue:
-                    self._batches_in_flight, ticket.is_last = self._batches_in_flight - 1, False
+                queue = self._queue
+                commands = self._commands_in_flight - ticket.ends
+                if not queue.others and not queue.urgent:
+                    batches = self._batches_in_flight - 1
+                    self._batches_in_flight, self._commands_in_flight = batches, commands
+                    ticket.ends = 0
                     return
-                (leader,), rest = self._queue.split(1, 0)
-                self._queue, ticket.heir, leader.leads = rest, leader, True
+                (leader,), rest = queue.split(1, 0)
+                self._queue, self._commands_in_flight = rest, commands
+                ticket.heir, leader.leads = leader, True
         _call(ticket.heir)
-        ticket.is_last = False
+        ticket.ends = 0
 
     # --- interrupted --------------------------------------------------------------------------
 
@@ -266,8 +258,7 @@ class Coalescer:
             batch = [ticket, *followers]
             _deliver(batch, [lost] * len(batch), self._now())
             self._hand_out(batch)
-        if not ticket.ended:
-            self._call_next(ticket)
+        self._call_next(ticket)
 
     def _stand_in(self, ticket: _Ticket) -> None:
         """Do what the ticket's caller would do, in its place."""
@@ -275,8 +266,7 @@ class Coalescer:
         ticket.gate.acquire()
         if ticket.leads:
             self._lead(ticket)
-        if not ticket.ended:
-            self._call_next(ticket)
+        self._call_next(ticket)
 
     # --- the store ----------------------------------------------------------------------------
 
