@@ -21,7 +21,7 @@ from oncekey.core.commands import Command, Look, Reply, Seen
 from oncekey.core.errors import StoreUnavailable
 from oncekey.engine import batch
 from oncekey.engine.blocking import coalescer as module
-from oncekey.engine.blocking.coalescer import Coalescer
+from oncekey.engine.blocking.coalescer import Apply, Coalescer, _Ticket
 from oncekey.testing.contract.engine_case import wait_until_true
 
 TIMEOUT_SECONDS = 20.0
@@ -31,7 +31,8 @@ ROLES = ["leads alone", "leads others", "follows", "follows last"]
 
 
 def _is_idle(coalescer: Coalescer) -> bool:
-    return coalescer._batches_in_flight == coalescer._commands_in_flight == 0
+    in_flight = coalescer._batches_in_flight, coalescer._commands_in_flight
+    return in_flight == (0, 0) and coalescer._tail is None
 
 
 def look(number: int) -> Look:
@@ -68,7 +69,9 @@ class Caller(threading.Thread):
         if frame.f_code.co_filename not in TRACED:
             return None
         frame.f_trace_opcodes = True
-        if event == "opcode":
+        if event == "call":
+            self.after[frame] = "RESUME"
+        elif event == "opcode":
             before = self.after.get(frame, "")
             self.after[frame] = dis.opname[frame.f_code.co_code[frame.f_lasti]]
             if before.startswith(("CALL", "RESUME", "JUMP_BACKWARD")):
@@ -121,10 +124,136 @@ class Case:
         wait_until_true(lambda: condition() or not caller.is_alive())
 
 
+class HeldCoalescer(Coalescer):
+    """One of its callers waits before it calls the next one."""
+
+    def __init__(self, apply: Apply, held: Look) -> None:
+        super().__init__(apply, most=3, max_in_flight=2)
+        self.held = held
+        self.go_on = threading.Event()
+        self.called: dict[int, _Ticket] = {}
+        self.leading: set[_Ticket] = set()
+
+    def _lead(self, leader: _Ticket) -> None:
+        self.leading.add(leader)
+        super()._lead(leader)
+
+    def _hand_out(self, batch: Sequence[_Ticket]) -> None:
+        try:
+            super()._hand_out(batch)
+        finally:
+            self.leading.discard(batch[0])
+
+    def _call_next(self, ticket: _Ticket) -> None:
+        self.called[int.from_bytes(ticket.command.id, "big")] = ticket
+        if ticket.command == self.held:
+            assert self.go_on.wait(TIMEOUT_SECONDS)
+        super()._call_next(ticket)
+
+
+class TwoBatchesCase:
+    """Two batches of three return from the store, the second one while those of the first are still
+    being called, so that its callers are called after them; one of them is the victim."""
+
+    FIRST_QUEUED = 2
+    HELD = 3
+
+    def __init__(self, victim: int, place: int) -> None:
+        self.gates = [threading.Event(), threading.Event()]
+        self.entered = [threading.Event(), threading.Event()]
+        self.coalescer = HeldCoalescer(self.apply, look(self.HELD))
+        self.victim = victim
+        self.in_flight = 0
+        self.callers = [
+            Caller(self.coalescer, number, place if number == victim else 0) for number in range(8)
+        ]
+
+    def apply(self, commands: Sequence[Command]) -> list[Reply]:
+        numbers = [int.from_bytes(command.id, "big") for command in commands]
+        if numbers[0] < self.FIRST_QUEUED:
+            self.entered[numbers[0]].set()
+            assert self.gates[numbers[0]].wait(TIMEOUT_SECONDS)
+        return [Seen(None, number) for number in numbers]
+
+    def play(self) -> None:
+        for caller, entered in zip(self.callers, self.entered, strict=False):
+            caller.start()
+            assert entered.wait(TIMEOUT_SECONDS)
+        for caller in self.callers[self.FIRST_QUEUED :]:
+            count = len(self.coalescer._queue) + 1
+            caller.start()
+            wait_until_true(partial(self._queued_or_ended, count, caller))
+        self.gates[0].set()
+        wait_until_true(lambda: self.is_left(queued=3, led=1))
+        self.gates[1].set()
+        wait_until_true(lambda: self.is_left(queued=0, led=0))
+        self.in_flight = self.coalescer._commands_in_flight
+        self.coalescer.go_on.set()
+        for caller in self.callers:
+            caller.join(TIMEOUT_SECONDS)
+            assert not caller.is_alive(), f"{caller.number} is left waiting"
+
+    def _queued_or_ended(self, count: int, caller: Caller) -> bool:
+        return len(self.coalescer._queue) == count or not caller.is_alive()
+
+    def is_left(self, queued: int, led: int) -> bool:
+        """True if at most so many commands are queued, and so many batches are at the store."""
+        return len(self.coalescer._queue) <= queued and len(self.coalescer.leading) == led
+
+
+AnyCase = Case | TwoBatchesCase
+
+
 @pytest.mark.parametrize("role", ROLES)
 def test_i11_a_caller_interrupted_anywhere_leaves_no_other_waiting(role: str) -> None:
+    interrupt_everywhere(partial(Case, role))
+
+
+@pytest.mark.parametrize("victim", range(TwoBatchesCase.FIRST_QUEUED, 8))
+def test_i11_a_caller_interrupted_between_two_batches_leaves_no_other_waiting(victim: int) -> None:
+    interrupt_everywhere(partial(TwoBatchesCase, victim))
+
+
+def test_callers_of_two_batches_are_called_one_after_the_other() -> None:
+    case = TwoBatchesCase(victim=0, place=0)
+    case.play()
+    called = [number for number in case.coalescer.called if number in (3, 4, 6, 7)]
+    assert called == [3, 4, 6, 7], "2 leads the first batch, 5 the second"
+    assert case.in_flight == 6, "those still to be called count, so that batches stay full"
+    assert [caller.outcome for caller in case.callers] == [Seen(None, n) for n in range(8)]
+
+
+def test_a_batch_handed_out_as_the_last_caller_leaves_is_called_all_the_same() -> None:
+    """The last one has seen that nobody comes after it, and does not hold the lock yet."""
+    case = TwoBatchesCase(victim=0, place=0)
+    last = case.callers[4]
+
+    class LateLock:
+        """Lets the last caller of the first batch in only after everyone has a reply."""
+
+        def __init__(self) -> None:
+            self.inner = threading.Lock()
+
+        def __enter__(self) -> None:
+            ticket = case.coalescer.called.get(last.number)
+            if threading.current_thread() is last and ticket is not None and not ticket.ends:
+                assert ticket.next is None
+                wait_until_true(lambda: case.is_left(queued=0, led=0))
+                assert ticket.next is not None
+            self.inner.acquire()
+
+        def __exit__(self, *_: object) -> None:
+            self.inner.release()
+
+    case.coalescer._lock = LateLock()  # type: ignore[assignment]
+    case.coalescer.go_on.set()
+    case.play()
+    assert [caller.outcome for caller in case.callers] == [Seen(None, n) for n in range(8)]
+
+
+def interrupt_everywhere(make: Callable[[int], AnyCase]) -> None:
     for place in range(1, PLACES_MAX):
-        case = Case(role, place)
+        case = make(place)
         case.play()
         outcomes = [caller.outcome for caller in case.callers]
         for number, outcome in enumerate(outcomes):

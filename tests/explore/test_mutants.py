@@ -81,7 +81,7 @@ MUTANTS = (
     ),
     _mutant(
         "m5", "clock read twice in one decision", program,
-        "claimed.append(record_row(decision.write))",
+        "claimed.append(record_row(write))",
         "claimed.append(record_row(decide(None, command, self._clock()).write))",
         "a new key", "S3",
     ),

@@ -24,11 +24,10 @@ ReplyOrError = Reply | Exception
 
 
 class Queued(Protocol):
-    """A command that waits to be sent."""
+    """A command that waits to be sent, and the deadline of its owner, if it has one."""
 
     command: Command
-    deadline: int
-    size: int
+    deadline: int | None
 
 
 T = TypeVar("T", bound=Queued)
@@ -40,60 +39,59 @@ def size_of(command: Command) -> int:
     return len(body)
 
 
-def due(command: Command, deadline: int | None) -> int:
-    """When the store should have the command: a renewal at once, every other one before its
-    owner's deadline, if it has one."""
-    if type(command) is Renew:
-        return 0
-    return _NEVER if deadline is None else deadline
-
-
 class Queue(Generic[T]):
-    """The commands that wait to be sent. `split` changes nothing and returns the rest as a new
-    queue, so that a caller can store both in one assignment, which no signal can interrupt."""
+    """The commands that wait to be sent: those that keep or end a claim, and the others. `split`
+    changes nothing and returns the rest as a new queue, so that a caller can store both in one
+    assignment, which no signal can interrupt."""
 
-    __slots__ = ("_others", "_urgent")
+    __slots__ = ("others", "urgent")
 
     def __init__(self, urgent: list[T] | None = None, others: list[T] | None = None) -> None:
-        self._urgent: list[T] = [] if urgent is None else urgent
-        self._others: list[T] = [] if others is None else others
+        self.urgent: list[T] = [] if urgent is None else urgent
+        self.others: list[T] = [] if others is None else others
 
     def __len__(self) -> int:
-        return len(self._urgent) + len(self._others)
+        return len(self.urgent) + len(self.others)
 
     def __contains__(self, ticket: T) -> bool:
-        return ticket in self._urgent or ticket in self._others
+        return ticket in self.urgent or ticket in self.others
 
-    def add(self, ticket: T) -> None:
-        self.list_for(ticket).append(ticket)
+    def list_for(self, command: Command) -> list[T]:
+        """The list to which a ticket with this command is appended. A caller that a signal may
+        interrupt appends it itself."""
+        kind = type(command)
+        return self.others if kind is Claim or kind is Look else self.urgent
 
-    def list_for(self, ticket: T) -> list[T]:
-        """The list to append to, for a caller that no signal must interrupt inside `add`."""
-        kind = type(ticket.command)
-        return self._others if kind is Claim or kind is Look else self._urgent
-
-    def split(self, count: int, size: int, *, some: bool = True) -> tuple[list[T], Queue[T]]:
+    def split(self, count: int, size: int, some: bool = True) -> tuple[list[T], Queue[T]]:
         """At most `count` commands with at most `size` bytes, and the queue without them. With
         `some`, the first one is taken whatever its size."""
-        urgent, others = self._urgent, self._others
+        urgent, others = self.urgent, self.others
         reserved = min(len(others), count // CLAIMS_PART)  # else a busy store would never claim
         room = count - reserved
-        if len(urgent) > room or sum(ticket.size for ticket in urgent) > size:
-            urgent = sorted(urgent, key=_deadline)
+        if len(urgent) > room or _total_size(urgent) > size:
+            urgent = sorted(urgent, key=_due)
             room = min(room, _fitting(urgent, size, some))
         first = urgent[:room]
         rest = count - len(first)
         return first + others[:rest], Queue(urgent[room:], others[rest:])
 
 
-def _deadline(ticket: Queued) -> int:
-    return ticket.deadline
+def _due(ticket: Queued) -> int:
+    """When the store should have the command: a renewal at once, every other one before its
+    owner's deadline, if it has one."""
+    if type(ticket.command) is Renew:
+        return 0
+    return _NEVER if ticket.deadline is None else ticket.deadline
+
+
+def _total_size(tickets: Sequence[Queued]) -> int:
+    return sum([size_of(ticket.command) for ticket in tickets])
 
 
 def _fitting(tickets: Sequence[Queued], size: int, some: bool) -> int:
     """How many of the tickets, from the first on, have at most `size` bytes together."""
     for number, ticket in enumerate(tickets):
-        size -= ticket.size
+        size -= size_of(ticket.command)
         if size < 0 and not (some and number == 0):
             return number
     return len(tickets)
@@ -102,24 +100,29 @@ def _fitting(tickets: Sequence[Queued], size: int, some: bool) -> int:
 class Limits:
     """How large a batch may be. After a batch that timed out the limits are half of it: its
     commands are repeated by their callers and then go in smaller batches. With good batches the
-    limits grow again."""
+    limits grow again. `lowered` says that they are below their maximum."""
 
-    __slots__ = ("_count_max", "_size_max", "count", "size")
+    __slots__ = ("_count_max", "_size_max", "count", "lowered", "size")
 
     def __init__(self, count: int = BATCH_MAX, size: int = BATCH_BYTES_MAX) -> None:
         self._count_max = self.count = count
         self._size_max = self.size = size
+        self.lowered = False
 
-    def sent(self, tickets: Sequence[Queued], error: Exception | None) -> None:
-        """Adapt the limits to the result of a batch."""
+    def failed(self, tickets: Sequence[Queued], error: Exception) -> None:
+        """Lower the limits if a batch timed out."""
         if isinstance(error, StoreUnavailable) and error.timed_out:
             self.count = max(1, min(self.count, len(tickets)) // 2)
-            total = sum(ticket.size for ticket in tickets)
+            total = _total_size(tickets)
             if total:
                 self.size = max(1, min(self.size, total) // 2)
-        elif error is None and (self.count < self._count_max or self.size < self._size_max):
-            self.count = min(self._count_max, self.count + -(-self._count_max // _LIMITS_GROW))
-            self.size = min(self._size_max, self.size + -(-self._size_max // _LIMITS_GROW))
+            self.lowered = True
+
+    def grow(self) -> None:
+        """Raise the limits after a good batch; called while they are `lowered`."""
+        self.count = min(self._count_max, self.count + -(-self._count_max // _LIMITS_GROW))
+        self.size = min(self._size_max, self.size + -(-self._size_max // _LIMITS_GROW))
+        self.lowered = self.count < self._count_max or self.size < self._size_max
 
 
 def batch_size(queued: int, in_flight: int, max_in_flight: int, most: int) -> int:

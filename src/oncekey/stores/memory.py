@@ -17,7 +17,7 @@ from oncekey.core.commands import Command, Reply
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.guarantees import Guarantee, Level
 from oncekey.core.record import Record
-from oncekey.core.state_machine import decide, has_ended, is_expired, is_garbage
+from oncekey.core.state_machine import PENDING, decide, has_ended, is_expired, is_garbage
 from oncekey.core.store import (
     SWEEP_LIMIT_DEFAULT,
     AsyncCallerTransaction,
@@ -55,18 +55,17 @@ class MemoryStore:
         replies: list[Reply] = []
         with self._lock:
             for command in commands:
-                record = records.get(command.id)
-                decision = decide(record, command, self._clock(), self._floor)
-                if decision.write is not None:
-                    records[command.id] = decision.write
-                    if has_ended(decision.write):
-                        self._unended.pop(command.id, None)
+                id = command.id
+                reply, write, archive = decide(records.get(id), command, self._clock(), self._floor)
+                if write is not None:
+                    records[id] = write
+                    if write.state != PENDING and has_ended(write):
+                        self._unended.pop(id, None)
                     else:
-                        self._unended[command.id] = decision.write
-                if decision.archive is not None:
-                    old = decision.archive
-                    self._history[old.id, old.fence] = old
-                replies.append(decision.reply)
+                        self._unended[id] = write
+                if archive is not None:
+                    self._history[archive.id, archive.fence] = archive
+                replies.append(reply)
         return replies
 
     def bind(self, check: bytes, /) -> None:

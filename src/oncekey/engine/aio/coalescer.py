@@ -27,9 +27,7 @@ from oncekey.engine.batch import (
     ReplyOrError,
     batch_size,
     check_replies,
-    due,
     shared_by_all,
-    size_of,
 )
 from oncekey.engine.clock import SystemClock
 
@@ -39,20 +37,16 @@ Apply = Callable[[Sequence[Command]], Awaitable[list[Reply]]]
 
 
 class _Ticket:
-    __slots__ = ("command", "deadline", "reply", "sent_at", "size", "waiter")
+    """One command. `sent_at` is when its batch was sent, `waiter` what its caller waits for."""
 
-    def __init__(self, command: Command, deadline: int | None, queued_at: int) -> None:
+    __slots__ = ("command", "deadline", "reply", "sent_at", "waiter")
+
+    def __init__(self, command: Command, deadline: int | None) -> None:
         self.command = command
-        self.deadline = due(command, deadline)
-        self.size = size_of(command)
-        self.sent_at = queued_at
+        self.deadline = deadline
         self.reply: ReplyOrError | None = None
+        self.sent_at = 0
         self.waiter: asyncio.Future[None] | None = None
-
-    def deliver(self, reply: ReplyOrError) -> None:
-        self.reply = reply
-        if self.waiter is not None and not self.waiter.done():
-            self.waiter.set_result(None)
 
 
 class AsyncCoalescer:
@@ -84,16 +78,26 @@ class AsyncCoalescer:
 
         A cancellation meanwhile does not end the wait; it is reported to `interrupted`. `deadline`
         is that of the command's owner: the nearest goes first."""
-        ticket = _Ticket(command, deadline, self._now())
+        ticket = _Ticket(command, deadline)
+        loop = asyncio.get_running_loop()
         try:
-            self._queue.add(ticket)
-            await self._wait_for_reply(ticket, interrupted)
+            self._queue.list_for(command).append(ticket)
+            if len(self._pumps) < self._max_in_flight:
+                self._start_pump(loop)
+            if ticket.reply is None:  # an eager task may have sent it already
+                ticket.waiter = loop.create_future()
+                try:
+                    await ticket.waiter
+                except asyncio.CancelledError:
+                    interrupted()
+                    await self._wait_for_reply(ticket, interrupted)
         except (asyncio.CancelledError, GeneratorExit):
             raise
         except BaseException:
             # A signal's handler raised. The command may be in flight, and its caller's next
             # command about its key must not overtake it.
             if ticket in self._queue or any(ticket in batch for batch in self._pumps.values()):
+                self._start_pump(loop)
                 await self._wait_for_reply(ticket, interrupted)
             raise
         reply = ticket.reply
@@ -103,8 +107,8 @@ class AsyncCoalescer:
         return CommandResult(reply, ticket.sent_at, self._now())
 
     async def _wait_for_reply(self, ticket: _Ticket, interrupted: Callable[[], None]) -> None:
+        """Wait on, after an interruption, however often the caller is cancelled."""
         loop = asyncio.get_running_loop()
-        self._start_pump(loop)
         while ticket.reply is None:
             ticket.waiter = loop.create_future()
             try:
@@ -133,15 +137,14 @@ class AsyncCoalescer:
             if self._queue:
                 self._start_pump(pump.get_loop())
             try:
-                replies = await self._send(batch)
+                await self._send(batch)
             finally:
                 self._commands_in_flight -= len(batch)
-            for ticket, reply in zip(batch, replies, strict=True):
-                ticket.deliver(reply)
             self._pumps[pump] = []
             # One iteration of the loop: most callers queue up again, so that batches are full.
             await asyncio.sleep(0)
         del self._pumps[pump]
+        pump.remove_done_callback(self._ended)
 
     def _ended(self, pump: asyncio.Task[None]) -> None:
         """Let no caller wait for ever, however a pump ended (the end of the loop cancels it).
@@ -159,22 +162,36 @@ class AsyncCoalescer:
             tickets += queued  # there is no other pump to send them
         lost = StoreUnavailable("the event loop ended while the store was being called")
         for ticket in tickets:  # also those that have a reply and were not woken any more
-            ticket.deliver(lost if ticket.reply is None else ticket.reply)
+            if ticket.reply is None:
+                ticket.sent_at, ticket.reply = self._now(), lost
+            _wake(ticket)
         self._commands_in_flight = sum(map(len, self._pumps.values()))
 
-    async def _send(self, batch: Sequence[_Ticket]) -> list[ReplyOrError]:
-        """The reply for each ticket, which gets the time when its command was sent last."""
-        sent_at = self._now()
-        for ticket in batch:
-            ticket.sent_at = sent_at
+    async def _send(self, batch: Sequence[_Ticket]) -> None:
+        """Send a batch; each ticket gets its reply, and the time when it was sent last."""
         commands = [ticket.command for ticket in batch]
+        replies: Sequence[ReplyOrError]
+        sent_at = self._now()
         try:
             replies = await self._apply(commands)
             check_replies(commands, replies)
         except Exception as error:
             if len(batch) > 1 and not shared_by_all(error):
-                return [(await self._send([ticket]))[0] for ticket in batch]
-            self._limits.sent(batch, error)
-            return [error] * len(batch)
-        self._limits.sent(batch, None)
-        return list(replies)
+                for ticket in batch:
+                    await self._send([ticket])
+                return
+            self._limits.failed(batch, error)
+            replies = [error] * len(batch)
+        else:
+            if self._limits.lowered:
+                self._limits.grow()
+        for place, ticket in enumerate(batch):
+            ticket.sent_at, ticket.reply = sent_at, replies[place]
+            _wake(ticket)
+
+
+def _wake(ticket: _Ticket) -> None:
+    """Let the caller of a ticket that has its reply go on."""
+    waiter = ticket.waiter
+    if waiter is not None and not waiter.done():
+        waiter.set_result(None)

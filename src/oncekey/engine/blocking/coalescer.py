@@ -1,17 +1,20 @@
 """Sends the commands of many threads to the store in batches, without timers.
 
 A caller that comes while fewer than `max_in_flight` batches are in flight leads one: it calls the
-store and hands out the replies. Callers that come while all are in flight queue up and form the
+store with its own command alone. Callers that come while all are in flight queue up and form the
 next batch, led by its first member. So a single command is sent at once, and sixty-four share one
 commit. Which commands go first is in batch.py. Every caller learns when its batch was sent: a lease
 counts from then, not from when its claim was queued.
+
+Those who have their reply are woken one after the other, whatever batch they were in: each wakes
+the next and goes on. If many were woken at once, they would only wait again, for the interpreter's
+lock, and keep the thread from it that has to call the store.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 
 from oncekey.core.commands import Command, Reply
 from oncekey.core.effects import CommandResult
@@ -24,7 +27,6 @@ from oncekey.engine.batch import (
     ReplyOrError,
     batch_size,
     check_replies,
-    due,
     shared_by_all,
     size_of,
 )
@@ -40,10 +42,12 @@ class _Ticket:
 
     sent_at    when its batch was sent to the store, on the engine's clock
     gate       a lock that is held until the ticket is called: then it has its reply, or `leads`
-    followers  the rest of its batch, once a leader has taken them from the queue
-    delivered  as a leader, it has given everyone in its batch their reply
-    next       the ticket to call next: one calls the other, so that their threads run one after
-               the other instead of all at once
+    called     somebody is about to release the gate, or has done so
+    followers  as a leader: the rest of its batch, once it has taken them from the queue
+    delivered  as a leader: everyone in its batch has their reply
+    next       the ticket to call next
+    ends       as the last one of a batch: its number of commands, until the lead is passed on
+    heir       the leader to whom it passes the lead on
     ended      nothing more has to be done for the others
     """
 
@@ -53,19 +57,19 @@ class _Ticket:
         "deadline",
         "delivered",
         "ended",
+        "ends",
         "followers",
         "gate",
+        "heir",
         "leads",
         "next",
         "reply",
         "sent_at",
-        "size",
     )
 
     def __init__(self, command: Command, deadline: int | None = None) -> None:
         self.command = command
-        self.deadline = due(command, deadline)
-        self.size = size_of(command)
+        self.deadline = deadline
         self.sent_at = 0
         self.reply: ReplyOrError | None = None
         self.gate: threading.Lock | None = None
@@ -74,6 +78,8 @@ class _Ticket:
         self.followers: list[_Ticket] | None = None
         self.delivered = False
         self.next: _Ticket | None = None
+        self.ends = 0
+        self.heir: _Ticket | None = None
         self.ended = False
 
 
@@ -101,6 +107,7 @@ class Coalescer:
         self._queue: Queue[_Ticket] = Queue()
         self._batches_in_flight = 0
         self._commands_in_flight = 0
+        self._tail: _Ticket | None = None  # the last of those who are called one after the other
 
     def apply(self, command: Command, deadline: int | None = None) -> CommandResult:
         """Apply one command: the store's reply, or that it is unavailable; raises any other error
@@ -116,7 +123,11 @@ class Coalescer:
         except BaseException:
             self._leave(ticket)
             raise
-        return _result(ticket, self._now())
+        reply = ticket.reply
+        assert reply is not None
+        if isinstance(reply, Exception) and not isinstance(reply, StoreUnavailable):
+            raise reply
+        return CommandResult(reply, ticket.sent_at, self._now())
 
     def apply_many(self, commands: Sequence[Command]) -> list[CommandResult]:
         """Apply several commands of one caller, in batches of their own beside those in flight.
@@ -135,59 +146,86 @@ class Coalescer:
         """Lead a batch if another one may be in flight, else queue up."""
         with self._lock:
             if self._batches_in_flight < self._max_in_flight:
-                self._batches_in_flight, ticket.leads = self._batches_in_flight + 1, True
+                # Nobody is queued, so this one has no followers.
+                followers: list[_Ticket] = []
+                batches, commands = self._batches_in_flight + 1, self._commands_in_flight + 1
+                self._batches_in_flight, self._commands_in_flight = batches, commands
+                ticket.followers, ticket.leads = followers, True
             else:
                 gate = threading.Lock()
                 gate.acquire()
-                queued = self._queue.list_for(ticket)
+                queued = self._queue.list_for(ticket.command)
                 # Python runs no signal handler between these two: a ticket with a gate is queued.
                 ticket.gate = gate
                 queued.append(ticket)
 
     def _lead(self, leader: _Ticket) -> None:
         """Send one batch and give everyone in it their reply."""
-        followers = self._take(leader, self._limits.count)
+        followers = leader.followers
+        if followers is None:
+            followers = self._take(leader, self._limits.count)
         batch = [leader, *followers]
         self._send(batch)
         self._hand_out(batch)
 
     def _take(self, leader: _Ticket, most: int) -> list[_Ticket]:
+        """Take the others of a leader's batch from the queue."""
         with self._lock:
-            if leader.followers is None:
-                queued, in_flight = 1 + len(self._queue), self._commands_in_flight
-                count = batch_size(queued, in_flight, self._max_in_flight, most)
-                room = self._limits.size - leader.size
-                batch, rest = self._queue.split(count - 1, room, some=False)
-                in_flight += 1 + len(batch)
-                self._queue, self._commands_in_flight, leader.followers = rest, in_flight, batch
-            return leader.followers
+            queued, in_flight = 1 + len(self._queue), self._commands_in_flight
+            count = batch_size(queued, in_flight, self._max_in_flight, most)
+            room = self._limits.size - size_of(leader.command)
+            batch, rest = self._queue.split(count - 1, room, False)
+            in_flight += 1 + len(batch)
+            self._queue, self._commands_in_flight, leader.followers = rest, in_flight, batch
+        return batch
 
     def _hand_out(self, batch: Sequence[_Ticket]) -> None:
-        leader = last = batch[0]
-        for ticket in batch[1:]:
-            last.next = ticket
-            last = ticket
+        """Let a leader's followers be called, after those of other batches that still are."""
+        leader = batch[0]
+        if len(batch) == 1:
+            leader.ends, leader.delivered = 1, True
+            return
+        first, last = batch[1], batch[-1]
+        before = first
+        for ticket in batch[2:]:
+            before.next = before = ticket
+        last.ends = len(batch)
         with self._lock:
-            self._commands_in_flight, leader.delivered = self._commands_in_flight - len(batch), True
+            caller = self._tail or leader
+            self._tail, caller.next, leader.delivered = last, first, True
 
     def _call_next(self, ticket: _Ticket) -> None:
-        """Call the next ticket of this batch; after the last one, the leader of the next batch.
+        """Pass the lead on, if this is the last one of its batch, and call the next one.
 
-        By then most callers of this batch have queued up again, so that batches are full.
+        By then most callers of its batch have queued up again, so that batches are full.
         """
-        if ticket.next is None:
+        if ticket.ends:
+            self._pass_lead(ticket)
+        if ticket.next is None and self._tail is ticket:
             with self._lock:
-                if not self._queue:
-                    self._batches_in_flight, ticket.ended = self._batches_in_flight - 1, True
-                    return
-                (leader,), rest = self._queue.split(1, 0)
-                self._queue, ticket.next, leader.leads = rest, leader, True
+                if ticket.next is None:
+                    self._tail = None
         following = ticket.next
-        assert following.gate is not None
-        following.called = True
-        with suppress(RuntimeError):  # it was called already, directly before an interruption
-            following.gate.release()
+        if following is not None:
+            _call(following)
         ticket.ended = True
+
+    def _pass_lead(self, ticket: _Ticket) -> None:
+        """Make the first of the queue the leader of the next batch, if anybody is queued."""
+        if ticket.heir is None:
+            with self._lock:
+                queue = self._queue
+                commands = self._commands_in_flight - ticket.ends
+                if not queue.others and not queue.urgent:
+                    batches = self._batches_in_flight - 1
+                    self._batches_in_flight, self._commands_in_flight = batches, commands
+                    ticket.ends = 0
+                    return
+                (leader,), rest = queue.split(1, 0)
+                self._queue, self._commands_in_flight = rest, commands
+                ticket.heir, leader.leads = leader, True
+        _call(ticket.heir)
+        ticket.ends = 0
 
     # --- interrupted --------------------------------------------------------------------------
 
@@ -215,11 +253,10 @@ class Coalescer:
 
     def _finish_call(self, ticket: _Ticket) -> None:
         if ticket.leads and not ticket.delivered:
-            followers = self._take(ticket, most=1)
+            followers = self._take(ticket, 1) if ticket.followers is None else ticket.followers
             lost = StoreUnavailable("the thread that led this batch was interrupted")
             batch = [ticket, *followers]
-            for one in batch:
-                one.reply = lost
+            _deliver(batch, [lost] * len(batch), self._now())
             self._hand_out(batch)
         self._call_next(ticket)
 
@@ -235,11 +272,9 @@ class Coalescer:
 
     def _send(self, batch: Sequence[_Ticket]) -> None:
         """Send a batch; each ticket gets its reply, and the time when it was sent last."""
-        sent_at = self._now()
-        for ticket in batch:
-            ticket.sent_at = sent_at
         commands = [ticket.command for ticket in batch]
         replies: Sequence[ReplyOrError]
+        sent_at = self._now()
         try:
             replies = self._apply(commands)
             check_replies(commands, replies)
@@ -248,20 +283,28 @@ class Coalescer:
                 for ticket in batch:
                     self._send([ticket])
                 return
-            self._limits.sent(batch, error)
+            self._limits.failed(batch, error)
             replies = [error] * len(batch)
         else:
-            self._limits.sent(batch, None)
-        for ticket, reply in zip(batch, replies, strict=True):
-            ticket.reply = reply
+            if self._limits.lowered:
+                self._limits.grow()
+        _deliver(batch, replies, sent_at)
 
 
-def _result(ticket: _Ticket, at: int) -> CommandResult:
-    reply = ticket.reply
-    assert reply is not None
-    if isinstance(reply, Exception) and not isinstance(reply, StoreUnavailable):
-        raise reply
-    return CommandResult(reply, ticket.sent_at, at)
+def _deliver(batch: Sequence[_Ticket], replies: Sequence[ReplyOrError], sent_at: int) -> None:
+    for place, ticket in enumerate(batch):
+        ticket.reply = replies[place]
+        ticket.sent_at = sent_at
+
+
+def _call(ticket: _Ticket) -> None:
+    """Wake the thread of a ticket."""
+    assert ticket.gate is not None
+    ticket.called = True
+    try:
+        ticket.gate.release()
+    except RuntimeError:
+        pass  # it was called already, directly before an interruption
 
 
 def _unavailable(reply: ReplyOrError | None) -> Reply | StoreUnavailable:

@@ -63,7 +63,11 @@ QUERIES: Final = load_queries("oncekey.stores.sqlite", "sql/queries.sql")
 BEGIN: Final = Statement("BEGIN IMMEDIATE", locks=True)
 COMMIT: Final = Statement("COMMIT")
 ROLLBACK: Final = Statement("ROLLBACK")
+_SELECT_FLOOR: Final = Statement(QUERIES["select_meta"], (_DELETED,))
+_INSERT_NEW: Final = QUERIES["insert_new"]
+_FINISH_HELD: Final = QUERIES["finish_held"]
 _DONE: Final = Done()
+_SIMPLE: Final = frozenset((Claim, Finish))
 LOCK: Final = Statement(QUERIES["lock"], locks=True)
 
 
@@ -79,10 +83,15 @@ class Program:
             return []
         from_snapshot: dict[int, Reply] = {}
         all_unseen = True
-        if any(type(command) is Claim or type(command) is Look for command in commands):
-            from_snapshot, all_unseen = yield from self._reply_from_snapshot(commands)
-            if len(from_snapshot) == len(commands):
-                return [from_snapshot[i] for i in range(len(commands))]
+        reads = [c for c in commands if type(c) is Claim or type(c) is Look]
+        if reads:
+            rows: list[Row] = []
+            for select in _selects(reads):
+                rows += yield select
+            if rows or any(type(command) is Look for command in reads):
+                from_snapshot, all_unseen = self._reply_from_snapshot(commands, _records(rows))
+                if len(from_snapshot) == len(commands):
+                    return [from_snapshot[i] for i in range(len(commands))]
         left = commands
         if from_snapshot:
             left = [command for i, command in enumerate(commands) if i not in from_snapshot]
@@ -111,8 +120,8 @@ class Program:
         machine), without reading. None, with nothing written, if one of them found another row than
         it expected: then `decide` has to decide all of them."""
         yield BEGIN
-        floor = (yield from _load_fence_floor()) if any(type(c) is Claim for c in commands) else 0
         now = self._clock()
+        floor: int | None = None
         replies: list[Reply] = []
         claimed: list[Row] = []
         finished: list[Row] = []
@@ -121,13 +130,15 @@ class Program:
                 finished.append(finish_row(command, now))
                 replies.append(_DONE)
             else:
-                decision = decide(None, command, now, floor)
-                assert decision.write is not None
-                claimed.append(record_row(decision.write))
-                replies.append(decision.reply)
-        for query, rows in (("insert_new", claimed), ("finish_held", finished)):
+                if floor is None:
+                    floor = _fence_floor((yield _SELECT_FLOOR))
+                reply, write, _ = decide(None, command, now, floor)
+                assert write is not None
+                claimed.append(record_row(write))
+                replies.append(reply)
+        for sql, rows in ((_INSERT_NEW, claimed), (_FINISH_HELD, finished)):
             if rows:
-                changed = yield Statement(QUERIES[query], rows, many=True)
+                changed = yield Statement(sql, rows, True)
                 if changed[0][0] != len(rows):
                     yield ROLLBACK
                     return None
@@ -225,12 +236,11 @@ class Program:
     # --- parts --------------------------------------------------------------------------------
 
     def _reply_from_snapshot(
-        self, commands: Sequence[Command]
-    ) -> Statements[tuple[dict[int, Reply], bool]]:
+        self, commands: Sequence[Command], stored: dict[bytes, Record]
+    ) -> tuple[dict[int, Reply], bool]:
         """The replies that need no write (S6), by position, and whether all claims among the other
         commands have ids that were never seen. A command after a write of the same id must see that
         write, so it gets no reply here either."""
-        stored = yield from _load([c for c in commands if type(c) is Claim or type(c) is Look])
         now = self._clock()
         replies: dict[int, Reply] = {}
         writing: set[bytes] = set()
@@ -253,9 +263,12 @@ class Program:
         self, commands: Sequence[Command]
     ) -> Statements[tuple[list[Reply], list[Statement]]]:
         """The replies and the writes, decided from rows and a clock read under the lock."""
-        stored = yield from _load(commands)
+        rows: list[Row] = []
+        for select in _selects(commands):
+            rows += yield select
+        stored = _records(rows)
         fresh = any(type(c) is Claim and c.id not in stored for c in commands)
-        floor = (yield from _load_fence_floor()) if fresh else 0
+        floor = _fence_floor((yield _SELECT_FLOOR)) if fresh else 0
         now = self._clock()
         records = dict(stored)
         changed: dict[bytes, bool] = {}  # id -> True if a claim changed it
@@ -313,35 +326,41 @@ def _is_other_elected(rows: Sequence[Row], token: bytes, now: int) -> bool:
 
 def _is_simple_batch(commands: Sequence[Command]) -> bool:
     """True for claims and finishes of different keys, with which most attempts begin and end."""
-    if any(type(command) is not Claim and type(command) is not Finish for command in commands):
+    if len(commands) == 1:
+        return type(commands[0]) in _SIMPLE
+    if not {type(command) for command in commands} <= _SIMPLE:
         return False
     return len({command.id for command in commands}) == len(commands)
 
 
-def _load(commands: Sequence[Command]) -> Statements[dict[bytes, Record]]:
-    """The stored records of the commands' ids."""
+def _selects(commands: Sequence[Command]) -> list[Statement]:
+    """The statements that read the stored records of the commands' ids."""
+    if len(commands) == 1:
+        return [Statement(_select_records(1), (commands[0].id,))]
     ids = list({command.id: None for command in commands})
-    found: dict[bytes, Record] = {}
+    statements = []
     for start in range(0, len(ids), SELECT_IDS_MAX):
         batch = ids[start : start + SELECT_IDS_MAX]
         # The number of placeholders is rounded up to a power of two and the last id repeated, so
         # that there are few different texts, and each is prepared once.
         size = 1 << (len(batch) - 1).bit_length()
         batch += batch[-1:] * (size - len(batch))
-        rows = yield Statement(_select_records(size), batch)
-        for row in rows:
-            found[row[0]] = record_of(row)
-    return found
+        statements.append(Statement(_select_records(size), batch))
+    return statements
 
 
-def _load_fence_floor() -> Statements[int]:
-    """The highest fence of a deleted record. The fence of a new record must be above it."""
-    rows = yield Statement(QUERIES["select_meta"], (_DELETED,))
+def _records(rows: Sequence[Row]) -> dict[bytes, Record]:
+    return {row[0]: record_of(row) for row in rows}
+
+
+def _fence_floor(rows: Sequence[Row]) -> int:
+    """The highest fence of a deleted record, from the rows of _SELECT_FLOOR. The fence of a new
+    record must be above it."""
     return int(_FENCE.unpack(rows[0][0])[0]) if rows else 0
 
 
 def _raise_fence_floor(fence: int) -> Statements[None]:
-    if fence > (yield from _load_fence_floor()):
+    if fence > _fence_floor((yield _SELECT_FLOOR)):
         yield Statement(QUERIES["upsert_meta"], (_DELETED, _FENCE.pack(fence)))
 
 
