@@ -33,9 +33,9 @@ class RunningAttempts:
 
     def remove(self, attempt: AttemptBase) -> None:
         """Must be called before the attempt's end is sent to the store."""
-        id = attempt._grant.claim.id
-        if self.by_id.get(id) is attempt:  # not one that has taken over
-            self.by_id.pop(id, None)
+        id, by_id = attempt._grant.claim.id, self.by_id
+        if by_id.get(id) is attempt:  # not one that has taken over
+            by_id.pop(id, None)
 
     def time_left(self, id: bytes, now: int) -> int:
         """For how long an attempt of this process surely still holds the key; 0 if none does."""
