@@ -125,13 +125,11 @@ def attempt(
                     return refused
             ended = yield grant
             if isinstance(ended, StartedTooLate):
-                grant, ended = yield from _renew_and_start(grant, ended)
+                late += 1
+                grant, ended = yield from _renew_and_start(grant, ended, late)
                 if isinstance(ended, AttemptOutcome):
                     return ended
                 if isinstance(ended, StartedTooLate):
-                    late += 1
-                    if late == LATE_TRIES:
-                        return too_slow()
                     claim = claim._replace(owner=ended.owner)
                     continue
             return (yield from close(grant, times, ended))
@@ -226,9 +224,10 @@ def _decide_unknown(
 
 
 def _renew_and_start(
-    grant: Grant, ended: StartedTooLate
+    grant: Grant, ended: StartedTooLate, late: int
 ) -> Generator[Effect, Any, tuple[Grant, object]]:
     """The body could not start: too little of its lease was left. Renew the lease and try again.
+    `late` counts the claims to which this happened.
 
     Returns the renewed grant with what became of the body; with StartedTooLate if the claim was
     lost before, so that it must be claimed again; or with the outcome, if the attempt gives up.
@@ -238,7 +237,8 @@ def _renew_and_start(
         if isinstance(renewed.reply, Lost):
             # Taken over, or given up as unknown: then only we know that nothing happened.
             deferred = yield from release_unstarted(grant.id, grant.owner, grant.fence)
-            return grant, ended if deferred is None else too_slow(deferred)
+            gives_up = deferred is not None or late == LATE_TRIES
+            return grant, too_slow(deferred) if gives_up else ended
         if isinstance(renewed.reply, StoreUnavailable):
             break
         grant = replace(grant, deadline=renewed.sent_at + grant.lease)

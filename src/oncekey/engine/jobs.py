@@ -208,11 +208,14 @@ class JobFactory:
         except TypeError as error:
             raise ConfigurationError(f"an option has an unusable value: {error}") from error
         if known is None:
-            known = self.policy.with_options(**options)
-            self._check_level(known, operation)
-            if len(policies) >= _POLICIES_MAX:
+            in_order = tuple(sorted(options.items()))
+            known = policies.get(in_order)
+            if known is None:
+                known = self.policy.with_options(**options)
+                self._check_level(known, operation)
+            if len(policies) >= _POLICIES_MAX - 1:
                 policies.clear()
-            policies[memo] = known
+            policies[memo] = policies[in_order] = known
         return known
 
     def check_options(self, operation: str, codec: Any, options: Mapping[str, Any]) -> None:
