@@ -20,7 +20,7 @@ from oncekey import Once
 
 ROUNDS = 5
 THREADS = 8
-WANTED = 0.75
+WANTED = 0.55
 LONE_CALLS = 1_000
 LONE_WARM_UP = 50
 

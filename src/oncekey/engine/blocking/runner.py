@@ -81,7 +81,7 @@ class Runner(RunnerBase):
         self._apply = apply
         self._transaction = transaction
         # Applies one command to the store; `deadline=` is that of the command's owner.
-        self.apply = _at_once(apply, self._clock.now)
+        self.apply = one_by_one(apply, self._clock.now)
         self.reset()
 
     def reset(self) -> None:
@@ -309,7 +309,7 @@ class Runner(RunnerBase):
         self._transaction.set_savepoint()
 
 
-def _at_once(apply: Apply, now: Callable[[], int]) -> Callable[..., CommandResult]:
+def one_by_one(apply: Apply, now: Callable[[], int]) -> Callable[..., CommandResult]:
     """Applies single commands to a store that never waits, or in the caller's transaction."""
 
     def apply_one(command: Command, deadline: int | None = None) -> CommandResult:
