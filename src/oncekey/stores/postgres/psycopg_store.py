@@ -36,6 +36,7 @@ from oncekey.stores.postgres.server_clock import reply_deadline
 from oncekey.stores.postgres.statements import Statement, Statements, is_write
 from oncekey.stores.postgres.store_base import (
     DEADLOCK_TRIES,
+    MAX_IN_FLIGHT_THREADS,
     SCRIPT_SECONDS,
     PostgresBase,
 )
@@ -151,6 +152,8 @@ class PostgresStore(PostgresBase):
     `address` is a URL or conninfo for psycopg, or a psycopg_pool.ConnectionPool of yours. The
     options are those of oncekey.stores.postgres.Options.
     """
+
+    max_in_flight = MAX_IN_FLIGHT_THREADS
 
     def __init__(self, address: str | ConnectionPool[Any], **options: Any) -> None:
         super().__init__(options)

@@ -22,6 +22,9 @@ from oncekey.stores.postgres.server_clock import STOP_SECONDS
 from oncekey.stores.postgres.statements import Statement
 
 MAX_IN_FLIGHT: Final = 2  # while the server works on one batch, the next one is prepared
+# Threads hand one interpreter over to each other: two half-full batches cost them more than waiting
+# for one full batch.
+MAX_IN_FLIGHT_THREADS: Final = 1
 DEADLOCK_TRIES: Final = 5
 # Migrations may take long; the script itself limits how long it waits for its lock.
 SCRIPT_SECONDS: Final = 86_400.0
