@@ -48,11 +48,13 @@ class ClaimsUnderWay:
         and not run their bodies."""
         if not self.runs:
             return
-        self._none_left = asyncio.get_running_loop().create_future()
-        await asyncio.wait([self._none_left], timeout=seconds)
+        if self._none_left is None or self._none_left.done():  # else somebody drains already
+            self._none_left = asyncio.get_running_loop().create_future()
+        none_left = self._none_left
+        await asyncio.wait([none_left], timeout=seconds)
         for run in self.runs:
             run.abandon()
-        await self._none_left
+        await asyncio.wait([none_left])
 
 
 class LoopState(NamedTuple):
