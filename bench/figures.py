@@ -13,6 +13,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+MICROSECONDS = " µs"  # the unit of a figure that is a time
+
 
 @dataclass(frozen=True)
 class Timing:

@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.figures import Ratio, Report, in_turns
+from bench.figures import MICROSECONDS, Ratio, Report, in_turns
 from bench.postgres import load
 from bench.postgres import server as servers
 from bench.postgres.cpu_per_lifecycle import Meter
@@ -84,7 +84,7 @@ def run() -> list[Report]:
         for side in ("client", "server"):
             spent = statistics.median(getattr(one, side) for one in slices[count])
             what = f"{_name(count)}: processor time of the {side} per lifecycle"
-            ratios.append(Ratio(what, spent, unit=" µs"))
+            ratios.append(Ratio(what, spent, unit=MICROSECONDS))
     return [Report(title, list(timings.values()), ratios)]
 
 

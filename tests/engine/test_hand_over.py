@@ -11,6 +11,7 @@ from tests.engine.engine_parts import parts_with
 from oncekey.engine.aio.body import AsyncProgress
 from oncekey.engine.aio.hand_over import in_callers_task, resumed
 from oncekey.engine.aio.loop_state import ClaimsUnderWay
+from oncekey.testing.sync_facade import yield_until
 
 
 class Exchange:
@@ -95,8 +96,7 @@ def test_two_drains_at_once_both_end_with_the_last_claim() -> None:
         patient, late = AsyncProgress(None, job), AsyncProgress(None, job)
         claims.runs |= {patient, late}
         drains = [asyncio.create_task(claims.drain(seconds)) for seconds in (60.0, 0.0)]
-        while not late.is_abandoned:
-            await asyncio.sleep(0)
+        await yield_until(lambda: late.is_abandoned)
         claims.replied(patient)
         claims.replied(patient)
         assert not any(drain.done() for drain in drains)
