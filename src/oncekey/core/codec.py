@@ -23,7 +23,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 from oncekey.core.errors import ConfigurationError
-from oncekey.core.json_encoder import is_plain, make_encode, refuse_nontext_keys
+from oncekey.core.json_encoder import SCALARS, make_encode, refuse_nontext_keys
 
 ENVELOPE_VERSION = 1
 ERROR_MESSAGE_MAX_CHARS = 4_000
@@ -32,9 +32,9 @@ _PLAIN_NAME = b"json"
 
 
 class Codec(Protocol):
-    """Turns results into bytes and back. A codec with a true attribute `exact` promises that `load`
-    gives a value equal to the one that was dumped: then a first run returns its own value, and
-    nothing is read back."""
+    """Turns results into bytes and back. A codec with a true attribute `exact` promises that its
+    values cannot be changed and that `load` gives one equal to that which was dumped: then a first
+    run returns its own value, and nothing is read back."""
 
     @property
     def name(self) -> str: ...
@@ -93,12 +93,13 @@ class JSONCodec:
         return self.dump_exactly(value)[0]
 
     def dump_exactly(self, value: Any) -> tuple[bytes, bool]:
-        """The bytes, and whether reading them gives an equal value for certain."""
+        """The bytes, and whether reading them gives an equal value for certain. Of a dict or a list
+        that is not certain: whoever holds it may change it before it is returned."""
         text = self._encode(value)
-        is_exact = is_plain(value)
-        if not is_exact:
-            refuse_nontext_keys(value)
-        return text.encode("utf-8"), is_exact
+        if type(value) in SCALARS:
+            return text.encode("utf-8"), True
+        refuse_nontext_keys(value)
+        return text.encode("utf-8"), False
 
     def load(self, data: bytes, /) -> Any:
         text = data.decode("utf-8")

@@ -96,7 +96,7 @@ class Identities:
         text = str(key) if plain else _required(key, operation)
         if type(operation) is not str or operation not in self._operations:
             self._add_operation(operation)
-        if scope or type(scope) is not str:
+        if type(scope) is not str or len(scope) > SCOPE_MAX_CHARS or not scope.isprintable():
             check_text("scope", scope, 0, SCOPE_MAX_CHARS)
         who, what, name = scope.encode(), operation.encode(), text.encode()
         # All lengths first, then the parts: only the same three parts give the same bytes (I8).

@@ -1,4 +1,4 @@
-"""A JSON encoder that is made once, and checks for values that JSON would silently change.
+"""A JSON encoder that is made once, and a check for dict keys that JSON would silently change.
 
 `json.JSONEncoder.encode` makes a C encoder on every call, which costs more than encoding a small
 value. Pythons without that C encoder use `json.JSONEncoder` itself.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from json import encoder as _json
-from typing import Any
+from typing import Any, Final
 
 Encode = Callable[[Any], str]
 
@@ -56,20 +56,5 @@ def refuse_nontext_keys(value: Any) -> None:
                 refuse_nontext_keys(item)
 
 
-_PLAIN = frozenset((str, int, float, bool, type(None)))
-
-
-def is_plain(value: Any) -> bool:
-    """True if JSON gives back an equal value of the same types, all through: dicts with text keys,
-    lists, text, numbers, True, False and None, and no subclass of any of them."""
-    kind = type(value)
-    if kind in _PLAIN:
-        return True
-    if kind is dict:
-        for key, item in value.items():
-            if type(key) is not str or (type(item) not in _PLAIN and not is_plain(item)):
-                return False
-        return True
-    if kind is list:
-        return all(type(item) in _PLAIN or is_plain(item) for item in value)
-    return False
+# What JSON gives back unchanged, and nobody can change meanwhile.
+SCALARS: Final = frozenset((str, int, float, bool, type(None)))

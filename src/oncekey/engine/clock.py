@@ -11,6 +11,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 
@@ -34,14 +35,15 @@ class Clock(Protocol):
 
 
 # It goes on while the host is suspended, as the store's clock does; CLOCK_MONOTONIC does not.
-_BOOTTIME = getattr(time, "CLOCK_BOOTTIME", None)
+if hasattr(time, "CLOCK_BOOTTIME"):
+    _nanoseconds = partial(time.clock_gettime_ns, time.CLOCK_BOOTTIME)
+else:
+    _nanoseconds = partial(time.monotonic_ns)
 
 
 class SystemClock:
     def now(self) -> int:
-        if _BOOTTIME is None:
-            return time.monotonic_ns() // 1_000
-        return time.clock_gettime_ns(_BOOTTIME) // 1_000
+        return _nanoseconds() // 1_000
 
     def wait(self, event: threading.Event, us: int) -> bool:
         return event.wait(us / 1_000_000)

@@ -13,12 +13,11 @@ import threading
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar, cast
 
-from oncekey.core.attempt_flow import Flow, close
+from oncekey.core.attempt_flow import close
 from oncekey.core.commands import Claim, Command, Finish, Release, Reply
 from oncekey.core.effects import (
     AttemptOutcome,
     CommandResult,
-    Effect,
     Grant,
     Overtaken,
     Raised,
@@ -56,6 +55,7 @@ from oncekey.engine.jobs import Job, JobFactory
 from oncekey.engine.progress import NOTHING
 from oncekey.engine.runner_base import (
     RunnerBase,
+    flow_of,
     nesting_depth,
 )
 from oncekey.engine.shared_claims_base import RunningAttempts
@@ -119,32 +119,30 @@ class AsyncDriver(RunnerBase):
         progress: AsyncProgress,
         job: Job,
         body: AsyncBody[Any],
-        flow: Flow,
-        effect: Effect | None,
-        result: Any = None,
     ) -> AttemptOutcome | None:
-        """Perform the effects of the flow from this one on, or from the one that follows `result`.
-        Returns the outcome; None if the caller left before anything was claimed."""
+        """Perform the effects of the attempt flow, the usual ones first. Returns the outcome; None
+        if the caller left before anything was claimed."""
+        flow = flow_of(job)
+        result: Any = None
         shared, send = None, self._at_once
         if progress.loop_state is not None:
             shared, send = progress.loop_state.shared, progress.loop_state.send
         deadline: int | None = None
         while True:
-            if effect is None:
-                try:
-                    effect = flow.send(result)
-                except StopIteration as stop:
-                    progress.ended = True
-                    outcome: AttemptOutcome = stop.value
-                    return outcome
-            if type(effect) is Grant:
+            try:
+                effect = flow.send(result)
+            except StopIteration as stop:
+                progress.ended = True
+                outcome: AttemptOutcome = stop.value
+                return outcome
+            if type(effect) is Claim and shared is not None:
+                result = await shared.apply(progress, effect)
+            elif type(effect) is Grant:
                 result = await self._run_body(progress, effect, job, body)
                 deadline = getattr(result, "deadline", None)
             elif type(effect) is Finish:
                 result = await send(effect, progress.abandon, deadline)
                 progress.finish_result, progress.finish = result, effect
-            elif type(effect) is Claim and shared is not None:
-                result = await shared.apply(progress, effect)
             elif type(effect) is Sleep:
                 if shared is not None and effect.watch is not None:
                     result = await shared.sleep(progress, effect)
@@ -164,7 +162,6 @@ class AsyncDriver(RunnerBase):
             else:
                 command = cast(Command, effect)
                 result = await send(command, progress.abandon, deadline)
-            effect = None
 
     async def _close_interrupted(self, progress: AsyncProgress, job: Job) -> None:
         """Close the key of an interrupted run. If this is interrupted itself, it is done again."""

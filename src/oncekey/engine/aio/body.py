@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator
 from types import CoroutineType, coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from oncekey.core.effects import AttemptOutcome, Raised, Returned
+from oncekey.core.effects import Raised, Returned
 from oncekey.engine.aio.attempt import AsyncAttempt
 from oncekey.engine.attempt_base import AttemptBase
 from oncekey.engine.attempt_outcomes import UNSTARTED, BodyNotRun, not_run, pack
@@ -32,9 +32,8 @@ class AsyncProgress(Progress):
     """How far a run in a task has come.
 
     loop_state      what belongs to the event loop it runs on; None in a caller's transaction
-    attempt_task    the task of the attempt, which closes its key whatever happens to the caller
+    attempt_task    the task of the attempt
     is_abandoned    its caller has left
-    outcome         the outcome of an attempt that ended with its first claim
     waited          its body has waited for anything
     """
 
@@ -42,7 +41,6 @@ class AsyncProgress(Progress):
         "attempt_task",
         "is_abandoned",
         "loop_state",
-        "outcome",
         "waited",
     )
 
@@ -51,7 +49,6 @@ class AsyncProgress(Progress):
         self.loop_state = loop_state
         self.attempt_task: asyncio.Task[Any] | None = None
         self.is_abandoned = False
-        self.outcome: AttemptOutcome | None = None
         self.waited = False
 
     def abandon(self) -> None:

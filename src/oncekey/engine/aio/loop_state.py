@@ -15,7 +15,6 @@ from typing import Any, Final, NamedTuple
 from oncekey.core.commands import Command
 from oncekey.core.effects import CommandResult
 from oncekey.engine.aio.attempt import leave
-from oncekey.engine.aio.body import AsyncProgress
 from oncekey.engine.aio.coalescer import Apply, AsyncCoalescer
 from oncekey.engine.aio.deferred_writer import AsyncDeferredWriter
 from oncekey.engine.aio.heartbeat import AsyncHeartbeat
@@ -28,41 +27,11 @@ from oncekey.engine.shared_claims_base import RunningAttempts
 DRAIN_MARGIN_SECONDS: Final = 5.0
 
 
-class ClaimsUnderWay:
-    """The first claims of runs, which are sent from their callers' tasks."""
-
-    __slots__ = ("_none_left", "runs")
-
-    def __init__(self) -> None:
-        self.runs: set[AsyncProgress] = set()
-        self._none_left: asyncio.Future[None] | None = None
-
-    def replied(self, run: AsyncProgress) -> None:
-        """Its claim was replied to, or is now the business of another task."""
-        self.runs.discard(run)
-        if self._none_left is not None and not self.runs and not self._none_left.done():
-            self._none_left.set_result(None)
-
-    async def drain(self, seconds: float) -> None:
-        """Wait until none is left. After `seconds` those that are left will give their keys back
-        and not run their bodies."""
-        if not self.runs:
-            return
-        if self._none_left is None or self._none_left.done():  # else somebody drains already
-            self._none_left = asyncio.get_running_loop().create_future()
-        none_left = self._none_left
-        await asyncio.wait([none_left], timeout=seconds)
-        for run in self.runs:
-            run.abandon()
-        await asyncio.wait([none_left])
-
-
 class LoopState(NamedTuple):
     """What belongs to one event loop.
 
     send    applies one command to the store: by the coalescer, or at once where nothing waits
     tasks   the attempts that run on the loop
-    claims  the first claims that are under way
     """
 
     coalescer: AsyncCoalescer
@@ -71,7 +40,6 @@ class LoopState(NamedTuple):
     heartbeat: AsyncHeartbeat
     deferred_writer: AsyncDeferredWriter
     tasks: set[asyncio.Task[None]]
-    claims: ClaimsUnderWay
 
 
 def make_loop_state(
@@ -95,7 +63,6 @@ def make_loop_state(
         AsyncHeartbeat(clock, renew),
         AsyncDeferredWriter(renew, clock),
         set(),
-        ClaimsUnderWay(),
     )
 
 
@@ -113,7 +80,6 @@ async def drain(state: LoopState, seconds: float) -> None:
     let them close their keys."""
     loop = asyncio.get_running_loop()
     until = loop.time() + seconds
-    await state.claims.drain(seconds)
     # In a loop, because an attempt that ends may have begun others. Not by the set alone: a task
     # that is cancelled before its first step never removes itself.
     while tasks := {task for task in state.tasks if not task.done()}:
@@ -134,7 +100,7 @@ async def drain_others(
     drained = [
         asyncio.wrap_future(_drain_on(loop, state, seconds))
         for loop, state in states.items()
-        if loop is not own and loop.is_running() and (state.tasks or state.claims.runs)
+        if loop is not own and loop.is_running() and state.tasks
     ]
     if drained:
         await asyncio.wait(drained, timeout=seconds + DRAIN_MARGIN_SECONDS)

@@ -1,10 +1,8 @@
 """Runs jobs on an event loop.
 
-The first claim is sent from the caller's own task, for a replay or a rejection ends with it. From
-there on an attempt is a task of its own: a caller that is cancelled leaves at once, while the
-attempt goes on to its end and its outcome is stored (I14). A claim whose caller is cancelled goes
-on in such a task too (hand_over.py). An attempt that is cancelled before its body began gives the
-key back.
+Each attempt is a task of its own: a caller that is cancelled leaves at once, while the attempt goes
+on to its end and its outcome is stored (I14). An attempt that is cancelled before its body began
+gives the key back.
 
 The effects of the flow are performed in attempt_driver.py.
 """
@@ -12,16 +10,12 @@ The effects of the flow are performed in attempt_driver.py.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
 from contextlib import suppress
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
-from oncekey.core.attempt_flow import Flow
-from oncekey.core.commands import Claim, Look, Resolve, Seen
+from oncekey.core.commands import Look, Resolve, Seen
 from oncekey.core.effects import (
     AttemptOutcome,
-    CommandResult,
-    Effect,
     Recover,
     Sleep,
 )
@@ -34,7 +28,6 @@ from oncekey.engine.aio.body import (
     AsyncBody,
     AsyncProgress,
 )
-from oncekey.engine.aio.hand_over import Work, in_callers_task, resumed
 from oncekey.engine.aio.heartbeat import sleep
 from oncekey.engine.aio.loop_state import (
     LoopState,
@@ -46,7 +39,6 @@ from oncekey.engine.jobs import Job
 from oncekey.engine.results import Result, conclude
 from oncekey.engine.runner_base import (
     CLOSE_TRIES,
-    flow_of,
     hold_connection,
 )
 
@@ -55,7 +47,7 @@ Done = asyncio.Future[AttemptOutcome | None]
 
 
 class AsyncRunner(AsyncDriver):
-    """Runs jobs, each in its caller's task and then in one of its own."""
+    """Runs jobs, each in a task of its own or, in a caller's transaction, in the caller's."""
 
     async def drain_all(self, seconds: float) -> None:
         """Drain every loop, each by itself."""
@@ -71,108 +63,46 @@ class AsyncRunner(AsyncDriver):
             return await self._run_in_callers_transaction(job, body)
         state = self.loop_state()
         progress = AsyncProgress(state, job)
-        flow = flow_of(job)
+        # A task of its own, which outlives a cancelled caller: only this future is cancelled with
+        # the caller, never the task.
+        loop = asyncio.get_running_loop()
+        done: Done = loop.create_future()
         try:
-            effect = await self._first_claim(state, progress, flow, job, body)
-            outcome = progress.outcome
-            if effect is not None:
-                # A task of its own, which outlives a cancelled caller: only this future is
-                # cancelled with the caller, never the task.
-                loop = asyncio.get_running_loop()
-                done: Done = loop.create_future()
-                work = self._drive(progress, job, body, flow, effect)
-                attempt = self._run_in_task(job, progress, work, done)
-                progress.attempt_task = task = start_task(loop, attempt)
-                if not task.done():
-                    state.tasks.add(task)
-                outcome = await done
-        except BaseException as error:
+            task = start_task(loop, self._run_in_task(job, body, progress, done))
+            if not task.done():
+                state.tasks.add(task)
+            outcome = await done
+        except BaseException:
             progress.is_abandoned = True
-            state.claims.replied(progress)
-            if progress.attempt_task is not None:
-                if not progress.attempt_task.done():
-                    state.tasks.add(progress.attempt_task)
-            elif not isinstance(error, GeneratorExit):
-                # A signal's handler raised before there was a task to close the key.
-                await self._close_tried(progress, job)
-                self._end(progress)
             raise
         if outcome is None:
             raise asyncio.CancelledError  # it was waiting for another attempt at the shutdown
         return conclude(job, outcome)
 
-    async def _first_claim(
-        self,
-        state: LoopState,
-        progress: AsyncProgress,
-        flow: Flow,
-        job: Job,
-        body: AsyncBody[Any],
-    ) -> Effect | None:
-        """Claim the key in the caller's task, and give the flow the reply. Returns its next
-        effect; None if that was the end, and the outcome is in `progress`."""
-        work = state.shared.apply(progress, cast(Claim, flow.send(None)))
-
-        def hand_over() -> None:
-            progress.is_abandoned = True
-            rest = self._finish_claim(progress, job, body, flow, resumed(work))
-            progress.attempt_task = asyncio.create_task(
-                self._run_in_task(job, progress, rest, None)
-            )
-
-        state.claims.runs.add(progress)
-        try:
-            result = await in_callers_task(work, hand_over)
-        finally:
-            state.claims.replied(progress)
-        try:
-            return flow.send(result)
-        except StopIteration as stop:
-            progress.ended = True
-            progress.outcome = stop.value
-        self._end(progress)
-        self._record(job, progress.outcome)
-        return None
-
-    async def _finish_claim(
-        self,
-        progress: AsyncProgress,
-        job: Job,
-        body: AsyncBody[Any],
-        flow: Flow,
-        claimed: Awaitable[CommandResult],
-    ) -> AttemptOutcome | None:
-        """What is left of an attempt whose caller left while the first claim was under way."""
-        result = await claimed
-        return await self._drive(progress, job, body, flow, None, result)
-
     async def _run_in_task(
-        self,
-        job: Job,
-        progress: AsyncProgress,
-        work: Work[AttemptOutcome | None],
-        done: Done | None,
+        self, job: Job, body: AsyncBody[Any], progress: AsyncProgress, done: Done
     ) -> None:
-        """The attempt's task, up to its outcome; sets `done` if its caller still waits."""
+        """The attempt's task, from claim to outcome; sets `done` if its caller still waits."""
         engine: object = None
         try:
             progress.attempt_task = asyncio.current_task()
             engine = self.engine()  # held: else a caller that leaves could drop it while this runs
-            outcome = await work
+            outcome = await self._drive(progress, job, body)
             self._record(job, outcome)
-            if done is not None and not done.done():
+            if not done.done():
                 done.set_result(outcome)
         except GeneratorExit:
             raise  # its loop is gone: nothing can be awaited any more
         except BaseException as error:
             # Interrupted (a signal's handler), or the user's `recover` raised: first the key.
             await self._close_tried(progress, job)
-            if done is None or done.done():
+            if done.done():
                 raise  # the caller has left: this goes to the loop's exception handler
             done.set_exception(error)
         finally:
             state = self._end(progress)
-            state.tasks.discard(progress.attempt_task)
+            if progress.attempt_task is not None:
+                state.tasks.discard(progress.attempt_task)
             del engine
 
     async def _close_tried(self, progress: AsyncProgress, job: Job) -> None:
@@ -220,7 +150,7 @@ class AsyncRunner(AsyncDriver):
         """The caller's connection belongs to the caller's task; so does the attempt."""
         progress = AsyncProgress(None, job)
         with hold_connection(self._connection, asyncio.current_task()):
-            outcome = await self._drive(progress, job, body, flow_of(job), None)
+            outcome = await self._drive(progress, job, body)
         self._record(job, outcome)
         assert outcome is not None
         return conclude(job, outcome)

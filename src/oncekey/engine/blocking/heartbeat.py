@@ -77,13 +77,14 @@ class Heartbeat:
     def watch(self, attempt: AttemptBase) -> None:
         """Renew this attempt until `forget`."""
         self._attempts[id(attempt)] = attempt
-        lease = attempt._grant.claim.lease
+        grant = attempt._grant
+        lease = grant.claim.lease
         if lease < self._shortest:
             self._shortest = lease
         self._watched += 1
         if self._thread is None:
             self._start()
-        if _first_due(attempt) < self._planned:
+        if grant.deadline - lease + lease // RENEWALS_PER_LEASE < self._planned:
             self._wake.set()
 
     def forget(self, attempt: AttemptBase) -> None:
