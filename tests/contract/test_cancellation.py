@@ -274,3 +274,41 @@ def test_a_body_that_cancels_itself_leaves_the_outcome_unknown() -> None:
         assert record.state is State.UNKNOWN
 
     asyncio.run(main())
+
+
+class SlowStore(AsyncMemoryStore):
+    """A memory store that replies some iterations of the loop after it has applied a command."""
+
+    immediate = False
+
+    async def apply(self, commands: Sequence[Command], /) -> list[Reply]:
+        replies = await super().apply(commands)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        return replies
+
+
+@pytest.mark.parametrize("cancelled", [True, False])
+def test_i14_a_claim_under_way_when_its_loop_ends_leaves_no_key_pending(cancelled: bool) -> None:
+    """The end of `asyncio.run` cancels the tasks that are left, and waits for those alone."""
+    memory = MemoryStore()
+    runs: list[int] = []
+
+    async def body(attempt: Any) -> str:
+        runs.append(attempt.number)
+        return "done"
+
+    async def main(iterations: int) -> None:
+        once = AsyncOnce(SlowStore(memory))
+        caller = asyncio.create_task(once.run("op", f"k{iterations}", body))
+        for _ in range(iterations):
+            await asyncio.sleep(0)
+        if cancelled:
+            caller.cancel()
+
+    for iterations in range(1, 20):
+        asyncio.run(main(iterations))
+        assert State.PENDING not in {record.state for record in memory._records.values()}, (
+            f"after {iterations} iterations"
+        )
+    assert runs, "in the end the body has run"

@@ -54,6 +54,31 @@ class Shout:
 # --- packing -------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("value", "is_exact"),
+    [
+        ("text", True),
+        (7, True),
+        (None, True),
+        (0.5, True),
+        ({}, False),
+        ([1], False),
+        ((1,), False),
+    ],
+)
+def test_only_values_that_nobody_can_change_are_not_read_back(value: Any, is_exact: bool) -> None:
+    packed = pack(JSON, Policy(), value, 5)
+    assert (packed.exact, packed.raw) == (is_exact, value if is_exact else None)
+
+
+def test_a_users_codec_says_whether_its_values_are_read_back() -> None:
+    class Exact(Shout):
+        exact = True
+
+    assert not pack(Shout(), Policy(), "a", 5).exact
+    assert pack(Exact(), Policy(), "a", 5).exact
+
+
 def test_a_value_of_exactly_max_bytes_is_packed() -> None:
     body = pack_value(JSON, "answer")
     fits = pack(JSON, Policy(max_bytes=len(body)), "answer", 5)

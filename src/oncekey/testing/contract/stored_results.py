@@ -35,6 +35,15 @@ class Receipt:
 
 
 class Runs:
+    def test_i3_a_first_callers_value_is_not_the_bodys_own_object(
+        self, engines: EngineCase
+    ) -> None:
+        """Whoever holds the body's object may change it; what callers get stays what is stored."""
+        own = {"eur": [100]}
+        first = engines.once().run("op", "k", Body(own))
+        own["eur"].append(7)
+        assert first.value == engines.once().run("op", "k", Body("never")).value == {"eur": [100]}
+
     def test_i1_a_retry_gets_the_first_runs_answer(self, engines: EngineCase) -> None:
         once, body = engines.once(), Body({"id": 7, "ok": True})
         first = once.run("op", "k", body)
