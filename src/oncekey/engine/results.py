@@ -60,14 +60,13 @@ def conclude(job: Job, outcome: AttemptOutcome) -> Result[Any]:
     kind, returned = outcome.kind, outcome.returned
     if outcome.error is not None or (kind is not _FINISHED and kind is not _REPLAYED):
         raise error_of(job.identity, job.codec, outcome, version_of(job.claim.fingerprint))
-    if returned is None or not (returned.exact and returned.kept):
-        if returned is not None and not returned.kept:
-            return not_kept(job.identity, outcome)
-        replayed, expires_in = kind is _REPLAYED, outcome.expires_in
-        attempt, fence = outcome.attempt, outcome.fence
-        return result_of(job, job.codec, outcome.body, replayed, attempt, fence, expires_in)
-    fields = (returned.raw, False, outcome.attempt, outcome.fence, outcome.expires_in / SECOND)
-    return from_fields(Result, fields)
+    attempt, fence, expires_in = outcome.attempt, outcome.fence, outcome.expires_in
+    if returned is not None and returned.exact:
+        return from_fields(Result, (returned.raw, False, attempt, fence, expires_in / SECOND))
+    if returned is not None and not returned.kept:
+        return not_kept(job.identity, outcome)
+    replayed = kind is _REPLAYED
+    return result_of(job, job.codec, outcome.body, replayed, attempt, fence, expires_in)
 
 
 def value_of(stored: StoredValue, codec: Codec) -> Any:

@@ -11,7 +11,7 @@ import asyncio
 import inspect
 import threading
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 from oncekey.core.attempt_flow import close
 from oncekey.core.commands import Claim, Command, Finish, Release, Reply
@@ -59,9 +59,6 @@ from oncekey.engine.runner_base import (
     nesting_depth,
 )
 from oncekey.engine.shared_claims_base import RunningAttempts
-
-T = TypeVar("T")
-Done = asyncio.Future[AttemptOutcome | None]
 
 
 class AsyncDriver(RunnerBase):
