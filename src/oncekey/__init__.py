@@ -11,6 +11,7 @@ from oncekey.core.errors import (
     ConfigurationError,
     InFlight,
     InvalidKey,
+    KeyChanged,
     LeaseLost,
     Mismatch,
     MissingKey,
@@ -29,16 +30,19 @@ from oncekey.core.identity import child_key, child_uuid
 from oncekey.core.policy import Policy
 from oncekey.core.recovery import Recovery, UnknownKey
 from oncekey.core.step_format import StepResult, StepStatus
+from oncekey.engine.administration import HttpAnswer
 from oncekey.engine.aio.attempt import AsyncAttempt
 from oncekey.engine.aio.once import AsyncOnce
 from oncekey.engine.blocking.attempt import Attempt
 from oncekey.engine.blocking.once import Once
 from oncekey.engine.completer_base import Completed, Completion
 from oncekey.engine.context import current_attempt, current_step
+from oncekey.engine.key_list import KeySummary, Listing
 from oncekey.engine.key_status import KeyStatus
 from oncekey.engine.new_key import new_key
 from oncekey.engine.registry import Operation
 from oncekey.engine.results import Result
+from oncekey.engine.store_stats import Stats
 
 __version__ = "0.1.0"
 
@@ -53,11 +57,15 @@ __all__ = [
     "Event",
     "EventKind",
     "Guarantee",
+    "HttpAnswer",
     "InFlight",
     "InvalidKey",
+    "KeyChanged",
     "KeyStatus",
+    "KeySummary",
     "LeaseLost",
     "Level",
+    "Listing",
     "Mismatch",
     "MissingKey",
     "NotReplayable",
@@ -70,6 +78,7 @@ __all__ = [
     "Policy",
     "Recovery",
     "Result",
+    "Stats",
     "StepResult",
     "StepStatus",
     "StoreUnavailable",

@@ -64,7 +64,7 @@ EXPECTED = {
         Trigger.EXPIRE: ABSENT,
     },
     SUCCEEDED: {Trigger.EXPIRE: ABSENT},
-    FAILED: {Trigger.EXPIRE: ABSENT},
+    FAILED: {Trigger.EXPIRE: ABSENT, Trigger.RESOLVE_FREE: ABSENT},
     UNKNOWN: {
         Trigger.SUCCEED: SUCCEEDED,
         Trigger.FAIL: FAILED,
@@ -106,6 +106,7 @@ CASES: list[tuple[Trigger, Record | None, Command]] = [
     (Trigger.RESOLVE_SUCCEEDED, record(UNKNOWN), resolve(state=SUCCEEDED)),
     (Trigger.RESOLVE_FAILED, record(UNKNOWN), resolve(state=FAILED)),
     (Trigger.RESOLVE_FREE, record(UNKNOWN), resolve(state=ABSENT)),
+    (Trigger.RESOLVE_FREE, record(FAILED), resolve(state=ABSENT, expected=FAILED)),
 ]
 
 

@@ -125,7 +125,7 @@ def test_a_first_claim_writes_the_whole_record() -> None:
         keep=KEEP,
         audit=AUDIT,
         scope="acct",
-        operation="charge",
+        label="charge",
         key="raw",
         steps=(),
         body=b"",

@@ -13,6 +13,8 @@ from oncekey.core.commands import Reply
 from oncekey.core.errors import ConfigurationError, StoreUnavailable
 from oncekey.core.guarantees import Guarantee, Level
 from oncekey.core.policy import Policy
+from oncekey.core.record import Record
+from oncekey.core.search import Cursor, Measures, Page, Query
 from oncekey.core.store import AsyncCallerTransaction, CallerTransaction, Unfinished
 from oncekey.engine.aio.once import AsyncOnce
 from oncekey.engine.blocking.once import Once
@@ -69,6 +71,15 @@ class LazyStore(_Lazy):
     def unfinished(self, after: int, limit: int, /) -> Unfinished:
         return self.memory.unfinished(after, limit)
 
+    def search(self, query: Query, limit: int, after: Cursor, /) -> Page:
+        return self.memory.search(query, limit, after)
+
+    def history(self, id: bytes, /) -> list[Record]:
+        return self.memory.history(id)
+
+    def measure(self) -> Measures:
+        return self.memory.measure()
+
     def join(self, connection: Any, /) -> CallerTransaction:
         return _EnlistedLazy(self)
 
@@ -102,6 +113,15 @@ class AsyncLazyStore(_Lazy):
 
     async def unfinished(self, after: int, limit: int, /) -> Unfinished:
         return self.memory.unfinished(after, limit)
+
+    async def search(self, query: Query, limit: int, after: Cursor, /) -> Page:
+        return self.memory.search(query, limit, after)
+
+    async def history(self, id: bytes, /) -> list[Record]:
+        return self.memory.history(id)
+
+    async def measure(self) -> Measures:
+        return self.memory.measure()
 
     def join(self, connection: Any, /) -> AsyncCallerTransaction:
         return _AsyncEnlistedLazy(self)

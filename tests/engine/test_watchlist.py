@@ -20,7 +20,7 @@ def listed(*times: int, operation: str = "charge") -> Unfinished:
 
 
 def made(number: int, at: int, operation: str = "charge") -> Record:
-    return record(id=number.to_bytes(16, "big"), fence=at, operation=operation)
+    return record(id=number.to_bytes(16, "big"), fence=at, label=operation)
 
 
 def test_after_a_short_page_the_cursor_is_a_margin_before_now() -> None:

@@ -71,7 +71,7 @@ SQL_MUTANTS = (
     _mutant(
         "q3", "rewrite without compare-and-set", Setup(PLAIN, "advisory_lock"),
         "takeover and renewal", "I5",
-        ("WHERE o.id = t.id AND o.fence = t.fence AND o.revision = t.revision;",
+        ("WHERE o.id = t.id AND o.revision = t.revision AND o.fence = t.fence;",
          "WHERE o.id = t.id;"),
     ),
     _mutant(

@@ -277,8 +277,7 @@ class StoreMachine(RuleBasedStateMachine):
         return {id: one.record for id, one in zip(IDS, seen, strict=True)}
 
     def store_history(self, id: bytes) -> list[Record]:
-        past: list[Record] = self.store.history(id)  # type: ignore[attr-defined]
-        return past
+        return self.store.history(id)
 
 
 @pytest.mark.parametrize("name", STORES)

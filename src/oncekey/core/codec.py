@@ -185,6 +185,11 @@ def pack_exactly(codec: Codec, value: Any) -> tuple[bytes, bool]:
     return head_of(codec) + codec.dump(value), getattr(codec, "exact", False) is True
 
 
+def pack_bytes(name: str, data: bytes) -> bytes:
+    """Bytes that the codec of this name would have written, in their envelope."""
+    return _head(Kind.VALUE, name.encode()) + data
+
+
 def head_of(codec: Codec) -> bytes:
     """What stands before every value that this codec has written."""
     name = codec.name

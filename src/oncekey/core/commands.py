@@ -23,7 +23,7 @@ from_fields: Final = tuple.__new__
 
 class Claim(NamedTuple):
     """Claim the key for one attempt. `owner` is random per attempt, so that a repeated claim is
-    recognised.
+    recognised. `scope`, `label` (origin.py) and `key` describe the record, and decide nothing.
 
     `in_transaction`: the claim belongs to a caller's transaction, so others see it only if
     somebody committed halfway; then nobody may run it again.
@@ -37,7 +37,7 @@ class Claim(NamedTuple):
     audit: int
     retry_safe: bool
     scope: str = ""
-    operation: str = ""
+    label: str = ""
     key: str = ""
     in_transaction: bool = False
     keep_unknown: int = FOREVER_US
@@ -88,13 +88,15 @@ class Look(NamedTuple):
 
 
 class Resolve(NamedTuple):
-    """Decide an unknown key, by recovery or by an operator; `note` says who and why."""
+    """Decide an unknown key, by recovery or by an operator; `note` says who and why. An operator
+    may also free a failed key (`expected` is FAILED, `state` is ABSENT)."""
 
     id: bytes
     fence: int
     state: State
     body: bytes
     note: str
+    expected: State = State.UNKNOWN
 
 
 Command = Claim | Finish | Renew | Release | SaveStep | Look | Resolve

@@ -10,6 +10,7 @@
     ├─ OperationFailed       500  the stored failure of the first run
     ├─ LeaseLost             500  this attempt was overtaken, its outcome was refused
     ├─ NotReplayable         500  it ran, but its result cannot be given again
+    ├─ KeyChanged            409  an operator decided about a key that had changed meanwhile
     ├─ StoreUnavailable      503  the store did not answer; nothing was assumed
     └─ ConfigurationError    500  raised while setting up, never while serving
 
@@ -125,6 +126,13 @@ class NotReplayable(OncekeyError):
     ) -> None:
         super().__init__(message, operation=operation, tag=tag)
         self.value = value
+
+
+class KeyChanged(OncekeyError):
+    """An operator's decision was not taken, because the key is no longer what the operator saw, or
+    was never in a state in which this can be decided. Look at it again."""
+
+    status = 409
 
 
 class StoreUnavailable(OncekeyError):

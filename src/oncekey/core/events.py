@@ -8,6 +8,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+from oncekey.core.origin import FUNCTION
+
 
 class EventKind(enum.StrEnum):
     """What was decided for one caller."""
@@ -22,6 +24,7 @@ class EventKind(enum.StrEnum):
     WAIT_TIMEOUT = "wait_timeout"
     UNKNOWN = "unknown"
     RECOVERED = "recovered"
+    RESOLVED = "resolved"  # by an operator
     LOST = "lost"
     UNAVAILABLE = "unavailable"
     UNGUARDED = "unguarded"
@@ -31,7 +34,8 @@ class EventKind(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One decision: its kind, of which operation and key (by tag), and how long it took."""
+    """One decision: its kind, of which operation and key (by tag), how long it took, and by which
+    surface and route the call came in."""
 
     kind: EventKind
     operation: str
@@ -41,3 +45,5 @@ class Event:
     attempt: int = 0
     elapsed_us: int = 0
     from_cache: bool = False
+    surface: str = FUNCTION.surface
+    route: str = ""

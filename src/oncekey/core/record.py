@@ -9,6 +9,8 @@ from __future__ import annotations
 import enum
 from typing import Final, NamedTuple
 
+from oncekey.core.origin import Origin, operation_of, origin_of
+
 # "Until it is decided", as a duration: about a thousand years, so that a time plus this is still a
 # time that every database and calendar can write.
 FOREVER_US: Final = 1_000 * 366 * 86_400_000_000
@@ -35,7 +37,8 @@ class Step(NamedTuple):
 
 
 class Record(NamedTuple):
-    """Everything known about one key in its present generation."""
+    """Everything known about one key in its present generation. `label` has its operation and its
+    origin; `note` has one line for each time that somebody else than its owner decided it."""
 
     id: bytes
     state: State
@@ -50,12 +53,25 @@ class Record(NamedTuple):
     keep: int
     audit: int
     scope: str
-    operation: str
+    label: str
     key: str
     steps: tuple[Step, ...]
     body: bytes
     note: str
     keep_unknown: int = FOREVER_US
+
+    @property
+    def operation(self) -> str:
+        return operation_of(self.label)
+
+    @property
+    def origin(self) -> Origin:
+        return origin_of(self.label)
+
+    @property
+    def tag(self) -> str:
+        """The name of the key in logs."""
+        return self.id[:6].hex()
 
     @property
     def is_undecided(self) -> bool:
@@ -92,9 +108,9 @@ class Record(NamedTuple):
         """This record with its outcome. Made of its fields, because every operation ends here and
         `_replace` takes five times as long."""
         id, _, fingerprint, owner, fence, attempt, retry_safe, created_at, lease_until = self[:9]
-        keep, audit, scope, operation, key, steps = self[10:16]
+        keep, audit, scope, label, key, steps = self[10:16]
         fields = (
             id, state, fingerprint, owner, fence, attempt, retry_safe, created_at, lease_until,
-            finished_at, keep, audit, scope, operation, key, steps, body, self[17], self[18],
+            finished_at, keep, audit, scope, label, key, steps, body, self[17], self[18],
         )  # fmt: skip
         return tuple.__new__(Record, fields)

@@ -14,10 +14,10 @@ from uuid import UUID
 from oncekey.core.commands import Lost, Resolve
 from oncekey.core.effects import CommandResult, Effect, Recover, Recovered, Sleep
 from oncekey.core.errors import ConfigurationError, InvalidKey, StoreUnavailable
+from oncekey.core.notes import NOTE_MAX_CHARS
 from oncekey.core.record import Record, State
 from oncekey.core.step_format import StepStatus
 
-NOTE_MAX_CHARS: Final = 1_000
 RESOLVE_TRIES: Final = 3
 RESOLVE_PAUSE_US: Final = 20_000
 

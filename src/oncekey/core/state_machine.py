@@ -23,6 +23,8 @@ Rules, in words:
     become unknown if anybody looked.
     Freed is free for any request, unless steps were saved: those belong to the request they
     were made for, so such a key stays bound to it and the next run skips what is done.
+    Resolve also frees a failed key, if an operator says so; what it failed with is archived.
+    The note stays with the key when it is claimed again; only expiry ends it.
 8.  One decision sees one reading of the clock: `now`, given by the store.
 
 `reply_to_duplicate` derives the reply to a second claim from that to the first, by the same rules.
@@ -35,6 +37,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
+from oncekey.core import notes
 from oncekey.core.commands import (
     Busy,
     Claim,
@@ -74,7 +77,6 @@ class Decision(NamedTuple):
 DONE: Final = Done()
 _DONE: Final = Decision(DONE)
 _LOST: Final = Decision(Lost())
-_LATE_OWNER: Final = "; its late owner then reported: "
 
 
 def decide(record: Record | None, command: Command, now: int, floor: int = 0) -> Decision:
@@ -160,14 +162,15 @@ def _start(record: Record | None, claim: Claim, now: int, floor: int = 0) -> Dec
     freed = record if record is not None and not is_expired(record, now) else None
     attempt = freed.attempt + 1 if freed else 1
     steps = freed.steps if freed else ()
+    note = notes.ended(freed.note) if freed else ""
     fence = next_fence(record, now, floor)
     # Both by position, because this is done for every first run.
     id, owner, fingerprint, lease, keep, audit, retry_safe = claim[:7]
-    scope, operation, key, in_transaction, keep_unknown = claim[7:]
+    scope, label, key, in_transaction, keep_unknown = claim[7:]
     fields = (
         id, _CLAIMED, fingerprint, owner, fence, attempt, retry_safe and not in_transaction,
         freed.created_at if freed else now, now + lease, 0,  # created, lease_until, finished
-        keep, audit, scope, operation, key, steps, b"", "", keep_unknown,  # body and note are empty
+        keep, audit, scope, label, key, steps, b"", note, keep_unknown,  # no body yet
     )  # fmt: skip
     worth_keeping = record is not None and record.state != ABSENT and not is_garbage(record, now)
     return from_fields(
@@ -306,13 +309,10 @@ def _finish(record: Record | None, command: Finish, now: int) -> Decision:
 def _refuse_late(record: Record, command: Finish) -> Decision:
     """The owner comes back after its key was resolved to something else. The resolution stands;
     the owner's own state is added to the note, for whoever has to find out what happened."""
-    if not record.note or command.state == UNKNOWN:
+    if not notes.decision(record.note) or command.state == UNKNOWN:
         return _LOST
-    decided, _, reported = record.note.partition(_LATE_OWNER)
-    own = command.state.name.lower()
-    if own == reported:
-        return _LOST
-    return Decision(Lost(), record._replace(note=f"{decided}{_LATE_OWNER}{own}"))
+    note = notes.with_late_report(record.note, command.state.name.lower())
+    return _LOST if note == record.note else Decision(Lost(), record._replace(note=note))
 
 
 def _renew(record: Record | None, command: Renew, now: int) -> Decision:
@@ -356,18 +356,18 @@ def _save_step(record: Record | None, command: SaveStep, now: int) -> Decision:
 def _resolve(record: Record | None, command: Resolve, now: int) -> Decision:
     if record is None or record.fence != command.fence:
         return _LOST
-    if state_now(record, now) != UNKNOWN:
-        decided = record.note.partition(_LATE_OWNER)[0]
+    if state_now(record, now) != command.expected:
+        decided = notes.decision(record.note)
         repeated = record.state == command.state and decided == command.note
         return _DONE if repeated else _LOST
     write = record._replace(
-        state=_next(UNKNOWN, RESOLVE_TRIGGERS[command.state]),
+        state=_next(command.expected, RESOLVE_TRIGGERS[command.state]),
         finished_at=0 if command.state == ABSENT else now,
         lease_until=now,
         body=command.body,
-        note=command.note,
+        note=notes.ended(record.note) + command.note,
     )
-    return Decision(Done(), write)
+    return Decision(Done(), write, record if command.expected == FAILED else None)
 
 
 # --- claims that wait in one process ----------------------------------------------------------

@@ -17,6 +17,9 @@ S9  All but `join` and `close` may be called from many threads (sync) or tasks (
 S10 `unfinished` lists the records whose fence is above `after` and that have not ended: pending,
     unknown, or freed with steps saved; oldest claim first, without those that have expired. A page
     never ends between records of one fence.
+S11 `search` finds what `Query.matches` says, newest claim first, page by page; a page looks at
+    LOOKED_AT_MAX records at most and delays no claim. `history` returns past generations.
+S12 `measure` reads nothing that grows with the store, but for counts up to MEASURE_MAX.
 
 Knows no engine and no driver.
 """
@@ -29,6 +32,7 @@ from typing import Any, NamedTuple, Protocol
 from oncekey.core.commands import Command, Reply
 from oncekey.core.guarantees import Guarantee
 from oncekey.core.record import Record
+from oncekey.core.search import Cursor, Measures, Page, Query
 
 SWEEP_LIMIT_DEFAULT = 1_000
 
@@ -79,6 +83,15 @@ class Store(Protocol):
         is called again and again with a later `after`, so its cost must depend on what was claimed
         since, not on what is stored, and it must not delay claims. A claim made at `now` may be
         committed later, so the next `after` should be some time before `now`."""
+
+    def search(self, query: Query, limit: int, after: Cursor, /) -> Page:
+        """At most `limit` of the records that match and are older than `after` (NEWEST: all)."""
+
+    def history(self, id: bytes, /) -> list[Record]:
+        """Past generations of a key that are still in their audit window, oldest first."""
+
+    def measure(self) -> Measures:
+        """How much is stored, how much of it is garbage, and how fast it grows."""
 
     def join(self, connection: Any, /) -> CallerTransaction:
         """This store's records inside the caller's own open transaction."""
@@ -140,6 +153,9 @@ class AsyncStore(Protocol):
     async def sweep(self, limit: int = SWEEP_LIMIT_DEFAULT, /) -> int: ...
     async def elect(self, token: bytes, lease: int, /) -> bool: ...
     async def unfinished(self, after: int, limit: int, /) -> Unfinished: ...
+    async def search(self, query: Query, limit: int, after: Cursor, /) -> Page: ...
+    async def history(self, id: bytes, /) -> list[Record]: ...
+    async def measure(self) -> Measures: ...
     def join(self, connection: Any, /) -> AsyncCallerTransaction: ...
     async def close(self) -> None: ...
 

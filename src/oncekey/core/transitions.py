@@ -53,6 +53,7 @@ TRANSITIONS: Final = MappingProxyType(
         (UNKNOWN, Trigger.RESOLVE_SUCCEEDED): SUCCEEDED,
         (UNKNOWN, Trigger.RESOLVE_FAILED): FAILED,
         (UNKNOWN, Trigger.RESOLVE_FREE): ABSENT,
+        (FAILED, Trigger.RESOLVE_FREE): ABSENT,
         (PENDING, Trigger.EXPIRE): ABSENT,
         (SUCCEEDED, Trigger.EXPIRE): ABSENT,
         (FAILED, Trigger.EXPIRE): ABSENT,

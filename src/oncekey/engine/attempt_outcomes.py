@@ -17,6 +17,7 @@ from oncekey.core.effects import AttemptOutcome, Recovered, Returned
 from oncekey.core.errors import ConfigurationError, NotStarted
 from oncekey.core.events import EventKind
 from oncekey.core.identity import Identity, KeyLike
+from oncekey.core.origin import FUNCTION, Origin, origin_of
 from oncekey.core.policy import Policy
 from oncekey.core.record import Record, State
 from oncekey.core.recovery import Recovery, UnknownKey
@@ -96,7 +97,13 @@ class Outcomes:
         self._jobs = jobs
 
     def replay(
-        self, operation: str, key: KeyLike, scope: str, request: Any, codec: Any
+        self,
+        operation: str,
+        key: KeyLike,
+        scope: str,
+        request: Any,
+        codec: Any,
+        origin: Origin | None = None,
     ) -> Result[Any] | None:
         """The result without a round trip, if the cache has it; a stored failure is raised."""
         if type(key) is not str or type(scope) is not str or type(operation) is not str:
@@ -114,8 +121,15 @@ class Outcomes:
             return None  # another request: the store decides what that means
         whose = _Cached(name, entry)
         if self.events.subscribers:
-            emit = self.events.emit
-            emit(EventKind.REPLAYED, whose.identity, now, fence, attempt, from_cache=True)
+            self.events.emit(
+                EventKind.REPLAYED,
+                whose.identity,
+                now,
+                fence,
+                attempt,
+                from_cache=True,
+                origin=origin or FUNCTION,
+            )
         chosen = jobs.codec if codec is None else jobs.codec_for(codec)
         return result_of(whose, chosen, body, True, attempt, fence, expires_at - now)
 
@@ -124,7 +138,12 @@ class Outcomes:
         waits."""
         kind = outcome.kind
         if self.events.subscribers:
-            emit = partial(self.events.emit, identity=job.identity, started_at=job.started_at)
+            emit = partial(
+                self.events.emit,
+                identity=job.identity,
+                started_at=job.started_at,
+                origin=origin_of(job.claim.label),
+            )
             emit(kind, fence=outcome.fence, attempt=outcome.attempt)
             if outcome.unrecorded:
                 emit(EventKind.UNRECORDED, fence=outcome.fence, attempt=outcome.attempt)
@@ -172,7 +191,8 @@ class Outcomes:
                 "return Recovery.succeeded(value), .failed(message), .free(), or None"
             )
         if self.events.subscribers:
-            self.events.emit(EventKind.RECOVERED, job.identity, job.started_at)
+            origin = origin_of(job.claim.label)
+            self.events.emit(EventKind.RECOVERED, job.identity, job.started_at, origin=origin)
         if recovery.state is State.SUCCEEDED:
             body = pack(job.codec, job.policy, recovery.value, 0).body
         elif recovery.state is State.FAILED:

@@ -229,7 +229,7 @@ class CompleterBase:
         if key and jobs.identities.identify(*identity[:3]).id != record.id:
             return "its kept key leads elsewhere; was it written under another secret?"
         policy = jobs.policy_with({**registered.options, "wait": "0s"}, record.operation)
-        job = jobs.make_from(identity, record.fingerprint, policy, registered.codec)
+        job = jobs.make_from(identity, record, policy, registered.codec)
         return Action(kind, record, registered, job, arguments)
 
     # --- completions --------------------------------------------------------------------------

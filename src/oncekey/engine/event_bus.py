@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from oncekey.core.events import Event, EventKind
 from oncekey.core.identity import Identity
+from oncekey.core.origin import FUNCTION, Origin
 from oncekey.engine.clock import Clock
 
 Subscriber = Callable[[Event], None]
@@ -44,11 +45,15 @@ class EventBus:
         attempt: int = 0,
         *,
         from_cache: bool = False,
+        origin: Origin = FUNCTION,
     ) -> None:
         """Make the event of a call that began at `started_at`, and give it to every subscriber."""
         elapsed = self._clock.now() - started_at
         scope, operation, tag = identity.scope, identity.operation, identity.tag
-        self.notify(Event(kind, operation, scope, tag, fence, attempt, elapsed, from_cache))
+        surface, route = origin.surface, origin.route
+        self.notify(
+            Event(kind, operation, scope, tag, fence, attempt, elapsed, from_cache, surface, route)
+        )
 
     def notify(self, event: Event) -> None:
         """Give an event to every subscriber."""

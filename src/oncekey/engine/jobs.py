@@ -17,7 +17,9 @@ from oncekey.core.commands import Claim, from_fields
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.guarantees import Guarantee, Level, check_level
 from oncekey.core.identity import Identities, Identity, KeyLike
+from oncekey.core.origin import Origin, label_of
 from oncekey.core.policy import Policy
+from oncekey.core.record import Record
 from oncekey.engine.clock import Clock, new_owner
 from oncekey.engine.guarantee_check import GuaranteeLost, GuaranteeMonitor, refusal_of
 
@@ -143,6 +145,7 @@ class JobFactory:
         request: Any,
         codec: Any,
         options: Mapping[str, Any],
+        origin: Origin | None = None,
     ) -> Job:
         """The job of one call, its arguments checked."""
         if options or self._only_transactions:
@@ -151,11 +154,11 @@ class JobFactory:
             policy = self.policy
         text, id = self.identities.key_and_id(scope, operation, key)
         fingerprint = self.identities.fingerprint(request)
-        return self._make(scope, operation, text, id, fingerprint, policy, codec)
+        return self._make(scope, operation, text, id, fingerprint, policy, codec, origin)
 
-    def make_from(self, identity: Identity, fingerprint: bytes, policy: Policy, codec: Any) -> Job:
-        """The job of a key that is known already."""
-        return self._make(*identity, fingerprint, policy, codec)
+    def make_from(self, identity: Identity, record: Record, policy: Policy, codec: Any) -> Job:
+        """The job of a key that has a record already."""
+        return self._make(*identity, record.fingerprint, policy, codec, record.origin)
 
     def _make(
         self,
@@ -166,12 +169,14 @@ class JobFactory:
         fingerprint: bytes,
         policy: Policy,
         codec: Any,
+        origin: Origin | None,
     ) -> Job:
         """Each job has an owner token of its own."""
         times = policy.times
         fields = (
             id, new_owner(), fingerprint, times.lease, times.keep, times.audit, times.retry_safe,
-            scope, operation, key if self.raw_keys else "", self.transactional, times.keep_unknown,
+            scope, operation if origin is None else label_of(operation, origin),
+            key if self.raw_keys else "", self.transactional, times.keep_unknown,
         )  # fmt: skip
         claim = from_fields(Claim, fields)
         chosen = self.codec if codec is None else self.codec_for(codec)

@@ -1,7 +1,7 @@
 """The status of a key as `get` shows it: its record, decoded for people to read.
 
 A stored value is decoded by the operation's codec; one of another built-in codec is shown as the
-plain JSON it is. A value that cannot be decoded is described, never raised.
+plain JSON or the HTTP response it is. A value that cannot be decoded is described, never raised.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from oncekey.core.codec import JSON, Codec, StoredError, StoredValue, unpack
+from oncekey.core.answer import answer_of
+from oncekey.core.codec import JSON, Codec, StoredValue, unpack
 from oncekey.core.commands import Seen
 from oncekey.core.errors import OncekeyError
 from oncekey.core.record import State, Step
@@ -19,14 +20,21 @@ from oncekey.core.state_machine import is_expired, state_now
 from oncekey.core.step_format import ARGUMENTS, StepStatus, unpack_step
 from oncekey.engine.results import value_of
 
-# The bytes of these codecs are JSON. Each step may have a codec of its own.
-_JSON_CODECS = frozenset(("json", "dataclass", "pydantic"))
+_EPOCH = datetime.fromtimestamp(0, UTC)
 
 
 @dataclass(frozen=True, slots=True)
 class KeyStatus:
     """One key: its state, its value or error, and when it expires (`expires_at`; None for an
-    undecided key, which stays until somebody decides it)."""
+    undecided key, which stays until somebody decides it).
+
+    key       as the caller gave it, if raw keys are stored; "" otherwise
+    tag       its name in logs
+    surface, route, name   where the call came in: "http", "POST /charges", "create_charge"
+    value     the answer; that of an HTTP request is a dict of status, headers and body
+    note      a line for each time that somebody else than its owner decided it
+    seen_at   when this was read, by the store's clock
+    """
 
     state: str
     operation: str
@@ -44,6 +52,19 @@ class KeyStatus:
     note: str
     steps: tuple[StepStatus, ...]
     arguments: Any = None
+    key: str = ""
+    id: str = ""
+    surface: str = "function"
+    route: str = ""
+    name: str = ""
+    retry_safe: bool = False
+    seen_at: datetime = _EPOCH
+
+    @property
+    def http_status(self) -> int | None:
+        """The status of a stored HTTP response."""
+        is_response = self.surface == "http" and isinstance(self.value, dict)
+        return self.value.get("status") if is_response else None
 
 
 def status_of(seen: Seen, codec: Codec) -> KeyStatus | None:
@@ -63,19 +84,26 @@ def status_of(seen: Seen, codec: Codec) -> KeyStatus | None:
         state="freed" if state is State.ABSENT and not expired else State(state).name.lower(),
         operation=record.operation,
         scope=record.scope,
-        tag=record.id.hex()[:12],
+        tag=record.tag,
         attempt=record.attempt,
         fence=record.fence,
-        created_at=_time(record.created_at),
-        lease_until=_time(record.lease_until),
-        finished_at=_time(record.finished_at) if record.finished_at else None,
-        expires_at=None if record.lasts_until_decided else _time(record.expires_at),
+        created_at=time_of(record.created_at),
+        lease_until=time_of(record.lease_until),
+        finished_at=time_of(record.finished_at) if record.finished_at else None,
+        expires_at=None if record.lasts_until_decided else time_of(record.expires_at),
         expired=expired,
         value=value,
         error=error,
         note=record.note,
         steps=steps,
         arguments=arguments_of(record.steps).request,
+        key=record.key,
+        id=record.id.hex(),
+        surface=record.origin.surface,
+        route=record.origin.route,
+        name=record.origin.name,
+        retry_safe=record.retry_safe,
+        seen_at=time_of(seen.now),
     )
 
 
@@ -102,7 +130,7 @@ def step_statuses(steps: Sequence[Step], codec: Codec) -> tuple[StepStatus, ...]
 
 
 def _step(step: Step, codec: Codec) -> StepStatus:
-    at = _time(step.at)
+    at = time_of(step.at)
     facts, envelope = unpack_step(step.body)
     if not step.done:
         request = _read(envelope, JSON)[0] if envelope else None
@@ -116,17 +144,14 @@ def _read(body: bytes, codec: Codec, *, plain: bool = False) -> tuple[Any, str |
     """The value of a stored outcome, or why there is none. With `plain`, JSON is shown as it is,
     because the class it was written for is not known."""
     stored = unpack(body)
-    if isinstance(stored, StoredValue):
-        if stored.codec in _JSON_CODECS and (plain or stored.codec != codec.name):
-            stored, codec = stored._replace(codec=JSON.name), JSON
-        try:
-            return value_of(stored, codec), None
-        except OncekeyError as error:
-            return None, str(error)
-    if isinstance(stored, StoredError):
-        return None, f"{stored.type}: {stored.message}"
-    return None, stored.reason
+    if not isinstance(stored, StoredValue) or plain or stored.codec != codec.name:
+        answer = answer_of(body)
+        return answer.value, answer.error
+    try:
+        return value_of(stored, codec), None
+    except OncekeyError as error:
+        return None, str(error)
 
 
-def _time(us: int) -> datetime:
+def time_of(us: int) -> datetime:
     return datetime.fromtimestamp(us / 1_000_000, UTC)

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, NamedTuple
 from oncekey.core.abandoned import TRIES_DEFAULT
 from oncekey.core.duration import Duration
 from oncekey.core.errors import ConfigurationError
-from oncekey.core.events import Event
+from oncekey.core.events import Event, EventKind
 from oncekey.core.guarantees import Guarantee
 from oncekey.core.identity import Identities, KeyLike
 from oncekey.core.policy import Policy
@@ -25,6 +25,7 @@ from oncekey.engine.event_bus import EventBus, Subscriber
 from oncekey.engine.guarantee_check import GuaranteeMonitor
 from oncekey.engine.guard import check_operation, check_recover
 from oncekey.engine.jobs import Job, JobFactory
+from oncekey.engine.key_status import KeyStatus
 from oncekey.engine.lifetime import (
     EngineResources,
     closed_error,
@@ -194,6 +195,23 @@ class OnceBase(OperationsBase):
         self._outcomes.cache.reopen()
         self._closed = False
         self._track()
+
+    def _was_decided(self, status: KeyStatus) -> None:
+        """An operator has decided a key: what was remembered of it is void, and subscribers hear of
+        it."""
+        self._outcomes.cache.forget(bytes.fromhex(status.id))
+        self.notify(
+            Event(
+                EventKind.RESOLVED,
+                status.operation,
+                status.scope,
+                status.tag,
+                status.fence,
+                status.attempt,
+                surface=status.surface,
+                route=status.route,
+            )
+        )
 
     # --- registration -------------------------------------------------------------------------
 

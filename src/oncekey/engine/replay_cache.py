@@ -74,6 +74,12 @@ class ReplayCache:
                 _, oldest = entries.popitem(last=False)
                 self._bytes -= len(oldest[2]) + ENTRY_OVERHEAD
 
+    def forget(self, id: bytes) -> None:
+        """Remove the entry of the key with this id, because somebody has decided it anew."""
+        with self._lock:
+            for name in [name for name, entry in self.entries.items() if entry[0] == id]:
+                self._drop(name)
+
     def close(self) -> None:
         """Remove all entries, and accept none until `reopen`."""
         with self._lock:

@@ -72,13 +72,22 @@ def conclude(job: Job, outcome: AttemptOutcome) -> Result[Any]:
 def value_of(stored: StoredValue, codec: Codec) -> Any:
     """The decoded value; raises NotReplayable if it cannot be decoded."""
     if stored.codec != codec.name:
-        raise NotReplayable(
-            f"the answer was stored by codec {stored.codec!r}, this operation uses {codec.name!r}"
-        )
+        codec = _older(codec, stored.codec)
     try:
         return codec.load(stored.data)
     except Exception as error:  # the codec may be the user's
         raise NotReplayable(_undecodable(error)) from error
+
+
+def _older(codec: Codec, name: str) -> Codec:
+    """The codec of this name among those that `codec` has replaced."""
+    for older in getattr(codec, "older", ()):
+        if older.name == name:
+            found: Codec = older
+            return found
+    raise NotReplayable(
+        f"the answer was stored by codec {name!r}, this operation uses {codec.name!r}"
+    )
 
 
 def _undecodable(error: Exception) -> str:

@@ -20,6 +20,7 @@ from oncekey.http.message import (
     headers_by_name,
 )
 from oncekey.http.request_body import Body
+from oncekey.http.request_origin import route_names
 
 _CLOSE: Final[Headers] = ((b"connection", b"close"),)
 _QUESTION_MARK: Final = ord("?")  # a byte is found faster than bytes
@@ -64,7 +65,12 @@ def request_of(scope: Scope, headers: RequestHeaders, body: bytes | Body) -> Req
     )
     if _QUESTION_MARK in path:
         path = path.partition(b"?")[0]
-    return Request(scope["method"], path, scope.get("query_string", b""), headers, body)
+    query = scope.get("query_string", b"")
+    route = scope.get("route")  # set where the framework has chosen it: inside of its router
+    if route is None:
+        return Request(scope["method"], path, query, headers, body)
+    template, name = route_names(route)
+    return Request(scope["method"], path, query, headers, body, template, name)
 
 
 def close_header(scope: Scope) -> Headers:

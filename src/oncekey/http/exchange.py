@@ -30,6 +30,7 @@ from oncekey.http.latency import LatencyAverages
 from oncekey.http.message import Headers, Request, RequestHeaders, Response
 from oncekey.http.problem import Problem, Render, problem_for, refusal_response
 from oncekey.http.request_fingerprint import fingerprint_bytes
+from oncekey.http.request_origin import origin_of_request
 from oncekey.http.response_codec import CODEC
 from oncekey.http.rules import Rule, Rules
 
@@ -142,6 +143,7 @@ class Exchange:
             "scope": caller,
             "request": compared,
             "codec": CODEC,
+            "origin": origin_of_request(rule, request),
             **rule.options,
         }
 

@@ -23,13 +23,16 @@ App = Callable[[Any, Any, Any], Awaitable[None]]
 
 
 class Request(NamedTuple):
-    """A client's request. `path` and `query` are not decoded."""
+    """A client's request. `path` and `query` are not decoded. `template` is the path of the route
+    that serves it, such as "/charges/{id}", and `name` that route's name, where they are known."""
 
     method: str
     path: bytes
     query: bytes
     headers: RequestHeaders
     body: bytes | Body = b""
+    template: str = ""
+    name: str = ""
 
 
 class Response(NamedTuple):

@@ -59,7 +59,7 @@ def is_slow_to_compare(request: Request) -> bool:
 
 
 def _joined_parts(request: Request, rule: Rule, body: bytes | Body, codings: bytes) -> bytes:
-    method, path, query, headers, _ = request
+    method, path, query, headers = request[:4]
     line = _joined(headers, b"content-type")
     media, boundary, normalized = _content_type(line)
     if codings:  # unknown ones are left on the body

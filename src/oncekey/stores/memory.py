@@ -17,6 +17,17 @@ from oncekey.core.commands import Command, Reply
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.guarantees import Guarantee, Level
 from oncekey.core.record import Record
+from oncekey.core.search import (
+    BODY_HEAD_BYTES,
+    LOOKED_AT_MAX,
+    MEASURE_MAX,
+    RATE_WINDOW_US,
+    Cursor,
+    Measures,
+    Page,
+    Query,
+    page_of,
+)
 from oncekey.core.state_machine import PENDING, decide, has_ended, is_expired, is_garbage
 from oncekey.core.store import (
     SWEEP_LIMIT_DEFAULT,
@@ -122,6 +133,30 @@ class MemoryStore:
                 key=lambda old: old.fence,
             )
 
+    def search(self, query: Query, limit: int, after: Cursor, /) -> Page:
+        with self._lock:
+            now = self._clock()
+            older = [r for r in self._records.values() if (r.fence, r.id) < after]
+        older.sort(key=lambda record: (record.fence, record.id), reverse=True)
+        looked_at = older[:LOOKED_AT_MAX]
+        last = Cursor(looked_at[-1].fence, looked_at[-1].id) if len(older) > LOOKED_AT_MAX else None
+        found = [
+            record._replace(steps=(), body=record.body[:BODY_HEAD_BYTES])
+            for record in looked_at
+            if query.matches(record, now)
+        ]
+        return page_of(found, last, now, len(looked_at), limit)
+
+    def measure(self) -> Measures:
+        with self._lock:
+            now = self._clock()
+            records = list(self._records.values())
+        due = [record.audit_until for record in records if is_garbage(record, now)][:MEASURE_MAX]
+        claims = sum(record.fence > now - RATE_WINDOW_US for record in records)
+        size = sum(len(record.body) for record in records)
+        oldest = min(due, default=0)
+        return Measures(now, len(records), size, len(due), oldest, min(claims, MEASURE_MAX))
+
     def join(self, connection: Any, /) -> CallerTransaction:
         raise ConfigurationError("memory:// has no transactions to take part in")
 
@@ -160,8 +195,14 @@ class AsyncMemoryStore:
     async def unfinished(self, after: int, limit: int, /) -> Unfinished:
         return self.memory.unfinished(after, limit)
 
+    async def search(self, query: Query, limit: int, after: Cursor, /) -> Page:
+        return self.memory.search(query, limit, after)
+
     async def history(self, id: bytes, /) -> list[Record]:
         return self.memory.history(id)
+
+    async def measure(self) -> Measures:
+        return self.memory.measure()
 
     def join(self, connection: Any, /) -> AsyncCallerTransaction:
         raise ConfigurationError("memory:// has no transactions to take part in")

@@ -18,6 +18,8 @@ from typing import Any
 from oncekey.core.commands import Command, Reply
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.guarantees import Guarantee
+from oncekey.core.record import Record
+from oncekey.core.search import Cursor, Measures, Page, Query
 from oncekey.core.store import (
     SWEEP_LIMIT_DEFAULT,
     AsyncCallerTransaction,
@@ -170,6 +172,19 @@ class FaultyStore(_Scripted):
             raise self._refused(Fault.REFUSE, ())
         return self.inner.unfinished(after, limit)
 
+    def search(self, query: Query, limit: int, after: Cursor, /) -> Page:
+        if self.down:
+            raise self._refused(Fault.REFUSE, ())
+        return self.inner.search(query, limit, after)
+
+    def history(self, id: bytes, /) -> list[Record]:
+        return self.inner.history(id)
+
+    def measure(self) -> Measures:
+        if self.down:
+            raise self._refused(Fault.REFUSE, ())
+        return self.inner.measure()
+
     def join(self, connection: Any, /) -> CallerTransaction:
         return self.inner.join(connection)
 
@@ -252,6 +267,19 @@ class AsyncFaultyStore(_Scripted):
         if self.down:
             raise self._refused(Fault.REFUSE, ())
         return await self.inner.unfinished(after, limit)
+
+    async def search(self, query: Query, limit: int, after: Cursor, /) -> Page:
+        if self.down:
+            raise self._refused(Fault.REFUSE, ())
+        return await self.inner.search(query, limit, after)
+
+    async def history(self, id: bytes, /) -> list[Record]:
+        return await self.inner.history(id)
+
+    async def measure(self) -> Measures:
+        if self.down:
+            raise self._refused(Fault.REFUSE, ())
+        return await self.inner.measure()
 
     def join(self, connection: Any, /) -> AsyncCallerTransaction:
         return self.inner.join(connection)

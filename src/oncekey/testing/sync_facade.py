@@ -19,6 +19,7 @@ from oncekey.core.commands import Command, Reply
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.guarantees import Guarantee
 from oncekey.core.record import Record
+from oncekey.core.search import Cursor, Measures, Page, Query
 from oncekey.core.store import SWEEP_LIMIT_DEFAULT, AsyncStore, CallerTransaction, Store, Unfinished
 from oncekey.engine.aio.attempt import AsyncAttempt
 from oncekey.engine.aio.once import AsyncOnce
@@ -117,9 +118,14 @@ class SyncStore:
     def unfinished(self, after: int, limit: int, /) -> Unfinished:
         return self._loop.run(self.inner.unfinished(after, limit))
 
+    def search(self, query: Query, limit: int, after: Cursor, /) -> Page:
+        return self._loop.run(self.inner.search(query, limit, after))
+
     def history(self, id: bytes, /) -> list[Record]:
-        past: list[Record] = self._loop.run(self.inner.history(id))  # type: ignore[attr-defined]
-        return past
+        return self._loop.run(self.inner.history(id))
+
+    def measure(self) -> Measures:
+        return self._loop.run(self.inner.measure())
 
     def join(self, connection: Any, /) -> CallerTransaction:
         raise ConfigurationError("a sync facade takes part in no transaction")

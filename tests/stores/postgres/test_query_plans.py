@@ -255,7 +255,7 @@ def test_a_finish_is_a_heap_only_update(
     """Ten thousand lifecycles in mixed batches, with answers of 300 bytes: the updates are
     heap-only. The hardest case is a batch that finishes all that another one claimed."""
     store = adapters.store(postgres.url(), **{**SHAPES[shape], "schema": f"hot_{shape}"})
-    usual = make_claim("", scope="acct_12345", operation="charge")
+    usual = make_claim("", scope="acct_12345", label="charge")
     fresh: list[Claim] = []
     fences: list[int] = []
     for n in range(101):

@@ -53,7 +53,7 @@ def claim(n: int, owner: bytes = b"o", **changes: Any) -> Claim:
         "audit": 90 * SECOND,
         "retry_safe": False,
         "scope": "Łódź",
-        "operation": "charge",
+        "label": "charge",
         "key": "k",
     }
     return Claim(n.to_bytes(16, "big"), owner, **{**values, **changes})

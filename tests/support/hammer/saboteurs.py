@@ -10,6 +10,7 @@ from typing import Any
 
 from oncekey.core.commands import Claim, Command, Finish, Look, Release, Reply, Seen
 from oncekey.core.record import Record, State
+from oncekey.core.search import Cursor, Measures, Page, Query
 from oncekey.core.store import SWEEP_LIMIT_DEFAULT, CallerTransaction, Store, Unfinished
 
 
@@ -46,6 +47,15 @@ class Saboteur:
 
     def unfinished(self, after: int, limit: int, /) -> Unfinished:
         return self.inner.unfinished(after, limit)
+
+    def search(self, query: Query, limit: int, after: Cursor, /) -> Page:
+        return self.inner.search(query, limit, after)
+
+    def history(self, id: bytes, /) -> list[Record]:
+        return self.inner.history(id)
+
+    def measure(self) -> Measures:
+        return self.inner.measure()
 
     def join(self, connection: Any, /) -> CallerTransaction:
         return self.inner.join(connection)

@@ -32,7 +32,8 @@ from oncekey.core.commands import (
 from oncekey.core.errors import NotStarted, OncekeyError, StoreUnavailable, Terminal
 from oncekey.core.identity import Identities
 from oncekey.core.policy import Policy
-from oncekey.core.record import State
+from oncekey.core.record import Record, State
+from oncekey.core.search import Cursor, Measures, Page, Query
 from oncekey.core.store import SWEEP_LIMIT_DEFAULT, CallerTransaction, Store, Unfinished
 from oncekey.engine.blocking.once import Once
 
@@ -123,6 +124,15 @@ class Recorder:
 
     def unfinished(self, after: int, limit: int, /) -> Unfinished:
         return self.inner.unfinished(after, limit)
+
+    def search(self, query: Query, limit: int, after: Cursor, /) -> Page:
+        return self.inner.search(query, limit, after)
+
+    def history(self, id: bytes, /) -> list[Record]:
+        return self.inner.history(id)
+
+    def measure(self) -> Measures:
+        return self.inner.measure()
 
     def join(self, connection: Any, /) -> CallerTransaction:
         return self.inner.join(connection)

@@ -13,11 +13,13 @@ from oncekey.core.abandoned import TRIES_DEFAULT
 from oncekey.core.duration import Duration, microseconds
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.identity import KeyLike
+from oncekey.core.origin import Origin
 from oncekey.core.policy import Policy, PolicyOptions
 from oncekey.core.store import SWEEP_LIMIT_DEFAULT, AsyncStore
 from oncekey.engine.aio.attempt import AsyncAttempt
 from oncekey.engine.aio.body import AsyncBody
 from oncekey.engine.aio.completer import AsyncCompleter
+from oncekey.engine.aio.key_admin import AsyncKeyAdmin
 from oncekey.engine.aio.loop_state import drain
 from oncekey.engine.aio.periodic import AsyncPeriodicTask
 from oncekey.engine.aio.runner import AsyncRunner
@@ -31,7 +33,6 @@ from oncekey.engine.jobs import JobFactory
 from oncekey.engine.key_status import KeyStatus, status_of
 from oncekey.engine.once_base import (
     InTransactionBase,
-    OnceBase,
     OperationsBase,
     check_background,
     guarantee_reader,
@@ -73,6 +74,7 @@ class AsyncOperations(OperationsBase):
         scope: str = "",
         request: Any = None,
         codec: Any = None,
+        origin: Origin | None = None,
         **options: Unpack[PolicyOptions],
     ) -> Result[T]:
         """Run `body(attempt)` at most once for this key, or replay its stored result.
@@ -80,13 +82,13 @@ class AsyncOperations(OperationsBase):
         Cancelling the caller does not cancel a body that has begun: it goes on, and its outcome
         is stored for the next retry. For the options see `Once.run`.
         """
-        known = self._outcomes.replay(operation, key, scope, request, codec)
+        known = self._outcomes.replay(operation, key, scope, request, codec, origin)
         if known is not None:
             return known
         check_body(body, operation, is_async=True)
         if not self._is_ready:
             await self._get_ready()
-        job = self._jobs.make(operation, key, scope, request, codec, options)
+        job = self._jobs.make(operation, key, scope, request, codec, options, origin)
         return await self._runner.run(job, body)
 
     def guard(
@@ -131,7 +133,7 @@ class AsyncOperations(OperationsBase):
         return status_of(await self._runner.look(id), reader)
 
 
-class AsyncOnce(OnceBase, AsyncOperations):
+class AsyncOnce(AsyncKeyAdmin, AsyncOperations):
     """Makes operations with side effects safe to retry, from asyncio. Options as for `Once`.
 
     The store is opened, and its sweeper started, on first use or by `async with`. Several event

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 from oncekey.core.abandoned import TRIES_DEFAULT
 from oncekey.core.duration import Duration
 from oncekey.core.identity import KeyLike
+from oncekey.core.origin import Origin
 from oncekey.core.policy import Policy, PolicyOptions
 from oncekey.core.store import SWEEP_LIMIT_DEFAULT, Store
 from oncekey.engine.attempt_outcomes import Outcomes
 from oncekey.engine.blocking.attempt import Attempt
 from oncekey.engine.blocking.completer import Completer
+from oncekey.engine.blocking.key_admin import KeyAdmin
 from oncekey.engine.blocking.periodic import PeriodicTask
 from oncekey.engine.blocking.runner import Body, Runner
 from oncekey.engine.blocking.sweeper import Sweeper
@@ -26,7 +28,6 @@ from oncekey.engine.jobs import JobFactory
 from oncekey.engine.key_status import KeyStatus, status_of
 from oncekey.engine.once_base import (
     InTransactionBase,
-    OnceBase,
     OperationsBase,
     check_background,
     guarantee_reader,
@@ -66,6 +67,7 @@ class Operations(OperationsBase):
         scope: str = "",
         request: Any = None,
         codec: Any = None,
+        origin: Origin | None = None,
         **options: Unpack[PolicyOptions],
     ) -> Result[T]:
         """Run `body(attempt)` at most once for this key, or replay its stored result.
@@ -74,13 +76,13 @@ class Operations(OperationsBase):
         `options` are fields of Policy for this call. Raises what the body raised, or one of the
         errors of docs/reference/errors.md.
         """
-        known = self._outcomes.replay(operation, key, scope, request, codec)
+        known = self._outcomes.replay(operation, key, scope, request, codec, origin)
         if known is not None:
             return known
         check_body(body, operation, is_async=False)
         if not self._is_ready:
             self._get_ready()
-        job = self._jobs.make(operation, key, scope, request, codec, options)
+        job = self._jobs.make(operation, key, scope, request, codec, options, origin)
         return self._runner.run(job, body)
 
     def guard(
@@ -130,7 +132,7 @@ class Operations(OperationsBase):
         return status_of(self._runner.look(id), reader)
 
 
-class Once(OnceBase, Operations):
+class Once(KeyAdmin, Operations):
     """Makes operations with side effects safe to retry, from threads.
 
         once = Once("sqlite:///payments.db", policy=Policy(lease="30s", keep="24h"))

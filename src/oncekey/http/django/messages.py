@@ -96,7 +96,9 @@ def request_of(request: Any, headers: RequestHeaders, body: bytes) -> Request:
     base = django_request(request)
     path = quote(base.path.encode("utf-8")).encode("ascii")
     query = base.META.get("QUERY_STRING", "").encode("latin-1", "replace")
-    return Request(base.method, path, query, headers, body)
+    match = getattr(base, "resolver_match", None)  # None before the URL was resolved
+    template, name = ("/" + match.route, match.view_name) if match is not None else ("", "")
+    return Request(base.method, path, query, headers, body, template, name)
 
 
 class DjangoResponse(SyncResponseBuffer):

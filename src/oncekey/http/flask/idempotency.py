@@ -258,7 +258,10 @@ def _respond(extension: Idempotency, rule: Rule, call: Callable[[], Any]) -> Any
             del environ[ATTEMPT]
 
     key, caller = admitted
-    response = guard.run(key, caller, wsgi.request_of(environ, headers, body), call_app)
+    sent = wsgi.request_of(environ, headers, body)
+    if request.url_rule is not None:
+        sent = sent._replace(template=request.url_rule.rule, name=request.endpoint or "")
+    response = guard.run(key, caller, sent, call_app)
     if isinstance(response, FreshResponse):
         return response.app_response.to_send(response.more_headers)
     return flask_response(response)

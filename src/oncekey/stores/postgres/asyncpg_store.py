@@ -19,6 +19,7 @@ import asyncpg
 from oncekey.core.commands import Command, Reply
 from oncekey.core.errors import ConfigurationError, OncekeyError, StoreUnavailable
 from oncekey.core.record import Record
+from oncekey.core.search import Cursor, Measures, Page, Query
 from oncekey.core.store import SWEEP_LIMIT_DEFAULT, AsyncCallerTransaction, Unfinished
 from oncekey.stores.postgres import errors
 from oncekey.stores.postgres.asyncpg_connections import (
@@ -29,6 +30,7 @@ from oncekey.stores.postgres.asyncpg_connections import (
     PooledConnection,
 )
 from oncekey.stores.postgres.options import Options
+from oncekey.stores.postgres.postgres_search import measure, search
 from oncekey.stores.postgres.queries import make_queries
 from oncekey.stores.postgres.rows import Row
 from oncekey.stores.postgres.schema import SchemaProgram, Script
@@ -200,6 +202,12 @@ class AsyncPostgresStore(PostgresBase):
 
     async def sweep(self, limit: int = SWEEP_LIMIT_DEFAULT, /, *, tier: str = "all") -> int:
         return await self._run(lambda: self._program.sweep(limit, tier))
+
+    async def search(self, query: Query, limit: int, after: Cursor, /) -> Page:
+        return await self._run(lambda: search(self._program.now(), query, limit, after))
+
+    async def measure(self) -> Measures:
+        return await self._run(lambda: measure(self._program.now()))
 
     async def history(self, id: bytes, /) -> list[Record]:
         """Past generations of a key that are still in their audit window, oldest first."""

@@ -361,7 +361,7 @@ def _columns(record: Record) -> tuple[Any, ...]:
         record.keep,
         record.audit,
         record.scope,
-        record.operation,
+        record.label,
         record.key,
         pack_steps(record.steps),
         record.body,

@@ -19,6 +19,7 @@ from typing import Any, Final, TypeVar
 
 from oncekey.core.commands import Busy, Claim, Claimed, Command, Done, Finish, Lost, Reply
 from oncekey.core.errors import ConfigurationError, StoreUnavailable
+from oncekey.core.origin import operation_of
 from oncekey.core.record import Record
 from oncekey.core.state_machine import decide
 from oncekey.stores.postgres.durability import Server, SettingsWatch, parse_server
@@ -244,9 +245,10 @@ class Program:
         longest = self._layout.terms_max
         for claim in claims:
             if claim.lease + claim.keep + claim.audit > longest:
+                name = operation_of(claim.label)
                 raise ConfigurationError(
-                    f"operation {claim.operation!r}: lease, keep and audit together are longer "
-                    f"than the ring holds ({longest / 3_600_000_000:.1f} hours); give the store "
+                    f"operation {name!r}: lease, keep and audit together are longer than "
+                    f"the ring holds ({longest / 3_600_000_000:.1f} hours); give the store "
                     "more ring_slots or a longer ring_period, or shorten them"
                 )
 

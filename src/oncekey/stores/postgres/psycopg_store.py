@@ -20,9 +20,11 @@ import psycopg
 from oncekey.core.commands import Command, Reply
 from oncekey.core.errors import ConfigurationError, OncekeyError, StoreUnavailable
 from oncekey.core.record import Record
+from oncekey.core.search import Cursor, Measures, Page, Query
 from oncekey.core.store import SWEEP_LIMIT_DEFAULT, CallerTransaction, Unfinished
 from oncekey.stores.postgres import errors
 from oncekey.stores.postgres.options import Options
+from oncekey.stores.postgres.postgres_search import measure, search
 from oncekey.stores.postgres.psycopg_connections import (
     CallerPool,
     OwnPool,
@@ -192,6 +194,12 @@ class PostgresStore(PostgresBase):
 
     def sweep(self, limit: int = SWEEP_LIMIT_DEFAULT, /, *, tier: str = "all") -> int:
         return self._run(lambda: self._program.sweep(limit, tier))
+
+    def search(self, query: Query, limit: int, after: Cursor, /) -> Page:
+        return self._run(lambda: search(self._program.now(), query, limit, after))
+
+    def measure(self) -> Measures:
+        return self._run(lambda: measure(self._program.now()))
 
     def history(self, id: bytes, /) -> list[Record]:
         """Past generations of a key that are still in their audit window, oldest first."""

@@ -13,6 +13,7 @@ from functools import cache
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple
 
+from oncekey.core.notes import NOTE_KEPT_CHARS
 from oncekey.core.record import FOREVER_US
 from oncekey.stores.migrations import Migration, load_migrations
 from oncekey.stores.sql_files import load_queries
@@ -144,6 +145,7 @@ def substitute(sql: str, layout: Layout) -> str:
         "slots": str(layout.slots),
         "period": str(layout.period),
         "forever": str(FOREVER_US),
+        "note_kept": str(NOTE_KEPT_CHARS),
     }
     for name, value in values.items():
         sql = sql.replace("{" + name + "}", value)

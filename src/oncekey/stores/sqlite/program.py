@@ -16,7 +16,7 @@ know connections, threads or asyncio.
 from __future__ import annotations
 
 import struct
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from functools import cache
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -52,7 +52,7 @@ class Statement(NamedTuple):
     rows that changed."""
 
     sql: str
-    params: Sequence[Any] = ()
+    params: Sequence[Any] | Mapping[str, Any] = ()
     many: bool = False
     locks: bool = False  # True if it takes the write lock, so it may wait for another process
 

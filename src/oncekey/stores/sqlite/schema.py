@@ -20,7 +20,8 @@ from oncekey.stores.store_rules import StoreClock
 MIGRATIONS: Final = load_migrations("oncekey.stores.sqlite", "sql/migrations")
 
 _MIGRATIONS_TABLE: Final = "oncekey_migrations"
-_RECORD_COLUMNS: Final = frozenset(Record._fields)
+# A record's label is in the column `operation`.
+_RECORD_COLUMNS: Final = frozenset(Record._fields) - {"label"} | {"operation"}
 COLUMNS: Final = {
     _MIGRATIONS_TABLE: frozenset(("version", "name", "applied_at")),
     "oncekey_records": _RECORD_COLUMNS | {"sweep_at"},

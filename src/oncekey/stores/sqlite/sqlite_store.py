@@ -17,6 +17,7 @@ from oncekey.core.commands import Command, Reply
 from oncekey.core.duration import Duration, microseconds
 from oncekey.core.errors import ConfigurationError, StoreUnavailable
 from oncekey.core.record import Record
+from oncekey.core.search import Cursor, Measures, Page, Query
 from oncekey.core.store import (
     SWEEP_LIMIT_DEFAULT,
     AsyncCallerTransaction,
@@ -43,6 +44,7 @@ from oncekey.stores.sqlite.caller_transaction import (
 )
 from oncekey.stores.sqlite.connection import Database
 from oncekey.stores.sqlite.program import Program, Statements
+from oncekey.stores.sqlite.sqlite_search import measure, search
 from oncekey.stores.store_rules import StoreClock, wall_clock
 
 T = TypeVar("T")
@@ -76,6 +78,7 @@ class _Base:
             known = ", ".join(durability.SYNCHRONOUS)
             raise ConfigurationError(f"synchronous={synchronous!r} is not known; choose {known}")
         self.guarantee = durability.guarantee(mode)
+        self._clock = clock
         self._program = Program(clock)
         self._database = Database(
             _path(path),
@@ -134,6 +137,12 @@ class SQLiteStore(_Base):
 
     def unfinished(self, after: int, limit: int, /) -> Unfinished:
         return self._database.run(self._program.unfinished(after, limit))
+
+    def search(self, query: Query, limit: int, after: Cursor, /) -> Page:
+        return self._database.run(search(self._clock(), query, limit, after))
+
+    def measure(self) -> Measures:
+        return self._database.run(measure(self._clock()))
 
     def history(self, id: bytes, /) -> list[Record]:
         """Past generations of a key that are still in their audit window, oldest first."""
@@ -203,6 +212,12 @@ class AsyncSQLiteStore(_Base):
 
     async def unfinished(self, after: int, limit: int, /) -> Unfinished:
         return await self._run(self._program.unfinished(after, limit))
+
+    async def search(self, query: Query, limit: int, after: Cursor, /) -> Page:
+        return await self._run(search(self._clock(), query, limit, after))
+
+    async def measure(self) -> Measures:
+        return await self._run(measure(self._clock()))
 
     async def history(self, id: bytes, /) -> list[Record]:
         """Past generations of a key that are still in their audit window, oldest first."""

@@ -54,7 +54,7 @@ def abandoned(
     **changes: Any,
 ) -> HeldClaim:
     """Makes the key of an owner that began the operation and died; its lease is over."""
-    held = engines.hold(key, request=ORDER, **{"operation": "op", "retry_safe": True, **changes})
+    held = engines.hold(key, request=ORDER, **{"label": "op", "retry_safe": True, **changes})
     if arguments:
         body = pack_step({"key": key}, pack_value(JSON, ORDER))
         save(engines, held, ARGUMENTS, body)
@@ -132,7 +132,7 @@ class AbandonedOperations:
         assert (result.value, result.replayed) == (["reserve by the dead", "ship ok"], True)
 
     def test_i5_an_owner_who_is_alive_is_left_alone(self, engines: EngineCase) -> None:
-        engines.hold("k", operation="op", retry_safe=True)
+        engines.hold("k", label="op", retry_safe=True)
         once = engines.once()
         once.operation("op", retry_safe=True)(Ship())
         assert once.complete().watching == 1
@@ -214,9 +214,7 @@ class AbandonedOperations:
     def test_a_completer_takes_up_at_most_limit_operations_at_a_time(
         self, engines: EngineCase
     ) -> None:
-        held = [
-            engines.hold(f"k{n}", request=ORDER, operation="op", retry_safe=True) for n in range(7)
-        ]
+        held = [engines.hold(f"k{n}", request=ORDER, label="op", retry_safe=True) for n in range(7)]
         for n, each in enumerate(held):
             save(engines, each, ARGUMENTS, pack_step({"key": f"k{n}"}, pack_value(JSON, ORDER)))
         engines.wait(LEASE + BACKOFF_FIRST_US)
@@ -227,7 +225,7 @@ class AbandonedOperations:
 
     def test_a_completer_with_another_secret_touches_nothing(self, engines: EngineCase) -> None:
         """The kept key must lead to the record; otherwise child keys would differ."""
-        held = engines.hold("k", operation="op", retry_safe=True)
+        held = engines.hold("k", label="op", retry_safe=True)
         save(engines, held, ARGUMENTS, pack_step({"key": "another"}, pack_value(JSON, ORDER)))
         engines.wait(LEASE + BACKOFF_FIRST_US)
         ship, once = Ship(), engines.once()
@@ -240,7 +238,7 @@ class AbandonedOperationLimits:
     def test_i1_an_operation_with_unreadable_arguments_is_not_run(
         self, engines: EngineCase
     ) -> None:
-        held = engines.hold("k", operation="op", retry_safe=True)
+        held = engines.hold("k", label="op", retry_safe=True)
         save(engines, held, ARGUMENTS, b"\x07of a later release")
         engines.wait(LEASE + BACKOFF_FIRST_US)
         ship, once = Ship(), engines.once()

@@ -75,7 +75,7 @@ class AbandonedUnknownKeys:
     def test_recover_with_decides_keys_of_operations_that_run_elsewhere(
         self, engines: EngineCase
     ) -> None:
-        held = engines.hold("k", operation="op")
+        held = engines.hold("k", label="op")
         intent = pack_step({"key": "ok1-sent"})
         engines.expect(Done, SaveStep(held.id, held.owner, held.fence, "pay", False, intent))
         engines.wait(LEASE)

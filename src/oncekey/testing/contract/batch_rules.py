@@ -171,7 +171,7 @@ class BytesStored:
         ids=["empty", "long", "latin", "cjk", "emoji", "quotes", "formats", "rtl"],
     )
     def test_labels_are_any_text(self, case: StoreCase, text: str) -> None:
-        held = case.claimed(scope=text, operation=text[:100], key=text)
+        held = case.claimed(scope=text, label=text[:100], key=text)
         record = case.record(held.id)
         assert (record.scope, record.operation, record.key) == (text, text[:100], text)
 

@@ -29,12 +29,12 @@ class ClaimsOfFreshKeys:
 
     def test_s1_the_first_claim_gets_the_key_and_writes_all_of_it(self, case: StoreCase) -> None:
         id, owner, now = token("id"), token("own"), case.now()
-        reply = case.send(claim(id, owner, scope="acct", operation="charge", key="k-1"))
+        reply = case.send(claim(id, owner, scope="acct", label="charge", key="k-1"))
         assert reply == Claimed(now, 1, ())
         assert case.record(id) == Record(
             id=id, state=PENDING, fingerprint=FINGERPRINT, owner=owner, fence=now, attempt=1,
             retry_safe=False, created_at=now, lease_until=now + LEASE, finished_at=0, keep=KEEP,
-            audit=AUDIT, scope="acct", operation="charge", key="k-1", steps=(), body=b"", note="",
+            audit=AUDIT, scope="acct", label="charge", key="k-1", steps=(), body=b"", note="",
         )  # fmt: skip
 
     def test_i8_claims_of_different_keys_do_not_affect_each_other(self, case: StoreCase) -> None:
@@ -175,7 +175,7 @@ class ClaimsOfKnownKeys:
         assert case.unchanged_by(held.rival(retry_safe=True)) == [Busy(1)]
 
     def test_a_takeover_keeps_the_story_and_changes_the_owner(self, case: StoreCase) -> None:
-        held = case.claimed(retry_safe=True, scope="first", operation="op", key="k")
+        held = case.claimed(retry_safe=True, scope="first", label="op", key="k")
         case.expect(Done, held.step())
         before = case.record(held.id)
         case.wait(LEASE)

@@ -6,7 +6,7 @@
         def open_store(self, clock):
             return MyStore(clock=clock)          # or an async store
 
-Test names cite the guarantees S1-S10 of core/store.py and the invariants I1-I15 of CONTRIBUTING.md.
+Test names cite the guarantees S1-S12 of core/store.py and the invariants I1-I15 of CONTRIBUTING.md.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from oncekey.testing.contract.batch_rules import Batches, BytesStored, ManyKeys
 from oncekey.testing.contract.claims import ClaimsOfFreshKeys, ClaimsOfKnownKeys
 from oncekey.testing.contract.owner_commands import OwnerCommands, ResolvedKeys, SavedSteps
 from oncekey.testing.contract.retention import History, Retention, UndecidedKeys
+from oncekey.testing.contract.searched_records import OperatorDecisions, SearchedRecords
 from oncekey.testing.contract.store_case import ContractBase
 from oncekey.testing.contract.unfinished_list import UnfinishedLists
 
@@ -32,6 +33,8 @@ class StoreContract(
     UndecidedKeys,
     History,
     UnfinishedLists,
+    SearchedRecords,
+    OperatorDecisions,
     ContractBase,
 ):
     """Subclass it, name it Test..., override `open_store`."""

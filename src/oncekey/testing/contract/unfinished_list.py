@@ -66,7 +66,7 @@ class ListedRecords:
         assert ids(listed(case)) == ([held.id] if state in (PENDING, UNKNOWN) else [])
 
     def test_s10_a_record_is_listed_whole(self, case: StoreCase) -> None:
-        held = case.claimed(scope="acct ä", operation="zählen", key="支払い", retry_safe=True)
+        held = case.claimed(scope="acct ä", label="zählen", key="支払い", retry_safe=True)
         case.expect(Done, held.step("größe 🎉", done=True, body=bytes(range(256))))
         case.wait(SECOND)
         case.expect(Done, held.finish(UNKNOWN, b"\x00\xffbody"))

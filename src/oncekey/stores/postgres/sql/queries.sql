@@ -360,3 +360,77 @@ SELECT version, name, compatible FROM {schema}.migrations ORDER BY version;
 
 -- name: has_migrations
 SELECT to_regclass($1::text) IS NOT NULL, to_regnamespace($2::text) IS NOT NULL;
+
+-- The records among the next $4 ones by claim that match (Query.matches), at most $5, as a row each; the
+-- last record that was looked at, and how many there were. Without a match there is one row, whose id is
+-- null. Steps are left out, and bodies are cut. The index is of `fence + 0`.
+-- name: search
+WITH c AS MATERIALIZED (
+    SELECT coalesce($1::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS n
+), walked AS MATERIALIZED (
+    SELECT r.fence, r.id, r.slot, (
+            CASE WHEN c.n >= CASE WHEN r.state = 4 OR (r.state = 1 AND NOT r.retry_safe)
+                    THEN r.keep_unknown ELSE r.keep END
+                    + CASE WHEN r.finished_at <> 0 THEN r.finished_at ELSE r.lease_until END
+                THEN CASE WHEN $7::boolean THEN r.state ELSE -1 END
+                WHEN r.state = 1 AND NOT r.retry_safe AND c.n >= r.lease_until THEN 4
+                ELSE r.state
+            END
+        ) = ANY ($6::smallint[])
+            AND (r.state <> 0 OR r.steps <> '')
+            AND ($8::text IS NULL OR r.scope = $8::text)
+            AND ($9::text IS NULL OR split_part(r.operation, chr(9), 1) = $9::text)
+            AND ($10::text IS NULL OR starts_with(split_part(r.operation, chr(9), 3), $10::text))
+            AND ($11::text IS NULL OR r.key = $11::text) AS matches
+    FROM (
+        SELECT t.* FROM {schema}.records t
+        WHERE t.fence + 0 <= $2::bigint AND (t.fence < $2::bigint OR t.id < $3::uuid)
+        ORDER BY t.fence + 0 DESC, t.id DESC LIMIT $4::bigint
+    ) r, c
+), last AS (
+    SELECT (SELECT count(*) FROM walked) AS looked_at, w.fence, w.id
+    FROM (SELECT 1) one LEFT JOIN LATERAL (
+        SELECT walked.fence, walked.id FROM walked ORDER BY walked.fence, walked.id LIMIT 1
+    ) w ON true
+), found AS MATERIALIZED (
+    SELECT w.id, w.slot FROM walked w WHERE w.matches
+    ORDER BY w.fence DESC, w.id DESC LIMIT $5::bigint + 1
+)
+SELECT c.n, l.looked_at, l.fence,
+    uuid_send(t.id), t.state, t.fingerprint, uuid_send(t.owner), t.fence, t.attempt, t.retry_safe,
+    t.created_at, t.lease_until, t.finished_at, t.keep, t.audit, t.scope, t.operation, t.key,
+    ''::bytea, substring(t.body FROM 1 FOR $12::integer), t.note, t.keep_unknown, t.revision,
+    uuid_send(l.id)
+FROM c CROSS JOIN last l
+LEFT JOIN (found f JOIN {schema}.records t ON t.id = f.id AND t.slot = f.slot) ON true
+ORDER BY t.fence DESC, t.id DESC;
+
+-- The records whose ids are in a range, whatever else they are.
+-- name: search_ids
+SELECT coalesce($1::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint), 0, false,
+    uuid_send(t.id), t.state, t.fingerprint, uuid_send(t.owner), t.fence, t.attempt, t.retry_safe,
+    t.created_at, t.lease_until, t.finished_at, t.keep, t.audit, t.scope, t.operation, t.key,
+    t.steps, substring(t.body FROM 1 FOR $5::integer), t.note, t.keep_unknown, t.revision
+FROM (SELECT 1) one LEFT JOIN (
+    SELECT r.* FROM {schema}.records r WHERE r.id BETWEEN $2::uuid AND $3::uuid
+    ORDER BY r.id LIMIT $4::bigint
+) t ON true;
+
+-- Rows are what the last VACUUM or ANALYZE has estimated; -1 means that there was none yet.
+-- name: measure
+SELECT c.n, s.rows, s.bytes,
+    (SELECT count(*) FROM (
+        SELECT 1 FROM {schema}.records t WHERE t.sweep_at <= c.n LIMIT $2::bigint) due),
+    coalesce((SELECT t.sweep_at FROM {schema}.records t WHERE t.sweep_at <= c.n
+        ORDER BY t.sweep_at LIMIT 1), 0),
+    (SELECT count(*) FROM (
+        SELECT 1 FROM {schema}.records t WHERE t.fence + 0 > c.n - $3::bigint LIMIT $2::bigint) new),
+    (SELECT count(*) FROM pg_locks l WHERE NOT l.granted
+        AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database()))
+FROM (
+    SELECT coalesce($1::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS n
+) c, (
+    SELECT coalesce(sum(greatest(k.reltuples, 0)) FILTER (WHERE p.isleaf), 0)::bigint AS rows,
+        coalesce(sum(pg_total_relation_size(p.relid)), 0)::bigint AS bytes
+    FROM pg_partition_tree('{schema_text}.records') p JOIN pg_class k ON k.oid = p.relid
+) s;

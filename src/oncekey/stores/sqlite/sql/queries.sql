@@ -152,3 +152,59 @@ SELECT +version FROM oncekey_migrations ORDER BY version;
 
 -- name: insert_migration
 INSERT INTO oncekey_migrations (version, name, applied_at) VALUES (?, ?, ?);
+
+-- The records among the next ones by claim that match: Query.matches, word for word. Every row has the
+-- last record that was looked at and how many there were; without a match there is one row, whose id is
+-- null. Steps are left out, and bodies are cut.
+-- name: search
+WITH walked AS MATERIALIZED (
+    SELECT n, fence, id FROM oncekey_records
+    WHERE fence <= :fence AND (fence < :fence OR id < :id)
+    ORDER BY fence DESC, id DESC LIMIT :looked_at
+), last AS (
+    SELECT count(*) AS looked_at, min(fence) AS fence,
+        (SELECT w.id FROM walked w ORDER BY w.fence, w.id LIMIT 1) AS id
+    FROM walked
+), found AS (
+    SELECT r.* FROM walked w CROSS JOIN oncekey_records r ON r.n = w.n
+    WHERE (
+        CASE WHEN :now >= CASE WHEN r.state = 4 OR (r.state = 1 AND r.retry_safe = 0)
+                THEN r.keep_unknown ELSE r.keep END
+                + CASE r.finished_at WHEN 0 THEN r.lease_until ELSE r.finished_at END
+            THEN CASE WHEN :expired THEN r.state ELSE -1 END
+            WHEN r.state = 1 AND r.retry_safe = 0 AND :now >= r.lease_until THEN 4
+            ELSE r.state
+        END
+    ) IN (SELECT value FROM json_each(:states))
+        AND (r.state <> 0 OR r.steps <> x'')
+        AND (:scope IS NULL OR r.scope = :scope)
+        AND (:operation IS NULL OR r.operation = :operation
+            OR substr(r.operation, 1, length(:operation) + 1) = :operation || char(9))
+        AND (:route IS NULL OR :route = '' OR substr(r.operation,
+            instr(r.operation, char(9)) + 1
+            + instr(substr(r.operation, instr(r.operation, char(9)) + 1), char(9)),
+            length(:route)) = :route AND instr(r.operation, char(9)) > 0)
+        AND (:key IS NULL OR r."key" = :key)
+    ORDER BY r.fence DESC, r.id DESC LIMIT :limit + 1
+)
+SELECT +f.id, +f.state, +f.fingerprint, +f.owner, +f.fence, +f.attempt, +f.retry_safe, +f.created_at,
+       +f.lease_until, +f.finished_at, +f.keep, +f.audit, CAST(f.scope AS BLOB),
+       CAST(f.operation AS BLOB), CAST(f."key" AS BLOB), x'', substr(f.body, 1, :head),
+       CAST(f.note AS BLOB), +f.keep_unknown, l.looked_at, l.fence, l.id
+FROM last l LEFT JOIN found f ON 1;
+
+-- The records whose ids are in a range, whatever else they are.
+-- name: search_ids
+SELECT +id, +state, +fingerprint, +owner, +fence, +attempt, +retry_safe, +created_at,
+       +lease_until, +finished_at, +keep, +audit, CAST(scope AS BLOB), CAST(operation AS BLOB),
+       CAST("key" AS BLOB), +steps, substr(body, 1, :head), CAST(note AS BLOB), +keep_unknown
+FROM oncekey_records WHERE id BETWEEN :first AND :last ORDER BY id LIMIT :limit;
+
+-- Rows are numbered when they are inserted and swept from the oldest on, so the numbers estimate them.
+-- name: measure
+SELECT
+    (SELECT coalesce(max(n) - min(n) + 1, 0) FROM oncekey_records),
+    (SELECT page_count FROM pragma_page_count) * (SELECT page_size FROM pragma_page_size),
+    (SELECT count(*) FROM (SELECT 1 FROM oncekey_records WHERE sweep_at <= :now LIMIT :most)),
+    (SELECT coalesce(min(sweep_at), 0) FROM oncekey_records WHERE sweep_at <= :now),
+    (SELECT count(*) FROM (SELECT 1 FROM oncekey_records WHERE fence > :since LIMIT :most));

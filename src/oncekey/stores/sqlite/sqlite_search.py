@@ -1,0 +1,72 @@
+"""Searches and measures an SQLite store, as generators of statements like program.py.
+
+Each is one read without a lock.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+from oncekey.core.record import State
+from oncekey.core.search import (
+    BODY_HEAD_BYTES,
+    LOOKED_AT_MAX,
+    MEASURE_MAX,
+    RATE_WINDOW_US,
+    Cursor,
+    Measures,
+    Page,
+    Query,
+    page_of,
+)
+from oncekey.stores.sqlite.program import QUERIES, Statement, Statements
+from oncekey.stores.sqlite.rows import record_of
+
+_ALL_STATES: Final = tuple(State)
+
+
+def search(now: int, query: Query, limit: int, after: Cursor) -> Statements[Page]:
+    """At most `limit` of the records that match and are older than `after` (S11)."""
+    if query.tag:
+        return (yield from _search_ids(now, query, limit))
+    params = {
+        "now": now,
+        "fence": after.fence,
+        "id": after.id,
+        "looked_at": LOOKED_AT_MAX,
+        "states": json.dumps([int(state) for state in query.states or _ALL_STATES]),
+        "expired": int(query.expired),
+        "scope": query.scope,
+        "operation": query.operation,
+        "route": query.route,
+        "key": query.key,
+        "limit": limit,
+        "head": BODY_HEAD_BYTES,
+    }
+    rows = yield _named("search", params)
+    looked_at, last_fence, last_id = rows[0][19:]
+    found = [record_of(row) for row in rows if row[0] is not None]
+    last = Cursor(last_fence, last_id) if looked_at == LOOKED_AT_MAX else None
+    return page_of(found, last, now, looked_at, limit)
+
+
+def _search_ids(now: int, query: Query, limit: int) -> Statements[Page]:
+    first, last = query.ids
+    params = {"first": first, "last": last, "limit": LOOKED_AT_MAX, "head": BODY_HEAD_BYTES}
+    rows = yield _named("search_ids", params)
+    records = [record_of(row) for row in rows]
+    found = [record._replace(steps=()) for record in records if query.matches(record, now)]
+    found.sort(key=lambda record: (record.fence, record.id), reverse=True)
+    return Page(tuple(found[:limit]), now, len(records), None)
+
+
+def measure(now: int) -> Statements[Measures]:
+    """How much is stored, how much of it is garbage, and how fast it grows (S12)."""
+    params = {"now": now, "most": MEASURE_MAX, "since": now - RATE_WINDOW_US}
+    rows = yield _named("measure", params)
+    return Measures(now, *rows[0])
+
+
+def _named(name: str, params: dict[str, Any]) -> Statement:
+    return Statement(QUERIES[name], params)
