@@ -260,6 +260,10 @@ class SyncOnce:
     def get(self, operation: str, key: Any, **options: Any) -> KeyStatus | None:
         return self._loop.run(self.inner.get(operation, key, **options))
 
+    def administer(self, method: str, *args: Any, **options: Any) -> Any:
+        """Call one of the operators' methods: list, find, past, resolve, release, stats."""
+        return self._loop.run(getattr(self.inner, method)(*args, **options))
+
     def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
         return self.inner.subscribe(subscriber)
 

@@ -22,6 +22,7 @@ from oncekey.testing.contract.engine_case import EngineCaseBase
 from oncekey.testing.contract.engine_steps import EngineSteps
 from oncekey.testing.contract.failures import DeadOwners, Failures, Recoveries
 from oncekey.testing.contract.leases import Heartbeats, LateStarts, LostLeases
+from oncekey.testing.contract.operators import OperatorDecisionsOfKeys, OperatorReports
 from oncekey.testing.contract.step_options import ParallelSteps, Probes, StepRequests
 from oncekey.testing.contract.stored_results import Guards, Runs, UnstorableResults
 from oncekey.testing.contract.subscribers import ConcurrentCallers, ReplayCaches, Subscribers
@@ -50,6 +51,8 @@ class EngineContract(
     Subscribers,
     ReplayCaches,
     ConcurrentCallers,
+    OperatorReports,
+    OperatorDecisionsOfKeys,
     EngineCaseBase,
 ):
     """Subclass it, name it Test..., override `open_store`."""

@@ -54,6 +54,7 @@ class SearchedRecords:
         records = page(case, Query()).records
         assert [record.id for record in records] == [one.id for one in reversed(held)]
         stored = case.record(held[1].id)
+        assert records[0] == case.record(held[2].id)
         assert records[1] == stored._replace(body=stored.body[:1_024], steps=())
         assert records[1].origin.route == "POST /charges"
 

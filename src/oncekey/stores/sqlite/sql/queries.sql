@@ -189,7 +189,7 @@ WITH walked AS MATERIALIZED (
 )
 SELECT +f.id, +f.state, +f.fingerprint, +f.owner, +f.fence, +f.attempt, +f.retry_safe, +f.created_at,
        +f.lease_until, +f.finished_at, +f.keep, +f.audit, CAST(f.scope AS BLOB),
-       CAST(f.operation AS BLOB), CAST(f."key" AS BLOB), x'', substr(f.body, 1, :head),
+       CAST(f.operation AS BLOB), CAST(f."key" AS BLOB), x'', coalesce(substr(f.body, 1, :head), x''),
        CAST(f.note AS BLOB), +f.keep_unknown, l.looked_at, l.fence, l.id
 FROM last l LEFT JOIN found f ON 1;
 
@@ -197,7 +197,7 @@ FROM last l LEFT JOIN found f ON 1;
 -- name: search_ids
 SELECT +id, +state, +fingerprint, +owner, +fence, +attempt, +retry_safe, +created_at,
        +lease_until, +finished_at, +keep, +audit, CAST(scope AS BLOB), CAST(operation AS BLOB),
-       CAST("key" AS BLOB), +steps, substr(body, 1, :head), CAST(note AS BLOB), +keep_unknown
+       CAST("key" AS BLOB), +steps, coalesce(substr(body, 1, :head), x''), CAST(note AS BLOB), +keep_unknown
 FROM oncekey_records WHERE id BETWEEN :first AND :last ORDER BY id LIMIT :limit;
 
 -- Rows are numbered when they are inserted and swept from the oldest on, so the numbers estimate them.
