@@ -46,7 +46,9 @@ class ViewsSchema:
 
     def put(self, made: Record, steps: bytes | None = None, *, schema: str = QUOTED) -> uuid.UUID:
         """Insert a row as the store would; `steps` replaces the bytes of that column."""
-        values = made._asdict() | {
+        values = made._asdict() | {"operation": made.label}
+        del values["label"]
+        values |= {
             "id": uuid.UUID(bytes=made.id),
             "owner": uuid.UUID(bytes=made.owner),
             "state": int(made.state),

@@ -133,7 +133,7 @@ class HttpAnswer:
         return codecs.pack_bytes(HTTP_CODEC, encode_head(self.status, headers, False) + body)
 
 
-class Verdict(NamedTuple):
+class Resolution(NamedTuple):
     """What an operator decides: the state, the outcome's bytes, and the word for the note."""
 
     state: State
@@ -141,9 +141,9 @@ class Verdict(NamedTuple):
     word: str
 
 
-def verdict_of(
+def resolution_of(
     status: KeyStatus, value: Any, message: str | None, free: bool, codec: Codec
-) -> Verdict:
+) -> Resolution:
     """The one decision that was given: a value (... for none), a message, or to free the key."""
     given = [value is not ..., message is not None, free]
     if sum(given) != 1:
@@ -153,10 +153,10 @@ def verdict_of(
     return failed(message) if message is not None else succeeded(status, value, codec)
 
 
-def succeeded(status: KeyStatus, value: Any, codec: Codec) -> Verdict:
+def succeeded(status: KeyStatus, value: Any, codec: Codec) -> Resolution:
     """It happened, and this is its answer."""
     if isinstance(value, HttpAnswer):
-        return Verdict(State.SUCCEEDED, value.packed(), f"answered {value.status}")
+        return Resolution(State.SUCCEEDED, value.packed(), f"answered {value.status}")
     if status.surface == "http":
         raise ConfigurationError(
             f"{status.route} answers HTTP requests: give its response as HttpAnswer(status, body)"
@@ -165,15 +165,15 @@ def succeeded(status: KeyStatus, value: Any, codec: Codec) -> Verdict:
         body = codecs.pack_value(codec, value)
     except Exception as error:  # the codec may be the user's
         raise ConfigurationError(f"this value cannot be stored: {error}") from error
-    return Verdict(State.SUCCEEDED, body, "succeeded")
+    return Resolution(State.SUCCEEDED, body, "succeeded")
 
 
-def failed(message: str) -> Verdict:
+def failed(message: str) -> Resolution:
     """It did not happen and is not to be tried again: retries get this error."""
-    return Verdict(State.FAILED, codecs.pack_error(OperatorDecision(message)), "failed")
+    return Resolution(State.FAILED, codecs.pack_error(OperatorDecision(message)), "failed")
 
 
-FREE: Final = Verdict(State.ABSENT, b"", "freed")
+FREE: Final = Resolution(State.ABSENT, b"", "freed")
 
 
 class OperatorDecision(RuntimeError):
@@ -181,13 +181,13 @@ class OperatorDecision(RuntimeError):
 
 
 def decide_key(
-    status: KeyStatus, verdict: Verdict, expected: State, *, by: str, why: str
+    status: KeyStatus, resolution: Resolution, expected: State, *, by: str, why: str
 ) -> Plan[KeyStatus | None]:
     """Decide a key that is as it was shown, and return what it is then; None if it is gone. Raises
     KeyChanged, and changes nothing, if it is not as it was shown any more."""
-    note = note_of(verdict.word, status, by=by, why=why)
+    note = note_of(resolution.word, status, by=by, why=why)
     id = bytes.fromhex(status.id)
-    command = Resolve(id, status.fence, verdict.state, verdict.body, note, expected)
+    command = Resolve(id, status.fence, resolution.state, resolution.body, note, expected)
     (reply,) = yield StoreCall("apply", ([command],))
     if isinstance(reply, StoreUnavailable):
         raise reply

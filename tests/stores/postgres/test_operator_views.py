@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import uuid
 from typing import Any
@@ -23,10 +24,13 @@ from tests.support.postgres_views import (
 from oncekey import Once
 from oncekey.core.codec import JSON, StoredValue, pack_error, pack_tombstone, pack_value, unpack
 from oncekey.core.commands import Seen
+from oncekey.core.origin import Origin, label_of
 from oncekey.core.record import State, Step
 from oncekey.core.state_machine import is_expired, state_now
 from oncekey.core.step_format import StepResult, pack_step
 from oncekey.engine.key_status import status_of
+from oncekey.http.message import Response
+from oncekey.http.response_codec import CODEC
 from oncekey.stores.postgres.queries import Layout, make_migrations
 from oncekey.stores.postgres.schema import upgrade_script
 
@@ -68,6 +72,9 @@ def test_the_operations_view_shows_the_records_state_and_times(
         "answer_kind": None,
         "answer": None,
         "note": "by hand",
+        "surface": "function",
+        "route": "",
+        "name": "",
     }
     status = status_of(Seen(made, now), JSON)
     if status is not None:
@@ -111,6 +118,25 @@ def test_the_operations_view_shows_errors_and_tombstones_by_kind(
     large = views.operation(views.put(new(body=pack_tombstone("too large", too_large=True))))
     assert large["answer_kind"] == "tombstone"
     assert large["answer"] == '{"reason": "too large", "too_large": true}'
+
+
+@pytest.mark.parametrize(
+    ("body", "shown"),
+    [(b'{"id": 1}', {"id": 1}), (b"", ""), ("ärger".encode(), "ärger"), (b"\xff\x00", None)],
+    ids=["json", "empty", "text", "bytes"],
+)
+def test_the_operations_view_shows_http_responses_and_where_they_came_from(
+    views: ViewsSchema, new: NewRecord, body: bytes, shown: Any
+) -> None:
+    headers = ((b"content-type", b"application/json"), (b"x-name", "ä".encode("latin-1")))
+    label = label_of("http", Origin("http", "POST /charges", "create_charge"))
+    stored = pack_value(CODEC, Response(201, headers, body))
+    row = views.operation(views.put(new(label=label, body=stored)))
+    origin = (row["operation"], row["surface"], row["route"], row["name"])
+    assert origin == ("http", "http", "POST /charges", "create_charge")
+    assert row["answer_kind"] == "response"
+    pairs = [["content-type", "application/json"], ["x-name", "ä"]]
+    assert json.loads(row["answer"]) == {"status": 201, "headers": pairs, "body": shown}
 
 
 @pytest.mark.parametrize("codec", [b"dataclass", b"pydantic"])

@@ -79,9 +79,9 @@ class AsyncKeyAdmin(OnceBase):
         what `get` or `find` gave; raises KeyChanged if the key is not as it shows any more. `by`
         and `why` go into the record."""
         chosen = self._jobs.codec_for(codec)
-        verdict = administration.verdict_of(status, succeeded, failed, free, chosen)
+        resolution = administration.resolution_of(status, succeeded, failed, free, chosen)
         administration.check_unknown(status)
-        return await self._decide(status, verdict, State.UNKNOWN, by, why)
+        return await self._decide(status, resolution, State.UNKNOWN, by, why)
 
     async def release(self, status: KeyStatus, *, by: str, why: str) -> KeyStatus | None:
         """Let a key run again that is unknown, and never ran, or that has failed. What it failed
@@ -96,12 +96,12 @@ class AsyncKeyAdmin(OnceBase):
     async def _decide(
         self,
         status: KeyStatus,
-        verdict: administration.Verdict,
+        resolution: administration.Resolution,
         expected: State,
         by: str,
         why: str,
     ) -> KeyStatus | None:
-        plan = administration.decide_key(status, verdict, expected, by=by, why=why)
+        plan = administration.decide_key(status, resolution, expected, by=by, why=why)
         decided = await self._plan(plan)
         self._was_decided(status)
         return decided

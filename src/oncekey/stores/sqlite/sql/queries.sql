@@ -40,13 +40,13 @@ SELECT EXISTS (SELECT 1 FROM oncekey_records WHERE sweep_at <= ?)
 SELECT +id, +state, +fingerprint, +owner, +fence, +attempt, +retry_safe, +created_at,
        +lease_until, +finished_at, +keep, +audit, CAST(scope AS BLOB), CAST(operation AS BLOB),
        CAST("key" AS BLOB), +steps, +body, CAST(note AS BLOB), +keep_unknown
-FROM oncekey_records
+FROM oncekey_records INDEXED BY oncekey_records_unfinished
 WHERE fence > ? AND (state IN (1, 4) OR (state = 0 AND steps <> x''))
   AND CASE WHEN state = 4 OR (state = 1 AND retry_safe = 0) THEN keep_unknown ELSE keep END
       + CASE finished_at WHEN 0 THEN lease_until ELSE finished_at END > ?
   AND (steps = x'' OR substr(steps, 1, 1) = x'01')
   AND fence <= coalesce((
-      SELECT fence FROM oncekey_records
+      SELECT fence FROM oncekey_records INDEXED BY oncekey_records_unfinished
       WHERE fence > ? AND (state IN (1, 4) OR (state = 0 AND steps <> x''))
         AND CASE WHEN state = 4 OR (state = 1 AND retry_safe = 0) THEN keep_unknown ELSE keep END
       + CASE finished_at WHEN 0 THEN lease_until ELSE finished_at END > ?
