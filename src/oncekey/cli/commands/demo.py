@@ -27,6 +27,11 @@ _PACKAGES = frozenset(
 @click.option("--play", is_flag=True, help="Play every scenario in the terminal, and end.")
 @click.option("--only", multiple=True, metavar="NAME", help="With --play: only this scenario.")
 @click.option(
+    "--compare",
+    is_flag=True,
+    help="With --play: play it without oncekey too, and show both side by side.",
+)
+@click.option(
     "--port",
     type=click.IntRange(0, 65_535),
     metavar="PORT",
@@ -49,6 +54,7 @@ def demo(
     context: click.Context,
     play: bool,
     only: tuple[str, ...],
+    compare: bool,
     port: int | None,
     store: str | None,
     path: Path | None,
@@ -60,13 +66,18 @@ def demo(
     page with buttons that play scenarios over real HTTP: lost answers, duplicates at once, a
     flaky provider, a worker that is killed. Ctrl-C ends it.
 
-    With --play the same scenarios are played at once. The provider's own ledger decides: the
-    exit code is 1 if anything was done twice.
+    The page can play each scenario without oncekey too: with the handler of most tutorials, which
+    looks a key up, runs, and stores the key.
+
+    With --play the same scenarios are played at once, with --compare without oncekey too. The
+    provider's own ledger decides: the exit code is 1 if anything was done twice with oncekey. What
+    happens without it never changes the exit code.
 
     \b
     Examples:
       oncekey demo
       oncekey demo --play
+      oncekey demo --play --compare
       oncekey demo --path ./demo --store postgresql://me@localhost/shop
     """
     if store is not None and store.startswith("memory:"):
@@ -75,6 +86,8 @@ def demo(
     unknown = set(only) - set(demo_loop.NAMES)
     if unknown or (only and not play):
         raise UsageProblem(f"--only takes, with --play: {', '.join(demo_loop.NAMES)}")
+    if compare and not play:
+        raise UsageProblem("--compare needs --play; the page has a switch for it")
     out = Output(as_json=as_json)
     with ExitStack() as stack:
         folder = _folder(path, stack)
@@ -93,6 +106,7 @@ def demo(
             shown=redact_url,
             kept=path is not None,
             only=only,
+            compare=compare,
             on_progress=on_progress,
         )
     if report is None:

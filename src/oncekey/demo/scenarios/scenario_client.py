@@ -15,6 +15,7 @@ import httpx
 
 from oncekey.demo import DemoFailed
 from oncekey.demo.cards import Card
+from oncekey.demo.handlers import Handler
 from oncekey.demo.request_log import kind_of_response
 from oncekey.demo.scenario_result import CallerResult, ResponseKind
 
@@ -41,9 +42,10 @@ class Reply:
 
 
 class Client:
-    """One caller. It sends each request once and never retries by itself."""
+    """One caller of one of the handlers. It sends each request once and never retries."""
 
-    def __init__(self, url: str, token: str) -> None:
+    def __init__(self, url: str, token: str, handler: Handler) -> None:
+        self.handler = handler
         self._http = httpx.AsyncClient(
             base_url=url,
             headers={"Authorization": f"Bearer {token}"},
@@ -62,10 +64,12 @@ class Client:
     ) -> Reply:
         """Sends a charge. Its order is named like the key, so that the ledger can be queried."""
         wanted = {"order": key, "cents": cents, "card": card}
-        return await self._post(f"{url}/charges", key, wanted, seconds)
+        return await self._post(f"{url}{self.handler.root}/charges", key, wanted, seconds)
 
     async def refund(self, charge: str, key: str, cents: int) -> Reply:
-        return await self._post(f"/charges/{charge}/refunds", key, {"cents": cents})
+        return await self._post(
+            f"{self.handler.root}/charges/{charge}/refunds", key, {"cents": cents}
+        )
 
     async def close(self) -> None:
         await self._http.aclose()
