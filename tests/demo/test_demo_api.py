@@ -99,7 +99,7 @@ def test_an_invalid_charge_is_refused_before_the_provider_is_called(
 def test_a_declined_card_stays_declined(demo: Running, ada: Api) -> None:
     answers = [ada.charge("poor-1", card=Card.DECLINED) for _ in range(2)]
     assert [answer.status_code for answer in answers] == [402, 402]
-    assert demo.ledger.counts("poor-1") == Counts(1, 1)
+    assert demo.ledger.counts("poor-1") == Counts(asked=1, acted=0, declined=1)
     assert "poor-1" not in ada.get("/ledger").text
 
 

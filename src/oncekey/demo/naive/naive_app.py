@@ -17,9 +17,9 @@ from fastapi import APIRouter, Depends, FastAPI, Header, Path, Request
 from fastapi.responses import JSONResponse
 
 from oncekey.demo.api import problems
-from oncekey.demo.api.models import CHARGE_ID, NewCharge, NewRefund
+from oncekey.demo.api.models import BODY_MAX_BYTES, CHARGE_ID, NewCharge, NewRefund
 from oncekey.demo.api.payment_routes import Caller
-from oncekey.demo.api.problems import Refused
+from oncekey.demo.api.problems import Refused, problem_response
 from oncekey.demo.api.provider_client import ProviderClient
 from oncekey.demo.data_dir import DataDir
 from oncekey.demo.handlers import Handler, handler_of
@@ -116,8 +116,14 @@ class NaiveHandlerMiddleware:
         problems.install(self._naive)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        is_naive = scope["type"] == "http" and handler_of(scope["path"]) is Handler.NAIVE
-        await (self._naive if is_naive else self.app)(scope, receive, send)
+        if scope["type"] != "http" or handler_of(scope["path"]) is Handler.GUARDED:
+            await self.app(scope, receive, send)
+            return
+        length = dict(scope["headers"]).get(b"content-length", b"")
+        app: Any = self._naive
+        if not length.isdigit() or int(length) > BODY_MAX_BYTES:
+            app = problem_response(413, "too-large", f"Send {BODY_MAX_BYTES} bytes at most.")
+        await app(scope, receive, send)
 
 
 def add_naive_handler(app: FastAPI, shop: NaiveShop) -> None:

@@ -6,7 +6,7 @@ elsewhere. Owns the markup; knows no route.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from html import escape
 from typing import Any
 
@@ -86,16 +86,17 @@ def _schema(name: str, schema: dict[str, Any]) -> Iterator[str]:
         yield from _table(f"Members of {escape(name)}", ("Member", "Type", "Meaning"), rows)
 
 
-def _table(label: str, heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> Iterator[str]:
+def _table(label: str, heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
     """A table with a name. The first cell of a row is text, the others are markup."""
-    yield f'<div class="scroll" tabindex="0" role="region" aria-label="{label}"><table>\n<tr>'
+    yield f'<div class="scroll" tabindex="0" role="region" aria-label="{label}">\n'
+    yield "<table><thead><tr>"
     yield from (f'<th scope="col">{head}</th>' for head in heads)
-    yield "</tr>\n"
+    yield "</tr></thead>\n<tbody>"
     for first, *others in rows:
         yield f'<tr><td class="mono">{escape(first)}</td>'
         yield from (f"<td>{cell}</td>" for cell in others)
         yield "</tr>\n"
-    yield "</table></div>\n"
+    yield "</tbody></table></div>\n"
 
 
 def _answer(content: dict[str, Any]) -> str:
@@ -118,10 +119,16 @@ def _type(schema: dict[str, Any]) -> str:
 
 def _about(described: dict[str, Any], schema: dict[str, Any], needed: dict[str, Any]) -> str:
     """What a parameter or member is for, and its limits."""
-    limits = [text.format(schema[name]) for name, text in _LIMITS.items() if name in schema]
+    known = {name: schema[name] for name in _LIMITS if schema.get(name) is not None}
+    limits = [_LIMITS[name].format(_number(limit)) for name, limit in known.items()]
     must = ["required"] if needed.get("required") else []
     told = described.get("description", "").rstrip(".")
     return escape("; ".join(filter(None, [told, *must, *limits])))
+
+
+def _number(value: Any) -> Any:
+    """A whole number without its decimal point."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _codes(values: list[Any]) -> str:
