@@ -83,11 +83,7 @@ def demo(
     if store is not None and store.startswith("memory:"):
         raise UsageProblem("--store: memory:// lives in one process, and the demo kills one")
     demo_loop, demo_report = _load()
-    unknown = set(only) - set(demo_loop.NAMES)
-    if unknown or (only and not play):
-        raise UsageProblem(f"--only takes, with --play: {', '.join(demo_loop.NAMES)}")
-    if compare and not play:
-        raise UsageProblem("--compare needs --play; the page has a switch for it")
+    _check_what_to_play(play, only, compare, demo_loop.NAMES)
     out = Output(as_json=as_json)
     with ExitStack() as stack:
         folder = _folder(path, stack)
@@ -117,6 +113,16 @@ def demo(
         demo_report.show(report, out.console)
     if not report.ok:
         context.exit(ExitCode.FAILED)
+
+
+def _check_what_to_play(
+    play: bool, only: tuple[str, ...], compare: bool, names: tuple[str, ...]
+) -> None:
+    """Refuses unknown scenarios, and options that mean nothing without --play."""
+    if set(only) - set(names) or (only and not play):
+        raise UsageProblem(f"--only takes, with --play: {', '.join(names)}")
+    if compare and not play:
+        raise UsageProblem("--compare needs --play; the page has a switch for it")
 
 
 def _load() -> tuple[Any, Any]:
