@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import tempfile
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -14,9 +15,6 @@ from oncekey.cli.exit_codes import ExitCode
 from oncekey.cli.open_store import UsageProblem
 from oncekey.cli.output import Output
 from oncekey.cli.redact import redact_url
-
-if TYPE_CHECKING:
-    from oncekey.demo.environment import Environment
 
 _PACKAGES = frozenset(
     {"fastapi", "starlette", "pydantic", "uvicorn", "httpx", "http_sf", "rfc8785", "multipart"}
@@ -66,8 +64,8 @@ def demo(
     page with buttons that play scenarios over real HTTP: lost answers, duplicates at once, a
     flaky provider, a worker that is killed. Ctrl-C ends it.
 
-    The page can play each scenario without oncekey too: with the handler of most tutorials, which
-    looks a key up, runs, and stores the key.
+    The page can play them without oncekey too: with the handler of most tutorials, which looks a
+    key up, runs, and stores the key.
 
     With --play the same scenarios are played at once, with --compare without oncekey too. The
     provider's own ledger decides: the exit code is 1 if anything was done twice with oncekey. What
@@ -88,10 +86,7 @@ def demo(
     with ExitStack() as stack:
         folder = _folder(path, stack)
         if not play:
-
-            def started(environment: Environment) -> None:
-                demo_report.started(environment, out, kept=path is not None)
-
+            started = partial(demo_report.started, out=out, kept=path is not None)
             demo_loop.serve(folder, store=store, port=port, started=started)
             return
         on_progress = stack.enter_context(out.progress("starting"))
