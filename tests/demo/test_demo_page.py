@@ -31,7 +31,7 @@ def complaints() -> list[str]:
     return []
 
 
-def watch(page: Page, url: str, complaints: list[str]) -> None:
+def watch(page: Page, url: str, complaints: list[str], within: str = "") -> None:
     """Opens the page. Console messages, failed requests and other hosts are complaints."""
     page.set_default_timeout(PATIENCE_MS)
     page.on("console", lambda said: complaints.append(said.text))
@@ -39,7 +39,7 @@ def watch(page: Page, url: str, complaints: list[str]) -> None:
     page.on("requestfailed", lambda asked: complaints.append(f"failed: {asked.url}"))
     page.on(
         "request",
-        lambda asked: None if asked.url.startswith(url) else complaints.append(asked.url),
+        lambda asked: None if asked.url.startswith(within or url) else complaints.append(asked.url),
     )
     page.goto(url)
 
@@ -219,7 +219,14 @@ def test_the_page_links_to_the_documentation(
         "https://oncekey.github.io/oncekey/tutorial/demo/",
         f"{demo.url}/docs",
     ]
-    documentation.get_by_role("link", name="/docs").click()
+    assert complaints == []
+
+
+def test_the_apis_description_is_a_page_of_its_own(
+    browser: Browser, demo: Running, complaints: list[str]
+) -> None:
+    page = browser.new_page()
+    watch(page, f"{demo.url}/docs", complaints, within=demo.url)
     page.get_by_role("heading", name="POST /charges/{id}/refunds").wait_for()
     headings = page.locator("section h2").all_inner_texts()
     assert set(headings) >= {"GET /ledger", "POST /charges", "GET /accounts/me"}
@@ -231,3 +238,4 @@ def test_the_page_links_to_the_documentation(
     page.set_viewport_size({"width": 390, "height": 800})
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     assert complaints == []
+    page.close()
