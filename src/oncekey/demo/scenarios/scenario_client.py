@@ -59,12 +59,11 @@ class Client:
         *,
         cents: int = CENTS,
         card: Card = Card.OK,
-        seconds: float = TIMEOUT_SECONDS,
         url: str = "",
     ) -> Reply:
         """Sends a charge. Its order is named like the key, so that the ledger can be queried."""
         wanted = {"order": key, "cents": cents, "card": card}
-        return await self._post(f"{url}{self.handler.root}/charges", key, wanted, seconds)
+        return await self._post(f"{url}{self.handler.root}/charges", key, wanted)
 
     async def refund(self, charge: str, key: str, cents: int) -> Reply:
         return await self._post(
@@ -74,11 +73,9 @@ class Client:
     async def close(self) -> None:
         await self._http.aclose()
 
-    async def _post(
-        self, path: str, key: str, wanted: dict[str, Any], seconds: float = TIMEOUT_SECONDS
-    ) -> Reply:
+    async def _post(self, path: str, key: str, wanted: dict[str, Any]) -> Reply:
         headers = {"Idempotency-Key": key}
-        response = await self._http.post(path, json=wanted, headers=headers, timeout=seconds)
+        response = await self._http.post(path, json=wanted, headers=headers)
         try:
             body: dict[str, Any] = response.json()
         except ValueError:
