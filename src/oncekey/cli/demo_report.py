@@ -114,20 +114,20 @@ def _comparison(report: Report, without: tuple[ScenarioResult, ...], *, wide: bo
     table.add_column("With oncekey")
     for number, (naive, ours) in enumerate(zip(without, report.results, strict=True), 1):
         title = Text(ours.title, "bold")
-        cells = [_compared(naive, None if wide else title), _compared(ours)]
+        above = [] if wide else [title]  # in both columns, so that they begin on one line
+        cells = [Group(*above, _compared(result)) for result in (naive, ours)]
         story = [Group(title, Text(ours.story))] if wide else []
         table.add_row(Text(str(number)), *story, *cells)
     return table
 
 
-def _compared(result: ScenarioResult, title: Text | None = None) -> RenderableType:
+def _compared(result: ScenarioResult) -> RenderableType:
     style = "bold red" if result.is_doubled else "bold green"
     asked = times(result.counted.asked)
     effect = Text(result.effect, style)
     if result.counted.asked != result.counted.acted + result.counted.declined:
         effect.append(f", asked {asked}", "dim not bold")
-    above = () if title is None else (title,)
-    return Group(*above, _answers(result), effect)
+    return Group(_answers(result), effect, Text(result.reason, "dim"))
 
 
 def _empty_table() -> Table:
@@ -145,7 +145,7 @@ def _table(report: Report, *, wide: bool) -> Table:
         table.add_column("What happened, and what each caller got")
     table.add_column("Ran", no_wrap=True)
     for number, result in enumerate(report.results, 1):
-        story = Group(Text(result.title, "bold"), Text(result.story))
+        story = Group(Text(result.title, "bold"), Text(f"{result.story} {result.reason}"))
         answers = _answers(result)
         cells = [story, answers] if wide else [Group(story, Text(), answers)]
         table.add_row(Text(str(number)), *cells, _ran(result))
