@@ -14,7 +14,7 @@ from tests.demo.conftest import running
 from tests.support.servers import require
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, Page, Route
     from tests.demo.conftest import Running
 
 PATIENCE_MS = 30_000
@@ -159,6 +159,25 @@ def test_every_total_is_the_sum_of_rows_on_the_page(fresh_page: Page) -> None:
     assert provider["charged"] == (3, 2)
     assert provider["refunded"] == (2, 1)
     assert provider["declined"] == (2, 1)
+
+
+def test_rows_that_are_not_listed_are_named(page: Page) -> None:
+    def answer_with_more(route: Route) -> None:
+        response = route.fetch()
+        if response.status != 200:  # nothing has changed
+            route.fulfill(response=response)
+            return
+        state = response.json()
+        state["provider"]["count"] = len(state["provider"]["orders"]) + 7
+        route.fulfill(response=response, json=state)
+
+    play(page, "declined", "naive", "guarded")
+    assert page.locator("#provider .empty").count() == 0
+    page.route("**/demo/state*", answer_with_more)
+    play(page, "declined", "naive", "guarded")
+    last = page.locator("#provider tr").last
+    assert last.inner_text().strip() == "and 7 earlier, which are counted above"
+    page.unroute_all(behavior="wait")
 
 
 def test_the_page_can_be_used_without_a_mouse(page: Page, complaints: list[str]) -> None:

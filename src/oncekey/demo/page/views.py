@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from oncekey.demo.environment import Environment
 
 #: How many requests, orders and entries the page lists; it says how many there are besides.
-SHOWN_MAX = 100
+SHOWN_MAX = 200
 _HOSTS = ["127.0.0.1", "localhost"]
 _SECURITY = {
     "Content-Security-Policy": (
