@@ -127,3 +127,12 @@ def test_the_demo_listens_on_the_loopback_only(demo: Running) -> None:
     found = [line.split() for line in lines]
     mine = [line[1] for line in found if line[1].endswith(f":{port:04X}") and line[3] == "0A"]
     assert mine == [f"0100007F:{port:04X}"]
+
+
+def test_a_read_is_logged_as_a_read_and_the_page_itself_not_at_all(ada: Api) -> None:
+    """Nothing ran, so it must not be counted among what ran."""
+    for path in ("/ledger", "/docs", "/"):
+        assert ada.get(path).status_code == 200
+    logged = ada.get("/demo/state").json()["requests"]
+    assert next(one["got"] for one in logged if one["path"] == "/ledger") == "read"
+    assert not {"/docs", "/", "/demo/state"} & {one["path"] for one in logged}
