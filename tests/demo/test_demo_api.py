@@ -99,7 +99,7 @@ def test_an_invalid_charge_is_refused_before_the_provider_is_called(
 def test_a_declined_card_stays_declined(demo: Running, ada: Api) -> None:
     answers = [ada.charge("poor-1", card=Card.DECLINED) for _ in range(2)]
     assert [answer.status_code for answer in answers] == [402, 402]
-    assert demo.ledger.counts("poor-1") == Counts(1, 1)
+    assert demo.ledger.counts("poor-1") == Counts(asked=1, acted=0, declined=1)
     assert "poor-1" not in ada.get("/ledger").text
 
 
@@ -127,3 +127,12 @@ def test_the_demo_listens_on_the_loopback_only(demo: Running) -> None:
     found = [line.split() for line in lines]
     mine = [line[1] for line in found if line[1].endswith(f":{port:04X}") and line[3] == "0A"]
     assert mine == [f"0100007F:{port:04X}"]
+
+
+def test_a_read_is_logged_as_a_read_and_the_page_itself_not_at_all(ada: Api) -> None:
+    """Nothing ran, so it must not be counted among what ran."""
+    for path in ("/ledger", "/docs", "/"):
+        assert ada.get(path).status_code == 200
+    logged = ada.get("/demo/state").json()["requests"]
+    assert next(one["got"] for one in logged if one["path"] == "/ledger") == "read"
+    assert not {"/docs", "/", "/demo/state"} & {one["path"] for one in logged}

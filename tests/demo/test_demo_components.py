@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,9 @@ import pytest
 from oncekey.demo import DemoFailed
 from oncekey.demo.cards import Card
 from oncekey.demo.data_dir import DataDir
-from oncekey.demo.provider.ledger import Counts, ProviderLedger
+from oncekey.demo.handlers import Handler
+from oncekey.demo.page.api_reference import api_reference
+from oncekey.demo.provider.ledger import Counts, ProviderLedger, Wanted
 from oncekey.demo.provider.provider_app import BODY_MAX_BYTES, Provider
 from oncekey.demo.request_log import (
     ENTRIES_MAX,
@@ -67,20 +71,67 @@ def test_the_provider_records_no_refused_request(
     ledger: ProviderLedger, headers: dict[str, str], body: Any, status: int
 ) -> None:
     assert asked(ledger, (headers, body)) == [status]
-    assert ledger.totals() == Counts(0, 0)
+    assert ledger.overview(10).orders == []
 
 
 def test_a_flaky_provider_acts_once_in_three_requests(ledger: ProviderLedger) -> None:
     flaky = (GOOD, {**WANTED, "card": Card.FLAKY})
     assert asked(ledger, flaky, flaky, flaky) == [503, 500, 200]
-    assert ledger.totals() == Counts(asked=3, acted=1)
+    assert ledger.counts("order-1") == Counts(asked=3, acted=1)
+
+
+def test_a_flaky_provider_acts_twice_for_an_order_whose_keys_differ(ledger: ProviderLedger) -> None:
+    """The card misbehaves by the order: a caller that sends a new key each time gets on, too."""
+    body = {**WANTED, "card": Card.FLAKY}
+    tries = [({**GOOD, "Idempotency-Key": f"key-{n}"}, body) for n in (1, 2, 3)]
+    assert asked(ledger, *tries) == [503, 500, 200]
+    assert ledger.counts("order-1") == Counts(asked=3, acted=2)
+
+
+def test_the_totals_of_the_ledger_are_the_sums_of_its_orders(ledger: ProviderLedger) -> None:
+    def play(key: str, order: str, *, handler: Handler = Handler.GUARDED, **more: Any) -> None:
+        wanted = Wanted(
+            key, more.get("kind", "charge"), order, 100, more.get("card", Card.OK), handler
+        )
+        ledger.note(wanted)
+        ledger.act(wanted)
+
+    play("key-1", "order-1")
+    play("key-1", "order-1")  # its key is known: no effect
+    play("key-2", "order-1", kind="refund")
+    play("key-3", "order-2", card=Card.DECLINED)
+    for key in ("key-4", "key-5"):
+        play(key, "order-1", handler=Handler.NAIVE)
+    ledger.note(Wanted("key-6", "charge", "order-3", 100, handler=Handler.NAIVE))
+    found = ledger.overview(10)
+    assert found.totals == {
+        Handler.GUARDED: {"asked": 4, "charged": 1, "refunded": 1, "declined": 1},
+        Handler.NAIVE: {"asked": 3, "charged": 2, "refunded": 0, "declined": 0},
+    }
+    assert found.count == len(found.orders) == 5
+    for handler, totals in found.totals.items():
+        mine = [one for one in found.orders if one["handler"] == handler]
+        assert sum(one["asked"] for one in mine) == totals["asked"]
+        assert sum(one["acted"] for one in mine) == totals["charged"] + totals["refunded"]
+        assert sum(one["declined"] for one in mine) == totals["declined"]
+    assert [one["cents"] for one in found.orders] == [0, 200, 0, 100, 100]
+    assert ledger.overview(2).count == 5
+    assert ledger.overview(2).orders == found.orders[:2]
+
+
+def test_a_ledger_of_another_release_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "provider.db"
+    with closing(sqlite3.connect(file)) as connection:
+        connection.execute('CREATE TABLE requests (id INTEGER PRIMARY KEY, key, kind, "order")')
+    with pytest.raises(DemoFailed, match="take another folder"):
+        ProviderLedger(file)
 
 
 def test_the_provider_refuses_a_key_that_was_used_for_something_else(
     ledger: ProviderLedger,
 ) -> None:
     assert asked(ledger, (GOOD, WANTED), (GOOD, {**WANTED, "cents": 1})) == [200, 422]
-    assert ledger.totals().acted == 1
+    assert ledger.counts("order-1").acted == 1
 
 
 def test_a_data_dir_keeps_its_tokens_and_another_has_others(tmp_path: Path) -> None:
@@ -119,6 +170,25 @@ def test_the_request_log_is_bounded_and_marks_killed_requests(tmp_path: Path) ->
         request_log.put(dataclasses.replace(seen, server="main", number=number))
     assert len(request_log.latest()) == ENTRIES_MAX
     assert {one["got"] for one in request_log.latest()} == {RUNNING}
+
+
+def test_the_request_log_counts_each_handlers_requests() -> None:
+    request_log = RequestLog()
+    ours = LoggedRequest(1, "main", "POST", "/charges", "Ada", "key-1", at=0.0)
+    naive = dataclasses.replace(ours, number=2, path="/naive/charges")
+    for request in (ours, naive, dataclasses.replace(naive, number=3)):
+        request_log.put(request)
+    request_log.put(dataclasses.replace(naive, got=ResponseKind.RAN, status=201))
+    assert request_log.totals(Handler.GUARDED) == {RUNNING: 1}
+    assert request_log.totals(Handler.NAIVE) == {ResponseKind.RAN: 1, RUNNING: 1}
+    every = [request_log.totals(handler) for handler in Handler]
+    assert sum(sum(one.values()) for one in every) == len(request_log.latest())
+
+
+def test_a_page_without_routes_is_still_a_page() -> None:
+    text = {"title": "<b>", "description": '"&'}
+    shown = api_reference({"info": text, "paths": {}})
+    assert "<h1>&lt;b&gt; API</h1><p>&quot;&amp;</p>" in shown
 
 
 @pytest.mark.parametrize(

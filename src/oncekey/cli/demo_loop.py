@@ -41,6 +41,7 @@ def play_all(
     shown: Callable[[str], str],
     kept: bool,
     only: Sequence[str],
+    compare: bool,
     on_progress: Callable[[str], None],
 ) -> Report | None:
     """Starts everything, plays, stops everything; None if a signal came first."""
@@ -50,7 +51,12 @@ def play_all(
         async with Environment(folder, store_url=store, port=port or 0) as environment:
             url = shown(environment.store_url)
             return await play(
-                environment, store=url, kept=kept, on_progress=on_progress, scenarios=chosen
+                environment,
+                store=url,
+                kept=kept,
+                on_progress=on_progress,
+                scenarios=chosen,
+                compare=compare,
             )
 
     return _run(play_scenarios())

@@ -17,6 +17,7 @@ from oncekey.cli.output import Output
 from oncekey.cli.redact import redact_url
 from oncekey.demo.api.payments_app import OPERATION
 from oncekey.demo.environment import Environment
+from oncekey.demo.handlers import Handler
 from oncekey.demo.scenario_result import CallerResult, ResponseKind, ScenarioResult, times
 from oncekey.demo.scenario_runner import Report
 
@@ -31,10 +32,12 @@ _STYLES = {
     ResponseKind.LOST: "red",
     ResponseKind.GAVE_UP: "red",
     ResponseKind.KILLED: "red",
+    ResponseKind.READ: "dim",
 }
 # From this width on the responses fit beside the story; in a narrower window they go below it.
 _WIDE = 110
 _STORY_WIDTH = 44
+_COMPARED_STORY_WIDTH = 36
 
 
 def started(environment: Environment, out: Output, *, kept: bool) -> None:
@@ -78,10 +81,16 @@ def _by_hand(url: str, token: str) -> Iterator[str]:
 
 def show(report: Report, console: Console) -> None:
     """Prints the table, the summary, and where to look further."""
-    console.print(_table(report, wide=console.width >= _WIDE))
+    wide = console.width >= _WIDE
+    if report.without is None:
+        console.print(_table(report, wide=wide))
+    else:
+        console.print(_comparison(report, report.without, wide=wide))
+        console.print(Text(report.headline, "bold"))
     marks = ("OK:", "BROKEN:") if console.options.ascii_only else ("✓", "✗")
     mark, style = (marks[0], "bold green") if report.ok else (marks[1], "bold red")
-    console.print(Text(f"{mark} {report.summary}", style))
+    subject = "" if report.without is None else "with oncekey: "
+    console.print(Text(f"{mark} {subject}{report.summary}", style))
     seconds = f"{report.seconds:.1f} s"
     console.print(
         Text(f"  as the payment provider's own ledger shows; played in {seconds} on", "dim")
@@ -96,9 +105,39 @@ def show(report: Report, console: Console) -> None:
         console.print(Text("  (a temporary file, gone by now; keep it with --path FOLDER)", "dim"))
 
 
-def _table(report: Report, *, wide: bool) -> Table:
+def _comparison(report: Report, without: tuple[ScenarioResult, ...], *, wide: bool) -> Table:
+    """The table of both handlers; in a narrow window the stories are left out."""
+    table = _empty_table()
+    if wide:
+        table.add_column("What happened", width=_COMPARED_STORY_WIDTH)
+    table.add_column("Without oncekey")
+    table.add_column("With oncekey")
+    for number, (naive, ours) in enumerate(zip(without, report.results, strict=True), 1):
+        title = Text(ours.title, "bold")
+        above = [] if wide else [title]  # in both columns, so that they begin on one line
+        cells = [Group(*above, _compared(result)) for result in (naive, ours)]
+        story = [Group(title, Text(ours.story))] if wide else []
+        table.add_row(Text(str(number)), *story, *cells)
+    return table
+
+
+def _compared(result: ScenarioResult) -> RenderableType:
+    style = "bold red" if result.is_doubled else "bold green"
+    asked = times(result.counted.asked)
+    effect = Text(result.effect, style)
+    if result.counted.asked != result.counted.acted + result.counted.declined:
+        effect.append(f", asked {asked}", "dim not bold")
+    return Group(_answers(result), effect, Text(result.reason, "dim"))
+
+
+def _empty_table() -> Table:
     table = Table(box=box.ROUNDED, show_lines=True, header_style="bold", border_style="dim")
     table.add_column("", style="bold", no_wrap=True)
+    return table
+
+
+def _table(report: Report, *, wide: bool) -> Table:
+    table = _empty_table()
     if wide:
         table.add_column("What happened", width=_STORY_WIDTH)
         table.add_column("What each caller got")
@@ -106,7 +145,7 @@ def _table(report: Report, *, wide: bool) -> Table:
         table.add_column("What happened, and what each caller got")
     table.add_column("Ran", no_wrap=True)
     for number, result in enumerate(report.results, 1):
-        story = Group(Text(result.title, "bold"), Text(result.story))
+        story = Group(Text(result.title, "bold"), Text(f"{result.story} {result.reason}"))
         answers = _answers(result)
         cells = [story, answers] if wide else [Group(story, Text(), answers)]
         table.add_row(Text(str(number)), *cells, _ran(result))
@@ -119,7 +158,9 @@ def _answers(result: ScenarioResult) -> RenderableType:
     grid.add_column()
     for answer in result.answers:
         grid.add_row(Text(answer.who), _answer(answer))
-    return Group(grid, *(Text(f"BROKEN: {fault}", "bold red") for fault in result.faults))
+    # The naive handler promises nothing that it could break.
+    faults = result.faults if result.handler is Handler.GUARDED else []
+    return Group(grid, *(Text(f"BROKEN: {fault}", "bold red") for fault in faults))
 
 
 def _answer(answer: CallerResult) -> Text:
@@ -133,7 +174,9 @@ def _answer(answer: CallerResult) -> Text:
 
 def _ran(result: ScenarioResult) -> Text:
     """How often it took effect by the ledger, and how often the provider was asked if more."""
-    ran = Text(times(result.counted.acted), "bold green" if result.ok else "bold red")
-    if result.counted.asked != result.counted.acted:
+    acted, declined = result.counted.acted, result.counted.declined
+    words = "declined" if declined and not acted else times(acted)
+    ran = Text(words, "bold green" if result.ok else "bold red")
+    if result.counted.asked != acted + declined:
         ran.append(f"\nasked\n{times(result.counted.asked)}", "dim not bold")
     return ran

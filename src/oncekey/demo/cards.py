@@ -21,7 +21,8 @@ class Card(enum.StrEnum):
 #: How long the provider takes to answer, once it has acted.
 USUAL_SECONDS = 0.15
 SLOW_SECONDS = 2.0
-#: A stuck provider has acted, and does not answer for this long; asked again, it answers at once.
+#: A stuck provider has acted, and does not answer for this long; asked for the same order again,
+#: it answers at once.
 STUCK_SECONDS = 20.0
 #: How long the API waits for the provider before it answers its own client with an error.
 PROVIDER_TIMEOUT_SECONDS = 8.0

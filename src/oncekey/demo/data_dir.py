@@ -53,6 +53,10 @@ class DataDir:
         return self.folder / "payments.db"
 
     @property
+    def naive_payments(self) -> Path:
+        return self.folder / "naive.db"
+
+    @property
     def provider(self) -> Path:
         return self.folder / "provider.db"
 

@@ -16,6 +16,9 @@ from oncekey.demo.api.payment_routes import Shop
 from oncekey.demo.api.payments_app import open_keys, payments_api
 from oncekey.demo.api.provider_client import ProviderClient
 from oncekey.demo.data_dir import DataDir
+from oncekey.demo.handlers import Handler
+from oncekey.demo.naive.naive_app import NaiveShop, add_naive_handler
+from oncekey.demo.naive.naive_database import NaiveDatabase
 from oncekey.demo.page.views import add_page
 from oncekey.demo.provider.ledger import ProviderLedger
 from oncekey.demo.provider.provider_app import Provider
@@ -37,6 +40,7 @@ class Environment:
         self.request_log = RequestLog()
         self.ledger = ProviderLedger(self.data_dir.provider)
         self.database = PaymentsDatabase(self.data_dir.payments)
+        self.naive_database = NaiveDatabase(self.data_dir.naive_payments)
         self.web_runner = WebRunner(self)
         self._port = port
         self._open = AsyncExitStack()
@@ -45,10 +49,11 @@ class Environment:
     def url(self) -> str:
         return self._api.url
 
-    async def play(self, scenario: Scenario, on_progress: OnProgress) -> ScenarioResult:
-        return await scenario.run(
-            ScenarioTools(self._client, self.ledger, self._workers, on_progress)
-        )
+    async def play(
+        self, scenario: Scenario, handler: Handler, on_progress: OnProgress
+    ) -> ScenarioResult:
+        client = self._clients[handler]
+        return await scenario.run(ScenarioTools(client, self.ledger, self._workers, on_progress))
 
     async def __aenter__(self) -> Self:
         try:
@@ -79,6 +84,7 @@ class Environment:
         enter.push_async_callback(provider_server.stop)
         client = ProviderClient(provider_server.url, data_dir.provider_secret)
         app = payments_api(Shop(data_dir, self.database, client), once)
+        add_naive_handler(app, NaiveShop(data_dir, self.naive_database, client))
         add_page(app, self)
         log = self.request_log.put
         logged = RequestLogMiddleware(app, server="main", data_dir=data_dir, put=log)
@@ -93,6 +99,8 @@ class Environment:
             request_log=self.request_log,
         )
         enter.push_async_callback(self._workers.end)
-        self._client = Client(self._api.url, data_dir.scenario_account.token)
-        enter.push_async_callback(self._client.close)
+        token = data_dir.scenario_account.token
+        self._clients = {one: Client(self._api.url, token, one) for one in Handler}
+        for each in self._clients.values():
+            enter.push_async_callback(each.close)
         enter.push_async_callback(self.web_runner.stop)

@@ -14,11 +14,13 @@ from itertools import count
 from typing import Any
 
 from oncekey.demo.data_dir import DataDir
+from oncekey.demo.handlers import Handler, handler_of
 from oncekey.demo.scenario_result import ResponseKind
 
 ENTRIES_MAX = 200
 _TEXT_MAX = 80
 _PROBLEM_MAX_BYTES = 4_096
+_PAGES_OWN = ("/demo/", "/docs", "/favicon")
 RUNNING = "running"
 
 
@@ -43,14 +45,14 @@ class RequestLog:
 
     def __init__(self) -> None:
         self.version = 0
-        self.counts: Counter[str] = Counter()
+        self._ended: dict[Handler, Counter[str]] = {one: Counter() for one in Handler}
         self._entries: deque[LoggedRequest] = deque(maxlen=ENTRIES_MAX)
 
     def put(self, request: LoggedRequest) -> None:
         """Adds a request that began, or replaces it when it has ended."""
         self.version += 1
         if request.got != RUNNING:
-            self.counts[request.got] += 1
+            self._ended[handler_of(request.path)][request.got] += 1
         for at, known in enumerate(self._entries):
             if (known.server, known.number) == (request.server, request.number):
                 self._entries[at] = request
@@ -63,6 +65,13 @@ class RequestLog:
             if known.server == server and known.got == RUNNING:
                 ms = round((time.time() - known.at) * 1000)
                 self.put(replace(known, got=ResponseKind.KILLED, ms=ms))
+
+    def totals(self, handler: Handler) -> dict[str, int]:
+        """How many requests of one handler got each kind of response, since the start."""
+        running = sum(
+            known.got == RUNNING and handler_of(known.path) is handler for known in self._entries
+        )
+        return {**self._ended[handler], RUNNING: running}
 
     def latest(self) -> list[dict[str, Any]]:
         """The newest first."""
@@ -83,11 +92,11 @@ class RequestLogMiddleware:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         path = scope.get("path", "")
-        if scope["type"] != "http" or path == "/" or path.startswith(("/demo/", "/favicon")):
+        if scope["type"] != "http" or path == "/" or path.startswith(_PAGES_OWN):
             await self.app(scope, receive, send)
             return
         request = self._began(scope)
-        response = _ResponseSummary()
+        response = _ResponseSummary(scope["method"])
 
         async def observe(message: Any) -> None:
             response.observe(message)
@@ -117,8 +126,9 @@ class RequestLogMiddleware:
 class _ResponseSummary:
     """As much of a response as its classification needs."""
 
-    def __init__(self) -> None:
+    def __init__(self, method: str) -> None:
         self.status = 0
+        self._is_read = method in ("GET", "HEAD")
         self._replayed = False
         self._is_problem = False
         self._body = b""
@@ -133,6 +143,8 @@ class _ResponseSummary:
             self._body += message.get("body", b"")
 
     def kind(self) -> ResponseKind:
+        if self._is_read and 200 <= self.status < 300:
+            return ResponseKind.READ
         problem = ""
         if self._is_problem:
             try:

@@ -11,7 +11,8 @@ import enum
 from dataclasses import dataclass, field
 from typing import Any
 
-from oncekey.demo.provider.ledger import Counts
+from oncekey.demo.handlers import Handler
+from oncekey.demo.provider.ledger import Counts, Kind
 
 
 class ResponseKind(enum.StrEnum):
@@ -27,6 +28,8 @@ class ResponseKind(enum.StrEnum):
     GAVE_UP = "gave up"
     KILLED = "killed"
     REFUSED = "refused"
+    #: Of a GET: nothing ran.
+    READ = "read"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +56,32 @@ class ScenarioResult:
     promised: Counts = field(default_factory=Counts)
     #: What the scenario itself found wrong.
     problems: tuple[str, ...] = ()
+    kind: Kind = "charge"
+    handler: Handler = Handler.GUARDED
+    #: Why it comes to this with this handler.
+    reason: str = ""
+
+    @property
+    def is_doubled(self) -> bool:
+        """Whether the money moved more than once. A card that is declined twice moved none."""
+        return self.counted.acted > 1
+
+    @property
+    def effect(self) -> str:
+        """What the provider did, in a few words."""
+        counted, verb = self.counted, "refunded" if self.kind == "refund" else "charged"
+        if counted.acted:
+            return f"{verb} {times(counted.acted)}"
+        return f"declined, never {verb}" if counted.declined else f"never {verb}"
 
     @property
     def faults(self) -> list[str]:
         """One sentence for each broken promise; empty if all were kept."""
         found = list(self.problems)
-        if self.counted.acted != self.promised.acted:
-            found.append(f"the provider acted {times(self.counted.acted)}, not once")
+        for done in ("acted", "declined"):
+            counted, promised = getattr(self.counted, done), getattr(self.promised, done)
+            if counted != promised:
+                found.append(f"the provider {done} {times(counted)}, not {times(promised)}")
         if self.counted.asked != self.promised.asked:
             promised = times(self.promised.asked)
             found.append(f"it was asked {times(self.counted.asked)}, promised {promised}")
@@ -79,7 +101,13 @@ class ScenarioResult:
         return not self.faults
 
     def as_data(self) -> dict[str, Any]:
-        return {**dataclasses.asdict(self), "ok": self.ok, "faults": self.faults}
+        return {
+            **dataclasses.asdict(self),
+            "ok": self.ok,
+            "faults": self.faults,
+            "effect": self.effect,
+            "doubled": self.is_doubled,
+        }
 
 
 def times(count: int) -> str:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from oncekey.demo.environment import Environment
+from oncekey.demo.handlers import Handler
+from oncekey.demo.provider.ledger import Kind
 from oncekey.demo.scenario_result import ScenarioResult
 from oncekey.demo.scenarios.scenario import Scenario
 from oncekey.demo.scenarios.scenarios import SCENARIOS
@@ -25,9 +27,12 @@ class Report:
     kept: bool
     results: tuple[ScenarioResult, ...]
     seconds: float
+    #: The same scenarios with the naive handler, in the same order; None if it was not played.
+    without: tuple[ScenarioResult, ...] | None = None
 
     @property
     def ok(self) -> bool:
+        """Whether oncekey kept its promises. The naive handler made none."""
         return bool(self.results) and all(result.ok for result in self.results)
 
     @property
@@ -39,7 +44,28 @@ class Report:
         broken = ", ".join(result.name for result in self.results if not result.ok)
         return f"{count}, promises were broken in {broken or 'all: nothing ran'}"
 
+    def doubled(self, kind: Kind) -> dict[str, int | None]:
+        """In how many scenarios a card was charged, or an amount refunded, more than once."""
+
+        def count(results: tuple[ScenarioResult, ...]) -> int:
+            return sum(result.is_doubled and result.kind == kind for result in results)
+
+        without = None if self.without is None else count(self.without)
+        return {"without": without, "with": count(self.results)}
+
+    @property
+    def headline(self) -> str:
+        """What a comparison is about, in one line; empty if nothing was compared."""
+        if self.without is None:
+            return ""
+        charged, refunded = self.doubled("charge"), self.doubled("refund")
+        return (
+            f"charged twice: {charged['without']} without oncekey / {charged['with']} with; "
+            f"refunded twice: {refunded['without']} / {refunded['with']}"
+        )
+
     def as_data(self) -> dict[str, Any]:
+        without = None if self.without is None else [one.as_data() for one in self.without]
         return {
             "ok": self.ok,
             "summary": self.summary,
@@ -47,7 +73,10 @@ class Report:
             "store": self.store,
             "caller": self.caller,
             "kept": self.kept,
+            "charged_twice": self.doubled("charge"),
+            "refunded_twice": self.doubled("refund"),
             "scenarios": [result.as_data() for result in self.results],
+            "without": without,
         }
 
 
@@ -58,12 +87,16 @@ async def play(
     kept: bool,
     on_progress: OnProgress,
     scenarios: Sequence[Scenario] = SCENARIOS,
+    compare: bool = False,
 ) -> Report:
     """Plays all scenarios at once in a started environment: each has its own keys, so none disturbs
-    another. `on_progress` is called with what is being done."""
+    another. `compare` plays them with the naive handler too. `on_progress` is called with what is
+    being done."""
     started = time.monotonic()
+    handlers = (Handler.GUARDED, Handler.NAIVE) if compare else (Handler.GUARDED,)
     tasks = [
-        asyncio.create_task(environment.play(scenario, _named(on_progress, scenario.name)))
+        asyncio.create_task(environment.play(scenario, handler, _named(on_progress, scenario.name)))
+        for handler in handlers
         for scenario in scenarios
     ]
     try:
@@ -73,7 +106,9 @@ async def play(
             task.cancel()  # where one could not be played, the others need not go on
         await asyncio.gather(*tasks, return_exceptions=True)
     caller = environment.data_dir.scenario_account.id
-    return Report(store, caller, kept, tuple(results), time.monotonic() - started)
+    seconds, ours = time.monotonic() - started, tuple(results[: len(scenarios)])
+    without = tuple(results[len(scenarios) :]) if compare else None
+    return Report(store, caller, kept, ours, seconds, without)
 
 
 def _named(on_progress: OnProgress, name: str) -> OnProgress:

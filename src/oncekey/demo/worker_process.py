@@ -20,6 +20,8 @@ from oncekey.demo.api.payment_routes import Shop
 from oncekey.demo.api.payments_app import open_keys, payments_api
 from oncekey.demo.api.provider_client import ProviderClient
 from oncekey.demo.data_dir import DataDir
+from oncekey.demo.naive.naive_app import NaiveShop, add_naive_handler
+from oncekey.demo.naive.naive_database import NaiveDatabase
 from oncekey.demo.request_log import LoggedRequest, RequestLogMiddleware
 from oncekey.demo.server import Server, bind
 
@@ -30,6 +32,7 @@ async def serve(settings: dict[str, Any]) -> None:
     app = payments_api(
         Shop(data_dir, PaymentsDatabase(data_dir.payments), provider), open_keys(settings["store"])
     )
+    add_naive_handler(app, NaiveShop(data_dir, NaiveDatabase(data_dir.naive_payments), provider))
     logged = RequestLogMiddleware(
         app, server=f"worker {os.getpid()}", data_dir=data_dir, put=_write_request
     )

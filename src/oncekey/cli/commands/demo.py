@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import tempfile
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -15,9 +16,6 @@ from oncekey.cli.open_store import UsageProblem
 from oncekey.cli.output import Output
 from oncekey.cli.redact import redact_url
 
-if TYPE_CHECKING:
-    from oncekey.demo.environment import Environment
-
 _PACKAGES = frozenset(
     {"fastapi", "starlette", "pydantic", "uvicorn", "httpx", "http_sf", "rfc8785", "multipart"}
 )
@@ -26,6 +24,11 @@ _PACKAGES = frozenset(
 @click.command()
 @click.option("--play", is_flag=True, help="Play every scenario in the terminal, and end.")
 @click.option("--only", multiple=True, metavar="NAME", help="With --play: only this scenario.")
+@click.option(
+    "--compare",
+    is_flag=True,
+    help="With --play: play it without oncekey too, and show both side by side.",
+)
 @click.option(
     "--port",
     type=click.IntRange(0, 65_535),
@@ -49,6 +52,7 @@ def demo(
     context: click.Context,
     play: bool,
     only: tuple[str, ...],
+    compare: bool,
     port: int | None,
     store: str | None,
     path: Path | None,
@@ -60,29 +64,29 @@ def demo(
     page with buttons that play scenarios over real HTTP: lost answers, duplicates at once, a
     flaky provider, a worker that is killed. Ctrl-C ends it.
 
-    With --play the same scenarios are played at once. The provider's own ledger decides: the
-    exit code is 1 if anything was done twice.
+    The page can play them without oncekey too: with the handler of most tutorials, which looks a
+    key up, runs, and stores the key.
+
+    With --play the same scenarios are played at once, with --compare without oncekey too. The
+    provider's own ledger decides: the exit code is 1 if anything was done twice with oncekey. What
+    happens without it never changes the exit code.
 
     \b
     Examples:
       oncekey demo
       oncekey demo --play
+      oncekey demo --play --compare
       oncekey demo --path ./demo --store postgresql://me@localhost/shop
     """
     if store is not None and store.startswith("memory:"):
         raise UsageProblem("--store: memory:// lives in one process, and the demo kills one")
     demo_loop, demo_report = _load()
-    unknown = set(only) - set(demo_loop.NAMES)
-    if unknown or (only and not play):
-        raise UsageProblem(f"--only takes, with --play: {', '.join(demo_loop.NAMES)}")
+    _check_what_to_play(play, only, compare, demo_loop.NAMES)
     out = Output(as_json=as_json)
     with ExitStack() as stack:
         folder = _folder(path, stack)
         if not play:
-
-            def started(environment: Environment) -> None:
-                demo_report.started(environment, out, kept=path is not None)
-
+            started = partial(demo_report.started, out=out, kept=path is not None)
             demo_loop.serve(folder, store=store, port=port, started=started)
             return
         on_progress = stack.enter_context(out.progress("starting"))
@@ -93,6 +97,7 @@ def demo(
             shown=redact_url,
             kept=path is not None,
             only=only,
+            compare=compare,
             on_progress=on_progress,
         )
     if report is None:
@@ -103,6 +108,16 @@ def demo(
         demo_report.show(report, out.console)
     if not report.ok:
         context.exit(ExitCode.FAILED)
+
+
+def _check_what_to_play(
+    play: bool, only: tuple[str, ...], compare: bool, names: tuple[str, ...]
+) -> None:
+    """Refuses unknown scenarios, and options that mean nothing without --play."""
+    if set(only) - set(names) or (only and not play):
+        raise UsageProblem(f"--only takes, with --play: {', '.join(names)}")
+    if compare and not play:
+        raise UsageProblem("--compare needs --play; the page has a switch for it")
 
 
 def _load() -> tuple[Any, Any]:

@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 
 from oncekey.demo.cards import PROVIDER_TIMEOUT_SECONDS
+from oncekey.demo.handlers import Handler
 
 Receipt = dict[str, Any]
 
@@ -26,11 +27,17 @@ class ProviderClient:
             trust_env=False,  # the loopback is not behind a proxy
         )
 
-    async def charge(self, key: str, order: str, cents: int, card: str) -> Receipt:
-        return await self._post("/v1/charges", key, {"order": order, "cents": cents, "card": card})
+    async def charge(
+        self, key: str, order: str, cents: int, card: str, handler: Handler = Handler.GUARDED
+    ) -> Receipt:
+        wanted = {"order": order, "cents": cents, "card": card, "handler": handler}
+        return await self._post("/v1/charges", key, wanted)
 
-    async def refund(self, key: str, order: str, cents: int) -> Receipt:
-        return await self._post("/v1/refunds", key, {"order": order, "cents": cents})
+    async def refund(
+        self, key: str, order: str, cents: int, handler: Handler = Handler.GUARDED
+    ) -> Receipt:
+        wanted = {"order": order, "cents": cents, "handler": handler}
+        return await self._post("/v1/refunds", key, wanted)
 
     async def close(self) -> None:
         await self._http.aclose()

@@ -9,20 +9,24 @@ from __future__ import annotations
 import asyncio
 import hmac
 import secrets
+from dataclasses import asdict
 from importlib.resources import files
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from fastapi import FastAPI, Header, Query
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from oncekey.demo.api.problems import Refused
+from oncekey.demo.handlers import Handler
+from oncekey.demo.page.api_reference import api_reference
 from oncekey.demo.scenarios.scenarios import BY_NAME, SCENARIOS
 
 if TYPE_CHECKING:
     from oncekey.demo.environment import Environment
 
-SHOWN_MAX = 40
+#: How many requests, orders and entries the page lists; it says how many there are besides.
+SHOWN_MAX = 200
 _HOSTS = ["127.0.0.1", "localhost"]
 _SECURITY = {
     "Content-Security-Policy": (
@@ -51,6 +55,10 @@ def add_page(app: FastAPI, environment: Environment) -> None:
     async def page() -> Response:
         return HTMLResponse(index, headers=_SECURITY)
 
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> Response:
+        return HTMLResponse(api_reference(app.openapi()), headers=_SECURITY)
+
     @app.get("/demo/static/{name}", include_in_schema=False)
     async def static_file(name: str) -> Response:
         if name not in loaded:
@@ -62,36 +70,57 @@ def add_page(app: FastAPI, environment: Environment) -> None:
         version = f"{environment.request_log.version}.{environment.web_runner.version}"
         if seen == version:
             return Response(status_code=204, headers=_SECURITY)
-        found = await asyncio.to_thread(_state, environment)
-        return JSONResponse({"version": version, **found}, headers=_SECURITY)
+        # What the event loop changes is read here, so that rows and totals are of one moment.
+        found = {"version": version, **_played(environment)}
+        found |= await asyncio.to_thread(_recorded, environment)
+        return JSONResponse(found, headers=_SECURITY)
 
     @app.post("/demo/scenario_runner/{name}", include_in_schema=False)
     async def play(
-        name: str, x_demo_token: Annotated[str, Header(max_length=100)] = ""
+        name: str,
+        handler: Literal["naive", "guarded", "both"] = "both",
+        x_demo_token: Annotated[str, Header(max_length=100)] = "",
     ) -> Response:
         if not hmac.compare_digest(x_demo_token.encode(), token.encode()):
             raise Refused(403, "not-the-page", "Only the demo's own page may do this.")
         if name != "all" and name not in BY_NAME:
             raise Refused(404, "no-such-scenario", "There is no such scenario.")
         chosen = SCENARIOS if name == "all" else (BY_NAME[name],)
-        if not environment.web_runner.start(*chosen):
+        handlers = tuple(Handler) if handler == "both" else (Handler(handler),)
+        if not environment.web_runner.start(chosen, handlers):
             raise Refused(409, "playing", "Another scenario is being played.")
         return JSONResponse({"playing": name}, 202, headers=_SECURITY)
 
 
-def _state(environment: Environment) -> dict[str, Any]:
-    totals = environment.ledger.totals()
+def _played(environment: Environment) -> dict[str, Any]:
+    """The part of the state that is in memory."""
+    request_log = environment.request_log
     scheme = environment.store_url.partition(":")[0]
     return {
         "store": "SQLite" if scheme == "sqlite" else "PostgreSQL",
-        "counts": dict(environment.request_log.counts),
-        "requests": environment.request_log.latest()[:SHOWN_MAX],
-        "ledger": environment.database.ledger(SHOWN_MAX),
-        "provider": {
-            "asked": totals.asked,
-            "acted": totals.acted,
-            "acts": environment.ledger.latest(SHOWN_MAX),
-        },
+        "totals": {handler: request_log.totals(handler) for handler in Handler},
+        "requests": request_log.latest()[:SHOWN_MAX],
         "player": environment.web_runner.state(),
         "scenarios": [{"name": s.name, "title": s.title, "story": s.story} for s in SCENARIOS],
     }
+
+
+def _recorded(environment: Environment) -> dict[str, Any]:
+    """The part of the state that is in databases."""
+    return {
+        "provider": asdict(environment.ledger.overview(SHOWN_MAX)),
+        "ledger": _ledger(environment),
+    }
+
+
+def _ledger(environment: Environment) -> list[dict[str, Any]]:
+    """The entries of both handlers' own databases, newest first."""
+    found = [
+        {**entry, "handler": handler}
+        for handler, database in (
+            (Handler.GUARDED, environment.database),
+            (Handler.NAIVE, environment.naive_database),
+        )
+        for entry in database.ledger(SHOWN_MAX)
+    ]
+    return sorted(found, key=lambda entry: entry["at"], reverse=True)[:SHOWN_MAX]

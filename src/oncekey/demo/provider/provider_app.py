@@ -17,6 +17,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from oncekey.demo.cards import SLOW_SECONDS, STUCK_SECONDS, USUAL_SECONDS, Card
+from oncekey.demo.handlers import Handler
 from oncekey.demo.provider.ledger import Kind, ProviderLedger, Wanted
 
 BODY_MAX_BYTES = 4_096
@@ -61,14 +62,20 @@ class Provider:
                 return _error(413, "too large")
         try:
             asked = json.loads(body)
-            card = Card(asked.get("card", Card.OK))
-            declined = card is Card.DECLINED
-            wanted = Wanted(key, kind, str(asked["order"]), int(asked["cents"]), declined)
+            wanted = Wanted(
+                key,
+                kind,
+                str(asked["order"]),
+                int(asked["cents"]),
+                Card(asked.get("card", Card.OK)),
+                Handler(asked.get("handler", Handler.GUARDED)),
+            )
         except (ValueError, KeyError, TypeError, AttributeError):
             return _error(400, "not understood")
-        return await self._act(card, wanted)
+        return await self._act(wanted)
 
-    async def _act(self, card: Card, wanted: Wanted) -> Response:
+    async def _act(self, wanted: Wanted) -> Response:
+        card = wanted.card
         times = await asyncio.to_thread(self.ledger.note, wanted)
         if card is Card.FLAKY and times == 1:
             return _error(503, "try again later")

@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
+from oncekey.demo.handlers import Handler
 from oncekey.demo.provider.ledger import Counts, Kind, ProviderLedger
 from oncekey.demo.scenario_result import CallerResult, ResponseKind, ScenarioResult
 from oncekey.demo.scenarios.scenario_client import Client, OnProgress
@@ -33,7 +34,10 @@ class Scenario:
 
     name: str
     title: str
+    #: What goes wrong, whichever handler there is; then what each of the two makes of it.
     story: str
+    with_oncekey: str
+    without_oncekey: str
     play: Callable[[ScenarioTools, str], Awaitable[Played]]
     expected: tuple[ResponseKind, ...]
     promised: Counts = field(default_factory=Counts)
@@ -53,4 +57,10 @@ class Scenario:
             counted,
             self.promised,
             problems,
+            self.kind,
+            tools.client.handler,
+            self.reason(tools.client.handler),
         )
+
+    def reason(self, handler: Handler) -> str:
+        return self.without_oncekey if handler is Handler.NAIVE else self.with_oncekey

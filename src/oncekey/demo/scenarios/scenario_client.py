@@ -15,6 +15,7 @@ import httpx
 
 from oncekey.demo import DemoFailed
 from oncekey.demo.cards import Card
+from oncekey.demo.handlers import Handler
 from oncekey.demo.request_log import kind_of_response
 from oncekey.demo.scenario_result import CallerResult, ResponseKind
 
@@ -41,9 +42,10 @@ class Reply:
 
 
 class Client:
-    """One caller. It sends each request once and never retries by itself."""
+    """One caller of one of the handlers. It sends each request once and never retries."""
 
-    def __init__(self, url: str, token: str) -> None:
+    def __init__(self, url: str, token: str, handler: Handler) -> None:
+        self.handler = handler
         self._http = httpx.AsyncClient(
             base_url=url,
             headers={"Authorization": f"Bearer {token}"},
@@ -57,24 +59,23 @@ class Client:
         *,
         cents: int = CENTS,
         card: Card = Card.OK,
-        seconds: float = TIMEOUT_SECONDS,
         url: str = "",
     ) -> Reply:
         """Sends a charge. Its order is named like the key, so that the ledger can be queried."""
         wanted = {"order": key, "cents": cents, "card": card}
-        return await self._post(f"{url}/charges", key, wanted, seconds)
+        return await self._post(f"{url}{self.handler.root}/charges", key, wanted)
 
     async def refund(self, charge: str, key: str, cents: int) -> Reply:
-        return await self._post(f"/charges/{charge}/refunds", key, {"cents": cents})
+        return await self._post(
+            f"{self.handler.root}/charges/{charge}/refunds", key, {"cents": cents}
+        )
 
     async def close(self) -> None:
         await self._http.aclose()
 
-    async def _post(
-        self, path: str, key: str, wanted: dict[str, Any], seconds: float = TIMEOUT_SECONDS
-    ) -> Reply:
+    async def _post(self, path: str, key: str, wanted: dict[str, Any]) -> Reply:
         headers = {"Idempotency-Key": key}
-        response = await self._http.post(path, json=wanted, headers=headers, timeout=seconds)
+        response = await self._http.post(path, json=wanted, headers=headers)
         try:
             body: dict[str, Any] = response.json()
         except ValueError:
