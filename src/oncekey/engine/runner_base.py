@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final
 
@@ -67,7 +65,8 @@ def whole_call(fn: Any, /, *args: Any, **kwargs: Any) -> defaultdict[int, Any]:
 
 _lock = threading.Lock()
 # By id, together with the connection itself: while it is held, no other object gets that id.
-_held: dict[int, tuple[Any, object, int]] = {}
+_Hold = tuple[Any, object, int]
+_held: dict[int, _Hold] = {}
 
 
 def nesting_depth(connection: Any) -> int:
@@ -75,32 +74,42 @@ def nesting_depth(connection: Any) -> int:
     return _held.get(id(connection), (None, None, 0))[2]
 
 
-@contextmanager
-def hold_connection(connection: Any, holder: object) -> Iterator[None]:
-    """Hold a caller's connection for this thread or task; refuse if another one holds it.
+class HeldConnection:
+    """A caller's connection, held for a thread or task while an operation runs on it, by `with`.
 
     A connection has one transaction and one stack of savepoints: if two operations overlapped on
-    it, a rollback of one would roll back the other. An operation inside another's body is fine,
-    because it ends first.
+    it, a rollback of one would roll back the other. So it is refused if another thread or task
+    holds it. An operation inside another's body is fine, because it ends first.
     """
-    key = id(connection)
-    before: tuple[Any, object, int] | None = None
-    mine: tuple[Any, object, int] | None = None
-    try:
+
+    __slots__ = ("_before", "_connection", "_holder", "_mine")
+
+    def __init__(self, connection: Any, holder: object) -> None:
+        self._connection = connection
+        self._holder = holder
+        self._before: _Hold | None = None
+        self._mine: _Hold | None = None
+
+    def __enter__(self) -> None:
+        connection, holder = self._connection, self._holder
+        try:
+            with _lock:
+                before = self._before = _held.get(id(connection))
+                if before is not None and before[1] != holder:
+                    raise ConfigurationError(
+                        "another operation is under way on this connection; one transaction cannot "
+                        "hold two at once. Run them one after the other, or give each a connection "
+                        "of its own"
+                    )
+                self._mine = (connection, holder, 1 if before is None else before[2] + 1)
+                _held[id(connection)] = self._mine
+        except BaseException:  # perhaps a signal's handler raised directly after it was taken
+            self.__exit__()
+            raise
+
+    def __exit__(self, *error: object) -> None:
+        key, before, mine = id(self._connection), self._before, self._mine
         with _lock:
-            before = _held.get(key)
-            if before is not None and before[1] != holder:
-                raise ConfigurationError(
-                    "another operation is under way on this connection; one transaction cannot "
-                    "hold two at once. Run them one after the other, or give each a connection of "
-                    "its own"
-                )
-            mine = (connection, holder, 1 if before is None else before[2] + 1)
-            _held[key] = mine
-        yield
-    finally:
-        with _lock:
-            # Also if a signal's handler raised directly after it was taken.
             if mine is not None and _held.get(key) is mine:
                 if before is None:
                     del _held[key]

@@ -160,7 +160,7 @@ def test_statements_sent_as_text_hold_nothing_a_caller_chose() -> None:
     sent = texts["join"].inline(params)
     assert _join_text(Options().layout, *params) == sent
     assert sent == (
-        'SELECT "oncekey".join_2(NULL::bigint, true::boolean, '
+        'SELECT "oncekey".join_3(NULL::bigint, true::boolean, '
         "'00275c22252431696969696969696969'::uuid, '6f6f6f6f6f6f6f6f6f6f6f6f6f6f6f6f'::uuid, "
         "decode('01273b2d2d', 'hex')::bytea, decode('73', 'hex')::bytea,\n"
         "    0::integer, false::boolean)"

@@ -39,7 +39,7 @@ from oncekey.engine.jobs import Job
 from oncekey.engine.results import Result, conclude
 from oncekey.engine.runner_base import (
     CLOSE_TRIES,
-    hold_connection,
+    HeldConnection,
 )
 
 T = TypeVar("T")
@@ -149,7 +149,7 @@ class AsyncRunner(AsyncDriver):
     async def _run_in_callers_transaction(self, job: Job, body: AsyncBody[T]) -> Result[T]:
         """The caller's connection belongs to the caller's task; so does the attempt."""
         progress = AsyncProgress(None, job)
-        with hold_connection(self._connection, asyncio.current_task()):
+        with HeldConnection(self._connection, asyncio.current_task()):
             outcome = await self._drive(progress, job, body)
         self._record(job, outcome)
         assert outcome is not None

@@ -46,9 +46,9 @@ from oncekey.engine.progress import NOTHING, Progress
 from oncekey.engine.results import Result, conclude
 from oncekey.engine.runner_base import (
     CLOSE_TRIES,
+    HeldConnection,
     RunnerBase,
     flow_of,
-    hold_connection,
     nesting_depth,
     whole_call,
 )
@@ -112,7 +112,7 @@ class Runner(RunnerBase):
         """Run a job to its end: its result, or the error to raise."""
         progress = Progress(job, entered())
         if self._transaction is not None:
-            with hold_connection(self._connection, threading.get_ident()):
+            with HeldConnection(self._connection, threading.get_ident()):
                 outcome = self._drive(progress, job, body, None)
         else:
             shared = self._shared

@@ -29,6 +29,7 @@ from oncekey.stores.postgres.asyncpg_connections import (
     OwnPool,
     PooledConnection,
 )
+from oncekey.stores.postgres.caller_connections import join_async
 from oncekey.stores.postgres.options import Options
 from oncekey.stores.postgres.postgres_search import measure, search
 from oncekey.stores.postgres.queries import make_queries
@@ -215,8 +216,6 @@ class AsyncPostgresStore(PostgresBase):
 
     def join(self, connection: Any, /) -> AsyncCallerTransaction:
         """The store's records in the transaction of your connection or session."""
-        from oncekey.stores.postgres.caller_connections import join_async
-
         return join_async(connection, self._options, self._program, self._identify)
 
     async def _identify(self) -> None:

@@ -57,7 +57,7 @@ NO_SAVEPOINT: Final = "3B001"
 _WHEN_WRITTEN: Final = -1  # the statement that writes the record reads the clock
 
 
-# What the SQL function join_2 is called for.
+# What the SQL function join_3 is called for.
 _TO_RUN: Final = 0
 _TO_LOOK: Final = 1
 _TO_DECIDE: Final = 2
@@ -191,7 +191,7 @@ class CallerProgram:
     # --- claim and finish -----------------------------------------------------------------------
 
     def _claim(self, claim: Claim) -> Actions[Reply]:
-        if self._program.layout.is_ring:
+        if self._program.is_ring:
             self._program.check_terms([claim])
         savepoint = Savepoint()
         join = self._join(_TO_RUN, claim.id, claim.owner, claim.fingerprint)
@@ -268,8 +268,10 @@ class CallerProgram:
         return Statement("record", (*key, *_columns(record)))
 
     def _slot(self, run: _ActiveRun) -> int:
+        if not self._program.is_ring:
+            return 0
         layout = self._program.layout
-        return run.claimed_at // layout.period % layout.slots if layout.is_ring else 0
+        return run.claimed_at // layout.period % layout.slots
 
     def _give_up(self, run: _ActiveRun, state: TransactionState) -> Actions[None]:
         """Roll back what the run has done, and free its key for this transaction; other
@@ -311,7 +313,7 @@ class CallerProgram:
 
     def _join(self, purpose: int, id: bytes, owner: bytes, fingerprint: bytes) -> Statement:
         program = self._program
-        key = (program.now(), program.layout.is_ring, id, owner, fingerprint)
+        key = (program.now(), program.is_ring, id, owner, fingerprint)
         reads_settings = purpose == _TO_RUN and program.watch.is_due()
         return Statement("join", (*key, program.identity, purpose, reads_settings))
 

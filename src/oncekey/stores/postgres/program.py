@@ -71,7 +71,8 @@ class Program:
         settings_interval: float = 0.0,
         lock_us: int = 0,
     ) -> None:
-        self._layout = layout
+        self.layout = layout
+        self.is_ring = layout.is_ring
         self._portable = claim == "portable"
         self._claim_method = CLAIM_METHOD.get(claim, 0)
         self.guard = guard  # True to respect callers' transactions
@@ -84,10 +85,6 @@ class Program:
         # Read when the store is first used: which store it is, and where, for messages.
         self.identity = b""
         self.address = ""
-
-    @property
-    def layout(self) -> Layout:
-        return self._layout
 
     def now(self) -> int | None:
         """The clock reading to send: None, unless a test replaces the clock."""
@@ -159,7 +156,7 @@ class Program:
         earlier: EarlierReplies,
     ) -> Statements[Positioned]:
         """Send claims and finishes in one statement. Returns the commands still to be decided."""
-        layout = self._layout
+        layout = self.layout
         sent_claims: list[Any] = [commands[i] for i in claims]
         if layout.is_ring:
             self.check_terms(sent_claims)
@@ -242,7 +239,7 @@ class Program:
 
     def check_terms(self, claims: Sequence[Claim]) -> None:
         """Raise ConfigurationError if the ring would empty a slot that is still needed."""
-        longest = self._layout.terms_max
+        longest = self.layout.terms_max
         for claim in claims:
             if claim.lease + claim.keep + claim.audit > longest:
                 name = operation_of(claim.label)
@@ -293,7 +290,7 @@ class Program:
         return {stored.record.id: stored for stored in found}, rows[0][0], rows[0][23] or 0
 
     def insertion(self, records: Sequence[Record], now: int) -> Statement:
-        layout = self._layout
+        layout = self.layout
         slot = now // layout.period % layout.slots if layout.is_ring else 0
         return Statement("insert_whole", (self.now(), *record_columns(records), slot))
 
@@ -344,7 +341,7 @@ class Program:
         """Sweep the table; on a ring, one slot and some of the undecided records whose own slot was
         emptied. Postponed records hide nothing: 0 means that there is no more garbage."""
         removed, more = 0, True
-        layout = self._layout
+        layout = self.layout
         while layout.is_ring and removed == 0 and more:
             shape = (layout.slots, layout.period, MOVES_MAX)
             rows = yield Statement("rotate", (self.now(), *shape))

@@ -23,6 +23,7 @@ from oncekey.core.record import Record
 from oncekey.core.search import Cursor, Measures, Page, Query
 from oncekey.core.store import SWEEP_LIMIT_DEFAULT, CallerTransaction, Unfinished
 from oncekey.stores.postgres import errors
+from oncekey.stores.postgres.caller_connections import join_sync
 from oncekey.stores.postgres.options import Options
 from oncekey.stores.postgres.postgres_search import measure, search
 from oncekey.stores.postgres.psycopg_connections import (
@@ -207,8 +208,6 @@ class PostgresStore(PostgresBase):
 
     def join(self, connection: Any, /) -> CallerTransaction:
         """The store's records in the transaction of your connection or session."""
-        from oncekey.stores.postgres.caller_connections import join_sync
-
         return join_sync(connection, self._options, self._program, self._identify)
 
     def _identify(self) -> None:

@@ -10,7 +10,7 @@ import json
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from oncekey.core.commands import Claim, Finish
+from oncekey.core.commands import Claim, Finish, from_fields
 from oncekey.core.record import Record, State
 from oncekey.stores.step_column import pack_steps, unpack_steps
 
@@ -64,7 +64,8 @@ def stored_row_of(row: Row) -> StoredRow | None:
 
 
 class Joined(NamedTuple):
-    """What a claim in a caller's transaction has found; see sql/shared/0007_short_replies.sql."""
+    """What a claim in a caller's transaction has found: see join_2 in
+    sql/shared/0007_short_replies.sql."""
 
     at: int | None
     open_savepoints: int
@@ -76,8 +77,11 @@ class Joined(NamedTuple):
 
 
 def joined_of(rows: Sequence[Row]) -> Joined:
-    """The reply of the SQL function join_2, which is one JSON text."""
+    """The reply of the SQL function join_3: the clock reading, if the key is fresh and locked now,
+    or what join_2 returns, as one JSON text."""
     values, _ = _decode_json(rows[0][0])
+    if type(values) is int:
+        return from_fields(Joined, (values, 0, True, None, 0, None, None))
     if values[3] is not None:
         values[3] = stored_row_of((None, None, None, *_columns_of(values[3])))
     return Joined(*values)

@@ -6,9 +6,9 @@ cursor factories, adapters and loaders are not used. Every decision is in caller
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Generator, Sequence
-from functools import lru_cache, partial
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Generator, Sequence
+from functools import lru_cache
+from typing import Any, Final, NamedTuple, cast
 
 import psycopg
 from psycopg import generators
@@ -31,12 +31,14 @@ from oncekey.stores.postgres.caller_transaction import (
 from oncekey.stores.postgres.program import Program
 from oncekey.stores.postgres.queries import Layout, QueryText, query_texts
 from oncekey.stores.postgres.rows import Row
+from oncekey.stores.postgres.statements import Statement
 
 _IDLE: Final = TransactionStatus.IDLE
 _IN_TRANSACTION: Final = TransactionStatus.INTRANS
 _UNKNOWN: Final = TransactionStatus.UNKNOWN  # the connection is broken
 _NO_PIPELINE: Final = PipelineStatus.OFF
 _FATAL_ERROR: Final = ExecStatus.FATAL_ERROR
+_OPEN: Final = TransactionState.OPEN  # an enum's member costs as much to look up as a call
 
 # Queries whose parameters hold nothing that a caller chose: the whole text may end up in a server's
 # log.
@@ -65,10 +67,11 @@ class _AsyncCursor(psycopg.AsyncRawCursor[Any]):
 
 
 class _Exchange(NamedTuple):
-    """A message to be sent as it is, in a transaction that is open. The rows of its first statement
-    are the result, with their first column as text."""
+    """A message to be sent as it is, in a transaction that is open: `send` is called with `args`.
+    The rows of its first statement are the result, with their first column as text."""
 
-    send: Callable[[], None]
+    send: Callable[..., None]
+    args: tuple[Any, ...]
 
 
 class _Script(NamedTuple):
@@ -107,33 +110,47 @@ _Operation = _Exchange | _Script | _Query | _Enter | _Leave
 
 
 class _Planner:
-    """Turns actions into operations on a psycopg connection, sync or async.
+    """Turns actions into operations on a psycopg connection: a part of both classes below.
 
     Statements are joined into one text where possible. If the connection began its transaction
     implicitly, the savepoint is a `transaction()` block of psycopg: inside of one, psycopg refuses
     a `commit()` in the body.
     """
 
-    __slots__ = ("_connection", "_layout", "_pgconn", "_texts")
+    _connection: Any
+    _texts: dict[str, QueryText]
+    _program: Program
 
-    def __init__(self, connection: Any, texts: dict[str, QueryText], layout: Layout) -> None:
-        self._connection = connection
-        self._pgconn = connection.pgconn
-        self._texts = texts
-        self._layout = layout
-
-    def transaction_state(self) -> TransactionState:
-        if self._pgconn.pipeline_status != _NO_PIPELINE:
+    def _state(self) -> TransactionState:
+        pgconn = self._connection.pgconn
+        if pgconn.pipeline_status != _NO_PIPELINE:
             raise ConfigurationError(
                 "the connection is in pipeline mode, where nobody knows what was done already; run "
                 "the operation outside of it. Its body may have a pipeline of its own"
             )
-        if self._pgconn.transaction_status != _IDLE:
-            return TransactionState.OPEN
+        if pgconn.transaction_status != _IDLE:
+            return _OPEN
         is_autocommit = self._connection.autocommit
         return TransactionState.AUTOCOMMIT if is_autocommit else TransactionState.IMPLICIT
 
-    def operations(self, actions: Sequence[Action]) -> list[_Operation]:
+    def _usual_exchange(self, actions: Sequence[Action]) -> _Exchange | None:
+        """The message of a claim or a finish in a transaction block, which are what every run
+        sends. None for all other actions: `_operations` knows how to perform any."""
+        if not isinstance(actions[0], Statement):
+            return None
+        name, params = actions[0]
+        if name == "join" and len(actions) == 2 and self._is_in_block() and self._is_open():
+            savepoint = cast(SavepointCommand, actions[1]).savepoint
+            claim = _join_text(self._program.layout, *params)
+            sql = f"{claim}; SAVEPOINT {savepoint.take_name()}".encode()
+            return _Exchange(self._connection.pgconn.send_query, (sql,))
+        if name in _PREPARED_AT_ONCE and len(actions) == 1 and self._is_open():
+            text = self._texts[name]
+            values = text.as_text(params)
+            return None if values is None else self._prepared(text, values)
+        return None
+
+    def _operations(self, actions: Sequence[Action]) -> list[_Operation]:
         operations: list[_Operation] = []
         texts: list[str] = []
         for action in actions:
@@ -142,7 +159,7 @@ class _Planner:
                 continue
             name, params = action
             if name == "join":
-                texts.append(_join_text(self._layout, *params))
+                texts.append(_join_text(self._program.layout, *params))
             elif name in _SENT_AS_TEXT:
                 texts.append(self._texts[name].inline(params))
             else:
@@ -152,26 +169,31 @@ class _Planner:
         return operations
 
     def _query(self, text: QueryText, params: Sequence[Any], name: str) -> _Operation:
-        """A query with its parameters. If every run sends it and psycopg has prepared it, it is
-        sent without a cursor, which would cost more than all the rest of a run's messages.
+        """A query with its parameters."""
+        query = text.query
+        values = text.as_text(params) if name in _PREPARED_AT_ONCE else None
+        if values is None:
+            return _Query(query.raw, query.encode(params), None)
+        prepared = self._prepared(text, values) if self._is_open() else None
+        if prepared is not None:
+            return prepared
+        sent = [None if value is None else value.decode() for value in values]
+        return _Query(query.raw, sent, True)
+
+    def _prepared(self, text: QueryText, values: list[bytes | None]) -> _Exchange | None:
+        """If psycopg has prepared the query, it is sent without a cursor, which would cost more
+        than all the rest of a run's messages.
 
         If psycopg drops this attribute, a cursor is used, which is correct and only slower.
         """
-        query = text.query
-        if name not in _PREPARED_AT_ONCE:
-            return _Query(query.raw, query.encode(params), None)
-        values = text.as_text(params)
-        if values is None:
-            return _Query(query.raw, query.encode(params), None)
         names = getattr(getattr(self._connection, "_prepared", None), "_names", {})
-        prepared = names.get((query.raw, (0,) * len(values)))
-        if prepared is None or not self._is_open():
-            sent = [None if value is None else value.decode() for value in values]
-            return _Query(query.raw, sent, True)
-        return _Exchange(partial(self._pgconn.send_query_prepared, prepared, values))
+        name = names.get((text.query.raw, (0,) * len(values)))
+        if name is None:
+            return None
+        return _Exchange(self._connection.pgconn.send_query_prepared, (name, values))
 
     def _is_open(self) -> bool:
-        return bool(self._pgconn.transaction_status == _IN_TRANSACTION)
+        return bool(self._connection.pgconn.transaction_status == _IN_TRANSACTION)
 
     def _savepoint(
         self, command: SavepointCommand, texts: list[str], operations: list[_Operation]
@@ -187,7 +209,7 @@ class _Planner:
             error = _Rollback() if action is SavepointAction.ROLLBACK else None
             operations.append(_Leave(block, error))
         else:
-            status = self._pgconn.transaction_status
+            status = self._connection.pgconn.transaction_status
             sql = savepoint_sql(command, has_ended=status in (_IDLE, _UNKNOWN))
             if sql is not None:
                 texts.append(sql)
@@ -201,7 +223,7 @@ class _Planner:
         # psycopg must see statements that begin a transaction or roll back to a savepoint: it has
         # something to do itself then.
         if returns_rows and self._is_open():
-            operations.append(_Exchange(partial(self._pgconn.send_query, sql)))
+            operations.append(_Exchange(self._connection.pgconn.send_query, (sql,)))
         else:
             operations.append(_Script(sql, returns_rows))
 
@@ -236,9 +258,9 @@ def _join_pieces(layout: Layout, now: int | None, is_ring: bool, *others: Any) -
     return [*pieces, text]
 
 
-def _exchange(pgconn: Any, send: Callable[[], None]) -> Generator[Any, Any, list[Any]]:
+def _send(pgconn: Any, exchange: _Exchange) -> Generator[Any, Any, list[Any]]:
     """Send a message and receive its results. This is what a cursor does, without a cursor."""
-    send()
+    exchange.send(*exchange.args)
     results: list[Any] = yield from generators.execute(pgconn)
     return results
 
@@ -255,34 +277,31 @@ def _rows_of(results: Sequence[Any], connection: Any) -> Sequence[Row]:
     return rows
 
 
-class PsycopgTransaction(CallerTransactionBase):
+class PsycopgTransaction(_Planner, CallerTransactionBase):
     """The store's records in the transaction of a psycopg Connection."""
 
     may_leave_savepoints = True
-
-    def __init__(self, connection: Any, program: Program, identify: Callable[[], None]) -> None:
-        super().__init__(connection, program, identify)
-        self._planner = _Planner(connection, self._texts, program.layout)
-        self._cursor: _Cursor | None = None
+    _cursor: _Cursor | None = None
 
     def _transaction_state(self) -> TransactionState:
-        return self._planner.transaction_state()
+        return self._state()
 
     def _perform(self, actions: Sequence[Action]) -> Sequence[Row]:
+        usual = self._usual_exchange(actions)
+        if usual is not None:
+            return self._exchange(usual)
         rows: Sequence[Row] = ()
-        connection = self._connection
-        for operation in self._planner.operations(actions):
+        for operation in self._operations(actions):
             if isinstance(operation, _Exchange):
-                with connection.lock:
-                    results = connection.wait(_exchange(connection.pgconn, operation.send))
-                rows = _rows_of(results, connection)
+                rows = self._exchange(operation)
             elif isinstance(operation, _Enter):
                 operation.block.__enter__()
             elif isinstance(operation, _Leave):
                 kind = type(operation.error) if operation.error else None
                 operation.block.__exit__(kind, operation.error, None)
             else:
-                cursor = self._cursor = self._cursor or _Cursor(connection, row_factory=tuple_row)
+                cursor = self._cursor or _Cursor(self._connection, row_factory=tuple_row)
+                self._cursor = cursor
                 if isinstance(operation, _Query):
                     sql, params, prepare = operation
                     rows = cursor.execute(sql, params, prepare=prepare).fetchall()
@@ -291,37 +310,37 @@ class PsycopgTransaction(CallerTransactionBase):
                     rows = cursor.fetchall() if operation.returns_rows else rows
         return rows
 
+    def _exchange(self, exchange: _Exchange) -> Sequence[Row]:
+        connection = self._connection
+        with connection.lock:
+            results = connection.wait(_send(connection.pgconn, exchange))
+        return _rows_of(results, connection)
 
-class AsyncPsycopgTransaction(AsyncCallerTransactionBase):
+
+class AsyncPsycopgTransaction(_Planner, AsyncCallerTransactionBase):
     """The store's records in the transaction of a psycopg AsyncConnection."""
 
     may_leave_savepoints = True
-
-    def __init__(
-        self, connection: Any, program: Program, identify: Callable[[], Awaitable[None]]
-    ) -> None:
-        super().__init__(connection, program, identify)
-        self._planner = _Planner(connection, self._texts, program.layout)
-        self._cursor: _AsyncCursor | None = None
+    _cursor: _AsyncCursor | None = None
 
     async def _transaction_state(self) -> TransactionState:
-        return self._planner.transaction_state()
+        return self._state()
 
     async def _perform(self, actions: Sequence[Action]) -> Sequence[Row]:
+        usual = self._usual_exchange(actions)
+        if usual is not None:
+            return await self._exchange(usual)
         rows: Sequence[Row] = ()
-        connection = self._connection
-        for operation in self._planner.operations(actions):
+        for operation in self._operations(actions):
             if isinstance(operation, _Exchange):
-                async with connection.lock:
-                    results = await connection.wait(_exchange(connection.pgconn, operation.send))
-                rows = _rows_of(results, connection)
+                rows = await self._exchange(operation)
             elif isinstance(operation, _Enter):
                 await operation.block.__aenter__()
             elif isinstance(operation, _Leave):
                 kind = type(operation.error) if operation.error else None
                 await operation.block.__aexit__(kind, operation.error, None)
             else:
-                cursor = self._cursor or _AsyncCursor(connection, row_factory=tuple_row)
+                cursor = self._cursor or _AsyncCursor(self._connection, row_factory=tuple_row)
                 self._cursor = cursor
                 if isinstance(operation, _Query):
                     sql, params, prepare = operation
@@ -331,3 +350,9 @@ class AsyncPsycopgTransaction(AsyncCallerTransactionBase):
                     await cursor.execute(operation.sql, prepare=False)
                     rows = await cursor.fetchall() if operation.returns_rows else rows
         return rows
+
+    async def _exchange(self, exchange: _Exchange) -> Sequence[Row]:
+        connection = self._connection
+        async with connection.lock:
+            results = await connection.wait(_send(connection.pgconn, exchange))
+        return _rows_of(results, connection)
