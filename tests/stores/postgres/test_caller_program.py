@@ -155,16 +155,15 @@ def test_statements_sent_as_text_hold_nothing_a_caller_chose() -> None:
     """Texts may end up in logs; parameters do not."""
     texts = query_texts(Options().layout)
     for name in _SENT_AS_TEXT:
-        assert {"text", "text[]", "bytea[]"}.isdisjoint(texts[name].query.types)
-    params = (None, True, b"\x00'\\\"%$1" + b"i" * 9, b"o" * 16, b"\x01';--", b"s", 0, False)
-    sent = texts["join"].inline(params)
-    assert _join_text(Options().layout, *params) == sent
+        assert {"text[]", "bytea[]"}.isdisjoint(texts[name].query.types)
+    id, owner = b"\x00'\\\"%$1" + b"i" * 9, b"o" * 16
+    sent = _join_text(Options().layout, None, True, id, owner, "01273b", "73", 0, False)
     assert sent == (
-        'SELECT "oncekey".join_3(NULL::bigint, true::boolean, '
-        "'00275c22252431696969696969696969'::uuid, '6f6f6f6f6f6f6f6f6f6f6f6f6f6f6f6f'::uuid, "
-        "decode('01273b2d2d', 'hex')::bytea, decode('73', 'hex')::bytea,\n"
-        "    0::integer, false::boolean)"
+        "SELECT \"oncekey\".join_3(NULL, true, '00275c22252431696969696969696969', "
+        "'6f6f6f6f6f6f6f6f6f6f6f6f6f6f6f6f', '01273b', '73',\n    0, false)"
     )
+    with pytest.raises(ValueError, match="non-hexadecimal"):
+        texts["join"].inline((None, True, id, owner, "a caller's", "73", 0, False))
 
 
 # --- round trips --------------------------------------------------------------------------------

@@ -313,9 +313,9 @@ class CallerProgram:
 
     def _join(self, purpose: int, id: bytes, owner: bytes, fingerprint: bytes) -> Statement:
         program = self._program
-        key = (program.now(), program.is_ring, id, owner, fingerprint)
         reads_settings = purpose == _TO_RUN and program.watch.is_due()
-        return Statement("join", (*key, program.identity, purpose, reads_settings))
+        key = (program.now(), program.is_ring, id, owner, fingerprint.hex())
+        return Statement("join", (*key, program.identity.hex(), purpose, reads_settings))
 
     def _wrong_store(self, joined: Joined) -> WrongStore:
         return WrongStore(

@@ -224,6 +224,8 @@ _LITERALS: Final[Mapping[str, Callable[[Any], str]]] = {
     "integer": int.__repr__,
     "boolean": lambda value: "true" if value else "false",
     "uuid": lambda value: f"'{value.hex()}'",
+    # Of texts only hexadecimal digits, which nobody chose.
+    "text": lambda value: f"'{bytes.fromhex(value).hex()}'",
     # No backslash, because its meaning depends on the session's settings.
     "bytea": lambda value: f"decode('{value.hex()}', 'hex')",
 }

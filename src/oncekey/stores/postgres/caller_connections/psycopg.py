@@ -6,6 +6,7 @@ cursor factories, adapters and loaders are not used. Every decision is in caller
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Generator, Sequence
 from functools import lru_cache
 from typing import Any, Final, NamedTuple, cast
@@ -46,6 +47,8 @@ _SENT_AS_TEXT: Final = frozenset(("join", "unlock"))
 # Queries that every run sends. They are prepared when they are first used, unless the caller's
 # connection prepares nothing (prepare_threshold=None); psycopg prepares the other queries later.
 _PREPARED_AT_ONCE: Final = frozenset(("insert_record",))
+
+_CAST: Final = re.compile(r"::\w+(?=[,)])")  # of an argument; a schema may be named like one
 
 _ADAPTERS: Final = AdaptersMap(psycopg.adapters)
 
@@ -239,20 +242,22 @@ def _join_text(
     is_ring: bool,
     id: bytes,
     owner: bytes,
-    fingerprint: bytes,
+    fingerprint: str,
     *others: Any,
 ) -> str:
     """The query "join" as text. It is made of pieces that are the same for most claims."""
     first, second, third, last = _join_pieces(layout, now, is_ring, *others)
-    return f"{first}{id.hex()}{second}{owner.hex()}{third}{fingerprint.hex()}{last}"
+    return f"{first}{id.hex()}{second}{owner.hex()}{third}{fingerprint}{last}"
 
 
 @lru_cache(maxsize=32)
 def _join_pieces(layout: Layout, now: int | None, is_ring: bool, *others: Any) -> list[str]:
-    marks = [bytes([number]) * 16 for number in (1, 2, 3)]
-    text = query_texts(layout)["join"].inline((now, is_ring, *marks, *others))
+    id, owner, fingerprint = [bytes([number]) * 16 for number in (1, 2, 3)]
+    params = (now, is_ring, id, owner, fingerprint.hex(), *others)
+    # The arguments of a function need no casts, each of which the server would plan.
+    text = _CAST.sub("", query_texts(layout)["join"].inline(params))
     pieces = []
-    for mark in marks:
+    for mark in (id, owner, fingerprint):
         piece, _, text = text.partition(mark.hex())
         pieces.append(piece)
     return [*pieces, text]

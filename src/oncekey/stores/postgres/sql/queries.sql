@@ -155,7 +155,7 @@ LEFT JOIN (found f JOIN {schema}.records t ON t.id = f.id AND t.slot = f.slot) O
 ORDER BY t.fence, t.id;
 
 -- name: join
-SELECT {schema}.join_3($1::bigint, $2::boolean, $3::uuid, $4::uuid, $5::bytea, $6::bytea,
+SELECT {schema}.join_3($1::bigint, $2::boolean, $3::uuid, $4::uuid, $5::text, $6::text,
     $7::integer, $8::boolean);
 
 -- name: identify

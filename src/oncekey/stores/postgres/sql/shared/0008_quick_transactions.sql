@@ -1,6 +1,11 @@
--- The claim of a fresh key in a caller's transaction, in half the server's time.
+-- Less work for the server where a statement carries one key.
 -- compatible: 3
---
+
+-- The server parses and prepares a check again for every statement that writes a row: that took a
+-- sixth of the time of a finish. The functions write no other states, and the model test compares them
+-- with the state machine.
+ALTER TABLE {schema}.records DROP CONSTRAINT IF EXISTS records_state_check;
+
 -- join_2 runs four queries and some twenty expressions, and the server prepares each of them anew in
 -- every transaction. For a key without a record two queries do: one reads the store's identity and
 -- looks for the record, the other looks again after the lock and reads the floor of the fences.
@@ -8,9 +13,10 @@
 
 -- What join_2 does, with a shorter reply for the usual claim: only the clock reading, as a number, if
 -- there is no record, this transaction has the key's lock now, no floor or setting is to be reported,
--- and no earlier run has left anything in this transaction.
+-- and no earlier run has left anything in this transaction. p_fingerprint and p_store are hexadecimal
+-- digits: the query is sent as text, and `decode` there would be planned and run for every claim.
 CREATE FUNCTION {schema}.join_3(
-    p_now bigint, p_ring boolean, p_id uuid, p_owner uuid, p_fingerprint bytea, p_store bytea,
+    p_now bigint, p_ring boolean, p_id uuid, p_owner uuid, p_fingerprint text, p_store text,
     p_how integer, p_settings boolean
 ) RETURNS text LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $join$
 DECLARE
@@ -21,7 +27,7 @@ DECLARE
 BEGIN
     SELECT o.id IS NULL INTO v_is_fresh
     FROM {schema}.meta m LEFT JOIN {schema}.records o ON o.id = p_id
-    WHERE m.name = 'identity' AND m.value = p_store;
+    WHERE m.name = 'identity' AND m.value = decode(p_store, 'hex');
     IF v_is_fresh AND p_how = 0 AND NOT (p_ring OR p_settings)
         AND coalesce(current_setting('oncekey.running', true), '') = ''
         AND coalesce(current_setting('oncekey.open_savepoints', true), '') = ''
@@ -40,7 +46,7 @@ BEGIN
             END IF;
         END IF;
     END IF;
-    RETURN {schema}.join_2(
-        p_now, p_ring, p_id, p_owner, p_fingerprint, p_store, p_how, p_settings);
+    RETURN {schema}.join_2(p_now, p_ring, p_id, p_owner, decode(p_fingerprint, 'hex'),
+        decode(p_store, 'hex'), p_how, p_settings);
 END
 $join$;
