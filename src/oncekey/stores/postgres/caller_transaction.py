@@ -352,7 +352,7 @@ class CallerProgram:
 def _columns(record: Record) -> tuple[Any, ...]:
     """A record's columns in the order of the queries that write one in a caller's transaction."""
     return (
-        record.state.value,
+        int(record.state),
         record.fingerprint,
         record.owner,
         record.fence,
