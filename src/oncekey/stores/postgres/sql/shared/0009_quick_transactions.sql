@@ -1,8 +1,8 @@
 -- Less work for the server where a statement carries one key.
 -- compatible: 3
 
--- The server parses and prepares a check again for every statement that writes a row: that took a
--- sixth of the time of a finish. The functions write no other states, and the model test compares them
+-- The server parses and prepares a check again for every statement that writes a row: that was a sixth
+-- of the instructions of a transaction's finish. The functions write no other states, and the model test compares them
 -- with the state machine.
 ALTER TABLE {schema}.records DROP CONSTRAINT IF EXISTS records_state_check;
 
