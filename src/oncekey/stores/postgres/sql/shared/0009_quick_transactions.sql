@@ -2,8 +2,8 @@
 -- compatible: 3
 
 -- The server parses and prepares a check again for every statement that writes a row: that was a sixth
--- of the instructions of a transaction's finish. The functions write no other states, and the model test compares them
--- with the state machine.
+-- of the instructions of a transaction's finish. The functions write no other states, and the model test
+-- compares them with the state machine.
 ALTER TABLE {schema}.records DROP CONSTRAINT IF EXISTS records_state_check;
 
 -- join_2 runs four queries and some twenty expressions, and the server prepares each of them anew in
