@@ -3,14 +3,13 @@
     app.add_middleware(IdempotencyMiddleware, once=AsyncOnce(url), caller=verified_account_id)
 
 Requests that no rule guards reach the app untouched, their streams included. A guarded request is
-one `GuardedRequest`: it is read, its key is claimed, and the app runs in a task of its own with a
+one `GuardedRequest`: it is read, its key is claimed, and the app runs in the attempt's task with a
 `receive` and a `send` of ours. So a client that goes away, or a server that shuts down, takes no
-result with it (I14). The task begins at once, and nobody has to wait for an app that never waits.
-The response is sent when its outcome is durable (I13). Put authentication outside of the middleware
-or into `caller`, compression and CORS outside.
+result with it (I14). The response is sent when its outcome is durable (I13). Put authentication
+outside of the middleware or into `caller`, compression and CORS outside.
 
-Owns a request's way through ASGI; what is decided about it is in exchange.py. FastAPI's guarded
-routes use the same `BufferedRun`.
+Owns a request's way through ASGI; what is decided about it is in exchange.py, and what becomes of
+a run in buffered_run.py.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Final
 
@@ -25,6 +25,7 @@ from oncekey.core.duration import Duration, microseconds
 from oncekey.core.errors import ConfigurationError, OncekeyError
 from oncekey.engine.aio.attempt import AsyncAttempt
 from oncekey.engine.aio.once import AsyncOnce
+from oncekey.engine.results import Result
 from oncekey.http.asgi_messages import (
     close_header,
     has_key_line,
@@ -32,7 +33,7 @@ from oncekey.http.asgi_messages import (
     request_of,
     send_response,
 )
-from oncekey.http.buffered_run import BufferedRun
+from oncekey.http.buffered_run import AttemptRun
 from oncekey.http.exchange import (
     ATTEMPT,
     OPERATION_DEFAULT,
@@ -65,8 +66,6 @@ from oncekey.http.route_table import layers_of
 from oncekey.http.rules import SAFE_METHODS, Rule, Rules
 from oncekey.http.unguarded_keys import UnguardedKeys, mark_key_guarded, run_marked
 from oncekey.http.unhandled_requests import (
-    UNSTORED,
-    WatchedScope,
     leave_unstored,
     watch_frameworks,
 )
@@ -179,8 +178,9 @@ class IdempotencyMiddleware:
 
     async def drain(self) -> None:
         """Wait for the running requests, also for those whose clients are gone."""
+        until = time.monotonic() + self._drain
         await self.once.drain(self._drain)
-        await self.tasks.wait(self._drain)
+        await self.tasks.wait(max(0.0, until - time.monotonic()))
 
 
 class GuardedRequest:
@@ -188,10 +188,10 @@ class GuardedRequest:
 
     1. `caller` says who calls, and the headers have the key; or the request is refused.
     2. The body is read to its end. If the client goes away before, nothing is claimed.
-    3. The engine claims the key and calls `_run_app`, which starts the app in a task of its own.
-       The app runs up to its first wait, usually to its end; else its response is waited for.
+    3. The engine claims the key and runs the app in the attempt's task. With the last part of the
+       response the outcome is stored.
     4. When the outcome is durable, the buffer is sent. Where the app did not run, a stored response
-       or a refusal is sent.
+       or a refusal is sent. The app may go on with background tasks meanwhile.
 
     Cancelling `respond` does not cancel the app.
     """
@@ -214,7 +214,7 @@ class GuardedRequest:
         root_path = scope.get("root_path")
         self._exchange = guard.exchange.under(root_path) if root_path else guard.exchange
         self._reader = BodyReader(receive, rule.max_request)
-        self._run = BufferedRun(guard, self._exchange, rule)
+        self._run = AttemptRun(guard, self._exchange, rule, scope, self._reader)
 
     async def respond(self) -> None:
         mark_key_guarded(self._scope)
@@ -244,7 +244,7 @@ class GuardedRequest:
             await send_response(self._send, arguments)
         else:
             await self._run_once(arguments)
-        if not self._run.is_started or self._run.task.ended.is_set:
+        if not self._run.is_claimed or self._run.ended.is_set:
             self._reader.close()
 
     async def refuse(self, response: Response) -> None:
@@ -261,7 +261,7 @@ class GuardedRequest:
         reply: Response | Headers | None
         try:
             try:
-                result = await once.run(body=self._run_app, **arguments)
+                result: Result[Any] = await once.run(body=run.body, **arguments)
             except (NotStored, OncekeyError) as error:
                 reply = run.reply_to_error(error)
             else:
@@ -272,30 +272,9 @@ class GuardedRequest:
                 await self._guard.app(self._scope, self._reader.receive, self._send_unprotected)
             else:
                 await run.buffer.deliver(self._send, reply)
-                await run.task.join()  # the server gets the app's error
+                await run.join()  # the server gets the app's error
         finally:
-            if run.is_started:
-                run.buffer.close()
-
-    async def _run_app(self, attempt: AsyncAttempt) -> Response:
-        """The engine calls this under a fresh claim."""
-        run = self._run
-        run.claim()
-        scope = WatchedScope(self._scope)
-        scope.update({"extensions": {}, UNSTORED: run.unstored, ATTEMPT: attempt})
-        run.start(self._call_app(scope))
-        return await run.outcome()
-
-    async def _call_app(self, scope: Scope) -> None:
-        await self._guard.app(scope, self._private_receive, self._run.buffer.send)
-
-    async def _private_receive(self) -> Message:
-        """The app's `receive`. It gives the request, and then nothing until the response is
-        complete: whether the client is still there is not the app's concern."""
-        if not self._reader.is_given:
-            return self._reader.next_part()
-        await self._run.buffer.all_sent.wait()
-        return {"type": "http.disconnect"}
+            run.buffer.close()
 
     async def _send_unprotected(self, message: Message) -> None:
         if message["type"] == "http.response.start":

@@ -98,10 +98,14 @@ class RequestTask:
 
 
 class RequestTasks:
-    """The tasks of running requests, whether or not their clients are still there."""
+    """The tasks of running requests, whether or not their clients are still there.
+
+    background  those of apps that go on after their response was stored
+    """
 
     def __init__(self) -> None:
         self._running: set[RequestTask] = set()
+        self.background: set[asyncio.Task[Any] | None] = set()
 
     def start(
         self, work: Coroutine[Any, Any, None], on_end: Callable[[], None] | None = None
@@ -112,7 +116,8 @@ class RequestTasks:
     async def wait(self, seconds: float) -> None:
         """Wait for those that run on this loop, at most so long."""
         loop = asyncio.get_running_loop()
-        running = {one.task for one in self._running if one.task.get_loop() is loop}
+        tasks = {one.task for one in self._running} | self.background
+        running = {task for task in tasks if task is not None and task.get_loop() is loop}
         if running:
             await asyncio.wait(running, timeout=seconds)
 

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator
 from tempfile import SpooledTemporaryFile
 from typing import Any, Final
 
-from oncekey.http.buffered_run import HOLD_MAX_BYTES, SPILL_BYTES
 from oncekey.http.message import Headers, Response
+from oncekey.http.response_buffer import HOLD_MAX_BYTES, SPILL_BYTES
 
 _CHUNK: Final = 64 * 1024
 

@@ -23,7 +23,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from oncekey import AsyncOnce, Policy
-from oncekey.http import buffered_run
+from oncekey.http import response_buffer
 from oncekey.http.asgi import IdempotencyMiddleware, attempt_of
 from oncekey.http.rules import Rule
 
@@ -32,7 +32,7 @@ STORE = os.environ.get("GUARDED_STORE") or f"sqlite:///{FOLDER}/keys.db"
 LEASE = os.environ.get("GUARDED_LEASE", "10s")
 CALLERS = {"Bearer alice": "alice", "Bearer bob": "bob"}
 POLL = 0.002
-buffered_run.HOLD_MAX_BYTES = 4_000_000  # type: ignore[misc]  # so that tests are quick
+response_buffer.HOLD_MAX_BYTES = 4_000_000  # type: ignore[misc]  # so that tests are quick
 
 
 def effect(name: str) -> int:

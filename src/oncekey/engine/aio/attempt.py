@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from oncekey.core.codec import codec_for
 from oncekey.core.commands import Command, Lost, Renew
@@ -35,6 +35,9 @@ from oncekey.engine.attempt_steps import RunningStep, packed_result
 from oncekey.engine.context import in_step
 from oncekey.engine.jobs import JobFactory
 
+if TYPE_CHECKING:
+    from oncekey.engine.aio.body import AsyncProgress
+
 
 class AsyncRunnerProtocol(Protocol):
     """What an attempt needs of its runner."""
@@ -45,14 +48,18 @@ class AsyncRunnerProtocol(Protocol):
         self, command: Command, interrupted: Callable[[], None], deadline: int | None = None
     ) -> CommandResult: ...
     async def rollback(self, attempt: AttemptBase) -> None: ...
+    async def finish_early(
+        self, progress: AsyncProgress, value: Any, error: BaseException | None
+    ) -> None: ...
 
 
 class AsyncAttempt(AttemptBase):
     """One run of a body, in its task."""
 
-    __slots__ = ()
+    __slots__ = ("_progress",)
 
     _runner: AsyncRunnerProtocol
+    _progress: AsyncProgress | None  # while the body runs
 
     async def step(
         self,
@@ -194,6 +201,19 @@ class AsyncAttempt(AttemptBase):
             return Raised(error, self._repeat_until)
         returned = pack(running.codec, self._job.policy, value, self._repeat_until)
         return packed_result(result, returned)
+
+
+def finish_early(
+    attempt: AsyncAttempt, value: Any, error: BaseException | None = None
+) -> Awaitable[None]:
+    """Store what the body has come to, before it ends: a value, or an error as if it had raised
+    that. The caller gets its result when this is stored; what the body still does belongs to no
+    attempt, and what it returns is ignored. For a body that answers and then goes on.
+
+    This may be awaited in the attempt's task or in one that the body has started. A cancellation
+    meanwhile is raised when the outcome is stored."""
+    assert attempt._progress is not None, "the body has ended, or has finished early already"
+    return attempt._runner.finish_early(attempt._progress, value, error)
 
 
 async def _awaited(value: Any) -> Any:

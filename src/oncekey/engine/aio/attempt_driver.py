@@ -118,13 +118,19 @@ class AsyncDriver(RunnerBase):
         body: AsyncBody[Any],
     ) -> AttemptOutcome | None:
         """Perform the effects of the attempt flow, the usual ones first. Returns the outcome; None
-        if the caller left before anything was claimed."""
-        flow = flow_of(job)
+        if the caller left before anything was claimed, or if the body has finished early, which
+        another call of this sees to: it goes on after the body."""
+        flow = progress.flow
         result: Any = None
+        deadline: int | None = None
+        if flow is None:
+            progress.flow = flow = flow_of(job)
+        else:
+            result = self._result_of_body(progress, job)
+            deadline = getattr(result, "deadline", None)
         shared, send = None, self._at_once
         if progress.loop_state is not None:
             shared, send = progress.loop_state.shared, progress.loop_state.send
-        deadline: int | None = None
         while True:
             try:
                 effect = flow.send(result)
@@ -136,6 +142,8 @@ class AsyncDriver(RunnerBase):
                 result = await shared.apply(progress, effect)
             elif type(effect) is Grant:
                 result = await self._run_body(progress, effect, job, body)
+                if progress.is_early:
+                    return None
                 deadline = getattr(result, "deadline", None)
             elif type(effect) is Finish:
                 result = await send(effect, progress.abandon, deadline)
@@ -224,7 +232,8 @@ class AsyncDriver(RunnerBase):
 
     async def _run_body(
         self, progress: AsyncProgress, grant: Grant, job: Job, body: AsyncBody[Any]
-    ) -> Returned | Raised | Overtaken | StartedTooLate:
+    ) -> Returned | Raised | Overtaken | StartedTooLate | None:
+        """Run the body under a grant. Returns None if it has finished early."""
         if progress.is_abandoned:
             error = NotStarted("the caller was cancelled before the operation began")
             return Raised(error, grant.deadline)
@@ -243,6 +252,7 @@ class AsyncDriver(RunnerBase):
         task = progress.attempt_task
         assert task is not None
         attempt._on_lost = task.cancel
+        attempt._progress = progress
         state = progress.loop_state
         assert state is not None
         state.heartbeat.watch(attempt)
@@ -252,9 +262,15 @@ class AsyncDriver(RunnerBase):
         try:
             await call_body(progress, job, attempt, body)
         except BaseException as error:
-            if progress.value is not NOTHING:
+            if progress.is_early or progress.value is not NOTHING:
                 raise  # a signal's handler, after the body: its value is stored first
             progress.error = error
+        return None if progress.is_early else self._result_of_body(progress, job)
+
+    def _result_of_body(self, progress: AsyncProgress, job: Job) -> Returned | Raised | Overtaken:
+        """The body has ended, or has finished early: what the flow is to know of it."""
+        attempt = progress.attempt
+        assert attempt is not None
         self._running.remove(attempt)
         end_body(progress, attempt)
         result = body_result(progress, attempt, job)

@@ -12,7 +12,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator
 from types import CoroutineType, coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from oncekey.core.effects import Raised, Returned
+from oncekey.core.attempt_flow import Flow
+from oncekey.core.effects import AttemptOutcome, Raised, Returned
 from oncekey.engine.aio.attempt import AsyncAttempt
 from oncekey.engine.attempt_base import AttemptBase
 from oncekey.engine.attempt_outcomes import UNSTARTED, BodyNotRun, not_run, pack
@@ -33,22 +34,33 @@ class AsyncProgress(Progress):
 
     loop_state      what belongs to the event loop it runs on; None in a caller's transaction
     attempt_task    the task of the attempt
+    done            the future that its caller waits on
+    flow            the attempt flow, once it was begun
     is_abandoned    its caller has left
+    is_early        its outcome was given before the body's end, by `finish_early`
     waited          its body has waited for anything
     """
 
     __slots__ = (
         "attempt_task",
+        "done",
+        "flow",
         "is_abandoned",
+        "is_early",
         "loop_state",
         "waited",
     )
+
+    attempt: AsyncAttempt | None
 
     def __init__(self, loop_state: LoopState | None, job: Job) -> None:
         super().__init__(job, entered())
         self.loop_state = loop_state
         self.attempt_task: asyncio.Task[Any] | None = None
+        self.done: asyncio.Future[AttemptOutcome | None] | None = None
+        self.flow: Flow | None = None
         self.is_abandoned = False
+        self.is_early = False
         self.waited = False
 
     def abandon(self) -> None:
@@ -64,7 +76,9 @@ async def call_body(
         await _awaited(value, progress)
     elif inspect.isawaitable(value):
         progress.waited = True  # a future or the like: what it stands for runs elsewhere
-        progress.value = await value
+        returned = await value
+        if not progress.is_early:
+            progress.value = returned
     else:
         progress.value = value
         warn_blocking(job.operation)
@@ -88,15 +102,19 @@ def _awaited(body: Coroutine[Any, Any, Any], progress: AsyncProgress) -> Generat
             else:
                 waits_for = body.send(sent)
     except StopIteration as stop:
-        progress.value = stop.value
+        if not progress.is_early:
+            progress.value = stop.value
 
 
-def end_body(progress: AsyncProgress, attempt: AttemptBase) -> None:
+def end_body(progress: AsyncProgress, attempt: AsyncAttempt) -> None:
     """The body has ended. Done again after an interruption, this changes nothing."""
     assert progress.loop_state is not None
     progress.loop_state.heartbeat.forget(attempt)
     attempt._close()
+    attempt._progress = None  # or the two would keep each other
     enter(progress.outer)
+    if progress.is_early:
+        return  # the body goes on, and so does its cancellation
     task = progress.attempt_task
     while task is not None and task.cancelling():
         task.uncancel()  # the cancellation was the body's; its outcome must still be stored

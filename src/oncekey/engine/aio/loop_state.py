@@ -84,6 +84,7 @@ async def drain(state: LoopState, seconds: float) -> None:
     # that is cancelled before its first step never removes itself.
     while tasks := {task for task in state.tasks if not task.done()}:
         _, late = await asyncio.wait(tasks, timeout=max(0.0, until - loop.time()))
+        late &= state.tasks  # not those that have finished early and go on without an attempt
         for task in late:
             task.cancel()
         if late:

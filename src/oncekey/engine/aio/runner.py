@@ -30,7 +30,6 @@ from oncekey.engine.aio.body import (
 )
 from oncekey.engine.aio.heartbeat import sleep
 from oncekey.engine.aio.loop_state import (
-    LoopState,
     drain,
     drain_others,
     start_task,
@@ -43,7 +42,10 @@ from oncekey.engine.runner_base import (
 )
 
 T = TypeVar("T")
-Done = asyncio.Future[AttemptOutcome | None]
+
+
+async def _no_body(attempt: object) -> None:
+    """For an attempt that goes on after its body."""
 
 
 class AsyncRunner(AsyncDriver):
@@ -66,10 +68,11 @@ class AsyncRunner(AsyncDriver):
         # A task of its own, which outlives a cancelled caller: only this future is cancelled with
         # the caller, never the task.
         loop = asyncio.get_running_loop()
-        done: Done = loop.create_future()
+        done: asyncio.Future[AttemptOutcome | None] = loop.create_future()
+        progress.done = done
         try:
-            task = start_task(loop, self._run_in_task(job, body, progress, done))
-            if not task.done():
+            task = start_task(loop, self._run_in_task(job, body, progress))
+            if not (task.done() or progress.is_early):
                 state.tasks.add(task)
             outcome = await done
         except BaseException:
@@ -79,31 +82,60 @@ class AsyncRunner(AsyncDriver):
             raise asyncio.CancelledError  # it was waiting for another attempt at the shutdown
         return conclude(job, outcome)
 
-    async def _run_in_task(
-        self, job: Job, body: AsyncBody[Any], progress: AsyncProgress, done: Done
-    ) -> None:
-        """The attempt's task, from claim to outcome; sets `done` if its caller still waits."""
+    async def _run_in_task(self, job: Job, body: AsyncBody[Any], progress: AsyncProgress) -> None:
+        """The attempt's task, from claim to outcome; sets `done` if its caller still waits. If the
+        body finishes early, another call of this goes on from there to the outcome, and here is
+        left what the body still does."""
         engine: object = None
+        task: asyncio.Task[Any] | None = None
+        is_early, done, state = progress.is_early, progress.done, progress.loop_state
+        assert done is not None
+        assert state is not None
         try:
-            progress.attempt_task = asyncio.current_task()
+            task = progress.attempt_task = asyncio.current_task()
             engine = self.engine()  # held: else a caller that leaves could drop it while this runs
             outcome = await self._drive(progress, job, body)
-            self._record(job, outcome)
-            if not done.done():
-                done.set_result(outcome)
+            if progress.is_early is is_early:
+                self._record(job, outcome)
+                if not done.done():
+                    done.set_result(outcome)
         except GeneratorExit:
             raise  # its loop is gone: nothing can be awaited any more
         except BaseException as error:
+            if progress.is_early is not is_early:
+                raise  # of what the body did after its outcome
             # Interrupted (a signal's handler), or the user's `recover` raised: first the key.
             await self._close_tried(progress, job)
             if done.done():
                 raise  # the caller has left: this goes to the loop's exception handler
             done.set_exception(error)
         finally:
-            state = self._end(progress)
-            if progress.attempt_task is not None:
-                state.tasks.discard(progress.attempt_task)
+            if progress.is_early is is_early:
+                self._end(progress)
+            if task is not None:
+                state.tasks.discard(task)
             del engine
+
+    async def finish_early(
+        self, progress: AsyncProgress, value: Any, error: BaseException | None
+    ) -> None:
+        """See the function of this name in attempt.py."""
+        state, body_task = progress.loop_state, progress.attempt_task
+        task = asyncio.current_task()
+        assert state is not None
+        assert body_task is not None
+        assert task is not None
+        if error is None:
+            progress.value = value
+        else:
+            progress.error = error
+        progress.is_early = True
+        state.tasks.discard(body_task)  # what it still does is not the attempt's any more
+        state.tasks.add(task)
+        cancellations = task.cancelling()
+        await self._run_in_task(progress.job, _no_body, progress)
+        if task.cancelling() > cancellations:
+            raise asyncio.CancelledError  # it came while the outcome was being stored
 
     async def _close_tried(self, progress: AsyncProgress, job: Job) -> None:
         for _ in range(CLOSE_TRIES):
@@ -111,14 +143,10 @@ class AsyncRunner(AsyncDriver):
                 await self._close_interrupted(progress, job)
                 break
 
-    def _end(self, progress: AsyncProgress) -> LoopState:
-        """The attempt is over: those who wait for it, on any loop, are woken. Returns the state of
-        its own loop."""
-        state = progress.loop_state
-        assert state is not None
-        for other in tuple(self._loop_states.values()):
-            other.shared.end(progress)
-        return state
+    def _end(self, progress: AsyncProgress) -> None:
+        """The attempt is over: those who wait for it, on any loop, are woken."""
+        for state in tuple(self._loop_states.values()):
+            state.shared.end(progress)
 
     async def look(self, id: bytes) -> Seen:
         reply = (await self.apply(Look(id), leave)).reply

@@ -17,7 +17,7 @@ from oncekey.engine.blocking.attempt import Attempt
 from oncekey.engine.context import enter as enter_body
 from oncekey.engine.results import Result
 from oncekey.http.asgi_messages import close_header, headers_of, request_of, send_response
-from oncekey.http.buffered_run import BufferedRun
+from oncekey.http.buffered_run import HandlerRun
 from oncekey.http.exchange import ATTEMPT, STORE_DOWN_HEADERS, RunArguments, checked_principal
 from oncekey.http.fastapi.endpoint import ON_CALL, EndpointGuard, PendingCall, as_starlette
 from oncekey.http.fastapi.transaction import response_to, run_in_transaction
@@ -101,7 +101,7 @@ class RouteRequest:
         self._headers = headers_of(scope, guard.rule.read_header_names)
         self._exchange = guard.setup.exchange.under(scope.get("root_path", ""))
         self._reader = BodyReader(receive, guard.rule.max_request)
-        self._run = BufferedRun(guard.setup, self._exchange, guard.rule)
+        self._run = HandlerRun(guard.setup, self._exchange, guard.rule)
         self._inner = {
             **scope,
             "extensions": {},
@@ -234,9 +234,8 @@ class RouteRequest:
 
     async def _send_own(self, more: Headers = ()) -> None:
         """Send what the handler responds."""
-        buffer = self._run.buffer
-        await buffer.outcome_known.wait()
-        if not buffer.is_storable:
+        await self._run.outcome_known.wait()
+        if not self._run.buffer.is_storable:
             raise self._run.incomplete_error()
         await self._deliver(more)
 
@@ -286,7 +285,7 @@ class RouteRequest:
         """The handler's `send`. What follows the response waits for the outcome: background tasks,
         and the ends of dependencies."""
         buffer = self._run.buffer
-        await buffer.send(message)
+        await self._run.send(message)
         if self._state is _RUNNING and buffer.all_sent.is_set:
             await self._over.wait()
         elif self._state is _SOLVING and buffer.is_storable:

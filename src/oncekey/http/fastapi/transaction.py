@@ -28,10 +28,10 @@ from oncekey.engine.aio.once import AsyncOnce
 from oncekey.engine.blocking.attempt import Attempt
 from oncekey.engine.blocking.once import Once
 from oncekey.engine.results import Result
-from oncekey.http.buffered_run import HOLD_MAX_BYTES, ResponseBuffer
 from oncekey.http.exchange import RunArguments
 from oncekey.http.fastapi.endpoint import RouteGuard, as_starlette
-from oncekey.http.message import Response
+from oncekey.http.message import Message, Response
+from oncekey.http.response_buffer import HOLD_MAX_BYTES, ResponseBuffer
 
 # Each thread also holds a database transaction, so connection pools are exhausted long before.
 THREADS_MAX: Final = 100
@@ -112,9 +112,12 @@ async def response_to(error: Exception, request: Request) -> StarletteResponse |
     async def fail(scope: Any, receive: Any, send: Any) -> None:
         raise error
 
+    async def hold(message: Message) -> None:
+        buffer.take(message)
+
     handle = wrap_app_handling_exceptions(fail, request)
     try:
-        await handle(request.scope, request.receive, buffer.send)
+        await handle(request.scope, request.receive, hold)
         return as_starlette(buffer.response(HOLD_MAX_BYTES))
     except Exception as raised:
         if raised is error:

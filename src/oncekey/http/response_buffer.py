@@ -1,0 +1,146 @@
+"""Holds the response of an ASGI app back until its outcome is durable.
+
+A small response stays in memory, a larger one goes to a temporary file. A response that grows past
+`HOLD_MAX_BYTES` cannot be replayed: what was held is sent, and the rest passes through.
+
+Owns the buffer. When it is sent, and what is stored of it, is up to buffered_run.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from tempfile import TemporaryFile
+from typing import IO, Final
+
+from oncekey.http.message import Headers, Message, Response, Send
+from oncekey.http.request_tasks import Latch
+
+SPILL_BYTES: Final = 1024 * 1024  # a longer response is held in a file, not in memory
+HOLD_MAX_BYTES: Final = 64 * 1024 * 1024  # a longer response is not held back to its end
+_CHUNK: Final = 64 * 1024
+
+
+class ResponseBuffer:
+    """The response of one run of an ASGI app.
+
+    is_storable     whether it can be stored: it is complete, or too long to be held
+    all_sent        set when the app has sent the last part
+
+    Its run and the request that sends the response both use it, and either may be the last one: a
+    server that cancels a request does not end its run.
+    """
+
+    is_storable = False
+    status = 0
+    _size = 0
+    _users = 1
+    _start: Message | None = None
+    _file: IO[bytes] | None = None  # instead of the chunks, once they are too long
+    _send_rest: Latch[Send] | None = None  # for what is too long to be held
+
+    def __init__(self) -> None:
+        self.all_sent: Latch[None] = Latch()
+        self._chunks: list[bytes] = []
+
+    def take(self, message: Message) -> Awaitable[None] | None:
+        """Hold what the app sends. Returns what the app must wait for, if there is anything: for
+        the rest of a response that is too long to be held, until it is passed on."""
+        kind = message["type"]
+        if kind == "http.response.start":
+            if self._start is not None:
+                raise RuntimeError("the app began its response twice")
+            self._start = {**message, "headers": list(message.get("headers", ()))}
+            self.status = int(message["status"])
+        elif kind == "http.response.body" and not self.all_sent.is_set:
+            if self._start is None:
+                raise RuntimeError("the app sent a body before it began its response")
+            if self._send_rest is not None:
+                return self._pass_on(message, self._send_rest)
+            if self._users > 0:
+                self._hold(message.get("body") or b"")
+            if not message.get("more_body", False):
+                self.is_storable = True
+                self.all_sent.set(None)
+            elif self._size > HOLD_MAX_BYTES:
+                self.is_storable = True
+                self._send_rest = Latch()
+        # Any other message belongs to an extension, and the app's scope offers none.
+        return None
+
+    async def _pass_on(self, message: Message, send_rest: Latch[Send]) -> None:
+        send = await send_rest.wait()
+        await send(message)
+        if not message.get("more_body", False):
+            self.all_sent.set(None)
+
+    def _hold(self, chunk: bytes) -> None:
+        if type(chunk) is not bytes:
+            chunk = bytes(chunk)  # the app may use its buffer again
+        self._size += len(chunk)
+        if self._file is None and self._size <= SPILL_BYTES:
+            self._chunks.append(chunk)
+            return
+        if self._file is None:
+            self._file = TemporaryFile()  # noqa: SIM115
+            self._file.writelines(self._chunks)
+            self._chunks = []
+        self._file.write(chunk)
+
+    def response(self, body_max: int) -> Response:
+        """The response as data, its headers as the app wrote them; without its body if that is too
+        long or incomplete."""
+        assert self._start is not None
+        headers = tuple(self._start["headers"])
+        if self._size > body_max or not self.all_sent.is_set:
+            return Response(self.status, headers, b"", True)
+        return Response(self.status, headers, self._held())
+
+    async def deliver(self, send: Send, more_headers: Headers) -> None:
+        """Send what is held. The rest of a response that is too long to be held then passes
+        through."""
+        assert self._start is not None
+        await send({**self._start, "headers": [*self._start["headers"], *more_headers]})
+        is_complete = self.all_sent.is_set
+        if self._file is None:
+            await send(
+                {"type": "http.response.body", "body": self._held(), "more_body": not is_complete}
+            )
+        else:
+            await self._deliver_file(self._file, send, is_complete)
+        if self._send_rest is not None:
+            self._send_rest.set(send)
+
+    async def _deliver_file(self, file: IO[bytes], send: Send, is_complete: bool) -> None:
+        left = self._size
+        file.seek(0)
+        while part := file.read(_CHUNK):
+            left -= len(part)
+            more = left > 0 or not is_complete
+            await send({"type": "http.response.body", "body": part, "more_body": more})
+
+    def _held(self) -> bytes:
+        """All that is held."""
+        if self._file is not None:
+            self._file.seek(0)
+            return self._file.read()
+        chunks = self._chunks
+        if len(chunks) != 1:
+            self._chunks = chunks = [b"".join(chunks)]
+        return chunks[0]
+
+    def add_user(self) -> None:
+        self._users += 1
+
+    def close(self) -> None:
+        """One user has finished. After the last one, whatever the app still sends is discarded."""
+        self._users -= 1
+        if self._users > 0:
+            return
+        if self._file is not None:
+            self._file.close()
+        if self._send_rest is not None:
+            self._send_rest.set(_discard)
+
+
+async def _discard(message: Message) -> None:
+    return
