@@ -214,7 +214,6 @@ class GuardedRequest:
         root_path = scope.get("root_path")
         self._exchange = guard.exchange.under(root_path) if root_path else guard.exchange
         self._reader = BodyReader(receive, rule.max_request)
-        self._run = AttemptRun(guard, self._exchange, rule, scope, self._reader)
 
     async def respond(self) -> None:
         mark_key_guarded(self._scope)
@@ -241,11 +240,10 @@ class GuardedRequest:
         else:
             arguments = exchange.run_arguments(rule, key, caller, request)
         if isinstance(arguments, Response):
+            self._reader.close()
             await send_response(self._send, arguments)
         else:
             await self._run_once(arguments)
-        if not self._run.is_claimed or self._run.ended.is_set:
-            self._reader.close()
 
     async def refuse(self, response: Response) -> None:
         """Send a refusal. The body is read first, because the connection's next request comes
@@ -257,11 +255,12 @@ class GuardedRequest:
             await send_response(self._send, response, close_header(self._scope) if is_last else ())
 
     async def _run_once(self, arguments: RunArguments) -> None:
-        once, run = self._guard.once, self._run
+        guard = self._guard
+        run = AttemptRun(guard, self._exchange, self._rule, self._scope, self._reader)
         reply: Response | Headers | None
         try:
             try:
-                result: Result[Any] = await once.run(body=run.body, **arguments)
+                result: Result[Any] = await guard.once.run(body=run.body, **arguments)
             except (NotStored, OncekeyError) as error:
                 reply = run.reply_to_error(error)
             else:
@@ -269,12 +268,15 @@ class GuardedRequest:
             if isinstance(reply, Response):
                 await send_response(self._send, reply)
             elif reply is None:
-                await self._guard.app(self._scope, self._reader.receive, self._send_unprotected)
+                await guard.app(self._scope, self._reader.receive, self._send_unprotected)
             else:
                 await run.buffer.deliver(self._send, reply)
                 await run.join()  # the server gets the app's error
         finally:
-            run.buffer.close()
+            if run.is_claimed:
+                run.buffer.close()
+            if not run.is_claimed or run.ended.is_set:
+                self._reader.close()
 
     async def _send_unprotected(self, message: Message) -> None:
         if message["type"] == "http.response.start":

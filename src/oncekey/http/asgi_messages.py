@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import quote
 
+from oncekey.core.commands import from_fields
 from oncekey.http.key_header import HEADER
 from oncekey.http.message import (
     Headers,
@@ -36,17 +37,27 @@ async def send_response(send: Send, response: Response, more: Headers = ()) -> N
 
 def has_key_line(scope: Mapping[str, Any]) -> bool:
     """Whether a request has a key, valid or not."""
-    for name, _ in scope["headers"]:  # noqa: SIM110, by a loop, which is much faster
-        if name == HEADER:
-            return True
-    return False
+    lines = scope["headers"]
+    try:
+        return HEADER in dict(lines)  # much faster than a loop
+    except TypeError:  # a name that is no bytes
+        return any(name == HEADER for name, _ in lines)
 
 
 def headers_of(scope: Scope, names: frozenset[bytes]) -> RequestHeaders:
     """The request's headers of these names, which are in lower case. So are those that servers
     give; but if the key is not among them, each is looked at more closely."""
     found: RequestHeaders = {}
-    for name, value in scope["headers"]:
+    lines = scope["headers"]
+    if type(lines) is list:
+        try:
+            by_name = dict(lines)
+        except TypeError:  # a name that is no bytes
+            by_name = {}
+        # As nearly always: no name comes twice, and values are bytes.
+        if len(by_name) == len(lines) and type(by_name.get(HEADER)) is bytes:
+            return {name: [by_name[name]] for name in names & by_name.keys()}
+    for name, value in lines:
         if name in names:
             line = value if type(value) is bytes else bytes(value)
             if name in found:
@@ -55,8 +66,8 @@ def headers_of(scope: Scope, names: frozenset[bytes]) -> RequestHeaders:
                 found[name] = [line]
     if HEADER in found:
         return found
-    lines = [(bytes(name).lower(), bytes(value)) for name, value in scope["headers"]]
-    return headers_by_name(line for line in lines if line[0] in names)
+    lower = [(bytes(name).lower(), bytes(value)) for name, value in lines]
+    return headers_by_name(line for line in lower if line[0] in names)
 
 
 def request_of(scope: Scope, headers: RequestHeaders, body: bytes | Body) -> Request:
@@ -68,7 +79,7 @@ def request_of(scope: Scope, headers: RequestHeaders, body: bytes | Body) -> Req
     query = scope.get("query_string", b"")
     route = scope.get("route")  # set where the framework has chosen it: inside of its router
     if route is None:
-        return Request(scope["method"], path, query, headers, body)
+        return from_fields(Request, (scope["method"], path, query, headers, body, "", ""))
     template, name = route_names(route)
     return Request(scope["method"], path, query, headers, body, template, name)
 

@@ -18,7 +18,7 @@ from collections.abc import Coroutine
 from typing import Any, Protocol
 
 from oncekey.core.errors import OncekeyError, StoreUnavailable
-from oncekey.engine.aio.attempt import AsyncAttempt, finish_early
+from oncekey.engine.aio.attempt import AsyncAttempt, finish_early, task_of
 from oncekey.engine.aio.once import AsyncOnce
 from oncekey.engine.results import Result
 from oncekey.http.exchange import ATTEMPT, Exchange
@@ -118,7 +118,8 @@ class AttemptRun(BufferedRun):
     """
 
     is_finished = False
-
+    ended: Latch[BaseException | None]
+    _task: asyncio.Task[Any] | None = None  # that of the attempt, once the run is finished
     _guard: GuardedApp
 
     def __init__(
@@ -127,8 +128,6 @@ class AttemptRun(BufferedRun):
         super().__init__(guard, exchange, rule)
         self._scope = scope
         self._reader = reader
-        self.buffer = ResponseBuffer()
-        self.ended: Latch[BaseException | None] = Latch()
 
     async def body(self, attempt: AsyncAttempt) -> None:
         """The engine calls this under a fresh claim: runs the app to its end. Raises the app's
@@ -136,8 +135,8 @@ class AttemptRun(BufferedRun):
         the server only."""
         self.claim()
         self._attempt = attempt
-        self._task = asyncio.current_task()
-        self.buffer.add_user()  # until the outcome is known
+        self.buffer = ResponseBuffer(users=2)  # the request, and the run until its outcome is known
+        self.ended = Latch()
         scope = WatchedScope(self._scope)
         scope.update({"extensions": {}, UNSTORED: self.unstored, ATTEMPT: attempt})
         error: BaseException | None = None
@@ -195,6 +194,7 @@ class AttemptRun(BufferedRun):
         finally:
             self.buffer.close()
         self.is_finished = True
+        self._task = task_of(self._attempt)
         self._guard.tasks.background.add(self._task)
         await finish_early(self._attempt, value, error)
 

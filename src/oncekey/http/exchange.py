@@ -14,6 +14,7 @@ import re
 from typing import Any, Final, Self
 from urllib.parse import quote
 
+from oncekey.core.commands import from_fields
 from oncekey.core.derived_keys import require_namespace
 from oncekey.core.errors import (
     ConfigurationError,
@@ -120,7 +121,7 @@ class Exchange:
     def declared_too_large(self, rule: Rule, headers: RequestHeaders) -> bool:
         """Whether the Content-Length exceeds the limit."""
         lines = headers.get(b"content-length")
-        if lines is None:
+        if lines is None or len(lines[0]) < rule.max_request_digits:
             return False
         length = lines[0].lstrip(b"0")
         if len(length) > _LENGTH_DIGITS:
@@ -187,10 +188,13 @@ class Exchange:
         status, headers, body, omitted = response
         if omitted:
             return self.problem_response(problems.NOT_REPLAYABLE, original_status=status)
-        headers = (*headers, self._replayed, (RETENTION, b"%d" % expires_in))
-        if status not in _BODILESS:
-            headers = (*headers, (b"content-length", b"%d" % len(body)))
-        return Response(status, headers, body)
+        retention = (RETENTION, b"%d" % expires_in)
+        if status in _BODILESS:
+            headers = (*headers, self._replayed, retention)
+        else:
+            length = (b"content-length", b"%d" % len(body))
+            headers = (*headers, self._replayed, retention, length)
+        return from_fields(Response, (status, headers, body, False))
 
     def fresh_headers(self, expires_in: float) -> Headers:
         """The headers that an app's own response gets: how many seconds its key is kept."""

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from functools import lru_cache
+from itertools import chain
 from typing import Final
 
+from oncekey.core.commands import from_fields
 from oncekey.core.errors import NotStarted
 from oncekey.core.policy import Policy
 from oncekey.http.message import Headers, Response
@@ -117,7 +119,7 @@ def stored_response(response: Response, extra: Collection[bytes], max_response: 
         return Response(status, (), b"", True)
     if omitted or len(body) > max_response:
         return Response(status, headers, b"", True)
-    return Response(status, headers, body)
+    return from_fields(Response, (status, headers, body, False))
 
 
 def outcome_to_store(response: Response, rule: Rule, policy: Policy) -> Response:
@@ -130,7 +132,4 @@ def outcome_to_store(response: Response, rule: Rule, policy: Policy) -> Response
 
 
 def _size(headers: Headers) -> int:
-    size = 0
-    for name, value in headers:
-        size += len(name) + len(value)
-    return size
+    return sum(map(len, chain.from_iterable(headers)))

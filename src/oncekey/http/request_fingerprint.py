@@ -49,7 +49,8 @@ def fingerprint_bytes(request: Request, rule: Rule) -> bytes:
 
 def is_slow_to_compare(request: Request) -> bool:
     """Whether `fingerprint_bytes` would block the event loop for too long."""
-    size = request.body.size if isinstance(request.body, Body) else len(request.body)
+    body = request.body
+    size = body.size if isinstance(body, Body) else len(body)
     if b"content-encoding" in request.headers:
         return size > 0  # its decoded size is unknown
     if size <= INLINE_MAX_BYTES:
@@ -71,7 +72,7 @@ def _joined_parts(request: Request, rule: Rule, body: bytes | Body, codings: byt
     if query:
         query = _query(query)
     parts = (
-        method.upper().encode("ascii", "backslashreplace"),
+        _verb(method),
         path,
         query,
         kind,
@@ -101,7 +102,10 @@ def _compared_headers(headers: RequestHeaders, names: tuple[bytes, ...]) -> byte
 
 def _joined(headers: RequestHeaders, name: bytes) -> bytes:
     """All lines of a header, joined by commas."""
-    return b",".join(headers.get(name, ()))
+    lines = headers.get(name)
+    if lines is None:
+        return b""
+    return lines[0] if len(lines) == 1 else b",".join(lines)
 
 
 def _query(query: bytes) -> bytes:

@@ -12,6 +12,7 @@ from collections.abc import Awaitable
 from tempfile import TemporaryFile
 from typing import IO, Final
 
+from oncekey.core.commands import from_fields
 from oncekey.http.message import Headers, Message, Response, Send
 from oncekey.http.request_tasks import Latch
 
@@ -32,33 +33,34 @@ class ResponseBuffer:
 
     is_storable = False
     status = 0
+    _headers: Headers | None = None  # as the app wrote them, once it began its response
+    _body = b""  # the first chunk
+    _more: list[bytes] | None = None  # all chunks, if there are several
     _size = 0
-    _users = 1
-    _start: Message | None = None
     _file: IO[bytes] | None = None  # instead of the chunks, once they are too long
     _send_rest: Latch[Send] | None = None  # for what is too long to be held
 
-    def __init__(self) -> None:
+    def __init__(self, users: int = 1) -> None:
+        self._users = users
         self.all_sent: Latch[None] = Latch()
-        self._chunks: list[bytes] = []
 
     def take(self, message: Message) -> Awaitable[None] | None:
         """Hold what the app sends. Returns what the app must wait for, if there is anything: for
         the rest of a response that is too long to be held, until it is passed on."""
         kind = message["type"]
         if kind == "http.response.start":
-            if self._start is not None:
+            if self._headers is not None:
                 raise RuntimeError("the app began its response twice")
-            self._start = {**message, "headers": list(message.get("headers", ()))}
+            self._headers = tuple(message.get("headers", ()))
             self.status = int(message["status"])
         elif kind == "http.response.body" and not self.all_sent.is_set:
-            if self._start is None:
+            if self._headers is None:
                 raise RuntimeError("the app sent a body before it began its response")
             if self._send_rest is not None:
                 return self._pass_on(message, self._send_rest)
-            if self._users > 0:
-                self._hold(message.get("body") or b"")
-            if not message.get("more_body", False):
+            if self._users > 0 and (chunk := message.get("body")):
+                self._hold(chunk)
+            if not message.get("more_body"):
                 self.is_storable = True
                 self.all_sent.set(None)
             elif self._size > HOLD_MAX_BYTES:
@@ -76,35 +78,43 @@ class ResponseBuffer:
     def _hold(self, chunk: bytes) -> None:
         if type(chunk) is not bytes:
             chunk = bytes(chunk)  # the app may use its buffer again
-        self._size += len(chunk)
-        if self._file is None and self._size <= SPILL_BYTES:
-            self._chunks.append(chunk)
-            return
-        if self._file is None:
+        size = self._size
+        self._size = size + len(chunk)
+        if self._file is not None:
+            self._file.write(chunk)
+        elif self._size > SPILL_BYTES:
+            held = self._held()
             self._file = TemporaryFile()  # noqa: SIM115
-            self._file.writelines(self._chunks)
-            self._chunks = []
-        self._file.write(chunk)
+            self._file.writelines([held, chunk])
+            self._body, self._more = b"", None
+        elif size == 0:
+            self._body = chunk
+        elif self._more is None:
+            self._more = [self._body, chunk]
+        else:
+            self._more.append(chunk)
 
     def response(self, body_max: int) -> Response:
         """The response as data, its headers as the app wrote them; without its body if that is too
         long or incomplete."""
-        assert self._start is not None
-        headers = tuple(self._start["headers"])
+        headers = self._headers
+        assert headers is not None
         if self._size > body_max or not self.all_sent.is_set:
             return Response(self.status, headers, b"", True)
-        return Response(self.status, headers, self._held())
+        body = self._body if self._size == len(self._body) else self._held()
+        return from_fields(Response, (self.status, headers, body, False))
 
     async def deliver(self, send: Send, more_headers: Headers) -> None:
         """Send what is held. The rest of a response that is too long to be held then passes
         through."""
-        assert self._start is not None
-        await send({**self._start, "headers": [*self._start["headers"], *more_headers]})
+        headers = self._headers
+        assert headers is not None
+        head = [*headers, *more_headers]
+        await send({"type": "http.response.start", "status": self.status, "headers": head})
         is_complete = self.all_sent.is_set
         if self._file is None:
-            await send(
-                {"type": "http.response.body", "body": self._held(), "more_body": not is_complete}
-            )
+            body = self._held()
+            await send({"type": "http.response.body", "body": body, "more_body": not is_complete})
         else:
             await self._deliver_file(self._file, send, is_complete)
         if self._send_rest is not None:
@@ -123,10 +133,9 @@ class ResponseBuffer:
         if self._file is not None:
             self._file.seek(0)
             return self._file.read()
-        chunks = self._chunks
-        if len(chunks) != 1:
-            self._chunks = chunks = [b"".join(chunks)]
-        return chunks[0]
+        if self._more is not None:
+            self._body, self._more = b"".join(self._more), None
+        return self._body
 
     def add_user(self) -> None:
         self._users += 1

@@ -10,6 +10,7 @@ from struct import Struct
 from typing import Any, Final
 
 from oncekey.core.answer import HTTP_CODEC, NEWLINE, decode_head, encode_head
+from oncekey.core.commands import from_fields
 from oncekey.http.message import Response
 
 _HEADS_REMEMBERED: Final = 256
@@ -64,7 +65,7 @@ class ResponseCodec:
     def load(self, data: bytes, /) -> Response:
         body_at = data.index(NEWLINE) + 1
         status, headers, omitted = _decoded_head(data[:body_at])
-        return Response(status, headers, data[body_at:], omitted)
+        return from_fields(Response, (status, headers, data[body_at:], omitted))
 
 
 CODEC: Final = ResponseCodec()

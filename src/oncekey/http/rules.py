@@ -94,6 +94,7 @@ class Rule:
     stored_header_names: frozenset[bytes] = field(init=False, repr=False, compare=False)
     compared_header_names: tuple[bytes, ...] = field(init=False, repr=False, compare=False)
     options: dict[str, Any] = field(init=False, repr=False, compare=False)
+    max_request_digits: int = field(init=False, repr=False, compare=False)
     read_header_names: frozenset[bytes] = field(init=False, repr=False, compare=False)
     matches_path: Callable[[str], object] = field(init=False, repr=False, compare=False)
 
@@ -107,6 +108,7 @@ class Rule:
         Policy().with_options(**options)  # raises for invalid values
         options["max_bytes"] = min(self.max_response + HEAD_MAX_BYTES, MAX_BYTES_CAP)
         object.__setattr__(self, "options", options)
+        object.__setattr__(self, "max_request_digits", len(str(self.max_request)))
         stored = frozenset(name.lower().encode("latin-1") for name in self.headers)
         object.__setattr__(self, "stored_header_names", stored)
         compared = {name.lower().encode("latin-1") for name in self.request_headers}
@@ -216,7 +218,7 @@ class Rules:
         for rule in self.all:
             if not isinstance(rule, Rule):
                 raise ConfigurationError(f"rules must be Rule objects, not {type(rule).__name__}")
-        self._found: dict[tuple[str, str], Rule | None] = {}  # by method and path
+        self._found: dict[tuple[str, ...], Rule | None] = {}  # by method and path
 
     def find(self, method: str, *paths: str) -> Rule | None:
         """Return the rule that guards a request, or None if no rule does.
@@ -225,20 +227,15 @@ class Rules:
         readings. If they match several rules, the request is guarded, and by a rule that requires
         a key if there is one: a client must not choose its rule by the way it spells a path.
         """
-        if len(paths) == 1 and method in _USUAL_METHODS and len(paths[0]) <= _REMEMBERED_MAX_CHARS:
-            return self._find_usual(method, paths[0])
-        return self._find_any(method.upper(), paths)  # some apps accept methods in any case
-
-    def _find_usual(self, method: str, path: str) -> Rule | None:
-        """The same for what comes again and again: what was found is remembered."""
-        name = (method, path)
         try:
-            return self._found[name]
+            return self._found[method, *paths]
         except KeyError:
-            rule = self._find_any(method, (path,))
-        if len(self._found) >= _PATHS_REMEMBERED:
-            self._found.clear()  # by a client that asks for many paths, or an app with ids in them
-        self._found[name] = rule
+            rule = self._find_any(method.upper(), paths)  # some apps accept methods in any case
+        # What comes again and again is remembered.
+        if len(paths) == 1 and method in _USUAL_METHODS and len(paths[0]) <= _REMEMBERED_MAX_CHARS:
+            if len(self._found) >= _PATHS_REMEMBERED:
+                self._found.clear()  # by a client that asks for many paths, or an app with ids
+            self._found[method, *paths] = rule
         return rule
 
     def _find_any(self, method: str, paths: tuple[str, ...]) -> Rule | None:

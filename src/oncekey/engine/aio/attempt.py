@@ -203,6 +203,11 @@ class AsyncAttempt(AttemptBase):
         return packed_result(result, returned)
 
 
+def task_of(attempt: AsyncAttempt) -> asyncio.Task[Any] | None:
+    """The task that a running attempt's body is in."""
+    return attempt._progress.attempt_task if attempt._progress is not None else None
+
+
 def finish_early(
     attempt: AsyncAttempt, value: Any, error: BaseException | None = None
 ) -> Awaitable[None]:

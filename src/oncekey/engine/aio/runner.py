@@ -82,17 +82,22 @@ class AsyncRunner(AsyncDriver):
             raise asyncio.CancelledError  # it was waiting for another attempt at the shutdown
         return conclude(job, outcome)
 
-    async def _run_in_task(self, job: Job, body: AsyncBody[Any], progress: AsyncProgress) -> None:
+    async def _run_in_task(
+        self,
+        job: Job,
+        body: AsyncBody[Any],
+        progress: AsyncProgress,
+        task: asyncio.Task[Any] | None = None,
+    ) -> None:
         """The attempt's task, from claim to outcome; sets `done` if its caller still waits. If the
         body finishes early, another call of this goes on from there to the outcome, and here is
         left what the body still does."""
         engine: object = None
-        task: asyncio.Task[Any] | None = None
         is_early, done, state = progress.is_early, progress.done, progress.loop_state
         assert done is not None
         assert state is not None
         try:
-            task = progress.attempt_task = asyncio.current_task()
+            task = progress.attempt_task = task or asyncio.current_task()
             engine = self.engine()  # held: else a caller that leaves could drop it while this runs
             outcome = await self._drive(progress, job, body)
             if progress.is_early is is_early:
@@ -133,7 +138,7 @@ class AsyncRunner(AsyncDriver):
         state.tasks.discard(body_task)  # what it still does is not the attempt's any more
         state.tasks.add(task)
         cancellations = task.cancelling()
-        await self._run_in_task(progress.job, _no_body, progress)
+        await self._run_in_task(progress.job, _no_body, progress, task)
         if task.cancelling() > cancellations:
             raise asyncio.CancelledError  # it came while the outcome was being stored
 
