@@ -275,7 +275,7 @@ class GuardedRequest:
         finally:
             if run.is_claimed:
                 run.buffer.close()
-            if not run.is_claimed or run.ended.is_set:
+            if not run.is_claimed or run.is_ended:
                 self._reader.close()
 
     async def _send_unprotected(self, message: Message) -> None:

@@ -37,27 +37,17 @@ async def send_response(send: Send, response: Response, more: Headers = ()) -> N
 
 def has_key_line(scope: Mapping[str, Any]) -> bool:
     """Whether a request has a key, valid or not."""
-    lines = scope["headers"]
-    try:
-        return HEADER in dict(lines)  # much faster than a loop
-    except TypeError:  # a name that is no bytes
-        return any(name == HEADER for name, _ in lines)
+    for name, _ in scope["headers"]:  # noqa: SIM110, by a loop, which is much faster
+        if name == HEADER:
+            return True
+    return False
 
 
 def headers_of(scope: Scope, names: frozenset[bytes]) -> RequestHeaders:
     """The request's headers of these names, which are in lower case. So are those that servers
     give; but if the key is not among them, each is looked at more closely."""
     found: RequestHeaders = {}
-    lines = scope["headers"]
-    if type(lines) is list:
-        try:
-            by_name = dict(lines)
-        except TypeError:  # a name that is no bytes
-            by_name = {}
-        # As nearly always: no name comes twice, and values are bytes.
-        if len(by_name) == len(lines) and type(by_name.get(HEADER)) is bytes:
-            return {name: [by_name[name]] for name in names & by_name.keys()}
-    for name, value in lines:
+    for name, value in scope["headers"]:
         if name in names:
             line = value if type(value) is bytes else bytes(value)
             if name in found:
@@ -66,8 +56,8 @@ def headers_of(scope: Scope, names: frozenset[bytes]) -> RequestHeaders:
                 found[name] = [line]
     if HEADER in found:
         return found
-    lower = [(bytes(name).lower(), bytes(value)) for name, value in lines]
-    return headers_by_name(line for line in lower if line[0] in names)
+    lines = [(bytes(name).lower(), bytes(value)) for name, value in scope["headers"]]
+    return headers_by_name(line for line in lines if line[0] in names)
 
 
 def request_of(scope: Scope, headers: RequestHeaders, body: bytes | Body) -> Request:

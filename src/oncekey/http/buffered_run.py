@@ -114,11 +114,13 @@ class AttemptRun(BufferedRun):
     """A run in the attempt's own task.
 
     is_finished     whether the outcome was given to the engine
-    ended           set when the app has ended, with its error if that came after the outcome
+    is_ended        whether the app has ended
     """
 
     is_finished = False
-    ended: Latch[BaseException | None]
+    is_ended = False
+    _late_error: BaseException | None = None  # of the app, after its outcome
+    _ended: Latch[None] | None = None  # if somebody waits for the app's end
     _task: asyncio.Task[Any] | None = None  # that of the attempt, once the run is finished
     _guard: GuardedApp
 
@@ -136,26 +138,26 @@ class AttemptRun(BufferedRun):
         self.claim()
         self._attempt = attempt
         self.buffer = ResponseBuffer(users=2)  # the request, and the run until its outcome is known
-        self.ended = Latch()
         scope = WatchedScope(self._scope)
         scope.update({"extensions": {}, UNSTORED: self.unstored, ATTEMPT: attempt})
-        error: BaseException | None = None
         try:
             await self._guard.app(scope, self.receive, self.send)
             if not self.is_finished:
                 raise IncompleteResponse("the app ended before its response was complete")
         except BaseException as raised:
-            error = raised
             if not self.is_finished:
                 self.error = raised
                 self.buffer.close()
                 raise
+            self._late_error = raised
             if not isinstance(raised, Exception):
                 raise  # a cancellation, or what ends the whole process
         finally:
             if self.is_finished:
                 self._guard.tasks.background.discard(self._task)
-            self.ended.set(error)
+            self.is_ended = True
+            if self._ended is not None:
+                self._ended.set(None)
 
     async def send(self, message: Message) -> None:
         """The app's `send`. With the last part the outcome is known and is stored; what the app
@@ -172,15 +174,17 @@ class AttemptRun(BufferedRun):
         complete: whether the client is still there is not the app's concern."""
         if not self._reader.is_given:
             return self._reader.next_part()
-        await self.buffer.all_sent.wait()
+        await self.buffer.wait_complete()
         return {"type": "http.disconnect"}
 
     async def join(self) -> None:
         """Wait for the app's end; raises the error that came after its response. Cancelling this
         does not cancel the app."""
-        error = self.ended.value if self.ended.is_set else await self.ended.wait()
-        if error is not None:
-            raise error
+        if not self.is_ended:
+            self._ended = Latch()
+            await self._ended.wait()
+        if self._late_error is not None:
+            raise self._late_error
 
     async def _finish(self) -> None:
         value: Response | None = None

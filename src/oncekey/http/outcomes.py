@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from functools import lru_cache
-from itertools import chain
 from typing import Final
 
 from oncekey.core.commands import from_fields
@@ -132,4 +131,7 @@ def outcome_to_store(response: Response, rule: Rule, policy: Policy) -> Response
 
 
 def _size(headers: Headers) -> int:
-    return sum(map(len, chain.from_iterable(headers)))
+    size = 0
+    for name, value in headers:
+        size += len(name) + len(value)
+    return size

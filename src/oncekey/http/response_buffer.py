@@ -25,13 +25,14 @@ class ResponseBuffer:
     """The response of one run of an ASGI app.
 
     is_storable     whether it can be stored: it is complete, or too long to be held
-    all_sent        set when the app has sent the last part
+    is_complete     whether the app has sent the last part
 
     Its run and the request that sends the response both use it, and either may be the last one: a
     server that cancels a request does not end its run.
     """
 
     is_storable = False
+    is_complete = False
     status = 0
     _headers: Headers | None = None  # as the app wrote them, once it began its response
     _body = b""  # the first chunk
@@ -39,10 +40,10 @@ class ResponseBuffer:
     _size = 0
     _file: IO[bytes] | None = None  # instead of the chunks, once they are too long
     _send_rest: Latch[Send] | None = None  # for what is too long to be held
+    _completed: Latch[None] | None = None  # if somebody waits for that
 
     def __init__(self, users: int = 1) -> None:
         self._users = users
-        self.all_sent: Latch[None] = Latch()
 
     def take(self, message: Message) -> Awaitable[None] | None:
         """Hold what the app sends. Returns what the app must wait for, if there is anything: for
@@ -53,7 +54,7 @@ class ResponseBuffer:
                 raise RuntimeError("the app began its response twice")
             self._headers = tuple(message.get("headers", ()))
             self.status = int(message["status"])
-        elif kind == "http.response.body" and not self.all_sent.is_set:
+        elif kind == "http.response.body" and not self.is_complete:
             if self._headers is None:
                 raise RuntimeError("the app sent a body before it began its response")
             if self._send_rest is not None:
@@ -62,7 +63,7 @@ class ResponseBuffer:
                 self._hold(chunk)
             if not message.get("more_body"):
                 self.is_storable = True
-                self.all_sent.set(None)
+                self._complete()
             elif self._size > HOLD_MAX_BYTES:
                 self.is_storable = True
                 self._send_rest = Latch()
@@ -72,8 +73,20 @@ class ResponseBuffer:
     async def _pass_on(self, message: Message, send_rest: Latch[Send]) -> None:
         send = await send_rest.wait()
         await send(message)
-        if not message.get("more_body", False):
-            self.all_sent.set(None)
+        if not message.get("more_body"):
+            self._complete()
+
+    def _complete(self) -> None:
+        self.is_complete = True
+        if self._completed is not None:
+            self._completed.set(None)
+
+    async def wait_complete(self) -> None:
+        """Wait until the app has sent the last part."""
+        if not self.is_complete:
+            if self._completed is None:
+                self._completed = Latch()
+            await self._completed.wait()
 
     def _hold(self, chunk: bytes) -> None:
         if type(chunk) is not bytes:
@@ -99,7 +112,7 @@ class ResponseBuffer:
         long or incomplete."""
         headers = self._headers
         assert headers is not None
-        if self._size > body_max or not self.all_sent.is_set:
+        if self._size > body_max or not self.is_complete:
             return Response(self.status, headers, b"", True)
         body = self._body if self._size == len(self._body) else self._held()
         return from_fields(Response, (self.status, headers, body, False))
@@ -111,7 +124,7 @@ class ResponseBuffer:
         assert headers is not None
         head = [*headers, *more_headers]
         await send({"type": "http.response.start", "status": self.status, "headers": head})
-        is_complete = self.all_sent.is_set
+        is_complete = self.is_complete
         if self._file is None:
             body = self._held()
             await send({"type": "http.response.body", "body": body, "more_body": not is_complete})

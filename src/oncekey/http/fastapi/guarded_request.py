@@ -286,7 +286,7 @@ class RouteRequest:
         and the ends of dependencies."""
         buffer = self._run.buffer
         await self._run.send(message)
-        if self._state is _RUNNING and buffer.all_sent.is_set:
+        if self._state is _RUNNING and buffer.is_complete:
             await self._over.wait()
         elif self._state is _SOLVING and buffer.is_storable:
             self._solved.set(None)
@@ -305,5 +305,5 @@ class RouteRequest:
         if self._state is _RUNNING:
             # At a disconnect a streamed response is cut short, so not before all is over.
             await self._over.wait()
-        await self._run.buffer.all_sent.wait()
+        await self._run.buffer.wait_complete()
         return {"type": "http.disconnect"}
