@@ -206,16 +206,14 @@ class AttemptRun(BufferedRun):
 class HandlerRun(BufferedRun):
     """A run in a task that begins before the key is claimed.
 
-    is_started      whether it was started: only then it has a task and a buffer
+    task            its task, once it was started
     outcome_known   set when the response can be stored, or the handler has ended without one
     """
 
-    is_started = False
     task: RequestTask
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
         """Start the handler. It may have ended when this returns."""
-        self.is_started = True
         self.buffer = ResponseBuffer()
         self.outcome_known: Latch[None] = Latch()
         self.task = self._guard.tasks.start(work, self._wake)
