@@ -55,7 +55,7 @@ def not_run(job: Job, value: object, what: str = "the body") -> BodyNotRun:
 def pack(codec: Codec, policy: Policy, value: Any, deadline: int) -> Returned:
     """The body's value as bytes, or a tombstone if it cannot be kept."""
     try:
-        body, is_exact = codecs.pack_exactly(codec, value)
+        body, loaded, is_exact = codecs.pack_and_load(codec, value)
     except Exception as error:  # the codec may be the user's: whatever it raises, the body ran
         if _packs(codec, value):
             raise  # not the codec but a signal handler raised it
@@ -66,12 +66,12 @@ def pack(codec: Codec, policy: Policy, value: Any, deadline: int) -> Returned:
         reason = f"its answer has {len(body)} bytes, max_bytes is {policy.max_bytes}"
         body = codecs.pack_tombstone(reason, too_large=True)
         return Returned(body, deadline, value, kept=False)
-    return Returned(body, deadline, value, True, is_exact) if is_exact else Returned(body, deadline)
+    return Returned(body, deadline, loaded, True, is_exact)
 
 
 def _packs(codec: Codec, value: Any) -> bool:
     try:
-        codecs.pack_value(codec, value)
+        codecs.pack_and_load(codec, value)
     except Exception:
         return False
     return True

@@ -13,8 +13,8 @@ import threading
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, cast
 
-from oncekey.core.attempt_flow import close
-from oncekey.core.commands import Claim, Command, Finish, Release, Reply
+from oncekey.core.attempt_flow import close, finish_of, finished, granted
+from oncekey.core.commands import Claim, Claimed, Command, Done, Finish, Release, Reply
 from oncekey.core.effects import (
     AttemptOutcome,
     CommandResult,
@@ -111,19 +111,41 @@ class AsyncDriver(RunnerBase):
 
     # --- the flow -----------------------------------------------------------------------------
 
-    async def _drive(
-        self,
-        progress: AsyncProgress,
-        job: Job,
-        body: AsyncBody[Any],
+    async def _attempt(
+        self, progress: AsyncProgress, job: Job, body: AsyncBody[Any], state: LoopState
     ) -> AttemptOutcome | None:
-        """Perform the effects of the attempt flow, the usual ones first. Returns the outcome; None
-        if the caller left before anything was claimed."""
+        """The usual way of an attempt, without its flow: claimed, returned, finished. If anything
+        else happens, the flow gets the results so far and goes on."""
+        claim = job.claim
+        sent = await state.shared.send_alone(progress, claim)
+        if sent is None:
+            return await self._drive(progress, job, body, [])
+        reply, sent_at = sent
+        if type(reply) is not Claimed or job.arguments:
+            result = CommandResult(reply, sent_at, self._clock.now())
+            return await self._drive(progress, job, body, [result])
+        grant = granted(claim, reply, sent_at)
+        ended = await self._run_body(progress, grant, job, body)
+        results: list[object] = [ended]
+        if type(ended) is Returned:
+            finish = finish_of(grant, ended)
+            answer, finish_sent_at = await state.send(finish, progress.abandon, ended.deadline)
+            if type(answer) is Done:
+                progress.stored = finish, finish_sent_at
+                progress.ended = True
+                return finished(grant, job.policy.times, ended)
+            results.append(CommandResult(answer, finish_sent_at, self._clock.now()))
+        results.insert(0, CommandResult(reply, sent_at, sent_at))
+        return await self._drive(progress, job, body, results)
+
+    async def _drive(
+        self, progress: AsyncProgress, job: Job, body: AsyncBody[Any], results: list[object]
+    ) -> AttemptOutcome | None:
+        """Perform the effects of the attempt flow. Its first ones were performed already; `results`
+        are theirs. Returns the outcome; None if the caller left before anything was claimed."""
         flow = flow_of(job)
         result: Any = None
-        shared, send = None, self._at_once
-        if progress.loop_state is not None:
-            shared, send = progress.loop_state.shared, progress.loop_state.send
+        shared = progress.loop_state.shared if progress.loop_state is not None else None
         deadline: int | None = None
         while True:
             try:
@@ -132,14 +154,18 @@ class AsyncDriver(RunnerBase):
                 progress.ended = True
                 outcome: AttemptOutcome = stop.value
                 return outcome
-            if type(effect) is Claim and shared is not None:
+            if results:
+                result = results.pop(0)
+                deadline = getattr(result, "deadline", deadline)
+            elif type(effect) is Claim and shared is not None:
                 result = await shared.apply(progress, effect)
             elif type(effect) is Grant:
                 result = await self._run_body(progress, effect, job, body)
                 deadline = getattr(result, "deadline", None)
             elif type(effect) is Finish:
-                result = await send(effect, progress.abandon, deadline)
-                progress.finish_result, progress.finish = result, effect
+                result = await self.apply(effect, progress.abandon, deadline)
+                if type(result.reply) is Done:
+                    progress.stored = effect, result.sent_at
             elif type(effect) is Sleep:
                 if shared is not None and effect.watch is not None:
                     result = await shared.sleep(progress, effect)
@@ -154,11 +180,11 @@ class AsyncDriver(RunnerBase):
                 result = await self._recover(effect, job)
             elif type(effect) is RepeatClaim:
                 progress.claim, progress.reply = effect.claim, None
-                result = await send(effect.claim, progress.abandon)
+                result = await self.apply(effect.claim, progress.abandon)
                 progress.reply = result.reply
             else:
                 command = cast(Command, effect)
-                result = await send(command, progress.abandon, deadline)
+                result = await self.apply(command, progress.abandon, deadline)
 
     async def _close_interrupted(self, progress: AsyncProgress, job: Job) -> None:
         """Close the key of an interrupted run. If this is interrupted itself, it is done again."""
@@ -206,7 +232,8 @@ class AsyncDriver(RunnerBase):
     ) -> CommandResult:
         """Apply one command to the store; `deadline` is that of the command's owner."""
         send = self._at_once if self._transaction is not None else self.loop_state().send
-        return await send(command, interrupted, deadline)
+        reply, sent_at = await send(command, interrupted, deadline)
+        return CommandResult(reply, sent_at, self._clock.now())
 
     async def _sleep(self, effect: Sleep, progress: AsyncProgress) -> int:
         try:

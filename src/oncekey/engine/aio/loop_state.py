@@ -30,7 +30,7 @@ DRAIN_MARGIN_SECONDS: Final = 5.0
 class LoopState(NamedTuple):
     """What belongs to one event loop.
 
-    send    applies one command to the store: by the coalescer, or at once where nothing waits
+    send    has the store apply one command: by the coalescer, or at once where nothing waits
     tasks   the attempts that run on the loop
     """
 
@@ -51,10 +51,11 @@ def make_loop_state(
 ) -> LoopState:
     """With `at_once`, commands are sent by that and not through a coalescer."""
     coalescer = AsyncCoalescer(apply, max_in_flight=max_in_flight, now=clock.now)
-    send: Send = coalescer.apply if at_once is None else at_once
+    send: Send = coalescer.send if at_once is None else at_once
 
     async def renew(command: Command) -> CommandResult:
-        return await send(command, leave)
+        reply, sent_at = await send(command, leave)
+        return CommandResult(reply, sent_at, clock.now())
 
     return LoopState(
         coalescer,

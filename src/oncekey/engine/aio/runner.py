@@ -68,7 +68,7 @@ class AsyncRunner(AsyncDriver):
         loop = asyncio.get_running_loop()
         done: Done = loop.create_future()
         try:
-            task = start_task(loop, self._run_in_task(job, body, progress, done))
+            task = start_task(loop, self._run_in_task(job, body, progress, state, done))
             if not task.done():
                 state.tasks.add(task)
             outcome = await done
@@ -80,14 +80,19 @@ class AsyncRunner(AsyncDriver):
         return conclude(job, outcome)
 
     async def _run_in_task(
-        self, job: Job, body: AsyncBody[Any], progress: AsyncProgress, done: Done
+        self,
+        job: Job,
+        body: AsyncBody[Any],
+        progress: AsyncProgress,
+        state: LoopState,
+        done: Done,
     ) -> None:
         """The attempt's task, from claim to outcome; sets `done` if its caller still waits."""
         engine: object = None
         try:
             progress.attempt_task = asyncio.current_task()
             engine = self.engine()  # held: else a caller that leaves could drop it while this runs
-            outcome = await self._drive(progress, job, body)
+            outcome = await self._attempt(progress, job, body, state)
             self._record(job, outcome)
             if not done.done():
                 done.set_result(outcome)
@@ -100,7 +105,7 @@ class AsyncRunner(AsyncDriver):
                 raise  # the caller has left: this goes to the loop's exception handler
             done.set_exception(error)
         finally:
-            state = self._end(progress)
+            self._end(progress)
             if progress.attempt_task is not None:
                 state.tasks.discard(progress.attempt_task)
             del engine
@@ -111,14 +116,10 @@ class AsyncRunner(AsyncDriver):
                 await self._close_interrupted(progress, job)
                 break
 
-    def _end(self, progress: AsyncProgress) -> LoopState:
-        """The attempt is over: those who wait for it, on any loop, are woken. Returns the state of
-        its own loop."""
-        state = progress.loop_state
-        assert state is not None
-        for other in tuple(self._loop_states.values()):
-            other.shared.end(progress)
-        return state
+    def _end(self, progress: AsyncProgress) -> None:
+        """The attempt is over: those who wait for it, on any loop, are woken."""
+        for state in tuple(self._loop_states.values()):
+            state.shared.end(progress)
 
     async def look(self, id: bytes) -> Seen:
         reply = (await self.apply(Look(id), leave)).reply
@@ -150,7 +151,7 @@ class AsyncRunner(AsyncDriver):
         """The caller's connection belongs to the caller's task; so does the attempt."""
         progress = AsyncProgress(None, job)
         with HeldConnection(self._connection, asyncio.current_task()):
-            outcome = await self._drive(progress, job, body)
+            outcome = await self._drive(progress, job, body, [])
         self._record(job, outcome)
         assert outcome is not None
         return conclude(job, outcome)

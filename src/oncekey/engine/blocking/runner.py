@@ -12,8 +12,19 @@ from contextlib import suppress
 from types import FunctionType
 from typing import Any, TypeVar, cast
 
-from oncekey.core.attempt_flow import close
-from oncekey.core.commands import Claim, Command, Finish, Look, Release, Reply, Resolve, Seen
+from oncekey.core.attempt_flow import close, finish_of, finished, granted
+from oncekey.core.commands import (
+    Claim,
+    Claimed,
+    Command,
+    Done,
+    Finish,
+    Look,
+    Release,
+    Reply,
+    Resolve,
+    Seen,
+)
 from oncekey.core.effects import (
     AttemptOutcome,
     CommandResult,
@@ -33,6 +44,7 @@ from oncekey.core.recovery import recover as recover_flow
 from oncekey.core.store import CallerTransaction
 from oncekey.engine.attempt_base import AttemptBase
 from oncekey.engine.attempt_outcomes import UNSTARTED, Outcomes, check_started, not_run, pack
+from oncekey.engine.batch import Sent
 from oncekey.engine.blocking.attempt import Attempt
 from oncekey.engine.blocking.coalescer import Coalescer
 from oncekey.engine.blocking.deferred_writer import DeferredWriter
@@ -80,8 +92,8 @@ class Runner(RunnerBase):
         )
         self._apply = apply
         self._transaction = transaction
-        # Applies one command to the store; `deadline=` is that of the command's owner.
-        self.apply = one_by_one(apply, self._clock.now)
+        # Has the store apply one command; `deadline=` is that of the command's owner.
+        self._send = one_by_one(apply, self._clock.now)
         self.reset()
 
     def reset(self) -> None:
@@ -91,11 +103,11 @@ class Runner(RunnerBase):
                 self._apply, max_in_flight=self._max_in_flight, now=self._clock.now
             )
             if self._coalesce:
-                self.apply = self._coalescer.apply
+                self._send = self._coalescer.send
             self._heartbeat = Heartbeat(self._coalescer.apply_many, self._clock)
             self._deferred_writer = DeferredWriter(self._coalescer.apply_many, self._clock)
             self._running = RunningAttempts()
-            self._shared = SharedClaims(Duplicates(), self._running, self._clock, self.apply)
+            self._shared = SharedClaims(Duplicates(), self._running, self._clock, self._send)
             self._outcomes.cache.reset()
 
     def stop(self) -> None:
@@ -113,11 +125,11 @@ class Runner(RunnerBase):
         progress = Progress(job, entered())
         if self._transaction is not None:
             with HeldConnection(self._connection, threading.get_ident()):
-                outcome = self._drive(progress, job, body, None)
+                outcome = self._drive(progress, job, body, None, [])
         else:
             shared = self._shared
             try:
-                outcome = self._drive(progress, job, body, shared)
+                outcome = self._attempt(progress, job, body, shared)
             except BaseException:
                 # Interrupted (Ctrl-C), or the user's `recover` raised. That goes to the caller,
                 # but the key is closed first.
@@ -156,10 +168,43 @@ class Runner(RunnerBase):
                 assert type(effect) is Recover
                 result = self._recover(effect, job)
 
-    def _drive(
-        self, progress: Progress, job: Job, body: Body[Any], shared: SharedClaims | None
+    def _attempt(
+        self, progress: Progress, job: Job, body: Body[Any], shared: SharedClaims
     ) -> AttemptOutcome:
-        """Perform the effects of the attempt flow, the usual ones first."""
+        """The usual way of an attempt, without its flow: claimed, returned, finished. If anything
+        else happens, the flow gets the results so far and goes on."""
+        claim = job.claim
+        sent = shared.send_alone(progress, claim)
+        if sent is None:
+            return self._drive(progress, job, body, shared, [])
+        reply, sent_at = sent
+        if type(reply) is not Claimed or job.arguments:
+            result = CommandResult(reply, sent_at, self._clock.now())
+            return self._drive(progress, job, body, shared, [result])
+        grant = granted(claim, reply, sent_at)
+        ended = self._run_body(progress, grant, job, body)
+        results: list[object] = [ended]
+        if type(ended) is Returned:
+            finish = finish_of(grant, ended)
+            answer, finish_sent_at = self._send(finish, ended.deadline)
+            if type(answer) is Done:
+                progress.stored = finish, finish_sent_at
+                progress.ended = True
+                return finished(grant, job.policy.times, ended)
+            results.append(CommandResult(answer, finish_sent_at, self._clock.now()))
+        results.insert(0, CommandResult(reply, sent_at, sent_at))
+        return self._drive(progress, job, body, shared, results)
+
+    def _drive(
+        self,
+        progress: Progress,
+        job: Job,
+        body: Body[Any],
+        shared: SharedClaims | None,
+        results: list[object],
+    ) -> AttemptOutcome:
+        """Perform the effects of the attempt flow. Its first ones were performed already; `results`
+        are theirs."""
         flow = flow_of(job)
         result: Any = None
         deadline: int | None = None
@@ -172,14 +217,18 @@ class Runner(RunnerBase):
                     self._deferred_writer.add(outcome.deferred)
                 progress.ended = True
                 return outcome
-            if type(effect) is Claim and shared is not None:
+            if results:
+                result = results.pop(0)
+                deadline = getattr(result, "deadline", deadline)
+            elif type(effect) is Claim and shared is not None:
                 result = shared.apply(progress, effect)
             elif type(effect) is Grant:
                 result = self._run_body(progress, effect, job, body)
                 deadline = getattr(result, "deadline", None)
             elif type(effect) is Finish:
                 result = self.apply(effect, deadline)
-                progress.finish_result, progress.finish = result, effect
+                if type(result.reply) is Done:
+                    progress.stored = effect, result.sent_at
             elif type(effect) is Sleep:
                 if shared is not None and effect.watch is not None:
                     result = shared.sleep(progress, effect)
@@ -227,6 +276,11 @@ class Runner(RunnerBase):
         progress.ended = True
 
     # --- effects ------------------------------------------------------------------------------
+
+    def apply(self, command: Command, deadline: int | None = None) -> CommandResult:
+        """Apply one command to the store; `deadline` is that of the command's owner."""
+        reply, sent_at = self._send(command, deadline)
+        return CommandResult(reply, sent_at, self._clock.now())
 
     def sleep(self, effect: Sleep) -> int:
         self._clock.wait(threading.Event(), self._clock.jitter(effect.us))
@@ -309,16 +363,14 @@ class Runner(RunnerBase):
         self._transaction.set_savepoint()
 
 
-def one_by_one(apply: Apply, now: Callable[[], int]) -> Callable[..., CommandResult]:
-    """Applies single commands to a store that never waits, or in the caller's transaction."""
+def one_by_one(apply: Apply, now: Callable[[], int]) -> Callable[..., Sent]:
+    """Sends single commands to a store that never waits, or in the caller's transaction."""
 
-    def apply_one(command: Command, deadline: int | None = None) -> CommandResult:
+    def send(command: Command, deadline: int | None = None) -> Sent:
         sent_at = now()
-        reply: Reply | StoreUnavailable
         try:
-            reply = apply((command,))[0]
+            return apply((command,))[0], sent_at
         except StoreUnavailable as error:
-            reply = error
-        return CommandResult(reply, sent_at, now())
+            return error, sent_at
 
-    return apply_one
+    return send
