@@ -94,14 +94,14 @@ class JSONCodec:
         refuse_nontext_keys(value)
         return text.encode("utf-8")
 
-    def dump_and_load(self, value: Any) -> tuple[bytes, Any]:
-        """The bytes, and the value that reading them gives. Of a dict or a list that is a copy:
-        whoever holds the first one may change it before it is returned."""
+    def pack_and_load(self, value: Any) -> tuple[bytes, Any]:
+        """The value in its envelope, and what reading that gives. Of a dict or a list that is a
+        copy: whoever holds the first one may change it before it is returned."""
         text = self._encode(value)
         if type(value) not in SCALARS:
             refuse_nontext_keys(value)
             value = self._scan(text, 0)[0]
-        return text.encode("utf-8"), value
+        return PLAIN_HEAD + text.encode("utf-8"), value
 
     def load(self, data: bytes, /) -> Any:
         text = data.decode("utf-8")
@@ -177,16 +177,6 @@ def codec_for(choice: Any) -> Codec:
 def pack_value(codec: Codec, value: Any) -> bytes:
     """A value in its envelope. Raises what the codec raises (TypeError, ValueError)."""
     return head_of(codec) + codec.dump(value)
-
-
-def pack_and_load(codec: Codec, value: Any) -> tuple[bytes, Any, bool]:
-    """The same, the value that reading the envelope gives, and whether that is certain: it is of
-    plain JSON, and of a codec that says so. Otherwise the second value is None."""
-    if type(codec) is JSONCodec:
-        data, loaded = codec.dump_and_load(value)
-        return PLAIN_HEAD + data, loaded, True
-    is_exact = getattr(codec, "exact", False) is True
-    return pack_value(codec, value), value if is_exact else None, is_exact
 
 
 def pack_bytes(name: str, data: bytes) -> bytes:

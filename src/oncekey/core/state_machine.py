@@ -115,9 +115,9 @@ def is_garbage(record: Record, now: int) -> bool:
 def has_ended(record: Record) -> bool:
     """True if nobody has to finish it any more: it was decided, or freed before any step. Only a
     new claim changes that, and it raises the fence."""
-    if record.state == ABSENT:
-        return not record.steps
-    return record.state == SUCCEEDED or record.state == FAILED
+    if record.state == SUCCEEDED or record.state == FAILED:
+        return True
+    return record.state == ABSENT and not record.steps
 
 
 def state_now(record: Record | None, now: int) -> State:

@@ -12,7 +12,7 @@ from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any, Final, NamedTuple
 
 from oncekey.core import codec as codecs
-from oncekey.core.codec import Codec
+from oncekey.core.codec import Codec, JSONCodec, pack_value
 from oncekey.core.effects import AttemptOutcome, Recovered, Returned
 from oncekey.core.errors import ConfigurationError, NotStarted
 from oncekey.core.events import EventKind
@@ -55,7 +55,12 @@ def not_run(job: Job, value: object, what: str = "the body") -> BodyNotRun:
 def pack(codec: Codec, policy: Policy, value: Any, deadline: int) -> Returned:
     """The body's value as bytes, or a tombstone if it cannot be kept."""
     try:
-        body, loaded, is_exact = codecs.pack_and_load(codec, value)
+        if type(codec) is JSONCodec:
+            body, loaded = codec.pack_and_load(value)
+            is_exact = True
+        else:
+            body, is_exact = pack_value(codec, value), getattr(codec, "exact", False) is True
+            loaded = value if is_exact else None
     except Exception as error:  # the codec may be the user's: whatever it raises, the body ran
         if _packs(codec, value):
             raise  # not the codec but a signal handler raised it
@@ -71,7 +76,7 @@ def pack(codec: Codec, policy: Policy, value: Any, deadline: int) -> Returned:
 
 def _packs(codec: Codec, value: Any) -> bool:
     try:
-        codecs.pack_and_load(codec, value)
+        pack_value(codec, value)
     except Exception:
         return False
     return True

@@ -152,8 +152,9 @@ class JobFactory:
             policy = self.policy_with(options, operation)
         else:
             policy = self.policy
-        text, id = self.identities.key_and_id(scope, operation, key)
-        fingerprint = self.identities.fingerprint(request)
+        identities = self.identities
+        text, id = identities.key_and_id(scope, operation, key)
+        fingerprint = identities.fingerprint(request)
         return self._make(scope, operation, text, id, fingerprint, policy, codec, origin)
 
     def make_from(self, identity: Identity, record: Record, policy: Policy, codec: Any) -> Job:

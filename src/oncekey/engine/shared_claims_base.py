@@ -66,6 +66,11 @@ class SharedClaimsBase:
         self._running = running
         self._clock = clock
 
+    def leads(self, claim: Claim) -> bool:
+        """True if nothing here can reply to this claim, neither an attempt that runs here nor the
+        claim of a duplicate: then it is sent, and `duplicates.replied` or `leave` must follow."""
+        return claim.id not in self._running.by_id and self.duplicates.lead(claim)
+
     def _sleeper(self, progress: Progress) -> Waiter:
         """An attempt that waits for the end of the one that holds its key."""
         caller = progress.job.claim.owner

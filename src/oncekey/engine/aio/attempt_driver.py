@@ -11,6 +11,7 @@ import asyncio
 import inspect
 import threading
 from collections.abc import Awaitable, Callable, Sequence
+from types import CoroutineType
 from typing import Any, cast
 
 from oncekey.core.attempt_flow import close, finish_of, finished, granted
@@ -35,10 +36,11 @@ from oncekey.engine.aio.attempt import AsyncAttempt
 from oncekey.engine.aio.body import (
     AsyncBody,
     AsyncProgress,
+    awaited,
     body_result,
-    call_body,
     check_begun,
     end_body,
+    take_value,
 )
 from oncekey.engine.aio.heartbeat import sleep
 from oncekey.engine.aio.loop_state import (
@@ -48,6 +50,7 @@ from oncekey.engine.aio.loop_state import (
 from oncekey.engine.aio.shared_claims import send_at_once
 from oncekey.engine.attempt_base import AttemptBase
 from oncekey.engine.attempt_outcomes import Outcomes, pack
+from oncekey.engine.batch import Sent
 from oncekey.engine.clock import new_owner
 from oncekey.engine.context import enter as enter_body
 from oncekey.engine.context import leave as leave_body
@@ -57,6 +60,7 @@ from oncekey.engine.runner_base import (
     RunnerBase,
     flow_of,
     nesting_depth,
+    one_by_one,
 )
 from oncekey.engine.shared_claims_base import RunningAttempts
 
@@ -70,6 +74,7 @@ class AsyncDriver(RunnerBase):
         outcomes: Outcomes,
         apply: Callable[[Sequence[Command]], Awaitable[list[Reply]]],
         *,
+        apply_at_once: Callable[[Sequence[Command]], list[Reply]] | None = None,
         coalesce: bool = True,
         max_in_flight: int = 1,
         transaction: AsyncCallerTransaction | None = None,
@@ -80,6 +85,7 @@ class AsyncDriver(RunnerBase):
         )
         self._apply = apply
         self._at_once = send_at_once(apply, self._clock.now)
+        self._send_now = one_by_one(apply_at_once, self._clock.now) if apply_at_once else None
         self._transaction = transaction
         self.engine: Callable[[], object] = lambda: None
         self.reset()
@@ -116,11 +122,20 @@ class AsyncDriver(RunnerBase):
     ) -> AttemptOutcome | None:
         """The usual way of an attempt, without its flow: claimed, returned, finished. If anything
         else happens, the flow gets the results so far and goes on."""
-        claim = job.claim
-        sent = await state.shared.send_alone(progress, claim)
+        claim, shared, send_now = job.claim, state.shared, self._send_now
+        sent: Sent | None = None
+        try:
+            if shared.leads(claim):
+                # Nothing waits here if it need not: awaiting costs as much as the store.
+                sent = send_now(claim) if send_now else await state.send(claim, progress.abandon)
+                shared.duplicates.replied(claim, sent[0])
+        except BaseException:
+            shared.duplicates.leave(claim)
+            raise
         if sent is None:
             return await self._drive(progress, job, body, [])
         reply, sent_at = sent
+        progress.reply = reply
         if type(reply) is not Claimed or job.arguments:
             result = CommandResult(reply, sent_at, self._clock.now())
             return await self._drive(progress, job, body, [result])
@@ -129,7 +144,10 @@ class AsyncDriver(RunnerBase):
         results: list[object] = [ended]
         if type(ended) is Returned:
             finish = finish_of(grant, ended)
-            answer, finish_sent_at = await state.send(finish, progress.abandon, ended.deadline)
+            if send_now:
+                answer, finish_sent_at = send_now(finish)
+            else:
+                answer, finish_sent_at = await state.send(finish, progress.abandon, ended.deadline)
             if type(answer) is Done:
                 progress.stored = finish, finish_sent_at
                 progress.ended = True
@@ -277,7 +295,11 @@ class AsyncDriver(RunnerBase):
         self._running.add(attempt)
         progress.begun = True
         try:
-            await call_body(progress, job, attempt, body)
+            value: Any = body(attempt)
+            if type(value) is CoroutineType:
+                await awaited(value, progress)
+            else:
+                await take_value(progress, job, value)
         except BaseException as error:
             if progress.value is not NOTHING:
                 raise  # a signal's handler, after the body: its value is stored first
@@ -303,7 +325,7 @@ class AsyncDriver(RunnerBase):
         await transaction.set_savepoint()
         token = enter_body(attempt)
         try:
-            await call_body(progress, job, attempt, body)
+            await take_value(progress, job, body(attempt))
             check_begun(progress, attempt, job)
         except BaseException as error:
             await transaction.rollback_to_savepoint()

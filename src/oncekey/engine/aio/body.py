@@ -55,13 +55,11 @@ class AsyncProgress(Progress):
         self.is_abandoned = True
 
 
-async def call_body(
-    progress: AsyncProgress, job: Job, attempt: AsyncAttempt, body: AsyncBody[Any]
-) -> None:
-    """Run the body; what it returns is in `progress` at once, whatever comes next."""
-    value: Any = body(attempt)
+async def take_value(progress: AsyncProgress, job: Job, value: Any) -> None:
+    """Await what the call of a body gave, if it can be awaited; what that returns is in `progress`
+    at once, whatever comes next."""
     if type(value) is CoroutineType:
-        await _awaited(value, progress)
+        await awaited(value, progress)
     elif inspect.isawaitable(value):
         progress.waited = True  # a future or the like: what it stands for runs elsewhere
         progress.value = await value
@@ -71,7 +69,7 @@ async def call_body(
 
 
 @coroutine
-def _awaited(body: Coroutine[Any, Any, Any], progress: AsyncProgress) -> Generator[Any, Any, None]:
+def awaited(body: Coroutine[Any, Any, Any], progress: AsyncProgress) -> Generator[Any, Any, None]:
     """Await a body. What it returns is in `progress` without a call in between, after which a
     signal's handler could lose it; so is whether it ever waited for anything."""
     try:

@@ -73,7 +73,7 @@ def start_task(
     """A task; where Python can, it runs at once up to its first real wait."""
     if sys.version_info >= (3, 12):
         return asyncio.Task(work, loop=loop, eager_start=True)
-    return loop.create_task(work)
+    return asyncio.Task(work, loop=loop, name="oncekey")  # without a number, which costs a text
 
 
 async def drain(state: LoopState, seconds: float) -> None:

@@ -175,6 +175,7 @@ class AsyncOnce(AsyncKeyAdmin, AsyncOperations):
         self._runner = AsyncRunner(
             *parts,
             self._store.apply,
+            apply_at_once=getattr(self._store, "apply_at_once", None),
             coalesce=not self._store.immediate,
             max_in_flight=self._store.max_in_flight,
         )

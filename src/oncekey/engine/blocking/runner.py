@@ -7,7 +7,7 @@ store, runs the body, sleeps, calls the user's `recover`. The rules are in the f
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from types import FunctionType
 from typing import Any, TypeVar, cast
@@ -21,7 +21,6 @@ from oncekey.core.commands import (
     Finish,
     Look,
     Release,
-    Reply,
     Resolve,
     Seen,
 )
@@ -58,19 +57,18 @@ from oncekey.engine.progress import NOTHING, Progress
 from oncekey.engine.results import Result, conclude
 from oncekey.engine.runner_base import (
     CLOSE_TRIES,
+    Apply,
     HeldConnection,
     RunnerBase,
     flow_of,
     nesting_depth,
+    one_by_one,
     whole_call,
 )
 from oncekey.engine.shared_claims_base import RunningAttempts
 
 T = TypeVar("T")
 Body = Callable[[Attempt], T]
-
-
-Apply = Callable[[Sequence[Command]], list[Reply]]
 
 
 class Runner(RunnerBase):
@@ -174,10 +172,18 @@ class Runner(RunnerBase):
         """The usual way of an attempt, without its flow: claimed, returned, finished. If anything
         else happens, the flow gets the results so far and goes on."""
         claim = job.claim
-        sent = shared.send_alone(progress, claim)
+        sent: Sent | None = None
+        try:
+            if shared.leads(claim):
+                sent = self._send(claim)
+                shared.duplicates.replied(claim, sent[0])
+        except BaseException:
+            shared.duplicates.leave(claim)
+            raise
         if sent is None:
             return self._drive(progress, job, body, shared, [])
         reply, sent_at = sent
+        progress.reply = reply
         if type(reply) is not Claimed or job.arguments:
             result = CommandResult(reply, sent_at, self._clock.now())
             return self._drive(progress, job, body, shared, [result])
@@ -361,16 +367,3 @@ class Runner(RunnerBase):
         assert self._transaction is not None
         self._transaction.rollback_to_savepoint()
         self._transaction.set_savepoint()
-
-
-def one_by_one(apply: Apply, now: Callable[[], int]) -> Callable[..., Sent]:
-    """Sends single commands to a store that never waits, or in the caller's transaction."""
-
-    def send(command: Command, deadline: int | None = None) -> Sent:
-        sent_at = now()
-        try:
-            return apply((command,))[0], sent_at
-        except StoreUnavailable as error:
-            return error, sent_at
-
-    return send

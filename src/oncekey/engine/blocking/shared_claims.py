@@ -35,21 +35,6 @@ class SharedClaims(SharedClaimsBase):
         super().__init__(duplicates, running, clock)
         self._send = send
 
-    def send_alone(self, progress: Progress, claim: Claim) -> Sent | None:
-        """Send the first claim of an attempt, if nothing here can reply to it: no attempt that runs
-        here, and no claim of a duplicate. None if something may; `apply` shares the claim then."""
-        duplicates = self.duplicates
-        try:
-            if claim.id in self._running.by_id or not duplicates.lead(claim):
-                return None
-            sent = self._send(claim)
-            duplicates.replied(claim, sent[0])
-        except BaseException:
-            duplicates.leave(claim)
-            raise
-        progress.reply = sent[0]
-        return sent
-
     def apply(self, progress: Progress, claim: Claim) -> CommandResult:
         """Apply a claim. Its reply may come from an attempt that runs here or from a duplicate's
         claim; if there is none of them, it is sent."""
