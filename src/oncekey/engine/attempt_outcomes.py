@@ -13,7 +13,8 @@ from typing import Any, Final, NamedTuple
 
 from oncekey.core import codec as codecs
 from oncekey.core.codec import Codec, JSONCodec, pack_value
-from oncekey.core.effects import AttemptOutcome, Recovered, Returned
+from oncekey.core.commands import from_fields
+from oncekey.core.effects import AttemptOutcome, Grant, Recovered, Returned
 from oncekey.core.errors import ConfigurationError, NotStarted
 from oncekey.core.events import EventKind
 from oncekey.core.identity import Identity, KeyLike
@@ -25,7 +26,7 @@ from oncekey.engine.event_bus import EventBus
 from oncekey.engine.jobs import Job, JobFactory
 from oncekey.engine.key_status import arguments_of, step_statuses
 from oncekey.engine.replay_cache import CACHE_AGE_MAX_US, Entry, Name, ReplayCache
-from oncekey.engine.results import Result, result_of
+from oncekey.engine.results import SECOND, Result, result_of
 
 # What a call gives that has not run a single line yet. None of these types can be subclassed.
 _FINISHED, _REPLAYED = EventKind.FINISHED, EventKind.REPLAYED
@@ -152,21 +153,26 @@ class Outcomes:
             emit(kind, fence=outcome.fence, attempt=outcome.attempt)
             if outcome.unrecorded:
                 emit(EventKind.UNRECORDED, fence=outcome.fence, attempt=outcome.attempt)
-        if outcome.error is not None or (kind is not _FINISHED and kind is not _REPLAYED):
-            return
+        if outcome.error is None and (kind is _FINISHED or kind is _REPLAYED):
+            self._keep(job, outcome.body, outcome.attempt, outcome.fence, outcome.expires_in)
+
+    def finish(self, job: Job, grant: Grant, returned: Returned) -> Result[Any]:
+        """What `record` and `conclude` make of a run that ended as usual: the store has taken its
+        finish, and what it returned is exact."""
+        attempt, fence, keeps = grant.attempt, grant.fence, job.policy.times.keep
+        if self.events.subscribers:
+            self.events.emit(_FINISHED, job.identity, job.started_at, fence, attempt)
+        self._keep(job, returned.body, attempt, fence, keeps)
+        return from_fields(Result, (returned.raw, False, attempt, fence, keeps / SECOND))
+
+    def _keep(self, job: Job, body: bytes, attempt: int, fence: int, keeps: int) -> None:
         # Counted from before the run, so that no entry outlives its record.
-        started_at, keeps = job.started_at, outcome.expires_in
+        started_at = job.started_at
+        valid = keeps if keeps < CACHE_AGE_MAX_US else CACHE_AGE_MAX_US
+        id, _, fingerprint = job.claim[:3]
         self.cache.put(
             (job.scope, job.operation, job.key),
-            (
-                job.claim.id,
-                job.claim.fingerprint,
-                outcome.body,
-                outcome.attempt,
-                outcome.fence,
-                started_at + (keeps if keeps < CACHE_AGE_MAX_US else CACHE_AGE_MAX_US),
-                started_at + keeps,
-            ),
+            (id, fingerprint, body, attempt, fence, started_at + valid, started_at + keeps),
         )
 
     # --- recovery -----------------------------------------------------------------------------

@@ -242,6 +242,8 @@ class JobFactory:
         when it was opened. Must be called between the claim and the body."""
         monitor = self._monitor
         current = monitor.current()
+        if current is self.guarantee and current is monitor.reported:
+            return None
         if current is not monitor.reported:
             monitor.report(current)
         if current.level >= self.guarantee.level:

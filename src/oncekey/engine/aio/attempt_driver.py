@@ -56,6 +56,7 @@ from oncekey.engine.context import enter as enter_body
 from oncekey.engine.context import leave as leave_body
 from oncekey.engine.jobs import Job, JobFactory
 from oncekey.engine.progress import NOTHING
+from oncekey.engine.results import Result
 from oncekey.engine.runner_base import (
     RunnerBase,
     flow_of,
@@ -119,9 +120,10 @@ class AsyncDriver(RunnerBase):
 
     async def _attempt(
         self, progress: AsyncProgress, job: Job, body: AsyncBody[Any], state: LoopState
-    ) -> AttemptOutcome | None:
+    ) -> AttemptOutcome | Result[Any] | None:
         """The usual way of an attempt, without its flow: claimed, returned, finished. If anything
-        else happens, the flow gets the results so far and goes on."""
+        else happens, the flow gets the results so far and goes on. A result is recorded already, an
+        outcome is not."""
         claim, shared, send_now = job.claim, state.shared, self._send_now
         sent: Sent | None = None
         try:
@@ -151,6 +153,8 @@ class AsyncDriver(RunnerBase):
             if type(answer) is Done:
                 progress.stored = finish, finish_sent_at
                 progress.ended = True
+                if ended.exact:
+                    return self._outcomes.finish(job, grant, ended)
                 return finished(grant, job.policy.times, ended)
             results.append(CommandResult(answer, finish_sent_at, self._clock.now()))
         results.insert(0, CommandResult(reply, sent_at, sent_at))

@@ -93,7 +93,7 @@ def end_body(progress: AsyncProgress, attempt: AttemptBase) -> None:
     """The body has ended. Done again after an interruption, this changes nothing."""
     assert progress.loop_state is not None
     progress.loop_state.heartbeat.forget(attempt)
-    attempt._close()
+    attempt._closed = True
     enter(progress.outer)
     task = progress.attempt_task
     while task is not None and task.cancelling():

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from oncekey.core.commands import Look, Resolve, Seen
 from oncekey.core.effects import (
@@ -43,7 +43,7 @@ from oncekey.engine.runner_base import (
 )
 
 T = TypeVar("T")
-Done = asyncio.Future[AttemptOutcome | None]
+Done = asyncio.Future[AttemptOutcome | Result[Any] | None]
 
 
 class AsyncRunner(AsyncDriver):
@@ -71,13 +71,15 @@ class AsyncRunner(AsyncDriver):
             task = start_task(loop, self._run_in_task(job, body, progress, state, done))
             if not task.done():
                 state.tasks.add(task)
-            outcome = await done
+            ended = await done
         except BaseException:
             progress.is_abandoned = True
             raise
-        if outcome is None:
+        if type(ended) is AttemptOutcome:
+            return conclude(job, ended)
+        if ended is None:
             raise asyncio.CancelledError  # it was waiting for another attempt at the shutdown
-        return conclude(job, outcome)
+        return cast(Result[T], ended)
 
     async def _run_in_task(
         self,
@@ -92,10 +94,11 @@ class AsyncRunner(AsyncDriver):
         try:
             progress.attempt_task = asyncio.current_task()
             engine = self.engine()  # held: else a caller that leaves could drop it while this runs
-            outcome = await self._attempt(progress, job, body, state)
-            self._record(job, outcome)
+            ended = await self._attempt(progress, job, body, state)
+            if type(ended) is AttemptOutcome:
+                self._record(job, ended)
             if not done.done():
-                done.set_result(outcome)
+                done.set_result(ended)
         except GeneratorExit:
             raise  # its loop is gone: nothing can be awaited any more
         except BaseException as error:

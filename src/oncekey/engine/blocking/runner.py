@@ -123,11 +123,11 @@ class Runner(RunnerBase):
         progress = Progress(job, entered())
         if self._transaction is not None:
             with HeldConnection(self._connection, threading.get_ident()):
-                outcome = self._drive(progress, job, body, None, [])
+                ended: AttemptOutcome | Result[T] = self._drive(progress, job, body, None, [])
         else:
             shared = self._shared
             try:
-                outcome = self._attempt(progress, job, body, shared)
+                ended = self._attempt(progress, job, body, shared)
             except BaseException:
                 # Interrupted (Ctrl-C), or the user's `recover` raised. That goes to the caller,
                 # but the key is closed first.
@@ -138,8 +138,10 @@ class Runner(RunnerBase):
                 raise
             finally:
                 shared.end(progress)
-        self._outcomes.record(job, outcome)
-        return conclude(job, outcome)
+        if type(ended) is AttemptOutcome:
+            self._outcomes.record(job, ended)
+            return conclude(job, ended)
+        return cast(Result[T], ended)
 
     def look(self, id: bytes) -> Seen:
         reply = self.apply(Look(id)).reply
@@ -168,9 +170,10 @@ class Runner(RunnerBase):
 
     def _attempt(
         self, progress: Progress, job: Job, body: Body[Any], shared: SharedClaims
-    ) -> AttemptOutcome:
+    ) -> AttemptOutcome | Result[Any]:
         """The usual way of an attempt, without its flow: claimed, returned, finished. If anything
-        else happens, the flow gets the results so far and goes on."""
+        else happens, the flow gets the results so far and goes on. A result is recorded already, an
+        outcome is not."""
         claim = job.claim
         sent: Sent | None = None
         try:
@@ -196,6 +199,8 @@ class Runner(RunnerBase):
             if type(answer) is Done:
                 progress.stored = finish, finish_sent_at
                 progress.ended = True
+                if ended.exact:
+                    return self._outcomes.finish(job, grant, ended)
                 return finished(grant, job.policy.times, ended)
             results.append(CommandResult(answer, finish_sent_at, self._clock.now()))
         results.insert(0, CommandResult(reply, sent_at, sent_at))
@@ -328,7 +333,7 @@ class Runner(RunnerBase):
         """The body has ended. Done again after an interruption, this changes nothing."""
         self._running.remove(attempt)
         self._heartbeat.forget(attempt)
-        attempt._close()
+        attempt._closed = True
         enter(progress.outer)
 
     def _body_result(self, progress: Progress, attempt: AttemptBase, job: Job) -> Returned | Raised:
