@@ -192,8 +192,7 @@ def by_the_flow(job: Job, script: Script, clock: StillClock, body: Callable[[], 
         try:
             effect = flow.send(result)
         except StopIteration as stop:
-            outcome: AttemptOutcome = stop.value
-            break
+            return script.sent, begun, *_ended(job, script, grants, stop.value)
         if isinstance(effect, Sleep):
             result = clock.now()
         elif isinstance(effect, Grant):
@@ -211,19 +210,25 @@ def by_the_flow(job: Job, script: Script, clock: StillClock, body: Callable[[], 
             assert command is not None
             sent_at = clock.now()
             result = CommandResult(script(command), sent_at, clock.now())
+
+
+def _ended(
+    job: Job, script: Script, grants: Sequence[Grant], outcome: AttemptOutcome
+) -> tuple[list[EventKind], Any]:
+    """The events of an outcome, and what its caller gets."""
     kinds = [EventKind.TAKEOVER if grants[0].taken_over else EventKind.CLAIMED] if grants else []
     kinds.append(outcome.kind)
     if outcome.unrecorded:
         kinds.append(EventKind.UNRECORDED)
     if outcome.deferred is not None:
         script(outcome.deferred)
-    return script.sent, begun, kinds, ending(lambda: conclude(job, outcome))
+    return kinds, ending(lambda: conclude(job, outcome))
 
 
 # --- the engines ----------------------------------------------------------------------------------
 
 
-def by_threads(make: Callable[[Any], Job], scripted: Any, body: Callable[[], Any]) -> Course:
+def by_threads(job: Job, scripted: Any, body: Callable[[], Any]) -> Course:
     clock, script, store = scripted
     begun: list[Grant] = []
     kinds: list[EventKind] = []
@@ -234,13 +239,12 @@ def by_threads(make: Callable[[Any], Job], scripted: Any, body: Callable[[], Any
 
     with Once(store, clock=clock) as once:
         once.subscribe(lambda event: kinds.append(event.kind))
-        job = make(once)
         ended = ending(lambda: once._runner.run(job, run))
     return script.sent, begun, kinds, ended
 
 
 def by_tasks(store_type: type[AsyncMemoryStore]) -> Callable[..., Course]:
-    def run_all(make: Callable[[Any], Job], scripted: Any, body: Callable[[], Any]) -> Course:
+    def run_all(job: Job, scripted: Any, body: Callable[[], Any]) -> Course:
         clock, script, store = scripted
         begun: list[Grant] = []
         kinds: list[EventKind] = []
@@ -252,7 +256,7 @@ def by_tasks(store_type: type[AsyncMemoryStore]) -> Callable[..., Course]:
         async def main() -> Any:
             async with AsyncOnce(store_type(store), clock=clock) as once:
                 once.subscribe(lambda event: kinds.append(event.kind))
-                return await once._runner.run(make(once), run)
+                return await once._runner.run(job, run)
 
         ended = ending(lambda: asyncio.run(main()))
         return script.sent, begun, kinds, ended
@@ -283,7 +287,7 @@ def test_i1_an_engine_sends_what_the_flow_yields(engine: str, arguments: bytes, 
 
         clock, script, _ = scripted()
         expected = by_the_flow(job, script, clock, body)
-        got = ENGINES[engine](lambda once, job=job: job, scripted(), body)
+        got = ENGINES[engine](job, scripted(), body)
         case = f"{claimed} {body.__name__} {finished}"
         assert _plain(got[0]) == _plain(expected[0]), case
         assert got[1:] == expected[1:], case

@@ -311,7 +311,7 @@ class AsyncDriver(RunnerBase):
         self._running.remove(attempt)
         end_body(progress, attempt)
         result = body_result(progress, attempt, job)
-        cancelled = isinstance(result, Raised) and isinstance(result.error, asyncio.CancelledError)
+        cancelled = type(result) is Raised and isinstance(result.error, asyncio.CancelledError)
         return Overtaken() if cancelled and attempt._lost else result  # the cancellation was ours
 
     # --- in the caller's transaction ----------------------------------------------------------

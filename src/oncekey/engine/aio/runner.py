@@ -70,6 +70,7 @@ class AsyncRunner(AsyncDriver):
         try:
             task = start_task(loop, self._run_in_task(job, body, progress, state, done))
             if not task.done():
+                progress.attempt_task = task
                 state.tasks.add(task)
             ended = await done
         except BaseException:
@@ -92,7 +93,8 @@ class AsyncRunner(AsyncDriver):
         """The attempt's task, from claim to outcome; sets `done` if its caller still waits."""
         engine: object = None
         try:
-            progress.attempt_task = asyncio.current_task()
+            if progress.attempt_task is None:  # it was started at once
+                progress.attempt_task = asyncio.current_task()
             engine = self.engine()  # held: else a caller that leaves could drop it while this runs
             ended = await self._attempt(progress, job, body, state)
             if type(ended) is AttemptOutcome:
