@@ -158,10 +158,8 @@ class Outcomes:
 
     def finish(self, job: Job, grant: Grant, returned: Returned) -> Result[Any]:
         """What `record` and `conclude` make of a run that ended as usual: the store has taken its
-        finish, and what it returned is exact."""
+        finish, what it returned is exact, and nobody listens."""
         attempt, fence, keeps = grant.attempt, grant.fence, job.policy.times.keep
-        if self.events.subscribers:
-            self.events.emit(_FINISHED, job.identity, job.started_at, fence, attempt)
         self._keep(job, returned.body, attempt, fence, keeps)
         return from_fields(Result, (returned.raw, False, attempt, fence, keeps / SECOND))
 

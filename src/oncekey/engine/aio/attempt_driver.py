@@ -153,7 +153,7 @@ class AsyncDriver(RunnerBase):
             if type(answer) is Done:
                 progress.stored = finish, finish_sent_at
                 progress.ended = True
-                if ended.exact:
+                if ended.exact and not self._events.subscribers:
                     return self._outcomes.finish(job, grant, ended)
                 return finished(grant, job.policy.times, ended)
             results.append(CommandResult(answer, finish_sent_at, self._clock.now()))
