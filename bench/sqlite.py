@@ -27,7 +27,7 @@ from exactly_once.stores.sqlite import SQLiteStore as PeerStore
 
 from bench.figures import Ratio, Report, Timing, in_turns, per_operation
 from oncekey import Once
-from oncekey.engine.blocking.runner import one_by_one
+from oncekey.engine.runner_base import one_by_one
 from oncekey.stores.sqlite.program import QUERIES
 
 THREADS = 64
@@ -140,8 +140,8 @@ def _unbatched(path: Path) -> Once:
     """oncekey with the coalescer taken out: every command is its own commit."""
     once = Once(f"sqlite:///{path}")
     once._runner._coalesce = False
-    once._runner.apply = one_by_one(once._store.apply, once._runner._clock.now)
-    once._runner._shared._send = once._runner.apply
+    once._runner._send = one_by_one(once._store.apply, once._runner._clock.now)
+    once._runner._shared._send = once._runner._send
     return once
 
 

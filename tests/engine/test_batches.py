@@ -13,13 +13,12 @@ from typing import Any
 import pytest
 
 from oncekey.core.commands import Claim, Command, Done, Finish, Look, Release, Renew, Reply
-from oncekey.core.effects import CommandResult
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.policy import Policy
 from oncekey.core.record import State
 from oncekey.engine.aio.coalescer import AsyncCoalescer
 from oncekey.engine.aio.once import AsyncOnce
-from oncekey.engine.batch import BATCH_BYTES_MAX, BATCH_MAX, CLAIMS_PART
+from oncekey.engine.batch import BATCH_BYTES_MAX, BATCH_MAX, CLAIMS_PART, Sent
 from oncekey.engine.blocking.coalescer import Coalescer
 from oncekey.engine.blocking.once import Once
 from oncekey.stores.memory import AsyncMemoryStore, MemoryStore
@@ -80,28 +79,28 @@ def send(
     todo: Sequence[Todo],
     fails: Callable[[Sequence[Command]], Exception | None] = lambda commands: None,
     **options: Any,
-) -> tuple[list[list[Command]], list[CommandResult]]:
+) -> tuple[list[list[Command]], list[Sent]]:
     """The batches of many commands that queued up behind one, and each one's result."""
     store = Held(fails)
     if kind == "threads":
         coalescer = Coalescer(store.apply, **options)
         with ThreadPoolExecutor(len(todo) + 1) as pool:
-            pool.submit(coalescer.apply, Look(b"first"))
+            pool.submit(coalescer.send, Look(b"first"))
             wait_until_true(lambda: len(store.batches) == 1)
             futures = []
             for count, (command, deadline) in enumerate(todo, 1):
-                futures.append(pool.submit(coalescer.apply, command, deadline))
+                futures.append(pool.submit(coalescer.send, command, deadline))
                 wait_until_true(lambda: len(coalescer._queue) == count)  # noqa: B023
             store.gate.set()
             answers = [future.result(TIMEOUT_SECONDS) for future in futures]
             return store.batches[1:], answers
 
-    async def main() -> list[CommandResult]:
+    async def main() -> list[Sent]:
         coalescer = AsyncCoalescer(store.apply_async, **options)
-        tasks = [asyncio.create_task(coalescer.apply(Look(b"first"), lambda: None))]
+        tasks = [asyncio.create_task(coalescer.send(Look(b"first"), lambda: None))]
         await yield_until(lambda: len(store.batches) == 1)
         for command, deadline in todo:
-            tasks.append(asyncio.create_task(coalescer.apply(command, lambda: None, deadline)))
+            tasks.append(asyncio.create_task(coalescer.send(command, lambda: None, deadline)))
         await yield_until(lambda: len(coalescer._queue) == len(todo))
         store.gate.set()
         return (await asyncio.gather(*tasks))[1:]
@@ -154,7 +153,7 @@ def test_a_batch_is_bounded_by_bytes(kind: str) -> None:
     assert [number_of(one) for batch in batches for one in batch] == list(range(276)), (
         "nearest to its deadline first"
     )
-    assert all(type(answer.reply) is Done for answer in answers)
+    assert all(type(reply) is Done for reply, _ in answers)
 
 
 @both
@@ -175,7 +174,7 @@ def test_batches_after_a_timeout_are_smaller(kind: str) -> None:
     todo: list[Todo] = [(finish(number), number) for number in range(120)]
     batches, answers = send(kind, todo, fails, most=64)
     assert [len(batch) for batch in batches[:4]] == [64, 32, 16, 8]
-    kinds = [type(answer.reply) for answer in answers]
+    kinds = [type(reply) for reply, _ in answers]
     assert kinds.count(StoreUnavailable) == 64 + 32 + 16
 
 

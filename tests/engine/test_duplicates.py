@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from tests.engine.engine_parts import parts_with
 
-from oncekey.core.commands import Busy, Claim, Claimed, Done, Finish, Mismatched, Replay, Unknown
-from oncekey.core.effects import CommandResult
+from oncekey.core.commands import Busy, Claim, Claimed, Finish, Mismatched, Replay, Unknown
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.policy import Policy
 from oncekey.core.record import State
@@ -236,19 +235,15 @@ def held(number: int) -> Progress:
 
 def test_i3_the_outcome_for_duplicates_is_the_stored_one_and_never_outlives_its_record() -> None:
     progress = held(2)
-    assert outcome_of(progress) is None
-    progress.finish = Finish(ID, b"a", 7, State.FAILED, b"error")
-    progress.finish_result = CommandResult(StoreUnavailable("gone"), 0, 5)
-    assert outcome_of(progress) is None
-    progress.finish_result = CommandResult(Done(), 10, 40)
-    assert outcome_of(progress) == Replay(State.FAILED, b"error", 2, 7, 1_000_000 - 30)
+    assert outcome_of(progress, 5) is None
+    progress.stored = Finish(ID, b"a", 7, State.FAILED, b"error"), 10
+    assert outcome_of(progress, 40) == Replay(State.FAILED, b"error", 2, 7, 1_000_000 - 30)
 
 
 def test_an_attempt_that_ended_unknown_has_no_outcome_for_its_duplicates() -> None:
     progress = held(1)
-    progress.finish = Finish(ID, b"a", 7, State.UNKNOWN, b"")
-    progress.finish_result = CommandResult(Done(), 0, 0)
-    assert outcome_of(progress) is None
+    progress.stored = Finish(ID, b"a", 7, State.UNKNOWN, b""), 0
+    assert outcome_of(progress, 0) is None
 
 
 # --- between two steps of another thread ----------------------------------------------------------

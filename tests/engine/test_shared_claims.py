@@ -71,6 +71,7 @@ class Duplicated:
         inner = getattr(self.once, "inner", self.once)
         if isinstance(inner, Once):
             return inner._runner._shared.duplicates
+        wait_until_true(lambda: bool(inner._runner._loop_states))  # its first call may not be there
         (state,) = inner._runner._loop_states.values()
         found: Duplicates = state.shared.duplicates
         return found

@@ -45,24 +45,23 @@ def _mutant(
     return Mutant(number, name, module, (Edit(old, new),), where, breaks)
 
 
-_OWNS = "not _owns(record, command.owner, command.fence)"
+_OWNS = "record.owner != owner or record.fence != fence"
 _AGAIN = (
-    "    if record.state != PENDING and (record.state != UNKNOWN or command.state == UNKNOWN):\n"
+    "    if before != PENDING and (before != UNKNOWN or state == UNKNOWN):\n"
     "        # The same owner again"
 )
 
 MUTANTS = (
     _mutant(
         "m1", "finish without owner check", state_machine,
-        f"if record is None or {_OWNS}:\n        return _LOST\n{_AGAIN}",
-        f"if record is None:\n        return _LOST\n{_AGAIN}",
+        f"if record is None or {_OWNS}:", "if record is None:",
         "fenced, three attempts", "I2",
     ),
     Mutant(
         "m2", "finish without state check", state_machine,
         (
             Edit(_AGAIN, "    if False:\n        # The same owner again"),
-            Edit("_ENDED[record.state, command.state]", "command.state"),
+            Edit("_ENDED[before, state]", "state"),
         ),
         "at most once, lost and late", "I2",
     ),
@@ -93,7 +92,8 @@ MUTANTS = (
     ),
     _mutant(
         "m7", "per-row fence counter", state_machine,
-        "return max((record.fence if record is not None else floor) + 1, now)",
+        "above = (record.fence if record is not None else floor) + 1\n"
+        "    return above if above > now else now",
         "return record.fence + 1 if record is not None else 1",
         "generations: expiry and sweep", "I6",
     ),
@@ -117,8 +117,7 @@ MUTANTS = (
     ),
     _mutant(
         "m12", "deadline from the reply", attempt_flow,
-        "deadline = result.sent_at + claim.lease",
-        "deadline = result.at + claim.lease",
+        "granted(claim, reply, result.sent_at)", "granted(claim, reply, result.at)",
         "fenced, three attempts", "I5",
     ),
 )  # fmt: skip
@@ -138,7 +137,8 @@ MORE = (
     ),
     _mutant(
         "x3", "finish that forgets the body", state_machine,
-        "finished_at=now,\n        body=command.body,", "finished_at=now,",
+        "record.ended(_ENDED[before, state], now, body)",
+        'record.ended(_ENDED[before, state], now, b"")',
         "at most once, three attempts", "I4",
     ),
     _mutant(
@@ -186,8 +186,8 @@ MORE = (
     ),
     _mutant(
         "x12", "a late finish gets Done for what recovery decided", state_machine,
-        "return _DONE if record.state == command.state and same else _refuse_late(record, command)",
-        "return _DONE if record.state == command.state else _refuse_late(record, command)",
+        "return _DONE if before == state and same else _refuse_late(record, command)",
+        "return _DONE if before == state else _refuse_late(record, command)",
         "recovery", "I4",
     ),
     _mutant(
@@ -198,22 +198,21 @@ MORE = (
     ),
     _mutant(
         "x14", "anybody finishes what was given up", state_machine,
-        f"if record is None or {_OWNS}:\n        return _LOST\n{_AGAIN}",
-        f"if record is None or (record.state != UNKNOWN and {_OWNS}):\n"
-        f"        return _LOST\n{_AGAIN}",
+        f"if record is None or {_OWNS}:",
+        f"if record is None or (record.state != UNKNOWN and ({_OWNS})):",
         "retry-safe and not, mixed", "I2",
     ),
     Mutant(
         "x15", "a late finish over what recovery decided", state_machine,
         (
-            Edit(_AGAIN, "    if record.state == command.state:\n        # The same owner again"),
-            Edit("_ENDED[record.state, command.state]", "command.state"),
+            Edit(_AGAIN, "    if before == state:\n        # The same owner again"),
+            Edit("_ENDED[before, state]", "state"),
         ),
         "recovery", "I2",
     ),
     _mutant(
         "x16", "a late owner's result is refused", state_machine,
-        "(record.state != UNKNOWN or command.state == UNKNOWN)", "True",
+        "(before != UNKNOWN or state == UNKNOWN)", "True",
         "at most once, heartbeat", "I14",
     ),
     _mutant(

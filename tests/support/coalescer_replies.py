@@ -11,13 +11,13 @@ from oncekey.engine.blocking.coalescer import Coalescer
 
 
 def reply_of(coalescer: Coalescer, command: Command) -> Reply:
-    return _raised(coalescer.apply(command).reply)
+    return _raised(coalescer.send(command)[0])
 
 
 async def async_reply_of(
     coalescer: AsyncCoalescer, command: Command, interrupted: Callable[[], None]
 ) -> Reply:
-    return _raised((await coalescer.apply(command, interrupted)).reply)
+    return _raised((await coalescer.send(command, interrupted))[0])
 
 
 def _raised(reply: Reply | StoreUnavailable) -> Reply:

@@ -13,6 +13,10 @@
 `close()` is what follows the body, by itself, for an attempt whose driver was interrupted. How an
 unknown key is decided is in recovery.py.
 
+The usual way has no generator: `granted`, `finish_of` and `finished` are what the flow yields and
+returns for a claim, a body and a finish that went well. A driver may call them itself. Whatever
+else happens, it gives a new flow the results it has, and performs what that yields next.
+
 A driver performs each effect (see effects.py) and sends its result back. Failures come back as
 values too: nothing is thrown into a generator, so an abandoned generator is exactly a crash, and
 the lease recovers it. Nothing waits between two yields, so no cancellation can tear a decision.
@@ -62,14 +66,13 @@ from oncekey.core.errors import LeaseLost, NotStarted, StoreUnavailable, Termina
 from oncekey.core.events import EventKind
 from oncekey.core.late_owner import (
     LATE_TRIES,
-    grace_left,
     may_still_finish,
     release_unstarted,
     too_slow,
 )
 from oncekey.core.policy import PolicyTimes
 from oncekey.core.record import State
-from oncekey.core.recovery import recover
+from oncekey.core.recovery import decide_unknown
 from oncekey.core.step_flow import RETRY_FIRST_US, RETRY_MAX_US, save
 from oncekey.core.step_format import ARGUMENTS
 
@@ -85,6 +88,32 @@ _FINISHED, _REPLAYED, _SUCCEEDED = EventKind.FINISHED, EventKind.REPLAYED, State
 Flow = Generator[Effect, Any, AttemptOutcome]
 
 
+# --- the usual way: claimed, returned, finished ------------------------------------------------
+
+
+def granted(claim: Claim, claimed: Claimed, sent_at: int) -> Grant:
+    """What follows from the reply that the key is claimed: the body may run."""
+    fence, attempt, steps, taken_over = claimed[:]
+    # The store's lease began after the claim was sent, so counting from the sending makes the owner
+    # stop first (I5).
+    return Grant(claim, fence, attempt, sent_at + claim.lease, steps, taken_over)
+
+
+def finish_of(grant: Grant, returned: Returned) -> Finish:
+    """The command that stores what the body returned."""
+    id, owner = grant.claim[:2]
+    return from_fields(Finish, (id, owner, grant.fence, _SUCCEEDED, returned.body))
+
+
+def finished(grant: Grant, times: PolicyTimes, returned: Returned) -> AttemptOutcome:
+    """The outcome of an attempt whose finish the store has taken."""
+    attempt, fence, body = grant.attempt, grant.fence, returned.body
+    return AttemptOutcome(_FINISHED, body, _SUCCEEDED, attempt, fence, times.keep, returned)
+
+
+# --- the flow ------------------------------------------------------------------------------------
+
+
 def attempt(
     claim: Claim, times: PolicyTimes, recoverable: bool = False, arguments: bytes = b""
 ) -> Flow:
@@ -96,7 +125,7 @@ def attempt(
     3.  Busy: wait and claim again, until the policy's `wait` is over. In a caller's transaction
         there is no waiting: the other attempt could not end while this one holds the lock.
     4.  Mismatched: the key belongs to another request.
-    5.  Unknown: claim again if `recover` has decided the key, see `_decide_unknown`.
+    5.  Unknown: claim again if `recover` has decided the key, see `decide_unknown`.
     6.  StoreUnavailable: nothing has run.
     7.  Lost: this very claim was released before, and its copy came late.
     """
@@ -113,12 +142,7 @@ def attempt(
             first_sent = result.sent_at
         reply = result.reply
         if isinstance(reply, Claimed):
-            # The store's lease began after the claim was sent, so counting from the sending makes
-            # the owner stop first (I5).
-            deadline = result.sent_at + claim.lease
-            grant = Grant(
-                claim, reply.fence, reply.attempt, deadline, reply.steps, reply.taken_over
-            )
+            grant = granted(claim, reply, result.sent_at)
             if arguments and not any(step.name == ARGUMENTS for step in reply.steps):
                 refused = yield from _store_arguments(grant, arguments)
                 if refused is not None:
@@ -139,7 +163,7 @@ def attempt(
             pause = min(pause * POLL_GROWTH_PERCENT // 100, POLL_MAX_US)
         elif isinstance(reply, Unknown):
             grace = times.recover_grace
-            decided = yield from _decide_unknown(claim, reply, recoverable, grace, left)
+            decided = yield from decide_unknown(claim, reply, recoverable, grace, left)
             if isinstance(decided, AttemptOutcome):
                 return decided
             recoverable = decided is State.UNKNOWN
@@ -191,36 +215,6 @@ def _claim_again(
         deferred = yield from release_unstarted(claim.id, claim.owner, None)
         return result, deferred
     return result, None
-
-
-def _decide_unknown(
-    claim: Claim, reply: Unknown, may_recover: bool, grace_us: int, wait_left: int
-) -> Generator[Effect, Any, AttemptOutcome | State]:
-    """What to do about a key whose owner died: the caller's outcome, or the state `recover` has
-    given the key, after which it is claimed again.
-
-    1.  The owner is this very attempt, whose reply was lost for longer than its lease: nothing
-        ran, so the claim is released.
-    2.  There is no `recover`, or it cannot tell: the outcome is unknown.
-    3.  `recover` says that nothing happened while the dead owner may still act: wait until its
-        grace is over if the caller waits that long, and claim again.
-    4.  `recover` has decided.
-    """
-    record = reply.record
-    if record.owner == claim.owner:
-        deferred = yield from release_unstarted(claim.id, claim.owner, record.fence)
-        return too_slow(deferred)
-    grace = grace_left(record, reply.now, grace_us)
-    decided = None
-    if may_recover:
-        decided = yield from recover(record, grace_over=grace == 0)
-    if decided is None:
-        return AttemptOutcome(EventKind.UNKNOWN, fence=record.fence)
-    if decided is State.UNKNOWN:
-        if wait_left < grace:
-            return AttemptOutcome(EventKind.IN_FLIGHT, retry_after=grace)
-        yield Sleep(grace, watch=claim.id, most=grace)
-    return decided
 
 
 def _renew_and_start(
@@ -275,12 +269,8 @@ def close(grant: Grant, times: PolicyTimes, ended: object) -> Flow:
     itself for an attempt whose driver was interrupted."""
     command: Finish | Release
     if isinstance(ended, Returned):
-        body = ended.body
-        attempt, fence = grant.attempt, grant.fence
-        id, owner = grant.claim[:2]
-        command = from_fields(Finish, (id, owner, fence, _SUCCEEDED, body))
-        keep = times.keep
-        outcome = AttemptOutcome(_FINISHED, body, _SUCCEEDED, attempt, fence, keep, ended)
+        command = finish_of(grant, ended)
+        outcome = finished(grant, times, ended)
     elif isinstance(ended, Raised):
         command = closing_command(grant, times, ended.error)
         outcome = AttemptOutcome(

@@ -90,16 +90,18 @@ class JSONCodec:
         self._scan: Callable[[str, int], tuple[Any, int]] = vars(json.JSONDecoder())["scan_once"]
 
     def dump(self, value: Any, /) -> bytes:
-        return self.dump_exactly(value)[0]
-
-    def dump_exactly(self, value: Any) -> tuple[bytes, bool]:
-        """The bytes, and whether reading them gives an equal value for certain. Of a dict or a list
-        that is not certain: whoever holds it may change it before it is returned."""
         text = self._encode(value)
-        if type(value) in SCALARS:
-            return text.encode("utf-8"), True
         refuse_nontext_keys(value)
-        return text.encode("utf-8"), False
+        return text.encode("utf-8")
+
+    def pack_and_load(self, value: Any) -> tuple[bytes, Any]:
+        """The value in its envelope, and what reading that gives. Of a dict or a list that is a
+        copy: whoever holds the first one may change it before it is returned."""
+        text = self._encode(value)
+        if type(value) not in SCALARS:
+            refuse_nontext_keys(value)
+            value = self._scan(text, 0)[0]
+        return PLAIN_HEAD + text.encode("utf-8"), value
 
     def load(self, data: bytes, /) -> Any:
         text = data.decode("utf-8")
@@ -174,15 +176,7 @@ def codec_for(choice: Any) -> Codec:
 
 def pack_value(codec: Codec, value: Any) -> bytes:
     """A value in its envelope. Raises what the codec raises (TypeError, ValueError)."""
-    return pack_exactly(codec, value)[0]
-
-
-def pack_exactly(codec: Codec, value: Any) -> tuple[bytes, bool]:
-    """The same, and whether reading the envelope gives an equal value for certain."""
-    if type(codec) is JSONCodec:
-        data, is_exact = codec.dump_exactly(value)
-        return PLAIN_HEAD + data, is_exact
-    return head_of(codec) + codec.dump(value), getattr(codec, "exact", False) is True
+    return head_of(codec) + codec.dump(value)
 
 
 def pack_bytes(name: str, data: bytes) -> bytes:

@@ -76,7 +76,7 @@ class Grant:
 class Returned:
     """The packed value of a body or a step. `deadline` is the owner's when it returned.
 
-    raw    the value itself, if it is `exact` or could not be kept
+    raw    the value itself if it could not be kept; the one for the caller if it is `exact`
     kept   False if the value could not be stored; then `body` is a tombstone
     exact  reading `body` gives a value that is equal to `raw`, so nobody has to
     """

@@ -26,18 +26,16 @@ def fingerprints(secret: bytes = b"") -> Callable[[Any], bytes]:
     that there is no request, and equals only None."""
     keyed = blake2b(digest_size=32, key=secret, person=_PERSON)
 
-    def digest(data: bytes) -> bytes:
-        hashed = keyed.copy()  # copying a hash costs less than making one
-        hashed.update(data)
-        return hashed.digest()
-
-    nothing = _PREFIX_NO_REQUEST + digest(b"j" + canonical(None))
+    without = keyed.copy()
+    without.update(b"j" + canonical(None))
+    nothing = _PREFIX_NO_REQUEST + without.digest()
 
     def of(request: Any) -> bytes:
         if request is None:
             return nothing
-        data = b"b" + request if type(request) is bytes else b"j" + canonical(request)
-        return _PREFIX + digest(data)
+        hashed = keyed.copy()  # copying a hash costs less than making one
+        hashed.update(b"b" + request if type(request) is bytes else b"j" + canonical(request))
+        return _PREFIX + hashed.digest()
 
     return of
 

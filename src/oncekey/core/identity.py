@@ -92,17 +92,19 @@ class Identities:
 
     def key_and_id(self, scope: str, operation: str, key: KeyLike) -> tuple[str, bytes]:
         """The key as text and the id of these parts, which are checked as in `identify`."""
-        plain = type(key) is str and 0 < len(key) <= KEY_MAX_CHARS and key.isprintable()
-        text = str(key) if plain else _required(key, operation)
+        if type(key) is str and 0 < len(key) <= KEY_MAX_CHARS and key.isprintable():
+            text = key
+        else:
+            text = _required(key, operation)
         if type(operation) is not str or operation not in self._operations:
             self._add_operation(operation)
         if type(scope) is not str or len(scope) > SCOPE_MAX_CHARS or not scope.isprintable():
             check_text("scope", scope, 0, SCOPE_MAX_CHARS)
         who, what, name = scope.encode(), operation.encode(), text.encode()
         # All lengths first, then the parts: only the same three parts give the same bytes (I8).
-        data = _three_lengths(len(who), len(what), len(name)) + who + what + name
+        lengths = _three_lengths(len(who), len(what), len(name))
         digest = self._id_hash.copy()
-        digest.update(data)
+        digest.update(b"".join((lengths, who, what, name)))
         return text, digest.digest()
 
     def _add_operation(self, operation: str) -> None:

@@ -13,6 +13,9 @@ from typing import Any, Final
 
 Encode = Callable[[Any], str]
 
+# What JSON gives back unchanged, and nobody can change meanwhile.
+SCALARS: Final = frozenset((str, int, float, bool, type(None)))
+
 
 def make_encode(*, sort_keys: bool, ensure_ascii: bool, default: Callable[[Any], Any]) -> Encode:
     """A function that encodes compactly and refuses NaN and infinities."""
@@ -46,15 +49,11 @@ def refuse_nontext_keys(value: Any) -> None:
     """Raise TypeError for a dict key that is not text: JSON would turn the key 1 into "1"."""
     if isinstance(value, dict):
         for key, item in value.items():
-            if not isinstance(key, str):
+            if type(key) is not str and not isinstance(key, str):
                 raise TypeError(f"dict key {key!r} is not text and would change in JSON")
-            if isinstance(item, (dict, list, tuple)):
+            if type(item) not in SCALARS:
                 refuse_nontext_keys(item)
     elif isinstance(value, (list, tuple)):
         for item in value:
-            if isinstance(item, (dict, list, tuple)):
+            if type(item) not in SCALARS:
                 refuse_nontext_keys(item)
-
-
-# What JSON gives back unchanged, and nobody can change meanwhile.
-SCALARS: Final = frozenset((str, int, float, bool, type(None)))

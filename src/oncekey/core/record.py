@@ -104,13 +104,15 @@ class Record(NamedTuple):
             return self.lease_until + self.keep + self.audit
         return self.audit_until
 
-    def ended(self, *, state: State, finished_at: int, body: bytes = b"") -> Record:
+    def ended(self, state: State, finished_at: int, body: bytes) -> Record:
         """This record with its outcome. Made of its fields, because every operation ends here and
         `_replace` takes five times as long."""
-        id, _, fingerprint, owner, fence, attempt, retry_safe, created_at, lease_until = self[:9]
-        keep, audit, scope, label, key, steps = self[10:16]
+        (
+            id, _, fingerprint, owner, fence, attempt, retry_safe, created_at, lease_until, _,
+            keep, audit, scope, label, key, steps, _, note, keep_unknown,
+        ) = self[:]  # fmt: skip
         fields = (
             id, state, fingerprint, owner, fence, attempt, retry_safe, created_at, lease_until,
-            finished_at, keep, audit, scope, label, key, steps, body, self[17], self[18],
+            finished_at, keep, audit, scope, label, key, steps, body, note, keep_unknown,
         )  # fmt: skip
         return tuple.__new__(Record, fields)

@@ -1,5 +1,5 @@
-"""Recovery of an unknown key: what a `recover` function is given, what it may return, and the
-flow that decides the key by it.
+"""Recovery of an unknown key: what a `recover` function is given, what it may return, the flow that
+decides the key by it, and what an attempt does that finds its key unknown.
 
 Pure, like attempt_flow.py: the flow yields an effect to have `recover` called.
 """
@@ -11,9 +11,18 @@ from dataclasses import dataclass
 from typing import Any, Final
 from uuid import UUID
 
-from oncekey.core.commands import Lost, Resolve
-from oncekey.core.effects import CommandResult, Effect, Recover, Recovered, Sleep
+from oncekey.core.commands import Claim, Lost, Resolve, Unknown
+from oncekey.core.effects import (
+    AttemptOutcome,
+    CommandResult,
+    Effect,
+    Recover,
+    Recovered,
+    Sleep,
+)
 from oncekey.core.errors import ConfigurationError, InvalidKey, StoreUnavailable
+from oncekey.core.events import EventKind
+from oncekey.core.late_owner import grace_left, release_unstarted, too_slow
 from oncekey.core.notes import NOTE_MAX_CHARS
 from oncekey.core.record import Record, State
 from oncekey.core.step_format import StepStatus
@@ -125,3 +134,33 @@ def recover(record: Record, *, grace_over: bool = True) -> Generator[Effect, obj
             return found.state
         yield Sleep(RESOLVE_PAUSE_US)
     return None
+
+
+def decide_unknown(
+    claim: Claim, reply: Unknown, may_recover: bool, grace_us: int, wait_left: int
+) -> Generator[Effect, Any, AttemptOutcome | State]:
+    """What to do about a key whose owner died: the caller's outcome, or the state `recover` has
+    given the key, after which it is claimed again.
+
+    1.  The owner is this very attempt, whose reply was lost for longer than its lease: nothing
+        ran, so the claim is released.
+    2.  There is no `recover`, or it cannot tell: the outcome is unknown.
+    3.  `recover` says that nothing happened while the dead owner may still act: wait until its
+        grace is over if the caller waits that long, and claim again.
+    4.  `recover` has decided.
+    """
+    record = reply.record
+    if record.owner == claim.owner:
+        deferred = yield from release_unstarted(claim.id, claim.owner, record.fence)
+        return too_slow(deferred)
+    grace = grace_left(record, reply.now, grace_us)
+    decided = None
+    if may_recover:
+        decided = yield from recover(record, grace_over=grace == 0)
+    if decided is None:
+        return AttemptOutcome(EventKind.UNKNOWN, fence=record.fence)
+    if decided is State.UNKNOWN:
+        if wait_left < grace:
+            return AttemptOutcome(EventKind.IN_FLIGHT, retry_after=grace)
+        yield Sleep(grace, watch=claim.id, most=grace)
+    return decided

@@ -46,6 +46,7 @@ class StepOutcome(NamedTuple):
     lost        the attempt does not hold its key any more
     unrecorded  `error` is the store's: what it has of the step is not known
     called      the step's function was called, so its intent is stored
+    exact       reading `body` gives a value that is equal to `raw`
     """
 
     body: bytes = b""
@@ -55,6 +56,7 @@ class StepOutcome(NamedTuple):
     lost: bool = False
     unrecorded: bool = False
     called: bool = False
+    exact: bool = False
 
 
 def step(
@@ -112,7 +114,7 @@ def _save_result(grant: Grant, name: str, result: object) -> Generator[Effect, o
     refused = yield from save(done, result.deadline)
     if refused is not None:
         return refused
-    return StepOutcome(result.body, result.raw, result.kept)
+    return StepOutcome(result.body, result.raw, result.kept, exact=result.exact)
 
 
 def _probe(

@@ -59,7 +59,9 @@ class Store(Protocol):
 
     @property
     def immediate(self) -> bool:
-        """True if `apply` never waits (memory), so that batching would only cost."""
+        """True if `apply` never waits (memory), so that batching would only cost. An async store
+        may then have a plain method `apply_at_once` that does the same, to be called in its
+        place."""
 
     @property
     def max_in_flight(self) -> int:

@@ -12,8 +12,9 @@ from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any, Final, NamedTuple
 
 from oncekey.core import codec as codecs
-from oncekey.core.codec import Codec
-from oncekey.core.effects import AttemptOutcome, Recovered, Returned
+from oncekey.core.codec import Codec, JSONCodec, pack_value
+from oncekey.core.commands import from_fields
+from oncekey.core.effects import AttemptOutcome, Grant, Recovered, Returned
 from oncekey.core.errors import ConfigurationError, NotStarted
 from oncekey.core.events import EventKind
 from oncekey.core.identity import Identity, KeyLike
@@ -25,7 +26,7 @@ from oncekey.engine.event_bus import EventBus
 from oncekey.engine.jobs import Job, JobFactory
 from oncekey.engine.key_status import arguments_of, step_statuses
 from oncekey.engine.replay_cache import CACHE_AGE_MAX_US, Entry, Name, ReplayCache
-from oncekey.engine.results import Result, result_of
+from oncekey.engine.results import SECOND, Result, result_of
 
 # What a call gives that has not run a single line yet. None of these types can be subclassed.
 _FINISHED, _REPLAYED = EventKind.FINISHED, EventKind.REPLAYED
@@ -55,7 +56,12 @@ def not_run(job: Job, value: object, what: str = "the body") -> BodyNotRun:
 def pack(codec: Codec, policy: Policy, value: Any, deadline: int) -> Returned:
     """The body's value as bytes, or a tombstone if it cannot be kept."""
     try:
-        body, is_exact = codecs.pack_exactly(codec, value)
+        if type(codec) is JSONCodec:
+            body, loaded = codec.pack_and_load(value)
+            is_exact = True
+        else:
+            body, is_exact = pack_value(codec, value), getattr(codec, "exact", False) is True
+            loaded = value if is_exact else None
     except Exception as error:  # the codec may be the user's: whatever it raises, the body ran
         if _packs(codec, value):
             raise  # not the codec but a signal handler raised it
@@ -66,12 +72,12 @@ def pack(codec: Codec, policy: Policy, value: Any, deadline: int) -> Returned:
         reason = f"its answer has {len(body)} bytes, max_bytes is {policy.max_bytes}"
         body = codecs.pack_tombstone(reason, too_large=True)
         return Returned(body, deadline, value, kept=False)
-    return Returned(body, deadline, value, True, is_exact) if is_exact else Returned(body, deadline)
+    return Returned(body, deadline, loaded, True, is_exact)
 
 
 def _packs(codec: Codec, value: Any) -> bool:
     try:
-        codecs.pack_value(codec, value)
+        pack_value(codec, value)
     except Exception:
         return False
     return True
@@ -147,21 +153,24 @@ class Outcomes:
             emit(kind, fence=outcome.fence, attempt=outcome.attempt)
             if outcome.unrecorded:
                 emit(EventKind.UNRECORDED, fence=outcome.fence, attempt=outcome.attempt)
-        if outcome.error is not None or (kind is not _FINISHED and kind is not _REPLAYED):
-            return
+        if outcome.error is None and (kind is _FINISHED or kind is _REPLAYED):
+            self._keep(job, outcome.body, outcome.attempt, outcome.fence, outcome.expires_in)
+
+    def finish(self, job: Job, grant: Grant, returned: Returned) -> Result[Any]:
+        """What `record` and `conclude` make of a run that ended as usual: the store has taken its
+        finish, what it returned is exact, and nobody listens."""
+        attempt, fence, keeps = grant.attempt, grant.fence, job.policy.times.keep
+        self._keep(job, returned.body, attempt, fence, keeps)
+        return from_fields(Result, (returned.raw, False, attempt, fence, keeps / SECOND))
+
+    def _keep(self, job: Job, body: bytes, attempt: int, fence: int, keeps: int) -> None:
         # Counted from before the run, so that no entry outlives its record.
-        started_at, keeps = job.started_at, outcome.expires_in
+        started_at = job.started_at
+        valid = keeps if keeps < CACHE_AGE_MAX_US else CACHE_AGE_MAX_US
+        id, _, fingerprint = job.claim[:3]
         self.cache.put(
             (job.scope, job.operation, job.key),
-            (
-                job.claim.id,
-                job.claim.fingerprint,
-                outcome.body,
-                outcome.attempt,
-                outcome.fence,
-                started_at + (keeps if keeps < CACHE_AGE_MAX_US else CACHE_AGE_MAX_US),
-                started_at + keeps,
-            ),
+            (id, fingerprint, body, attempt, fence, started_at + valid, started_at + keeps),
         )
 
     # --- recovery -----------------------------------------------------------------------------

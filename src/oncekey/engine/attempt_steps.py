@@ -221,6 +221,8 @@ class AttemptSteps:
         """The value a later run would get too. A result that is too large to store is the body's
         all the same; one that no codec takes is a mistake to find on the first run, not on the
         first retry."""
+        if outcome.exact:
+            return outcome.raw
         envelope = unpack_step(outcome.body)[1]
         stored = unpack(envelope)
         if not outcome.kept and isinstance(stored, Tombstone) and stored.too_large:

@@ -22,6 +22,9 @@ _NEVER = 2**62
 
 ReplyOrError = Reply | Exception
 
+# The store's reply to a command, or that it is unavailable, and when the command was sent.
+Sent = tuple[Reply | StoreUnavailable, int]
+
 
 class Queued(Protocol):
     """A command that waits to be sent, and the deadline of its owner, if it has one."""

@@ -152,8 +152,9 @@ class JobFactory:
             policy = self.policy_with(options, operation)
         else:
             policy = self.policy
-        text, id = self.identities.key_and_id(scope, operation, key)
-        fingerprint = self.identities.fingerprint(request)
+        identities = self.identities
+        text, id = identities.key_and_id(scope, operation, key)
+        fingerprint = identities.fingerprint(request)
         return self._make(scope, operation, text, id, fingerprint, policy, codec, origin)
 
     def make_from(self, identity: Identity, record: Record, policy: Policy, codec: Any) -> Job:
@@ -241,6 +242,8 @@ class JobFactory:
         when it was opened. Must be called between the claim and the body."""
         monitor = self._monitor
         current = monitor.current()
+        if current is self.guarantee and current is monitor.reported:
+            return None
         if current is not monitor.reported:
             monitor.report(current)
         if current.level >= self.guarantee.level:

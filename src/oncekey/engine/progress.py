@@ -11,7 +11,6 @@ from __future__ import annotations
 from typing import Any, Final
 
 from oncekey.core.commands import Finish, Reply
-from oncekey.core.effects import CommandResult
 from oncekey.core.errors import StoreUnavailable
 from oncekey.engine.attempt_base import AttemptBase
 from oncekey.engine.jobs import Job
@@ -27,18 +26,17 @@ NOTHING: Final = _Nothing()
 class Progress:
     """How far one run of a job has come.
 
-    claim          the claim that was sent last, or is about to be; `job.claim` is the first one
-    reply          the reply to it; None before it came
-    handed         a reply that came from a duplicate while the run slept, for its next claim
-    spare          the owner of a second claim, if the first one was too old to begin with
-    attempt        the body's attempt, once the key is claimed
-    outer          what was current outside of the body
-    begun          the body may have begun
-    value          what the body returned
-    error          what it raised
-    finish         the command that stores how the body ended, once there was a result of it
-    finish_result  that result
-    ended          nothing more has to be done about the key
+    claim    the claim that was sent last, or is about to be; `job.claim` is the first one
+    reply    the reply to it; None before it came
+    handed   a reply that came from a duplicate while the run slept, for its next claim
+    spare    the owner of a second claim, if the first one was too old to begin with
+    attempt  the body's attempt, once the key is claimed
+    outer    what was current outside of the body
+    begun    the body may have begun
+    value    what the body returned
+    error    what it raised
+    stored   the command that has stored how the body ended, and when it was sent
+    ended    nothing more has to be done about the key
     """
 
     __slots__ = (
@@ -47,13 +45,12 @@ class Progress:
         "claim",
         "ended",
         "error",
-        "finish",
-        "finish_result",
         "handed",
         "job",
         "outer",
         "reply",
         "spare",
+        "stored",
         "value",
     )
 
@@ -68,8 +65,7 @@ class Progress:
         self.begun = False
         self.value: Any = NOTHING
         self.error: BaseException | None = None
-        self.finish: Finish | None = None
-        self.finish_result: CommandResult | None = None
+        self.stored: tuple[Finish, int] | None = None
         self.ended = False
 
     def owners(self) -> list[bytes]:

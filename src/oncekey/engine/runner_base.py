@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
 from oncekey.core.attempt_flow import Flow
 from oncekey.core.attempt_flow import attempt as attempt_flow
+from oncekey.core.commands import Command, Reply
 from oncekey.core.effects import Grant
-from oncekey.core.errors import ConfigurationError
+from oncekey.core.errors import ConfigurationError, StoreUnavailable
 from oncekey.core.events import EventKind
 from oncekey.engine.attempt_outcomes import Outcomes
+from oncekey.engine.batch import Sent
 from oncekey.engine.jobs import Job, JobFactory
 
 # How often it is tried to close the key of an interrupted run, each time it is interrupted again.
 CLOSE_TRIES: Final = 3
+
+
+Apply = Callable[[Sequence[Command]], list[Reply]]
 
 
 class RunnerBase:
@@ -48,6 +54,19 @@ def flow_of(job: Job) -> Flow:
     """The attempt flow of a job."""
     policy = job.policy
     return attempt_flow(job.claim, policy.times, policy.recover is not None, job.arguments)
+
+
+def one_by_one(apply: Apply, now: Callable[[], int]) -> Callable[..., Sent]:
+    """Sends single commands to a store that never waits, or in the caller's transaction."""
+
+    def send(command: Command, deadline: int | None = None) -> Sent:
+        sent_at = now()
+        try:
+            return apply((command,))[0], sent_at
+        except StoreUnavailable as error:
+            return error, sent_at
+
+    return send
 
 
 def whole_call(fn: Any, /, *args: Any, **kwargs: Any) -> defaultdict[int, Any]:

@@ -8,7 +8,7 @@ come is in its `Progress` (progress.py). Who waits for whom is in duplicates.py.
 
 from __future__ import annotations
 
-from oncekey.core.commands import Busy, Claim, Claimed, Done, Mismatched, Replay, Unknown
+from oncekey.core.commands import Busy, Claim, Claimed, Mismatched, Replay, Unknown
 from oncekey.core.fingerprint import version_of
 from oncekey.core.record import State
 from oncekey.engine.attempt_base import AttemptBase
@@ -66,6 +66,11 @@ class SharedClaimsBase:
         self._running = running
         self._clock = clock
 
+    def leads(self, claim: Claim) -> bool:
+        """True if nothing here can reply to this claim, neither an attempt that runs here nor the
+        claim of a duplicate: then it is sent, and `duplicates.replied` or `leave` must follow."""
+        return claim.id not in self._running.by_id and self.duplicates.lead(claim)
+
     def _sleeper(self, progress: Progress) -> Waiter:
         """An attempt that waits for the end of the one that holds its key."""
         caller = progress.job.claim.owner
@@ -78,17 +83,17 @@ class SharedClaimsBase:
         if duplicates.has_waiters(claim.id):
             # Without a reply its claim may have been made, or may yet be.
             if progress.reply is None or type(progress.reply) is Claimed:
-                duplicates.key_ended(claim, outcome_of(progress))
+                duplicates.key_ended(claim, outcome_of(progress, self._clock.now()))
             duplicates.poller_left(claim.id, progress.job.claim.owner)
 
 
-def outcome_of(progress: Progress) -> Replay | None:
+def outcome_of(progress: Progress, now: int) -> Replay | None:
     """What the attempt has stored, as a replay for its duplicates."""
-    finish, result = progress.finish, progress.finish_result
-    if finish is None or result is None or type(result.reply) is not Done:
+    if progress.stored is None:
         return None
+    finish, sent_at = progress.stored
     if finish.state is State.UNKNOWN or type(progress.reply) is not Claimed:
         return None
     # Counted from before it was stored, so that it never outlives the record.
-    left = max(0, progress.claim.keep - (result.at - result.sent_at))
+    left = max(0, progress.claim.keep - (now - sent_at))
     return Replay(finish.state, finish.body, progress.reply.attempt, finish.fence, left)

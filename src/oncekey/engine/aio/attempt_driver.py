@@ -11,10 +11,11 @@ import asyncio
 import inspect
 import threading
 from collections.abc import Awaitable, Callable, Sequence
+from types import CoroutineType
 from typing import Any, cast
 
-from oncekey.core.attempt_flow import close
-from oncekey.core.commands import Claim, Command, Finish, Release, Reply
+from oncekey.core.attempt_flow import close, finish_of, finished, granted
+from oncekey.core.commands import Claim, Claimed, Command, Done, Finish, Release, Reply
 from oncekey.core.effects import (
     AttemptOutcome,
     CommandResult,
@@ -35,10 +36,11 @@ from oncekey.engine.aio.attempt import AsyncAttempt
 from oncekey.engine.aio.body import (
     AsyncBody,
     AsyncProgress,
+    awaited,
     body_result,
-    call_body,
     check_begun,
     end_body,
+    take_value,
 )
 from oncekey.engine.aio.heartbeat import sleep
 from oncekey.engine.aio.loop_state import (
@@ -48,15 +50,18 @@ from oncekey.engine.aio.loop_state import (
 from oncekey.engine.aio.shared_claims import send_at_once
 from oncekey.engine.attempt_base import AttemptBase
 from oncekey.engine.attempt_outcomes import Outcomes, pack
+from oncekey.engine.batch import Sent
 from oncekey.engine.clock import new_owner
 from oncekey.engine.context import enter as enter_body
 from oncekey.engine.context import leave as leave_body
 from oncekey.engine.jobs import Job, JobFactory
 from oncekey.engine.progress import NOTHING
+from oncekey.engine.results import Result
 from oncekey.engine.runner_base import (
     RunnerBase,
     flow_of,
     nesting_depth,
+    one_by_one,
 )
 from oncekey.engine.shared_claims_base import RunningAttempts
 
@@ -70,6 +75,7 @@ class AsyncDriver(RunnerBase):
         outcomes: Outcomes,
         apply: Callable[[Sequence[Command]], Awaitable[list[Reply]]],
         *,
+        apply_at_once: Callable[[Sequence[Command]], list[Reply]] | None = None,
         coalesce: bool = True,
         max_in_flight: int = 1,
         transaction: AsyncCallerTransaction | None = None,
@@ -80,6 +86,7 @@ class AsyncDriver(RunnerBase):
         )
         self._apply = apply
         self._at_once = send_at_once(apply, self._clock.now)
+        self._send_now = one_by_one(apply_at_once, self._clock.now) if apply_at_once else None
         self._transaction = transaction
         self.engine: Callable[[], object] = lambda: None
         self.reset()
@@ -111,15 +118,83 @@ class AsyncDriver(RunnerBase):
 
     # --- the flow -----------------------------------------------------------------------------
 
-    async def _drive(
+    async def _attempt(
+        self, progress: AsyncProgress, job: Job, body: AsyncBody[Any]
+    ) -> AttemptOutcome | Result[Any] | None:
+        """The usual way of an attempt, without its flow: claimed, returned, finished. If anything
+        else happens, the flow gets the results so far and goes on. A result is recorded already, an
+        outcome is not."""
+        claim, state, send_now = job.claim, progress.loop_state, self._send_now
+        assert state is not None
+        shared = state.shared
+        sent: Sent | None = None
+        try:
+            if shared.leads(claim):
+                # Nothing waits here if it need not: awaiting costs as much as the store.
+                sent = send_now(claim) if send_now else await state.send(claim, progress.abandon)
+                shared.duplicates.replied(claim, sent[0])
+        except BaseException:
+            shared.duplicates.leave(claim)
+            raise
+        if sent is None:
+            return await self._drive(progress, job, body, [])
+        reply, sent_at = sent
+        progress.reply = reply
+        if type(reply) is not Claimed or job.arguments:
+            result = CommandResult(reply, sent_at, self._clock.now())
+            return await self._drive(progress, job, body, [result])
+        grant = granted(claim, reply, sent_at)
+        ended = await self._run_body(progress, grant, job, body)
+        if ended is None:
+            return None
+        return await self._finish(progress, job, body, grant, ended)
+
+    async def _finish(
         self,
         progress: AsyncProgress,
         job: Job,
         body: AsyncBody[Any],
+        grant: Grant,
+        ended: Returned | Raised | Overtaken | StartedTooLate,
+    ) -> AttemptOutcome | Result[Any] | None:
+        """What follows the body on the usual way. If anything else happens, the flow goes on."""
+        results: list[object] = [ended]
+        if type(ended) is Returned:
+            finish = finish_of(grant, ended)
+            if self._send_now:
+                answer, sent_at = self._send_now(finish)
+            else:
+                assert progress.loop_state is not None
+                send = progress.loop_state.send
+                answer, sent_at = await send(finish, progress.abandon, ended.deadline)
+            if type(answer) is Done:
+                progress.stored = finish, sent_at
+                progress.ended = True
+                if ended.exact and not self._events.subscribers:
+                    return self._outcomes.finish(job, grant, ended)
+                return finished(grant, job.policy.times, ended)
+            results.append(CommandResult(answer, sent_at, self._clock.now()))
+        claimed_at = grant.deadline - grant.claim.lease
+        assert progress.reply is not None
+        results.insert(0, CommandResult(progress.reply, claimed_at, claimed_at))
+        return await self._drive(progress, job, body, results)
+
+    async def _go_on(
+        self, progress: AsyncProgress, job: Job, body: AsyncBody[Any]
+    ) -> AttemptOutcome | Result[Any] | None:
+        """Go on after a body that has finished early."""
+        if progress.flow is not None:
+            return await self._drive(progress, job, body, [])
+        assert progress.attempt is not None
+        ended = self._result_of_body(progress, job)
+        return await self._finish(progress, job, body, progress.attempt._grant, ended)
+
+    async def _drive(
+        self, progress: AsyncProgress, job: Job, body: AsyncBody[Any], results: list[object]
     ) -> AttemptOutcome | None:
-        """Perform the effects of the attempt flow, the usual ones first. Returns the outcome; None
-        if the caller left before anything was claimed, or if the body has finished early, which
-        another call of this sees to: it goes on after the body."""
+        """Perform the effects of the attempt flow. Its first ones were performed already; `results`
+        are theirs. Returns the outcome; None if the caller left before anything was claimed, or if
+        the body has finished early: then another call of this goes on after the body."""
         flow = progress.flow
         result: Any = None
         deadline: int | None = None
@@ -128,9 +203,7 @@ class AsyncDriver(RunnerBase):
         else:
             result = self._result_of_body(progress, job)
             deadline = getattr(result, "deadline", None)
-        shared, send = None, self._at_once
-        if progress.loop_state is not None:
-            shared, send = progress.loop_state.shared, progress.loop_state.send
+        shared = progress.loop_state.shared if progress.loop_state is not None else None
         while True:
             try:
                 effect = flow.send(result)
@@ -138,7 +211,10 @@ class AsyncDriver(RunnerBase):
                 progress.ended = True
                 outcome: AttemptOutcome = stop.value
                 return outcome
-            if type(effect) is Claim and shared is not None:
+            if results:
+                result = results.pop(0)
+                deadline = getattr(result, "deadline", deadline)
+            elif type(effect) is Claim and shared is not None:
                 result = await shared.apply(progress, effect)
             elif type(effect) is Grant:
                 result = await self._run_body(progress, effect, job, body)
@@ -146,8 +222,9 @@ class AsyncDriver(RunnerBase):
                     return None
                 deadline = getattr(result, "deadline", None)
             elif type(effect) is Finish:
-                result = await send(effect, progress.abandon, deadline)
-                progress.finish_result, progress.finish = result, effect
+                result = await self.apply(effect, progress.abandon, deadline)
+                if type(result.reply) is Done:
+                    progress.stored = effect, result.sent_at
             elif type(effect) is Sleep:
                 if shared is not None and effect.watch is not None:
                     result = await shared.sleep(progress, effect)
@@ -162,11 +239,11 @@ class AsyncDriver(RunnerBase):
                 result = await self._recover(effect, job)
             elif type(effect) is RepeatClaim:
                 progress.claim, progress.reply = effect.claim, None
-                result = await send(effect.claim, progress.abandon)
+                result = await self.apply(effect.claim, progress.abandon)
                 progress.reply = result.reply
             else:
                 command = cast(Command, effect)
-                result = await send(command, progress.abandon, deadline)
+                result = await self.apply(command, progress.abandon, deadline)
 
     async def _close_interrupted(self, progress: AsyncProgress, job: Job) -> None:
         """Close the key of an interrupted run. If this is interrupted itself, it is done again."""
@@ -214,7 +291,8 @@ class AsyncDriver(RunnerBase):
     ) -> CommandResult:
         """Apply one command to the store; `deadline` is that of the command's owner."""
         send = self._at_once if self._transaction is not None else self.loop_state().send
-        return await send(command, interrupted, deadline)
+        reply, sent_at = await send(command, interrupted, deadline)
+        return CommandResult(reply, sent_at, self._clock.now())
 
     async def _sleep(self, effect: Sleep, progress: AsyncProgress) -> int:
         try:
@@ -260,7 +338,11 @@ class AsyncDriver(RunnerBase):
         self._running.add(attempt)
         progress.begun = True
         try:
-            await call_body(progress, job, attempt, body)
+            value: Any = body(attempt)
+            if type(value) is CoroutineType:
+                await awaited(value, progress)
+            else:
+                await take_value(progress, job, value)
         except BaseException as error:
             if progress.is_early or progress.value is not NOTHING:
                 raise  # a signal's handler, after the body: its value is stored first
@@ -274,7 +356,7 @@ class AsyncDriver(RunnerBase):
         self._running.remove(attempt)
         end_body(progress, attempt)
         result = body_result(progress, attempt, job)
-        cancelled = isinstance(result, Raised) and isinstance(result.error, asyncio.CancelledError)
+        cancelled = type(result) is Raised and isinstance(result.error, asyncio.CancelledError)
         return Overtaken() if cancelled and attempt._lost else result  # the cancellation was ours
 
     # --- in the caller's transaction ----------------------------------------------------------
@@ -292,7 +374,7 @@ class AsyncDriver(RunnerBase):
         await transaction.set_savepoint()
         token = enter_body(attempt)
         try:
-            await call_body(progress, job, attempt, body)
+            await take_value(progress, job, body(attempt))
             check_begun(progress, attempt, job)
         except BaseException as error:
             await transaction.rollback_to_savepoint()

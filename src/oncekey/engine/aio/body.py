@@ -21,12 +21,15 @@ from oncekey.engine.body_check import warn_blocking
 from oncekey.engine.context import enter, entered
 from oncekey.engine.jobs import Job
 from oncekey.engine.progress import NOTHING, Progress
+from oncekey.engine.results import Result
 
 if TYPE_CHECKING:
     from oncekey.engine.aio.loop_state import LoopState
 
 T = TypeVar("T")
 AsyncBody = Callable[[AsyncAttempt], Awaitable[T]]
+# What the caller of an attempt waits for; None if it is to be cancelled.
+Ended = asyncio.Future[AttemptOutcome | Result[Any] | None]
 
 
 class AsyncProgress(Progress):
@@ -57,7 +60,7 @@ class AsyncProgress(Progress):
         super().__init__(job, entered())
         self.loop_state = loop_state
         self.attempt_task: asyncio.Task[Any] | None = None
-        self.done: asyncio.Future[AttemptOutcome | None] | None = None
+        self.done: Ended | None = None
         self.flow: Flow | None = None
         self.is_abandoned = False
         self.is_early = False
@@ -67,13 +70,11 @@ class AsyncProgress(Progress):
         self.is_abandoned = True
 
 
-async def call_body(
-    progress: AsyncProgress, job: Job, attempt: AsyncAttempt, body: AsyncBody[Any]
-) -> None:
-    """Run the body; what it returns is in `progress` at once, whatever comes next."""
-    value: Any = body(attempt)
+async def take_value(progress: AsyncProgress, job: Job, value: Any) -> None:
+    """Await what the call of a body gave, if it can be awaited; what that returns is in `progress`
+    at once, whatever comes next."""
     if type(value) is CoroutineType:
-        await _awaited(value, progress)
+        await awaited(value, progress)
     elif inspect.isawaitable(value):
         progress.waited = True  # a future or the like: what it stands for runs elsewhere
         returned = await value
@@ -85,7 +86,7 @@ async def call_body(
 
 
 @coroutine
-def _awaited(body: Coroutine[Any, Any, Any], progress: AsyncProgress) -> Generator[Any, Any, None]:
+def awaited(body: Coroutine[Any, Any, Any], progress: AsyncProgress) -> Generator[Any, Any, None]:
     """Await a body. What it returns is in `progress` without a call in between, after which a
     signal's handler could lose it; so is whether it ever waited for anything."""
     try:
@@ -110,7 +111,7 @@ def end_body(progress: AsyncProgress, attempt: AsyncAttempt) -> None:
     """The body has ended. Done again after an interruption, this changes nothing."""
     assert progress.loop_state is not None
     progress.loop_state.heartbeat.forget(attempt)
-    attempt._close()
+    attempt._closed = True
     attempt._progress = None  # or the two would keep each other
     enter(progress.outer)
     if progress.is_early:

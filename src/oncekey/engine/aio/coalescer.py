@@ -17,7 +17,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextvars import Context
 
 from oncekey.core.commands import Command, Reply
-from oncekey.core.effects import CommandResult
 from oncekey.core.errors import StoreUnavailable
 from oncekey.engine.batch import (
     BATCH_BYTES_MAX,
@@ -25,6 +24,7 @@ from oncekey.engine.batch import (
     Limits,
     Queue,
     ReplyOrError,
+    Sent,
     batch_size,
     check_replies,
     shared_by_all,
@@ -70,11 +70,11 @@ class AsyncCoalescer:
         self._pumps: dict[asyncio.Task[None], list[_Ticket]] = {}
         self._commands_in_flight = 0
 
-    async def apply(
+    async def send(
         self, command: Command, interrupted: Callable[[], None], deadline: int | None = None
-    ) -> CommandResult:
-        """Apply one command: the store's reply, or that it is unavailable; raises any other error
-        of the store.
+    ) -> Sent:
+        """Have the store apply one command: its reply, or that it is unavailable; raises any other
+        error of the store.
 
         A cancellation meanwhile does not end the wait; it is reported to `interrupted`. `deadline`
         is that of the command's owner: the nearest goes first."""
@@ -104,7 +104,7 @@ class AsyncCoalescer:
         assert reply is not None
         if isinstance(reply, Exception) and not isinstance(reply, StoreUnavailable):
             raise reply
-        return CommandResult(reply, ticket.sent_at, self._now())
+        return reply, ticket.sent_at
 
     async def _wait_for_reply(self, ticket: _Ticket, interrupted: Callable[[], None]) -> None:
         """Wait on, after an interruption, however often the caller is cancelled."""

@@ -30,7 +30,7 @@ DRAIN_MARGIN_SECONDS: Final = 5.0
 class LoopState(NamedTuple):
     """What belongs to one event loop.
 
-    send    applies one command to the store: by the coalescer, or at once where nothing waits
+    send    has the store apply one command: by the coalescer, or at once where nothing waits
     tasks   the attempts that run on the loop
     """
 
@@ -51,10 +51,11 @@ def make_loop_state(
 ) -> LoopState:
     """With `at_once`, commands are sent by that and not through a coalescer."""
     coalescer = AsyncCoalescer(apply, max_in_flight=max_in_flight, now=clock.now)
-    send: Send = coalescer.apply if at_once is None else at_once
+    send: Send = coalescer.send if at_once is None else at_once
 
     async def renew(command: Command) -> CommandResult:
-        return await send(command, leave)
+        reply, sent_at = await send(command, leave)
+        return CommandResult(reply, sent_at, clock.now())
 
     return LoopState(
         coalescer,
@@ -72,7 +73,7 @@ def start_task(
     """A task; where Python can, it runs at once up to its first real wait."""
     if sys.version_info >= (3, 12):
         return asyncio.Task(work, loop=loop, eager_start=True)
-    return loop.create_task(work)
+    return asyncio.Task(work, loop=loop, name="oncekey")  # without a number, which costs a text
 
 
 async def drain(state: LoopState, seconds: float) -> None:

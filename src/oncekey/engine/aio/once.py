@@ -133,6 +133,13 @@ class AsyncOperations(OperationsBase):
         return status_of(await self._runner.look(id), reader)
 
 
+def _apply_at_once(store: AsyncStore) -> Any:
+    """The store's `apply_at_once`, if its own class has one: that of a store inside of it, which a
+    wrapper hands through, would go around the wrapper."""
+    has_one = store.immediate and hasattr(type(store), "apply_at_once")
+    return store.apply_at_once if has_one else None  # type: ignore[attr-defined]
+
+
 class AsyncOnce(AsyncKeyAdmin, AsyncOperations):
     """Makes operations with side effects safe to retry, from asyncio. Options as for `Once`.
 
@@ -175,6 +182,7 @@ class AsyncOnce(AsyncKeyAdmin, AsyncOperations):
         self._runner = AsyncRunner(
             *parts,
             self._store.apply,
+            apply_at_once=_apply_at_once(self._store),
             coalesce=not self._store.immediate,
             max_in_flight=self._store.max_in_flight,
         )

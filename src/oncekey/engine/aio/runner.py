@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from oncekey.core.commands import Look, Resolve, Seen
 from oncekey.core.effects import (
@@ -24,10 +24,7 @@ from oncekey.core.record import Record, State
 from oncekey.core.recovery import recover as recover_flow
 from oncekey.engine.aio.attempt import leave
 from oncekey.engine.aio.attempt_driver import AsyncDriver
-from oncekey.engine.aio.body import (
-    AsyncBody,
-    AsyncProgress,
-)
+from oncekey.engine.aio.body import AsyncBody, AsyncProgress, Ended
 from oncekey.engine.aio.heartbeat import sleep
 from oncekey.engine.aio.loop_state import (
     drain,
@@ -68,19 +65,23 @@ class AsyncRunner(AsyncDriver):
         # A task of its own, which outlives a cancelled caller: only this future is cancelled with
         # the caller, never the task.
         loop = asyncio.get_running_loop()
-        done: asyncio.Future[AttemptOutcome | None] = loop.create_future()
+        done: Ended = loop.create_future()
         progress.done = done
         try:
             task = start_task(loop, self._run_in_task(job, body, progress))
-            if not (task.done() or progress.is_early):
-                state.tasks.add(task)
-            outcome = await done
+            if not task.done():
+                progress.attempt_task = progress.attempt_task or task
+                if not progress.is_early:
+                    state.tasks.add(task)
+            ended = await done
         except BaseException:
             progress.is_abandoned = True
             raise
-        if outcome is None:
+        if type(ended) is AttemptOutcome:
+            return conclude(job, ended)
+        if ended is None:
             raise asyncio.CancelledError  # it was waiting for another attempt at the shutdown
-        return conclude(job, outcome)
+        return cast(Result[T], ended)
 
     async def _run_in_task(
         self,
@@ -97,13 +98,16 @@ class AsyncRunner(AsyncDriver):
         assert done is not None
         assert state is not None
         try:
-            task = progress.attempt_task = task or asyncio.current_task()
+            # By its first step the caller has set it, unless the task was started at once.
+            task = progress.attempt_task = task or progress.attempt_task or asyncio.current_task()
             engine = self.engine()  # held: else a caller that leaves could drop it while this runs
-            outcome = await self._drive(progress, job, body)
+            go_on = self._go_on if is_early else self._attempt
+            ended = await go_on(progress, job, body)
             if progress.is_early is is_early:
-                self._record(job, outcome)
+                if type(ended) is AttemptOutcome:
+                    self._record(job, ended)
                 if not done.done():
-                    done.set_result(outcome)
+                    done.set_result(ended)
         except GeneratorExit:
             raise  # its loop is gone: nothing can be awaited any more
         except BaseException as error:
@@ -183,7 +187,7 @@ class AsyncRunner(AsyncDriver):
         """The caller's connection belongs to the caller's task; so does the attempt."""
         progress = AsyncProgress(None, job)
         with HeldConnection(self._connection, asyncio.current_task()):
-            outcome = await self._drive(progress, job, body)
+            outcome = await self._drive(progress, job, body, [])
         self._record(job, outcome)
         assert outcome is not None
         return conclude(job, outcome)

@@ -14,30 +14,29 @@ from oncekey.core.commands import Claim, Command, Reply
 from oncekey.core.effects import CommandResult, Sleep
 from oncekey.core.errors import StoreUnavailable
 from oncekey.engine.aio.body import AsyncProgress
+from oncekey.engine.batch import Sent
 from oncekey.engine.clock import Clock
 from oncekey.engine.duplicates import FOLLOWER_POLL_US, ClaimReply, Duplicates, Waiter
 from oncekey.engine.shared_claims_base import RunningAttempts, SharedClaimsBase
 
-# Applies one command, with what to call if the caller is cancelled meanwhile, and the deadline of
-# the command's owner.
-Send = Callable[..., Awaitable[CommandResult]]
+# Has the store apply one command; with what to call if the caller is cancelled meanwhile, and the
+# deadline of the command's owner.
+Send = Callable[..., Awaitable[Sent]]
 
 
 def send_at_once(
     apply: Callable[[Sequence[Command]], Awaitable[list[Reply]]], now: Callable[[], int]
 ) -> Send:
-    """Applies single commands to a store that never waits, or in the caller's transaction."""
+    """Sends single commands to a store that never waits, or in the caller's transaction."""
 
     async def send(
         command: Command, interrupted: Callable[[], None], deadline: int | None = None
-    ) -> CommandResult:
+    ) -> Sent:
         sent_at = now()
-        reply: Reply | StoreUnavailable
         try:
-            reply = (await apply((command,)))[0]
+            return (await apply((command,)))[0], sent_at
         except StoreUnavailable as error:
-            reply = error
-        return CommandResult(reply, sent_at, now())
+            return error, sent_at
 
     return send
 
@@ -53,21 +52,12 @@ class AsyncSharedClaims(SharedClaimsBase):
 
     async def apply(self, progress: AsyncProgress, claim: Claim) -> CommandResult:
         """Apply a claim. Its reply may come from an attempt that runs here or from a duplicate's
-        claim; usually there is none of them, and it is sent."""
+        claim; if there is none of them, it is sent."""
         progress.claim, progress.reply = claim, None
-        duplicates = self.duplicates
         try:
-            if (
-                progress.handed is None
-                and claim.id not in self._running.by_id
-                and duplicates.lead(claim)
-            ):
-                result = await self._send(claim, progress.abandon)
-                duplicates.replied(claim, result.reply)
-            else:
-                result = await self._share(progress, claim)
+            result = await self._share(progress, claim)
         except BaseException:
-            duplicates.leave(claim)
+            self.duplicates.leave(claim)
             raise
         progress.reply = result.reply
         return result
@@ -81,9 +71,9 @@ class AsyncSharedClaims(SharedClaimsBase):
             reply = await self._wait_for_reply(progress, claim)
         if reply is not None:
             return CommandResult(reply, now, self._clock.now(), shared=True)
-        result = await self._send(claim, progress.abandon)
-        self.duplicates.replied(claim, result.reply)
-        return result
+        reply, sent_at = await self._send(claim, progress.abandon)
+        self.duplicates.replied(claim, reply)
+        return CommandResult(reply, sent_at, self._clock.now())
 
     async def _wait_for_reply(self, progress: AsyncProgress, claim: Claim) -> ClaimReply | None:
         """The reply that follows from the claim under way; None if this one must be sent too."""

@@ -25,6 +25,7 @@ from oncekey.engine.batch import (
     Limits,
     Queue,
     ReplyOrError,
+    Sent,
     batch_size,
     check_replies,
     shared_by_all,
@@ -109,9 +110,9 @@ class Coalescer:
         self._commands_in_flight = 0
         self._tail: _Ticket | None = None  # the last of those who are called one after the other
 
-    def apply(self, command: Command, deadline: int | None = None) -> CommandResult:
-        """Apply one command: the store's reply, or that it is unavailable; raises any other error
-        of the store. `deadline` is that of the command's owner: the nearest goes first."""
+    def send(self, command: Command, deadline: int | None = None) -> Sent:
+        """Have the store apply one command: its reply, or that it is unavailable; raises any other
+        error of the store. `deadline` is that of the command's owner: the nearest goes first."""
         ticket = _Ticket(command, deadline)
         try:
             self._enter(ticket)
@@ -127,7 +128,7 @@ class Coalescer:
         assert reply is not None
         if isinstance(reply, Exception) and not isinstance(reply, StoreUnavailable):
             raise reply
-        return CommandResult(reply, ticket.sent_at, self._now())
+        return reply, ticket.sent_at
 
     def apply_many(self, commands: Sequence[Command]) -> list[CommandResult]:
         """Apply several commands of one caller, in batches of their own beside those in flight.

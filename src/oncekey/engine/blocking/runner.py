@@ -7,13 +7,23 @@ store, runs the body, sleeps, calls the user's `recover`. The rules are in the f
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from types import FunctionType
 from typing import Any, TypeVar, cast
 
-from oncekey.core.attempt_flow import close
-from oncekey.core.commands import Claim, Command, Finish, Look, Release, Reply, Resolve, Seen
+from oncekey.core.attempt_flow import close, finish_of, finished, granted
+from oncekey.core.commands import (
+    Claim,
+    Claimed,
+    Command,
+    Done,
+    Finish,
+    Look,
+    Release,
+    Resolve,
+    Seen,
+)
 from oncekey.core.effects import (
     AttemptOutcome,
     CommandResult,
@@ -33,6 +43,7 @@ from oncekey.core.recovery import recover as recover_flow
 from oncekey.core.store import CallerTransaction
 from oncekey.engine.attempt_base import AttemptBase
 from oncekey.engine.attempt_outcomes import UNSTARTED, Outcomes, check_started, not_run, pack
+from oncekey.engine.batch import Sent
 from oncekey.engine.blocking.attempt import Attempt
 from oncekey.engine.blocking.coalescer import Coalescer
 from oncekey.engine.blocking.deferred_writer import DeferredWriter
@@ -46,19 +57,18 @@ from oncekey.engine.progress import NOTHING, Progress
 from oncekey.engine.results import Result, conclude
 from oncekey.engine.runner_base import (
     CLOSE_TRIES,
+    Apply,
     HeldConnection,
     RunnerBase,
     flow_of,
     nesting_depth,
+    one_by_one,
     whole_call,
 )
 from oncekey.engine.shared_claims_base import RunningAttempts
 
 T = TypeVar("T")
 Body = Callable[[Attempt], T]
-
-
-Apply = Callable[[Sequence[Command]], list[Reply]]
 
 
 class Runner(RunnerBase):
@@ -80,8 +90,8 @@ class Runner(RunnerBase):
         )
         self._apply = apply
         self._transaction = transaction
-        # Applies one command to the store; `deadline=` is that of the command's owner.
-        self.apply = one_by_one(apply, self._clock.now)
+        # Has the store apply one command; `deadline=` is that of the command's owner.
+        self._send = one_by_one(apply, self._clock.now)
         self.reset()
 
     def reset(self) -> None:
@@ -91,11 +101,11 @@ class Runner(RunnerBase):
                 self._apply, max_in_flight=self._max_in_flight, now=self._clock.now
             )
             if self._coalesce:
-                self.apply = self._coalescer.apply
+                self._send = self._coalescer.send
             self._heartbeat = Heartbeat(self._coalescer.apply_many, self._clock)
             self._deferred_writer = DeferredWriter(self._coalescer.apply_many, self._clock)
             self._running = RunningAttempts()
-            self._shared = SharedClaims(Duplicates(), self._running, self._clock, self.apply)
+            self._shared = SharedClaims(Duplicates(), self._running, self._clock, self._send)
             self._outcomes.cache.reset()
 
     def stop(self) -> None:
@@ -113,11 +123,11 @@ class Runner(RunnerBase):
         progress = Progress(job, entered())
         if self._transaction is not None:
             with HeldConnection(self._connection, threading.get_ident()):
-                outcome = self._drive(progress, job, body, None)
+                ended: AttemptOutcome | Result[T] = self._drive(progress, job, body, None, [])
         else:
             shared = self._shared
             try:
-                outcome = self._drive(progress, job, body, shared)
+                ended = self._attempt(progress, job, body, shared)
             except BaseException:
                 # Interrupted (Ctrl-C), or the user's `recover` raised. That goes to the caller,
                 # but the key is closed first.
@@ -128,8 +138,10 @@ class Runner(RunnerBase):
                 raise
             finally:
                 shared.end(progress)
-        self._outcomes.record(job, outcome)
-        return conclude(job, outcome)
+        if type(ended) is AttemptOutcome:
+            self._outcomes.record(job, ended)
+            return conclude(job, ended)
+        return cast(Result[T], ended)
 
     def look(self, id: bytes) -> Seen:
         reply = self.apply(Look(id)).reply
@@ -156,10 +168,54 @@ class Runner(RunnerBase):
                 assert type(effect) is Recover
                 result = self._recover(effect, job)
 
+    def _attempt(
+        self, progress: Progress, job: Job, body: Body[Any], shared: SharedClaims
+    ) -> AttemptOutcome | Result[Any]:
+        """The usual way of an attempt, without its flow: claimed, returned, finished. If anything
+        else happens, the flow gets the results so far and goes on. A result is recorded already, an
+        outcome is not."""
+        claim = job.claim
+        sent: Sent | None = None
+        try:
+            if shared.leads(claim):
+                sent = self._send(claim)
+                shared.duplicates.replied(claim, sent[0])
+        except BaseException:
+            shared.duplicates.leave(claim)
+            raise
+        if sent is None:
+            return self._drive(progress, job, body, shared, [])
+        reply, sent_at = sent
+        progress.reply = reply
+        if type(reply) is not Claimed or job.arguments:
+            result = CommandResult(reply, sent_at, self._clock.now())
+            return self._drive(progress, job, body, shared, [result])
+        grant = granted(claim, reply, sent_at)
+        ended = self._run_body(progress, grant, job, body)
+        results: list[object] = [ended]
+        if type(ended) is Returned:
+            finish = finish_of(grant, ended)
+            answer, finish_sent_at = self._send(finish, ended.deadline)
+            if type(answer) is Done:
+                progress.stored = finish, finish_sent_at
+                progress.ended = True
+                if ended.exact and not self._events.subscribers:
+                    return self._outcomes.finish(job, grant, ended)
+                return finished(grant, job.policy.times, ended)
+            results.append(CommandResult(answer, finish_sent_at, self._clock.now()))
+        results.insert(0, CommandResult(reply, sent_at, sent_at))
+        return self._drive(progress, job, body, shared, results)
+
     def _drive(
-        self, progress: Progress, job: Job, body: Body[Any], shared: SharedClaims | None
+        self,
+        progress: Progress,
+        job: Job,
+        body: Body[Any],
+        shared: SharedClaims | None,
+        results: list[object],
     ) -> AttemptOutcome:
-        """Perform the effects of the attempt flow, the usual ones first."""
+        """Perform the effects of the attempt flow. Its first ones were performed already; `results`
+        are theirs."""
         flow = flow_of(job)
         result: Any = None
         deadline: int | None = None
@@ -172,14 +228,18 @@ class Runner(RunnerBase):
                     self._deferred_writer.add(outcome.deferred)
                 progress.ended = True
                 return outcome
-            if type(effect) is Claim and shared is not None:
+            if results:
+                result = results.pop(0)
+                deadline = getattr(result, "deadline", deadline)
+            elif type(effect) is Claim and shared is not None:
                 result = shared.apply(progress, effect)
             elif type(effect) is Grant:
                 result = self._run_body(progress, effect, job, body)
                 deadline = getattr(result, "deadline", None)
             elif type(effect) is Finish:
                 result = self.apply(effect, deadline)
-                progress.finish_result, progress.finish = result, effect
+                if type(result.reply) is Done:
+                    progress.stored = effect, result.sent_at
             elif type(effect) is Sleep:
                 if shared is not None and effect.watch is not None:
                     result = shared.sleep(progress, effect)
@@ -228,6 +288,11 @@ class Runner(RunnerBase):
 
     # --- effects ------------------------------------------------------------------------------
 
+    def apply(self, command: Command, deadline: int | None = None) -> CommandResult:
+        """Apply one command to the store; `deadline` is that of the command's owner."""
+        reply, sent_at = self._send(command, deadline)
+        return CommandResult(reply, sent_at, self._clock.now())
+
     def sleep(self, effect: Sleep) -> int:
         self._clock.wait(threading.Event(), self._clock.jitter(effect.us))
         return self._clock.now()
@@ -268,7 +333,7 @@ class Runner(RunnerBase):
         """The body has ended. Done again after an interruption, this changes nothing."""
         self._running.remove(attempt)
         self._heartbeat.forget(attempt)
-        attempt._close()
+        attempt._closed = True
         enter(progress.outer)
 
     def _body_result(self, progress: Progress, attempt: AttemptBase, job: Job) -> Returned | Raised:
@@ -307,18 +372,3 @@ class Runner(RunnerBase):
         assert self._transaction is not None
         self._transaction.rollback_to_savepoint()
         self._transaction.set_savepoint()
-
-
-def one_by_one(apply: Apply, now: Callable[[], int]) -> Callable[..., CommandResult]:
-    """Applies single commands to a store that never waits, or in the caller's transaction."""
-
-    def apply_one(command: Command, deadline: int | None = None) -> CommandResult:
-        sent_at = now()
-        reply: Reply | StoreUnavailable
-        try:
-            reply = apply((command,))[0]
-        except StoreUnavailable as error:
-            reply = error
-        return CommandResult(reply, sent_at, now())
-
-    return apply_one

@@ -12,6 +12,7 @@ from typing import Final
 
 from oncekey.core.commands import Claim, Command
 from oncekey.core.effects import CommandResult, Sleep
+from oncekey.engine.batch import Sent
 from oncekey.engine.clock import Clock
 from oncekey.engine.duplicates import FOLLOWER_POLL_US, ClaimReply, Duplicates, Waiter
 from oncekey.engine.progress import Progress
@@ -29,28 +30,19 @@ class SharedClaims(SharedClaimsBase):
         duplicates: Duplicates,
         running: RunningAttempts,
         clock: Clock,
-        send: Callable[[Command], CommandResult],
+        send: Callable[[Command], Sent],
     ) -> None:
         super().__init__(duplicates, running, clock)
         self._send = send
 
     def apply(self, progress: Progress, claim: Claim) -> CommandResult:
         """Apply a claim. Its reply may come from an attempt that runs here or from a duplicate's
-        claim; usually there is none of them, and it is sent."""
+        claim; if there is none of them, it is sent."""
         progress.claim, progress.reply = claim, None
-        duplicates = self.duplicates
         try:
-            if (
-                progress.handed is None
-                and claim.id not in self._running.by_id
-                and duplicates.lead(claim)
-            ):
-                result = self._send(claim)
-                duplicates.replied(claim, result.reply)
-            else:
-                result = self._share(progress, claim)
+            result = self._share(progress, claim)
         except BaseException:
-            duplicates.leave(claim)
+            self.duplicates.leave(claim)
             raise
         progress.reply = result.reply
         return result
@@ -64,9 +56,9 @@ class SharedClaims(SharedClaimsBase):
             reply = self._wait_for_reply(claim)
         if reply is not None:
             return CommandResult(reply, now, self._clock.now(), shared=True)
-        result = self._send(claim)
-        self.duplicates.replied(claim, result.reply)
-        return result
+        reply, sent_at = self._send(claim)
+        self.duplicates.replied(claim, reply)
+        return CommandResult(reply, sent_at, self._clock.now())
 
     def _wait_for_reply(self, claim: Claim) -> ClaimReply | None:
         """The reply that follows from the claim under way; None if this one must be sent too."""
