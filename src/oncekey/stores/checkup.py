@@ -97,14 +97,15 @@ class Check(NamedTuple):
 class ObservedRun(NamedTuple):
     """A finished first attempt, as its record tells: times in microseconds.
 
-    took    from the claim to the outcome
-    lease   from the claim to the end of the lease, so the lease itself unless it was renewed
-    keep    how long its key deduplicates
+    took   from the claim to the outcome
+    left   what was left of the lease then: as heartbeats renew at a third, this is more than two
+           thirds of the lease while they work, and less than nothing if the owner was late
+    keep   how long its key deduplicates
     """
 
     operation: str
     took: int
-    lease: int
+    left: int
     keep: int
 
 

@@ -85,7 +85,7 @@ SELECT count(*), coalesce(min(due), 0) FROM (
 ) overdue;
 
 -- name: runs
-SELECT operation, finished_at - created_at, lease_until - created_at, keep
+SELECT operation, finished_at - created_at, lease_until - finished_at, keep
 FROM (
     SELECT operation, finished_at, created_at, lease_until, keep, state, attempt
     FROM {schema}.records ORDER BY fence + 0 DESC LIMIT $1::bigint

@@ -28,6 +28,6 @@ SELECT count(*), coalesce(min(due), 0) FROM (
 
 -- The newest keys are those with the highest row numbers.
 -- name: runs
-SELECT operation, finished_at - created_at, lease_until - created_at, keep
+SELECT operation, finished_at - created_at, lease_until - finished_at, keep
 FROM (SELECT * FROM oncekey_records ORDER BY n DESC LIMIT ?)
 WHERE state IN (2, 3) AND attempt = 1;
