@@ -19,6 +19,7 @@ from oncekey.stores.checkup import (
     Checkup,
     Finding,
     ObservedRun,
+    Severity,
     overdue_text,
 )
 from oncekey.stores.migrations import plan
@@ -108,7 +109,8 @@ class _Table(NamedTuple):
 
 def table_findings(session: CheckupSession, layout: Layout) -> Iterator[Finding]:
     """The checks of the tables, for a schema that is up to date."""
-    if session.rows("migrations")[-1][0] > make_migrations(layout)[-1].version:
+    applied = session.rows_or_reason("migrations")
+    if not isinstance(applied, str) and applied[-1][0] > make_migrations(layout)[-1].version:
         yield TABLES.info("not compared: the tables are of a newer release", "use that release")
         return
     expected = expected_schema(layout)
@@ -261,12 +263,11 @@ def checkup(url: str) -> Checkup:
 
 def _of_tables(session: CheckupSession, options: Options, findings: list[Finding]) -> Checkup:
     layout = options.layout
-    findings.append(_schema(session, layout))
-    if findings[-1].severity == "broken":
-        return Checkup(findings, [])
-    findings.append(_retention(session, layout))
-    if findings[-1].severity == "broken":
-        return Checkup(findings, [])
+    for check in (_schema, _retention):
+        finding = check(session, layout)
+        findings.append(finding)
+        if finding.severity is Severity.BROKEN:
+            return Checkup(findings, [])  # the other checks would find this fault again
     findings += table_findings(session, layout)
     found = {name for name, is_valid, _ in session.rows("indexes") if is_valid}
     if not {"records_sweep", "history_sweep"} <= found:

@@ -137,7 +137,9 @@ def checkup(path: str, options: dict[str, Any]) -> Checkup:
                 runs = _runs(file)
             findings.append(_integrity(file, path))  # last, for it may use up the time
     except sqlite3.Error as error:
-        raise errors.translate_open_error(error, path) from error
+        if errors.primary_code(error) != sqlite3.SQLITE_CORRUPT:
+            raise errors.translate_open_error(error, path) from error
+        findings.append(INTEGRITY.broken(f"{path}: {error}"))
     return Checkup(findings, runs)
 
 
