@@ -71,8 +71,7 @@ INDEXES: Final = Check(
 FILLFACTOR: Final = Check(
     "postgres.fillfactor",
     "how much room the pages of the records leave for updates",
-    "without room a finish is no heap-only update: it writes every index and costs about twice as "
-    "much",
+    "without room a finish is no heap-only update: it writes to every index too",
     "ALTER TABLE ... SET (fillfactor = ...) as `oncekey migrate --sql` prints it; it holds for new "
     "pages",
 )
