@@ -96,6 +96,42 @@ def test_an_app_and_a_proxy_are_checked_on_request(
     assert severities["app.store"] == severities["app.guards"] == "ok"
 
 
+DJANGO = """
+import django
+from django.conf import settings
+from django.core.wsgi import get_wsgi_application
+
+settings.configure(
+    ROOT_URLCONF=__name__,
+    MIDDLEWARE=["oncekey.http.django.IdempotencyMiddleware"],
+    ONCEKEY={
+        "once": "sqlite:///keys.db",
+        "caller": lambda request: request.headers.get("x-account"),
+        "rules": [{"path": "/charges", "keep": "2h"}],
+    },
+)
+urlpatterns = []
+django.setup()
+app = get_wsgi_application()
+"""
+
+
+def test_the_store_is_checked_before_the_app_is_imported(
+    oncekey: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This app makes its store when it is imported, which must not hide that it was missing."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "shop.py").write_text(DJANGO)
+    ran = oncekey("doctor", "sqlite:///keys.db", "--app", "shop:app", "--json")
+    assert (ran.code, ran.err) == (ExitCode.UNHEALTHY, "")
+    severities = {finding["check"]: finding["severity"] for finding in ran.data["findings"]}
+    assert severities["sqlite.file"] == "broken"
+    assert (tmp_path / "keys.db").exists()
+    assert severities["app.store"] == severities["app.scope"] == "ok"
+    assert severities["app.keep"] == "warning"
+    assert severities["app.unguarded-routes"] == "info", "Django does not tell its methods"
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

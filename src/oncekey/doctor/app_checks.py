@@ -125,7 +125,7 @@ def app_findings(
         yield GUARDS.broken(str(error))
         return
     guarded = [*_guarded_routes(found, routes), *_operations(found.once)]
-    yield GUARDS.ok(f"{len(found.routes)} guarded routes")
+    yield GUARDS.ok(f"guarded: {_some([one.name for one in guarded])}")
     yield _unguarded_routes(found, routes)
     yield from _scopes(found.callers)
     store = getattr(found.once, "_store", None)
@@ -155,7 +155,7 @@ def _guarded_routes(found: Any, routes: list[Any]) -> Iterator[_Guarded]:
             f"{' '.join(sorted(methods))} {path}",
             found.policy.with_options(**options),
             view,
-            getattr(guard, "session", None) is not None,
+            found.in_transaction or getattr(guard, "session", None) is not None,
             rule.store_down,
             rule.required,
         )
@@ -171,7 +171,9 @@ def _operations(once: Any) -> Iterator[_Guarded]:
 
 def _unguarded_routes(found: Any, routes: list[Any]) -> Finding:
     if not routes:
-        return ROUTES.info("not checked: the app does not list its routes")
+        return ROUTES.info(
+            "not checked: the app does not list its routes", "compare its URLs with the rules"
+        )
     guarded = {(path, method) for methods, path, _ in found.routes for method in methods}
     bare = []
     for route in routes:
@@ -193,7 +195,9 @@ def _scopes(callers: tuple[Any, ...]) -> Iterator[Finding]:
         names = ", ".join(getattr(caller, "__qualname__", repr(caller)) for caller in constant)
         yield SCOPE.warning(f"caller= returns the same for every request: {names}")
     elif not callers or any(is_constant(caller) is None for caller in callers):
-        yield SCOPE.info("not checked: caller= is no plain function")
+        yield SCOPE.info(
+            "not checked: caller= is no plain function", "see that it looks at the request"
+        )
     else:
         yield SCOPE.ok("caller= looks at the request")
 

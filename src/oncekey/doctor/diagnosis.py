@@ -6,7 +6,7 @@ prints nothing and exits nowhere; the command does.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -72,6 +72,7 @@ def diagnose(
     url: str,
     *,
     app: Any = None,
+    load_app: Callable[[], Any] | None = None,
     proxy_files: Iterable[str] = (),
     retry_horizon: Duration = RETRY_HORIZON_DEFAULT,
 ) -> Diagnosis:
@@ -79,14 +80,18 @@ def diagnose(
     it. Raises StoreUnavailable if the store does not answer.
 
     app            the app that uses the store: an ASGI or WSGI app, or its middleware
+    load_app       gives the app, after the store was checked: importing an app can make a store
     proxy_files    configuration files of nginx, HAProxy, Envoy, Istio or Traefik
     retry_horizon  the longest time after which a client may still retry
     """
     horizon = microseconds(retry_horizon, name="retry_horizon")
-    return Diagnosis(tuple(_findings(url, app, proxy_files, horizon)))
+    load = load_app or (lambda: app)
+    return Diagnosis(tuple(_findings(url, load, proxy_files, horizon)))
 
 
-def _findings(url: str, app: Any, proxy_files: Iterable[str], horizon: int) -> Iterator[Finding]:
+def _findings(
+    url: str, load_app: Callable[[], Any], proxy_files: Iterable[str], horizon: int
+) -> Iterator[Finding]:
     module = store_module(url)
     run = getattr(module, "checkup", None)
     made: Checkup | None
@@ -102,7 +107,7 @@ def _findings(url: str, app: Any, proxy_files: Iterable[str], horizon: int) -> I
         yield guarantee(promised)
     if made is not None:
         yield from observed(made.runs, horizon)
-    yield from app_findings(app, module, url, promised, horizon)
+    yield from app_findings(load_app(), module, url, promised, horizon)
     yield from proxy_findings(proxy_files)
 
 

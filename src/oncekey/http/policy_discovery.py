@@ -34,6 +34,7 @@ class DiscoveredPolicy(NamedTuple):
     callers        the functions that name a request's caller
     operation      what the keys are for
     rules          those of a middleware; None if views are guarded
+    in_transaction whether the app's own transactions have the records, for all routes
     """
 
     routes: list[PolicyRoute]
@@ -44,6 +45,7 @@ class DiscoveredPolicy(NamedTuple):
     callers: tuple[Any, ...] = ()
     operation: str = OPERATION_DEFAULT
     rules: Rules | None = None
+    in_transaction: bool = False
 
 
 def find_policy(app: Any) -> DiscoveredPolicy:
@@ -186,4 +188,5 @@ def _by_settings(app: Any) -> DiscoveredPolicy | None:
         return None
     # Imported by name, because this module is below the adapters.
     settings = import_module("oncekey.http.django.settings").django_settings()
-    return _by_exchange(settings.guard.exchange, settings.guard.once, settings.caller, ())
+    found = _by_exchange(settings.guard.exchange, settings.guard.once, settings.caller, ())
+    return found._replace(in_transaction=settings.alias is not None)

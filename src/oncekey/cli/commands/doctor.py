@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
+from functools import partial
 
 import click
 
@@ -86,11 +86,10 @@ def doctor(
 def _diagnose(
     url: str, app_name: str | None, proxy_files: tuple[str, ...], horizon: int
 ) -> Diagnosis:
-    app: Any = None if app_name is None else import_object(app_name)
     try:
         return diagnose(
             url,
-            app=app,
+            load_app=None if app_name is None else partial(import_object, app_name),
             proxy_files=proxy_files,
             retry_horizon=timedelta(microseconds=horizon),
         )
