@@ -20,6 +20,11 @@ UNSAFE = {
         "backend app\n  http-request disable-l7-retry if METH_POST",
         [2],
     ),
+    "HAProxy, the section before is spared": (
+        "backend a\n  http-request disable-l7-retry if METH_POST\n"
+        "backend b\n  retry-on all-retryable-errors",
+        [4],
+    ),
     "Envoy": ("retry_policy:\n  retry_on: connect-failure,5xx\n", [2]),
     "Envoy, JSON": ('{"retry_policy": {"retry_on": "gateway-error"}}', [1]),
     "Istio": ("kind: VirtualService\nretries:\n  retryOn: reset,connect-failure", [3]),
