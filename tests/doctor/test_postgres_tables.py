@@ -15,11 +15,13 @@ from oncekey import Once
 from oncekey.stores.checkup import OVERDUE_MAX, RUNS_MAX, SWEEP_LATE_US, Severity
 from oncekey.stores.postgres import CHECKS, PostgresStore, checkup, is_same_store
 from oncekey.stores.postgres.options import NO_SCANS, split_url
-from oncekey.stores.postgres.queries import Layout, substitute
+from oncekey.stores.postgres.queries import Layout, make_migrations, substitute
 from oncekey.stores.sql_files import load_queries
 
 DATABASE = "doctor tables"
 QUOTED = '"Doc tor"'
+LATEST = make_migrations(Layout("any"))[-1]
+NEXT = LATEST.version + 1
 SHAPES = {"plain": "", "ring": "&retention=ring&ring_slots=12&ring_period=1d"}
 
 
@@ -145,12 +147,12 @@ FAULTS = {
         "switched off for records",
     ),
     "missing migration": (
-        "DELETE FROM OURS.migrations WHERE version = 7",
+        f"DELETE FROM OURS.migrations WHERE version = {LATEST.version}",  # noqa: S608
         {"postgres.schema": "broken"},
-        "lacks short_replies",
+        f"lacks {LATEST.name}",
     ),
     "newer release": (
-        "INSERT INTO OURS.migrations VALUES (8, 'later', 8), (9, 'latest', 9)",
+        f"INSERT INTO OURS.migrations VALUES ({NEXT}, 'later', {NEXT})",  # noqa: S608
         {"postgres.schema": "broken"},
         "install the release that wrote it",
     ),
@@ -175,7 +177,8 @@ def test_doctor_names_what_is_wrong_with_the_tables(url: str, execute: Any, name
 
 def test_tables_of_a_newer_compatible_release_are_not_compared(url: str, execute: Any) -> None:
     """Hosts are upgraded one after the other; those that still have the old release are well."""
-    execute("INSERT INTO OURS.migrations VALUES (8, 'later', 7)")
+    values = f"({NEXT}, 'later', {LATEST.version})"
+    execute(f"INSERT INTO OURS.migrations VALUES {values}")  # noqa: S608
     found = checkup(url)
     assert problems(found.findings) == {}
     assert by_check(found.findings)["postgres.tables"].severity is Severity.INFO
@@ -187,8 +190,8 @@ def test_dead_rows_that_vacuum_leaves_are_named(url: str, execute: Any) -> None:
     with psycopg.connect(url.partition("?")[0]) as reader:
         reader.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         reader.execute("SELECT 1")
-        execute("SELECT pg_stat_force_next_flush()")
         execute("DELETE FROM OURS.records")
+        execute("SELECT pg_stat_force_next_flush()")  # what this session has counted so far
         found = by_check(checkup(url).findings)["postgres.autovacuum"]
     assert found.severity is Severity.WARNING
     assert "records has 12,000 dead rows beside 0" in found.what

@@ -19,6 +19,7 @@ from oncekey.stores import sqlite
 from oncekey.stores.checkup import Severity
 from oncekey.stores.sqlite import SQLiteStore, durability, file_checks, mounts
 from oncekey.stores.sqlite.mounts import FileSystem, file_system_of
+from oncekey.stores.sqlite.schema import MIGRATIONS
 
 DAY_US = 86_400_000_000
 ON_DISK = FileSystem("ext4", "/")
@@ -206,15 +207,20 @@ FAULTS = {
         {"sqlite.schema": "warning"},
         "not oncekey's: trigger mine",
     ),
-    "column": (
-        "ALTER TABLE oncekey_records RENAME COLUMN note TO remark",
-        {"sqlite.schema": "broken"},
+    "added column": (
+        "ALTER TABLE oncekey_records ADD COLUMN mine TEXT",
+        {"sqlite.schema": "warning"},
         "changed: table oncekey_records",
+    ),
+    "lost column": (
+        "ALTER TABLE oncekey_history DROP COLUMN note",
+        {"sqlite.schema": "broken"},
+        "missing columns: oncekey_history.note",
     ),
     "table": (
         "DROP TABLE oncekey_meta",
         {"sqlite.schema": "broken"},
-        "missing: table oncekey_meta",
+        "missing columns: oncekey_meta.name, oncekey_meta.value",
     ),
     "no migrations": (
         "DROP TABLE oncekey_migrations",
@@ -222,9 +228,9 @@ FAULTS = {
         "oncekey_migrations is missing",
     ),
     "older": (
-        "DELETE FROM oncekey_migrations WHERE version = 2",
+        f"DELETE FROM oncekey_migrations WHERE version = {MIGRATIONS[-1].version}",  # noqa: S608
         {"sqlite.schema": "broken"},
-        "version 1 of the tables lacks",
+        f"version {MIGRATIONS[-2].version} of the tables lacks {MIGRATIONS[-1].name}",
     ),
     "newer": (
         "INSERT INTO oncekey_migrations VALUES (99, 'later', 0)",

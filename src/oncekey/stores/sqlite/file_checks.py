@@ -247,27 +247,31 @@ def _schema(file: sqlite3.Connection) -> Finding:
     if missing:
         names = ", ".join(migration.name for migration in missing)
         return SCHEMA.broken(f"version {max(applied)} of the tables lacks {names}")
-    expected = _expected_objects()
+    expected, columns = _expected_schema()
     lost = [name for name in expected if name not in found]
     changed = [
         name for name in expected if name in found and _squeezed(found[name]) != expected[name]
     ]
-    if any(name.startswith("table ") for name in lost + changed):
-        return SCHEMA.broken(_drift(lost, changed, []))
+    lacking = columns - {*file.execute(STORE_QUERIES["columns"])}
+    if lacking:
+        names = sorted(f"{table.decode()}.{column.decode()}" for table, column in lacking)
+        return SCHEMA.broken(f"missing columns: {', '.join(names)}")
     added = [name for name in found if name not in expected]
     if lost or changed or added:
         return SCHEMA.warning(_drift(lost, changed, added))
-    return SCHEMA.ok(f"version {max(applied)}, {len(expected)} tables and indexes as expected")
+    return SCHEMA.ok(f"version {max(applied)}, {len(expected)} tables, indexes and views as made")
 
 
-def _expected_objects() -> dict[str, str]:
-    """What the migrations of this release make, from a database in memory."""
+def _expected_schema() -> tuple[dict[str, str], set[tuple[bytes, bytes]]]:
+    """What the migrations of this release make, from a database in memory: the statements by name,
+    and (table, column)."""
     with closing(sqlite3.connect(":memory:")) as fresh:
         fresh.execute(STORE_QUERIES["create_migrations"])
         for migration in MIGRATIONS:
             for sql in statements(migration.sql):
                 fresh.execute(sql)
-        return {name: _squeezed(sql) for name, sql in fresh.execute(QUERIES["objects"])}
+        objects = {name: _squeezed(sql) for name, sql in fresh.execute(QUERIES["objects"])}
+        return objects, {*fresh.execute(STORE_QUERIES["columns"])}
 
 
 def _squeezed(sql: str) -> str:

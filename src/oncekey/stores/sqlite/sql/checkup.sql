@@ -2,7 +2,7 @@
 
 -- name: objects
 SELECT type || ' ' || name, coalesce(sql, '') FROM sqlite_master
-WHERE tbl_name IN ('oncekey_records', 'oncekey_history', 'oncekey_meta', 'oncekey_migrations')
+WHERE tbl_name LIKE 'oncekey!_%' ESCAPE '!'
 ORDER BY 1;
 
 -- name: versions
