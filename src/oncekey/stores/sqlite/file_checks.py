@@ -254,8 +254,8 @@ def _schema(file: sqlite3.Connection) -> Finding:
     ]
     lacking = columns - {*file.execute(STORE_QUERIES["columns"])}
     if lacking:
-        names = sorted(f"{table.decode()}.{column.decode()}" for table, column in lacking)
-        return SCHEMA.broken(f"missing columns: {', '.join(names)}")
+        each = sorted(f"{table.decode()}.{column.decode()}" for table, column in lacking)
+        return SCHEMA.broken(f"missing columns: {', '.join(each)}")
     added = [name for name in found if name not in expected]
     if lost or changed or added:
         return SCHEMA.warning(_drift(lost, changed, added))
