@@ -15,7 +15,7 @@ DAY = 24 * HOUR
 
 
 def runs(
-    count: int, took: int, left: int, keep: int = DAY, name: str = "http"
+    count: int, took: int, left: int | None, keep: int = DAY, name: str = "http"
 ) -> list[ObservedRun]:
     return [ObservedRun(name, took, left, keep)] * count
 
@@ -56,6 +56,13 @@ def test_a_single_owner_that_was_late_is_named() -> None:
     """Its heartbeats did not come through: it was paused, or its loop was blocked."""
     found = list(observed([*QUICK, *runs(1, 40 * SECOND, -10 * SECOND)], DAY))
     assert by_check(found)["store.lease"].what == "1 of 501 runs of 'http' ended after their lease"
+
+
+def test_runs_in_callers_transactions_have_no_lease_to_outlive() -> None:
+    assert problems(observed(runs(500, 45 * SECOND, None), DAY)) == {}
+    late = runs(1, 40 * SECOND, -10 * SECOND)
+    found = list(observed([*runs(500, SECOND, None), *late], DAY))
+    assert by_check(found)["store.lease"].what == "1 of 1 runs of 'http' ended after their lease"
 
 
 def test_operations_are_judged_one_by_one() -> None:

@@ -71,8 +71,26 @@ def test_doctor_is_silent_on_tables_that_were_just_made(
     assert by_check(found.findings).keys() == {check.name for check in CHECKS}
     (run,) = found.runs
     assert run.operation == "charge"
+    assert run.left is not None
     assert 0 < run.took < 20_000_000 < run.left <= 30_000_000
     assert run.keep == 86_400_000_000
+
+
+def test_a_run_in_a_callers_transaction_has_no_lease(url: str, database: str) -> None:
+    """It may take longer than the policy's lease, and nobody takes it over."""
+    with Once(url) as once, psycopg.connect(database) as connection:
+        once.in_transaction(connection).run("place", "order-1", lambda attempt: "placed")
+        connection.commit()
+    (run,) = checkup(url).runs
+    assert (run.operation, run.left) == ("place", None)
+
+
+def test_a_record_that_an_operator_decided_is_no_run(url: str, execute: Any) -> None:
+    """Its owner died; how long it took to decide says nothing about the lease."""
+    with Once(url) as once:
+        once.run("charge", "order-1", lambda attempt: "paid")
+    execute("UPDATE OURS.records SET lease_until = finished_at")  # as the resolution does
+    assert checkup(url).runs == []
 
 
 def test_doctor_makes_nothing_in_a_database_without_tables(database: str, execute: Any) -> None:

@@ -61,6 +61,7 @@ def test_doctor_is_silent_on_a_good_file(url: str) -> None:
     assert by_check(found.findings).keys() == {check.name for check in sqlite.CHECKS}
     (run,) = found.runs
     assert (run.operation, run.keep) == ("charge", DAY_US)
+    assert run.left is not None
     assert 0 < run.took < 20_000_000 < run.left <= 30_000_000
 
 
@@ -81,6 +82,11 @@ def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("no database at all, and longer than a header is" * 10)
     with pytest.raises(ConfigurationError, match="not an SQLite database"):
         sqlite.checkup(f"sqlite:///{tmp_path}/notes.txt")
+
+
+def test_a_record_that_an_operator_decided_is_no_run(url: str, path: str) -> None:
+    execute(path, "UPDATE oncekey_records SET lease_until = finished_at")
+    assert sqlite.checkup(url).runs == []
 
 
 # --- surroundings ---------------------------------------------------------------------------------

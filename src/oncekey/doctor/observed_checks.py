@@ -65,23 +65,30 @@ def observed(runs: Sequence[ObservedRun], horizon: int) -> Iterator[Finding]:
 
 
 def _lease(by_operation: dict[str, list[ObservedRun]]) -> Finding:
-    bad = []
-    for operation, runs in by_operation.items():
-        lease = max(run.left for run in runs)
-        late = sum(run.left < 0 for run in runs)
-        if late:
-            bad.append(f"{late} of {len(runs)} runs of {operation!r} ended after their lease")
-        elif len(runs) >= RUNS_MIN and percentile_99([run.took for run in runs]) > lease:
-            took = percentile_99([run.took for run in runs])
-            bad.append(
-                f"one run in 100 of {operation!r} takes {took / 1_000_000:,.1f} s or longer, its "
-                f"lease is about {lease / 1_000_000:,.1f} s"
-            )
+    bad = [text for name, runs in by_operation.items() if (text := _lease_fault(name, runs))]
     if bad:
         return LEASE.warning("; ".join(bad))
     longest = max(run.took for runs in by_operation.values() for run in runs)
     count = sum(map(len, by_operation.values()))
     return LEASE.ok(f"the longest of the {count} newest took {longest / 1_000_000:,.3f} s")
+
+
+def _lease_fault(operation: str, runs: list[ObservedRun]) -> str:
+    """What is wrong with the lease of an operation; empty if nothing is."""
+    leased = [(run.took, run.left) for run in runs if run.left is not None]
+    late = sum(left < 0 for _, left in leased)
+    if late:
+        return f"{late} of {len(leased)} runs of {operation!r} ended after their lease"
+    if len(leased) < RUNS_MIN:
+        return ""
+    took = percentile_99([took for took, _ in leased])
+    lease = max(left for _, left in leased)
+    if took <= lease:
+        return ""
+    return (
+        f"one run in 100 of {operation!r} takes {took / 1_000_000:,.1f} s or longer, its lease is "
+        f"about {lease / 1_000_000:,.1f} s"
+    )
 
 
 def percentile_99(values: Sequence[int]) -> int:

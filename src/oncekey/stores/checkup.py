@@ -99,13 +99,14 @@ class ObservedRun(NamedTuple):
 
     took   from the claim to the outcome
     left   what was left of the lease then: as heartbeats renew at a third, this is more than two
-           thirds of the lease while they work, and less than nothing if the owner was late
+           thirds of the lease while they work, and less than nothing if the owner was late; None
+           if it ran in a caller's transaction, which needs no lease
     keep   how long its key deduplicates
     """
 
     operation: str
     took: int
-    left: int
+    left: int | None
     keep: int
 
 

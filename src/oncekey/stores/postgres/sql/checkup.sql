@@ -84,10 +84,13 @@ SELECT count(*), coalesce(min(due), 0) FROM (
      ORDER BY sweep_at LIMIT $2::bigint)
 ) overdue;
 
+-- A record that was written once and has ended is of a caller's transaction. One whose lease ends with
+-- it was decided by somebody else than its owner, perhaps days later.
 -- name: runs
-SELECT operation, finished_at - created_at, lease_until - finished_at, keep
+SELECT operation, finished_at - created_at,
+    CASE WHEN revision > 0 THEN lease_until - finished_at END, keep
 FROM (
-    SELECT operation, finished_at, created_at, lease_until, keep, state, attempt
+    SELECT operation, finished_at, created_at, lease_until, keep, state, attempt, revision
     FROM {schema}.records ORDER BY fence + 0 DESC LIMIT $1::bigint
 ) newest
-WHERE state IN (2, 3) AND attempt = 1;
+WHERE state IN (2, 3) AND attempt = 1 AND lease_until <> finished_at;

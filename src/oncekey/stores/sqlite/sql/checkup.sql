@@ -26,8 +26,9 @@ SELECT count(*), coalesce(min(due), 0) FROM (
                    ORDER BY audit_until LIMIT ?)
 );
 
--- The newest keys are those with the highest row numbers.
+-- The newest keys are those with the highest row numbers. A record whose lease ends with it was decided
+-- by somebody else than its owner, perhaps days later.
 -- name: runs
 SELECT operation, finished_at - created_at, lease_until - finished_at, keep
 FROM (SELECT * FROM oncekey_records ORDER BY n DESC LIMIT ?)
-WHERE state IN (2, 3) AND attempt = 1;
+WHERE state IN (2, 3) AND attempt = 1 AND lease_until <> finished_at;
