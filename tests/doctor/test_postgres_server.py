@@ -92,6 +92,21 @@ def test_another_role_with_synchronous_commit_off_is_named(url: str, database: s
     assert what == f"synchronous_commit is off for {ROLE} in every database"
 
 
+def test_a_role_that_cannot_use_the_schema_does_not_matter(database: str) -> None:
+    server().execute("DROP ROLE IF EXISTS doctor_reports")
+    server().execute("CREATE ROLE doctor_reports LOGIN")
+    server().execute("ALTER ROLE doctor_reports SET synchronous_commit = off")
+    try:
+        assert problems(checkup(database).findings) == {}
+        with psycopg.connect(database, autocommit=True) as owner:
+            owner.execute("GRANT USAGE ON SCHEMA oncekey TO doctor_reports")
+            what = found_by(database)["postgres.synchronous-commit"].what
+            owner.execute("DROP OWNED BY doctor_reports")
+        assert what == "synchronous_commit is off for doctor_reports in every database"
+    finally:
+        server().execute("DROP ROLE doctor_reports")
+
+
 def test_synchronous_commit_off_in_the_url_breaks_the_guarantee(url: str) -> None:
     found = checkup(f"{url}?synchronous_commit=off")
     assert problems(found.findings) == {"postgres.synchronous-commit": "broken"}

@@ -19,7 +19,8 @@ SELECT pg_is_in_recovery(), (SELECT count(*) FROM pg_stat_replication),
 -- name: clock
 SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint;
 
--- Defaults that were set for a role or a database. The application's role may be another one.
+-- Defaults that were set for a database, or for a role that can use our schema: the application's role
+-- may be another one than ours.
 -- name: role_settings
 SELECT coalesce(r.rolname, 'every role'), coalesce(d.datname, 'every database'), c.setting
 FROM pg_catalog.pg_db_role_setting s
@@ -27,6 +28,8 @@ CROSS JOIN unnest(s.setconfig) AS c(setting)
 LEFT JOIN pg_catalog.pg_roles r ON r.oid = s.setrole
 LEFT JOIN pg_catalog.pg_database d ON d.oid = s.setdatabase
 WHERE c.setting LIKE 'synchronous_commit=%' AND (s.setdatabase = 0 OR d.datname = current_database())
+    AND (s.setrole = 0 OR (r.rolcanlogin AND coalesce(
+        has_schema_privilege(s.setrole, to_regnamespace('{schema_text}')::oid, 'USAGE'), true)))
 ORDER BY 1, 2;
 
 -- The oldest transactions of other sessions, and prepared ones, which no session shows.
