@@ -75,6 +75,7 @@ hammer-postgres: setup ## the long hammer on PostgreSQL alone (minutes)
 
 docs: setup ## write the pages in docs/ that are generated from code
 	@$(BIN)/python -m docs_build.state_machine_page
+	@$(BIN)/python -m docs_build.doctor_page
 
 docs-site: $(VENV)/.docs ## build the documentation site into build/site; a dead link or anchor fails
 	@PYTHONPATH=. $(BIN)/zensical build --clean --strict

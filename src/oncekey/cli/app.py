@@ -10,6 +10,7 @@ import click
 
 from oncekey import ConfigurationError, InvalidKey, OncekeyError, __version__
 from oncekey.cli.commands.demo import demo
+from oncekey.cli.commands.doctor import doctor
 from oncekey.cli.commands.migrate import migrate
 from oncekey.cli.commands.policy import policy
 from oncekey.cli.commands.recover import recover
@@ -29,7 +30,10 @@ TRACEBACK_ENV = "ONCEKEY_TRACEBACK"
 @click.group(
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="Exit codes: 0 done, 1 it did not work, 2 wrong usage, 3 no such key, 130 interrupted.",
+    epilog=(
+        "Exit codes: 0 done, 1 it did not work, 2 wrong usage, 3 no such key, 4 doctor found "
+        "something broken, 130 interrupted."
+    ),
 )
 @click.version_option(__version__, prog_name=_NAME)
 @click.pass_context
@@ -46,7 +50,7 @@ def cli(context: click.Context) -> None:
         click.echo(context.get_help())
 
 
-for command in (demo, show, recover, sweep, migrate, policy, version):
+for command in (demo, doctor, show, recover, sweep, migrate, policy, version):
     cli.add_command(command)
 
 

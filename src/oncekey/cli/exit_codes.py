@@ -15,5 +15,7 @@ class ExitCode(enum.IntEnum):
     USAGE = 2
     #: `show`: the store has no such key.
     NOT_FOUND = 3
+    #: `doctor`: something is broken; with --strict also for a warning.
+    UNHEALTHY = 4
     #: Ctrl-C, as shells spell it (128 + SIGINT).
     INTERRUPTED = 130

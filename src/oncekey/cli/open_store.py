@@ -22,13 +22,13 @@ class UsageProblem(Exception):
 
 def open_store(url: str) -> Store:
     """The store behind a URL, without an engine: `Once` would bind a new store to its secret."""
-    _refuse_memory(url)
+    refuse_memory(url)
     return blocking_store(url)
 
 
 def store_function(url: str, name: str) -> Callable[[str], Any]:
     """A function that a store's package offers to commands; raises UsageProblem if it does not."""
-    _refuse_memory(url)
+    refuse_memory(url)
     function: Callable[[str], Any] | None = getattr(store_module(url), name, None)
     if function is None:
         scheme = url.partition("://")[0]
@@ -45,7 +45,7 @@ def inspect(url: str) -> Inspection:
 def has_records(url: str) -> bool:
     """Whether the store has records. Raises UsageProblem if there is no oncekey store, or if
     opening it would change its tables; True for stores that cannot be inspected."""
-    _refuse_memory(url)
+    refuse_memory(url)
     if not hasattr(store_module(url), "inspect"):
         return True
     found = inspect(url)
@@ -69,6 +69,7 @@ def secret_from(name: str | None) -> str | None:
     return secret
 
 
-def _refuse_memory(url: str) -> None:
+def refuse_memory(url: str) -> None:
+    """Raises UsageProblem for a store that only the process has that made it."""
     if url.startswith("memory:"):
         raise UsageProblem("memory:// lives and ends within one process; no command can see it")

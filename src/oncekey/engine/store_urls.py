@@ -2,7 +2,8 @@
 
 Other packages add schemes with an entry point in the group "oncekey.stores": scheme = module.
 A store module has `open_blocking(url)` and `open_async(url)`, and for the command line
-`inspect(url)`, `migrate(url)` and `migration_script(url)` (see oncekey.stores.inspection).
+`inspect(url)`, `migrate(url)` and `migration_script(url)` (see oncekey.stores.inspection), and
+`checkup(url)` (see oncekey.stores.checkup).
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.policy import Policy
-from oncekey.http.exchange import REPLAY_HEADER_DEFAULT
+from oncekey.http.exchange import OPERATION_DEFAULT, REPLAY_HEADER_DEFAULT
 from oncekey.http.guarded_views import GuardedViews, guard_for_method
 from oncekey.http.route_table import Route, app_views, layers_of, routes_of
 from oncekey.http.rules import Rule, Rules
@@ -27,12 +27,25 @@ class PolicyRoute(NamedTuple):
 
 
 class DiscoveredPolicy(NamedTuple):
-    """What was found out about an app."""
+    """What was found out about an app.
+
+    hidden_paths   those that the app's own documentation leaves out
+    once           the engine
+    callers        the functions that name a request's caller
+    operation      what the keys are for
+    rules          those of a middleware; None if views are guarded
+    in_transaction whether the app's own transactions have the records, for all routes
+    """
 
     routes: list[PolicyRoute]
     policy: Policy
     replay_header: str = REPLAY_HEADER_DEFAULT
-    hidden_paths: frozenset[str] = frozenset()  # which the app's own documentation leaves out
+    hidden_paths: frozenset[str] = frozenset()
+    once: Any = None
+    callers: tuple[Any, ...] = ()
+    operation: str = OPERATION_DEFAULT
+    rules: Rules | None = None
+    in_transaction: bool = False
 
 
 def find_policy(app: Any) -> DiscoveredPolicy:
@@ -75,16 +88,36 @@ def _by_middleware(app: Any, routes: list[Route]) -> DiscoveredPolicy | None:
     for layer in layers_of(app):
         exchange, once = getattr(layer, "exchange", None), getattr(layer, "once", None)
         if exchange is not None and once is not None:
-            return DiscoveredPolicy(
-                _matched_routes(exchange.rules, routes), once.policy, exchange.replay_header
-            )
+            caller = getattr(layer, "caller", None)
+            return _by_exchange(exchange, once, caller, routes)
         for middleware in getattr(layer, "user_middleware", ()):
             options = getattr(middleware, "kwargs", {})
             if "once" in options and "caller" in options:
-                replay_header = options.get("replay_header", REPLAY_HEADER_DEFAULT)
-                matched = _matched_routes(Rules(options.get("rules", ())), routes)
-                return DiscoveredPolicy(matched, options["once"].policy, replay_header)
+                rules = Rules(options.get("rules", ()))
+                return DiscoveredPolicy(
+                    _matched_routes(rules, routes),
+                    options["once"].policy,
+                    options.get("replay_header", REPLAY_HEADER_DEFAULT),
+                    once=options["once"],
+                    callers=(options["caller"],),
+                    operation=options.get("operation", OPERATION_DEFAULT),
+                    rules=rules,
+                )
     return None
+
+
+def _by_exchange(
+    exchange: Any, once: Any, caller: Any, routes: Iterable[Route]
+) -> DiscoveredPolicy:
+    return DiscoveredPolicy(
+        _matched_routes(exchange.rules, routes),
+        once.policy,
+        exchange.replay_header,
+        once=once,
+        callers=() if caller is None else (caller,),
+        operation=exchange.operation,
+        rules=exchange.rules,
+    )
 
 
 def _matched_routes(rules: Rules, routes: Iterable[Route]) -> list[PolicyRoute]:
@@ -112,11 +145,13 @@ def _by_views(app: Any, routes: Iterable[Route]) -> DiscoveredPolicy | None:
     setup = getattr(extension, "guard", None)
     policy: Policy | None = getattr(getattr(setup, "once", None), "policy", None)
     found: list[PolicyRoute] = []
+    callers: dict[int, Any] = {}
     for route in routes:
         guard = getattr(route.view, "__oncekey_guard__", None)
         if guard is not None:
             setup = guard.setup
             policy = guard.setup.once.policy
+            callers[id(guard.caller)] = guard.caller
         by_rule: dict[int, PolicyRoute] = {}
         for method in route.methods:
             rule = _rule_for(route.view, guard, method)
@@ -126,7 +161,17 @@ def _by_views(app: Any, routes: Iterable[Route]) -> DiscoveredPolicy | None:
         found += by_rule.values()
     if not found or policy is None or setup is None:
         return None
-    return DiscoveredPolicy(found, policy, setup.exchange.replay_header)
+    of_app = getattr(extension, "caller", None)
+    if of_app is not None:
+        callers[id(of_app)] = of_app
+    return DiscoveredPolicy(
+        found,
+        policy,
+        setup.exchange.replay_header,
+        once=setup.once,
+        callers=tuple(callers.values()),
+        operation=setup.exchange.operation,
+    )
 
 
 def _rule_for(view: Any, guard: Any, method: str) -> Rule | None:
@@ -142,6 +187,6 @@ def _by_settings(app: Any) -> DiscoveredPolicy | None:
     if not type(app).__module__.startswith("django.core.handlers"):
         return None
     # Imported by name, because this module is below the adapters.
-    guard = import_module("oncekey.http.django.settings").django_settings().guard
-    rules = _matched_routes(guard.exchange.rules, ())
-    return DiscoveredPolicy(rules, guard.once.policy, guard.exchange.replay_header)
+    settings = import_module("oncekey.http.django.settings").django_settings()
+    found = _by_exchange(settings.guard.exchange, settings.guard.once, settings.caller, ())
+    return found._replace(in_transaction=settings.alias is not None)

@@ -12,9 +12,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from oncekey.core.errors import ConfigurationError
+from oncekey.stores.checkup import Checkup
 from oncekey.stores.inspection import Inspection
-from oncekey.stores.postgres import schema_inspection
+from oncekey.stores.postgres import schema_inspection, table_checks
 from oncekey.stores.postgres.options import Options, split_url
+from oncekey.stores.postgres.table_checks import CHECKS
 from oncekey.stores.postgres.transaction_retry import run_transaction, run_transaction_async
 
 if TYPE_CHECKING:
@@ -22,10 +24,13 @@ if TYPE_CHECKING:
     from oncekey.stores.postgres.psycopg_store import PostgresStore
 
 __all__ = [
+    "CHECKS",
     "AsyncPostgresStore",
     "Options",
     "PostgresStore",
+    "checkup",
     "inspect",
+    "is_same_store",
     "migrate",
     "migration_script",
     "open_async",
@@ -65,6 +70,16 @@ def migrate(url: str) -> None:
 def migration_script(url: str) -> str:
     """The SQL of all migrations of this release, for this URL's schema and retention."""
     return schema_inspection.migration_script(url)
+
+
+def checkup(url: str) -> Checkup:
+    """Check the health of the server and of the tables, read-only."""
+    return table_checks.checkup(url)
+
+
+def is_same_store(url: str, store: object) -> bool | None:
+    """Whether a store object has its records where this URL says."""
+    return table_checks.is_same_store(url, store)
 
 
 def __getattr__(name: str) -> Any:

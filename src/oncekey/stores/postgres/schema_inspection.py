@@ -64,7 +64,7 @@ def migration_script(url: str) -> str:
     """A script of all migrations of this release, each skipped if it was applied before. Needs no
     connection."""
     address, options = read_url(url)
-    _parse_address(address)
+    parse_address(address)
     return upgrade_script(options.layout, make_migrations(options.layout))
 
 
@@ -112,7 +112,7 @@ def _applied(
 @contextmanager
 def _connected(address: str, options: Options) -> Iterator[psycopg.Connection[Any]]:
     """A connection in a read-only transaction. The driver's errors are translated."""
-    parsed = _parse_address(address)
+    parsed = parse_address(address)
     import psycopg
 
     seconds = -(-options.us("pool_timeout") // 1_000_000)
@@ -131,7 +131,7 @@ def _connected(address: str, options: Options) -> Iterator[psycopg.Connection[An
         raise errors.translate_connect_error(error) from error
 
 
-def _parse_address(address: str) -> dict[str, Any]:
+def parse_address(address: str) -> dict[str, Any]:
     """The address as the driver parses it, so that a misspelt option of ours is found here."""
     try:
         from psycopg import ProgrammingError

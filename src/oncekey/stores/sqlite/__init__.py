@@ -14,14 +14,19 @@ from typing import Any
 from urllib.parse import parse_qsl, unquote
 
 from oncekey.core.errors import ConfigurationError
+from oncekey.stores.checkup import Checkup
 from oncekey.stores.inspection import Inspection
-from oncekey.stores.sqlite import schema_inspection
+from oncekey.stores.sqlite import file_checks, schema_inspection
+from oncekey.stores.sqlite.file_checks import CHECKS
 from oncekey.stores.sqlite.sqlite_store import AsyncSQLiteStore, SQLiteStore
 
 __all__ = [
+    "CHECKS",
     "AsyncSQLiteStore",
     "SQLiteStore",
+    "checkup",
     "inspect",
+    "is_same_store",
     "migrate",
     "migration_script",
     "open_async",
@@ -56,6 +61,16 @@ def migration_script(url: str) -> str:
     """Raises ConfigurationError: SQLite has no such script, and the message says why."""
     _parse(url)
     raise schema_inspection.script_unavailable()
+
+
+def checkup(url: str) -> Checkup:
+    """Check the file's health, read-only. A missing file is not created."""
+    return file_checks.checkup(*_parse(url))
+
+
+def is_same_store(url: str, store: object) -> bool | None:
+    """Whether a store object uses the file of this URL."""
+    return file_checks.is_same_store(_parse(url)[0], store)
 
 
 def _parse(url: str) -> tuple[str, dict[str, Any]]:

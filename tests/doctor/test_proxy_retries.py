@@ -1,0 +1,87 @@
+"""Doctor finds the directives by which a proxy sends a POST again, and never guesses a good one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from oncekey.doctor import proxy_checks
+from oncekey.doctor.proxy_checks import proxy_findings, proxy_retries
+from oncekey.stores.checkup import Severity
+
+UNSAFE = {
+    "nginx": ("location / {\n  proxy_next_upstream error timeout non_idempotent;\n}", [2]),
+    "nginx, grpc": ("grpc_next_upstream error non_idempotent http_503;", [1]),
+    "HAProxy": ("backend app\n  retry-on all-retryable-errors\n  retries 3", [2]),
+    "HAProxy, a status": ("backend app\n    retry-on conn-failure 503", [2]),
+    "HAProxy, spared elsewhere": (
+        "defaults\n  retry-on empty-response\n"
+        "backend app\n  http-request disable-l7-retry if METH_POST",
+        [2],
+    ),
+    "HAProxy, the section before is spared": (
+        "backend a\n  http-request disable-l7-retry if METH_POST\n"
+        "backend b\n  retry-on all-retryable-errors",
+        [4],
+    ),
+    "Envoy": ("retry_policy:\n  retry_on: connect-failure,5xx\n", [2]),
+    "Envoy, JSON": ('{"retry_policy": {"retry_on": "gateway-error"}}', [1]),
+    "Istio": ("kind: VirtualService\nretries:\n  retryOn: reset,connect-failure", [3]),
+    "Traefik": ("middlewares:\n  again:\n    retry:\n      retryNonIdempotentMethod: true", [4]),
+}
+SAFE = {
+    "nginx": "location / {\n  proxy_pass http://app;\n  proxy_next_upstream error timeout;\n}",
+    "nginx, a comment": "proxy_pass http://app;\n# proxy_next_upstream error non_idempotent;",
+    "HAProxy": "backend app\n  retry-on conn-failure\n  option redispatch\n  retries 3",
+    "HAProxy, spared": (
+        "backend app\n  retry-on all-retryable-errors\n  http-request disable-l7-retry if METH_POST"
+    ),
+    "Envoy": "retry_policy:\n  retry_on: connect-failure, refused-stream, reset-before-request",
+    "Traefik": "routers:\n  app: {}\nmiddlewares:\n  again:\n    retry:\n      attempts: 4",
+}
+
+
+@pytest.mark.parametrize("name", UNSAFE)
+def test_a_proxy_that_sends_a_post_again_is_named(name: str, tmp_path: Path) -> None:
+    text, lines = UNSAFE[name]
+    assert [retry.line for retry in proxy_retries(text)] == lines
+    file = tmp_path / "proxy.conf"
+    file.write_text(text)
+    (found,) = proxy_findings([str(file)])
+    assert found.severity is Severity.WARNING
+    assert f"{file}:{lines[0]}: " in found.what
+
+
+@pytest.mark.parametrize("name", SAFE)
+def test_a_proxy_that_does_not_is_no_fault(name: str, tmp_path: Path) -> None:
+    file = tmp_path / "proxy.conf"
+    file.write_text(SAFE[name])
+    (found,) = proxy_findings([str(file)])
+    assert found.severity is Severity.OK
+
+
+def test_without_a_file_nothing_is_called_good() -> None:
+    (found,) = proxy_findings([])
+    assert found.severity is Severity.INFO
+    assert "not checked" in found.what
+    assert "--proxy-config" in found.mend
+
+
+def test_a_file_of_something_else_is_not_called_good(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("Dear proxy, please do not retry.")
+    (found,) = proxy_findings([str(tmp_path / "notes.txt")])
+    assert found.severity is Severity.INFO
+    assert "not checked" in found.what
+
+
+def test_a_file_that_cannot_be_read_is_not_called_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (missing,) = proxy_findings([str(tmp_path / "none.conf")])
+    assert missing.severity is Severity.WARNING
+    (tmp_path / "large.conf").write_text(SAFE["nginx"])
+    monkeypatch.setattr(proxy_checks, "PROXY_FILE_MAX_BYTES", 10)
+    (large,) = proxy_findings([str(tmp_path / "large.conf")])
+    assert large.severity is Severity.WARNING
+    assert "not checked" in large.what
