@@ -14,6 +14,7 @@ from oncekey.core.errors import (
     ConfigurationError,
     InFlight,
     InvalidKey,
+    KeyChanged,
     LeaseLost,
     Mismatch,
     MissingKey,
@@ -38,6 +39,7 @@ TREE: dict[type[OncekeyError], tuple[type[Exception], int]] = {
     OperationFailed: (OncekeyError, 500),
     LeaseLost: (OncekeyError, 500),
     NotReplayable: (OncekeyError, 500),
+    KeyChanged: (OncekeyError, 409),
     StoreUnavailable: (OncekeyError, 503),
     ConfigurationError: (OncekeyError, 500),
 }

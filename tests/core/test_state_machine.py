@@ -201,6 +201,8 @@ def test_i7_rejections_and_replays_write_nothing(
 def test_i2_a_finished_record_never_changes_until_it_expires(
     before: Record, command: Command, now: int
 ) -> None:
+    if isinstance(command, Resolve) and command.expected is before.state is FAILED:
+        return  # an operator may free a failed key; what it failed with is archived
     if before.state in (SUCCEEDED, FAILED) and not is_expired(before, now):
         assert same_but_for_the_note(before, decide(before, command, now).write)
 

@@ -21,6 +21,7 @@ from tests.core.sample_records import (
 
 from oncekey.core.commands import Busy, Claimed, Lost, Mismatched, Replay, Unknown
 from oncekey.core.fingerprint import VERSION, fingerprint
+from oncekey.core.notes import NOTE_KEPT_CHARS
 from oncekey.core.record import Record, State, Step
 from oncekey.core.state_machine import (
     CLAIM_RULES,
@@ -207,8 +208,11 @@ def test_a_freed_key_with_steps_is_fresh_again_once_expired() -> None:
     assert (write.steps, write.attempt, write.created_at) == ((), 1, NOW)
 
 
-def test_a_freed_key_forgets_who_resolved_it() -> None:
-    assert written(record(ABSENT, note="by hand", body=b"x"))[-3:-1] == (b"", "")
+def test_a_freed_key_remembers_who_freed_it_and_forgets_its_body() -> None:
+    freed = record(ABSENT, note="ana freed it", body=b"x")
+    assert written(freed)[-3:-1] == (b"", "ana freed it\n")
+    long = record(ABSENT, note="n" * 9_000)
+    assert len(written(long)[-2]) == NOTE_KEPT_CHARS + 1
 
 
 # --- fences (I6) ------------------------------------------------------------------------------

@@ -362,8 +362,11 @@ def _resolve(record: Record | None, command: Resolve, now: int) -> Decision:
         decided = notes.decision(record.note)
         repeated = record.state == command.state and decided == command.note
         return _DONE if repeated else _LOST
+    state = TRANSITIONS.get((command.expected, RESOLVE_TRIGGERS[command.state]))
+    if state is None:
+        return _LOST  # e.g. nobody frees a key that has succeeded (I2)
     write = record._replace(
-        state=_next(command.expected, RESOLVE_TRIGGERS[command.state]),
+        state=state,
         finished_at=0 if command.state == ABSENT else now,
         lease_until=now,
         body=command.body,
