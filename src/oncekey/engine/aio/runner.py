@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from oncekey.core.commands import Look, Resolve, Seen
 from oncekey.core.effects import (
@@ -60,11 +60,11 @@ class AsyncRunner(AsyncDriver):
         """Run a job to its end: its result, or the error to raise."""
         if self._transaction is not None:
             return await self._run_in_callers_transaction(job, body)
-        state = self.loop_state()
+        loop = asyncio.get_running_loop()
+        state = self._loop_states.get(loop) or self._make_loop_state(loop)
         progress = AsyncProgress(state, job)
         # A task of its own, which outlives a cancelled caller: only this future is cancelled with
         # the caller, never the task.
-        loop = asyncio.get_running_loop()
         done: Ended = loop.create_future()
         progress.done = done
         try:
@@ -77,11 +77,11 @@ class AsyncRunner(AsyncDriver):
         except BaseException:
             progress.is_abandoned = True
             raise
-        if type(ended) is AttemptOutcome:
+        if isinstance(ended, AttemptOutcome):
             return conclude(job, ended)
         if ended is None:
             raise asyncio.CancelledError  # it was waiting for another attempt at the shutdown
-        return cast(Result[T], ended)
+        return ended  # of the body's type, which the future does not know
 
     async def _run_in_task(
         self,

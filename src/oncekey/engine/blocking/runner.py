@@ -138,10 +138,10 @@ class Runner(RunnerBase):
                 raise
             finally:
                 shared.end(progress)
-        if type(ended) is AttemptOutcome:
+        if isinstance(ended, AttemptOutcome):
             self._outcomes.record(job, ended)
             return conclude(job, ended)
-        return cast(Result[T], ended)
+        return ended
 
     def look(self, id: bytes) -> Seen:
         reply = self.apply(Look(id)).reply
