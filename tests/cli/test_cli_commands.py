@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from oncekey import Attempt, ConfigurationError, Once, Policy, __version__
+from oncekey.cli.app import cli
 from oncekey.cli.exit_codes import ExitCode
 from oncekey.engine import store_urls
 from oncekey.stores.memory import MemoryStore
@@ -40,7 +41,7 @@ def assert_refused(ran: Ran, code: ExitCode, *words: str) -> None:
 # --- the command itself ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["demo", "show", "sweep", "migrate", "version"])
+@pytest.mark.parametrize("name", sorted(cli.commands))
 def test_every_command_has_help_with_an_example(oncekey: Command, name: str) -> None:
     ran = oncekey(name, "--help")
     assert ran.code == ExitCode.OK
@@ -187,17 +188,17 @@ def test_a_third_party_store_may_lack_inspect_and_migrate(
 
 
 def test_show_a_key_that_succeeded(oncekey: Command, charged: str) -> None:
-    ran = oncekey("show", charged, "charge", "order-1", "--json")
+    ran = oncekey("show", charged, "charge", "order-1", "--json", "--bodies")
     assert ran.code == ExitCode.OK
     assert ran.err == ""
     assert ran.data["found"] is True
     assert ran.data["state"] == "succeeded"
     assert ran.data["value"] == {"id": "ch_1"}
-    assert '{"id": "ch_1"}' in oncekey("show", charged, "charge", "order-1").out
+    assert '{"id": "ch_1"}' in oncekey("show", charged, "charge", "order-1", "--bodies").out
 
 
 def test_show_finds_keys_by_scope(oncekey: Command, charged: str) -> None:
-    ran = oncekey("show", charged, "charge", "order-1", "--scope", "acct_1", "--json")
+    ran = oncekey("show", charged, "charge", "order-1", "--scope", "acct_1", "--json", "--bodies")
     assert ran.data["value"] == {"id": "ch_2"}
 
 
@@ -229,7 +230,7 @@ def test_show_prints_steps_and_past_generations(here: Command, url: str, tmp_pat
         once.run("checkout", "cart", checkout)
     with Once(url) as once:
         once.run("checkout", "cart", lambda attempt: "again")
-    look = ("show", url, "checkout", "cart", "--history")
+    look = ("show", url, "checkout", "cart", "--history", "--bodies")
     then = here(*look, "--json").data["history"][0]
     pay, mail, ship = then["steps"]
     assert (pay["done"], pay["value"]) == (True, {"id": "ch_1", "status": "paid"})
@@ -250,7 +251,7 @@ def test_show_refuses_an_impossible_key(oncekey: Command, charged: str) -> None:
 def test_show_takes_the_secret_from_the_environment(oncekey: Command, url: str) -> None:
     with Once(url, secret=SECRET) as once:
         once.run("charge", "order-1", lambda attempt: "paid")
-    look = ("show", url, "charge", "order-1")
+    look = ("show", url, "charge", "order-1", "--bodies")
     right = oncekey(*look, "--secret-env", "ONCE_SECRET", "--json", ONCE_SECRET=SECRET)
     assert right.data["value"] == "paid"
     wrong = oncekey(*look, "--secret-env", "ONCE_SECRET", ONCE_SECRET=OTHER_SECRET)

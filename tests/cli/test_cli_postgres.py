@@ -138,7 +138,7 @@ def test_the_commands_work_through_a_pooler(here: Command, schema: str) -> None:
     assert here("migrate", url, "--json").data["applied"] == ALL_STEPS
     with Once(url) as once:
         once.run("charge", "k", lambda attempt: "paid")
-    assert here("show", url, "charge", "k", "--json").data["value"] == "paid"
+    assert here("show", url, "charge", "k", "--bodies", "--json").data["value"] == "paid"
     assert here("sweep", url).code == ExitCode.OK
 
 
@@ -157,7 +157,7 @@ def test_show_prints_steps_with_their_results(here: Command, url: str) -> None:
         once.run("checkout", "cart-1", checkout)
         status = once.get("checkout", "cart-1")
     assert status is not None
-    ran = here("show", url, "checkout", "cart-1", "--json")
+    ran = here("show", url, "checkout", "cart-1", "--bodies", "--json")
     assert ran.code == ExitCode.OK
     assert ran.data["value"] == {"order": "o_1"}
     done, begun = ran.data["steps"]
@@ -165,7 +165,7 @@ def test_show_prints_steps_with_their_results(here: Command, url: str) -> None:
     assert done["at"] == status.steps[0].at.isoformat()
     assert (begun["done"], begun["value"]) == (False, None)
     assert begun["intent"] == status.steps[1].intent
-    text = here("show", url, "checkout", "cart-1").out
+    text = here("show", url, "checkout", "cart-1", "--bodies").out
     assert '{"hold": "h_1", "status": "held"}' in text
     assert f"sent with the key {status.steps[1].intent}" in text
 
@@ -177,7 +177,7 @@ def test_show_history_prints_past_generations(here: Command, url: str, schema: s
         once.run("charge", "order-1", lambda attempt: "first")
     with Once(url) as once:
         once.run("charge", "order-1", lambda attempt: "second")
-    look = ("show", url, "charge", "order-1")
+    look = ("show", url, "charge", "order-1", "--bodies")
     ran = here(*look, "--history", "--json")
     assert ran.data["value"] == "second"
     assert [then["value"] for then in ran.data["history"]] == ["first"]
@@ -204,7 +204,7 @@ def test_show_of_a_new_store_on_postgresql_does_not_bind_its_secret(
         once.run("charge", "order-1", lambda attempt: "paid")
     ran = oncekey("show", url, "charge", "order-1")
     assert_one_line(ran, ExitCode.USAGE, "another secret", "--secret-env")
-    look = ("show", url, "charge", "order-1", "--secret-env", "S", "--json")
+    look = ("show", url, "charge", "order-1", "--secret-env", "S", "--bodies", "--json")
     assert oncekey(*look, S="correct horse battery").data["value"] == "paid"
 
 
@@ -220,7 +220,7 @@ def test_show_needs_only_read_permission(here: Command, url: str, schema: str) -
         server().execute(sql)
     theirs = f"{server().url(user=role)}?schema={schema}"
     try:
-        ran = here("show", theirs, "charge", "order-1", "--history", "--json")
+        ran = here("show", theirs, "charge", "order-1", "--history", "--bodies", "--json")
         assert (ran.code, ran.data["value"]) == (ExitCode.OK, "paid")
         server().execute(f"REVOKE ALL ON ALL TABLES IN SCHEMA {schema} FROM {role}")
         ran = here("show", theirs, "charge", "order-1")

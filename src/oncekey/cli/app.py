@@ -9,12 +9,18 @@ from collections.abc import Sequence
 import click
 
 from oncekey import ConfigurationError, InvalidKey, OncekeyError, __version__
+from oncekey.cli.command_options import STORE_ENV
+from oncekey.cli.commands.completion import completion
 from oncekey.cli.commands.demo import demo
 from oncekey.cli.commands.doctor import doctor
+from oncekey.cli.commands.list_keys import list_keys
 from oncekey.cli.commands.migrate import migrate
 from oncekey.cli.commands.policy import policy
 from oncekey.cli.commands.recover import recover
+from oncekey.cli.commands.release import release
+from oncekey.cli.commands.resolve import resolve
 from oncekey.cli.commands.show import show
+from oncekey.cli.commands.stats import stats
 from oncekey.cli.commands.sweep import sweep
 from oncekey.cli.commands.version import version
 from oncekey.cli.exit_codes import ExitCode
@@ -32,7 +38,7 @@ TRACEBACK_ENV = "ONCEKEY_TRACEBACK"
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog=(
         "Exit codes: 0 done, 1 it did not work, 2 wrong usage, 3 no such key, 4 doctor found "
-        "something broken, 130 interrupted."
+        "something broken, 5 the key changed after it was shown, 130 interrupted."
     ),
 )
 @click.version_option(__version__, prog_name=_NAME)
@@ -43,6 +49,7 @@ def cli(context: click.Context) -> None:
     \b
     URL names a store:  sqlite:///relative.db   sqlite:////absolute/path.db
                         postgresql://user@host/database?schema=oncekey
+    It may be left out if ONCEKEY_STORE is set.
     Every command has --help with an example, and --json for scripts.
     Start with:  oncekey demo
     """
@@ -50,7 +57,22 @@ def cli(context: click.Context) -> None:
         click.echo(context.get_help())
 
 
-for command in (demo, doctor, show, recover, sweep, migrate, policy, version):
+_COMMANDS = (
+    demo,
+    list_keys,
+    show,
+    resolve,
+    release,
+    stats,
+    doctor,
+    recover,
+    sweep,
+    migrate,
+    policy,
+    completion,
+    version,
+)
+for command in _COMMANDS:
     cli.add_command(command)
 
 
@@ -58,7 +80,7 @@ def run(argv: Sequence[str]) -> int:
     """Runs one command and returns its exit code."""
     # Library logs are for applications; a command prints what matters itself.
     logging.getLogger().addHandler(logging.NullHandler())
-    remember_passwords(argv)
+    remember_passwords((*argv, os.environ.get(STORE_ENV, "")))
     survive_any_encoding()
     try:
         code = cli.main(list(argv), prog_name=_NAME, standalone_mode=False)

@@ -9,10 +9,24 @@ import click
 from oncekey.core.duration import human, microseconds
 from oncekey.core.errors import ConfigurationError
 
+# The store of commands that are given no URL.
+STORE_ENV = "ONCEKEY_STORE"
+
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON document on stdout, nothing else."
 )
-url_argument = click.argument("url", metavar="URL")
+
+
+def required_url(context: click.Context, parameter: click.Parameter, value: str | None) -> str:
+    """The URL, of the command line or of the environment."""
+    if not value:
+        raise click.UsageError(f"no store: give its URL, or set {STORE_ENV}", context)
+    return value
+
+
+url_argument = click.argument(
+    "url", metavar="[URL]", required=False, envvar=STORE_ENV, callback=required_url
+)
 
 
 def duration(

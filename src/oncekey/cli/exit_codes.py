@@ -13,9 +13,11 @@ class ExitCode(enum.IntEnum):
     FAILED = 1
     #: The command could not be tried as it was written: an option, a URL, a missing file.
     USAGE = 2
-    #: `show`: the store has no such key.
+    #: The store has no such key.
     NOT_FOUND = 3
     #: `doctor`: something is broken; with --strict also for a warning.
     UNHEALTHY = 4
+    #: `resolve`, `release`: the key changed after it was shown, and was left as it is.
+    CHANGED = 5
     #: Ctrl-C, as shells spell it (128 + SIGINT).
     INTERRUPTED = 130

@@ -1,14 +1,15 @@
-"""The report that `oncekey show` prints about a key: names and values, shortened for people.
-
-Whoever needs every byte uses --json.
-"""
+"""The report about a key that `show`, `resolve` and `release` print: names and values, shortened
+for people. Whoever needs every byte uses --json --bodies."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from datetime import UTC, datetime
 from typing import Any
 
+from oncekey.cli.body_redaction import Redacted, redacted_status
+from oncekey.core.notes import lines
 from oncekey.core.step_format import StepStatus
 from oncekey.engine.key_status import KeyStatus
 
@@ -27,28 +28,37 @@ _SILENT = "its owner fell silent: the next retry, or `oncekey recover`, takes ov
 _EXPIRED = "expired: the next call runs again"
 
 
-def key_rows(status: KeyStatus) -> dict[str, str]:
+def status_data(status: KeyStatus, *, bodies: bool) -> dict[str, Any]:
+    """Everything about a key, for --json; `notes` has the lines of the note."""
+    shown = status if bodies else redacted_status(status)
+    return {**dataclasses.asdict(shown), "notes": lines(status.note)}
+
+
+def key_rows(status: KeyStatus, *, bodies: bool) -> dict[str, str]:
     """The rows about a key's current state."""
     meaning = _EXPIRED if status.expired else _MEANING.get(status.state, "")
-    if status.state == "pending" and status.lease_until < datetime.now(UTC) and not status.expired:
+    if status.state == "pending" and status.lease_until < status.seen_at and not status.expired:
         meaning = _SILENT
-    return {
-        "state": f"{status.state} ({meaning})",
-        "operation": status.operation,
-        "scope": status.scope or "(none)",
-        "tag": f"{status.tag} (its name in logs)",
-        **_timeline(status),
-    }
+    rows = {"state": f"{status.state} ({meaning})", "operation": status.operation}
+    if status.route:
+        rows["request"] = f"{status.route} ({status.name})" if status.name else status.route
+    rows["scope"] = status.scope or "(none)"
+    if status.key:
+        rows["key"] = status.key
+    rows["tag"] = f"{status.tag} (its name in logs)"
+    return {**rows, **_timeline(status if bodies else redacted_status(status))}
 
 
-def past_rows(status: KeyStatus) -> dict[str, str]:
+def past_rows(status: KeyStatus, *, bodies: bool) -> dict[str, str]:
     """The rows about a past generation of the same key."""
-    return {"state": f"{status.state} (a past generation)", **_timeline(status)}
+    shown = status if bodies else redacted_status(status)
+    return {"state": f"{status.state} (a past generation)", **_timeline(shown)}
 
 
 def _timeline(status: KeyStatus) -> dict[str, str]:
+    safe = "retry-safe" if status.retry_safe else "at most once"
     rows = {
-        "attempt": f"{status.attempt}, fence {status.fence}",
+        "attempt": f"{status.attempt}, fence {status.fence}, {safe}",
         "began": when(status.created_at),
     }
     if status.finished_at is None:
@@ -57,15 +67,32 @@ def _timeline(status: KeyStatus) -> dict[str, str]:
         rows["finished"] = when(status.finished_at)
     expiry = status.expires_at
     rows["kept until"] = "somebody decides it" if expiry is None else when(expiry)
-    if status.error is not None:
-        rows["error"] = _short(status.error, VALUE_MAX_CHARS)
-    elif status.finished_at is not None:
-        rows["answer"] = _json(status.value, VALUE_MAX_CHARS)
-    if status.note:
-        rows["note"] = status.note
+    rows.update(_answer(status))
+    for number, line in enumerate(lines(status.note), 1):
+        rows[f"decision {number}"] = line
     if status.arguments is not None:
         rows["asked for"] = _json(status.arguments, STEP_MAX_CHARS)
     rows.update((f"step {step.name}", _step(step)) for step in status.steps)
+    return rows
+
+
+def _answer(status: KeyStatus) -> dict[str, str]:
+    if status.error is not None:
+        return {"error": _short(status.error, VALUE_MAX_CHARS)}
+    if status.http_status is not None:
+        return _response(status.value)
+    if status.finished_at is None or status.state not in ("succeeded", "failed"):
+        return {}
+    return {"answer": _json(status.value, VALUE_MAX_CHARS)}
+
+
+def _response(response: dict[str, Any]) -> dict[str, str]:
+    rows = {"response": str(response["status"])}
+    rows.update((f"  {name}", value) for name, value in response["headers"].items())
+    if response.get("omitted"):
+        rows["body"] = "(it was not stored)"
+    elif "body" in response:
+        rows["body"] = _json(response["body"], VALUE_MAX_CHARS)
     return rows
 
 
@@ -85,14 +112,19 @@ def _step(step: StepStatus) -> str:
 def when(at: datetime) -> str:
     """A time and how far away it is, because nobody subtracts time stamps well at night."""
     seconds = (at - datetime.now(UTC)).total_seconds()
-    away = abs(seconds)
-    size, unit = next((unit for unit in _UNITS if away >= unit[0]), _UNITS[-1])
-    count = f"{away / size:.0f} {unit}"
-    words = f"in {count}" if seconds > 0 else f"{count} ago"
+    words = f"in {span(seconds)}" if seconds > 0 else f"{span(-seconds)} ago"
     return f"{at:%Y-%m-%d %H:%M:%S} UTC ({words})"
 
 
+def span(seconds: float) -> str:
+    """A length of time in its largest unit."""
+    size, unit = next((unit for unit in _UNITS if seconds >= unit[0]), _UNITS[-1])
+    return f"{seconds / size:.0f} {unit}"
+
+
 def _json(value: Any, most: int) -> str:
+    if isinstance(value, Redacted):
+        return str(value)
     return _short(json.dumps(value, default=repr, ensure_ascii=False), most)
 
 

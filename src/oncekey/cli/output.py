@@ -10,12 +10,13 @@ from __future__ import annotations
 import io
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
 
-from rich.console import Console
+from rich import box
+from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -66,6 +67,19 @@ class Output:
             grid.add_row(Text(printable(name)), Text(printable(value)))
         self.console.print(grid)
 
+    def table(
+        self, columns: Sequence[str], rows: Sequence[Sequence[str]], styles: Mapping[str, str]
+    ) -> None:
+        """Writes a table; in a pipe as aligned columns, never cut."""
+        if self.console.is_terminal:
+            self.console.print(rich_table(columns, rows, styles))
+            return
+        cells = [[printable(cell) for cell in row] for row in (columns, *rows)]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        for row in cells:
+            padded = (f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
+            self.line("  ".join(padded).rstrip())
+
     @contextmanager
     def progress(self, text: str) -> Iterator[Callable[[str], None]]:
         """Shows a line that says what is being done; gives the function that changes it."""
@@ -74,6 +88,18 @@ class Output:
             return
         with self._stderr.status(Text(text)) as status:
             yield lambda text: status.update(Text(printable(text)))
+
+
+def rich_table(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], styles: Mapping[str, str]
+) -> RenderableType:
+    """A table for a terminal; a cell that is in `styles` has that style."""
+    table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
+    for column in columns:
+        table.add_column(Text(column), overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(printable(cell), styles.get(cell, "")) for cell in row))
+    return table
 
 
 def survive_any_encoding() -> None:

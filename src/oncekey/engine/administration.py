@@ -101,6 +101,16 @@ def past_of(status: KeyStatus, codec: Codec) -> Plan[list[KeyStatus]]:
     return [status for status in statuses if status is not None]
 
 
+def history_of(id: bytes, codec: Codec) -> Plan[list[KeyStatus]]:
+    """The same of a key that may be gone: freed, or swept."""
+    (seen,) = yield StoreCall("apply", ([Look(id)],))
+    if isinstance(seen, StoreUnavailable):
+        raise seen
+    records = yield StoreCall("history", (id,))
+    statuses = [status_of(Seen(record, seen.now), codec) for record in records]
+    return [status for status in statuses if status is not None]
+
+
 def measure_store() -> Plan[Stats]:
     """The figures of the store."""
     measures = yield StoreCall("measure")
