@@ -42,8 +42,8 @@ def assert_refused(ran: Ran, code: ExitCode, *words: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(cli.commands))
-def test_every_command_has_help_with_an_example(oncekey: Command, name: str) -> None:
-    ran = oncekey(name, "--help")
+def test_every_command_has_help_with_an_example(here: Command, name: str) -> None:
+    ran = here(name, "--help")
     assert ran.code == ExitCode.OK
     assert "Example" in ran.out
     assert f"oncekey {name}" in ran.out
