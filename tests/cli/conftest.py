@@ -11,12 +11,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from tests.cli.command_runner import Running, Start
+from tests.cli.operator_shop import Shop
+from tests.support.postgres_stores import server
 
 from oncekey import Once, Policy, Terminal
 from oncekey.cli.main import main
+from oncekey.core.identity import Identities
+from oncekey.stores.postgres import PostgresStore
 from oncekey.stores.sqlite import SQLiteStore
 
 DAY_US = 86_400_000_000
@@ -120,3 +125,24 @@ def ended(url: str, tmp_path: Path) -> str:
 def _decline(attempt: object) -> None:
     # An escape sequence, as a provider's message might carry: no terminal may obey it.
     raise Terminal("card declined \x1b[2J")
+
+
+@pytest.fixture(scope="module", params=["sqlite", "postgres"])
+def shop(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Shop]:
+    """A store that the tests of a module share; each uses scopes and keys of its own."""
+    if request.param == "sqlite":
+        path = tmp_path_factory.mktemp("shop") / "keys.db"
+        shop = Shop(f"sqlite:///{path}", lambda clock: SQLiteStore(path, clock=clock))
+        shop.store.bind(Identities().check_value())
+        yield shop
+        shop.store.close()
+        return
+    schema = f"shop_{uuid4().hex[:12]}"
+    url = f"{server().url()}?schema={schema}"
+    shop = Shop(url, lambda clock: PostgresStore(server().url(), schema=schema, clock=clock))
+    shop.store.bind(Identities().check_value())
+    yield shop
+    shop.store.close()
+    server().execute(f"DROP SCHEMA {schema} CASCADE")

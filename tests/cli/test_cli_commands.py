@@ -88,9 +88,39 @@ def test_the_command_without_its_extra_says_what_to_install(missing: str) -> Non
     assert 'pip install "oncekey[cli]"' in done.stderr
 
 
+def test_python_m_oncekey_is_the_command(here: Command) -> None:
+    command = [sys.executable, "-m", "oncekey", "version", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (ExitCode.OK, "")
+    assert done.stdout == here("version", "--json").out
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_prints_a_script_and_how_to_install_it(here: Command, shell: str) -> None:
+    ran = here("completion", shell)
+    assert ran.code == ExitCode.OK
+    assert ran.out.startswith("# To install: ")
+    assert f"_ONCEKEY_COMPLETE={shell}_complete" in ran.out
+    assert here("completion", shell, "--json").data["script"] in ran.out
+
+
+def test_the_shell_completes_commands_and_states(oncekey: Command) -> None:
+    asked = {"_ONCEKEY_COMPLETE": "bash_complete", "COMP_CWORD": "1"}
+    assert oncekey(COMP_WORDS="oncekey res", **asked).out == "plain,resolve\n"
+    asked["COMP_CWORD"] = "3"
+    assert oncekey(COMP_WORDS="oncekey list --state un", **asked).out == "plain,unknown\n"
+
+
 # --- URLs --------------------------------------------------------------------------------------
 
-ON_A_STORE = [("sweep",), ("migrate",), ("show", "charge", "k")]
+READS = [
+    ("sweep",),
+    ("show", "charge", "k"),
+    ("list",),
+    ("stats",),
+    ("release", "--tag", "1", "--by", "ana", "--why", "why", "--yes"),
+]
+ON_A_STORE = [*READS, ("migrate",)]
 
 
 @pytest.mark.parametrize("command", ON_A_STORE)
@@ -103,11 +133,9 @@ ON_A_STORE = [("sweep",), ("migrate",), ("show", "charge", "k")]
         ("memory://", "one process"),
     ],
 )
-def test_a_bad_url_is_refused(
-    oncekey: Command, command: tuple[str, ...], bad: str, word: str
-) -> None:
+def test_a_bad_url_is_refused(here: Command, command: tuple[str, ...], bad: str, word: str) -> None:
     name, *rest = command
-    assert_refused(oncekey(name, bad, *rest), ExitCode.USAGE, word)
+    assert_refused(here(name, bad, *rest), ExitCode.USAGE, word)
 
 
 def test_a_password_in_a_url_is_not_repeated(oncekey: Command) -> None:
@@ -121,40 +149,40 @@ def test_a_password_in_a_url_is_not_repeated(oncekey: Command) -> None:
         assert "hunt" not in ran.err + oncekey("sweep", url).err + oncekey("migrate", url).err
 
 
-@pytest.mark.parametrize("command", [("sweep",), ("show", "charge", "k")])
+@pytest.mark.parametrize("command", READS)
 class TestInspectsBeforeItOpens:
     def test_a_missing_file_is_not_created(
-        self, oncekey: Command, command: tuple[str, ...], url: str, tmp_path: Path
+        self, here: Command, command: tuple[str, ...], url: str, tmp_path: Path
     ) -> None:
         name, *rest = command
-        assert_refused(oncekey(name, url, *rest), ExitCode.USAGE, "no such file", "keys.db")
+        assert_refused(here(name, url, *rest), ExitCode.USAGE, "no such file", "keys.db")
         assert list(tmp_path.iterdir()) == []
 
     def test_another_applications_file_is_left_alone(
-        self, oncekey: Command, command: tuple[str, ...], url: str, tmp_path: Path
+        self, here: Command, command: tuple[str, ...], url: str, tmp_path: Path
     ) -> None:
         with closing(sqlite3.connect(tmp_path / "keys.db")) as theirs:
             theirs.execute("CREATE TABLE orders (id)")
         before = (tmp_path / "keys.db").read_bytes()
         name, *rest = command
-        assert_refused(oncekey(name, url, *rest), ExitCode.USAGE, "not an oncekey store")
+        assert_refused(here(name, url, *rest), ExitCode.USAGE, "not an oncekey store")
         assert (tmp_path / "keys.db").read_bytes() == before
 
     def test_a_file_that_is_no_database_is_refused(
-        self, oncekey: Command, command: tuple[str, ...], url: str, tmp_path: Path
+        self, here: Command, command: tuple[str, ...], url: str, tmp_path: Path
     ) -> None:
         (tmp_path / "keys.db").write_text("Dear diary,\n" * 100)
         name, *rest = command
-        assert_refused(oncekey(name, url, *rest), ExitCode.USAGE, "not an SQLite database")
+        assert_refused(here(name, url, *rest), ExitCode.USAGE, "not an SQLite database")
 
     def test_a_folder_is_refused(
-        self, oncekey: Command, command: tuple[str, ...], tmp_path: Path
+        self, here: Command, command: tuple[str, ...], tmp_path: Path
     ) -> None:
         name, *rest = command
-        assert_refused(oncekey(name, f"sqlite:///{tmp_path}", *rest), ExitCode.USAGE, "folder")
+        assert_refused(here(name, f"sqlite:///{tmp_path}", *rest), ExitCode.USAGE, "folder")
 
 
-@pytest.mark.parametrize("command", [("sweep",), ("show", "charge", "k")])
+@pytest.mark.parametrize("command", READS)
 def test_show_does_not_migrate_an_older_schema(
     here: Command, command: tuple[str, ...], charged: str, tmp_path: Path
 ) -> None:

@@ -19,10 +19,10 @@ from oncekey.cli.output import Output, error_line
 from oncekey.core.codec import JSON
 from oncekey.core.record import State
 from oncekey.core.store import Store
-from oncekey.engine.administration import Verdict, decide_key, look_at, note_of, run_plan
+from oncekey.engine.administration import Resolution, decide_key, look_at, note_of, run_plan
 
 # What is decided of a key that is shown, and in which state it must be.
-Decide = Callable[[KeyStatus], tuple[Verdict, State]]
+Decide = Callable[[KeyStatus], tuple[Resolution, State]]
 
 _CONSEQUENCE = {
     State.SUCCEEDED: "From then on every retry gets this answer, and the operation is not run.",
@@ -76,22 +76,22 @@ def decide_chosen(
                 out.line(f"no such key: {found.tried}")
             context.exit(ExitCode.NOT_FOUND)
         try:
-            verdict, expected = decide(status)
+            resolution, expected = decide(status)
         except KeyChanged as error:
             _report_refusal(out, status, error)
             context.exit(ExitCode.FAILED)
-        note_of(verdict.word, status, by=reason.by, why=reason.why)  # refuses bad texts now
-        if reason.asks and not _confirmed(out, status, verdict):
+        note_of(resolution.word, status, by=reason.by, why=reason.why)  # refuses bad texts now
+        if reason.asks and not _confirmed(out, status, resolution):
             error_line("nothing was changed")
             context.exit(ExitCode.FAILED)
-        _decide(context, out, store, status, verdict, expected, reason)
+        _decide(context, out, store, status, resolution, expected, reason)
 
 
-def _confirmed(out: Output, status: KeyStatus, verdict: Verdict) -> bool:
+def _confirmed(out: Output, status: KeyStatus, resolution: Resolution) -> bool:
     out.rows(key_rows(status, bodies=False))
     out.line("")
-    out.line(_CONSEQUENCE[verdict.state])
-    return confirmation.ask(f"Decide {status.tag} as {verdict.word}?")
+    out.line(_CONSEQUENCE[resolution.state])
+    return confirmation.ask(f"Decide {status.tag} as {resolution.word}?")
 
 
 def _decide(
@@ -99,20 +99,20 @@ def _decide(
     out: Output,
     store: Store,
     status: KeyStatus,
-    verdict: Verdict,
+    resolution: Resolution,
     expected: State,
     reason: Reason,
 ) -> None:
-    plan = decide_key(status, verdict, expected, by=reason.by, why=reason.why)
+    plan = decide_key(status, resolution, expected, by=reason.by, why=reason.why)
     try:
         now = run_plan(store, plan)
     except KeyChanged as error:
         _report_refusal(out, run_plan(store, look_at(bytes.fromhex(status.id), JSON)), error)
         context.exit(ExitCode.CHANGED)
     if out.as_json:
-        out.data({"found": True, "decided": True, "as": verdict.word, "now": _data(now)})
+        out.data({"found": True, "decided": True, "as": resolution.word, "now": _data(now)})
         return
-    out.line(f"{status.tag} {verdict.word}")
+    out.line(f"{status.tag} {resolution.word}")
     if now is None:
         out.line("the next call runs the operation; show --history has what was before")
     else:

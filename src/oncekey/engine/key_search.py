@@ -13,8 +13,8 @@ from typing import Final, NamedTuple
 
 from oncekey.core.codec import JSON
 from oncekey.core.commands import Look, Seen
-from oncekey.core.errors import StoreUnavailable
-from oncekey.core.identity import Identities
+from oncekey.core.errors import InvalidKey, StoreUnavailable
+from oncekey.core.identity import Identities, key_text
 from oncekey.core.search import NEWEST, PAGE_LIMIT_MAX, Query
 from oncekey.engine.administration import Plan, StoreCall
 from oncekey.engine.batch import BATCH_MAX
@@ -51,15 +51,24 @@ def find_stored_key(key: str, scope: str | None) -> Plan[KeySearch]:
 
 def find_client_key(identities: Identities, key: str, scope: str | None) -> Plan[KeySearch]:
     """The keys that a client sent as `key`, in this scope or, with None, in any that was seen."""
-    stored = yield from find_stored_key(key, scope)
+    text = key_text(key)
+    stored = yield from find_stored_key(text, scope)
     seen, looked_at, since = yield from _recent_pairs()
     if scope is not None:
         # Operations are few: so a scope is found whose own claims are older than those looked at.
         seen = {(scope, operation): None for _, operation in seen}
-    ids = [identities.identify(*pair, key).id for pair in seen]
+    ids = [id for pair in seen if (id := _id(identities, pair, text)) is not None]
     known = {status.id for status in stored.found}
     derived = yield from _looked_up(id for id in ids if id.hex() not in known)
     return KeySearch((*stored.found, *derived)[:KEYS_FOUND_MAX], len(seen), looked_at, since)
+
+
+def _id(identities: Identities, pair: Pair, key: str) -> bytes | None:
+    """The id of the key under this pair; None if the stored texts are none that a claim accepts."""
+    try:
+        return identities.identify(*pair, key).id
+    except InvalidKey:
+        return None
 
 
 def _recent_pairs() -> Plan[tuple[dict[Pair, None], int, int | None]]:

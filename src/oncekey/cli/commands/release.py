@@ -16,7 +16,7 @@ from oncekey.cli.operator_decision import (
 )
 from oncekey.cli.output import Output
 from oncekey.core.record import State
-from oncekey.engine.administration import FREE, Verdict, releasable
+from oncekey.engine.administration import FREE, Resolution, releasable
 
 
 @click.command()
@@ -53,7 +53,7 @@ def release(
     """
     out = Output(as_json=as_json)
 
-    def decide(status: KeyStatus) -> tuple[Verdict, State]:
+    def decide(status: KeyStatus) -> tuple[Resolution, State]:
         return FREE, releasable(status)
 
     reason = reason_of(by, why, yes=yes, as_json=as_json)

@@ -22,7 +22,7 @@ from oncekey.cli.operator_decision import (
 from oncekey.cli.output import Output
 from oncekey.core.answer import JSON_CODECS
 from oncekey.core.record import State
-from oncekey.engine.administration import Verdict, check_unknown, verdict_of
+from oncekey.engine.administration import Resolution, check_unknown, resolution_of
 
 
 @click.command()
@@ -92,11 +92,11 @@ def resolve(
         raise click.UsageError("stdin has the answer, so nobody can be asked: give --yes", context)
     codec = AnswerCodec(decision["codec"])
 
-    def decide(status: KeyStatus) -> tuple[Verdict, State]:
+    def decide(status: KeyStatus) -> tuple[Resolution, State]:
         check_unknown(status)
         _check_surface(status, answer)
-        verdict = verdict_of(status, answer, decision["failed"], decision["free"], codec)
-        return verdict, State.UNKNOWN
+        resolution = resolution_of(status, answer, decision["failed"], decision["free"], codec)
+        return resolution, State.UNKNOWN
 
     reason = reason_of(by, why, yes=yes, as_json=as_json)
     decide_chosen(context, out, choice, decide, reason)

@@ -1,0 +1,289 @@
+"""`list`, `show` and `stats` on SQLite and PostgreSQL: what operators find, and how."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+import pytest
+from tests.cli.command_runner import Start
+from tests.cli.conftest import Command, Ran
+from tests.cli.operator_shop import DAY_US, FAILED, MINUTE_US, ROUTE, Shop
+
+from oncekey import HttpAnswer
+from oncekey.cli import key_watch
+from oncekey.cli.exit_codes import ExitCode
+from oncekey.core import search
+from oncekey.core.step_format import pack_step
+
+SECRET_BODY = '{"card": "4242"}'
+
+
+def tags(ran: Ran) -> list[str]:
+    assert ran.code == ExitCode.OK, ran.err
+    return [key["tag"] for key in ran.data["keys"]]
+
+
+# --- list --------------------------------------------------------------------------------------
+
+
+def test_list_filters_by_every_column_newest_first(here: Command, shop: Shop) -> None:
+    mine = ("list", shop.url, "--json", "--scope", "acct_list")
+    dead = shop.unknown("charge", "k1", scope="acct_list", raw=True)
+    paid = shop.finished("http", "k2", HttpAnswer(201), scope="acct_list", origin=ROUTE)
+    open_ = shop.claim("refund", "k3", scope="acct_list")
+    old = shop.claim("charge", "k4", scope="acct_list", retry_safe=True, ago=3 * DAY_US)
+    assert tags(here(*mine)) == [open_.tag, paid.tag, dead.tag]
+    assert tags(here(*mine, "--expired")) == [open_.tag, paid.tag, dead.tag, old.tag]
+    states = ("--state", "unknown", "--state", "pending")
+    assert tags(here(*mine, *states)) == [open_.tag, dead.tag]
+    assert tags(here(*mine, "--operation", "refund")) == [open_.tag]
+    assert tags(here(*mine, "--route", "POST /char")) == [paid.tag]
+    assert tags(here(*mine, "--key", "k1")) == [dead.tag]
+    assert tags(here("list", shop.url, "--json", "--tag", paid.tag[:10])) == [paid.tag]
+
+
+def test_list_prints_a_table_with_route_and_status(here: Command, shop: Shop) -> None:
+    paid = shop.finished("http", "table", HttpAnswer(201), scope="acct_table", origin=ROUTE)
+    ran = here("list", shop.url, "--scope", "acct_table")
+    head, row, last = ran.out.splitlines()
+    assert head.split() == [
+        "tag",
+        "state",
+        "age",
+        "attempt",
+        "scope",
+        "operation",
+        "route",
+        "status",
+    ]
+    assert row.startswith(f"{paid.tag}  succeeded")
+    assert row.endswith("POST /charges (create_charge)  201")
+    assert last == "1 key; looked at all claims"
+
+
+def test_list_goes_on_after_a_page(here: Command, shop: Shop) -> None:
+    owners = [shop.claim("charge", f"page-{n}", scope="acct_page") for n in range(5)]
+    newest = [owner.tag for owner in reversed(owners)]
+    mine = ("list", shop.url, "--scope", "acct_page", "--limit", "2")
+    first = here(*mine, "--json")
+    second = here(*mine, "--json", "--after", first.data["next"])
+    third = here(*mine, "--json", "--after", second.data["next"])
+    assert tags(first) + tags(second) + tags(third) == newest
+    assert f"more: --after {first.data['next']}" in here(*mine).out
+    every = here(*mine, "--all").out
+    assert [tag for tag in newest if tag in every] == newest
+    assert every.endswith("5 keys; looked at all claims\n")
+    pages = here(*mine, "--all", "--json").out.splitlines()
+    assert len(pages) >= 3
+
+
+def test_an_empty_page_says_how_far_it_has_looked(
+    here: Command, shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A search that has looked at its share of claims is not the end of the store."""
+    owner = shop.unknown("charge", "deep", scope="acct_deep")
+    for n in range(3):
+        shop.claim("charge", f"above-{n}", scope="acct_above")
+    for module in ("sqlite.sqlite_search", "postgres.postgres_search"):
+        monkeypatch.setattr(f"oncekey.stores.{module}.LOOKED_AT_MAX", 2)
+    ran = here("list", shop.url, "--scope", "acct_deep")
+    assert "0 keys; looked at the newest 2 claims, back to 20" in ran.out
+    assert "go on with --after" in ran.out
+    assert owner.tag in here("list", shop.url, "--scope", "acct_deep", "--all").out
+
+
+def test_list_says_where_else_to_look_for_a_key(here: Command, shop: Shop) -> None:
+    shop.claim("charge", "not-raw")
+    assert "oncekey show --key" in here("list", shop.url, "--key", "not-raw").out
+
+
+def test_text_of_the_store_cannot_command_the_terminal(here: Command, shop: Shop) -> None:
+    owner = shop.claim("charge", "esc", scope="acct_esc")
+    evil = owner.claim._replace(
+        id=b"\x1b" * 16, owner=b"e" * 16, scope="acct_esc", label="\x1b[2Jcharge", key="[bold]\r"
+    )
+    shop.send(evil)
+    ran = here("list", shop.url, "--scope", "acct_esc")
+    assert "\\x1b[2Jcharge" in ran.out
+    assert "[bold]\\r" in ran.out
+    assert "\x1b" not in ran.out + here("show", shop.url, "--tag", "1b1b1b1b1b1b").out
+
+
+def test_watch_prints_a_document_per_change_until_a_signal(start: Start, shop: Shop) -> None:
+    first = shop.claim("charge", "watch-1", scope="acct_watch")
+    running = start("list", shop.url, "--scope", "acct_watch", "--watch", "0.2", "--json")
+    assert [key["state"] for key in running.round()["keys"]] == ["pending"]
+    shop.send(first.finish("paid"))
+    assert [key["state"] for key in running.round()["keys"]] == ["succeeded"]
+    assert running.end(signal.SIGINT) == ExitCode.OK
+    assert running.out.empty()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--watch", "sqlite:///x.db"), "put the URL before --watch"),
+        (("--watch", "0"), "not from 0.2 to 3600 seconds"),
+        (("--watch", "--all"), "newest page"),
+        (("--state", "done"), "'done' is not one of"),
+        (("--tag", "xyz"), "is no tag"),
+        (("--after", "yesterday"), "not where a page has ended"),
+        (("--limit", "0"), "1<=x<=1000"),
+    ],
+)
+def test_wrong_options_of_list_are_refused(
+    here: Command, url: str, options: tuple[str, ...], said: str
+) -> None:
+    here("migrate", url)
+    ran = here("list", url, *options)
+    assert (ran.code, ran.out) == (ExitCode.USAGE, "")
+    assert said in ran.err
+
+
+def test_watch_goes_on_every_two_seconds_by_default() -> None:
+    assert key_watch.every_option(None, None, key_watch.EVERY_DEFAULT) == 2  # type: ignore[arg-type]
+
+
+# --- show --------------------------------------------------------------------------------------
+
+
+def test_show_of_an_http_key_has_its_route_status_and_headers(here: Command, shop: Shop) -> None:
+    answer = HttpAnswer(201, SECRET_BODY)
+    paid = shop.finished("http", "web-1", answer, scope="acct_web", origin=ROUTE)
+    text = here("show", shop.url, "--tag", paid.tag).out
+    for row in (
+        "state           succeeded",
+        "request         POST /charges (create_charge)",
+        "response        201",
+        "content-type  application/json",
+        "body            (object, 16 bytes; --bodies shows it)",
+    ):
+        assert row in text
+    assert "4242" not in text
+    assert "codec" not in text
+    assert SECRET_BODY in here("show", shop.url, "--tag", paid.tag, "--bodies").out
+
+
+def test_show_redacts_answers_steps_and_arguments(here: Command, shop: Shop) -> None:
+    owner = shop.claim("charge", "red-1")
+    step = pack_step({"external_id": "ch_7"}, b"\x01\x01\x04json" + SECRET_BODY.encode())
+    shop.with_step(owner, "pay", True, step)
+    intent = pack_step({"key": "ok1-7"}, b"\x01\x01\x04json" + SECRET_BODY.encode())
+    shop.with_step(owner, "ship", False, intent)
+    shop.send(owner.finish({"card": "4242"}))
+    look = ("show", shop.url, "charge", "red-1")
+    data = here(*look, "--json")
+    hidden = {"type": "object", "bytes": 16, "redacted": True}
+    assert data.data["value"] == hidden
+    pay, ship = data.data["steps"]
+    assert (pay["value"], pay["external_id"]) == (hidden, "ch_7")
+    assert (ship["request"], ship["intent"]) == (hidden, "ok1-7")
+    assert "4242" not in data.out + here(*look).out
+    assert here(*look, "--json", "--bodies").data["steps"][0]["value"] == {"card": "4242"}
+
+
+def test_show_finds_a_client_key_without_its_operation_and_scope(here: Command, shop: Shop) -> None:
+    owner = shop.unknown("http", "client-1", scope="acct_client", origin=ROUTE)
+    ran = here("show", shop.url, "--key", "client-1", "--json")
+    assert (ran.code, ran.data["tag"]) == (ExitCode.OK, owner.tag)
+    assert (ran.data["scope"], ran.data["route"]) == ("acct_client", "POST /charges")
+    by_scope = here("show", shop.url, "--key", "client-1", "--scope", "acct_client", "--json")
+    assert by_scope.data["tag"] == owner.tag
+    nobody = here("show", shop.url, "--key", "client-1", "--scope", "acct_nobody")
+    assert nobody.code == ExitCode.NOT_FOUND
+    assert "pairs of scope and operation" in nobody.out
+
+
+def test_show_of_a_client_key_that_two_callers_use_lists_both(here: Command, shop: Shop) -> None:
+    owners = [shop.claim("charge", "twice", scope=f"acct_{n}", raw=n == 1) for n in (1, 2)]
+    ran = here("show", shop.url, "--key", "twice")
+    assert ran.code == ExitCode.USAGE
+    assert all(owner.tag in ran.out for owner in owners)
+    assert "--tag" in ran.out
+    several = here("show", shop.url, "--key", "twice", "--json").data["several"]
+    assert {one["tag"] for one in several} == {owner.tag for owner in owners}
+
+
+def test_show_history_of_a_released_key_has_its_failure(here: Command, shop: Shop) -> None:
+    owner = shop.claim("charge", "mended")
+    shop.send(owner.finish("declined", FAILED))
+    decided = ("--by", "ana", "--why", "card unblocked", "--yes")
+    assert here("release", shop.url, "charge", "mended", *decided).code == ExitCode.OK
+    ran = here("show", shop.url, "charge", "mended", "--history")
+    assert ran.code == ExitCode.NOT_FOUND
+    assert "ana freed: card unblocked" in ran.out
+    assert "failed (a past generation)" in ran.out
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--tag", "1", "--key", "k"),
+        ("charge", "k", "--tag", "1"),
+        ("charge",),
+        ("a", "b", "c", "d"),
+    ],
+)
+def test_a_key_must_be_chosen_in_one_way(
+    here: Command, url: str, arguments: tuple[str, ...]
+) -> None:
+    ran = here("show", url, *arguments)
+    assert (ran.code, ran.out) == (ExitCode.USAGE, "")
+    assert "give OPERATION and KEY, or --tag, or --key" in ran.err
+
+
+# --- stats -------------------------------------------------------------------------------------
+
+
+def test_stats_count_and_warn(here: Command, shop: Shop) -> None:
+    shop.unknown("charge", "stats-1")
+    data = here("stats", shop.url, "--json").data
+    assert data["unknown"] >= 1
+    assert data["complete"] is True
+    assert any("list --state unknown" in warning for warning in data["warnings"])
+    text = here("stats", shop.url).out
+    assert "keys to be decided, among all claims" in text
+    assert "WARNING: " in text
+
+
+def test_stats_warn_of_a_sweeper_that_is_behind(here: Command, shop: Shop) -> None:
+    shop.claim("charge", "garbage", retry_safe=True, ago=10 * DAY_US + MINUTE_US)
+    warnings = here("stats", shop.url, "--json").data["warnings"]
+    assert any("the sweeper is behind by 8 d" in warning for warning in warnings), warnings
+
+
+# --- the store ---------------------------------------------------------------------------------
+
+
+def test_every_command_takes_its_store_from_the_environment(
+    here: Command, shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner = shop.claim("charge", "env-1")
+    monkeypatch.setenv("ONCEKEY_STORE", shop.url)
+    assert here("list", "--tag", owner.tag, "--json").data["keys"][0]["tag"] == owner.tag
+    assert here("show", "charge", "env-1", "--json").data["tag"] == owner.tag
+    assert here("show", "--tag", owner.tag, "--json").data["tag"] == owner.tag
+    assert here("show", "--key", "env-1", "--json").data["tag"] == owner.tag
+    for command in ("sweep", "migrate", "stats"):
+        assert here(command).code == ExitCode.OK
+    monkeypatch.delenv("ONCEKEY_STORE")
+    words: Any
+    for words in (("sweep",), ("stats",), ("show", "charge", "k"), ("release", "--tag", "1")):
+        ran = here(*words)
+        assert ran.code == ExitCode.USAGE
+        assert "ONCEKEY_STORE" in ran.err
+
+
+def test_a_password_in_the_environment_is_not_repeated(
+    here: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ONCEKEY_STORE", "postgresql://bob:hunter-two@127.0.0.1:1/shop")
+    for words in (("stats",), ("list",), ("show", "charge", "k")):
+        ran = here(*words)
+        assert ran.code == ExitCode.FAILED
+        assert "hunter" not in ran.err
+
+
+def test_the_limits_of_a_page_are_those_of_the_library() -> None:
+    assert search.PAGE_LIMIT_DEFAULT <= search.PAGE_LIMIT_MAX <= search.LOOKED_AT_MAX
