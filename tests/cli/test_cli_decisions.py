@@ -18,7 +18,7 @@ from tests.cli.operator_shop import FAILED, MINUTE_US, ROUTE, SUCCEEDED, Shop
 from oncekey import Once
 from oncekey.cli import confirmation
 from oncekey.cli.exit_codes import ExitCode
-from oncekey.core.commands import Claimed, Done, Look, Lost, Resolve, Seen
+from oncekey.core.commands import Claimed, Done, Look, Lost, Renew, Resolve, Seen
 from oncekey.core.record import State
 
 SAID = ("--by", "ana", "--why", "INC-7: found at the provider")
@@ -201,6 +201,19 @@ def test_a_late_finish_after_the_decision_is_refused_and_noted(here: Command, sh
     (line,) = data["notes"]
     assert "ana failed: INC-7" in line
     assert line.endswith("its late owner then reported: succeeded")
+
+
+def test_an_owner_that_came_back_and_fell_silent_again_is_looked_at_again(
+    here: Command, shop: Shop, meanwhile: Interrupt
+) -> None:
+    """What was found out before it came back may be wrong by now."""
+    owner = shop.unknown("charge", "back-1")
+    renewal = Renew(owner.identity.id, owner.claim.owner, owner.fence, 1)
+    meanwhile(lambda: shop.send(renewal))
+    ran = here("resolve", shop.url, "--tag", owner.tag, "--free", *SAID)
+    assert ran.code == ExitCode.CHANGED
+    assert "its owner has come back" in ran.err
+    assert here("show", shop.url, "--tag", owner.tag, "--json").data["state"] == "unknown"
 
 
 def test_a_recovery_or_another_operator_before_the_answer_wins(

@@ -250,6 +250,22 @@ MORE = (
         "a key from before the clock was set back", "I6",
     ),
     _mutant(
+        "x24", "an operator decides what has been decided", state_machine,
+        "        return _DONE if repeated else _LOST\n    if command.lease",
+        "        if repeated:\n            return _DONE\n    if command.lease",
+        "an operator and a late owner", "I2",
+    ),
+    _mutant(
+        "x25", "an operator frees what its owner has gone on with", state_machine,
+        "if command.lease_until not in (0, record.lease_until):", "if False:",
+        "an operator and a recovery", "I1",
+    ),
+    _mutant(
+        "x26", "the note forgets who decided", state_machine,
+        "note=notes.ended(record.note) + command.note", "note=record.note",
+        "an operator and a late owner", "I2",
+    ),
+    _mutant(
         "x23", "a body begins though its claim was refused again", attempt_flow,
         "if isinstance(renewed.reply, Lost):\n            # Taken over",
         "if False:\n            # Taken over",

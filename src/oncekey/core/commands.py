@@ -89,7 +89,11 @@ class Look(NamedTuple):
 
 class Resolve(NamedTuple):
     """Decide an unknown key, by recovery or by an operator; `note` says who and why. An operator
-    may also free a failed key (`expected` is FAILED, `state` is ABSENT)."""
+    may also free a failed key (`expected` is FAILED, `state` is ABSENT).
+
+    `lease_until` is that of the record that was shown; 0 if it does not matter. A silent owner that
+    comes back renews its lease and goes on, so what was found out before does not hold any more.
+    """
 
     id: bytes
     fence: int
@@ -97,6 +101,7 @@ class Resolve(NamedTuple):
     body: bytes
     note: str
     expected: State = State.UNKNOWN
+    lease_until: int = 0
 
 
 Command = Claim | Finish | Renew | Release | SaveStep | Look | Resolve

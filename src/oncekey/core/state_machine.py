@@ -362,6 +362,8 @@ def _resolve(record: Record | None, command: Resolve, now: int) -> Decision:
         decided = notes.decision(record.note)
         repeated = record.state == command.state and decided == command.note
         return _DONE if repeated else _LOST
+    if command.lease_until not in (0, record.lease_until):
+        return _LOST
     state = TRANSITIONS.get((command.expected, RESOLVE_TRIGGERS[command.state]))
     if state is None:
         return _LOST  # e.g. nobody frees a key that has succeeded (I2)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple, TypeVar
 
 from oncekey.core import codec as codecs
@@ -26,6 +27,8 @@ from oncekey.engine.store_stats import Stats, stats_of
 
 T = TypeVar("T")
 
+_EPOCH: Final = datetime.fromtimestamp(0, UTC)
+_MICROSECOND: Final = timedelta(microseconds=1)
 _OPEN: Final = Query(states=frozenset((State.PENDING, State.UNKNOWN)))
 _FOUND_MAX: Final = 2
 
@@ -197,20 +200,28 @@ def decide_key(
     KeyChanged, and changes nothing, if it is not as it was shown any more."""
     note = note_of(resolution.word, status, by=by, why=why)
     id = bytes.fromhex(status.id)
-    command = Resolve(id, status.fence, resolution.state, resolution.body, note, expected)
+    lease_until = (status.lease_until - _EPOCH) // _MICROSECOND
+    command = Resolve(
+        id, status.fence, resolution.state, resolution.body, note, expected, lease_until
+    )
     (reply,) = yield StoreCall("apply", ([command],))
     if isinstance(reply, StoreUnavailable):
         raise reply
     now = yield from look_at(id, JSON)
     if not isinstance(reply, Done):
-        state = now.state if now is not None else "gone"
         raise KeyChanged(
-            f"it was {status.state} when it was shown and is {state} now; nothing was changed. "
-            "Look at it again",
+            f"{_what_changed(status, now)}; nothing was changed. Look at it again",
             operation=status.operation,
             tag=status.tag,
         )
     return now
+
+
+def _what_changed(shown: KeyStatus, now: KeyStatus | None) -> str:
+    if now is not None and (now.state, now.fence) == (shown.state, shown.fence):
+        return "its owner has come back for a while since it was shown, and may have gone on"
+    state = now.state if now is not None else "gone"
+    return f"it was {shown.state} when it was shown and is {state} now"
 
 
 def note_of(word: str, status: KeyStatus, *, by: str, why: str) -> str:

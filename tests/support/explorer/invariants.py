@@ -76,6 +76,24 @@ def i2_one_finish(change: Change) -> str | None:
     return None
 
 
+def i2_the_note_says_who_decided(change: Change) -> str | None:
+    """I2: a key is decided once, as it was shown, and its note's last line says by whom; an owner
+    that ended its key itself is not named there."""
+    before, command, after = change.before, change.command, change.after
+    if isinstance(change.reply, Lost) or before is None or after is None:
+        return None
+    line = after.note.rpartition("\n")[2]
+    if isinstance(command, Finish) and change.wrote is not None and line:
+        return f"the owner ended it, but the note says {line!r}"
+    if not isinstance(command, Resolve):
+        return None
+    if before.fence != command.fence:
+        return f"fence {command.fence} was shown, and fence {before.fence} was decided"
+    if after.state is not command.state or not line.startswith(command.note):
+        return f"{command.note!r} got Done for {describe_record(after)}, whose note is {line!r}"
+    return None
+
+
 def i3_first_bytes(change: Change) -> str | None:
     """I3: a replay carries the bytes stored first."""
     reply = change.reply
@@ -200,6 +218,7 @@ def i14_a_late_owner_is_accepted(change: Change) -> str | None:
 
 ON_CHANGE: Final[tuple[tuple[str, Callable[[Change], str | None]], ...]] = (
     ("I2", i2_one_finish),
+    ("I2", i2_the_note_says_who_decided),
     ("I3", i3_first_bytes),
     ("I4", i4_done_is_stored),
     ("I7", i7_mismatch_exactly),

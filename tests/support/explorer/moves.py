@@ -17,6 +17,7 @@ from tests.support.explorer.code_under_test import CodeUnderTest
 from tests.support.explorer.descriptions import describe_command, describe_outcome, describe_reply
 from tests.support.explorer.generator_states import GeneratorState, GeneratorStates
 from tests.support.explorer.ledger import ENDED
+from tests.support.explorer.operator import operator
 from tests.support.explorer.process import FlowState, HeldClaim, Interned, Message, Phase, Process
 from tests.support.explorer.scenario import Actor, BodyEnding
 
@@ -48,6 +49,7 @@ ERRORS: Final[dict[BodyEnding, BaseException]] = {
 }
 FOUND: Final = Recovered(State.SUCCEEDED, b"recovered", "recover= found it")
 FREE: Final = Recovered(State.ABSENT, b"", "recover= found nothing")
+DECLINED: Final = Recovered(State.FAILED, b"declined", "decided that it failed")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,6 +85,9 @@ class Moves:
         self._known: dict[tuple[Process, int], list[Move]] = {}
 
     def start(self, actor: Actor) -> Process:
+        if actor.operator:
+            begun = self.generators.begin(lambda: operator(actor.name))
+            return self.interned.process(actor, FlowState(begun))
         claim, times, recoverable = actor.claim, actor.times, actor.recoverable
         state = self.generators.begin(lambda: self._code.attempt(claim, times, recoverable))
         return self.interned.process(actor, FlowState(state))
@@ -304,10 +309,14 @@ class Moves:
         )
 
     def _recover(self, process: Process, flow: FlowState) -> list[Move]:
-        """`recover` tells the truth about the side effect, or that it cannot tell."""
+        """`recover` tells the truth about the side effect, or that it cannot tell. So does an
+        operator, who may also decide that it failed, whatever has happened."""
         name = process.actor.name
         found = []
-        answers = ((FOUND, True), (FREE, False), (None, None))
+        answers: list[tuple[Recovered | None, bool | None]]
+        answers = [(FOUND, True), (FREE, False), (None, None)]
+        if process.actor.operator:
+            answers.append((DECLINED, None))
         for answer, truth in answers:
             state = self.generators.advance(flow.state, answer)
             words = f"{name}'s recover says {answer.state.name if answer else 'nothing'}"

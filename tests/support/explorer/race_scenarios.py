@@ -117,6 +117,10 @@ _RECOVERY: Final = Resolve(KEY, _FENCE, State.FAILED, b"declined", "by hand")
 _UNKNOWN: Final = held(state=State.UNKNOWN, finished_at=EARLY, retry_safe=False)
 _SILENT: Final = held(lease_until=_FENCE, retry_safe=False, keep=1, audit=0)
 _ENDED: Final = held(state=State.SUCCEEDED, finished_at=_FENCE, body=b"first", keep=1_000, audit=0)
+# An operator has seen the silent owner's key, and frees it as it was shown.
+_DECISION: Final = Resolve(
+    KEY, _FENCE, State.ABSENT, b"", "ana freed", State.UNKNOWN, _SILENT.lease_until
+)
 # From before the clock was set back: after a sweep its fence must not be granted again.
 _AHEAD: Final = _ENDED._replace(fence=LATE + 1_000, keep=100)
 
@@ -143,6 +147,9 @@ RACES: Final = (
     Race("giving up and the finish", held(retry_safe=False), (claim("B"), _FINISH)),
     Race("an unknown key's owner and recovery", _UNKNOWN, (_FINISH, _RECOVERY)),
     Race("an unknown key's two endings", _UNKNOWN, (_FINISH, _FAILURE)),
+    Race("an operator and the silent owner's finish", _SILENT, (_DECISION, _FINISH)),
+    Race("an operator and the silent owner's renewal", _SILENT, (_DECISION, _RENEWAL)),
+    Race("an operator, a retry and the finish", _SILENT, (_DECISION, claim("B"), _FINISH)),
     Race("an undecided key and the sweeper", _SILENT, (claim("B"), Sweep())),
 )
 

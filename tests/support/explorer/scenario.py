@@ -35,6 +35,8 @@ class Actor:
     """One attempt. Durations are in ticks, `keep_unknown` None is for ever; `beats` limits its
     renewals.
 
+    An `operator` makes no attempt: it looks at the key, and decides it if it is unknown.
+
     The commands of a `quick` actor are sent, applied and replied to in one move: with some quick
     actors a scenario can have more attempts, or more time.
     """
@@ -49,6 +51,7 @@ class Actor:
     beats: int = 0
     recoverable: bool = False
     quick: bool = False
+    operator: bool = False
     fingerprint: bytes = SAME
     endings: tuple[BodyEnding, ...] = (BodyEnding.RETURNED,)
 

@@ -139,6 +139,36 @@ SCENARIOS: Final = (
         ticks=2,
     ),
     Scenario(
+        "an operator and a late owner",
+        (
+            Actor("A", lease=1, keep=3, beats=1),
+            Actor("O", operator=True),
+            Actor("B", lease=1, keep=3, quick=True),
+        ),
+        ticks=2,
+        crashes=1,
+    ),
+    Scenario(
+        "an operator and a recovery",
+        (
+            Actor("A", lease=1, keep=3, quick=True),
+            Actor("O", operator=True),
+            Actor("B", lease=1, keep=3, recoverable=True),
+        ),
+        ticks=2,
+    ),
+    Scenario(
+        "two operators and a takeover",
+        (
+            Actor("A", retry_safe=True, lease=1, keep=3, quick=True),
+            Actor("O", operator=True),
+            Actor("P", operator=True, quick=True),
+            Actor("B", lease=1, keep=3, quick=True),
+            Actor("C", retry_safe=True, lease=1, keep=3, quick=True),
+        ),
+        ticks=1,
+    ),
+    Scenario(
         "waiting for the other",
         (
             Actor("A", endings=_ENDINGS, quick=True),
@@ -175,8 +205,8 @@ MUST_MEET: Final = frozenset(
         "claim", "claim again", "claim of a freed key", "expiry", "takeover", "give-up", "unknown",
         "replay", "mismatch", "in flight", "renew", "renew refused", "finish",
         "finish again", "finish refused", "finish of an unknown key", "release", "release again",
-        "release refused", "resolve", "look", "late", "late: claim", "late: straggler",
-        "late: renew", "late: finish",
+        "release refused", "resolve", "resolve refused", "look", "late", "late: claim",
+        "late: straggler", "late: renew", "late: finish",
         "late: release", "lost ack", "crash", "sweep", "effect", "recover", "heartbeat ends",
         "overtaken", "late start", "tick", "set back",
         *(f"body {ending.value}" for ending in BodyEnding),

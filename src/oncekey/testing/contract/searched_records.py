@@ -164,6 +164,22 @@ class OperatorDecisions:
         late = Resolve(held.id, held.fence, ABSENT, b"", "recover: it never happened")
         assert case.unchanged_by(late) == [Lost()]
 
+    def test_i1_an_unknown_key_whose_owner_came_back_meanwhile_is_not_decided(
+        self, case: StoreCase
+    ) -> None:
+        """Nothing had happened when the operator looked; then the owner renewed, and went on."""
+        held = case.claimed()
+        case.wait(LEASE)
+        shown = case.record(held.id)
+        case.expect(Done, held.renew())
+        case.wait(LEASE)
+        free = Resolve(held.id, held.fence, ABSENT, b"", "ana: it never ran")
+        late = free._replace(lease_until=shown.lease_until)
+        assert case.unchanged_by(late) == [Lost()]
+        again = free._replace(lease_until=case.record(held.id).lease_until)
+        case.expect(Done, again)
+        case.expect(Done, again)  # I9
+
     def test_the_notes_of_all_decisions_stay_until_the_key_expires(self, case: StoreCase) -> None:
         held = case.claimed()
         case.wait(LEASE)
