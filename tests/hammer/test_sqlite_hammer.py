@@ -27,6 +27,8 @@ LEAST = {
     "renewals": 60,
     "releases": 30,
     "resolved": 25,
+    "decided by operators": 5,
+    "operators came too late": 3,
     "generations": 200,
     "crashes": 10,
     "swept": 150,

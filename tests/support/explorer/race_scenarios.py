@@ -147,7 +147,6 @@ RACES: Final = (
     Race("giving up and the finish", held(retry_safe=False), (claim("B"), _FINISH)),
     Race("an unknown key's owner and recovery", _UNKNOWN, (_FINISH, _RECOVERY)),
     Race("an unknown key's two endings", _UNKNOWN, (_FINISH, _FAILURE)),
-    Race("an operator and the silent owner's finish", _SILENT, (_DECISION, _FINISH)),
     Race("an operator and the silent owner's renewal", _SILENT, (_DECISION, _RENEWAL)),
     Race("an operator, a retry and the finish", _SILENT, (_DECISION, claim("B"), _FINISH)),
     Race("an undecided key and the sweeper", _SILENT, (claim("B"), Sweep())),

@@ -29,12 +29,27 @@ from oncekey.core.commands import (
     SaveStep,
     Unknown,
 )
-from oncekey.core.errors import NotStarted, OncekeyError, StoreUnavailable, Terminal
+from oncekey.core.errors import (
+    KeyChanged,
+    NotStarted,
+    OncekeyError,
+    StoreUnavailable,
+    Terminal,
+)
 from oncekey.core.identity import Identities
 from oncekey.core.policy import Policy
 from oncekey.core.record import Record, State
 from oncekey.core.search import Cursor, Measures, Page, Query
 from oncekey.core.store import SWEEP_LIMIT_DEFAULT, CallerTransaction, Store, Unfinished
+from oncekey.engine.administration import (
+    FREE,
+    decide_key,
+    failed,
+    list_keys,
+    look_at,
+    run_plan,
+    succeeded,
+)
 from oncekey.engine.blocking.once import Once
 
 CRASHED = 7  # the exit code of a worker that crashed on purpose
@@ -43,9 +58,11 @@ LOSE_REPLY = 0.05
 CRASH = 0.003
 THROUGH_ONCE = 0.15
 IN_BATCHES = 0.25
+OPERATES = 0.05
 BATCH_MAX = 10
 OTHER_REQUEST = 0.08
 UNSAFE = 0.4
+UNKNOWN_KEYS = Query(states=frozenset((State.UNKNOWN,)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +181,8 @@ class Worker:
                 self.through_once(key)
             elif chance < THROUGH_ONCE + IN_BATCHES:
                 self.in_batches()
+            elif chance < THROUGH_ONCE + IN_BATCHES + OPERATES:
+                self.operate()
             else:
                 self.by_hand(key)
 
@@ -253,6 +272,26 @@ class Worker:
         note = f"hammer {self.dice.getrandbits(32)}"
         body = b"" if state is State.ABSENT else pack_value(JSON, note)
         return Resolve(id, fence, state, body, note)
+
+    def operate(self) -> None:
+        """An operator decides the newest unknown key as it was shown, after some thought."""
+        try:
+            listing = run_plan(self.store, list_keys(UNKNOWN_KEYS, 1, None))
+            if not listing.keys:
+                return
+            status = run_plan(self.store, look_at(bytes.fromhex(listing.keys[0].id), JSON))
+            if status is None or status.state != "unknown" or status.expired:
+                return
+            self.pause(1.0)
+            why = f"{self.dice.getrandbits(32)}"
+            chosen = self.dice.choice([FREE, failed(why), succeeded(status, why, JSON)])
+            plan = decide_key(status, chosen, State.UNKNOWN, by="operator", why=why)
+            run_plan(self.store, plan)
+            self.log.count("decided by operators")
+        except KeyChanged:
+            self.log.count("operators came too late")
+        except StoreUnavailable:
+            self.log.count("operators got no reply")
 
     # --- many at once -------------------------------------------------------------------------
 
