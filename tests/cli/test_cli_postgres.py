@@ -208,7 +208,7 @@ def test_show_of_a_new_store_on_postgresql_does_not_bind_its_secret(
     assert oncekey(*look, S="correct horse battery").data["value"] == "paid"
 
 
-def test_show_needs_only_read_permission(here: Command, url: str, schema: str) -> None:
+def test_list_show_and_stats_need_only_read_permission(here: Command, url: str, schema: str) -> None:
     role = f"support_{schema}"
     with Once(url) as once:
         once.run("charge", "order-1", lambda attempt: "paid")
@@ -222,9 +222,16 @@ def test_show_needs_only_read_permission(here: Command, url: str, schema: str) -
     try:
         ran = here("show", theirs, "charge", "order-1", "--history", "--bodies", "--json")
         assert (ran.code, ran.data["value"]) == (ExitCode.OK, "paid")
+        assert len(here("list", theirs, "--json").data["keys"]) == 1
+        assert here("show", theirs, "--tag", ran.data["tag"]).code == ExitCode.OK
+        assert here("show", theirs, "--key", "order-1").code == ExitCode.OK
+        assert here("stats", theirs).code == ExitCode.OK
+        failed = here("release", theirs, "--tag", ran.data["tag"], "--by", "a", "--why", "b", "-y")
+        assert (failed.code, "it has succeeded" in failed.err) == (ExitCode.FAILED, True)
         server().execute(f"REVOKE ALL ON ALL TABLES IN SCHEMA {schema} FROM {role}")
-        ran = here("show", theirs, "charge", "order-1")
-        assert_one_line(ran, ExitCode.FAILED, "lacks rights", "42501")
+        for words in (("show", "charge", "order-1"), ("list",), ("stats",)):
+            ran = here(words[0], theirs, *words[1:])
+            assert_one_line(ran, ExitCode.FAILED, "lacks rights", "42501")
     finally:
         server().execute(f"DROP OWNED BY {role}")
         server().execute(f"DROP ROLE {role}")
