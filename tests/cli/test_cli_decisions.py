@@ -296,6 +296,7 @@ def test_at_a_terminal_it_shows_the_key_and_asks(
         seen = _expect(ours, "Decide")
         assert "its owner died" in seen
         assert "RUNS the operation" in seen
+        assert "silent for 9 min" in seen
         os.write(ours, f"{answer}\n".encode())
         _expect(ours, "freed" if code is ExitCode.OK else "nothing was changed")
         assert process.wait(PATIENCE_SECONDS) == code

@@ -208,7 +208,9 @@ def test_show_of_a_new_store_on_postgresql_does_not_bind_its_secret(
     assert oncekey(*look, S="correct horse battery").data["value"] == "paid"
 
 
-def test_list_show_and_stats_need_only_read_permission(here: Command, url: str, schema: str) -> None:
+def test_list_show_and_stats_need_only_read_permission(
+    here: Command, url: str, schema: str
+) -> None:
     role = f"support_{schema}"
     with Once(url) as once:
         once.run("charge", "order-1", lambda attempt: "paid")

@@ -14,7 +14,7 @@ from oncekey import KeyChanged, KeyStatus
 from oncekey.cli import confirmation
 from oncekey.cli.exit_codes import ExitCode
 from oncekey.cli.key_choice import KeyChoice, find_chosen, store_of, the_one
-from oncekey.cli.key_report import key_rows, status_data
+from oncekey.cli.key_report import key_rows, span, status_data
 from oncekey.cli.output import Output, error_line
 from oncekey.core.codec import JSON
 from oncekey.core.record import State
@@ -91,6 +91,9 @@ def _confirmed(out: Output, status: KeyStatus, resolution: Resolution) -> bool:
     out.rows(key_rows(status, bodies=False))
     out.line("")
     out.line(_CONSEQUENCE[resolution.state])
+    if resolution.state is State.ABSENT and status.finished_at is None:
+        silent = span((status.seen_at - status.lease_until).total_seconds())
+        out.line(f"Its owner has been silent for {silent}. If it is only suspended, it may wake.")
     return confirmation.ask(f"Decide {status.tag} as {resolution.word}?")
 
 

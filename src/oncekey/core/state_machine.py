@@ -23,7 +23,8 @@ Rules, in words:
     become unknown if anybody looked.
     Freed is free for any request, unless steps were saved: those belong to the request they
     were made for, so such a key stays bound to it and the next run skips what is done.
-    Resolve also frees a failed key, if an operator says so; what it failed with is archived.
+    Resolve also frees a failed key, if an operator says so; what it failed with is archived. It
+    decides a record only as it was shown: the same fence, state and, for an operator, lease.
     The note stays with the key when it is claimed again; only expiry ends it.
 8.  One decision sees one reading of the clock: `now`, given by the store.
 

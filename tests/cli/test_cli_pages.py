@@ -1,0 +1,53 @@
+"""The `oncekey` commands in the pages and in the help are ones that the command accepts."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+
+import click
+import pytest
+from tests.docs.pages import PAGES, blocks, name_of
+
+from oncekey.cli.app import cli
+from oncekey.cli.exit_codes import ExitCode
+
+
+def _in_pages() -> Iterator[tuple[str, str]]:
+    for page in PAGES:
+        for line in "\n".join(blocks(page, "sh")).splitlines():
+            if line.startswith("oncekey "):
+                yield name_of(page), line
+
+
+def _in_help() -> Iterator[tuple[str, str]]:
+    for name, command in cli.commands.items():
+        for line in (command.help or "").splitlines():
+            if line.strip().startswith("oncekey "):
+                yield f"{name} --help", line.strip()
+
+
+@pytest.mark.parametrize(("where", "line"), [*_in_pages(), *_in_help()])
+def test_a_printed_command_is_accepted(
+    where: str, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ONCEKEY_STORE", "sqlite:///any.db")
+    words = shlex.split(line, comments=True)[1:]
+    for end in ("|", ">"):
+        words = words[: words.index(end)] if end in words else words
+    name, *rest = words
+    command = cli.commands[name]
+    context = command.make_context(name, [*rest], parent=click.Context(cli))
+    assert context.args == []
+
+
+def test_every_command_and_exit_code_is_in_the_reference() -> None:
+    (page,) = [page for page in PAGES if page.name == "command-line.md"]
+    text = page.read_text()
+    for name in cli.commands:
+        assert f"| `oncekey {name}" in text, name
+    for code in ExitCode:
+        assert f"| {int(code)} |" in text, code
+    assert cli.epilog is not None
+    for code in ExitCode:
+        assert f"{int(code)} " in cli.epilog, code
