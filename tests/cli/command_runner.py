@@ -1,13 +1,16 @@
-"""Starts a command that runs until a signal ends it."""
+"""Starts a command that runs until a signal ends it, or that asks questions at a terminal."""
 
 from __future__ import annotations
 
 import json
 import os
+import pty
+import select
 import signal
 import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from queue import Queue
 from typing import Any
 
@@ -59,3 +62,45 @@ class Running:
 
 
 Start = Callable[..., Running]
+
+
+class Terminal:
+    """A terminal that a command runs at."""
+
+    def __init__(self, process: subprocess.Popen[bytes], file: int) -> None:
+        self._process = process
+        self._file = file
+
+    def expect(self, text: str) -> str:
+        """Reads until this text was shown, and returns all that was read."""
+        seen = ""
+        while text not in seen:
+            assert select.select([self._file], [], [], PATIENCE_SECONDS)[0], seen
+            seen += os.read(self._file, 4_096).decode(errors="replace")
+        return seen
+
+    def type(self, line: str) -> None:
+        os.write(self._file, f"{line}\n".encode())
+
+    def end(self, how: signal.Signals) -> int:
+        self._process.send_signal(how)
+        return self.wait()
+
+    def wait(self) -> int:
+        return self._process.wait(PATIENCE_SECONDS)
+
+
+@contextmanager
+def at_terminal(command: Sequence[str], **environment: str) -> Iterator[Terminal]:
+    """Runs a command at a terminal of its own."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        command, stdin=theirs, stdout=theirs, stderr=theirs, env={**os.environ, **environment}
+    )
+    os.close(theirs)
+    try:
+        yield Terminal(process, ours)
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import pty
-import select
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.cli.command_runner import at_terminal
 from tests.cli.conftest import Command
 from tests.cli.operator_shop import FAILED, MINUTE_US, ROUTE, SUCCEEDED, Shop
 
@@ -284,34 +283,18 @@ def test_at_a_terminal_it_shows_the_key_and_asks(
     executable: str, here: Command, shop: Shop, answer: str, code: ExitCode
 ) -> None:
     owner = shop.unknown("charge", f"asked-{answer}")
-    ours, theirs = pty.openpty()
     command = [executable, "resolve", shop.url, "--tag", owner.tag, "--free"]
-    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs)
-    os.close(theirs)
-    try:
-        _expect(ours, "Who decides?")
-        os.write(ours, b"ana\n")
-        _expect(ours, "Why?")
-        os.write(ours, b"it never ran\n")
-        seen = _expect(ours, "Decide")
+    with at_terminal(command) as terminal:
+        terminal.expect("Who decides?")
+        terminal.type("ana")
+        terminal.expect("Why?")
+        terminal.type("it never ran")
+        seen = terminal.expect("Decide")
         assert "its owner died" in seen
         assert "RUNS the operation" in seen
         assert "silent for 9 min" in seen
-        os.write(ours, f"{answer}\n".encode())
-        _expect(ours, "freed" if code is ExitCode.OK else "nothing was changed")
-        assert process.wait(PATIENCE_SECONDS) == code
-    finally:
-        process.kill()
-        process.wait()
-        os.close(ours)
+        terminal.type(answer)
+        terminal.expect("freed" if code is ExitCode.OK else "nothing was changed")
+        assert terminal.wait() == code
     state = here("show", shop.url, "--tag", owner.tag, "--json").data.get("state")
     assert state == (None if code is ExitCode.OK else "unknown")
-
-
-def _expect(terminal: int, text: str) -> str:
-    """Reads until the terminal has shown the text."""
-    seen = ""
-    while text not in seen:
-        assert select.select([terminal], [], [], PATIENCE_SECONDS)[0], seen
-        seen += os.read(terminal, 4_096).decode(errors="replace")
-    return seen

@@ -6,7 +6,7 @@ import signal
 from typing import Any
 
 import pytest
-from tests.cli.command_runner import Start
+from tests.cli.command_runner import Start, at_terminal
 from tests.cli.conftest import Command, Ran
 from tests.cli.operator_shop import DAY_US, FAILED, MINUTE_US, ROUTE, Shop
 
@@ -118,6 +118,16 @@ def test_watch_prints_a_document_per_change_until_a_signal(start: Start, shop: S
     assert [key["state"] for key in running.round()["keys"]] == ["succeeded"]
     assert running.end(signal.SIGINT) == ExitCode.OK
     assert running.out.empty()
+
+
+def test_watch_draws_the_page_again_at_a_terminal(executable: str, shop: Shop) -> None:
+    first = shop.claim("charge", "draw-1", scope="acct_draw")
+    command = [executable, "list", shop.url, "--scope", "acct_draw", "--watch", "0.2"]
+    with at_terminal(command, TERM="xterm") as terminal:
+        terminal.expect(first.tag)
+        second = shop.claim("charge", "draw-2", scope="acct_draw")
+        terminal.expect(second.tag)
+        assert terminal.end(signal.SIGTERM) == ExitCode.OK
 
 
 @pytest.mark.parametrize(
