@@ -114,12 +114,25 @@ def history_of(id: bytes, codec: Codec) -> Plan[list[KeyStatus]]:
     return [status for status in statuses if status is not None]
 
 
-def measure_store() -> Plan[Stats]:
-    """The figures of the store."""
+class Survey(NamedTuple):
+    """The figures of a store, and the pending and unknown keys that they were taken from."""
+
+    stats: Stats
+    open_keys: Listing
+
+
+def survey_store() -> Plan[Survey]:
+    """The figures of the store, and its open keys as far as one page goes."""
     measures = yield StoreCall("measure")
     newest = yield StoreCall("search", (Query(expired=True), 1, NEWEST))
     open_keys = yield StoreCall("search", (_OPEN, PAGE_LIMIT_MAX, NEWEST))
-    return stats_of(measures, newest, open_keys)
+    return Survey(stats_of(measures, newest, open_keys), listing_of(open_keys))
+
+
+def measure_store() -> Plan[Stats]:
+    """The figures of the store."""
+    survey = yield from survey_store()
+    return survey.stats
 
 
 # --- decisions --------------------------------------------------------------------------------
