@@ -11,6 +11,7 @@ import click
 from oncekey import ConfigurationError, InvalidKey, OncekeyError, __version__
 from oncekey.cli.command_options import STORE_ENV
 from oncekey.cli.commands.completion import completion
+from oncekey.cli.commands.dashboard import dashboard
 from oncekey.cli.commands.demo import demo
 from oncekey.cli.commands.doctor import doctor
 from oncekey.cli.commands.list_keys import list_keys
@@ -59,6 +60,7 @@ def cli(context: click.Context) -> None:
 
 _COMMANDS = (
     demo,
+    dashboard,
     list_keys,
     show,
     resolve,

@@ -10,11 +10,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-AGE_EDGES: Final = ((1.0, "< 1 s"), (5.0, "1–5 s"), (30.0, "5–30 s"), (300.0, "30 s–5 min"),
-                    (3_600.0, "5–60 min"), (float("inf"), "> 1 h"))  # fmt: skip
+# The ages of a column, in seconds, end before these.
+AGE_EDGES: Final = (
+    (1.0, "< 1 s"),
+    (5.0, "< 5 s"),
+    (30.0, "< 30 s"),
+    (300.0, "< 5 min"),
+    (3_600.0, "< 1 h"),
+    (float("inf"), "≥ 1 h"),
+)
 HISTOGRAM_HEIGHT: Final = 120
 CURVE_WIDTH: Final = 600
 CURVE_HEIGHT: Final = 60
+
+CURVE_MIN_SECONDS: Final = 10.0
 
 _LEAST_HEIGHT: Final = 3.0  # a bar for one among thousands must be seen
 
@@ -81,7 +90,7 @@ class Curve(NamedTuple):
 
 def rate_curve(points: Sequence[tuple[float, float]]) -> Curve | None:
     """The claims per second over time; None as long as there is no line to draw."""
-    if len(points) <= 1:
+    if not points or points[-1][0] - points[0][0] < CURVE_MIN_SECONDS:
         return None
     first, last = points[0][0], points[-1][0]
     most = max(rate for _, rate in points) or 1.0

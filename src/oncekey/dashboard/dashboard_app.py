@@ -29,7 +29,7 @@ from oncekey.dashboard.request_checks import (
 from oncekey.engine.aio.once import AsyncOnce
 from oncekey.engine.blocking.once import Once
 
-Authenticate = Callable[[Scope], "str | None | Awaitable[str | None]"]
+Authenticate = Callable[[Scope], "str | Awaitable[str | None] | None"]
 Page = Callable[[PageRequest], Awaitable[Response]]
 Endpoint = Callable[[Request], Awaitable[Response]]
 

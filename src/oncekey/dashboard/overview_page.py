@@ -46,6 +46,7 @@ async def overview(request: PageRequest) -> Response:
         concerns=concerns[:ATTENTION_ROWS_MAX],
         more=max(len(concerns) - ATTENTION_ROWS_MAX, 0),
         stuck=len(stuck),
+        stuck_after=stuck_after,
         next=open_keys.next,
         ages=charts.age_histogram(ages, stuck_after),
         bars=charts.size_bars(stats.rows, stats.projected_rows),

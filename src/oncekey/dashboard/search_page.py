@@ -65,6 +65,7 @@ async def search(request: PageRequest) -> Response:
         listing=listing,
         problem=problem,
         field_max=FIELD_MAX_CHARS,
+        is_full=listing is not None and len(listing.keys) == SEARCH_ROWS_MAX,
         reached=_reached(listing),
         next=_next_page(values, states, expired, listing),
     )
