@@ -3,10 +3,10 @@
 
 -- name: fill
 INSERT INTO oncekey.records (
-    id, owner, fence, created_at, lease_until, finished_at, keep, audit, sweep_at, attempt,
-    revision, state, slot, retry_safe, fingerprint, scope, operation, key, steps, body, note)
+    id, owner, fence, created_at, lease_until, finished_at, keep, audit, keep_unknown, sweep_at,
+    attempt, revision, state, slot, retry_safe, fingerprint, scope, operation, key, steps, body, note)
 SELECT gen_random_uuid(), gen_random_uuid(), at, at, at + 30000000, at, 86400000000, 604800000000,
-       at + 691230000000, 1, 1, 2, 0, false, decode('01' || repeat('5a', 32), 'hex'),
+       31622400000000000, at + 691230000000, 1, 1, 2, 0, false, decode('01' || repeat('5a', 32), 'hex'),
        '', 'charge', '', '', '\x0101046a736f6e7b226964223a2263685f31227d'::bytea, ''
 FROM (
     SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint - %s * 86400000000 + n AS at

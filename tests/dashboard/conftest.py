@@ -1,0 +1,58 @@
+"""Dashboards that the tests share: one per store, with keys of every kind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from tests.dashboard.reader import Reader
+from tests.dashboard.sample_keys import SampleKeys, fill
+from tests.dashboard.served_dashboard import TOKEN, served
+from tests.support.postgres_stores import DATABASE, emptied, server
+
+from oncekey.core.store import Store
+from oncekey.dashboard import Dashboard
+from oncekey.engine.store_urls import blocking_store
+
+SCHEMA = "dashboard"
+
+
+@dataclass(frozen=True)
+class Shop:
+    """A store with sample keys, and its dashboard. `ids` are those of the keys, by name."""
+
+    url: str
+    address: str
+    app: Dashboard
+    store: Store
+    keys: SampleKeys
+    ids: dict[str, str]
+
+
+def store_url(kind: str, folder: Path) -> str:
+    if kind == "sqlite":
+        return f"sqlite:///{folder / 'shop.db'}"
+    emptied({"schema": SCHEMA})
+    return f"{server().url(DATABASE)}?schema={SCHEMA}"
+
+
+@pytest.fixture(scope="session", params=["sqlite", "postgres"])
+def shop(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Shop]:
+    url = store_url(request.param, tmp_path_factory.mktemp("dashboard"))
+    store = blocking_store(url)
+    ids = fill(store)
+    app = Dashboard(url, token=TOKEN, bodies=True)
+    with served(app) as address:
+        yield Shop(url, address, app, store, SampleKeys(store), ids)
+    store.close()
+
+
+@pytest.fixture
+def reader(shop: Shop) -> Iterator[Reader]:
+    with Reader(shop.address) as signed_in:
+        assert signed_in.sign_in().status_code == 303
+        yield signed_in
