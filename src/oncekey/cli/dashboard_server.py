@@ -19,7 +19,6 @@ _BACKLOG: Final = 64
 _CONCURRENCY_MAX: Final = 64
 _HEAD_MAX_BYTES: Final = 32 * 1024
 _GRACE_SECONDS: Final = 3
-_POLL_SECONDS: Final = 0.01
 
 
 def serve(app: Any, host: str, port: int, started: Callable[[str], None]) -> None:
@@ -42,7 +41,7 @@ async def _serve(app: Any, listening: socket.socket, started: Callable[[str], No
         limit_concurrency=_CONCURRENCY_MAX,
         timeout_graceful_shutdown=_GRACE_SECONDS,
     )
-    server = _ServerWithoutSignals(config)
+    server = _Server(config)
     loop = asyncio.get_running_loop()
 
     def stop() -> None:
@@ -50,12 +49,8 @@ async def _serve(app: Any, listening: socket.socket, started: Callable[[str], No
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop)
-    serving = asyncio.create_task(server.serve(sockets=[listening]))
-    while not server.started and not serving.done():
-        await asyncio.sleep(_POLL_SECONDS)
-    if not serving.done():
-        started(_address(listening))
-    await serving
+    server.on_start = lambda: started(_address(listening))
+    await server.serve(sockets=[listening])
 
 
 def _bind(host: str, port: int) -> socket.socket:
@@ -77,7 +72,15 @@ def _address(listening: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-class _ServerWithoutSignals(uvicorn.Server):
+class _Server(uvicorn.Server):
+    """A server that leaves signals alone, and says when it answers."""
+
+    on_start: Callable[[], None]
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.on_start()
+
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield

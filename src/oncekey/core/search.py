@@ -13,6 +13,8 @@ from oncekey.core.record import Record, State
 from oncekey.core.state_machine import is_expired, state_now
 
 LOOKED_AT_MAX: Final = 20_000  # records per page
+# A database looks at a few records first, and at the others only if these were not enough.
+LOOKED_AT_FIRST: Final = 200
 PAGE_LIMIT_DEFAULT: Final = 50
 PAGE_LIMIT_MAX: Final = 1_000
 # Of the outcome's bytes a page has only so many: enough for the status of an HTTP response.
@@ -20,6 +22,7 @@ BODY_HEAD_BYTES: Final = 1_024
 MEASURE_MAX: Final = 10_000  # what is counted is counted up to here
 RATE_WINDOW_US: Final = 60_000_000
 ID_BYTES: Final = 16
+_FIRST_PER_FOUND: Final = 2
 
 
 class Query(NamedTuple):
@@ -120,6 +123,45 @@ class Measures(NamedTuple):
     oldest_due: int
     claims: int
     lock_waits: int = 0
+
+
+class Walk:
+    """The way of a search through a database: the first statement looks at a few records, the
+    second at the rest of what a page may look at, since most searches find their page at once.
+
+    found, looked_at   what the statements have found so far, among how many records
+    last               where the next statement begins; None if there is nothing left
+    """
+
+    def __init__(self, limit: int, after: Cursor) -> None:
+        self._limit = limit
+        self._most = min(max(LOOKED_AT_FIRST, _FIRST_PER_FOUND * limit), LOOKED_AT_MAX)
+        self.found: list[Record] = []
+        self.looked_at = 0
+        self.last: Cursor | None = after
+
+    @property
+    def most(self) -> int:
+        """How many records the next statement looks at; 0 if the page is done."""
+        if self.last is None or len(self.found) >= self._limit:
+            return 0
+        return self._most - self.looked_at
+
+    @property
+    def wanted(self) -> int:
+        """How many records are missing on the page."""
+        return self._limit - len(self.found)
+
+    def add(self, found: list[Record], looked_at: int, last: Cursor) -> None:
+        """What a statement has found among so many records, the last of which was this."""
+        self.last = last if looked_at == self.most else None
+        self.found += found
+        self.looked_at += looked_at
+        if self.looked_at == self._most:
+            self._most = LOOKED_AT_MAX
+
+    def page(self, now: int) -> Page:
+        return page_of(self.found, self.last, now, self.looked_at, self._limit)
 
 
 def page_of(found: list[Record], last: Cursor | None, now: int, looked_at: int, limit: int) -> Page:

@@ -14,7 +14,7 @@ from oncekey.core.search import (
     Measures,
     Page,
     Query,
-    page_of,
+    Walk,
 )
 from oncekey.stores.postgres.rows import stored_row_of
 from oncekey.stores.postgres.statements import Statement, Statements
@@ -28,27 +28,30 @@ def search(clock: int | None, query: Query, limit: int, after: Cursor) -> Statem
     if query.tag:
         return (yield from _search_ids(clock, query, limit))
     states = [int(state) for state in query.states or _ALL_STATES]
-    rows = yield Statement(
-        "search",
-        (
-            clock,
-            after.fence,
-            after.id,
-            LOOKED_AT_MAX,
-            limit,
-            states,
-            query.expired,
-            query.scope,
-            query.operation,
-            query.route,
-            query.key,
-            BODY_HEAD_BYTES,
-        ),
-    )
-    now, looked_at, last_fence = rows[0][:3]
-    found = [stored.record for row in rows if (stored := stored_row_of(row)) is not None]
-    last = Cursor(last_fence, rows[0][_LAST_ID]) if looked_at == LOOKED_AT_MAX else None
-    return page_of(found, last, now, looked_at, limit)
+    walk = Walk(limit, after)
+    while walk.most and walk.last is not None:
+        rows = yield Statement(
+            "search",
+            (
+                clock,
+                walk.last.fence,
+                walk.last.id,
+                walk.most,
+                walk.wanted,
+                states,
+                query.expired,
+                query.scope,
+                query.operation,
+                query.route,
+                query.key,
+                BODY_HEAD_BYTES,
+            ),
+        )
+        clock, looked_at, last_fence = rows[0][:3]
+        found = [stored.record for row in rows if (stored := stored_row_of(row)) is not None]
+        walk.add(found, looked_at, Cursor(last_fence, rows[0][_LAST_ID]))
+    assert clock is not None
+    return walk.page(clock)
 
 
 def _search_ids(clock: int | None, query: Query, limit: int) -> Statements[Page]:

@@ -18,7 +18,7 @@ from oncekey.core.search import (
     Measures,
     Page,
     Query,
-    page_of,
+    Walk,
 )
 from oncekey.stores.sqlite.program import QUERIES, Statement, Statements
 from oncekey.stores.sqlite.rows import record_of
@@ -30,25 +30,25 @@ def search(now: int, query: Query, limit: int, after: Cursor) -> Statements[Page
     """At most `limit` of the records that match and are older than `after` (S11)."""
     if query.tag:
         return (yield from _search_ids(now, query, limit))
+    walk = Walk(limit, after)
     params = {
         "now": now,
-        "fence": after.fence,
-        "id": after.id,
-        "looked_at": LOOKED_AT_MAX,
         "states": json.dumps([int(state) for state in query.states or _ALL_STATES]),
         "expired": int(query.expired),
         "scope": query.scope,
         "operation": query.operation,
         "route": query.route,
         "key": query.key,
-        "limit": limit,
         "head": BODY_HEAD_BYTES,
     }
-    rows = yield _named("search", params)
-    looked_at, last_fence, last_id = rows[0][19:]
-    found = [record_of(row) for row in rows if row[0] is not None]
-    last = Cursor(last_fence, last_id) if looked_at == LOOKED_AT_MAX else None
-    return page_of(found, last, now, looked_at, limit)
+    while walk.most and walk.last is not None:
+        where = {"fence": walk.last.fence, "id": walk.last.id}
+        how_many = {"looked_at": walk.most, "limit": walk.wanted}
+        rows = yield _named("search", {**params, **where, **how_many})
+        looked_at, last_fence, last_id = rows[0][19:]
+        found = [record_of(row) for row in rows if row[0] is not None]
+        walk.add(found, looked_at, Cursor(last_fence, last_id))
+    return walk.page(now)
 
 
 def _search_ids(now: int, query: Query, limit: int) -> Statements[Page]:

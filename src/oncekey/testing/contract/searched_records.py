@@ -6,7 +6,7 @@ import pytest
 
 from oncekey.core.commands import Claimed, Done, Lost, Resolve
 from oncekey.core.origin import Origin, label_of
-from oncekey.core.search import NEWEST, Page, Query
+from oncekey.core.search import LOOKED_AT_FIRST, NEWEST, Page, Query
 from oncekey.testing.contract.store_case import (
     ABSENT,
     FAILED,
@@ -17,6 +17,8 @@ from oncekey.testing.contract.store_case import (
     UNKNOWN,
     HeldClaim,
     StoreCase,
+    claim,
+    token,
 )
 
 ALL = 1_000
@@ -69,6 +71,26 @@ class SearchedRecords:
                 break
             after = part.next
         assert sorted(got) == sorted(ids)
+
+    def test_s11_a_rare_record_is_found_behind_many_others(self, case: StoreCase) -> None:
+        """A database looks at a few records first: what it misses there, it must find behind."""
+        rare = case.claimed(scope="rare")
+        case.wait(1)
+        older = case.claimed()
+        case.wait(1)
+        others = [claim(token("id"), token("own")) for _ in range(2 * LOOKED_AT_FIRST)]
+        for start in range(0, len(others), LOOKED_AT_FIRST):
+            case.send_all(*others[start : start + LOOKED_AT_FIRST])
+        for limit in (1, 2, ALL):
+            part = page(case, Query(scope="rare"), limit)
+            assert [record.id for record in part.records] == [rare.id]
+            assert (part.looked_at, part.next) == (len(others) + 2, None)
+        part = page(case, Query(), len(others), NEWEST)
+        assert {record.id for record in part.records} == {other.id for other in others}
+        assert part.next is not None
+        last = page(case, Query(), ALL, part.next)
+        assert [record.id for record in last.records] == [older.id, rare.id]
+        assert last.next is None
 
     def test_s11_states_are_those_that_a_claim_would_find(self, case: StoreCase) -> None:
         dead = case.claimed()
