@@ -261,6 +261,7 @@ def test_a_read_only_dashboard_has_no_forms_and_takes_none(
     app = Dashboard(shop_url, token=TOKEN, read_only=True)
     with served(app) as address, Reader(address) as reader:
         reader.sign_in()
+        page = ""
         for name in ("unknown", "failed"):
             page = reader.get(f"/keys/{ids[name]}").text
             assert "/confirm" not in page

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 from fastapi import FastAPI
-from tests.dashboard.conftest import Shop
+from tests.dashboard.conftest import SCHEMA, Shop
 from tests.dashboard.reader import Reader, confirmation
 from tests.dashboard.sample_keys import CHARGES, SampleKeys, value
 from tests.dashboard.served_dashboard import TOKEN, served
+from tests.support.postgres_stores import DATABASE, server
 
 from oncekey import AsyncOnce, Event, EventKind, Once
 from oncekey.core.codec import JSON
@@ -133,6 +134,26 @@ def test_bodies_are_hidden_unless_the_reader_may_see_them(shop: Shop) -> None:
             assert secret not in facts
             assert shown in page
             assert "hidden: the dashboard was started without bodies" in facts
+
+
+@pytest.mark.parametrize("shop", ["postgres"], indirect=True, scope="session")
+def test_a_role_that_may_only_read_is_enough_to_look(shop: Shop) -> None:
+    for statement in (
+        "DROP ROLE IF EXISTS looker",
+        "CREATE ROLE looker LOGIN",
+        f"GRANT USAGE ON SCHEMA {SCHEMA} TO looker",
+        f"GRANT SELECT ON ALL TABLES IN SCHEMA {SCHEMA} TO looker",
+    ):
+        server().execute(statement, database=DATABASE)
+    url = shop.url.replace("//postgres@", "//looker@")
+    app = Dashboard(url, token=TOKEN, read_only=True)
+    with served(app) as address, Reader(address) as reader:
+        reader.sign_in()
+        for path in ("/", "/keys", f"/keys/{shop.ids['unknown']}"):
+            page = reader.get(path)
+            assert page.status_code == 200, page.text
+    server().execute("DROP OWNED BY looker", database=DATABASE)
+    server().execute("DROP ROLE looker", database=DATABASE)
 
 
 # --- decisions ------------------------------------------------------------------------------------

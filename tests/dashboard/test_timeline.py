@@ -119,10 +119,10 @@ def test_long_waits_do_not_hide_what_happened_before() -> None:
 
 def test_ages_are_counted_by_column_and_old_ones_are_marked() -> None:
     columns = charts.age_histogram([0.1, 0.9, 2, 400, 9_000], 300)
-    assert [column.count for column in columns] == [2, 1, 0, 0, 1, 1]
+    assert [column.keys for column in columns] == [2, 1, 0, 0, 1, 1]
     assert [column.is_old for column in columns] == [False] * 4 + [True] * 2
-    assert all(column.height >= 3 for column in columns if column.count)
-    assert [column.count for column in charts.age_histogram([], 300)] == [0] * 6
+    assert all(column.height >= 3 for column in columns if column.keys)
+    assert [column.keys for column in charts.age_histogram([], 300)] == [0] * 6
 
 
 def test_bars_compare_rows_with_their_projection() -> None:

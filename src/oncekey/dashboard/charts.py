@@ -32,7 +32,7 @@ class Column(NamedTuple):
     """A column of a histogram; x and width in percent, y and height in pixels."""
 
     label: str
-    count: int
+    keys: int
     x: float
     width: float
     y: float

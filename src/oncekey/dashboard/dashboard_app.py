@@ -71,8 +71,8 @@ class Dashboard:
         hosts: Sequence[str] | None = None,
         stuck_after: Duration = STUCK_AFTER_DEFAULT,
     ) -> None:
-        if not by.isprintable() or len(by) > decision_form.NAME_MAX_CHARS:
-            most = decision_form.NAME_MAX_CHARS
+        if not by.isprintable() or len(by) > decision_form.OPERATOR_MAX_CHARS:
+            most = decision_form.OPERATOR_MAX_CHARS
             raise ConfigurationError(f"by= must be a name of at most {most} printable characters")
         stuck = microseconds(stuck_after, name="stuck_after") / 1_000_000
         self._options = DashboardOptions(read_only, bodies, by, stuck)

@@ -22,7 +22,7 @@ from oncekey.engine import administration
 from oncekey.engine.administration import HttpAnswer
 from oncekey.engine.key_status import KeyStatus
 
-NAME_MAX_CHARS: Final = 100
+OPERATOR_MAX_CHARS: Final = 100
 REASON_MAX_CHARS: Final = 500
 MESSAGE_MAX_CHARS: Final = 1_000
 
@@ -101,7 +101,7 @@ def wanted_of(request: PageRequest, status: KeyStatus) -> Wanted:
     action = form.get("action", "")
     if action not in actions_of(status):
         raise ConfigurationError("Choose what became of it.")
-    by = request.by or _line(form, "by", "Your name", NAME_MAX_CHARS)
+    by = request.by or _line(form, "by", "Your name", OPERATOR_MAX_CHARS)
     why = _line(form, "why", "The reason", REASON_MAX_CHARS)
     if action == "succeeded":
         return Wanted(Decision(action, value=_answer(form, status)), by, why)

@@ -84,7 +84,9 @@ class _StoreKeys:
             chosen, expected = administration.FREE, administration.releasable(status)
         else:
             free = decision.action == "free"
-            chosen = administration.verdict_of(status, decision.value, decision.message, free, JSON)
+            chosen = administration.resolution_of(
+                status, decision.value, decision.message, free, JSON
+            )
             administration.check_unknown(status)
             expected = State.UNKNOWN
         await self.run(administration.decide_key(status, chosen, expected, by=by, why=why))

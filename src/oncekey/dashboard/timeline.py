@@ -125,9 +125,10 @@ def _attempts(
     if status.attempt > 1:
         count = status.attempt - 1
         title = "Attempt 1" if count == 1 else f"Attempts 1 to {count}"
-        bars = (axis.bar("earlier", status.created_at, claimed),)
-        rows.append(Row(title, f"first claimed {when(status.created_at)}; it did not end", bars))
-    bars = (axis.bar("held", claimed, held_until),)
+        earlier = axis.bar("earlier", status.created_at, claimed)
+        text = f"first claimed {when(status.created_at)}; it did not end"
+        rows.append(Row(title, text, (earlier,)))
+    bars: tuple[Bar, ...] = (axis.bar("held", claimed, held_until),)
     text = f"claimed {when(claimed)}"
     if status.state == "pending" and status.lease_until > end:
         bars = (*bars, axis.bar("lease", end, status.lease_until))
