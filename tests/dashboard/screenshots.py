@@ -1,14 +1,19 @@
-"""`python -m tests.dashboard.screenshots FOLDER` takes the pictures of the dashboard's page in the
-documentation: the overview, a key and the search, in light and dark, on a desk and on a phone."""
+"""`python -m tests.dashboard.screenshots FOLDER` takes pictures of the dashboard.
+
+They are the overview, a key and the search, in light and dark, on a desk and on a phone. Some of
+them are in docs/assets.
+"""
 
 from __future__ import annotations
 
+import math
 import random
 import sys
 import tempfile
 import time
 from pathlib import Path
 
+from playwright.sync_api import ViewportSize
 from tests.dashboard.sample_keys import CHARGES, HOUR, SECOND, SampleKeys, response, value
 from tests.dashboard.served_dashboard import TOKEN, served
 from tests.demo.browser import chromium, program
@@ -21,8 +26,8 @@ from oncekey.dashboard import Dashboard
 from oncekey.stores.sqlite import SQLiteStore
 
 REFUNDS = Origin("http", "POST /charges/{id}/refunds", "refund_charge")
-DESK = {"width": 1280, "height": 800}
-PHONE = {"width": 390, "height": 844}
+DESK: ViewportSize = {"width": 1280, "height": 900}
+PHONE: ViewportSize = {"width": 390, "height": 844}
 
 
 class PastClock:
@@ -67,25 +72,36 @@ def filled(path: Path) -> str:
     return held[0].hex()
 
 
+# What the documentation shows: a page, its look, and whether all of it or what a window has.
+SHOTS = (
+    ("overview", "light", True),
+    ("overview", "dark", True),
+    ("overview", "phone", False),
+    ("key", "light", True),
+    ("key", "dark", False),
+    ("key", "phone", True),
+    ("search", "light", False),
+)
+
+
 def main(folder: Path) -> None:
     with tempfile.TemporaryDirectory() as made:
         id = filled(Path(made) / "shop.db")
         app = Dashboard(f"sqlite:///{Path(made) / 'shop.db'}", token=TOKEN)
+        for second in range(0, 300, 5):  # as if the page had been open for five minutes
+            app._curve.add(time.time() - 310 + second, 9 + 4 * math.sin(second / 40) + second % 3)
+        paths = {"overview": "/", "key": f"/keys/{id}", "search": "/keys"}
         with served(app) as address, chromium(program()) as browser:
-            shots = [("light", DESK, 1), ("dark", DESK, 1), ("phone", PHONE, 2)]
-            for name, viewport, scale in shots:
+            for name, look, whole in SHOTS:
                 context = browser.new_context(
-                    viewport=viewport,  # type: ignore[arg-type]
-                    device_scale_factor=scale,
-                    color_scheme="dark" if name == "dark" else "light",
+                    viewport=PHONE if look == "phone" else DESK,
+                    device_scale_factor=2 if look == "phone" else 1,
+                    color_scheme="dark" if look == "dark" else "light",
                 )
                 page = context.new_page()
                 page.goto(address + app.sign_in_path())
-                for at, path in (("overview", "/"), ("key", f"/keys/{id}"), ("search", "/keys")):
-                    page.goto(address + path)
-                    page.screenshot(
-                        path=folder / f"dashboard-{at}-{name}.png", full_page=at != "search"
-                    )
+                page.goto(address + paths[name])
+                page.screenshot(path=folder / f"dashboard-{name}-{look}.png", full_page=whole)
                 context.close()
 
 

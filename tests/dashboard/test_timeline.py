@@ -52,7 +52,7 @@ def kinds(row: Row) -> list[str]:
 def test_a_finished_key_is_one_bar_and_its_end() -> None:
     attempt, end = timeline_of(key()).rows
     assert kinds(attempt) == ["held"]
-    assert attempt.text.endswith("it took 1.0 s")
+    assert attempt.text.endswith("it took 1 s")
     assert (end.title, end.mark) == ("Succeeded", "end-succeeded")
     assert end.at == attempt.bars[0].x + attempt.bars[0].width
 

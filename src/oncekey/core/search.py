@@ -96,7 +96,7 @@ class Page(NamedTuple):
     bodies are cut (BODY_HEAD_BYTES).
 
     now         the store's clock
-    looked_at   how many records were looked at
+    looked_at   how many records were looked at, without those that an index leaves out
     next        where to go on; None if there are no more
     """
 

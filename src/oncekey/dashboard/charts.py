@@ -25,7 +25,9 @@ CURVE_HEIGHT: Final = 60
 
 CURVE_MIN_SECONDS: Final = 10.0
 
-_LEAST_HEIGHT: Final = 3.0  # a bar for one among thousands must be seen
+# A bar for one among thousands must be seen.
+_LEAST_HEIGHT: Final = 3.0
+_LEAST_WIDTH: Final = 0.5
 
 
 class Column(NamedTuple):
@@ -74,9 +76,10 @@ class Bar(NamedTuple):
 def size_bars(rows: int, projected: int) -> list[Bar]:
     """What is stored beside what the present rate leads to."""
     most = max(rows, projected, 1)
+    counted = (("Rows now", rows), ("Rows at this rate", projected))
     return [
-        Bar("Rows now", rows, 100 * rows / most),
-        Bar("Rows at this rate", projected, 100 * projected / most),
+        Bar(label, count, max(100 * count / most, _LEAST_WIDTH) if count else 0.0)
+        for label, count in counted
     ]
 
 

@@ -61,7 +61,8 @@ def span(seconds: float) -> str:
         return f"{max(seconds, 0) * 1_000:.0f} ms"
     size, unit = next(unit for unit in _UNITS if seconds >= unit[0])
     figure = seconds / size
-    return f"{figure:.0f} {unit}" if figure >= _MANY_MIN else f"{figure:.1f} {unit}"
+    text = f"{figure:.0f}" if figure >= _MANY_MIN else f"{figure:.1f}".removesuffix(".0")
+    return f"{text} {unit}"
 
 
 def between(later: datetime, earlier: datetime) -> str:

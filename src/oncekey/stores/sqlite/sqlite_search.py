@@ -24,6 +24,10 @@ from oncekey.stores.sqlite.program import QUERIES, Statement, Statements
 from oncekey.stores.sqlite.rows import record_of
 
 _ALL_STATES: Final = tuple(State)
+# The states of which an index has all records, however many others there are.
+_UNFINISHED: Final = frozenset((State.PENDING, State.UNKNOWN, State.ABSENT))
+_SEARCH: Final = QUERIES["search"]
+_SEARCH_UNFINISHED: Final = _SEARCH.replace("WHERE /* all */", QUERIES["search_unfinished"])
 
 
 def search(now: int, query: Query, limit: int, after: Cursor) -> Statements[Page]:
@@ -31,6 +35,8 @@ def search(now: int, query: Query, limit: int, after: Cursor) -> Statements[Page
     if query.tag:
         return (yield from _search_ids(now, query, limit))
     walk = Walk(limit, after)
+    is_unfinished = query.states and query.states <= _UNFINISHED
+    statement = _SEARCH_UNFINISHED if is_unfinished else _SEARCH
     params = {
         "now": now,
         "states": json.dumps([int(state) for state in query.states or _ALL_STATES]),
@@ -44,7 +50,7 @@ def search(now: int, query: Query, limit: int, after: Cursor) -> Statements[Page
     while walk.most and walk.last is not None:
         where = {"fence": walk.last.fence, "id": walk.last.id}
         how_many = {"looked_at": walk.most, "limit": walk.wanted}
-        rows = yield _named("search", {**params, **where, **how_many})
+        rows = yield Statement(statement, {**params, **where, **how_many})
         looked_at, last_fence, last_id = rows[0][19:]
         found = [record_of(row) for row in rows if row[0] is not None]
         walk.add(found, looked_at, Cursor(last_fence, last_id))

@@ -155,11 +155,12 @@ INSERT INTO oncekey_migrations (version, name, applied_at) VALUES (?, ?, ?);
 
 -- The records among the next ones by claim that match: Query.matches, word for word. Every row has the
 -- last record that was looked at and how many there were; without a match there is one row, whose id is
--- null. Steps are left out, and bodies are cut.
+-- null. Steps are left out, and bodies are cut. Where only unfinished records can match, the clause
+-- below replaces WHERE /* all */, and SQLite walks through the index that has no others.
 -- name: search
 WITH walked AS MATERIALIZED (
     SELECT n, fence, id FROM oncekey_records
-    WHERE fence <= :fence AND (fence < :fence OR id < :id)
+    WHERE /* all */ fence <= :fence AND (fence < :fence OR id < :id)
     ORDER BY fence DESC, id DESC LIMIT :looked_at
 ), last AS (
     SELECT count(*) AS looked_at, min(fence) AS fence,
@@ -192,6 +193,9 @@ SELECT +f.id, +f.state, +f.fingerprint, +f.owner, +f.fence, +f.attempt, +f.retry
        CAST(f.operation AS BLOB), CAST(f."key" AS BLOB), x'', coalesce(substr(f.body, 1, :head), x''),
        CAST(f.note AS BLOB), +f.keep_unknown, l.looked_at, l.fence, l.id
 FROM last l LEFT JOIN found f ON 1;
+
+-- name: search_unfinished
+INDEXED BY oncekey_records_unfinished WHERE (state IN (1, 4) OR (state = 0 AND steps <> x'')) AND
 
 -- The records whose ids are in a range, whatever else they are.
 -- name: search_ids
