@@ -1,4 +1,4 @@
-"""Searches on SQLite: open keys are found by an index, however many others were claimed since.
+"""Searches and measures on SQLite: nothing reads the whole table, and open keys have an index.
 
 Which records are found is tested by the contract suite (oncekey.testing.contract.searched_records).
 """
@@ -16,7 +16,7 @@ from oncekey.core.commands import Claim, Claimed, Done, Finish
 from oncekey.core.record import State
 from oncekey.core.search import LOOKED_AT_FIRST, NEWEST, Query
 from oncekey.stores.sqlite import SQLiteStore
-from oncekey.stores.sqlite.sqlite_search import search
+from oncekey.stores.sqlite.sqlite_search import measure, search
 
 LEASE, KEEP = 30_000_000, 3_600_000_000
 OPEN = Query(states=frozenset((State.PENDING, State.UNKNOWN)))
@@ -76,3 +76,15 @@ def test_s11_a_search_walks_through_an_index(
         rows = file.execute(f"EXPLAIN QUERY PLAN {statement.sql}", statement.params).fetchall()
     walked = [row[3] for row in rows if "oncekey_records USING" in row[3]]
     assert any(f"INDEX {index} " in step for step in walked), walked
+
+
+def test_s12_measures_scan_nothing(store: SQLiteStore, path: Path) -> None:
+    finished(store, 50)
+    assert store.measure().rows == 50
+    statement = next(measure(0))
+    with closing(sqlite3.connect(path)) as file:
+        rows = file.execute(f"EXPLAIN QUERY PLAN {statement.sql}", statement.params).fetchall()
+    steps = [row[3] for row in rows if "oncekey_records" in row[3]]
+    assert len(steps) >= 5
+    # "SEARCH oncekey_records" without an index reads one end of the table.
+    assert [step for step in steps if not step.startswith("SEARCH")] == []

@@ -207,7 +207,8 @@ FROM oncekey_records WHERE id BETWEEN :first AND :last ORDER BY id LIMIT :limit;
 -- Rows are numbered when they are inserted and swept from the oldest on, so the numbers estimate them.
 -- name: measure
 SELECT
-    (SELECT coalesce(max(n) - min(n) + 1, 0) FROM oncekey_records),
+    -- Two subqueries: SQLite reads the ends of a b-tree for one max or one min, and everything for both.
+    coalesce((SELECT max(n) FROM oncekey_records) - (SELECT min(n) FROM oncekey_records) + 1, 0),
     (SELECT page_count FROM pragma_page_count) * (SELECT page_size FROM pragma_page_size),
     (SELECT count(*) FROM (SELECT 1 FROM oncekey_records WHERE sweep_at <= :now LIMIT :most)),
     (SELECT coalesce(min(sweep_at), 0) FROM oncekey_records WHERE sweep_at <= :now),
