@@ -16,7 +16,7 @@ from oncekey.core.duration import Duration, microseconds
 from oncekey.core.errors import ConfigurationError, StoreUnavailable
 from oncekey.dashboard import decision_form, key_page, overview_page, search_page
 from oncekey.dashboard.access import SIGN_IN_SECONDS, Access, TooManyTries
-from oncekey.dashboard.key_source import key_source
+from oncekey.dashboard.dashboard_keys import keys_of
 from oncekey.dashboard.live_rates import LiveRates, RateCurve
 from oncekey.dashboard.page_request import DashboardOptions, PageRequest, base_of, render
 from oncekey.dashboard.request_checks import (
@@ -79,7 +79,7 @@ class Dashboard:
         self._access = Access(token)
         self._authenticate = authenticate
         self._hosts = None if hosts is None else tuple(host.lower() for host in hosts)
-        self._keys = key_source(store)
+        self._keys = keys_of(store)
         calls = LiveRates()
         self._calls = calls if self._keys.subscribe(calls) else None
         self._curve = RateCurve()

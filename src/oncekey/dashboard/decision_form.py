@@ -13,9 +13,9 @@ from starlette.responses import Response
 
 from oncekey.core.codec import JSON
 from oncekey.core.errors import ConfigurationError, KeyChanged
+from oncekey.dashboard.dashboard_keys import Decision
 from oncekey.dashboard.display import as_json
 from oncekey.dashboard.key_page import actions_of, found_key, key_response
-from oncekey.dashboard.key_source import Decision
 from oncekey.dashboard.page_request import PageRequest
 from oncekey.dashboard.request_checks import ANSWER_MAX_CHARS
 from oncekey.engine import administration

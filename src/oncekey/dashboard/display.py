@@ -22,7 +22,7 @@ _UNITS: Final = ((86_400.0, "d"), (3_600.0, "h"), (60.0, "min"), (1.0, "s"))
 _SIZES: Final = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 _MANY_MIN: Final = 10.0  # from here on a figure has no decimals
 
-# state -> the sign before its name, since colours are not for everybody
+# state -> the sign before its name, since not everybody tells hues apart
 SIGNS: Final = {
     "pending": "◔",
     "succeeded": "✓",

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from oncekey.dashboard import display
-from oncekey.dashboard.key_source import KeySource
+from oncekey.dashboard.dashboard_keys import DashboardKeys
 from oncekey.dashboard.live_rates import LiveRates, RateCurve
 
 _TEMPLATES: Final = Environment(
@@ -61,7 +61,7 @@ class PageRequest:
     """
 
     request: Request
-    keys: KeySource
+    keys: DashboardKeys
     options: DashboardOptions
     reader: str
     form_token: str

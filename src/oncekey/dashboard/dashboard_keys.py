@@ -37,7 +37,7 @@ class Decision:
     message: str | None = None
 
 
-class KeySource(Protocol):
+class DashboardKeys(Protocol):
     """What the pages need of a store."""
 
     @property
@@ -52,7 +52,7 @@ class KeySource(Protocol):
     async def close(self) -> None: ...
 
 
-def key_source(store: AsyncOnce | Once | str) -> KeySource:
+def keys_of(store: AsyncOnce | Once | str) -> DashboardKeys:
     if isinstance(store, AsyncOnce):
         return _AsyncEngineKeys(store)
     if isinstance(store, Once):
