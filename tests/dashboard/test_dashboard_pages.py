@@ -11,7 +11,7 @@ import pytest
 from fastapi import FastAPI
 from tests.dashboard.conftest import SCHEMA, Shop
 from tests.dashboard.reader import Reader, confirmation
-from tests.dashboard.sample_keys import CHARGES, SampleKeys, value
+from tests.dashboard.sample_keys import CHARGES, SampleKeys, fill, value
 from tests.dashboard.served_dashboard import TOKEN, served
 from tests.support.postgres_stores import DATABASE, server
 
@@ -304,6 +304,43 @@ def test_decisions_go_through_the_engine_of_the_app(
         once.close()
     else:
         asyncio.run(once.close())
+
+
+def test_what_a_reader_may_see_and_do_can_depend_on_the_name(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'shop.db'}"
+    store = blocking_store(url)
+    ids = fill(store)
+    store.close()
+    app = Dashboard(
+        url,
+        token=TOKEN,
+        authenticate=who,
+        read_only=lambda name: name != "ada",
+        bodies=lambda name: name == "ada",
+    )
+    with served(app) as address, Reader(address) as reader:
+        pages = {}
+        for name in ("ada", "grace"):
+            reader.http.headers["x-user"] = name
+            pages[name] = reader.get(f"/keys/{ids['failed']}").text
+        assert "card number 4242" in pages["ada"]
+        assert "card number 4242" not in pages["grace"]
+        assert "/confirm" in pages["ada"]
+        assert "/confirm" not in pages["grace"]
+        refused = reader.post(f"/keys/{ids['failed']}/decide", {"why": "x"})
+        assert refused.status_code == 403
+        reader.http.headers["x-user"] = "ada"
+        reader.confirmed(ids["failed"], why="the card works now", by="somebody else")
+        reader.http.headers["x-user"] = ""
+        assert reader.get("/").status_code == 403
+    store = blocking_store(url)
+    SampleKeys(store).claim("refund", "order-1040")
+    (past,) = store.history(bytes.fromhex(ids["failed"]))
+    seen = run_plan(store, administration.look_at(bytes.fromhex(ids["failed"]), JSON))
+    store.close()
+    assert past.state is State.FAILED
+    assert seen is not None
+    assert "ada freed: the card works now" in seen.note, "the name is the one that was verified"
 
 
 async def who(scope: Any) -> str | None:

@@ -30,6 +30,7 @@ from oncekey.engine.aio.once import AsyncOnce
 from oncekey.engine.blocking.once import Once
 
 Authenticate = Callable[[Scope], "str | Awaitable[str | None] | None"]
+Right = bool | Callable[[str], bool]  # the function gets the reader's name
 Page = Callable[[PageRequest], Awaitable[Response]]
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -52,8 +53,9 @@ class Dashboard:
     token          what opens it, 16 characters or more; also signs its cookies and forms
     authenticate   your own authentication instead of the token's sign-in page: gets the ASGI
                    scope, returns the reader's name, or None to refuse; may be async
-    read_only      nothing can be decided
-    bodies         show stored answers, arguments and step values, which are hidden otherwise
+    read_only      nothing can be decided; True, or a function of the reader's name
+    bodies         show stored answers, arguments and step values, which are hidden otherwise;
+                   True, or a function of the reader's name
     by             the name that decisions are noted under, if the form is not to ask for it
     hosts          the host names it is served under; None for any
     stuck_after    from when on a pending key is shown as stuck
@@ -65,8 +67,8 @@ class Dashboard:
         *,
         token: str,
         authenticate: Authenticate | None = None,
-        read_only: bool = False,
-        bodies: bool = False,
+        read_only: Right = False,
+        bodies: Right = False,
         by: str = "",
         hosts: Sequence[str] | None = None,
         stuck_after: Duration = STUCK_AFTER_DEFAULT,
@@ -74,8 +76,10 @@ class Dashboard:
         if not by.isprintable() or len(by) > decision_form.OPERATOR_MAX_CHARS:
             most = decision_form.OPERATOR_MAX_CHARS
             raise ConfigurationError(f"by= must be a name of at most {most} printable characters")
-        stuck = microseconds(stuck_after, name="stuck_after") / 1_000_000
-        self._options = DashboardOptions(read_only, bodies, by, stuck)
+        self._read_only = read_only
+        self._bodies = bodies
+        self._by = by
+        self._stuck_after = microseconds(stuck_after, name="stuck_after") / 1_000_000
         self._access = Access(token)
         self._authenticate = authenticate
         self._hosts = None if hosts is None else tuple(host.lower() for host in hosts)
@@ -177,7 +181,7 @@ class Dashboard:
             reader = await self._reader(request)
             if reader is None:
                 return self._closed(request)
-            if self._options.read_only:
+            if self._options(reader).read_only:
                 raise Refused(403, "This dashboard is read-only.")
             form = await self._checked_form(request)
             return await page(self._page_request(request, reader, self._cookie(request), form))
@@ -194,13 +198,22 @@ class Dashboard:
             raise Refused(403, "This form is too old or not from this page. Nothing was changed.")
         return form
 
+    def _options(self, reader: str) -> DashboardOptions:
+        """What this reader may see and do."""
+        return DashboardOptions(
+            read_only=_has(self._read_only, reader),
+            bodies=_has(self._bodies, reader),
+            by=self._by,
+            stuck_after=self._stuck_after,
+        )
+
     def _page_request(
         self, request: Request, reader: str, cookie: str, form: dict[str, str]
     ) -> PageRequest:
         return PageRequest(
             request=request,
             keys=self._keys,
-            options=self._options,
+            options=self._options(reader),
             reader=reader,
             form_token=self._access.form_token(cookie),
             can_sign_out=self._authenticate is None,
@@ -283,6 +296,10 @@ class Dashboard:
             httponly=True,
             samesite="strict",
         )
+
+
+def _has(right: Right, reader: str) -> bool:
+    return bool(right(reader)) if callable(right) else right
 
 
 def _address(request: Request) -> str:
