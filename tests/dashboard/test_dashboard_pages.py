@@ -169,6 +169,7 @@ def test_an_operator_decides_that_a_function_succeeded(shop: Shop, reader: Reade
     assert status.note.endswith("ada succeeded: found it at the provider")
     page = reader.get(done.headers["location"]).text
     assert "Your decision is stored." in page
+    assert "Somebody else than its owner decided it." in page
     assert 'class="mark decision"' in page
 
 

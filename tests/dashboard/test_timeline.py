@@ -102,6 +102,23 @@ def test_decisions_are_placed_by_the_time_in_their_note() -> None:
     assert unplaced.mark == ""
 
 
+def test_a_key_that_was_decided_by_others_was_not_held_to_its_end() -> None:
+    """Deciding a key ends its lease, so when its owner fell silent is not known any more."""
+    note = "2026-03-01T03:30:00Z ada succeeded: x"
+    decided = key(note=note, finished_at=after(1_800), lease_until=after(1_800))
+    attempt = timeline_of(decided).rows[0]
+    assert kinds(attempt) == ["silent"]
+    assert attempt.text.endswith("decided 30 min later, not by its owner")
+    again = timeline_of(replace(decided, note=note + "\n", attempt=2)).rows[1]
+    assert kinds(again) == ["held"], "the decision was about an earlier attempt"
+
+
+def test_a_freed_key_ends_where_it_was_freed() -> None:
+    (attempt,) = timeline_of(key(state="freed", finished_at=None, lease_until=after(5))).rows
+    assert kinds(attempt) == ["held"]
+    assert attempt.text.endswith("it took 5 s")
+
+
 def test_times_that_are_all_the_same_can_be_drawn() -> None:
     drawn = timeline_of(key(finished_at=START, lease_until=START, seen_at=START))
     assert all(bar.width > 0 for row in drawn.rows for bar in row.bars)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
-from oncekey.core.notes import lines
+from oncekey.core.notes import decision, lines
 from oncekey.core.step_format import StepStatus
 from oncekey.engine.key_status import KeyStatus
 
@@ -39,6 +39,7 @@ MEANINGS: Final = {
     "freed": "It failed halfway. A retry goes on after its finished steps.",
 }
 SILENT: Final = "Its owner fell silent. It is safe to run again: the next retry takes over."
+DECIDED: Final = "Somebody else than its owner decided it. Retries get what is stored."
 EXPIRED: Final = "It has expired: the next call runs again."
 
 
@@ -48,6 +49,8 @@ def meaning_of(status: KeyStatus) -> str:
         return EXPIRED
     if status.state == "pending" and status.lease_until < status.seen_at:
         return SILENT
+    if status.state in ("succeeded", "failed") and decision(status.note):
+        return DECIDED
     return MEANINGS.get(status.state, "")
 
 

@@ -85,13 +85,12 @@ class Axis:
 def timeline_of(status: KeyStatus) -> Timeline:
     """The timeline of what a key is now, or of one of its past generations."""
     claimed = max(time_of(status.fence), status.created_at)
-    end = status.finished_at if has_ended(status) else None
-    end = max(end or status.seen_at, claimed)
-    held_until = _held_until(status, claimed, end)
+    end = max(_end_of(status), claimed)
+    held_until = max(min(status.lease_until, end), claimed) if is_open(status) else end
     notes = [(_note_time(line), line) for line in lines(status.note)]
     times = [status.created_at, claimed, held_until, end]
     times += [step.at for step in status.steps]
-    if has_ended(status) and status.finished_at is not None:
+    if status.finished_at is not None and not is_open(status):
         times.append(status.finished_at)
     times += [at for at, _ in notes if at is not None]
     if status.state == "pending":
@@ -106,16 +105,17 @@ def timeline_of(status: KeyStatus) -> Timeline:
     return Timeline(tuple(rows), axis.intervals())
 
 
-def has_ended(status: KeyStatus) -> bool:
-    """True if nothing more will happen to this generation of the key."""
-    return status.finished_at is not None and status.state not in ("pending", "unknown")
+def is_open(status: KeyStatus) -> bool:
+    """True if this generation of the key has not come to an end."""
+    return status.state in ("pending", "unknown")
 
 
-def _held_until(status: KeyStatus, claimed: datetime, end: datetime) -> datetime:
-    """Until when an owner had the key: to its end, or to the lease if others had to decide it."""
-    if status.state == "unknown" or decision(status.note) or status.state == "pending":
-        return max(min(status.lease_until, end), claimed)
-    return end
+def _end_of(status: KeyStatus) -> datetime:
+    """Until when the present attempt is drawn: to its end, or to now."""
+    if is_open(status):
+        return status.seen_at
+    # A freed key has no end of its own; its lease was ended when it was freed.
+    return status.finished_at or min(status.lease_until, status.seen_at)
 
 
 def _attempts(
@@ -136,6 +136,10 @@ def _attempts(
     elif held_until < end:
         bars = (*bars, axis.bar("silent", held_until, end))
         text += f"; silent for {span((end - held_until).total_seconds())} after its lease"
+    elif decision(status.note):
+        # When its owner fell silent is not stored any more.
+        bars = (axis.bar("silent", claimed, end),)
+        text += f"; decided {span((end - claimed).total_seconds())} later, not by its owner"
     else:
         text += f"; it took {span((end - claimed).total_seconds())}"
     return [*rows, Row(f"Attempt {status.attempt}", text, bars, "claim", axis.x(claimed))]
@@ -168,7 +172,7 @@ def _decisions(notes: Sequence[tuple[datetime | None, str]], axis: Axis) -> Sequ
 
 
 def _ending(status: KeyStatus, axis: Axis) -> Sequence[Row]:
-    if status.finished_at is None or not has_ended(status):
+    if status.finished_at is None or is_open(status):
         return []
     title = {"succeeded": "Succeeded", "failed": "Failed", "freed": "Freed"}
     text = when(status.finished_at)
