@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -53,6 +55,12 @@ def access(clock: Clock) -> Access:
 def test_a_dashboard_without_a_good_token_is_not_made(token: Any) -> None:
     with pytest.raises(ConfigurationError, match="16 to 512 characters"):
         Dashboard("memory://", token=token)
+
+
+def test_a_missing_package_is_named_with_the_line_that_installs_it() -> None:
+    script = "import sys; sys.modules['jinja2'] = None; import oncekey.dashboard"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert "the dashboard needs jinja2, which is not installed: pip install" in done.stderr
 
 
 def test_a_cookie_ends_and_only_its_signer_accepts_it(access: Access, clock: Clock) -> None:
