@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from pathlib import Path
 
@@ -39,8 +40,11 @@ def test_the_link_signs_in_once_and_a_signal_ends_it(
 
 def test_the_token_of_the_environment_signs_in(start: Start, charged: str) -> None:
     options = ("--port", "0", "--token-env", "TOKEN", "--read-only", "--bodies", "--by", "ada")
-    running = start("dashboard", charged, *options, TOKEN=TOKEN)
-    address = running.line().partition(" is at ")[2].partition(". ")[0]
+    environment = {"TOKEN": TOKEN, "ONCEKEY_STORE": charged}
+    running = start("dashboard", *options, "--json", **environment)
+    said = json.loads("".join(iter(running.line, "}\n")) + "}")
+    assert said["sign_in"].startswith(f"{said['url']}/sign-in?code=")
+    address = said["url"]
     with httpx.Client(trust_env=False) as browser:
         assert browser.post(f"{address}/sign-in", data={"token": TOKEN}).status_code == 303
         page = browser.get(address).text

@@ -16,6 +16,7 @@ from oncekey.core.commands import (
     Done,
     Finish,
     Release,
+    Renew,
     Reply,
     Resolve,
     SaveStep,
@@ -80,6 +81,10 @@ class SampleKeys:
 
     def resolve(self, id: str, state: State, body: bytes, note: str, fence: int) -> None:
         assert self._send(Resolve(bytes.fromhex(id), fence, state, body, note)) == Done()
+
+    def renew(self, held: tuple[bytes, bytes, int]) -> None:
+        """The owner comes back and falls silent again at once."""
+        assert self._send(Renew(*held, lease=1)) == Done()
 
     def release(self, held: tuple[bytes, bytes, int]) -> None:
         assert self._send(Release(*held)) == Done()

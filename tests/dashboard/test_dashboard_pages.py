@@ -225,6 +225,18 @@ def test_a_key_that_has_changed_meanwhile_is_left_alone(shop: Shop, reader: Read
     assert status_of(shop, id).value == "first"
 
 
+def test_a_key_whose_owner_came_back_meanwhile_is_left_alone(shop: Shop, reader: Reader) -> None:
+    """It is unknown again, with the same fence; but what the operator found out is older."""
+    held = shop.keys.claim("payout", "came-back", lease=1)
+    id = held[0].hex()
+    page = reader.post(f"/keys/{id}/confirm", reader.form(id, action="free", **WHO))
+    shop.keys.renew(held)
+    late = reader.post(f"/keys/{id}/decide", confirmation(page.text))
+    assert late.status_code == 409
+    assert "Lease until" in late.text
+    assert status_of(shop, id).state == "unknown"
+
+
 @pytest.mark.parametrize(
     ("typed", "complaint"),
     [

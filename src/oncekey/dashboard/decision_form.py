@@ -1,7 +1,7 @@
 """Deciding a key: the form is checked, its decision is shown for confirmation, then it is written.
 
-What is confirmed is bound to the key as it was shown: if the key has another state or another
-fence by then, nothing is written, and the page says what has changed.
+What is confirmed is bound to the key as it was shown: if the key has another state, fence or lease
+by then, nothing is written, and the page says what has changed.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ _WORDS: Final = {
 # The fields that go from the form to the confirmation, unchanged.
 _CARRIED: Final = (
     "action", "value", "status", "body", "content_type", "message", "by", "why", "state", "fence",
+    "lease",
 )  # fmt: skip
 
 
@@ -91,7 +92,7 @@ async def decide(request: PageRequest) -> Response:
 
 def changed(request: PageRequest, status: KeyStatus) -> Response:
     """Says that the key is not what was shown, and that nothing was written."""
-    was = {"state": request.form.get("state", ""), "fence": request.form.get("fence", "")}
+    was = {name: request.form.get(name, "") for name in ("state", "fence", "lease")}
     return request.page("changed.html", status=409, page="key", now=status, was=was)
 
 
@@ -148,8 +149,11 @@ def _line(form: Any, name: str, label: str, most: int) -> str:
 
 
 def _is_as_shown(request: PageRequest, status: KeyStatus) -> bool:
-    shown = (request.form.get("state"), request.form.get("fence"))
-    return shown == (status.state, str(status.fence)) and not status.expired
+    """True if state, fence and lease are those of the page that the form was on. A silent owner
+    that came back has another lease, even if it fell silent again."""
+    shown = [request.form.get(name) for name in ("state", "fence", "lease")]
+    now = [status.state, str(status.fence), status.lease_until.isoformat()]
+    return shown == now and not status.expired
 
 
 def _word(decision: Decision) -> str:

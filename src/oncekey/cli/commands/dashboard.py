@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import click
 
-from oncekey.cli.command_options import url_argument
+from oncekey.cli.command_options import json_option, url_argument
 from oncekey.cli.open_store import UsageProblem, has_records
 from oncekey.cli.output import Output, error_line
 from oncekey.cli.redact import redact_url
@@ -46,6 +46,7 @@ _TOKEN_BYTES: Final = 32
 @click.option("--bodies", is_flag=True, help="Show stored answers, arguments and step values.")
 @click.option("--by", default="", metavar="NAME", help="Your name, for the notes of decisions.")
 @click.option("--open", "open_browser", is_flag=True, help="Open it in the browser.")
+@json_option
 def dashboard(
     url: str,
     port: int,
@@ -55,6 +56,7 @@ def dashboard(
     bodies: bool,
     by: str,
     open_browser: bool,
+    as_json: bool,
 ) -> None:
     """Serve pages that show the store's keys and let you decide them.
 
@@ -63,7 +65,8 @@ def dashboard(
     with a reason, which goes into the record. Ctrl-C ends it.
 
     It prints a link that signs you in once. With --token-env others can sign in too, with the
-    token. Stored answers are hidden unless --bodies is given.
+    token. Stored answers are hidden unless --bodies is given. URL may be left out if ONCEKEY_STORE
+    is set.
 
     \b
     Examples:
@@ -86,12 +89,15 @@ def dashboard(
             f"--host {host}: other machines can reach the dashboard, and without TLS they can "
             "read along; put a proxy with TLS in front of it"
         )
-    out = Output(as_json=False)
+    out = Output(as_json=as_json)
 
     def started(address: str) -> None:
         link = address + app.sign_in_path()
-        out.line(f"The dashboard of {redact_url(url)} is at {address}. Ctrl-C ends it.")
-        out.line(f"This link signs you in once: {link}")
+        if as_json:
+            out.data({"store": redact_url(url), "url": address, "sign_in": link})
+        else:
+            out.line(f"The dashboard of {redact_url(url)} is at {address}. Ctrl-C ends it.")
+            out.line(f"This link signs you in once: {link}")
         if open_browser:
             webbrowser.open(link)
 
