@@ -14,6 +14,7 @@ from oncekey.cli.commands.completion import completion
 from oncekey.cli.commands.dashboard import dashboard
 from oncekey.cli.commands.demo import demo
 from oncekey.cli.commands.doctor import doctor
+from oncekey.cli.commands.exporter import exporter
 from oncekey.cli.commands.list_keys import list_keys
 from oncekey.cli.commands.migrate import migrate
 from oncekey.cli.commands.policy import policy
@@ -70,6 +71,7 @@ _COMMANDS = (
     recover,
     sweep,
     migrate,
+    exporter,
     policy,
     completion,
     version,

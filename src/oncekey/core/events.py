@@ -6,7 +6,7 @@ Owns the kinds of events. Subscribers get `Event` values; without subscribers no
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from oncekey.core.origin import FUNCTION
 
@@ -28,12 +28,13 @@ class EventKind(enum.StrEnum):
     LOST = "lost"
     UNAVAILABLE = "unavailable"
     UNGUARDED = "unguarded"
+    UNPROTECTED = "unprotected"  # an HTTP request ran although the store was down
     GUARANTEE = "guarantee"
     UNRECORDED = "unrecorded"  # after another event: the body's known outcome could not be stored
+    TOMBSTONE = "tombstone"  # after FINISHED: the body's value could not be kept
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(NamedTuple):
     """One decision: its kind, of which operation and key (by tag), how long it took, and by which
     surface and route the call came in."""
 
@@ -47,3 +48,5 @@ class Event:
     from_cache: bool = False
     surface: str = FUNCTION.surface
     route: str = ""
+    body_us: int = 0
+    finish_us: int = 0

@@ -1,40 +1,74 @@
-"""Delivers events to the subscribers of one engine: metrics, logs, an application's own hooks.
+"""Delivers events to the subscribers and observers of one engine, and to its log.
 
-Callers ask `subscribers` first, so that without any no event is made.
+The log gets what is rare, always. Subscribers get everything, and without any no event of the usual
+kinds is made: callers ask `subscribers` first. While the store is down the log is a subscriber too,
+so that it learns of the first answer.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
+from functools import partial
+from typing import Final
 
+from oncekey.core.commands import from_fields
 from oncekey.core.events import Event, EventKind
 from oncekey.core.identity import Identity
 from oncekey.core.origin import FUNCTION, Origin
 from oncekey.engine.clock import Clock
+from oncekey.engine.event_log import EventLog
+from oncekey.engine.observers import Measured, Observer, call_observers
 
 Subscriber = Callable[[Event], None]
 
 _log = logging.getLogger("oncekey")
 
+# What every healthy run consists of. The log has nothing to say about these.
+USUAL: Final = frozenset((EventKind.CLAIMED, EventKind.FINISHED, EventKind.REPLAYED))
+
 
 class EventBus:
-    """`subscribers` is replaced, never changed: any thread may read it at any time."""
+    """`subscribers` and `observers` are replaced, never changed: any thread may read them at any
+    time. Each observer's `on_event` is among the subscribers."""
 
-    __slots__ = ("_clock", "subscribers")
+    __slots__ = ("_clock", "_event_log", "_lock", "_watch", "observers", "subscribers")
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
+        self._event_log = EventLog(clock.now)
+        self._watch = self._write_usual  # one object, however often it is subscribed
+        self.reset()
         self.subscribers: tuple[Subscriber, ...] = ()
+        self.observers: tuple[Observer, ...] = ()
+
+    def reset(self) -> None:
+        """Make a fresh lock: at the start, and in a forked child."""
+        self._lock = threading.RLock()
 
     def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
         """Give every event to `subscriber` until the returned function is called."""
-        self.subscribers = (*self.subscribers, subscriber)
+        with self._lock:
+            self.subscribers = (*self.subscribers, subscriber)
+        return partial(self._unsubscribe, subscriber)
 
-        def unsubscribe() -> None:
+    def _unsubscribe(self, subscriber: Subscriber) -> None:
+        with self._lock:
             self.subscribers = tuple(s for s in self.subscribers if s is not subscriber)
 
-        return unsubscribe
+    def observe(self, observer: Observer) -> Callable[[], None]:
+        """Call the observer's methods until the returned function is called."""
+        unsubscribe = self.subscribe(observer.on_event)
+        with self._lock:
+            self.observers = (*self.observers, observer)
+
+        def stop() -> None:
+            unsubscribe()
+            with self._lock:
+                self.observers = tuple(o for o in self.observers if o is not observer)
+
+        return stop
 
     def emit(
         self,
@@ -46,19 +80,63 @@ class EventBus:
         *,
         from_cache: bool = False,
         origin: Origin = FUNCTION,
+        measured: Measured | None = None,
     ) -> None:
         """Make the event of a call that began at `started_at`, and give it to every subscriber."""
-        elapsed = self._clock.now() - started_at
+        now = self._clock.now()
         scope, operation, tag = identity.scope, identity.operation, identity.tag
         surface, route = origin.surface, origin.route
-        self.notify(
-            Event(kind, operation, scope, tag, fence, attempt, elapsed, from_cache, surface, route)
-        )
+        body_us = finish_us = 0
+        if measured is not None and measured.ended_at:
+            body_us = measured.ended_at - measured.began_at
+            finish_us = now - measured.ended_at
+        fields = (
+            kind, operation, scope, tag, fence, attempt, now - started_at, from_cache,
+            surface, route, body_us, finish_us,
+        )  # fmt: skip
+        self.notify(from_fields(Event, fields))
 
     def notify(self, event: Event) -> None:
-        """Give an event to every subscriber."""
+        """Give an event to the log, if it is rare, and to every subscriber."""
+        if event.kind not in USUAL:
+            self._write(event)
         for subscriber in self.subscribers:
             try:
                 subscriber(event)
             except Exception:  # a broken metric must not break a payment
                 _log.exception("a subscriber failed on %s", event.kind)
+
+    def _write(self, event: Event) -> None:
+        log = self._event_log
+        with self._lock:
+            was_down = log.store_is_down
+            log.write(event)
+            if log.store_is_down and not was_down:
+                self.subscribe(self._watch)
+            elif was_down and not log.store_is_down:
+                self._unsubscribe(self._watch)
+
+    def _write_usual(self, event: Event) -> None:
+        if event.kind in USUAL:
+            self._write(event)
+
+    def body_begins(
+        self, identity: Identity, fence: int, attempt: int, origin: Origin = FUNCTION
+    ) -> Measured:
+        """Measure a body from now on. Called in its thread or task, only if anybody listens."""
+        ends = []
+        if self.observers:
+            event = Event(
+                EventKind.CLAIMED, identity.operation, identity.scope, identity.tag, fence,
+                attempt, surface=origin.surface, route=origin.route,
+            )  # fmt: skip
+            ends = call_observers([partial(o.on_body, event) for o in self.observers])
+        return Measured(self._clock.now(), ends)
+
+    def batch_sent(self, size: int, elapsed_us: int) -> None:
+        """Tell the observers of a batch."""
+        for observer in self.observers:
+            try:
+                observer.on_batch(size, elapsed_us)
+            except Exception:
+                _log.exception("an observer failed on a batch")

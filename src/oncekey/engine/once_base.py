@@ -32,6 +32,7 @@ from oncekey.engine.lifetime import (
     free_when_dropped,
     reopen_store,
 )
+from oncekey.engine.observers import Observer
 from oncekey.engine.periodic_base import check_limit, check_period
 from oncekey.engine.registry import Registered, Registry, plain_copy
 from oncekey.engine.replay_cache import CACHE_ENTRIES_DEFAULT, ReplayCache
@@ -161,8 +162,13 @@ class OnceBase(OperationsBase):
         """Give every decision to `subscriber` as an `Event`; the returned function ends that."""
         return self._outcomes.events.subscribe(subscriber)
 
+    def observe(self, observer: Observer) -> Callable[[], None]:
+        """Let an `Observer` watch from inside, for histograms and spans; the returned function ends
+        that. It gets every event too."""
+        return self._outcomes.events.observe(observer)
+
     def notify(self, event: Event) -> None:
-        """Give the subscribers an event of an adapter's own."""
+        """Give the log and the subscribers an event of an adapter's own."""
         self._outcomes.events.notify(event)
 
     @property
@@ -296,6 +302,7 @@ class OnceBase(OperationsBase):
 
     def _reset_after_fork(self) -> None:
         """A child has none of its parent's threads, and locks that some of them may have held."""
+        self._outcomes.events.reset()
         self._runner.reset()
         self._resources.running = self._running_parts()
         self._completer.reset()

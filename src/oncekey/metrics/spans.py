@@ -1,0 +1,160 @@
+"""Spans for OpenTelemetry, by its API alone: claim, body, finish, steps and replays.
+
+    OpenTelemetrySpans(once)                # to the tracer provider that your app has set
+
+The body's span is current while the body runs, so its own spans nest in it. A replay runs nothing;
+its span links to the attempt that did:
+
+*   to its body's span, if that ran in this process, and not too many others since;
+*   to the trace of the key, from any process. The trace id of a key follows from its tag and its
+    fence (`trace_id_of`), so nothing has to be stored. In that trace the attempt has left a span
+    `oncekey.key`, which links to its body's span.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from typing import Final
+
+from opentelemetry import context as contexts
+from opentelemetry import trace as otel
+from opentelemetry.trace import Link, NonRecordingSpan, Span, SpanContext, StatusCode, TraceFlags
+
+from oncekey import __version__
+from oncekey.core.events import Event, EventKind
+from oncekey.engine.observers import End, Observer
+from oncekey.engine.once_base import OnceBase
+from oncekey.metrics.event_counts import OUTCOMES
+
+ATTEMPTS_REMEMBERED: Final = 10_000
+
+_CLAIMED: Final = frozenset((EventKind.CLAIMED, EventKind.TAKEOVER))
+# Beside another event of the same attempt, or of no attempt at all.
+_WITHOUT_SPAN: Final = frozenset(
+    (
+        EventKind.UNRECORDED,
+        EventKind.TOMBSTONE,
+        EventKind.GUARANTEE,
+        EventKind.UNGUARDED,
+        EventKind.RESOLVED,
+        EventKind.RECOVERED,
+        EventKind.UNPROTECTED,
+    )
+)
+_FAILURES: Final = frozenset((EventKind.UNKNOWN, EventKind.LOST, EventKind.UNAVAILABLE))
+
+
+def trace_id_of(tag: str, fence: int) -> int:
+    """The id of the trace of a key: of the attempt with this fence. `oncekey show` prints both."""
+    return fence << 64 | int(tag, 16) << 16
+
+
+class OpenTelemetrySpans(Observer):
+    """Makes the spans of an engine's attempts."""
+
+    def __init__(self, once: OnceBase, *, tracer: otel.Tracer | None = None) -> None:
+        self._tracer = tracer or otel.get_tracer("oncekey", __version__)
+        self._bodies: OrderedDict[tuple[str, int], SpanContext] = OrderedDict()
+        self._lock = threading.Lock()
+        self.stop = once.observe(self)
+
+    # --- the engine's calls ---------------------------------------------------------------------
+
+    def on_event(self, event: Event) -> None:
+        kind = event.kind
+        if kind in _WITHOUT_SPAN:
+            return
+        if kind in _CLAIMED:
+            self._past_span("oncekey.claim", event, event.elapsed_us)
+        elif kind is EventKind.REPLAYED and not event.body_us:
+            self._past_span("oncekey.replay", event, event.elapsed_us, self._links(event))
+        elif event.body_us or event.finish_us:
+            self._past_span("oncekey.finish", event, event.finish_us)
+            if kind is EventKind.FINISHED:
+                self._leave_key_span(event)
+        else:
+            self._past_span("oncekey.claim", event, event.elapsed_us)
+
+    def on_body(self, event: Event) -> End:
+        span = self._tracer.start_span("oncekey.body", attributes=_attributes(event))
+        if span.is_recording():
+            self._remember(event, span.get_span_context())
+        return _make_current(span)
+
+    def on_step(self, operation: str, tag: str, step: str) -> End:
+        attributes = {"oncekey.operation": operation, "oncekey.tag": tag, "oncekey.step": step}
+        return _make_current(self._tracer.start_span("oncekey.step", attributes=attributes))
+
+    # --- spans and links ------------------------------------------------------------------------
+
+    def _past_span(
+        self, name: str, event: Event, elapsed_us: int, links: tuple[Link, ...] = ()
+    ) -> None:
+        """A span that ends now and began so long ago."""
+        now = time.time_ns()
+        span = self._tracer.start_span(
+            name, attributes=_attributes(event), links=links, start_time=now - elapsed_us * 1_000
+        )
+        if event.kind in _FAILURES:
+            span.set_status(StatusCode.ERROR, OUTCOMES[event.kind])
+        span.end(now)
+
+    def _leave_key_span(self, event: Event) -> None:
+        """Leave a span in the key's own trace, for replays in other processes."""
+        with self._lock:
+            body = self._bodies.get((event.tag, event.fence))
+        if body is None:  # not sampled
+            return
+        parent = otel.set_span_in_context(NonRecordingSpan(_key_context(event)))
+        span = self._tracer.start_span(
+            "oncekey.key", context=parent, attributes=_attributes(event), links=(Link(body),)
+        )
+        span.end()
+
+    def _links(self, event: Event) -> tuple[Link, ...]:
+        with self._lock:
+            body = self._bodies.get((event.tag, event.fence))
+        key = Link(_key_context(event))
+        return (key,) if body is None else (Link(body), key)
+
+    def _remember(self, event: Event, body: SpanContext) -> None:
+        with self._lock:
+            self._bodies[event.tag, event.fence] = body
+            if len(self._bodies) > ATTEMPTS_REMEMBERED:
+                self._bodies.popitem(last=False)
+
+
+def _key_context(event: Event) -> SpanContext:
+    """A place in the trace of a key; no span has it."""
+    sampled = TraceFlags(TraceFlags.SAMPLED)
+    trace_id = trace_id_of(event.tag, event.fence)
+    return SpanContext(trace_id, event.fence, is_remote=True, trace_flags=sampled)
+
+
+def _make_current(span: Span) -> End:
+    """Make a span current; the returned function ends it and sets back what was current."""
+    token = contexts.attach(otel.set_span_in_context(span))
+
+    def end() -> None:
+        contexts.detach(token)
+        span.end()
+
+    return end
+
+
+def _attributes(event: Event) -> dict[str, str | int]:
+    attributes: dict[str, str | int] = {
+        "oncekey.operation": event.operation,
+        "oncekey.scope": event.scope,
+        "oncekey.tag": event.tag,
+        "oncekey.outcome": OUTCOMES[event.kind],
+        "oncekey.surface": event.surface,
+    }
+    if event.fence:
+        attributes["oncekey.fence"] = event.fence
+        attributes["oncekey.attempt"] = event.attempt
+    if event.route:
+        attributes["oncekey.route"] = event.route
+    return attributes
