@@ -12,7 +12,6 @@ Owns what becomes of a run; the response is in response_buffer.py.
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Coroutine
 from typing import Any, Protocol
@@ -21,7 +20,7 @@ from oncekey.core.errors import OncekeyError, StoreUnavailable
 from oncekey.engine.aio.attempt import AsyncAttempt, finish_early, task_of
 from oncekey.engine.aio.once import AsyncOnce
 from oncekey.engine.results import Result
-from oncekey.http.exchange import ATTEMPT, Exchange
+from oncekey.http.exchange import ATTEMPT, Exchange, unprotected_event
 from oncekey.http.lifespan import Drainable
 from oncekey.http.message import App, Headers, Message, Response, Scope
 from oncekey.http.outcomes import IncompleteResponse, NotStored, outcome_to_store
@@ -30,8 +29,6 @@ from oncekey.http.request_tasks import Latch, RequestTask, RequestTasks
 from oncekey.http.response_buffer import ResponseBuffer
 from oncekey.http.rules import Rule
 from oncekey.http.unhandled_requests import UNSTORED, WatchedScope, is_unstored
-
-_log = logging.getLogger("oncekey")
 
 
 class AppGuard(Drainable, Protocol):
@@ -105,7 +102,7 @@ class BufferedRun:
         is_down = isinstance(error, StoreUnavailable) and not error.final
         if is_down and not self.is_claimed and self._rule.store_down == "run":
             self._guard.unprotected += 1
-            _log.warning("the store is down, a request runs without protection: %s", error)
+            self._guard.once.notify(unprotected_event(error))
             return None
         return self._exchange.error_response(error, self._rule)
 

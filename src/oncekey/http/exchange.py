@@ -23,6 +23,7 @@ from oncekey.core.errors import (
     OncekeyError,
     StoreUnavailable,
 )
+from oncekey.core.events import Event, EventKind
 from oncekey.core.identity import OPERATION_MAX_CHARS, SCOPE_MAX_CHARS
 from oncekey.http import problem as problems
 from oncekey.http.canonical_body import TooLarge, UnreadableBody
@@ -31,7 +32,7 @@ from oncekey.http.latency import LatencyAverages
 from oncekey.http.message import Headers, Request, RequestHeaders, Response
 from oncekey.http.problem import Problem, Render, problem_for, refusal_response
 from oncekey.http.request_fingerprint import fingerprint_bytes
-from oncekey.http.request_origin import origin_of_request
+from oncekey.http.request_origin import SURFACE, origin_of_request
 from oncekey.http.response_codec import CODEC
 from oncekey.http.rules import Rule, Rules
 
@@ -220,3 +221,8 @@ def checked_principal(found: object) -> str:
             "all printable"
         )
     return found or ""
+
+
+def unprotected_event(error: OncekeyError) -> Event:
+    """The event of a request that runs although the store is down, with this error."""
+    return Event(EventKind.UNPROTECTED, error.operation, "", error.tag, surface=SURFACE)

@@ -8,7 +8,6 @@ the response that comes back. Knows no framework.
 from __future__ import annotations
 
 import copy
-import logging
 import time
 from collections.abc import Callable, Iterable
 from typing import Generic, NamedTuple, Protocol, Self, TypeVar
@@ -23,14 +22,13 @@ from oncekey.http.exchange import (
     Exchange,
     RunArguments,
     checked_principal,
+    unprotected_event,
 )
 from oncekey.http.message import Headers, Request, RequestHeaders, Response
 from oncekey.http.outcomes import NotStored, outcome_to_store
 from oncekey.http.problem import Render
 from oncekey.http.rules import Rule, Rules
 from oncekey.http.unguarded_keys import UnguardedKeys
-
-_log = logging.getLogger("oncekey")
 
 
 class RequestKey(NamedTuple):
@@ -202,7 +200,7 @@ class _SyncRequest(Generic[A]):
         is_down = isinstance(error, StoreUnavailable) and not error.final and not self._has_run
         if is_down and self._rule.store_down == "run":
             self._guard.count_unprotected()
-            _log.warning("the store is down, a request runs without protection: %s", error)
+            self._guard.once.notify(unprotected_event(error))
             return FreshResponse(self._call_app(None), STORE_DOWN_HEADERS, stored=False)
         self.close_response()
         return self._exchange.error_response(error, self._rule)
