@@ -275,7 +275,7 @@ def close(grant: Grant, times: PolicyTimes, ended: object) -> Flow:
         command = closing_command(grant, times, ended.error)
         outcome = AttemptOutcome(
             EventKind.RELEASED if isinstance(command, Release) else EventKind.FINISHED,
-            state=State.FAILED,
+            state=State.FAILED if isinstance(command, Release) else command.state,
             attempt=grant.attempt,
             fence=grant.fence,
             error=ended.error,

@@ -25,6 +25,7 @@ from oncekey.core.recovery import Recovery, UnknownKey
 from oncekey.engine.event_bus import EventBus
 from oncekey.engine.jobs import Job, JobFactory
 from oncekey.engine.key_status import arguments_of, step_statuses
+from oncekey.engine.observers import Measured
 from oncekey.engine.replay_cache import CACHE_AGE_MAX_US, Entry, Name, ReplayCache
 from oncekey.engine.results import SECOND, Result, result_of
 
@@ -139,22 +140,32 @@ class Outcomes:
         chosen = jobs.codec if codec is None else jobs.codec_for(codec)
         return result_of(whose, chosen, body, True, attempt, fence, expires_at - now)
 
-    def record(self, job: Job, outcome: AttemptOutcome) -> None:
+    def record(self, job: Job, outcome: AttemptOutcome, measured: Measured | None = None) -> None:
         """Emit the outcome's events and cache it if it is finished, whether or not a caller still
-        waits."""
+        waits. The events of a run that ended as usual are for subscribers alone."""
         kind = outcome.kind
-        if self.events.subscribers:
-            emit = partial(
-                self.events.emit,
-                identity=job.identity,
-                started_at=job.started_at,
-                origin=origin_of(job.claim.label),
-            )
-            emit(kind, fence=outcome.fence, attempt=outcome.attempt)
-            if outcome.unrecorded:
-                emit(EventKind.UNRECORDED, fence=outcome.fence, attempt=outcome.attempt)
-        if outcome.error is None and (kind is _FINISHED or kind is _REPLAYED):
+        is_usual = outcome.error is None and (kind is _FINISHED or kind is _REPLAYED)
+        if self.events.subscribers or outcome.unrecorded or not is_usual:
+            self._emit(job, outcome, measured)
+        if is_usual:
             self._keep(job, outcome.body, outcome.attempt, outcome.fence, outcome.expires_in)
+
+    def _emit(self, job: Job, outcome: AttemptOutcome, measured: Measured | None) -> None:
+        # What an interrupted body leaves is stored, and is that nobody knows.
+        kind = EventKind.UNKNOWN if outcome.state is State.UNKNOWN else outcome.kind
+        emit = partial(
+            self.events.emit,
+            identity=job.identity,
+            started_at=job.started_at,
+            fence=outcome.fence,
+            attempt=outcome.attempt,
+            origin=origin_of(job.claim.label),
+        )
+        emit(kind, measured=measured)
+        if outcome.unrecorded:
+            emit(EventKind.UNRECORDED)
+        if not outcome.kept:
+            emit(EventKind.TOMBSTONE)
 
     def finish(self, job: Job, grant: Grant, returned: Returned) -> Result[Any]:
         """What `record` and `conclude` make of a run that ended as usual: the store has taken its

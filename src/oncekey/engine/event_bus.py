@@ -19,7 +19,7 @@ from oncekey.core.identity import Identity
 from oncekey.core.origin import FUNCTION, Origin
 from oncekey.engine.clock import Clock
 from oncekey.engine.event_log import EventLog
-from oncekey.engine.observers import Measured, Observer, call_observers
+from oncekey.engine.observers import End, Measured, Observer, call_observers
 
 Subscriber = Callable[[Event], None]
 
@@ -132,6 +132,11 @@ class EventBus:
             )  # fmt: skip
             ends = call_observers([partial(o.on_body, event) for o in self.observers])
         return Measured(self._clock.now(), ends)
+
+    def step_begins(self, operation: str, tag: str, step: str) -> list[End]:
+        """Tell the observers of a step; returns what they want to be called at its end."""
+        calls = [partial(o.on_step, operation, tag, step) for o in self.observers]
+        return call_observers(calls)
 
     def batch_sent(self, size: int, elapsed_us: int) -> None:
         """Tell the observers of a batch."""

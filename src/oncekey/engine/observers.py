@@ -7,7 +7,8 @@ subscribers and observers nothing is measured: a runner makes a `Measured` only 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from oncekey.core.events import Event
 
@@ -76,3 +77,12 @@ def call_ends(ends: Sequence[End]) -> None:
             end()
         except Exception:
             _log.exception("an observer failed")
+
+
+@contextmanager
+def observed(ends: Sequence[End]) -> Iterator[None]:
+    """Call what observers want to be called, however the block ends."""
+    try:
+        yield
+    finally:
+        call_ends(ends)

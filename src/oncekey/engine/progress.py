@@ -14,6 +14,7 @@ from oncekey.core.commands import Finish, Reply
 from oncekey.core.errors import StoreUnavailable
 from oncekey.engine.attempt_base import AttemptBase
 from oncekey.engine.jobs import Job
+from oncekey.engine.observers import Measured
 
 
 class _Nothing:
@@ -37,6 +38,7 @@ class Progress:
     error    what it raised
     stored   the command that has stored how the body ended, and when it was sent
     ended    nothing more has to be done about the key
+    measured when the body began and ended, if anybody listens
     """
 
     __slots__ = (
@@ -47,6 +49,7 @@ class Progress:
         "error",
         "handed",
         "job",
+        "measured",
         "outer",
         "reply",
         "spare",
@@ -67,6 +70,7 @@ class Progress:
         self.error: BaseException | None = None
         self.stored: tuple[Finish, int] | None = None
         self.ended = False
+        self.measured: Measured | None = None
 
     def owners(self) -> list[bytes]:
         """The owners whose claims may be there: the first one, the last one that was too old to

@@ -14,9 +14,13 @@ from oncekey.core.commands import Command, Reply
 from oncekey.core.effects import Grant
 from oncekey.core.errors import ConfigurationError, StoreUnavailable
 from oncekey.core.events import EventKind
+from oncekey.core.origin import origin_of
+from oncekey.engine.attempt_base import AttemptBase
 from oncekey.engine.attempt_outcomes import Outcomes
 from oncekey.engine.batch import Sent
 from oncekey.engine.jobs import Job, JobFactory
+from oncekey.engine.observers import End
+from oncekey.engine.progress import Progress
 
 # How often it is tried to close the key of an interrupted run, each time it is interrupted again.
 CLOSE_TRIES: Final = 3
@@ -47,7 +51,23 @@ class RunnerBase:
 
     def _emit_claimed(self, job: Job, grant: Grant) -> None:
         kind = EventKind.TAKEOVER if grant.taken_over else EventKind.CLAIMED
-        self._events.emit(kind, job.identity, job.started_at, grant.fence, grant.attempt)
+        origin = origin_of(job.claim.label)
+        fence, attempt = grant.fence, grant.attempt
+        self._events.emit(kind, job.identity, job.started_at, fence, attempt, origin=origin)
+
+    def _begin_measuring(self, progress: Progress, grant: Grant) -> None:
+        """The body is about to run, in this thread or task, and somebody listens."""
+        job = progress.job
+        origin = origin_of(job.claim.label)
+        began = self._events.body_begins(job.identity, grant.fence, grant.attempt, origin)
+        progress.measured = began
+
+    def step_begins(self, attempt: AttemptBase, name: str) -> list[End]:
+        """A step's function is about to be called; what is returned is to be called after it."""
+        if not self._events.observers:
+            return []
+        job = attempt._job
+        return self._events.step_begins(job.operation, job.identity.tag, name)
 
 
 def flow_of(job: Job) -> Flow:

@@ -134,11 +134,14 @@ def _key_context(event: Event) -> SpanContext:
 
 
 def _make_current(span: Span) -> End:
-    """Make a span current; the returned function ends it and sets back what was current."""
-    token = contexts.attach(otel.set_span_in_context(span))
+    """Make a span current; the returned function ends it and sets back what was current. Not by
+    `detach`, which only the task that has attached may call: a body may end from another one."""
+    before = contexts.get_current()
+    contexts.attach(otel.set_span_in_context(span))
 
     def end() -> None:
-        contexts.detach(token)
+        if otel.get_current_span() is span:
+            contexts.attach(before)
         span.end()
 
     return end

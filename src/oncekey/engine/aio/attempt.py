@@ -34,6 +34,7 @@ from oncekey.engine.attempt_outcomes import check_started, pack
 from oncekey.engine.attempt_steps import RunningStep, packed_result
 from oncekey.engine.context import in_step
 from oncekey.engine.jobs import JobFactory
+from oncekey.engine.observers import End, observed
 
 if TYPE_CHECKING:
     from oncekey.engine.aio.body import AsyncProgress
@@ -51,6 +52,7 @@ class AsyncRunnerProtocol(Protocol):
     async def finish_early(
         self, progress: AsyncProgress, value: Any, error: BaseException | None
     ) -> None: ...
+    def step_begins(self, attempt: AttemptBase, name: str) -> list[End]: ...
 
 
 class AsyncAttempt(AttemptBase):
@@ -188,7 +190,7 @@ class AsyncAttempt(AttemptBase):
             return Raised(asyncio.CancelledError(), self._repeat_until)
         try:
             if type(effect) is RunStep:
-                with in_step(running):
+                with in_step(running), observed(self._runner.step_begins(self, running.name)):
                     result = await _awaited(fn(*running.args))
             else:
                 assert probe is not None

@@ -108,7 +108,7 @@ class AsyncDriver(RunnerBase):
     def _make_loop_state(self, loop: asyncio.AbstractEventLoop) -> LoopState:
         at_once = None if self._coalesce else self._at_once
         made = make_loop_state(
-            self._apply, at_once, self._running, self._clock, self._max_in_flight
+            self._apply, at_once, self._running, self._clock, self._max_in_flight, self._events
         )
         with self._lock:
             # Loops come and go, one after the other, where every task has an asyncio.run.
@@ -273,16 +273,16 @@ class AsyncDriver(RunnerBase):
                         command = cast(Command, effect)
                         result = await self.apply(command, progress.abandon, ended.deadline)
             except StopIteration as stop:
-                self._record(job, stop.value)
+                self._record(progress, stop.value)
         progress.ended = True
 
-    def _record(self, job: Job, outcome: AttemptOutcome | None) -> None:
+    def _record(self, progress: AsyncProgress, outcome: AttemptOutcome | None) -> None:
         """Record an outcome, also if nobody waits for it any more."""
         if outcome is None:
             return
         if outcome.deferred is not None and self._transaction is None:
             self.loop_state().deferred_writer.add(outcome.deferred)
-        self._outcomes.record(job, outcome)
+        self._outcomes.record(progress.job, outcome, progress.measured)
 
     # --- effects ------------------------------------------------------------------------------
 
@@ -319,7 +319,7 @@ class AsyncDriver(RunnerBase):
         if refusal is not None:
             return Raised(refusal, grant.deadline)
         attempt = AsyncAttempt(self, job, grant)
-        if progress.attempt is None and self._events.subscribers:
+        if progress.attempt is None and (self._events.subscribers or grant.taken_over):
             self._emit_claimed(job, grant)
         progress.attempt = attempt
         if self._transaction is not None:
@@ -336,6 +336,8 @@ class AsyncDriver(RunnerBase):
         state.heartbeat.watch(attempt)
         enter_body(attempt)
         self._running.add(attempt)
+        if self._events.subscribers:
+            self._begin_measuring(progress, grant)
         progress.begun = True
         try:
             value: Any = body(attempt)
@@ -373,6 +375,8 @@ class AsyncDriver(RunnerBase):
         attempt._enter_transaction(nesting_depth(self._connection))
         await transaction.set_savepoint()
         token = enter_body(attempt)
+        if self._events.subscribers:
+            self._begin_measuring(progress, attempt._grant)
         try:
             await take_value(progress, job, body(attempt))
             check_begun(progress, attempt, job)
@@ -382,6 +386,8 @@ class AsyncDriver(RunnerBase):
         finally:
             leave_body(token)
             attempt._close()
+            if progress.measured is not None:
+                progress.measured.end(self._clock.now())
         await transaction.release_savepoint()
         return pack(job.codec, job.policy, progress.value, attempt._repeat_until)
 

@@ -114,6 +114,8 @@ def end_body(progress: AsyncProgress, attempt: AsyncAttempt) -> None:
     attempt._closed = True
     attempt._progress = None  # or the two would keep each other
     enter(progress.outer)
+    if progress.measured is not None:
+        progress.measured.end(attempt._clock.now())
     if progress.is_early:
         return  # the body goes on, and so does its cancellation
     task = progress.attempt_task

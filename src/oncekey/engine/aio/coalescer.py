@@ -30,6 +30,7 @@ from oncekey.engine.batch import (
     shared_by_all,
 )
 from oncekey.engine.clock import SystemClock
+from oncekey.engine.event_bus import EventBus
 
 _SYSTEM_CLOCK = SystemClock()
 
@@ -60,8 +61,10 @@ class AsyncCoalescer:
         most_bytes: int = BATCH_BYTES_MAX,
         max_in_flight: int = 1,
         now: Callable[[], int] = _SYSTEM_CLOCK.now,
+        events: EventBus | None = None,
     ) -> None:
         self._apply = apply
+        self._events = events or EventBus(_SYSTEM_CLOCK)
         self._limits = Limits(most, most_bytes)
         self._max_in_flight = max_in_flight
         self._now = now
@@ -185,6 +188,8 @@ class AsyncCoalescer:
         else:
             if self._limits.lowered:
                 self._limits.grow()
+        if self._events.observers:
+            self._events.batch_sent(len(batch), self._now() - sent_at)
         for place, ticket in enumerate(batch):
             ticket.sent_at, ticket.reply = sent_at, replies[place]
             _wake(ticket)

@@ -21,6 +21,7 @@ from oncekey.engine.aio.heartbeat import AsyncHeartbeat
 from oncekey.engine.aio.shared_claims import AsyncSharedClaims, Send
 from oncekey.engine.clock import Clock
 from oncekey.engine.duplicates import Duplicates
+from oncekey.engine.event_bus import EventBus
 from oncekey.engine.shared_claims_base import RunningAttempts
 
 # How much longer to wait for attempts on another loop: cancelled, they still close their keys.
@@ -48,9 +49,10 @@ def make_loop_state(
     running: RunningAttempts,
     clock: Clock,
     max_in_flight: int,
+    events: EventBus,
 ) -> LoopState:
     """With `at_once`, commands are sent by that and not through a coalescer."""
-    coalescer = AsyncCoalescer(apply, max_in_flight=max_in_flight, now=clock.now)
+    coalescer = AsyncCoalescer(apply, max_in_flight=max_in_flight, now=clock.now, events=events)
     send: Send = coalescer.send if at_once is None else at_once
 
     async def renew(command: Command) -> CommandResult:

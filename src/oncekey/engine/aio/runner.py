@@ -105,7 +105,7 @@ class AsyncRunner(AsyncDriver):
             ended = await go_on(progress, job, body)
             if progress.is_early is is_early:
                 if type(ended) is AttemptOutcome:
-                    self._record(job, ended)
+                    self._record(progress, ended)
                 if not done.done():
                     done.set_result(ended)
         except GeneratorExit:
@@ -188,6 +188,6 @@ class AsyncRunner(AsyncDriver):
         progress = AsyncProgress(None, job)
         with HeldConnection(self._connection, asyncio.current_task()):
             outcome = await self._drive(progress, job, body, [])
-        self._record(job, outcome)
+        self._record(progress, outcome)
         assert outcome is not None
         return conclude(job, outcome)

@@ -31,6 +31,7 @@ from oncekey.engine.attempt_steps import RunningStep, packed_result
 from oncekey.engine.blocking.parallel import Parallel
 from oncekey.engine.context import in_step
 from oncekey.engine.jobs import JobFactory
+from oncekey.engine.observers import End, observed
 
 V = TypeVar("V")
 
@@ -43,6 +44,7 @@ class RunnerProtocol(Protocol):
     def apply(self, command: Command, deadline: int | None = None) -> CommandResult: ...
     def sleep(self, effect: Sleep) -> int: ...
     def rollback(self, attempt: AttemptBase) -> None: ...
+    def step_begins(self, attempt: AttemptBase, name: str) -> list[End]: ...
 
 
 class Attempt(AttemptBase):
@@ -145,7 +147,7 @@ class Attempt(AttemptBase):
                 outcome: StepOutcome = stop.value
                 return outcome
             if type(effect) is RunStep:
-                with in_step(running):
+                with in_step(running), observed(self._runner.step_begins(self, running.name)):
                     result = self._call(running, fn)
             elif type(effect) is Probe:
                 assert probe is not None

@@ -32,6 +32,7 @@ from oncekey.engine.batch import (
     size_of,
 )
 from oncekey.engine.clock import SystemClock
+from oncekey.engine.event_bus import EventBus
 
 _SYSTEM_CLOCK = SystemClock()
 
@@ -99,8 +100,10 @@ class Coalescer:
         most_bytes: int = BATCH_BYTES_MAX,
         max_in_flight: int = 1,
         now: Callable[[], int] = _SYSTEM_CLOCK.now,
+        events: EventBus | None = None,
     ) -> None:
         self._apply = apply
+        self._events = events or EventBus(_SYSTEM_CLOCK)
         self._limits = Limits(most, most_bytes)
         self._max_in_flight = max_in_flight
         self._now = now
@@ -289,6 +292,8 @@ class Coalescer:
         else:
             if self._limits.lowered:
                 self._limits.grow()
+        if self._events.observers:
+            self._events.batch_sent(len(batch), self._now() - sent_at)
         _deliver(batch, replies, sent_at)
 
 

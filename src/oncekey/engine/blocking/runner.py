@@ -98,7 +98,10 @@ class Runner(RunnerBase):
         """Make fresh locks and threads: at the start, and in a forked child."""
         if self._transaction is None:  # in a caller's transaction nothing is shared or kept alive
             self._coalescer = Coalescer(
-                self._apply, max_in_flight=self._max_in_flight, now=self._clock.now
+                self._apply,
+                max_in_flight=self._max_in_flight,
+                now=self._clock.now,
+                events=self._events,
             )
             if self._coalesce:
                 self._send = self._coalescer.send
@@ -139,7 +142,7 @@ class Runner(RunnerBase):
             finally:
                 shared.end(progress)
         if isinstance(ended, AttemptOutcome):
-            self._outcomes.record(job, ended)
+            self._outcomes.record(job, ended, progress.measured)
             return conclude(job, ended)
         return ended
 
@@ -283,7 +286,7 @@ class Runner(RunnerBase):
                 outcome: AttemptOutcome = stop.value
                 if outcome.deferred is not None:
                     self._deferred_writer.add(outcome.deferred)
-                self._outcomes.record(job, outcome)
+                self._outcomes.record(job, outcome, progress.measured)
         progress.ended = True
 
     # --- effects ------------------------------------------------------------------------------
@@ -309,11 +312,11 @@ class Runner(RunnerBase):
         if refusal is not None:
             return Raised(refusal, grant.deadline)
         attempt = Attempt(self, job, grant)
-        if progress.attempt is None and self._events.subscribers:
+        if progress.attempt is None and (self._events.subscribers or grant.taken_over):
             self._emit_claimed(job, grant)
         progress.attempt = attempt
         if self._transaction is not None:
-            return self._run_in_transaction(self._transaction, attempt, job, body)
+            return self._run_in_transaction(self._transaction, progress, attempt, body)
         call = None if type(body) is FunctionType else whole_call(body, attempt)
         if starts_too_late(grant, self._clock.now()):
             progress.spare = new_owner()
@@ -321,6 +324,8 @@ class Runner(RunnerBase):
         self._heartbeat.watch(attempt)
         enter(attempt)
         self._running.add(attempt)
+        if self._events.subscribers:
+            self._begin_measuring(progress, grant)
         progress.begun = True
         try:
             progress.value = body(attempt) if call is None else call[0]
@@ -335,6 +340,8 @@ class Runner(RunnerBase):
         self._heartbeat.forget(attempt)
         attempt._closed = True
         enter(progress.outer)
+        if progress.measured is not None:
+            progress.measured.end(self._clock.now())
 
     def _body_result(self, progress: Progress, attempt: AttemptBase, job: Job) -> Returned | Raised:
         """What the body returned or raised, for the flow."""
@@ -349,12 +356,15 @@ class Runner(RunnerBase):
     # --- in the caller's transaction ----------------------------------------------------------
 
     def _run_in_transaction(
-        self, transaction: CallerTransaction, attempt: Attempt, job: Job, body: Body[Any]
+        self, transaction: CallerTransaction, progress: Progress, attempt: Attempt, body: Body[Any]
     ) -> Returned | Raised:
         """There is no lease to keep, and the rows of a body that raises are rolled back."""
+        job = progress.job
         attempt._enter_transaction(nesting_depth(self._connection))
         transaction.set_savepoint()
         token = enter(attempt)
+        if self._events.subscribers:
+            self._begin_measuring(progress, attempt._grant)
         try:
             value = body(attempt)
             check_started(job, value)
@@ -364,6 +374,8 @@ class Runner(RunnerBase):
         finally:
             leave(token)
             attempt._close()
+            if progress.measured is not None:
+                progress.measured.end(self._clock.now())
         transaction.release_savepoint()
         return pack(job.codec, job.policy, value, attempt._repeat_until)
 
