@@ -170,22 +170,22 @@ def test_the_error_of_a_body_decides_what_becomes_of_its_key(
 
 
 @pytest.mark.parametrize(
-    ("error", "command", "kind"),
+    ("error", "command", "kind", "state"),
     [
-        (PLAIN, Finish, EventKind.FINISHED),
-        (STOP, Finish, EventKind.FINISHED),
-        (EARLY, Release, EventKind.RELEASED),
+        (PLAIN, Finish, EventKind.FINISHED, FAILED),
+        (STOP, Finish, EventKind.FINISHED, UNKNOWN),
+        (EARLY, Release, EventKind.RELEASED, FAILED),
     ],
     ids=repr,
 )
 def test_the_bodys_own_error_is_raised_again(
-    error: BaseException, command: type[Any], kind: EventKind
+    error: BaseException, command: type[Any], kind: EventKind, state: State
 ) -> None:
     driver = running()
     driver.send(Raised(error, LEASE))
     driver.command(command)
     driver.reply(Done())
-    assert driver.outcome() == AttemptOutcome(kind, b"", FAILED, 2, FENCE, error=error)
+    assert driver.outcome() == AttemptOutcome(kind, b"", state, 2, FENCE, error=error)
 
 
 def test_the_error_of_the_body_is_raised_rather_than_that_of_the_store() -> None:

@@ -220,6 +220,8 @@ def _ended(
     kinds.append(outcome.kind)
     if outcome.unrecorded:
         kinds.append(EventKind.UNRECORDED)
+    if outcome.kind is EventKind.FINISHED and not outcome.kept:
+        kinds.append(EventKind.TOMBSTONE)
     if outcome.deferred is not None:
         script(outcome.deferred)
     return kinds, ending(lambda: conclude(job, outcome))

@@ -164,7 +164,7 @@ class Outcomes:
         emit(kind, measured=measured)
         if outcome.unrecorded:
             emit(EventKind.UNRECORDED)
-        if not outcome.kept:
+        if kind is _FINISHED and not outcome.kept:
             emit(EventKind.TOMBSTONE)
 
     def finish(self, job: Job, grant: Grant, returned: Returned) -> Result[Any]:
