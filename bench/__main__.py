@@ -2,10 +2,10 @@
 
 Without a name, the suites that need no server run. `postgres` starts its own and takes about five
 minutes, `postgres-growth` fills a table with ten million rows first, `postgres-processes` runs 1, 2
-and 4 processes for two minutes, `dashboard` asks for the dashboard's pages on ten million rows; all
-of them draw a plot as well. Two suites measure no time and print Markdown: `walks` counts the files
-that an operation goes through, `instructions` the processor's instructions (`instructions=WORD`
-only those with that word).
+and 4 processes for two minutes, `dashboard` asks for the dashboard's pages on ten million rows,
+`metrics` compares first runs with metrics on and off; all of them draw a plot as well. Two suites
+measure no time and print Markdown: `walks` counts the files that an operation goes through,
+`instructions` the processor's instructions (`instructions=WORD` only those with that word).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ SERVERS = {
     "postgres-processes": "bench.postgres.processes",
     "http": "bench.http.suite",
     "dashboard": "bench.dashboard",
+    "metrics": "bench.metrics",
 }
 COUNTS = {"walks": "bench.walks", "instructions": "bench.instructions.suite"}
 
