@@ -5,8 +5,9 @@ be seen. The figure is the processor time of this process per first run, since t
 alone, and the wall clock of a busy machine shows a disk and other programs as well. The contestants
 take turns in short slices, and a ratio is the median of the ratios of neighbours.
 
-"Everything on" is Prometheus, structured logs and spans whose trace is not sampled, which is most of
-them wherever there is much traffic. What a sampled trace costs is shown too: that is the SDK's work.
+"Everything on" is Prometheus, structured logs and spans inside of a request's trace that is not
+sampled, as most are where there is much traffic. What a sampled trace costs is shown too: that is
+mostly the SDK's work.
 """
 
 from __future__ import annotations
@@ -19,12 +20,18 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
+from opentelemetry import context as contexts
+from opentelemetry.context import Context
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON
+from opentelemetry.trace import (
+    NonRecordingSpan,
+    SpanContext,
+    TraceFlags,
+    set_span_in_context,
+)
 from prometheus_client import CollectorRegistry
 
 from bench.figures import Ratio, Report, median, progress
@@ -42,7 +49,14 @@ ROUNDS = 15
 WANTED = 1.05
 OUTCOME = {"id": "ch_1"}
 
+Load = Callable[[Once, Context], float]
 _numbers = itertools.count()
+
+
+def _request(sampled: bool) -> Context:
+    """What is current while a request is served: its span, in a trace that is sampled or not."""
+    flags = TraceFlags(TraceFlags.SAMPLED if sampled else TraceFlags.DEFAULT)
+    return set_span_in_context(NonRecordingSpan(SpanContext(1, 1, False, flags)), Context())
 
 
 def _prometheus(once: Once) -> None:
@@ -54,16 +68,13 @@ def _open_telemetry(once: Once) -> None:
     OpenTelemetryMetrics(once, meter=meter)
 
 
-def _spans(once: Once, sampler: Any) -> None:
-    OpenTelemetrySpans(once, tracer=TracerProvider(sampler=sampler).get_tracer("bench"))
-
-
-def _everything(once: Once, sampler: Any = ALWAYS_OFF) -> None:
+def _everything(once: Once) -> None:
     _prometheus(once)
     StructuredLogs(once, usual=None)
-    _spans(once, sampler)
+    OpenTelemetrySpans(once, tracer=TracerProvider().get_tracer("bench"))
 
 
+SAMPLED = "everything on, every trace sampled"
 CONTESTANTS: dict[str, Callable[[Once], None]] = {
     "off": lambda once: None,
     "off, again": lambda once: None,  # what two equal ones differ by
@@ -71,15 +82,16 @@ CONTESTANTS: dict[str, Callable[[Once], None]] = {
     "Prometheus": _prometheus,
     "everything on": _everything,
     "OpenTelemetry metrics": _open_telemetry,
-    "everything on, every trace sampled": lambda once: _everything(once, ALWAYS_ON),
+    SAMPLED: _everything,
 }
 
 
-def _threads(once: Once) -> float:
+def _threads(once: Once, request: Context) -> float:
     """Processor microseconds per first run, with 64 threads at once."""
     gate = threading.Barrier(THREADS)
 
     def work(_: int) -> None:
+        contexts.attach(request)
         gate.wait()
         for _ in range(PER_THREAD):
             once.run("charge", f"order-{next(_numbers)}", lambda attempt: OUTCOME)
@@ -91,23 +103,24 @@ def _threads(once: Once) -> float:
         return (time.process_time() - start) / (THREADS * PER_THREAD) * 1_000_000
 
 
-def _lone(once: Once) -> float:
+def _lone(once: Once, request: Context) -> float:
+    contexts.attach(request)
     start = time.process_time()
     for _ in range(LONE_OPERATIONS):
         once.run("charge", f"order-{next(_numbers)}", lambda attempt: OUTCOME)
     return (time.process_time() - start) / LONE_OPERATIONS * 1_000_000
 
 
-def _compare(title: str, url: str, load: Callable[[Once], float], wanted: float | None) -> Report:
+def _compare(title: str, url: str, load: Load, wanted: float | None) -> Report:
     engines = {}
     for name, switch_on in CONTESTANTS.items():
         engines[name] = once = Once(url)
         switch_on(once)
-        load(once)
+        load(once, _request(name == SAMPLED))
     seen: dict[str, list[float]] = {name: [] for name in engines}
     for turn in range(ROUNDS):
         for name, once in engines.items():
-            seen[name].append(load(once))
+            seen[name].append(load(once, _request(name == SAMPLED)))
         progress(f"{title}: round {turn + 1}/{ROUNDS}")
     for once in engines.values():
         once.close()

@@ -14,6 +14,8 @@ from oncekey.core.origin import FUNCTION
 class EventKind(enum.StrEnum):
     """What was decided for one caller."""
 
+    __hash__ = str.__hash__  # an enum's own is written in Python, and these are counted in dicts
+
     CLAIMED = "claimed"
     TAKEOVER = "takeover"
     FINISHED = "finished"

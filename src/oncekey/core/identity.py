@@ -28,6 +28,7 @@ from oncekey.core.fingerprint import fingerprints
 KEY_MAX_CHARS = 255
 SCOPE_MAX_CHARS = 255
 OPERATION_MAX_CHARS = 100
+TAG_BYTES: Final = 6
 STEP_NAME_MAX_CHARS = 100
 SECRET_MIN_BYTES = 16
 SECRET_MAX_BYTES = 64
@@ -72,7 +73,7 @@ class Identity(NamedTuple):
     @property
     def tag(self) -> str:
         """A short name for messages and logs; the raw key never goes there."""
-        return self.id.hex()[:12]
+        return self.id[:TAG_BYTES].hex()
 
 
 class Identities:

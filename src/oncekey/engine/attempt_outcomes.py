@@ -167,9 +167,13 @@ class Outcomes:
         if kind is _FINISHED and not outcome.kept:
             emit(EventKind.TOMBSTONE)
 
-    def finish(self, job: Job, grant: Grant, returned: Returned) -> Result[Any]:
+    def finish(
+        self, job: Job, grant: Grant, returned: Returned, measured: Measured | None
+    ) -> Result[Any]:
         """What `record` and `conclude` make of a run that ended as usual: the store has taken its
-        finish, what it returned is exact, and nobody listens."""
+        finish, and what it returned is exact."""
+        if measured is not None and self.events.subscribers:
+            self.events.emit_finished(measured, job.started_at)
         attempt, fence, keeps = grant.attempt, grant.fence, job.policy.times.keep
         self._keep(job, returned.body, attempt, fence, keeps)
         return from_fields(Result, (returned.raw, False, attempt, fence, keeps / SECOND))

@@ -13,10 +13,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from oncekey.core.commands import from_fields
+from oncekey.core.commands import Claim, from_fields
+from oncekey.core.effects import Grant
 from oncekey.core.events import Event, EventKind
-from oncekey.core.identity import Identity
-from oncekey.core.origin import FUNCTION, Origin
+from oncekey.core.identity import TAG_BYTES, Identity
+from oncekey.core.origin import FUNCTION, Origin, operation_of, origin_of
 from oncekey.engine.clock import Clock
 from oncekey.engine.event_log import EventLog
 from oncekey.engine.observers import End, Measured, Observer, call_observers
@@ -26,6 +27,8 @@ Subscriber = Callable[[Event], None]
 _log = logging.getLogger("oncekey")
 
 # What every healthy run consists of. The log has nothing to say about these.
+_FINISHED: Final = EventKind.FINISHED
+_TAB: Final = "\t"
 USUAL: Final = frozenset((EventKind.CLAIMED, EventKind.FINISHED, EventKind.REPLAYED))
 
 
@@ -33,7 +36,15 @@ class EventBus:
     """`subscribers` and `observers` are replaced, never changed: any thread may read them at any
     time. Each observer's `on_event` is among the subscribers."""
 
-    __slots__ = ("_clock", "_event_log", "_lock", "_watch", "observers", "subscribers")
+    __slots__ = (
+        "_body_observers",
+        "_clock",
+        "_event_log",
+        "_lock",
+        "_watch",
+        "observers",
+        "subscribers",
+    )
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -42,6 +53,7 @@ class EventBus:
         self.reset()
         self.subscribers: tuple[Subscriber, ...] = ()
         self.observers: tuple[Observer, ...] = ()
+        self._body_observers: tuple[Observer, ...] = ()
 
     def reset(self) -> None:
         """Make a fresh lock: at the start, and in a forked child."""
@@ -60,15 +72,19 @@ class EventBus:
     def observe(self, observer: Observer) -> Callable[[], None]:
         """Call the observer's methods until the returned function is called."""
         unsubscribe = self.subscribe(observer.on_event)
-        with self._lock:
-            self.observers = (*self.observers, observer)
+        self._set_observers((*self.observers, observer))
 
         def stop() -> None:
             unsubscribe()
-            with self._lock:
-                self.observers = tuple(o for o in self.observers if o is not observer)
+            self._set_observers(tuple(o for o in self.observers if o is not observer))
 
         return stop
+
+    def _set_observers(self, observers: tuple[Observer, ...]) -> None:
+        with self._lock:
+            # Most do not watch bodies, and are not called about them.
+            watching = [o for o in observers if type(o).on_body is not Observer.on_body]
+            self.observers, self._body_observers = observers, tuple(watching)
 
     def emit(
         self,
@@ -85,21 +101,52 @@ class EventBus:
         """Make the event of a call that began at `started_at`, and give it to every subscriber."""
         now = self._clock.now()
         scope, operation, tag = identity.scope, identity.operation, identity.tag
-        surface, route = origin.surface, origin.route
         body_us = finish_us = 0
         if measured is not None and measured.ended_at:
             body_us = measured.ended_at - measured.began_at
             finish_us = now - measured.ended_at
         fields = (
             kind, operation, scope, tag, fence, attempt, now - started_at, from_cache,
-            surface, route, body_us, finish_us,
+            origin.surface, origin.route, body_us, finish_us,
         )  # fmt: skip
         self.notify(from_fields(Event, fields))
+
+    def emit_claimed(
+        self, kind: EventKind, claim: Claim, started_at: int, grant: Grant
+    ) -> Measured:
+        """Make the event of a claim, and begin to measure the attempt. This and `emit_finished` are
+        made for every run that anybody listens to, so they cost as little as they can."""
+        label, now = claim.label, self._clock.now()
+        surface, route, _ = origin = FUNCTION if _TAB not in label else origin_of(label)
+        fields = (
+            kind, label if origin is FUNCTION else operation_of(label), claim.scope,
+            claim.id[:TAG_BYTES].hex(), grant.fence, grant.attempt, now - started_at, False,
+            surface, route, 0, 0,
+        )  # fmt: skip
+        event = from_fields(Event, fields)
+        if kind is EventKind.CLAIMED:
+            self._give(event)
+        else:
+            self.notify(event)
+        return Measured(event, now)
+
+    def emit_finished(self, measured: Measured, started_at: int) -> None:
+        """Make the event of an outcome that was stored as usual."""
+        now, ended_at = self._clock.now(), measured.ended_at
+        claimed = measured.claimed
+        fields = (
+            _FINISHED, *claimed[1:6], now - started_at, False, *claimed[8:10],
+            ended_at - measured.began_at, now - ended_at,
+        )  # fmt: skip
+        self._give(from_fields(Event, fields))
 
     def notify(self, event: Event) -> None:
         """Give an event to the log, if it is rare, and to every subscriber."""
         if event.kind not in USUAL:
             self._write(event)
+        self._give(event)
+
+    def _give(self, event: Event) -> None:
         for subscriber in self.subscribers:
             try:
                 subscriber(event)
@@ -120,23 +167,15 @@ class EventBus:
         if event.kind in USUAL:
             self._write(event)
 
-    def body_begins(
-        self, identity: Identity, fence: int, attempt: int, origin: Origin = FUNCTION
-    ) -> Measured:
-        """Measure a body from now on. Called in its thread or task, only if anybody listens."""
-        ends = []
-        if self.observers:
-            event = Event(
-                EventKind.CLAIMED, identity.operation, identity.scope, identity.tag, fence,
-                attempt, surface=origin.surface, route=origin.route,
-            )  # fmt: skip
-            ends = call_observers([partial(o.on_body, event) for o in self.observers])
-        return Measured(self._clock.now(), ends)
+    def body_begins(self, measured: Measured) -> None:
+        """A body is about to run, in this thread or task."""
+        if self._body_observers:
+            claimed = measured.claimed
+            measured.ends = call_observers(self._body_observers, lambda o: o.on_body(claimed))
 
     def step_begins(self, operation: str, tag: str, step: str) -> list[End]:
         """Tell the observers of a step; returns what they want to be called at its end."""
-        calls = [partial(o.on_step, operation, tag, step) for o in self.observers]
-        return call_observers(calls)
+        return call_observers(self.observers, lambda o: o.on_step(operation, tag, step))
 
     def batch_sent(self, size: int, elapsed_us: int) -> None:
         """Tell the observers of a batch."""

@@ -29,7 +29,7 @@ class Observer:
         """A decision was made."""
 
     def on_body(self, event: Event) -> End | None:
-        """A body is about to run. The event says whose; it was not given to subscribers."""
+        """A body is about to run; the event is that of its claim."""
 
     def on_step(self, operation: str, tag: str, step: str) -> End | None:
         """A step's function is about to be called."""
@@ -39,30 +39,34 @@ class Observer:
 
 
 class Measured:
-    """When the body of one attempt began and ended, on the engine's clock, and what the observers
-    want to be called at its end."""
+    """The event of one attempt's claim, when its body began and ended on the engine's clock, and
+    what the observers want to be called at its end."""
 
-    __slots__ = ("began_at", "ended_at", "ends")
+    __slots__ = ("began_at", "claimed", "ended_at", "ends")
 
-    def __init__(self, began_at: int, ends: Sequence[End]) -> None:
+    def __init__(self, claimed: Event, began_at: int) -> None:
+        self.claimed = claimed
         self.began_at = began_at
         self.ended_at = 0
-        self.ends = ends
+        self.ends: Sequence[End] = ()
 
     def end(self, now: int) -> None:
         """The body has ended. Called again, this changes nothing."""
         if not self.ended_at:
             self.ended_at = now
-            ends, self.ends = self.ends, ()
-            call_ends(ends)
+            if self.ends:
+                ends, self.ends = self.ends, ()
+                call_ends(ends)
 
 
-def call_observers(calls: Sequence[Callable[[], End | None]]) -> list[End]:
+def call_observers(
+    observers: Sequence[Observer], call: Callable[[Observer], End | None]
+) -> list[End]:
     """Call the observers, and return what they want to be called at the end, last one first."""
     ends: list[End] = []
-    for call in calls:
+    for observer in observers:
         try:
-            end = call()
+            end = call(observer)
         except Exception:  # a broken span must not break a payment
             _log.exception("an observer failed")
         else:

@@ -14,7 +14,6 @@ from oncekey.core.commands import Command, Reply
 from oncekey.core.effects import Grant
 from oncekey.core.errors import ConfigurationError, StoreUnavailable
 from oncekey.core.events import EventKind
-from oncekey.core.origin import origin_of
 from oncekey.engine.attempt_base import AttemptBase
 from oncekey.engine.attempt_outcomes import Outcomes
 from oncekey.engine.batch import Sent
@@ -49,18 +48,11 @@ class RunnerBase:
         self._max_in_flight = max_in_flight
         self._connection = connection
 
-    def _emit_claimed(self, job: Job, grant: Grant) -> None:
+    def _emit_claimed(self, progress: Progress, grant: Grant) -> None:
+        """The key is claimed, and somebody listens."""
         kind = EventKind.TAKEOVER if grant.taken_over else EventKind.CLAIMED
-        origin = origin_of(job.claim.label)
-        fence, attempt = grant.fence, grant.attempt
-        self._events.emit(kind, job.identity, job.started_at, fence, attempt, origin=origin)
-
-    def _begin_measuring(self, progress: Progress, grant: Grant) -> None:
-        """The body is about to run, in this thread or task, and somebody listens."""
         job = progress.job
-        origin = origin_of(job.claim.label)
-        began = self._events.body_begins(job.identity, grant.fence, grant.attempt, origin)
-        progress.measured = began
+        progress.measured = self._events.emit_claimed(kind, job.claim, job.started_at, grant)
 
     def step_begins(self, attempt: AttemptBase, name: str) -> list[End]:
         """A step's function is about to be called; what is returned is to be called after it."""

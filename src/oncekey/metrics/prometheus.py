@@ -120,6 +120,8 @@ class PrometheusMetrics:
                 names.operation, names.route, outcome, names.surface, store
             ).inc(number)
         for (operation, surface), durations in sums.durations.items():
+            if not any(durations):
+                continue  # refused or replayed: it would only make empty histograms
             labels = (self._cap.operation_of(operation), surface, store)
             observe_all(families.claim.labels(*labels), durations.claim)
             observe_all(families.body.labels(*labels), durations.body)

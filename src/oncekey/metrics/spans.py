@@ -30,10 +30,12 @@ from oncekey.metrics.event_counts import OUTCOMES
 
 ATTEMPTS_REMEMBERED: Final = 10_000
 
-_CLAIMED: Final = frozenset((EventKind.CLAIMED, EventKind.TAKEOVER))
-# Beside another event of the same attempt, or of no attempt at all.
+# A claim's span is made when its body begins. The others come beside another event of the same
+# attempt, or belong to no attempt at all.
 _WITHOUT_SPAN: Final = frozenset(
     (
+        EventKind.CLAIMED,
+        EventKind.TAKEOVER,
         EventKind.UNRECORDED,
         EventKind.TOMBSTONE,
         EventKind.GUARANTEE,
@@ -66,24 +68,33 @@ class OpenTelemetrySpans(Observer):
         kind = event.kind
         if kind in _WITHOUT_SPAN:
             return
-        if kind in _CLAIMED:
-            self._past_span("oncekey.claim", event, event.elapsed_us)
-        elif kind is EventKind.REPLAYED and not event.body_us:
+        if event.body_us or event.finish_us:
+            if (event.tag, event.fence) in self._bodies:  # else it is not sampled
+                self._past_span("oncekey.finish", event, event.finish_us)
+                if kind is EventKind.FINISHED:
+                    self._leave_key_span(event)
+        elif _is_left_out():
+            return
+        elif kind is EventKind.REPLAYED:
             self._past_span("oncekey.replay", event, event.elapsed_us, self._links(event))
-        elif event.body_us or event.finish_us:
-            self._past_span("oncekey.finish", event, event.finish_us)
-            if kind is EventKind.FINISHED:
-                self._leave_key_span(event)
         else:
             self._past_span("oncekey.claim", event, event.elapsed_us)
 
-    def on_body(self, event: Event) -> End:
-        span = self._tracer.start_span("oncekey.body", attributes=_attributes(event))
-        if span.is_recording():
-            self._remember(event, span.get_span_context())
+    def on_body(self, event: Event) -> End | None:
+        if _is_left_out():
+            return None
+        span = self._tracer.start_span("oncekey.body")
+        if not span.is_recording():
+            return None
+        span.set_attributes(_attributes(event))
+        self._remember(event, span.get_span_context())
+        # Only now it is known that the trace is sampled.
+        self._past_span("oncekey.claim", event, event.elapsed_us)
         return _make_current(span)
 
-    def on_step(self, operation: str, tag: str, step: str) -> End:
+    def on_step(self, operation: str, tag: str, step: str) -> End | None:
+        if _is_left_out():
+            return None
         attributes = {"oncekey.operation": operation, "oncekey.tag": tag, "oncekey.step": step}
         return _make_current(self._tracer.start_span("oncekey.step", attributes=attributes))
 
@@ -124,6 +135,12 @@ class OpenTelemetrySpans(Observer):
             self._bodies[event.tag, event.fence] = body
             if len(self._bodies) > ATTEMPTS_REMEMBERED:
                 self._bodies.popitem(last=False)
+
+
+def _is_left_out() -> bool:
+    """True inside of a trace that is not sampled: there no span needs to be made."""
+    outer = otel.get_current_span().get_span_context()
+    return outer.is_valid and not outer.trace_flags.sampled
 
 
 def _key_context(event: Event) -> SpanContext:

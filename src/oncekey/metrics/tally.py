@@ -11,10 +11,10 @@ import atexit
 import os
 import threading
 import weakref
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 from operator import itemgetter
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from oncekey.core.events import Event, EventKind
 from oncekey.engine.observers import Observer
@@ -22,6 +22,7 @@ from oncekey.engine.observers import Observer
 TALLY_MAX: Final = 256
 TALLY_SECONDS: Final = 1.0
 
+T = TypeVar("T")
 _LABELS: Final = itemgetter(*map(Event._fields.index, ("kind", "operation", "route", "surface")))
 _CLAIMS: Final = frozenset((EventKind.CLAIMED, EventKind.TAKEOVER))
 
@@ -80,8 +81,7 @@ class Tally(Observer):
     def flush(self) -> None:
         """Hand over what has come so far."""
         with self._lock:
-            events = [self._events.popleft() for _ in range(len(self._events))]
-            batches = [self._batches.popleft() for _ in range(len(self._batches))]
+            events, batches = _taken(self._events), _taken(self._batches)
             if events or batches:
                 self._take(sums_of(events, batches))
 
@@ -98,23 +98,31 @@ class Tally(Observer):
             pass
 
 
+def _taken(queue: deque[T]) -> list[T]:
+    """What is in the queue now; others may append meanwhile."""
+    return [queue.popleft() for _ in range(len(queue))]
+
+
 def sums_of(events: list[Event], batches: list[int]) -> Sums:
     """Sum up events and batches."""
-    decisions = {Counted(*key): n for key, n in Counter(map(_LABELS, events)).items()}
-    durations: dict[tuple[str, str], Durations] = {}
+    groups: dict[tuple[Any, ...], list[Event]] = {}
     for event in events:
-        has_body = event.body_us or event.finish_us
-        if not has_body and event.kind not in _CLAIMS:
-            continue
-        key = (event.operation, event.surface)
-        lists = durations.get(key)
-        if lists is None:
-            lists = durations[key] = Durations([], [], [])
-        if has_body:
-            lists.body.append(event.body_us / 1_000_000)
-            lists.finish.append(event.finish_us / 1_000_000)
+        labels = _LABELS(event)
+        group = groups.get(labels)
+        if group is None:
+            groups[labels] = [event]
         else:
-            lists.claim.append(event.elapsed_us / 1_000_000)
+            group.append(event)
+    durations: dict[tuple[str, str], Durations] = {}
+    for (kind, operation, _, surface), group in groups.items():
+        lists = durations.setdefault((operation, surface), Durations([], [], []))
+        if kind in _CLAIMS:
+            lists.claim.extend([event.elapsed_us / 1_000_000 for event in group])
+        else:
+            ran = [event for event in group if event.body_us or event.finish_us]
+            lists.body.extend([event.body_us / 1_000_000 for event in ran])
+            lists.finish.extend([event.finish_us / 1_000_000 for event in ran])
+    decisions = {Counted(*labels): len(group) for labels, group in groups.items()}
     return Sums(decisions, durations, batches)
 
 

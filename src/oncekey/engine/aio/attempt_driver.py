@@ -170,8 +170,9 @@ class AsyncDriver(RunnerBase):
             if type(answer) is Done:
                 progress.stored = finish, sent_at
                 progress.ended = True
-                if ended.exact and not self._events.subscribers:
-                    return self._outcomes.finish(job, grant, ended)
+                measured = progress.measured
+                if ended.exact and (measured is not None or not self._events.subscribers):
+                    return self._outcomes.finish(job, grant, ended, measured)
                 return finished(grant, job.policy.times, ended)
             results.append(CommandResult(answer, sent_at, self._clock.now()))
         claimed_at = grant.deadline - grant.claim.lease
@@ -319,8 +320,11 @@ class AsyncDriver(RunnerBase):
         if refusal is not None:
             return Raised(refusal, grant.deadline)
         attempt = AsyncAttempt(self, job, grant)
-        if progress.attempt is None and (self._events.subscribers or grant.taken_over):
-            self._emit_claimed(job, grant)
+        if progress.attempt is None:
+            if self._events.subscribers or grant.taken_over:
+                self._emit_claimed(progress, grant)
+        elif progress.measured is not None:
+            progress.measured.began_at = self._clock.now()
         progress.attempt = attempt
         if self._transaction is not None:
             return await self._run_in_transaction(self._transaction, progress, attempt, job, body)
@@ -336,8 +340,8 @@ class AsyncDriver(RunnerBase):
         state.heartbeat.watch(attempt)
         enter_body(attempt)
         self._running.add(attempt)
-        if self._events.subscribers:
-            self._begin_measuring(progress, grant)
+        if progress.measured is not None:
+            self._events.body_begins(progress.measured)
         progress.begun = True
         try:
             value: Any = body(attempt)
@@ -375,8 +379,8 @@ class AsyncDriver(RunnerBase):
         attempt._enter_transaction(nesting_depth(self._connection))
         await transaction.set_savepoint()
         token = enter_body(attempt)
-        if self._events.subscribers:
-            self._begin_measuring(progress, attempt._grant)
+        if progress.measured is not None:
+            self._events.body_begins(progress.measured)
         try:
             await take_value(progress, job, body(attempt))
             check_begun(progress, attempt, job)

@@ -202,8 +202,9 @@ class Runner(RunnerBase):
             if type(answer) is Done:
                 progress.stored = finish, finish_sent_at
                 progress.ended = True
-                if ended.exact and not self._events.subscribers:
-                    return self._outcomes.finish(job, grant, ended)
+                measured = progress.measured
+                if ended.exact and (measured is not None or not self._events.subscribers):
+                    return self._outcomes.finish(job, grant, ended, measured)
                 return finished(grant, job.policy.times, ended)
             results.append(CommandResult(answer, finish_sent_at, self._clock.now()))
         results.insert(0, CommandResult(reply, sent_at, sent_at))
@@ -312,8 +313,11 @@ class Runner(RunnerBase):
         if refusal is not None:
             return Raised(refusal, grant.deadline)
         attempt = Attempt(self, job, grant)
-        if progress.attempt is None and (self._events.subscribers or grant.taken_over):
-            self._emit_claimed(job, grant)
+        if progress.attempt is None:
+            if self._events.subscribers or grant.taken_over:
+                self._emit_claimed(progress, grant)
+        elif progress.measured is not None:
+            progress.measured.began_at = self._clock.now()
         progress.attempt = attempt
         if self._transaction is not None:
             return self._run_in_transaction(self._transaction, progress, attempt, body)
@@ -324,8 +328,8 @@ class Runner(RunnerBase):
         self._heartbeat.watch(attempt)
         enter(attempt)
         self._running.add(attempt)
-        if self._events.subscribers:
-            self._begin_measuring(progress, grant)
+        if progress.measured is not None:
+            self._events.body_begins(progress.measured)
         progress.begun = True
         try:
             progress.value = body(attempt) if call is None else call[0]
@@ -363,8 +367,8 @@ class Runner(RunnerBase):
         attempt._enter_transaction(nesting_depth(self._connection))
         transaction.set_savepoint()
         token = enter(attempt)
-        if self._events.subscribers:
-            self._begin_measuring(progress, attempt._grant)
+        if progress.measured is not None:
+            self._events.body_begins(progress.measured)
         try:
             value = body(attempt)
             check_started(job, value)
