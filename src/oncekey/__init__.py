@@ -40,6 +40,7 @@ from oncekey.engine.context import current_attempt, current_step
 from oncekey.engine.key_list import KeySummary, Listing
 from oncekey.engine.key_status import KeyStatus
 from oncekey.engine.new_key import new_key
+from oncekey.engine.observers import Observer
 from oncekey.engine.registry import Operation
 from oncekey.engine.results import Result
 from oncekey.engine.store_stats import Stats
@@ -70,6 +71,7 @@ __all__ = [
     "MissingKey",
     "NotReplayable",
     "NotStarted",
+    "Observer",
     "Once",
     "OncekeyError",
     "Operation",

@@ -128,7 +128,7 @@ class EventBus:
             self._give(event)
         else:
             self.notify(event)
-        return Measured(event, now)
+        return Measured(event)
 
     def emit_finished(self, measured: Measured, started_at: int) -> None:
         """Make the event of an outcome that was stored as usual."""
@@ -172,6 +172,7 @@ class EventBus:
         if self._body_observers:
             claimed = measured.claimed
             measured.ends = call_observers(self._body_observers, lambda o: o.on_body(claimed))
+        measured.began_at = self._clock.now()
 
     def step_begins(self, operation: str, tag: str, step: str) -> list[End]:
         """Tell the observers of a step; returns what they want to be called at its end."""

@@ -44,15 +44,15 @@ class Measured:
 
     __slots__ = ("began_at", "claimed", "ended_at", "ends")
 
-    def __init__(self, claimed: Event, began_at: int) -> None:
+    def __init__(self, claimed: Event) -> None:
         self.claimed = claimed
-        self.began_at = began_at
+        self.began_at = 0
         self.ended_at = 0
         self.ends: Sequence[End] = ()
 
     def end(self, now: int) -> None:
-        """The body has ended. Called again, this changes nothing."""
-        if not self.ended_at:
+        """The body has ended. Called again, or if it never began, this changes nothing."""
+        if self.began_at and not self.ended_at:
             self.ended_at = now
             if self.ends:
                 ends, self.ends = self.ends, ()

@@ -313,11 +313,8 @@ class Runner(RunnerBase):
         if refusal is not None:
             return Raised(refusal, grant.deadline)
         attempt = Attempt(self, job, grant)
-        if progress.attempt is None:
-            if self._events.subscribers or grant.taken_over:
-                self._emit_claimed(progress, grant)
-        elif progress.measured is not None:
-            progress.measured.began_at = self._clock.now()
+        if progress.attempt is None and (self._events.subscribers or grant.taken_over):
+            self._emit_claimed(progress, grant)
         progress.attempt = attempt
         if self._transaction is not None:
             return self._run_in_transaction(self._transaction, progress, attempt, body)
