@@ -45,6 +45,7 @@ class Row(NamedTuple):
 ROWS: Final = (
     Row("straight-line Python, first run", "straight_line"),
     Row("`Once.run`, first run", "once_first", wanted=130_000, stretch=100_000),
+    Row("`Once.run`, first run, added by Prometheus", "once_first_prometheus", "once_first"),
     Row("`Once.run`, replay", "once_replay"),
     Row("`AsyncOnce.run`, 16 tasks, first run", "async_once_first", "", 160_000, 120_000),
     Row("`AsyncOnce.run`, 16 tasks, replay", "async_once_replay"),

@@ -40,6 +40,18 @@ def once_first(keys: Sequence[str]) -> None:
             once.run("charge", key, lambda attempt: OUTCOME, scope="acct_1", request=REQUEST)
 
 
+def once_first_prometheus(keys: Sequence[str]) -> None:
+    from prometheus_client import CollectorRegistry
+
+    from oncekey import Once
+    from oncekey.metrics.prometheus import PrometheusMetrics
+
+    with Once("memory://") as once:
+        PrometheusMetrics(once, registry=CollectorRegistry())
+        for key in keys:
+            once.run("charge", key, lambda attempt: OUTCOME, scope="acct_1", request=REQUEST)
+
+
 def once_replay(keys: Sequence[str]) -> None:
     once_first([keys[0]] * len(keys))
 
@@ -195,6 +207,7 @@ WORKLOADS: Final[dict[str, Workload]] = {
     for workload in (
         straight_line,
         once_first,
+        once_first_prometheus,
         once_replay,
         async_once_first,
         async_once_replay,

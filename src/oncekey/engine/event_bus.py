@@ -41,6 +41,7 @@ class EventBus:
         "_clock",
         "_event_log",
         "_lock",
+        "_rare_subscribers",
         "_watch",
         "observers",
         "subscribers",
@@ -54,20 +55,26 @@ class EventBus:
         self.subscribers: tuple[Subscriber, ...] = ()
         self.observers: tuple[Observer, ...] = ()
         self._body_observers: tuple[Observer, ...] = ()
+        self._rare_subscribers: tuple[Subscriber, ...] = ()
 
     def reset(self) -> None:
         """Make a fresh lock: at the start, and in a forked child."""
         self._lock = threading.RLock()
 
-    def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
-        """Give every event to `subscriber` until the returned function is called."""
+    def subscribe(self, subscriber: Subscriber, *, usual: bool = True) -> Callable[[], None]:
+        """Give every event to `subscriber` until the returned function is called; without `usual`,
+        what the log gets."""
         with self._lock:
-            self.subscribers = (*self.subscribers, subscriber)
+            if usual:
+                self.subscribers = (*self.subscribers, subscriber)
+            else:
+                self._rare_subscribers = (*self._rare_subscribers, subscriber)
         return partial(self._unsubscribe, subscriber)
 
     def _unsubscribe(self, subscriber: Subscriber) -> None:
         with self._lock:
-            self.subscribers = tuple(s for s in self.subscribers if s is not subscriber)
+            self.subscribers = _without(self.subscribers, subscriber)
+            self._rare_subscribers = _without(self._rare_subscribers, subscriber)
 
     def observe(self, observer: Observer) -> Callable[[], None]:
         """Call the observer's methods until the returned function is called."""
@@ -125,7 +132,7 @@ class EventBus:
         )  # fmt: skip
         event = from_fields(Event, fields)
         if kind is EventKind.CLAIMED:
-            self._give(event)
+            self._give(event, self.subscribers)
         else:
             self.notify(event)
         return Measured(event)
@@ -138,16 +145,16 @@ class EventBus:
             _FINISHED, *claimed[1:6], now - started_at, False, *claimed[8:10],
             ended_at - measured.began_at, now - ended_at,
         )  # fmt: skip
-        self._give(from_fields(Event, fields))
+        self._give(from_fields(Event, fields), self.subscribers)
 
     def notify(self, event: Event) -> None:
         """Give an event to the log, if it is rare, and to every subscriber."""
         if event.kind not in USUAL:
             self._write(event)
-        self._give(event)
+        self._give(event, self.subscribers)
 
-    def _give(self, event: Event) -> None:
-        for subscriber in self.subscribers:
+    def _give(self, event: Event, subscribers: tuple[Subscriber, ...]) -> None:
+        for subscriber in subscribers:
             try:
                 subscriber(event)
             except Exception:  # a broken metric must not break a payment
@@ -162,6 +169,7 @@ class EventBus:
                 self.subscribe(self._watch)
             elif was_down and not log.store_is_down:
                 self._unsubscribe(self._watch)
+        self._give(event, self._rare_subscribers)
 
     def _write_usual(self, event: Event) -> None:
         if event.kind in USUAL:
@@ -185,3 +193,7 @@ class EventBus:
                 observer.on_batch(size, elapsed_us)
             except Exception:
                 _log.exception("an observer failed on a batch")
+
+
+def _without(subscribers: tuple[Subscriber, ...], left: Subscriber) -> tuple[Subscriber, ...]:
+    return tuple(subscriber for subscriber in subscribers if subscriber is not left)

@@ -158,9 +158,11 @@ class OnceBase(OperationsBase):
         guarantee: Guarantee = self._store.guarantee
         return guarantee
 
-    def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
-        """Give every decision to `subscriber` as an `Event`; the returned function ends that."""
-        return self._outcomes.events.subscribe(subscriber)
+    def subscribe(self, subscriber: Subscriber, *, usual: bool = True) -> Callable[[], None]:
+        """Give every decision to `subscriber` as an `Event`; the returned function ends that. With
+        `usual=False` it gets what is rare, and costs nothing: claims, finishes and replays are left
+        out, unless the store was down before."""
+        return self._outcomes.events.subscribe(subscriber, usual=usual)
 
     def observe(self, observer: Observer) -> Callable[[], None]:
         """Let an `Observer` watch from inside, for histograms and spans; the returned function ends

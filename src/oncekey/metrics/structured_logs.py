@@ -16,7 +16,6 @@ import time
 from typing import Any, Final, Protocol
 
 from oncekey.core.events import Event
-from oncekey.engine.event_bus import USUAL
 from oncekey.engine.event_log import RARE, LogLines
 from oncekey.engine.once_base import OnceBase
 from oncekey.metrics.event_counts import OUTCOMES, store_name
@@ -77,12 +76,10 @@ class StructuredLogs:
         self._usual = usual
         self._store = store or store_name(once._store)
         self._lines = LogLines(lambda: time.monotonic_ns() // 1_000)
-        self.stop = once.subscribe(self.write)
+        self.stop = once.subscribe(self.write, usual=usual is not None)
 
     def write(self, event: Event) -> None:
         """Write the lines of one event."""
-        if self._usual is None and event.kind in USUAL and not self._lines.store_is_down:
-            return
         fields = {**fields_of(event), "store": self._store}
         for line in self._lines.lines_for(event):
             more = {"left_out": line.left_out} if line.left_out else {}
