@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import warnings
 
 import pytest
 
@@ -66,7 +67,9 @@ def test_a_forked_child_does_not_count_what_its_parent_has() -> None:
     taken: list[Sums] = []
     tally = Tally(taken.append)
     tally.on_event(CLAIMED)
-    pid = os.fork()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # the tally's timer is another thread
+        pid = os.fork()
     if pid == 0:
         tally.flush()
         os._exit(len(taken))
