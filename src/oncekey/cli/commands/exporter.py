@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from oncekey.cli.command_options import duration, json_option
+from oncekey.cli.command_options import STORE_ENV, duration, json_option
 from oncekey.cli.exit_codes import ExitCode
 from oncekey.cli.open_store import UsageProblem, has_records, open_store
 from oncekey.cli.output import Output, error_line
@@ -29,7 +29,7 @@ ALERTS, GRAFANA = "alerts.yml", "grafana.json"
 
 
 @click.command()
-@click.argument("url", metavar="URL", required=False)
+@click.argument("url", metavar="[URL]", required=False, envvar=STORE_ENV)
 @click.option(
     "--port",
     type=click.IntRange(0, 65_535),
@@ -76,7 +76,8 @@ def exporter(
     PrometheusMetrics; with --workers they are served here too.
 
     The store is read every --every. It stays until Ctrl-C or SIGTERM; while the store is down
-    oncekey_store_up is 0. --json prints one document per reading, a line each.
+    oncekey_store_up is 0. --json prints one document per reading, a line each. URL may be left out
+    if ONCEKEY_STORE is set.
 
     \b
     Examples:
@@ -93,7 +94,7 @@ def exporter(
         out.text(file.read_text(encoding="utf-8"))
         return ExitCode.OK
     if url is None:
-        raise click.UsageError("Missing argument 'URL'.")
+        raise click.UsageError(f"no store: give its URL, or set {STORE_ENV}")
     has_records(url)
     with closing(open_store(url)) as store:
         collector = _collector(store, name or url.partition("://")[0])
