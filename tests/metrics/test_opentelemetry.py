@@ -14,8 +14,10 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import StatusCode, Tracer, get_current_span
+from tests.http.asgi_requests import guard, send_request
 
 from oncekey import AsyncOnce, Once, StoreUnavailable
+from oncekey.http.rules import Rule
 from oncekey.metrics.opentelemetry import OpenTelemetryMetrics
 from oncekey.metrics.spans import OpenTelemetrySpans, trace_id_of
 from oncekey.stores.memory import MemoryStore
@@ -131,6 +133,31 @@ def test_async_bodies_are_spans_too_and_the_callers_span_is_current_again() -> N
     request = traces.named("request").get_span_context()
     assert request is not None
     assert body[0] == request.trace_id
+
+
+def test_spans_of_an_app_behind_the_asgi_middleware_nest_in_the_body() -> None:
+    traces = Traces()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        with traces.tracer.start_as_current_span("handler"):
+            await send({"type": "http.response.start", "status": 201, "headers": []})
+            await send({"type": "http.response.body", "body": b"done"})
+
+    async def main() -> None:
+        async with AsyncOnce("memory://") as once:
+            OpenTelemetrySpans(once, tracer=traces.tracer)
+            guarded = guard(app, Rule("/charges", ["POST"]), once=once)
+            with traces.tracer.start_as_current_span("request") as request:
+                for _ in range(2):
+                    assert (await send_request(guarded)).statuses == [201]
+                assert get_current_span() is request
+
+    asyncio.run(main())
+    parent = traces.named("handler").parent
+    assert parent is not None
+    assert parent.span_id == ids(traces.named("oncekey.body"))[1]
+    assert traces.named("oncekey.finish").parent == traces.named("oncekey.body").parent
+    assert _replay(traces).links[0].context.span_id == parent.span_id
 
 
 def test_steps_are_spans_within_the_body(once: Once, traces: Traces) -> None:

@@ -11,12 +11,14 @@ import pytest
 from tests.support.store_table import Opener
 
 from oncekey.core.commands import Claim, Finish, Look
+from oncekey.core.errors import StoreUnavailable
 from oncekey.core.record import State
 from oncekey.engine.administration import run_plan, run_plan_async
 from oncekey.metrics import store_gauges
+from oncekey.metrics.exporter import StoreCollector, make_registry, text_of
 from oncekey.metrics.store_gauges import GAUGE_NAMES, Reading, StoreWatch, gauges_of
 from oncekey.stores.memory import MemoryStore
-from oncekey.testing import FakeClock
+from oncekey.testing import FakeClock, FaultyStore
 
 SECOND = 1_000_000
 LEASE, KEEP = 30 * SECOND, 60 * SECOND
@@ -119,3 +121,19 @@ def test_more_open_keys_than_can_be_watched_are_said_to_be_incomplete(
     reading = watched.read()
     assert (reading.complete, reading.stats.pending) == (False, 3)
     watched.close()
+
+
+def test_while_the_store_is_down_it_is_not_up_and_has_no_figures() -> None:
+    store = FaultyStore(MemoryStore())
+    collector = StoreCollector(store, "main")
+    registry = make_registry(collector)
+    assert collector.read() is None
+    assert 'oncekey_store_rows{store="main"} 0.0' in text_of(registry)
+    store.down = True
+    assert isinstance(collector.read(), StoreUnavailable)
+    text = text_of(registry)
+    assert 'oncekey_store_up{store="main"} 0.0' in text
+    assert "oncekey_store_rows" not in text
+    store.down = False
+    assert collector.read() is None
+    assert 'oncekey_store_up{store="main"} 1.0' in text_of(registry)

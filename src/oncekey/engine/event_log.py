@@ -29,7 +29,7 @@ _TEXTS: Final = {
     EventKind.UNKNOWN: "its outcome is unknown: retries are refused until somebody decides "
     "(recover=, or `oncekey resolve`)",
     EventKind.TAKEOVER: "attempt %(attempt)d took over: the owner before it fell silent",
-    EventKind.LOST: "attempt %(attempt)d lost its lease: it was overtaken, and its outcome refused",
+    EventKind.LOST: "an attempt lost its lease: it was overtaken, and its outcome refused",
     EventKind.UNRECORDED: "the body has ended and its outcome could not be stored",
     EventKind.UNPROTECTED: "the store is down, a request runs without protection",
     EventKind.MISMATCH: "the key belongs to another request, and was refused",

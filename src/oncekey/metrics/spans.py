@@ -16,10 +16,11 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from typing import Final
+from typing import Final, NamedTuple
 
 from opentelemetry import context as contexts
 from opentelemetry import trace as otel
+from opentelemetry.context import Context
 from opentelemetry.trace import Link, NonRecordingSpan, Span, SpanContext, StatusCode, TraceFlags
 
 from oncekey import __version__
@@ -45,6 +46,7 @@ _WITHOUT_SPAN: Final = frozenset(
         EventKind.UNPROTECTED,
     )
 )
+_ENDS: Final = frozenset((EventKind.FINISHED, EventKind.RELEASED))
 _FAILURES: Final = frozenset((EventKind.UNKNOWN, EventKind.LOST, EventKind.UNAVAILABLE))
 
 
@@ -53,12 +55,19 @@ def trace_id_of(tag: str, fence: int) -> int:
     return fence << 64 | int(tag, 16) << 16
 
 
+class _Traced(NamedTuple):
+    """The span of a body that is sampled, and the one around it."""
+
+    body: SpanContext
+    outer: SpanContext
+
+
 class OpenTelemetrySpans(Observer):
     """Makes the spans of an engine's attempts."""
 
     def __init__(self, once: OnceBase, *, tracer: otel.Tracer | None = None) -> None:
         self._tracer = tracer or otel.get_tracer("oncekey", __version__)
-        self._bodies: OrderedDict[tuple[str, int], SpanContext] = OrderedDict()
+        self._bodies: OrderedDict[tuple[str, int], _Traced] = OrderedDict()
         self._lock = threading.Lock()
         self.stop = once.observe(self)
 
@@ -68,11 +77,15 @@ class OpenTelemetrySpans(Observer):
         kind = event.kind
         if kind in _WITHOUT_SPAN:
             return
-        if event.body_us or event.finish_us:
-            if (event.tag, event.fence) in self._bodies:  # else it is not sampled
-                self._past_span("oncekey.finish", event, event.finish_us)
+        if event.body_us or event.finish_us or kind in _ENDS:
+            with self._lock:
+                traced = self._bodies.get((event.tag, event.fence))
+            if traced is not None:  # else it is not sampled
+                # What is current may be a span of the body's, which answers before it has ended.
+                outer = _within(traced.outer)
+                self._past_span("oncekey.finish", event, event.finish_us, context=outer)
                 if kind is EventKind.FINISHED:
-                    self._leave_key_span(event)
+                    self._leave_key_span(event, traced.body)
         elif _is_left_out():
             return
         elif kind is EventKind.REPLAYED:
@@ -87,7 +100,8 @@ class OpenTelemetrySpans(Observer):
         if not span.is_recording():
             return None
         span.set_attributes(_attributes(event))
-        self._remember(event, span.get_span_context())
+        body, outer = span.get_span_context(), otel.get_current_span().get_span_context()
+        self._remember(event, _Traced(body, outer if outer.is_valid else body))
         # Only now it is known that the trace is sampled.
         self._past_span("oncekey.claim", event, event.elapsed_us)
         return _make_current(span)
@@ -101,24 +115,29 @@ class OpenTelemetrySpans(Observer):
     # --- spans and links ------------------------------------------------------------------------
 
     def _past_span(
-        self, name: str, event: Event, elapsed_us: int, links: tuple[Link, ...] = ()
+        self,
+        name: str,
+        event: Event,
+        elapsed_us: int,
+        links: tuple[Link, ...] = (),
+        context: Context | None = None,
     ) -> None:
-        """A span that ends now and began so long ago."""
+        """A span that ends now and began so long ago, inside of what is current by default."""
         now = time.time_ns()
         span = self._tracer.start_span(
-            name, attributes=_attributes(event), links=links, start_time=now - elapsed_us * 1_000
+            name,
+            context,
+            attributes=_attributes(event),
+            links=links,
+            start_time=now - elapsed_us * 1_000,
         )
         if event.kind in _FAILURES:
             span.set_status(StatusCode.ERROR, OUTCOMES[event.kind])
         span.end(now)
 
-    def _leave_key_span(self, event: Event) -> None:
+    def _leave_key_span(self, event: Event, body: SpanContext) -> None:
         """Leave a span in the key's own trace, for replays in other processes."""
-        with self._lock:
-            body = self._bodies.get((event.tag, event.fence))
-        if body is None:  # not sampled
-            return
-        parent = otel.set_span_in_context(NonRecordingSpan(_key_context(event)))
+        parent = _within(_key_context(event))
         span = self._tracer.start_span(
             "oncekey.key", context=parent, attributes=_attributes(event), links=(Link(body),)
         )
@@ -126,13 +145,13 @@ class OpenTelemetrySpans(Observer):
 
     def _links(self, event: Event) -> tuple[Link, ...]:
         with self._lock:
-            body = self._bodies.get((event.tag, event.fence))
+            traced = self._bodies.get((event.tag, event.fence))
         key = Link(_key_context(event))
-        return (key,) if body is None else (Link(body), key)
+        return (key,) if traced is None else (Link(traced.body), key)
 
-    def _remember(self, event: Event, body: SpanContext) -> None:
+    def _remember(self, event: Event, traced: _Traced) -> None:
         with self._lock:
-            self._bodies[event.tag, event.fence] = body
+            self._bodies[event.tag, event.fence] = traced
             if len(self._bodies) > ATTEMPTS_REMEMBERED:
                 self._bodies.popitem(last=False)
 
@@ -148,6 +167,11 @@ def _key_context(event: Event) -> SpanContext:
     sampled = TraceFlags(TraceFlags.SAMPLED)
     trace_id = trace_id_of(event.tag, event.fence)
     return SpanContext(trace_id, event.fence, is_remote=True, trace_flags=sampled)
+
+
+def _within(outer: SpanContext) -> Context:
+    """A context in which new spans are children of that span."""
+    return otel.set_span_in_context(NonRecordingSpan(outer), Context())
 
 
 def _make_current(span: Span) -> End:
