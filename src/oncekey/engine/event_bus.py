@@ -20,7 +20,7 @@ from oncekey.core.identity import TAG_BYTES, Identity
 from oncekey.core.origin import FUNCTION, Origin, operation_of, origin_of
 from oncekey.engine.clock import Clock
 from oncekey.engine.event_log import EventLog
-from oncekey.engine.observers import End, Measured, Observer, call_observers
+from oncekey.engine.observers import End, Measured, Observer
 
 Subscriber = Callable[[Event], None]
 
@@ -177,14 +177,28 @@ class EventBus:
 
     def body_begins(self, measured: Measured) -> None:
         """A body is about to run, in this thread or task."""
-        if self._body_observers:
-            claimed = measured.claimed
-            measured.ends = call_observers(self._body_observers, lambda o: o.on_body(claimed))
+        for observer in self._body_observers:
+            try:
+                end = observer.on_body(measured.claimed)
+            except Exception:  # a broken span must not break a payment
+                _log.exception("an observer failed")
+            else:
+                if end is not None:
+                    measured.ends = (end, *measured.ends)
         measured.began_at = self._clock.now()
 
     def step_begins(self, operation: str, tag: str, step: str) -> list[End]:
         """Tell the observers of a step; returns what they want to be called at its end."""
-        return call_observers(self.observers, lambda o: o.on_step(operation, tag, step))
+        ends: list[End] = []
+        for observer in self.observers:
+            try:
+                end = observer.on_step(operation, tag, step)
+            except Exception:
+                _log.exception("an observer failed")
+            else:
+                if end is not None:
+                    ends.insert(0, end)
+        return ends
 
     def batch_sent(self, size: int, elapsed_us: int) -> None:
         """Tell the observers of a batch."""

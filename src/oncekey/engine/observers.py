@@ -59,22 +59,6 @@ class Measured:
                 call_ends(ends)
 
 
-def call_observers(
-    observers: Sequence[Observer], call: Callable[[Observer], End | None]
-) -> list[End]:
-    """Call the observers, and return what they want to be called at the end, last one first."""
-    ends: list[End] = []
-    for observer in observers:
-        try:
-            end = call(observer)
-        except Exception:  # a broken span must not break a payment
-            _log.exception("an observer failed")
-        else:
-            if end is not None:
-                ends.insert(0, end)
-    return ends
-
-
 def call_ends(ends: Sequence[End]) -> None:
     for end in ends:
         try:

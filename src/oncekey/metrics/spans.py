@@ -78,8 +78,7 @@ class OpenTelemetrySpans(Observer):
         if kind in _WITHOUT_SPAN:
             return
         if event.body_us or event.finish_us or kind in _ENDS:
-            with self._lock:
-                traced = self._bodies.get((event.tag, event.fence))
+            traced = self._bodies.get((event.tag, event.fence))
             if traced is not None:  # else it is not sampled
                 # What is current may be a span of the body's, which answers before it has ended.
                 outer = _within(traced.outer)
@@ -144,8 +143,7 @@ class OpenTelemetrySpans(Observer):
         span.end()
 
     def _links(self, event: Event) -> tuple[Link, ...]:
-        with self._lock:
-            traced = self._bodies.get((event.tag, event.fence))
+        traced = self._bodies.get((event.tag, event.fence))
         key = Link(_key_context(event))
         return (key,) if traced is None else (Link(traced.body), key)
 
