@@ -26,6 +26,8 @@ from oncekey.engine.shared_claims_base import RunningAttempts
 
 # How much longer to wait for attempts on another loop: cancelled, they still close their keys.
 DRAIN_MARGIN_SECONDS: Final = 5.0
+# How often a drain looks for attempts that have finished early: their tasks go on without them.
+DRAIN_POLL_SECONDS: Final = 0.05
 
 
 class LoopState(NamedTuple):
@@ -83,15 +85,17 @@ async def drain(state: LoopState, seconds: float) -> None:
     let them close their keys."""
     loop = asyncio.get_running_loop()
     until = loop.time() + seconds
+    cancelled: set[asyncio.Task[None]] = set()
     # In a loop, because an attempt that ends may have begun others. Not by the set alone: a task
     # that is cancelled before its first step never removes itself.
     while tasks := {task for task in state.tasks if not task.done()}:
-        _, late = await asyncio.wait(tasks, timeout=max(0.0, until - loop.time()))
-        late &= state.tasks  # not those that have finished early and go on without an attempt
-        for task in late:
-            task.cancel()
-        if late:
-            await asyncio.wait(late)
+        left = until - loop.time()
+        if left <= 0:
+            for task in tasks - cancelled:
+                task.cancel()
+            cancelled |= tasks
+        in_time = min(left, DRAIN_POLL_SECONDS) if left > 0 else DRAIN_POLL_SECONDS
+        await asyncio.wait(tasks, timeout=in_time)
     state.heartbeat.stop()
     await state.deferred_writer.stop()
 
