@@ -158,12 +158,13 @@ class AttemptRun(BufferedRun):
 
     async def send(self, message: Message) -> None:
         """The app's `send`. With the last part the outcome is known and is stored; what the app
-        does after its response waits for that."""
+        does after its response waits for that. A task that the app has left behind may send what
+        it likes: once the app has ended, the outcome is known."""
         buffer = self.buffer
         waits_for = buffer.take(message)
         if waits_for is not None:
             await waits_for
-        elif buffer.is_storable and not self.is_finished:
+        elif buffer.is_storable and not self.is_finished and not self.is_ended:
             await self._finish()
 
     async def receive(self) -> Message:
