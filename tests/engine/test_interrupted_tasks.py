@@ -13,6 +13,7 @@ import pytest
 from tests.engine.interrupter import Interrupter, Stop, TimeLimit
 
 from oncekey import AsyncOnce, NotReplayable, current_attempt
+from oncekey.engine.aio.attempt import finish_early
 
 PLACES_MAX = 5_000
 PLACES_MIN = 50
@@ -31,13 +32,26 @@ class Body:
         return "charged"
 
 
+class EarlyBody(Body):
+    """Finishes before its end, as a guarded ASGI app does; in the attempt's task."""
+
+    async def __call__(self, attempt: Any) -> str:
+        self.runs += 1
+        await asyncio.sleep(0)
+        await finish_early(attempt, "charged")
+        self.returned = True
+        await asyncio.sleep(0)
+        return "ignored"
+
+
 # A coroutine that was interrupted between its creation and its await is never awaited.
 @pytest.mark.filterwarnings("ignore:coroutine:RuntimeWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("kind", [Stop, TimeLimit])
 @pytest.mark.parametrize("store", ["memory", "sqlite"])
+@pytest.mark.parametrize("body_type", [Body, EarlyBody])
 def test_i14_an_async_run_interrupted_anywhere_closes_its_key(
-    tmp_path: Path, store: str, kind: type[BaseException]
+    tmp_path: Path, body_type: type[Body], store: str, kind: type[BaseException]
 ) -> None:
     url = "memory://" if store == "memory" else f"sqlite:///{tmp_path}/shop.db?synchronous=off"
 
@@ -46,7 +60,7 @@ def test_i14_an_async_run_interrupted_anywhere_closes_its_key(
             asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
             await once.run("op", "warm", Body())
             for place in range(1, PLACES_MAX):
-                body, key = Body(), f"k{place}"
+                body, key = body_type(), f"k{place}"
                 with Interrupter(place, kind) as interrupted:
                     try:
                         async with asyncio.timeout(PATIENCE):

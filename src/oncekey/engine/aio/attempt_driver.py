@@ -55,7 +55,6 @@ from oncekey.engine.clock import new_owner
 from oncekey.engine.context import enter as enter_body
 from oncekey.engine.context import leave as leave_body
 from oncekey.engine.jobs import Job, JobFactory
-from oncekey.engine.progress import NOTHING
 from oncekey.engine.results import Result
 from oncekey.engine.runner_base import (
     RunnerBase,
@@ -296,11 +295,18 @@ class AsyncDriver(RunnerBase):
         return CommandResult(reply, sent_at, self._clock.now())
 
     async def _sleep(self, effect: Sleep, progress: AsyncProgress) -> int:
-        try:
-            await sleep(self._clock, self._clock.jitter(effect.us))
-        except asyncio.CancelledError:
-            progress.abandon()
-        return self._clock.now()
+        """A cancellation ends the pause; but not in a body that finishes early, whose own cancel
+        scope may cancel it again and again: the store would be called without any pause."""
+        clock = self._clock
+        until = clock.now() + clock.jitter(effect.us)
+        while (left := until - clock.now()) > 0:
+            try:
+                await sleep(clock, left)
+            except asyncio.CancelledError:
+                progress.abandon()
+                if not progress.is_early:
+                    break
+        return clock.now()
 
     async def _recover(self, effect: Recover, job: Job) -> Recovered | None:
         assert job.policy.recover is not None
@@ -347,8 +353,8 @@ class AsyncDriver(RunnerBase):
             else:
                 await take_value(progress, job, value)
         except BaseException as error:
-            if progress.is_early or progress.value is not NOTHING:
-                raise  # a signal's handler, after the body: its value is stored first
+            if progress.has_outcome():
+                raise  # a signal's handler, after the body: its outcome is stored first
             progress.error = error
         return None if progress.is_early else self._result_of_body(progress, job)
 

@@ -42,6 +42,7 @@ class AsyncProgress(Progress):
     is_abandoned    its caller has left
     is_early        its outcome was given before the body's end, by `finish_early`
     waited          its body has waited for anything
+    was_cancelled   a cancellation came that was not raised, since this was reset
     """
 
     __slots__ = (
@@ -52,6 +53,7 @@ class AsyncProgress(Progress):
         "is_early",
         "loop_state",
         "waited",
+        "was_cancelled",
     )
 
     attempt: AsyncAttempt | None
@@ -65,9 +67,14 @@ class AsyncProgress(Progress):
         self.is_abandoned = False
         self.is_early = False
         self.waited = False
+        self.was_cancelled = False
 
     def abandon(self) -> None:
-        self.is_abandoned = True
+        self.is_abandoned = self.was_cancelled = True
+
+    def has_outcome(self) -> bool:
+        """True if the body has come to its outcome, by its end or by `finish_early`."""
+        return self.value is not NOTHING or self.error is not None
 
 
 async def take_value(progress: AsyncProgress, job: Job, value: Any) -> None:
@@ -78,7 +85,7 @@ async def take_value(progress: AsyncProgress, job: Job, value: Any) -> None:
     elif inspect.isawaitable(value):
         progress.waited = True  # a future or the like: what it stands for runs elsewhere
         returned = await value
-        if not progress.is_early:
+        if not progress.has_outcome():
             progress.value = returned
     else:
         progress.value = value
@@ -103,7 +110,9 @@ def awaited(body: Coroutine[Any, Any, Any], progress: AsyncProgress) -> Generato
             else:
                 waits_for = body.send(sent)
     except StopIteration as stop:
-        if not progress.is_early:
+        # Not `has_outcome`, which is a call. A body that has finished early has either of them,
+        # also if that was interrupted and the body went on as if nothing had happened.
+        if progress.value is NOTHING and progress.error is None:
             progress.value = stop.value
 
 
@@ -113,7 +122,9 @@ def end_body(progress: AsyncProgress, attempt: AsyncAttempt) -> None:
     progress.loop_state.heartbeat.forget(attempt)
     attempt._closed = True
     attempt._progress = None  # or the two would keep each other
-    enter(progress.outer)
+    # One that finishes early may do so in the body of a run of its own, where that is current.
+    if not progress.is_early or entered() is attempt:
+        enter(progress.outer)
     if progress.measured is not None:
         progress.measured.end(attempt._clock.now())
     if progress.is_early:

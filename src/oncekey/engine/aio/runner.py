@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from oncekey.core.commands import Look, Resolve, Seen
 from oncekey.core.effects import (
@@ -91,13 +91,21 @@ class AsyncRunner(AsyncDriver):
         task: asyncio.Task[Any] | None = None,
     ) -> None:
         """The attempt's task, from claim to outcome; sets `done` if its caller still waits. If the
-        body finishes early, another call of this goes on from there to the outcome, and here is
-        left what the body still does."""
+        body finishes early, another call of this, which is given its task, goes on from there to
+        the outcome, and here is left what the body still does."""
         engine: object = None
-        is_early, done, state = progress.is_early, progress.done, progress.loop_state
+        is_early, is_anothers = task is not None, False
+        done, state = progress.done, progress.loop_state
         assert done is not None
         assert state is not None
         try:
+            if task is not None:
+                progress.is_early = True  # not before: from here on this call closes the key
+                # What the body still does is not the attempt's any more. Nor does a task become
+                # the attempt's for good that has another one: a body of a run in the body.
+                state.tasks.discard(cast(Any, progress.attempt_task))
+                is_anothers = task in state.tasks
+                state.tasks.add(task)
             # By its first step the caller has set it, unless the task was started at once.
             task = progress.attempt_task = task or progress.attempt_task or asyncio.current_task()
             engine = self.engine()  # held: else a caller that leaves could drop it while this runs
@@ -112,7 +120,9 @@ class AsyncRunner(AsyncDriver):
             raise  # its loop is gone: nothing can be awaited any more
         except BaseException as error:
             if progress.is_early is not is_early:
-                raise  # of what the body did after its outcome
+                if progress.ended or progress.attempt_task is not task:
+                    raise  # of what the body did after its outcome, or while another task stores it
+                is_early = True  # interrupted while the body waited for its outcome to be stored
             # Interrupted (a signal's handler), or the user's `recover` raised: first the key.
             await self._close_tried(progress, job)
             if done.done():
@@ -121,7 +131,7 @@ class AsyncRunner(AsyncDriver):
         finally:
             if progress.is_early is is_early:
                 self._end(progress)
-            if task is not None:
+            if task is not None and not is_anothers:
                 state.tasks.discard(task)
             del engine
 
@@ -129,21 +139,15 @@ class AsyncRunner(AsyncDriver):
         self, progress: AsyncProgress, value: Any, error: BaseException | None
     ) -> None:
         """See the function of this name in attempt.py."""
-        state, body_task = progress.loop_state, progress.attempt_task
         task = asyncio.current_task()
-        assert state is not None
-        assert body_task is not None
         assert task is not None
+        progress.was_cancelled = False
         if error is None:
             progress.value = value
         else:
             progress.error = error
-        progress.is_early = True
-        state.tasks.discard(body_task)  # what it still does is not the attempt's any more
-        state.tasks.add(task)
-        cancellations = task.cancelling()
         await self._run_in_task(progress.job, _no_body, progress, task)
-        if task.cancelling() > cancellations:
+        if progress.was_cancelled:
             raise asyncio.CancelledError  # it came while the outcome was being stored
 
     async def _close_tried(self, progress: AsyncProgress, job: Job) -> None:
