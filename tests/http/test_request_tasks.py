@@ -283,3 +283,15 @@ def test_every_waiter_of_a_latch_gets_its_value_and_a_cancelled_one_takes_nothin
         assert waiters[1].cancelled()
 
     run(main)
+
+
+def test_a_latch_whose_setting_was_interrupted_wakes_its_waiters_when_it_is_set_again() -> None:
+    async def main() -> None:
+        latch: Latch[int] = Latch()
+        waiting = asyncio.create_task(latch.wait())
+        await asyncio.sleep(0)
+        latch.is_set, latch.value = True, 1  # and then a signal's handler raised
+        latch.set(2)
+        assert await waiting == 1
+
+    run(main)

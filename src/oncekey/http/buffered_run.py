@@ -146,15 +146,16 @@ class AttemptRun(BufferedRun):
                 self.error = raised
                 self.buffer.close()
                 raise
-            self._late_error = raised
+            if not isinstance(raised, GeneratorExit):  # that is for this coroutine alone
+                self._late_error = raised
             if not isinstance(raised, Exception):
                 raise  # a cancellation, or what ends the whole process
         finally:
-            if self.is_finished:
-                self._guard.tasks.background.discard(self._task)
             self.is_ended = True
             if self._ended is not None:
                 self._ended.set(None)
+            if self.is_finished:
+                self._guard.tasks.background.discard(self._task)
 
     async def send(self, message: Message) -> None:
         """The app's `send`. With the last part the outcome is known and is stored; what the app
@@ -179,8 +180,10 @@ class AttemptRun(BufferedRun):
         """Wait for the app's end; raises the error that came after its response. Cancelling this
         does not cancel the app."""
         if not self.is_ended:
-            self._ended = Latch()
-            await self._ended.wait()
+            ended = self._ended = Latch()
+            if self._task is not None:  # an interrupted app may not come to say that it has ended
+                self._task.add_done_callback(lambda _: ended.set(None))
+            await ended.wait()
         if self._late_error is not None:
             raise self._late_error
 
@@ -195,10 +198,11 @@ class AttemptRun(BufferedRun):
                 self.error = raised
         finally:
             self.buffer.close()
-        self.is_finished = True
         self._task = task_of(self._attempt)
+        finishing = finish_early(self._attempt, value, error)
+        self.is_finished = True  # not before the engine knows the outcome
         self._guard.tasks.background.add(self._task)
-        await finish_early(self._attempt, value, error)
+        await finishing
 
 
 class HandlerRun(BufferedRun):

@@ -32,11 +32,11 @@ class Latch(Generic[T]):
     _waiters: tuple[asyncio.Future[None], ...] = ()
 
     def set(self, value: T) -> None:
-        """It has happened; a second time changes nothing."""
-        if self.is_set:
-            return
-        self.is_set = True
-        self.value = value
+        """It has happened; a second time changes nothing, but wakes those whom the first one did
+        not because a signal's handler interrupted it."""
+        if not self.is_set:
+            self.is_set = True
+            self.value = value
         for waiter in self._waiters:
             if not waiter.done():  # else it was cancelled
                 waiter.set_result(None)

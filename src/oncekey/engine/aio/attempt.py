@@ -49,9 +49,7 @@ class AsyncRunnerProtocol(Protocol):
         self, command: Command, interrupted: Callable[[], None], deadline: int | None = None
     ) -> CommandResult: ...
     async def rollback(self, attempt: AttemptBase) -> None: ...
-    async def finish_early(
-        self, progress: AsyncProgress, value: Any, error: BaseException | None
-    ) -> None: ...
+    async def finish_early(self, progress: AsyncProgress) -> None: ...
     def step_begins(self, attempt: AttemptBase, name: str) -> list[End]: ...
 
 
@@ -219,8 +217,14 @@ def finish_early(
 
     This may be awaited in the attempt's task or in one that the body has started. A cancellation
     meanwhile is raised when the outcome is stored."""
-    assert attempt._progress is not None, "the body has ended, or has finished early already"
-    return attempt._runner.finish_early(attempt._progress, value, error)
+    progress = attempt._progress
+    assert progress is not None, "the body has ended, or has finished early already"
+    # Before anything is awaited: whatever interrupts that, the outcome is known and will be stored.
+    if error is None:
+        progress.value = value
+    else:
+        progress.error = error
+    return attempt._runner.finish_early(progress)
 
 
 async def _awaited(value: Any) -> Any:

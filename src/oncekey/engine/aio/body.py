@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Coroutine, Generator
+from contextlib import suppress
 from types import CoroutineType, coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -103,7 +104,6 @@ def awaited(body: Coroutine[Any, Any, Any], progress: AsyncProgress) -> Generato
             try:
                 sent = yield waits_for
             except GeneratorExit:
-                body.close()
                 raise
             except BaseException as error:
                 waits_for = body.throw(error)
@@ -114,6 +114,12 @@ def awaited(body: Coroutine[Any, Any, Any], progress: AsyncProgress) -> Generato
         # also if that was interrupted and the body went on as if nothing had happened.
         if progress.value is NOTHING and progress.error is None:
             progress.value = stop.value
+    except BaseException:
+        # If a signal's handler has raised here, the body still waits. Nobody would wake it again,
+        # and it must not wait for the garbage collector to end.
+        with suppress(RuntimeError):  # it waits again while it is being closed
+            body.close()
+        raise
 
 
 def end_body(progress: AsyncProgress, attempt: AsyncAttempt) -> None:

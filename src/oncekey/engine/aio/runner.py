@@ -135,17 +135,11 @@ class AsyncRunner(AsyncDriver):
                 state.tasks.discard(task)
             del engine
 
-    async def finish_early(
-        self, progress: AsyncProgress, value: Any, error: BaseException | None
-    ) -> None:
-        """See the function of this name in attempt.py."""
+    async def finish_early(self, progress: AsyncProgress) -> None:
+        """See the function of this name in attempt.py, which has put the outcome in `progress`."""
         task = asyncio.current_task()
         assert task is not None
         progress.was_cancelled = False
-        if error is None:
-            progress.value = value
-        else:
-            progress.error = error
         await self._run_in_task(progress.job, _no_body, progress, task)
         if progress.was_cancelled:
             raise asyncio.CancelledError  # it came while the outcome was being stored
