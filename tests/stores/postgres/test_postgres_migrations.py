@@ -291,6 +291,25 @@ def test_this_release_works_on_a_compatible_newer_schema(
     assert applied(postgres)[-1] == (LAST + 1, "next1", LAST)
 
 
+@pytest.mark.parametrize("shape", [{}, RING], ids=["plain", "ring"])
+def test_an_upgrade_beside_a_callers_long_transaction_stops_nobody(
+    postgres: Postgres, monkeypatch: pytest.MonkeyPatch, shape: dict[str, Any]
+) -> None:
+    """The release of schema 7 runs; one of its callers has a transaction open all the time."""
+    adapters = StoreAdapters("psycopg")
+    with monkeypatch.context() as older:
+        older.setattr(store_base, "make_migrations", lambda layout: make_migrations(layout)[:7])
+        store = adapters.store(postgres.url(), clock=Clock(), **shape)
+        live(store, "before")
+        with psycopg.connect(postgres.url()) as caller:
+            caller.execute("SELECT count(*) FROM oncekey.records")
+            postgres.execute(upgrade_script(PLAIN, KNOWN[7:]))
+            live(store, "beside")
+    live(adapters.store(postgres.url(), clock=Clock(), **shape), "after")
+    assert applied(postgres)[-1][0] == LAST
+    adapters.close()
+
+
 @pytest.mark.parametrize("known", range(3, LAST))
 @pytest.mark.parametrize("shape", [{}, RING], ids=["plain", "ring"])
 def test_older_releases_work_on_this_releases_schema(
