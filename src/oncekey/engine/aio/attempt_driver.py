@@ -40,9 +40,9 @@ from oncekey.engine.aio.body import (
     body_result,
     check_begun,
     end_body,
+    pause,
     take_value,
 )
-from oncekey.engine.aio.heartbeat import sleep
 from oncekey.engine.aio.loop_state import (
     LoopState,
     make_loop_state,
@@ -295,18 +295,8 @@ class AsyncDriver(RunnerBase):
         return CommandResult(reply, sent_at, self._clock.now())
 
     async def _sleep(self, effect: Sleep, progress: AsyncProgress) -> int:
-        """A cancellation ends the pause; but not in a body that finishes early, whose own cancel
-        scope may cancel it again and again: the store would be called without any pause."""
-        clock = self._clock
-        until = clock.now() + clock.jitter(effect.us)
-        while (left := until - clock.now()) > 0:
-            try:
-                await sleep(clock, left)
-            except asyncio.CancelledError:
-                progress.abandon()
-                if not progress.is_early:
-                    break
-        return clock.now()
+        await pause(self._clock, self._clock.jitter(effect.us), progress)
+        return self._clock.now()
 
     async def _recover(self, effect: Recover, job: Job) -> Recovered | None:
         assert job.policy.recover is not None

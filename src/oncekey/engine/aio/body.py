@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from oncekey.core.attempt_flow import Flow
 from oncekey.core.effects import AttemptOutcome, Raised, Returned
 from oncekey.engine.aio.attempt import AsyncAttempt
+from oncekey.engine.aio.heartbeat import sleep
 from oncekey.engine.attempt_base import AttemptBase
 from oncekey.engine.attempt_outcomes import UNSTARTED, BodyNotRun, not_run, pack
 from oncekey.engine.body_check import warn_blocking
+from oncekey.engine.clock import Clock
 from oncekey.engine.context import enter, entered
 from oncekey.engine.jobs import Job
 from oncekey.engine.progress import NOTHING, Progress
@@ -158,3 +160,16 @@ def check_begun(progress: AsyncProgress, attempt: AttemptBase, job: Job) -> None
     stored."""
     if type(progress.value) in UNSTARTED and not progress.waited and not attempt._has_steps:
         raise not_run(job, progress.value)
+
+
+async def pause(clock: Clock, us: int, progress: AsyncProgress) -> None:
+    """Wait between two tries. A cancellation ends the pause; but not in a body that finishes early,
+    whose own cancel scope may cancel it again and again: the store would get no pause at all."""
+    until = clock.now() + us
+    while (left := until - clock.now()) > 0:
+        try:
+            await sleep(clock, left)
+        except asyncio.CancelledError:
+            progress.abandon()
+            if not progress.is_early:
+                return
