@@ -85,8 +85,7 @@ def test_an_empty_page_says_how_far_it_has_looked(
     owner = shop.unknown("charge", "deep", scope="acct_deep")
     for n in range(3):
         shop.claim("charge", f"above-{n}", scope="acct_above")
-    for module in ("sqlite.sqlite_search", "postgres.postgres_search"):
-        monkeypatch.setattr(f"oncekey.stores.{module}.LOOKED_AT_MAX", 2)
+    monkeypatch.setattr("oncekey.core.search.LOOKED_AT_MAX", 2)
     ran = here("list", shop.url, "--scope", "acct_deep")
     assert "0 keys; looked at the newest 2 claims, back to 20" in ran.out
     assert "go on with --after" in ran.out

@@ -7,7 +7,7 @@ plain JSON or the HTTP response it is. A value that cannot be decoded is describ
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -58,7 +58,7 @@ class KeyStatus:
     route: str = ""
     name: str = ""
     retry_safe: bool = False
-    seen_at: datetime = _EPOCH
+    seen_at: datetime = field(default=_EPOCH, compare=False)
 
     @property
     def http_status(self) -> int | None:

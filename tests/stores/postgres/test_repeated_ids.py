@@ -27,10 +27,10 @@ def claim(number: int, fingerprint: bytes = SAME, id: bytes = ID) -> Claim:
 class Counted:
     """Sends the same commands to a PostgreSQL store and to the memory store, under one clock."""
 
-    def __init__(self) -> None:
+    def __init__(self, **options: Any) -> None:
         clock = FakeClock()
         self.memory = MemoryStore(clock=clock.wall)
-        self.store: PostgresStore = open_blocking(clock=clock.wall)
+        self.store: PostgresStore = open_blocking(clock=clock.wall, **options)
         self.store.prepare()
         self.statements: list[str] = []
         database: Any = self.store._database
@@ -50,9 +50,10 @@ class Counted:
         return replies, len(self.statements)
 
 
-def test_a_claim_made_again_with_another_request_answers_no_duplicate() -> None:
+@pytest.mark.parametrize("how", ["insert", "row_lock", "portable"])
+def test_a_claim_made_again_with_another_request_answers_no_duplicate(how: str) -> None:
     """The record keeps the request of the first claim, which the batch has not seen."""
-    counted = Counted()
+    counted = Counted(claim=how)
     try:
         counted.apply([claim(1, OTHER)])
         again, other = counted.apply([claim(1), claim(2)])[0]

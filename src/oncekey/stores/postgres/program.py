@@ -137,7 +137,7 @@ class Program:
                 return
             if number:  # locked rows were skipped: perhaps they are just being committed
                 yield Statement("wait_for_writers", (_ids(left), self.guard, self.lock_timeout))
-            left = yield from self._compare_and_set(left, replies)
+            left = yield from self._compare_and_set(left, replies, earlier)
         for i, command in left.items():
             # A caller's transaction is writing this row and holds the key. Such a transaction
             # writes only keys that are free or whose lease has ended.
@@ -252,10 +252,11 @@ class Program:
     # --- phase 2: read, decide, compare-and-set -----------------------------------------------
 
     def _compare_and_set(
-        self, left: Positioned, replies: list[Reply | None]
+        self, left: Positioned, replies: list[Reply | None], earlier: EarlierReplies
     ) -> Statements[Positioned]:
         """Decide and write once. Returns the commands whose records have changed meanwhile."""
         found, now, floor = yield from self.look(_ids(left))
+        earlier.owners.update((id, stored.record.owner) for id, stored in found.items())
         new: dict[bytes, tuple[int, Record]] = {}
         changed: dict[bytes, tuple[int, Record, StoredRow, bool]] = {}
         decided: dict[int, Reply] = {}
