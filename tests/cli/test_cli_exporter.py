@@ -69,3 +69,9 @@ def test_exporter_without_a_store_is_wrong_usage(here: Command, url: str) -> Non
     assert here("exporter").code == ExitCode.USAGE
     assert here("exporter", url, "--once").code == ExitCode.USAGE
     assert here("exporter", "memory://", "--once").code == ExitCode.USAGE
+
+
+def test_a_folder_of_workers_that_is_not_there_is_refused(here: Command, charged: str) -> None:
+    refused = here("exporter", charged, "--once", "--workers", "/no/such/folder")
+    assert (refused.code, refused.out) == (ExitCode.USAGE, "")
+    assert "no folder /no/such/folder" in refused.err

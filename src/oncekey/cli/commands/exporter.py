@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import closing
 from importlib.resources import files
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -49,7 +50,7 @@ ALERTS, GRAFANA = "alerts.yml", "grafana.json"
 @click.option("--name", help="The label `store`; the URL's scheme by default.")
 @click.option(
     "--workers",
-    type=click.Path(exists=True, file_okay=False),
+    type=click.Path(),
     metavar="FOLDER",
     help="Also serve what the application's workers count: their PROMETHEUS_MULTIPROC_DIR.",
 )
@@ -96,6 +97,8 @@ def exporter(
     if url is None:
         raise click.UsageError(f"no store: give its URL, or set {STORE_ENV}")
     has_records(url)
+    if workers is not None and not Path(workers).is_dir():
+        raise UsageProblem(f"--workers: there is no folder {workers}")
     with closing(open_store(url)) as store:
         collector = _collector(store, name or url.partition("://")[0])
         if once:
