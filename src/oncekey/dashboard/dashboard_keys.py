@@ -36,6 +36,22 @@ class Decision:
     value: Any = NO_VALUE
     message: str | None = None
 
+    @property
+    def method(self) -> str:
+        """The method of an engine that takes it."""
+        return "release" if self.action == "release" else "resolve"
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The arguments of that method, but for who and why."""
+        if self.action == "release":
+            return {}
+        return {
+            "succeeded": self.value,
+            "failed": self.message,
+            "free": self.action == "free",
+        }
+
 
 class DashboardKeys(Protocol):
     """What the pages need of a store."""
@@ -111,17 +127,8 @@ class _AsyncEngineKeys:
         return await self._once._plan(plan)
 
     async def decide(self, status: KeyStatus, decision: Decision, by: str, why: str, /) -> None:
-        if decision.action == "release":
-            await self._once.release(status, by=by, why=why)
-        else:
-            await self._once.resolve(
-                status,
-                succeeded=decision.value,
-                failed=decision.message,
-                free=decision.action == "free",
-                by=by,
-                why=why,
-            )
+        decide = getattr(self._once, decision.method)
+        await decide(status, by=by, why=why, **decision.options)
 
     def subscribe(self, subscriber: Subscriber, /) -> bool:
         self._once.subscribe(subscriber)
@@ -142,18 +149,8 @@ class _EngineKeys:
         return await asyncio.to_thread(self._once._plan, plan)
 
     async def decide(self, status: KeyStatus, decision: Decision, by: str, why: str, /) -> None:
-        if decision.action == "release":
-            await asyncio.to_thread(self._once.release, status, by=by, why=why)
-            return
-        await asyncio.to_thread(
-            self._once.resolve,
-            status,
-            succeeded=decision.value,
-            failed=decision.message,
-            free=decision.action == "free",
-            by=by,
-            why=why,
-        )
+        decide = getattr(self._once, decision.method)
+        await asyncio.to_thread(decide, status, by=by, why=why, **decision.options)
 
     def subscribe(self, subscriber: Subscriber, /) -> bool:
         self._once.subscribe(subscriber)

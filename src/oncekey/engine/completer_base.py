@@ -213,7 +213,7 @@ class CompleterBase:
             return found
         if not watchlist.leave(id, now + (after or LEFT_LOOK_US), found):
             return None
-        _log.warning("%s [%s] is left: %s", record.operation, record.id.hex()[:12], found)
+        _log.warning("%s [%s] is left: %s", record.operation, record.tag, found)
         return _completion(record, "left", found)
 
     def _make_action(
@@ -259,9 +259,7 @@ class CompleterBase:
         # Of other errors only the type is reported: their text might contain data.
         message = f": {error}" if isinstance(error, StoreUnavailable) else ""
         detail = type(error).__name__ + message
-        _log.warning(
-            "%s [%s] could not be finished: %s", record.operation, record.id.hex()[:12], detail
-        )
+        _log.warning("%s [%s] could not be finished: %s", record.operation, record.tag, detail)
         return _completion(record, "error", detail)
 
 
@@ -274,4 +272,4 @@ def notify(on_completion: OnCompletion, done: Completion) -> None:
 
 
 def _completion(record: Record, outcome: str, detail: str = "") -> Completion:
-    return Completion(record.operation, record.scope, record.id.hex()[:12], outcome, detail)
+    return Completion(record.operation, record.scope, record.tag, outcome, detail)

@@ -95,7 +95,6 @@ BATCH_COMMANDS: Final = Metric(
     BATCH_BUCKETS,
     "{command}",
 )
-HISTOGRAMS: Final = (CLAIM_SECONDS, BODY_SECONDS, FINISH_SECONDS, BATCH_COMMANDS)
 
 
 class EventLabels(NamedTuple):
