@@ -25,12 +25,28 @@ class Level(enum.IntEnum):
         return self.name.lower().replace("_", " ")
 
 
+class ClockClass(enum.Enum):
+    """Whose clock ends leases and retention; it says what a clock that is wrong can do.
+
+    HOST           each host's own: hosts must agree, and a step of one clock moves its leases
+    SERVER         the server's: one clock for all hosts, which may step at a failover
+    SERVER_LEASE   leases are ended by the servers themselves, which count the time that passes; the
+                   hosts' clocks only say for how long outcomes are kept
+    """
+
+    HOST = "host"
+    SERVER = "server"
+    SERVER_LEASE = "server lease"
+
+
 @dataclass(frozen=True, slots=True)
 class Guarantee:
-    """The highest level that a store supports, and why: what it rests on, or why not higher."""
+    """The highest level that a store supports, and why: what it rests on, or why not higher; and
+    whose clock it goes by."""
 
     level: Level
     reason: str
+    clock: ClockClass = ClockClass.HOST
 
     def effective(self, *, retry_safe: bool, transactional: bool = False) -> Level:
         """The level that an operation gets on this store."""

@@ -29,7 +29,8 @@ from oncekey.core.commands import Claimed, Done, Replay
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.policy import Policy
 from oncekey.core.record import State
-from oncekey.stores.postgres import asyncpg_connections, circuit_breaker, psycopg_connections
+from oncekey.stores import circuit_breaker
+from oncekey.stores.postgres import asyncpg_connections, psycopg_connections
 from oncekey.testing.contract.engine_case import wait_until_true
 
 ROWS = "SELECT attempt, fence FROM oncekey.records WHERE uuid_send(id) = %s"

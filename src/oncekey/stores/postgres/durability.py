@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
-from oncekey.core.guarantees import Guarantee, Level
+from oncekey.core.guarantees import ClockClass, Guarantee, Level
 
 # What our commits wait for. remote_apply promises no more than on, and takes longer.
 SYNCHRONOUS_COMMIT: Final = ("on", "remote_apply", "local", "off")
@@ -21,6 +21,7 @@ SYNC_REPLICATION_WAIT: Final = "SyncRepWaitForLSN"
 NOT_CONNECTED: Final = Guarantee(
     Level.TRANSACTIONAL,
     "not connected yet; the server's settings are checked before the first operation",
+    ClockClass.SERVER,
 )
 
 
@@ -66,12 +67,12 @@ def guarantee(server: Server, synchronous_commit: str, failover: str) -> Guarant
     """The level that this server supports, and the reason."""
     weakness = _weakness(server, synchronous_commit, failover)
     if weakness:
-        return Guarantee(Level.BEST_EFFORT, weakness)
+        return Guarantee(Level.BEST_EFFORT, weakness, ClockClass.SERVER)
     if server.synchronous_standbys and synchronous_commit != "local":
         reason = "every commit is on disk here and on a synchronous standby before it returns"
     else:
         reason = "every commit is on disk before it returns"
-    return Guarantee(Level.TRANSACTIONAL, f"PostgreSQL: {reason}")
+    return Guarantee(Level.TRANSACTIONAL, f"PostgreSQL: {reason}", ClockClass.SERVER)
 
 
 def _weakness(server: Server, synchronous_commit: str, failover: str) -> str:

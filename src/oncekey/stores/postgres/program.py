@@ -25,7 +25,6 @@ from oncekey.core.state_machine import decide
 from oncekey.stores.postgres.durability import Server, SettingsWatch, parse_server
 from oncekey.stores.postgres.lone_command import send_alone
 from oncekey.stores.postgres.queries import Layout
-from oncekey.stores.postgres.repeated_ids import EarlierReplies, Positioned, split_by_id
 from oncekey.stores.postgres.rows import (
     Row,
     StoredRow,
@@ -37,6 +36,7 @@ from oncekey.stores.postgres.rows import (
 )
 from oncekey.stores.postgres.server_clock import ServerClock
 from oncekey.stores.postgres.statements import Statement, Statements
+from oncekey.stores.repeated_ids import EarlierReplies, Positioned, split_by_id
 from oncekey.stores.store_rules import check_same_secret
 
 TRIES_MAX: Final = 20

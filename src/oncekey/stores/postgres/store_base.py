@@ -12,8 +12,8 @@ from typing import Any, Final, NamedTuple
 
 from oncekey.core.commands import Command
 from oncekey.core.errors import OncekeyError, StoreUnavailable
+from oncekey.stores.circuit_breaker import CircuitBreaker
 from oncekey.stores.postgres import durability, errors
-from oncekey.stores.postgres.circuit_breaker import CircuitBreaker
 from oncekey.stores.postgres.locked_rows import LockAwareBatch, LockedRows
 from oncekey.stores.postgres.options import Options
 from oncekey.stores.postgres.queries import make_migrations

@@ -1,0 +1,92 @@
+"""A record as one value of bytes, for stores that keep a value per key (Redis, etcd).
+
+    head      of fixed size, so that a script in the server finds what it compares at fixed places:
+              u8 version · u8 state · u8 retry_safe · i64 fence · u32 revision · u32 attempt ·
+              i64 created_at · i64 lease_until · i64 finished_at · i64 keep · i64 audit ·
+              i64 keep_unknown · 16 bytes owner · then the lengths of what follows:
+              u16 fingerprint · u16 scope · u16 label · u16 key · u32 note · u32 steps
+    then      fingerprint · scope · label · key · note · steps (step_column.py) · body
+
+All numbers are big-endian. The body is last, and as long as what is left, so an outcome is added
+without moving anything. `revision` grows with every write of a record: together with the fence it
+names one version of it. This module knows no store.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final, NamedTuple
+
+from oncekey.core.commands import from_fields
+from oncekey.core.record import Record, State
+from oncekey.stores.step_column import pack_steps, unpack_steps
+
+VERSION: Final = 1
+OWNER_BYTES: Final = 16
+HEAD: Final = struct.Struct(">BBBqIIqqqqqq16sHHHHII")
+LENGTHS_MAX: Final = 0xFFFF  # of the fingerprint, scope, label and key, in bytes
+
+_STATES: Final = tuple(State)
+
+
+class Stored(NamedTuple):
+    """A record as it was read, and the revision of its value."""
+
+    record: Record
+    revision: int
+
+
+def pack_record(record: Record, revision: int) -> bytes:
+    """The record encoded as bytes. ValueError if a part is too long for its length."""
+    (
+        _, state, fingerprint, owner, fence, attempt, retry_safe, created_at, lease_until,
+        finished_at, keep, audit, scope, label, key, steps, body, note, keep_unknown,
+    ) = record[:]  # fmt: skip
+    if len(owner) != OWNER_BYTES:
+        raise ValueError(f"an owner has {OWNER_BYTES} bytes, this one has {len(owner)}")
+    scope_, label_, key_, note_ = scope.encode(), label.encode(), key.encode(), note.encode()
+    if max(len(fingerprint), len(scope_), len(label_), len(key_)) > LENGTHS_MAX:
+        raise ValueError(f"a fingerprint, scope, label or key is longer than {LENGTHS_MAX} bytes")
+    steps_ = pack_steps(steps)
+    head = HEAD.pack(
+        VERSION, state, retry_safe, fence, revision & 0xFFFFFFFF, attempt, created_at, lease_until,
+        finished_at, keep, audit, keep_unknown, owner, len(fingerprint), len(scope_), len(label_),
+        len(key_), len(note_), len(steps_),
+    )  # fmt: skip
+    return b"".join((head, fingerprint, scope_, label_, key_, note_, steps_, body))
+
+
+def unpack_record(id: bytes, value: bytes) -> Stored:
+    """The record decoded from bytes. ValueError if another release wrote it, or if it is cut
+    short."""
+    if value[:1] != b"\x01":
+        raise ValueError(
+            f"a stored record has format {value[0] if value else 'nothing'}, this version reads "
+            f"{VERSION}"
+        )
+    try:
+        (
+            _, state, retry_safe, fence, revision, attempt, created_at, lease_until, finished_at,
+            keep, audit, keep_unknown, owner, fingerprint_to, scope_to, label_to, key_to, note_to,
+            steps_to,
+        ) = HEAD.unpack_from(value)  # fmt: skip
+    except struct.error:
+        raise ValueError("a stored record is cut short") from None
+    # The lengths become the places where the parts end.
+    fingerprint_to += HEAD.size
+    scope_to += fingerprint_to
+    label_to += scope_to
+    key_to += label_to
+    note_to += key_to
+    steps_to += note_to
+    if steps_to > len(value):
+        raise ValueError("a stored record is cut short")
+    steps = value[note_to:steps_to]
+    fields = (
+        id, _STATES[state], value[HEAD.size:fingerprint_to], owner, fence, attempt,
+        bool(retry_safe), created_at, lease_until, finished_at, keep, audit,
+        value[fingerprint_to:scope_to].decode(), value[scope_to:label_to].decode(),
+        value[label_to:key_to].decode(), unpack_steps(steps) if steps else (), value[steps_to:],
+        value[key_to:note_to].decode(), keep_unknown,
+    )  # fmt: skip
+    return from_fields(Stored, (from_fields(Record, fields), revision))
