@@ -25,7 +25,7 @@ from oncekey.core.errors import (
     WaitTimeout,
 )
 from oncekey.core.events import Event, EventKind
-from oncekey.core.guarantees import Guarantee, Level
+from oncekey.core.guarantees import ClockClass, Guarantee, Level
 from oncekey.core.identity import child_key, child_uuid
 from oncekey.core.policy import Policy
 from oncekey.core.recovery import Recovery, UnknownKey
@@ -51,6 +51,7 @@ __all__ = [
     "AsyncAttempt",
     "AsyncOnce",
     "Attempt",
+    "ClockClass",
     "Codec",
     "Completed",
     "Completion",

@@ -325,6 +325,7 @@ def test_migrate_makes_a_store_and_then_changes_nothing(oncekey: Command, url: s
     assert first.err == ""
     assert first.data["version"] == len(first.data["applied"]) > 0
     assert first.data["guarantee"] == "transactional"
+    assert first.data["clock"] == "host"
     again = oncekey("migrate", url, "--json").data
     assert again["applied"] == []
     assert again["version"] == first.data["version"]

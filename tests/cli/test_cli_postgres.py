@@ -60,6 +60,7 @@ def test_migrate_creates_the_tables_and_then_changes_nothing(oncekey: Command, u
     assert first.data["applied"] == ALL_STEPS
     assert (first.data["before"], first.data["version"]) == (0, len(ALL_STEPS))
     assert first.data["guarantee"] == "transactional"
+    assert first.data["clock"] == "server"
     assert "on disk" in first.data["reason"]
     again = oncekey("migrate", url, "--json").data
     assert again["applied"] == []

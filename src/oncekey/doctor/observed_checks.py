@@ -47,7 +47,7 @@ OBSERVED_CHECKS: Final = (CHECKUP, GUARANTEE, LEASE, KEEP)
 
 
 def guarantee(found: Guarantee) -> Finding:
-    what = f"{found.level.label}: {found.reason}"
+    what = f"{found.level.label}: {found.reason} (clock: {found.clock.value})"
     return GUARANTEE.broken(what) if found.level is Level.BEST_EFFORT else GUARANTEE.ok(what)
 
 

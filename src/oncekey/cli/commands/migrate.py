@@ -72,6 +72,7 @@ def _as_data(url: str, before: Inspection, after: Inspection) -> dict[str, Any]:
         "applied": _applied(before, after),
         "guarantee": after.guarantee.level.label,
         "reason": after.guarantee.reason,
+        "clock": after.guarantee.clock.value,
     }
 
 
@@ -82,4 +83,5 @@ def _rows(url: str, before: Inspection, after: Inspection) -> dict[str, str]:
         "version": str(after.version),
         "applied": ", ".join(_applied(before, after)) or "nothing, it was up to date",
         "guarantee": f"{after.guarantee.level.label}: {after.guarantee.reason}",
+        "clock": after.guarantee.clock.value,
     }
