@@ -35,7 +35,6 @@ from oncekey.stores.postgres.postgres_search import measure, search
 from oncekey.stores.postgres.queries import make_queries
 from oncekey.stores.postgres.rows import Row
 from oncekey.stores.postgres.schema import SchemaProgram, Script
-from oncekey.stores.postgres.server_clock import reply_deadline
 from oncekey.stores.postgres.statements import Statement, Statements, is_write
 from oncekey.stores.postgres.store_base import (
     DEADLOCK_TRIES,
@@ -43,6 +42,7 @@ from oncekey.stores.postgres.store_base import (
     PostgresBase,
 )
 from oncekey.stores.postgres.unfinished import UnfinishedPages
+from oncekey.stores.server_clock import reply_deadline
 
 T = TypeVar("T")
 

@@ -12,8 +12,8 @@ from typing import Protocol
 from oncekey.core.commands import Claim, Claimed, Done, Finish
 from oncekey.stores.postgres.durability import SettingsWatch
 from oncekey.stores.postgres.rows import Row, row_of
-from oncekey.stores.postgres.server_clock import ServerClock
 from oncekey.stores.postgres.statements import Statement, Statements
+from oncekey.stores.server_clock import ServerClock
 
 
 class Sender(Protocol):

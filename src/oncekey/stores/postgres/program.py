@@ -34,9 +34,9 @@ from oncekey.stores.postgres.rows import (
     replace_columns,
     stored_row_of,
 )
-from oncekey.stores.postgres.server_clock import ServerClock
 from oncekey.stores.postgres.statements import Statement, Statements
 from oncekey.stores.repeated_ids import EarlierReplies, Positioned, split_by_id
+from oncekey.stores.server_clock import ServerClock
 from oncekey.stores.store_rules import check_same_secret
 
 TRIES_MAX: Final = 20

@@ -18,8 +18,8 @@ from oncekey.stores.postgres.locked_rows import LockAwareBatch, LockedRows
 from oncekey.stores.postgres.options import Options
 from oncekey.stores.postgres.queries import make_migrations
 from oncekey.stores.postgres.schema import SchemaProgram, prepare
-from oncekey.stores.postgres.server_clock import STOP_SECONDS
 from oncekey.stores.postgres.statements import Statement
+from oncekey.stores.server_clock import STOP_SECONDS
 
 MAX_IN_FLIGHT: Final = 2  # while the server works on one batch, the next one is prepared
 # Threads hand one interpreter over to each other: two half-full batches cost them more than waiting
