@@ -1,6 +1,7 @@
 """Real servers for tests and benchmarks: they listen on the loopback and end with the run.
 
 There are `Postgres`, `PgBouncer` in front of one, and `Proxy`, which breaks connections on demand.
+`RedisServer`, `RedisCluster` and `RedisSentinel` are Valkey by default.
 `Uvicorn`, `Hypercorn`, `Granian` and `Gunicorn` serve apps. A server that is not installed and
 cannot be fetched raises `ServerMissing`; `require` turns that into a skip or a failure.
 """
@@ -13,6 +14,9 @@ from tests.support.servers.pgbouncer import PgBouncer
 from tests.support.servers.postgres import Postgres
 from tests.support.servers.processes import ServerFailed, ServerMissing
 from tests.support.servers.proxy import Proxy
+from tests.support.servers.redis_cluster import RedisCluster
+from tests.support.servers.redis_sentinel import RedisSentinel
+from tests.support.servers.redis_server import RedisServer
 from tests.support.servers.requirements import require
 
 __all__ = [
@@ -24,6 +28,9 @@ __all__ = [
     "PgBouncer",
     "Postgres",
     "Proxy",
+    "RedisCluster",
+    "RedisSentinel",
+    "RedisServer",
     "ServerFailed",
     "ServerMissing",
     "Uvicorn",
