@@ -1,13 +1,14 @@
 """Real servers for tests and benchmarks: they listen on the loopback and end with the run.
 
 There are `Postgres`, `PgBouncer` in front of one, and `Proxy`, which breaks connections on demand.
-`RedisServer`, `RedisCluster` and `RedisSentinel` are Valkey by default.
+`RedisServer`, `RedisCluster` and `RedisSentinel` are Valkey by default; `EtcdCluster` is etcd.
 `Uvicorn`, `Hypercorn`, `Granian` and `Gunicorn` serve apps. A server that is not installed and
 cannot be fetched raises `ServerMissing`; `require` turns that into a skip or a failure.
 """
 
 from __future__ import annotations
 
+from tests.support.servers.etcd_cluster import EtcdCluster
 from tests.support.servers.http_servers import Granian, Gunicorn, HttpServer, Hypercorn, Uvicorn
 from tests.support.servers.installations import Installation, find_postgres, pick_postgres
 from tests.support.servers.pgbouncer import PgBouncer
@@ -20,6 +21,7 @@ from tests.support.servers.redis_server import RedisServer
 from tests.support.servers.requirements import require
 
 __all__ = [
+    "EtcdCluster",
     "Granian",
     "Gunicorn",
     "HttpServer",

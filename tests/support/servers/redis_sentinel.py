@@ -72,11 +72,13 @@ class RedisSentinel(ServerGroup):
         first.start()
         for replica in replicas:
             replica.configure({"replicaof": f"127.0.0.1 {first.port}"})
-            replica.launch()
+            replica.start()
+        # A Sentinel asks the master for its replicas at once, and then only every 10 seconds.
+        processes.wait_until(lambda: all(map(_is_linked, replicas)), "the replicas are linked")
         for sentinel in self.sentinels:
             sentinel.launch()
-        for server in (*replicas, *self.sentinels):
-            server.wait_ready()
+        for sentinel in self.sentinels:
+            sentinel.wait_ready()
         self.wait_until_whole()
 
     def url(self) -> str:
@@ -105,10 +107,8 @@ class RedisSentinel(ServerGroup):
         processes.wait_until(self._is_whole, "the Sentinels know everything", seconds)
 
     def _is_whole(self) -> bool:
-        for node in (node for node in self.nodes if node.is_running and node is not self.master()):
-            if node.info("replication").get("master_link_status") != "up":
-                return False
-        return all(map(self._knows_all, self._watchers()))
+        running = [node for node in self.nodes if node.is_running and node is not self.master()]
+        return all(map(_is_linked, running)) and all(map(self._knows_all, self._watchers()))
 
     def _knows_all(self, sentinel: RedisServer) -> bool:
         reply = sentinel.execute("SENTINEL", "MASTER", SERVICE)
@@ -125,3 +125,7 @@ class RedisSentinel(ServerGroup):
     def _master_port(self, sentinel: RedisServer) -> int:
         reply = sentinel.execute("SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE)
         return int(reply[1])
+
+
+def _is_linked(replica: RedisServer) -> bool:
+    return replica.info("replication").get("master_link_status") == "up"
