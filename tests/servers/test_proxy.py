@@ -147,3 +147,22 @@ def test_a_connection_accepted_while_the_proxy_closes_is_closed_too() -> None:
             for client in clients:
                 client.close()
     gc.collect()  # a socket that was left open warns here
+
+
+def test_clients_that_name_themselves_so_are_rejected_until_the_proxy_is_healed(
+    server: Postgres, proxy: Proxy
+) -> None:
+    url = server.url(port=proxy.port)
+    with (
+        psycopg.connect(f"{url}?application_name=first", autocommit=True) as first,
+        psycopg.connect(f"{url}?application_name=second", autocommit=True) as second,
+    ):
+        proxy.reject(b"first")
+        with pytest.raises(psycopg.OperationalError):
+            note(first, "lost")
+        with pytest.raises(psycopg.OperationalError):
+            psycopg.connect(f"{url}?application_name=first")
+        note(second, "passed on")
+    proxy.heal()
+    psycopg.connect(f"{url}?application_name=first").close()
+    assert all_notes(server) == ["passed on"]

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import functools
 import os
-import shutil
-from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -23,7 +21,6 @@ from tests.support.servers.requirements import require
 from oncekey.stores.postgres import AsyncPostgresStore, PostgresStore
 from oncekey.stores.postgres.queries import Layout
 
-MEMORY = Path("/dev/shm")
 DATABASE = "postgres"
 PLAIN: dict[str, Any] = {}
 # It has room for the longest keep and audit of the contract, which moves the clock by hours.
@@ -42,20 +39,11 @@ def server(major: int | None = None) -> Postgres:
 @functools.cache
 def _started(major: int | None) -> Postgres:
     installation = pick_postgres(major)
-    postgres = Postgres(_folder(), installation=installation, settings={"max_connections": 300})
+    postgres = Postgres(
+        processes.memory_scratch(), installation=installation, settings={"max_connections": 300}
+    )
     postgres.start()
     return postgres
-
-
-@functools.cache
-def _folder() -> Path | None:
-    """A folder in memory that is removed when the run ends."""
-    if not os.access(MEMORY, os.W_OK):
-        return None
-    base = MEMORY / f"oncekey-tests-{os.getpid()}"
-    base.mkdir(mode=0o755)
-    processes.at_exit(lambda: shutil.rmtree(base, ignore_errors=True))
-    return base
 
 
 @functools.cache

@@ -1,21 +1,27 @@
 """Real servers for tests and benchmarks: they listen on the loopback and end with the run.
 
 There are `Postgres`, `PgBouncer` in front of one, and `Proxy`, which breaks connections on demand.
+`RedisServer`, `RedisCluster` and `RedisSentinel` are Valkey by default; `EtcdCluster` is etcd.
 `Uvicorn`, `Hypercorn`, `Granian` and `Gunicorn` serve apps. A server that is not installed and
 cannot be fetched raises `ServerMissing`; `require` turns that into a skip or a failure.
 """
 
 from __future__ import annotations
 
+from tests.support.servers.etcd_cluster import EtcdCluster
 from tests.support.servers.http_servers import Granian, Gunicorn, HttpServer, Hypercorn, Uvicorn
 from tests.support.servers.installations import Installation, find_postgres, pick_postgres
 from tests.support.servers.pgbouncer import PgBouncer
 from tests.support.servers.postgres import Postgres
 from tests.support.servers.processes import ServerFailed, ServerMissing
 from tests.support.servers.proxy import Proxy
+from tests.support.servers.redis_cluster import RedisCluster
+from tests.support.servers.redis_sentinel import RedisSentinel
+from tests.support.servers.redis_server import RedisServer
 from tests.support.servers.requirements import require
 
 __all__ = [
+    "EtcdCluster",
     "Granian",
     "Gunicorn",
     "HttpServer",
@@ -24,6 +30,9 @@ __all__ = [
     "PgBouncer",
     "Postgres",
     "Proxy",
+    "RedisCluster",
+    "RedisSentinel",
+    "RedisServer",
     "ServerFailed",
     "ServerMissing",
     "Uvicorn",

@@ -25,18 +25,21 @@ def cache_folder() -> Path:
     return (Path(configured) if configured else Path.home() / ".cache") / "oncekey"
 
 
-def fetch(package: str, cache: Path | None = None) -> Path:
-    """Return the folder with the unpacked package and those of its libraries that are missing."""
-    folder = (cache or cache_folder()) / package
+def fetch(package: str, cache: Path | None = None, *, suite: str | None = None) -> Path:
+    """Return the folder with the unpacked package and those of its libraries that are missing.
+
+    `suite` is another suite of the machine's own mirror, such as that of a newer release.
+    """
+    folder = (cache or cache_folder()) / (f"{package}-{suite}" if suite else package)
     if folder.exists():
         return folder
     how_to_get = f"install Debian's package {package}"
     if not (shutil.which("apt-get") and shutil.which("dpkg")):
         raise ServerMissing(package, how_to_get)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f"{package}-") as name:
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f"{folder.name}-") as name:
         try:
-            _unpack_all(package, Path(name))
+            _unpack_all(package, Path(name), suite)
         except (OSError, subprocess.SubprocessError) as error:
             raise ServerMissing(package, f"{how_to_get} ({_reason(error)})") from error
         try:
@@ -53,12 +56,12 @@ def libraries(folder: Path) -> dict[str, str]:
     return {"LD_LIBRARY_PATH": ":".join(sorted(parents))}
 
 
-def _unpack_all(package: str, work: Path) -> None:
+def _unpack_all(package: str, work: Path, suite: str | None) -> None:
     wanted, done = [package], set[str]()
     while wanted:
         name = wanted.pop()
         done.add(name)
-        file = _download(name, work)
+        file = _download(name, work, suite)
         _run(["dpkg", "-x", file, work / "root"], work)
         needs = _run(["dpkg", "--field", file, "Depends"], work)
         wanted += [need for need in _library_names(needs) if need not in done | set(wanted)]
@@ -80,28 +83,47 @@ def _is_installed(package: str) -> bool:
     return query.stdout.endswith(" installed")
 
 
-def _download(package: str, work: Path) -> Path:
+def _download(package: str, work: Path, suite: str | None) -> Path:
     into = work / "download" / package
     into.mkdir(parents=True)
     try:
+        if suite is not None:
+            raise subprocess.SubprocessError("the machine's lists are of another suite")
         _run(["apt-get", *_NETWORK_OPTIONS, "download", package], into)
     except subprocess.SubprocessError:
         # A slim container has no package lists, so they are fetched into the work folder.
-        _run(["apt-get", *_NETWORK_OPTIONS, *_private_lists(work), "download", package], into)
+        options = _private_lists(work, suite)
+        _run(["apt-get", *_NETWORK_OPTIONS, *options, "download", package], into)
     return next(into.glob("*.deb"))
 
 
-def _private_lists(work: Path) -> list[str]:
+def _private_lists(work: Path, suite: str | None) -> list[str]:
     lists, cache = work / "lists", work / "cache"
     folders = {"State::lists": lists, "Cache": cache, "Cache::archives": cache / "archives"}
-    options = ["-o", "APT::Sandbox::User=root"]
+    sources = work / "sources.list"
+    if suite is not None:
+        folders |= {"Etc::sourcelist": sources, "Etc::sourceparts": Path(os.devnull)}
+    options = ["-o", "APT::Sandbox::User=root", "-o", "Acquire::Languages=none"]
     for option, path in folders.items():
         options += ["-o", f"Dir::{option}={path}"]
     if not lists.exists():
         (lists / "partial").mkdir(parents=True)
         (cache / "archives" / "partial").mkdir(parents=True)
+        if suite is not None:
+            sources.write_text(f"deb {_mirror(work)} {suite} main\n", encoding="utf-8")
         _run(["apt-get", *_NETWORK_OPTIONS, *options, "update"], work)
     return options
+
+
+def _mirror(work: Path) -> str:
+    """Return the address from which this machine has its own release."""
+    names = _run(["sh", "-c", '. /etc/os-release && echo "$ID $VERSION_CODENAME"'], work).split()
+    targets = _run(["apt-get", "indextargets", "--format", "$(RELEASE) $(REPO_URI)"], work)
+    for line in targets.splitlines():
+        release, _, address = line.partition(" ")
+        if names[:1] == ["debian"] and release == names[-1]:
+            return address
+    raise OSError("this machine has no mirror of Debian")
 
 
 def _run(command: Sequence[str | Path], directory: Path) -> str:

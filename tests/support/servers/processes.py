@@ -24,6 +24,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
+MEMORY = Path("/dev/shm")
 _NOBODY = 65534
 # These are below the range of ports that the kernel gives to outgoing connections, so that a server
 # that is down for a moment finds its port free.
@@ -117,6 +118,17 @@ def scratch() -> Path:
     """Return the folder for the data of this run, open to every user and removed at exit."""
     path = Path(tempfile.mkdtemp(prefix="oncekey-servers-"))
     path.chmod(0o755)
+    at_exit(lambda: shutil.rmtree(path, ignore_errors=True))
+    return path
+
+
+@cache
+def memory_scratch() -> Path:
+    """Return a folder like `scratch`, in memory where the system allows it."""
+    if not os.access(MEMORY, os.W_OK):
+        return scratch()
+    path = MEMORY / f"oncekey-tests-{os.getpid()}"
+    path.mkdir(mode=0o755)
     at_exit(lambda: shutil.rmtree(path, ignore_errors=True))
     return path
 

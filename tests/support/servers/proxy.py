@@ -22,6 +22,7 @@ Direction = Literal["requests", "replies"]
 Result = TypeVar("Result")
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER on, 0 seconds: close sends a reset
 _SECONDS = 30
+_OPENING_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,8 @@ class _Pipe(asyncio.Protocol):
             reset(self.source)  # `cut` came before the connection was made
 
     def data_received(self, data: bytes) -> None:
+        if self.direction == "requests" and self.link.is_rejected_after(data):
+            return
         if not self.link.drops_reply(self.direction):
             self.push(data)
 
@@ -91,6 +94,7 @@ class _Link:
         self.requests = _Pipe(self, "requests")
         self.replies = _Pipe(self, "replies")
         self.drops = False
+        self.opening = b""
         proxy.links.add(self)
 
     async def connect(self, host: str, port: int) -> None:
@@ -123,6 +127,17 @@ class _Link:
         if direction == "requests" and self.proxy.wants_to_drop(data):
             self.drops = True
 
+    def is_rejected_after(self, data: bytes) -> bool:
+        """True if the client's first bytes say that it is rejected; then the link is cut."""
+        self.opening = (self.opening + data)[:_OPENING_BYTES]
+        if self.is_rejected():
+            self.cut()
+            return True
+        return False
+
+    def is_rejected(self) -> bool:
+        return any(mark in self.opening for mark in self.proxy.rejected)
+
     def drops_reply(self, direction: Direction) -> bool:
         """True if this reply is to be lost; then the link is cut."""
         if direction == "requests" or not self.drops:
@@ -145,6 +160,7 @@ class Proxy:
         self._to_drop = 0
         self._dropped = threading.Semaphore(0)
         self.links: set[_Link] = set()
+        self.rejected: set[bytes] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self.port = 0
 
@@ -244,6 +260,20 @@ class Proxy:
 
         self._run(stop_listening)
 
+    def reject(self, opening: bytes) -> None:
+        """Reset connections, open and new, whose first bytes from the client contain `opening`.
+
+        So one of several clients is cut off, if it names itself.
+        """
+
+        def reject_now() -> None:
+            self.rejected.add(opening)
+            for link in tuple(self.links):
+                if link.is_rejected():
+                    link.cut()
+
+        self._call(reject_now)
+
     def accept(self) -> None:
         """Accept connections again, on the same port."""
 
@@ -257,10 +287,16 @@ class Proxy:
         self._run(listen)
 
     def heal(self) -> None:
-        """Undo every control: nothing is lost, held or refused any more."""
+        """Undo every control: nothing is lost, held, refused or rejected any more."""
+        self._call(self.rejected.clear)
         self.drop_replies(times=0)
         self.resume()
         self.accept()
+
+    @property
+    def is_open(self) -> bool:
+        """True between `start` and `close`."""
+        return self._thread.is_alive()
 
     @property
     def connections(self) -> int:
