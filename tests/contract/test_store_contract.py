@@ -48,6 +48,8 @@ SOAK_ONLY = {
     "postgres-asyncpg-row-lock-ring",
     "postgres-asyncpg-advisory-lock",
     "postgres-asyncpg-server-15",
+    "postgres-asyncpg-portable",
+    "postgres-psycopg-caller-pool",
 }
 
 

@@ -86,17 +86,17 @@ class Row(NamedTuple):
 
 
 def _postgres(open_it: Callable[..., Any], **options: Any) -> Row:
-    return Row(lambda path, clock: open_it(clock, **options), 20, 400)
+    return Row(lambda path, clock: open_it(clock, **options), 12, 400)
 
 
 STORES: dict[str, Row] = {
-    "memory-sync": Row(lambda path, clock: MemoryStore(clock=clock), 200),
+    "memory-sync": Row(lambda path, clock: MemoryStore(clock=clock), 100),
     "memory-async": Row(lambda path, clock: AsyncMemoryStore(clock=clock), 50),
     "sqlite-sync": Row(
-        lambda path, clock: SQLiteStore(path / "keys.db", clock=clock, synchronous="off"), 100
+        lambda path, clock: SQLiteStore(path / "keys.db", clock=clock, synchronous="off"), 40
     ),
     "sqlite-async": Row(
-        lambda path, clock: AsyncSQLiteStore(path / "keys.db", clock=clock, synchronous="off"), 50
+        lambda path, clock: AsyncSQLiteStore(path / "keys.db", clock=clock, synchronous="off"), 20
     ),
     "postgres-psycopg": _postgres(reused_store),
     "postgres-asyncpg": _postgres(reused_async_store),
