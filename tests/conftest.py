@@ -14,7 +14,7 @@ if str(ROOT) not in sys.path:
 
 pytest.register_assert_rewrite("oncekey.testing.contract")
 
-from tests.support import reused_stores  # noqa: E402
+from tests.support import reused_redis_stores, reused_stores  # noqa: E402
 from tests.support.store_table import STORES, Opener  # noqa: E402
 
 
@@ -26,4 +26,5 @@ def opener(request: pytest.FixtureRequest, tmp_path: Path) -> Opener:
 
 
 def pytest_sessionfinish() -> None:
+    reused_redis_stores.close_all()
     reused_stores.close_all()

@@ -1,4 +1,5 @@
-"""The store contract, for every store of tests/support/store_table.py and every PostgreSQL set-up.
+"""The store contract, for every store of tests/support/store_table.py, every PostgreSQL set-up, and
+Redis alone, as a Cluster and behind Sentinels.
 
 The set-ups are each kind of claim and of retention, each driver, a pooler, and a caller's pool. The
 driver that sends a statement and the function that the statement calls are independent, so
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 from tests.support.postgres_stores import RING
+from tests.support.reused_redis_stores import reused_async_redis_store, reused_redis_store
 from tests.support.reused_stores import loop_for, reused_async_store, reused_store
 from tests.support.store_table import STORES, Opener, Row
 
@@ -53,6 +55,17 @@ SOAK_ONLY = {
 }
 
 
+# On other servers than the one Valkey of the table: name of the row -> how it is opened.
+REDIS: dict[str, Row] = {
+    "redis-sync-redis8": lambda path, clock: reused_redis_store(clock, "redis"),
+    "redis-async-redis8": lambda path, clock: reused_async_redis_store(clock, "redis"),
+    "redis-sync-cluster": lambda path, clock: reused_redis_store(clock, "cluster"),
+    "redis-async-cluster": lambda path, clock: reused_async_redis_store(clock, "cluster"),
+    "redis-sync-sentinel": lambda path, clock: reused_redis_store(clock, "sentinel"),
+}
+SOAK_ONLY |= {"redis-async-redis8", "redis-sync-cluster", "redis-sync-sentinel"}
+
+
 def _row(open_it: Callable[..., Any], options: dict[str, Any]) -> Row:
     return lambda path, clock: open_it(clock, **options)
 
@@ -64,6 +77,7 @@ ROWS: dict[str, Row] = {
         for name, options in {**OPTIONS, **ONE_DRIVER}.items()
     },
     **{f"postgres-asyncpg-{name}": _row(reused_async_store, o) for name, o in OPTIONS.items()},
+    **REDIS,
 }
 
 

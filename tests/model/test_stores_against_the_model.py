@@ -17,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from tests.support.reused_redis_stores import reused_async_redis_store, reused_redis_store
 from tests.support.reused_stores import reused_async_store, reused_store, shared_loop
 
 from oncekey.core.commands import (
@@ -78,11 +79,13 @@ Opener = Callable[[Path, Callable[[], int]], Any]
 
 
 class Row(NamedTuple):
-    """A store: how to open it, and how many examples it gets in a normal and in a long run."""
+    """A store: how to open it, how many examples it gets in a normal and in a long run, and how
+    many of the first bytes of ids name a group that has a floor of its own."""
 
     open: Opener
     examples: int
     soak: int = 2_000
+    floor_bytes: int = 0
 
 
 def _postgres(open_it: Callable[..., Any], **options: Any) -> Row:
@@ -107,6 +110,9 @@ STORES: dict[str, Row] = {
     "postgres-ring": _postgres(reused_store, **RING),
     "postgres-asyncpg-ring": _postgres(reused_async_store, **RING),
     "postgres-ring-row-lock": _postgres(reused_store, claim="row_lock", **RING),
+    "redis-sync": Row(lambda path, clock: reused_redis_store(clock), 20, 400, 1),
+    "redis-async": Row(lambda path, clock: reused_async_redis_store(clock), 10, 400, 1),
+    "redis-cluster": Row(lambda path, clock: reused_async_redis_store(clock, "cluster"), 5, 400, 1),
 }
 
 
@@ -175,6 +181,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     open_store: ClassVar[Opener]
     shares_loop: ClassVar[bool] = False
+    floor_bytes: ClassVar[int] = 0
 
     def __init__(self) -> None:
         super().__init__()
@@ -186,7 +193,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.records: dict[bytes, Record] = {}
         self.past: dict[tuple[bytes, int], Record] = {}
         self.last: list[Command] = []
-        self.floor = 0  # the highest fence among what was swept
+        self.floors: dict[bytes, int] = {}  # the highest fence among what was swept, by group
 
     def _loop(self) -> LoopThread:
         if type(self).shares_loop:
@@ -200,9 +207,12 @@ class StoreMachine(RuleBasedStateMachine):
             self.loop.close()
         shutil.rmtree(self.directory)
 
+    def group(self, id: bytes) -> bytes:
+        return id[: type(self).floor_bytes]
+
     def model(self, command: Command) -> Reply:
         record, now = self.records.get(command.id), self.clock.wall()
-        decision = decide(record, command, now, self.floor)
+        decision = decide(record, command, now, self.floors.get(self.group(command.id), 0))
         if decision.write is not None:
             self.records[command.id] = decision.write
         if decision.archive is not None:
@@ -245,7 +255,8 @@ class StoreMachine(RuleBasedStateMachine):
         for id in gone:
             old = self.records.pop(id)
             assert is_garbage(old, now)
-            self.floor = max(self.floor, old.fence)
+            group = self.group(id)
+            self.floors[group] = max(self.floors.get(group, 0), old.fence)
         for key in ended:
             assert is_garbage(self.past.pop(key), now)
 
@@ -283,7 +294,11 @@ class StoreMachine(RuleBasedStateMachine):
 @pytest.mark.parametrize("name", STORES)
 def test_s1_a_store_does_what_the_machine_decides(name: str) -> None:
     row = STORES[name]
-    how = {"open_store": staticmethod(row.open), "shares_loop": name.startswith("postgres")}
+    how = {
+        "open_store": staticmethod(row.open),
+        "shares_loop": name.startswith(("postgres", "redis")),
+        "floor_bytes": row.floor_bytes,
+    }
     machine = type("Machine", (StoreMachine,), how)
     test = machine.TestCase  # type: ignore[attr-defined]
     test.settings = settings(

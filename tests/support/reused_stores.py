@@ -25,7 +25,7 @@ WallClock = Callable[[], int]
 POOL_SIZE = 4
 
 
-class _ReplaceableClock:
+class ReplaceableClock:
     """A clock that reads the clock of the current test."""
 
     clock: WallClock
@@ -49,7 +49,7 @@ def shared_loop() -> SharedLoop:
 
 def loop_for(kind: str) -> Iterator[LoopThread]:
     """Yield the loop of a contract's `loop` fixture, for a row of this name."""
-    if kind.startswith("postgres"):
+    if kind.startswith(("postgres", "redis")):
         yield shared_loop()
         shared_loop().cancel_all()
     else:
@@ -82,7 +82,7 @@ class ReusedAsyncStore(AsyncPostgresStore):
         shared_loop().run(super().close())
 
 
-_open_stores: dict[str, tuple[Any, _ReplaceableClock]] = {}
+_open_stores: dict[str, tuple[Any, ReplaceableClock]] = {}
 
 
 def reused_store(
@@ -121,7 +121,7 @@ def _reuse(
     full = emptied(options, major)
     key = f"{kind} {major} {sorted(options.items())}"
     if key not in _open_stores:
-        replaceable = _ReplaceableClock()
+        replaceable = ReplaceableClock()
         _open_stores[key] = make({**full, "clock": replaceable}), replaceable
     store, replaceable = _open_stores[key]
     replaceable.clock = clock

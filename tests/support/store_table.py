@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.support.postgres_stores import RING
+from tests.support.reused_redis_stores import reused_async_redis_store, reused_redis_store
 from tests.support.reused_stores import reused_async_store, reused_store
 
 from oncekey.core.store import AsyncStore, Store
@@ -26,4 +27,6 @@ STORES: dict[str, Row] = {
     "postgres-asyncpg": lambda path, clock: reused_async_store(clock),
     "postgres-psycopg-ring": lambda path, clock: reused_store(clock, **RING),
     "postgres-asyncpg-ring": lambda path, clock: reused_async_store(clock, **RING),
+    "redis-sync": lambda path, clock: reused_redis_store(clock),
+    "redis-async": lambda path, clock: reused_async_redis_store(clock),
 }

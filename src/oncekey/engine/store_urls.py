@@ -21,6 +21,12 @@ BUILT_IN = {
     "sqlite": "oncekey.stores.sqlite",
     "postgresql": "oncekey.stores.postgres",
     "postgres": "oncekey.stores.postgres",
+    "redis": "oncekey.stores.redis",
+    "rediss": "oncekey.stores.redis",
+    "redis+sentinel": "oncekey.stores.redis",
+    "rediss+sentinel": "oncekey.stores.redis",
+    "redis+cluster": "oncekey.stores.redis",
+    "rediss+cluster": "oncekey.stores.redis",
 }
 GROUP = "oncekey.stores"
 

@@ -1,0 +1,317 @@
+"""What the Redis store does, as generators: they yield lists of calls and are sent their replies.
+
+Every script is atomic, and the server runs one at a time. `apply` works in two phases:
+
+1. A batch's commands are sent together. Scripts handle the usual claims, finishes and renewals; of
+   the other ones they return the records they found.
+2. `state_machine.decide` turns those records into replies. What it writes is sent as a whole
+   record, and written only if the version that was read is still there; if not, the script
+   returns the version that is, and the command is decided again.
+
+On one node a script takes all of a batch's commands; on a cluster it takes those of one bucket,
+because a bucket lies in one slot. A program does no I/O itself. This module must not know redis-py,
+threads or asyncio.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+from oncekey.core.commands import Busy, Claim, Claimed, Command, Done, Finish, Lost, Renew, Reply
+from oncekey.core.errors import StoreUnavailable
+from oncekey.core.record import Record, State
+from oncekey.core.state_machine import decide
+from oncekey.stores.record_format import Stored, unpack_record
+from oncekey.stores.redis.calls import Calls
+from oncekey.stores.redis.garbage import GarbageProgram
+from oncekey.stores.redis.keyspace import Keyspace
+from oncekey.stores.redis.packed_commands import (
+    claim_record,
+    finish_head,
+    renew_head,
+    replace_arguments,
+)
+from oncekey.stores.redis.record_calls import Part, RecordCalls, TestClock, given, placed
+from oncekey.stores.redis.server_settings import SETTINGS_CALLS
+from oncekey.stores.repeated_ids import EarlierReplies, Positioned, split_by_id
+from oncekey.stores.server_clock import ServerClock
+from oncekey.stores.settings_watch import SettingsWatch
+from oncekey.stores.store_rules import check_same_secret
+
+TRIES_MAX: Final = 20
+# How long a caller should wait for a key that changed with every try.
+CONTENTION_HINT_US: Final = 100_000
+
+_DONE: Final = Done()
+_LOST: Final = Lost()
+_ENDS: Final = (State.SUCCEEDED, State.FAILED)
+
+
+class Found(NamedTuple):
+    """A command that its script left to be decided: its record, None if there is none, and when."""
+
+    stored: Stored | None
+    now: int
+
+
+class Program:
+    """The store's methods. The clock is the server's; `clock` replaces it in tests only."""
+
+    def __init__(
+        self,
+        keys: Keyspace,
+        *,
+        is_cluster: bool = False,
+        clock: TestClock | None = None,
+        settings_interval: float = 0.0,
+    ) -> None:
+        self.calls = RecordCalls(keys, is_cluster=is_cluster, clock=clock)
+        self.server_clock = ServerClock()
+        self.watch = SettingsWatch(settings_interval)
+        self.garbage = GarbageProgram(self.calls)
+
+    # --- commands -----------------------------------------------------------------------------
+
+    def apply(self, commands: Sequence[Command], end: float | None = None) -> Calls[list[Reply]]:
+        """Apply commands: those of one id one after the other, all others together. No claim is
+        made after `end`, a time of our monotonic clock."""
+        replies: list[Any] = [None] * len(commands)
+        earlier = EarlierReplies()
+        groups = split_by_id(commands)
+        if len(groups) == 1:
+            if commands:
+                yield from self._apply_distinct(groups[0], replies, end, earlier)
+            return replies
+        for group in groups:
+            left = {i: c for i, c in group.items() if not earlier.reply_to(i, c, replies)}
+            if left:
+                yield from self._apply_distinct(left, replies, end, earlier)
+                earlier.note(left, replies)
+        return replies
+
+    def _apply_distinct(
+        self,
+        commands: Positioned,
+        replies: list[Any],
+        end: float | None,
+        earlier: EarlierReplies,
+    ) -> Calls[None]:
+        """Apply commands of distinct ids."""
+        left = yield from self._send(commands, replies, end)
+        for _ in range(TRIES_MAX):
+            if not left:
+                return
+            for i, found in left.items():
+                if found.stored is not None:
+                    earlier.owners[commands[i].id] = found.stored.record.owner
+            left = yield from self._decide(commands, left, replies, end)
+        for i in left:
+            replies[i] = (
+                Busy(CONTENTION_HINT_US)
+                if isinstance(commands[i], Claim)
+                else StoreUnavailable("the key was changed by others with every try")
+            )
+
+    # --- phase 1: what the scripts decide by themselves ---------------------------------------
+
+    def _send(
+        self, commands: Positioned, replies: list[Any], end: float | None
+    ) -> Calls[dict[int, Found]]:
+        """Send commands. Returns those that are still to be decided, with their records."""
+        claims = [i for i, c in commands.items() if type(c) is Claim]
+        finishes = [i for i, c in commands.items() if type(c) is Finish and c.state in _ENDS]
+        renewals = [i for i, c in commands.items() if type(c) is Renew]
+        sent = {*claims, *finishes, *renewals}
+        others = [i for i in commands if i not in sent] if len(sent) < len(commands) else []
+        parts = [
+            *self._claim_parts(claims, commands, end),
+            *self._finish_parts(finishes, commands),
+            *self._renew_parts(renewals, commands),
+            *self._look_parts(others, commands),
+        ]
+        calls = [part.call for part in parts]
+        reads_settings = bool(claims) and self.watch.is_due()
+        if reads_settings:
+            calls += SETTINGS_CALLS
+        since = self.server_clock.send_time()
+        answers = yield calls
+        if reads_settings:
+            self.watch.notify(answers[len(parts) :])
+        left: dict[int, Found] = {}
+        for part, answer in zip(parts, answers, strict=False):
+            if isinstance(answer, StoreUnavailable):
+                for i in part.positions:
+                    replies[i] = answer
+            elif part.call.script == "claim":
+                self.server_clock.observe(int(answer[0]), since)
+                self._read_claims(part.positions, answer, commands, replies, left)
+            else:
+                _read_others(part, answer, commands, replies, left)
+        return left
+
+    def _claim_parts(
+        self, claims: list[int], commands: Positioned, end: float | None
+    ) -> Iterator[Part]:
+        if not claims:
+            return iter(())
+        not_after = None
+        if end is not None and self.calls.clock is None:
+            not_after = self.server_clock.at(end)
+        sent: list[Any] = [commands[i] for i in claims]
+        args = [(claim_record(claim),) for claim in sent]
+        limit = b"" if not_after is None else not_after
+        return placed(claims, self.calls.for_records("claim", _ids(sent), args, limit))
+
+    def _finish_parts(self, finishes: list[int], commands: Positioned) -> Iterator[Part]:
+        sent: list[Any] = [commands[i] for i in finishes]
+        args = [(finish_head(finish), finish.body) for finish in sent]
+        return placed(finishes, self.calls.for_records("finish", _ids(sent), args))
+
+    def _renew_parts(self, renewals: list[int], commands: Positioned) -> Iterator[Part]:
+        sent: list[Any] = [commands[i] for i in renewals]
+        args = [(renew_head(renew),) for renew in sent]
+        return placed(renewals, self.calls.for_records("renew", _ids(sent), args))
+
+    def _look_parts(self, others: list[int], commands: Positioned) -> Iterator[Part]:
+        sent: list[Any] = [commands[i] for i in others]
+        return placed(others, self.calls.for_records("look", _ids(sent), [()] * len(sent)))
+
+    def _read_claims(
+        self,
+        positions: Sequence[int],
+        answer: list[Any],
+        commands: Positioned,
+        replies: list[Any],
+        left: dict[int, Found],
+    ) -> None:
+        now = int(answer[0])
+        fresh = Claimed(now, 1, ())
+        for i in positions:
+            replies[i] = fresh
+        for at in range(1, len(answer), 2):
+            i, found = positions[answer[at] - 1], answer[at + 1]
+            if isinstance(found, int):
+                replies[i] = Claimed(found, 1, ())
+            else:
+                replies[i] = None
+                left[i] = Found(unpack_record(commands[i].id, found), now)
+
+    # --- phase 2: decide, compare-and-set -----------------------------------------------------
+
+    def _decide(
+        self,
+        commands: Positioned,
+        left: dict[int, Found],
+        replies: list[Any],
+        end: float | None,
+    ) -> Calls[dict[int, Found]]:
+        """Decide and write once. Returns the commands whose records have changed meanwhile."""
+        changes: list[tuple[int, Stored, Record, Record | None]] = []
+        decided: dict[int, Reply] = {}
+        gone: Positioned = {}
+        for i, (stored, now) in left.items():
+            command = commands[i]
+            if stored is None and type(command) is Claim:
+                gone[i] = command  # it has expired since, so the claim is sent again
+                continue
+            record = stored.record if stored is not None else None
+            reply, write, archive = decide(record, command, now)
+            if write is None:
+                replies[i] = reply
+            else:
+                assert stored is not None
+                decided[i] = reply
+                changes.append((i, stored, write, archive))
+        again: dict[int, Found] = {}
+        if changes:
+            again = yield from self._replace(commands, changes, decided, replies)
+        if gone:
+            again.update((yield from self._send(gone, replies, end)))
+        return again
+
+    def _replace(
+        self,
+        commands: Positioned,
+        changes: list[tuple[int, Stored, Record, Record | None]],
+        decided: dict[int, Reply],
+        replies: list[Any],
+    ) -> Calls[dict[int, Found]]:
+        args = [replace_arguments(*change[1:]) for change in changes]
+        sent = [commands[change[0]] for change in changes]
+        parts = list(
+            placed(
+                [change[0] for change in changes],
+                self.calls.for_records("replace", _ids(sent), args),
+            )
+        )
+        answers = yield [part.call for part in parts]
+        again: dict[int, Found] = {}
+        for part, answer in zip(parts, answers, strict=True):
+            for i in part.positions:
+                replies[i] = answer if isinstance(answer, StoreUnavailable) else decided[i]
+            if not isinstance(answer, StoreUnavailable):
+                _read_exceptions(part.positions, answer, commands, replies, again)
+        return again
+
+    # --- everything else ----------------------------------------------------------------------
+
+    def history(self, id: bytes) -> Calls[list[Record]]:
+        """Past generations of a key that were not swept yet, oldest first."""
+        call = self.calls.one("history", id[0], self.calls.keys.archive(id))
+        (answer,) = given((yield [call]))
+        records = [unpack_record(id, value).record for value in answer[1:]]
+        return sorted(records, key=lambda record: record.fence)
+
+    def bind(self, check: bytes) -> Calls[None]:
+        """Remember the secret's check value, or refuse another one (S8)."""
+        call = self.calls.one("bind", 0, self.calls.keys.check, check)
+        (answer,) = given((yield [call]))
+        check_same_secret(answer[1], check)
+
+    def elect(self, token: bytes, lease: int) -> Calls[bool]:
+        """True if this token is elected to do the background work for `lease` more microseconds."""
+        call = self.calls.one("elect", 0, self.calls.keys.elected, token, lease)
+        (answer,) = given((yield [call]))
+        return bool(answer[1])
+
+
+def _ids(commands: Sequence[Any]) -> list[bytes]:
+    return [command.id for command in commands]
+
+
+def _read_others(
+    part: Part,
+    answer: list[Any],
+    commands: Positioned,
+    replies: list[Any],
+    left: dict[int, Found],
+) -> None:
+    """The replies to finishes and renewals, and the records that were looked at."""
+    positions = part.positions
+    if part.call.script == "look":
+        for i, value in zip(positions, answer[1:], strict=True):
+            stored = unpack_record(commands[i].id, value) if value else None
+            left[i] = Found(stored, int(answer[0]))
+        return
+    for i in positions:
+        replies[i] = _DONE
+    if part.call.script == "renew":
+        for number in answer[1:]:
+            replies[positions[number - 1]] = _LOST
+    else:
+        _read_exceptions(positions, answer, commands, replies, left)
+
+
+def _read_exceptions(
+    positions: Sequence[int],
+    answer: list[Any],
+    commands: Positioned,
+    replies: list[Any],
+    left: dict[int, Found],
+) -> None:
+    """The commands that a script left alone, each with the record it found."""
+    for at in range(1, len(answer), 2):
+        i, value = positions[answer[at] - 1], answer[at + 1]
+        replies[i] = None
+        left[i] = Found(unpack_record(commands[i].id, value) if value else None, int(answer[0]))

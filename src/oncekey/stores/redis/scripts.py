@@ -1,0 +1,48 @@
+"""The store's Lua scripts: read from their files, and named by the digest that the server knows.
+
+Each script is its own first line (`#!lua` and its flags), then what all of them share, then the
+rest of its file. This module knows no connection.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from importlib import resources
+from typing import Final, NamedTuple
+
+NAMES: Final = (
+    "claim", "finish", "renew", "look", "replace", "sweep", "sweep_history", "range", "heads",
+    "tags", "measure", "history", "elect", "bind",
+)  # fmt: skip
+# These change nothing, so that a call without a reply has had no effect.
+READS: Final = frozenset(("look", "range", "heads", "tags", "measure", "history"))
+# The indexes that a script changes, with which it must be on one node.
+INDEXES: Final = {
+    "claim": ("claims", "open", "due", "floor"),
+    "finish": ("open",),
+    "replace": ("claims", "open", "due", "past"),
+    "sweep": ("claims", "open", "due", "floor"),
+    "sweep_history": ("past",),
+}
+
+
+class Script(NamedTuple):
+    """A script's text, and its digest, by which it is called."""
+
+    text: bytes
+    digest: bytes
+
+
+@functools.cache
+def scripts() -> dict[str, Script]:
+    """All scripts by name."""
+    folder = resources.files(__package__) / "lua"
+    shared = (folder / "common.lua").read_text(encoding="utf-8")
+    found = {}
+    for name in NAMES:
+        first, rest = (folder / f"{name}.lua").read_text(encoding="utf-8").split("\n", 1)
+        text = f"{first}\n{shared}{rest}".encode()
+        # The server names scripts by SHA-1; nothing secret depends on it.
+        found[name] = Script(text, hashlib.sha1(text, usedforsecurity=False).hexdigest().encode())
+    return found
