@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import importlib
 import json
 import os
 import signal
@@ -24,6 +25,16 @@ from typing import Any
 from oncekey import AsyncOnce, Once, Policy
 from oncekey.core.commands import Command, Reply
 from oncekey.engine.store_urls import async_store, blocking_store
+
+# They are imported here once, and not by every child.
+DRIVERS = {
+    "postgresql": (
+        "oncekey.stores.postgres.psycopg_store",
+        "oncekey.stores.postgres.asyncpg_store",
+    ),
+    "redis": ("oncekey.stores.redis", "redis.asyncio"),
+    "etcd": ("oncekey.stores.etcd", "aetcd"),
+}
 
 
 class KillSwitch:
@@ -140,6 +151,8 @@ class Attempts:
         self.url = url
         self.kind = kind
         self.lease = lease
+        for module in DRIVERS[url.partition(":")[0]]:
+            importlib.import_module(module)
 
     def run(self, scenario: dict[str, bool], switch: KillSwitch, key: str, effects: Path) -> None:
         policy = Policy(lease=self.lease, retry_safe=scenario["retry_safe"])
