@@ -17,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from tests.support.etcd_stores import reused_async_etcd_store, reused_etcd_store
 from tests.support.reused_stores import reused_async_store, reused_store, shared_loop
 
 from oncekey.core.commands import (
@@ -74,6 +75,9 @@ STEPS_OF_TIME = [
 # The clock passes a boundary of the ring at nearly every step.
 RING = {"retention": "ring", "ring_slots": 8, "ring_period": "3ms"}
 
+# The same for the buckets of etcd, with leases that are shorter than etcd's own.
+ETCD = {"bucket": "3ms", "lease_min": 1}
+
 Opener = Callable[[Path, Callable[[], int]], Any]
 
 
@@ -107,6 +111,8 @@ STORES: dict[str, Row] = {
     "postgres-ring": _postgres(reused_store, **RING),
     "postgres-asyncpg-ring": _postgres(reused_async_store, **RING),
     "postgres-ring-row-lock": _postgres(reused_store, claim="row_lock", **RING),
+    "etcd-sync": Row(lambda path, clock: reused_etcd_store(clock, **ETCD), 10, 400),
+    "etcd-async": Row(lambda path, clock: reused_async_etcd_store(clock, **ETCD), 5, 100),
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.support.etcd_stores import reused_async_etcd_store, reused_etcd_store
 from tests.support.postgres_stores import RING
 from tests.support.reused_stores import reused_async_store, reused_store
 
@@ -26,4 +27,6 @@ STORES: dict[str, Row] = {
     "postgres-asyncpg": lambda path, clock: reused_async_store(clock),
     "postgres-psycopg-ring": lambda path, clock: reused_store(clock, **RING),
     "postgres-asyncpg-ring": lambda path, clock: reused_async_store(clock, **RING),
+    "etcd-sync": lambda path, clock: reused_etcd_store(clock),
+    "etcd-async": lambda path, clock: reused_async_etcd_store(clock),
 }

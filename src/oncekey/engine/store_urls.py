@@ -21,6 +21,8 @@ BUILT_IN = {
     "sqlite": "oncekey.stores.sqlite",
     "postgresql": "oncekey.stores.postgres",
     "postgres": "oncekey.stores.postgres",
+    "etcd": "oncekey.stores.etcd",
+    "etcds": "oncekey.stores.etcd",
 }
 GROUP = "oncekey.stores"
 
