@@ -20,10 +20,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
-from oncekey.core.commands import Claim, Command, Look, Renew, Reply, Resolve
+from oncekey.core.codec import pack_tombstone
+from oncekey.core.commands import Claim, Command, Finish, Look, Renew, Reply, Resolve
 from oncekey.core.errors import ConfigurationError, StoreUnavailable
 from oncekey.core.origin import operation_of
-from oncekey.core.record import State
+from oncekey.core.record import Record, State
 from oncekey.core.state_machine import DONE, Decision, decide
 from oncekey.stores.etcd.buckets import Bucket, Buckets
 from oncekey.stores.etcd.etcd_url import Options
@@ -33,7 +34,12 @@ from oncekey.stores.etcd.liveness import Known, effective
 from oncekey.stores.etcd.members import Members
 from oncekey.stores.etcd.sessions import Sessions
 from oncekey.stores.etcd.store_clock import Reading, StoreClock
-from oncekey.stores.etcd.stored_value import Keys, StoredValue, is_removed_by_bucket
+from oncekey.stores.etcd.stored_value import (
+    Keys,
+    StoredValue,
+    is_removed_by_bucket,
+    pack_value,
+)
 from oncekey.stores.etcd.transactions import (
     NESTED_OPS_MAX,
     Write,
@@ -47,6 +53,8 @@ from oncekey.stores.etcd.transactions import (
 from oncekey.stores.repeated_ids import EarlierReplies, Positioned, split_by_id
 
 ROUNDS_MAX: Final = 30
+# What a record has besides steps and outcome: names, key, fingerprint, notes.
+DESCRIPTION_MAX_BYTES: Final = 65_536
 COMPARES_MAX: Final = 4  # of the outer transaction, besides one for each command
 
 _ABSENT: Final = Known(None, None)
@@ -156,7 +164,7 @@ class CommandRounds:
             if isinstance(one, _Planned):
                 planned.append(one)
             elif one is not None:
-                replies[i] = one
+                replies[i] = one  # type: ignore[assignment]
         return [await self._built(one, reading.now, end) for one in planned]
 
     def _is_covered(self, command: Claim | Renew) -> bool:
@@ -164,7 +172,7 @@ class CommandRounds:
 
     def _plan_one(
         self, i: int, command: Command, known: Known | None, reading: Reading
-    ) -> _Planned | Reply | None:
+    ) -> _Planned | Reply | StoreUnavailable | None:
         """The reply to a command, or what it does in this round; None: it waits for a session."""
         elapsed = reading.elapsed
         is_guess = known is None
@@ -180,6 +188,7 @@ class CommandRounds:
             session = known.value.session
             where = (get(self._keys.record(command.id)), get(self._keys.session(session)))
             return _Planned(i, command, where, session)
+        command = self._fitting(command, judged.record)
         decision = decide(judged.record, command, judged.now, self.floor.value)
         if decision.write is None:
             if is_guess:
@@ -195,9 +204,25 @@ class CommandRounds:
                 session, lease = covering.number, command.lease
             elif before is not None:
                 session, lease = before.session, before.lease
-        write = Write(before, decision.write, session, lease, 0, decision.archive)
-        ends = elapsed + lease
-        return _Planned(i, command, (), 0, decision, write, ends)
+        packed = pack_value(decision.write, session, lease)
+        if len(packed) > self._bytes_max:
+            return _too_large(len(packed), self._bytes_max)
+        write = Write(before, decision.write, packed, session, lease, 0, decision.archive)
+        return _Planned(i, command, (), 0, decision, write, elapsed + lease)
+
+    def _fitting(self, command: Command, record: Record | None) -> Command:
+        """The command; a finish whose outcome is too large, with a tombstone in its place: the
+        operation did run. Engines know the limit of an outcome, but not what the steps of the
+        operation take up of it. A repeated finish becomes the same tombstone (I9)."""
+        if not isinstance(command, Finish) or record is None:
+            return command
+        body, most = command.body, self._bytes_max
+        if not record.steps and len(body) + DESCRIPTION_MAX_BYTES <= most:
+            return command
+        if len(pack_value(record._replace(body=body))) <= most:
+            return command
+        reason = f"with its steps it has {len(body)} bytes or more, the store takes {most}"
+        return command._replace(body=pack_tombstone(reason, too_large=True))
 
     def _renewed(self, command: Renew, reading: Reading) -> bool:
         """Renew a claim of ours without a request, if its session lasts long enough."""
@@ -340,3 +365,13 @@ class CommandRounds:
         if isinstance(command, Claim):
             self.held.answered(command.id, command.owner)
         self.held.confirm(command.id, value)
+
+
+def _too_large(size: int, most: int) -> StoreUnavailable:
+    """The reply to a command that can never be stored; it is this command's alone (S2)."""
+    return StoreUnavailable(
+        f"the record would have {size} bytes, and etcd takes {most}: steps and outcome of an "
+        "operation are one value; keep large content elsewhere and store where it is",
+        ambiguous=False,
+        final=True,
+    )

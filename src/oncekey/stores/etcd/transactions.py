@@ -34,6 +34,7 @@ class Write(NamedTuple):
 
     before    what it replaces; None if nothing is there
     record    what to write
+    packed    the same as bytes
     session   the session that keeps its claim, 0 if it is not pending
     lease     for how long
     bucket    the etcd lease with which it is removed, 0 if with none
@@ -42,6 +43,7 @@ class Write(NamedTuple):
 
     before: StoredValue | None
     record: Record
+    packed: bytes
     session: int
     lease: int
     bucket: int
@@ -85,9 +87,9 @@ def range_of(prefix: bytes, *, start: bytes = b"", end: bytes = b"", **options: 
 
 def write_operation(keys: Keys, write: Write) -> Any:
     """The nested transaction that writes a record, or reads the record that is there instead."""
-    before, record, session, lease, bucket, archive = write
+    before, record, packed, _, _, bucket, archive = write
     key = keys.record(record.id)
-    success = [put(key, pack_value(record, session, lease), bucket)]
+    success = [put(key, packed, bucket)]
     entry = keys.entry(record)
     old_entry = keys.entry(before.record) if before is not None else b""
     stays = before is not None and entry == old_entry
