@@ -17,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from tests.support.etcd_stores import reused_async_etcd_store, reused_etcd_store
 from tests.support.reused_redis_stores import reused_async_redis_store, reused_redis_store
 from tests.support.reused_stores import reused_async_store, reused_store, shared_loop
 
@@ -75,6 +76,9 @@ STEPS_OF_TIME = [
 # The clock passes a boundary of the ring at nearly every step.
 RING = {"retention": "ring", "ring_slots": 8, "ring_period": "3ms"}
 
+# The same for the buckets of etcd, with leases that are shorter than etcd's own.
+ETCD = {"bucket": "3ms", "lease_min": 1}
+
 Opener = Callable[[Path, Callable[[], int]], Any]
 
 
@@ -113,6 +117,8 @@ STORES: dict[str, Row] = {
     "redis-sync": Row(lambda path, clock: reused_redis_store(clock), 20, 400, 1),
     "redis-async": Row(lambda path, clock: reused_async_redis_store(clock), 10, 400, 1),
     "redis-cluster": Row(lambda path, clock: reused_async_redis_store(clock, "cluster"), 5, 400, 1),
+    "etcd-sync": Row(lambda path, clock: reused_etcd_store(clock, **ETCD), 10, 400),
+    "etcd-async": Row(lambda path, clock: reused_async_etcd_store(clock, **ETCD), 5, 100),
 }
 
 

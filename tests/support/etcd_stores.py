@@ -7,10 +7,19 @@ that kills, pauses or isolates a member starts its own.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
+from typing import Any
 
+from aetcd import rpc
+from tests.support.servers import processes
 from tests.support.servers.etcd_cluster import EtcdCluster
 from tests.support.servers.requirements import require
 from tests.support.servers.server_lifetime import started
+
+from oncekey.stores.etcd.cluster_store import ClusterStore
+from oncekey.stores.etcd.etcd_store import AsyncEtcdStore, EtcdBase, EtcdStore
+from oncekey.stores.etcd.stored_value import end_of
+from oncekey.stores.etcd.transactions import transaction
 
 
 def etcd() -> EtcdCluster:
@@ -31,3 +40,91 @@ def _etcd() -> EtcdCluster:
 @functools.cache
 def _etcd_alone() -> EtcdCluster:
     return started(EtcdCluster(1))
+
+
+# --- stores that stay open from test to test ----------------------------------------------------
+#
+# A store connects, begins a session and starts a thread, which takes longer than most tests. So it
+# stays open; before each test its prefix is emptied and its clock is replaced.
+
+
+class ReplaceableClock:
+    """A clock that reads the clock of the current test."""
+
+    clock: Callable[[], int]
+
+    def __call__(self) -> int:
+        return self.clock()
+
+
+class ReusedEtcdStore(EtcdStore):
+    """A sync store whose `close` leaves it open."""
+
+    def close(self) -> None:
+        """End the test but not the connections."""
+
+    def really_close(self) -> None:
+        super().close()
+
+
+class ReusedAsyncEtcdStore(AsyncEtcdStore):
+    """An async store whose `close` leaves it open: it does not depend on the test's loop."""
+
+    async def close(self) -> None:
+        """End the test but not the connections."""
+
+    def really_close(self) -> None:
+        super().abandon()
+
+
+_open_stores: dict[str, tuple[Any, ReplaceableClock]] = {}
+
+
+def reused_etcd_store(clock: Callable[[], int], **options: Any) -> ReusedEtcdStore:
+    """Return an empty sync store."""
+    store: ReusedEtcdStore = _reuse(ReusedEtcdStore, clock, options)
+    return store
+
+
+def reused_async_etcd_store(clock: Callable[[], int], **options: Any) -> ReusedAsyncEtcdStore:
+    """Return an empty async store."""
+    store: ReusedAsyncEtcdStore = _reuse(ReusedAsyncEtcdStore, clock, options)
+    return store
+
+
+def _reuse(kind: type[Any], clock: Callable[[], int], options: dict[str, Any]) -> Any:
+    name = f"{kind.__name__} {sorted(options.items())}"
+    if name not in _open_stores:
+        if not _open_stores:
+            processes.at_exit(close_reused)
+        replaceable = ReplaceableClock()
+        prefix = f"reused-{len(_open_stores)}"
+        store = kind(etcd().addresses.split(","), prefix=prefix, clock=replaceable, **options)
+        _open_stores[name] = store, replaceable
+    store, replaceable = _open_stores[name]
+    replaceable.clock = clock
+    empty(store)
+    return store
+
+
+def empty(store: EtcdBase) -> None:
+    """Delete everything that a store has, but for its sessions."""
+    store._loop.run(store._on_loop(_delete_all))
+
+
+async def _delete_all(cluster: ClusterStore) -> None:
+    keys = cluster.keys
+    ranges = ((keys.root, keys.sessions), (end_of(keys.sessions), end_of(keys.root)))
+    deletes = [
+        rpc.RequestOp(request_delete_range=rpc.DeleteRangeRequest(key=start, range_end=end))
+        for start, end in ranges
+    ]
+    await cluster.members.call("Txn", transaction((), deletes), cluster.members.deadline())
+    cluster.forget()
+
+
+def close_reused() -> None:
+    """Close every store, at the end of the run."""
+    for store, _ in _open_stores.values():
+        store.really_close()
+    _open_stores.clear()

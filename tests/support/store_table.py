@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.support.etcd_stores import reused_async_etcd_store, reused_etcd_store
 from tests.support.postgres_stores import RING
 from tests.support.reused_redis_stores import reused_async_redis_store, reused_redis_store
 from tests.support.reused_stores import reused_async_store, reused_store
@@ -29,4 +30,6 @@ STORES: dict[str, Row] = {
     "postgres-asyncpg-ring": lambda path, clock: reused_async_store(clock, **RING),
     "redis-sync": lambda path, clock: reused_redis_store(clock),
     "redis-async": lambda path, clock: reused_async_redis_store(clock),
+    "etcd-sync": lambda path, clock: reused_etcd_store(clock),
+    "etcd-async": lambda path, clock: reused_async_etcd_store(clock),
 }

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from oncekey.core import codec as codecs
 from oncekey.core.codec import Codec
 from oncekey.core.commands import Claim, from_fields
+from oncekey.core.duration import human
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.guarantees import Guarantee, Level, check_level
 from oncekey.core.identity import Identities, Identity, KeyLike
@@ -71,6 +72,32 @@ class Job:
         )
 
 
+class StoreLimits(NamedTuple):
+    """What a store cannot hold; 0 for no limit. A store has them as attributes of the same names.
+
+    outcome_max   bytes of an outcome: a larger one becomes a tombstone
+    lease_min     microseconds of a lease: an operation with a shorter one is refused
+    """
+
+    outcome_max: int = 0
+    lease_min: int = 0
+
+    @classmethod
+    def of(cls, store: object) -> StoreLimits:
+        return cls(getattr(store, "outcome_max", 0), getattr(store, "lease_min", 0))
+
+    def bounded(self, policy: Policy, operation: str) -> Policy:
+        """The policy as this store can keep it; raises ConfigurationError if it cannot."""
+        if policy.times.lease < self.lease_min:
+            raise ConfigurationError(
+                f"operation {operation!r}: lease={policy.lease!r} is shorter than this store can "
+                f"keep; the shortest is {human(self.lease_min)}"
+            )
+        if not self.outcome_max or policy.max_bytes <= self.outcome_max:
+            return policy
+        return replace(policy, max_bytes=self.outcome_max)
+
+
 class JobFactory:
     """The settings of one engine that its jobs are made from.
 
@@ -89,8 +116,10 @@ class JobFactory:
         codec: Any = None,
         raw_keys: bool = False,
         transactional: bool = False,
+        limits: StoreLimits,
     ) -> None:
-        self.policy = policy
+        self.policy = limits.bounded(policy, "(every operation)")
+        self.limits = limits
         self.identities = identities
         self.clock = clock
         self.codec = codecs.codec_for(codec)
@@ -133,6 +162,7 @@ class JobFactory:
             codec=self.codec,
             raw_keys=self.raw_keys,
             transactional=True,
+            limits=self.limits,
         )
 
     # --- jobs ---------------------------------------------------------------------------------
@@ -217,7 +247,7 @@ class JobFactory:
             in_order = tuple(sorted(options.items()))
             known = policies.get(in_order)
             if known is None:
-                known = self.policy.with_options(**options)
+                known = self.limits.bounded(self.policy.with_options(**options), operation)
                 self._check_level(known, operation)
             if len(policies) >= _POLICIES_MAX - 1:
                 policies.clear()

@@ -27,6 +27,8 @@ BUILT_IN = {
     "rediss+sentinel": "oncekey.stores.redis",
     "redis+cluster": "oncekey.stores.redis",
     "rediss+cluster": "oncekey.stores.redis",
+    "etcd": "oncekey.stores.etcd",
+    "etcds": "oncekey.stores.etcd",
 }
 GROUP = "oncekey.stores"
 

@@ -83,7 +83,7 @@ class SyncStore:
     def __init__(self, store: AsyncStore, loop: LoopThread) -> None:
         self.inner = store
         self._loop = loop
-        for name in ("sweep_lag", "terms_max"):
+        for name in ("sweep_lag", "terms_max", "lease_min"):
             if hasattr(store, name):
                 setattr(self, name, getattr(store, name))
 

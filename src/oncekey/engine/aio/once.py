@@ -29,7 +29,7 @@ from oncekey.engine.body_check import check_body
 from oncekey.engine.clock import Clock
 from oncekey.engine.completer_base import COMPLETE_LIMIT_DEFAULT, Completed, Completion
 from oncekey.engine.guard import Picker, guarded
-from oncekey.engine.jobs import JobFactory
+from oncekey.engine.jobs import JobFactory, StoreLimits
 from oncekey.engine.key_status import KeyStatus, status_of
 from oncekey.engine.once_base import (
     InTransactionBase,
@@ -176,6 +176,7 @@ class AsyncOnce(AsyncKeyAdmin, AsyncOperations):
             cache=cache,
             raw_keys=raw_keys,
             clock=clock,
+            limits=StoreLimits.of(self._store),
         )
         super().__init__(parts, store, opened=False)
         self._is_ready = False

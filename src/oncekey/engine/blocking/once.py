@@ -24,7 +24,7 @@ from oncekey.engine.body_check import check_body
 from oncekey.engine.clock import Clock
 from oncekey.engine.completer_base import COMPLETE_LIMIT_DEFAULT, Completed, Completion
 from oncekey.engine.guard import Picker, guarded
-from oncekey.engine.jobs import JobFactory
+from oncekey.engine.jobs import JobFactory, StoreLimits
 from oncekey.engine.key_status import KeyStatus, status_of
 from oncekey.engine.once_base import (
     InTransactionBase,
@@ -181,6 +181,7 @@ class Once(KeyAdmin, Operations):
                 cache=cache,
                 raw_keys=raw_keys,
                 clock=clock,
+                limits=StoreLimits.of(self._store),
             )
             if not self._store.lazy:
                 self._store.bind(parts.jobs.identities.check_value())

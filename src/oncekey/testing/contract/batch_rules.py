@@ -195,8 +195,12 @@ class BytesStored:
         assert type(record.state).__name__ == "State"
 
     def test_the_shortest_durations_end(self, case: StoreCase) -> None:
-        held = case.claimed(lease=1, keep=1, audit=0, keep_unknown=1)
-        case.wait(2)
+        shortest = getattr(case.store, "lease_min", 1)
+        if shortest > 1:
+            with pytest.raises(ConfigurationError, match="longer"):
+                case.claimed(lease=shortest - 1)
+        held = case.claimed(lease=shortest, keep=1, audit=0, keep_unknown=1)
+        case.wait(shortest + 1)
         case.wait_for_sweeper()
         assert case.store.sweep() == 1
         assert case.seen(held.id).record is None

@@ -1,0 +1,193 @@
+"""The store itself, on its event loop: what the sync and the async store both call.
+
+Besides commands it has background work: it keeps its sessions alive, and takes claims that were not
+renewed in time out of their session, so that others may have them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from typing import Any, Final
+
+from oncekey.core.commands import Command, Reply
+from oncekey.core.errors import ConfigurationError, OncekeyError, StoreUnavailable
+from oncekey.core.guarantees import Guarantee
+from oncekey.core.record import State
+from oncekey.stores.circuit_breaker import CircuitBreaker
+from oncekey.stores.etcd import errors
+from oncekey.stores.etcd.command_rounds import CommandRounds
+from oncekey.stores.etcd.etcd_search import RecordLists
+from oncekey.stores.etcd.etcd_url import Options
+from oncekey.stores.etcd.garbage import Garbage
+from oncekey.stores.etcd.members import Members
+from oncekey.stores.etcd.membership import guarantee_of, read_members
+from oncekey.stores.etcd.record_reader import RecordReader
+from oncekey.stores.etcd.store_clock import Reading, StoreClock
+from oncekey.stores.etcd.stored_value import (
+    FORMAT,
+    Keys,
+    StoredValue,
+    pack_elected,
+    pack_value,
+    unpack_elected,
+)
+from oncekey.stores.etcd.transactions import (
+    found_value,
+    get,
+    is_at,
+    nested,
+    put,
+    transaction,
+)
+from oncekey.stores.store_rules import check_same_secret, election_holds
+
+TRIES_MAX: Final = 20
+LAPSES_MAX: Final = 100  # per request
+
+
+class ClusterStore:
+    """A store on the event loop that runs it."""
+
+    def __init__(self, addresses: Sequence[str], options: Options) -> None:
+        self.members = Members(addresses, options)
+        self.keys = Keys(options.root)
+        self._clock = StoreClock(options.clock)
+        self._rounds = CommandRounds(self.members, self.keys, options, self._clock)
+        self.held = self._rounds.held
+        self.sessions = self._rounds.sessions
+        reader = RecordReader(self.members, self.keys, self.held)
+        self.lists = RecordLists(self.members, self.keys, reader, self._clock)
+        self._garbage = Garbage(self.members, self.keys, reader, self._rounds.floor, self._clock)
+        self._breaker = CircuitBreaker(options.seconds("call_timeout"))
+        self._beats: asyncio.Task[None] | None = None
+
+    async def apply(self, commands: Sequence[Command]) -> list[Reply]:
+        if self._beats is None:
+            self._beats = asyncio.create_task(self._beat())
+        is_trial = self._breaker.enter()
+        replied: bool | None = None
+        try:
+            replies = await self._rounds.apply(commands, self.members.deadline())
+            replied = True
+        except OncekeyError as error:
+            replied = not isinstance(error, errors.NoReply)
+            raise
+        finally:
+            self._breaker.leave(is_trial, replied=replied)
+        return replies
+
+    async def sweep(self, limit: int) -> int:
+        return await self._garbage.sweep(limit)
+
+    async def bind(self, check: bytes) -> Guarantee:
+        """Remember the secret's check value, or refuse another one (S8); returns what the cluster
+        can promise."""
+        keys, end = self.keys, self.members.deadline()
+        check_format(await self._create(keys.format, FORMAT, end))
+        check_same_secret(await self._create(keys.check, check, end), check)
+        return guarantee_of(await read_members(self.members))
+
+    async def _create(self, key: bytes, value: bytes, end: float) -> bytes:
+        """Set a value if there is none; returns the one that is there."""
+        request = transaction([is_at(key, 0)], [put(key, value)], [get(key)])
+        reply = await self.members.call("Txn", request, end)
+        found = [] if reply.succeeded else reply.responses[0].response_range.kvs
+        return bytes(found[0].value) if found else value
+
+    async def elect(self, token: bytes, lease: int) -> bool:
+        key, end = self.keys.elected, self.members.deadline()
+        reply = await self.members.call("Txn", transaction((), [get(key)]), end)
+        found = reply.responses[0].response_range.kvs
+        for _ in range(TRIES_MAX):
+            now = self._clock.read().now
+            if found:
+                holder, since, until = unpack_elected(found[0].value)
+                if holder != token and election_holds(since, until, now):
+                    return False
+            change = put(key, pack_elected(token, now, now + lease))
+            revision = found[0].mod_revision if found else 0
+            request = transaction([is_at(key, revision)], [change], [get(key)])
+            reply = await self.members.call("Txn", request, end)
+            if reply.succeeded:
+                return True
+            found = reply.responses[0].response_range.kvs
+        return False
+
+    # --- background work ----------------------------------------------------------------------
+
+    async def _beat(self) -> None:
+        """Keep sessions alive and let claims lapse, until the store is closed."""
+        while True:
+            self.sessions.changed.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self.sessions.interval):
+                    await self.sessions.changed.wait()
+            # A failure is noticed by the next claim or renewal, which says so to its caller.
+            with contextlib.suppress(OncekeyError):
+                await self.sessions.keep_alive(self.held.of_session)
+                await self.let_lapse()
+
+    async def let_lapse(self) -> None:
+        """Take claims that were not renewed in time out of their session."""
+        reading = self._clock.read()
+        lapsed = self.held.lapsed(reading.elapsed)
+        for start in range(0, len(lapsed), LAPSES_MAX):
+            part = lapsed[start : start + LAPSES_MAX]
+            await self._write_lapsed([held.value for held in part])
+            for held in part:
+                self.held.drop_if_same(held)
+        for id, unsure in self.held.lapsed_unsure(reading.elapsed):
+            await self._let_unsure_lapse(id, unsure.owner, unsure.ends, reading)
+
+    async def _write_lapsed(self, values: Sequence[StoredValue]) -> None:
+        operations: list[Any] = []
+        for value in values:
+            key = self.keys.record(value.record.id)
+            change = put(key, pack_value(value.record))
+            operations.append(nested([is_at(key, value.mod_revision)], [change]))
+        await self.members.call("Txn", transaction((), operations), self.members.deadline())
+
+    async def _let_unsure_lapse(self, id: bytes, owner: bytes, ends: int, reading: Reading) -> None:
+        """A claim whose reply never came: read whether it is there."""
+        request = transaction((), [get(self.keys.record(id))])
+        reply = await self.members.call("Txn", request, self.members.deadline())
+        value = found_value(id, reply.responses[0].response_range)
+        if value is not None and _is_claim_of(value, owner):
+            until = reading.now + ends - reading.elapsed
+            lapsed = value._replace(record=value.record._replace(lease_until=until))
+            await self._write_lapsed([lapsed])
+        self.held.answered(id, owner)
+
+    def forget(self) -> None:
+        """Forget everything about records; for tests, which delete them."""
+        self.held.clear()
+        self._rounds.buckets.clear()
+        self._garbage.begin_again()
+
+    async def close(self) -> None:
+        """End the sessions that hold nothing, and close the connections."""
+        if self._beats is not None:
+            self._beats.cancel()
+            await asyncio.gather(self._beats, return_exceptions=True)
+            self._beats = None
+        # The servers may be gone; then the sessions end by themselves.
+        with contextlib.suppress(StoreUnavailable, ConfigurationError):
+            await self.sessions.end(self.held.of_session)
+        self.held.clear()
+        await self.members.close()
+
+
+def check_format(found: bytes) -> None:
+    """Refuse what another release has written."""
+    if found != FORMAT:
+        raise ConfigurationError(
+            f"the store has format {found!r}, this release reads {FORMAT!r}; use the release that "
+            "wrote it, or another prefix"
+        )
+
+
+def _is_claim_of(value: StoredValue, owner: bytes) -> bool:
+    record = value.record
+    return record.state is State.PENDING and record.owner == owner and value.session != 0

@@ -1,0 +1,256 @@
+"""Who holds a key on etcd: sessions say it, and no clock of a host (I1, I5, I10)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+from tests.stores.etcd.two_stores import Process, fresh_prefix
+
+from oncekey.core.commands import (
+    Busy,
+    Claimed,
+    Done,
+    Finish,
+    Look,
+    Lost,
+    Release,
+    Renew,
+    Resolve,
+    SaveStep,
+    Seen,
+    Unknown,
+)
+from oncekey.core.record import State
+from oncekey.testing.contract.store_case import KEEP, LEASE, SECOND, claim, token
+from oncekey.testing.fake_clock import FakeClock
+
+HOUR = 3_600 * SECOND
+
+
+class Pair:
+    """Two processes on one store, each with a clock of its own."""
+
+    def __init__(self) -> None:
+        prefix = fresh_prefix()
+        self.clock, self.other_clock = FakeClock(), FakeClock()
+        self.one = Process(prefix, self.clock)
+        self.other = Process(prefix, self.other_clock)
+
+    def advance(self, us: int) -> None:
+        self.clock.advance(us)
+        self.other_clock.advance(us)
+
+    def close(self) -> None:
+        self.one.close()
+        self.other.close()
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    pair = Pair()
+    yield pair
+    pair.close()
+
+
+def claimed(process: Process, id: bytes, owner: bytes, **changes: object) -> Claimed:
+    reply = process.send(claim(id, owner, **changes))
+    assert isinstance(reply, Claimed), reply
+    return reply
+
+
+def test_i5_a_claim_is_held_as_long_as_its_session_lives_whatever_another_clock_says(
+    pair: Pair,
+) -> None:
+    id = token("id")
+    claimed(pair.one, id, token("own"), retry_safe=True)
+    for step in (0, HOUR, 100 * HOUR):
+        pair.other_clock.advance(step)
+        reply = pair.other.send(claim(id, token("riv"), retry_safe=True))
+        assert reply == Busy(LEASE)
+    seen = pair.other.send(Look(id))
+    assert isinstance(seen, Seen)
+    assert seen.record is not None
+    assert seen.record.lease_until == seen.now + LEASE
+
+
+def test_i10_after_its_session_a_claim_is_taken_over_though_its_lease_seems_to_last(
+    pair: Pair,
+) -> None:
+    id, other = token("id"), token("id")
+    first = claimed(pair.one, id, token("own"), retry_safe=True)
+    claimed(pair.one, other, token("own"))
+    pair.other_clock.advance(-HOUR)  # to this host the leases last for another hour
+    pair.one.end_sessions()
+    taken = claimed(pair.other, id, token("riv"), retry_safe=True)
+    assert taken.taken_over
+    assert taken.fence > first.fence
+    assert isinstance(pair.other.send(claim(other, token("riv"))), Unknown)
+
+
+def test_i5_a_renewal_keeps_a_claim_without_any_request(pair: Pair) -> None:
+    ids, owner = [token("id") for _ in range(20)], token("own")
+    fences = [claimed(pair.one, id, owner).fence for id in ids]
+    pair.one.calls.clear()
+    for _ in range(10):
+        pair.clock.advance(LEASE // 3)
+        renewals = [Renew(id, owner, fence, LEASE) for id, fence in zip(ids, fences, strict=True)]
+        assert pair.one.store.apply(renewals) == [Done()] * 20
+    assert pair.one.calls.count("Txn") == 0
+    assert isinstance(pair.other.send(claim(ids[0], token("riv"))), Busy)
+
+
+def test_a_claim_and_its_finish_are_one_request_each(pair: Pair) -> None:
+    process, owner = pair.one, token("own")
+    warm = claimed(process, token("id"), owner)  # it begins the session
+    id = token("id")
+    assert warm.fence
+    process.calls.clear()
+    fence = claimed(process, id, owner).fence
+    assert process.calls == ["Txn"]
+    assert process.send(Finish(id, owner, fence, State.SUCCEEDED, b"one")) == Done()
+    id = token("id")
+    fence = claimed(process, id, owner).fence
+    process.calls.clear()
+    assert process.send(Finish(id, owner, fence, State.SUCCEEDED, b"two")) == Done()
+    assert process.calls == ["Txn"]  # the bucket was there
+
+
+def test_i10_a_claim_that_was_not_renewed_lapses_though_its_process_lives(pair: Pair) -> None:
+    id, kept, owner = token("id"), token("id"), token("own")
+    claimed(pair.one, id, owner, retry_safe=True)
+    fence = claimed(pair.one, kept, owner, retry_safe=True).fence
+    pair.advance(LEASE - 1)
+    assert pair.one.send(Renew(kept, owner, fence, LEASE)) == Done()
+    pair.advance(1)
+    rival = claim(id, token("riv"), retry_safe=True)
+    assert isinstance(pair.other.send(rival), Busy)  # it is in its session still
+    pair.one.let_lapse()
+    reply = pair.other.send(rival)
+    assert isinstance(reply, Claimed)
+    assert reply.taken_over
+    assert isinstance(pair.other.send(claim(kept, token("riv"), retry_safe=True)), Busy)
+
+
+@pytest.mark.parametrize("command", ["finish", "release", "step", "renew"])
+def test_i2_an_owner_whose_claim_has_lapsed_goes_on_until_somebody_else_decides(
+    pair: Pair, command: str
+) -> None:
+    owner, fences = token("own"), {}
+    mine, lost = token("id"), token("id")
+    for id in (mine, lost):
+        fences[id] = claimed(pair.one, id, owner, retry_safe=True).fence
+    pair.advance(LEASE)
+    pair.one.let_lapse()
+    claimed(pair.other, lost, token("riv"), retry_safe=True)
+    for id, expected in ((mine, Done()), (lost, Lost())):
+        fence = fences[id]
+        sent = {
+            "finish": Finish(id, owner, fence, State.SUCCEEDED, b"late"),
+            "release": Release(id, owner, fence),
+            "step": SaveStep(id, owner, fence, "pay", True, b"paid"),
+            "renew": Renew(id, owner, fence, LEASE),
+        }[command]
+        assert pair.one.send(sent) == expected
+
+
+def test_i5_a_renewal_after_the_session_was_lost_writes_the_claim_into_a_new_one(
+    pair: Pair,
+) -> None:
+    id, owner = token("id"), token("own")
+    fence = claimed(pair.one, id, owner, retry_safe=True).fence
+    pair.one.end_sessions()
+    pair.one.run(lambda cluster: cluster.sessions.keep_alive(cluster.held.of_session))
+    assert pair.one.send(Renew(id, owner, fence, LEASE)) == Done()
+    assert isinstance(pair.other.send(claim(id, token("riv"), retry_safe=True)), Busy)
+
+
+def test_i1_a_claim_in_a_session_that_etcd_has_ended_is_not_acknowledged(pair: Pair) -> None:
+    """The process does not know yet: the claim itself finds out, and begins a new session."""
+    claimed(pair.one, token("id"), token("own"))
+    pair.one.end_sessions()
+    id = token("id")
+    claimed(pair.one, id, token("own"), retry_safe=True)
+    assert isinstance(pair.other.send(claim(id, token("riv"), retry_safe=True)), Busy)
+
+
+def test_i10_a_claim_whose_reply_was_lost_lapses_too(pair: Pair) -> None:
+    id, owner = token("id"), token("own")
+    claimed(pair.one, token("id"), owner)
+    pair.one.run(lambda cluster: _lose_next_reply(cluster))
+    with pytest.raises(ConnectionError):
+        pair.one.send(claim(id, owner, retry_safe=True))
+    rival = claim(id, token("riv"), retry_safe=True)
+    assert isinstance(pair.other.send(rival), Busy)
+    pair.advance(LEASE)
+    pair.one.let_lapse()
+    assert isinstance(pair.other.send(rival), Claimed)
+
+
+async def _lose_next_reply(cluster: object) -> None:
+    members = cluster.members  # type: ignore[attr-defined]
+    real = members.call
+
+    async def call(name: str, request: object, end: float) -> object:
+        await real(name, request, end)
+        members.call = real
+        raise ConnectionError("the reply was lost")
+
+    members.call = call
+
+
+def test_i10_renewals_of_a_long_run_move_the_stored_lease_before_it_would_expire(
+    pair: Pair,
+) -> None:
+    """The owner runs for much longer than `keep` and dies: its steps are still there."""
+    id, owner = token("id"), token("own")
+    fence = claimed(pair.one, id, owner, retry_safe=True, keep=KEEP).fence
+    assert pair.one.send(SaveStep(id, owner, fence, "pay", True, b"paid")) == Done()
+    for _ in range(5 * KEEP // (LEASE // 2)):
+        pair.advance(LEASE // 2)
+        assert pair.one.send(Renew(id, owner, fence, LEASE)) == Done()
+    pair.one.end_sessions()
+    pair.advance(LEASE)
+    reply = claimed(pair.other, id, token("riv"), retry_safe=True)
+    assert (reply.taken_over, [step.name for step in reply.steps]) == (True, ["pay"])
+    assert pair.one.calls.count("Txn") < 60  # about 600 renewals
+
+
+def test_a_key_is_decided_only_as_it_was_shown_by_whichever_process(pair: Pair) -> None:
+    id, owner = token("id"), token("own")
+    fence = claimed(pair.one, id, owner).fence
+    pair.one.end_sessions()
+    shown = pair.other.send(Look(id))
+    assert isinstance(shown, Seen)
+    assert shown.record is not None
+    assert shown.now >= shown.record.lease_until  # it is unknown to whoever looks
+    until = shown.record.lease_until
+    free = Resolve(id, fence, State.ABSENT, b"", "ana: it never ran", lease_until=until)
+    pair.advance(SECOND)
+    pair.one.run(lambda cluster: cluster.sessions.keep_alive(cluster.held.of_session))
+    assert pair.one.send(Renew(id, owner, fence, LEASE)) == Done()  # its owner came back
+    assert pair.other.send(free) == Lost()
+
+
+def test_i5_the_owner_stops_before_anybody_may_take_over() -> None:
+    """Real time: the process goes silent without dying, as one does that is paused."""
+    prefix, id = fresh_prefix(), token("id")
+    silent, rival = Process(prefix), Process(prefix)
+    try:
+        before = time.monotonic()
+        claimed(silent, id, token("own"), lease=2 * SECOND, retry_safe=True)
+        silent.run(_stop_beats)
+        taken_over = 0.0
+        while not taken_over:
+            reply = rival.send(claim(id, token("riv"), lease=2 * SECOND, retry_safe=True))
+            taken_over = time.monotonic() if isinstance(reply, Claimed) else 0.0
+            assert time.monotonic() - before < 30
+        assert taken_over - before >= 2.0
+    finally:
+        silent.close()
+        rival.close()
+
+
+async def _stop_beats(cluster: object) -> None:
+    cluster._beats.cancel()  # type: ignore[attr-defined]
