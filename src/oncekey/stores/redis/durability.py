@@ -136,7 +136,7 @@ def weakest(servers: Sequence[Server]) -> Server:
     unclear = [server for server in servers if not server.policy]
     memory = (evicting or unclear or [first])[0]
     unsynced = [server for server in servers if server.appendfsync != "always"]
-    oldest = min(servers, key=lambda server: (not _is_old(server), server.version))
+    oldest = min(servers, key=lambda server: (not is_old(server), server.version))
     return Server(
         product=oldest.product,
         version=oldest.version,
@@ -171,7 +171,7 @@ def guarantee(server: Server, failover: str = "auto") -> Guarantee:
 
 def refusal(server: Server) -> str:
     """Why a store must not be opened on this server, and what to do; empty if it may."""
-    if _is_old(server):
+    if is_old(server):
         return f"{server.name} is too old: oncekey's scripts need Redis 7.0 or Valkey 7.2"
     if not server.has_scripts:
         return (
@@ -205,10 +205,10 @@ def _weakness(server: Server, failover: str) -> str:
         )
     if not server.policy:
         return "the server does not say whether it evicts keys (maxmemory_policy in INFO)"
-    return _unsynced(server)
+    return unsynced(server)
 
 
-def _unsynced(server: Server) -> str:
+def unsynced(server: Server) -> str:
     """How a crash of this server loses acknowledged writes; empty if it does not."""
     if not server.aof:
         return (
@@ -235,7 +235,7 @@ def _unsynced(server: Server) -> str:
     return ""
 
 
-def _is_old(server: Server) -> bool:
+def is_old(server: Server) -> bool:
     """A server that does not say its version is not refused for it."""
     return bool(server.version) and server.product == "Redis" and server.version < REDIS_VERSION_MIN
 
