@@ -70,7 +70,7 @@ def cluster_state(info: Mapping[str, str]) -> Finding:
 def cluster_by_address() -> Finding:
     """The URL names one server, and it is a node of a Cluster."""
     return CLUSTER_STATE.broken(
-        "the server is a node of a Cluster, and the URL says redis://: it has only some of the keys",
+        "the server is a node of a Cluster and has only some of its keys; the URL says redis://",
         "write redis+cluster:// in the URL",
     )
 
