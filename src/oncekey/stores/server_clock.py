@@ -27,9 +27,7 @@ def reply_deadline(now: float, timeout: float, end: float) -> float:
 class ServerClock:
     """What the server's replies have revealed of its clock."""
 
-    def __init__(self, timeout: float = 0.0, now: Callable[[], float] = time.monotonic) -> None:
-        """`timeout`: for how many seconds the reply to a statement is awaited."""
-        self._timeout = timeout
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
         self._ahead: int | None = (
             None  # at most this many microseconds ahead of our monotonic clock
@@ -51,9 +49,7 @@ class ServerClock:
         """The server's clock was set ahead, so the bound is wrong."""
         self._ahead = None
 
-    def not_after(self, end: float) -> int | None:
-        """The time on the server's clock at which nobody waits any more for the reply to what is
-        sent now, in a call that ends at `end`; None while that clock is unknown."""
-        if self._ahead is None:
-            return None
-        return self._ahead + int(reply_deadline(self._now(), self._timeout, end) * 1_000_000)
+    def at(self, deadline: float) -> int | None:
+        """The time on the server's clock, or later, at this time of our monotonic clock: nobody
+        waits any more then for what is sent now. None while the server's clock is unknown."""
+        return None if self._ahead is None else self._ahead + int(deadline * 1_000_000)

@@ -27,7 +27,8 @@ from oncekey.core.errors import ConfigurationError, StoreUnavailable
 from oncekey.core.events import EventKind
 from oncekey.core.guarantees import Level
 from oncekey.core.policy import Policy
-from oncekey.stores.postgres.durability import Server, SettingsWatch, guarantee
+from oncekey.stores.postgres.durability import Server, guarantee
+from oncekey.stores.settings_watch import SettingsWatch
 
 ALONE = Server(
     version=180_000,

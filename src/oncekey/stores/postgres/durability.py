@@ -1,13 +1,12 @@
 """What a PostgreSQL server can promise about a commit, according to its settings.
 
-This module owns the rules by which acknowledged commits may be lost, the text of the guarantee, and
-when the settings are read again. It knows no connection.
+This module owns the rules by which acknowledged commits may be lost, and the text of the guarantee.
+It knows no connection.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from oncekey.core.guarantees import ClockClass, Guarantee, Level
@@ -90,28 +89,3 @@ def _weakness(server: Server, synchronous_commit: str, failover: str) -> str:
             "standby is ever promoted"
         )
     return ""
-
-
-class SettingsWatch:
-    """Decides when a claim also reads the server's settings, and passes them on to `notify`."""
-
-    def __init__(self, seconds: float, now: Callable[[], float] = time.monotonic) -> None:
-        self._seconds = seconds
-        self._now = now
-        self._due = 0.0
-        self.notify: Callable[[str], None] = lambda settings: None
-
-    def is_due(self) -> bool:
-        """True if this claim must read the settings; the claims after it then need not."""
-        if self._now() < self._due:
-            return False
-        self.renew()
-        return True
-
-    def renew(self) -> None:
-        """The settings were read just now."""
-        self._due = self._now() + self._seconds
-
-    def expire(self) -> None:
-        """Something has happened, so the next claim must read the settings."""
-        self._due = 0.0

@@ -10,10 +10,10 @@ from __future__ import annotations
 from typing import Protocol
 
 from oncekey.core.commands import Claim, Claimed, Done, Finish
-from oncekey.stores.postgres.durability import SettingsWatch
 from oncekey.stores.postgres.rows import Row, row_of
 from oncekey.stores.postgres.statements import Statement, Statements
 from oncekey.stores.server_clock import ServerClock
+from oncekey.stores.settings_watch import SettingsWatch
 
 
 class Sender(Protocol):

@@ -14,6 +14,7 @@ This module must not know drivers, pools, threads or asyncio.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
@@ -22,7 +23,7 @@ from oncekey.core.errors import ConfigurationError, StoreUnavailable
 from oncekey.core.origin import operation_of
 from oncekey.core.record import Record
 from oncekey.core.state_machine import decide
-from oncekey.stores.postgres.durability import Server, SettingsWatch, parse_server
+from oncekey.stores.postgres.durability import Server, parse_server
 from oncekey.stores.postgres.lone_command import send_alone
 from oncekey.stores.postgres.queries import Layout
 from oncekey.stores.postgres.rows import (
@@ -36,7 +37,8 @@ from oncekey.stores.postgres.rows import (
 )
 from oncekey.stores.postgres.statements import Statement, Statements
 from oncekey.stores.repeated_ids import EarlierReplies, Positioned, split_by_id
-from oncekey.stores.server_clock import ServerClock
+from oncekey.stores.server_clock import ServerClock, reply_deadline
+from oncekey.stores.settings_watch import SettingsWatch
 from oncekey.stores.store_rules import check_same_secret
 
 TRIES_MAX: Final = 20
@@ -79,7 +81,8 @@ class Program:
         # A lone command has a function of its own, where a claim inserts first.
         self._has_lone = claim == "insert" and not layout.is_ring
         self._clock = clock
-        self.server_clock = ServerClock(reply_timeout)
+        self.server_clock = ServerClock()
+        self._reply_timeout = reply_timeout
         self.watch = SettingsWatch(settings_interval)
         self.lock_timeout = f"{lock_us // 1_000}ms"  # 0: none
         # Read when the store is first used: which store it is, and where, for messages.
@@ -200,7 +203,7 @@ class Program:
     def _not_after(self, end: float | None) -> int | None:
         if end is None or self._clock is not None:
             return None
-        return self.server_clock.not_after(end)
+        return self.server_clock.at(reply_deadline(time.monotonic(), self._reply_timeout, end))
 
     def _reply_from(self, command: Command, row: Row) -> Reply | None:
         """The reply to a command that found the record in this row; None if the command has to be
