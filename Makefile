@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check bench bench-postgres bench-http bench-instructions soak soak-services hammer-postgres lock docs docs-site clean
+.PHONY: help setup run test check bench bench-postgres bench-http bench-stores bench-instructions soak soak-services hammer-postgres lock docs docs-site clean
 
 help: ## show this
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-19s %s\n", $$1, $$2}'
@@ -60,6 +60,9 @@ bench-postgres: $(VENV)/.bench ## the same on a PostgreSQL server of its own (mi
 
 bench-http: $(VENV)/.bench ## an HTTP API bare, guarded by oncekey, and by its peers (minutes)
 	@$(BIN)/python -m bench http
+
+bench-stores: $(VENV)/.bench ## Valkey, its Cluster and etcd beside raw limits and peers (minutes)
+	@$(BIN)/python -m bench stores
 
 bench-instructions: $(VENV)/.bench ## count instructions per operation with callgrind (minutes)
 	@$(BIN)/python -m bench instructions

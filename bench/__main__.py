@@ -3,7 +3,8 @@
 Without a name, the suites that need no server run. `postgres` starts its own and takes about five
 minutes, `postgres-growth` fills a table with ten million rows first, `postgres-processes` runs 1, 2
 and 4 processes for two minutes, `dashboard` asks for the dashboard's pages on ten million rows,
-`metrics` compares first runs with metrics on and off; all of them draw a plot as well. Two suites
+`metrics` compares first runs with metrics on and off, `stores` has Valkey, its Cluster and etcd
+beside raw limits, peers and each other; all of them draw a plot as well. Two suites
 measure no time and print Markdown: `walks` counts the files that an operation goes through,
 `instructions` the processor's instructions (`instructions=WORD` only those with that word).
 """
@@ -14,7 +15,7 @@ import importlib
 import sys
 from pathlib import Path
 
-from bench.figures import Report, save, show
+from bench.figures import Report, markdown, save, show
 
 RESULTS = Path(__file__).parent / "results"
 EMBEDDED = {"memory": "bench.memory", "sqlite": "bench.sqlite"}
@@ -25,6 +26,7 @@ SERVERS = {
     "http": "bench.http.suite",
     "dashboard": "bench.dashboard",
     "metrics": "bench.metrics",
+    "stores": "bench.stores.suite",
 }
 COUNTS = {"walks": "bench.walks", "instructions": "bench.instructions.suite"}
 
@@ -60,6 +62,7 @@ def _server_results(name: str, reports: list[Report]) -> None:
 
     show(reports)
     written = save(reports, RESULTS, name)
+    written.with_suffix(".md").write_text(markdown(reports))
     print(f"written to {written} and {draw(reports, written.with_suffix('.png'))}")
 
 

@@ -124,6 +124,35 @@ def show(reports: Sequence[Report]) -> None:
         console.print()
 
 
+def markdown(reports: Sequence[Report]) -> str:
+    """The reports as tables, for a page."""
+    parts = []
+    for report in reports:
+        lines = [f"## {report.title}", ""]
+        if report.timings:
+            lines += ["| contestant | per second | median µs |", "|---|---|---|"]
+            lines += [
+                f"| {one.name} | {one.per_second:,.0f} | {one.us:,.1f} |" for one in report.timings
+            ]
+            lines.append("")
+        if report.ratios:
+            lines += ["| figure | value | wanted |", "|---|---|---|"]
+            lines += [
+                f"| {one.what} | {one.value:,.2f}{one.unit} | {_wanted(one)} |"
+                for one in report.ratios
+            ]
+            lines.append("")
+        parts.append("\n".join(lines))
+    return "\n".join(parts)
+
+
+def _wanted(ratio: Ratio) -> str:
+    if ratio.wanted is None:
+        return ""
+    sign = "≤" if ratio.at_most else "≥"
+    return f"{sign} {ratio.wanted:g}{ratio.unit}, {'reached' if ratio.reached else 'missed'}"
+
+
 def save(reports: Sequence[Report], folder: Path, name: str = "bench") -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"

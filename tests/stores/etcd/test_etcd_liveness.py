@@ -178,7 +178,7 @@ def test_i1_a_claim_in_a_session_that_etcd_has_ended_is_not_acknowledged(pair: P
 def test_i10_a_claim_whose_reply_was_lost_lapses_too(pair: Pair) -> None:
     id, owner = token("id"), token("own")
     claimed(pair.one, token("id"), owner)
-    pair.one.run(lambda cluster: _lose_next_reply(cluster))
+    pair.one.run(_lose_next_reply)
     with pytest.raises(ConnectionError):
         pair.one.send(claim(id, owner, retry_safe=True))
     rival = claim(id, token("riv"), retry_safe=True)

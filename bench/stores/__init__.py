@@ -1,0 +1,1 @@
+"""Stores beyond one machine: Valkey, its Cluster and etcd, beside their raw limits and peers."""
