@@ -32,7 +32,7 @@ DRIVERS = {
         "oncekey.stores.postgres.psycopg_store",
         "oncekey.stores.postgres.asyncpg_store",
     ),
-    "redis": ("oncekey.stores.redis", "redis.asyncio"),
+    "redis": ("oncekey.stores.redis.redis_store", "oncekey.stores.redis.async_redis_store"),
     "etcd": ("oncekey.stores.etcd", "aetcd"),
 }
 
@@ -205,6 +205,6 @@ def kill(attempts: Attempts, directory: Path, scenario: dict[str, bool]) -> dict
 
 if __name__ == "__main__":
     attempts, root = Attempts(*sys.argv[1:4]), Path(sys.argv[4])
-    scenarios = enumerate(json.loads(sys.argv[5]))
-    results = [kill(attempts, root / str(number), one) for number, one in scenarios]
+    scenarios = json.loads(sys.argv[5])
+    results = {number: kill(attempts, root / number, one) for number, one in scenarios.items()}
     sys.stdout.write(json.dumps(results))
