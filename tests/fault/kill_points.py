@@ -19,7 +19,8 @@ from typing import Any, NamedTuple, Protocol
 from oncekey.core.errors import InFlight, OperationFailed, OutcomeUnknown
 from oncekey.engine.blocking.once import Once
 
-WORKER = Path(__file__).with_name("killed_store_worker.py")
+ROOT = Path(__file__).parents[2]
+WORKER = "tests.fault.killed_store_worker"
 SECONDS = 200
 
 FLAGS = ("retry_safe", "steps", "raises")
@@ -57,7 +58,8 @@ def kill_everywhere(
     """Kill a client before and after each store call of the scenarios; `kind` is sync or async."""
     scenarios = {number: SCENARIOS[number] for number in chosen}
     done = subprocess.run(
-        [sys.executable, WORKER, url, kind, lease, directory, json.dumps(scenarios)],
+        [sys.executable, "-m", WORKER, url, kind, lease, directory, json.dumps(scenarios)],
+        cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=SECONDS,

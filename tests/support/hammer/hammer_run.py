@@ -23,6 +23,7 @@ from tests.support.hammer.checker import HammerReport, check
 from tests.support.hammer.command_log import Log, read_logs
 from tests.support.hammer.saboteurs import SABOTEURS
 from tests.support.hammer.worker import CRASHED, Load, Worker
+from tests.support.store_drivers import import_driver
 
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.store import Store
@@ -73,6 +74,7 @@ def run_here(plan: HammerPlan) -> HammerReport:
     """Run the plan in this process, which must have no other threads."""
     with tempfile.TemporaryDirectory(prefix="oncekey-hammer-") as name:
         logs = Path(name)
+        import_driver(plan.store)
         _run_in_child(lambda: _make_tables(plan))
         end = time.monotonic() + plan.seconds
         living: dict[int, int] = {}
