@@ -1,6 +1,6 @@
 """A process on the store of a URL that is killed at every store call.
 
-python killed_store_worker.py <url> <sync or async> <lease> <directory> <scenarios>
+python -m tests.fault.killed_store_worker <url> <sync or async> <lease> <directory> <scenarios>
 
 kill_points.py runs it. For each scenario it forks one child per store call and side, which is
 killed before or after that call. A scenario has a folder, named by its number. A child has a key, a
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import importlib
 import json
 import os
 import signal
@@ -22,19 +21,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.support.store_drivers import import_driver
+
 from oncekey import AsyncOnce, Once, Policy
 from oncekey.core.commands import Command, Reply
 from oncekey.engine.store_urls import async_store, blocking_store
-
-# They are imported here once, and not by every child.
-DRIVERS = {
-    "postgresql": (
-        "oncekey.stores.postgres.psycopg_store",
-        "oncekey.stores.postgres.asyncpg_store",
-    ),
-    "redis": ("oncekey.stores.redis", "redis.asyncio"),
-    "etcd": ("oncekey.stores.etcd", "aetcd"),
-}
 
 
 class KillSwitch:
@@ -151,8 +142,7 @@ class Attempts:
         self.url = url
         self.kind = kind
         self.lease = lease
-        for module in DRIVERS[url.partition(":")[0]]:
-            importlib.import_module(module)
+        import_driver(url)
 
     def run(self, scenario: dict[str, bool], switch: KillSwitch, key: str, effects: Path) -> None:
         policy = Policy(lease=self.lease, retry_safe=scenario["retry_safe"])
@@ -205,6 +195,6 @@ def kill(attempts: Attempts, directory: Path, scenario: dict[str, bool]) -> dict
 
 if __name__ == "__main__":
     attempts, root = Attempts(*sys.argv[1:4]), Path(sys.argv[4])
-    scenarios = enumerate(json.loads(sys.argv[5]))
-    results = [kill(attempts, root / str(number), one) for number, one in scenarios]
+    scenarios = json.loads(sys.argv[5])
+    results = {number: kill(attempts, root / number, one) for number, one in scenarios.items()}
     sys.stdout.write(json.dumps(results))

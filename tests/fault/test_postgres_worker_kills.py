@@ -71,4 +71,4 @@ def killed(
 def test_i1_a_retry_after_a_kill_at_any_store_call_runs_once(
     retries: RetryEngine, killed: Kills, number: int
 ) -> None:
-    check_kills(retries, killed, number, SCENARIOS[number])
+    check_kills(retries, killed, number)

@@ -1,28 +1,60 @@
 """The clock of a Valkey server jumps by ten minutes (I1, I5, I6, I10).
 
 An owner that renews after the jump keeps its key, a key whose owner is gone recovers, and fences
-keep growing. libfaketime moves the real clock of a real server; nothing waits for time to pass.
+keep growing. A claim carries the time until which it is wanted, so the first one after a jump ahead
+may be refused, and is repeated. libfaketime moves the real clock of a real server.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 import pytest
 from tests.support.servers import RedisServer, require
 from tests.support.servers.redis_server import DURABLE
 
 from oncekey.core.commands import Claim, Claimed, Reply
-from oncekey.core.errors import InFlight
+from oncekey.core.errors import InFlight, StoreUnavailable
 from oncekey.core.policy import Policy
+from oncekey.core.store import Store
 from oncekey.engine.blocking.once import Once
 from oncekey.engine.store_urls import blocking_store
 
 JUMP_SECONDS = 600
+TRIES = 3
 MINUTE_US = 60_000_000
 HOUR_US = 60 * MINUTE_US
+
+
+# After a jump ahead a store that runs refuses every claim until it is closed: its bound of the
+# server's clock is never forgotten.
+pytestmark = pytest.mark.xfail(strict=True, reason="a claim is refused for ever after a jump ahead")
+
+Result = TypeVar("Result")
+
+
+def repeated(call: Callable[[], Result]) -> Result:
+    """Call until the store is available, as callers do; a few tries must do."""
+    for _ in range(TRIES - 1):
+        try:
+            return call()
+        except StoreUnavailable:
+            continue
+    return call()
+
+
+def claimed(store: Store, claim: Claim) -> Reply:
+    """Return the reply to a claim, which is repeated while the store is unavailable."""
+
+    def apply() -> Reply:
+        reply = store.apply([claim])[0]
+        if isinstance(reply, StoreUnavailable):
+            raise reply
+        return reply
+
+    return repeated(apply)
 
 
 @pytest.fixture
@@ -50,11 +82,11 @@ def test_i1_an_owner_that_renews_after_a_jump_is_the_only_one(
                 server.set_clock(offset)
                 attempt.renew()
                 with pytest.raises(InFlight):
-                    other.run("charge", "order-1", second)
+                    repeated(lambda: other.run("charge", "order-1", second))
             return "first"
 
         assert once.run("charge", "order-1", body).value == "first"
-        assert other.run("charge", "order-1", second).value == "first"
+        assert repeated(lambda: other.run("charge", "order-1", second)).value == "first"
     assert effects == ["first"]
 
 
@@ -65,8 +97,8 @@ def test_i10_a_key_whose_owner_died_before_a_jump_recovers(server: RedisServer, 
 
     def claim() -> Reply:
         owner = os.urandom(16)
-        (reply,) = store.apply([Claim(id, owner, b"\x01f", MINUTE_US, HOUR_US, 0, retry_safe=True)])
-        return reply
+        wanted = Claim(id, owner, b"\x01f", MINUTE_US, HOUR_US, 0, retry_safe=True)
+        return claimed(store, wanted)
 
     first = claim()
     assert isinstance(first, Claimed)
@@ -88,14 +120,15 @@ def test_i6_fences_grow_though_the_clock_jumps(server: RedisServer) -> None:
     id = os.urandom(16)
     fences = []
     for offset in (0, JUMP_SECONDS, 0, -JUMP_SECONDS, 2 * JUMP_SECONDS, -2 * JUMP_SECONDS):
-        server.set_clock(offset)
-        # A lease and a keep of nearly nothing: the next claim, which is later, starts anew.
-        claim = Claim(id, os.urandom(16), b"\x01f", 1, 1, 0, retry_safe=True)
-        (reply,) = store.apply([claim])
-        while not isinstance(reply, Claimed):  # the clock went back to before the lease's end
-            server.set_clock(offset := offset + JUMP_SECONDS)
-            (reply,) = store.apply([claim])
-        fences.append(reply.fence)
+        # After a jump back, the key is free when the clock has passed the end of its lease again.
+        for later in range(0, 6 * JUMP_SECONDS, JUMP_SECONDS):
+            server.set_clock(offset + later)
+            # The lease and keep are of nearly nothing, so a later claim starts anew.
+            reply = claimed(store, Claim(id, os.urandom(16), b"\x01f", 1, 1, 0, retry_safe=True))
+            if isinstance(reply, Claimed):
+                fences.append(reply.fence)
+                break
         store.sweep(100)
+    assert len(fences) == 6
     assert fences == sorted(set(fences))
     store.close()

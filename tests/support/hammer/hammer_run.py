@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from tests.support.hammer.checker import HammerReport, check
 from tests.support.hammer.command_log import Log, read_logs
 from tests.support.hammer.saboteurs import SABOTEURS
 from tests.support.hammer.worker import CRASHED, Load, Worker
+from tests.support.store_drivers import import_driver
 
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.store import Store
@@ -72,14 +74,15 @@ def run_here(plan: HammerPlan) -> HammerReport:
     """Run the plan in this process, which must have no other threads."""
     with tempfile.TemporaryDirectory(prefix="oncekey-hammer-") as name:
         logs = Path(name)
-        _make_tables(plan)
+        import_driver(plan.store)
+        _run_in_child(lambda: _make_tables(plan))
         end = time.monotonic() + plan.seconds
         living: dict[int, int] = {}
         started = 0
         for _ in range(plan.processes):
-            living[_fork(plan, logs, started, end)] = started
+            living[_start(plan, logs, started, end)] = started
             started += 1
-        sweeper = _fork(plan, logs, -1, end)
+        sweeper = _start(plan, logs, -1, end)
         failures = []
         while living:
             pid, status = os.wait()
@@ -91,7 +94,7 @@ def run_here(plan: HammerPlan) -> HammerReport:
                 continue
             living.pop(pid)
             if code == CRASHED and time.monotonic() < end:
-                living[_fork(plan, logs, started, end)] = started
+                living[_start(plan, logs, started, end)] = started
                 started += 1
             elif code not in (0, CRASHED):
                 failures.append(f"a worker ended with {code}")
@@ -120,23 +123,39 @@ def _make_tables(plan: HammerPlan) -> None:
     store.close()
 
 
-def _fork(plan: HammerPlan, logs: Path, number: int, end: float) -> int:
+def _run_in_child(work: Callable[[], None]) -> None:
+    """Run something in a process of its own: a store may leave threads behind, which forks lack."""
+    code = os.waitstatus_to_exitcode(os.waitpid(_fork(work), 0)[1])
+    if code:
+        raise AssertionError(f"the store was not set up: its process ended with {code}")
+
+
+def _fork(work: Callable[[], None]) -> int:
     pid = os.fork()
     if pid:
         return pid
     code = 1
     try:
-        log = Log(logs / f"{number}.jsonl")
-        if number < 0:
-            _sweep(plan, log, end)
-        else:
-            Worker(_open(plan), log, plan.load, plan.seed * 10_000 + number).run_until(end)
+        work()
         code = 0
     except BaseException:
         sys.excepthook(*sys.exc_info())
     finally:
         sys.stderr.flush()
         os._exit(code)
+
+
+def _start(plan: HammerPlan, logs: Path, number: int, end: float) -> int:
+    """Start a worker, or the sweeper, whose number is negative."""
+
+    def work() -> None:
+        log = Log(logs / f"{number}.jsonl")
+        if number < 0:
+            _sweep(plan, log, end)
+        else:
+            Worker(_open(plan), log, plan.load, plan.seed * 10_000 + number).run_until(end)
+
+    return _fork(work)
 
 
 def _sweep(plan: HammerPlan, log: Log, end: float) -> None:

@@ -12,6 +12,7 @@ import os
 import platform
 import shutil
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +40,7 @@ DEFAULTS: dict[str, Setting] = {
 # The only settings under which one node keeps everything that it acknowledged.
 DURABLE: dict[str, Setting] = {"appendonly": "yes", "appendfsync": "always"}
 
+CLOCK_TOLERANCE_SECONDS = 0.5
 _CONFIG = "server.conf"
 _CLOCK_FILE = "clock-offset"
 
@@ -121,12 +123,25 @@ class RedisServer(LoopbackServer):
     # --- clock ----------------------------------------------------------------------------------
 
     def set_clock(self, offset_seconds: float) -> None:
-        """Set the server's clock to that of the machine plus an offset, while it runs or not."""
+        """Set the server's clock to that of the machine plus an offset, while it runs or not.
+
+        It is in effect when the call returns: a server may go on with a time that it has read.
+        """
         self.reserve()
         path = self.directory / _CLOCK_FILE
         unfinished = path.with_suffix(".new")
         unfinished.write_text(f"{offset_seconds:+f}\n", encoding="utf-8")
         unfinished.rename(path)  # the server reads the file at any time
+        if self.is_running:
+            processes.wait_until(
+                lambda: abs(self.clock_offset() - offset_seconds) < CLOCK_TOLERANCE_SECONDS,
+                f"the clock of {self.name} is set",
+            )
+
+    def clock_offset(self) -> float:
+        """Return by how many seconds the server's clock is ahead of the machine's, in a script."""
+        seconds, micros = self.execute("EVAL", "return redis.call('TIME')", 0)
+        return int(seconds) + int(micros) / 1_000_000 - time.time()
 
     # --- its process ----------------------------------------------------------------------------
 
