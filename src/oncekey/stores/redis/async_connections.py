@@ -28,6 +28,7 @@ from oncekey.stores.redis.addresses import connection_settings, parse_address, s
 from oncekey.stores.redis.call_delivery import Batch, Failure, Outcome, Send
 from oncekey.stores.redis.caller_clients import cluster_address, plain_mode
 from oncekey.stores.redis.options import Options
+from oncekey.stores.redis.packed_words import packed
 from oncekey.stores.redis.slot_table import Node, SingleNode, SlotTable
 
 ERRORS: Final = (RedisError, OSError)
@@ -117,8 +118,8 @@ class AsyncConnections:
             # One timer for everything. redis-py would start one for each response.
             async with asyncio.timeout(deadline - time.monotonic()):
                 connection = await pool.get_connection()
-                packed = connection.pack_commands(batch.commands)
-                await connection.send_packed_command(packed, check_health=False)
+                pieces = packed(connection, batch.commands)
+                await connection.send_packed_command(pieces, check_health=False)
                 responses = [await _response(connection) for _ in batch.commands]
             is_whole = not any(errors.ends_connection(response) for response in responses)
             return responses

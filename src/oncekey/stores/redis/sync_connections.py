@@ -22,6 +22,7 @@ from oncekey.stores.redis.addresses import connection_settings, parse_address, s
 from oncekey.stores.redis.call_delivery import Batch, Failure, Outcome, Send
 from oncekey.stores.redis.caller_clients import cluster_address, plain_mode
 from oncekey.stores.redis.options import Options
+from oncekey.stores.redis.packed_words import packed
 from oncekey.stores.redis.slot_table import Node, SingleNode, SlotTable
 
 # What is left of a deadline at least, to take in responses that have arrived already.
@@ -76,9 +77,8 @@ class SyncConnections:
         except ERRORS as error:
             return Failure(error, is_sent=False, is_silent=isinstance(error, RedisTimeoutError))
         try:
-            connection.send_packed_command(
-                connection.pack_commands(batch.commands), check_health=False
-            )
+            pieces = packed(connection, batch.commands)
+            connection.send_packed_command(pieces, check_health=False)
         except BaseException as error:
             connection.disconnect()
             pool.release(connection)
