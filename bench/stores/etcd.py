@@ -2,9 +2,9 @@
 
 The raw form claims many keys with one request of nested transactions, each of which creates a
 record and an index entry if the record is absent. Another request finishes them: each nested
-transaction writes the outcome if the record is still the one that was written. Two such requests
-are in flight. It knows no lease, no floor of fences and no batch that failed; it is the least that
-a claim and a finish can be.
+transaction writes the outcome and the entry, both with an etcd lease that removes them one day, if
+the record is still the one that was written. Two such requests are in flight. These are the
+transactions of the store, without anything around them.
 """
 
 from __future__ import annotations
@@ -66,9 +66,16 @@ def subject(cluster: EtcdCluster) -> Subject:
 
 def _stored(member: EtcdMember) -> int:
     """Bytes in use once past revisions are removed, as the servers do by themselves every hour."""
-    revision = member.status()["header"]["revision"]
-    member.post("/v3/kv/compaction", {"revision": revision, "physical": True})
+    asyncio.run(_compact(member.address))
     return int(member.status()["dbSizeInUse"])
+
+
+async def _compact(address: str) -> None:
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub = rpc.KVStub(channel)
+        read = await stub.Range(rpc.RangeRequest(key=b"none"))
+        revision = read.header.revision
+        await stub.Compact(rpc.CompactionRequest(revision=revision, physical=True))
 
 
 def report(cluster: EtcdCluster) -> Report:
@@ -101,20 +108,21 @@ def raw_lifecycles(address: str, keys: int) -> float:
     async def measure() -> float:
         async with grpc.aio.insecure_channel(address) as channel:
             stub = rpc.KVStub(channel)
-            await _during(stub, keys, WARM_UP_SECONDS)
-            return await _during(stub, keys, SECONDS)
+            granted = await rpc.LeaseStub(channel).LeaseGrant(rpc.LeaseGrantRequest(TTL=86_400))
+            await _during(stub, granted.ID, keys, WARM_UP_SECONDS)
+            return await _during(stub, granted.ID, keys, SECONDS)
 
     return asyncio.run(measure())
 
 
-async def _during(stub: Any, keys: int, seconds: float) -> float:
+async def _during(stub: Any, lease: int, keys: int, seconds: float) -> float:
     start = time.perf_counter()
     ends = start + seconds
 
     async def repeat() -> int:
         done = 0
         while time.perf_counter() < ends:
-            await _lifecycle(stub, [os.urandom(16) for _ in range(keys)])
+            await _lifecycle(stub, lease, [os.urandom(16) for _ in range(keys)])
             done += keys
         return done
 
@@ -123,30 +131,28 @@ async def _during(stub: Any, keys: int, seconds: float) -> float:
     return (time.perf_counter() - start) / done * 1_000_000
 
 
-async def _lifecycle(stub: Any, ids: list[bytes]) -> None:
-    claims = [
-        _nested(b"raw/r/" + id, 0, [_put(b"raw/r/" + id, RECORD), _put(b"raw/i/" + id, b"")])
-        for id in ids
-    ]
+async def _lifecycle(stub: Any, lease: int, ids: list[bytes]) -> None:
+    claims = [_write(id, 0, RECORD, 0) for id in ids]
     claimed = await stub.Txn(rpc.TxnRequest(success=claims))
     assert all(one.response_txn.succeeded for one in claimed.responses)
     revision = claimed.header.revision
-    finishes = [
-        _nested(b"raw/r/" + id, revision, [_put(b"raw/r/" + id, RECORD + BODY)]) for id in ids
-    ]
+    finishes = [_write(id, revision, RECORD + BODY, lease) for id in ids]
     finished = await stub.Txn(rpc.TxnRequest(success=finishes))
     assert all(one.response_txn.succeeded for one in finished.responses)
 
 
-def _put(key: bytes, value: bytes) -> Any:
-    return rpc.RequestOp(request_put=rpc.PutRequest(key=key, value=value))
-
-
-def _nested(key: bytes, revision: int, success: list[Any]) -> Any:
+def _write(id: bytes, revision: int, value: bytes, lease: int) -> Any:
+    """A nested transaction that writes a record and its index entry, if the record was last written
+    at this revision."""
+    record, entry = b"raw/r/" + id, b"raw/i/" + id
     compare = rpc.Compare(
-        result=rpc.Compare.EQUAL, target=rpc.Compare.MOD, key=key, mod_revision=revision
+        result=rpc.Compare.EQUAL, target=rpc.Compare.MOD, key=record, mod_revision=revision
     )
-    get = rpc.RequestOp(request_range=rpc.RangeRequest(key=key))
+    success = [
+        rpc.RequestOp(request_put=rpc.PutRequest(key=record, value=value, lease=lease)),
+        rpc.RequestOp(request_put=rpc.PutRequest(key=entry, value=b"", lease=lease)),
+    ]
+    read = rpc.RequestOp(request_range=rpc.RangeRequest(key=record))
     return rpc.RequestOp(
-        request_txn=rpc.TxnRequest(compare=[compare], success=success, failure=[get])
+        request_txn=rpc.TxnRequest(compare=[compare], success=success, failure=[read])
     )
