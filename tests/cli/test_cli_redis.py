@@ -87,6 +87,7 @@ def test_doctor_reports_a_healthy_store(here: Command, url: str) -> None:
         once.run("charge", "order-1", lambda attempt: "paid")
     ran = here("doctor", url, "--json")
     assert (ran.code, ran.data["worst"]) == (ExitCode.OK, "info")
+    assert here("doctor", url).out.startswith("Redis and Valkey\n")
 
 
 @pytest.mark.parametrize("command", ON_A_STORE)
