@@ -1,9 +1,10 @@
 """A Valkey Cluster of 1, 2 and 3 masters: how many lifecycles a second, and what bounds them.
 
 The same number of client processes runs against each Cluster, so that only the servers differ. On a
-machine whose cores the clients share, the rate says little about more masters: it is bounded by the
-cores. So the processor time per lifecycle of both sides is measured too. If the server's stays the
-same with more masters, the work divides, and a master on a core of its own gives one second over it.
+machine whose cores the clients share, the rate says little about more masters: it is bounded by
+the cores. So the processor time per lifecycle of both sides is measured too. If the server's stays
+the same with more masters, the work divides, and a master on a core of its own gives one second
+over it.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from bench.figures import MICROSECONDS, Ratio
 from bench.postgres import load
 from bench.postgres.oncekey_runs import POLICY, REQUEST, body
 from oncekey import AsyncOnce
@@ -22,6 +23,9 @@ CALLERS = 64
 SLICES = 5
 RUNS = 6_400
 _TICK_US = 1_000_000 // os.sysconf("SC_CLK_TCK")
+
+
+Slice = Callable[[int], float]
 
 
 class Spent(NamedTuple):
@@ -49,6 +53,53 @@ def _thread_us(task: Path) -> float:
     except FileNotFoundError:
         return 0.0
     return float((int(fields[11]) + int(fields[12])) * _TICK_US)
+
+
+class Meter:
+    """Measures the processor time of slices: of this process, and of a server's."""
+
+    def __init__(self, pids: Callable[[], Sequence[int]]) -> None:
+        self._pids = pids
+        self._spent: dict[str, list[Spent]] = {}
+
+    def watched(self, contestants: dict[str, Slice]) -> dict[str, Slice]:
+        """The same contestants, whose slices are measured."""
+        return {name: self._watched(name, run) for name, run in contestants.items()}
+
+    def _watched(self, name: str, run: Slice) -> Slice:
+        def slice(turn: int) -> float:
+            calls, client, server = load.Calls.made, time.process_time(), cpu_us(self._pids())
+            us = run(turn)
+            made = load.Calls.made - calls
+            mine = (time.process_time() - client) * 1_000_000 / made
+            theirs = (cpu_us(self._pids()) - server) / made
+            self._spent.setdefault(name, []).append(Spent(mine, theirs, 1_000_000 / us))
+            return us
+
+        return slice
+
+    def spent(self, name: str) -> Spent:
+        """The medians of a contestant's slices."""
+        return Spent(*(statistics.median(each) for each in zip(*self._spent[name], strict=True)))
+
+    def ratios(self) -> list[Ratio]:
+        """Both sides of every contestant, as figures of a report."""
+        return [
+            Ratio(
+                f"{name}: processor time of the {side}",
+                getattr(self.spent(name), side),
+                unit=MICROSECONDS,
+            )
+            for name in self._spent
+            for side in ("client", "server")
+        ]
+
+    def against(self, mine: str, theirs: str) -> Ratio:
+        """How many times the processor time of one contestant another one takes, both sides
+        together: it stays the same where others use the machine too."""
+        ours, other = self.spent(mine), self.spent(theirs)
+        times = (other.client + other.server) / (ours.client + ours.server)
+        return Ratio(f"{mine} against {theirs}, in processor time", times)
 
 
 def of_first_runs(url: str, pids: Callable[[], Sequence[int]], runs: int = RUNS) -> Spent:

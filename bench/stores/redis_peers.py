@@ -1,4 +1,4 @@
-"""The peers on Redis, each as it does best here: fresh keys, a body that does nothing, many callers.
+"""The peers on Redis, each as it does best: fresh keys, a body that does nothing, many callers.
 
 Powertools' layer is blocking, so it runs on threads, with a pool that has a connection for each of
 them. idemkit runs on its asyncio API, with a connection for each task. Both decide one key per
@@ -39,7 +39,7 @@ def peers(url: str) -> dict[str, Callable[[int], float]]:
 
 
 def _powertools(url: str) -> float:
-    client = redis.Redis.from_url(url, decode_responses=True, max_connections=CALLERS)
+    client: Any = redis.Redis.from_url(url, decode_responses=True, max_connections=CALLERS)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # it is to be renamed, not replaced
         layer = RedisCachePersistenceLayer(client=client)

@@ -1,4 +1,4 @@
-"""The raw limit on Redis and Valkey: oncekey's own scripts, sent by redis-py and nothing around them.
+"""The raw limit on Redis and Valkey: oncekey's own scripts, sent by redis-py alone.
 
 There are two forms. "Pipelined" sends one call per key, as a program would that has the scripts and
 knows redis-py's pipelines. "Batched" sends one call for all keys of a batch, as the store itself
@@ -16,7 +16,7 @@ from typing import Any
 
 import redis.asyncio
 
-from bench.postgres.load import SECONDS, WARM_UP_SECONDS
+from bench.postgres.load import SECONDS, WARM_UP_SECONDS, Calls
 from oncekey.core.record import FOREVER_US, Record, State
 from oncekey.stores.record_format import pack_record
 from oncekey.stores.redis.keyspace import Keyspace
@@ -36,13 +36,12 @@ _PENDING = Record(
 _TEMPLATE = pack_record(_PENDING, 0)
 _ENDED = bytes([State.SUCCEEDED])
 
-Send = Callable[[Sequence[bytes]], Awaitable[list[int]]]
-
 
 class RawScripts:
     """A client that claims and finishes keys by the scripts alone."""
 
-    def __init__(self, client: redis.asyncio.Redis) -> None:
+    def __init__(self, client: Any) -> None:
+        """`client` is a redis.asyncio.Redis; its methods have no types of their own."""
         self._client = client
         self._keyspace = Keyspace(PREFIX)
 
@@ -128,6 +127,7 @@ async def _during(send: Callable[[], Awaitable[None]]) -> float:
         while time.perf_counter() < ends:
             await send()
             rounds += 1
+        Calls.made += rounds * CALLERS
         return (time.perf_counter() - start) / (rounds * CALLERS) * 1_000_000
 
     await repeat(WARM_UP_SECONDS)

@@ -1,4 +1,4 @@
-"""`python -m bench stores`: Valkey, its Cluster and etcd, beside raw limits, peers and other stores.
+"""`python -m bench stores`: Valkey, its Cluster and etcd, beside raw limits, peers and each other.
 
 A slice is two seconds of work after a warm-up, a round one slice of every contestant, and a figure
 the median of its slices.

@@ -12,6 +12,7 @@ from tests.support.servers.redis_server import RedisServer
 from bench.figures import Ratio, Report, Timing, in_turns
 from bench.postgres import oncekey_runs
 from bench.stores import redis_raw
+from bench.stores.processor_time import Meter, Slice
 from bench.stores.redis_peers import peers
 
 CALLERS = 64
@@ -31,30 +32,31 @@ _REPLAYS = f"oncekey, store, {CALLERS} tasks"
 def lifecycles(server: RedisServer) -> Report:
     url = server.url()
     others = peers(url)
-    timings = in_turns(
-        {
-            _PIPELINED: _slice(redis_raw.lifecycles, url, "pipelined"),
-            _BATCHED: _slice(redis_raw.lifecycles, url, "batched"),
-            "oncekey, 1 task": _slice(oncekey_runs.in_tasks, url, 1),
-            _TASKS: _slice(oncekey_runs.in_tasks, url, CALLERS),
-            "oncekey, 256 tasks": _slice(oncekey_runs.in_tasks, url, 256),
-            _THREADS: _slice(oncekey_runs.in_threads, url, CALLERS),
-            **others,
-        },
-        ROUNDS,
-        lines=True,
-    )
+    meter = Meter(lambda: [server.pid])
+    contestants: dict[str, Slice] = {
+        _PIPELINED: _slice(redis_raw.lifecycles, url, "pipelined"),
+        _BATCHED: _slice(redis_raw.lifecycles, url, "batched"),
+        "oncekey, 1 task": _slice(oncekey_runs.in_tasks, url, 1),
+        _TASKS: _slice(oncekey_runs.in_tasks, url, CALLERS),
+        "oncekey, 256 tasks": _slice(oncekey_runs.in_tasks, url, 256),
+        _THREADS: _slice(oncekey_runs.in_threads, url, CALLERS),
+        **others,
+    }
+    timings = in_turns(meter.watched(contestants), ROUNDS, lines=True)
     ratios = [
         _against(timings, _TASKS, _PIPELINED, RAW_WANTED),
         _against(timings, _TASKS, _BATCHED, RAW_WANTED),
         _against(timings, _THREADS, _PIPELINED, RAW_WANTED),
         _against(timings, _THREADS, _BATCHED, None),
+        meter.against(_TASKS, _BATCHED),
     ]
     for peer in others:
         mine = _THREADS if "threads" in peer else _TASKS
         ratios.append(_against(timings, mine, peer, PEER_WANTED))
         if mine != _TASKS:
             ratios.append(_against(timings, _TASKS, peer, None))
+        ratios.append(meter.against(mine, peer))
+    ratios += meter.ratios()
     title = f"{version(server)}, appendfsync always: a claim and a finish"
     return Report(title, list(timings.values()), ratios)
 
@@ -62,16 +64,15 @@ def lifecycles(server: RedisServer) -> Report:
 def replays(server: RedisServer) -> Report:
     url = server.url()
     known = oncekey_runs.Known(url)
-    timings = in_turns(
-        {
-            _LOOK_UPS: _slice(redis_raw.look_ups, url),
-            _REPLAYS: _slice(known.from_the_store, CALLERS),
-            "oncekey, cache, 1 caller": _slice(known.from_the_cache),
-        },
-        ROUNDS,
-        lines=True,
-    )
-    ratios = [_against(timings, _REPLAYS, _LOOK_UPS, REPLAY_WANTED)]
+    meter = Meter(lambda: [server.pid])
+    contestants: dict[str, Slice] = {
+        _LOOK_UPS: _slice(redis_raw.look_ups, url),
+        _REPLAYS: _slice(known.from_the_store, CALLERS),
+    }
+    contestants = meter.watched(contestants)
+    contestants["oncekey, cache, 1 caller"] = _slice(known.from_the_cache)
+    timings = in_turns(contestants, ROUNDS, lines=True)
+    ratios = [_against(timings, _REPLAYS, _LOOK_UPS, REPLAY_WANTED), *meter.ratios()]
     return Report(f"{version(server)}, replays", list(timings.values()), ratios)
 
 

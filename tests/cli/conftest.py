@@ -17,11 +17,13 @@ import pytest
 from tests.cli.command_runner import Running, Start
 from tests.cli.operator_shop import Shop
 from tests.support.postgres_stores import server
+from tests.support.redis_stores import valkey
 
 from oncekey import Once, Policy, Terminal
 from oncekey.cli.main import main
 from oncekey.core.identity import Identities
 from oncekey.stores.postgres import PostgresStore
+from oncekey.stores.redis import RedisStore
 from oncekey.stores.sqlite import SQLiteStore
 
 DAY_US = 86_400_000_000
@@ -127,7 +129,7 @@ def _decline(attempt: object) -> None:
     raise Terminal("card declined \x1b[2J")
 
 
-@pytest.fixture(scope="module", params=["sqlite", "postgres"])
+@pytest.fixture(scope="module", params=["sqlite", "postgres", "redis"])
 def shop(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Shop]:
@@ -135,6 +137,14 @@ def shop(
     if request.param == "sqlite":
         path = tmp_path_factory.mktemp("shop") / "keys.db"
         shop = Shop(f"sqlite:///{path}", lambda clock: SQLiteStore(path, clock=clock))
+        shop.store.bind(Identities().check_value())
+        yield shop
+        shop.store.close()
+        return
+    if request.param == "redis":
+        prefix = f"shop-{uuid4().hex[:12]}"
+        url = f"{valkey().url()}?prefix={prefix}"
+        shop = Shop(url, lambda clock: RedisStore(valkey().url(), prefix=prefix, clock=clock))
         shop.store.bind(Identities().check_value())
         yield shop
         shop.store.close()

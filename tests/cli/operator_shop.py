@@ -1,4 +1,4 @@
-"""A store with keys in every state, as operators find them, on SQLite or PostgreSQL."""
+"""A store with keys in every state, as operators find them, on SQLite, PostgreSQL or Valkey."""
 
 from __future__ import annotations
 

@@ -11,12 +11,14 @@ from tests.dashboard.reader import Reader
 from tests.dashboard.sample_keys import SampleKeys, fill
 from tests.dashboard.served_dashboard import TOKEN, served
 from tests.support.postgres_stores import DATABASE, emptied, server
+from tests.support.redis_stores import valkey
 
 from oncekey.core.store import Store
 from oncekey.dashboard import Dashboard
 from oncekey.engine.store_urls import blocking_store
 
 SCHEMA = "dashboard"
+REDIS_DATABASE = 13  # that no other test uses
 
 
 @dataclass(frozen=True)
@@ -34,11 +36,15 @@ class Shop:
 def store_url(kind: str, folder: Path) -> str:
     if kind == "sqlite":
         return f"sqlite:///{folder / 'shop.db'}"
+    if kind == "redis":
+        with valkey().client(db=REDIS_DATABASE) as client:
+            client.flushdb()
+        return valkey().url(REDIS_DATABASE)
     emptied({"schema": SCHEMA})
     return f"{server().url(DATABASE)}?schema={SCHEMA}"
 
 
-@pytest.fixture(scope="session", params=["sqlite", "postgres"])
+@pytest.fixture(scope="session", params=["sqlite", "postgres", "redis"])
 def shop(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Shop]:

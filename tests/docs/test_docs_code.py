@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 from tests.docs.pages import PAGES, ROOT, commands, files, name_of, script
 from tests.support.postgres_stores import server
+from tests.support.redis_stores import valkey
 
 # What newcomers run first, and then again: on the file that the first run has left behind.
 RUN_TWICE = ("README.md", "docs/tutorial/first-operation.md")
 # They try a key with another request, and the log says so.
 EXPECTED_WARNING = ": the key belongs to another request, and was refused"
+REDIS_DATABASE = 15  # that no other test uses
 WITH_CODE = [page for page in PAGES if script(page)]
 
 
@@ -31,14 +33,25 @@ def test_the_code_of_a_page_runs(page: Path, tmp_path: Path) -> None:
         (tmp_path / name).write_text(code)
     (tmp_path / "page.py").write_text(script(page))
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    if "DATABASE_URL" in "".join([script(page), *files(page).values()]):
+    code = "".join([script(page), *files(page).values()])
+    if "DATABASE_URL" in code:
         environment["DATABASE_URL"] = server().create_database(f"docs-{page.stem}")
+    if "REDIS_URL" in code:
+        environment["REDIS_URL"] = empty_redis()
     for arguments in commands(page):
         run_python(arguments, tmp_path, environment)
     for _ in range(2 if name_of(page) in RUN_TWICE else 1):
         complaints = run_python(["-W", "error", "page.py"], tmp_path, environment).splitlines()
         unexpected = [line for line in complaints if EXPECTED_WARNING not in line]
         assert name_of(page) not in RUN_TWICE or unexpected == [], "nothing to be alarmed by"
+
+
+def empty_redis() -> str:
+    """The URL of an empty database of Valkey."""
+    url = valkey().url(REDIS_DATABASE)
+    with valkey().client(db=REDIS_DATABASE) as client:
+        client.flushdb()
+    return url
 
 
 def run_python(arguments: list[str], folder: Path, environment: dict[str, str]) -> str:

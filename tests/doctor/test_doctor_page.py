@@ -23,7 +23,7 @@ def test_the_page_is_made_from_the_checks() -> None:
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.name)
 def test_a_check_says_everything(check: Check) -> None:
-    assert re.fullmatch(r"(store|postgres|sqlite|app|proxy)\.[a-z-]+", check.name)
+    assert re.fullmatch(r"(store|postgres|sqlite|redis|etcd|app|proxy)\.[a-z-]+", check.name)
     assert all(len(text) > 10 for text in check[1:])
     assert not any(text.endswith(".") for text in check[1:]), "they are put into sentences"
 

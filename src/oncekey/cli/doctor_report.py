@@ -21,6 +21,8 @@ _HEADINGS = {
     "store": "Store",
     "sqlite": "SQLite",
     "postgres": "PostgreSQL",
+    "redis": "Redis and Valkey",
+    "etcd": "etcd",
     "app": "App",
     "proxy": "Proxy",
 }

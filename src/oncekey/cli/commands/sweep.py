@@ -46,7 +46,7 @@ EVERY_MAX_US = 24 * 3_600_000_000
     default=TIERS[0],
     show_default=True,
     help="keys: records whose keep and audit time are over; audit: past generations kept for the "
-    "audit trail. PostgreSQL only; other stores sweep both together.",
+    "audit trail. PostgreSQL and Redis only; other stores sweep both together.",
 )
 @click.option(
     "--every",

@@ -5,13 +5,29 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from oncekey.core.errors import ConfigurationError
+from oncekey.stores.checkup import Checkup
+from oncekey.stores.inspection import Inspection
+from oncekey.stores.redis import record_checks, server_inspection
 from oncekey.stores.redis.options import Options, split_url
+from oncekey.stores.redis.record_checks import CHECKS
 
 if TYPE_CHECKING:
     from oncekey.stores.redis.async_redis_store import AsyncRedisStore
     from oncekey.stores.redis.redis_store import RedisStore
 
-__all__ = ["AsyncRedisStore", "Options", "RedisStore", "open_async", "open_blocking"]
+__all__ = [
+    "CHECKS",
+    "AsyncRedisStore",
+    "Options",
+    "RedisStore",
+    "checkup",
+    "inspect",
+    "is_same_store",
+    "migrate",
+    "migration_script",
+    "open_async",
+    "open_blocking",
+]
 
 _NEEDS = "the Redis store needs redis-py 8 or newer: pip install 'oncekey[redis]'"
 
@@ -24,6 +40,31 @@ def open_blocking(url: str) -> RedisStore:
 def open_async(url: str) -> AsyncRedisStore:
     address, options = split_url(url)
     return _async_store()(address, **_as_dict(options))
+
+
+def inspect(url: str) -> Inspection:
+    """Read what the servers say, and whether there are records under the URL's prefix."""
+    return server_inspection.inspect(url)
+
+
+def migrate(url: str) -> None:
+    """There is nothing to create; only see whether a store would start there."""
+    server_inspection.inspect(url)
+
+
+def migration_script(url: str) -> str:
+    """Refused, because there are no tables."""
+    return server_inspection.migration_script(url)
+
+
+def checkup(url: str) -> Checkup:
+    """Check the health of the servers and of the keys, without writing anything."""
+    return record_checks.checkup(url, open_blocking)
+
+
+def is_same_store(url: str, store: object) -> bool | None:
+    """Whether a store object has its records where this URL says."""
+    return record_checks.is_same_store(url, store)
 
 
 def __getattr__(name: str) -> Any:

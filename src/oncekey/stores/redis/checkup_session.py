@@ -1,46 +1,68 @@
 """The command line's own connections to Redis or Valkey servers, and what is read over them.
 
 This module finds the masters that a URL means, and reads of each what the checks and the inspection
-need; it writes nothing. It judges nothing.
+need; it writes nothing, and it judges nothing. A store's own connections are of no use here: they
+repeat what fails, and a checkup wants to know that it failed.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, Final
 
-from oncekey.stores.redis import durability
+from oncekey.core.errors import ConfigurationError, StoreUnavailable
+from oncekey.stores.redis import durability, errors
+from oncekey.stores.redis.addresses import Address, parse_address
+from oncekey.stores.redis.durability import CLUSTER, SENTINEL
+from oncekey.stores.redis.options import Options, split_url
 from oncekey.stores.redis.server_checks import Node
+from oncekey.stores.redis.slot_table import Node as Place
+from oncekey.stores.redis.slot_table import SingleNode, SlotTable
 
-if TYPE_CHECKING:
-    import redis
+# A redis.Redis; its methods have no types of their own.
+Client = Any
 
+NEEDS: Final = "the store of redis:// needs redis-py: pip install 'oncekey[redis]'"
 # How long a checkup waits for a connection, and for each reply.
 CHECKUP_REPLY_SECONDS: Final = 5.0
 
 _SETTINGS: Final = (*durability.CONFIG_NAMES, "timeout", "busy-reply-threshold", "lua-time-limit")
 _PROBE: Final = "return 1"
-
-
-class Master(NamedTuple):
-    """A connection to a master, and what was read of it."""
-
-    client: redis.Redis
-    node: Node
+_NO_ENGINE: Final = ("unknown command", "scripting engine")
 
 
 class CheckupSession:
-    """The masters that a URL means."""
+    """Connections to the masters that a URL means, and what was read of each.
 
-    def __init__(self, masters: Sequence[Master], sentinel: Mapping[str, str] | None) -> None:
-        """`sentinel`: what a Sentinel says of the master, if one was asked."""
-        self.masters = masters
-        self.sentinel = sentinel
+    nodes      what was read
+    sentinel   what a Sentinel says of the master; None if none was asked
+    cluster    what the first master says of the Cluster; None if there is none
+    """
 
-    @property
-    def nodes(self) -> list[Node]:
-        return [master.node for master in self.masters]
+    def __init__(self, address: Address, options: Options, stack: ExitStack) -> None:
+        self.options = options
+        self.address = address
+        self._stack = stack
+        self._clients: dict[Place, Client] = {}
+        self._table: SingleNode | SlotTable = SingleNode(address.nodes[0])
+        self.sentinel: Mapping[str, str] | None = None
+        self.cluster: Mapping[str, str] | None = None
+        replicas = 0
+        if address.mode == SENTINEL:
+            self.sentinel = self._watched()
+            self._table = SingleNode(Place(self.sentinel["ip"], int(self.sentinel["port"])))
+        elif address.mode == CLUSTER:
+            self._table, replicas = self._slots()
+        mode = address.mode if address.mode == SENTINEL else ""
+        self.nodes = [
+            read_node(self._client(place), f"{place.host}:{place.port}", mode)
+            for place in self._table.nodes()
+        ]
+        if address.mode == CLUSTER:
+            self.nodes[0] = _with_replicas(self.nodes, replicas)
+            self.cluster = durability.parse_info(self._first("CLUSTER", "INFO"))
 
     @property
     def name(self) -> str:
@@ -52,31 +74,97 @@ class CheckupSession:
         """All masters as one, by the weakest of them."""
         return durability.weakest([node.server for node in self.nodes])
 
-    def cluster_info(self) -> dict[str, str]:
-        """CLUSTER INFO, as the first master sees the Cluster."""
-        reply = self.masters[0].client.execute_command("CLUSTER", "INFO")
-        return durability.parse_info(reply)
+    def ask(self, commands: Sequence[tuple[int, tuple[Any, ...]]]) -> list[Any]:
+        """The replies to commands on keys of buckets, sent together to each node."""
+        replies: list[Any] = [None] * len(commands)
+        by_place: dict[Place, list[int]] = {}
+        for position, (bucket, _) in enumerate(commands):
+            place = self._table.node_of(bucket)
+            if place is None:
+                raise StoreUnavailable("no node of the Cluster has a key's slot", ambiguous=False)
+            by_place.setdefault(place, []).append(position)
+        for place, positions in by_place.items():
+            pipeline = self._client(place).pipeline(transaction=False)
+            for position in positions:
+                pipeline.execute_command(*commands[position][1])
+            for position, reply in zip(positions, pipeline.execute(), strict=True):
+                replies[position] = reply
+        return replies
+
+    def count_keys(self) -> int:
+        """How many keys the databases have, oncekey's and others."""
+        return sum(self._client(place).execute_command("DBSIZE") for place in self._table.nodes())
+
+    # --- who is where -------------------------------------------------------------------------
+
+    def _client(self, place: Place, settings: Mapping[str, Any] | None = None) -> Client:
+        if place not in self._clients:
+            client = _connect(place, self.address.settings if settings is None else settings)
+            self._stack.callback(client.close)
+            self._clients[place] = client
+        return self._clients[place]
+
+    def _first(self, *command: str) -> Any:
+        return self._client(self._table.nodes()[0]).execute_command(*command)
+
+    def _watched(self) -> dict[str, str]:
+        """What the first Sentinel that answers says of the master."""
+        from redis.exceptions import ConnectionError, ResponseError, TimeoutError
+
+        failure: Exception | None = None
+        for place in self.address.nodes:
+            client = self._client(place, self.address.sentinels)
+            try:
+                reply = client.execute_command("SENTINEL", "MASTER", self.address.service)
+                return durability.parse_config(reply)
+            except ResponseError as error:
+                raise ConfigurationError(
+                    f"the Sentinels watch no master named {self.address.service!r}: {error}"
+                ) from error
+            except (ConnectionError, TimeoutError) as error:
+                failure = error
+        raise StoreUnavailable("no Sentinel answers", ambiguous=False) from failure
+
+    def _slots(self) -> tuple[SlotTable, int]:
+        """The table of slots as the first node that answers knows it, and how many replicas."""
+        from redis.exceptions import ConnectionError, TimeoutError
+
+        table = SlotTable(self.address.nodes)
+        failure: Exception | None = None
+        for place in self.address.nodes:
+            try:
+                reply = self._client(place).execute_command("CLUSTER", "SLOTS")
+            except (ConnectionError, TimeoutError) as error:
+                failure = error
+                continue
+            if table.read(reply, place):
+                replicas = {bytes(other[2]) for _, _, _, *others in reply for other in others}
+                return table, len(replicas)
+        raise StoreUnavailable("no node of the Cluster answers", ambiguous=False) from failure
 
 
-def read_node(client: redis.Redis, name: str, mode: str = "", known_replicas: int = 0) -> Node:
+def _with_replicas(nodes: Sequence[Node], known: int) -> Node:
+    """The first node, with the replicas that the Cluster knows and that are attached to nobody:
+    they may come back, and be promoted."""
+    first = nodes[0]
+    missing = max(0, known - sum(node.server.replicas for node in nodes))
+    return first._replace(server=first.server._replace(replicas=first.server.replicas + missing))
+
+
+def read_node(client: Client, name: str, mode: str = "") -> Node:
     """Read what a server says of itself."""
     info = durability.parse_info(client.execute_command("INFO"))
     config = _config(client)
     before = time.time_ns() // 1_000
     seconds, microseconds = client.execute_command("TIME")
     after = time.time_ns() // 1_000
-    server = durability.parse_server(
-        info,
-        config,
-        mode=mode,
-        known_replicas=known_replicas,
-        has_scripts=_has_scripts(client),
-    )
+    has_scripts = _has_scripts(client)
+    server = durability.parse_server(info, config, mode=mode, has_scripts=has_scripts)
     clock = (int(seconds) * 1_000_000 + int(microseconds), before, after)
     return Node(name, server, info, config, clock)
 
 
-def _config(client: redis.Redis) -> dict[str, str] | None:
+def _config(client: Client) -> dict[str, str] | None:
     """The settings one by one, because old servers take one name; None if CONFIG is forbidden."""
     from redis.exceptions import ResponseError
 
@@ -89,7 +177,7 @@ def _config(client: redis.Redis) -> dict[str, str] | None:
     return found
 
 
-def _has_scripts(client: redis.Redis) -> bool:
+def _has_scripts(client: Client) -> bool:
     """Whether EVAL works. A server that is loading or busy is no server without scripts."""
     from redis.exceptions import NoPermissionError, ResponseError
 
@@ -98,7 +186,58 @@ def _has_scripts(client: redis.Redis) -> bool:
     except NoPermissionError:
         return False
     except ResponseError as error:
-        if "unknown command" in str(error).lower() or "engine" in str(error).lower():
+        if any(text in str(error).lower() for text in _NO_ENGINE):
             return False
         raise
     return True
+
+
+def _connect(place: Place, settings: Mapping[str, Any]) -> Client:
+    """A client that repeats nothing and returns replies as the server sent them."""
+    import redis
+    from redis.backoff import NoBackoff
+    from redis.retry import Retry
+
+    given = {
+        "protocol": 2,
+        "socket_timeout": CHECKUP_REPLY_SECONDS,
+        "socket_connect_timeout": CHECKUP_REPLY_SECONDS,
+        **{name: value for name, value in settings.items() if value is not None},
+        "host": place.host,
+        "port": place.port,
+        "retry": Retry(NoBackoff(), 0),
+    }
+    client = redis.Redis(connection_pool=redis.ConnectionPool(**given))
+    client.response_callbacks.clear()
+    return client
+
+
+def read_url(url: str) -> tuple[Address, Options]:
+    """The servers' address and our options. ConfigurationError if the URL cannot be parsed, or if
+    redis-py is missing."""
+    try:
+        from redis.connection import parse_url
+    except ImportError as error:
+        raise ConfigurationError(NEEDS) from error
+    address, options = split_url(url)
+    return parse_address(address, parse_url), options
+
+
+@contextmanager
+def checkup_session(url: str) -> Iterator[CheckupSession]:
+    """A session on the masters that a URL means. Translates redis-py's errors."""
+    address, options = read_url(url)
+    from redis.exceptions import ConnectionError, RedisError, TimeoutError
+
+    try:
+        with ExitStack() as stack:
+            yield CheckupSession(address, options, stack)
+    except (ConnectionError, TimeoutError) as error:
+        is_silent = isinstance(error, TimeoutError)
+        raise errors.translate_setup_error(
+            errors.translate_failure(error, is_sent=False, is_silent=is_silent, ambiguous=False)
+        ) from error
+    except RedisError as error:
+        raise errors.translate_setup_error(
+            errors.translate_response(error, ambiguous=False)
+        ) from error

@@ -18,6 +18,7 @@ CLOCK_SKEW_US: Final = 1_000_000
 # Parts of maxmemory, or of the host's memory where there is no limit.
 MEMORY_LOW_PART: Final = 0.75
 MEMORY_FULL_PART: Final = 0.95
+CONNECTIONS_FULL_PART: Final = 0.95  # of maxclients
 # A fork stops the server for this long; heartbeats renew at a third of a lease, 10 s by default.
 FORK_LONG_US: Final = 500_000
 # Below it an ordinary script of oncekey may already count as busy, and everybody gets BUSY.
@@ -282,7 +283,7 @@ def connections(nodes: Nodes) -> Finding:
 def _connection_fault(node: Node) -> str:
     used, limit = node.number("connected_clients"), node.number("maxclients")
     found = []
-    if limit and used > MEMORY_FULL_PART * limit:
+    if limit and used > CONNECTIONS_FULL_PART * limit:
         found.append(f"{used:,} of {limit:,} connections are used")
     seconds = node.setting("timeout")
     if seconds:

@@ -78,8 +78,9 @@ def cluster_by_address() -> Finding:
 def sentinels(count: int, flags: str, quorum: int) -> Finding:
     """How many Sentinels there are, what they say of the master, and how many must agree that it
     is down."""
-    what = f"{count} with a quorum of {quorum}, the master is {flags or 'unknown'}"
-    if "down" in flags:
+    is_down = "down" in flags
+    what = f"{count} with a quorum of {quorum}, and the master is {'down' if is_down else 'up'}"
+    if is_down:
         return SENTINELS.broken(what)
     is_enough = count >= SENTINELS_MIN and quorum <= count
     return SENTINELS.ok(what) if is_enough else SENTINELS.warning(what)
