@@ -53,6 +53,7 @@ from oncekey.stores.etcd.transactions import (
 from oncekey.stores.repeated_ids import EarlierReplies, Positioned, split_by_id
 
 ROUNDS_MAX: Final = 30
+OPERATION_BYTES: Final = 2_048  # of a nested transaction, besides the record: keys and protocol
 # What a record has besides steps and outcome: names, key, fingerprint, notes.
 DESCRIPTION_MAX_BYTES: Final = 65_536
 COMPARES_MAX: Final = 4  # of the outer transaction, besides one for each command
@@ -75,6 +76,12 @@ class _Planned(NamedTuple):
     write: Write | None = None
     ends: int = 0
     bucket: Bucket | None = None
+
+
+class _NoBucket(NamedTuple):
+    """A command cannot be planned before there is a bucket for this time."""
+
+    audit_until: int
 
 
 class CommandRounds:
@@ -161,18 +168,21 @@ class CommandRounds:
         planned = []
         for i, command in left.items():
             one = self._plan_one(i, command, known.get(i), reading)
+            while isinstance(one, _NoBucket):
+                await self.buckets.open(one.audit_until, reading.now, end)
+                one = self._plan_one(i, command, known.get(i), reading)
             if isinstance(one, _Planned):
                 planned.append(one)
             elif one is not None:
                 replies[i] = one  # type: ignore[assignment]
-        return [await self._built(one, reading.now, end) for one in planned]
+        return planned
 
     def _is_covered(self, command: Claim | Renew) -> bool:
         return self.sessions.covering(command.lease) is not None
 
     def _plan_one(
         self, i: int, command: Command, known: Known | None, reading: Reading
-    ) -> _Planned | Reply | StoreUnavailable | None:
+    ) -> _Planned | _NoBucket | Reply | StoreUnavailable | None:
         """The reply to a command, or what it does in this round; None: it waits for a session."""
         elapsed = reading.elapsed
         is_guess = known is None
@@ -207,8 +217,18 @@ class CommandRounds:
         packed = pack_value(decision.write, session, lease)
         if len(packed) > self._bytes_max:
             return _too_large(len(packed), self._bytes_max)
-        write = Write(before, decision.write, packed, session, lease, 0, decision.archive)
-        return _Planned(i, command, (), 0, decision, write, elapsed + lease)
+        bucket, attached = None, 0
+        if is_removed_by_bucket(decision.write):
+            bucket = self.buckets.find(decision.write.audit_until, reading.now)
+            if bucket is None:
+                return _NoBucket(decision.write.audit_until)
+            attached = bucket.lease
+        archive = decision.archive
+        if archive is not None and len(packed) + len(pack_value(archive)) > self._bytes_max:
+            archive = archive._replace(steps=())  # both must fit into one request
+        write = Write(before, decision.write, packed, session, lease, attached, archive)
+        operations = (write_operation(self._keys, write),)
+        return _Planned(i, command, operations, 0, decision, write, elapsed + lease, bucket)
 
     def _fitting(self, command: Command, record: Record | None) -> Command:
         """The command; a finish whose outcome is too large, with a tombstone in its place: the
@@ -240,30 +260,15 @@ class CommandRounds:
         value = self.held.get(command.id, command.owner, command.fence)
         return None if value is None else Known(value, True)
 
-    async def _built(self, planned: _Planned, now: int, end: float) -> _Planned:
-        """The same with the operation that writes, in its bucket."""
-        write = planned.write
-        if write is None:
-            return planned
-        bucket = None
-        if is_removed_by_bucket(write.record):
-            until = write.record.audit_until
-            bucket = self.buckets.find(until, now)
-            while bucket is None:
-                await self.buckets.open(until, now, end)
-                bucket = self.buckets.find(until, now)
-            write = write._replace(bucket=bucket.lease)
-        return planned._replace(
-            write=write, bucket=bucket, operations=(write_operation(self._keys, write),)
-        )
-
     def _parts(self, planned: list[_Planned]) -> Iterator[list[_Planned]]:
         """The commands in parts that the servers take as one request."""
         part: list[_Planned] = []
         operations = size = 0
         for one in planned:
             count = len(one.operations)
-            length = sum(operation.ByteSize() for operation in one.operations)
+            length = OPERATION_BYTES + (len(one.write.packed) if one.write is not None else 0)
+            if one.write is not None and one.write.archive is not None:
+                length += len(pack_value(one.write.archive))
             if part and (
                 operations + count > self._operations_max or size + length > self._bytes_max
             ):
