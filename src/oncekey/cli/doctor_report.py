@@ -21,6 +21,7 @@ _HEADINGS = {
     "store": "Store",
     "sqlite": "SQLite",
     "postgres": "PostgreSQL",
+    "etcd": "etcd",
     "app": "App",
     "proxy": "Proxy",
 }
