@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from oncekey.doctor.diagnosis import COMMON_CHECKS
-from oncekey.stores import postgres, sqlite
+from oncekey.stores import etcd, postgres, sqlite
 from oncekey.stores.checkup import Check
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "doctor.md"
@@ -48,6 +48,7 @@ Exit code 1 means that the store did not answer, 2 that the command was written 
 SECTIONS = {
     "postgres": "PostgreSQL",
     "sqlite": "SQLite",
+    "etcd": "etcd",
     "store": "Any store, and what its newest records tell",
     "app": "The app, with `--app`",
     "proxy": "Proxies, with `--proxy-config`",
@@ -55,7 +56,7 @@ SECTIONS = {
 
 
 def all_checks() -> tuple[Check, ...]:
-    return (*postgres.CHECKS, *sqlite.CHECKS, *COMMON_CHECKS)
+    return (*postgres.CHECKS, *sqlite.CHECKS, *etcd.CHECKS, *COMMON_CHECKS)
 
 
 def page() -> str:
