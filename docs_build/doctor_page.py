@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from oncekey.doctor.diagnosis import COMMON_CHECKS
-from oncekey.stores import postgres, redis, sqlite
+from oncekey.stores import etcd, postgres, redis, sqlite
 from oncekey.stores.checkup import Check
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "doctor.md"
@@ -49,6 +49,7 @@ SECTIONS = {
     "postgres": "PostgreSQL",
     "sqlite": "SQLite",
     "redis": "Redis and Valkey",
+    "etcd": "etcd",
     "store": "Any store, and what its newest records tell",
     "app": "The app, with `--app`",
     "proxy": "Proxies, with `--proxy-config`",
@@ -56,7 +57,13 @@ SECTIONS = {
 
 
 def all_checks() -> tuple[Check, ...]:
-    return (*postgres.CHECKS, *sqlite.CHECKS, *redis.CHECKS, *COMMON_CHECKS)
+    return (
+        *postgres.CHECKS,
+        *sqlite.CHECKS,
+        *redis.CHECKS,
+        *etcd.CHECKS,
+        *COMMON_CHECKS,
+    )
 
 
 def page() -> str:

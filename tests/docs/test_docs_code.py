@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.docs.pages import PAGES, ROOT, commands, files, name_of, script
+from tests.support.etcd_stores import etcd
 from tests.support.postgres_stores import server
 from tests.support.redis_stores import valkey
 
@@ -38,6 +39,8 @@ def test_the_code_of_a_page_runs(page: Path, tmp_path: Path) -> None:
         environment["DATABASE_URL"] = server().create_database(f"docs-{page.stem}")
     if "REDIS_URL" in code:
         environment["REDIS_URL"] = empty_redis()
+    if "ETCD_URL" in script(page):
+        environment["ETCD_URL"] = etcd().url(f"docs-{page.stem}")
     for arguments in commands(page):
         run_python(arguments, tmp_path, environment)
     for _ in range(2 if name_of(page) in RUN_TWICE else 1):

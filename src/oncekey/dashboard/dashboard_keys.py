@@ -163,5 +163,5 @@ class _EngineKeys:
 def _store_name(text: str) -> str:
     """A store's name for people, from its scheme or its class."""
     lowered = text.lower()
-    names = {"postgres": "PostgreSQL", "sqlite": "SQLite", "memory": "memory"}
+    names = {"postgres": "PostgreSQL", "sqlite": "SQLite", "memory": "memory", "etcd": "etcd"}
     return next((name for word, name in names.items() if word in lowered), text)

@@ -11,6 +11,7 @@ from tests.stores.etcd.two_stores import Process, fresh_prefix
 from oncekey.core.commands import (
     Busy,
     Claimed,
+    Command,
     Done,
     Finish,
     Look,
@@ -146,13 +147,13 @@ def test_i2_an_owner_whose_claim_has_lapsed_goes_on_until_somebody_else_decides(
     claimed(pair.other, lost, token("riv"), retry_safe=True)
     for id, expected in ((mine, Done()), (lost, Lost())):
         fence = fences[id]
-        sent = {
+        commands: dict[str, Command] = {
             "finish": Finish(id, owner, fence, State.SUCCEEDED, b"late"),
             "release": Release(id, owner, fence),
             "step": SaveStep(id, owner, fence, "pay", True, b"paid"),
             "renew": Renew(id, owner, fence, LEASE),
-        }[command]
-        assert pair.one.send(sent) == expected
+        }
+        assert pair.one.send(commands[command]) == expected
 
 
 def test_i5_a_renewal_after_the_session_was_lost_writes_the_claim_into_a_new_one(

@@ -7,18 +7,26 @@ holds some gigabytes. Both stores need aetcd, which is not imported before it is
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.stores.etcd.etcd_url import Options, split_url
 
 if TYPE_CHECKING:
+    from oncekey.stores.checkup import Checkup
     from oncekey.stores.etcd.etcd_store import AsyncEtcdStore, EtcdStore
+    from oncekey.stores.inspection import Inspection
 
 __all__ = [
     "AsyncEtcdStore",
     "EtcdStore",
     "Options",
+    "checkup",
+    "inspect",
+    "is_same_store",
+    "migrate",
+    "migration_script",
     "open_async",
     "open_blocking",
 ]
@@ -38,16 +46,45 @@ def open_async(url: str) -> AsyncEtcdStore:
     return store
 
 
+def inspect(url: str) -> Inspection:
+    """Read what is below the prefix."""
+    found: Inspection = _load("prefix_inspection").inspect(url)
+    return found
+
+
+def migrate(url: str) -> None:
+    """Make a store below the prefix, if there is none."""
+    _load("prefix_inspection").migrate(url)
+
+
+def migration_script(url: str) -> str:
+    """Raises ConfigurationError: etcd has no tables."""
+    raise _load("prefix_inspection").script_unavailable()
+
+
+def checkup(url: str) -> Checkup:
+    """Check the health of the cluster and of the prefix, read-only."""
+    found: Checkup = _load("cluster_checks").checkup(url)
+    return found
+
+
+def is_same_store(url: str, store: object) -> bool | None:
+    """Whether a store object has its records where this URL says."""
+    same: bool | None = _load("cluster_checks").is_same_store(url, store)
+    return same
+
+
 def __getattr__(name: str) -> Any:
-    """The store classes, imported on first access, because they need their client library."""
+    """The store classes and the checks, imported on first access, because they need their client
+    library."""
     if name in ("AsyncEtcdStore", "EtcdStore"):
         return getattr(_load("etcd_store"), name)
+    if name == "CHECKS":
+        return _load("cluster_checks").CHECKS
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def _load(name: str) -> Any:
-    import importlib
-
     try:
         return importlib.import_module(f"oncekey.stores.etcd.{name}")
     except ImportError as error:

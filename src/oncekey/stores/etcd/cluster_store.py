@@ -84,10 +84,15 @@ class ClusterStore:
     async def bind(self, check: bytes) -> Guarantee:
         """Remember the secret's check value, or refuse another one (S8); returns what the cluster
         can promise."""
-        keys, end = self.keys, self.members.deadline()
-        check_format(await self._create(keys.format, FORMAT, end))
-        check_same_secret(await self._create(keys.check, check, end), check)
+        await self.prepare()
+        end = self.members.deadline()
+        check_same_secret(await self._create(self.keys.check, check, end), check)
         return guarantee_of(await read_members(self.members))
+
+    async def prepare(self) -> None:
+        """Make the store, if there is none, and check that this release can read it."""
+        end = self.members.deadline()
+        check_format(await self._create(self.keys.format, FORMAT, end))
 
     async def _create(self, key: bytes, value: bytes, end: float) -> bytes:
         """Set a value if there is none; returns the one that is there."""

@@ -1,80 +1,37 @@
 """How commands are applied: in rounds, each one request for the whole batch.
 
-In a round, each command that is left either reads its record, or is decided by
-`state_machine.decide` on what is known of the record, and writes what follows if the record is
-still that: compare-and-set on etcd's revision. If it is not, the reply has the record as it is, and
-the next round decides again. What is known in the first round:
-
-1. Of a claim: that the key is fresh, the usual case.
-2. Of the other commands of an owner: the record as this process wrote it.
-3. Of everything else: nothing, so it is read.
+In a round, each command that is left reads its record, or writes what was decided if the record is
+still what it was decided on: compare-and-set on etcd's revision (command_plans.py). If it is not,
+the reply has the record as it is, and the next round decides again.
 
 A pending record is judged by its session, whatever any host's clock says: as long as its session
 lives, it is held. Only its own process goes by the deadline of the claim instead.
-
-The module decides nothing about keys itself, and knows neither threads nor connections.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
-from oncekey.core.codec import pack_tombstone
-from oncekey.core.commands import Claim, Command, Finish, Look, Renew, Reply, Resolve
+from oncekey.core.commands import Claim, Command, Renew, Reply
 from oncekey.core.errors import ConfigurationError, StoreUnavailable
 from oncekey.core.origin import operation_of
-from oncekey.core.record import Record, State
-from oncekey.core.state_machine import DONE, Decision, decide
+from oncekey.core.record import State
+from oncekey.stores.etcd import errors
 from oncekey.stores.etcd.buckets import Bucket, Buckets
+from oncekey.stores.etcd.command_plans import CommandPlans, NoBucket, Planned
 from oncekey.stores.etcd.etcd_url import Options
 from oncekey.stores.etcd.fence_floor import FenceFloor
 from oncekey.stores.etcd.held_claims import HeldClaims
-from oncekey.stores.etcd.liveness import Known, effective
+from oncekey.stores.etcd.liveness import Known
 from oncekey.stores.etcd.members import Members
 from oncekey.stores.etcd.sessions import Sessions
-from oncekey.stores.etcd.store_clock import Reading, StoreClock
-from oncekey.stores.etcd.stored_value import (
-    Keys,
-    StoredValue,
-    is_removed_by_bucket,
-    pack_value,
-)
-from oncekey.stores.etcd.transactions import (
-    NESTED_OPS_MAX,
-    Write,
-    exists,
-    found_value,
-    get,
-    is_at,
-    transaction,
-    write_operation,
-)
+from oncekey.stores.etcd.store_clock import StoreClock
+from oncekey.stores.etcd.stored_value import Keys, StoredValue
+from oncekey.stores.etcd.transactions import exists, found_value, get, is_at, put, transaction
 from oncekey.stores.repeated_ids import EarlierReplies, Positioned, split_by_id
 
 ROUNDS_MAX: Final = 30
-# What a record has besides steps and outcome: names, key, fingerprint, notes.
-DESCRIPTION_MAX_BYTES: Final = 65_536
-COMPARES_MAX: Final = 4  # of the outer transaction, besides one for each command
-
-_ABSENT: Final = Known(None, None)
-
-
-class _Planned(NamedTuple):
-    """What one command does in this round: read (`write` is None) or write.
-
-    reading   where to read: the record, and perhaps a session
-    ends      when a claim that is written ends, by the clock that counts the time that passes
-    """
-
-    position: int
-    command: Command
-    operations: tuple[Any, ...]
-    session: int = 0
-    decision: Decision | None = None
-    write: Write | None = None
-    ends: int = 0
-    bucket: Bucket | None = None
 
 
 class CommandRounds:
@@ -84,13 +41,14 @@ class CommandRounds:
         self._members = members
         self._keys = keys
         self._clock = clock
-        self._operations_max = options.txn_ops - NESTED_OPS_MAX - COMPARES_MAX
-        self._bytes_max = options.value_max
         self._lease_min = options.lease_min
         self.sessions = Sessions(members, keys)
         self.buckets = Buckets(members, keys, options.us("bucket"))
         self.floor = FenceFloor(members, keys)
         self.held = HeldClaims()
+        self._plans = CommandPlans(
+            keys, options, self.sessions, self.buckets, self.floor, self.held
+        )
 
     async def apply(self, commands: Sequence[Command], end: float) -> list[Reply]:
         """Apply commands: those of one id one after the other, all others together."""
@@ -98,10 +56,10 @@ class CommandRounds:
         replies: list[Reply | None] = [None] * len(commands)
         earlier = EarlierReplies()
         groups = split_by_id(commands)
-        for group in groups:
+        for number, group in enumerate(groups):
             left = {i: c for i, c in group.items() if not earlier.reply_to(i, c, replies)}
             if left:
-                await self._apply_distinct(left, replies, earlier, end)
+                await self._apply_distinct(left, replies, earlier, end, applied=number > 0)
                 if len(groups) > 1:
                     earlier.note(left, replies)
         return replies  # type: ignore[return-value]
@@ -121,15 +79,16 @@ class CommandRounds:
         replies: list[Reply | None],
         earlier: EarlierReplies,
         end: float,
+        *,
+        applied: bool,
     ) -> None:
-        """Apply commands of distinct ids."""
+        """Apply commands of distinct ids. `applied`: others of the batch may have taken effect."""
         known: dict[int, Known] = {}
-        applied = False
         for _ in range(ROUNDS_MAX):
             try:
                 planned = await self._plan(left, known, replies, end)
-                for part in self._parts(planned):
-                    await self._send(part, known, replies, end)
+                for part in self._plans.parts(planned):
+                    await self._send_within_quota(part, known, replies, end)
                     applied = True
             except StoreUnavailable as error:
                 if applied:
@@ -152,7 +111,7 @@ class CommandRounds:
         known: dict[int, Known],
         replies: list[Reply | None],
         end: float,
-    ) -> list[_Planned]:
+    ) -> list[Planned]:
         """Decide each command, or plan to read its record."""
         for command in left.values():
             if isinstance(command, (Claim, Renew)) and not self._is_covered(command):
@@ -160,125 +119,50 @@ class CommandRounds:
         reading = self._clock.read()
         planned = []
         for i, command in left.items():
-            one = self._plan_one(i, command, known.get(i), reading)
-            if isinstance(one, _Planned):
+            one = self._plans.plan(i, command, known.get(i), reading)
+            while isinstance(one, NoBucket):
+                await self.buckets.open(one.audit_until, reading.now, end)
+                one = self._plans.plan(i, command, known.get(i), reading)
+            if isinstance(one, Planned):
                 planned.append(one)
             elif one is not None:
                 replies[i] = one  # type: ignore[assignment]
-        return [await self._built(one, reading.now, end) for one in planned]
+        return planned
 
     def _is_covered(self, command: Claim | Renew) -> bool:
         return self.sessions.covering(command.lease) is not None
 
-    def _plan_one(
-        self, i: int, command: Command, known: Known | None, reading: Reading
-    ) -> _Planned | Reply | StoreUnavailable | None:
-        """The reply to a command, or what it does in this round; None: it waits for a session."""
-        elapsed = reading.elapsed
-        is_guess = known is None
-        if known is None:
-            if isinstance(command, Renew) and self._renewed(command, reading):
-                return DONE
-            known = self._guess(command)
-            if known is None:
-                return _Planned(i, command, (get(self._keys.record(command.id)),))
-        judged = effective(known, self.held, reading)
-        if judged is None:
-            assert known.value is not None
-            session = known.value.session
-            where = (get(self._keys.record(command.id)), get(self._keys.session(session)))
-            return _Planned(i, command, where, session)
-        command = self._fitting(command, judged.record)
-        decision = decide(judged.record, command, judged.now, self.floor.value)
-        if decision.write is None:
-            if is_guess:
-                return _Planned(i, command, (get(self._keys.record(command.id)),))
-            self._settle(command, known.value)
-            return decision.reply
-        before, session, lease = known.value, 0, 0
-        if decision.write.state is State.PENDING:
-            if isinstance(command, (Claim, Renew)):
-                covering = self.sessions.covering(command.lease)
-                if covering is None:
-                    return None
-                session, lease = covering.number, command.lease
-            elif before is not None:
-                session, lease = before.session, before.lease
-        packed = pack_value(decision.write, session, lease)
-        if len(packed) > self._bytes_max:
-            return _too_large(len(packed), self._bytes_max)
-        write = Write(before, decision.write, packed, session, lease, 0, decision.archive)
-        return _Planned(i, command, (), 0, decision, write, elapsed + lease)
-
-    def _fitting(self, command: Command, record: Record | None) -> Command:
-        """The command; a finish whose outcome is too large, with a tombstone in its place: the
-        operation did run. Engines know the limit of an outcome, but not what the steps of the
-        operation take up of it. A repeated finish becomes the same tombstone (I9)."""
-        if not isinstance(command, Finish) or record is None:
-            return command
-        body, most = command.body, self._bytes_max
-        if not record.steps and len(body) + DESCRIPTION_MAX_BYTES <= most:
-            return command
-        if len(pack_value(record._replace(body=body))) <= most:
-            return command
-        reason = f"with its steps it has {len(body)} bytes or more, the store takes {most}"
-        return command._replace(body=pack_tombstone(reason, too_large=True))
-
-    def _renewed(self, command: Renew, reading: Reading) -> bool:
-        """Renew a claim of ours without a request, if its session lasts long enough."""
-        value = self.held.get(command.id, command.owner, command.fence)
-        if value is None or not self.sessions.is_covered(value.session, command.lease):
-            return False
-        return self.held.renew(command, *reading)
-
-    def _guess(self, command: Command) -> Known | None:
-        """What is known of a record before it was read."""
-        if isinstance(command, Claim):
-            return _ABSENT
-        if isinstance(command, (Look, Resolve)):
-            return None
-        value = self.held.get(command.id, command.owner, command.fence)
-        return None if value is None else Known(value, True)
-
-    async def _built(self, planned: _Planned, now: int, end: float) -> _Planned:
-        """The same with the operation that writes, in its bucket."""
-        write = planned.write
-        if write is None:
-            return planned
-        bucket = None
-        if is_removed_by_bucket(write.record):
-            until = write.record.audit_until
-            bucket = self.buckets.find(until, now)
-            while bucket is None:
-                await self.buckets.open(until, now, end)
-                bucket = self.buckets.find(until, now)
-            write = write._replace(bucket=bucket.lease)
-        return planned._replace(
-            write=write, bucket=bucket, operations=(write_operation(self._keys, write),)
-        )
-
-    def _parts(self, planned: list[_Planned]) -> Iterator[list[_Planned]]:
-        """The commands in parts that the servers take as one request."""
-        part: list[_Planned] = []
-        operations = size = 0
-        for one in planned:
-            count = len(one.operations)
-            length = sum(operation.ByteSize() for operation in one.operations)
-            if part and (
-                operations + count > self._operations_max or size + length > self._bytes_max
-            ):
-                yield part
-                part, operations, size = [], 0, 0
-            part.append(one)
-            operations, size = operations + count, size + length
-        if part:
-            yield part
-
     # --- sending, and what the reply says -----------------------------------------------------
+
+    async def _send_within_quota(
+        self,
+        part: list[Planned],
+        known: dict[int, Known],
+        replies: list[Reply | None],
+        end: float,
+    ) -> None:
+        """Send one request. If the servers' quota is used up, claims that would write are refused,
+        outcomes are still replayed, and what ends or keeps other claims is sent without them."""
+        try:
+            await self._send(part, known, replies, end)
+        except errors.NoSpace as error:
+            refused = [one for one in part if _is_new_claim(one)]
+            if not refused:
+                raise
+            decided = [one for one in refused if one.position in known]  # on what was read
+            rest = [one for one in part if not _is_new_claim(one)]
+            for one in refused:
+                self.held.answered(one.command.id, one.command.owner)  # type: ignore[union-attr]
+                read = get(self._keys.record(one.command.id))
+                rest.append(Planned(one.position, one.command, (read,)))
+            await self._send(rest, known, replies, end)
+            for one in refused:
+                if one in decided or known[one.position].value is None:
+                    replies[one.position] = error  # type: ignore[call-overload]
 
     async def _send(
         self,
-        part: list[_Planned],
+        part: list[Planned],
         known: dict[int, Known],
         replies: list[Reply | None],
         end: float,
@@ -297,9 +181,13 @@ class CommandRounds:
         for bucket in buckets:
             compare.append(is_at(self._keys.bucket(bucket.end), bucket.mod_revision))
             otherwise.append(get(self._keys.bucket(bucket.end)))
+        if any(_is_new_claim(one) for one in part):
+            # etcd's quota counts what a transaction may write, but not within nested ones. This is
+            # counted and hardly ever written. A finish is let through: it frees more than it takes.
+            otherwise.append(put(self._keys.quota, b""))
         operations = [operation for one in part for operation in one.operations]
         for one in part:
-            if isinstance(one.command, Claim) and one.write is not None and one.write.session:
+            if _is_new_claim(one) and isinstance(one.command, Claim):
                 self.held.sent(one.command.id, one.command.owner, one.ends)
         reply = await self._members.call("Txn", transaction(compare, operations, otherwise), end)
         responses = iter(reply.responses)
@@ -326,7 +214,7 @@ class CommandRounds:
             if not found or found[0].mod_revision != bucket.mod_revision:
                 self.buckets.forget(bucket)
 
-    def _read(self, planned: _Planned, responses: Iterator[Any]) -> Known:
+    def _read(self, planned: Planned, responses: Iterator[Any]) -> Known:
         value = found_value(planned.command.id, next(responses).response_range)
         if not planned.session:
             return Known(value, None)
@@ -335,7 +223,7 @@ class CommandRounds:
 
     def _written(
         self,
-        planned: _Planned,
+        planned: Planned,
         response: Any,
         header: Any,
         known: dict[int, Known],
@@ -360,18 +248,7 @@ class CommandRounds:
         if isinstance(command, Claim):
             self.held.answered(command.id, command.owner)
 
-    def _settle(self, command: Command, value: StoredValue | None) -> None:
-        """A command changed nothing: what was read tells whether a claim of ours is still held."""
-        if isinstance(command, Claim):
-            self.held.answered(command.id, command.owner)
-        self.held.confirm(command.id, value)
 
-
-def _too_large(size: int, most: int) -> StoreUnavailable:
-    """The reply to a command that can never be stored; it is this command's alone (S2)."""
-    return StoreUnavailable(
-        f"the record would have {size} bytes, and etcd takes {most}: steps and outcome of an "
-        "operation are one value; keep large content elsewhere and store where it is",
-        ambiguous=False,
-        final=True,
-    )
+def _is_new_claim(planned: Planned) -> bool:
+    """True if a claim is to be written: of a fresh key, or of one that another owner had."""
+    return isinstance(planned.command, Claim) and planned.write is not None

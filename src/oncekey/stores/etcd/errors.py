@@ -24,11 +24,12 @@ class Meaning(NamedTuple):
     applied: bool
 
 
+NO_SPACE: Final = "database space exceeded"
 _LATER: Final = "another member may be elected at this moment"
 
 # By a part of the details, the first that matches.
 _MEANINGS: Final = (
-    ("database space exceeded", Meaning(
+    (NO_SPACE, Meaning(
         "etcd has reached its quota and takes no writes (alarm NOSPACE); compact and defragment, "
         "or raise --quota-backend-bytes, then disarm the alarm", False, False)),
     ("etcdserver: no leader", Meaning(f"the cluster has no leader; {_LATER}", True, False)),
@@ -73,6 +74,10 @@ class NoReply(StoreUnavailable):
     """No member replied in time."""
 
 
+class NoSpace(StoreUnavailable):
+    """The servers' quota is used up."""
+
+
 def details_of(error: Any) -> str:
     return str(error.details() or "")
 
@@ -115,6 +120,8 @@ def setup_error(error: Any) -> ConfigurationError:
 def unavailable(meaning: Meaning, address: str, *, ambiguous: bool, replied: bool) -> OncekeyError:
     """The error of a call whose last try failed."""
     kind = StoreUnavailable if replied else NoReply
+    if "NOSPACE" in meaning.message:
+        kind = NoSpace
     return kind(
         f"{meaning.message}; the last member asked was {address}",
         ambiguous=ambiguous,

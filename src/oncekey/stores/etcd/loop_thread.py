@@ -30,7 +30,8 @@ class StoreLoop:
 
     def run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Run a coroutine there, and wait for its result in this thread."""
-        future = asyncio.run_coroutine_threadsafe(work(), self._started())
+        loop = self._started()
+        future = asyncio.run_coroutine_threadsafe(work(), loop)
         try:
             return future.result()
         except BaseException:
@@ -39,7 +40,8 @@ class StoreLoop:
 
     async def run_async(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Run a coroutine there, and await its result on another event loop."""
-        future = asyncio.run_coroutine_threadsafe(work(), self._started())
+        loop = self._started()
+        future = asyncio.run_coroutine_threadsafe(work(), loop)
         return await asyncio.wrap_future(future)
 
     def _started(self) -> asyncio.AbstractEventLoop:
@@ -88,3 +90,16 @@ class StoreLoop:
         """Allow a new start after `close`."""
         with self._lock:
             self._is_closed = False
+
+
+def run_alone(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Run one coroutine on a loop of its own, also where the caller's thread has a running one."""
+    loop = StoreLoop()
+    try:
+        return loop.run(work)
+    finally:
+        loop.close(_nothing)
+
+
+async def _nothing() -> None:
+    return

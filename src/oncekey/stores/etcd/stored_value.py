@@ -8,7 +8,7 @@
     g/<audit_until><id><fence>   when these may be removed
     s/<session>              exists as long as a session's etcd lease lives
     b/<end>                  a bucket of records that are removed together: its etcd lease
-    floor, check, elected, format
+    floor, check, elected, format, quota
 
 Numbers are big-endian. A record is pending as long as its owner keeps it: it belongs to a session,
 which ends when nobody keeps its etcd lease alive, or to none (0) once its claim has lapsed. This
@@ -80,6 +80,7 @@ class Keys:
         self.check = self.root + b"check"
         self.elected = self.root + b"elected"
         self.format = self.root + b"format"
+        self.quota = self.root + b"quota"
 
     def record(self, id: bytes) -> bytes:
         return self.records + id

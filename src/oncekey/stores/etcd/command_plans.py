@@ -1,0 +1,204 @@
+"""What a command does in a round: it is decided, or its record is read.
+
+A command is decided by `state_machine.decide` on what is known of its record. What is known in the
+first round:
+
+1. Of a claim: that the key is fresh, the usual case.
+2. Of the other commands of an owner: the record as this process wrote it.
+3. Of everything else: nothing, so it is read.
+
+This module decides nothing about keys itself, and sends nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
+
+from oncekey.core.codec import pack_tombstone
+from oncekey.core.commands import Claim, Command, Finish, Look, Renew, Reply, Resolve
+from oncekey.core.errors import StoreUnavailable
+from oncekey.core.record import Record, State
+from oncekey.core.state_machine import DONE, Decision, decide
+from oncekey.stores.etcd.buckets import Bucket, Buckets
+from oncekey.stores.etcd.etcd_url import Options
+from oncekey.stores.etcd.fence_floor import FenceFloor
+from oncekey.stores.etcd.held_claims import HeldClaims
+from oncekey.stores.etcd.liveness import Known, effective
+from oncekey.stores.etcd.sessions import Sessions
+from oncekey.stores.etcd.store_clock import Reading
+from oncekey.stores.etcd.stored_value import (
+    Keys,
+    StoredValue,
+    is_removed_by_bucket,
+    pack_value,
+)
+from oncekey.stores.etcd.transactions import NESTED_OPS_MAX, Write, get, write_operation
+
+OPERATION_BYTES: Final = 2_048  # of a nested transaction, besides the record: keys and protocol
+# What a record has besides steps and outcome: names, key, fingerprint, notes.
+DESCRIPTION_MAX_BYTES: Final = 65_536
+COMPARES_MAX: Final = 4  # of the outer transaction, besides one for each command
+
+_ABSENT: Final = Known(None, None)
+
+
+class Planned(NamedTuple):
+    """What one command does in this round: read (`write` is None) or write.
+
+    position     its place in the batch
+    operations   what is sent for it
+    session      the session that is read with the record, 0 for none
+    ends         when a claim that is written ends, by the clock that counts the time that passes
+    """
+
+    position: int
+    command: Command
+    operations: tuple[Any, ...]
+    session: int = 0
+    decision: Decision | None = None
+    write: Write | None = None
+    ends: int = 0
+    bucket: Bucket | None = None
+
+
+class NoBucket(NamedTuple):
+    """A command cannot be planned before there is a bucket for this time."""
+
+    audit_until: int
+
+
+class CommandPlans:
+    """Plans commands, with what this process knows."""
+
+    def __init__(
+        self,
+        keys: Keys,
+        options: Options,
+        sessions: Sessions,
+        buckets: Buckets,
+        floor: FenceFloor,
+        held: HeldClaims,
+    ) -> None:
+        self._keys = keys
+        self._operations_max = options.txn_ops - NESTED_OPS_MAX - COMPARES_MAX
+        self._bytes_max = options.value_max
+        self._sessions = sessions
+        self._buckets = buckets
+        self._floor = floor
+        self._held = held
+
+    def plan(
+        self, i: int, command: Command, known: Known | None, reading: Reading
+    ) -> Planned | NoBucket | Reply | StoreUnavailable | None:
+        """The reply to a command, or what it does in this round; None: it waits for a session."""
+        elapsed = reading.elapsed
+        is_guess = known is None
+        if known is None:
+            if isinstance(command, Renew) and self._renewed(command, reading):
+                return DONE
+            known = self._guess(command)
+            if known is None:
+                return Planned(i, command, (get(self._keys.record(command.id)),))
+        judged = effective(known, self._held, reading)
+        if judged is None:
+            assert known.value is not None
+            session = known.value.session
+            where = (get(self._keys.record(command.id)), get(self._keys.session(session)))
+            return Planned(i, command, where, session)
+        command = self._fitting(command, judged.record)
+        decision = decide(judged.record, command, judged.now, self._floor.value)
+        if decision.write is None:
+            if is_guess:
+                return Planned(i, command, (get(self._keys.record(command.id)),))
+            self.settle(command, known.value)
+            return decision.reply
+        before, session, lease = known.value, 0, 0
+        if decision.write.state is State.PENDING:
+            if isinstance(command, (Claim, Renew)):
+                covering = self._sessions.covering(command.lease)
+                if covering is None:
+                    return None
+                session, lease = covering.number, command.lease
+            elif before is not None:
+                session, lease = before.session, before.lease
+        packed = pack_value(decision.write, session, lease)
+        if len(packed) > self._bytes_max:
+            return _too_large(len(packed), self._bytes_max)
+        bucket, attached = None, 0
+        if is_removed_by_bucket(decision.write):
+            bucket = self._buckets.find(decision.write.audit_until, reading.now)
+            if bucket is None:
+                return NoBucket(decision.write.audit_until)
+            attached = bucket.lease
+        archive = decision.archive
+        if archive is not None and len(packed) + len(pack_value(archive)) > self._bytes_max:
+            archive = archive._replace(steps=())  # both must fit into one request
+        write = Write(before, decision.write, packed, session, lease, attached, archive)
+        operations = (write_operation(self._keys, write),)
+        return Planned(i, command, operations, 0, decision, write, elapsed + lease, bucket)
+
+    def _fitting(self, command: Command, record: Record | None) -> Command:
+        """The command; a finish whose outcome is too large, with a tombstone in its place: the
+        operation did run. Engines know the limit of an outcome, but not what the steps of the
+        operation take up of it. A repeated finish becomes the same tombstone (I9)."""
+        if not isinstance(command, Finish) or record is None:
+            return command
+        body, most = command.body, self._bytes_max
+        if not record.steps and len(body) + DESCRIPTION_MAX_BYTES <= most:
+            return command
+        if len(pack_value(record._replace(body=body))) <= most:
+            return command
+        reason = f"with its steps it has {len(body)} bytes or more, the store takes {most}"
+        return command._replace(body=pack_tombstone(reason, too_large=True))
+
+    def _renewed(self, command: Renew, reading: Reading) -> bool:
+        """Renew a claim of ours without a request, if its session lasts long enough."""
+        value = self._held.get(command.id, command.owner, command.fence)
+        if value is None or not self._sessions.is_covered(value.session, command.lease):
+            return False
+        return self._held.renew(command, *reading)
+
+    def _guess(self, command: Command) -> Known | None:
+        """What is known of a record before it was read."""
+        if isinstance(command, Claim):
+            return _ABSENT
+        if isinstance(command, (Look, Resolve)):
+            return None
+        value = self._held.get(command.id, command.owner, command.fence)
+        return None if value is None else Known(value, True)
+
+    def parts(self, planned: list[Planned]) -> Iterator[list[Planned]]:
+        """The commands in parts that the servers take as one request."""
+        part: list[Planned] = []
+        operations = size = 0
+        for one in planned:
+            count = len(one.operations)
+            length = OPERATION_BYTES + (len(one.write.packed) if one.write is not None else 0)
+            if one.write is not None and one.write.archive is not None:
+                length += len(pack_value(one.write.archive))
+            if part and (
+                operations + count > self._operations_max or size + length > self._bytes_max
+            ):
+                yield part
+                part, operations, size = [], 0, 0
+            part.append(one)
+            operations, size = operations + count, size + length
+        if part:
+            yield part
+
+    def settle(self, command: Command, value: StoredValue | None) -> None:
+        """A command changed nothing: what was read tells whether a claim of ours is still held."""
+        if isinstance(command, Claim):
+            self._held.answered(command.id, command.owner)
+        self._held.confirm(command.id, value)
+
+
+def _too_large(size: int, most: int) -> StoreUnavailable:
+    """The reply to a command that can never be stored; it is this command's alone (S2)."""
+    return StoreUnavailable(
+        f"the record would have {size} bytes, and etcd takes {most}: steps and outcome of an "
+        "operation are one value; keep large content elsewhere and store where it is",
+        ambiguous=False,
+        final=True,
+    )
