@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check bench bench-postgres bench-http bench-stores bench-instructions soak soak-services hammer-postgres lock docs docs-site clean
+.PHONY: help setup run test check bench bench-postgres bench-http bench-stores bench-instructions soak soak-services hammer-postgres hammer-stores lock docs docs-site clean
 
 help: ## show this
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-19s %s\n", $$1, $$2}'
@@ -75,6 +75,9 @@ soak-services: setup ## 500 checkouts through four services that are killed all 
 
 hammer-postgres: setup ## the long hammer on PostgreSQL alone (minutes)
 	@ONCEKEY_SOAK=1 $(BIN)/python -m pytest tests/hammer/test_postgres_hammer.py -s --timeout 1800
+
+hammer-stores: setup ## the long hammer on Valkey, a Valkey Cluster, Redis and etcd (minutes)
+	@ONCEKEY_SOAK=1 $(BIN)/python -m pytest tests/hammer/test_redis_and_etcd_hammer.py -s --timeout 1800
 
 docs: setup ## write the pages in docs/ that are generated from code
 	@$(BIN)/python -m docs_build.state_machine_page
