@@ -39,6 +39,9 @@ _REFUSED: Final = {
     "CROSSSLOT": "the server is a node of a cluster; write redis+cluster:// instead of redis://",
     MOVED: "the server is a node of a cluster; write redis+cluster:// instead of redis://",
     ASK: "the server is a node of a cluster; write redis+cluster:// instead of redis://",
+}
+# A script was stopped halfway.
+_STOPPED: Final = {
     "WRONGTYPE": "another program has keys of the same names; choose another prefix",
 }
 _LOGIN: Final = frozenset(("NOPERM", "NOAUTH", "WRONGPASS", "CROSSSLOT", MOVED, ASK))
@@ -77,11 +80,12 @@ def translate_response(error: BaseException, *, ambiguous: bool) -> StoreUnavail
     code = code_of(error)
     if code == TOO_LATE:
         return ClaimTooLate("the server came to it too late", ambiguous=ambiguous)
-    meaning = _REPEATED.get(code) or _REFUSED.get(code)
-    text = _first_line(error)
-    message = f"{meaning} (Redis {text})" if meaning else f"Redis cannot be used: {text}"
-    # An error that is not listed may have stopped a script halfway.
-    made = StoreUnavailable(message, ambiguous=ambiguous or meaning is None)
+    refusal = _REPEATED.get(code) or _REFUSED.get(code)
+    meaning = refusal or _STOPPED.get(code) or "Redis cannot be used"
+    # An error that is not listed may have stopped a script halfway, too.
+    made = StoreUnavailable(
+        f"{meaning} (Redis {_first_line(error)})", ambiguous=ambiguous or refusal is None
+    )
     made.__cause__ = error
     return made
 
