@@ -69,6 +69,11 @@ def is_repeated(error: BaseException) -> bool:
     return code_of(error) in _REPEATED
 
 
+def was_refused(error: BaseException) -> bool:
+    """True if the connection ended with an error by which the server refuses everything."""
+    return code_of(error) in _REPEATED or code_of(error) in _REFUSED
+
+
 def ends_connection(response: object) -> bool:
     """True if the connection that this came by must not be used again."""
     return isinstance(response, Exception) and code_of(response) in _WRONG_SERVER
@@ -100,8 +105,9 @@ def translate_failure(
         message = "no answer from the server in time"
     elif is_sent:
         message = f"the connection to Redis broke: {_first_line(error)}"
-    elif code_of(error) in _REFUSED:
-        message = f"{_REFUSED[code_of(error)]} ({_first_line(error)})"
+    elif was_refused(error):
+        code = code_of(error)
+        message = f"{_REPEATED.get(code) or _REFUSED[code]} (Redis {_first_line(error)})"
     else:
         message = f"{_UNREACHABLE} ({_first_line(error)})"
     made = kind(message, ambiguous=ambiguous, timed_out=is_silent)
