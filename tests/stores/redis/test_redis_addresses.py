@@ -16,7 +16,7 @@ from oncekey.stores.redis.addresses import connection_settings, parse_address
 from oncekey.stores.redis.options import Options, split_url
 from oncekey.stores.redis.slot_table import Node
 
-URLS = {
+URLS: dict[str, Any] = {
     "redis://h:7/3": ("standalone", [("h", 7)], {"db": 3}),
     "redis://u:p%40ss@h": ("standalone", [("h", 6379)], {"username": "u", "password": "p@ss"}),
     "rediss://h": ("standalone", [("h", 6379)], {"connection_class": SSLConnection}),

@@ -15,10 +15,21 @@ from tests.support import redis_stores
 from tests.support.servers.processes import wait_until
 from tests.support.servers.redis_server import RedisServer
 
-from oncekey.core.commands import Claim, Claimed, Done, Finish, Look, Release, Renew, SaveStep, Seen
+from oncekey.core.commands import (
+    Claim,
+    Claimed,
+    Command,
+    Done,
+    Finish,
+    Look,
+    Release,
+    Renew,
+    SaveStep,
+    Seen,
+)
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.record import Record, State
-from oncekey.core.search import NEWEST, Query
+from oncekey.core.search import NEWEST, Cursor, Query
 from oncekey.stores.memory import MemoryStore
 from oncekey.stores.record_format import pack_record, unpack_record
 from oncekey.stores.redis import RedisStore
@@ -45,7 +56,7 @@ def store(server: RedisServer) -> Iterator[RedisStore]:
 
 
 @pytest.fixture
-def raw(server: RedisServer) -> Iterator[redis.Redis]:
+def raw(server: RedisServer) -> Iterator[Any]:
     with redis.Redis.from_url(server.url()) as client:
         yield client
 
@@ -67,7 +78,7 @@ def record_of(store: RedisStore, id: bytes) -> Record | None:
     return seen.record
 
 
-def scores(raw: redis.Redis, id: bytes) -> dict[str, Any]:
+def scores(raw: Any, id: bytes) -> dict[str, Any]:
     """The entries of an id in its bucket's indexes."""
     names = ("claims", "open", "due")
     found = {name: raw.zscore(KEYS.index(name, id[0]), id) for name in names}
@@ -79,30 +90,27 @@ def test_the_tags_divide_a_cluster_evenly() -> None:
     assert len(set(TAGS)) == BUCKETS
 
 
-def test_i2_scripts_write_the_bytes_that_python_would_write(
-    store: RedisStore, raw: redis.Redis
-) -> None:
+def test_i2_scripts_write_the_bytes_that_python_would_write(store: RedisStore, raw: Any) -> None:
     command, fence = claimed(store, scope="acct ä", label="zählen", key="支払い", retry_safe=True)
-    for number, change in enumerate(
-        [
-            Renew(command.id, command.owner, fence, DAY),
-            SaveStep(command.id, command.owner, fence, "pay", True, b"paid"),
-            finish(command, fence, b"\x00\xffbody"),
-        ]
-    ):
+    changes: list[Command] = [
+        Renew(command.id, command.owner, fence, DAY),
+        SaveStep(command.id, command.owner, fence, "pay", True, b"paid"),
+        finish(command, fence, b"\x00\xffbody"),
+    ]
+    for number, change in enumerate(changes):
         value = raw.get(KEYS.record(command.id))
-        stored = unpack_record(command.id, value)  # type: ignore[arg-type]
+        stored = unpack_record(command.id, value)
         assert stored.revision == number + 1
         assert pack_record(stored.record, stored.revision) == value
         assert store.apply([change]) == [Done()]
     value = raw.get(KEYS.record(command.id))
-    stored = unpack_record(command.id, value)  # type: ignore[arg-type]
+    stored = unpack_record(command.id, value)
     assert pack_record(stored.record, stored.revision) == value
     assert (stored.record.body, stored.record.state) == (b"\x00\xffbody", State.SUCCEEDED)
 
 
 def test_a_finished_record_goes_by_itself_after_its_audit_and_no_other_does(
-    store: RedisStore, raw: redis.Redis
+    store: RedisStore, raw: Any
 ) -> None:
     pending, _ = claimed(store, keep=DAY, audit=DAY)
     done, fence = claimed(store, keep=DAY, audit=DAY)
@@ -121,7 +129,7 @@ def test_a_finished_record_goes_by_itself_after_its_audit_and_no_other_does(
 
 
 def test_i6_a_key_whose_record_has_gone_by_itself_gets_a_higher_fence(
-    store: RedisStore, raw: redis.Redis
+    store: RedisStore, raw: Any
 ) -> None:
     command, fence = claimed(store, keep=1_000, audit=0)
     raw.zadd(KEYS.index("claims", command.id[0]), {command.id: fence + DAY})  # a clock far ahead
@@ -134,7 +142,7 @@ def test_i6_a_key_whose_record_has_gone_by_itself_gets_a_higher_fence(
 
 
 def test_i11_a_sweep_removes_what_is_left_of_records_that_went_by_themselves(
-    store: RedisStore, raw: redis.Redis
+    store: RedisStore, raw: Any
 ) -> None:
     gone = []
     for _ in range(20):
@@ -156,11 +164,11 @@ def test_i11_a_sweep_removes_what_is_left_of_records_that_went_by_themselves(
     for command, fence in gone:
         assert scores(raw, command.id) == {}
         floor = raw.get(KEYS.index("floor", command.id[0]))
-        assert int(floor) >= fence  # type: ignore[arg-type]
+        assert int(floor) >= fence
     assert set(scores(raw, live.id)) == {"claims", "open", "due"}
 
 
-def test_no_key_is_left_when_everything_was_swept(store: RedisStore, raw: redis.Redis) -> None:
+def test_no_key_is_left_when_everything_was_swept(store: RedisStore, raw: Any) -> None:
     """Beside the floors and the check value nothing stays behind."""
     store.bind(b"check")
     for _ in range(10):
@@ -203,11 +211,12 @@ def test_search_and_list_merge_the_buckets_as_one_order(store: RedisStore) -> No
         assert (page.records, page.next) == (right.records, right.next)
         assert fake.unfinished(0, limit) == memory.unfinished(0, limit)
         assert fake.unfinished(400, limit) == memory.unfinished(400, limit)
-        after, found = NEWEST, []
+        after: Cursor | None = NEWEST
+        found: list[Record] = []
         while after is not None and limit > 1:
             page = fake.search(Query(), limit, after)
             found += page.records
-            after = page.next  # type: ignore[assignment]
+            after = page.next
         assert limit == 1 or len(found) == 300
     fake.close()
 
@@ -223,7 +232,7 @@ def test_s11_a_tag_finds_ids_of_any_bytes(store: RedisStore, digits: int) -> Non
         assert sorted(record.id for record in page.records) == sorted(wanted)
 
 
-def test_the_measures_say_how_much_is_stored(store: RedisStore, raw: redis.Redis) -> None:
+def test_the_measures_say_how_much_is_stored(store: RedisStore, raw: Any) -> None:
     before = int(raw.info("memory")["used_memory"])
     commands = [claim(os.urandom(16), os.urandom(16)) for _ in range(5_000)]
     for at in range(0, len(commands), 500):
@@ -235,7 +244,7 @@ def test_the_measures_say_how_much_is_stored(store: RedisStore, raw: redis.Redis
 
 
 def test_another_programs_keys_of_the_same_name_are_a_clear_error(
-    store: RedisStore, raw: redis.Redis
+    store: RedisStore, raw: Any
 ) -> None:
     command = claim(os.urandom(16), os.urandom(16))
     raw.set(KEYS.index("claims", command.id[0]), "not ours")

@@ -54,9 +54,7 @@ class Migration:
         """Move some keys. Returns how many."""
         with self.source.client(decode_responses=False) as client:
             client.response_callbacks.clear()  # one of them turns keys into text
-            keys = client.execute_command(  # type: ignore[no-untyped-call]
-                "CLUSTER GETKEYSINSLOT", self.slot, count
-            )
+            keys = client.execute_command("CLUSTER GETKEYSINSLOT", self.slot, count)
             for key in keys:
                 client.migrate("127.0.0.1", self.target.port, key, 0, 5_000)
         return len(keys)

@@ -36,14 +36,14 @@ class _Loan(NamedTuple):
 
     pool: redis.ConnectionPool
     connection: Any
-    count: int
+    commands: int
 
     def receive(self, deadline: float) -> Outcome:
         """The responses; the connection goes back to its pool."""
         responses: list[Any] = []
         is_whole = False
         try:
-            for _ in range(self.count):
+            for _ in range(self.commands):
                 left = max(READ_SECONDS_MIN, deadline - time.monotonic())
                 responses.append(_response(self.connection, left))
             is_whole = not any(errors.ends_connection(response) for response in responses)
@@ -99,8 +99,10 @@ class SyncConnections:
             begun += [self._begin(batch) for batch in send.batches]
             while begun:
                 loan = begun.pop(0)
-                is_lent = isinstance(loan, _Loan)
-                outcomes.append(loan.receive(send.deadline) if is_lent else loan)
+                if isinstance(loan, Failure):
+                    outcomes.append(loan)
+                else:
+                    outcomes.append(loan.receive(send.deadline))
         finally:
             for loan in begun:  # an interruption has left them
                 if isinstance(loan, _Loan):
