@@ -126,8 +126,8 @@ class AsyncConnections:
         except TimeoutError as error:
             return Failure(error, is_sent=connection is not None, is_silent=True)
         except ERRORS as error:
-            is_silent = isinstance(error, RedisTimeoutError)
-            return Failure(error, is_sent=connection is not None, is_silent=is_silent)
+            is_sent = connection is not None and not errors.was_refused(error)
+            return Failure(error, is_sent=is_sent, is_silent=isinstance(error, RedisTimeoutError))
         finally:
             if connection is not None:
                 if not is_whole:

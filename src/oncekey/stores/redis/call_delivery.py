@@ -113,7 +113,10 @@ class CallDelivery:
             calls = next(program)
             while True:
                 answers = yield from self._deliver(calls, end)
-                written = written or any(call.is_write for call in calls)
+                written = written or any(
+                    call.is_write and not isinstance(answer, StoreUnavailable)
+                    for call, answer in zip(calls, answers, strict=True)
+                )
                 calls = program.send(answers)
         except StopIteration as stop:
             result: T = stop.value
@@ -124,8 +127,7 @@ class CallDelivery:
             raise
 
     def _deliver(self, calls: Sequence[Call], end: float) -> Delivery[list[Answer]]:
-        """The answer to each call; an error in its place if there is none. If no call has an
-        answer, the error is raised."""
+        """The answer to each call; an error in its place if there is none."""
         if isinstance(self.table, SlotTable) and self.table.needs_refresh:
             yield from self._refresh(self.table, end)
         sent = [pending for at, call in enumerate(calls) for pending in self._placed(at, call)]
@@ -247,21 +249,16 @@ class CallDelivery:
 
 def _answers(calls: Sequence[Call], sent: Sequence[_Pending]) -> list[Answer]:
     answers: list[Answer] = [[] if call.bucket == EVERY_NODE else None for call in calls]
-    failed: list[StoreUnavailable] = []
     for pending in sent:
         answer = pending.answer
         if answer is None:
             answer = pending.error or _no_time()
-            failed.append(answer)
         if pending.call.bucket != EVERY_NODE or isinstance(answer, StoreUnavailable):
             answers[pending.position] = answer
         else:
             each = answers[pending.position]
             if isinstance(each, list):
                 each.append(answer)
-    if failed and len(failed) == len(sent):
-        # If one of them may have taken effect, so may the whole.
-        raise next((error for error in failed if error.ambiguous), failed[0])
     return answers
 
 

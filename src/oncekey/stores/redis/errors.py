@@ -39,6 +39,9 @@ _REFUSED: Final = {
     "CROSSSLOT": "the server is a node of a cluster; write redis+cluster:// instead of redis://",
     MOVED: "the server is a node of a cluster; write redis+cluster:// instead of redis://",
     ASK: "the server is a node of a cluster; write redis+cluster:// instead of redis://",
+}
+# A script was stopped halfway.
+_STOPPED: Final = {
     "WRONGTYPE": "another program has keys of the same names; choose another prefix",
 }
 _LOGIN: Final = frozenset(("NOPERM", "NOAUTH", "WRONGPASS", "CROSSSLOT", MOVED, ASK))
@@ -66,6 +69,11 @@ def is_repeated(error: BaseException) -> bool:
     return code_of(error) in _REPEATED
 
 
+def was_refused(error: BaseException) -> bool:
+    """True if the connection ended with an error by which the server refuses everything."""
+    return code_of(error) in _REPEATED or code_of(error) in _REFUSED
+
+
 def ends_connection(response: object) -> bool:
     """True if the connection that this came by must not be used again."""
     return isinstance(response, Exception) and code_of(response) in _WRONG_SERVER
@@ -77,11 +85,12 @@ def translate_response(error: BaseException, *, ambiguous: bool) -> StoreUnavail
     code = code_of(error)
     if code == TOO_LATE:
         return ClaimTooLate("the server came to it too late", ambiguous=ambiguous)
-    meaning = _REPEATED.get(code) or _REFUSED.get(code)
-    text = _first_line(error)
-    message = f"{meaning} (Redis {text})" if meaning else f"Redis cannot be used: {text}"
-    # An error that is not listed may have stopped a script halfway.
-    made = StoreUnavailable(message, ambiguous=ambiguous or meaning is None)
+    refusal = _REPEATED.get(code) or _REFUSED.get(code)
+    meaning = refusal or _STOPPED.get(code) or "Redis cannot be used"
+    # An error that is not listed may have stopped a script halfway, too.
+    made = StoreUnavailable(
+        f"{meaning} (Redis {_first_line(error)})", ambiguous=ambiguous or refusal is None
+    )
     made.__cause__ = error
     return made
 
@@ -96,8 +105,9 @@ def translate_failure(
         message = "no answer from the server in time"
     elif is_sent:
         message = f"the connection to Redis broke: {_first_line(error)}"
-    elif code_of(error) in _REFUSED:
-        message = f"{_REFUSED[code_of(error)]} ({_first_line(error)})"
+    elif was_refused(error):
+        code = code_of(error)
+        message = f"{_REPEATED.get(code) or _REFUSED[code]} (Redis {_first_line(error)})"
     else:
         message = f"{_UNREACHABLE} ({_first_line(error)})"
     made = kind(message, ambiguous=ambiguous, timed_out=is_silent)

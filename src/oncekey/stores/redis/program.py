@@ -24,6 +24,7 @@ from oncekey.core.record import Record, State
 from oncekey.core.state_machine import decide
 from oncekey.stores.record_format import Stored, unpack_record
 from oncekey.stores.redis.calls import Calls
+from oncekey.stores.redis.errors import ClaimTooLate
 from oncekey.stores.redis.garbage import GarbageProgram
 from oncekey.stores.redis.keyspace import Keyspace
 from oncekey.stores.redis.packed_commands import (
@@ -79,15 +80,15 @@ class Program:
         replies: list[Any] = [None] * len(commands)
         earlier = EarlierReplies()
         groups = split_by_id(commands)
-        if len(groups) == 1:
-            if commands:
-                yield from self._apply_distinct(groups[0], replies, end, earlier)
-            return replies
         for group in groups:
-            left = {i: c for i, c in group.items() if not earlier.reply_to(i, c, replies)}
+            left = group
+            if group is not groups[0]:
+                left = {i: c for i, c in group.items() if not earlier.reply_to(i, c, replies)}
             if left:
                 yield from self._apply_distinct(left, replies, end, earlier)
+            if len(groups) > 1:
                 earlier.note(left, replies)
+        _raise_if_all_failed(replies)
         return replies
 
     def _apply_distinct(
@@ -140,7 +141,11 @@ class Program:
             self.watch.notify(answers[len(parts) :])
         left: dict[int, Found] = {}
         for part, answer in zip(parts, answers, strict=False):
-            if isinstance(answer, StoreUnavailable):
+            if isinstance(answer, ClaimTooLate):
+                # The server's clock was set ahead, or else there is no time for another try.
+                self.server_clock.forget()
+                left.update((i, Found(None, 0)) for i in part.positions)
+            elif isinstance(answer, StoreUnavailable):
                 for i in part.positions:
                     replies[i] = answer
             elif part.call.script == "claim":
@@ -274,6 +279,13 @@ class Program:
         call = self.calls.one("elect", 0, self.calls.keys.elected, token, lease)
         (answer,) = given((yield [call]))
         return bool(answer[1])
+
+
+def _raise_if_all_failed(replies: list[Any]) -> None:
+    """Errors in place of all replies are the error of the whole batch. If one of the commands may
+    have taken effect, so may the batch."""
+    if replies and all(isinstance(reply, StoreUnavailable) for reply in replies):
+        raise next((error for error in replies if error.ambiguous), replies[0])
 
 
 def _ids(commands: Sequence[Any]) -> list[bytes]:

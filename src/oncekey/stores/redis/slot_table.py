@@ -66,9 +66,8 @@ class SlotTable:
 
     def move(self, slot: int, node: Node) -> None:
         """A node said that a slot is at another one now."""
-        for bucket in range(BUCKETS):
-            if BUCKET_SLOTS[bucket] == slot:
-                self._by_bucket[bucket] = node
+        moved = {bucket: node for bucket in range(BUCKETS) if BUCKET_SLOTS[bucket] == slot}
+        self._by_bucket = {**self._by_bucket, **moved}  # others may be reading the old one
         self.needs_refresh = True  # other slots have probably moved too
 
     def read(self, reply: Sequence[Any], asked: Node) -> bool:

@@ -8,7 +8,7 @@ our scripts.
 from __future__ import annotations
 
 import time
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import redis
 from redis import sentinel
@@ -29,6 +29,37 @@ from oncekey.stores.redis.slot_table import Node, SingleNode, SlotTable
 READ_SECONDS_MIN: Final = 0.01
 
 ERRORS: Final = (RedisError, OSError)
+
+
+class _Loan(NamedTuple):
+    """A connection on which commands were sent, and how many."""
+
+    pool: redis.ConnectionPool
+    connection: Any
+    commands: int
+
+    def receive(self, deadline: float) -> Outcome:
+        """The responses; the connection goes back to its pool."""
+        responses: list[Any] = []
+        is_whole = False
+        try:
+            for _ in range(self.commands):
+                left = max(READ_SECONDS_MIN, deadline - time.monotonic())
+                responses.append(_response(self.connection, left))
+            is_whole = not any(errors.ends_connection(response) for response in responses)
+        except ERRORS as error:
+            return _failure(error)
+        finally:
+            if is_whole:
+                self.pool.release(self.connection)
+            else:
+                self.discard()
+        return responses
+
+    def discard(self) -> None:
+        """Give the connection back closed, because its protocol state is unknown."""
+        self.connection.disconnect()
+        self.pool.release(self.connection)
 
 
 class SyncConnections:
@@ -62,48 +93,38 @@ class SyncConnections:
         """Send all batches, then receive their responses, so that the nodes work at once."""
         if self._closed:
             raise errors.store_closed()
-        begun = [self._begin(batch) for batch in send.batches]
-        return [
-            self._receive(batch, connection, send.deadline)
-            if not isinstance(connection, Failure)
-            else connection
-            for batch, connection in zip(send.batches, begun, strict=True)
-        ]
+        begun: list[_Loan | Failure] = []
+        outcomes: list[Outcome] = []
+        try:
+            begun += [self._begin(batch) for batch in send.batches]
+            while begun:
+                loan = begun.pop(0)
+                if isinstance(loan, Failure):
+                    outcomes.append(loan)
+                else:
+                    outcomes.append(loan.receive(send.deadline))
+        finally:
+            for loan in begun:  # an interruption has left them
+                if isinstance(loan, _Loan):
+                    loan.discard()
+        return outcomes
 
-    def _begin(self, batch: Batch) -> Any | Failure:
+    def _begin(self, batch: Batch) -> _Loan | Failure:
         pool = self._pool(batch.node)
         try:
             connection: Any = pool.get_connection()
         except ERRORS as error:
             return Failure(error, is_sent=False, is_silent=isinstance(error, RedisTimeoutError))
+        loan = _Loan(pool, connection, len(batch.commands))
         try:
             pieces = packed(connection, batch.commands)
             connection.send_packed_command(pieces, check_health=False)
         except BaseException as error:
-            connection.disconnect()
-            pool.release(connection)
+            loan.discard()
             if not isinstance(error, ERRORS):
                 raise
-            return Failure(error, is_sent=True, is_silent=isinstance(error, RedisTimeoutError))
-        return connection
-
-    def _receive(self, batch: Batch, connection: Any, deadline: float) -> Outcome:
-        responses: list[Any] = []
-        try:
-            for _ in batch.commands:
-                left = max(READ_SECONDS_MIN, deadline - time.monotonic())
-                responses.append(_response(connection, left))
-        except BaseException as error:
-            connection.disconnect()
-            if not isinstance(error, ERRORS):
-                raise
-            return Failure(error, is_sent=True, is_silent=isinstance(error, RedisTimeoutError))
-        else:
-            if any(errors.ends_connection(response) for response in responses):
-                connection.disconnect()
-        finally:
-            self._pool(batch.node).release(connection)
-        return responses
+            return _failure(error)
+        return loan
 
     def _pool(self, node: Node) -> redis.ConnectionPool:
         if self._given is not None:
@@ -135,6 +156,14 @@ class SyncConnections:
 
     def reopen(self) -> None:
         self._closed = False
+
+
+def _failure(error: BaseException) -> Failure:
+    return Failure(
+        error,
+        is_sent=not errors.was_refused(error),
+        is_silent=isinstance(error, RedisTimeoutError),
+    )
 
 
 def _response(connection: Any, seconds: float) -> Any:
