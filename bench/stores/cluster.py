@@ -66,10 +66,7 @@ def report() -> Report:
     finally:
         for cluster in clusters.values():
             cluster.close()
-    title = (
-        f"Valkey Cluster, appendfsync always, {PROCESSES} processes of {TASKS} tasks; clients and "
-        f"servers share {CORES} cores"
-    )
+    title = f"Valkey Cluster and {PROCESSES} processes of {TASKS} tasks, all on {CORES} cores"
     ratios = [ratio for count in MASTERS for ratio in _ratios(count, slices[count])]
     most = max(MASTERS)
     cost = statistics.median(one.server for one in slices[most])

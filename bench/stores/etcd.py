@@ -91,7 +91,7 @@ def report(cluster: EtcdCluster) -> Report:
     timings = in_turns(meter.watched(contestants), ROUNDS, lines=True)
     version = cluster.leader().status()["version"]
     return Report(
-        f"etcd {version}, three members on one machine: a claim and a finish",
+        f"etcd {version}, three members: a claim and a finish",
         list(timings.values()),
         [
             Ratio(f"{_OURS} against {_RAW}", timings[_RAW].us / timings[_OURS].us, RAW_WANTED),

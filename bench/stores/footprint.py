@@ -22,17 +22,20 @@ LONE_RUNS = 200
 MANY_RUNS = 6_400
 CALLERS = 64
 STORED_KEYS = 25_600
-# Where struct tcp_info of Linux has the bytes that were acknowledged, and those received.
-_TCP_INFO_BYTES = 136
-_ACKNOWLEDGED_AND_RECEIVED = struct.Struct("=QQ")
-_AT = 120
+# Where struct tcp_info of Linux has the bytes that were acknowledged, those that were received, and
+# how many packets with data were sent.
+_TCP_INFO_BYTES = 160
+_BYTES, _BYTES_AT = struct.Struct("=QQ"), 120
+_PACKETS, _PACKETS_AT = struct.Struct("=I"), 156
 
 
 class Wire(NamedTuple):
-    """Bytes per lifecycle in each direction."""
+    """Bytes per lifecycle in each direction, and packets sent. Where a request is one packet, a
+    lone caller's packets are its round trips; gRPC sends more."""
 
     sent: float
     received: float
+    packets: float
 
 
 def on_the_wire(url: str, ports: Collection[int], callers: int) -> Wire:
@@ -50,10 +53,10 @@ def on_the_wire(url: str, ports: Collection[int], callers: int) -> Wire:
                 await asyncio.gather(*(work(runs // callers) for _ in range(callers)))
 
             await all_tasks()
-            before = _socket_bytes(ports)
+            before = _counted(ports)
             await all_tasks()
-            after = _socket_bytes(ports)
-            return Wire((after[0] - before[0]) / runs, (after[1] - before[1]) / runs)
+            after = _counted(ports)
+            return Wire(*((new - old) / runs for old, new in zip(before, after, strict=True)))
 
     return asyncio.run(measure())
 
@@ -76,9 +79,9 @@ def stored_per_key(url: str, stored: Callable[[], int]) -> float:
     return (stored() - before) / STORED_KEYS
 
 
-def _socket_bytes(ports: Collection[int]) -> tuple[int, int]:
-    """What this process' sockets to these ports have sent and received."""
-    sent = received = 0
+def _counted(ports: Collection[int]) -> tuple[int, int, int]:
+    """What this process' sockets to these ports have sent and received, in how many packets."""
+    sent = received = packets = 0
     for name in os.listdir("/proc/self/fd"):
         try:
             if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
@@ -91,6 +94,7 @@ def _socket_bytes(ports: Collection[int]) -> tuple[int, int]:
                 info = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
         except OSError:
             continue  # it was closed meanwhile, or is not connected
-        acknowledged, got = _ACKNOWLEDGED_AND_RECEIVED.unpack_from(info, _AT)
-        sent, received = sent + acknowledged, received + got
-    return sent, received
+        acknowledged, got = _BYTES.unpack_from(info, _BYTES_AT)
+        (written,) = _PACKETS.unpack_from(info, _PACKETS_AT)
+        sent, received, packets = sent + acknowledged, received + got, packets + written
+    return sent, received, packets

@@ -86,6 +86,7 @@ def report(subjects: Sequence[Subject]) -> Report:
             what = f"{subject.name}: on the wire per lifecycle, {callers} at once"
             ratios.append(Ratio(f"{what}, sent", wire.sent, unit=" bytes"))
             ratios.append(Ratio(f"{what}, received", wire.received, unit=" bytes"))
+            ratios.append(Ratio(f"{what}, packets sent", wire.packets, unit=" packets"))
         stored = footprint.stored_per_key(subject.url, subject.stored)
         ratios.append(Ratio(f"{subject.name}: stored per live key", stored, unit=" bytes"))
         ratios.append(
