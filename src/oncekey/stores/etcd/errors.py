@@ -78,6 +78,10 @@ class NoSpace(StoreUnavailable):
     """The servers' quota is used up."""
 
 
+class LeaseGone(StoreUnavailable):
+    """An etcd lease has ended; nothing was done."""
+
+
 def details_of(error: Any) -> str:
     return str(error.details() or "")
 
