@@ -92,6 +92,10 @@ def is_auth_expired(error: Any) -> bool:
     return INVALID_TOKEN in details or OLD_TOKEN in details
 
 
+def is_denied(error: Any) -> bool:
+    return "permission denied" in details_of(error)
+
+
 def is_lease_gone(error: Any) -> bool:
     return LEASE_NOT_FOUND in details_of(error)
 
