@@ -234,6 +234,29 @@ def test_a_key_is_decided_only_as_it_was_shown_by_whichever_process(pair: Pair) 
     assert pair.other.send(free) == Lost()
 
 
+@pytest.mark.parametrize("command", ["claim", "renew"])
+def test_i5_nothing_is_acknowledged_that_the_session_may_not_outlast(command: str) -> None:
+    """Keepalives were late: one is sent first, and only then the claim or the renewal counts."""
+    process, id, owner = Process(fresh_prefix()), token("id"), token("own")
+    lease = 2 * SECOND
+    fence = claimed(process, id, owner, lease=lease).fence
+    process.run(_stop_beats)
+    process.run(_all_but_ended)
+    process.calls.clear()
+    if command == "claim":
+        claimed(process, token("id"), owner, lease=lease)
+        assert process.calls == ["LeaseKeepAlive", "Txn"]
+    else:
+        assert process.send(Renew(id, owner, fence, lease)) == Done()
+        assert process.calls == ["LeaseKeepAlive"]
+    process.close()
+
+
+async def _all_but_ended(cluster: object) -> None:
+    for session in cluster.sessions._by_number.values():  # type: ignore[attr-defined]
+        session.ends = time.monotonic() + 1.9
+
+
 def test_i5_the_owner_stops_before_anybody_may_take_over() -> None:
     """Real time: the process goes silent without dying, as one does that is paused."""
     prefix, id = fresh_prefix(), token("id")

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 import grpc
 from aetcd import rpc
 
+from oncekey.core.errors import ConfigurationError
 from oncekey.core.record import State
 from oncekey.core.search import NEWEST, Query
 from oncekey.stores.checkup import (
@@ -39,6 +40,7 @@ QUOTA_DEFAULT_BYTES: Final = 2 * 1024**3
 QUOTA_WARNING_PART: Final = 0.75
 # From so many revisions on, one that was never compacted is a fault.
 REVISIONS_MAX: Final = 1_000_000
+NOT_ROOT: Final = "not checked: etcd tells it to its root user only"
 FINISHED: Final = (State.SUCCEEDED, State.FAILED)
 
 MEMBERS: Final = Check(
@@ -104,8 +106,9 @@ CHECKS: Final = (
 
 
 class _Status(NamedTuple):
-    """What one member says of itself; empty if it does not answer."""
+    """What one member says of itself, where the user may ask it."""
 
+    answers: bool
     version: str = ""
     size: int = 0
 
@@ -141,13 +144,13 @@ async def _checkup(url: str) -> Checkup:
 async def _status(cluster: ClusterStore, address: str) -> _Status:
     try:
         found = await cluster.members.ask(address, "Status", rpc.StatusRequest())
-    except grpc.aio.AioRpcError:
-        return _Status()
-    return _Status(found.version, found.dbSize)
+    except grpc.aio.AioRpcError as error:
+        return _Status(errors.is_denied(error))
+    return _Status(True, found.version, found.dbSize)
 
 
 def _members(addresses: list[str], statuses: list[_Status]) -> Finding:
-    away = [one for one, found in zip(addresses, statuses, strict=True) if not found.version]
+    away = [one for one, found in zip(addresses, statuses, strict=True) if not found.answers]
     if away:
         return MEMBERS.broken(f"no answer from {', '.join(away)}, of {len(addresses)}")
     return MEMBERS.ok(f"all {len(addresses)} of the URL answer")
@@ -166,6 +169,8 @@ def _version(statuses: list[_Status]) -> Finding:
     versions = sorted({found.version for found in statuses if found.version})
     parsed = [tuple(int(part) for part in re.findall(r"\d+", one)[:3]) for one in versions]
     text = ", ".join(versions)
+    if not versions:
+        return VERSION.info(NOT_ROOT)
     if any((3, 5, 0) <= one < (3, 5, 3) for one in parsed):
         return VERSION.broken(text)
     if any(one < (3, 4, 31) or (3, 5, 0) <= one < (3, 5, 13) for one in parsed):
@@ -175,13 +180,18 @@ def _version(statuses: list[_Status]) -> Finding:
 
 async def _alarms(cluster: ClusterStore) -> Finding:
     request = rpc.AlarmRequest(action=rpc.AlarmRequest.GET)
-    reply = await cluster.members.call("Alarm", request, cluster.members.deadline())
+    try:
+        reply = await cluster.members.call("Alarm", request, cluster.members.deadline())
+    except ConfigurationError:
+        return ALARMS.info(NOT_ROOT)
     names = sorted({rpc.AlarmType.Name(one.alarm) for one in reply.alarms})
     return ALARMS.broken(", ".join(names)) if names else ALARMS.ok("none")
 
 
 def _quota(statuses: list[_Status]) -> Finding:
     size = max(found.size for found in statuses)
+    if not size:
+        return QUOTA.info(NOT_ROOT)
     text = f"{size / 1024**2:,.0f} MiB"
     if size > QUOTA_WARNING_PART * QUOTA_DEFAULT_BYTES:
         return QUOTA.warning(f"{text}, of 2 GiB unless the servers have another quota")

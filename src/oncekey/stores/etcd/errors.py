@@ -78,6 +78,10 @@ class NoSpace(StoreUnavailable):
     """The servers' quota is used up."""
 
 
+class LeaseGone(StoreUnavailable):
+    """An etcd lease has ended; nothing was done."""
+
+
 def details_of(error: Any) -> str:
     return str(error.details() or "")
 
@@ -86,6 +90,10 @@ def is_auth_expired(error: Any) -> bool:
     """True if a new token is all that is needed."""
     details = details_of(error)
     return INVALID_TOKEN in details or OLD_TOKEN in details
+
+
+def is_denied(error: Any) -> bool:
+    return "permission denied" in details_of(error)
 
 
 def is_lease_gone(error: Any) -> bool:

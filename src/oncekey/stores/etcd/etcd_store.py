@@ -68,6 +68,10 @@ class EtcdBase:
         if cluster is not None:
             await cluster.close()
 
+    def abandon(self) -> None:
+        """Close without waiting, from any thread. Called when a dropped engine had opened it."""
+        self._loop.abandon(self._end)
+
     def reopen(self) -> None:
         """Make a closed store usable again: its next use connects."""
         self._loop.reopen()
@@ -152,7 +156,3 @@ class AsyncEtcdStore(EtcdBase):
     async def close(self) -> None:
         # Ending the thread waits for it, which must not stop the caller's event loop.
         await asyncio.to_thread(self._loop.close, self._end)
-
-    def abandon(self) -> None:
-        """Close without waiting, from any thread. Called when a dropped engine had opened it."""
-        self._loop.close(self._end)

@@ -83,7 +83,7 @@ class Members:
 
     async def call(self, name: str, request: Any, end: float) -> Any:
         """Send a request until a member replies, until `end` at the latest. Raises
-        StoreUnavailable or ConfigurationError; a lease that is gone raises gRPC's own error."""
+        StoreUnavailable or ConfigurationError."""
         ambiguous, replied, tries, pause = False, True, 0, PAUSE_SECONDS
         while True:
             member = self._member()
@@ -92,7 +92,7 @@ class Members:
                 return await self._send(member, name, request, seconds)
             except grpc.aio.AioRpcError as error:
                 if errors.is_lease_gone(error):
-                    raise
+                    raise errors.LeaseGone("an etcd lease has ended", ambiguous=False) from error
                 meaning = errors.meaning_of(error)
                 if meaning is None:
                     raise errors.setup_error(error) from error

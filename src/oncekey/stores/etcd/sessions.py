@@ -12,6 +12,7 @@ the claims' leases, by a quarter and at least by SLACK_MIN_SECONDS, and is kept 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 from typing import Final
@@ -19,6 +20,7 @@ from typing import Final
 from aetcd import rpc
 
 from oncekey.core.errors import StoreUnavailable
+from oncekey.stores.etcd import errors
 from oncekey.stores.etcd.members import Members
 from oncekey.stores.etcd.stored_value import Keys
 from oncekey.stores.etcd.transactions import put, transaction
@@ -29,6 +31,8 @@ SLACK_DIVISOR: Final = 4
 MARGIN_SECONDS: Final = 0.05
 BEATS_PER_SLACK: Final = 4
 INTERVAL_MAX_SECONDS: Final = 30.0
+# How long `close` waits for the servers to end sessions; else they end by themselves.
+END_SECONDS: Final = 1.0
 
 
 def session_seconds(lease: int) -> int:
@@ -144,6 +148,7 @@ class Sessions:
         numbers = [number for number in self._by_number if not is_used(number)]
         self._current.clear()
         self._by_number.clear()
+        end = time.monotonic() + END_SECONDS
         for number in numbers:
-            revoke = rpc.LeaseRevokeRequest(ID=number)
-            await self._members.call("LeaseRevoke", revoke, self._members.deadline())
+            with contextlib.suppress(errors.LeaseGone):
+                await self._members.call("LeaseRevoke", rpc.LeaseRevokeRequest(ID=number), end)
