@@ -28,10 +28,6 @@ MINUTE_US = 60_000_000
 HOUR_US = 60 * MINUTE_US
 
 
-# After a jump ahead a store that runs refuses every claim until it is closed: its bound of the
-# server's clock is never forgotten.
-pytestmark = pytest.mark.xfail(strict=True, reason="a claim is refused for ever after a jump ahead")
-
 Result = TypeVar("Result")
 
 

@@ -47,12 +47,13 @@ QUICK = {
     "generations": 50,
     "swept": 20,
 }
+SOME = {"claims": 300, "takeovers": 5, "fenced zombies": 3, "generations": 30, "replays": 30}
 QUICK_LONG = {
-    "claims": 50_000,
+    "claims": 30_000,
     "takeovers": 1_000,
     "fenced zombies": 500,
     "lost replies": 100,
-    "generations": 5_000,
+    "generations": 3_000,
     "crashes": 20,
 }
 # Leases of 2 s: keys are held for long, so there are more keys.
@@ -70,14 +71,14 @@ STORES = {
         _with_prefix(redis_stores.valkey), {"seconds": 4, "processes": 10}, QUICK, QUICK_LONG
     ),
     "valkey-cluster": Hammered(
-        _with_prefix(redis_stores.valkey_cluster), {"seconds": 3, "processes": 8}, QUICK, QUICK_LONG
+        _with_prefix(redis_stores.valkey_cluster), {"seconds": 3, "processes": 8}, SOME, QUICK_LONG
     ),
     "redis": Hammered(
-        _with_prefix(redis_stores.redis), {"seconds": 3, "processes": 8}, QUICK, QUICK_LONG
+        _with_prefix(redis_stores.redis), {"seconds": 2, "processes": 8}, SOME, QUICK_LONG
     ),
     "etcd": Hammered(
         lambda name: etcd().url(name),
-        {"seconds": 8, "processes": 10, **SLOW},
+        {"seconds": 6, "processes": 10, **SLOW},
         SLOW_LEAST,
         SLOW_LEAST_LONG,
     ),
