@@ -24,6 +24,7 @@ from oncekey.core.commands import (
     Unknown,
 )
 from oncekey.core.record import State
+from oncekey.stores.etcd.store_clock import elapsed_us
 from oncekey.testing.contract.store_case import KEEP, LEASE, SECOND, claim, token
 from oncekey.testing.fake_clock import FakeClock
 
@@ -254,7 +255,7 @@ def test_i5_nothing_is_acknowledged_that_the_session_may_not_outlast(command: st
 
 async def _all_but_ended(cluster: object) -> None:
     for session in cluster.sessions._by_number.values():  # type: ignore[attr-defined]
-        session.ends = time.monotonic() + 1.9
+        session.ends = elapsed_us() + 1_900_000
 
 
 def test_i5_the_owner_stops_before_anybody_may_take_over() -> None:

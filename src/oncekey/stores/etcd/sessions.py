@@ -22,13 +22,14 @@ from aetcd import rpc
 from oncekey.core.errors import StoreUnavailable
 from oncekey.stores.etcd import errors
 from oncekey.stores.etcd.members import Members
+from oncekey.stores.etcd.store_clock import elapsed_us
 from oncekey.stores.etcd.stored_value import Keys
 from oncekey.stores.etcd.transactions import put, transaction
 
 SLACK_MIN_SECONDS: Final = 2
 SLACK_DIVISOR: Final = 4
 # Between the check that a claim is covered and the moment from which its lease counts.
-MARGIN_SECONDS: Final = 0.05
+MARGIN_US: Final = 50_000
 BEATS_PER_SLACK: Final = 4
 INTERVAL_MAX_SECONDS: Final = 30.0
 # How long `close` waits for the servers to end sessions; else they end by themselves.
@@ -51,16 +52,17 @@ def ttl_seconds(length: int) -> int:
 
 
 class Session:
-    """One session. `ends` is the earliest time of our monotonic clock at which it may end."""
+    """One session. `ends` is the earliest time at which it may end, in microseconds of the clock
+    that counts the time that passes."""
 
-    def __init__(self, number: int, length: int, ends: float) -> None:
+    def __init__(self, number: int, length: int, ends: int) -> None:
         self.number = number
         self.length = length
         self.ends = ends
 
     def covers(self, lease: int) -> bool:
         """True if a claim made now, with this lease, ends before the session can."""
-        return self.ends - time.monotonic() >= lease / 1_000_000 + MARGIN_SECONDS
+        return self.ends - elapsed_us() >= lease + MARGIN_US
 
 
 class Sessions:
@@ -101,10 +103,10 @@ class Sessions:
                 )
 
     async def _begin(self, length: int, end: float) -> None:
-        sent = time.monotonic()
+        sent = elapsed_us()
         grant = rpc.LeaseGrantRequest(TTL=ttl_seconds(length))
         reply = await self._members.call("LeaseGrant", grant, end)
-        session = Session(reply.ID, length, sent + reply.TTL)
+        session = Session(reply.ID, length, sent + reply.TTL * 1_000_000)
         key = put(self._keys.session(reply.ID), b"", reply.ID)
         await self._members.call("Txn", transaction((), [key]), end)
         self._current[length] = self._by_number[reply.ID] = session
@@ -119,7 +121,7 @@ class Sessions:
             await self._keep_alive(list(self._by_number.values()), self._members.deadline())
 
     async def _keep_alive(self, sessions: list[Session], end: float) -> None:
-        sent = time.monotonic()
+        sent = elapsed_us()
         requests = [rpc.LeaseKeepAliveRequest(ID=session.number) for session in sessions]
         for reply in await self._members.call("LeaseKeepAlive", requests, end):
             session = self._by_number.get(reply.ID)
@@ -128,7 +130,7 @@ class Sessions:
             if reply.TTL <= 0:
                 self.lose(reply.ID)
             else:
-                session.ends = max(session.ends, sent + reply.TTL)
+                session.ends = max(session.ends, sent + reply.TTL * 1_000_000)
 
     def lose(self, number: int) -> None:
         """The session has ended: its claims must be written again to be kept."""
