@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from tests.support.postgres_stores import RING
 from tests.support.reused_stores import loop_for, reused_async_store, reused_store
-from tests.support.store_table import STORES, Opener, Row
+from tests.support.store_table import MOVING, STORES, Opener, Row
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.store import AsyncStore, Store
@@ -48,6 +48,7 @@ SOAK_ONLY = {
     "postgres-asyncpg-row-lock-ring",
     "postgres-asyncpg-advisory-lock",
     "postgres-asyncpg-server-15",
+    "postgres-moving-async",
 }
 
 
@@ -57,6 +58,7 @@ def _row(open_it: Callable[..., Any], options: dict[str, Any]) -> Row:
 
 ROWS: dict[str, Row] = {
     **STORES,
+    **MOVING,
     **{
         f"postgres-psycopg-{name}": _row(reused_store, options)
         for name, options in {**OPTIONS, **ONE_DRIVER}.items()

@@ -104,7 +104,29 @@ class Resolve(NamedTuple):
     lease_until: int = 0
 
 
-Command = Claim | Finish | Renew | Release | SaveStep | Look | Resolve
+class Adopt(NamedTuple):
+    """Take over a record as it stands in another store, where the clock read `at`: see
+    moved_records.py. With `past` it is a past generation, for the history only."""
+
+    record: Record
+    at: int
+    past: bool = False
+
+    @property
+    def id(self) -> bytes:
+        return self.record.id
+
+
+class RaiseFence(NamedTuple):
+    """The claim has got the fence `to` in another store: it has that fence here as well."""
+
+    id: bytes
+    owner: bytes
+    fence: int
+    to: int
+
+
+Command = Claim | Finish | Renew | Release | SaveStep | Look | Resolve | Adopt | RaiseFence
 
 # --- replies -------------------------------------------------------------------------------
 

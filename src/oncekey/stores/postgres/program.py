@@ -259,6 +259,7 @@ class Program:
         earlier.owners.update((id, stored.record.owner) for id, stored in found.items())
         new: dict[bytes, tuple[int, Record]] = {}
         changed: dict[bytes, tuple[int, Record, StoredRow, bool]] = {}
+        past: list[Record] = []  # that another store has archived
         decided: dict[int, Reply] = {}
         for i, command in left.items():
             stored = found.get(command.id)
@@ -267,10 +268,14 @@ class Program:
             decided[i] = reply
             if write is None:
                 replies[i] = reply
+                if archive is not None:
+                    past.append(archive)
             elif stored is None:
                 new[command.id] = (i, write)
             else:
                 changed[command.id] = (i, write, stored, archive is not None)
+        if past:
+            yield Statement("insert_past", tuple(record_columns(past)))
         if new:
             rows = yield self.insertion([new[id][1] for id in sorted(new)], now)
             for row in rows:
@@ -293,7 +298,8 @@ class Program:
     def insertion(self, records: Sequence[Record], now: int) -> Statement:
         layout = self.layout
         slot = now // layout.period % layout.slots if layout.is_ring else 0
-        return Statement("insert_whole", (self.now(), *record_columns(records), slot))
+        name = "insert_absent" if layout.is_ring else "insert_whole"
+        return Statement(name, (self.now(), *record_columns(records), slot))
 
     def replacement(self, changes: Sequence[tuple[Record, StoredRow, bool]]) -> Statement:
         return Statement("replace", (self.now(), *replace_columns(changes)))
