@@ -106,15 +106,29 @@ class Resolve(NamedTuple):
 
 class Adopt(NamedTuple):
     """Take over a record as it stands in another store, where the clock read `at`: see
-    moved_records.py. With `past` it is a past generation, for the history only."""
+    moved_records.py. With `past` it is a past generation, for the history only. With `counts` it is
+    known to count more than whatever has no higher fence here."""
 
     record: Record
     at: int
     past: bool = False
+    counts: bool = False
 
     @property
     def id(self) -> bytes:
         return self.record.id
+
+
+class ClaimAlso(NamedTuple):
+    """Claim a key that another store has granted to the same claim, with that store's fence. The
+    reply is Lost if this key had that fence, or a higher one, here."""
+
+    claim: Claim
+    fence: int
+
+    @property
+    def id(self) -> bytes:
+        return self.claim.id
 
 
 class RaiseFence(NamedTuple):
@@ -126,7 +140,9 @@ class RaiseFence(NamedTuple):
     to: int
 
 
-Command = Claim | Finish | Renew | Release | SaveStep | Look | Resolve | Adopt | RaiseFence
+Command = (
+    Claim | Finish | Renew | Release | SaveStep | Look | Resolve | Adopt | ClaimAlso | RaiseFence
+)
 
 # --- replies -------------------------------------------------------------------------------
 

@@ -95,9 +95,10 @@ def write_mark(mark: Mark, now: int) -> Adopt:
     return Adopt(record, now)
 
 
-def check_alone(seen: Seen) -> None:
-    """Raise ConfigurationError if a store must not be used by itself."""
-    mark = mark_of(seen)
+def check_alone(seen: Seen | None) -> None:
+    """Raise ConfigurationError if a store must not be used by itself; `seen` is what its `bind` has
+    returned."""
+    mark = mark_of(seen) if seen is not None else None
     if mark is None:
         return
     if mark.side is Side.NEW and mark.stage == MOVING:

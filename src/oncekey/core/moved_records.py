@@ -10,17 +10,21 @@ and of `audit` is left here too; its fence stays what it is. Rules, the first th
     If both are decided and differ, the one that is here stays (Lost).
 4.  What is here has the same fence or a higher one: it stays (Lost).
 5.  What is here has expired: it is replaced, and goes to the history.
-6.  An outcome replaces whatever has a lower fence. Anything else replaces neither an outcome nor a
-    claim whose lease has not ended (Lost).
+6.  An outcome replaces whatever has a lower fence. Anything else replaces neither an outcome, nor a
+    claim whose lease has not ended, nor what is undecided (Lost).
 
-RaiseFence is a compare-and-set on (owner, fence, pending), as an owner's other commands.
+If the sender knows that the record `counts`, it replaces whatever has no higher fence.
 
-`leading` compares the two records of a key: which of them counts. The fences tell, with two
-exceptions. Records of one claim are compared by rule 3. And a claim with a higher fence that is in
-the old store only may be one that a process could not get in both stores, so that nobody has run
-it: then an outcome, or a lease that has not ended, in the new store counts. Rules 3 to 6 and
-`leading` are the reason why a process in dual mode may work beside processes that know only the old
-store, and later beside those that know only the new one. Pure; must not know stores.
+ClaimAlso is a claim with the fence of another store. RaiseFence is a compare-and-set on (owner,
+fence, pending), as an owner's other commands.
+
+`leading` compares the two records of a key: which of them counts. The fences tell, since every
+claim in dual mode has a fence that the old store has granted. There are two exceptions. Records of
+one claim are compared by rule 3. And a claim with a higher fence that is in the old store only may
+be one that a process could not get in both stores, so that nobody has run it: then the new store
+counts, if it has an outcome, a lease that has not ended, or something undecided. So a process in
+dual mode may work beside processes that know only the old store, where the old one decides, and
+later beside those that know only the new one. Pure; must not know stores.
 """
 
 from __future__ import annotations
@@ -28,7 +32,17 @@ from __future__ import annotations
 import enum
 from typing import Final
 
-from oncekey.core.commands import Adopt, Done, Lost, RaiseFence, Reply, Seen
+from oncekey.core.commands import (
+    Adopt,
+    ClaimAlso,
+    Claimed,
+    Command,
+    Done,
+    Lost,
+    RaiseFence,
+    Reply,
+    Seen,
+)
 from oncekey.core.record import Record, State, Step
 
 _ENDED: Final = (State.SUCCEEDED, State.FAILED)
@@ -58,10 +72,17 @@ class Side(enum.IntEnum):
         return Side.NEW if self is Side.OLD else Side.OLD
 
 
-def decide_moved(here: Record | None, command: Adopt | RaiseFence, now: int) -> MovedDecision:
-    """What the command does to the record that is here."""
+def decide_moved(
+    here: Record | None, command: Command, now: int, floor: int, alone: MovedDecision | None
+) -> MovedDecision:
+    """What a command of a move does to the record that is here; `alone` is what the claim of a
+    ClaimAlso would do by itself."""
     if isinstance(command, Adopt):
         return adopt(here, command, now)
+    if isinstance(command, ClaimAlso):
+        assert alone is not None
+        return _with_fence(here, command.fence, floor, alone)
+    assert isinstance(command, RaiseFence)
     if here is None or here.owner != command.owner or here.state != State.PENDING:
         return _LOST, None, None
     if here.fence == command.to:
@@ -69,6 +90,19 @@ def decide_moved(here: Record | None, command: Adopt | RaiseFence, now: int) -> 
     if here.fence != command.fence or command.to < here.fence:
         return _LOST, None, None
     return _DONE, here._replace(fence=command.to), None
+
+
+def _with_fence(here: Record | None, fence: int, floor: int, alone: MovedDecision) -> MovedDecision:
+    """What the claim would do alone, but with the fence that the other store has granted, and with
+    no other: if an owner has lost the key there before it came here, its fence shows that."""
+    reply, write, archive = alone
+    if not isinstance(reply, Claimed) or write is None:
+        return alone
+    if here is not None and here.owner == write.owner and here.fence == write.fence:
+        return alone  # a repeat
+    if fence <= (floor if here is None else here.fence):
+        return _LOST, None, None
+    return reply._replace(fence=fence), write._replace(fence=fence), archive
 
 
 def adopt(here: Record | None, command: Adopt, now: int) -> MovedDecision:
@@ -81,13 +115,14 @@ def adopt(here: Record | None, command: Adopt, now: int) -> MovedDecision:
     if here is None:
         return _DONE, record, None
     if here.owner == record.owner and not (_has_ended(here) and here.fence < record.fence):
-        return _adopt_same_claim(here, record)
-    if here.fence >= record.fence:
+        reply, write, _ = _adopt_same_claim(here, record)
+        if isinstance(reply, Done) or not command.counts:
+            return reply, write, None
+    if here.fence >= record.fence and not (command.counts and here.fence == record.fence):
         return _LOST, None, None
-    if now < here.expires_at and not _has_ended(record):
-        is_held = here.state == State.PENDING and now < here.lease_until
-        if is_held or _has_ended(here):
-            return _LOST, None, None
+    is_needed = now < here.expires_at and not _has_ended(record) and not command.counts
+    if is_needed and (_has_ended(here) or _is_held(here, now) or here.is_undecided):
+        return _LOST, None, None
     is_kept = here.state != State.ABSENT and now < here.audit_until
     return _DONE, record, here if is_kept else None
 
@@ -117,6 +152,10 @@ def _has_ended(record: Record) -> bool:
     return record.state in _ENDED
 
 
+def _is_held(record: Record, now: int) -> bool:
+    return record.state == State.PENDING and now < record.lease_until
+
+
 def _is_same_outcome(one: Record, other: Record) -> bool:
     return one.state == other.state and (one.body == other.body or not _has_ended(one))
 
@@ -144,10 +183,9 @@ def leading(old: Seen, new: Seen) -> Side | None:
         return Side.NEW
     if _has_ended(one) or other.state == State.ABSENT:
         return Side.OLD
-    is_held = other.state == State.PENDING and new.now < other.lease_until
-    if one.state == State.ABSENT or _has_ended(other) or is_held:
+    if one.state == State.ABSENT or _has_ended(other) or other.is_undecided:
         return Side.NEW
-    return Side.OLD
+    return Side.NEW if _is_held(other, new.now) else Side.OLD
 
 
 def _live(seen: Seen) -> Record | None:

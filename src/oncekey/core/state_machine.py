@@ -38,9 +38,9 @@ from typing import Final, NamedTuple
 
 from oncekey.core import notes
 from oncekey.core.commands import (
-    Adopt,
     Busy,
     Claim,
+    ClaimAlso,
     Claimed,
     Command,
     Done,
@@ -48,7 +48,6 @@ from oncekey.core.commands import (
     Look,
     Lost,
     Mismatched,
-    RaiseFence,
     Release,
     Renew,
     Replay,
@@ -101,8 +100,8 @@ def decide(record: Record | None, command: Command, now: int, floor: int = 0) ->
         return _save_step(record, command, now)
     if isinstance(command, Resolve):
         return _resolve(record, command, now)
-    assert isinstance(command, (Adopt, RaiseFence))
-    return Decision(*decide_moved(record, command, now))
+    alone = decide(record, command.claim, now, floor) if isinstance(command, ClaimAlso) else None
+    return Decision(*decide_moved(record, command, now, floor, alone))
 
 
 def is_expired(record: Record, now: int) -> bool:

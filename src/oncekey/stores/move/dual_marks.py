@@ -9,7 +9,7 @@ from oncekey.core.commands import Look
 from oncekey.core.errors import ConfigurationError, StoreUnavailable
 from oncekey.core.move_marks import COPIED, MARK_ID, Mark, mark_of, next_mark, write_mark
 from oncekey.core.moved_records import Side
-from oncekey.stores.move.dual_program import NEW, OLD, Call, Program, raised
+from oncekey.stores.move.dual_program import NEW, OLD, Call, Program, result_of
 
 MARK_TRIES: Final = 20  # processes that begin at the same time stand in each other's way
 
@@ -18,12 +18,19 @@ def bind(check: bytes, move: str) -> Program[None]:
     """Bind both stores to the same secret, and join the move that both are in; if there is none,
     begin one that is called `move`."""
     yield from _bind_secret(check)
+    before: list[Mark | None] | None = None
     for _ in range(MARK_TRIES):
         marks, now = yield from _read_marks()
-        mark = next_mark(marks[OLD], marks[NEW], move)
+        try:
+            mark = next_mark(marks[OLD], marks[NEW], move)
+        except ConfigurationError:
+            if marks == before:
+                raise
+            before = marks  # perhaps one was written between the two reads
+            continue
         if mark is None:
             return
-        raised((yield Call(mark.side, "apply", ([write_mark(mark, now[mark.side])],))))
+        result_of((yield Call(mark.side, "apply", ([write_mark(mark, now[mark.side])],))))
     raise StoreUnavailable("other processes change the marks of this move all the time")
 
 
@@ -32,7 +39,7 @@ def _bind_secret(check: bytes) -> Program[None]:
         bound = yield Call(side, "bind", (check,))
         if isinstance(bound, ConfigurationError):
             raise ConfigurationError(f"the {side.name.lower()} store: {bound}") from bound
-        raised(bound)
+        result_of(bound)
 
 
 def finish_copy() -> Program[None]:
@@ -44,7 +51,7 @@ def finish_copy() -> Program[None]:
         assert mark is not None, "bind has written it"
         if mark.stage != COPIED:
             copied = Mark(mark.move, side, COPIED, mark.fence + 1)
-            raised((yield Call(side, "apply", ([write_mark(copied, now[side])],))))
+            result_of((yield Call(side, "apply", ([write_mark(copied, now[side])],))))
 
 
 def was_copied() -> Program[bool]:
@@ -58,7 +65,7 @@ def _read_marks() -> Program[tuple[list[Mark | None], list[int]]]:
     marks: list[Mark | None] = []
     now: list[int] = []
     for side in Side:
-        (seen,) = raised((yield Call(side, "apply", ([Look(MARK_ID)],))))
-        marks.append(mark_of(raised(seen)))
+        (seen,) = result_of((yield Call(side, "apply", ([Look(MARK_ID)],))))
+        marks.append(mark_of(result_of(seen)))
         now.append(seen.now)
     return marks, now

@@ -3,9 +3,10 @@
 A key is held by whoever holds it in both stores. So a process in dual mode and one that knows only
 the old store exclude each other there, and one that knows only the new store does so in that.
 
-*   A claim is made in the old store, then in the new one under the same owner. The higher of the
-    two fences is raised to both, and steps that only one store has are saved in the other. If the
-    new store refuses, the claim in the old one is released, and the new store's reply counts.
+*   A claim is made in the old store, then in the new one with the same owner and fence; if the new
+    one needs a higher fence, it is raised in the old one first. Steps that only one store has are
+    saved in the other. If the new store refuses, the claim in the old one is released, and the
+    new store's reply counts.
 *   An outcome is stored in the old store, then in the new one, and acknowledged when both have it.
 *   A release goes to the new store first: where it stops halfway, the old store still holds the
     key, and the next claim finds out from the new one that it was released.
@@ -19,6 +20,7 @@ cannot be made in both stores leaves nothing behind. Must not know threads or as
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -26,6 +28,7 @@ from oncekey.core.commands import (
     Adopt,
     Busy,
     Claim,
+    ClaimAlso,
     Claimed,
     Command,
     Done,
@@ -142,26 +145,40 @@ def claim(command: Claim) -> Rule:
 
 
 def _claim_in_new(command: Claim, first: Claimed) -> Rule:
-    """The old store has granted the claim; get it in the new one too."""
-    second = yield Ask(NEW, command)
+    """The old store has granted the claim; get it in the new one too, with the same fence."""
+    fence = first.fence
+    second = yield Ask(NEW, ClaimAlso(command, fence))
+    if isinstance(second, Lost):
+        fence, second = yield from _claim_with_higher_fence(command, fence)
     if isinstance(second, Claimed):
-        return (yield from _share_claim(command, first, second))
+        return (yield from _share_steps(command, first, second))
     if not isinstance(second, StoreUnavailable) or not second.ambiguous:
         # Nobody runs it: the old store must not hold the key for the rest of the lease, or call it
         # unknown after that. If this fails too, that is what happens.
-        yield Ask(OLD, Release(command.id, command.owner, first.fence))
+        yield Ask(OLD, Release(command.id, command.owner, fence))
     return second  # type: ignore[no-any-return]
 
 
-def _share_claim(command: Claim, first: Claimed, second: Claimed) -> Rule:
-    """Both stores have granted the claim: give them the same fence and the same steps."""
-    id, owner = command.id, command.owner
-    fence = max(first.fence, second.fence)
-    for side, claimed in ((OLD, first), (NEW, second)):
-        if claimed.fence < fence:
-            raised = yield Ask(side, RaiseFence(id, owner, claimed.fence, fence))
-            if not isinstance(raised, Done):  # its lease has ended by now
-                return Busy(RETRY_HINT_US) if isinstance(raised, Lost) else raised
+def _claim_with_higher_fence(command: Claim, fence: int) -> Generator[Ask, Any, tuple[int, Answer]]:
+    """The key had this fence, or a higher one, in the new store. The fence is raised in the old
+    store first: only while this owner has the key there may it get it in the new one. Returns the
+    fence in the old store, and the new store's reply."""
+    new = yield Ask(NEW, Look(command.id))
+    if isinstance(new, OncekeyError):
+        return fence, new
+    higher = max(new.now, fence, new.record.fence if new.record else 0) + 1
+    raised = yield Ask(OLD, RaiseFence(command.id, command.owner, fence, higher))
+    if isinstance(raised, OncekeyError):
+        return fence, raised
+    if isinstance(raised, Lost):
+        return fence, Busy(RETRY_HINT_US)  # another one has the key by now
+    second = yield Ask(NEW, ClaimAlso(command, higher))
+    return higher, Busy(RETRY_HINT_US) if isinstance(second, Lost) else second
+
+
+def _share_steps(command: Claim, first: Claimed, second: Claimed) -> Rule:
+    """Both stores have granted the claim: give them the same steps."""
+    id, owner, fence = command.id, command.owner, second.fence
     steps = merged_steps(first.steps, second.steps)
     for side, claimed in ((OLD, first), (NEW, second)):
         for step in _missing(steps, claimed.steps):
@@ -176,6 +193,18 @@ def _share_claim(command: Claim, first: Claimed, second: Claimed) -> Rule:
 def _missing(steps: tuple[Step, ...], known: tuple[Step, ...]) -> list[Step]:
     done = {step.name: step.done for step in known}
     return [step for step in steps if step.name not in done or done[step.name] < step.done]
+
+
+def claim_also(command: ClaimAlso) -> Rule:
+    """Claim in both stores what a third one has granted: keys that move on before they have
+    arrived."""
+    reply = yield from claim(command.claim)
+    if not isinstance(reply, Claimed) or reply.fence >= command.fence:
+        return reply
+    raised = yield from in_both(
+        RaiseFence(command.id, command.claim.owner, reply.fence, command.fence)
+    )
+    return reply._replace(fence=command.fence) if isinstance(raised, Done) else raised
 
 
 def _compare_refusal(command: Claim, first: Reply) -> Generator[Ask, Any, Answer | None]:
@@ -202,10 +231,11 @@ def _compare_refusal(command: Claim, first: Reply) -> Generator[Ask, Any, Answer
         return adopted
     leader = old if side is OLD else new
     reply, write, _ = decide(leader.record, command, leader.now)
-    if write is None and (side is NEW or isinstance(adopted, Done)):
+    is_shared = isinstance(adopted, Done)
+    if write is None and (side is NEW or is_shared):
         return reply
-    # The key is free: claim it in both stores, if the old one has learned that it is.
-    return None if isinstance(adopted, Done) else first
+    # The key can be claimed, in both stores, if both know that; or the new one has changed.
+    return None if is_shared or side is OLD else first
 
 
 def _is_outcome(reply: Replay, record: Record) -> bool:
@@ -219,7 +249,8 @@ def _adopt(side: Side, old: Seen, new: Seen) -> Rule:
         return Done()
     leader = old if side is OLD else new
     assert leader.record is not None
-    adopted = yield Ask(side.other, Adopt(leader.record, leader.now))
+    # Only the new store has records with a higher fence than the old one's that count for certain.
+    adopted = yield Ask(side.other, Adopt(leader.record, leader.now, counts=side is NEW))
     return adopted  # type: ignore[no-any-return]
 
 
@@ -248,7 +279,8 @@ def finish(command: Finish) -> Rule:
         return old
     if isinstance(new, OncekeyError):
         return new
-    if leading(old, new) is not OLD:
+    is_mine = old.record is not None and old.record.owner == command.owner
+    if not is_mine or leading(old, new) is not OLD:
         return second
     return (yield from _adopt(OLD, old, new))
 
@@ -339,6 +371,37 @@ def _look_at_equals(id: bytes) -> Generator[Ask, Any, tuple[Any, Any]]:
     return (yield from _look(id))
 
 
+class CopyResult(enum.Enum):
+    """What became of a record that was to be copied."""
+
+    COPIED = "copied"
+    THERE = "there already"
+    NEWER = "newer there"
+    HELD = "held in the old store only"
+
+
+def copy_record(id: bytes) -> Generator[Ask, Any, CopyResult | OncekeyError]:
+    """Give the new store what the old one has of a key. A claim that is alive in the old store only
+    is left alone: its owner is about to claim the key in the new one too, unless it does not know
+    the new one, and then nothing may be copied."""
+    old, new = yield from _look(id)
+    for seen in (old, new):
+        if isinstance(seen, OncekeyError):
+            return seen
+    if old.record is None or is_same_version(old, new):
+        is_there = old.record is None or new.record is not None
+        if is_there or old.now >= old.record.audit_until:
+            return CopyResult.THERE
+    elif leading(old, new) is NEW:
+        return CopyResult.NEWER
+    elif old.record.state == State.PENDING and old.now < old.record.lease_until:
+        return CopyResult.HELD
+    adopted = yield Ask(NEW, Adopt(old.record, old.now))
+    if isinstance(adopted, OncekeyError):
+        return adopted
+    return CopyResult.COPIED if isinstance(adopted, Done) else CopyResult.NEWER
+
+
 def _look(id: bytes) -> Generator[Ask, Any, tuple[Any, Any]]:
     old = yield Ask(OLD, Look(id))
     new = yield Ask(NEW, Look(id))
@@ -354,11 +417,12 @@ RULES: Final[dict[type[Any], Callable[[Any], Rule]]] = {
     Look: look,
     Resolve: resolve,
     Adopt: in_both,
+    ClaimAlso: claim_also,
     RaiseFence: in_both,
 }
 
 
-def raised(result: Any) -> Any:
+def result_of(result: Any) -> Any:
     """The result of a call; if it is an error, that is raised."""
     if isinstance(result, OncekeyError):
         raise result

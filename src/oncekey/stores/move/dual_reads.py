@@ -13,7 +13,7 @@ from oncekey.core.moved_records import latest
 from oncekey.core.record import Record
 from oncekey.core.search import Cursor, Measures, Page, Query, page_of
 from oncekey.core.store import Unfinished
-from oncekey.stores.move.dual_program import NEW, OLD, Call, Program, raised
+from oncekey.stores.move.dual_program import NEW, OLD, Call, Program, result_of
 
 _CLOCKS = (ClockClass.HOST, ClockClass.SERVER, ClockClass.SERVER_LEASE)  # from weak to strong
 
@@ -30,8 +30,8 @@ def weaker(old: Guarantee, new: Guarantee) -> Guarantee:
 
 def unfinished(after: int, limit: int) -> Program[Unfinished]:
     """The unfinished records of both (S10)."""
-    old = raised((yield Call(OLD, "unfinished", (after, limit))))
-    new = raised((yield Call(NEW, "unfinished", (after, limit))))
+    old = result_of((yield Call(OLD, "unfinished", (after, limit))))
+    new = result_of((yield Call(NEW, "unfinished", (after, limit))))
     # A list that was cut is complete up to the fence of its last record.
     ends = [
         listed.records[-1].fence
@@ -52,7 +52,7 @@ def search(query: Query, limit: int, after: Cursor) -> Program[Page]:
     """A page of the records of both (S11), each from the store that leads."""
     pages: list[Page] = []
     for side in (OLD, NEW):
-        pages.append(raised((yield Call(side, "search", (query, limit, after)))))
+        pages.append(result_of((yield Call(side, "search", (query, limit, after)))))
     ends = [page.next for page in pages if page.next is not None]
     last = max(ends) if ends else None
     found = [
@@ -61,8 +61,8 @@ def search(query: Query, limit: int, after: Cursor) -> Program[Page]:
     ]
     ids = [id for id in dict.fromkeys([*found[OLD], *found[NEW]]) if id != MARK_ID]
     looks = [Look(id) for id in ids]
-    olds = raised((yield Call(OLD, "apply", (looks,)))) if looks else []
-    news = raised((yield Call(NEW, "apply", (looks,)))) if looks else []
+    olds = result_of((yield Call(OLD, "apply", (looks,)))) if looks else []
+    news = result_of((yield Call(NEW, "apply", (looks,)))) if looks else []
     kept = []
     for id, old, new in zip(ids, olds, news, strict=True):
         side = OLD if latest(old, new) is old else NEW
@@ -81,32 +81,32 @@ def history(id: bytes) -> Program[list[Record]]:
     """The past generations that either store has."""
     past: dict[int, Record] = {}
     for side in (OLD, NEW):
-        for record in raised((yield Call(side, "history", (id,)))):
+        for record in result_of((yield Call(side, "history", (id,)))):
             past[record.fence] = record
     return [past[fence] for fence in sorted(past)]
 
 
 def sweep(limit: int) -> Program[int]:
     """Sweep both; how many the one removed from which more were removed, since most are in both."""
-    old: int = raised((yield Call(OLD, "sweep", (limit,))))
-    new: int = raised((yield Call(NEW, "sweep", (limit,))))
+    old: int = result_of((yield Call(OLD, "sweep", (limit,))))
+    new: int = result_of((yield Call(NEW, "sweep", (limit,))))
     return max(old, new)
 
 
 def elect(token: bytes, lease: int) -> Program[bool]:
     """True if both stores elect this token: others may know only one of them."""
-    if not raised((yield Call(OLD, "elect", (token, lease)))):
+    if not result_of((yield Call(OLD, "elect", (token, lease)))):
         return False
     elected = yield Call(NEW, "elect", (token, lease))
     if elected is not True and lease > 0:
         yield Call(OLD, "elect", (token, 0))  # resign, since the work is another one's
-    return bool(raised(elected))
+    return bool(result_of(elected))
 
 
 def measure() -> Program[Measures]:
     """The larger of both figures, since most records are in both."""
-    old: Measures = raised((yield Call(OLD, "measure")))
-    new: Measures = raised((yield Call(NEW, "measure")))
+    old: Measures = result_of((yield Call(OLD, "measure")))
+    new: Measures = result_of((yield Call(NEW, "measure")))
     oldest = min([one.oldest_due for one in (old, new) if one.oldest_due], default=0)
     larger = [max(pair) for pair in zip(old, new, strict=True)]
     return Measures(*larger)._replace(now=min(old.now, new.now), oldest_due=oldest)

@@ -17,8 +17,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
-from oncekey.core.commands import Busy, Claim, Claimed, Command, Done, Finish, Lost, Reply
+from oncekey.core.commands import (
+    Busy,
+    Claim,
+    ClaimAlso,
+    Claimed,
+    Command,
+    Done,
+    Finish,
+    Lost,
+    Reply,
+    Seen,
+)
 from oncekey.core.errors import ConfigurationError, StoreUnavailable
+from oncekey.core.move_marks import MARK_ID
 from oncekey.core.origin import operation_of
 from oncekey.core.record import Record
 from oncekey.core.state_machine import decide
@@ -141,7 +153,7 @@ class Program:
         for i, command in left.items():
             # A caller's transaction is writing this row and holds the key. Such a transaction
             # writes only keys that are free or whose lease has ended.
-            is_claim = isinstance(command, Claim)
+            is_claim = isinstance(command, (Claim, ClaimAlso))
             replies[i] = Busy(TRANSACTION_HINT_US) if is_claim else _LOST
 
     # --- phase 1: claims and finishes in one statement ----------------------------------------
@@ -311,8 +323,14 @@ class Program:
         rows = yield Statement("history", ([id],))
         return [stored.record for row in rows if (stored := stored_row_of(row)) is not None]
 
-    def bind(self, check: bytes) -> Statements[None]:
+    def bind(self, check: bytes) -> Statements[Seen]:
         """Remember the secret's check value, or refuse another one (S8)."""
+        yield from self._bind_secret(check)
+        found, now, _ = yield from self.look([MARK_ID])
+        mark = found.get(MARK_ID)
+        return Seen(mark.record if mark else None, now)
+
+    def _bind_secret(self, check: bytes) -> Statements[None]:
         rows = yield Statement("select_meta", (_CHECK,))
         if not rows:
             yield Statement("insert_meta", (_CHECK, check))

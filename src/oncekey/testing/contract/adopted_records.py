@@ -10,8 +10,11 @@ import pytest
 
 from oncekey.core.commands import (
     Adopt,
+    Busy,
+    ClaimAlso,
     Claimed,
     Done,
+    Finish,
     Lost,
     RaiseFence,
     Replay,
@@ -144,6 +147,24 @@ class AdoptedRecords:
         case.expect(Done, Adopt(other, case.now()))
         assert case.send(held.finish()) == Lost()
 
+    def test_i1_what_is_undecided_is_not_replaced_by_another_claim(self, case: StoreCase) -> None:
+        held = case.key_in(UNKNOWN)
+        other = case.record(held.id)._replace(owner=token("own"), fence=held.fence + 1)
+        for state in (PENDING, UNKNOWN, ABSENT):
+            late = Adopt(other._replace(state=state), case.now())
+            assert case.unchanged_by(late) == [Lost()]
+
+    @pytest.mark.parametrize("state", [PENDING, SUCCEEDED, FAILED, UNKNOWN])
+    def test_a_record_that_counts_replaces_whatever_has_no_higher_fence(
+        self, case: StoreCase, state: State
+    ) -> None:
+        held = case.key_in(state)
+        other = case.record(held.id)._replace(owner=token("own"), state=ABSENT, body=b"")
+        lower = Adopt(other._replace(fence=held.fence - 1), case.now(), counts=True)
+        assert case.unchanged_by(lower) == [Lost()]
+        case.expect(Done, Adopt(other, case.now(), counts=True))
+        case.expect(Claimed, held.rival())
+
     def test_i4_the_outcome_of_the_same_claim_ends_it_here(self, case: StoreCase) -> None:
         held = case.claimed()
         case.expect(Done, held.step())
@@ -171,6 +192,42 @@ class AdoptedRecords:
         end = adopted._replace(at=adopted.record.audit_until)
         case.expect(Done, end)
         assert case.seen(adopted.id).record is None
+
+    def test_i6_a_claim_that_another_store_has_granted_gets_its_fence(
+        self, case: StoreCase
+    ) -> None:
+        for fence in (case.now() - AHEAD, case.now() + AHEAD):
+            also = ClaimAlso(claim(token("id"), token("own")), fence)
+            assert case.expect(Claimed, also).fence == fence
+            assert case.expect(Claimed, also).fence == fence  # I9
+            case.expect(Busy, claim(also.id, token("riv")))
+            record = case.record(also.id)
+            assert (record.fence, record.owner) == (fence, also.claim.owner)
+            case.expect(Done, Finish(also.id, also.claim.owner, fence, SUCCEEDED, b"body"))
+
+    def test_i6_a_claim_with_a_fence_that_the_key_had_here_is_refused(
+        self, case: StoreCase
+    ) -> None:
+        freed = case.key_in(ABSENT)
+        dead = case.claimed(retry_safe=True)
+        case.wait(LEASE)
+        for held in (freed, dead):
+            rival = held.rival(retry_safe=True)
+            for fence in (held.fence - 1, held.fence):
+                assert case.unchanged_by(ClaimAlso(rival, fence)) == [Lost()]
+            taken = case.expect(Claimed, ClaimAlso(rival, held.fence + 1))
+            assert taken.fence == held.fence + 1
+            assert taken.taken_over is (held is dead)
+            assert case.send(held.finish()) == Lost()
+
+    @pytest.mark.parametrize("state", [PENDING, SUCCEEDED, FAILED, UNKNOWN])
+    def test_i7_a_claim_that_another_store_has_granted_is_refused_as_any_other(
+        self, case: StoreCase, state: State
+    ) -> None:
+        held = case.key_in(state)
+        expected = case.unchanged_by(held.rival())
+        also = ClaimAlso(held.rival(), held.fence + AHEAD)
+        assert case.unchanged_by(also) == expected
 
     def test_i6_an_owner_raises_its_fence(self, case: StoreCase) -> None:
         held = case.claimed()
