@@ -25,10 +25,10 @@ BUILT_IN = {
     "sqlite": "oncekey.stores.sqlite",
     "postgresql": "oncekey.stores.postgres",
     "postgres": "oncekey.stores.postgres",
+    "moving": "oncekey.stores.move",
 }
 GROUP = "oncekey.stores"
 MOVING = "moving"
-_MOVING_MODULE = "oncekey.stores.move"
 # A comma may be in a URL (three hosts of a cluster); one before a scheme begins the next URL.
 _NEXT_URL = re.compile(r",(?=[a-z][a-z0-9+.-]*://)")
 
@@ -60,7 +60,7 @@ def async_store(store: AsyncStore | str) -> AsyncStore:
 
 
 def _dual(name: str, old: Any, new: Any) -> Any:
-    return getattr(importlib.import_module(_MOVING_MODULE), name)(old, new)
+    return getattr(importlib.import_module(BUILT_IN[MOVING]), name)(old, new)
 
 
 def moving_urls(url: str) -> tuple[str, str] | None:
@@ -99,10 +99,7 @@ def _check_store(store: object, *, is_async: bool) -> None:
 def store_module(url: str) -> Any:
     """The module for the URL's scheme; raises ConfigurationError if there is none."""
     scheme, separator, _ = url.partition("://")
-    if scheme == MOVING:
-        raise ConfigurationError(
-            f"this takes one store, and {MOVING}:// names two; give it the old or the new one"
-        )
+    moving_urls(url)  # a wrong one is an error now
     if not url:
         raise ConfigurationError(
             "the store's URL is empty; if it comes from the environment, that variable is set to "

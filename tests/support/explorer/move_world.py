@@ -221,7 +221,8 @@ class MoveWorld:
         if state.acted and not actor.retry_safe:
             broken = f"I1: {state.acted} has acted already, and {actor.name} acts again"
         for other, rival in zip(self.scenario.actors, state.processes, strict=True):
-            if rival is not process and state.now < rival.deadline and rival.state is not None:
+            is_held = state.now < rival.deadline and rival.state is not None
+            if broken is None and rival is not process and is_held:
                 broken = f"I5: {other.name} may still act, and {actor.name} acts"
         holding = process._replace(deadline=process.sent_at + LEASE)
         after = self._advance(state._replace(acted=actor.name), index, holding, True)

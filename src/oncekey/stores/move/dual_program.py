@@ -21,7 +21,7 @@ cannot be made in both stores leaves nothing behind. Must not know threads or as
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
 from oncekey.core.commands import (
@@ -94,7 +94,18 @@ def apply(commands: Sequence[Command]) -> Program[list[Reply]]:
     return _replies([answers[i] for i in range(len(commands))])
 
 
-def _run_side_by_side(rules: dict[int, Rule], answers: dict[int, Answer]) -> Program[None]:
+def copy(ids: Sequence[bytes]) -> Program[list[CopyResult]]:
+    """Copy the records of these ids, all in the same batches."""
+    results: dict[int, Any] = {}
+    yield from _run_side_by_side({i: copy_record(id) for i, id in enumerate(ids)}, results)
+    for result in results.values():
+        result_of(result)
+    return [results[i] for i in range(len(ids))]
+
+
+def _run_side_by_side(
+    rules: Mapping[int, Generator[Ask, Any, Any]], answers: dict[int, Any]
+) -> Program[None]:
     """Run the generators, a batch for one store and then a batch for the other."""
     waiting: dict[int, Ask] = {}
     for i, rule in rules.items():

@@ -24,7 +24,7 @@ from oncekey.core.store import (
     Unfinished,
 )
 from oncekey.stores.move import dual_marks, dual_program, dual_reads
-from oncekey.stores.move.dual_program import Program
+from oncekey.stores.move.dual_program import CopyResult, Program
 
 T = TypeVar("T")
 
@@ -114,6 +114,10 @@ class DualStore(_Base):
 
     def join(self, connection: Any, /) -> CallerTransaction:
         raise ConfigurationError(_NO_TRANSACTION)
+
+    def copy(self, ids: Sequence[bytes], /) -> list[CopyResult]:
+        """Give the new store what the old one has of these keys."""
+        return self._run(dual_program.copy(ids))
 
     def finish_copy(self) -> None:
         """Everything was copied: from now on the old store alone is refused, and the new one is
