@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.reused_stores import loop_for, reused_async_store, reused_store
-from tests.support.store_table import STORES, Opener, Row
+from tests.support.store_table import MOVING, STORES, Opener, Row
 
 from oncekey.core.store import AsyncStore, Store
 from oncekey.testing.contract import EngineContract
@@ -15,6 +15,7 @@ from oncekey.testing.sync_facade import LoopThread
 
 ROWS: dict[str, Row] = {
     **STORES,
+    "moving-memory-sync": MOVING["moving-memory-sync"],
     "postgres-psycopg-pooler": lambda path, clock: reused_store(clock, pooler=True),
     "postgres-asyncpg-pooler": lambda path, clock: reused_async_store(clock, pooler=True),
 }

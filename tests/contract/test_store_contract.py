@@ -17,7 +17,7 @@ import pytest
 from tests.support.postgres_stores import RING
 from tests.support.reused_redis_stores import reused_async_redis_store, reused_redis_store
 from tests.support.reused_stores import loop_for, reused_async_store, reused_store
-from tests.support.store_table import STORES, Opener, Row
+from tests.support.store_table import MOVING, STORES, Opener, Row
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.store import AsyncStore, Store
@@ -52,6 +52,7 @@ SOAK_ONLY = {
     "postgres-asyncpg-server-15",
     "postgres-asyncpg-portable",
     "postgres-psycopg-caller-pool",
+    "postgres-moving-async",
 }
 
 
@@ -72,6 +73,7 @@ def _row(open_it: Callable[..., Any], options: dict[str, Any]) -> Row:
 
 ROWS: dict[str, Row] = {
     **STORES,
+    **MOVING,
     **{
         f"postgres-psycopg-{name}": _row(reused_store, options)
         for name, options in {**OPTIONS, **ONE_DRIVER}.items()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from oncekey.core.commands import Reply
+from oncekey.core.commands import Reply, Seen
 from oncekey.core.errors import ConfigurationError, StoreUnavailable
 from oncekey.core.guarantees import Guarantee, Level
 from oncekey.core.policy import Policy
@@ -361,17 +361,17 @@ def test_a_transaction_is_checked_against_the_reached_store(kind: EngineKind) ->
 class Counting(MemoryStore):
     binds = 0
 
-    def bind(self, check: bytes, /) -> None:
+    def bind(self, check: bytes, /) -> Seen | None:
         self.binds += 1
-        super().bind(check)
+        return super().bind(check)
 
 
 class AsyncCounting(AsyncMemoryStore):
     binds = 0
 
-    async def bind(self, check: bytes, /) -> None:
+    async def bind(self, check: bytes, /) -> Seen | None:
         self.binds += 1
-        await super().bind(check)
+        return await super().bind(check)
 
 
 def test_a_store_that_is_not_lazy_is_bound_when_the_engine_is_made() -> None:

@@ -12,6 +12,7 @@ from tests.support.reused_stores import reused_async_store, reused_store
 
 from oncekey.core.store import AsyncStore, Store
 from oncekey.stores.memory import AsyncMemoryStore, MemoryStore
+from oncekey.stores.move import AsyncDualStore, DualStore
 from oncekey.stores.sqlite import AsyncSQLiteStore, SQLiteStore
 
 WallClock = Callable[[], int]
@@ -32,4 +33,20 @@ STORES: dict[str, Row] = {
     "redis-async": lambda path, clock: reused_async_redis_store(clock),
     "etcd-sync": lambda path, clock: reused_etcd_store(clock),
     "etcd-async": lambda path, clock: reused_async_etcd_store(clock),
+}
+
+# Two stores at a time, while keys move from the first to the second.
+MOVING: dict[str, Row] = {
+    "moving-memory-sync": lambda path, clock: DualStore(
+        MemoryStore(clock=clock), MemoryStore(clock=clock)
+    ),
+    "moving-memory-async": lambda path, clock: AsyncDualStore(
+        AsyncMemoryStore(clock=clock), AsyncMemoryStore(clock=clock)
+    ),
+    "postgres-moving-sync": lambda path, clock: DualStore(
+        SQLiteStore(path / "keys.db", synchronous="off", clock=clock), reused_store(clock)
+    ),
+    "postgres-moving-async": lambda path, clock: AsyncDualStore(
+        AsyncSQLiteStore(path / "keys.db", clock=clock), reused_async_store(clock)
+    ),
 }

@@ -11,6 +11,7 @@ import click
 from oncekey import ConfigurationError, InvalidKey, OncekeyError, __version__
 from oncekey.cli.command_options import STORE_ENV
 from oncekey.cli.commands.completion import completion
+from oncekey.cli.commands.copy import copy
 from oncekey.cli.commands.dashboard import dashboard
 from oncekey.cli.commands.demo import demo
 from oncekey.cli.commands.doctor import doctor
@@ -51,6 +52,7 @@ def cli(context: click.Context) -> None:
     \b
     URL names a store:  sqlite:///relative.db   sqlite:////absolute/path.db
                         postgresql://user@host/database?schema=oncekey
+                        moving://OLD,NEW: two stores, while keys move
     It may be left out if ONCEKEY_STORE is set.
     Every command has --help with an example, and --json for scripts.
     Start with:  oncekey demo
@@ -71,6 +73,7 @@ _COMMANDS = (
     recover,
     sweep,
     migrate,
+    copy,
     exporter,
     policy,
     completion,

@@ -24,20 +24,30 @@ _IN_ARGUMENT = re.compile(r":/+[^:@/]*:(.*)@", re.DOTALL)
 # Shorter ones occur in ordinary words. In a URL they are removed all the same.
 _LITERAL_MIN_CHARS = 4
 
+# moving://OLD,NEW has two URLs, each with a password of its own.
+_NEXT_URL = re.compile(r"(?<=moving)://|,(?=[a-z][a-z0-9+.-]*://)")
+
 _known: set[str] = set()
 
 
 def remember_passwords(arguments: Iterable[str]) -> None:
     """Remembers the passwords in these arguments, for `redact_remembered`."""
-    for argument in arguments:
+    for argument in (part for text in arguments for part in _urls_in(text)):
         found = [match[1] for match in _IN_ARGUMENT.finditer(argument)]
         found += [match[2].strip("'") for match in _NAMED_PASSWORD.finditer(argument)]
         for password in found:
             _known.update((password, unquote(password)))
 
 
+def _urls_in(text: str) -> list[str]:
+    return _NEXT_URL.split(text) if text.startswith("moving://") else [text]
+
+
 def redact_url(text: str) -> str:
     """The text without the passwords in its URLs and conninfos."""
+    scheme, *urls = _urls_in(text)
+    if urls:
+        return f"{scheme}://{','.join(map(redact_url, urls))}"
     text = _USER_PASSWORD.sub(rf"\1{HIDDEN}@", text)
     return _NAMED_PASSWORD.sub(rf"\1{HIDDEN}", text)
 

@@ -104,7 +104,45 @@ class Resolve(NamedTuple):
     lease_until: int = 0
 
 
-Command = Claim | Finish | Renew | Release | SaveStep | Look | Resolve
+class Adopt(NamedTuple):
+    """Take over a record as it stands in another store, where the clock read `at`: see
+    moved_records.py. With `past` it is a past generation, for the history only. With `counts` it is
+    known to count more than whatever has no higher fence here."""
+
+    record: Record
+    at: int
+    past: bool = False
+    counts: bool = False
+
+    @property
+    def id(self) -> bytes:
+        return self.record.id
+
+
+class ClaimAlso(NamedTuple):
+    """Claim a key that another store has granted to the same claim, with that store's fence. The
+    reply is Lost if this key had that fence, or a higher one, here."""
+
+    claim: Claim
+    fence: int
+
+    @property
+    def id(self) -> bytes:
+        return self.claim.id
+
+
+class RaiseFence(NamedTuple):
+    """The claim has got the fence `to` in another store: it has that fence here as well."""
+
+    id: bytes
+    owner: bytes
+    fence: int
+    to: int
+
+
+Command = (
+    Claim | Finish | Renew | Release | SaveStep | Look | Resolve | Adopt | ClaimAlso | RaiseFence
+)
 
 # --- replies -------------------------------------------------------------------------------
 

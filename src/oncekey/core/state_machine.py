@@ -6,8 +6,7 @@ Rules, in words:
     claim; the sweeper only collects garbage.
 2.  A claim takes the first rule of CLAIM_RULES that holds: expired or never seen, a late copy
     of a claim that was released already, freed, mine already (the reply was lost), another
-    request, finished, unknown, held, taken over, or given up as unknown.
-    The reply to another request is Mismatched, also while the key is held.
+    request (also while the key is held), finished, unknown, held, taken over, given up as unknown.
 3.  Rejections and replays change nothing.
 4.  Finish, renew, release and save-step are compare-and-set on (owner, fence, pending). Sent
     twice, they reply Done twice. The reply to anyone else is Lost. One exception: the owner of a
@@ -27,10 +26,9 @@ Rules, in words:
     decides a record only as it was shown: the same fence, state and, for an operator, lease.
     The note stays with the key when it is claimed again; only expiry ends it.
 8.  One decision sees one reading of the clock: `now`, given by the store.
+9.  A record may come whole from another store, in the state it has there: see moved_records.py.
 
-`reply_to_duplicate` derives the reply to a second claim from that to the first, by the same rules.
-The table of states and triggers is in transitions.py. Pure: no clock, no randomness, no I/O. Must
-not know stores, sync or async.
+The table of states and triggers is in transitions.py. Pure. Must not know stores, sync or async.
 """
 
 from __future__ import annotations
@@ -42,6 +40,7 @@ from oncekey.core import notes
 from oncekey.core.commands import (
     Busy,
     Claim,
+    ClaimAlso,
     Claimed,
     Command,
     Done,
@@ -60,11 +59,11 @@ from oncekey.core.commands import (
     from_fields,
 )
 from oncekey.core.fingerprint import version_of
+from oncekey.core.moved_records import decide_moved
 from oncekey.core.record import Record, State, Step
 from oncekey.core.transitions import FINISH_TRIGGERS, RESOLVE_TRIGGERS, TRANSITIONS, Trigger
 
-ABSENT, PENDING = State.ABSENT, State.PENDING
-SUCCEEDED, FAILED, UNKNOWN = State.SUCCEEDED, State.FAILED, State.UNKNOWN
+ABSENT, PENDING, SUCCEEDED, FAILED, UNKNOWN = State
 
 
 class Decision(NamedTuple):
@@ -99,8 +98,10 @@ def decide(record: Record | None, command: Command, now: int, floor: int = 0) ->
         return _release(record, command, now)
     if isinstance(command, SaveStep):
         return _save_step(record, command, now)
-    assert isinstance(command, Resolve)
-    return _resolve(record, command, now)
+    if isinstance(command, Resolve):
+        return _resolve(record, command, now)
+    alone = decide(record, command.claim, now, floor) if isinstance(command, ClaimAlso) else None
+    return Decision(*decide_moved(record, command, now, floor, alone))
 
 
 def is_expired(record: Record, now: int) -> bool:
@@ -114,16 +115,15 @@ def is_garbage(record: Record, now: int) -> bool:
 
 
 def has_ended(record: Record) -> bool:
-    """True if nobody has to finish it any more: it was decided, or freed before any step. Only a
-    new claim changes that, and it raises the fence."""
+    """True if nobody has to finish it: it was decided, or freed before any step. Only a new claim
+    changes that, and it raises the fence."""
     if record.state == SUCCEEDED or record.state == FAILED:
         return True
     return record.state == ABSENT and not record.steps
 
 
 def state_now(record: Record | None, now: int) -> State:
-    """The state a claim would find, e.g. UNKNOWN for a dead owner whose key nobody has claimed
-    since."""
+    """The state a claim would find: UNKNOWN for a dead owner's key that nobody has claimed."""
     if record is None or is_expired(record, now):
         return ABSENT
     if record.state == PENDING and now >= record.lease_until and not record.retry_safe:
@@ -135,8 +135,8 @@ def _next(state: State, trigger: Trigger) -> State:
     return TRANSITIONS[state, trigger]  # an unknown pair is a bug here: KeyError, nothing written
 
 
-# The two transitions of every first run, looked up in the table once: the state that a claim leads
-# to, and for a finish (the record's state, the command's) and the state it leads to.
+# The transitions of every first run, looked up in the table once: the state that a claim leads to,
+# and for a finish (the record's state, the command's) the state it leads to.
 _CLAIMED: Final = _next(ABSENT, Trigger.CLAIM)
 _ENDED: Final = {
     (before, state): TRANSITIONS[before, trigger]
@@ -295,6 +295,10 @@ def _owns(record: Record, owner: bytes, fence: int | None) -> bool:
     return record.owner == owner and (fence is None or fence == record.fence)
 
 
+def _holds(record: Record, owner: bytes, fence: int) -> bool:
+    return _owns(record, owner, fence) and record.state == PENDING
+
+
 def _finish(record: Record | None, command: Finish, now: int) -> Decision:
     _, owner, fence, state, body = command[:]
     if record is None or record.owner != owner or record.fence != fence:
@@ -310,8 +314,8 @@ def _finish(record: Record | None, command: Finish, now: int) -> Decision:
 
 
 def _refuse_late(record: Record, command: Finish) -> Decision:
-    """The owner comes back after its key was resolved to something else. The resolution stands;
-    the owner's own state is added to the note, for whoever has to find out what happened."""
+    """The owner comes back after its key was resolved otherwise. The resolution stands; the owner's
+    state is added to the note, for whoever has to find out what happened."""
     if not notes.decision(record.note) or command.state == UNKNOWN:
         return _LOST
     note = notes.with_late_report(record.note, command.state.name.lower())
@@ -319,9 +323,7 @@ def _refuse_late(record: Record, command: Finish) -> Decision:
 
 
 def _renew(record: Record | None, command: Renew, now: int) -> Decision:
-    if record is None or not _owns(record, command.owner, command.fence):
-        return _LOST
-    if record.state != PENDING:
+    if record is None or not _holds(record, command.owner, command.fence):
         return _LOST
     write = record._replace(
         state=_next(record.state, Trigger.RENEW), lease_until=now + command.lease
@@ -344,9 +346,7 @@ def _release(record: Record | None, command: Release, now: int) -> Decision:
 
 
 def _save_step(record: Record | None, command: SaveStep, now: int) -> Decision:
-    if record is None or not _owns(record, command.owner, command.fence):
-        return _LOST
-    if record.state != PENDING:
+    if record is None or not _holds(record, command.owner, command.fence):
         return _LOST
     if any(step.name == command.name and step.done for step in record.steps):
         return _DONE  # a finished step never changes; this is a repeat
@@ -385,9 +385,8 @@ def reply_to_duplicate(claim: Claim, reply: Reply, duplicate: Claim) -> Reply | 
     """The reply to `duplicate` if the store decided it right after `claim` got `reply`, at the same
     time of its clock. None if that does not follow, and the duplicate must be sent.
 
-    So of the claims of one key that wait in one process only one has to be sent. The duplicate
-    must hold nothing: it was never sent, or its reply came. A claim whose reply was lost may be
-    the very one that holds the key.
+    So of the claims of one key that wait in one process only one is sent. The duplicate must hold
+    nothing: a claim whose reply was lost may be the very one that holds the key.
     """
     same = claim.fingerprint == duplicate.fingerprint
     if isinstance(reply, Claimed):

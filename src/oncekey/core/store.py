@@ -11,8 +11,10 @@ S6  Replays and rejections write nothing.
 S7  `sweep` removes only what `state_machine.is_garbage` allows, at most `limit` records a call; 0
     means that there was nothing to remove. The highest fence ever removed is stored, for `decide`
     (I6).
-S8  `bind` remembers the first check value and refuses another one with ConfigurationError. A
-    `lazy` store learns its `guarantee` there at the latest.
+S8  `bind` remembers the first check value and refuses another one with ConfigurationError. It
+    returns what is stored under MARK_ID (move_marks.py), so that a store that keys are being moved
+    to or from is not used alone by mistake. A `lazy` store learns its `guarantee` there at the
+    latest.
 S9  All but `join` and `close` may be called from many threads (sync) or tasks (async).
 S10 `unfinished` lists the records whose fence is above `after` and that have not ended: pending,
     unknown, or freed with steps saved; oldest claim first, without those that have expired. A page
@@ -29,7 +31,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
-from oncekey.core.commands import Command, Reply
+from oncekey.core.commands import Command, Reply, Seen
 from oncekey.core.guarantees import Guarantee
 from oncekey.core.record import Record
 from oncekey.core.search import Cursor, Measures, Page, Query
@@ -69,7 +71,7 @@ class Store(Protocol):
         at once, 1 or more. Heartbeats, sweeps and elections go beside them."""
 
     def apply(self, commands: Sequence[Command], /) -> list[Reply]: ...
-    def bind(self, check: bytes, /) -> None: ...
+    def bind(self, check: bytes, /) -> Seen | None: ...
     def sweep(self, limit: int = SWEEP_LIMIT_DEFAULT, /) -> int: ...
     def elect(self, token: bytes, lease: int, /) -> bool:
         """True if this token may do the background work of this store for `lease` more microseconds
@@ -151,7 +153,7 @@ class AsyncStore(Protocol):
     def max_in_flight(self) -> int: ...
 
     async def apply(self, commands: Sequence[Command], /) -> list[Reply]: ...
-    async def bind(self, check: bytes, /) -> None: ...
+    async def bind(self, check: bytes, /) -> Seen | None: ...
     async def sweep(self, limit: int = SWEEP_LIMIT_DEFAULT, /) -> int: ...
     async def elect(self, token: bytes, lease: int, /) -> bool: ...
     async def unfinished(self, after: int, limit: int, /) -> Unfinished: ...

@@ -4,12 +4,16 @@ Other packages add schemes with an entry point in the group "oncekey.stores": sc
 A store module has `open_blocking(url)` and `open_async(url)`, and for the command line
 `inspect(url)`, `migrate(url)` and `migration_script(url)` (see oncekey.stores.inspection), and
 `checkup(url)` (see oncekey.stores.checkup).
+
+moving://OLD,NEW names two stores, while keys move from the first to the second: the scheme of each
+names its own module, and oncekey.stores.move makes one store of them.
 """
 
 from __future__ import annotations
 
 import importlib
 import inspect
+import re
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -29,14 +33,23 @@ BUILT_IN = {
     "rediss+cluster": "oncekey.stores.redis",
     "etcd": "oncekey.stores.etcd",
     "etcds": "oncekey.stores.etcd",
+    "moving": "oncekey.stores.move",
 }
 GROUP = "oncekey.stores"
+MOVING = "moving"
+# A comma may be in a URL (three hosts of a cluster); one before a scheme begins the next URL.
+_NEXT_URL = re.compile(r",(?=[a-z][a-z0-9+.-]*://)")
 
 
 def blocking_store(store: Store | str) -> Store:
     if not isinstance(store, str):
         _check_store(store, is_async=False)
         return store
+    pair = moving_urls(store)
+    if pair is not None:
+        old, new = (blocking_store(url) for url in pair)
+        dual: Store = _dual("DualStore", old, new)
+        return dual
     opened: Store = store_module(store).open_blocking(store)
     return opened
 
@@ -45,8 +58,34 @@ def async_store(store: AsyncStore | str) -> AsyncStore:
     if not isinstance(store, str):
         _check_store(store, is_async=True)
         return store
+    pair = moving_urls(store)
+    if pair is not None:
+        old, new = (async_store(url) for url in pair)
+        dual: AsyncStore = _dual("AsyncDualStore", old, new)
+        return dual
     opened: AsyncStore = store_module(store).open_async(store)
     return opened
+
+
+def _dual(name: str, old: Any, new: Any) -> Any:
+    return getattr(importlib.import_module(BUILT_IN[MOVING]), name)(old, new)
+
+
+def moving_urls(url: str) -> tuple[str, str] | None:
+    """The URLs of the old and the new store in moving://OLD,NEW; None for the URL of one store."""
+    scheme, _, rest = url.partition("://")
+    if scheme != MOVING:
+        return None
+    urls = _NEXT_URL.split(rest)
+    if len(urls) != 2 or not all("://" in one for one in urls):
+        raise ConfigurationError(
+            f"{MOVING}:// needs the old and the new store, such as "
+            f"{MOVING}://sqlite:///payments.db,postgresql://app@db/shop"
+        )
+    old, new = urls
+    if old == new or MOVING in (old.partition("://")[0], new.partition("://")[0]):
+        raise ConfigurationError(f"{MOVING}:// needs two different stores that do not move")
+    return old, new
 
 
 def _check_store(store: object, *, is_async: bool) -> None:
@@ -68,6 +107,7 @@ def _check_store(store: object, *, is_async: bool) -> None:
 def store_module(url: str) -> Any:
     """The module for the URL's scheme; raises ConfigurationError if there is none."""
     scheme, separator, _ = url.partition("://")
+    moving_urls(url)  # a wrong one is an error now
     if not url:
         raise ConfigurationError(
             "the store's URL is empty; if it comes from the environment, that variable is set to "

@@ -13,9 +13,10 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from oncekey.core.commands import Command, Reply
+from oncekey.core.commands import Command, Reply, Seen
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.guarantees import Guarantee, Level
+from oncekey.core.move_marks import MARK_ID
 from oncekey.core.record import Record
 from oncekey.core.search import (
     BODY_HEAD_BYTES,
@@ -79,11 +80,12 @@ class MemoryStore:
                 replies.append(reply)
         return replies
 
-    def bind(self, check: bytes, /) -> None:
+    def bind(self, check: bytes, /) -> Seen | None:
         with self._lock:
             if self._check is None:
                 self._check = check
             check_same_secret(self._check, check)
+            return Seen(self._records.get(MARK_ID), self._clock())
 
     def sweep(self, limit: int = SWEEP_LIMIT_DEFAULT, /) -> int:
         with self._lock:
@@ -190,8 +192,8 @@ class AsyncMemoryStore:
         own = getattr(self.apply, "__func__", None) is AsyncMemoryStore.apply
         return self.memory.apply if own else None
 
-    async def bind(self, check: bytes, /) -> None:
-        self.memory.bind(check)
+    async def bind(self, check: bytes, /) -> Seen | None:
+        return self.memory.bind(check)
 
     async def sweep(self, limit: int = SWEEP_LIMIT_DEFAULT, /) -> int:
         return self.memory.sweep(limit)

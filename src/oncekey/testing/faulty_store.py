@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from oncekey.core.commands import Command, Reply
+from oncekey.core.commands import Command, Reply, Seen
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.guarantees import Guarantee
 from oncekey.core.record import Record
@@ -154,10 +154,10 @@ class FaultyStore(_Scripted):
         late, self._late = self._late, []
         return [reply for call in late for reply in self.inner.apply(call)]
 
-    def bind(self, check: bytes, /) -> None:
+    def bind(self, check: bytes, /) -> Seen | None:
         if self.down:
             raise self._refused(Fault.REFUSE, ())
-        self.inner.bind(check)
+        return self.inner.bind(check)
 
     def sweep(self, limit: int = SWEEP_LIMIT_DEFAULT, /) -> int:
         return self.inner.sweep(limit)
@@ -250,10 +250,10 @@ class AsyncFaultyStore(_Scripted):
         late, self._late = self._late, []
         return [reply for call in late for reply in await self.inner.apply(call)]
 
-    async def bind(self, check: bytes, /) -> None:
+    async def bind(self, check: bytes, /) -> Seen | None:
         if self.down:
             raise self._refused(Fault.REFUSE, ())
-        await self.inner.bind(check)
+        return await self.inner.bind(check)
 
     async def sweep(self, limit: int = SWEEP_LIMIT_DEFAULT, /) -> int:
         return await self.inner.sweep(limit)

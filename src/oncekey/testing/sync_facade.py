@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from oncekey.core.commands import Command, Reply
+from oncekey.core.commands import Command, Reply, Seen
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.guarantees import Guarantee
 from oncekey.core.record import Record
@@ -106,8 +106,8 @@ class SyncStore:
     def apply(self, commands: Sequence[Command], /) -> list[Reply]:
         return self._loop.run(self.inner.apply(commands))
 
-    def bind(self, check: bytes, /) -> None:
-        self._loop.run(self.inner.bind(check))
+    def bind(self, check: bytes, /) -> Seen | None:
+        return self._loop.run(self.inner.bind(check))
 
     def sweep(self, limit: int = SWEEP_LIMIT_DEFAULT, /) -> int:
         return self._loop.run(self.inner.sweep(limit))

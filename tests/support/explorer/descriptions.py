@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from oncekey.core.commands import (
+    Adopt,
     Busy,
     Claim,
+    ClaimAlso,
     Claimed,
     Command,
     Done,
@@ -12,6 +14,7 @@ from oncekey.core.commands import (
     Look,
     Lost,
     Mismatched,
+    RaiseFence,
     Release,
     Renew,
     Replay,
@@ -28,6 +31,8 @@ from oncekey.core.record import Record
 def describe_command(command: Command) -> str:
     if isinstance(command, Claim):
         return "claim"
+    if isinstance(command, ClaimAlso):
+        return f"claim(fence {command.fence})"
     if isinstance(command, Finish):
         return f"finish({command.state.name}, {command.body!r}, fence {command.fence})"
     if isinstance(command, Renew):
@@ -38,6 +43,10 @@ def describe_command(command: Command) -> str:
         return f"resolve({command.state.name}, fence {command.fence})"
     if isinstance(command, SaveStep):
         return f"step({command.name})"
+    if isinstance(command, Adopt):
+        return f"adopt({describe_record(command.record)})"
+    if isinstance(command, RaiseFence):
+        return f"raise(fence {command.fence} to {command.to})"
     assert isinstance(command, Look)
     return "look"
 

@@ -36,8 +36,8 @@ class Saboteur:
     def apply(self, commands: Sequence[Command], /) -> list[Reply]:
         return [self.inner.apply([self.changed(command)])[0] for command in commands]
 
-    def bind(self, check: bytes, /) -> None:
-        self.inner.bind(check)
+    def bind(self, check: bytes, /) -> Seen | None:
+        return self.inner.bind(check)
 
     def sweep(self, limit: int = SWEEP_LIMIT_DEFAULT, /) -> int:
         return self.inner.sweep(limit)

@@ -27,6 +27,7 @@ from oncekey.core.commands import (
     Reply,
     Resolve,
     SaveStep,
+    Seen,
     Unknown,
 )
 from oncekey.core.errors import (
@@ -130,8 +131,8 @@ class Recorder:
                 self._log.count("crashes")
                 os._exit(CRASHED)
 
-    def bind(self, check: bytes, /) -> None:
-        self.inner.bind(check)
+    def bind(self, check: bytes, /) -> Seen | None:
+        return self.inner.bind(check)
 
     def sweep(self, limit: int = SWEEP_LIMIT_DEFAULT, /) -> int:
         return self.inner.sweep(limit)

@@ -13,6 +13,7 @@ from oncekey.core.abandoned import TRIES_DEFAULT
 from oncekey.core.duration import Duration, microseconds
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.identity import KeyLike
+from oncekey.core.move_marks import check_alone
 from oncekey.core.origin import Origin
 from oncekey.core.policy import Policy, PolicyOptions
 from oncekey.core.store import SWEEP_LIMIT_DEFAULT, AsyncStore
@@ -205,7 +206,7 @@ class AsyncOnce(AsyncKeyAdmin, AsyncOperations):
 
     async def _get_ready(self) -> None:
         if not self._closed:
-            await self._store.bind(self._jobs.identities.check_value())
+            check_alone(await self._store.bind(self._jobs.identities.check_value()))
         self._set_ready()
 
     def _set_not_ready(self) -> None:

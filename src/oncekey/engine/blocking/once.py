@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 from oncekey.core.abandoned import TRIES_DEFAULT
 from oncekey.core.duration import Duration
 from oncekey.core.identity import KeyLike
+from oncekey.core.move_marks import check_alone
 from oncekey.core.origin import Origin
 from oncekey.core.policy import Policy, PolicyOptions
 from oncekey.core.store import SWEEP_LIMIT_DEFAULT, Store
@@ -184,7 +185,7 @@ class Once(KeyAdmin, Operations):
                 limits=StoreLimits.of(self._store),
             )
             if not self._store.lazy:
-                self._store.bind(parts.jobs.identities.check_value())
+                _bind(self._store, parts.jobs)
         except BaseException:
             if isinstance(store, str):
                 self._store.close()
@@ -216,7 +217,7 @@ class Once(KeyAdmin, Operations):
 
     def _get_ready(self) -> None:
         if not self._closed:
-            self._store.bind(self._jobs.identities.check_value())
+            _bind(self._store, self._jobs)
         self._set_ready()
 
     def in_transaction(self, connection: Any) -> Operations:
@@ -310,6 +311,12 @@ class Once(KeyAdmin, Operations):
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _bind(store: Store, jobs: JobFactory) -> None:
+    """Bind the store to the secret, and check that it may be used alone: a store that keys are
+    being moved to or from has a mark."""
+    check_alone(store.bind(jobs.identities.check_value()))
 
 
 class _InTransaction(InTransactionBase, Operations):

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import asyncpg
 
-from oncekey.core.commands import Command, Reply
+from oncekey.core.commands import Command, Reply, Seen
 from oncekey.core.errors import ConfigurationError, OncekeyError, StoreUnavailable
 from oncekey.core.record import Record
 from oncekey.core.search import Cursor, Measures, Page, Query
@@ -187,10 +187,11 @@ class AsyncPostgresStore(PostgresBase):
                 if not batch.should_retry(error):
                     raise
 
-    async def bind(self, check: bytes, /) -> None:
-        await self._run(lambda: self._program.bind(check))
+    async def bind(self, check: bytes, /) -> Seen | None:
+        mark = await self._run(lambda: self._program.bind(check))
         if self._program.watch.is_due():
             self._update_guarantee(await self._run(self._program.server))
+        return mark
 
     async def elect(self, token: bytes, lease: int, /) -> bool:
         return await self._run(lambda: self._program.elect(token, lease))

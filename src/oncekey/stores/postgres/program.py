@@ -18,8 +18,20 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
-from oncekey.core.commands import Busy, Claim, Claimed, Command, Done, Finish, Lost, Reply
+from oncekey.core.commands import (
+    Busy,
+    Claim,
+    ClaimAlso,
+    Claimed,
+    Command,
+    Done,
+    Finish,
+    Lost,
+    Reply,
+    Seen,
+)
 from oncekey.core.errors import ConfigurationError, StoreUnavailable
+from oncekey.core.move_marks import MARK_ID
 from oncekey.core.origin import operation_of
 from oncekey.core.record import Record
 from oncekey.core.state_machine import decide
@@ -144,7 +156,7 @@ class Program:
         for i, command in left.items():
             # A caller's transaction is writing this row and holds the key. Such a transaction
             # writes only keys that are free or whose lease has ended.
-            is_claim = isinstance(command, Claim)
+            is_claim = isinstance(command, (Claim, ClaimAlso))
             replies[i] = Busy(TRANSACTION_HINT_US) if is_claim else _LOST
 
     # --- phase 1: claims and finishes in one statement ----------------------------------------
@@ -262,6 +274,7 @@ class Program:
         earlier.owners.update((id, stored.record.owner) for id, stored in found.items())
         new: dict[bytes, tuple[int, Record]] = {}
         changed: dict[bytes, tuple[int, Record, StoredRow, bool]] = {}
+        past: list[Record] = []  # that another store has archived
         decided: dict[int, Reply] = {}
         for i, command in left.items():
             stored = found.get(command.id)
@@ -270,10 +283,14 @@ class Program:
             decided[i] = reply
             if write is None:
                 replies[i] = reply
+                if archive is not None:
+                    past.append(archive)
             elif stored is None:
                 new[command.id] = (i, write)
             else:
                 changed[command.id] = (i, write, stored, archive is not None)
+        if past:
+            yield Statement("insert_past", tuple(record_columns(past)))
         if new:
             rows = yield self.insertion([new[id][1] for id in sorted(new)], now)
             for row in rows:
@@ -296,7 +313,8 @@ class Program:
     def insertion(self, records: Sequence[Record], now: int) -> Statement:
         layout = self.layout
         slot = now // layout.period % layout.slots if layout.is_ring else 0
-        return Statement("insert_whole", (self.now(), *record_columns(records), slot))
+        name = "insert_absent" if layout.is_ring else "insert_whole"
+        return Statement(name, (self.now(), *record_columns(records), slot))
 
     def replacement(self, changes: Sequence[tuple[Record, StoredRow, bool]]) -> Statement:
         return Statement("replace", (self.now(), *replace_columns(changes)))
@@ -308,8 +326,14 @@ class Program:
         rows = yield Statement("history", ([id],))
         return [stored.record for row in rows if (stored := stored_row_of(row)) is not None]
 
-    def bind(self, check: bytes) -> Statements[None]:
+    def bind(self, check: bytes) -> Statements[Seen]:
         """Remember the secret's check value, or refuse another one (S8)."""
+        yield from self._bind_secret(check)
+        found, now, _ = yield from self.look([MARK_ID])
+        mark = found.get(MARK_ID)
+        return Seen(mark.record if mark else None, now)
+
+    def _bind_secret(self, check: bytes) -> Statements[None]:
         rows = yield Statement("select_meta", (_CHECK,))
         if not rows:
             yield Statement("insert_meta", (_CHECK, check))

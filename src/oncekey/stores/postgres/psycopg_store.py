@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import psycopg
 
-from oncekey.core.commands import Command, Reply
+from oncekey.core.commands import Command, Reply, Seen
 from oncekey.core.errors import ConfigurationError, OncekeyError, StoreUnavailable
 from oncekey.core.record import Record
 from oncekey.core.search import Cursor, Measures, Page, Query
@@ -179,10 +179,11 @@ class PostgresStore(PostgresBase):
                 if not batch.should_retry(error):
                     raise
 
-    def bind(self, check: bytes, /) -> None:
-        self._run(lambda: self._program.bind(check))
+    def bind(self, check: bytes, /) -> Seen | None:
+        mark = self._run(lambda: self._program.bind(check))
         if self._program.watch.is_due():
             self._update_guarantee(self._run(self._program.server))
+        return mark
 
     def elect(self, token: bytes, lease: int, /) -> bool:
         return self._run(lambda: self._program.elect(token, lease))

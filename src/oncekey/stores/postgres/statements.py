@@ -33,6 +33,8 @@ _WRITES: Final = frozenset(
         "insert_fresh",
         "finish_held",
         "insert_whole",
+        "insert_absent",
+        "insert_past",
         "replace",
     )
 )

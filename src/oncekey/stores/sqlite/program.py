@@ -20,7 +20,19 @@ from collections.abc import Generator, Mapping, Sequence
 from functools import cache
 from typing import Any, Final, NamedTuple, TypeVar
 
-from oncekey.core.commands import Claim, Command, Done, Finish, Look, Reply
+from oncekey.core.commands import (
+    Adopt,
+    Claim,
+    ClaimAlso,
+    Command,
+    Done,
+    Finish,
+    Look,
+    RaiseFence,
+    Reply,
+    Seen,
+)
+from oncekey.core.move_marks import MARK_ID
 from oncekey.core.record import Record, State
 from oncekey.core.state_machine import decide, is_garbage
 from oncekey.core.store import Unfinished
@@ -68,6 +80,8 @@ _INSERT_NEW: Final = QUERIES["insert_new"]
 _FINISH_HELD: Final = QUERIES["finish_held"]
 _DONE: Final = Done()
 _SIMPLE: Final = frozenset((Claim, Finish))
+_CLAIMS: Final = frozenset((Claim, ClaimAlso))
+_REPLACES: Final = _CLAIMS | {Adopt, RaiseFence}  # these may change every column
 LOCK: Final = Statement(QUERIES["lock"], locks=True)
 
 
@@ -154,8 +168,13 @@ class Program:
             yield write
         return replies
 
-    def bind(self, check: bytes) -> Statements[None]:
-        """Remember the secret's check value, or unsupported_connection another one (S8)."""
+    def bind(self, check: bytes) -> Statements[Seen]:
+        """Remember the secret's check value, or refuse another one (S8)."""
+        yield from self._bind_secret(check)
+        rows = yield Statement(_select_records(1), (MARK_ID,))
+        return Seen(_records(rows).get(MARK_ID), self._clock())
+
+    def _bind_secret(self, check: bytes) -> Statements[None]:
         known = Statement(QUERIES["select_meta"], (_CHECK,))
         rows = yield known
         if not rows:
@@ -267,11 +286,11 @@ class Program:
         for select in _selects(commands):
             rows += yield select
         stored = _records(rows)
-        fresh = any(type(c) is Claim and c.id not in stored for c in commands)
+        fresh = any(type(c) in _CLAIMS and c.id not in stored for c in commands)
         floor = _fence_floor((yield _SELECT_FLOOR)) if fresh else 0
         now = self._clock()
         records = dict(stored)
-        changed: dict[bytes, bool] = {}  # id -> True if a claim changed it
+        changed: dict[bytes, bool] = {}  # id -> True if every column may have changed
         archived: list[Row] = []
         replies: list[Reply] = []
         for command in commands:
@@ -279,7 +298,7 @@ class Program:
             reply, write, archive = decide(records.get(id), command, now, floor)
             if write is not None:
                 records[id] = write
-                changed[id] = type(command) is Claim or changed.get(id, False)
+                changed[id] = type(command) in _REPLACES or changed.get(id, False)
             if archive is not None:
                 archived.append(history_row(archive))
             replies.append(reply)
@@ -296,10 +315,10 @@ def _writes(
     claimed: list[Row] = []
     held: list[Row] = []
     ended: list[Row] = []
-    for id, by_claim in changed.items():
+    for id, replaced in changed.items():
         if id not in stored:
             new.append(record_row(records[id]))
-        elif by_claim:
+        elif replaced:
             claimed.append(claimed_row(records[id]))
         elif records[id].state is State.PENDING:
             held.append(held_row(records[id]))

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from oncekey.core.commands import Command, Reply
+from oncekey.core.commands import Command, Reply, Seen
 from oncekey.core.duration import Duration, microseconds
 from oncekey.core.errors import ConfigurationError, StoreUnavailable
 from oncekey.core.record import Record
@@ -126,8 +126,8 @@ class SQLiteStore(_Base):
     def apply(self, commands: Sequence[Command], /) -> list[Reply]:
         return self._database.run(self._program.apply(commands))
 
-    def bind(self, check: bytes, /) -> None:
-        self._database.run(self._program.bind(check))
+    def bind(self, check: bytes, /) -> Seen | None:
+        return self._database.run(self._program.bind(check))
 
     def sweep(self, limit: int = SWEEP_LIMIT_DEFAULT, /) -> int:
         return self._database.run(self._program.sweep(limit))
@@ -201,8 +201,8 @@ class AsyncSQLiteStore(_Base):
     async def apply(self, commands: Sequence[Command], /) -> list[Reply]:
         return await self._run(self._program.apply(commands))
 
-    async def bind(self, check: bytes, /) -> None:
-        await self._run(self._program.bind(check))
+    async def bind(self, check: bytes, /) -> Seen | None:
+        return await self._run(self._program.bind(check))
 
     async def sweep(self, limit: int = SWEEP_LIMIT_DEFAULT, /) -> int:
         return await self._run(self._program.sweep(limit))

@@ -11,6 +11,7 @@ Test names cite the guarantees S1-S12 of core/store.py and the invariants I1-I15
 
 from __future__ import annotations
 
+from oncekey.testing.contract.adopted_records import AdoptedRecords
 from oncekey.testing.contract.batch_rules import Batches, BytesStored, ManyKeys
 from oncekey.testing.contract.claims import ClaimsOfFreshKeys, ClaimsOfKnownKeys
 from oncekey.testing.contract.owner_commands import OwnerCommands, ResolvedKeys, SavedSteps
@@ -35,6 +36,7 @@ class StoreContract(
     UnfinishedLists,
     SearchedRecords,
     OperatorDecisions,
+    AdoptedRecords,
     ContractBase,
 ):
     """Subclass it, name it Test..., override `open_store`."""

@@ -221,6 +221,47 @@ FROM (
 ON CONFLICT DO NOTHING
 RETURNING uuid_send(t.id);
 
+-- The same in a ring, where no index makes a key unique across the slots: see absent_1.
+-- name: insert_absent
+INSERT INTO {schema}.records AS t (
+    id, state, fingerprint, owner, fence, attempt, retry_safe, created_at, lease_until,
+    finished_at, keep, audit, scope, operation, key, steps, body, note, keep_unknown, sweep_at,
+    revision, slot)
+SELECT u.id, u.state, u.fingerprint, u.owner, u.fence, u.attempt, u.retry_safe, u.created_at,
+    u.lease_until, CASE u.finished_at WHEN -1 THEN c.n ELSE u.finished_at END, u.keep, u.audit,
+    u.scope, u.operation, u.key, u.steps, u.body, u.note, u.keep_unknown,
+    CASE u.finished_at WHEN -1
+        THEN c.n + CASE u.state WHEN 4 THEN u.keep_unknown ELSE u.keep END + u.audit
+        ELSE u.sweep_at END, 0, $22::smallint
+FROM (
+    SELECT coalesce($1::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS n
+) c, unnest(
+    $2::uuid[], $3::smallint[], $4::bytea[], $5::uuid[], $6::bigint[], $7::integer[],
+    $8::boolean[], $9::bigint[], $10::bigint[], $11::bigint[], $12::bigint[], $13::bigint[],
+    $14::text[], $15::text[], $16::text[], $17::bytea[], $18::bytea[], $19::text[], $20::bigint[],
+    $21::bigint[]
+) AS u(id, state, fingerprint, owner, fence, attempt, retry_safe, created_at, lease_until,
+    finished_at, keep, audit, scope, operation, key, steps, body, note, keep_unknown, sweep_at)
+WHERE u.id IN (SELECT f.id FROM {schema}.absent_1($2::uuid[]) AS f(id))
+ON CONFLICT DO NOTHING
+RETURNING uuid_send(t.id);
+
+-- Past generations that another store has archived. sweep_at is when their audit ends.
+-- name: insert_past
+INSERT INTO {schema}.history (
+    id, state, fingerprint, owner, fence, attempt, retry_safe, created_at, lease_until,
+    finished_at, keep, audit, scope, operation, key, steps, body, note, keep_unknown, sweep_at,
+    revision, slot)
+SELECT u.*, 0, 0
+FROM unnest(
+    $1::uuid[], $2::smallint[], $3::bytea[], $4::uuid[], $5::bigint[], $6::integer[],
+    $7::boolean[], $8::bigint[], $9::bigint[], $10::bigint[], $11::bigint[], $12::bigint[],
+    $13::text[], $14::text[], $15::text[], $16::bytea[], $17::bytea[], $18::text[], $19::bigint[],
+    $20::bigint[]
+) AS u(id, state, fingerprint, owner, fence, attempt, retry_safe, created_at, lease_until,
+    finished_at, keep, audit, scope, operation, key, steps, body, note, keep_unknown, sweep_at)
+ON CONFLICT DO NOTHING;
+
 -- Compare-and-set on (fence, revision). A row that another session is writing is skipped, and the
 -- program reads it again. The record that is replaced goes to the history if `archive` is true.
 -- name: replace

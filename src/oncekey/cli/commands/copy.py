@@ -1,0 +1,170 @@
+"""`oncekey copy`."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import Any
+
+import click
+
+from oncekey.cli import confirmation
+from oncekey.cli.command_options import json_option
+from oncekey.cli.copy_loop import CopyProgress, copy_all
+from oncekey.cli.exit_codes import ExitCode
+from oncekey.cli.open_store import UsageProblem, has_records, open_store, secret_from
+from oncekey.cli.operator_decision import yes_option
+from oncekey.cli.output import Output, error_line
+from oncekey.cli.redact import redact_url
+from oncekey.cli.signals import stop_on_signal
+from oncekey.core.errors import StoreUnavailable
+from oncekey.core.identity import Identities
+from oncekey.core.search import PAGE_LIMIT_MAX, Cursor
+from oncekey.engine.store_urls import moving_urls
+from oncekey.stores.move import DualStore
+from oncekey.stores.move.dual_program import CopyResult
+from oncekey.stores.move.record_copy import COPY_PAGE_DEFAULT
+
+
+@click.command("copy")
+@click.argument("old_url", metavar="FROM")
+@click.argument("new_url", metavar="TO")
+@click.option("--after", metavar="PLACE", help="Go on where an interrupted copy has ended.")
+@click.option(
+    "--limit",
+    type=click.IntRange(1, PAGE_LIMIT_MAX),
+    default=COPY_PAGE_DEFAULT,
+    show_default=True,
+    help="Records per page: one batch for each store.",
+)
+@click.option("--no-history", is_flag=True, help="Leave out past generations in their audit time.")
+@click.option("--secret-env", metavar="NAME", help="The variable that has the stores' secret.")
+@yes_option
+@json_option
+def copy(
+    old_url: str,
+    new_url: str,
+    after: str | None,
+    limit: int,
+    no_history: bool,
+    secret_env: str | None,
+    yes: bool,
+    as_json: bool,
+) -> int:
+    """Copy every key to another store.
+
+    The second step of a move: first every process is restarted with moving://FROM,TO, then this
+    runs, then every process is restarted with TO. It may run beside them. With all processes
+    stopped it is a whole move by itself.
+
+    Everything is copied, and then compared. After that FROM is refused by itself, and TO is not.
+    Ctrl-C ends it after the page under way and prints how to go on; copying twice does no harm.
+    It stops with exit code 1 if a key is held by a process that does not know TO.
+
+    \b
+    Examples:
+      oncekey copy sqlite:///payments.db postgresql://app@db/shop
+      oncekey copy sqlite:///payments.db postgresql://app@db/shop --yes --json
+    """
+    out = Output(as_json=as_json)
+    for url in (old_url, new_url):
+        if moving_urls(url) is not None:
+            raise UsageProblem("give the two stores one by one: oncekey copy FROM TO")
+    has_records(old_url)  # refuses what is no store, or is of an older release
+    _confirm(old_url, new_url, yes=yes, as_json=as_json)
+    progress = CopyProgress(after=Cursor.parse(after) if after else None)
+    old = open_store(old_url)
+    with closing(old), closing(open_store(new_url)) as new:
+        store = DualStore(old, new)
+        store.bind(Identities(secret_from(secret_env)).check_value())
+        _run(out, store, progress, limit=limit, history=not no_history)
+        if progress.is_complete:
+            store.finish_copy()
+    _report(out, old_url, new_url, progress)
+    if progress.held:
+        return ExitCode.FAILED
+    return ExitCode.INTERRUPTED if progress.stopped else ExitCode.OK
+
+
+def _confirm(old_url: str, new_url: str, *, yes: bool, as_json: bool) -> None:
+    if yes:
+        return
+    if as_json or not confirmation.can_ask():
+        raise click.UsageError(
+            "nobody can be asked here: give --yes if every process runs with both"
+        )
+    question = (
+        f"Does every process that uses {redact_url(old_url)} run with moving://FROM,TO by now, "
+        "or is it stopped? A process that knows only the old store would run keys a second time"
+    )
+    if not confirmation.ask(question):
+        raise click.Abort
+
+
+def _run(
+    out: Output, store: DualStore, progress: CopyProgress, *, limit: int, history: bool
+) -> None:
+    rows = store.old.measure().rows
+    with out.progress("copying") as show, stop_on_signal() as stop:
+        try:
+            copy_all(
+                store,
+                progress,
+                lambda now: show(_progress_text(now, rows)),
+                stop,
+                limit=limit,
+                history=history,
+            )
+        except StoreUnavailable:
+            if progress.after is not None:
+                error_line(f"copied up to here; go on with --after {progress.after}")
+            raise
+
+
+def _progress_text(progress: CopyProgress, rows: int) -> str:
+    if progress.checked:
+        return f"comparing: {progress.checked:,} of {progress.seen:,}"
+    width = 20
+    part = min(progress.seen / rows, 1.0) if rows > 0 else 0.0
+    bar = "█" * round(part * width)
+    return f"copying: {bar:░<{width}} {progress.seen:,} of about {max(rows, progress.seen):,}"
+
+
+def _data(old_url: str, new_url: str, progress: CopyProgress) -> dict[str, Any]:
+    return {
+        "from": redact_url(old_url),
+        "to": redact_url(new_url),
+        "copied": progress.counts[CopyResult.COPIED],
+        "already_there": progress.counts[CopyResult.THERE],
+        "newer_there": progress.counts[CopyResult.NEWER],
+        "past_generations": progress.past,
+        "compared": progress.checked,
+        "copied_when_compared": progress.repaired,
+        "held_by_others": [id.hex()[:12] for id in progress.held],
+        "complete": progress.is_complete,
+        "after": str(progress.after) if progress.stopped and progress.after else None,
+    }
+
+
+def _report(out: Output, old_url: str, new_url: str, progress: CopyProgress) -> None:
+    data = _data(old_url, new_url, progress)
+    if out.as_json:
+        out.data(data)
+    else:
+        rows = {
+            name.replace("_", " "): f"{value:,}"
+            for name, value in data.items()
+            if type(value) is int
+        }
+        out.rows({"from": data["from"], "to": data["to"], **rows})
+        if progress.is_complete:
+            out.line("complete: restart the processes with the new store alone, one by one")
+    if progress.held:
+        tags = ", ".join(data["held_by_others"][:3])
+        error_line(
+            f"{len(progress.held)} keys are held in the old store only ({tags}): a process does "
+            "not run with both stores, or one has died and its lease has not ended yet. Restart "
+            "it with moving://FROM,TO, and copy again"
+        )
+    elif progress.stopped:
+        how = f"--after {data['after']}" if data["after"] else "the same command"
+        error_line(f"interrupted before everything was copied and compared; go on with {how}")

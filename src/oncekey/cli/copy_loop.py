@@ -1,0 +1,111 @@
+"""The loop of `oncekey copy`: copies every page, goes through all of them again to see that nothing
+is missing, and ends cleanly when it is interrupted. Prints nothing."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from oncekey.cli.signals import StopRequest
+from oncekey.core.search import NEWEST, Cursor
+from oncekey.stores.move import DualStore
+from oncekey.stores.move.dual_program import CopyResult
+from oncekey.stores.move.record_copy import copy_page
+
+# A process in dual mode needs a moment from its claim in the old store to that in the new one.
+HELD_LOOKS: Final = 5
+HELD_SECONDS: Final = 0.5
+
+# Called after each page with the progress so far.
+OnProgress = Callable[["CopyProgress"], None]
+
+
+@dataclass
+class CopyProgress:
+    """How far a copy has come.
+
+    counts     what became of the records of the first walk
+    past       past generations sent to the history
+    checked    records that the second walk has compared
+    repaired   those of them that were missing, and were copied then
+    held       ids that a process holds which does not know the new store
+    stopped    it was interrupted; `after` is where to go on
+    """
+
+    counts: Counter[CopyResult] = field(default_factory=Counter)
+    past: int = 0
+    checked: int = 0
+    repaired: int = 0
+    held: tuple[bytes, ...] = ()
+    stopped: bool = False
+    after: Cursor | None = None
+
+    @property
+    def seen(self) -> int:
+        return self.counts.total()
+
+    @property
+    def is_complete(self) -> bool:
+        return not self.stopped and not self.held
+
+
+def copy_all(
+    store: DualStore,
+    progress: CopyProgress,
+    on_progress: OnProgress,
+    stop: StopRequest,
+    *,
+    limit: int,
+    history: bool,
+) -> None:
+    """Copy everything from `progress.after` on, and compare everything."""
+    cursor: Cursor | None = progress.after or NEWEST
+    while cursor is not None and not stop.requested:
+        progress.after = cursor  # so that an error leaves the place of its page
+        page = copy_page(store, cursor, limit, history=history)
+        progress.counts += page.counts
+        progress.past += page.past
+        cursor = page.next
+        on_progress(progress)
+    if cursor is not None:
+        progress.after, progress.stopped = cursor, True
+        return
+    _compare_all(store, progress, on_progress, stop, limit)
+
+
+def _compare_all(
+    store: DualStore,
+    progress: CopyProgress,
+    on_progress: OnProgress,
+    stop: StopRequest,
+    limit: int,
+) -> None:
+    cursor: Cursor | None = NEWEST
+    held: list[bytes] = []
+    while cursor is not None:
+        if stop.requested:
+            progress.stopped = True
+            return
+        page = copy_page(store, cursor, limit, history=False)
+        progress.checked += page.counts.total()
+        progress.repaired += page.counts[CopyResult.COPIED]
+        held += page.held
+        cursor = page.next
+        on_progress(progress)
+    progress.held = _still_held(store, tuple(held))
+
+
+def _still_held(store: DualStore, ids: tuple[bytes, ...]) -> tuple[bytes, ...]:
+    """Those that stay held in the old store only, although their owners had the time to claim them
+    in the new one too."""
+    for _ in range(HELD_LOOKS):
+        if not ids:
+            break
+        time.sleep(HELD_SECONDS)
+        results = store.copy(ids)
+        pairs = zip(ids, results, strict=True)
+        ids = tuple(id for id, result in pairs if result is CopyResult.HELD)
+    return ids

@@ -1,0 +1,440 @@
+"""What each command does in two stores, as generators: they yield calls and are sent the results.
+
+A key is held by whoever holds it in both stores. So a process in dual mode and one that knows only
+the old store exclude each other there, and one that knows only the new store does so in that.
+
+*   A claim is made in the old store, then in the new one with the same owner and fence; if the new
+    one needs a higher fence, it is raised in the old one first. Steps that only one store has are
+    saved in the other. If the new store refuses, the claim in the old one is released, and the
+    new store's reply counts.
+*   An outcome is stored in the old store, then in the new one, and acknowledged when both have it.
+*   A release goes to the new store first: where it stops halfway, the old store still holds the
+    key, and the next claim finds out from the new one that it was released.
+*   Whoever finds that the two stores disagree adopts the record that leads (moved_records.py) into
+    the other one, and only then replies.
+
+Each command has a generator of its own. `apply` lets those of a batch go on side by side: all that
+wait for the same store go to it in one batch. Failures come back as values, so that a claim that
+cannot be made in both stores leaves nothing behind. Must not know threads or asyncio.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any, Final, NamedTuple, TypeVar
+
+from oncekey.core.commands import (
+    Adopt,
+    Busy,
+    Claim,
+    ClaimAlso,
+    Claimed,
+    Command,
+    Done,
+    Finish,
+    Look,
+    Lost,
+    RaiseFence,
+    Release,
+    Renew,
+    Replay,
+    Reply,
+    Resolve,
+    SaveStep,
+    Seen,
+)
+from oncekey.core.errors import OncekeyError, StoreUnavailable
+from oncekey.core.move_marks import MARK_ID
+from oncekey.core.moved_records import Side, is_same_version, latest, leading, merged_steps
+from oncekey.core.record import Record, State, Step
+from oncekey.core.state_machine import decide
+from oncekey.stores.repeated_ids import split_by_id
+
+TRIES_MAX: Final = 3
+# What a claim is told that met the two stores in disagreement TRIES_MAX times in a row.
+RETRY_HINT_US: Final = 250_000
+
+OLD, NEW = Side.OLD, Side.NEW
+
+T = TypeVar("T")
+
+
+class Call(NamedTuple):
+    """Call this method of one of the two stores."""
+
+    side: Side
+    method: str
+    args: tuple[Any, ...] = ()
+
+
+class Ask(NamedTuple):
+    """One command for one of the two stores."""
+
+    side: Side
+    command: Command
+
+
+# A program is sent what a call returned, or the error that it raised.
+Program = Generator[Call, Any, T]
+# The generator of one command is sent the reply to each of its commands, or the error.
+Answer = Reply | OncekeyError
+Rule = Generator[Ask, Any, Answer]
+
+
+# --- a batch ---------------------------------------------------------------------------------
+
+
+def apply(commands: Sequence[Command]) -> Program[list[Reply]]:
+    """Apply commands: those of one id one after the other, all others side by side."""
+    answers: dict[int, Answer] = {}
+    for group in split_by_id(commands):
+        rules = {i: RULES[type(command)](command) for i, command in group.items()}
+        yield from _run_side_by_side(rules, answers)
+    return _replies([answers[i] for i in range(len(commands))])
+
+
+def copy(ids: Sequence[bytes]) -> Program[list[CopyResult]]:
+    """Copy the records of these ids, all in the same batches."""
+    results: dict[int, Any] = {}
+    yield from _run_side_by_side({i: copy_record(id) for i, id in enumerate(ids)}, results)
+    for result in results.values():
+        result_of(result)
+    return [results[i] for i in range(len(ids))]
+
+
+def _run_side_by_side(
+    rules: Mapping[int, Generator[Ask, Any, Any]], answers: dict[int, Any]
+) -> Program[None]:
+    """Run the generators, a batch for one store and then a batch for the other."""
+    waiting: dict[int, Ask] = {}
+    for i, rule in rules.items():
+        waiting[i] = next(rule)
+    side = OLD
+    while waiting:
+        sent = {i: ask.command for i, ask in waiting.items() if ask.side is side}
+        if sent:
+            results = yield Call(side, "apply", (list(sent.values()),))
+            if isinstance(results, OncekeyError):
+                results = [results] * len(sent)
+            for i, result in zip(sent, results, strict=True):
+                try:
+                    waiting[i] = rules[i].send(result)
+                except StopIteration as end:
+                    del waiting[i]
+                    answers[i] = end.value
+        side = side.other
+
+
+def _replies(answers: list[Answer]) -> list[Reply]:
+    """The replies of a batch. An error that is all commands' is raised, and so is one that says
+    that a command is wrong: whoever sent the batch sends its commands one by one then."""
+    for answer in answers:
+        if isinstance(answer, OncekeyError) and not isinstance(answer, StoreUnavailable):
+            raise answer
+    failures = [answer for answer in answers if isinstance(answer, StoreUnavailable)]
+    if failures and len(failures) == len(answers):
+        raise next((one for one in failures if one.ambiguous), failures[0])
+    return answers  # type: ignore[return-value]
+
+
+# --- claims ----------------------------------------------------------------------------------
+
+
+def claim(command: Claim) -> Rule:
+    """Claim a key in both stores."""
+    for _ in range(TRIES_MAX):
+        first = yield Ask(OLD, command)
+        if isinstance(first, (OncekeyError, Lost)):
+            return first
+        if isinstance(first, Claimed):
+            return (yield from _claim_in_new(command, first))
+        answer = yield from _compare_refusal(command, first)
+        if answer is not None:
+            return answer
+    return Busy(RETRY_HINT_US)
+
+
+def _claim_in_new(command: Claim, first: Claimed) -> Rule:
+    """The old store has granted the claim; get it in the new one too, with the same fence."""
+    fence = first.fence
+    second = yield Ask(NEW, ClaimAlso(command, fence))
+    if isinstance(second, Lost):
+        fence, second = yield from _claim_with_higher_fence(command, fence)
+    if isinstance(second, Claimed):
+        return (yield from _share_steps(command, first, second))
+    if not isinstance(second, StoreUnavailable) or not second.ambiguous:
+        # Nobody runs it: the old store must not hold the key for the rest of the lease, or call it
+        # unknown after that. If this fails too, that is what happens.
+        yield Ask(OLD, Release(command.id, command.owner, fence))
+    return second  # type: ignore[no-any-return]
+
+
+def _claim_with_higher_fence(command: Claim, fence: int) -> Generator[Ask, Any, tuple[int, Answer]]:
+    """The key had this fence, or a higher one, in the new store. The fence is raised in the old
+    store first: only while this owner has the key there may it get it in the new one. Returns the
+    fence in the old store, and the new store's reply."""
+    new = yield Ask(NEW, Look(command.id))
+    if isinstance(new, OncekeyError):
+        return fence, new
+    higher = max(new.now, fence, new.record.fence if new.record else 0) + 1
+    raised = yield Ask(OLD, RaiseFence(command.id, command.owner, fence, higher))
+    if isinstance(raised, OncekeyError):
+        return fence, raised
+    if isinstance(raised, Lost):
+        return fence, Busy(RETRY_HINT_US)  # another one has the key by now
+    second = yield Ask(NEW, ClaimAlso(command, higher))
+    return higher, Busy(RETRY_HINT_US) if isinstance(second, Lost) else second
+
+
+def _share_steps(command: Claim, first: Claimed, second: Claimed) -> Rule:
+    """Both stores have granted the claim: give them the same steps."""
+    id, owner, fence = command.id, command.owner, second.fence
+    steps = merged_steps(first.steps, second.steps)
+    for side, claimed in ((OLD, first), (NEW, second)):
+        for step in _missing(steps, claimed.steps):
+            save = SaveStep(id, owner, fence, step.name, step.done, step.body)
+            saved = yield Ask(side, save)
+            if not isinstance(saved, Done):
+                return Busy(RETRY_HINT_US) if isinstance(saved, Lost) else saved
+    attempt = max(first.attempt, second.attempt)
+    return Claimed(fence, attempt, steps, first.taken_over or second.taken_over)
+
+
+def _missing(steps: tuple[Step, ...], known: tuple[Step, ...]) -> list[Step]:
+    done = {step.name: step.done for step in known}
+    return [step for step in steps if step.name not in done or done[step.name] < step.done]
+
+
+def claim_also(command: ClaimAlso) -> Rule:
+    """Claim in both stores what a third one has granted: keys that move on before they have
+    arrived."""
+    reply = yield from claim(command.claim)
+    if not isinstance(reply, Claimed) or reply.fence >= command.fence:
+        return reply
+    raised = yield from in_both(
+        RaiseFence(command.id, command.claim.owner, reply.fence, command.fence)
+    )
+    return reply._replace(fence=command.fence) if isinstance(raised, Done) else raised
+
+
+def _compare_refusal(command: Claim, first: Reply) -> Generator[Ask, Any, Answer | None]:
+    """The old store has refused the claim. The reply to it if the new store agrees, or has no
+    record that counts; else both are compared, and made equal. None if it is to be tried again."""
+    new = yield Ask(NEW, Look(command.id))
+    if isinstance(new, OncekeyError):
+        return new
+    record = new.record
+    if record is None or new.now >= record.expires_at:
+        return first
+    if isinstance(first, Replay) and _is_outcome(first, record):
+        return first
+    if isinstance(first, Busy) and record.state == State.PENDING:
+        return Busy(max(first.remaining, record.lease_until - new.now))
+    old = yield Ask(OLD, Look(command.id))
+    if isinstance(old, OncekeyError):
+        return old
+    side = leading(old, new)
+    if side is None:
+        return None
+    adopted = yield from _adopt(side, old, new)
+    if isinstance(adopted, OncekeyError):
+        return adopted
+    leader = old if side is OLD else new
+    reply, write, _ = decide(leader.record, command, leader.now)
+    is_shared = isinstance(adopted, Done)
+    if write is None and (side is NEW or is_shared):
+        return reply
+    # The key can be claimed, in both stores, if both know that; or the new one has changed.
+    return None if is_shared or side is OLD else first
+
+
+def _is_outcome(reply: Replay, record: Record) -> bool:
+    replayed = (reply.fence, reply.state, reply.body)
+    return replayed == (record.fence, record.state, record.body)
+
+
+def _adopt(side: Side, old: Seen, new: Seen) -> Rule:
+    """Give the record that leads to the other store."""
+    if is_same_version(old, new):
+        return Done()
+    leader = old if side is OLD else new
+    assert leader.record is not None
+    # Only the new store has records with a higher fence than the old one's that count for certain.
+    adopted = yield Ask(side.other, Adopt(leader.record, leader.now, counts=side is NEW))
+    return adopted  # type: ignore[no-any-return]
+
+
+# --- the owner's commands --------------------------------------------------------------------
+
+
+def finish(command: Finish) -> Rule:
+    """Store an outcome: it is stored when both stores have it."""
+    first = yield Ask(OLD, command)
+    if isinstance(first, Lost):
+        return (yield from _report_late(command))
+    if not isinstance(first, Done):
+        return first  # type: ignore[no-any-return]
+    second = yield Ask(NEW, command)
+    if isinstance(second, StoreUnavailable):
+        return StoreUnavailable(
+            f"the outcome is in the old store, and the new one did not take it: {second}",
+            final=second.final,
+            timed_out=second.timed_out,
+        )
+    if not isinstance(second, Lost):
+        return second  # type: ignore[no-any-return]
+    # Another owner has the key in the new store by now, or the new store has lost its record.
+    old, new = yield from _look(command.id)
+    if isinstance(old, OncekeyError):
+        return old
+    if isinstance(new, OncekeyError):
+        return new
+    is_mine = old.record is not None and old.record.owner == command.owner
+    if not is_mine or leading(old, new) is not OLD:
+        return second
+    return (yield from _adopt(OLD, old, new))
+
+
+def _report_late(command: Finish) -> Rule:
+    """The old store has refused an outcome. If the key was decided, the new store learns too that
+    its owner came late; otherwise it must not get the outcome, which would seem to count there."""
+    new = yield Ask(NEW, Look(command.id))
+    if isinstance(new, Seen) and new.record is not None:
+        is_open = new.record.state in (State.PENDING, State.UNKNOWN)
+        if new.record.owner == command.owner and not is_open:
+            yield Ask(NEW, command)
+    return Lost()
+
+
+def in_both(command: Renew | SaveStep | Adopt | RaiseFence) -> Rule:
+    """Apply a command in the old store, and then in the new one, as long as both accept it."""
+    for side in (OLD, NEW):
+        reply = yield Ask(side, command)
+        if not isinstance(reply, Done):
+            return reply  # type: ignore[no-any-return]
+    return Done()
+
+
+def release(command: Release) -> Rule:
+    """Free a key in both stores; one that is down does not keep it in the other."""
+    second = yield Ask(NEW, command)
+    first = yield Ask(OLD, command)
+    for answer in (first, second):
+        if isinstance(answer, OncekeyError):
+            return answer
+    if command.fence is None:  # perhaps it was claimed in one of them only
+        done = isinstance(first, Done) or isinstance(second, Done)
+    else:
+        done = isinstance(first, Done) and isinstance(second, Done)
+    return Done() if done else Lost()
+
+
+# --- readers and operators -------------------------------------------------------------------
+
+
+def look(command: Look) -> Rule:
+    """Read the record that leads."""
+    old, new = yield from _look(command.id)
+    if isinstance(old, OncekeyError):
+        return old
+    if isinstance(new, OncekeyError):
+        return new
+    if command.id == MARK_ID:
+        return Seen(None, new.now)  # each store has a mark of its own; the pair has none
+    return latest(old, new)
+
+
+def resolve(command: Resolve) -> Rule:
+    """Decide a key in both stores, after they have been made equal."""
+    old, new = yield from _look_at_equals(command.id)
+    for seen in (old, new):
+        if isinstance(seen, OncekeyError):
+            return seen
+    leader, now = old if leading(old, new) is OLD else new
+    decision = decide(leader, command, now)
+    if leader is None or not isinstance(decision.reply, Done):
+        return decision.reply
+    for side, seen in ((OLD, old), (NEW, new)):
+        record = seen.record
+        if record is None or record.owner != leader.owner:
+            continue  # it is not this claim, and it does not lead
+        # What was shown is the record that leads; here it is the same by this store's own clock.
+        lease_until = record.lease_until if command.lease_until else 0
+        there = command._replace(fence=record.fence, lease_until=lease_until)
+        reply = yield Ask(side, there)
+        if not isinstance(reply, Done):
+            return reply  # type: ignore[no-any-return]
+    return Done()
+
+
+def _look_at_equals(id: bytes) -> Generator[Ask, Any, tuple[Any, Any]]:
+    """What both stores have, after the record that leads was given to the other one."""
+    old, new = yield from _look(id)
+    if isinstance(old, OncekeyError) or isinstance(new, OncekeyError):
+        return old, new
+    side = leading(old, new)
+    if side is None or is_same_version(old, new):
+        return old, new
+    adopted = yield from _adopt(side, old, new)
+    if isinstance(adopted, OncekeyError):
+        return adopted, adopted
+    return (yield from _look(id))
+
+
+class CopyResult(enum.Enum):
+    """What became of a record that was to be copied."""
+
+    COPIED = "copied"
+    THERE = "there already"
+    NEWER = "newer there"
+    HELD = "held in the old store only"
+
+
+def copy_record(id: bytes) -> Generator[Ask, Any, CopyResult | OncekeyError]:
+    """Give the new store what the old one has of a key. A claim that is alive in the old store only
+    is left alone: its owner is about to claim the key in the new one too, unless it does not know
+    the new one, and then nothing may be copied."""
+    old, new = yield from _look(id)
+    for seen in (old, new):
+        if isinstance(seen, OncekeyError):
+            return seen
+    if old.record is None or is_same_version(old, new):
+        is_there = old.record is None or new.record is not None
+        if is_there or old.now >= old.record.audit_until:
+            return CopyResult.THERE
+    elif leading(old, new) is NEW:
+        return CopyResult.NEWER
+    elif old.record.state == State.PENDING and old.now < old.record.lease_until:
+        return CopyResult.HELD
+    adopted = yield Ask(NEW, Adopt(old.record, old.now))
+    if isinstance(adopted, OncekeyError):
+        return adopted
+    return CopyResult.COPIED if isinstance(adopted, Done) else CopyResult.NEWER
+
+
+def _look(id: bytes) -> Generator[Ask, Any, tuple[Any, Any]]:
+    old = yield Ask(OLD, Look(id))
+    new = yield Ask(NEW, Look(id))
+    return old, new
+
+
+RULES: Final[dict[type[Any], Callable[[Any], Rule]]] = {
+    Claim: claim,
+    Finish: finish,
+    Renew: in_both,
+    Release: release,
+    SaveStep: in_both,
+    Look: look,
+    Resolve: resolve,
+    Adopt: in_both,
+    ClaimAlso: claim_also,
+    RaiseFence: in_both,
+}
+
+
+def result_of(result: Any) -> Any:
+    """The result of a call; if it is an error, that is raised."""
+    if isinstance(result, OncekeyError):
+        raise result
+    return result

@@ -1,0 +1,210 @@
+"""`DualStore` and `AsyncDualStore`: two stores behind the methods of one.
+
+Both run the programs of this package: a program yields calls of the two stores and is sent what
+they return. Every rule is in the programs.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from oncekey.core.commands import Command, Reply
+from oncekey.core.errors import ConfigurationError, OncekeyError
+from oncekey.core.guarantees import Guarantee
+from oncekey.core.record import Record
+from oncekey.core.search import Cursor, Measures, Page, Query
+from oncekey.core.store import (
+    SWEEP_LIMIT_DEFAULT,
+    AsyncCallerTransaction,
+    AsyncStore,
+    CallerTransaction,
+    Store,
+    Unfinished,
+)
+from oncekey.stores.move import dual_marks, dual_program, dual_reads
+from oncekey.stores.move.dual_program import CopyResult, Program
+
+T = TypeVar("T")
+
+_NO_TRANSACTION = (
+    "a transaction belongs to one database, and keys that are being moved are in two: "
+    "in_transaction works with the old store alone, and after the move with the new one alone"
+)
+
+
+class _Base:
+    """What the sync and the async store share. `old` and `new` are the two stores."""
+
+    def __init__(self, old: Any, new: Any) -> None:
+        if old is new:
+            raise ConfigurationError("the old and the new store are the same one")
+        self.old = old
+        self.new = new
+        self._guarantees: tuple[Any, Any, Guarantee] | None = None
+
+    @property
+    def guarantee(self) -> Guarantee:
+        # The same object as long as nothing has changed, because it is read for every claim.
+        old, new = self.old.guarantee, self.new.guarantee
+        known = self._guarantees
+        if known is None or known[0] is not old or known[1] is not new:
+            known = self._guarantees = (old, new, dual_reads.weaker(old, new))
+        return known[2]
+
+    @property
+    def lazy(self) -> bool:
+        return bool(self.old.lazy or self.new.lazy)
+
+    @property
+    def immediate(self) -> bool:
+        return bool(self.old.immediate and self.new.immediate)
+
+    @property
+    def max_in_flight(self) -> int:
+        return int(min(self.old.max_in_flight, self.new.max_in_flight))
+
+    @property
+    def sweep_lag(self) -> int:
+        """How late garbage may be removed."""
+        return int(max(getattr(store, "sweep_lag", 0) for store in (self.old, self.new)))
+
+    def reopen(self) -> None:
+        """Make a closed store usable again."""
+        for store in (self.old, self.new):
+            if not hasattr(store, "reopen"):
+                raise ConfigurationError(f"a {type(store).__name__} cannot be opened again")
+        self.old.reopen()
+        self.new.reopen()
+
+
+class DualStore(_Base):
+    """A sync store in two stores."""
+
+    def __init__(self, old: Store, new: Store) -> None:
+        super().__init__(old, new)
+
+    def apply(self, commands: Sequence[Command], /) -> list[Reply]:
+        return self._run(dual_program.apply(commands))
+
+    def bind(self, check: bytes, /) -> None:
+        """Bind both, and begin or join the move; raises ConfigurationError if one of them takes
+        part in another one."""
+        self._run(dual_marks.bind(check, secrets.token_hex(8)))
+
+    def sweep(self, limit: int = SWEEP_LIMIT_DEFAULT, /) -> int:
+        return self._run(dual_reads.sweep(limit))
+
+    def elect(self, token: bytes, lease: int, /) -> bool:
+        return self._run(dual_reads.elect(token, lease))
+
+    def unfinished(self, after: int, limit: int, /) -> Unfinished:
+        return self._run(dual_reads.unfinished(after, limit))
+
+    def search(self, query: Query, limit: int, after: Cursor, /) -> Page:
+        return self._run(dual_reads.search(query, limit, after))
+
+    def history(self, id: bytes, /) -> list[Record]:
+        """Past generations that either store has, oldest first."""
+        return self._run(dual_reads.history(id))
+
+    def measure(self) -> Measures:
+        return self._run(dual_reads.measure())
+
+    def join(self, connection: Any, /) -> CallerTransaction:
+        raise ConfigurationError(_NO_TRANSACTION)
+
+    def copy(self, ids: Sequence[bytes], /) -> list[CopyResult]:
+        """Give the new store what the old one has of these keys."""
+        return self._run(dual_program.copy(ids))
+
+    def finish_copy(self) -> None:
+        """Everything was copied: from now on the old store alone is refused, and the new one is
+        not."""
+        self._run(dual_marks.finish_copy())
+
+    def was_copied(self) -> bool:
+        """True if everything has been copied before."""
+        return self._run(dual_marks.was_copied())
+
+    def close(self) -> None:
+        try:
+            self.old.close()
+        finally:
+            self.new.close()
+
+    def _run(self, program: Program[T]) -> T:
+        result: Any = None
+        while True:
+            try:
+                side, method, args = program.send(result)
+            except StopIteration as end:
+                value: T = end.value
+                return value
+            store = (self.old, self.new)[side]
+            try:
+                result = getattr(store, method)(*args)
+            except OncekeyError as error:
+                result = error
+
+
+class AsyncDualStore(_Base):
+    """The same for asyncio."""
+
+    def __init__(self, old: AsyncStore, new: AsyncStore) -> None:
+        super().__init__(old, new)
+
+    async def apply(self, commands: Sequence[Command], /) -> list[Reply]:
+        return await self._run(dual_program.apply(commands))
+
+    async def bind(self, check: bytes, /) -> None:
+        await self._run(dual_marks.bind(check, secrets.token_hex(8)))
+
+    async def sweep(self, limit: int = SWEEP_LIMIT_DEFAULT, /) -> int:
+        return await self._run(dual_reads.sweep(limit))
+
+    async def elect(self, token: bytes, lease: int, /) -> bool:
+        return await self._run(dual_reads.elect(token, lease))
+
+    async def unfinished(self, after: int, limit: int, /) -> Unfinished:
+        return await self._run(dual_reads.unfinished(after, limit))
+
+    async def search(self, query: Query, limit: int, after: Cursor, /) -> Page:
+        return await self._run(dual_reads.search(query, limit, after))
+
+    async def history(self, id: bytes, /) -> list[Record]:
+        return await self._run(dual_reads.history(id))
+
+    async def measure(self) -> Measures:
+        return await self._run(dual_reads.measure())
+
+    def join(self, connection: Any, /) -> AsyncCallerTransaction:
+        raise ConfigurationError(_NO_TRANSACTION)
+
+    async def close(self) -> None:
+        try:
+            await self.old.close()
+        finally:
+            await self.new.close()
+
+    def abandon(self) -> None:
+        """Close without waiting, from any thread. Called when a dropped engine had opened it."""
+        for store in (self.old, self.new):
+            abandon = getattr(store, "abandon", None)
+            if abandon is not None:
+                abandon()
+
+    async def _run(self, program: Program[T]) -> T:
+        result: Any = None
+        while True:
+            try:
+                side, method, args = program.send(result)
+            except StopIteration as end:
+                value: T = end.value
+                return value
+            store = (self.old, self.new)[side]
+            try:
+                result = await getattr(store, method)(*args)
+            except OncekeyError as error:
+                result = error
