@@ -11,7 +11,7 @@ from oncekey.core.errors import ConfigurationError, InvalidKey
 from oncekey.core.guarantees import Level
 from oncekey.core.policy import Policy
 from oncekey.engine import jobs as jobs_module
-from oncekey.engine.jobs import Job
+from oncekey.engine.jobs import Job, StoreLimits
 from oncekey.engine.once_base import EngineParts
 
 
@@ -105,3 +105,15 @@ def test_raw_keys_reach_the_store_only_if_the_option_is_set() -> None:
 def test_each_job_has_an_owner_of_its_own() -> None:
     parts = parts_with()
     assert job(parts).claim.owner != job(parts).claim.owner
+
+
+def test_what_a_store_cannot_hold_bounds_every_policy() -> None:
+    limits = StoreLimits(outcome_max=1_000, lease_min=2_000_000)
+    parts = parts_with(limits=limits, policy=Policy(lease="5s", max_bytes=2_000))
+    assert job(parts).policy.max_bytes == 1_000
+    assert job(parts, max_bytes=50_000).policy.max_bytes == 1_000
+    assert job(parts, max_bytes=10).policy.max_bytes == 10
+    with pytest.raises(ConfigurationError, match=r"'charge': lease='1s' is shorter"):
+        job(parts, lease="1s")
+    with pytest.raises(ConfigurationError, match="every operation"):
+        parts_with(limits=limits, policy=Policy(lease="1s"))

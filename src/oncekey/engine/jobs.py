@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from oncekey.core import codec as codecs
 from oncekey.core.codec import Codec
@@ -98,6 +98,9 @@ class StoreLimits(NamedTuple):
         return replace(policy, max_bytes=self.outcome_max)
 
 
+NO_LIMITS: Final = StoreLimits()
+
+
 class JobFactory:
     """The settings of one engine that its jobs are made from.
 
@@ -116,7 +119,7 @@ class JobFactory:
         codec: Any = None,
         raw_keys: bool = False,
         transactional: bool = False,
-        limits: StoreLimits,
+        limits: StoreLimits = NO_LIMITS,
     ) -> None:
         self.policy = limits.bounded(policy, "(every operation)")
         self.limits = limits

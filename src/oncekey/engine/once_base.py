@@ -24,7 +24,7 @@ from oncekey.engine.clock import Clock, SystemClock
 from oncekey.engine.event_bus import EventBus, Subscriber
 from oncekey.engine.guarantee_check import GuaranteeMonitor
 from oncekey.engine.guard import check_operation, check_recover
-from oncekey.engine.jobs import Job, JobFactory, StoreLimits
+from oncekey.engine.jobs import NO_LIMITS, Job, JobFactory, StoreLimits
 from oncekey.engine.key_status import KeyStatus
 from oncekey.engine.lifetime import (
     EngineResources,
@@ -110,7 +110,7 @@ def make_parts(
     cache: int | None,
     raw_keys: bool,
     clock: Clock | None,
-    limits: StoreLimits,
+    limits: StoreLimits = NO_LIMITS,
 ) -> EngineParts:
     """Check the options and make the parts."""
     if policy is not None and not isinstance(policy, Policy):
