@@ -59,7 +59,7 @@ def test_an_async_store_is_refused_by_once() -> None:
 @pytest.mark.parametrize("opener", [blocking_store, async_store])
 @pytest.mark.parametrize("scheme", ["mongodb", "Memory", "", "oncekey.stores"])
 def test_an_unknown_scheme_is_refused_with_the_known_ones(opener: Any, scheme: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"no store for {scheme}://; known are mem"):
+    with pytest.raises(ConfigurationError, match=f"no store for {scheme}://; known are etcd, "):
         opener(f"{scheme}://host")
 
 
@@ -124,6 +124,6 @@ def test_another_package_may_add_a_scheme(added: list[str]) -> None:
 
 
 def test_an_added_scheme_is_named_among_the_known(added: list[str]) -> None:
-    with pytest.raises(ConfigurationError, match="known are memory, papyrus, "):
+    with pytest.raises(ConfigurationError, match="memory, .*papyrus, "):
         blocking_store("clay://tablet")
     assert added == []
