@@ -124,6 +124,6 @@ def test_another_package_may_add_a_scheme(added: list[str]) -> None:
 
 
 def test_an_added_scheme_is_named_among_the_known(added: list[str]) -> None:
-    with pytest.raises(ConfigurationError, match="memory, .*papyrus, "):
+    with pytest.raises(ConfigurationError, match=r"memory, .*papyrus, "):
         blocking_store("clay://tablet")
     assert added == []
