@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -42,19 +43,17 @@ def report(line: str) -> None:
 
 def run(server: RedisServer, crashes: int) -> tuple[StoreLoad, list[str]]:
     """Kill the server under load until something is lost; return the load and the losses."""
-    reader = blocking_store(server.url())
-    with StoreLoad(server.url(), server.url()) as load:
-        for _ in range(crashes):
-            load.wait_for(KEYS)
-            server.kill()
-            server.start()
-            found = lost(reader, dict(load.acknowledged))
-            if found or load.wrong_replies:
-                return load, found
-        load.wait_for(KEYS)  # the load continues
-    found = lost(reader, load.acknowledged)
-    reader.close()
-    return load, found
+    with closing(blocking_store(server.url())) as reader:
+        with StoreLoad(server.url(), server.url()) as load:
+            for _ in range(crashes):
+                load.wait_for(KEYS)
+                server.kill()
+                server.start()
+                found = lost(reader, dict(load.acknowledged))
+                if found or load.wrong_replies:
+                    return load, found
+            load.wait_for(KEYS)  # the load continues
+        return load, lost(reader, load.acknowledged)
 
 
 PROGRAMS = {"valkey": valkey_program, "redis": redis_program}

@@ -85,7 +85,7 @@ class BucketRange:
             counts = [count + self._ties(bucket) for bucket in some]
             args = [(*self._scores(bucket), counts[number]) for number, bucket in enumerate(some)]
             order = "desc" if self._newest_first else "asc"
-            parts = self._calls.for_buckets("range", self._index, some, args, order)
+            parts = self._calls.for_buckets("range", (self._index,), some, args, order)
             answers = yield [part.call for part in parts]
             now, found = collected(parts, answers, len(some))
             self.now = self.now or now

@@ -9,6 +9,7 @@ This module must not know connections.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from oncekey.stores.redis.calls import Calls
@@ -19,6 +20,8 @@ from oncekey.stores.redis.record_calls import RecordCalls, collected, given
 # How many records a call removes, so that no claim waits long for one.
 REMOVED_PER_CALL: Final = 500
 _FIRST_PER_BUCKET: Final = 16
+# What a tier of retention has entries in: past generations, and records.
+_INDEXES: Final = {"all": ("past", "due"), "audit": ("past",), "keys": ("due",)}
 
 
 class GarbageProgram:
@@ -29,36 +32,33 @@ class GarbageProgram:
         self._begin = 0
 
     def sweep(self, limit: int, tier: str = "all") -> Calls[int]:
-        """Remove at most `limit` records that are garbage (S7); 0 means that there are none."""
-        removed = 0
-        if tier != "keys":
-            removed += yield from self._sweep_index("past", limit)
-        if tier != "audit":
-            removed += yield from self._sweep_index("due", limit - removed)
-        return removed
-
-    def _sweep_index(self, index: str, limit: int) -> Calls[int]:
-        """Remove what is due by an index. Entries that are not garbage after all are postponed, so
-        they hide nothing."""
+        """Remove at most `limit` records that are garbage (S7); 0 means that there are none.
+        Entries that are not garbage after all are postponed, so they hide nothing."""
         removed = 0
         while limit > 0 and removed == 0:
-            due = yield from self._due(index, limit)
-            if not due:
+            due = yield from self._due(_INDEXES[tier], limit)
+            if not any(due.values()):
                 break
-            for at in range(0, len(due), REMOVED_PER_CALL):
-                removed += yield from self._remove(index, due[at : at + REMOVED_PER_CALL])
+            for index, members in due.items():
+                chosen = members[: limit - removed]
+                for at in range(0, len(chosen), REMOVED_PER_CALL):
+                    removed += yield from self._remove(index, chosen[at : at + REMOVED_PER_CALL])
         return removed
 
-    def _due(self, index: str, limit: int) -> Calls[list[bytes]]:
-        """The members of at most `limit` entries that are due, of as many buckets as possible."""
+    def _due(self, indexes: Sequence[str], limit: int) -> Calls[dict[str, list[bytes]]]:
+        """The members that are due, by index: at least one of each bucket that has some."""
         buckets = [(self._begin + at) % BUCKETS for at in range(BUCKETS)]
         self._begin = (self._begin + 1) % BUCKETS
+        count = len(indexes) * BUCKETS
         each = min(limit, _FIRST_PER_BUCKET + 2 * limit // BUCKETS)
-        args = [("-inf", "now", each)] * BUCKETS
-        parts = self._calls.for_buckets("range", index, buckets, args, "asc")
+        args = [("-inf", "now", each)] * count
+        parts = self._calls.for_buckets("range", indexes, buckets, args, "asc")
         answers = yield [part.call for part in parts]
-        _, found = collected(parts, answers, BUCKETS)
-        return [member for flat in found for member in flat[::2]][:limit]
+        _, found = collected(parts, answers, count)
+        return {
+            index: [member for flat in found[number :: len(indexes)] for member in flat[::2]]
+            for number, index in enumerate(indexes)
+        }
 
     def _remove(self, index: str, members: list[bytes]) -> Calls[int]:
         calls = self._calls

@@ -76,24 +76,28 @@ class RecordCalls:
     def for_buckets(
         self,
         script: str,
-        index: str,
+        indexes: Sequence[str],
         buckets: Sequence[int],
         args: Sequence[Sequence[Any]],
         *shared: Any,
     ) -> list[Part]:
-        """The calls for an index of these buckets."""
+        """The calls for these indexes of these buckets: all of the first bucket, then all of the
+        next. `args` are those of each index of each bucket."""
         if not buckets:
             return []
-        now = self.now()
-        keys = [self.keys.index(index, bucket) for bucket in buckets]
+        now, each = self.now(), len(indexes)
+        keys = [self.keys.index(index, bucket) for bucket in buckets for index in indexes]
         if not self.is_cluster:
-            flat = [arg for each in args for arg in each]
+            flat = [arg for own in args for arg in own]
             call = Call(script, 0, keys, (now, len(keys), *shared, *flat))
             return [Part(range(len(keys)), call)]
-        return [
-            Part([at], Call(script, bucket, [keys[at]], (now, 1, *shared, *args[at])))
-            for at, bucket in enumerate(buckets)
-        ]
+        parts = []
+        for number, bucket in enumerate(buckets):
+            positions = range(number * each, (number + 1) * each)
+            flat = [arg for position in positions for arg in args[position]]
+            own = [keys[position] for position in positions]
+            parts.append(Part(positions, Call(script, bucket, own, (now, each, *shared, *flat))))
+        return parts
 
 
 def given(answers: Sequence[Answer]) -> Sequence[Any]:

@@ -93,7 +93,9 @@ def _search_tag(calls: RecordCalls, query: Query, limit: int) -> Calls[Page]:
     while places and len(ids) < LOOKED_AT_MAX:
         each = max(1, TAGS_PER_CALL // len(places))
         args = [(place,) for place in places.values()]
-        parts = calls.for_buckets("tags", "claims", [*places], args, tag_pattern(query.tag), each)
+        parts = calls.for_buckets(
+            "tags", ("claims",), [*places], args, tag_pattern(query.tag), each
+        )
         answers = yield [part.call for part in parts]
         at, steps = collected(parts, answers, len(places))
         now = now or at
@@ -127,7 +129,9 @@ def measure(calls: RecordCalls) -> Calls[Measures]:
     now = rows = due = oldest = claims = sampled = size = 0
     for at in range(0, BUCKETS, MEASURED_PER_CALL):
         buckets = range(at, at + MEASURED_PER_CALL)
-        parts = calls.for_buckets("measure", "claims", buckets, [()] * len(buckets), RATE_WINDOW_US)
+        parts = calls.for_buckets(
+            "measure", ("claims",), buckets, [()] * len(buckets), RATE_WINDOW_US
+        )
         answers = yield [part.call for part in parts]
         for answer in given(answers):
             now = now or int(answer[0])
