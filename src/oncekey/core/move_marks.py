@@ -117,6 +117,8 @@ def check_alone(seen: Seen | None) -> None:
 def next_mark(old: Mark | None, new: Mark | None, move: str) -> Mark | None:
     """The next mark to be written so that both stores are in the same move; None if they are. A new
     move is called `move`. Raises ConfigurationError if one of them has another partner."""
+    if old is not None and old == new:  # a move has a name of its own
+        raise ConfigurationError("the old and the new store are the same one")
     if _are_partners(old, new):
         assert old is not None
         return Mark(old.move, Side.OLD, MOVING, old.fence + 1) if old.stage == ASKED else None

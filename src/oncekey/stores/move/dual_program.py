@@ -352,14 +352,18 @@ def resolve(command: Resolve) -> Rule:
         if isinstance(seen, OncekeyError):
             return seen
     leader, now = old if leading(old, new) is OLD else new
+    if leader is None:
+        return Lost()
+    leases = [seen.record.lease_until for seen in (old, new) if seen.record is not None]
+    if command.lease_until in leases:  # as it was shown, by the clock of either store
+        command = command._replace(lease_until=leader.lease_until)
     decision = decide(leader, command, now)
-    if leader is None or not isinstance(decision.reply, Done):
+    if not isinstance(decision.reply, Done):
         return decision.reply
     for side, seen in ((OLD, old), (NEW, new)):
         record = seen.record
         if record is None or record.owner != leader.owner:
             continue  # it is not this claim, and it does not lead
-        # What was shown is the record that leads; here it is the same by this store's own clock.
         lease_until = record.lease_until if command.lease_until else 0
         there = command._replace(fence=record.fence, lease_until=lease_until)
         reply = yield Ask(side, there)
