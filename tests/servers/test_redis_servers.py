@@ -77,6 +77,8 @@ def test_the_clock_of_a_running_server_can_be_moved(jump: int) -> None:
         for offset in (jump, 0, jump):
             server.set_clock(offset)
             assert abs(server.clock_offset() - offset) < CLOCK_TOLERANCE_SECONDS
+        pid = server.pid
+    assert not list(processes.MEMORY.glob(f"*faketime_*_{pid}"))
 
 
 # --- Cluster --------------------------------------------------------------------------------------

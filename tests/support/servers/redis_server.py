@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import itertools
 import os
 import platform
 import shutil
@@ -43,6 +44,7 @@ DURABLE: dict[str, Setting] = {"appendonly": "yes", "appendfsync": "always"}
 CLOCK_TOLERANCE_SECONDS = 0.5
 _CONFIG = "server.conf"
 _CLOCK_FILE = "clock-offset"
+_FAKETIME_FILES = ("faketime_shm_", "sem.faketime_sem_")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,7 @@ class RedisServer(LoopbackServer):
         super().__init__(self.program.name, base)
         self.settings: dict[str, Setting] = {**DEFAULTS, **(settings or {})}
         self._faketime = _faketime() if clock else None
+        self._pids: list[int] = []
 
     # --- use ------------------------------------------------------------------------------------
 
@@ -163,6 +166,17 @@ class RedisServer(LoopbackServer):
             "FAKETIME_NO_CACHE": "1",  # the file is read anew at every look at the clock
             "FAKETIME_DONT_FAKE_MONOTONIC": "1",
         }
+
+    def launch(self) -> None:
+        super().launch()
+        self._pids.append(self.pid)
+
+    def close(self) -> None:
+        super().close()
+        if self._faketime is not None:
+            # libfaketime leaves its shared memory behind, by the process id, if a server is killed.
+            for pid, name in itertools.product(self._pids, _FAKETIME_FILES):
+                (processes.MEMORY / f"{name}{pid}").unlink(missing_ok=True)
 
     def is_ready(self) -> bool:
         driver = _driver()
