@@ -17,11 +17,13 @@ from tests.support.servers.redis_server import RedisServer
 
 from oncekey.core.commands import (
     Claim,
+    ClaimAlso,
     Claimed,
     Command,
     Done,
     Finish,
     Look,
+    Lost,
     Release,
     Renew,
     SaveStep,
@@ -251,3 +253,18 @@ def test_another_programs_keys_of_the_same_name_are_a_clear_error(
     with pytest.raises(StoreUnavailable, match="Redis") as caught:
         store.apply([command])
     assert caught.value.ambiguous
+
+
+def test_i6_a_fence_of_another_store_that_a_vanished_record_had_is_refused(
+    store: RedisStore, raw: Any
+) -> None:
+    """Whether the record has gone by itself, or was swept with all its index entries."""
+    command, fence = claimed(store, lease=1_000, keep=1_000, audit=0)
+    store.apply([finish(command, fence)])
+    wait_until(lambda: not raw.exists(KEYS.record(command.id)), "the record has expired")
+    rival = claim(command.id, os.urandom(16))
+    assert store.apply([ClaimAlso(rival, fence)]) == [Lost()]
+    wait_until(lambda: store.sweep() > 0, "it was swept")
+    assert scores(raw, command.id) == {}
+    assert store.apply([ClaimAlso(rival, fence)]) == [Lost()]
+    assert store.apply([ClaimAlso(rival, fence + 1)]) == [Claimed(fence + 1, 1, ())]

@@ -59,15 +59,21 @@ def renew_head(renew: Renew) -> bytes:
     return _RENEW.pack(renew.fence, renew.owner, renew.lease)
 
 
+def archive_arguments(past: Record) -> tuple[bytes, int]:
+    """The two arguments of a past generation that is archived."""
+    return pack_record(past, 1), past.audit_until
+
+
 def replace_arguments(
-    before: Stored, write: Record, archive: Record | None
+    before: Stored | None, write: Record, archive: Record | None
 ) -> tuple[bytes, bytes, int, int | bytes, bytes, int | bytes]:
-    """The six arguments of a record that is written in place of the version that was read."""
+    """The six arguments of a record that is written in place of the version that was read; None
+    if there was no record."""
     # A key that waits for a decision must not vanish by itself, whatever it says.
     lasts = write.state == State.PENDING or write.is_undecided
     return (
-        _FENCE_REVISION.pack(before.record.fence, before.revision),
-        pack_record(write, (before.revision + 1) % _REVISIONS),
+        b"" if before is None else _FENCE_REVISION.pack(before.record.fence, before.revision),
+        pack_record(write, 1 if before is None else (before.revision + 1) % _REVISIONS),
         write.sweep_at,
         b"" if lasts else write.audit_until,
         b"" if has_ended(write) else b"1",

@@ -18,8 +18,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
-from oncekey.core.commands import Busy, Claim, Claimed, Command, Done, Finish, Lost, Renew, Reply
+from oncekey.core.commands import (
+    Busy,
+    Claim,
+    ClaimAlso,
+    Claimed,
+    Command,
+    Done,
+    Finish,
+    Lost,
+    Renew,
+    Reply,
+    Seen,
+)
 from oncekey.core.errors import StoreUnavailable
+from oncekey.core.move_marks import MARK_ID
 from oncekey.core.record import Record, State
 from oncekey.core.state_machine import decide
 from oncekey.stores.record_format import Stored, unpack_record
@@ -28,6 +41,7 @@ from oncekey.stores.redis.errors import ClaimTooLate
 from oncekey.stores.redis.garbage import GarbageProgram
 from oncekey.stores.redis.keyspace import Keyspace
 from oncekey.stores.redis.packed_commands import (
+    archive_arguments,
     claim_record,
     finish_head,
     renew_head,
@@ -50,10 +64,12 @@ _ENDS: Final = (State.SUCCEEDED, State.FAILED)
 
 
 class Found(NamedTuple):
-    """A command that its script left to be decided: its record, None if there is none, and when."""
+    """A command that its script left to be decided: its record, None if there is none, and when;
+    without a record, the highest fence that its key may have had."""
 
     stored: Stored | None
     now: int
+    floor: int = 0
 
 
 class Program:
@@ -110,7 +126,7 @@ class Program:
         for i in left:
             replies[i] = (
                 Busy(CONTENTION_HINT_US)
-                if isinstance(commands[i], Claim)
+                if isinstance(commands[i], (Claim, ClaimAlso))
                 else StoreUnavailable("the key was changed by others with every try")
             )
 
@@ -212,33 +228,47 @@ class Program:
         end: float | None,
     ) -> Calls[dict[int, Found]]:
         """Decide and write once. Returns the commands whose records have changed meanwhile."""
-        changes: list[tuple[int, Stored, Record, Record | None]] = []
+        changes: list[tuple[int, Stored | None, Record, Record | None]] = []
         decided: dict[int, Reply] = {}
         gone: Positioned = {}
-        for i, (stored, now) in left.items():
+        past: dict[int, Record] = {}  # that another store has archived
+        for i, (stored, now, floor) in left.items():
             command = commands[i]
             if stored is None and type(command) is Claim:
                 gone[i] = command  # it has expired since, so the claim is sent again
                 continue
             record = stored.record if stored is not None else None
-            reply, write, archive = decide(record, command, now)
+            reply, write, archive = decide(record, command, now, floor)
             if write is None:
                 replies[i] = reply
+                if archive is not None:
+                    past[i] = archive
             else:
-                assert stored is not None
                 decided[i] = reply
                 changes.append((i, stored, write, archive))
         again: dict[int, Found] = {}
+        if past:
+            yield from self._archive(past, replies)
         if changes:
             again = yield from self._replace(commands, changes, decided, replies)
         if gone:
             again.update((yield from self._send(gone, replies, end)))
         return again
 
+    def _archive(self, past: dict[int, Record], replies: list[Any]) -> Calls[None]:
+        args = [archive_arguments(record) for record in past.values()]
+        ids = [record.id for record in past.values()]
+        parts = list(placed(list(past), self.calls.for_records("archive", ids, args)))
+        answers = yield [part.call for part in parts]
+        for part, answer in zip(parts, answers, strict=True):
+            if isinstance(answer, StoreUnavailable):
+                for i in part.positions:
+                    replies[i] = answer
+
     def _replace(
         self,
         commands: Positioned,
-        changes: list[tuple[int, Stored, Record, Record | None]],
+        changes: list[tuple[int, Stored | None, Record, Record | None]],
         decided: dict[int, Reply],
         replies: list[Any],
     ) -> Calls[dict[int, Found]]:
@@ -268,11 +298,14 @@ class Program:
         records = [unpack_record(id, value).record for value in answer[1:]]
         return sorted(records, key=lambda record: record.fence)
 
-    def bind(self, check: bytes) -> Calls[None]:
+    def bind(self, check: bytes) -> Calls[Seen]:
         """Remember the secret's check value, or refuse another one (S8)."""
         call = self.calls.one("bind", 0, self.calls.keys.check, check)
-        (answer,) = given((yield [call]))
-        check_same_secret(answer[1], check)
+        (mark,) = self.calls.for_records("look", [MARK_ID], [()])
+        bound, (now, value) = given((yield [call, mark.call]))
+        check_same_secret(bound[1], check)
+        is_there = isinstance(value, bytes)
+        return Seen(unpack_record(MARK_ID, value).record if is_there else None, int(now))
 
     def elect(self, token: bytes, lease: int) -> Calls[bool]:
         """True if this token is elected to do the background work for `lease` more microseconds."""
@@ -303,8 +336,11 @@ def _read_others(
     positions = part.positions
     if part.call.script == "look":
         for i, value in zip(positions, answer[1:], strict=True):
-            stored = unpack_record(commands[i].id, value) if value else None
-            left[i] = Found(stored, int(answer[0]))
+            left[i] = (
+                Found(unpack_record(commands[i].id, value), int(answer[0]))
+                if isinstance(value, bytes)
+                else Found(None, int(answer[0]), value)
+            )
         return
     for i in positions:
         replies[i] = _DONE

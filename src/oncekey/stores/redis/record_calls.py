@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from oncekey.core.errors import StoreUnavailable
 from oncekey.stores.redis.calls import Answer, Call
 from oncekey.stores.redis.keyspace import Keyspace, by_bucket
-from oncekey.stores.redis.scripts import INDEXES
+from oncekey.stores.redis.scripts import ARCHIVES, INDEXES
 
 TestClock = Callable[[], int]
 
@@ -67,7 +67,7 @@ class RecordCalls:
             own = [keys[position] for position in positions]
             flat = [arg for position in positions for arg in args[position]]
             listed = [*own, *(self.keys.index(name, bucket) for name in INDEXES.get(script, ()))]
-            if script == "replace":  # it may move the old version there
+            if script in ARCHIVES:
                 listed += [self.keys.archive(ids[position]) for position in positions]
             call = Call(script, bucket, listed, (now, len(own), *shared, *flat))
             parts.append(Part(positions, call))

@@ -13,18 +13,22 @@ from typing import Final, NamedTuple
 
 NAMES: Final = (
     "claim", "finish", "renew", "look", "replace", "sweep", "sweep_history", "range", "heads",
-    "tags", "measure", "history", "elect", "bind",
+    "tags", "measure", "history", "archive", "elect", "bind",
 )  # fmt: skip
 # These change nothing, so that a call without a reply has had no effect.
 READS: Final = frozenset(("look", "range", "heads", "tags", "measure", "history"))
-# The indexes that a script changes, with which it must be on one node.
+# The indexes that a script uses beside records, with which it must be on one node.
 INDEXES: Final = {
     "claim": ("claims", "open", "due", "floor"),
     "finish": ("open",),
+    "look": ("claims", "floor"),
+    "archive": ("past",),
     "replace": ("claims", "open", "due", "past"),
     "sweep": ("claims", "open", "due", "floor"),
     "sweep_history": ("past",),
 }
+# These may move a version of a record to its key's archive.
+ARCHIVES: Final = frozenset(("replace", "archive"))
 
 
 class Script(NamedTuple):

@@ -59,6 +59,8 @@ def _read(calls: RecordCalls, entries: list[Entry]) -> Calls[list[Record]]:
         answers = yield [part.call for part in parts]
         _, values = collected(parts, answers, len(ids))
         records += [
-            unpack_record(id, value).record for id, value in zip(ids, values, strict=True) if value
+            unpack_record(id, value).record
+            for id, value in zip(ids, values, strict=True)
+            if isinstance(value, bytes)  # else it is gone
         ]
     return records

@@ -33,4 +33,14 @@ end
 -- A record's key is the beginning of all keys of its bucket, "r:" and its id of 16 bytes.
 local function bucket_of(key) return sub(key, 1, -19) end
 local function id_of(key) return sub(key, -16) end
+
+-- Puts a generation of a key into its archive.
+local function archive(bucket, id, value, archived_until)
+  local past, fence = bucket .. 'h:' .. id, sub(value, 4, 11)
+  call('HSET', past, fence, value)
+  call('ZADD', bucket .. 'past', archived_until, id .. fence)
+  local expires = milliseconds(tonumber(archived_until))
+  if expires and call('PEXPIRETIME', past) < expires then call('PEXPIREAT', past, expires) end
+end
+
 local keys_count = tonumber(ARGV[2])

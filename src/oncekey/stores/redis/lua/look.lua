@@ -1,9 +1,16 @@
 #!lua flags=no-writes
 -- Reads records whole.
 --
--- Reply   the time, then per key its record, which is empty if there is none
+-- Reply   the time, then per key its record; if there is none, the highest fence that it may have had
 local reply = { told(read_clock()) }
 for number = 1, keys_count do
-  reply[number + 1] = call('GET', KEYS[number]) or ''
+  local key = KEYS[number]
+  local value = call('GET', key)
+  if not value then
+    local bucket = bucket_of(key)
+    local floor = tonumber(call('GET', bucket .. 'floor') or 0)
+    value = math.max(floor, tonumber(call('ZSCORE', bucket .. 'claims', id_of(key)) or 0))
+  end
+  reply[number + 1] = value
 end
 return reply

@@ -1,7 +1,8 @@
 #!lua flags=allow-oom
 -- Writes records anew, each only if it is still the version that its writer has read.
 --
--- ARGV[3...]  per key six: 12 bytes fence and revision that were read; the record; when a sweeper
+-- ARGV[3...]  per key six: 12 bytes fence and revision that were read, empty if there was no record;
+--             the record; when a sweeper
 --             should look at it; when it expires by itself, empty if it does not; 1 if it has not
 --             ended, else empty; until when the old version is archived, empty if it is not
 -- Reply       the time; then, for each key that was not written, its number and its record, which
@@ -12,15 +13,9 @@ for number = 1, keys_count do
   local key, at = KEYS[number], 6 * number - 3
   local value, archived_until = ARGV[at + 1], ARGV[at + 5]
   local current = call('GET', key)
-  if current and sub(current, 4, 15) == ARGV[at] then
+  if sub(current or '', 4, 15) == ARGV[at] then
     local bucket, id = bucket_of(key), id_of(key)
-    if archived_until ~= '' then
-      local past, fence = bucket .. 'h:' .. id, sub(current, 4, 11)
-      call('HSET', past, fence, current)
-      call('ZADD', bucket .. 'past', archived_until, id .. fence)
-      local expires = milliseconds(tonumber(archived_until))
-      if expires and call('PEXPIRETIME', past) < expires then call('PEXPIREAT', past, expires) end
-    end
+    if archived_until ~= '' then archive(bucket, id, current, archived_until) end
     local expires = ARGV[at + 3] ~= '' and milliseconds(tonumber(ARGV[at + 3]))
     if expires then
       call('SET', key, value, 'PXAT', expires)
